@@ -1,0 +1,49 @@
+"""What a loader hands to the module."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+__all__ = ("EvalBatch", "PosNegBatch")
+
+
+class PosNegBatch(NamedTuple):
+    """One joint training batch, ordered [positives | negatives | dual negatives].
+
+    The model sees ``inputs`` in a single forward pass; its scores are then cut by the three sizes.
+
+    Attributes:
+        inputs: the collated items, whatever the data set's items are; the first axis (or the graphs of a PyG batch)
+            holds ``num_pos + num_neg + num_dual_neg`` examples.
+        index: int64 tensor ``(num_pos,)``: position of each positive among the training positives, ``0 .. n_pos - 1``,
+            without repetition.
+        num_pos: number of positives on this rank, S.
+        num_neg: number of negatives on this rank, B~: they move the weights and thresholds.
+        num_dual_neg: number of independent negatives on this rank, B: they move the dual weights; 0 where none are used.
+        shares: ``(num_pos, num_neg, num_dual_neg)`` of every rank, known to all without communication; ``None`` in one
+            process and in hand-made batches.
+    """
+
+    inputs: Any
+    index: Tensor
+    num_pos: int
+    num_neg: int
+    num_dual_neg: int
+    shares: tuple[tuple[int, int, int], ...] | None = None
+
+
+class EvalBatch(NamedTuple):
+    """One batch for validation, test, prediction and scoring.
+
+    Attributes:
+        inputs: the collated items.
+        target: int64 tensor ``(N,)``: 0 or 1, and -1 for rows that no metric may count: unlabelled examples, and the
+            repeated batches that keep the number of forward passes equal on all ranks.
+        example_id: int64 tensor ``(N,)``: position in the evaluated data set; -1 for rows of repeated batches.
+    """
+
+    inputs: Any
+    target: Tensor
+    example_id: Tensor
