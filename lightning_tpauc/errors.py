@@ -1,7 +1,7 @@
 """Every error and warning that the package raises on purpose.
 
-All errors derive from :class:`TPAUCError` *and* from the builtin that they refine, so ``except ValueError`` keeps working.
-A message names the argument, the value that came in and the remedy.
+All errors derive from :class:`TPAUCError` *and* from the builtin that they refine, so ``except ValueError`` keeps
+working. A message names the argument, the value that came in and the remedy.
 """
 
 

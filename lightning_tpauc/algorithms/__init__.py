@@ -1,1 +1,1 @@
-"""placeholder"""
+"""Training methods behind one calling convention."""

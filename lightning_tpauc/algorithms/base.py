@@ -1,9 +1,9 @@
 """What every training method shares: declared state, one calling convention, stages.
 
-An algorithm is a plain object, not an :class:`torch.nn.Module`: its state (dual weights, thresholds) belongs to training
-and must be touched neither by precision plugins, which cast buffers to bfloat16, nor by DistributedDataParallel, which
-overwrites them with rank 0's. State is declared once with :meth:`Algorithm.add_state`; allocation, device moves,
-checkpoints and the roll-back of a step that a gradient scaler skipped follow from the declaration.
+An algorithm is a plain object, not an :class:`torch.nn.Module`: its state (dual weights, thresholds) belongs to
+training and must be touched neither by precision plugins, which cast buffers to bfloat16, nor by
+DistributedDataParallel, which overwrites them with rank 0's. State is declared once with :meth:`Algorithm.add_state`;
+allocation, device moves, checkpoints and the roll-back of a step that a gradient scaler skipped follow from it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Algorithm(ABC):
 
     @property
     def proximal_coefficient(self) -> float:
-        """The c of the term c (w - w0) that is added to the weights' gradient; w0 are the weights at the stage's start."""
+        """The c of the term c (w - w0) in the weights' gradient; w0 are the weights at the stage's start."""
         return 0.0
 
     def needs_scores(self, event: Literal["start", "restart"]) -> bool:  # noqa: ARG002
@@ -136,10 +136,13 @@ class Algorithm(ABC):
             ArgumentError: if ``num_positives`` is below 1 or ``dtype`` is a half-precision type.
         """
         if num_positives < 1:
-            msg = f"Expected `num_positives` to be at least 1, but got {num_positives}: training needs a positive example."
+            msg = f"Expected `num_positives` to be at least 1, but got {num_positives}: training needs a positive."
             raise ArgumentError(msg)
         if dtype not in (torch.float32, torch.float64):
-            msg = f"Expected `dtype` to be torch.float32 or torch.float64, but got {dtype}: running means lose half precision."
+            msg = (
+                f"Expected `dtype` to be torch.float32 or torch.float64, but got {dtype}: "
+                "a running mean in half precision stops moving."
+            )
             raise ArgumentError(msg)
         self.num_positives = int(num_positives)
         for name, spec in self._specs.items():
@@ -167,8 +170,8 @@ class Algorithm(ABC):
         self._require_setup()
         if state.get("num_positives") != self.num_positives:
             msg = (
-                f"The checkpoint was written for {state.get('num_positives')} positive examples, but the training set has "
-                f"{self.num_positives}. Resume on the same data, or start a new run from the weights alone."
+                f"The checkpoint was written for {state.get('num_positives')} positive examples, but the training set "
+                f"has {self.num_positives}. Resume on the same data, or start a new run from the weights alone."
             )
             raise CheckpointError(msg)
         names = set(state) - {"num_positives"}

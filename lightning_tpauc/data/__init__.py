@@ -1,1 +1,1 @@
-"""placeholder"""
+"""Data modules, samplers and batches."""

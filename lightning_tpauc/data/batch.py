@@ -21,13 +21,13 @@ class PosNegBatch(NamedTuple):
             without repetition.
         num_pos: number of positives on this rank, S.
         num_neg: number of negatives on this rank, B~: they move the weights and thresholds.
-        num_dual_neg: number of independent negatives on this rank, B: they move the dual weights; 0 where none are used.
+        num_dual_neg: number of independent negatives on this rank, B: they move the dual weights; 0 if none are used.
         shares: ``(num_pos, num_neg, num_dual_neg)`` of every rank, known to all without communication; ``None`` in one
             process and in hand-made batches.
     """
 
     inputs: Any
-    index: Tensor
+    index: Tensor  # type: ignore[assignment]  # shadows tuple.index, which nobody calls on a batch
     num_pos: int
     num_neg: int
     num_dual_neg: int

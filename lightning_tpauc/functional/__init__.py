@@ -1,1 +1,1 @@
-"""placeholder"""
+"""Pure functions: tensors in, tensors out."""

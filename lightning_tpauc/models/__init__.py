@@ -1,1 +1,1 @@
-"""placeholder"""
+"""Backbones of the experiments."""
