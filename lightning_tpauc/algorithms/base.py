@@ -1,23 +1,17 @@
-"""What every training method shares: declared state, one calling convention, stages.
-
-An algorithm is a plain object, not an :class:`torch.nn.Module`: its state (dual weights, thresholds) belongs to
-training and must be touched neither by precision plugins, which cast buffers to bfloat16, nor by
-DistributedDataParallel, which overwrites them with rank 0's. State is declared once with :meth:`Algorithm.add_state`;
-allocation, device moves, checkpoints and the roll-back of a step that a gradient scaler skipped follow from it.
-"""
+"""What every training method shares: declared state, one calling convention, stages."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
-from lightning_tpauc.errors import ArgumentError, CheckpointError
+from lightning_tpauc.algorithms.state import DeclaredState
+from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_rectangle
 
-__all__ = ("Algorithm", "TrainingScores")
+__all__ = ("Algorithm", "PreviousScores", "TrainingScores")
 
 
 class TrainingScores(NamedTuple):
@@ -32,15 +26,19 @@ class TrainingScores(NamedTuple):
     neg_scores: Tensor
 
 
-class StateSpec(NamedTuple):
-    """Declaration of one state tensor."""
+class PreviousScores(NamedTuple):
+    """Scores of the same batch under the weights before the last update.
 
-    kind: Literal["positive", "scalar"]
-    fill: float
-    dtype: torch.dtype | None
+    Attributes:
+        pos_scores: float tensor of shape ``(S,)``.
+        neg_scores: float tensor of shape ``(B~,)``.
+    """
+
+    pos_scores: Tensor
+    neg_scores: Tensor
 
 
-class Algorithm(ABC):
+class Algorithm(DeclaredState, ABC):
     r"""Base class of all training methods.
 
     A subclass declares its state in ``__init__`` with :meth:`add_state` and implements :meth:`step`. Calling the
@@ -55,17 +53,13 @@ class Algorithm(ABC):
         ArgumentError: if the rectangle is empty or not inside the unit square.
     """
 
-    #: How training batches are drawn: positives and negatives apart, or uniformly from the whole training set.
-    sampling: ClassVar[Literal["pos_neg", "uniform"]] = "pos_neg"
-
     def __init__(self, min_tpr: float = 0.5, max_fpr: float = 0.5) -> None:
+        super().__init__()
         check_rectangle(min_tpr, max_fpr)
         self.min_tpr = min_tpr
         self.max_fpr = max_fpr
         #: Current learning rate over the initial one; multiplies the algorithm's own step sizes.
         self.step_scale = 1.0
-        self.num_positives: int | None = None
-        self._specs: dict[str, StateSpec] = {}
 
     @property
     def theta0(self) -> float:
@@ -78,6 +72,11 @@ class Algorithm(ABC):
         return self.max_fpr
 
     # ---------------------------------------------------------------- capabilities
+
+    @property
+    def sampling(self) -> Literal["pos_neg", "uniform"]:
+        """How batches are drawn: positives and negatives apart, or uniformly from the whole training set."""
+        return "pos_neg"
 
     @property
     def needs_dual_negatives(self) -> bool:
@@ -99,111 +98,30 @@ class Algorithm(ABC):
         """The c of the term c (w - w0) in the weights' gradient; w0 are the weights at the stage's start."""
         return 0.0
 
+    @property
+    def stage_iterate(self) -> Literal["average", "last"]:
+        """What the weights continue from after a stage; the next anchor is the stage's average either way."""
+        return "average"
+
+    @property
+    def needs_previous(self) -> Literal["scores", "gradients"] | None:
+        """What a step needs under the weights before the last update, on the same batch; see ``previous``."""
+        return None
+
     def needs_scores(self, event: Literal["start", "restart"]) -> bool:  # noqa: ARG002
         """Whether :meth:`start` or :meth:`restart` solves the dual variables from the training scores."""
         return False
 
-    # ---------------------------------------------------------------- declared state
-
-    def add_state(
-        self, name: str, kind: Literal["positive", "scalar"], fill: float = 0.0, dtype: torch.dtype | None = None
-    ) -> None:
-        """Declare a state tensor that :meth:`setup` allocates as an attribute.
-
-        Args:
-            name: attribute name and key in :meth:`state_dict`.
-            kind: ``"positive"`` for one entry per positive example, ``"scalar"`` for a tensor of shape ``()``.
-            fill: initial value.
-            dtype: fixed dtype, for counters; ``None`` takes the dtype given to :meth:`setup`.
-        """
-        self._specs[name] = StateSpec(kind, fill, dtype)
-
-    def setup(
-        self,
-        num_positives: int,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        """Allocate the declared state.
-
-        Args:
-            num_positives: number of positive training examples; ``index`` runs over ``0 .. num_positives - 1``.
-            device: where the state lives; the default device if ``None``.
-            dtype: ``torch.float32`` or ``torch.float64``.
-
-        Raises:
-            ArgumentError: if ``num_positives`` is below 1 or ``dtype`` is a half-precision type.
-        """
-        if num_positives < 1:
-            msg = f"Expected `num_positives` to be at least 1, but got {num_positives}: training needs a positive."
-            raise ArgumentError(msg)
-        if dtype not in (torch.float32, torch.float64):
-            msg = (
-                f"Expected `dtype` to be torch.float32 or torch.float64, but got {dtype}: "
-                "a running mean in half precision stops moving."
-            )
-            raise ArgumentError(msg)
-        self.num_positives = int(num_positives)
-        for name, spec in self._specs.items():
-            shape = (self.num_positives,) if spec.kind == "positive" else ()
-            setattr(self, name, torch.full(shape, spec.fill, device=device, dtype=spec.dtype or dtype))
-
-    def to(self, device: torch.device | str) -> Algorithm:
-        """Move the state; returns itself."""
-        for name in self._specs:
-            if hasattr(self, name):
-                setattr(self, name, getattr(self, name).to(device))
-        return self
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that the algorithm remembers, as tensors and primitives (loadable with ``weights_only=True``)."""
-        self._require_setup()
-        return {"num_positives": self.num_positives, **{name: getattr(self, name) for name in self._specs}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned, in place.
-
-        Raises:
-            CheckpointError: if the state belongs to another number of positives or another algorithm.
-        """
-        self._require_setup()
-        if state.get("num_positives") != self.num_positives:
-            msg = (
-                f"The checkpoint was written for {state.get('num_positives')} positive examples, but the training set "
-                f"has {self.num_positives}. Resume on the same data, or start a new run from the weights alone."
-            )
-            raise CheckpointError(msg)
-        names = set(state) - {"num_positives"}
-        if names != set(self._specs):
-            msg = (
-                f"The checkpoint holds the state {sorted(names)}, but {type(self).__name__} remembers "
-                f"{sorted(self._specs)}: it was written by another algorithm."
-            )
-            raise CheckpointError(msg)
-        for name in self._specs:
-            getattr(self, name).copy_(state[name])
-
-    def snapshot(self, index: Tensor) -> dict[str, Tensor]:
-        """Copy of what a step on ``index`` may change; see :meth:`rollback`."""
-        return {
-            name: getattr(self, name)[index] if spec.kind == "positive" else getattr(self, name).clone()
-            for name, spec in self._specs.items()
-        }
-
-    def rollback(self, index: Tensor, snapshot: dict[str, Tensor]) -> None:
-        """Undo a step on ``index``, as if it had not been taken."""
-        for name, spec in self._specs.items():
-            state: Tensor = getattr(self, name)
-            if spec.kind == "positive":
-                state.index_copy_(0, index, snapshot[name])
-            else:
-                state.copy_(snapshot[name])
-
     # ---------------------------------------------------------------- training
 
     def __call__(
-        self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor | None = None, index: Tensor | None = None
+        self,
+        pos_scores: Tensor,
+        neg_scores: Tensor,
+        dual_neg_scores: Tensor | None = None,
+        index: Tensor | None = None,
+        *,
+        previous: PreviousScores | None = None,
     ) -> Tensor:
         """Take one step on the algorithm's variables and return the loss for the model's weights.
 
@@ -213,12 +131,16 @@ class Algorithm(ABC):
             dual_neg_scores: float tensor ``(B,)``, scores of the second, independent negatives; only algorithms with
                 :attr:`needs_dual_negatives` read it.
             index: int64 tensor ``(S,)``, which positives these are, without repetition, in ``0 .. num_positives - 1``.
+            previous: the same batch under the weights before the last update, for algorithms with
+                :attr:`needs_previous`; ``None`` at the first step.
 
         Returns:
             Scalar tensor, differentiable with respect to ``pos_scores`` and ``neg_scores``.
 
         Raises:
-            ArgumentError: if shapes do not fit together, or if :meth:`setup` was not called.
+            ArgumentError: if shapes do not fit together, if a class is missing from a batch that holds both by design,
+                or if :meth:`setup` was not called.
+            UnsupportedError: if ``previous`` is given to an algorithm without :attr:`needs_previous`.
         """
         self._require_setup()
         if index is None or index.shape != pos_scores.shape or pos_scores.ndim != 1:
@@ -230,6 +152,12 @@ class Algorithm(ABC):
         if neg_scores.ndim != 1:
             msg = f"Expected `neg_scores` to have shape (B,), but got {tuple(neg_scores.shape)}."
             raise ArgumentError(msg)
+        if self.sampling == "pos_neg" and not (pos_scores.numel() and neg_scores.numel()):
+            msg = (
+                f"{type(self).__name__} needs positives and negatives in every batch, but got {pos_scores.numel()} and "
+                f"{neg_scores.numel()}. Draw the classes apart, as PosNegDataModule does."
+            )
+            raise ArgumentError(msg)
         if not self.needs_dual_negatives:
             dual_neg_scores = neg_scores
         elif dual_neg_scores is None or dual_neg_scores.ndim != 1 or dual_neg_scores.numel() == 0:
@@ -239,11 +167,24 @@ class Algorithm(ABC):
                 "Draw one (`num_dual_neg`), or set `share_negatives=True`."
             )
             raise ArgumentError(msg)
+        if previous is not None:
+            return self.step_from_previous(pos_scores, neg_scores, index, previous)
         return self.step(pos_scores, neg_scores, dual_neg_scores, index)
 
     @abstractmethod
     def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:
         """One step on checked arguments; see :meth:`__call__`."""
+
+    def step_from_previous(
+        self,
+        pos_scores: Tensor,  # noqa: ARG002
+        neg_scores: Tensor,  # noqa: ARG002
+        index: Tensor,  # noqa: ARG002
+        previous: PreviousScores,  # noqa: ARG002
+    ) -> Tensor:
+        """One step that corrects running estimates by the change since the previous weights."""
+        msg = f"{type(self).__name__} does not use the previous weights: leave out `previous`."
+        raise UnsupportedError(msg)
 
     def start(self, scores: TrainingScores | None = None) -> None:
         """Called once before the first step, with scores if :meth:`needs_scores` says so for ``"start"``."""
@@ -253,8 +194,3 @@ class Algorithm(ABC):
 
     def restart(self, scores: TrainingScores | None = None) -> None:
         """Begin the next stage, with scores if :meth:`needs_scores` says so for ``"restart"``."""
-
-    def _require_setup(self) -> None:
-        if self.num_positives is None:
-            msg = f"{type(self).__name__} has no state yet: call `setup(num_positives)` first."
-            raise ArgumentError(msg)

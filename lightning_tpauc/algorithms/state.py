@@ -1,0 +1,148 @@
+"""State that is declared once: allocation, device moves, checkpoints and the roll-back of a step follow from it.
+
+An algorithm is a plain object, not an :class:`torch.nn.Module`: its state (dual weights, thresholds) belongs to
+training and must be touched neither by precision plugins, which cast buffers to bfloat16, nor by
+DistributedDataParallel, which overwrites them with rank 0's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_tpauc.errors import ArgumentError, CheckpointError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ("DeclaredState", "StateKind", "StateSpec")
+
+StateKind = Literal["positive", "dense", "scalar", "vector"]
+
+
+class StateSpec(NamedTuple):
+    """Declaration of one state tensor."""
+
+    kind: StateKind
+    fill: float | tuple[float, ...]
+    dtype: torch.dtype | None
+
+
+class DeclaredState:
+    """Named tensors, declared with :meth:`add_state` and allocated by :meth:`setup`."""
+
+    def __init__(self) -> None:
+        self.num_positives: int | None = None
+        self._specs: dict[str, StateSpec] = {}
+
+    def add_state(
+        self,
+        name: str,
+        kind: StateKind,
+        fill: float | tuple[float, ...] = 0.0,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Declare a state tensor that :meth:`setup` allocates as an attribute.
+
+        Args:
+            name: attribute name and key in :meth:`state_dict`.
+            kind: ``"positive"`` for one entry per positive example, of which a step changes those in ``index`` only;
+                ``"dense"`` for one entry per positive, all of which a step may change; ``"scalar"`` for a tensor of
+                shape ``()``; ``"vector"`` for a short tensor with the entries of ``fill``.
+            fill: initial value; one per entry for a vector.
+            dtype: fixed dtype, for counters; ``None`` takes the dtype given to :meth:`setup`.
+        """
+        self._specs[name] = StateSpec(kind, fill, dtype)
+
+    def setup(
+        self,
+        num_positives: int,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Allocate the declared state.
+
+        Args:
+            num_positives: number of positive training examples; ``index`` runs over ``0 .. num_positives - 1``.
+            device: where the state lives; the default device if ``None``.
+            dtype: ``torch.float32`` or ``torch.float64``.
+
+        Raises:
+            ArgumentError: if ``num_positives`` is below 1 or ``dtype`` is a half-precision type.
+        """
+        if num_positives < 1:
+            msg = f"Expected `num_positives` to be at least 1, but got {num_positives}: training needs a positive."
+            raise ArgumentError(msg)
+        if dtype not in (torch.float32, torch.float64):
+            msg = (
+                f"Expected `dtype` to be torch.float32 or torch.float64, but got {dtype}: "
+                "a running mean in half precision stops moving."
+            )
+            raise ArgumentError(msg)
+        self.num_positives = int(num_positives)
+        for name, spec in self._specs.items():
+            setattr(self, name, self._initial(spec, device, spec.dtype or dtype))
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the state; returns itself."""
+        for name in self._specs:
+            if hasattr(self, name):
+                setattr(self, name, getattr(self, name).to(device))
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the algorithm remembers, as tensors and primitives (loadable with ``weights_only=True``)."""
+        self._require_setup()
+        return {"num_positives": self.num_positives, **{name: getattr(self, name) for name in self._specs}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned, in place.
+
+        Raises:
+            CheckpointError: if the state belongs to another number of positives or another algorithm.
+        """
+        self._require_setup()
+        if state.get("num_positives") != self.num_positives:
+            msg = (
+                f"The checkpoint was written for {state.get('num_positives')} positive examples, but the training set "
+                f"has {self.num_positives}. Resume on the same data, or start a new run from the weights alone."
+            )
+            raise CheckpointError(msg)
+        names = set(state) - {"num_positives"}
+        if names != set(self._specs):
+            msg = (
+                f"The checkpoint holds the state {sorted(names)}, but {type(self).__name__} remembers "
+                f"{sorted(self._specs)}: it was written by another algorithm."
+            )
+            raise CheckpointError(msg)
+        for name in self._specs:
+            getattr(self, name).copy_(state[name])
+
+    def snapshot(self, index: Tensor) -> dict[str, Tensor]:
+        """Copy of what a step on ``index`` may change; see :meth:`rollback`."""
+        return {
+            name: getattr(self, name)[index] if spec.kind == "positive" else getattr(self, name).clone()
+            for name, spec in self._specs.items()
+        }
+
+    def rollback(self, index: Tensor, snapshot: dict[str, Tensor]) -> None:
+        """Undo a step on ``index``, as if it had not been taken."""
+        for name, spec in self._specs.items():
+            state: Tensor = getattr(self, name)
+            if spec.kind == "positive":
+                state.index_copy_(0, index, snapshot[name])
+            else:
+                state.copy_(snapshot[name])
+
+    def _initial(self, spec: StateSpec, device: torch.device | str | None, dtype: torch.dtype) -> Tensor:
+        per_positive = spec.kind in ("positive", "dense")
+        values = torch.tensor(spec.fill, device=device, dtype=dtype)
+        return values.repeat(self.num_positives or 0) if per_positive else values
+
+    def _require_setup(self) -> None:
+        if self.num_positives is None:
+            msg = f"{type(self).__name__} has no state yet: call `setup(num_positives)` first."
+            raise ArgumentError(msg)
