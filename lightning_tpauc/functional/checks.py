@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from lightning_tpauc.errors import ArgumentError
 
-__all__ = ("check_rectangle", "is_real")
+__all__ = ("check_per_positive", "check_rectangle", "check_scores", "common_dtype", "is_real")
 
 
 def check_rectangle(min_tpr: float, max_fpr: float) -> None:
@@ -18,6 +21,48 @@ def check_rectangle(min_tpr: float, max_fpr: float) -> None:
     if not is_real(max_fpr) or not 0.0 < max_fpr <= 1.0:
         msg = f"Expected `max_fpr` to be a number in (0, 1], but got {max_fpr!r}."
         raise ArgumentError(msg)
+
+
+def check_scores(scores: Any, name: str, *, allow_empty: bool = False) -> None:
+    """Raise :class:`ArgumentError` unless ``scores`` is a 1-D float tensor with at least one entry.
+
+    Args:
+        scores: what came in.
+        name: name of the argument, for the message.
+        allow_empty: accept shape ``(0,)``.
+    """
+    if not isinstance(scores, Tensor) or not scores.is_floating_point():
+        kind = f"a tensor of {scores.dtype}" if isinstance(scores, Tensor) else f"{type(scores).__name__}"
+        msg = f"Expected `{name}` to be a float tensor, but got {kind}. Convert it with `.float()`."
+        raise ArgumentError(msg)
+    if scores.ndim != 1:
+        msg = (
+            f"Expected `{name}` to have one dimension, but got shape {tuple(scores.shape)}. "
+            "Drop a trailing one with `.squeeze(-1)`."
+        )
+        raise ArgumentError(msg)
+    if not allow_empty and scores.shape[0] == 0:
+        msg = f"Expected `{name}` to hold at least one score, but got shape (0,): no pair can be formed."
+        raise ArgumentError(msg)
+
+
+def check_per_positive(values: Any, name: str, pos_scores: Tensor) -> None:
+    """Raise :class:`ArgumentError` unless ``values`` is a float tensor with one entry per positive score."""
+    if not isinstance(values, Tensor) or not values.is_floating_point() or values.shape != pos_scores.shape:
+        got = f"{values.dtype} of shape {tuple(values.shape)}" if isinstance(values, Tensor) else repr(values)
+        msg = (
+            f"Expected `{name}` to be a float tensor with one entry per positive, shape {tuple(pos_scores.shape)}, "
+            f"but got {got}."
+        )
+        raise ArgumentError(msg)
+
+
+def common_dtype(*tensors: Tensor) -> torch.dtype:
+    """The widest dtype of ``tensors``, at least float32: sums over pairs lose too much in half precision."""
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
 
 
 def is_real(value: Any) -> bool:

@@ -1,0 +1,114 @@
+"""The dual variables that are optimal for fixed scores."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.checks import check_rectangle, check_scores, common_dtype
+from lightning_tpauc.functional.pairwise import pairwise_terms
+from lightning_tpauc.functional.rectangle import ceil_count
+from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
+
+__all__ = ("ExactDuals", "exact_duals")
+
+
+class ExactDuals(NamedTuple):
+    r"""Optimal dual variables of the min-max form.
+
+    Attributes:
+        s: ``(n_pos,)``, thresholds :math:`s_i`, each a minimiser of :math:`g_i(w, s_i)`.
+        y: ``(n_pos,)``, dual weights in [0, 1] whose mean is :math:`\theta_0`.
+        s_prime: ``()``, global threshold :math:`s'`, a minimiser of :math:`f(g, s')`.
+    """
+
+    s: Tensor
+    y: Tensor
+    s_prime: Tensor
+
+
+@torch.no_grad()
+def exact_duals(
+    pos_scores: Tensor,
+    neg_scores: Tensor,
+    min_tpr: float = 0.5,
+    max_fpr: float = 0.5,
+    surrogate: str | Surrogate = "squared_hinge",
+    margin: float = 0.5,
+    scale: float = 1.0,
+) -> ExactDuals:
+    r"""Solve the min-max form for s, s' and y while the scores stay fixed.
+
+    The CVaR form is :math:`\min_{s, s'} s' + \frac{1}{\theta_0 n_+} \sum_i (g_i - s')_+` with
+    :math:`g_i = s_i + \frac{1}{\theta_1 n_-} \sum_j (\ell_{ij} - s_i)_+`, and the min-max form writes
+    :math:`(\cdot)_+` as a maximum over :math:`y_i \in [0, 1]`. Quantiles minimise both levels. Because :math:`\ell` is
+    non-decreasing, the highest negatives cost every positive most: with c the
+    :math:`\lceil \theta_1 n_- \rceil`-th highest negative,
+
+    .. math::
+        s_i = \ell(c - h_i), \qquad s' = \text{the } \lceil \theta_0 n_+ \rceil\text{-th largest } g_i, \qquad
+        y_i = 1 \text{ if } g_i > s', \; 0 \text{ if } g_i < s',
+
+    and all positives with :math:`g_i = s'` get the one share that makes the mean of y equal :math:`\theta_0`. This
+    holds for whole and for fractional :math:`\theta n`.
+
+    Args:
+        pos_scores: float tensor ``(n_pos,)``; entry i belongs to positive i.
+        neg_scores: float tensor ``(n_neg,)``: all negatives, or a sample of them.
+        min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).
+        max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
+        surrogate: name or :class:`~lightning_tpauc.functional.Surrogate`; it must be monotone.
+        margin: m of the hinge surrogates.
+        scale: factor inside the logistic surrogate.
+
+    Returns:
+        :class:`ExactDuals` in the dtype of the scores, at least float32. Time is O(n log n) for the hinge surrogates;
+        ``logistic`` and registered ones evaluate :math:`n_+ \lceil \theta_1 n_- \rceil` pairs in blocks.
+
+    Raises:
+        ArgumentError: if an argument is malformed, or if the surrogate is not monotone: then each positive has its own
+            hardest negatives, on both sides, and c does not exist.
+
+    Example:
+        >>> pos, neg = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.5, -2.0])
+        >>> s, y, s_prime = exact_duals(pos, neg, min_tpr=0.5, max_fpr=0.5)
+        >>> s, y  # theta_0 n_+ = 1.5: the lowest positive, and half of the next ones, which tie
+        (tensor([1., 0., 0.]), tensor([1.0000, 0.2500, 0.2500]))
+    """
+    check_rectangle(min_tpr, max_fpr)
+    check_scores(pos_scores, "pos_scores")
+    check_scores(neg_scores, "neg_scores")
+    loss = get_surrogate(surrogate, margin, scale)
+    if not loss.monotone:
+        msg = (
+            f"Expected a non-decreasing `surrogate` for the exact dual variables, but got {loss.name!r}: its hardest "
+            'negatives differ between positives. Start from `dual_init="zeros"` or "ones" and restart with "ones".'
+        )
+        raise ArgumentError(msg)
+    dtype = common_dtype(pos_scores, neg_scores)
+    # Quantiles of sums that differ in the last digits: float64 where the device has it.
+    wide = torch.float32 if pos_scores.device.type == "mps" else torch.float64
+    pos, neg = pos_scores.to(wide), neg_scores.to(wide)
+    num_neg = neg.shape[0]
+    rank = max(1, ceil_count(max_fpr, num_neg))
+    highest = torch.topk(neg, rank, sorted=False).values
+    s = loss.value(highest.min() - pos)
+    # The other negatives exceed no threshold, so their terms are 0.
+    excess = pairwise_terms(pos, highest, s, surrogate=loss, gradients=False).excess * (rank / num_neg)
+    y, s_prime = _upper_quantile(s + excess / max_fpr, 1.0 - min_tpr)
+    return ExactDuals(s.to(dtype), y.to(dtype), s_prime.to(dtype))
+
+
+def _upper_quantile(g: Tensor, theta: float) -> tuple[Tensor, Tensor]:
+    r"""The y of mean :math:`\theta_0` that maximises the sum of y_i g_i, and the quantile at its border."""
+    n = g.shape[0]
+    rank = max(1, ceil_count(theta, n))
+    s_prime = torch.topk(g, rank, sorted=False).values.min()
+    # Equal scores give equal g up to the order of summation, so a few ulps still count as a tie.
+    tied = (g - s_prime).abs() <= 4.0 * torch.finfo(g.dtype).eps * s_prime.abs()
+    above = (g > s_prime) & ~tied
+    share = ((theta * n - above.sum()) / tied.sum()).clamp(0.0, 1.0)
+    return torch.where(tied, share, above.to(g.dtype)), s_prime

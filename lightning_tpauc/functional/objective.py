@@ -1,0 +1,82 @@
+"""The exact objective that all methods of this package approximate."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.checks import check_rectangle, check_scores
+from lightning_tpauc.functional.pairwise import weighted_excess
+from lightning_tpauc.functional.rectangle import floor_count
+from lightning_tpauc.functional.surrogates import Surrogate
+
+__all__ = ("tpauc_objective",)
+
+
+def tpauc_objective(
+    pos_scores: Tensor,
+    neg_scores: Tensor,
+    min_tpr: float = 0.5,
+    max_fpr: float = 0.5,
+    surrogate: str | Surrogate = "squared_hinge",
+    margin: float = 0.5,
+    scale: float = 1.0,
+) -> Tensor:
+    r"""Mean surrogate loss over the hardest positives and negatives: the surrogate of 1 - TPAUC.
+
+    .. math::
+        F = \frac{1}{k_1 k_2} \sum_{i \in S^\uparrow_+[1, k_1]} \sum_{j \in S^\downarrow_-[1, k_2]} \ell(h_j - h_i),
+        \qquad k_1 = \lfloor \theta_0 n_+ \rfloor, \; k_2 = \lfloor \theta_1 n_- \rfloor
+
+    (eq. ``tpauc-o``, normalised) with the :math:`k_1` lowest positives and the :math:`k_2` highest negatives. They are
+    chosen by score for every surrogate, so for ``square``, which falls left of -m, this is not the CVaR form.
+    Differentiable with respect to all scores; where ties straddle the border of the selection, the gradient belongs to
+    an arbitrary choice among them.
+
+    Args:
+        pos_scores: float tensor ``(n_pos,)``, larger means more positive.
+        neg_scores: float tensor ``(n_neg,)``.
+        min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).
+        max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
+        surrogate: name or :class:`~lightning_tpauc.functional.Surrogate`.
+        margin: m of the hinge and square surrogates.
+        scale: factor inside the logistic surrogate.
+
+    Returns:
+        Scalar tensor, at least 0. Time and memory are O(n log n) for all surrogates but ``logistic`` and registered
+        ones without a :class:`~lightning_tpauc.functional.PowerForm`, which take :math:`k_1 k_2` evaluations in blocks.
+
+    Raises:
+        ArgumentError: if the rectangle holds no positive or no negative, or an argument is malformed.
+
+    Example:
+        >>> pos, neg = torch.tensor([0.0, 1.0]), torch.tensor([0.5, -2.0])
+        >>> tpauc_objective(pos, neg, min_tpr=0.5, max_fpr=0.5)  # one pair: (0.5 + 0.5 - 0)^2
+        tensor(1.)
+    """
+    check_rectangle(min_tpr, max_fpr)
+    check_scores(pos_scores, "pos_scores")
+    check_scores(neg_scores, "neg_scores")
+    num_pos = _selected(1.0 - min_tpr, pos_scores.shape[0], f"min_tpr={min_tpr}", "positive")
+    num_neg = _selected(max_fpr, neg_scores.shape[0], f"max_fpr={max_fpr}", "negative")
+    lowest = torch.topk(pos_scores, num_pos, largest=False, sorted=False).values
+    highest = torch.topk(neg_scores, num_neg, sorted=False).values
+    # Surrogates are never negative, so the excess over a threshold of 0 is the loss itself.
+    value, _ = weighted_excess(
+        lowest, highest, torch.zeros_like(lowest), surrogate=surrogate, margin=margin, scale=scale
+    )
+    return value / num_pos
+
+
+def _selected(theta: float, n: int, bound: str, kind: str) -> int:
+    count = floor_count(theta, n)
+    if count < 1:
+        # ceil(1 / theta) examples make theta n reach 1.
+        needed = next(m for m in range(max(1, int(1.0 / theta)), int(1.0 / theta) + 3) if floor_count(theta, m) >= 1)
+        msg = (
+            f"The rectangle with {bound} needs at least {needed} {kind} scores, but got {n}. "
+            "Widen the rectangle, or evaluate on more examples."
+        )
+        raise ArgumentError(msg)
+    return count

@@ -1,0 +1,302 @@
+r"""Sums over all positive-negative pairs, in O((S + B) log(S + B)) where the surrogate allows it.
+
+For scores :math:`h`, positives i = 1 .. S, negatives j = 1 .. B and :math:`\ell_{ij} = \ell(h_j - h_i)`, every method
+of this package needs :math:`\frac1B \sum_j (\ell_{ij} - s_i)_+`, the share of pairs with :math:`\ell_{ij} > s_i`, and
+the gradients of the weighted sum over i.
+
+*Dense* evaluation forms the S x B matrix, in blocks of bounded size. *Sorted* evaluation uses that l is a polynomial of
+the scores wherever it is not zero: with the negatives in descending order, the active ones of positive i come first,
+and prefix sums of :math:`1, h_j, h_j^2` give all sums over them. Both return the same numbers; pairs whose loss equals
+the threshold up to rounding may be counted as active by one and not by the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.checks import check_per_positive, check_scores, common_dtype
+from lightning_tpauc.functional.surrogates import PowerForm, Surrogate, get_surrogate
+
+__all__ = ("PairwiseTerms", "pairwise_terms", "weighted_excess")
+
+_METHODS = ("auto", "dense", "sorted")
+# Elements of the largest temporary of the dense evaluation: 16 MB in float32, inside the last-level cache of a server.
+_BLOCK = 2**22
+# Pairs above which sorting wins; see _choose.
+_CROSSOVER = 2**14
+
+
+class PairwiseTerms(NamedTuple):
+    r"""What :func:`pairwise_terms` returns, without a graph.
+
+    Attributes:
+        excess: ``(S,)``, :math:`\frac1B \sum_j (\ell_{ij} - s_i)_+`, at least 0.
+        active: ``(S,)``, the share of negatives with :math:`\ell_{ij} > s_i`, in [0, 1].
+        pos_grad: ``(S,)``, :math:`\partial V / \partial h_i` of :math:`V = \sum_i y_i\,\mathrm{excess}_i`; ``None``
+            without ``gradients``.
+        neg_grad: ``(B,)``, :math:`\partial V / \partial h_j`; ``None`` without ``gradients``.
+    """
+
+    excess: Tensor
+    active: Tensor
+    pos_grad: Tensor | None
+    neg_grad: Tensor | None
+
+
+@torch.no_grad()
+def pairwise_terms(
+    pos_scores: Tensor,
+    neg_scores: Tensor,
+    thresholds: Tensor,
+    weights: Tensor | None = None,
+    surrogate: str | Surrogate = "squared_hinge",
+    margin: float = 0.5,
+    scale: float = 1.0,
+    method: str = "auto",
+    gradients: bool = True,
+) -> PairwiseTerms:
+    r"""Mean excess loss and share of active pairs of every positive, and the gradients of their weighted sum.
+
+    .. math::
+        \mathrm{excess}_i = \frac1B \sum_{j=1}^B (\ell(h_j - h_i) - s_i)_+, \qquad
+        \mathrm{active}_i = \frac1B |\{j : \ell(h_j - h_i) > s_i\}|
+
+    Args:
+        pos_scores: float tensor ``(S,)``, scores :math:`h_i` of positives; S may be 0.
+        neg_scores: float tensor ``(B,)``, scores :math:`h_j` of negatives, B at least 1.
+        thresholds: float tensor ``(S,)``, :math:`s_i`, any real numbers; below 0 every pair is active.
+        weights: float tensor ``(S,)``, :math:`y_i`; ones if ``None``.
+        surrogate: name or :class:`~lightning_tpauc.functional.Surrogate`.
+        margin: m of the hinge and square surrogates.
+        scale: factor inside the logistic surrogate.
+        method: ``"dense"``, ``"sorted"`` or ``"auto"``, which decides by S and B alone.
+        gradients: whether to compute ``pos_grad`` and ``neg_grad``.
+
+    Returns:
+        :class:`PairwiseTerms` in the widest dtype of the inputs, at least float32.
+
+    Raises:
+        ArgumentError: if shapes or dtypes don't fit, B is 0, the method is unknown, or sorting was asked for a
+            surrogate that can't be sorted.
+
+    Example:
+        >>> pos, neg = torch.tensor([0.0, 1.0]), torch.tensor([0.5, -2.0])
+        >>> terms = pairwise_terms(pos, neg, torch.zeros(2), margin=0.5)
+        >>> terms.excess, terms.active
+        (tensor([0.5000, 0.0000]), tensor([0.5000, 0.0000]))
+        >>> terms.pos_grad, terms.neg_grad
+        (tensor([-1., -0.]), tensor([1., 0.]))
+    """
+    loss = get_surrogate(surrogate, margin, scale)
+    pos, neg, s, y = _prepare(pos_scores, neg_scores, thresholds, weights)
+    return _evaluate(pos, neg, s, y, loss, method, gradients)
+
+
+def weighted_excess(
+    pos_scores: Tensor,
+    neg_scores: Tensor,
+    thresholds: Tensor,
+    weights: Tensor | None = None,
+    surrogate: str | Surrogate = "squared_hinge",
+    margin: float = 0.5,
+    scale: float = 1.0,
+    method: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    r"""The weighted sum of mean excess losses, differentiable with respect to all scores.
+
+    .. math:: V = \sum_{i=1}^S y_i \frac1B \sum_{j=1}^B (\ell(h_j - h_i) - s_i)_+
+
+    The gradients are computed with the value, so the graph holds S + B numbers instead of the S x B pairs.
+    ``thresholds`` and ``weights`` are constants of the step and get no gradient; second derivatives are refused.
+
+    Args:
+        pos_scores: as in :func:`pairwise_terms`.
+        neg_scores: as in :func:`pairwise_terms`.
+        thresholds: as in :func:`pairwise_terms`.
+        weights: as in :func:`pairwise_terms`.
+        surrogate: as in :func:`pairwise_terms`.
+        margin: as in :func:`pairwise_terms`.
+        scale: as in :func:`pairwise_terms`.
+        method: as in :func:`pairwise_terms`.
+
+    Returns:
+        V, of shape ``()``, and the share of active pairs ``(S,)``, which carries no gradient.
+
+    Raises:
+        ArgumentError: as in :func:`pairwise_terms`.
+
+    Example:
+        >>> pos = torch.tensor([0.0, 1.0], requires_grad=True)
+        >>> value, active = weighted_excess(pos, torch.tensor([0.5, -2.0]), torch.zeros(2), torch.tensor([0.5, 1.0]))
+        >>> value.backward()
+        >>> value.item(), pos.grad
+        (0.25, tensor([-0.5000, -0.0000]))
+    """
+    loss = get_surrogate(surrogate, margin, scale)
+    pos, neg, s, y = _prepare(pos_scores, neg_scores, thresholds, weights)
+    value, active = _WeightedExcess.apply(pos, neg, s, y, loss, method)
+    return value, active
+
+
+class _WeightedExcess(torch.autograd.Function):
+    """Value and active shares; backward scales the gradients that forward already has."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, pos: Tensor, neg: Tensor, s: Tensor, y: Tensor, loss: Surrogate, method: str
+    ) -> tuple[Tensor, Tensor]:
+        gradients = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        excess, active, pos_grad, neg_grad = _evaluate(pos, neg, s, y, loss, method, gradients)
+        if gradients:
+            ctx.save_for_backward(pos_grad, neg_grad)
+        ctx.mark_non_differentiable(active)
+        return (excess * y).sum(), active
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_value: Tensor, _grad_active: Tensor) -> tuple[Tensor | None, ...]:
+        pos_grad, neg_grad = ctx.saved_tensors
+        return grad_value * pos_grad, grad_value * neg_grad, None, None, None, None
+
+
+def _prepare(pos: Tensor, neg: Tensor, s: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    check_scores(pos, "pos_scores", allow_empty=True)
+    check_scores(neg, "neg_scores")
+    check_per_positive(s, "thresholds", pos)
+    if y is None:
+        y = torch.ones_like(s)
+    check_per_positive(y, "weights", pos)
+    dtype = common_dtype(pos, neg, s, y)
+    return pos.to(dtype), neg.to(dtype), s.to(dtype), y.to(dtype)
+
+
+def _evaluate(
+    pos: Tensor, neg: Tensor, s: Tensor, y: Tensor, loss: Surrogate, method: str, gradients: bool
+) -> PairwiseTerms:
+    if method not in _METHODS:
+        msg = f"Expected `method` to be one of {', '.join(_METHODS)}, but got {method!r}."
+        raise ArgumentError(msg)
+    if method == "sorted" and loss.power is None:
+        msg = f'Expected a surrogate that can be sorted, but got {loss.name!r}. Use method="dense" or "auto".'
+        raise ArgumentError(msg)
+    if method == "auto":
+        method = _choose(pos, neg, loss)
+    if method == "sorted":
+        return _sorted_terms(pos, neg, s, y, loss, gradients)
+    return _dense_terms(pos, neg, s, y, loss, gradients)
+
+
+def _choose(pos: Tensor, neg: Tensor, loss: Surrogate) -> str:
+    # Apple's GPUs have no float64, which the prefix sums need.
+    if loss.power is None or pos.shape[0] * neg.shape[0] <= _CROSSOVER or neg.device.type == "mps":
+        return "dense"
+    return "sorted"
+
+
+# ------------------------------------------------------------------------------------------------------------ dense
+
+
+def _dense_terms(pos: Tensor, neg: Tensor, s: Tensor, y: Tensor, loss: Surrogate, gradients: bool) -> PairwiseTerms:
+    num_pos, num_neg = pos.shape[0], neg.shape[0]
+    if num_pos * num_neg <= _BLOCK:
+        sums = _dense_block(pos, neg, s, y, loss, gradients)
+    else:
+        rows, cols = max(1, _BLOCK // num_neg), min(num_neg, _BLOCK)
+        per_pos, per_neg = pos.new_zeros(3, num_pos), torch.zeros_like(neg)
+        for i in range(0, num_pos, rows):
+            row = slice(i, i + rows)
+            for j in range(0, num_neg, cols):
+                col = slice(j, j + cols)
+                block = _dense_block(pos[row], neg[col], s[row], y[row], loss, gradients)
+                per_pos[:, row] += torch.stack([block[0], block[1], block[2]])
+                per_neg[col] += block[3]
+        sums = (per_pos[0], per_pos[1], per_pos[2], per_neg)
+    return _means(sums, y, num_neg, gradients)
+
+
+def _dense_block(
+    pos: Tensor, neg: Tensor, s: Tensor, y: Tensor, loss: Surrogate, gradients: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sums over j of excess, activity and slope, each (S,), and the sum over i of y_i times the slope, (B,)."""
+    t = neg - pos[:, None]  # (S, B)
+    over = loss.value(t) - s[:, None]
+    mask = over > 0
+    excess, active = over.clamp_min(0.0).sum(1), mask.sum(1, dtype=pos.dtype)
+    if not gradients:
+        return excess, active, active, torch.zeros_like(neg)
+    slope = loss.derivative(t) * mask
+    # No matrix product: autocast would run it in half precision.
+    return excess, active, slope.sum(1), (slope * y[:, None]).sum(0)
+
+
+def _means(sums: tuple[Tensor, Tensor, Tensor, Tensor], y: Tensor, num_neg: int, gradients: bool) -> PairwiseTerms:
+    excess, active, slope, neg_slope = sums
+    if not gradients:
+        return PairwiseTerms(excess / num_neg, active / num_neg, None, None)
+    return PairwiseTerms(excess / num_neg, active / num_neg, slope * y / -num_neg, neg_slope / num_neg)
+
+
+# ----------------------------------------------------------------------------------------------------------- sorted
+
+
+def _sorted_terms(pos: Tensor, neg: Tensor, s: Tensor, y: Tensor, loss: Surrogate, gradients: bool) -> PairwiseTerms:
+    assert loss.power is not None  # noqa: S101 - _evaluate has checked it
+    assert loss.inverse is not None  # noqa: S101 - Surrogate has checked it
+    dtype = pos.dtype
+    pos, neg, s, y = pos.double(), neg.double(), s.double(), y.double()
+    # Squares of uncentred scores cancel. The mean also carries a nan of any score into all results.
+    centre = neg.mean()
+    pos, neg = pos - centre, neg - centre
+    # Below threshold 0 every pair counts as active, but pairs left of the hinge still add nothing but -s_i.
+    edge = pos + loss.inverse(s.clamp_min(0.0))
+    down = (-neg).sort().values
+    total, active, slope, neg_slope = _one_side(pos, neg, down, edge, y, loss.power, gradients)
+    if loss.power.two_sided:
+        # Left of -m, (m + t)^2 is the same polynomial of the mirrored scores with margin -m, and the active pairs are
+        # those below the mirror image of the edge.
+        mirror = PowerForm(-loss.power.margin, 2)
+        mirrored_edge = edge - 2.0 * pos + 2.0 * loss.power.margin
+        left = _one_side(-pos, -neg, -down.flip(0), mirrored_edge, y, mirror, gradients)
+        total, active, slope, neg_slope = total + left[0], active + left[1], slope - left[2], neg_slope - left[3]
+    active = torch.where(s < 0, float(neg.shape[0]), active)
+    excess = (total - s * active).clamp_min(0.0)  # rounding may leave -1e-17
+    sums = (excess.to(dtype), active.to(dtype), slope.to(dtype), neg_slope.to(dtype))
+    return _means(sums, y.to(dtype), neg.shape[0], gradients)
+
+
+def _one_side(
+    pos: Tensor, neg: Tensor, down: Tensor, edge: Tensor, y: Tensor, power: PowerForm, gradients: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Sums over pairs with h_j > edge_i: of (m + t)^p, 1 and its derivative by t, each (S,); y-weighted slope, (B,).
+
+    ``down`` holds -h_j in ascending order, so that the active negatives of every positive come first and no sum is a
+    difference of two larger ones.
+    """
+    offset = power.margin - pos  # (m + t) = offset_i + h_j
+    count = torch.searchsorted(down, -edge)
+    number = count.to(pos.dtype)
+    powers = down[None] if power.degree == 1 else torch.stack([down, down.square()])
+    moments = _prefix_sums(powers)[:, count]
+    linear = number * offset - moments[0]
+    if power.degree == 1:
+        total, slope = linear, number
+    else:
+        total, slope = offset * (linear - moments[0]) + moments[1], 2.0 * linear
+    if not gradients:
+        return total, number, slope, torch.zeros_like(neg)
+    # Negative j is active for the positives whose edge lies below h_j: first in ascending order of edges.
+    edge, order = edge.sort()
+    weights = y[None] if power.degree == 1 else torch.stack([y, y * offset])
+    sums = _prefix_sums(weights[:, order])[:, torch.searchsorted(edge, neg)]
+    neg_slope = sums[0] if power.degree == 1 else 2.0 * (sums[1] + neg * sums[0])
+    return total, number, slope, neg_slope
+
+
+def _prefix_sums(rows: Tensor) -> Tensor:
+    """(R, n) -> (R, n + 1): column k holds the sums of the first k entries of each row."""
+    return torch.nn.functional.pad(rows.cumsum(1), (1, 0))
