@@ -1,0 +1,39 @@
+"""Imports of optional dependencies."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from typing import Any
+
+from lightning_tpauc.errors import MissingExtraError
+
+__all__ = ("import_extra",)
+
+
+def import_extra(module: str, extra: str) -> Any:
+    """Import a module of an optional dependency when it is first needed.
+
+    Args:
+        module: dotted name of the module, for example ``"torch_geometric.nn"``.
+        extra: the extra of this package that installs it: ``"graph"``, ``"medical"`` or ``"plot"``.
+
+    Returns:
+        The module.
+
+    Raises:
+        MissingExtraError: the module can't be imported; the message names the pip command.
+
+    Example:
+        >>> import_extra("math", "plot").sqrt(4.0)
+        2.0
+    """
+    try:
+        with warnings.catch_warnings():
+            # torch_geometric scripts helpers while it is imported, and recent releases of torch deprecate
+            # torch.jit.script with a FutureWarning that users of this package can do nothing about.
+            warnings.simplefilter("ignore", FutureWarning)
+            return importlib.import_module(module)
+    except ImportError as error:
+        msg = f"`{module}` can't be imported ({error}). Install it with: pip install 'lightning-tpauc[{extra}]'"
+        raise MissingExtraError(msg) from error

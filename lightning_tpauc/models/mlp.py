@@ -1,0 +1,57 @@
+"""A fully connected network for tables."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from lightning_tpauc.models.checks import check_dropout, check_size, check_sizes
+
+__all__ = ("MLP",)
+
+
+class MLP(nn.Module):
+    """Fully connected layers with ReLU between them, and one score at the end.
+
+    Args:
+        num_features: number of features of an example.
+        hidden_features: width of each hidden layer; ``()`` gives a linear model with random start.
+        dropout: probability of zeroing a hidden unit while training, in [0, 1).
+        batch_norm: whether to normalise every hidden layer before its ReLU. Batches of the TPAUC methods hold far more
+            positives than the data set, so running statistics differ from those of the test set; off by default.
+
+    Raises:
+        ArgumentError: a size is not an int of at least 1, or ``dropout`` lies outside [0, 1).
+
+    Example:
+        >>> import torch
+        >>> MLP(num_features=22, hidden_features=(64, 32))(torch.zeros(5, 22)).shape
+        torch.Size([5])
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        hidden_features: tuple[int, ...] = (64,),
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        check_size("num_features", num_features)
+        check_sizes("hidden_features", hidden_features)
+        check_dropout(dropout)
+        layers: list[nn.Module] = []
+        width = num_features
+        for hidden in hidden_features:
+            layers.append(nn.Linear(width, hidden))
+            if batch_norm:
+                layers.append(nn.BatchNorm1d(hidden))
+            layers.append(nn.ReLU())
+            if dropout > 0.0:
+                layers.append(nn.Dropout(dropout))
+            width = hidden
+        self.layers = nn.Sequential(*layers, nn.Linear(width, 1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Map features ``(N, num_features)`` to scores ``(N,)``."""
+        scores: Tensor = self.layers(inputs)
+        return scores.squeeze(1)

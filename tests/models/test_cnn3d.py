@@ -1,0 +1,56 @@
+import pytest
+import torch
+
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.models import CNN3D
+from tests.models.fitting import assert_all_gradients_flow, count_parameters, fit
+
+
+@pytest.mark.parametrize("shape", [(28, 28, 28), (64, 64, 64), (2, 3, 5)])
+def test_one_score_per_volume_of_any_size(shape):
+    torch.manual_seed(0)
+    assert CNN3D().eval()(torch.rand(3, 1, *shape)).shape == (3,)
+
+
+def test_first_block_already_halves_the_volume():
+    torch.manual_seed(0)
+    model, sizes = CNN3D(channels=(2, 3, 4)).eval(), []
+    for block in model.blocks:
+        block.register_forward_hook(lambda module, inputs, output: sizes.append(output.shape[2:]))
+    model(torch.rand(1, 1, 28, 28, 28))
+    assert [size[0] for size in sizes[::3]] == [14, 7, 4]
+
+
+def test_number_of_parameters():
+    expected = sum(27 * a * b + 2 * b for a, b in [(1, 16), (16, 32), (32, 64)]) + 65
+    assert count_parameters(CNN3D()) == expected
+
+
+def test_gradients_flow_and_seeds_decide():
+    volumes = torch.rand(4, 2, 8, 8, 8, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(3)
+    model = CNN3D(in_channels=2, channels=(4, 8))
+    torch.manual_seed(3)
+    again = CNN3D(in_channels=2, channels=(4, 8))
+    assert torch.equal(model.eval()(volumes), again.eval()(volumes))
+    assert_all_gradients_flow(model, volumes)
+
+
+def test_learns_to_tell_full_from_hollow_cubes():
+    torch.manual_seed(0)
+    volumes = torch.rand(32, 1, 12, 12, 12) * 0.2
+    target = torch.arange(32) % 2
+    volumes[:, :, 3:9, 3:9, 3:9] += 1.0
+    volumes[target == 0, :, 5:7, 5:7, 5:7] = 0.0
+    assert fit(CNN3D(channels=(8, 16)), volumes, target, steps=40, lr=0.02) > 0.95
+
+
+@pytest.mark.parametrize("value", [(), (0,), 16])
+def test_refuses_wrong_channels(value):
+    with pytest.raises(ArgumentError, match=r"Expected `channels` to be"):
+        CNN3D(channels=value)
+
+
+def test_refuses_wrong_input_channels():
+    with pytest.raises(ArgumentError, match=r"Expected `in_channels` to be an int >= 1, but got 0"):
+        CNN3D(in_channels=0)

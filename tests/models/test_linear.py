@@ -1,0 +1,43 @@
+import pytest
+import torch
+
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.models import Linear
+from tests.models.fitting import assert_all_gradients_flow, count_parameters, fit
+from tests.tolerances import assert_close
+
+
+def test_scores_are_inner_products():
+    model = Linear(num_features=3)
+    with torch.no_grad():
+        model.linear.weight.copy_(torch.tensor([[1.0, -2.0, 0.5]]))
+        model.linear.bias.fill_(0.25)
+    scores = model(torch.tensor([[1.0, 1.0, 1.0], [0.0, 3.0, 2.0]]))
+    assert_close(scores, [1.0 - 2.0 + 0.5 + 0.25, -6.0 + 1.0 + 0.25], "float32")
+
+
+def test_starts_at_zero_whatever_the_seed():
+    torch.manual_seed(1)
+    model = Linear(num_features=22)
+    assert all(torch.equal(p, torch.zeros_like(p)) for p in model.parameters())
+
+
+@pytest.mark.parametrize(("bias", "count"), [(True, 23), (False, 22)])
+def test_number_of_parameters(bias, count):
+    assert count_parameters(Linear(num_features=22, bias=bias)) == count
+
+
+def test_gradients_flow():
+    assert_all_gradients_flow(Linear(4), torch.randn(6, 4, generator=torch.Generator().manual_seed(0)))
+
+
+def test_learns_a_linear_rule():
+    inputs = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    target = inputs @ torch.tensor([1.0, -1.0, 2.0, 0.0]) > 0.3
+    assert fit(Linear(4), inputs, target, steps=200, lr=0.1) > 0.97
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.0, True, "3", None])
+def test_refuses_a_wrong_number_of_features(value):
+    with pytest.raises(ArgumentError, match=r"Expected `num_features` to be an int >= 1, but got"):
+        Linear(value)

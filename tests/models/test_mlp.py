@@ -1,0 +1,56 @@
+import pytest
+import torch
+
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.models import MLP
+from tests.models.fitting import assert_all_gradients_flow, count_parameters, fit
+from tests.tolerances import assert_close
+
+
+def test_equals_its_layers_by_hand():
+    torch.manual_seed(0)
+    model = MLP(3, hidden_features=(5,))
+    inputs = torch.randn(4, 3)
+    first, second = model.layers[0], model.layers[2]
+    hidden = (inputs @ first.weight.T + first.bias).clamp(min=0)
+    assert_close(model(inputs), (hidden @ second.weight.T + second.bias)[:, 0], "float32")
+
+
+@pytest.mark.parametrize(
+    ("hidden", "batch_norm", "count"),
+    [((), False, 11), ((7,), False, 10 * 7 + 7 + 8), ((7, 4), True, 10 * 7 + 7 + 14 + 7 * 4 + 4 + 8 + 5)],
+)
+def test_number_of_parameters(hidden, batch_norm, count):
+    assert count_parameters(MLP(10, hidden_features=hidden, batch_norm=batch_norm)) == count
+
+
+def test_gradients_flow():
+    torch.manual_seed(0)
+    assert_all_gradients_flow(MLP(4, hidden_features=(8, 8), batch_norm=True), torch.randn(32, 4))
+
+
+def test_dropout_acts_in_training_only():
+    torch.manual_seed(0)
+    model, inputs = MLP(4, hidden_features=(64,), dropout=0.5), torch.randn(8, 4)
+    assert not torch.equal(model(inputs), model(inputs))
+    model.eval()
+    assert torch.equal(model(inputs), model(inputs))
+
+
+def test_learns_what_no_linear_model_can():
+    torch.manual_seed(0)
+    inputs = torch.rand(400, 2) * 2 - 1
+    target = inputs[:, 0] * inputs[:, 1] > 0
+    assert fit(MLP(2, hidden_features=(32,)), inputs, target, steps=300, lr=0.02) > 0.95
+
+
+@pytest.mark.parametrize("value", [0, (8, 0), (8, 2.5), "64", 64])
+def test_refuses_wrong_widths(value):
+    with pytest.raises(ArgumentError, match=r"Expected `hidden_features` to be"):
+        MLP(3, hidden_features=value)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.0, "a", True])
+def test_refuses_a_wrong_dropout(value):
+    with pytest.raises(ArgumentError, match=r"Expected `dropout` to be a number in \[0, 1\), but got"):
+        MLP(3, dropout=value)

@@ -1,0 +1,79 @@
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from lightning_tpauc.errors import ArgumentError, MissingExtraError
+from lightning_tpauc.models import ResNet3D
+from tests.models.fitting import assert_all_gradients_flow, count_parameters, fit
+
+needs_torchvision = pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision is not installed")
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    return ResNet3D()
+
+
+@needs_torchvision
+@pytest.mark.parametrize(
+    ("stem_stride", "size", "stages"), [(1, 28, [28, 14, 7, 4]), (2, 64, [32, 16, 8, 4]), (2, 28, [14, 7, 4, 2])]
+)
+def test_stages_work_at_the_documented_sizes(stem_stride, size, stages):
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        model = ResNet3D(stem_stride=stem_stride)
+    seen = []
+    for k in range(1, 5):
+        layer = getattr(model.network, f"layer{k}")
+        layer.register_forward_hook(lambda module, inputs, output: seen.append(output.shape[2:]))
+    assert model(torch.empty(2, 1, size, size, size, device="meta")).shape == (2,)
+    assert seen == [(stage,) * 3 for stage in stages]
+
+
+@needs_torchvision
+def test_number_of_parameters(model):
+    def block(a, b):
+        shortcut = a * b + 2 * b if a != b else 0
+        return 27 * (a * b + b * b) + 4 * b + shortcut
+
+    widths = [(64, 64), (64, 64), (64, 128), (128, 128), (128, 256), (256, 256), (256, 512), (512, 512)]
+    assert count_parameters(model) == 27 * 64 + 2 * 64 + sum(block(a, b) for a, b in widths) + 513
+
+
+@needs_torchvision
+def test_gradients_flow(model):
+    volumes = torch.rand(4, 1, 8, 8, 8, generator=torch.Generator().manual_seed(0))
+    assert_all_gradients_flow(model, volumes)
+
+
+@needs_torchvision
+def test_seeds_decide_the_weights():
+    torch.manual_seed(5)
+    first = ResNet3D(in_channels=2, stem_stride=2).state_dict()
+    torch.manual_seed(5)
+    second = ResNet3D(in_channels=2, stem_stride=2).state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@needs_torchvision
+def test_learns_to_tell_bright_from_dark():
+    torch.manual_seed(0)
+    target = torch.arange(8) % 2
+    volumes = torch.rand(8, 1, 6, 6, 6) + target.view(-1, 1, 1, 1, 1)
+    assert fit(ResNet3D(), volumes, target, steps=6, lr=1e-3) == 1.0
+
+
+@needs_torchvision
+@pytest.mark.parametrize("name", ["in_channels", "stem_stride"])
+def test_refuses_wrong_sizes(name):
+    with pytest.raises(ArgumentError, match=rf"Expected `{name}` to be an int >= 1, but got 0"):
+        ResNet3D(**{name: 0})
+
+
+def test_names_the_extra_when_torchvision_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchvision.models.video", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'lightning-tpauc\[medical\]'"):
+        ResNet3D()
