@@ -1,6 +1,6 @@
 """Training methods behind one calling convention."""
 
-from lightning_tpauc.algorithms.base import Algorithm, TrainingScores
+from lightning_tpauc.algorithms.base import Algorithm, PreviousScores, TrainingScores
 from lightning_tpauc.algorithms.staco import STACO
 
-__all__ = ("STACO", "Algorithm", "TrainingScores")
+__all__ = ("STACO", "Algorithm", "PreviousScores", "TrainingScores")

@@ -108,6 +108,16 @@ class Algorithm(DeclaredState, ABC):
         """What a step needs under the weights before the last update, on the same batch; see ``previous``."""
         return None
 
+    @property
+    def takes_logits(self) -> bool:
+        """Whether the algorithm wants raw scores even where the model's ``score_activation`` is a sigmoid."""
+        return False
+
+    @property
+    def step_sizes(self) -> dict[str, str]:
+        """Which argument is the step size of which state; an error about that state names it."""
+        return {}
+
     def needs_scores(self, event: Literal["start", "restart"]) -> bool:  # noqa: ARG002
         """Whether :meth:`start` or :meth:`restart` solves the dual variables from the training scores."""
         return False
@@ -185,6 +195,10 @@ class Algorithm(DeclaredState, ABC):
         """One step that corrects running estimates by the change since the previous weights."""
         msg = f"{type(self).__name__} does not use the previous weights: leave out `previous`."
         raise UnsupportedError(msg)
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Scalars that tell how the run goes; may cost O(n_pos)."""
+        return {}
 
     def start(self, scores: TrainingScores | None = None) -> None:
         """Called once before the first step, with scores if :meth:`needs_scores` says so for ``"start"``."""

@@ -137,6 +137,18 @@ class DeclaredState:
             else:
                 state.copy_(snapshot[name])
 
+    def is_finite(self) -> Tensor:
+        """Bool tensor ``()``: whether the scalar state is finite; costs nothing in the number of positives."""
+        self._require_setup()
+        small = [getattr(self, name) for name, spec in self._specs.items() if spec.kind in ("scalar", "vector")]
+        flags = [torch.isfinite(state).all() for state in small if state.is_floating_point()]
+        return torch.stack(flags).all() if flags else torch.ones((), dtype=torch.bool)
+
+    def non_finite_states(self) -> list[str]:
+        """Names of states that hold nan or infinity; looks at all entries and waits for the device."""
+        states = {name: getattr(self, name) for name in self._specs}
+        return [n for n, s in states.items() if s.is_floating_point() and not bool(torch.isfinite(s).all())]
+
     def _initial(self, spec: StateSpec, device: torch.device | str | None, dtype: torch.dtype) -> Tensor:
         per_positive = spec.kind in ("positive", "dense")
         values = torch.tensor(spec.fill, device=device, dtype=dtype)

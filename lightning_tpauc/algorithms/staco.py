@@ -1,0 +1,275 @@
+"""STACO1 and STACO2 (Zhou, Wang, Thai, Yang: TMLR 2025)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from lightning_tpauc.algorithms.base import Algorithm, TrainingScores
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.averaging import flush_lazy_sum, update_lazy_sum_
+from lightning_tpauc.functional.checks import is_real
+from lightning_tpauc.functional.duals import exact_duals
+from lightning_tpauc.functional.pairwise import pairwise_terms, weighted_excess
+from lightning_tpauc.functional.staco import (
+    dual_weight_step,
+    global_threshold_step,
+    minmax_loss,
+    per_positive_risk,
+    proximal_coefficient,
+    threshold_step,
+)
+from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
+
+__all__ = ("STACO",)
+
+
+class STACO(Algorithm):
+    r"""Stochastic primal-dual double block-coordinate algorithm for two-way partial AUC.
+
+    Solves the min-max form of the CVaR-CVaR objective, with :math:`\theta_0 = 1 -` ``min_tpr``,
+    :math:`\theta_1 =` ``max_fpr`` and pairwise losses :math:`\ell_{ij} = \ell(h_j - h_i)`:
+
+    .. math:: \min_{w, s, s'} \max_{y \in [0,1]^{n_+}} \frac{1}{n_+} \sum_i y_i \frac{g_i(w, s_i) - s'}{\theta_0} + s',
+        \qquad g_i(w, s_i) = \frac{1}{n_-} \sum_j \Bigl( s_i + \frac{(\ell_{ij} - s_i)_+}{\theta_1} \Bigr)
+
+    One call is one step: dual ascent on :math:`y_i` with one batch of negatives, descent on :math:`s_i` and on the
+    weights with another, descent on :math:`s'`; see :mod:`lightning_tpauc.functional.staco`, one function per line.
+    With ``gamma=math.inf`` this is STACO1, whose solution is the average of all iterates. With finite ``gamma`` it is
+    STACO2: proximal terms pull :math:`s` and the weights to their values at the stage's start, and every stage starts
+    from the previous one's averages.
+
+    Args:
+        min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).
+        max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
+        surrogate: ``"squared_hinge"``, ``"hinge"``, ``"square"``, ``"logistic"`` or a registered one.
+        margin: m of the surrogate, in units of the score.
+        scale: scale of the logistic surrogate.
+        alpha: step size of the dual weights :math:`y`.
+        beta: step size of the thresholds :math:`s`.
+        beta_prime: step size :math:`\beta'` of the global threshold :math:`s'`.
+        gamma: proximal parameter of STACO2; infinity is STACO1.
+        dual_init: ``"exact"`` solves :math:`s, s', y` for the initial weights from the training scores; ``"ones"`` is
+            the paper's start (:math:`s = s' = y = 1`); ``"zeros"`` sets :math:`s = s' = 0, y = 1`. With ``"ones"`` no
+            pair is active, and the weights do not move, until :math:`s_i` has fallen below the largest loss.
+        stage_restart: ``"exact"`` solves :math:`s, s', y` again at every stage's start; ``"ones"`` is the paper's
+            :math:`y = 1` with averaged :math:`s, s'`.
+        share_negatives: use one batch of negatives for all updates instead of two independent ones.
+
+    Raises:
+        ArgumentError: if an argument is out of range, or if ``"exact"`` is asked for with a non-monotone surrogate.
+
+    Example:
+        >>> algorithm = STACO(min_tpr=0.5, max_fpr=0.5, dual_init="zeros")
+        >>> algorithm.setup(num_positives=3)
+        >>> pos, neg = torch.tensor([0.2, 0.9], requires_grad=True), torch.tensor([0.1, 0.8])
+        >>> loss = algorithm(pos, neg, neg.clone(), torch.tensor([0, 2]))
+        >>> loss.backward()
+        >>> pos.grad
+        tensor([-3.0000, -0.8000])
+    """
+
+    _INITS: ClassVar[tuple[str, ...]] = ("exact", "ones", "zeros")
+    _RESTARTS: ClassVar[tuple[str, ...]] = ("exact", "ones")
+
+    y: Tensor
+    s: Tensor
+    s_prime: Tensor
+    s_anchor: Tensor
+    s_sum: Tensor
+    s_last: Tensor
+    s_prime_sum: Tensor
+    stage_steps: Tensor
+
+    def __init__(
+        self,
+        min_tpr: float = 0.5,
+        max_fpr: float = 0.5,
+        surrogate: str | Surrogate = "squared_hinge",
+        margin: float = 0.5,
+        scale: float = 1.0,
+        alpha: float = 0.1,
+        beta: float = 0.1,
+        beta_prime: float = 0.1,
+        gamma: float = math.inf,
+        dual_init: Literal["exact", "ones", "zeros"] = "exact",
+        stage_restart: Literal["exact", "ones"] = "exact",
+        share_negatives: bool = False,
+    ) -> None:
+        super().__init__(min_tpr, max_fpr)
+        for name, value in (("alpha", alpha), ("beta", beta), ("beta_prime", beta_prime)):
+            if not is_real(value) or value < 0:
+                msg = f"Expected `{name}` to be a step size of at least 0, but got {value!r}."
+                raise ArgumentError(msg)
+        if not gamma > 0:
+            msg = f"Expected `gamma` to be above 0 (infinity for STACO1), but got {gamma!r}."
+            raise ArgumentError(msg)
+        _check_choice("dual_init", dual_init, self._INITS)
+        _check_choice("stage_restart", stage_restart, self._RESTARTS)
+        self.surrogate = get_surrogate(surrogate, margin=margin, scale=scale)
+        self.alpha, self.beta, self.beta_prime, self.gamma = alpha, beta, beta_prime, float(gamma)
+        self.dual_init, self.stage_restart = dual_init, stage_restart
+        self.share_negatives = share_negatives
+        self._check_exact_is_right()
+        start = 0.0 if dual_init == "zeros" else 1.0
+        self.add_state("y", "positive", fill=1.0)
+        self.add_state("s", "positive", fill=start)
+        self.add_state("s_prime", "scalar", fill=start)
+        self.add_state("s_anchor", "positive", fill=start)
+        self.add_state("s_sum", "positive")
+        self.add_state("s_last", "positive", dtype=torch.int32)
+        self.add_state("s_prime_sum", "scalar")
+        self.add_state("stage_steps", "scalar", dtype=torch.int32)
+        self._started = False
+
+    @property
+    def needs_dual_negatives(self) -> bool:
+        """Whether a step uses a second, independent batch of negatives."""
+        return not self.share_negatives
+
+    @property
+    def has_stages(self) -> bool:
+        """Whether this is STACO2."""
+        return math.isfinite(self.gamma)
+
+    @property
+    def averages_iterates(self) -> bool:
+        """True: both variants return an average."""
+        return True
+
+    @property
+    def proximal_coefficient(self) -> float:
+        r""":math:`1 / (\gamma\theta_0)`, 0 for STACO1."""
+        return proximal_coefficient(self.gamma, self.theta0)
+
+    @property
+    def step_sizes(self) -> dict[str, str]:
+        """The step size of each variable."""
+        return {"y": "alpha", "s": "beta", "s_sum": "beta", "s_prime": "beta_prime", "s_prime_sum": "beta_prime"}
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        r""":math:`s'`, the mean threshold, and the mean dual weight, which is :math:`\theta_0` at the optimum."""
+        return {"s_prime": self.s_prime.clone(), "mean_s": self.s.mean(), "mean_y": self.y.mean()}
+
+    def needs_scores(self, event: Literal["start", "restart"]) -> bool:
+        """Whether the exact solution is asked for."""
+        return self.dual_init == "exact" if event == "start" else self.has_stages and self.stage_restart == "exact"
+
+    def setup(
+        self, num_positives: int, *, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32
+    ) -> None:
+        """Allocate 20 bytes a positive in single precision; see :meth:`Algorithm.setup`."""
+        super().setup(num_positives, device=device, dtype=dtype)
+        self._started = self.dual_init != "exact"
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned, in place."""
+        super().load_state_dict(state)
+        self._started = True
+
+    # ---------------------------------------------------------------- one step
+
+    def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:
+        """Lines 1 to 4, all with the values from before the step except the new dual weights."""
+        if not self._started:
+            self._start_from_batch(pos_scores.detach(), dual_neg_scores.detach(), index)
+        s, y = self.s[index], self.y[index]
+        # line 1, on the dual negatives
+        terms = pairwise_terms(
+            pos_scores.detach(), dual_neg_scores.detach(), s, surrogate=self.surrogate, gradients=False
+        )
+        risk = per_positive_risk(s, terms.excess, self.theta1)
+        y = dual_weight_step(y, risk, self.s_prime, self.step_scale * self.alpha, self.theta0)
+        # line 3, the loss for the weights, on the other negatives
+        mean_y = y.mean()
+        weighted, active = weighted_excess(pos_scores, neg_scores, s, y / y.numel(), surrogate=self.surrogate)
+        weighted_risk = weighted / self.theta1 + (y * s).mean()
+        loss = minmax_loss(weighted_risk, mean_y, self.s_prime.clone(), self.theta0)
+        # lines 2 and 4
+        self._update_thresholds(index, s, y, active)
+        self.s_prime.copy_(global_threshold_step(self.s_prime, mean_y, self.step_scale * self.beta_prime, self.theta0))
+        self.y.index_copy_(0, index, y.to(self.y.dtype))
+        self.stage_steps.add_(1)
+        self.s_prime_sum.add_(self.s_prime)
+        return loss
+
+    def _update_thresholds(self, index: Tensor, s: Tensor, y: Tensor, active: Tensor) -> None:
+        anchor = self.s_anchor[index]
+        update_lazy_sum_(self.s_sum, self.s_last, index, s, anchor, self.stage_steps)
+        beta = self.step_scale * self.beta
+        new = threshold_step(s, y, active, beta, self.theta0, self.theta1, anchor=anchor, gamma=self.gamma)
+        self.s.index_copy_(0, index, new.to(self.s.dtype))
+
+    # ---------------------------------------------------------------- stages
+
+    def averages(self) -> tuple[Tensor, Tensor]:
+        r"""The averages :math:`(\bar s, \bar s')` over the stage's iterates so far, at a cost of O(n_pos)."""
+        steps = self.stage_steps.clamp(min=1)
+        s_bar = flush_lazy_sum(self.s_sum, self.s_last, self.s, self.s_anchor, self.stage_steps)
+        s_prime_bar = torch.where(self.stage_steps > 0, self.s_prime_sum / steps, self.s_prime)
+        return s_bar, s_prime_bar
+
+    def start(self, scores: TrainingScores | None = None) -> None:
+        """Set the dual variables before the first step."""
+        if scores is not None and self.dual_init == "exact":
+            self._solve(scores)
+        self._started = True
+        self._anchor()
+
+    def finish_stage(self) -> None:
+        r""":math:`(s, s') \leftarrow (\bar s, \bar s')`; these are the next anchors."""
+        s_bar, s_prime_bar = self.averages()
+        self.s.copy_(s_bar)
+        self.s_prime.copy_(s_prime_bar)
+        self._anchor()
+
+    def restart(self, scores: TrainingScores | None = None) -> None:
+        r""":math:`y \leftarrow 1`, or the exact solution for the averaged weights."""
+        self.y.fill_(1.0)
+        if scores is not None and self.stage_restart == "exact":
+            self._solve(scores)
+            self._anchor()
+
+    def _anchor(self) -> None:
+        self.s_anchor.copy_(self.s)
+        for accumulator in (self.s_sum, self.s_last, self.s_prime_sum, self.stage_steps):
+            accumulator.zero_()
+
+    def _solve(self, scores: TrainingScores) -> None:
+        s, y, s_prime = exact_duals(*scores, self.min_tpr, self.max_fpr, surrogate=self.surrogate)
+        self.s.copy_(s)
+        self.y.copy_(y)
+        self.s_prime.copy_(s_prime)
+
+    def _start_from_batch(self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor) -> None:
+        # Without the scores of the training set the first batch is the best estimate: exact on its own positives, its
+        # mean threshold for the others, which keeps them out of the dead zone of "ones".
+        s, y, s_prime = exact_duals(pos_scores, neg_scores, self.min_tpr, self.max_fpr, surrogate=self.surrogate)
+        self.s.copy_(s.mean())
+        self.y.fill_(self.theta0)
+        self.s.index_copy_(0, index, s.to(self.s.dtype))
+        self.y.index_copy_(0, index, y.to(self.y.dtype))
+        self.s_prime.copy_(s_prime)
+        self.start()
+
+    def _check_exact_is_right(self) -> None:
+        exact = [n for n in ("dual_init", "stage_restart") if getattr(self, n) == "exact" and self._uses(n)]
+        if exact and not self.surrogate.monotone:
+            msg = (
+                f"`{exact[0]}='exact'` needs a non-decreasing surrogate, but {self.surrogate.name!r} falls again on "
+                "the left of -margin, so the hardest negatives differ between positives. "
+                "Set `dual_init='zeros'` and `stage_restart='ones'`, or use 'squared_hinge'."
+            )
+            raise ArgumentError(msg)
+
+    def _uses(self, option: str) -> bool:
+        return option == "dual_init" or self.has_stages
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        msg = f"Expected `{name}` to be one of {', '.join(map(repr, choices))}, but got {value!r}."
+        raise ArgumentError(msg)

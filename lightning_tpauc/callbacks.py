@@ -1,0 +1,273 @@
+"""Stages of the algorithm, and a guard that stops a run whose numbers are no longer finite."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from lightning.pytorch import Callback
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_tpauc import checkpoint as checkpointing
+from lightning_tpauc.batch_norm import average_over_ranks, batch_norm_statistics, recompute
+from lightning_tpauc.errors import ArgumentError, NonFiniteError, UnsupportedError
+from lightning_tpauc.iterates import WeightIterates
+from lightning_tpauc.schedules import step_plateau_schedulers
+from lightning_tpauc.scores import ScoreMemory, score_training_set
+from lightning_tpauc.sharding import reshard
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+    from lightning_tpauc.algorithms import TrainingScores
+    from lightning_tpauc.module import TPAUCModule
+
+__all__ = ("FiniteGuard", "StageCallback")
+
+
+class StageCallback(Callback):
+    r"""Runs the stages of STACO2 and the average of STACO1.
+
+    At the training's start it sets the dual variables. At a stage's end the weights become the average of the stage's
+    iterates, thresholds likewise, both are the next anchors, and the dual weights restart. Validation, and the model
+    after training, use the average of the current stage's iterates; for STACO1, which is one stage, of the whole run.
+
+    The module adds this callback with its defaults if the Trainer has none.
+
+    Args:
+        every_n_epochs: length of the first stage in epochs. Ignored where ``every_n_steps`` is given.
+        every_n_steps: length of the first stage in optimizer steps.
+        growth: factor of the length from one stage to the next, at least 1.
+        scores: where the exact dual variables take the training scores from: ``"remembered"`` from the stage's steps,
+            at no cost and stale by at most a stage, or ``"forward"``, one pass over the training set without gradients.
+        max_negatives: bound on the negatives that are remembered or scored; ``None`` is no bound for the forward pass
+            and 2**20 for the memory.
+        batch_norm: running statistics of batch normalisation that go with averaged weights: ``"average"`` them like
+            weights, ``"keep"`` the last iterate's, or ``"recompute"`` them at a stage's end by a pass over an epoch.
+
+    Raises:
+        ArgumentError: if an argument is out of range.
+
+    Example:
+        >>> StageCallback(every_n_steps=100, growth=2.0).stage_length(stage=3, steps_per_epoch=7)
+        800
+    """
+
+    def __init__(
+        self,
+        every_n_epochs: int = 1,
+        every_n_steps: int | None = None,
+        growth: float = 1.0,
+        scores: Literal["remembered", "forward"] = "remembered",
+        max_negatives: int | None = None,
+        batch_norm: Literal["average", "keep", "recompute"] = "average",
+    ) -> None:
+        for name, value in (
+            ("every_n_epochs", every_n_epochs),
+            ("every_n_steps", every_n_steps),
+            ("max_negatives", max_negatives),
+        ):
+            if value is not None and value < 1:
+                msg = f"Expected `{name}` to be at least 1, but got {value}."
+                raise ArgumentError(msg)
+        if not growth >= 1:
+            msg = f"Expected `growth` to be at least 1, but got {growth}."
+            raise ArgumentError(msg)
+        for name, choice, choices in (
+            ("scores", scores, ("remembered", "forward")),
+            ("batch_norm", batch_norm, ("average", "keep", "recompute")),
+        ):
+            if choice not in choices:
+                msg = f"Expected `{name}` to be one of {choices}, but got {choice!r}."
+                raise ArgumentError(msg)
+        self.every_n_epochs, self.every_n_steps, self.growth = every_n_epochs, every_n_steps, growth
+        self.scores, self.max_negatives, self.batch_norm = scores, max_negatives, batch_norm
+        self._swapped_for_validation = False
+
+    def stage_length(self, stage: int, steps_per_epoch: float) -> int:
+        """Number of steps of a stage; override for another policy.
+
+        Args:
+            stage: number of stages that are finished, 0 for the first stage.
+            steps_per_epoch: training batches per epoch; infinite for streams without a length.
+        """
+        first = self.every_n_steps if self.every_n_steps is not None else self.every_n_epochs * steps_per_epoch
+        if math.isinf(first):
+            msg = "An epoch of this training data has no length: set `every_n_steps` of StageCallback."
+            raise ArgumentError(msg)
+        return max(1, round(first * self.growth**stage))
+
+    # ---------------------------------------------------------------- hooks
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Check that the module is one of ours."""
+        if not hasattr(pl_module, "algorithm"):
+            msg = f"StageCallback trains a TPAUCModule, but got {type(pl_module).__name__}."
+            raise UnsupportedError(msg)
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Allocate the state, then restore it from a checkpoint or start it."""
+        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        reshard(module)
+        self._allocate(trainer, module)
+        if checkpointing.restore(module):
+            self._end_stage_if_due(trainer, module)
+        else:
+            needed = module.algorithm.needs_scores("start")
+            scores = score_training_set(module, self.max_negatives) if needed else None
+            if scores is not None and module.memory is not None:
+                module.memory.fill(scores)
+                module.memory.forget_negatives()
+            module.algorithm.start(scores)
+
+    @override
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """End the stage when it has its length. The module has already averaged this step's weights."""
+        self._end_stage_if_due(trainer, pl_module)  # type: ignore[arg-type]
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log what the dual variables say about the run."""
+        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        for name, value in module.algorithm.diagnostics().items():
+            module.log(f"train/{name}", value, batch_size=1)
+
+    @override
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Agree on batch-norm statistics over ranks, then put the average into the model."""
+        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        average_over_ranks(module)
+        if trainer.training and module.iterates is not None:
+            self._swapped_for_validation = module.iterates.swap_in()
+            reshard(module)
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the last iterate back."""
+        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        if self._swapped_for_validation and module.iterates is not None:
+            module.iterates.swap_out()
+            self._swapped_for_validation = False
+            reshard(module)
+        if trainer.training:
+            step_plateau_schedulers(trainer)
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the returned solution, the average, in the model."""
+        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        average_over_ranks(module)
+        if module.iterates is not None:
+            module.iterates.swap_in()
+            reshard(module)
+
+    # ---------------------------------------------------------------- stages
+
+    def _allocate(self, trainer: Trainer, module: TPAUCModule) -> None:
+        algorithm = module.algorithm
+        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set at run time, declared nowhere
+        num_positives = module.num_positives or getattr(datamodule, "num_positives", None)
+        if num_positives is None:
+            msg = (
+                "The number of training positives is unknown: train with a PosNegDataModule, or pass `num_positives` "
+                f"to {type(module).__name__}."
+            )
+            raise ArgumentError(msg)
+        dtype = module.score_dtype
+        algorithm.setup(num_positives, device=module.device, dtype=dtype)
+        parameters = [p for group in trainer.optimizers[0].param_groups for p in group["params"]]
+        average_statistics = self.batch_norm == "average" and algorithm.averages_iterates
+        buffers = [b for _, b in batch_norm_statistics(module)] if average_statistics else []
+        module.iterates = WeightIterates(
+            parameters,
+            buffers,
+            anchored=algorithm.proximal_coefficient != 0,
+            averaged=algorithm.averages_iterates,
+        )
+        module.memory = None
+        if self.scores == "remembered" and algorithm.needs_scores("restart"):
+            module.memory = ScoreMemory(num_positives, self.max_negatives or 2**20, module.device, dtype)
+
+    def _end_stage_if_due(self, trainer: Trainer, module: TPAUCModule) -> None:
+        iterates = module.iterates
+        if iterates is None or not module.algorithm.has_stages:
+            return
+        if iterates.count >= self.stage_length(iterates.stage, trainer.num_training_batches):
+            self._end_stage(trainer, module, iterates)
+
+    def _end_stage(self, trainer: Trainer, module: TPAUCModule, iterates: WeightIterates) -> None:
+        average_over_ranks(module)
+        iterates.finish_stage(adopt=module.algorithm.stage_iterate == "average")
+        reshard(module)
+        if self.batch_norm == "recompute":
+            recompute(module, trainer)
+        module.algorithm.finish_stage()
+        module.algorithm.restart(self._restart_scores(module))
+        if module.memory is not None:
+            module.memory.forget_negatives()
+
+    def _restart_scores(self, module: TPAUCModule) -> TrainingScores | None:
+        if not module.algorithm.needs_scores("restart"):
+            return None
+        remembered = module.memory.training_scores() if module.memory is not None else None
+        return remembered if remembered is not None else score_training_set(module, self.max_negatives)
+
+
+class FiniteGuard(Callback):
+    """Stops the run at the first step whose loss or state is not finite, and names the step size to lower.
+
+    On a CPU the check is immediate. On an accelerator the flag travels to the host without blocking and is read when it
+    has arrived, a few steps later; no checkpoint is written in between, since saving waits for the flag.
+    """
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[Tensor, torch.cuda.Event]] = []
+
+    @override
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Check the step that has just been taken, unless a gradient scaler skipped it."""
+        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        if module.step_skipped:
+            return
+        finite = torch.isfinite(outputs["loss"]) & module.algorithm.is_finite()
+        if finite.device.type != "cuda":
+            self._stop_unless(bool(finite), module)
+            return
+        flag = torch.empty((), dtype=torch.bool, pin_memory=True)
+        flag.copy_(finite, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self._pending.append((flag, event))
+        while self._pending and self._pending[0][1].query():
+            self._stop_unless(bool(self._pending.pop(0)[0]), module)
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Read what is still on its way."""
+        for flag, event in self._pending:
+            event.synchronize()
+            self._stop_unless(bool(flag), pl_module)  # type: ignore[arg-type]
+        self._pending.clear()
+
+    @staticmethod
+    def _stop_unless(finite: bool, module: TPAUCModule) -> None:
+        if not finite:
+            raise NonFiniteError(checkpointing.diagnose(module))

@@ -1,0 +1,216 @@
+"""What a checkpoint holds beside Lightning's own parts, under one key and of primitives and tensors only.
+
+``state_dict`` holds the evaluation weights (the average), so that ``load_from_checkpoint`` and any other reader get the
+solution. The last iterate, which training continues from, lies under our key together with the algorithm's state.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch.core.mixins import hparams_mixin
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from lightning_tpauc import random_state
+from lightning_tpauc.errors import CheckpointError, NonFiniteError
+from lightning_tpauc.iterates import assign, whole
+
+if TYPE_CHECKING:
+    from lightning_tpauc.module import TPAUCModule
+
+__all__ = (
+    "FORMAT_VERSION",
+    "KEY",
+    "diagnose",
+    "load_weights",
+    "read",
+    "refuse_foreign",
+    "restore",
+    "save",
+    "save_cli_hyperparameters",
+)
+
+KEY = "lightning_tpauc"
+FORMAT_VERSION = 1
+
+
+def save(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
+    """Fill ``checkpoint``; runs on all ranks.
+
+    Raises:
+        NonFiniteError: if the weights or the state are not finite, before the previous checkpoint is overwritten.
+    """
+    iterates = module.iterates
+    if iterates is None:
+        return
+    problem = diagnose(module, only_if_broken=True)
+    if problem:
+        raise NonFiniteError(problem)
+    _publish_evaluation_weights(module, checkpoint)
+    if "callbacks" not in checkpoint:  # save_weights_only
+        return
+    checkpoint[KEY] = {
+        "format_version": FORMAT_VERSION,
+        "algorithm": {"name": type(module.algorithm).__name__, "state": module.algorithm.state_dict()},
+        "iterates": iterates.state_dict(),
+        "memory": module.memory.state_dict() if module.memory is not None else None,
+        "batches_seen": module.batches_seen,
+        "fingerprint": _fingerprint(module),
+        "random_state": random_state.gather(),
+    }
+
+
+def read(checkpoint: dict[str, Any]) -> dict[str, Any] | None:
+    """Our part of a loaded checkpoint; ``None`` if it has none.
+
+    Raises:
+        CheckpointError: if it was written by a newer format.
+    """
+    ours: dict[str, Any] | None = checkpoint.get(KEY)
+    if ours is not None and ours.get("format_version", 0) > FORMAT_VERSION:
+        msg = (
+            f"The checkpoint has format {ours['format_version']} of lightning_tpauc, but this release reads up to "
+            f"{FORMAT_VERSION}. Upgrade with `pip install -U lightning-tpauc`."
+        )
+        raise CheckpointError(msg)
+    return ours
+
+
+def restore(module: TPAUCModule) -> bool:
+    """Put back what :func:`save` wrote, when training starts and everything is allocated.
+
+    Returns:
+        Whether training goes on from a checkpoint.
+
+    Raises:
+        CheckpointError: if the checkpoint belongs to another algorithm or other data.
+    """
+    state = module._restored
+    if state is None:
+        return False
+    module._restored = None
+    _check_belongs(module, state)
+    module.algorithm.load_state_dict(state["algorithm"]["state"])
+    if module.iterates is not None:
+        module.iterates.load_state_dict(state["iterates"])
+    if module.memory is not None and state["memory"] is not None:
+        module.memory.load_state_dict(state["memory"])
+    random_state.scatter(state["random_state"])
+    return True
+
+
+def load_weights(module: nn.Module, path: str | Path) -> None:
+    """Start from the weights of another run's checkpoint (fine-tuning); nothing else of it is read.
+
+    Raises:
+        CheckpointError: if the file can't be read or its weights do not fit the model.
+    """
+    source = Path(path)
+    if not source.is_file():
+        msg = f"`init_from` names {str(path)!r}, but there is no such file."
+        raise CheckpointError(msg)
+    try:
+        weights: dict[str, Tensor] = torch.load(source, map_location="cpu", weights_only=True)["state_dict"]
+    except Exception as error:
+        msg = f"`init_from={str(path)!r}` is not a readable Lightning checkpoint: {error}"
+        raise CheckpointError(msg) from error
+    own = dict(module.state_dict())
+    missing, unexpected = sorted(set(own) - set(weights)), sorted(set(weights) - set(own))
+    shapes = [n for n in own if n in weights and own[n].shape != weights[n].shape]
+    if missing or unexpected or shapes:
+        msg = (
+            f"The weights of `init_from={str(path)!r}` do not fit this model: missing {missing}, unexpected "
+            f"{unexpected}, other shapes {shapes}. Use the model that wrote the checkpoint."
+        )
+        raise CheckpointError(msg)
+    with torch.no_grad():
+        assign(own.values(), [weights[name] for name in own])
+
+
+def diagnose(module: TPAUCModule, only_if_broken: bool = False) -> str:
+    """Say what is not finite and which step size to lower; empty if nothing is and ``only_if_broken``."""
+    broken = module.algorithm.non_finite_states()
+    weights = [name for name, p in module.named_parameters() if not bool(torch.isfinite(whole(p.detach())).all())]
+    if only_if_broken and not broken and not weights:
+        return ""
+    step = f"after {module.batches_seen} steps"
+    sizes = sorted({module.algorithm.step_sizes[name] for name in broken if name in module.algorithm.step_sizes})
+    if weights or not sizes:
+        where = f"the weights ({', '.join(weights[:3])})" if weights else "the loss"
+        remedy = "Lower the optimizer's `lr`" + (f" or {_quoted(sizes)} of the algorithm" if sizes else "")
+        return f"Not finite {step}: {where}. {remedy}."
+    return (
+        f"Not finite {step}: the state {_quoted(broken)}. Lower {_quoted(sizes)} of {type(module.algorithm).__name__}."
+    )
+
+
+def save_cli_hyperparameters(module: TPAUCModule) -> None:
+    """Keep the configuration that LightningCLI built the module from, so that ``load_from_checkpoint`` can rebuild it.
+
+    Outside the command line nothing is saved: modules and optimizer factories are no hyperparameters, and a subclass
+    saves its own with ``self.save_hyperparameters()``.
+    """
+    given = getattr(hparams_mixin, "_given_hyperparameters", None)
+    if given is not None and given.get() is not None:
+        module.save_hyperparameters()
+
+
+def refuse_foreign(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
+    """Refuse to resume training from a checkpoint without our state.
+
+    Raises:
+        CheckpointError: naming the argument to use instead.
+    """
+    trainer = module._trainer
+    if KEY not in checkpoint and trainer is not None and trainer.state.fn == TrainerFn.FITTING:
+        msg = (
+            "The checkpoint to resume from holds no state of lightning_tpauc: it was saved with save_weights_only=True "
+            "or by another module. Pass its path as `init_from` of TPAUCModule to start a new run from its weights."
+        )
+        raise CheckpointError(msg)
+
+
+def _publish_evaluation_weights(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
+    iterates = module.iterates
+    weights = iterates.evaluation_weights() if iterates is not None else None
+    if iterates is None or weights is None:
+        return
+    mean_of = {id(tensor): mean for tensor, mean in zip(iterates.averaged, weights, strict=True)}
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    state = checkpoint["state_dict"]
+    for name, tensor in named:
+        mean = mean_of.get(id(tensor))
+        if mean is not None and name in state:
+            published = mean if isinstance(state[name], DTensor) else whole(mean)
+            state[name] = published.to(state[name].dtype)
+
+
+def _check_belongs(module: TPAUCModule, state: dict[str, Any]) -> None:
+    name = type(module.algorithm).__name__
+    if state["algorithm"]["name"] != name:
+        msg = (
+            f"The checkpoint was written by {state['algorithm']['name']}, but the module trains with {name}. "
+            "Pass the checkpoint as `init_from` to start a new run from its weights."
+        )
+        raise CheckpointError(msg)
+    written, present = state["fingerprint"], _fingerprint(module)
+    if written is not None and present is not None and written != present:
+        msg = (
+            f"The checkpoint was written on other training data (fingerprint {written}, now {present}): its dual "
+            "variables belong to other positives. Pass the checkpoint as `init_from` to start anew from its weights."
+        )
+        raise CheckpointError(msg)
+
+
+def _fingerprint(module: TPAUCModule) -> str | None:
+    trainer: Any = module._trainer
+    fingerprint = getattr(getattr(trainer, "datamodule", None), "fingerprint", None)
+    return str(fingerprint) if fingerprint is not None else None
+
+
+def _quoted(names: list[str]) -> str:
+    return " and ".join(f"`{name}`" for name in names)

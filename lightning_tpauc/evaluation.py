@@ -1,0 +1,59 @@
+"""What validation and test report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torchmetrics import Metric, MetricCollection
+
+from lightning_tpauc.functional.checks import check_rectangle
+from lightning_tpauc.functional.surrogates import Surrogate
+from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
+
+__all__ = ("IGNORED", "Rectangle", "build_metrics", "metric_name")
+
+#: Target of rows that no metric counts; see :class:`~lightning_tpauc.data.batch.EvalBatch`.
+IGNORED = -1
+
+
+class Rectangle(NamedTuple):
+    """Lower bound of the true positive rate and upper bound of the false positive rate."""
+
+    min_tpr: float
+    max_fpr: float
+
+
+def metric_name(rectangle: Rectangle) -> str:
+    """Name under which a rectangle other than the trained one is logged.
+
+    Example:
+        >>> metric_name(Rectangle(0.25, 0.75))
+        'tpauc_tpr0.25_fpr0.75'
+    """
+    return f"tpauc_tpr{rectangle.min_tpr:g}_fpr{rectangle.max_fpr:g}"
+
+
+def build_metrics(
+    trained: Rectangle, others: Sequence[Rectangle], log_objective: bool, surrogate: Surrogate | None, prefix: str
+) -> MetricCollection:
+    """Metrics over one shared store of scores: ``tpauc``, further rectangles, ``auroc`` and, if asked, ``objective``.
+
+    Args:
+        trained: the rectangle that training maximises.
+        others: rectangles to report beside it.
+        log_objective: whether to report the exact training objective.
+        surrogate: the objective's surrogate; squared hinge if ``None``.
+        prefix: ``"val/"`` or ``"test/"``.
+    """
+    for rectangle in others:
+        check_rectangle(*rectangle)
+    metrics: dict[str, Metric] = {"tpauc": _tpauc(trained), "auroc": _tpauc(Rectangle(0.0, 1.0))}
+    metrics.update({metric_name(rectangle): _tpauc(rectangle) for rectangle in others if rectangle != trained})
+    if log_objective:
+        metrics["objective"] = ExactObjective(*trained, surrogate=surrogate or "squared_hinge", ignore_index=IGNORED)
+    return MetricCollection(dict(metrics), prefix=prefix)
+
+
+def _tpauc(rectangle: Rectangle) -> TwoWayPartialAUROC:
+    return TwoWayPartialAUROC(*rectangle, ignore_index=IGNORED)

@@ -1,0 +1,163 @@
+r"""STACO, one function per line of the algorithm.
+
+Symbols, with the names used here: :math:`y` dual weights, :math:`s` thresholds (one per positive), :math:`s'` global
+threshold, :math:`\theta_0 = 1 -` ``min_tpr``, :math:`\theta_1 =` ``max_fpr``. Labels such as (eqn:y) are those of the
+paper's source (Zhou, Wang, Thai, Yang, TMLR 2025). :math:`\gamma = \infty` turns each line of STACO2 into STACO1's.
+
+All functions are pure. The per-positive arguments hold the entries of the sampled positives only, shape ``(S,)``.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+__all__ = (
+    "dual_weight_step",
+    "global_threshold_step",
+    "minmax_loss",
+    "per_positive_risk",
+    "proximal_coefficient",
+    "threshold_step",
+)
+
+
+def per_positive_risk(thresholds: Tensor, excess: Tensor, theta1: float) -> Tensor:
+    r"""The CVaR of each positive: :math:`g_i(w, s_i; B) = s_i + \frac{1}{\theta_1|B|}\sum_j (\ell_{ij} - s_i)_+`.
+
+    Args:
+        thresholds: float tensor ``(S,)``, :math:`s_i`.
+        excess: float tensor ``(S,)``, :math:`\frac{1}{|B|}\sum_j (\ell_{ij} - s_i)_+`.
+        theta1: the upper bound of the false positive rate, in (0, 1].
+
+    Returns:
+        Float tensor ``(S,)``.
+
+    Example:
+        >>> import torch
+        >>> per_positive_risk(torch.tensor([0.5]), torch.tensor([0.1]), theta1=0.5)
+        tensor([0.7000])
+    """
+    return thresholds + excess / theta1
+
+
+def dual_weight_step(
+    dual_weights: Tensor, risk: Tensor, global_threshold: Tensor, alpha: float, theta0: float
+) -> Tensor:
+    r"""Line 1, (eqn:y) and (eqn:yy): :math:`y_i \leftarrow \Pi_{[0,1]}(y_i + \alpha (g_i - s') / \theta_0)`.
+
+    Args:
+        dual_weights: float tensor ``(S,)`` in [0, 1], :math:`y_i`.
+        risk: float tensor ``(S,)``, :math:`g_i(w, s_i; B)` on the dual negatives.
+        global_threshold: float tensor ``()``, :math:`s'`.
+        alpha: step size, at least 0.
+        theta0: one minus the lower bound of the true positive rate, in (0, 1].
+
+    Returns:
+        Float tensor ``(S,)`` in [0, 1].
+
+    Example:
+        >>> import torch
+        >>> y = dual_weight_step(torch.tensor([0.5, 0.9]), torch.tensor([0.2, 1.0]), torch.tensor(0.4), 0.5, 0.5)
+        >>> y
+        tensor([0.3000, 1.0000])
+    """
+    return (dual_weights + (alpha / theta0) * (risk - global_threshold)).clamp(0.0, 1.0)
+
+
+def threshold_step(
+    thresholds: Tensor,
+    dual_weights: Tensor,
+    active: Tensor,
+    beta: float,
+    theta0: float,
+    theta1: float,
+    anchor: Tensor | None = None,
+    gamma: float = math.inf,
+) -> Tensor:
+    r"""Line 2, (eqn:s) and (eqn:ss).
+
+    .. math:: s_i \leftarrow s_i - \frac{\beta}{\theta_0}\Bigl( y_i \bigl(1 - \tfrac{|\{j: \ell_{ij} > s_i\}|}
+        {\theta_1 |\tilde B|}\bigr) + \tfrac{1}{\gamma}(s_i - s_{0,i}) \Bigr)
+
+    The paper's bracket divides the proximal term by :math:`\theta_0` as well; so does this function.
+
+    Args:
+        thresholds: float tensor ``(S,)``, :math:`s_i` before the step.
+        dual_weights: float tensor ``(S,)``, the new :math:`y_i`.
+        active: float tensor ``(S,)`` in [0, 1], share of negatives in :math:`\tilde B` whose loss exceeds :math:`s_i`.
+        beta: step size, at least 0.
+        theta0: one minus the lower bound of the true positive rate, in (0, 1].
+        theta1: the upper bound of the false positive rate, in (0, 1].
+        anchor: float tensor ``(S,)``, :math:`s_{0,i}` at the stage's start; read only for finite ``gamma``.
+        gamma: proximal parameter, above 0; infinity for STACO1.
+
+    Returns:
+        Float tensor ``(S,)``.
+
+    Example:
+        >>> import torch
+        >>> s = torch.tensor([0.5])
+        >>> threshold_step(s, torch.tensor([1.0]), torch.tensor([1.0]), beta=0.1, theta0=0.5, theta1=0.5)
+        tensor([0.7000])
+    """
+    gradient = dual_weights * (1.0 - active / theta1)
+    if anchor is not None and math.isfinite(gamma):
+        gradient = gradient + (thresholds - anchor) / gamma
+    return thresholds - (beta / theta0) * gradient
+
+
+def minmax_loss(weighted_risk: Tensor, mean_dual_weight: Tensor, global_threshold: Tensor, theta0: float) -> Tensor:
+    r"""Line 3, the function whose gradient (eqn:w) and (eqn:ww) follow.
+
+    .. math:: \frac{1}{S}\sum_i y_i \frac{g_i(w, s_i; \tilde B) - s'}{\theta_0} + s'
+
+    Args:
+        weighted_risk: float tensor ``()``, :math:`\frac{1}{S}\sum_i y_i g_i(w, s_i; \tilde B)`, with the graph.
+        mean_dual_weight: float tensor ``()``, :math:`\frac{1}{S}\sum_i y_i`.
+        global_threshold: float tensor ``()``, :math:`s'` before the step.
+        theta0: one minus the lower bound of the true positive rate, in (0, 1].
+
+    Returns:
+        Float tensor ``()``: the minibatch value of the min-max problem (eq:tpauc_minmax). It is not the objective F:
+        it need not fall while training makes progress.
+
+    Example:
+        >>> import torch
+        >>> minmax_loss(torch.tensor(0.3), torch.tensor(0.5), torch.tensor(0.2), theta0=0.5)
+        tensor(0.6000)
+    """
+    return (weighted_risk - mean_dual_weight * global_threshold) / theta0 + global_threshold
+
+
+def global_threshold_step(
+    global_threshold: Tensor, mean_dual_weight: Tensor, beta_prime: float, theta0: float
+) -> Tensor:
+    r"""Line 4, (eqn:sp): :math:`s' \leftarrow s' - \beta'(1 - \frac{1}{\theta_0 S}\sum_i y_i)`.
+
+    Args:
+        global_threshold: float tensor ``()``, :math:`s'` before the step.
+        mean_dual_weight: float tensor ``()``, :math:`\frac{1}{S}\sum_i y_i` with the new dual weights.
+        beta_prime: step size, at least 0.
+        theta0: one minus the lower bound of the true positive rate, in (0, 1].
+
+    Returns:
+        Float tensor ``()``.
+
+    Example:
+        >>> import torch
+        >>> global_threshold_step(torch.tensor(1.0), torch.tensor(0.75), beta_prime=0.1, theta0=0.5)
+        tensor(1.0500)
+    """
+    return global_threshold - beta_prime * (1.0 - mean_dual_weight / theta0)
+
+
+def proximal_coefficient(gamma: float, theta0: float) -> float:
+    r"""The c of :math:`c\,(w - w_0)` in (eqn:ww): :math:`1 / (\gamma \theta_0)`, 0 for infinite :math:`\gamma`.
+
+    Example:
+        >>> proximal_coefficient(500.0, 0.5)
+        0.004
+    """
+    return 1.0 / (gamma * theta0)

@@ -1,0 +1,159 @@
+r"""The weights' side of a stage: anchor :math:`w_0`, running mean :math:`\bar w`, and the swap for evaluation.
+
+Parameters are taken from the optimizer's groups, not from the module: under FSDP2 only those are always the sharded
+tensors. Every operation is elementwise, so the same code is right on plain tensors and on DTensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from lightning_tpauc.functional.averaging import running_mean_
+
+__all__ = ("WeightIterates", "assign", "master_dtype", "whole")
+
+
+class WeightIterates:
+    r"""Anchor and running mean of the trained weights over one stage.
+
+    Args:
+        parameters: the parameters that the optimizer updates.
+        buffers: floating buffers that are averaged like weights (running statistics of batch normalisation).
+        anchored: whether a proximal term needs the anchor.
+        averaged: whether the mean of the iterates is needed.
+
+    Attributes:
+        count: how many iterates of this stage the mean holds.
+        stage: number of finished stages.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        buffers: Iterable[Tensor] = (),
+        *,
+        anchored: bool = True,
+        averaged: bool = True,
+    ) -> None:
+        self.parameters = list(parameters)
+        self.averaged = [*self.parameters, *buffers] if averaged else []
+        self.anchor = [_copy(p) for p in self.parameters] if anchored else []
+        self.mean = [_copy(p) for p in self.averaged]
+        self.count = 0
+        self.stage = 0
+        self._iterate: list[Tensor] | None = None
+
+    @property
+    def swapped(self) -> bool:
+        """Whether the model currently holds the mean instead of the last iterate."""
+        return self._iterate is not None
+
+    @torch.no_grad()
+    def update(self) -> None:
+        r"""Take the current weights into the mean, after a step."""
+        self.count += 1
+        running_mean_(self.mean, [p.detach() for p in self.averaged], self.count)
+
+    @torch.no_grad()
+    def add_proximal_gradient(self, coefficient: float) -> None:
+        r"""Add :math:`c\,(w - w_0)` to the gradients, as (eqn:ww) has it."""
+        pairs = [(p, w0) for p, w0 in zip(self.parameters, self.anchor, strict=True) if p.grad is not None]
+        if not pairs:
+            return
+        gradients = [p.grad for p, _ in pairs if p.grad is not None]
+        displacement = torch._foreach_sub([p.detach().to(w0.dtype) for p, w0 in pairs], [w0 for _, w0 in pairs])
+        scaled = [d.to(g.dtype) for d, g in zip(displacement, gradients, strict=True)]
+        torch._foreach_add_(gradients, scaled, alpha=coefficient)
+
+    @torch.no_grad()
+    def finish_stage(self, adopt: bool = True) -> None:
+        r"""End a stage: the mean becomes the next anchor and, with ``adopt``, the current weights.
+
+        Args:
+            adopt: STACO2 continues from the mean; AUCM continues from the last iterate and only anchors at the mean.
+        """
+        if self.count and self.mean:
+            if adopt:
+                assign(self.averaged, self.mean)
+            assign(self.anchor, self.mean[: len(self.anchor)])
+        else:
+            assign(self.anchor, [p.detach() for p in self.parameters][: len(self.anchor)])
+        self.count = 0
+        self.stage += 1
+
+    @torch.no_grad()
+    def swap_in(self) -> bool:
+        """Put the mean into the model for evaluation; nothing happens while the mean is empty or already there.
+
+        Returns:
+            Whether this call put it there.
+        """
+        if not self.count or not self.mean or self._iterate is not None:
+            return False
+        self._iterate = [p.detach().clone() for p in self.averaged]
+        assign(self.averaged, self.mean)
+        return True
+
+    @torch.no_grad()
+    def swap_out(self) -> bool:
+        """Put the last iterate back.
+
+        Returns:
+            Whether there was something to put back.
+        """
+        if self._iterate is None:
+            return False
+        assign(self.averaged, self._iterate)
+        self._iterate = None
+        return True
+
+    def evaluation_weights(self) -> list[Tensor] | None:
+        """The weights to evaluate and to publish, aligned with ``averaged``; ``None`` if they are the current ones."""
+        return self.mean if self.count and self.mean else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, anchor, mean and last iterate as whole tensors (a collective for sharded ones)."""
+        iterate = self._iterate if self._iterate is not None else [p.detach() for p in self.averaged]
+        return {
+            "count": self.count,
+            "stage": self.stage,
+            "anchor": [whole(t) for t in self.anchor],
+            "mean": [whole(t) for t in self.mean],
+            "iterate": [whole(t) for t in iterate] if self.count else [],
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore everything; the model then holds the last iterate."""
+        self.count, self.stage, self._iterate = int(state["count"]), int(state["stage"]), None
+        assign(self.anchor, state["anchor"])
+        assign(self.mean, state["mean"])
+        if state["iterate"]:
+            assign(self.averaged, state["iterate"])
+
+
+def master_dtype(dtype: torch.dtype) -> torch.dtype:
+    """``dtype``, or float32 where it is a half-precision type: means and anchors must not lose small steps."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The unsharded tensor; a collective for a DTensor, the tensor itself otherwise."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(master_dtype(tensor.dtype), copy=True)
+
+
+def assign(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
+    """Copy whole or sharded ``sources`` into ``targets``, in place and in the targets' dtype and sharding."""
+    for target, source in zip(targets, sources, strict=True):
+        if isinstance(target, DTensor) and not isinstance(source, DTensor):
+            source = distribute_tensor(source.to(target.device), target.device_mesh, target.placements)
+        target.detach().copy_(source)

@@ -1,0 +1,313 @@
+"""The LightningModule: one forward pass, one gather, one algorithm step, one optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, cast
+
+import torch
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+
+from lightning_tpauc import checkpoint as checkpointing
+from lightning_tpauc.algorithms import STACO, Algorithm
+from lightning_tpauc.callbacks import FiniteGuard, StageCallback
+from lightning_tpauc.data.batch import EvalBatch, PosNegBatch
+from lightning_tpauc.distributed import JointScores, gather_scores
+from lightning_tpauc.errors import ArgumentError, UnsupportedError
+from lightning_tpauc.evaluation import Rectangle, build_metrics
+from lightning_tpauc.iterates import WeightIterates, master_dtype
+from lightning_tpauc.schedules import step_schedulers
+from lightning_tpauc.scores import ScoreMemory
+from lightning_tpauc.support import refuse_unsupported
+
+__all__ = ("TPAUCModule",)
+
+
+class TPAUCModule(LightningModule):
+    r"""Trains a model that gives one score per example to maximise two-way partial AUC.
+
+    Three ways to use it: pass a ``backbone``; subclass it and define ``forward(inputs) -> scores``; or mix it into an
+    existing LightningModule, ``class Mine(TPAUCModule, TheirModule)``, whose ``forward`` it then trains. Batches are
+    :class:`~lightning_tpauc.PosNegBatch`, as :class:`~lightning_tpauc.PosNegDataModule` makes them.
+
+    Args:
+        backbone: maps ``inputs`` to scores of shape ``(N,)`` or ``(N, 1)``, larger meaning more positive.
+        algorithm: the training method; STACO1 at ``min_tpr = max_fpr = 0.5`` if ``None``.
+        optimizer: maps parameters to a :class:`torch.optim.Optimizer`. If ``None``, the mixed-in module's
+            ``configure_optimizers`` is used, and without one SGD with learning rate 0.1.
+        lr_scheduler: maps the optimizer to a scheduler. It drives the learning rate and, by the same factor, the
+            algorithm's own step sizes.
+        lr_scheduler_interval: whether the scheduler steps after every ``"step"`` or every ``"epoch"``.
+        score_activation: ``"sigmoid"`` feeds probabilities to the algorithm, as the paper does for deep models;
+            ``"identity"`` feeds raw scores. Metrics rank the raw scores either way.
+        gradient_clip_val: bound on the norm of the loss gradient; the proximal term is added after clipping, since it
+            is a pull to the anchor like weight decay and not noise. ``None`` does not clip.
+        rectangles: further (min_tpr, max_fpr) pairs to report; the algorithm's own is always reported as ``tpauc``.
+        log_objective: also report the exact training objective F, on the evaluated data.
+        num_positives: number of training positives; read from the data module if ``None``.
+        init_from: checkpoint of another run, on whatever data, whose weights a new run starts from (fine-tuning).
+        **kwargs: passed on to the next class, for mixing in.
+
+    Raises:
+        ArgumentError: if an argument is out of range.
+
+    Example:
+        >>> import torch
+        >>> module = TPAUCModule(torch.nn.Linear(22, 1), optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+        >>> module(torch.zeros(4, 22)).shape
+        torch.Size([4, 1])
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module | None = None,
+        algorithm: Algorithm | None = None,
+        optimizer: OptimizerCallable | None = None,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        *,
+        lr_scheduler_interval: Literal["epoch", "step"] = "epoch",
+        score_activation: Literal["identity", "sigmoid"] = "identity",
+        gradient_clip_val: float | None = None,
+        rectangles: Sequence[tuple[float, float]] = (),
+        log_objective: bool = False,
+        num_positives: int | None = None,
+        init_from: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.automatic_optimization = False
+        if score_activation not in ("identity", "sigmoid"):
+            msg = f"Expected `score_activation` to be 'identity' or 'sigmoid', but got {score_activation!r}."
+            raise ArgumentError(msg)
+        if lr_scheduler_interval not in ("epoch", "step"):
+            msg = f"Expected `lr_scheduler_interval` to be 'epoch' or 'step', but got {lr_scheduler_interval!r}."
+            raise ArgumentError(msg)
+        if gradient_clip_val is not None and not gradient_clip_val > 0:
+            msg = f"Expected `gradient_clip_val` to be above 0 or None, but got {gradient_clip_val!r}."
+            raise ArgumentError(msg)
+        if backbone is not None:
+            self.backbone = backbone
+        self.algorithm = algorithm if algorithm is not None else STACO()
+        self.optimizer_factory = optimizer
+        self.scheduler_factory = lr_scheduler
+        self.lr_scheduler_interval = lr_scheduler_interval
+        self.score_activation = score_activation
+        self.gradient_clip_val = gradient_clip_val
+        self.num_positives = num_positives
+        self.init_from = init_from
+        own = Rectangle(self.algorithm.min_tpr, self.algorithm.max_fpr)
+        others = [Rectangle(*pair) for pair in rectangles]
+        surrogate = getattr(self.algorithm, "surrogate", None) if log_objective else None
+        self.val_metrics: MetricCollection = build_metrics(own, others, log_objective, surrogate, prefix="val/")
+        self.test_metrics: MetricCollection = build_metrics(own, others, log_objective, surrogate, prefix="test/")
+        #: Anchor and running mean of the weights; there during training.
+        self.iterates: WeightIterates | None = None
+        #: Scores remembered for the exact restart; there during training if the stage callback asks for them.
+        self.memory: ScoreMemory | None = None
+        #: Number of training batches consumed so far; the position of the data module's sampler.
+        self.batches_seen = 0
+        #: Whether a gradient scaler skipped the last step, because of infinite gradients.
+        self.step_skipped = False
+        self._base_lr: float | None = None
+        self._restored: dict[str, Any] | None = None
+        checkpointing.save_cli_hyperparameters(self)
+
+    # ---------------------------------------------------------------- scores
+
+    def forward(self, inputs: Any) -> Tensor:
+        """Scores of ``inputs``, shape ``(N,)`` or ``(N, 1)``: the backbone's, or those of the class mixed in.
+
+        Raises:
+            ArgumentError: if there is no model.
+        """
+        if hasattr(self, "backbone"):
+            return cast(Tensor, self.backbone(inputs))
+        parent = super().forward
+        if getattr(parent, "__func__", None) is LightningModule.forward:
+            msg = (
+                f"{type(self).__name__} has no model: pass `backbone=`, define `forward(inputs) -> scores`, or mix "
+                "TPAUCModule into a LightningModule that has a `forward`."
+            )
+            raise ArgumentError(msg)
+        return cast(Tensor, parent(inputs))
+
+    @property
+    def score_dtype(self) -> torch.dtype:
+        """float32, or float64 where the model computes in double precision."""
+        parameter = next(self.parameters(), None)
+        return master_dtype(parameter.dtype if parameter is not None else torch.float32)
+
+    def raw_scores(self, inputs: Any) -> Tensor:
+        """Scores as a 1-D tensor in float32 or better, whatever precision the model computes in.
+
+        Raises:
+            ArgumentError: if the model does not return one score per example.
+        """
+        scores = self(inputs)
+        if not isinstance(scores, Tensor) or scores.ndim not in (1, 2) or (scores.ndim == 2 and scores.shape[1] != 1):
+            shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            msg = f"Expected `forward` to return one score per example, shape (N,) or (N, 1), but got {shape}."
+            raise ArgumentError(msg)
+        return scores.reshape(-1).to(master_dtype(scores.dtype))
+
+    def algorithm_scores(self, inputs: Any) -> Tensor:
+        """Scores as the algorithm sees them: :meth:`raw_scores` after ``score_activation``."""
+        scores = self.raw_scores(inputs)
+        use_sigmoid = self.score_activation == "sigmoid" and not self.algorithm.takes_logits
+        return scores.sigmoid() if use_sigmoid else scores
+
+    def joint_scores(self, batch: PosNegBatch) -> JointScores:
+        """One forward pass over the joint batch, then the scores of all ranks."""
+        scores = self.algorithm_scores(batch.inputs)
+        return gather_scores(scores, batch.index, (batch.num_pos, batch.num_neg, batch.num_dual_neg), batch.shares)
+
+    # ---------------------------------------------------------------- training
+
+    def on_fit_start(self) -> None:
+        """Take the weights of ``init_from``, unless the run is resumed."""
+        if self.init_from is not None and self._restored is None:
+            checkpointing.load_weights(self, self.init_from)
+
+    def training_step(self, batch: PosNegBatch, batch_idx: int) -> Tensor:  # noqa: ARG002
+        """One step of the algorithm and of the optimizer; nothing in here waits for the device."""
+        if not isinstance(batch, PosNegBatch):
+            msg = (
+                f"Expected training batches of type PosNegBatch (use PosNegDataModule), but got {type(batch).__name__}."
+            )
+            raise ArgumentError(msg)
+        optimizer = self._optimizer()
+        optimizer.zero_grad()
+        self.algorithm.step_scale = self._step_scale(optimizer)
+        joint = self.joint_scores(batch)
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        undo = (joint.index, self.algorithm.snapshot(joint.index)) if scaler is not None else None
+        with torch.autocast(self.device.type, enabled=False):
+            loss = self.algorithm(*joint)
+        self.manual_backward(loss)
+        scale_before = scaler.get_scale() if scaler is not None else None
+        optimizer.step()
+        self.step_skipped = scaler is not None and scaler.get_scale() < scale_before
+        if undo is not None and self.step_skipped:
+            self.algorithm.rollback(*undo)
+        else:
+            self._after_step(joint)
+        self.batches_seen += 1
+        step_schedulers(self.trainer, self.batches_seen)
+        loss = loss.detach()
+        self.log("train/loss", loss, batch_size=sum(joint[k].numel() for k in range(3)))
+        return loss
+
+    def _after_step(self, joint: JointScores) -> None:
+        if self.memory is not None:
+            self.memory.update(joint.pos_scores, joint.neg_scores, joint.index)
+        if self.iterates is not None and self.iterates.averaged:
+            self.iterates.update()
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Clip the loss gradient, then add the proximal term; both on unscaled gradients."""
+        coefficient = self.algorithm.proximal_coefficient
+        if self.gradient_clip_val is None and coefficient == 0:
+            return
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
+            scaler.unscale_(optimizer)  # Lightning leaves this to fused optimizers, which then see scaled gradients
+        if self.gradient_clip_val is not None:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(parameters, self.gradient_clip_val)
+        if coefficient != 0 and self.iterates is not None:
+            self.iterates.add_proximal_gradient(coefficient)
+
+    def _optimizer(self) -> LightningOptimizer:
+        optimizer = self.optimizers()
+        if isinstance(optimizer, list):
+            msg = (
+                "Expected `configure_optimizers` to return exactly one optimizer: global_step counts every optimizer's "
+                f"step. Got {optimizer!r}."
+            )
+            raise UnsupportedError(msg)
+        return optimizer
+
+    def _step_scale(self, optimizer: LightningOptimizer) -> float:
+        group = optimizer.param_groups[0]
+        base: float = self._base_lr if self._base_lr is not None else group.get("initial_lr", group["lr"])
+        scale: float = group["lr"] / base if base else 1.0
+        return scale
+
+    # ---------------------------------------------------------------- evaluation
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+        """Collect raw scores and targets."""
+        self._evaluate(self.val_metrics, batch)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+        """Collect raw scores and targets."""
+        self._evaluate(self.test_metrics, batch)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:  # noqa: ARG002
+        """Raw scores and, for batches of a ``PosNegDataModule``, which examples they belong to."""
+        if isinstance(batch, EvalBatch):
+            real = batch.example_id >= 0
+            return {"example_id": batch.example_id[real], "score": self.raw_scores(batch.inputs)[real]}
+        return {"score": self.raw_scores(batch[0] if isinstance(batch, (tuple, list)) else batch)}
+
+    def on_validation_epoch_end(self) -> None:
+        """Log ``val/tpauc`` and its companions; the sanity check logs nothing, since it sees a few batches only."""
+        self._log_metrics(self.val_metrics)
+
+    def on_test_epoch_end(self) -> None:
+        """Log ``test/tpauc`` and its companions."""
+        self._log_metrics(self.test_metrics)
+
+    def _evaluate(self, metrics: MetricCollection, batch: Any) -> None:
+        inputs, target = batch[0], batch[1]
+        metrics.update(self.raw_scores(inputs), target.reshape(-1))
+
+    def _log_metrics(self, metrics: MetricCollection) -> None:
+        if not self.trainer.sanity_checking:
+            for name, value in metrics.compute().items():
+                self.log(name, value, prog_bar=name.endswith("/tpauc"), batch_size=1)
+        metrics.reset()
+
+    # ---------------------------------------------------------------- configuration
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Add the callbacks that training relies on, unless the Trainer has its own."""
+        refuse_unsupported(self.trainer)
+        present = [type(callback) for callback in self.trainer.callbacks]  # type: ignore[attr-defined]
+        needed: Iterable[type[Callback]] = (FiniteGuard, StageCallback)
+        return [kind() for kind in needed if not any(issubclass(p, kind) for p in present)]
+
+    def configure_optimizers(self) -> Any:
+        """The injected optimizer and scheduler, or those of the class mixed in."""
+        parent = super().configure_optimizers
+        mixed_in = getattr(parent, "__func__", None) is not LightningModule.configure_optimizers
+        if self.optimizer_factory is None and mixed_in:
+            self._base_lr = None
+            return parent()
+        parameters = [p for p in self.parameters() if p.requires_grad]
+        if not parameters:
+            msg = f"{type(self).__name__} has no parameter that requires a gradient: there is nothing to train."
+            raise ArgumentError(msg)
+        factory = self.optimizer_factory
+        optimizer = factory(parameters) if factory is not None else torch.optim.SGD(parameters, lr=0.1)
+        self._base_lr = float(optimizer.param_groups[0]["lr"])  # before a scheduler changes it
+        if self.scheduler_factory is None:
+            return optimizer
+        scheduler = self.scheduler_factory(optimizer)
+        config = {"scheduler": scheduler, "interval": self.lr_scheduler_interval, "monitor": "val/tpauc"}
+        return {"optimizer": optimizer, "lr_scheduler": config}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Publish the evaluation weights as ``state_dict``; keep all that training remembers beside them."""
+        checkpointing.save(self, checkpoint)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Check that the checkpoint is ours and readable; the state is restored when training starts."""
+        checkpointing.refuse_foreign(self, checkpoint)
+        self._restored = checkpointing.read(checkpoint)
+        if self._restored is not None:
+            self.batches_seen = self._restored["batches_seen"]  # the sampler asks before training starts

@@ -1,0 +1,59 @@
+"""State of the random generators that a model draws from (dropout), per rank and safe for ``weights_only=True``."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from lightning_tpauc.distributed import rank, world_size
+
+__all__ = ("gather", "scatter")
+
+
+def gather() -> list[dict[str, Any]]:
+    """The state of every rank, in rank order; a collective.
+
+    While an exception is handled other ranks may not take part, so a rescue checkpoint holds this rank's state only.
+    """
+    own = _own()
+    if world_size() == 1 or sys.exc_info()[0] is not None:
+        return [own]
+    states: list[Any] = [None] * world_size()
+    dist.all_gather_object(states, own)
+    return states
+
+
+def scatter(states: list[dict[str, Any]]) -> None:
+    """Restore this rank's state; ranks that did not exist when the state was written keep theirs."""
+    if rank() >= len(states):
+        return
+    state = states[rank()]
+    torch.set_rng_state(state["torch"])
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def _own() -> dict[str, Any]:
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "python": (version, list(words), gauss),
+        "numpy": (
+            str(kind),
+            torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() and torch.cuda.is_initialized() else None,
+    }

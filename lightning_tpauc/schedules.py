@@ -1,0 +1,35 @@
+"""Learning-rate schedulers under manual optimization, where Lightning keeps but never steps them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+__all__ = ("step_plateau_schedulers", "step_schedulers")
+
+
+def step_schedulers(trainer: Trainer, batches_seen: int) -> None:
+    """Step what is due after a batch: ``interval="step"``, and ``"epoch"`` after the epoch's last batch.
+
+    Epoch schedulers step here and not at the epoch's end so that a checkpoint of the last batch already holds them.
+    """
+    for config in trainer.lr_scheduler_configs:
+        if isinstance(config.scheduler, ReduceLROnPlateau):
+            continue
+        if config.interval == "step":
+            due = batches_seen % config.frequency == 0
+        else:
+            due = trainer.is_last_batch and (trainer.current_epoch + 1) % config.frequency == 0
+        if due:
+            config.scheduler.step()
+
+
+def step_plateau_schedulers(trainer: Trainer) -> None:
+    """Step ``ReduceLROnPlateau`` with the metric it monitors, after a validation epoch."""
+    for config in trainer.lr_scheduler_configs:
+        if isinstance(config.scheduler, ReduceLROnPlateau) and config.monitor in trainer.callback_metrics:
+            config.scheduler.step(float(trainer.callback_metrics[config.monitor]))

@@ -1,0 +1,132 @@
+"""Scores of the training set for the exact dual variables: remembered from the steps, or from a forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lightning_tpauc.algorithms.base import TrainingScores
+from lightning_tpauc.data.batch import EvalBatch
+from lightning_tpauc.distributed import gather_variable
+
+if TYPE_CHECKING:
+    from lightning_tpauc.module import TPAUCModule
+
+__all__ = ("ScoreMemory", "score_examples", "score_training_set")
+
+
+class ScoreMemory:
+    """The last score of every positive and of the most recent negatives, as training steps computed them.
+
+    Remembering costs O(S + B) a step and no forward pass; an entry is stale by at most the time since its last visit.
+
+    Args:
+        num_positives: number of positive training examples.
+        capacity: how many negatives are remembered.
+        device: where the scores live.
+        dtype: ``torch.float32`` or ``torch.float64``.
+    """
+
+    def __init__(
+        self, num_positives: int, capacity: int, device: torch.device | str | None, dtype: torch.dtype
+    ) -> None:
+        self.pos_scores = torch.full((num_positives,), torch.nan, device=device, dtype=dtype)
+        self.neg_scores = torch.full((capacity,), torch.nan, device=device, dtype=dtype)
+        self.cursor = 0
+        self.filled = 0
+
+    def update(self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor) -> None:
+        """Remember one step's scores; the oldest negatives are overwritten."""
+        self.pos_scores.index_copy_(0, index, pos_scores.detach().to(self.pos_scores.dtype))
+        capacity = self.neg_scores.numel()
+        fresh = neg_scores.detach().to(self.neg_scores.dtype)[-capacity:]
+        head = min(fresh.numel(), capacity - self.cursor)
+        self.neg_scores[self.cursor : self.cursor + head].copy_(fresh[:head])
+        self.neg_scores[: fresh.numel() - head].copy_(fresh[head:])
+        self.cursor = (self.cursor + fresh.numel()) % capacity
+        self.filled = min(capacity, self.filled + fresh.numel())
+
+    def fill(self, scores: TrainingScores) -> None:
+        """Take the result of a forward pass over the training set."""
+        self.pos_scores.copy_(scores.pos_scores)
+        self.forget_negatives()
+        self.update(self.pos_scores[:0], scores.neg_scores, torch.arange(0, device=self.pos_scores.device))
+
+    def forget_negatives(self) -> None:
+        """Start a new stage: its negatives replace those of the last one."""
+        self.cursor = self.filled = 0
+
+    def training_scores(self) -> TrainingScores | None:
+        """The remembered scores; ``None`` until each positive and some negatives were visited."""
+        if self.filled == 0 or bool(self.pos_scores.isnan().any()):
+            return None
+        return TrainingScores(self.pos_scores, self.neg_scores[: self.filled])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and counters."""
+        neg_scores = self.neg_scores[: self.filled].clone()
+        return {"pos_scores": self.pos_scores, "neg_scores": neg_scores, "cursor": self.cursor}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore, in place; what exceeds another capacity is dropped, oldest first."""
+        self.pos_scores.copy_(state["pos_scores"])
+        negatives, cursor = state["neg_scores"], int(state["cursor"])
+        same_capacity = negatives.numel() <= self.neg_scores.numel() and cursor <= negatives.numel()
+        if same_capacity:
+            self.neg_scores[: negatives.numel()].copy_(negatives)
+            self.cursor, self.filled = cursor % self.neg_scores.numel(), negatives.numel()
+        else:
+            self.forget_negatives()
+            in_order = torch.cat([negatives[cursor:], negatives[:cursor]])
+            self.update(self.pos_scores[:0], in_order, torch.arange(0, device=self.pos_scores.device))
+
+
+@torch.no_grad()
+def score_examples(module: TPAUCModule, loader: Iterable[EvalBatch], num_examples: int) -> Tensor:
+    """Scores of all examples of an evaluation loader, on every rank, in the order of ``example_id``.
+
+    Args:
+        module: the module whose ``forward`` scores; it is put into evaluation mode for the pass.
+        loader: yields this rank's share as :class:`EvalBatch`.
+        num_examples: how many examples there are over all ranks; ``example_id`` runs over ``0 .. num_examples - 1``.
+
+    Returns:
+        Float tensor ``(num_examples,)`` on the module's device.
+    """
+    modes = [(m, m.training) for m in module.modules()]
+    module.eval()
+    ids: list[Tensor] = []
+    scores: list[Tensor] = []
+    try:
+        for host_batch in loader:
+            batch = module.transfer_batch_to_device(host_batch, module.device, 0)
+            scores.append(module.algorithm_scores(batch.inputs))
+            ids.append(batch.example_id)
+    finally:
+        for m, training in modes:
+            m.training = training
+    own_ids = torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64, device=module.device)
+    own_scores = torch.cat(scores) if scores else torch.empty(0, device=module.device, dtype=module.score_dtype)
+    all_ids, all_scores = torch.cat(gather_variable(own_ids)), torch.cat(gather_variable(own_scores))
+    real = all_ids >= 0
+    result = all_scores.new_zeros(num_examples)
+    result[all_ids[real]] = all_scores[real]
+    return result
+
+
+def score_training_set(module: TPAUCModule, max_negatives: int | None = None) -> TrainingScores:
+    """One forward pass without gradients over the training positives and negatives of the attached data module.
+
+    Args:
+        module: attached to a Trainer with a :class:`~lightning_tpauc.PosNegDataModule`.
+        max_negatives: score a random sample of this many negatives; ``None`` scores all.
+    """
+    datamodule: Any = module.trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
+    positives, negatives = datamodule.scoring_dataloaders(max_negatives=max_negatives)
+    num_negatives = datamodule.num_negatives if max_negatives is None else min(max_negatives, datamodule.num_negatives)
+    return TrainingScores(
+        score_examples(module, positives, datamodule.num_positives), score_examples(module, negatives, num_negatives)
+    )

@@ -1,0 +1,76 @@
+"""Trainer flags, strategies and callbacks that would give wrong results are refused before training starts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies.xla import XLAStrategy
+from lightning.pytorch.utilities import rank_zero_warn
+
+from lightning_tpauc.errors import TPAUCWarning, UnsupportedError
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+__all__ = ("refuse_unsupported",)
+
+
+def refuse_unsupported(trainer: Trainer) -> None:
+    """Check the Trainer; called before Lightning's own checks, whose remedies do not fit here.
+
+    Raises:
+        UnsupportedError: with the reason and the remedy.
+    """
+    _refuse_flags(trainer)
+    _refuse_strategies(trainer)
+    _refuse_callbacks(trainer)
+
+
+def _refuse_flags(trainer: Trainer) -> None:
+    if trainer.gradient_clip_val:
+        msg = (
+            f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) can't work here: the optimization is manual. "
+            "Pass `gradient_clip_val` to TPAUCModule instead."
+        )
+        raise UnsupportedError(msg)
+    if trainer.accumulate_grad_batches != 1:
+        msg = (
+            f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches}) can't work here: every batch is one "
+            "step of the dual variables. Raise `num_pos` and `num_neg` of the data module instead."
+        )
+        raise UnsupportedError(msg)
+
+
+def _refuse_strategies(trainer: Trainer) -> None:
+    strategy = trainer.strategy
+    if isinstance(strategy, (FSDPStrategy, DeepSpeedStrategy, XLAStrategy)):
+        msg = (
+            f"{type(strategy).__name__} is not supported: it hides or flattens the parameters that the proximal term "
+            "and the average work on. Use 'ddp', or ModelParallelStrategy (FSDP2) for sharded parameters."
+        )
+        raise UnsupportedError(msg)
+    if isinstance(strategy, ModelParallelStrategy) and strategy._tensor_parallel_size != 1:
+        msg = (
+            f"ModelParallelStrategy(tensor_parallel_size={strategy._tensor_parallel_size!r}) is not supported: ranks of "
+            "one tensor-parallel group would draw different examples. Pass `tensor_parallel_size=1` and the number of "
+            "processes as `data_parallel_size`."
+        )
+        raise UnsupportedError(msg)
+
+
+def _refuse_callbacks(trainer: Trainer) -> None:
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
+        if isinstance(callback, (StochasticWeightAveraging, WeightAveraging)):
+            msg = (
+                f"{type(callback).__name__} does not work with manual optimization, and the iterates are averaged "
+                "already. Remove it; StageCallback decides what is averaged."
+            )
+            raise UnsupportedError(msg)
+        if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
+            rank_zero_warn(
+                "ModelCheckpoint(train_time_interval=...) never saves under manual optimization; "
+                "use every_n_train_steps or every_n_epochs.",
+                category=TPAUCWarning,
+            )
