@@ -1,0 +1,31 @@
+"""The README's shell commands, so that they are run as they are printed.
+
+A fenced ``bash`` block right below the comment ``<!-- ci: NAME -->`` is the command NAME, which
+``python tests/readme.py NAME`` prints.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+
+_BLOCK = re.compile(r"^<!-- ci: (?P<name>[\w-]+) -->\s*^```bash\n(?P<command>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def commands(text):
+    """All marked commands of a README, by name.
+
+    Raises:
+        ValueError: if a comment is not followed by a ``bash`` block, or a name comes twice.
+    """
+    found = [(match["name"], match["command"]) for match in _BLOCK.finditer(text)]
+    marked = re.findall(r"<!-- ci: .*?-->", text)
+    if len(found) != len(marked) or len(dict(found)) != len(found):
+        msg = f"Every `<!-- ci: NAME -->` needs a name of its own and a bash block right below it, but got {marked}."
+        raise ValueError(msg)
+    return dict(found)
+
+
+if __name__ == "__main__":
+    print(commands(README.read_text(encoding="utf-8"))[sys.argv[1]], end="")

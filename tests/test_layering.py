@@ -1,0 +1,241 @@
+"""Which module may import which, and how large things may grow: read from the source, nothing is imported."""
+
+import ast
+import importlib
+import inspect
+from functools import cache
+from graphlib import TopologicalSorter
+
+import pytest
+
+from tests.conftest import ROOT
+
+PACKAGE = "lightning_tpauc"
+
+#: From the bottom up: a module imports from layers below its own and from its own folder. ``""`` is ``__init__``.
+#: What only type checkers read may name anything: a callback says which module it works on.
+LAYERS = (
+    {"errors", "version"},
+    {"extras", "functional"},
+    {"algorithms", "data", "distributed", "iterates", "metrics", "models", "schedules", "sharding", "support"},
+    {"batch_norm", "evaluation", "random_state", "scores"},
+    {"checkpoint"},
+    {"callbacks"},
+    {"module"},
+    {"cli"},
+    {"", "__main__"},
+)
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+
+#: Folders that know less than their layer allows.
+ONLY = {
+    "functional": {"errors"},
+    "algorithms": {"errors", "functional"},
+    "data": {"errors", "extras", "functional"},
+    "models": {"errors", "extras"},
+}
+
+LIGHTNING = {"lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning"}
+WITHOUT_LIGHTNING = {"algorithms", "errors", "extras", "functional", "models"}
+#: Import names of the optional dependencies.
+EXTRAS = {"matplotlib", "medmnist", "ogb", "rdkit", "torch_geometric", "torchvision"}
+
+MODULES = sorted((ROOT / PACKAGE).rglob("*.py"))
+FOLDERS = {"", "algorithms", "data", "functional", "metrics", "models"}
+
+
+@cache
+def parse(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def dotted(path):
+    """``lightning_tpauc/data/batch.py`` -> ``data.batch``, ``lightning_tpauc/__init__.py`` -> ``""``."""
+    return ".".join(path.relative_to(ROOT / PACKAGE).with_suffix("").parts).removesuffix("__init__").removesuffix(".")
+
+
+def is_module(name):
+    file = (ROOT / PACKAGE).joinpath(*name.split("."))
+    return file.with_suffix(".py").is_file() or (file / "__init__.py").is_file()
+
+
+def imports(node):
+    """Every absolute name that the import statements below ``node`` bring in."""
+    for child in ast.walk(node):
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, f"line {child.lineno}: relative import"
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+
+
+def own_imports(node):
+    """Modules of the package that are imported below ``node``, without the package's name; ``""`` for its root."""
+    for name in imports(node):
+        if name.split(".")[0] == PACKAGE:
+            inner = name.removeprefix(PACKAGE).removeprefix(".")
+            yield inner if inner and is_module(inner) else inner.rpartition(".")[0]
+
+
+def without(node, kinds):
+    """A copy of ``node`` without the statements of some kinds and without what only type checkers read."""
+
+    class Strip(ast.NodeTransformer):
+        def visit(self, node):
+            typing_only = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            return ast.Pass() if typing_only or isinstance(node, kinds) else self.generic_visit(node)
+
+    return Strip().visit(ast.parse(ast.unparse(node)))
+
+
+def at_run_time(node):
+    return without(node, ())
+
+
+def at_import_time(node):
+    return without(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+
+
+def violations(find):
+    """What ``find(own name, tree)`` reports, by module; empty reports are left out."""
+    found = {dotted(path) or "__init__": list(find(dotted(path), parse(path))) for path in MODULES}
+    return {name: report for name, report in found.items() if report}
+
+
+def functions(node):
+    return [child for child in ast.walk(node) if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))]
+
+
+def wrong_edges(own, node):
+    """Imports that go upwards, sideways or out of what ``ONLY`` grants."""
+    top = own.split(".")[0]
+    assert top in RANK, f"Give `{top}` its place in LAYERS."
+    for name in own_imports(at_run_time(node)):
+        other = name.split(".")[0]
+        if other != top and (RANK[other] >= RANK[top] or other not in ONLY.get(top, RANK)):
+            yield name
+
+
+def test_imports_go_one_way():
+    assert violations(wrong_edges) == {}
+
+
+@pytest.mark.parametrize(
+    ("own", "source"),
+    [
+        pytest.param("functional.staco", "from lightning_tpauc.algorithms.base import Algorithm", id="upwards"),
+        pytest.param("metrics.roc", "from lightning_tpauc import iterates", id="sideways"),
+        pytest.param("data.batch", "def f():\n    from lightning_tpauc.distributed import rank", id="in a function"),
+        pytest.param("callbacks", "from lightning_tpauc import TPAUCModule", id="through the root"),
+        pytest.param("algorithms.base", "import lightning_tpauc.extras", id="more than it may know"),
+    ],
+)
+def test_a_backward_import_is_noticed(own, source):
+    assert len(list(wrong_edges(own, ast.parse(source)))) == 1
+
+
+def test_no_cycle_among_modules():
+    graph = {dotted(path): set(own_imports(at_run_time(parse(path)))) - {dotted(path)} for path in MODULES}
+    assert len(list(TopologicalSorter(graph).static_order())) >= len(MODULES)
+
+
+def test_the_mathematics_does_not_know_lightning():
+    def find(own, tree):
+        return (
+            {name.split(".")[0] for name in imports(tree)} & LIGHTNING if own.split(".")[0] in WITHOUT_LIGHTNING else ()
+        )
+
+    assert violations(find) == {}
+
+
+def test_extras_are_imported_when_needed():
+    assert violations(lambda _, tree: {name.split(".")[0] for name in imports(at_import_time(tree))} & EXTRAS) == {}
+
+
+def test_an_import_of_an_extra_is_noticed():
+    source = (
+        "if TYPE_CHECKING:\n    import ogb\nclass C:\n    import rdkit.Chem\n    def f(self):\n        import medmnist"
+    )
+    assert list(imports(at_import_time(ast.parse(source)))) == ["rdkit.Chem"]
+
+
+def test_modules_have_at_most_300_lines():
+    lines = {dotted(path): len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES}
+    assert {name: count for name, count in lines.items() if count > 300} == {}
+
+
+def code_lines(function):
+    """Lines of a function without its docstring."""
+    docstring = function.body[0] if ast.get_docstring(function, clean=False) is not None else None
+    lines = function.end_lineno - function.lineno + 1
+    return lines - (docstring.end_lineno - docstring.lineno + 1 if docstring else 0)
+
+
+def test_functions_have_at_most_40_lines_of_code():
+    def find(_, tree):
+        return [(function.name, code_lines(function)) for function in functions(tree) if code_lines(function) > 40]
+
+    assert violations(find) == {}
+
+
+def wrong_exports(own, tree):
+    """Faults of ``__all__`` that ruff does not see; it holds the order (RUF022) and that every name is there (F822)."""
+    values = [
+        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets) == "__all__"
+    ]
+    if not values and own in FOLDERS and any(isinstance(node, ast.ImportFrom) for node in tree.body):
+        yield "re-exports names without saying which"
+    for value in values:
+        if not isinstance(value, ast.Tuple):
+            yield "is not a tuple"
+        names = ast.literal_eval(value)
+        if len(set(names)) < len(names):
+            yield "names something twice"
+
+
+def test_exports_are_explicit():
+    assert violations(wrong_exports) == {}
+
+
+def test_no_algorithm_waits_for_the_device():
+    """An algorithm's code runs in every step, where reading a tensor's value on the host would stall the device."""
+
+    def find(own, tree):
+        calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        methods = {call.attr for call in calls if isinstance(call, ast.Attribute)}
+        return methods & {"cpu", "item", "nonzero", "numpy", "tolist"} if own.startswith("algorithms") else ()
+
+    assert violations(find) == {}
+
+
+def public_names():
+    for folder in sorted(FOLDERS):
+        module = importlib.import_module(f"{PACKAGE}.{folder}".rstrip("."))
+        for name in getattr(module, "__all__", ()):
+            yield f"{folder}.{name}".lstrip("."), getattr(module, name)
+
+
+def has_example(value):
+    """Whether the docstring of a function, or of a class or one of its methods, has an example."""
+    if inspect.isclass(value):
+        documented = [value, *(member for member in vars(value).values() if callable(member))]
+        return any(">>>" in (inspect.getdoc(member) or "") for member in documented)
+    return ">>>" in (inspect.getdoc(value) or "")
+
+
+def needs_docstring(value):
+    return inspect.isclass(value) or inspect.isfunction(value)
+
+
+def needs_example(value):
+    """Functions and concrete classes; results, errors and base classes are shown by what uses them."""
+    if inspect.isclass(value):
+        plain = issubclass(value, (BaseException, tuple)) or hasattr(value, "__dataclass_fields__")
+        return not plain and not inspect.isabstract(value)
+    return inspect.isfunction(value)
+
+
+def test_public_names_have_a_docstring_and_an_example():
+    names = dict(public_names())
+    assert [name for name, value in names.items() if needs_docstring(value) and not (value.__doc__ or "").strip()] == []
+    assert [name for name, value in names.items() if needs_example(value) and not has_example(value)] == []
