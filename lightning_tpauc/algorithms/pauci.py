@@ -1,0 +1,166 @@
+"""PAUCI, instance-wise minimax optimisation of partial AUC (Shao, Xu, Yang, Bao, Huang: NeurIPS 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_tpauc.algorithms.arguments import require_range
+from lightning_tpauc.algorithms.base import PreviousScores
+from lightning_tpauc.algorithms.recursive import RecursiveAlgorithm
+from lightning_tpauc.functional.checks import common_dtype
+from lightning_tpauc.functional.pauci import (
+    VARIABLES,
+    instance_loss,
+    recursive_estimate,
+    recursive_estimates_,
+    relaxed_step,
+    step_fraction,
+    variable_gradient,
+)
+
+__all__ = ("PAUCI",)
+
+
+class PAUCI(RecursiveAlgorithm):
+    r"""Instance-wise minimax loss for two-way partial AUC with accelerated stochastic gradient descent ascent.
+
+    From Shao, Xu, Yang, Bao, Huang: Asymptotically Unbiased Instance-wise Regularized Partial AUC Optimization: Theory
+    and Algorithm, NeurIPS 2022. A square loss with margin 1 on **scores in [0, 1]** (apply a sigmoid first), made
+    instance-wise by a minimax form, with smooth quantile terms :math:`r(z) = \log(1 + e^{\kappa z}) / \kappa` in place
+    of pairs:
+
+    .. math:: \min_{w, a, b, s_p, s_n, \lambda_a, \lambda_b} \max_{\gamma} \;
+        s_p + \frac{E_P\, r((h - a)^2 - 2 (1 + \gamma) h - s_p)}{\theta_0}
+        + s_n + \frac{E_N\, r((h - b)^2 + 2 (1 + \gamma) h - s_n)}{\theta_1}
+        - \gamma^2 - \lambda_b (b - 1 - \gamma) + \lambda_a (a + \gamma)
+
+    One step is :math:`\tilde x = \Pi(x - \nu v)`, :math:`x \leftarrow x + \eta_t (\tilde x - x)` with
+    :math:`\eta_t = k / (m + t)^{1/3}`, **ascent** for :math:`\gamma`, and
+    :math:`v \leftarrow g_t(x_t) + (1 - c_1 \eta_{t-1}^2)(v - g_t(x_{t-1}))` with both gradients on the new batch
+    (:math:`c_2` for :math:`\gamma`). The weights take part: the optimizer's learning rate is their :math:`\nu`, and
+    the direction that it receives is :math:`\eta_t v`, so that plain SGD performs the rule; momentum would be a second
+    one. Decided where the source is silent or its code differs: :math:`\eta_t` and :math:`c\,\eta_t^2` are capped at
+    1, beyond which a step would leave the set; :math:`\gamma \in [\max(-a, b - 1), 1]` uses a and b from before the
+    step; the start is :math:`a = b = s_p = s_n = 0.5, \lambda_a = \lambda_b = 0, \gamma = 1`, as in the authors' code,
+    whose descent on :math:`\gamma` is not followed; the learning-rate schedule multiplies all step sizes.
+
+    Args:
+        min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).
+        max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
+        kappa: sharpness :math:`\kappa` of r, above 0; tuned in [2, 6].
+        nu: step size :math:`\nu` of a, b, :math:`s_p, s_n, \lambda_a, \lambda_b`; tuned in [0, 1].
+        rho: step size of :math:`\gamma` (the source's :math:`\lambda`); tuned in [0, 1].
+        k: numerator of :math:`\eta_t`, above 0; tuned in [1, 10].
+        m: offset in :math:`\eta_t`, above 0; tuned in [10, 100].
+        c1: decay :math:`c_1` of the estimate for the minimised variables and the weights, at least 0.
+        c2: decay :math:`c_2` of the estimate for :math:`\gamma`, at least 0.
+
+    Raises:
+        ArgumentError: if an argument is out of range.
+
+    Example:
+        >>> algorithm = PAUCI(min_tpr=0.5, max_fpr=0.5)
+        >>> algorithm.setup(num_positives=2)
+        >>> pos = torch.tensor([0.9, 0.2], requires_grad=True)
+        >>> algorithm(pos, torch.tensor([0.1, 0.6]), index=torch.tensor([0, 1])).backward()
+        >>> bool((pos.grad < 0).all()), algorithm.variables.shape
+        (True, torch.Size([7]))
+    """
+
+    variables: Tensor
+    previous_variables: Tensor
+    estimate: Tensor
+    steps: Tensor
+
+    def __init__(
+        self,
+        min_tpr: float = 0.5,
+        max_fpr: float = 0.5,
+        kappa: float = 2.0,
+        nu: float = 0.1,
+        rho: float = 0.1,
+        k: float = 1.0,
+        m: float = 10.0,
+        c1: float = 1.0,
+        c2: float = 1.0,
+    ) -> None:
+        super().__init__(min_tpr, max_fpr)
+        for name, value in (("kappa", kappa), ("k", k), ("m", m)):
+            require_range(name, value, 0.0, open_low=True)
+        for name, value in (("nu", nu), ("rho", rho), ("c1", c1), ("c2", c2)):
+            require_range(name, value, 0.0)
+        self.kappa, self.nu, self.rho, self.k, self.m, self.c1, self.c2 = kappa, nu, rho, k, m, c1, c2
+        start = (0.5, 0.5, 0.5, 0.5, 0.0, 0.0, 1.0)
+        self.add_state("variables", "vector", fill=start)
+        self.add_state("previous_variables", "vector", fill=start)
+        self.add_state("estimate", "vector", fill=(0.0,) * len(VARIABLES))
+        self.add_state("steps", "scalar", fill=0, dtype=torch.int32)
+
+    @property
+    def step_sizes(self) -> dict[str, str]:
+        """The step size of each variable."""
+        return dict.fromkeys(("variables", "previous_variables", "estimate"), "nu")
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """The seven variables."""
+        return dict(zip(VARIABLES, self.variables.clone().unbind(), strict=True))
+
+    @property
+    def gamma(self) -> Tensor:
+        r""":math:`\gamma`, the maximised variable, shape ``()``."""
+        return self.variables[6]
+
+    def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:  # noqa: ARG002
+        """A step whose estimate is the plain gradient: the first one, or a caller without previous weights."""
+        return self._step(pos_scores, neg_scores, None)
+
+    def step_from_previous(
+        self,
+        pos_scores: Tensor,
+        neg_scores: Tensor,
+        index: Tensor,  # noqa: ARG002
+        previous: PreviousScores,
+    ) -> Tensor:
+        """A step with the recursive estimate."""
+        return self._step(pos_scores, neg_scores, previous)
+
+    def previous_loss(self, pos_scores: Tensor, neg_scores: Tensor) -> Tensor:
+        r""":math:`-(1 - c_1 \eta_{t-1}^2) L` at the previous variables."""
+        pos, neg, variables = self._common(pos_scores, neg_scores, self.previous_variables)
+        keep = self._keep(self.steps - 1, self.c1).to(variables.dtype)
+        return -keep * instance_loss(pos, neg, variables, self.theta0, self.theta1, self.kappa)
+
+    def estimate_(self, gradients: Sequence[Tensor], estimates: Sequence[Tensor]) -> list[Tensor]:
+        r"""The direction :math:`\eta_t v_t`, and the new :math:`v_t`."""
+        # The algorithm's own step has already been counted.
+        fraction = step_fraction(self.steps - 1, self.k, self.m)
+        return recursive_estimates_(gradients, estimates, self._keep(self.steps - 2, self.c1), fraction)
+
+    def _step(self, pos_scores: Tensor, neg_scores: Tensor, previous: PreviousScores | None) -> Tensor:
+        rectangle = (self.theta0, self.theta1, self.kappa)
+        pos, neg, variables = self._common(pos_scores, neg_scores, self.variables)
+        loss = instance_loss(pos, neg, variables, *rectangle)
+        estimate = variable_gradient(pos, neg, variables, *rectangle)
+        if previous is not None:
+            old = variable_gradient(*self._common(*previous, self.previous_variables), *rectangle)
+            keep = torch.stack([self._keep(self.steps - 1, self.c1)] * 6 + [self._keep(self.steps - 1, self.c2)])
+            estimate = recursive_estimate(estimate, old, self.estimate.to(old.dtype), keep)
+        fraction = step_fraction(self.steps, self.k, self.m)
+        nu, rho = self.step_scale * self.nu, self.step_scale * self.rho
+        self.previous_variables.copy_(self.variables)
+        self.variables.copy_(relaxed_step(variables, estimate, fraction, nu, rho))
+        self.estimate.copy_(estimate)
+        self.steps.add_(1)
+        return loss
+
+    def _keep(self, step: Tensor, decay: float) -> Tensor:
+        return 1.0 - (decay * step_fraction(step, self.k, self.m).square()).clamp_max(1.0)
+
+    @staticmethod
+    def _common(pos_scores: Tensor, neg_scores: Tensor, variables: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        dtype = common_dtype(pos_scores, neg_scores, variables)
+        # A copy: the loss keeps it for backward while the state moves on.
+        return pos_scores.to(dtype), neg_scores.to(dtype), variables.to(dtype, copy=True)

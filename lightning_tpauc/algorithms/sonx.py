@@ -1,0 +1,176 @@
+"""SONX for two-way partial AUC (Hu, Zhu, Yang: NeurIPS 2023)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_tpauc.algorithms.arguments import require_choice, require_range
+from lightning_tpauc.algorithms.base import Algorithm, PreviousScores, TrainingScores
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.duals import exact_duals
+from lightning_tpauc.functional.pairwise import pairwise_terms, weighted_excess
+from lightning_tpauc.functional.sonx import outer_selection, tracking_step, value_before
+from lightning_tpauc.functional.staco import global_threshold_step, minmax_loss, per_positive_risk, threshold_step
+from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
+
+__all__ = ("SONX",)
+
+
+class SONX(Algorithm):
+    r"""Single-loop method for non-smooth weakly convex compositional problems, applied to the exact CVaR-CVaR loss.
+
+    From Hu, Zhu, Yang: Non-Smooth Weakly-Convex Finite-sum Coupled Compositional Optimization, NeurIPS 2023. With
+    :math:`\psi_i(w, s_i) = s_i + E_N (\ell_{ij} - s_i)_+ / \theta_1` it solves
+
+    .. math:: \min_{w, s, s'} \; E_P \Bigl( s' + \frac{(\psi_i(w, s_i) - s')_+}{\theta_0} \Bigr)
+
+    One call tracks the risk of the batch's positives,
+
+    .. math:: u_i \leftarrow (1 - \tau) u_i + \tau \psi_i(w_t, s_{i,t})
+        + \gamma \bigl( \psi_i(w_t, s_{i,t}) - \psi_i(w_{t-1}, s_{i,t-1}) \bigr),
+
+    steps :math:`s_i \leftarrow s_i - \beta q_i (1 - \mathrm{active}_i / \theta_1) / S` and
+    :math:`s' \leftarrow s' - \beta' (1 - E_P q_i)` with :math:`q_i = 1[u_i > s'] / \theta_0`, and returns a loss whose
+    gradient is :math:`E_P q_i \nabla \psi_i`. Decided where the source is silent or leaves doubt: :math:`q_i` uses the
+    :math:`u_i` from *before* the update, as printed; :math:`u_i` starts as :math:`\psi_i` at the first visit; s and s'
+    start at 0, since from 1 no pair would be active for a long time. For :math:`\gamma > 0` a step needs the same
+    batch's scores under the previous weights (:attr:`needs_previous`); without them, as at the very first step, the
+    correction is left out. :math:`s_{i,t-1}` is kept by the algorithm.
+
+    Args:
+        min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).
+        max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
+        surrogate: name of the pairwise loss, or a :class:`~lightning_tpauc.functional.Surrogate`.
+        margin: m of the hinge and square surrogates, in units of the score.
+        scale: factor inside the logistic surrogate.
+        tau: rate of the moving average, in (0, 1].
+        gamma: weight of the correction, at least 0; 0 needs no second forward pass. Tuned in {0, 1e-3, 1e-2, 1e-1}.
+        beta: step size of the thresholds; note the division by S.
+        beta_prime: step size :math:`\beta'` of the global threshold.
+        dual_init: ``"zeros"`` or ``"ones"`` for s and s', or ``"exact"``: their minimisers for the initial weights,
+            from the training scores.
+
+    Raises:
+        ArgumentError: if an argument is out of range, or if ``"exact"`` is asked for with a surrogate that isn't
+            monotone.
+
+    Example:
+        >>> algorithm = SONX(min_tpr=0.5, max_fpr=0.5)
+        >>> algorithm.setup(num_positives=3)
+        >>> pos = torch.tensor([0.2, 0.9], requires_grad=True)
+        >>> algorithm(pos, torch.tensor([0.1, 0.8]), index=torch.tensor([0, 2])).backward()
+        >>> pos.grad
+        tensor([-3.0000, -0.8000])
+    """
+
+    u: Tensor
+    s: Tensor
+    s_prime: Tensor
+    s_replaced: Tensor
+    s_changed_at: Tensor
+    steps: Tensor
+
+    def __init__(
+        self,
+        min_tpr: float = 0.5,
+        max_fpr: float = 0.5,
+        surrogate: str | Surrogate = "squared_hinge",
+        margin: float = 0.5,
+        scale: float = 1.0,
+        tau: float = 0.9,
+        gamma: float = 0.0,
+        beta: float = 0.1,
+        beta_prime: float = 0.1,
+        dual_init: Literal["exact", "ones", "zeros"] = "zeros",
+    ) -> None:
+        super().__init__(min_tpr, max_fpr)
+        require_range("tau", tau, 0.0, 1.0, open_low=True)
+        for name, value in (("gamma", gamma), ("beta", beta), ("beta_prime", beta_prime)):
+            require_range(name, value, 0.0)
+        require_choice("dual_init", dual_init, ("exact", "ones", "zeros"))
+        self.surrogate = get_surrogate(surrogate, margin=margin, scale=scale)
+        if dual_init == "exact" and not self.surrogate.monotone:
+            msg = (
+                f"`dual_init='exact'` needs a non-decreasing surrogate, but got {self.surrogate.name!r}: the hardest "
+                "negatives differ between positives. Set `dual_init='zeros'`, or use 'squared_hinge'."
+            )
+            raise ArgumentError(msg)
+        self.tau, self.gamma, self.beta, self.beta_prime, self.dual_init = tau, gamma, beta, beta_prime, dual_init
+        start = 1.0 if dual_init == "ones" else 0.0
+        self.add_state("u", "positive")
+        self.add_state("s", "positive", fill=start)
+        self.add_state("s_prime", "scalar", fill=start)
+        self.add_state("s_replaced", "positive")
+        self.add_state("s_changed_at", "positive", fill=-1, dtype=torch.int32)
+        self.add_state("steps", "scalar", fill=0, dtype=torch.int32)
+
+    @property
+    def needs_previous(self) -> Literal["scores", "gradients"] | None:
+        r"""``"scores"`` for :math:`\gamma > 0`."""
+        return "scores" if self.gamma > 0 else None
+
+    @property
+    def step_sizes(self) -> dict[str, str]:
+        """The step size of each variable."""
+        return {"s": "beta", "s_replaced": "beta", "s_prime": "beta_prime"}
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        r""":math:`s'`, the mean threshold, and the share of positives above :math:`s'`."""
+        return {
+            "s_prime": self.s_prime.clone(),
+            "mean_s": self.s.mean(),
+            "selected": outer_selection(self.u, self.s_prime).mean(),
+        }
+
+    def needs_scores(self, event: Literal["start", "restart"]) -> bool:
+        """Whether the exact solution is asked for; there are no stages."""
+        return event == "start" and self.dual_init == "exact"
+
+    def start(self, scores: TrainingScores | None = None) -> None:
+        """Set s and s' to the minimisers for the initial weights, if asked for."""
+        if scores is not None and self.dual_init == "exact":
+            duals = exact_duals(*scores, self.min_tpr, self.max_fpr, surrogate=self.surrogate)
+            self.s.copy_(duals.s)
+            self.s_prime.copy_(duals.s_prime)
+
+    def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:  # noqa: ARG002
+        r"""A step without correction: :math:`\gamma = 0`, or no previous weights yet."""
+        return self._step(pos_scores, neg_scores, index, None)
+
+    def step_from_previous(
+        self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, previous: PreviousScores
+    ) -> Tensor:
+        r"""A step with :math:`\psi_i(w_{t-1}, s_{i,t-1})` from the scores under the previous weights."""
+        s_before = value_before(self.s[index], self.s_replaced[index], self.s_changed_at[index], self.steps)
+        return self._step(pos_scores, neg_scores, index, self._risk(*previous, s_before))
+
+    def _risk(self, pos_scores: Tensor, neg_scores: Tensor, thresholds: Tensor) -> Tensor:
+        terms = pairwise_terms(
+            pos_scores.detach(), neg_scores.detach(), thresholds, surrogate=self.surrogate, gradients=False
+        )
+        return per_positive_risk(thresholds, terms.excess, self.theta1)
+
+    def _step(self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, previous_risk: Tensor | None) -> Tensor:
+        s = self.s[index]
+        risk = self._risk(pos_scores, neg_scores, s)
+        u = self.u[index].where(self.s_changed_at[index] >= 0, risk)
+        selected = outer_selection(u, self.s_prime)
+        weighted, active = weighted_excess(
+            pos_scores, neg_scores, s, selected / selected.numel(), surrogate=self.surrogate
+        )
+        weighted_risk = weighted / self.theta1 + (selected * s).mean()
+        loss = minmax_loss(weighted_risk, selected.mean(), self.s_prime.clone(), self.theta0)
+        u = tracking_step(u, risk, previous_risk, self.tau, self.gamma)
+        beta = self.step_scale * self.beta / selected.numel()
+        new = threshold_step(s, selected, active, beta, self.theta0, self.theta1)
+        beta_prime = self.step_scale * self.beta_prime
+        self.s_prime.copy_(global_threshold_step(self.s_prime, selected.mean(), beta_prime, self.theta0))
+        self.u.index_copy_(0, index, u.to(self.u.dtype))
+        self.s_replaced.index_copy_(0, index, s)
+        self.s.index_copy_(0, index, new.to(self.s.dtype))
+        self.s_changed_at.index_copy_(0, index, self.steps.expand(index.shape))
+        self.steps.add_(1)
+        return loss

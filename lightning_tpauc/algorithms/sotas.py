@@ -1,0 +1,106 @@
+"""SOTAs, the soft two-way partial AUC loss (Zhu, Li, Wang, Wu, Yang: ICML 2022)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from lightning_tpauc.algorithms.arguments import require_range
+from lightning_tpauc.algorithms.base import Algorithm
+from lightning_tpauc.functional.checks import common_dtype
+from lightning_tpauc.functional.sotas import (
+    log_mean_exp_loss,
+    log_moving_average,
+    log_outer_mean,
+    log_pair_weights,
+    weighted_pair_loss,
+)
+from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
+
+__all__ = ("SOTAs",)
+
+# The logarithm of the averages' start, zero: finite, so that state can be checked for infinities, and so small that the
+# first step gives exactly what minus infinity would give.
+_LOG_ZERO = -1e30
+
+
+class SOTAs(Algorithm):
+    r"""Stochastic optimisation of the KL-regularised, smooth two-way partial AUC loss.
+
+    The hardest positives and negatives are weighted softly instead of cut out (Zhu, Li, Wang, Wu, Yang: When AUC meets
+    DRO: Optimizing Partial AUC for Deep Learning with Non-Convex Convergence Guarantee, ICML 2022):
+
+    .. math:: F(w) = \lambda' \log E_P \Bigl( E_N \exp(\ell_{ij} / \lambda) \Bigr)^{\lambda / \lambda'}
+
+    One call updates the inner averages
+    :math:`u_i \leftarrow (1 - \gamma_0) u_i + \gamma_0 E_N \exp(\ell_{ij}/\lambda)` of the batch's positives, then
+    :math:`v \leftarrow (1 - \gamma_1) v + \gamma_1 E_P u_i^{\lambda/\lambda'}` with the new :math:`u_i`, and returns
+    the mean of :math:`p_{ij} \ell_{ij}` with the constant weights
+    :math:`p_{ij} = u_i^{\lambda/\lambda' - 1} \exp(\ell_{ij}/\lambda) / v`. Both averages start at 0 and are kept as
+    logarithms, so nothing overflows. The rectangle enters only through :math:`\lambda'` (smaller: harder positives, as
+    a larger ``min_tpr``) and :math:`\lambda` (smaller: harder negatives, as a smaller ``max_fpr``). The step sizes of
+    the averages aren't scaled with the learning rate: the source keeps them.
+
+    Args:
+        min_tpr: lower bound of the true positive rate, in [0, 1); only reported on.
+        max_fpr: upper bound of the false positive rate, in (0, 1]; only reported on.
+        surrogate: name of the pairwise loss, or a :class:`~lightning_tpauc.functional.Surrogate`.
+        margin: m of the hinge and square surrogates, in units of the score.
+        scale: factor inside the logistic surrogate.
+        lam: :math:`\lambda`, above 0; the source tunes it in {0.1, 1, 10}.
+        lam_prime: :math:`\lambda'`, above 0; the same grid.
+        gamma0: rate of the inner averages, in (0, 1].
+        gamma1: rate of the outer average, in (0, 1].
+
+    Raises:
+        ArgumentError: if an argument is out of range.
+
+    Example:
+        >>> import torch
+        >>> algorithm = SOTAs(lam=0.1, lam_prime=1.0)
+        >>> algorithm.setup(num_positives=4)
+        >>> loss = algorithm(torch.tensor([-50.0]), torch.tensor([50.0, 0.0]), index=torch.tensor([3]))
+        >>> loss.isfinite()
+        tensor(True)
+    """
+
+    log_u: Tensor
+    log_v: Tensor
+
+    def __init__(
+        self,
+        min_tpr: float = 0.5,
+        max_fpr: float = 0.5,
+        surrogate: str | Surrogate = "squared_hinge",
+        margin: float = 0.5,
+        scale: float = 1.0,
+        lam: float = 1.0,
+        lam_prime: float = 1.0,
+        gamma0: float = 0.9,
+        gamma1: float = 0.9,
+    ) -> None:
+        super().__init__(min_tpr, max_fpr)
+        require_range("lam", lam, 0.0, open_low=True)
+        require_range("lam_prime", lam_prime, 0.0, open_low=True)
+        require_range("gamma0", gamma0, 0.0, 1.0, open_low=True)
+        require_range("gamma1", gamma1, 0.0, 1.0, open_low=True)
+        self.surrogate = get_surrogate(surrogate, margin=margin, scale=scale)
+        self.lam, self.lam_prime, self.gamma0, self.gamma1 = lam, lam_prime, gamma0, gamma1
+        self.add_state("log_u", "positive", fill=_LOG_ZERO)
+        self.add_state("log_v", "scalar", fill=_LOG_ZERO)
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        r"""The running estimate of F, :math:`\lambda' \log v`."""
+        return {"soft_objective": self.lam_prime * self.log_v}
+
+    def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:  # noqa: ARG002
+        """Updates of u, then v; the loss has the new values."""
+        dtype = common_dtype(pos_scores, neg_scores, self.log_v)
+        pos, neg = pos_scores.to(dtype), neg_scores.to(dtype)
+        inner = log_mean_exp_loss(pos, neg, self.surrogate, self.lam)
+        log_u = log_moving_average(self.log_u[index].to(dtype), inner, self.gamma0)
+        outer = log_outer_mean(log_u, self.lam, self.lam_prime)
+        log_v = log_moving_average(self.log_v.to(dtype), outer, self.gamma1)
+        self.log_u.index_copy_(0, index, log_u.to(self.log_u.dtype))
+        self.log_v.copy_(log_v)
+        log_weights = log_pair_weights(log_u, log_v, self.lam, self.lam_prime)
+        return weighted_pair_loss(pos, neg, log_weights, self.surrogate, self.lam)
