@@ -109,6 +109,6 @@ def _upper_quantile(g: Tensor, theta: float) -> tuple[Tensor, Tensor]:
     s_prime = torch.topk(g, rank, sorted=False).values.min()
     # Equal scores give equal g up to the order of summation, so a few ulps still count as a tie.
     tied = (g - s_prime).abs() <= 4.0 * torch.finfo(g.dtype).eps * s_prime.abs()
-    above = (g > s_prime) & ~tied
+    above = ((g > s_prime) & ~tied).to(g.dtype)
     share = ((theta * n - above.sum()) / tied.sum()).clamp(0.0, 1.0)
-    return torch.where(tied, share, above.to(g.dtype)), s_prime
+    return torch.where(tied, share, above), s_prime

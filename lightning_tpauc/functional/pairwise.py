@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_per_positive, check_scores, common_dtype
 from lightning_tpauc.functional.surrogates import PowerForm, Surrogate, get_surrogate
 
@@ -112,7 +111,7 @@ def weighted_excess(
     .. math:: V = \sum_{i=1}^S y_i \frac1B \sum_{j=1}^B (\ell(h_j - h_i) - s_i)_+
 
     The gradients are computed with the value, so the graph holds S + B numbers instead of the S x B pairs.
-    ``thresholds`` and ``weights`` are constants of the step and get no gradient; second derivatives are refused.
+    ``thresholds`` and ``weights`` are constants of the step and get no gradient.
 
     Args:
         pos_scores: as in :func:`pairwise_terms`.
@@ -129,6 +128,7 @@ def weighted_excess(
 
     Raises:
         ArgumentError: as in :func:`pairwise_terms`.
+        UnsupportedError: in a backward pass with ``create_graph=True``.
 
     Example:
         >>> pos = torch.tensor([0.0, 1.0], requires_grad=True)
@@ -158,8 +158,11 @@ class _WeightedExcess(torch.autograd.Function):
         return (excess * y).sum(), active
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_value: Tensor, _grad_active: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            # The saved gradients carry no graph: second derivatives would silently miss this term.
+            msg = "Pairwise losses have no second derivatives here. Call backward without `create_graph=True`."
+            raise UnsupportedError(msg)
         pos_grad, neg_grad = ctx.saved_tensors
         return grad_value * pos_grad, grad_value * neg_grad, None, None, None, None
 
@@ -225,8 +228,8 @@ def _dense_block(
     """Sums over j of excess, activity and slope, each (S,), and the sum over i of y_i times the slope, (B,)."""
     t = neg - pos[:, None]  # (S, B)
     over = loss.value(t) - s[:, None]
-    mask = over > 0
-    excess, active = over.clamp_min(0.0).sum(1), mask.sum(1, dtype=pos.dtype)
+    mask = (over > 0).to(t.dtype)
+    excess, active = over.clamp_min(0.0).sum(1), mask.sum(1)
     if not gradients:
         return excess, active, active, torch.zeros_like(neg)
     slope = loss.derivative(t) * mask

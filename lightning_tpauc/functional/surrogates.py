@@ -166,11 +166,12 @@ def _logistic(margin: float, scale: float) -> Surrogate:  # noqa: ARG001
     )
 
 
+# Each remembers what it built: a training step looks its surrogate up by name.
 _FACTORIES: dict[str, SurrogateFactory] = {
-    "squared_hinge": _squared_hinge,
-    "hinge": _hinge,
-    "square": _square,
-    "logistic": _logistic,
+    "squared_hinge": lru_cache(_squared_hinge),
+    "hinge": lru_cache(_hinge),
+    "square": lru_cache(_square),
+    "logistic": lru_cache(_logistic),
 }
 
 
@@ -222,12 +223,7 @@ def get_surrogate(surrogate: str | Surrogate, margin: float = 0.5, scale: float 
     if not is_real(scale) or scale <= 0.0:
         msg = f"Expected `scale` to be a number above 0, but got {scale!r}."
         raise ArgumentError(msg)
-    return _build(surrogate, float(margin), float(scale))
-
-
-@lru_cache(maxsize=64)
-def _build(name: str, margin: float, scale: float) -> Surrogate:
-    return _call(_FACTORIES[name], margin, scale)
+    return _call(_FACTORIES[surrogate], float(margin), float(scale))
 
 
 def register_surrogate(name: str, factory: SurrogateFactory) -> None:
@@ -252,7 +248,7 @@ def register_surrogate(name: str, factory: SurrogateFactory) -> None:
     """
     _check_name(name)
     _check_loss(_call(factory, 0.5, 1.0))
-    _FACTORIES[name] = factory
+    _FACTORIES[name] = lru_cache(factory)
 
 
 def _check_name(name: Any) -> None:

@@ -1,0 +1,201 @@
+from fractions import Fraction
+
+import pytest
+import torch
+
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional import (
+    ExactDuals,
+    Surrogate,
+    exact_duals,
+    register_surrogate,
+    surrogates,
+    tpauc_objective,
+)
+from tests.reference.objective import cvar_objective, fractions_of, inner, min_max_value, minimal_inner, outer
+from tests.reference.pairwise import LOSSES, loss_matrix
+from tests.tolerances import assert_close
+
+MONOTONE = ["squared_hinge", "hinge", "logistic"]
+# The first rectangle gives whole counts with 12 x 20, the others fractional ones.
+RECTANGLES = [(0.25, 0.35), (0.5, 0.5), (0.37, 0.61), (0.0, 1.0), (0.95, 0.03), (0.9, 0.001)]
+
+
+def draw(num_pos, num_neg, seed=0, ties=False):
+    rng = torch.Generator().manual_seed(seed)
+    pos = torch.randn(num_pos, generator=rng, dtype=torch.float64) + 0.5
+    neg = torch.randn(num_neg, generator=rng, dtype=torch.float64)
+    return ((pos * 2).round() / 2, (neg * 2).round() / 2) if ties else (pos, neg)
+
+
+cases = pytest.mark.parametrize("name", MONOTONE)
+rectangles = pytest.mark.parametrize(("min_tpr", "max_fpr"), RECTANGLES)
+sizes = pytest.mark.parametrize(("num_pos", "num_neg"), [(12, 20), (7, 11), (1, 1), (5, 1), (1, 6)])
+tied = pytest.mark.parametrize("ties", [False, True], ids=["distinct", "ties"])
+
+
+@cases
+@rectangles
+@sizes
+@tied
+def test_each_level_is_minimised(name, min_tpr, max_fpr, num_pos, num_neg, ties):
+    pos, neg = draw(num_pos, num_neg, ties=ties)
+    duals = exact_duals(pos, neg, min_tpr, max_fpr, surrogate=name, scale=2.0)
+    theta0, theta1 = fractions_of(min_tpr, max_fpr)
+    rows = loss_matrix(pos.tolist(), neg.tolist(), name, scale=2.0)
+    g = [inner(row, s, theta1) for row, s in zip(rows, duals.s.tolist(), strict=True)]
+    assert_close(g, [minimal_inner(row, theta1) for row in rows])
+    assert_close(outer(g, duals.s_prime.item(), theta0), min(outer(g, s_prime, theta0) for s_prime in g))
+
+
+@cases
+@rectangles
+@sizes
+@tied
+def test_the_saddle_value_is_the_cvar_objective(name, min_tpr, max_fpr, num_pos, num_neg, ties):
+    pos, neg = draw(num_pos, num_neg, seed=1, ties=ties)
+    duals = exact_duals(pos, neg, min_tpr, max_fpr, surrogate=name)
+    scores, rectangle = (pos.tolist(), neg.tolist()), (min_tpr, max_fpr, name)
+    value = min_max_value(*scores, duals.s.tolist(), duals.y.tolist(), duals.s_prime.item(), *rectangle)
+    assert_close(value, cvar_objective(*scores, *rectangle))
+
+
+@cases
+@rectangles
+@tied
+def test_no_other_dual_weights_or_thresholds_do_better(name, min_tpr, max_fpr, ties):
+    pos, neg = draw(9, 14, seed=2, ties=ties)
+    s, y, s_prime = (x.tolist() for x in exact_duals(pos, neg, min_tpr, max_fpr, surrogate=name))
+
+    def value(s, y, s_prime):
+        return min_max_value(pos.tolist(), neg.tolist(), s, y, s_prime, min_tpr, max_fpr, name)
+
+    saddle = value(s, y, s_prime)
+    rng = torch.Generator().manual_seed(3)
+    for spread in (1e-3, 0.1, 1.0):
+        noise = torch.randn(3, 9, generator=rng, dtype=torch.float64) * spread
+        other_y = (torch.tensor(y) + noise[0]).clamp(0, 1).tolist()
+        other_s = (torch.tensor(s) + noise[1]).tolist()
+        assert value(s, other_y, s_prime) <= saddle + 1e-12
+        assert value(other_s, y, s_prime + noise[2, 0].item()) >= saddle - 1e-12
+
+
+@cases
+@rectangles
+@sizes
+@tied
+def test_dual_weights_average_to_theta(name, min_tpr, max_fpr, num_pos, num_neg, ties):
+    pos, neg = draw(num_pos, num_neg, seed=4, ties=ties)
+    y = exact_duals(pos, neg, min_tpr, max_fpr, surrogate=name).y
+    assert torch.all((y >= 0) & (y <= 1))
+    assert_close(y.mean(), float(1 - Fraction(str(min_tpr))))
+    # Lower scores never weigh less, equal scores weigh the same.
+    for i in range(num_pos):
+        for j in range(num_pos):
+            assert pos[i] != pos[j] or y[i] == y[j]
+            assert pos[i] > pos[j] or y[i] >= y[j]
+
+
+def test_ties_share_what_is_left():
+    pos = torch.tensor([1.0, 0.0, 0.0, 0.0, -1.0])
+    duals = exact_duals(pos, torch.tensor([0.0, -5.0]), min_tpr=0.5, max_fpr=0.5)
+    assert_close(duals.y, [0.0, 0.5, 0.5, 0.5, 1.0], "float32")
+    assert_close(duals.s, [0.0, 0.25, 0.25, 0.25, 2.25], "float32")
+    assert_close(duals.s_prime, 0.25, "float32")
+
+
+@cases
+def test_equal_scores_tie_at_any_size(name):
+    # 1,001 equal positives: vector and remainder loops must not break the tie.
+    duals = exact_duals(torch.full((1001,), 0.1), draw(1, 333)[1].float(), 0.3, 0.45, surrogate=name)
+    assert torch.equal(duals.y, torch.full((1001,), 0.7))
+    assert duals.s.unique().numel() == 1
+
+
+@cases
+def test_whole_counts_agree_with_the_objective(name):
+    pos, neg = draw(200, 300)
+    s, y, s_prime = exact_duals(pos, neg, 0.25, 0.5, surrogate=name)
+    value = min_max_value(pos.tolist(), neg.tolist(), s.tolist(), y.tolist(), s_prime.item(), 0.25, 0.5, name)
+    assert_close(value, tpauc_objective(pos, neg, 0.25, 0.5, surrogate=name))
+
+
+def test_margin_moves_the_thresholds():
+    pos, neg = torch.tensor([0.0]), torch.tensor([1.0])
+    assert exact_duals(pos, neg, 0.0, 1.0, surrogate="hinge", margin=2.0).s.item() == 3.0
+
+
+def test_all_zero_losses_are_one_tie():
+    duals = exact_duals(torch.full((4,), 9.0), torch.zeros(6), 0.25, 0.5)
+    assert_close(duals.y, [0.75] * 4, "float32")
+    assert duals.s_prime.item() == 0.0
+
+
+@pytest.mark.parametrize(("given", "expected"), [(torch.float16, torch.float32), (torch.float64, torch.float64)])
+def test_dtypes(given, expected):
+    duals = exact_duals(torch.zeros(3, dtype=given), torch.zeros(2, dtype=given))
+    assert isinstance(duals, ExactDuals)
+    assert {x.dtype for x in duals} == {expected}
+    assert [tuple(x.shape) for x in duals] == [(3,), (3,), ()]
+
+
+def test_single_precision_with_an_offset():
+    pos, neg = draw(50, 80)
+    pos, neg = pos.float() + 100.0, neg.float() + 100.0
+    exact = exact_duals(pos.double(), neg.double(), 0.3, 0.4)
+    for actual, expected in zip(exact_duals(pos, neg, 0.3, 0.4), exact, strict=True):
+        assert_close(actual, expected, "float32")
+
+
+def test_results_carry_no_graph():
+    pos, neg = (x.requires_grad_() for x in draw(5, 6))
+    assert not any(x.requires_grad for x in exact_duals(pos, neg))
+
+
+def test_no_number_is_read_back_from_the_device():
+    duals = exact_duals(torch.empty(5, device="meta"), torch.empty(700, device="meta"))
+    assert duals.y.shape == (5,)
+
+
+def test_registered_monotone_surrogates_are_solved_exactly(monkeypatch):
+    monkeypatch.setattr(surrogates, "_FACTORIES", dict(surrogates._FACTORIES))
+    monkeypatch.setitem(LOSSES, "cube", lambda t, m, _: (max(t + m, 0.0) ** 3, 3 * max(t + m, 0.0) ** 2))
+    register_surrogate(
+        "cube",
+        lambda margin, scale: Surrogate(
+            "cube", lambda t: (t + margin).relu() ** 3, lambda t: 3 * (t + margin).relu() ** 2, monotone=True
+        ),
+    )
+    pos, neg = draw(9, 14)
+    s, y, s_prime = exact_duals(pos, neg, 0.37, 0.61, surrogate="cube")
+    value = min_max_value(pos.tolist(), neg.tolist(), s.tolist(), y.tolist(), s_prime.item(), 0.37, 0.61, "cube")
+    assert_close(value, cvar_objective(pos.tolist(), neg.tolist(), 0.37, 0.61, "cube"))
+
+
+def test_square_is_refused_with_a_remedy():
+    with pytest.raises(ArgumentError, match=r"non-decreasing `surrogate`.* but got 'square'.*dual_init=\"zeros\""):
+        exact_duals(torch.zeros(3), torch.zeros(3), surrogate="square")
+
+
+def test_square_would_be_wrong():
+    # The reason for the refusal: the quantile of this positive's losses is not the loss of the negatives' quantile.
+    pos, neg = [0.0], [0.5, 0.25, -7.0, -9.0]
+    row = loss_matrix(pos, neg, "square")[0]
+    c = sorted(neg, reverse=True)[1]
+    assert inner(row, (0.5 + c) ** 2, Fraction(1, 2)) > minimal_inner(row, Fraction(1, 2)) + 0.1
+
+
+@pytest.mark.parametrize(
+    ("args", "match"),
+    [
+        ((torch.zeros(3), torch.zeros(3), 1.0, 0.5), "`min_tpr`"),
+        ((torch.zeros(3), torch.zeros(3), 0.5, 0.0), "`max_fpr`"),
+        ((torch.zeros(0), torch.zeros(3)), "`pos_scores` to hold at least one"),
+        ((torch.zeros(3), torch.zeros(0)), "`neg_scores` to hold at least one"),
+        ((torch.zeros(3, dtype=torch.int64), torch.zeros(3)), "`pos_scores` to be a float tensor"),
+        ((torch.zeros(3), torch.zeros(3), 0.5, 0.5, "cubic"), "`surrogate` to be one of"),
+    ],
+)
+def test_bad_arguments_are_refused(args, match):
+    with pytest.raises(ArgumentError, match=match):
+        exact_duals(*args)

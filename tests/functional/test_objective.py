@@ -1,0 +1,153 @@
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional import Surrogate, get_surrogate, surrogate_names, tpauc_objective
+from tests.reference.objective import cvar_objective, objective_loops
+from tests.reference.pairwise import LOSSES
+from tests.tolerances import assert_close
+
+NAMES = sorted(LOSSES)
+RECTANGLES = [(0.5, 0.5), (0.25, 0.75), (0.0, 1.0), (0.9, 0.1), (0.63, 0.37)]
+
+
+def draw(num_pos, num_neg, seed=0, ties=False):
+    rng = torch.Generator().manual_seed(seed)
+    pos = torch.randn(num_pos, generator=rng, dtype=torch.float64) + 0.5
+    neg = torch.randn(num_neg, generator=rng, dtype=torch.float64)
+    return ((pos * 3).round() / 3, (neg * 3).round() / 3) if ties else (pos, neg)
+
+
+def test_every_named_surrogate_has_a_reference():
+    assert set(NAMES) <= set(surrogate_names())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("min_tpr", "max_fpr"), RECTANGLES)
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize(("num_pos", "num_neg"), [(10, 20), (13, 31)])
+def test_value_matches_sorted_lists(name, min_tpr, max_fpr, ties, num_pos, num_neg):
+    pos, neg = draw(num_pos, num_neg, ties=ties)
+    actual = tpauc_objective(pos, neg, min_tpr, max_fpr, surrogate=name, margin=0.7, scale=1.3)
+    expected = objective_loops(pos.tolist(), neg.tolist(), min_tpr, max_fpr, name, margin=0.7, scale=1.3)
+    assert actual.shape == ()
+    assert_close(actual, expected)
+
+
+def test_rounding_of_theta_does_not_lose_an_example():
+    pos, neg = draw(10, 10)
+    assert 10 * (1 - 0.9) < 1
+    assert_close(
+        tpauc_objective(pos, neg, 0.9, 0.1), objective_loops(pos.tolist(), neg.tolist(), 0.9, 0.1, "squared_hinge")
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if get_surrogate(name).monotone])
+@pytest.mark.parametrize("ties", [False, True])
+def test_whole_counts_give_the_cvar_form(name, ties):
+    pos, neg = draw(12, 20, ties=ties)
+    expected = cvar_objective(pos.tolist(), neg.tolist(), 0.25, 0.35, name)
+    assert_close(tpauc_objective(pos, neg, 0.25, 0.35, surrogate=name), expected)
+
+
+def test_square_selects_by_score_and_not_by_loss():
+    # The far negative is the third by score, but the costliest by its squared loss.
+    pos, neg = torch.tensor([0.0]), torch.tensor([0.5, 0.25, -9.0])
+    value = tpauc_objective(pos, neg, 0.0, 0.5, surrogate="square")
+    assert value.item() == (0.5 + 0.5) ** 2
+    assert cvar_objective(pos.tolist(), neg.tolist(), 0.0, 0.5, "square") > value.item()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("num_pos", "num_neg"), [(12, 15), (300, 400)])
+def test_gradient_matches_autograd_of_the_selected_block(name, num_pos, num_neg):
+    pos, neg = (x.requires_grad_() for x in draw(num_pos, num_neg))
+    loss = get_surrogate(name)
+    lowest, highest = pos.sort().values[: num_pos // 2], neg.sort().values[num_neg - (2 * num_neg) // 5 :]
+    expected = torch.autograd.grad(loss.value(highest - lowest[:, None]).mean(), (pos, neg))
+    actual = torch.autograd.grad(tpauc_objective(pos, neg, 0.5, 0.4, surrogate=name), (pos, neg))
+    assert_close(actual[0], expected[0])
+    assert_close(actual[1], expected[1])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradcheck(name):
+    pos, neg = (x.requires_grad_() for x in draw(8, 9))
+    assert gradcheck(lambda pos, neg: tpauc_objective(pos, neg, 0.5, 0.5, surrogate=name), (pos, neg))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_single_precision_with_an_offset(name):
+    pos, neg = (x.float() + 100.0 for x in draw(50, 80))
+    value = tpauc_objective(pos, neg, surrogate=name)
+    assert value.dtype == torch.float32
+    assert_close(value, objective_loops(pos.tolist(), neg.tolist(), 0.5, 0.5, name), "float32")
+
+
+def test_half_precision_is_promoted():
+    pos, neg = (x.bfloat16() for x in draw(50, 80))
+    value = tpauc_objective(pos, neg)
+    assert value.dtype == torch.float32
+    assert_close(value, objective_loops(pos.tolist(), neg.tolist(), 0.5, 0.5, "squared_hinge"), "float32")
+
+
+def test_many_negatives_without_a_matrix():
+    # Every third of 300,000 evenly spaced negatives in [0, 3) is 1/100,000 further: the mean is an arithmetic series.
+    count = 300_000
+    neg = torch.arange(count, dtype=torch.float64).flip(0) / 100_000
+    pos = torch.cat([torch.zeros(500, dtype=torch.float64), torch.full((500,), 9.0, dtype=torch.float64)])
+    k2 = count // 2
+    expected = 0.5 + (neg[0].item() + neg[k2 - 1].item()) / 2
+    assert_close(tpauc_objective(pos, neg, surrogate="hinge"), expected)
+
+
+def test_perfect_separation_costs_nothing():
+    assert tpauc_objective(torch.tensor([1.0, 2.0]), torch.tensor([0.5, -3.0])).item() == 0.0
+
+
+def test_a_surrogate_of_ones_own():
+    cube = Surrogate("cube", lambda t: (t + 1.0).relu() ** 3, lambda t: 3.0 * (t + 1.0).relu() ** 2, monotone=True)
+    pos, neg = torch.tensor([0.0, 5.0]), torch.tensor([1.0, -9.0])
+    assert tpauc_objective(pos, neg, surrogate=cube).item() == 8.0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rectangle", "match"),
+    [
+        ((1, 9), (0.5, 0.5), "min_tpr=0.5 needs at least 2 positive scores, but got 1"),
+        ((9, 9), (0.9, 0.5), "min_tpr=0.9 needs at least 10 positive scores, but got 9"),
+        ((9, 9), (0.5, 0.1), "max_fpr=0.1 needs at least 10 negative scores, but got 9"),
+        ((9, 2), (0.5, 0.3), "max_fpr=0.3 needs at least 4 negative scores, but got 2"),
+        ((9, 9), (0.5, 0.0003), "max_fpr=0.0003 needs at least 3334 negative scores"),
+    ],
+)
+def test_an_empty_rectangle_says_how_many_examples_it_needs(sizes, rectangle, match):
+    with pytest.raises(ArgumentError, match=match):
+        tpauc_objective(*draw(*sizes), *rectangle)
+
+
+def test_the_number_it_asks_for_is_enough_and_least():
+    for theta in (0.1, 0.3, 0.07, 0.0003, 0.9):
+        with pytest.raises(ArgumentError) as caught:
+            tpauc_objective(torch.zeros(4), torch.zeros(0 + 1), 0.0, theta)
+        needed = int(str(caught.value).split("at least ")[1].split()[0])
+        tpauc_objective(torch.zeros(4), torch.zeros(needed), 0.0, theta)
+        with pytest.raises(ArgumentError):
+            tpauc_objective(torch.zeros(4), torch.zeros(needed - 1), 0.0, theta)
+
+
+@pytest.mark.parametrize(
+    ("args", "match"),
+    [
+        ((torch.zeros(3), torch.zeros(3), 1.0, 0.5), "`min_tpr`"),
+        ((torch.zeros(3), torch.zeros(3), 0.5, 0.0), "`max_fpr`"),
+        ((torch.zeros(0), torch.zeros(3)), "`pos_scores` to hold at least one"),
+        ((torch.zeros(3), torch.zeros(3, 1)), "`neg_scores` to have one dimension"),
+        ((torch.zeros(3), torch.zeros(3), 0.5, 0.5, "cubic"), "`surrogate` to be one of"),
+        ((torch.zeros(3), torch.zeros(3), 0.5, 0.5, "hinge", -1.0), "`margin`"),
+    ],
+)
+def test_bad_arguments_are_refused(args, match):
+    with pytest.raises(ArgumentError, match=match):
+        tpauc_objective(*args)

@@ -1,0 +1,195 @@
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional import (
+    PowerForm,
+    Surrogate,
+    get_surrogate,
+    register_surrogate,
+    surrogate_names,
+    surrogates,
+)
+from tests.reference.pairwise import LOSSES
+from tests.tolerances import assert_close
+
+NAMES = sorted(LOSSES)
+GRID = torch.linspace(-3.0, 3.0, 101, dtype=torch.float64) + 0.0123  # misses the kink at -margin
+
+
+@pytest.fixture
+def table(monkeypatch):
+    """A table of surrogates to write into."""
+    monkeypatch.setattr(surrogates, "_FACTORIES", dict(surrogates._FACTORIES))
+
+
+def exponential(margin, scale):
+    return Surrogate("exponential", torch.exp, torch.exp, monotone=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("margin", "scale"), [(0.5, 1.0), (1.0, 2.5), (0.0, 0.3)])
+def test_value_and_derivative_follow_the_formulas(name, margin, scale):
+    loss = get_surrogate(name, margin=margin, scale=scale)
+    expected = [LOSSES[name](t, margin, scale) for t in GRID.tolist()]
+    assert_close(loss.value(GRID), [value for value, _ in expected])
+    assert_close(loss.derivative(GRID), [slope for _, slope in expected])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_derivative_is_the_slope_of_the_value(name):
+    loss, step = get_surrogate(name, margin=0.5, scale=2.0), 1e-6
+    slope = (loss.value(GRID + step) - loss.value(GRID - step)) / (2 * step)
+    assert_close(loss.derivative(GRID), slope, "finite_difference")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inverse_is_the_largest_argument_below_a_value(name):
+    loss = get_surrogate(name, margin=0.5, scale=2.0)
+    v = torch.tensor([1e-3, 0.1, 0.25, 1.0, 3.0, 30.0], dtype=torch.float64)
+    t = loss.inverse(v)
+    assert_close(loss.value(t), v)
+    assert torch.all(loss.value(t + 1e-6) > v)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_argument_lies_below_a_negative_value(name):
+    loss = get_surrogate(name)
+    assert torch.equal(loss.inverse(torch.tensor([-0.5, -1e-12])), torch.full((2,), -torch.inf))
+
+
+@pytest.mark.parametrize("name", ["squared_hinge", "hinge", "square"])
+def test_inverse_of_zero_is_the_kink(name):
+    assert get_surrogate(name, margin=0.75).inverse(torch.zeros(1)).item() == -0.75
+
+
+def test_logistic_is_never_zero():
+    assert get_surrogate("logistic").inverse(torch.zeros(1)).item() == -math.inf
+
+
+@pytest.mark.parametrize("x", [-700.0, -50.0, -1.0, 0.0, 19.0, 21.0, 25.0, 39.0, 41.0, 100.0, 1e6])
+def test_logistic_keeps_all_digits_in_both_tails(x):
+    loss = get_surrogate("logistic", scale=0.5)
+    t = torch.tensor([2 * x], dtype=torch.float64)
+    value, slope = LOSSES["logistic"](2 * x, 0.0, 0.5)
+    torch.testing.assert_close(loss.value(t).item(), value, rtol=1e-14, atol=0.0)
+    torch.testing.assert_close(loss.derivative(t).item(), slope, rtol=1e-14, atol=0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_logistic_stays_finite(dtype):
+    loss = get_surrogate("logistic")
+    t = torch.tensor([-1e6, 1e6], dtype=dtype)
+    assert torch.equal(loss.value(t), torch.tensor([0.0, 1e6], dtype=dtype))
+    assert torch.equal(loss.derivative(t), torch.tensor([0.0, 1.0], dtype=dtype))
+    assert torch.equal(loss.inverse(torch.tensor([1e6], dtype=dtype)), torch.tensor([1e6], dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("name", "monotone", "sorts"),
+    [
+        ("squared_hinge", True, True),
+        ("hinge", True, True),
+        ("square", False, True),
+        ("logistic", True, False),
+    ],
+)
+def test_surrogates_state_what_they_can_do(name, monotone, sorts):
+    loss = get_surrogate(name, margin=0.25)
+    assert loss.name == name
+    assert loss.monotone is monotone
+    assert (loss.power is not None) is sorts
+    if sorts:
+        assert loss.power.margin == 0.25
+
+
+def test_equal_arguments_give_one_object():
+    assert get_surrogate("hinge", margin=1) is get_surrogate("hinge", margin=1.0)
+    assert get_surrogate("hinge", margin=1.0) is not get_surrogate("hinge", margin=0.5)
+
+
+def test_a_surrogate_comes_back_unchanged():
+    loss = get_surrogate("hinge", margin=2.0)
+    assert get_surrogate(loss, margin=0.5) is loss
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_surrogates_can_be_pickled_and_copied(name):
+    loss = get_surrogate(name, margin=0.3, scale=3.0)
+    for twin in (pickle.loads(pickle.dumps(loss)), copy.deepcopy(loss)):  # noqa: S301 - our own bytes
+        assert torch.equal(twin.value(GRID), loss.value(GRID))
+
+
+@pytest.mark.parametrize("name", ["squared-hinge", "", None, 3, ["hinge"]])
+def test_a_wrong_name_lists_the_valid_ones(name):
+    with pytest.raises(ArgumentError, match=r"hinge, logistic, .*square, squared_hinge"):
+        get_surrogate(name)
+
+
+@pytest.mark.parametrize("margin", [-0.1, float("nan"), float("inf"), True, "0.5", None])
+def test_a_wrong_margin_is_refused(margin):
+    with pytest.raises(ArgumentError, match="`margin` to be a number of at least 0, but got"):
+        get_surrogate("squared_hinge", margin=margin)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), True, "1"])
+def test_a_wrong_scale_is_refused(scale):
+    with pytest.raises(ArgumentError, match="`scale` to be a number above 0, but got"):
+        get_surrogate("logistic", scale=scale)
+
+
+def test_registered_surrogates_are_found_by_name(table):
+    register_surrogate("exp", exponential)
+    assert "exp" in surrogate_names()
+    assert get_surrogate("exp").value(torch.zeros(1)).item() == 1.0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_existing_names_stay(table, name):
+    with pytest.raises(ArgumentError, match=f"'{name}' is taken"):
+        register_surrogate(name, exponential)
+
+
+@pytest.mark.parametrize("name", ["", None, 3])
+def test_names_are_strings(table, name):
+    with pytest.raises(ArgumentError, match="`name` to be a non-empty string"):
+        register_surrogate(name, exponential)
+
+
+@pytest.mark.parametrize("factory", [None, torch.exp(torch.zeros(1)), lambda margin, scale: torch.exp])
+def test_what_is_no_surrogate_is_refused(table, factory):
+    with pytest.raises(ArgumentError, match="`factory` to be a function of"):
+        register_surrogate("mine", factory)
+    assert "mine" not in surrogate_names()
+
+
+def test_a_surrogate_itself_is_no_factory(table):
+    with pytest.raises(ArgumentError, match="`factory` to be a function of"):
+        register_surrogate("mine", get_surrogate("hinge"))
+
+
+def test_negative_losses_are_refused(table):
+    with pytest.raises(ArgumentError, match="'line' to be non-negative, but it falls to -4"):
+        register_surrogate("line", lambda margin, scale: Surrogate("line", lambda t: t, torch.ones_like))
+
+
+def test_false_claims_of_monotony_are_refused(table):
+    with pytest.raises(ArgumentError, match="'parabola' to be non-decreasing"):
+        register_surrogate(
+            "parabola", lambda margin, scale: Surrogate("parabola", torch.square, lambda t: 2 * t, monotone=True)
+        )
+
+
+@pytest.mark.parametrize(("degree", "two_sided"), [(0, False), (3, False), (1, True)])
+def test_only_powers_that_sorting_can_sum_are_accepted(degree, two_sided):
+    with pytest.raises(ArgumentError, match="`degree` to be 1 or 2"):
+        PowerForm(0.5, degree, two_sided)
+
+
+def test_a_power_form_needs_the_inverse():
+    with pytest.raises(ArgumentError, match="`inverse` of the surrogate 'mine'"):
+        Surrogate("mine", torch.relu, torch.sign, power=PowerForm(0.0, 1))
