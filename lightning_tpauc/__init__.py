@@ -1,5 +1,67 @@
-"""Two-way partial AUC for PyTorch Lightning."""
+"""Two-way partial AUC for PyTorch Lightning.
+
+Names are imported when they are first used, so that ``import lightning_tpauc`` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from lightning_tpauc.version import __version__
 
-__all__ = ("__version__",)
+if TYPE_CHECKING:
+    from lightning_tpauc.callbacks import FiniteGuard, StageCallback
+    from lightning_tpauc.data import (
+        DigitsDataModule,
+        EvalBatch,
+        LIBSVMDataModule,
+        MedMNISTDataModule,
+        OGBMoleculesDataModule,
+        PosNegBatch,
+        PosNegDataModule,
+        SMILESDataModule,
+    )
+    from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
+    from lightning_tpauc.module import TPAUCModule
+
+__all__ = (
+    "DigitsDataModule",
+    "EvalBatch",
+    "ExactObjective",
+    "FiniteGuard",
+    "LIBSVMDataModule",
+    "MedMNISTDataModule",
+    "OGBMoleculesDataModule",
+    "PosNegBatch",
+    "PosNegDataModule",
+    "SMILESDataModule",
+    "StageCallback",
+    "TPAUCModule",
+    "TwoWayPartialAUROC",
+    "__version__",
+    "algorithms",
+    "functional",
+    "models",
+)
+
+_HOME = {
+    "FiniteGuard": "callbacks",
+    "StageCallback": "callbacks",
+    "ExactObjective": "metrics",
+    "TwoWayPartialAUROC": "metrics",
+    "TPAUCModule": "module",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("algorithms", "functional", "models", "data"):
+        return importlib.import_module(f"lightning_tpauc.{name}")
+    if name in __all__:
+        return getattr(importlib.import_module(f"lightning_tpauc.{_HOME.get(name, 'data')}"), name)
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

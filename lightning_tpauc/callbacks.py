@@ -232,7 +232,7 @@ class FiniteGuard(Callback):
     """
 
     def __init__(self) -> None:
-        self._pending: list[tuple[Tensor, torch.cuda.Event]] = []
+        self._pending: list[tuple[Tensor, Any]] = []
 
     @override
     def on_train_batch_end(
@@ -253,7 +253,7 @@ class FiniteGuard(Callback):
             return
         flag = torch.empty((), dtype=torch.bool, pin_memory=True)
         flag.copy_(finite, non_blocking=True)
-        event = torch.cuda.Event()
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         event.record()
         self._pending.append((flag, event))
         while self._pending and self._pending[0][1].query():

@@ -222,14 +222,14 @@ class TPAUCModule(LightningModule):
             self.iterates.add_proximal_gradient(coefficient)
 
     def _optimizer(self) -> LightningOptimizer:
-        optimizer = self.optimizers()
+        optimizer: Any = self.optimizers()
         if isinstance(optimizer, list):
             msg = (
                 "Expected `configure_optimizers` to return exactly one optimizer: global_step counts every optimizer's "
                 f"step. Got {optimizer!r}."
             )
             raise UnsupportedError(msg)
-        return optimizer
+        return cast(LightningOptimizer, optimizer)
 
     def _step_scale(self, optimizer: LightningOptimizer) -> float:
         group = optimizer.param_groups[0]

@@ -55,5 +55,5 @@ def _own() -> dict[str, Any]:
             int(has_gauss),
             float(cached),
         ),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() and torch.cuda.is_initialized() else None,
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
     }

@@ -53,9 +53,9 @@ def _refuse_strategies(trainer: Trainer) -> None:
         raise UnsupportedError(msg)
     if isinstance(strategy, ModelParallelStrategy) and strategy._tensor_parallel_size != 1:
         msg = (
-            f"ModelParallelStrategy(tensor_parallel_size={strategy._tensor_parallel_size!r}) is not supported: ranks of "
-            "one tensor-parallel group would draw different examples. Pass `tensor_parallel_size=1` and the number of "
-            "processes as `data_parallel_size`."
+            f"ModelParallelStrategy(tensor_parallel_size={strategy._tensor_parallel_size!r}) is not supported: ranks "
+            "of one tensor-parallel group would draw different examples. Pass `tensor_parallel_size=1` and the number "
+            "of processes as `data_parallel_size`."
         )
         raise UnsupportedError(msg)
 

@@ -1,0 +1,288 @@
+"""STACO against the paper's algorithm in plain loops."""
+
+import math
+
+import pytest
+import torch
+
+from lightning_tpauc.algorithms import STACO, TrainingScores
+from lightning_tpauc.errors import ArgumentError, CheckpointError
+from lightning_tpauc.functional import exact_duals
+from lightning_tpauc.iterates import WeightIterates
+from tests.reference import staco as reference
+from tests.tolerances import assert_close
+
+NUM_POS, NUM_NEG, DIM = 23, 40, 4
+
+
+def make_data(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    pos = torch.randn(NUM_POS, DIM, generator=generator, dtype=torch.float64) + 0.4
+    neg = torch.randn(NUM_NEG, DIM, generator=generator, dtype=torch.float64)
+    return pos, neg, generator
+
+
+def draw(generator, num_pos=5, num_neg=7, num_dual=6):
+    index = torch.randperm(NUM_POS, generator=generator)[:num_pos]
+    first = torch.randint(NUM_NEG, (num_neg,), generator=generator)
+    second = torch.randint(NUM_NEG, (num_dual,), generator=generator)
+    return index, first, second
+
+
+def trajectory(algorithm, stage_lengths, steps, settings, decay_at=None, optimizer=torch.optim.SGD):
+    """Our algorithm and the reference side by side; yields after every step."""
+    pos, neg, generator = make_data()
+    w = torch.zeros(DIM, dtype=torch.float64, requires_grad=True)
+    algorithm.setup(NUM_POS, dtype=torch.float64)
+    algorithm.start(None)
+    sgd = optimizer([w], lr=settings.eta, weight_decay=settings.weight_decay)
+    iterates = WeightIterates([w])
+    state = reference.State([0.0] * DIM, algorithm.y.tolist(), algorithm.s.tolist(), algorithm.s_prime.item())
+    anchors = reference.begin_stage(state)
+    stage_end = iter(stage_lengths)
+    next_end = next(stage_end, math.inf)
+    for t in range(steps):
+        scale = 1.0 if decay_at is None or t < decay_at else 0.1
+        index, first, second = draw(generator)
+        algorithm.step_scale = scale
+        sgd.param_groups[0]["lr"] = scale * settings.eta
+        sgd.zero_grad()
+        loss = algorithm(pos[index] @ w, neg[first] @ w, neg[second] @ w, index)
+        loss.backward()
+        iterates.add_proximal_gradient(algorithm.proximal_coefficient)
+        sgd.step()
+        iterates.update()
+        reference.step(
+            state,
+            anchors,
+            pos[index].tolist(),
+            neg[first].tolist(),
+            neg[second].tolist(),
+            index.tolist(),
+            settings,
+            scale,
+        )
+        yield algorithm, w, iterates, state
+        if t + 1 == next_end:
+            iterates.finish_stage()
+            algorithm.finish_stage()
+            algorithm.restart(None)
+            state.w, state.s, state.s_prime = reference.averages(state)
+            state.y = [1.0] * NUM_POS
+            anchors = reference.begin_stage(state)
+            next_end = t + 1 + next(stage_end, math.inf)
+
+
+def compare(algorithm, w, iterates, state):
+    assert_close(w.detach(), state.w, "trajectory64")
+    assert_close(algorithm.y, state.y, "trajectory64")
+    assert_close(algorithm.s, state.s, "trajectory64")
+    assert_close(algorithm.s_prime, state.s_prime, "trajectory64")
+    if state.steps:
+        w_bar, s_bar, s_prime_bar = reference.averages(state)
+        assert_close(iterates.mean[0], w_bar, "trajectory64")
+        ours = algorithm.averages()
+        assert_close(ours[0], s_bar, "trajectory64")
+        assert_close(ours[1], s_prime_bar, "trajectory64")
+
+
+@pytest.mark.parametrize("surrogate", ["squared_hinge", "hinge", "square", "logistic"])
+@pytest.mark.parametrize("gamma", [math.inf, 5.0], ids=["STACO1", "STACO2"])
+@pytest.mark.parametrize("dual_init", ["ones", "zeros"])
+def test_trajectory_equals_the_paper(surrogate, gamma, dual_init):
+    settings = reference.Settings(0.4, 0.3, 0.5, surrogate, 0.7, 0.2, 0.03, 0.02, gamma)
+    algorithm = STACO(
+        0.6, 0.3, surrogate, 0.5, alpha=0.7, beta=0.2, beta_prime=0.03, gamma=gamma,
+        dual_init=dual_init, stage_restart="ones",
+    )  # fmt: skip
+    lengths = [50, 70, 80] if math.isfinite(gamma) else []
+    moved, inside = False, False
+    for step in trajectory(algorithm, lengths, 200, settings, decay_at=150):
+        compare(*step)
+        moved = moved or bool(step[1].detach().abs().max() > 1e-3)
+        inside = inside or bool(((algorithm.y > 0) & (algorithm.y < 1)).any())
+    assert moved, "a trajectory that stands still proves nothing"
+    assert inside, "the dual weights must leave their bounds"
+
+
+def test_weight_decay_is_added_to_the_bracketed_gradient():
+    settings = reference.Settings(0.5, 0.5, 0.5, "squared_hinge", 0.1, 0.1, 0.1, 0.05, 3.0, weight_decay=0.2)
+    algorithm = STACO(gamma=3.0, alpha=0.1, beta=0.1, beta_prime=0.1, dual_init="zeros", stage_restart="ones")
+    for step in trajectory(algorithm, [30, 30], 60, settings):
+        compare(*step)
+
+
+def test_value_is_the_minmax_function_at_the_old_thresholds():
+    pos, neg = torch.tensor([0.1, 0.3], dtype=torch.float64), torch.tensor([0.2, 0.0, 0.4], dtype=torch.float64)
+    algorithm = STACO(0.6, 0.5, alpha=0.1, dual_init="zeros")
+    algorithm.setup(2, dtype=torch.float64)
+    y, s_prime = algorithm.y, algorithm.s_prime
+    loss = algorithm(pos, neg, neg, torch.tensor([1, 0]))
+    g = [(sum(max(0.5 + n - p, 0) ** 2 for n in neg.tolist()) / 3) / 0.5 for p in pos.tolist()]
+    y_new = [min(1.0, max(0.0, 1.0 + 0.1 * (value - 0.0) / 0.4)) for value in g]
+    assert_close(loss, sum(y * value for y, value in zip(y_new, g, strict=True)) / 2 / 0.4)
+    assert y is algorithm.y, "state is updated in place"
+    assert s_prime is algorithm.s_prime, "state is updated in place"
+
+
+def test_shared_negatives_equal_two_batches_that_happen_to_be_the_same():
+    pos, neg, generator = make_data()
+    w = torch.randn(DIM, generator=generator, dtype=torch.float64)
+    shared = STACO(dual_init="zeros", share_negatives=True)
+    twice = STACO(dual_init="zeros")
+    for algorithm in (shared, twice):
+        algorithm.setup(NUM_POS, dtype=torch.float64)
+    for _ in range(20):
+        index, first, _ = draw(generator)
+        arguments = (pos[index] @ w, neg[first] @ w)
+        assert_close(shared(*arguments, None, index), twice(*arguments, arguments[1], index))
+        assert_close(shared.s, twice.s)
+    assert not shared.needs_dual_negatives
+    assert twice.needs_dual_negatives
+
+
+def test_untouched_positives_keep_their_state():
+    algorithm = STACO(dual_init="ones")
+    algorithm.setup(5)
+    algorithm(torch.zeros(2), torch.zeros(3), torch.zeros(3), torch.tensor([4, 1]))
+    assert algorithm.y[[0, 2, 3]].tolist() == [1.0, 1.0, 1.0]
+    assert algorithm.s[[0, 2, 3]].tolist() == [1.0, 1.0, 1.0]
+    assert algorithm.s[4] != 1.0
+
+
+def test_exact_start_solves_the_duals_of_the_training_scores():
+    pos, neg, generator = make_data()
+    w = torch.randn(DIM, generator=generator, dtype=torch.float64)
+    algorithm = STACO(0.6, 0.3)
+    algorithm.setup(NUM_POS, dtype=torch.float64)
+    assert algorithm.needs_scores("start")
+    assert not algorithm.needs_scores("restart"), "STACO1 has one stage"
+    algorithm.start(TrainingScores(pos @ w, neg @ w))
+    s, y, s_prime = exact_duals(pos @ w, neg @ w, 0.6, 0.3)
+    assert_close(algorithm.s, s)
+    assert_close(algorithm.y, y)
+    assert_close(algorithm.s_prime, s_prime)
+    assert_close(algorithm.y.mean(), 0.4)
+
+
+def test_exact_restart_replaces_anchor_and_duals():
+    pos, neg, generator = make_data()
+    w = torch.randn(DIM, generator=generator, dtype=torch.float64)
+    algorithm = STACO(gamma=10.0)
+    algorithm.setup(NUM_POS, dtype=torch.float64)
+    algorithm.start(TrainingScores(pos @ w, neg @ w))
+    index, first, second = draw(generator)
+    algorithm(pos[index] @ w, neg[first] @ w, neg[second] @ w, index)
+    algorithm.finish_stage()
+    assert algorithm.needs_scores("restart")
+    algorithm.restart(TrainingScores(pos @ -w, neg @ -w))
+    s, y, s_prime = exact_duals(pos @ -w, neg @ -w, 0.5, 0.5)
+    assert_close(algorithm.s, s)
+    assert_close(algorithm.s_anchor, s)
+    assert_close(algorithm.y, y)
+    assert_close(algorithm.s_prime, s_prime)
+    assert algorithm.stage_steps == 0
+
+
+def test_exact_start_without_training_scores_uses_the_first_batch():
+    algorithm = STACO()
+    algorithm.setup(6)
+    pos = torch.zeros(3, requires_grad=True)
+    algorithm(pos, torch.zeros(4), torch.zeros(4), torch.tensor([0, 1, 2])).backward()
+    assert_close(algorithm.s[3:], torch.full((3,), 0.25), "float32")  # l(0) = margin**2, not the dead zone's 1
+    algorithm(pos, torch.full((4,), 0.1), torch.full((4,), 0.1), torch.tensor([3, 4, 5])).backward()
+    assert pos.grad.abs().min() > 0, "the weights move from the first steps on"
+
+
+def test_checkpoint_in_mid_stage_goes_on_as_if_unbroken():
+    pos, neg, _ = make_data()
+
+    def run(steps, algorithm, generator):
+        for _ in range(steps):
+            index, first, second = draw(generator)
+            w = torch.ones(DIM, dtype=torch.float64)
+            algorithm(pos[index] @ w, neg[first] @ w, neg[second] @ w, index)
+
+    straight = STACO(gamma=10.0, dual_init="zeros")
+    straight.setup(NUM_POS, dtype=torch.float64)
+    run(20, straight, torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    first_half = STACO(gamma=10.0, dual_init="zeros")
+    first_half.setup(NUM_POS, dtype=torch.float64)
+    run(9, first_half, generator)
+    resumed = STACO(gamma=10.0)
+    resumed.setup(NUM_POS, dtype=torch.float64)
+    resumed.load_state_dict({k: v.clone() if torch.is_tensor(v) else v for k, v in first_half.state_dict().items()})
+    run(11, resumed, generator)
+    for name, value in straight.state_dict().items():
+        assert torch.equal(torch.as_tensor(value), torch.as_tensor(resumed.state_dict()[name])), name
+
+
+def test_rollback_undoes_a_step_bit_for_bit():
+    pos, neg, generator = make_data()
+    algorithm = STACO(dual_init="zeros", gamma=5.0)
+    algorithm.setup(NUM_POS, dtype=torch.float64)
+    before = {k: torch.as_tensor(v).clone() for k, v in algorithm.state_dict().items()}
+    index, first, second = draw(generator)
+    snapshot = algorithm.snapshot(index)
+    algorithm(pos[index].sum(1), neg[first].sum(1), neg[second].sum(1), index)
+    assert not torch.equal(before["y"], algorithm.y) or not torch.equal(before["s"], algorithm.s)
+    algorithm.rollback(index, snapshot)
+    for name, value in before.items():
+        assert torch.equal(value, torch.as_tensor(algorithm.state_dict()[name])), name
+
+
+def test_state_costs_twenty_bytes_a_positive():
+    algorithm = STACO(gamma=100.0)
+    algorithm.setup(1000)
+    per_positive = [v for v in algorithm.state_dict().values() if torch.is_tensor(v) and v.numel() == 1000]
+    assert sum(v.element_size() for v in per_positive) == 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"alpha": -1.0}, "`alpha` to be a step size of at least 0, but got -1.0"),
+        ({"beta": float("nan")}, "`beta` to be a step size of at least 0, but got nan"),
+        ({"beta_prime": float("inf")}, "`beta_prime` to be a step size of at least 0, but got inf"),
+        ({"gamma": 0.0}, "`gamma` to be above 0"),
+        ({"dual_init": "twos"}, "`dual_init` to be one of 'exact', 'ones', 'zeros', but got 'twos'"),
+        ({"stage_restart": "zeros"}, "`stage_restart` to be one of 'exact', 'ones', but got 'zeros'"),
+        ({"surrogate": "square"}, "`dual_init='exact'` needs a non-decreasing surrogate, but 'square'"),
+        ({"surrogate": "square", "dual_init": "zeros", "gamma": 5.0}, "`stage_restart='exact'` needs a non-decreasing"),
+        ({"min_tpr": 1.0}, "`min_tpr` to be a number in"),
+    ],
+)
+def test_bad_arguments(arguments, words):
+    with pytest.raises(ArgumentError, match=words):
+        STACO(**arguments)
+
+
+def test_bad_calls():
+    algorithm = STACO(dual_init="zeros")
+    with pytest.raises(ArgumentError, match=r"call `setup\(num_positives\)` first"):
+        algorithm(torch.zeros(1), torch.zeros(1), torch.zeros(1), torch.tensor([0]))
+    with pytest.raises(ArgumentError, match="`num_positives` to be at least 1, but got 0"):
+        algorithm.setup(0)
+    with pytest.raises(ArgumentError, match=r"`dtype` to be torch.float32 or torch.float64, but got torch.bfloat16"):
+        algorithm.setup(3, dtype=torch.bfloat16)
+    algorithm.setup(3)
+    with pytest.raises(ArgumentError, match="`index` to name each of the `pos_scores`"):
+        algorithm(torch.zeros(2), torch.zeros(1), torch.zeros(1), torch.tensor([0]))
+    with pytest.raises(ArgumentError, match="needs a second batch of negatives"):
+        algorithm(torch.zeros(1), torch.zeros(1), None, torch.tensor([0]))
+    with pytest.raises(ArgumentError, match="`neg_scores` to have shape"):
+        algorithm(torch.zeros(1), torch.zeros(1, 2), torch.zeros(1), torch.tensor([0]))
+
+
+def test_state_of_another_run_is_refused():
+    source, target = STACO(), STACO()
+    source.setup(4)
+    target.setup(5)
+    with pytest.raises(CheckpointError, match="written for 4 positive examples, but the training set has 5"):
+        target.load_state_dict(source.state_dict())
+    state = source.state_dict()
+    del state["s_anchor"]
+    target.setup(4)
+    with pytest.raises(CheckpointError, match="written by another algorithm"):
+        target.load_state_dict(state)
