@@ -1,1 +1,49 @@
-"""Data modules, samplers and batches."""
+"""Data modules, samplers and batches; names are imported when they are first used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning_tpauc.data.arrays import ArrayDataset
+    from lightning_tpauc.data.batch import EvalBatch, PosNegBatch
+    from lightning_tpauc.data.datamodule import PosNegDataModule
+    from lightning_tpauc.data.digits import DigitsDataModule
+    from lightning_tpauc.data.libsvm import LIBSVMDataModule
+    from lightning_tpauc.data.medmnist import MedMNISTDataModule
+    from lightning_tpauc.data.molecules import OGBMoleculesDataModule, SMILESDataModule
+    from lightning_tpauc.data.parts import Datasets
+
+__all__ = (
+    "ArrayDataset",
+    "Datasets",
+    "DigitsDataModule",
+    "EvalBatch",
+    "LIBSVMDataModule",
+    "MedMNISTDataModule",
+    "OGBMoleculesDataModule",
+    "PosNegBatch",
+    "PosNegDataModule",
+    "SMILESDataModule",
+)
+
+_HOME = {
+    "ArrayDataset": "arrays",
+    "Datasets": "parts",
+    "DigitsDataModule": "digits",
+    "EvalBatch": "batch",
+    "LIBSVMDataModule": "libsvm",
+    "MedMNISTDataModule": "medmnist",
+    "OGBMoleculesDataModule": "molecules",
+    "PosNegBatch": "batch",
+    "PosNegDataModule": "datamodule",
+    "SMILESDataModule": "molecules",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"lightning_tpauc.data.{_HOME[name]}"), name)
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)

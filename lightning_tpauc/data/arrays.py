@@ -1,0 +1,72 @@
+"""A data set over arrays that already exist: tensors, numpy arrays, memory maps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lightning_tpauc.errors import DataError
+
+__all__ = ("ArrayDataset",)
+
+
+class ArrayDataset(Dataset[tuple[Tensor, int]]):
+    """Rows of one array and their labels; a whole batch is fetched by one indexing call.
+
+    Args:
+        features: tensor or numpy array (also a memory map) of shape ``(n, ...)``, any dtype.
+        targets: tensor, array or sequence of n labels.
+        shift: float array that broadcasts against a row; subtracted from what is fetched.
+        scale: float array that broadcasts against a row; multiplies what is fetched, after the shift. A memory map is
+            thus standardised without a copy.
+
+    Raises:
+        DataError: if lengths differ.
+
+    Example:
+        >>> data = ArrayDataset(np.arange(6.0).reshape(3, 2), [0, 1, 0])
+        >>> data.rows(np.array([2, 0]))
+        tensor([[4., 5.],
+                [0., 1.]], dtype=torch.float64)
+        >>> data[1]
+        (tensor([2., 3.], dtype=torch.float64), 1)
+    """
+
+    def __init__(
+        self,
+        features: Tensor | NDArray[Any],
+        targets: Any,
+        shift: NDArray[Any] | None = None,
+        scale: NDArray[Any] | None = None,
+    ) -> None:
+        self.features = features
+        self.targets = targets
+        self.shift = None if shift is None else torch.as_tensor(shift)
+        self.scale = None if scale is None else torch.as_tensor(scale)
+        if len(features) != len(targets):
+            msg = f"Expected one label per row, but got {len(targets)} labels for {len(features)} rows."
+            raise DataError(msg)
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        return self.rows(np.array([row]))[0], int(self.targets[row])
+
+    def rows(self, rows: NDArray[np.int64]) -> Tensor:
+        """Features of shape ``(len(rows), ...)``."""
+        if isinstance(self.features, Tensor):
+            index = torch.from_numpy(rows).to(self.features.device)
+            found = self.features.index_select(0, index)
+        else:
+            found = torch.from_numpy(np.asarray(self.features[rows]))
+        if self.shift is not None:
+            found = found - self.shift.to(found.device)
+        if self.scale is not None:
+            found = found * self.scale.to(found.device)
+        return found

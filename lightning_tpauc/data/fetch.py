@@ -1,0 +1,135 @@
+"""From rows of a data set to collated inputs, whatever the items are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Subset, TensorDataset, default_collate
+
+from lightning_tpauc.data.arrays import ArrayDataset
+from lightning_tpauc.data.seeding import seeded_items
+from lightning_tpauc.extras import import_extra
+
+__all__ = ("collate_inputs", "fetcher_for")
+
+Indices = NDArray[np.int64]
+#: ``fetch(rows, step) -> inputs``
+Fetcher = Callable[[Indices, int], Any]
+
+
+def fetcher_for(dataset: Any, seed: int = 0) -> Fetcher:
+    """The quickest way to load a batch of a data set.
+
+    Tensors, arrays, :class:`~torch.utils.data.TensorDataset` and :class:`~lightning_tpauc.data.ArrayDataset` (also
+    inside a :class:`~torch.utils.data.Subset`) are indexed once per batch. Other data sets are read by their
+    ``__getitems__`` if they have one, else item by item, with the random generators seeded as
+    :func:`~lightning_tpauc.data.seeding.seeded_items` says: per item, or once per batch for ``__getitems__``.
+
+    Args:
+        dataset: map-style data set; its items are inputs, or tuples whose last entry is the label (which is left out),
+            or mappings or PyG graphs (kept whole).
+        seed: seed of the augmentations.
+
+    Returns:
+        A function of (rows, step) that returns the collated inputs; picklable.
+
+    Example:
+        >>> import torch
+        >>> fetch = fetcher_for(TensorDataset(torch.arange(4.0), torch.tensor([0, 1, 0, 1])))
+        >>> fetch(np.array([3, 1]), 0)
+        tensor([3., 1.])
+    """
+    if isinstance(dataset, Subset):
+        inner = fetcher_for(dataset.dataset, seed)
+        if not isinstance(inner, _FetchItems):
+            return _FetchSubset(inner, np.asarray(dataset.indices, dtype=np.int64))
+    if isinstance(dataset, ArrayDataset):
+        return _FetchArrays([dataset])
+    if isinstance(dataset, (Tensor, np.ndarray)):
+        return _FetchArrays([ArrayDataset(dataset, dataset)])
+    if isinstance(dataset, TensorDataset):
+        tensors = dataset.tensors[:-1] or dataset.tensors
+        return _FetchArrays([ArrayDataset(tensor, tensor) for tensor in tensors])
+    return _FetchItems(dataset, seed)
+
+
+class _FetchArrays:
+    """Several arrays give a tuple of inputs."""
+
+    def __init__(self, arrays: Sequence[ArrayDataset]) -> None:
+        self.arrays = arrays
+
+    def __call__(self, rows: Indices, step: int) -> Any:  # noqa: ARG002  # one signature for all fetchers
+        if len(self.arrays) == 1:
+            return self.arrays[0].rows(rows)
+        return tuple(array.rows(rows) for array in self.arrays)
+
+
+class _FetchSubset:
+    def __init__(self, fetch: Fetcher, indices: Indices) -> None:
+        self.fetch = fetch
+        self.indices = indices
+
+    def __call__(self, rows: Indices, step: int) -> Any:
+        return self.fetch(self.indices[rows], step)
+
+
+class _FetchItems:
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+
+    def __call__(self, rows: Indices, step: int) -> Any:
+        return collate_inputs(self._items(rows.tolist(), step))
+
+    def _items(self, rows: list[int], step: int) -> list[Any]:
+        with seeded_items(self.seed, step) as reseed:
+            if _reads_batches(self.dataset):
+                reseed(rows[0])
+                return list(self.dataset.__getitems__(rows))
+            items = []
+            for row in rows:
+                reseed(row)
+                items.append(self.dataset[row])
+            return items
+
+
+def _reads_batches(dataset: Any) -> bool:
+    # a Subset always has the method, whatever it wraps
+    return _reads_batches(dataset.dataset) if isinstance(dataset, Subset) else hasattr(dataset, "__getitems__")
+
+
+def collate_inputs(items: list[Any]) -> Any:
+    """Collate the inputs of items and leave their labels out.
+
+    Args:
+        items: what the data set returned, all of one kind. Of tuples the last entry is the label: ``(x, y)`` gives x,
+            ``(a, b, y)`` gives ``(a, b)``. Everything else is kept whole: mappings as a mapping of collated values, PyG
+            graphs as a ``Batch``.
+
+    Example:
+        >>> import torch
+        >>> collate_inputs([(torch.zeros(2), 1), (torch.ones(2), 0)])
+        tensor([[0., 0.],
+                [1., 1.]])
+    """
+    first = items[0]
+    if isinstance(first, (tuple, list)) and len(first) > 1:
+        items = [item[0] if len(item) == 2 else tuple(item[:-1]) for item in items]
+    if _holds_graphs(items[0]):
+        return import_extra("torch_geometric.loader.dataloader", "graph").Collater(items)(items)
+    return default_collate(items)
+
+
+def _holds_graphs(item: Any) -> bool:
+    """Whether PyG has to collate, without importing it for data sets that have nothing to do with it."""
+    module = sys.modules.get("torch_geometric.data.data")
+    if module is None:
+        return False
+    parts = item.values() if isinstance(item, dict) else item if isinstance(item, (tuple, list)) else (item,)
+    return any(isinstance(part, module.BaseData) for part in parts)

@@ -1,0 +1,241 @@
+"""Loaders that Lightning leaves alone, for training and for evaluation.
+
+They are plain iterables with a length, not :class:`torch.utils.data.DataLoader`: Lightning rebuilds those under DDP,
+for prediction and for ``overfit_batches``, which would undo the sampling. Worker processes, where wanted, still come
+from a ``DataLoader`` inside. Iteration is lazy: the position in the stream is read when the first batch is asked for,
+which is after Lightning has restored a checkpoint, while ``iter()`` itself comes before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_tpauc.data.batch import EvalBatch, PosNegBatch
+from lightning_tpauc.data.fetch import Fetcher
+from lightning_tpauc.data.sampler import BatchPlan, BatchSampler
+from lightning_tpauc.data.shards import current_world
+
+__all__ = ("EvalLoader", "PosNegLoader", "Position")
+
+Indices = NDArray[np.int64]
+
+
+class Position(NamedTuple):
+    """Where training stands.
+
+    Attributes:
+        step: number of training batches consumed since the beginning, t.
+        done_in_epoch: how many of them belong to the epoch that goes on.
+    """
+
+    step: int
+    done_in_epoch: int = 0
+
+
+class PosNegLoader:
+    """Joint training batches from global step t on; one iteration is (the rest of) one epoch.
+
+    A checkpoint needs to keep t only: batch t is a pure function of the seed, t and the number of ranks.
+
+    Args:
+        sampler: what to load in each step.
+        fetch: loads rows of the training set; see :func:`~lightning_tpauc.data.fetch.fetcher_for`.
+        position: called when the first batch of an iteration is asked for. ``None`` counts the batches handed out.
+        num_workers: worker processes; 0 loads in the training process.
+        pin_memory: whether to put batches into page-locked memory.
+
+    Example:
+        >>> import numpy as np, torch
+        >>> from lightning_tpauc.data.fetch import fetcher_for
+        >>> from lightning_tpauc.data.sampler import BatchSizes, PosNegSampler
+        >>> sampler = PosNegSampler(np.array([0, 1]), np.array([2, 3, 4, 5]), BatchSizes(1, 2))
+        >>> loader = PosNegLoader(sampler, fetcher_for(torch.arange(6.0)))
+        >>> [batch.inputs.shape for batch in loader]
+        [torch.Size([3]), torch.Size([3])]
+    """
+
+    def __init__(
+        self,
+        sampler: BatchSampler,
+        fetch: Fetcher,
+        position: Callable[[], Position] | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+    ) -> None:
+        self.batch_plans = sampler
+        self.position = position
+        self._handed_out = Position(0)
+        self._source = _Source(_TrainBatches(fetch), num_workers, pin_memory)
+
+    def __len__(self) -> int:
+        return len(self.batch_plans)
+
+    def __iter__(self) -> Iterator[PosNegBatch]:
+        start = self._handed_out if self.position is None else self.position()
+        length = len(self)
+        remaining = max(0, length - start.done_in_epoch)
+        for batch in self._source.run(self.batch_plans.plans(start.step, remaining)):
+            step, done = self._handed_out if self.position is None else start
+            start = self._handed_out = Position(step + 1, (done + 1) % length)
+            yield batch
+        self._handed_out = self._handed_out._replace(done_in_epoch=0)
+
+    def state_dict(self) -> dict[str, int]:
+        """Position after the last batch handed out; Lightning stores it in mid-epoch checkpoints."""
+        return self._handed_out._asdict()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue there, where no ``position`` is given to ask."""
+        self._handed_out = Position(**state)
+
+    def close(self) -> None:
+        """Stop the worker processes; the next iteration starts new ones."""
+        self._source.close()
+
+
+class EvalLoader:
+    """Evaluation batches, dealt whole to the ranks: rank r gets batches r, r + W, r + 2 W, ...
+
+    The batches' contents do not depend on the number of ranks, so scores are the same bit for bit. Ranks that would get
+    fewer batches repeat one with ``target = example_id = -1``: all ranks make the same number of forward passes.
+
+    Args:
+        rows: int array ``(n,)``: which rows of the data set to evaluate; row k has ``example_id`` k.
+        targets: int array ``(n,)`` of 0, 1, or -1 for rows that no metric may count.
+        fetch: loads rows of the data set.
+        batch_size: examples per batch.
+        num_workers: worker processes.
+        pin_memory: whether to put batches into page-locked memory.
+        persistent_workers: whether workers live on for the next iteration.
+
+    Example:
+        >>> import numpy as np, torch
+        >>> from lightning_tpauc.data.fetch import fetcher_for
+        >>> loader = EvalLoader(np.array([4, 2, 0]), np.array([1, 0, 1]), fetcher_for(torch.arange(6.0)), batch_size=2)
+        >>> [(batch.inputs.tolist(), batch.target.tolist(), batch.example_id.tolist()) for batch in loader]
+        [([4.0, 2.0], [1, 0], [0, 1]), ([0.0], [1], [2])]
+    """
+
+    def __init__(
+        self,
+        rows: Indices,
+        targets: NDArray[Any],
+        fetch: Fetcher,
+        batch_size: int = 1024,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        persistent_workers: bool = True,
+    ) -> None:
+        self.rows = rows
+        self.batch_size = batch_size
+        self._source = _Source(_EvalBatches(fetch, rows, targets), num_workers, pin_memory, persistent_workers)
+
+    def __len__(self) -> int:
+        """Batches on each rank."""
+        return -(-self._num_batches() // current_world().size)
+
+    def __iter__(self) -> Iterator[EvalBatch]:
+        # a generator: workers start when the first batch is asked for
+        yield from self._source.run(self._plans())
+
+    def _num_batches(self) -> int:
+        return -(-len(self.rows) // self.batch_size)
+
+    def _plans(self) -> Iterator[_EvalPlan]:
+        world = current_world()
+        total = self._num_batches()
+        for batch in range(world.rank, world.size * len(self), world.size):
+            # the repeated batch: the last one, which is the smallest
+            start = min(batch, total - 1) * self.batch_size
+            yield _EvalPlan(start, min(start + self.batch_size, len(self.rows)), batch >= total)
+
+    def close(self) -> None:
+        """Stop the worker processes; the next iteration starts new ones."""
+        self._source.close()
+
+
+class _EvalPlan(NamedTuple):
+    start: int
+    stop: int
+    repeated: bool
+
+
+class _TrainBatches(Dataset[PosNegBatch]):
+    """Turns plans into batches; "items" of the inner loader are whole batches."""
+
+    def __init__(self, fetch: Fetcher) -> None:
+        self.fetch = fetch
+
+    def __getitem__(self, plan: BatchPlan) -> PosNegBatch:
+        inputs = self.fetch(plan.rows, plan.step)
+        return PosNegBatch(inputs, torch.from_numpy(plan.index), *plan.sizes, shares=plan.shares)
+
+
+class _EvalBatches(Dataset[EvalBatch]):
+    def __init__(self, fetch: Fetcher, rows: Indices, targets: NDArray[Any]) -> None:
+        self.fetch = fetch
+        self.rows = rows
+        self.targets = targets
+
+    def __getitem__(self, plan: _EvalPlan) -> EvalBatch:
+        inputs = self.fetch(np.asarray(self.rows[plan.start : plan.stop], dtype=np.int64), 0)
+        if plan.repeated:
+            ignored = torch.full((plan.stop - plan.start,), -1)
+            return EvalBatch(inputs, ignored, ignored.clone())
+        target = torch.from_numpy(self.targets[plan.start : plan.stop].astype(np.int64))
+        return EvalBatch(inputs, target, torch.arange(plan.start, plan.stop))
+
+
+class _Source:
+    """Makes batches from plans, here or in worker processes that live on between iterations."""
+
+    def __init__(self, batches: Dataset[Any], num_workers: int, pin_memory: bool, persistent: bool = True) -> None:
+        self.batches = batches
+        self.num_workers = num_workers
+        self.pin_memory = pin_memory
+        self.persistent = persistent
+        self._plans = _Plans()
+        self._loader: DataLoader[Any] | None = None
+
+    def run(self, plans: Iterator[Any]) -> Iterator[Any]:
+        if not self.num_workers and not self.pin_memory:
+            return map(self.batches.__getitem__, plans)
+        self._plans.plans = plans
+        if self._loader is None:
+            self._loader = self._make_loader()
+        return iter(self._loader)
+
+    def _make_loader(self) -> DataLoader[Any]:
+        return DataLoader(
+            self.batches,
+            batch_size=None,
+            sampler=self._plans,
+            collate_fn=_unchanged,
+            num_workers=self.num_workers,
+            persistent_workers=self.num_workers > 0 and self.persistent,
+            pin_memory=self.pin_memory,
+            # iter() draws a seed; from an own generator, so that it leaves the global one alone
+            generator=torch.Generator().manual_seed(0),
+        )
+
+    def close(self) -> None:
+        self._loader = None
+
+
+class _Plans(Iterable[Any]):
+    """Sampler of the inner loader: the plans of the iteration that begins."""
+
+    plans: Iterator[Any] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.plans
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch

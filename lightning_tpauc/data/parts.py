@@ -1,0 +1,130 @@
+"""Data sets as given by users, and their rows and labels as loaders need them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_tpauc.data.arrays import ArrayDataset
+from lightning_tpauc.data.targets import binary_labels, find_targets, stored_targets
+from lightning_tpauc.errors import DataError
+
+__all__ = ("Datasets", "EvaluatedPart", "TrainingPart", "as_dataset", "evaluated_part")
+
+
+class Datasets(NamedTuple):
+    """The data sets of a run; ``None`` where there is none.
+
+    Attributes:
+        train: training set; validation may be split off from it.
+        val: validation set of its own.
+        test: test set.
+        predict: data to predict on; labels are not needed.
+    """
+
+    train: Any = None
+    val: Any = None
+    test: Any = None
+    predict: Any = None
+
+
+class EvaluatedPart(NamedTuple):
+    """Rows of a data set to evaluate, and their labels.
+
+    Attributes:
+        dataset: map-style data set.
+        rows: int64 array ``(n,)``.
+        labels: int8 array ``(n,)`` of 0 and 1; -1 where unknown.
+    """
+
+    dataset: Any
+    rows: NDArray[np.int64]
+    labels: NDArray[np.int8]
+
+
+class TrainingPart:
+    """Labels of the training set, and which of its rows train and which validate.
+
+    Args:
+        labels: int8 array ``(n,)`` of 0 and 1.
+        rows: int64 array of the rows that train; all if ``None``.
+        held_out: int64 array of the rows that validate.
+    """
+
+    def __init__(
+        self,
+        labels: NDArray[np.int8],
+        rows: NDArray[np.int64] | None = None,
+        held_out: NDArray[np.int64] | None = None,
+    ) -> None:
+        self.labels = labels
+        self.rows = np.arange(len(labels), dtype=np.int64) if rows is None else rows
+        self.held_out = np.empty(0, dtype=np.int64) if held_out is None else held_out
+        #: rows of the positives and of the negatives; position i among the positives is what ``index`` calls i
+        self.by_class = self.rows[labels[self.rows] == 1], self.rows[labels[self.rows] == 0]
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that identify which examples the positives 0 .. n+ - 1 are."""
+        digest = hashlib.blake2b(f"{len(self.labels)}:".encode(), digest_size=8)
+        digest.update(self.by_class[0].astype("<i8").data)
+        return digest.hexdigest()
+
+
+def as_dataset(dataset: Any, name: str) -> Any:
+    """Turn a pair ``(x, y)`` of arrays into a data set, and refuse what has no length or no items.
+
+    Args:
+        dataset: what the user gave; ``None`` stays ``None``.
+        name: how messages call it.
+
+    Raises:
+        DataError: if it is not a map-style data set, or is empty.
+
+    Example:
+        >>> type(as_dataset((np.zeros((2, 3)), [0, 1]), "train_dataset")).__name__
+        'ArrayDataset'
+    """
+    if dataset is None:
+        return None
+    if isinstance(dataset, tuple) and len(dataset) == 2 and isinstance(dataset[0], (Tensor, np.ndarray)):
+        dataset = ArrayDataset(*dataset)
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        msg = (
+            f"Expected `{name}` to be a map-style data set (`__len__` and `__getitem__`), but got a "
+            f"{type(dataset).__name__}. Sampling by class needs access by row; read a stream into one first."
+        )
+        raise DataError(msg)
+    if len(dataset) == 0:
+        msg = f"Expected `{name}` to have examples, but got 0. Pass None where there is no data."
+        raise DataError(msg)
+    return dataset
+
+
+def evaluated_part(dataset: Any, targets: Any, name: str) -> EvaluatedPart:
+    """All rows of a data set, with labels; those of a data set to predict on may be unknown.
+
+    Args:
+        dataset: map-style data set.
+        targets: the name under which it keeps its labels; anything else is ignored, since arrays of labels belong to
+            the training set.
+        name: ``"val_dataset"``, ``"test_dataset"`` or ``"predict_dataset"``.
+
+    Example:
+        >>> evaluated_part(ArrayDataset(np.zeros((2, 3)), [0, 1]), None, "val_dataset").labels
+        array([0, 1], dtype=int8)
+    """
+    key = targets if isinstance(targets, str) else None
+    rows = np.arange(len(dataset), dtype=np.int64)
+    if name != "predict_dataset":
+        return EvaluatedPart(dataset, rows, find_targets(dataset, key, name))
+    unknown = np.full(len(dataset), -1, dtype=np.int8)
+    stored = stored_targets(dataset, key)
+    try:
+        return EvaluatedPart(dataset, rows, unknown if stored is None else binary_labels(stored, name))
+    except DataError:  # placeholders, such as nan or zeros of another shape: there is nothing to measure
+        return EvaluatedPart(dataset, rows, unknown)

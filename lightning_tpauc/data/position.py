@@ -1,0 +1,30 @@
+"""Where a Trainer's fit stands, for the training loader."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightning_tpauc.data.loader import Position
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+__all__ = ("training_position",)
+
+
+def training_position(trainer: Trainer) -> Position:
+    """Global step and position in the epoch, read when an epoch's first batch is asked for.
+
+    The step is the module's ``batches_seen`` if it has that; other modules are located by the fit loop's counters,
+    which is right as long as all epochs have the same number of batches. With ``overfit_batches`` every epoch takes
+    the same batches.
+    """
+    loop = trainer.fit_loop
+    # after fit the counters keep their last values; a loader that is then iterated by hand yields a whole epoch
+    done = loop.epoch_loop.batch_progress.current.ready if trainer.training else 0
+    if trainer.overfit_batches > 0:  # type: ignore[attr-defined]  # Trainer sets it at run time
+        return Position(done, done)
+    seen = getattr(trainer.lightning_module, "batches_seen", None)
+    if isinstance(seen, int):
+        return Position(seen, done)
+    return Position(loop.epoch_progress.current.completed * int(trainer.num_training_batches) + done, done)
