@@ -8,7 +8,7 @@ from graphlib import TopologicalSorter
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.paths import ROOT
 
 PACKAGE = "lightning_tpauc"
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.paths import ROOT
 from tests.readme import README, commands
 
 EXAMPLE = """# Title
@@ -48,6 +48,8 @@ def test_readme_has_the_two_commands_that_ci_runs():
     assert "--config configs/quickstart.yaml" in named["quickstart"]
     assert "pytest" in named["tests"]
     for command in named.values():
+        # `bash -e` passes over a failure left of `&&`; only in the last line does it become the script's own.
+        assert not any("&&" in line for line in command.splitlines()[:-1])
         assert subprocess.run(["bash", "-n"], input=command, text=True, check=False).returncode == 0
 
 

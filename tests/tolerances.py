@@ -25,4 +25,5 @@ def assert_close(actual, expected, kind: str = "float64") -> None:
     """Compare with the named row of the table; dtypes may differ, shapes may not."""
     actual = torch.as_tensor(actual)
     expected = torch.as_tensor(expected, dtype=actual.dtype)
-    torch.testing.assert_close(actual, expected, equal_nan=True, **TOLERANCES[kind])
+    row = TOLERANCES[kind]
+    torch.testing.assert_close(actual, expected, rtol=row["rtol"], atol=row["atol"], equal_nan=True)

@@ -1,18 +1,38 @@
-"""Fixtures for the whole suite: every test starts from one state of the process and leaves none behind."""
+"""Fixtures for the whole suite: every test starts from one state of the process and leaves none behind.
 
+They lie above both ``tests`` and the package, since the examples in docstrings are tests as well.
+"""
+
+import doctest
 import os
 import random
-from pathlib import Path
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
+from lightning_tpauc.errors import MissingExtraError
+from tests.paths import SHARED_DATA
+
 SEED = 20250
-ROOT = Path(__file__).resolve().parents[1]
-#: Real data sets, next to the checkout; they are not part of the project.
-SHARED_DATA = ROOT.parent / "shared" / "data"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call():
+    """An example in a docstring can't say that it needs an extra; it is skipped where that is not installed.
+
+    One that is installed and can't be imported is still a failure. Tests say for themselves what they need.
+    """
+    try:
+        return (yield)
+    except doctest.UnexpectedException as failure:
+        error = failure.exc_info[1]
+        missing = getattr(error.__cause__, "name", None) if isinstance(error, MissingExtraError) else None
+        if missing is None or find_spec(missing.split(".")[0]) is not None:
+            raise
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -67,6 +87,13 @@ def _no_process_group_left():
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
         pytest.fail("The test left a process group behind.")
+
+
+@pytest.fixture(autouse=True)
+def _examples_write_elsewhere(request):
+    """An example in a docstring that trains would leave its logs in the checkout."""
+    if isinstance(request.node, pytest.DoctestItem):
+        request.getfixturevalue("tmp_cwd")
 
 
 @pytest.fixture

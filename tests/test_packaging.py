@@ -1,0 +1,151 @@
+"""What is installed, what importing it costs, and what happens where an extra is missing."""
+
+import ast
+import importlib.metadata
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+import lightning_tpauc
+from lightning_tpauc import models
+from lightning_tpauc.errors import MissingExtraError
+from tests.paths import ROOT
+from tests.test_layering import EXTRAS, MODULES, dotted, imports, parse
+
+# ---------------------------------------------------------------- what is installed
+
+
+def test_version_is_that_of_the_installed_distribution():
+    assert importlib.metadata.version("lightning-tpauc") == lightning_tpauc.__version__
+
+
+def test_the_command_is_installed():
+    (command,) = importlib.metadata.entry_points(group="console_scripts", name="lightning-tpauc")
+    assert command.load() is importlib.import_module("lightning_tpauc.cli").main
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel of this checkout, built from a copy so that no `build/` is left in it."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "lightning_tpauc", source / "lightning_tpauc")
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "-w",
+        target,
+        source,
+    ]
+    built = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (path,) = target.glob("*.whl")
+    with zipfile.ZipFile(path) as file:
+        yield file
+
+
+def test_wheel_has_every_module_and_the_type_marker(wheel):
+    expected = {str(path.relative_to(ROOT)) for path in MODULES} | {"lightning_tpauc/py.typed"}
+    assert {name for name in wheel.namelist() if ".dist-info/" not in name} == expected
+
+
+def test_wheel_has_licence_and_requirements_of_the_core_only(wheel):
+    files = {Path(name).name: name for name in wheel.namelist() if ".dist-info/" in name}
+    assert b"Apache License" in wheel.read(files["LICENSE"])
+    metadata = wheel.read(files["METADATA"]).decode()
+    required = [
+        line.split(": ")[1]
+        for line in metadata.splitlines()
+        if line.startswith("Requires-Dist") and "extra ==" not in line
+    ]
+    names = {line.split(">")[0].split("[")[0].split("!")[0].strip() for line in required}
+    core = {"jsonargparse", "lightning", "numpy", "rich", "scikit-learn", "tensorboard", "torch", "torchmetrics"}
+    assert names == core
+    assert all(">=" in line for line in required)
+
+
+# ---------------------------------------------------------------- what an import brings in
+
+
+def test_importing_the_package_is_free_and_no_module_needs_an_extra():
+    """In a fresh interpreter; Lightning and torchmetrics may import torchvision and matplotlib where they are there."""
+    script = f"""
+import importlib, json, sys
+import lightning_tpauc
+heavy = sorted({{"lightning", "numpy", "torch"}} & set(sys.modules))
+import lightning.pytorch.cli, torchmetrics
+for name in [*sys.modules, *{EXTRAS!r}]:
+    if name.split(".")[0] in {EXTRAS!r}:
+        sys.modules[name] = None  # every import of it raises from here on
+from lightning_tpauc import *
+for name in {[dotted(path) for path in MODULES if path.name != "__main__.py"]!r}:
+    importlib.import_module(f"lightning_tpauc.{{name}}".rstrip("."))
+print(json.dumps(heavy))
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout) == []
+
+
+# ---------------------------------------------------------------- what is said where an extra is missing
+
+
+def one_graph():
+    graphs = importlib.import_module("lightning_tpauc.data.graphs")
+    edges, sizes = torch.zeros(2, 0, dtype=torch.int64), [torch.tensor([1]), torch.tensor([0])]
+    return graphs.GraphDataset(graphs.PackedGraphs(torch.zeros(1, 9), edges, torch.zeros(0, 3), *sizes), [1])
+
+
+def one_molecule(folder):
+    path = folder / "few.csv"
+    path.write_text("smiles,active\nCCO,1\nC,0\n")
+    smiles = importlib.import_module("lightning_tpauc.data.smiles")
+    return smiles.load_molecules(path, "smiles", "active", scaffolds_of_all=False, cache_dir=folder)
+
+
+#: Module that asks for extras -> extra, the dependencies it imports, a call that needs each of them.
+USERS = {
+    "data.graphs": ("graph", ("torch_geometric",), lambda _: one_graph()),
+    "data.smiles": ("graph", ("ogb", "rdkit"), one_molecule),
+    "models.gin": ("graph", ("ogb", "torch_geometric"), lambda _: models.GIN()),
+    "models.resnet3d": ("medical", ("torchvision",), lambda _: models.ResNet3D()),
+}
+
+#: Modules that import an extra only when handed its objects, so that it can't be missing.
+ALREADY_THERE = {"data.fetch"}
+
+
+def asked_for(tree):
+    """Extras that a module imports by name or through ``import_extra``."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "import_extra"]
+    named = [call.args[0].value for call in calls] + list(imports(tree))
+    return tuple(sorted({name.split(".")[0] for name in named} & EXTRAS))
+
+
+def test_the_table_of_users_is_complete():
+    found = {dotted(path): asked_for(parse(path)) for path in MODULES if dotted(path) not in ALREADY_THERE}
+    assert {name: extras for name, extras in found.items() if extras} == {name: user[1] for name, user in USERS.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"), [(name, missing) for name, (_, needed, _) in USERS.items() for missing in needed]
+)
+def test_a_missing_extra_is_named_with_its_remedy(name, missing, monkeypatch, tmp_path):
+    extra, _, call = USERS[name]
+    for module in [missing, *sys.modules]:
+        if module.split(".")[0] == missing:
+            monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError, match=rf"{missing}.*pip install 'lightning-tpauc\[{extra}\]'"):
+        call(tmp_path)
