@@ -1,7 +1,8 @@
-"""A data set over arrays that already exist: tensors, numpy arrays, memory maps."""
+"""Data sets that fetch a whole batch at once; one over arrays: tensors, numpy arrays, memory maps."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,21 @@ from torch.utils.data import Dataset
 
 from lightning_tpauc.errors import DataError
 
-__all__ = ("ArrayDataset",)
+__all__ = ("ArrayDataset", "RowsDataset")
 
 
-class ArrayDataset(Dataset[tuple[Tensor, int]]):
+class RowsDataset(Dataset[Any], ABC):
+    """Base of map-style data sets that can fetch the inputs of a whole batch at once, without random numbers."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def rows(self, rows: NDArray[np.int64]) -> Any:
+        """Collated inputs, without labels, of the rows (int64 array)."""
+
+
+class ArrayDataset(RowsDataset):
     """Rows of one array and their labels; a whole batch is fetched by one indexing call.
 
     Args:

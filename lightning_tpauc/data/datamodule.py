@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from lightning_tpauc.data.fetch import fetcher_for
+from lightning_tpauc.data.fetch import fetcher_for, unaugmented
 from lightning_tpauc.data.loader import EvalLoader, PosNegLoader
 from lightning_tpauc.data.parts import Datasets, EvaluatedPart, TrainingPart, as_dataset, evaluated_part
 from lightning_tpauc.data.permutation import permute
@@ -281,8 +281,10 @@ class PosNegDataModule(LightningDataModule):
         return self._eval_loader(pos, persistent=False), self._eval_loader(neg, persistent=False)
 
     def _eval_loader(self, part: EvaluatedPart, *, persistent: bool = True) -> EvalLoader:
-        how = fetcher_for(part.dataset, self.seed), self.batch_size, self.num_workers, self._pins_memory(), persistent
-        return self._remember(EvalLoader(part.rows, part.labels, *how))
+        how = self.batch_size, self.num_workers, self._pins_memory(), persistent
+        return self._remember(
+            EvalLoader(part.rows, part.labels, fetcher_for(unaugmented(part.dataset), self.seed), *how)
+        )
 
     def _require(self, name: str) -> Any:
         dataset = getattr(self._datasets(), name)

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
 
-from lightning_tpauc.data.arrays import ArrayDataset
+from lightning_tpauc.data.arrays import ArrayDataset, RowsDataset
 from lightning_tpauc.data.seeding import seeded_items
 from lightning_tpauc.extras import import_extra
 
-__all__ = ("collate_inputs", "fetcher_for")
+__all__ = ("collate_inputs", "fetcher_for", "unaugmented")
 
 Indices = NDArray[np.int64]
 #: ``fetch(rows, step) -> inputs``
@@ -25,8 +25,8 @@ Fetcher = Callable[[Indices, int], Any]
 def fetcher_for(dataset: Any, seed: int = 0) -> Fetcher:
     """The quickest way to load a batch of a data set.
 
-    Tensors, arrays, :class:`~torch.utils.data.TensorDataset` and :class:`~lightning_tpauc.data.ArrayDataset` (also
-    inside a :class:`~torch.utils.data.Subset`) are indexed once per batch. Other data sets are read by their
+    Tensors, arrays, :class:`~torch.utils.data.TensorDataset` and any :class:`~lightning_tpauc.data.arrays.RowsDataset`
+    (also inside a :class:`~torch.utils.data.Subset`) are indexed once per batch. Other data sets are read by their
     ``__getitems__`` if they have one, else item by item, with the random generators seeded as
     :func:`~lightning_tpauc.data.seeding.seeded_items` says: per item, or once per batch for ``__getitems__``.
 
@@ -48,7 +48,7 @@ def fetcher_for(dataset: Any, seed: int = 0) -> Fetcher:
         inner = fetcher_for(dataset.dataset, seed)
         if not isinstance(inner, _FetchItems):
             return _FetchSubset(inner, np.asarray(dataset.indices, dtype=np.int64))
-    if isinstance(dataset, ArrayDataset):
+    if isinstance(dataset, RowsDataset):
         return _FetchArrays([dataset])
     if isinstance(dataset, (Tensor, np.ndarray)):
         return _FetchArrays([ArrayDataset(dataset, dataset)])
@@ -58,10 +58,22 @@ def fetcher_for(dataset: Any, seed: int = 0) -> Fetcher:
     return _FetchItems(dataset, seed)
 
 
+def unaugmented(dataset: Any) -> Any:
+    """The data set without its random augmentations, for evaluation and scoring.
+
+    That is its attribute ``without_augmentation``, a data set with the same rows, where it has one; else itself.
+    :class:`~torch.utils.data.Subset` is looked through.
+    """
+    if isinstance(dataset, Subset):
+        inner = unaugmented(dataset.dataset)
+        return dataset if inner is dataset.dataset else Subset(inner, dataset.indices)
+    return getattr(dataset, "without_augmentation", dataset)
+
+
 class _FetchArrays:
     """Several arrays give a tuple of inputs."""
 
-    def __init__(self, arrays: Sequence[ArrayDataset]) -> None:
+    def __init__(self, arrays: Sequence[RowsDataset]) -> None:
         self.arrays = arrays
 
     def __call__(self, rows: Indices, step: int) -> Any:  # noqa: ARG002  # one signature for all fetchers
