@@ -1,0 +1,82 @@
+"""Confusion counts at fixed thresholds: the metric in memory that does not grow with the data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_tpauc.functional.polyline import polyline_area
+
+__all__ = ("adjust_thresholds", "binned_area", "binned_segments", "confusion_counts")
+
+
+def adjust_thresholds(thresholds: int | Sequence[float] | Tensor) -> Tensor:
+    """The thresholds as a float64 tensor ``(T,)`` in ascending order; an int T means T of them evenly on [0, 1].
+
+    Example:
+        >>> adjust_thresholds(3)
+        tensor([0.0000, 0.5000, 1.0000], dtype=torch.float64)
+    """
+    if isinstance(thresholds, int):
+        return torch.linspace(0, 1, thresholds, dtype=torch.float64)
+    return torch.as_tensor(thresholds).detach().to(torch.float64).sort().values
+
+
+def confusion_counts(scores: Tensor, labels: Tensor, thresholds: Tensor) -> Tensor:
+    """Confusion matrix of ``score >= threshold`` at every threshold, in one pass over the scores.
+
+    Args:
+        scores: tensor of any shape and real dtype. Thresholds are rounded to float32 for scores of at most that
+            precision, so that a score of 0.7 reaches the threshold 0.7 in either.
+        labels: tensor of the same shape: 1, 0, or anything else for rows to leave out.
+        thresholds: float64 tensor ``(T,)``, ascending.
+
+    Returns:
+        int64 tensor ``(T, 2, 2)``, indexed by threshold, label, and whether the score reaches the threshold.
+
+    Example:
+        >>> confusion_counts(torch.tensor([0.2, 0.5, 0.9]), torch.tensor([0, 1, 0]), adjust_thresholds([0.5]))
+        tensor([[[1, 1],
+                 [0, 1]]])
+    """
+    scores, labels = scores.detach().reshape(-1), labels.detach().reshape(-1)
+    low_precision = scores.is_floating_point() and scores.dtype != torch.float64
+    if scores.device.type == "mps" and not low_precision:  # Apple's GPUs know no float64
+        scores, labels = scores.cpu(), labels.cpu()
+    dtype = torch.float32 if low_precision else torch.float64
+    edges = thresholds.to(dtype).to(scores.device)
+    size = edges.shape[0] + 1
+    reached = torch.bucketize(scores.to(dtype), edges, right=True)  # 0 .. T: how many thresholds the score reaches
+    # Rows of neither class fill a third histogram, which is dropped: cheaper than to take them out.
+    kind = torch.where(labels == 1, size, torch.where(labels == 0, 0, 2 * size))
+    histogram = torch.bincount(reached + kind, minlength=3 * size)[: 2 * size].view(2, size)
+    at_least = histogram.flip(1).cumsum(1).flip(1)  # [label, k]: scores that reach at least k thresholds
+    reaching = at_least[:, 1:].T
+    return torch.stack([at_least[:, 0] - reaching, reaching], dim=2)
+
+
+def binned_segments(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Rises and runs, each int64 ``(T + 1,)``, of the polyline from (0, 0) through the ROC points to (1, 1).
+
+    Args:
+        counts: int64 tensor ``(T, 2, 2)`` from :func:`confusion_counts`, one or the sum of several.
+    """
+    totals = counts[0].sum(1)  # negatives, positives
+    points = torch.cat([torch.zeros_like(totals)[None], counts[:, :, 1].flip(0), totals[None]])
+    runs, rises = points.diff(dim=0).unbind(1)
+    return rises, runs
+
+
+def binned_area(counts: Tensor, min_tpr: float, max_fpr: float) -> Tensor:
+    """Normalised area of the polyline through the binned ROC points, float64 of shape ``()``; nan without a class.
+
+    Args:
+        counts: int64 tensor ``(T, 2, 2)`` from :func:`confusion_counts`.
+        min_tpr: lower bound of the true positive rate, in [0, 1).
+        max_fpr: upper bound of the false positive rate, in (0, 1].
+    """
+    if counts.device.type == "mps":
+        counts = counts.cpu()
+    return polyline_area(*binned_segments(counts), min_tpr, max_fpr)

@@ -1,0 +1,140 @@
+"""The ROC polyline: its vertices, and its area inside a rectangle for many weightings at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_tpauc.functional.checks import check_rectangle
+from lightning_tpauc.functional.order import split_classes
+
+__all__ = ("clip_polyline", "count_by_score", "polyline_area", "polyline_vertices", "roc_polyline")
+
+
+def count_by_score(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Number of positives and of negatives at each distinct score, highest score first.
+
+    Args:
+        scores: tensor of any shape and real dtype.
+        labels: tensor of the same shape; rows labelled neither 1 nor 0 are left out.
+
+    Returns:
+        Two int64 tensors ``(G,)``, one entry per distinct score.
+    """
+    pos, neg = split_classes(scores, labels)
+    distinct, place = torch.unique(torch.cat([pos, neg]), return_inverse=True)
+    size = distinct.shape[0]
+    pos_counts = torch.bincount(place[: pos.shape[0]], minlength=size)
+    neg_counts = torch.bincount(place[pos.shape[0] :], minlength=size)
+    return pos_counts.flip(0), neg_counts.flip(0)
+
+
+def polyline_area(pos_counts: Tensor, neg_counts: Tensor, min_tpr: float, max_fpr: float) -> Tensor:
+    r"""Area of ROC polylines inside the rectangle, over the rectangle's area.
+
+    Segment g of the polyline rises by ``pos_counts[..., g]`` while it runs right by ``neg_counts[..., g]``. The area
+    is integrated over the height: at a true positive count :math:`t` the part of the rectangle under the curve is
+    :math:`\max(0, \theta_1 n_- - FP(t))` wide, and :math:`FP` is linear on each segment.
+
+    Args:
+        pos_counts: non-negative whole numbers, tensor ``(..., G)``, any real dtype.
+        neg_counts: same shape.
+        min_tpr: lower bound of the true positive rate, in [0, 1).
+        max_fpr: upper bound of the false positive rate, in (0, 1].
+
+    Returns:
+        float64 tensor ``(...)`` with values in [0, 1]; nan where a class is empty.
+
+    Example:
+        >>> polyline_area(torch.tensor([1, 0, 1]), torch.tensor([0, 1, 1]), min_tpr=0.0, max_fpr=1.0)
+        tensor(0.6250, dtype=torch.float64)
+    """
+    pos, neg = pos_counts.to(torch.float64), neg_counts.to(torch.float64)
+    n_pos, n_neg = pos.sum(-1, keepdim=True), neg.sum(-1, keepdim=True)
+    least_tp, most_fp = min_tpr * n_pos, max_fpr * n_neg
+    tp, fp = pos.cumsum(-1) - pos, neg.cumsum(-1) - neg  # where each segment starts
+    room = (most_fp - fp).clamp(min=0)
+    # The part [start, end] of a segment, in shares of it, that runs inside the rectangle.
+    start = ((least_tp - tp) / pos.clamp(min=1)).clamp(0, 1)
+    end = torch.where(neg > 0, room / neg.clamp(min=1), (room > 0).to(torch.float64)).clamp(max=1)
+    share = torch.where(pos > 0, (end - start).clamp(min=0), 0)
+    # Height times width less what lies left of the curve: a perfect curve loses nothing and gives exactly 1.
+    top = torch.where(share > 0, tp + pos * end, least_tp).amax(-1, keepdim=True)
+    lost = (pos * share * (fp + neg * (start + end) / 2)).sum(-1, keepdim=True)
+    area = (most_fp * (top - least_tp) - lost) / (most_fp * (n_pos - least_tp))
+    return area.clamp(0, 1).squeeze(-1)
+
+
+def roc_polyline(preds: Tensor, target: Tensor, drop_collinear: bool = True) -> tuple[Tensor, Tensor]:
+    """Vertices of the ROC polyline, one per distinct score, from (0, 0) to (1, 1).
+
+    Args:
+        preds: scores, tensor of any shape and real dtype; larger means more positive.
+        target: tensor of the same shape with 1 for positives and 0 for negatives; other rows are left out.
+        drop_collinear: leave out vertices inside straight pieces; the curve stays the same.
+
+    Returns:
+        ``(fpr, tpr)``: two float64 tensors ``(V,)``, both non-decreasing; nan for a class that is empty.
+
+    Example:
+        >>> fpr, tpr = roc_polyline(torch.tensor([0.9, 0.8, 0.7, 0.1]), torch.tensor([1, 0, 1, 0]))
+        >>> fpr.tolist(), tpr.tolist()
+        ([0.0, 0.0, 0.5, 0.5, 1.0], [0.0, 0.5, 0.5, 1.0, 1.0])
+    """
+    return polyline_vertices(*count_by_score(preds, target), drop_collinear=drop_collinear)
+
+
+def polyline_vertices(pos_counts: Tensor, neg_counts: Tensor, drop_collinear: bool = True) -> tuple[Tensor, Tensor]:
+    """Vertices of one polyline whose segments are given by whole numbers ``(G,)``, as in :func:`polyline_area`."""
+    occupied = pos_counts + neg_counts > 0
+    pos_counts, neg_counts = pos_counts[occupied], neg_counts[occupied]
+    if drop_collinear and pos_counts.shape[0] > 1:
+        turns = pos_counts[1:] * neg_counts[:-1] != pos_counts[:-1] * neg_counts[1:]
+        used = torch.cat([turns, turns.new_ones(1)])
+    else:
+        used = torch.ones_like(pos_counts, dtype=torch.bool)
+    origin = pos_counts.new_zeros(1)
+    tp = torch.cat([origin, pos_counts.cumsum(0)[used]]).to(torch.float64)
+    fp = torch.cat([origin, neg_counts.cumsum(0)[used]]).to(torch.float64)
+    return fp / fp[-1], tp / tp[-1]
+
+
+def clip_polyline(fpr: Tensor, tpr: Tensor, min_tpr: float, max_fpr: float) -> tuple[Tensor, Tensor]:
+    """The part of a ROC polyline inside the rectangle, with interpolated vertices on its borders.
+
+    Args:
+        fpr: non-decreasing float tensor ``(V,)`` from 0 to 1.
+        tpr: non-decreasing float tensor ``(V,)`` from 0 to 1.
+        min_tpr: lower bound of the true positive rate, in [0, 1).
+        max_fpr: upper bound of the false positive rate, in (0, 1].
+
+    Returns:
+        ``(fpr, tpr)``: tensors ``(U,)`` in the rectangle, from its lower or left border to its right border; empty if
+        the curve passes below its lower right corner.
+
+    Raises:
+        ArgumentError: if the rectangle is empty or not inside the unit square.
+
+    Example:
+        >>> fpr, tpr = clip_polyline(torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.0, 0.5, 1.0]), 0.6, 0.5)
+        >>> fpr, tpr
+        (tensor([0.2000, 0.5000]), tensor([0.6000, 0.7500]))
+    """
+    check_rectangle(min_tpr, max_fpr)
+    last_low = int((tpr <= min_tpr).sum()) - 1  # the segment from here on crosses the lower border
+    first_right = int((fpr < max_fpr).sum())  # the segment up to here crosses the right border
+    left = _between(fpr, tpr, last_low, min_tpr)
+    right = _between(tpr, fpr, first_right - 1, max_fpr)
+    if left > max_fpr or right < min_tpr:
+        return fpr[:0], tpr[:0]
+    inner = slice(last_low + 1, first_right)
+    return (
+        torch.cat([left.view(1), fpr[inner], fpr.new_tensor([max_fpr])]),
+        torch.cat([tpr.new_tensor([min_tpr]), tpr[inner], right.view(1)]),
+    )
+
+
+def _between(values: Tensor, along: Tensor, k: int, position: float) -> Tensor:
+    """Value at ``position`` of ``along``, linear between the vertices k and k + 1."""
+    share = (position - along[k]) / (along[k + 1] - along[k])
+    return values[k] + share * (values[k + 1] - values[k])

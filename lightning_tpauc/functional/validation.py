@@ -1,0 +1,111 @@
+"""Input errors of the metrics, worded in one place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.checks import is_real
+
+__all__ = ("check_ignore_index", "check_preds_and_target", "check_thresholds")
+
+
+def check_thresholds(thresholds: Any) -> None:
+    """Raise :class:`ArgumentError` unless ``thresholds`` is an int above 1, or a sequence or 1-D tensor of numbers."""
+    if isinstance(thresholds, bool) or not isinstance(thresholds, (int, list, tuple, Tensor)):
+        msg = f"Expected `thresholds` to be `None`, an integer, a list or a 1-D tensor, but got {thresholds!r}."
+        raise ArgumentError(msg)
+    if isinstance(thresholds, int):
+        if thresholds < 2:
+            msg = f"Expected `thresholds` to be at least 2 if it is an integer, but got {thresholds}."
+            raise ArgumentError(msg)
+        return
+    if isinstance(thresholds, Tensor):
+        valid = thresholds.ndim == 1 and not thresholds.is_complex() and not bool(thresholds.isnan().any())
+    else:
+        valid = all(is_real(value) for value in thresholds)
+    if not valid or len(thresholds) == 0:
+        msg = (
+            f"Expected `thresholds` to hold numbers in one dimension, at least one and no nan, but got {thresholds!r}."
+        )
+        raise ArgumentError(msg)
+
+
+def check_ignore_index(ignore_index: Any) -> None:
+    """Raise :class:`ArgumentError` unless ``ignore_index`` is ``None`` or an integer other than 0 and 1."""
+    # bool is an int, and True == 1: both are refused with the class labels.
+    if ignore_index is not None and (not isinstance(ignore_index, int) or ignore_index in (0, 1)):
+        msg = (
+            "Expected `ignore_index` to be `None` or an integer other than 0 and 1, which label the classes, "
+            f"but got {ignore_index!r}."
+        )
+        raise ArgumentError(msg)
+
+
+def check_preds_and_target(preds: Any, target: Any, ignore_index: int | None, *, unit_range: bool = False) -> None:
+    """Raise :class:`ArgumentError` unless every row can be ranked and belongs to a class, or is to be left out.
+
+    Args:
+        preds: what came as scores: a real tensor of any shape, without nan in rows that count.
+        target: what came as labels: an integer or bool tensor of the same shape.
+        ignore_index: label, other than 0 and 1, that ``target`` may hold.
+        unit_range: whether scores have to lie in [0, 1].
+    """
+    for name, value in {"preds": preds, "target": target}.items():
+        if not isinstance(value, Tensor):
+            msg = (
+                f"Expected `{name}` to be a tensor, but got {type(value).__name__}. Convert it with `torch.as_tensor`."
+            )
+            raise ArgumentError(msg)
+    if preds.shape != target.shape:
+        msg = (
+            f"Expected `preds` and `target` to have the same shape, but got {tuple(preds.shape)} and "
+            f"{tuple(target.shape)}. Drop a trailing dimension with `.squeeze(-1)`."
+        )
+        raise ArgumentError(msg)
+    if preds.is_complex():
+        msg = f"Expected `preds` to hold real scores, but got a tensor of {preds.dtype}."
+        raise ArgumentError(msg)
+    if target.is_floating_point() or target.is_complex():
+        msg = f"Expected `target` to be an integer or bool tensor, but got {target.dtype}. Convert it with `.long()`."
+        raise ArgumentError(msg)
+    if preds.numel() == 0:
+        return
+    allowed = (target == 1) | (target == 0)
+    if ignore_index is not None:
+        allowed |= target == ignore_index
+    if not bool(allowed.all()):
+        found = sorted(set(target[~allowed].tolist()))[:5]
+        labels = "0 and 1" if ignore_index is None else f"0, 1 and ignore_index = {ignore_index}"
+        msg = f"Expected `target` to hold only {labels}, but found {found}. Name unlabelled rows by `ignore_index`."
+        raise ArgumentError(msg)
+    _check_values(preds, target, unit_range)
+
+
+def _check_values(preds: Tensor, target: Tensor, unit_range: bool) -> None:
+    lowest, highest = preds.detach().aminmax()  # both are nan if any score is
+    if bool(lowest.isnan()):
+        counted = preds.detach()[(target == 1) | (target == 0)]
+        num_nan = int(counted.isnan().sum())
+        if num_nan:
+            msg = (
+                f"Expected `preds` to hold numbers, but {num_nan} of {counted.numel()} scores are nan, which have no "
+                "rank. Has the model diverged?"
+            )
+            raise ArgumentError(msg)
+        if counted.numel() == 0:
+            return
+        lowest, highest = counted.aminmax()
+    if unit_range:
+        _check_unit_range(float(lowest), float(highest))
+
+
+def _check_unit_range(lowest: float, highest: float) -> None:
+    if lowest < 0 or highest > 1:
+        msg = (
+            f"Expected `preds` in [0, 1], over which an integer `thresholds` spreads the bins, but got scores from "
+            f"{lowest:.6g} to {highest:.6g}. Pass the thresholds themselves as a list or tensor, or apply a sigmoid."
+        )
+        raise ArgumentError(msg)

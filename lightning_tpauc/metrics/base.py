@@ -1,0 +1,119 @@
+"""What all metrics share: the store of scores and labels, and how processes merge theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities.distributed import gather_all_tensors
+
+from lightning_tpauc.functional.order import rankable
+from lightning_tpauc.functional.validation import check_ignore_index, check_preds_and_target
+
+__all__ = ("ScoreMetric",)
+
+#: Processes tell each other the dtype of their scores by its place here.
+_DTYPES = (torch.float32, torch.float64, torch.int64)
+
+
+class ScoreMetric(Metric):
+    """Base of metrics that need every score: collects them, detached and unchanged, until the epoch ends.
+
+    All subclasses update in the same way, whatever they compute and whichever rows they leave out, so a
+    :class:`~torchmetrics.MetricCollection` keeps one store for any number of them. It never shares that store with
+    torchmetrics' own curves, which squash scores: the states have other names.
+
+    Memory is O(N): 5 bytes per example for float32 scores, on each process for the examples of all when it computes.
+
+    Args:
+        ignore_index: label of rows that count for neither class.
+        validate_args: check arguments, and the values of every batch; set to ``False`` to save a synchronisation with
+            the device per batch.
+        kwargs: see :class:`torchmetrics.Metric`.
+
+    Raises:
+        ArgumentError: if ``ignore_index`` is neither ``None`` nor an integer other than 0 and 1.
+    """
+
+    scores: list[Tensor]
+    labels: list[Tensor]
+
+    def __init__(self, ignore_index: int | None = None, validate_args: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if validate_args:
+            check_ignore_index(ignore_index)
+        self.ignore_index = ignore_index
+        self.validate_args = validate_args
+
+    def collect_scores(self) -> None:
+        """Declare the states of the store; called by subclasses at the end of ``__init__``."""
+        self.add_state("scores", default=[], dist_reduce_fx="cat")
+        self.add_state("labels", default=[], dist_reduce_fx="cat")
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Collect one batch.
+
+        Args:
+            preds: scores, tensor ``(N, ...)`` of any float or integer dtype. float64 and integers are kept as they are,
+                half precision is widened to float32.
+            target: integer or bool tensor of the same shape: 1, 0, or ``ignore_index``.
+
+        Raises:
+            ArgumentError: with ``validate_args``, if shapes differ, ``target`` has other labels or ``preds`` holds nan.
+        """
+        if self.validate_args:
+            check_preds_and_target(preds, target, self.ignore_index)
+        self.scores.append(rankable(preds).reshape(-1))
+        self.labels.append(encode_labels(target).reshape(-1))
+
+    def collected(self) -> tuple[Tensor, Tensor]:
+        """All scores and labels so far, each ``(N,)``; labels are 1, 0, or -1 for rows that count for neither class."""
+        return (
+            concatenate(self.scores, torch.empty(0, device=self.device)),
+            concatenate(self.labels, torch.empty(0, dtype=torch.int8, device=self.device)),
+        )
+
+    def _sync_dist(
+        self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any | None = None
+    ) -> None:
+        if "scores" in self._defaults:
+            self._agree_on_dtype(dist_sync_fn, process_group or self.process_group)
+        super()._sync_dist(dist_sync_fn, process_group=process_group)
+
+    def _agree_on_dtype(self, dist_sync_fn: Callable[..., Any], group: Any | None) -> None:
+        """Make the states one tensor each, of the same dtype on every process.
+
+        The base class would let a process without examples send float32 whatever the others send: gloo aborts then.
+        """
+        scores, labels = self.collected()
+        if self.compute_on_cpu:  # the backend of a GPU gathers from the GPU
+            scores, labels = scores.to(self.device), labels.to(self.device)
+        own = torch.tensor(_DTYPES.index(scores.dtype) if scores.numel() else -1, device=scores.device)
+        used = {int(code) for code in dist_sync_fn(own, group=group)} - {-1}
+        self.scores = [scores.to(agreed_dtype(_DTYPES[code] for code in used or {0}))]
+        self.labels = [labels]
+
+
+def encode_labels(target: Tensor) -> Tensor:
+    """Targets as int8: 1 and 0 as they are, anything else as -1, so the store does not depend on ``ignore_index``."""
+    positive, negative = target.detach() == 1, target.detach() == 0
+    return positive.to(torch.int8) - (~(positive | negative)).to(torch.int8)
+
+
+def concatenate(chunks: list[Tensor] | Tensor, empty: Tensor) -> Tensor:
+    """Chunks as one tensor whose dtype holds all their numbers; ``empty`` if there are none."""
+    if isinstance(chunks, Tensor):  # as the states are after processes have merged theirs
+        return chunks
+    if not chunks:
+        return empty
+    dtype = agreed_dtype(chunk.dtype for chunk in chunks)
+    return torch.cat([chunk.to(dtype) for chunk in chunks])
+
+
+def agreed_dtype(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    """One dtype for scores in ``dtypes``: float64 for integers next to floats, as float32 merges those above 2^24."""
+    distinct = set(dtypes)
+    return distinct.pop() if len(distinct) == 1 else torch.float64

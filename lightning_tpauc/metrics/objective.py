@@ -1,0 +1,85 @@
+"""The exact training objective as a metric."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_tpauc.extras import import_extra
+from lightning_tpauc.functional.checks import check_rectangle
+from lightning_tpauc.functional.objective import tpauc_objective
+from lightning_tpauc.functional.order import split_classes
+from lightning_tpauc.functional.rectangle import floor_count
+from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
+from lightning_tpauc.metrics.base import ScoreMetric
+
+__all__ = ("ExactObjective",)
+
+
+class ExactObjective(ScoreMetric):
+    r"""Mean surrogate loss over the pairs in the rectangle, F(w) of eq. ``tpauc-o``, on all collected scores.
+
+    Unlike a training step's loss, which is only a direction for the weights, this is what the methods minimise: see
+    :func:`~lightning_tpauc.functional.tpauc_objective`.
+
+    Args:
+        min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).
+        max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
+        surrogate: name or :class:`~lightning_tpauc.functional.Surrogate`.
+        margin: m of the hinge and square surrogates.
+        scale: factor inside the logistic surrogate.
+        ignore_index: label of rows that count for neither class.
+        validate_args: check arguments, and the values of every batch.
+        kwargs: see :class:`torchmetrics.Metric`.
+
+    Returns (from ``compute``):
+        float64 tensor of shape ``()``, at least 0; nan where the rectangle holds no whole positive or negative.
+
+    Raises:
+        ArgumentError: if an argument is out of range.
+
+    Example:
+        >>> metric = ExactObjective(min_tpr=0.5, max_fpr=0.5, margin=0.5)
+        >>> metric.update(torch.tensor([0.0, 1.0, 0.5, -2.0]), torch.tensor([1, 1, 0, 0]))
+        >>> metric.compute()  # one pair: (0.5 + 0.5 - 0)^2
+        tensor(1., dtype=torch.float64)
+    """
+
+    is_differentiable = False
+    higher_is_better = False
+    full_state_update = False
+    plot_lower_bound = 0.0
+
+    def __init__(
+        self,
+        min_tpr: float = 0.5,
+        max_fpr: float = 0.5,
+        surrogate: str | Surrogate = "squared_hinge",
+        margin: float = 0.5,
+        scale: float = 1.0,
+        ignore_index: int | None = None,
+        validate_args: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(ignore_index=ignore_index, validate_args=validate_args, **kwargs)
+        if validate_args:
+            check_rectangle(min_tpr, max_fpr)
+        self.min_tpr = min_tpr
+        self.max_fpr = max_fpr
+        self.surrogate = get_surrogate(surrogate, margin=margin, scale=scale)
+        self.collect_scores()
+
+    def compute(self) -> Tensor:
+        """The objective over everything collected, on all processes."""
+        pos, neg = split_classes(*self.collected())
+        if not floor_count(1.0 - self.min_tpr, pos.shape[0]) or not floor_count(self.max_fpr, neg.shape[0]):
+            return torch.tensor(math.nan, dtype=torch.float64, device=pos.device)
+        return tpauc_objective(pos.double(), neg.double(), self.min_tpr, self.max_fpr, surrogate=self.surrogate)
+
+    def plot(self, val: Any = None, ax: Any = None) -> Any:
+        """Plot one or several values; see :meth:`torchmetrics.Metric.plot`."""
+        import_extra("matplotlib", "plot")
+        return self._plot(val, ax)
