@@ -1,0 +1,164 @@
+"""What all methods have in common, method by method."""
+
+import copy
+
+import pytest
+import torch
+
+from lightning_tpauc.algorithms import STACO
+from lightning_tpauc.algorithms.aucm import AUCM
+from lightning_tpauc.algorithms.base import PreviousScores
+from lightning_tpauc.algorithms.cross_entropy import CrossEntropy
+from lightning_tpauc.algorithms.pauci import PAUCI
+from lightning_tpauc.algorithms.sonx import SONX
+from lightning_tpauc.algorithms.sota import SOTA
+from lightning_tpauc.algorithms.sotas import SOTAs
+from lightning_tpauc.errors import ArgumentError, CheckpointError, UnsupportedError
+from tests.algorithms.loop import Loop
+
+METHODS = {
+    "STACO": lambda: STACO(dual_init="zeros"),
+    "SOTA": lambda: SOTA(dual_init="zeros", gamma=2.0, stage_restart="ones"),
+    "SOTAs": lambda: SOTAs(lam=0.5, lam_prime=2.0),
+    "SONX": lambda: SONX(gamma=0.1),
+    "PAUCI": PAUCI,
+    "AUCM": lambda: AUCM(gamma=5.0),
+    "CrossEntropy": CrossEntropy,
+}
+each_method = pytest.mark.parametrize("method", METHODS)
+
+
+def tensors_of(state):
+    return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+
+
+@each_method
+def test_resumed_run_equals_a_straight_one(method, tmp_path):
+    straight, first = Loop(METHODS[method]()), Loop(METHODS[method]())
+    for batch in straight.batches[:20]:
+        straight.step(batch)
+    for batch in first.batches[:9]:
+        first.step(batch)
+    torch.save({"algorithm": first.algorithm.state_dict(), "w": first.w.detach()}, tmp_path / "state.pt")
+    second = Loop(METHODS[method]())
+    saved = torch.load(tmp_path / "state.pt", weights_only=True)
+    second.algorithm.load_state_dict(saved["algorithm"])
+    second.w.data.copy_(saved["w"])
+    second.anchor = first.anchor
+    for batch in second.batches[9:20]:
+        second.step(batch)
+    assert torch.equal(second.w, straight.w)
+    for name, value in tensors_of(straight.algorithm.state_dict()).items():
+        assert torch.equal(getattr(second.algorithm, name), value), name
+
+
+@each_method
+def test_rolled_back_step_leaves_no_trace(method):
+    loop = Loop(METHODS[method]())
+    for batch in loop.batches[:5]:
+        loop.step(batch)
+    before = copy.deepcopy(loop.algorithm.state_dict())
+    index = torch.tensor(loop.batches[5][0])
+    snapshot = loop.algorithm.snapshot(index)
+    loop.step(loop.batches[5])
+    changed = [n for n, v in tensors_of(before).items() if not torch.equal(getattr(loop.algorithm, n), v)]
+    assert changed or method == "CrossEntropy"
+    loop.algorithm.rollback(index, snapshot)
+    for name, value in tensors_of(before).items():
+        assert torch.equal(getattr(loop.algorithm, name), value), name
+
+
+@each_method
+def test_loss_and_state_need_no_particular_dtype(method):
+    algorithm = METHODS[method]()
+    algorithm.setup(4)
+    pos = torch.tensor([0.75, 0.25], dtype=torch.bfloat16, requires_grad=True)
+    neg = torch.tensor([0.5, 0.125, 0.375], dtype=torch.bfloat16, requires_grad=True)
+    loss = algorithm(pos, neg, neg, torch.tensor([3, 0]))
+    loss.backward()
+    assert loss.shape == ()
+    assert loss.dtype == torch.float32
+    assert pos.grad.dtype == torch.bfloat16
+    assert bool(torch.isfinite(torch.cat([pos.grad, neg.grad])).all())
+    assert all(v.dtype in (torch.float32, torch.int32) for v in tensors_of(algorithm.state_dict()).values())
+    assert bool(algorithm.is_finite())
+
+
+@each_method
+def test_backward_after_further_steps_still_sees_the_old_state(method):
+    algorithm, again = METHODS[method](), METHODS[method]()
+    pos = torch.tensor([0.7, 0.2], requires_grad=True)
+    neg, index = torch.tensor([0.5, 0.1, 0.4]), torch.tensor([3, 0])
+    algorithm.setup(4)
+    again.setup(4)
+    late = algorithm(pos, neg, neg, index)
+    algorithm(pos.detach(), neg, neg, index)
+    (late_grad,) = torch.autograd.grad(late, pos)
+    (grad,) = torch.autograd.grad(again(pos, neg, neg, index), pos)
+    assert torch.equal(late_grad, grad)
+
+
+@each_method
+def test_scaled_to_zero_no_descent_variable_moves(method):
+    algorithm = METHODS[method]()
+    algorithm.setup(4)
+    algorithm.step_scale = 0.0
+    before = copy.deepcopy(algorithm.state_dict())
+    neg = torch.tensor([0.5, 0.1, 0.4])
+    algorithm(torch.tensor([0.7, 0.2]), neg, neg, torch.tensor([3, 0]))
+    for name in {"y", "s", "s_prime", "centres", "c", "variables"} & set(before):
+        assert torch.equal(getattr(algorithm, name), before[name]), name
+
+
+@each_method
+def test_only_positions_in_the_index_change(method):
+    algorithm = METHODS[method]()
+    algorithm.setup(4)
+    before = copy.deepcopy(algorithm.state_dict())
+    neg = torch.tensor([0.5, 0.1, 0.4])
+    algorithm(torch.tensor([0.7, 0.2]), neg, neg, torch.tensor([3, 0]))
+    per_positive = [n for n, v in tensors_of(before).items() if v.shape == (4,)]
+    for name in per_positive:
+        assert torch.equal(getattr(algorithm, name)[[1, 2]], before[name][[1, 2]]), name
+
+
+@each_method
+def test_use_before_setup(method):
+    with pytest.raises(ArgumentError, match=r"has no state yet: call `setup\(num_positives\)` first"):
+        METHODS[method]()(torch.zeros(1), torch.zeros(1), torch.zeros(1), torch.tensor([0]))
+
+
+@each_method
+def test_state_of_another_method_or_data_set_is_refused(method):
+    algorithm = METHODS[method]()
+    algorithm.setup(4)
+    with pytest.raises(CheckpointError, match="written for 5 positive examples, but the training set has 4"):
+        algorithm.load_state_dict({**algorithm.state_dict(), "num_positives": 5})
+    with pytest.raises(CheckpointError, match="it was written by another algorithm"):
+        algorithm.load_state_dict({**algorithm.state_dict(), "other": torch.zeros(())})
+
+
+@pytest.mark.parametrize("method", ["STACO", "SOTA", "SOTAs", "AUCM", "CrossEntropy"])
+def test_previous_scores_are_refused_by_methods_without_use_for_them(method):
+    algorithm = METHODS[method]()
+    algorithm.setup(4)
+    x = torch.zeros(2)
+    with pytest.raises(UnsupportedError, match=f"{method} does not use the previous weights"):
+        algorithm(x, x, x, torch.tensor([0, 1]), previous=PreviousScores(x, x))
+
+
+@pytest.mark.parametrize("method", ["STACO", "SOTA", "SOTAs", "SONX", "PAUCI", "AUCM"])
+@pytest.mark.parametrize(("num_pos", "num_neg"), [(0, 2), (2, 0)])
+def test_batch_without_a_class_is_refused(method, num_pos, num_neg):
+    algorithm = METHODS[method]()
+    algorithm.setup(4)
+    message = f"{method} needs positives and negatives in every batch, but got {num_pos} and {num_neg}"
+    with pytest.raises(ArgumentError, match=message):
+        algorithm(torch.zeros(num_pos), torch.zeros(num_neg), torch.zeros(2), torch.arange(num_pos))
+
+
+@each_method
+@pytest.mark.parametrize("rectangle", [(1.0, 0.5), (-0.1, 0.5), (0.5, 0.0), (0.5, 1.5)])
+def test_rectangle_outside_the_unit_square(method, rectangle):
+    with pytest.raises(ArgumentError, match="Expected `m(in_tpr|ax_fpr)` to be a number in"):
+        type(METHODS[method]())(*rectangle)

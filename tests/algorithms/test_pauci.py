@@ -1,0 +1,188 @@
+from itertools import pairwise
+
+import pytest
+import torch
+
+from lightning_tpauc.algorithms.base import PreviousScores
+from lightning_tpauc.algorithms.pauci import PAUCI
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.pauci import (
+    VARIABLES,
+    instance_loss,
+    project_variables,
+    step_fraction,
+    variable_gradient,
+)
+from tests.algorithms.loop import Loop, finite_difference, random_scores
+from tests.reference.pauci import Reference
+from tests.tolerances import assert_close
+
+NAMES = ("a", "b", "s_p", "s_n", "la", "lb", "g")
+
+
+class PauciLoop(Loop):
+    """Adds the module's part of the recursion over the weights' gradients."""
+
+    def __init__(self, algorithm, **kwargs):
+        super().__init__(algorithm, activation=torch.sigmoid, **kwargs)
+        self.previous_w = None
+        self.estimates = [torch.zeros_like(self.w)]
+
+    def step(self, batch):
+        pos, neg, _, index = self.tensors(batch)
+        self.optimizer.zero_grad()
+        previous = None
+        current = self.w.detach().clone()
+        if self.previous_w is not None:
+            with torch.no_grad():
+                self.w.copy_(self.previous_w)
+            previous = PreviousScores(self.scores(pos), self.scores(neg))
+            self.algorithm.previous_loss(*previous).backward()
+            with torch.no_grad():
+                self.w.copy_(current)
+        loss = self.algorithm(self.scores(pos), self.scores(neg), index=index, previous=previous)
+        loss.backward()
+        self.estimates = self.algorithm.estimate_([self.w.grad], self.estimates)
+        self.previous_w = current
+        return self.finish(loss)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({"k": 1.0, "m": 10.0, "c1": 1.0, "c2": 0.5, "kappa": 2.0}, id="decaying"),
+        pytest.param({"k": 5.0, "m": 10.0, "c1": 0.01, "c2": 0.02, "kappa": 6.0}, id="capped-fraction"),
+        pytest.param({"k": 3.0, "m": 50.0, "c1": 9.0, "c2": 9.0, "kappa": 4.0}, id="capped-decay"),
+    ],
+)
+def test_trajectory_is_that_of_the_formula(settings):
+    algorithm = PAUCI(0.4, 0.7, nu=0.3, rho=0.2, **settings)
+    loop = PauciLoop(algorithm, lr=0.3)
+    expected = Reference(loop.start, 0.6, 0.7, nu=0.3, rho=0.2, **settings)
+    for batch in loop.batches:
+        pos, neg, _, _ = loop.tensors(batch)
+        loop.step(batch)
+        expected.step(pos, neg)
+        assert_close(loop.w.detach(), expected.x["w"], "trajectory64")
+        assert_close(loop.estimates[0], expected.v["w"], "trajectory64")
+        assert_close(algorithm.variables, torch.stack([expected.x[name] for name in NAMES]), "trajectory64")
+        assert_close(algorithm.estimate, torch.stack([expected.v[name] for name in NAMES]), "trajectory64")
+
+
+def test_closed_form_derivatives_are_autograds():
+    pos, neg = (torch.sigmoid(x.detach()) for x in random_scores())
+    x = torch.tensor([0.3, 0.6, 0.1, 0.4, 0.2, 0.7, -0.2], dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(instance_loss(pos, neg, x, 0.6, 0.7, 3.0), x)
+    assert_close(variable_gradient(pos, neg, x.detach(), 0.6, 0.7, 3.0), expected)
+
+
+def test_gradient_is_that_of_the_saddle_function():
+    pos, neg = random_scores()
+    algorithm = PAUCI(0.4, 0.7)
+    algorithm.setup(6, dtype=torch.float64)
+    x = algorithm.variables.clone()
+    algorithm(pos, neg, index=torch.arange(6)).backward()
+    expected = finite_difference(
+        lambda h: instance_loss(h[:6], h[6:], x, 0.6, 0.7, 2.0), torch.cat([pos, neg]).detach()
+    )
+    assert_close(torch.cat([pos.grad, neg.grad]), expected, "finite_difference")
+
+
+@pytest.mark.parametrize("start", [1.0, -0.4, 0.2])
+def test_ascends_on_gamma_to_its_maximum(start):
+    pos, neg = (torch.sigmoid(x.detach()) for x in random_scores())
+    # No step for the other variables, so that the saddle function is a concave function of gamma alone.
+    algorithm = PAUCI(nu=0.0, rho=0.2, c2=10.0)
+    algorithm.setup(6, dtype=torch.float64)
+    algorithm.variables[6] = start
+
+    def value(gamma):
+        x = algorithm.variables.clone()
+        x[6] = gamma
+        return instance_loss(pos, neg, x, 0.5, 0.5, 2.0).item()
+
+    grid = torch.linspace(-0.5, 1.0, 3001, dtype=torch.float64).tolist()
+    best = max(grid, key=value)
+    values = [value(start)]
+    for _ in range(300):
+        algorithm(pos, neg, index=torch.arange(6))
+        values.append(value(algorithm.gamma.item()))
+    assert all(b >= a - 1e-12 for a, b in pairwise(values))
+    assert values[-1] > values[0] + 0.01
+    assert algorithm.gamma.item() == pytest.approx(best, abs=1e-3)
+
+
+def test_variables_stay_inside_their_set():
+    algorithm = PAUCI(nu=5.0, rho=5.0, k=10.0, m=10.0, c1=0.0, c2=0.0)
+    loop = PauciLoop(algorithm, lr=5.0)
+    for batch in loop.batches:
+        before = algorithm.variables.clone()
+        loop.step(batch)
+        x = algorithm.variables
+        assert torch.equal(project_variables(x, before), x)
+
+
+def test_recursion_without_noise_is_the_exact_gradient():
+    algorithm = PAUCI(c1=0.1, c2=0.1)
+    loop = PauciLoop(algorithm, lr=0.1)
+    batch = loop.batches[0]
+    for _ in range(5):
+        x, w = algorithm.variables.clone(), loop.w.detach().clone().requires_grad_()
+        pos, neg, _, _ = loop.tensors(batch)
+        loss = instance_loss(loop.scores(pos, w), loop.scores(neg, w), x, 0.5, 0.5, 2.0)
+        (gradient,) = torch.autograd.grad(loss, w)
+        loop.step(batch)  # the same batch every time
+        assert_close(loop.estimates[0], gradient)
+
+
+def test_previous_loss_changes_no_state():
+    algorithm = PAUCI()
+    loop = PauciLoop(algorithm)
+    loop.step(loop.batches[0])
+    before = {name: value.clone() for name, value in algorithm.state_dict().items() if name != "num_positives"}
+    pos, neg = random_scores()
+    algorithm.previous_loss(pos, neg).backward()
+    for name, value in before.items():
+        assert torch.equal(getattr(algorithm, name), value)
+
+
+def test_fraction_decays_as_the_cube_root_and_is_capped():
+    steps = torch.tensor([0, 17, 990])
+    expected = [min(1.0, 2.0 / (10 + t) ** (1 / 3)) for t in steps.tolist()]
+    assert_close(step_fraction(steps, 2.0, 10.0), expected)
+    assert step_fraction(torch.tensor(0), 10.0, 10.0).item() == 1.0
+
+
+def test_step_scale_multiplies_all_steps():
+    pos, neg = (torch.sigmoid(x.detach()) for x in random_scores())
+    scaled, smaller = PAUCI(nu=0.2, rho=0.3), PAUCI(nu=0.02, rho=0.03)
+    scaled.step_scale = 0.1
+    for algorithm in (scaled, smaller):
+        algorithm.setup(6, dtype=torch.float64)
+        algorithm(pos, neg, index=torch.arange(6))
+    assert_close(scaled.variables, smaller.variables)
+
+
+def test_capabilities():
+    algorithm = PAUCI()
+    assert algorithm.needs_previous == "gradients"
+    assert not algorithm.has_stages
+    algorithm.setup(2)
+    assert tuple(algorithm.diagnostics()) == VARIABLES
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kappa": 0.0}, r"Expected `kappa` to be a number in \(0, inf\), but got 0.0"),
+        ({"k": -1.0}, r"Expected `k` to be a number in \(0, inf\), but got -1.0"),
+        ({"m": 0}, r"Expected `m` to be a number in \(0, inf\), but got 0"),
+        ({"nu": -0.1}, r"Expected `nu` to be a number in \[0, inf\), but got -0.1"),
+        ({"rho": -0.1}, r"Expected `rho` to be a number in \[0, inf\), but got -0.1"),
+        ({"c1": True}, r"Expected `c1` to be a number in \[0, inf\), but got True"),
+        ({"c2": float("nan")}, r"Expected `c2` to be a number in \[0, inf\), but got nan"),
+    ],
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(ArgumentError, match=message):
+        PAUCI(**settings)

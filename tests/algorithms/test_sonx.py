@@ -1,0 +1,117 @@
+import pytest
+import torch
+
+from lightning_tpauc.algorithms.base import PreviousScores, TrainingScores
+from lightning_tpauc.algorithms.sonx import SONX
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.duals import exact_duals
+from tests.algorithms.loop import Loop, finite_difference, random_scores
+from tests.reference.sonx import Reference
+from tests.tolerances import assert_close
+
+STEP_SIZES = {"tau": 0.6, "beta": 0.8, "beta_prime": 0.05}
+
+
+def step_with_previous(loop, batch, previous_w):
+    """What a module does for SONX: a second forward pass without gradients under the previous weights."""
+    pos, neg, dual, index = loop.tensors(batch)
+    previous = None
+    if previous_w is not None:
+        previous = PreviousScores(loop.scores(pos, previous_w), loop.scores(neg, previous_w))
+    loop.optimizer.zero_grad()
+    loss = loop.algorithm(loop.scores(pos), loop.scores(neg), loop.scores(dual), index, previous=previous)
+    loss.backward()
+    before = loop.w.detach().clone()
+    loop.finish(loss)
+    return before
+
+
+@pytest.mark.parametrize("surrogate", ["squared_hinge", "logistic"])
+@pytest.mark.parametrize("gamma", [0.0, 0.1])
+@pytest.mark.parametrize(("dual_init", "start"), [("zeros", 0.0), ("ones", 1.0)])
+def test_trajectory_is_that_of_loops(dual_init, start, gamma, surrogate):
+    algorithm = SONX(0.4, 0.7, surrogate=surrogate, gamma=gamma, dual_init=dual_init, **STEP_SIZES)
+    loop = Loop(algorithm, lr=0.2)
+    n = len(loop.positives)
+    expected = Reference(
+        loop.start, n, 0.2, gamma=gamma, **STEP_SIZES, theta0=0.6, theta1=0.7, start=start, name=surrogate
+    )
+    previous_w = None
+    for index, neg, dual in loop.batches:
+        previous_w = step_with_previous(loop, (index, neg, dual), previous_w if algorithm.needs_previous else None)
+        expected.step([loop.positives[i] for i in index], neg, index)
+        assert_close(loop.w.detach(), expected.w, "trajectory64")
+        assert_close(algorithm.s, expected.s, "trajectory64")
+        assert_close(algorithm.s_prime, expected.s_prime, "trajectory64")
+        assert_close(algorithm.u[index], [expected.u[i] for i in index], "trajectory64")
+    assert 0.0 < algorithm.diagnostics()["selected"] < 1.0
+
+
+def test_selection_uses_the_estimate_from_before_the_update():
+    algorithm = SONX(tau=1.0)
+    algorithm.setup(1, dtype=torch.float64)
+    index = torch.tensor([0])
+    low, high = torch.tensor([-9.0], dtype=torch.float64), torch.tensor([9.0], dtype=torch.float64)
+    algorithm(high, low, index=index)  # an easy pair: u = 0
+    algorithm.s_prime.fill_(1.0)
+    pos = low.clone().requires_grad_()
+    algorithm(pos, high, index=index).backward()  # a hard pair, but u was 0
+    assert pos.grad.item() == 0.0
+    algorithm(pos, high, index=index).backward()  # now u is its loss
+    assert pos.grad.item() < 0.0
+
+
+def test_gradient_is_that_of_the_compositional_loss_at_the_first_visit():
+    pos, neg = random_scores()
+    algorithm = SONX(0.4, 0.7)
+    algorithm.setup(6, dtype=torch.float64)
+    algorithm.s.copy_(torch.linspace(0.0, 0.5, 6))
+    algorithm.s_prime.fill_(1.0)
+    s = algorithm.s.clone()
+
+    def loss_of(scores):
+        pairs = (0.5 + scores[None, 6:] - scores[:6, None]).clamp_min(0).square()
+        psi = s + (pairs - s[:, None]).clamp_min(0).mean(1) / 0.7
+        return (1.0 + (psi - 1.0).clamp_min(0) / 0.6).mean()
+
+    loss = algorithm(pos, neg, index=torch.arange(6))
+    loss.backward()
+    scores = torch.cat([pos, neg]).detach()
+    assert_close(loss.detach(), loss_of(scores))
+    assert_close(torch.cat([pos.grad, neg.grad]), finite_difference(loss_of, scores), "finite_difference")
+
+
+def test_exact_start_needs_scores_and_takes_their_duals():
+    algorithm = SONX(dual_init="exact")
+    assert algorithm.needs_scores("start")
+    assert not algorithm.needs_scores("restart")
+    assert not SONX().needs_scores("start")
+    algorithm.setup(6, dtype=torch.float64)
+    pos, neg = (x.detach() for x in random_scores())
+    algorithm.start(TrainingScores(pos, neg))
+    duals = exact_duals(pos, neg)
+    assert torch.equal(algorithm.s, duals.s)
+    assert torch.equal(algorithm.s_prime, duals.s_prime)
+
+
+def test_capabilities():
+    assert SONX().needs_previous is None
+    assert SONX(gamma=0.1).needs_previous == "scores"
+    assert not SONX().has_stages
+    assert not SONX().needs_dual_negatives
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tau": 0.0}, r"Expected `tau` to be a number in \(0, 1\], but got 0.0"),
+        ({"gamma": -0.1}, r"Expected `gamma` to be a number in \[0, inf\), but got -0.1"),
+        ({"beta": -1.0}, r"Expected `beta` to be a number in \[0, inf\), but got -1.0"),
+        ({"beta_prime": None}, r"Expected `beta_prime` to be a number in \[0, inf\), but got None"),
+        ({"dual_init": "one"}, "Expected `dual_init` to be one of 'exact', 'ones', 'zeros', but got 'one'"),
+        ({"dual_init": "exact", "surrogate": "square"}, "needs a non-decreasing surrogate, but got 'square'"),
+    ],
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(ArgumentError, match=message):
+        SONX(**settings)

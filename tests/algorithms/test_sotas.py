@@ -1,0 +1,106 @@
+import math
+
+import pytest
+import torch
+
+from lightning_tpauc.algorithms.sotas import SOTAs
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional import sotas as functional
+from tests.algorithms.loop import Loop, finite_difference, random_scores
+from tests.reference.sotas import Reference, soft_objective
+from tests.tolerances import assert_close
+
+
+@pytest.mark.parametrize("surrogate", ["squared_hinge", "hinge", "square", "logistic"])
+@pytest.mark.parametrize(("lam", "lam_prime"), [(0.1, 1.0), (1.0, 0.1), (1.0, 1.0), (10.0, 1.0)])
+def test_trajectory_is_that_of_loops(surrogate, lam, lam_prime):
+    algorithm = SOTAs(surrogate=surrogate, lam=lam, lam_prime=lam_prime, gamma0=0.9, gamma1=0.7)
+    loop = Loop(algorithm, lr=0.05)
+    expected = Reference(loop.start, len(loop.positives), 0.05, surrogate, lam, lam_prime, 0.9, 0.7)
+    for index, neg, dual in loop.batches:
+        loss = expected.step([loop.positives[i] for i in index], neg, index)
+        assert_close(loop.step((index, neg, dual)), loss, "trajectory64")
+        assert_close(loop.w.detach(), expected.w, "trajectory64")
+        assert_close(algorithm.log_v, math.log(expected.v), "trajectory64")
+        assert_close(algorithm.log_u[index], [math.log(expected.u[i]) for i in index], "trajectory64")
+
+
+def test_with_rates_of_one_the_gradient_is_that_of_the_soft_objective():
+    pos, neg = random_scores()
+    algorithm = SOTAs(lam=0.5, lam_prime=2.0, gamma0=1.0, gamma1=1.0)
+    algorithm.setup(6, dtype=torch.float64)
+    algorithm(pos, neg, index=torch.arange(6)).backward()
+
+    def objective(scores):
+        return soft_objective(scores[:6].tolist(), scores[6:].tolist(), "squared_hinge", 0.5, 2.0)
+
+    scores = torch.cat([pos, neg]).detach()
+    assert_close(torch.cat([pos.grad, neg.grad]), finite_difference(objective, scores), "finite_difference")
+    assert_close(algorithm.diagnostics()["soft_objective"], objective(scores))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_small_lambda_does_not_overflow_where_the_plain_formula_does(dtype):
+    pos = torch.tensor([-4.0, 1.0], dtype=dtype, requires_grad=True)
+    neg = torch.tensor([5.0, 4.0, -3.0], dtype=dtype, requires_grad=True)
+    assert torch.exp((0.5 + neg[0] - pos[0]) ** 2 / 0.1).isinf()
+    algorithm = SOTAs(lam=0.1, lam_prime=0.1)
+    algorithm.setup(2, dtype=dtype)
+    for _ in range(30):  # until nothing is left of the averages' start
+        pos.grad = neg.grad = None
+        loss = algorithm(pos, neg, index=torch.tensor([0, 1]))
+        loss.backward()
+    assert bool(torch.isfinite(torch.stack([loss, pos.grad.sum(), neg.grad.sum()])).all())
+    assert bool(algorithm.is_finite())
+    if dtype == torch.float64:  # all weight is on the worst pair, whose gradient is 2 (m + t)
+        assert_close(pos.grad, [-19.0, 0.0])
+        assert_close(neg.grad, [19.0, 0.0, 0.0])
+
+
+def test_huge_lambda_is_the_plain_mean():
+    pos, neg = random_scores()
+    algorithm = SOTAs(lam=1e9, lam_prime=1e9, gamma0=1.0, gamma1=1.0)
+    algorithm.setup(6, dtype=torch.float64)
+    loss = algorithm(pos, neg, index=torch.arange(6))
+    pairs = (0.5 + neg[None] - pos[:, None]).clamp_min(0).square()
+    assert_close(loss.detach(), pairs.mean().detach(), "finite_difference")
+
+
+def test_blocks_of_pairs_add_up(monkeypatch):
+    pos, neg = random_scores()
+
+    def run():
+        pos.grad = neg.grad = None
+        algorithm = SOTAs(lam=0.3, lam_prime=3.0)
+        algorithm.setup(6, dtype=torch.float64)
+        loss = algorithm(pos, neg, index=torch.arange(6))
+        loss.backward()
+        return torch.cat([loss.detach()[None], algorithm.log_u, pos.grad, neg.grad])
+
+    whole = run()
+    monkeypatch.setattr(functional, "_BLOCK", 17)  # two positives at a time
+    assert_close(run(), whole)
+
+
+def test_unvisited_positives_keep_their_averages():
+    algorithm = SOTAs()
+    algorithm.setup(4)
+    before = algorithm.log_u.clone()
+    algorithm(torch.zeros(2), torch.zeros(3), index=torch.tensor([3, 1]))
+    assert torch.equal(algorithm.log_u[[0, 2]], before[[0, 2]])
+    assert bool((algorithm.log_u[[1, 3]] > before[[1, 3]]).all())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lam": 0.0}, r"Expected `lam` to be a number in \(0, inf\), but got 0.0"),
+        ({"lam_prime": -1.0}, r"Expected `lam_prime` to be a number in \(0, inf\), but got -1.0"),
+        ({"gamma0": 0.0}, r"Expected `gamma0` to be a number in \(0, 1\], but got 0.0"),
+        ({"gamma1": 1.5}, r"Expected `gamma1` to be a number in \(0, 1\], but got 1.5"),
+        ({"surrogate": "exp"}, "surrogate"),
+    ],
+)
+def test_bad_settings(settings, message):
+    with pytest.raises(ArgumentError, match=message):
+        SOTAs(**settings)
