@@ -282,9 +282,8 @@ class PosNegDataModule(LightningDataModule):
 
     def _eval_loader(self, part: EvaluatedPart, *, persistent: bool = True) -> EvalLoader:
         how = self.batch_size, self.num_workers, self._pins_memory(), persistent
-        return self._remember(
-            EvalLoader(part.rows, part.labels, fetcher_for(unaugmented(part.dataset), self.seed), *how)
-        )
+        fetch = fetcher_for(unaugmented(part.dataset), self.seed)
+        return self._remember(EvalLoader(part.rows, part.labels, fetch, *how))
 
     def _require(self, name: str) -> Any:
         dataset = getattr(self._datasets(), name)
