@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from typing_extensions import override
 
@@ -14,6 +15,7 @@ from lightning_tpauc import checkpoint as checkpointing
 from lightning_tpauc.batch_norm import average_over_ranks, batch_norm_statistics, recompute
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, UnsupportedError
 from lightning_tpauc.iterates import WeightIterates
+from lightning_tpauc.previous import PreviousWeights
 from lightning_tpauc.schedules import step_plateau_schedulers
 from lightning_tpauc.scores import ScoreMemory, score_training_set
 from lightning_tpauc.sharding import reshard
@@ -148,7 +150,7 @@ class StageCallback(Callback):
         """Agree on batch-norm statistics over ranks, then put the average into the model."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
         average_over_ranks(module)
-        if trainer.training and module.iterates is not None:
+        if _is_fitting(trainer) and module.iterates is not None:
             self._swapped_for_validation = module.iterates.swap_in()
             reshard(module)
 
@@ -160,7 +162,7 @@ class StageCallback(Callback):
             module.iterates.swap_out()
             self._swapped_for_validation = False
             reshard(module)
-        if trainer.training:
+        if _is_fitting(trainer):
             step_plateau_schedulers(trainer)
 
     @override
@@ -193,8 +195,11 @@ class StageCallback(Callback):
             parameters,
             buffers,
             anchored=algorithm.proximal_coefficient != 0,
-            averaged=algorithm.averages_iterates,
+            averaged=algorithm.averages_iterates or algorithm.has_stages,
+            is_solution=algorithm.averages_iterates,
         )
+        recursive = algorithm.needs_previous == "gradients"
+        module.previous = PreviousWeights(parameters, recursive) if algorithm.needs_previous else None
         module.memory = None
         if self.scores == "remembered" and algorithm.needs_scores("restart"):
             module.memory = ScoreMemory(num_positives, self.max_negatives or 2**20, module.device, dtype)
@@ -222,6 +227,11 @@ class StageCallback(Callback):
             return None
         remembered = module.memory.training_scores() if module.memory is not None else None
         return remembered if remembered is not None else score_training_set(module, self.max_negatives)
+
+
+def _is_fitting(trainer: Trainer) -> bool:
+    """Whether this validation belongs to training; the sanity check does not."""
+    return trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
 
 
 class FiniteGuard(Callback):

@@ -25,13 +25,16 @@ class Rectangle(NamedTuple):
 
 
 def metric_name(rectangle: Rectangle) -> str:
-    """Name under which a rectangle other than the trained one is logged.
+    """Name under which a rectangle other than the trained one is logged, in percent.
+
+    Neither module names nor the fields of a checkpoint's file name may hold a dot; ``p`` stands for it.
 
     Example:
-        >>> metric_name(Rectangle(0.25, 0.75))
-        'tpauc_tpr0.25_fpr0.75'
+        >>> metric_name(Rectangle(0.25, 0.75)), metric_name(Rectangle(0.5, 0.125))
+        ('tpauc_tpr25_fpr75', 'tpauc_tpr50_fpr12p5')
     """
-    return f"tpauc_tpr{rectangle.min_tpr:g}_fpr{rectangle.max_fpr:g}"
+    tpr, fpr = (f"{100 * bound:.6g}".replace(".", "p") for bound in rectangle)
+    return f"tpauc_tpr{tpr}_fpr{fpr}"
 
 
 def build_metrics(

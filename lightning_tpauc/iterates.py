@@ -26,6 +26,7 @@ class WeightIterates:
         buffers: floating buffers that are averaged like weights (running statistics of batch normalisation).
         anchored: whether a proximal term needs the anchor.
         averaged: whether the mean of the iterates is needed.
+        is_solution: whether the mean is what is evaluated and published; if not, it only becomes the next anchor.
 
     Attributes:
         count: how many iterates of this stage the mean holds.
@@ -39,7 +40,9 @@ class WeightIterates:
         *,
         anchored: bool = True,
         averaged: bool = True,
+        is_solution: bool = True,
     ) -> None:
+        self.is_solution = is_solution
         self.parameters = list(parameters)
         self.averaged = [*self.parameters, *buffers] if averaged else []
         self.anchor = [_copy(p) for p in self.parameters] if anchored else []
@@ -93,7 +96,7 @@ class WeightIterates:
         Returns:
             Whether this call put it there.
         """
-        if not self.count or not self.mean or self._iterate is not None:
+        if self.evaluation_weights() is None or self._iterate is not None:
             return False
         self._iterate = [p.detach().clone() for p in self.averaged]
         assign(self.averaged, self.mean)
@@ -114,7 +117,7 @@ class WeightIterates:
 
     def evaluation_weights(self) -> list[Tensor] | None:
         """The weights to evaluate and to publish, aligned with ``averaged``; ``None`` if they are the current ones."""
-        return self.mean if self.count and self.mean else None
+        return self.mean if self.count and self.mean and self.is_solution else None
 
     def state_dict(self) -> dict[str, Any]:
         """Counters, anchor, mean and last iterate as whole tensors (a collective for sharded ones)."""

@@ -14,13 +14,15 @@ from torchmetrics import MetricCollection
 
 from lightning_tpauc import checkpoint as checkpointing
 from lightning_tpauc.algorithms import STACO, Algorithm
+from lightning_tpauc.algorithms.recursive import RecursiveAlgorithm
 from lightning_tpauc.callbacks import FiniteGuard, StageCallback
 from lightning_tpauc.data.batch import EvalBatch, PosNegBatch
 from lightning_tpauc.distributed import JointScores, gather_scores
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.evaluation import Rectangle, build_metrics
 from lightning_tpauc.iterates import WeightIterates, master_dtype
-from lightning_tpauc.schedules import step_schedulers
+from lightning_tpauc.previous import PreviousWeights
+from lightning_tpauc.schedules import monitored, step_schedulers
 from lightning_tpauc.scores import ScoreMemory
 from lightning_tpauc.support import refuse_unsupported
 
@@ -108,6 +110,8 @@ class TPAUCModule(LightningModule):
         self.iterates: WeightIterates | None = None
         #: Scores remembered for the exact restart; there during training if the stage callback asks for them.
         self.memory: ScoreMemory | None = None
+        #: Weights before the last update; there during training if the algorithm needs them.
+        self.previous: PreviousWeights | None = None
         #: Number of training batches consumed so far; the position of the data module's sampler.
         self.batches_seen = 0
         #: Whether a gradient scaler skipped the last step, because of infinite gradients.
@@ -126,14 +130,17 @@ class TPAUCModule(LightningModule):
         """
         if hasattr(self, "backbone"):
             return cast(Tensor, self.backbone(inputs))
-        parent = super().forward
-        if getattr(parent, "__func__", None) is LightningModule.forward:
+        self._require_model()
+        return cast(Tensor, super().forward(inputs))
+
+    def _require_model(self) -> None:
+        defined = getattr(super().forward, "__func__", None) is not LightningModule.forward
+        if not (defined or hasattr(self, "backbone") or type(self).forward is not TPAUCModule.forward):
             msg = (
                 f"{type(self).__name__} has no model: pass `backbone=`, define `forward(inputs) -> scores`, or mix "
                 "TPAUCModule into a LightningModule that has a `forward`."
             )
             raise ArgumentError(msg)
-        return cast(Tensor, parent(inputs))
 
     @property
     def score_dtype(self) -> torch.dtype:
@@ -172,7 +179,7 @@ class TPAUCModule(LightningModule):
         if self.init_from is not None and self._restored is None:
             checkpointing.load_weights(self, self.init_from)
 
-    def training_step(self, batch: PosNegBatch, batch_idx: int) -> Tensor:  # noqa: ARG002
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:  # noqa: ARG002
         """One step of the algorithm and of the optimizer; nothing in here waits for the device."""
         if not isinstance(batch, PosNegBatch):
             msg = (
@@ -182,17 +189,22 @@ class TPAUCModule(LightningModule):
         optimizer = self._optimizer()
         optimizer.zero_grad()
         self.algorithm.step_scale = self._step_scale(optimizer)
+        previous = self.previous.scores(self, batch) if self.previous is not None else None
         joint = self.joint_scores(batch)
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         undo = (joint.index, self.algorithm.snapshot(joint.index)) if scaler is not None else None
         with torch.autocast(self.device.type, enabled=False):
-            loss = self.algorithm(*joint)
+            loss = self.algorithm(*joint, previous=previous)
         self.manual_backward(loss)
         scale_before = scaler.get_scale() if scaler is not None else None
+        if self.previous is not None:
+            self.previous.remember()
         optimizer.step()
         self.step_skipped = scaler is not None and scaler.get_scale() < scale_before
         if undo is not None and self.step_skipped:
             self.algorithm.rollback(*undo)
+            if self.previous is not None:
+                self.previous.discard()
         else:
             self._after_step(joint)
         self.batches_seen += 1
@@ -206,15 +218,20 @@ class TPAUCModule(LightningModule):
             self.memory.update(joint.pos_scores, joint.neg_scores, joint.index)
         if self.iterates is not None and self.iterates.averaged:
             self.iterates.update()
+        if self.previous is not None:
+            self.previous.commit()
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Clip the loss gradient, then add the proximal term; both on unscaled gradients."""
+        """Finish the gradient estimate, clip it, then add the proximal term; all on unscaled gradients."""
         coefficient = self.algorithm.proximal_coefficient
-        if self.gradient_clip_val is None and coefficient == 0:
+        recursive = self.previous is not None and isinstance(self.algorithm, RecursiveAlgorithm)
+        if self.gradient_clip_val is None and coefficient == 0 and not recursive:
             return
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
             scaler.unscale_(optimizer)  # Lightning leaves this to fused optimizers, which then see scaled gradients
+        if self.previous is not None and isinstance(self.algorithm, RecursiveAlgorithm):
+            self.previous.estimate(self.algorithm)
         if self.gradient_clip_val is not None:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(parameters, self.gradient_clip_val)
@@ -283,6 +300,7 @@ class TPAUCModule(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The injected optimizer and scheduler, or those of the class mixed in."""
+        self._require_model()
         parent = super().configure_optimizers
         mixed_in = getattr(parent, "__func__", None) is not LightningModule.configure_optimizers
         if self.optimizer_factory is None and mixed_in:
@@ -298,7 +316,9 @@ class TPAUCModule(LightningModule):
         if self.scheduler_factory is None:
             return optimizer
         scheduler = self.scheduler_factory(optimizer)
-        config = {"scheduler": scheduler, "interval": self.lr_scheduler_interval, "monitor": "val/tpauc"}
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            monitored(scheduler)
+        config = {"scheduler": scheduler, "interval": self.lr_scheduler_interval}
         return {"optimizer": optimizer, "lr_scheduler": config}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from lightning_tpauc.errors import ArgumentError
+
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-__all__ = ("step_plateau_schedulers", "step_schedulers")
+__all__ = ("monitored", "step_plateau_schedulers", "step_schedulers")
 
 
 def step_schedulers(trainer: Trainer, batches_seen: int) -> None:
@@ -31,5 +33,20 @@ def step_schedulers(trainer: Trainer, batches_seen: int) -> None:
 def step_plateau_schedulers(trainer: Trainer) -> None:
     """Step ``ReduceLROnPlateau`` with the metric it monitors, after a validation epoch."""
     for config in trainer.lr_scheduler_configs:
-        if isinstance(config.scheduler, ReduceLROnPlateau) and config.monitor in trainer.callback_metrics:
-            config.scheduler.step(float(trainer.callback_metrics[config.monitor]))
+        if isinstance(config.scheduler, ReduceLROnPlateau):
+            name = monitored(config.scheduler)
+            if name in trainer.callback_metrics:
+                config.scheduler.step(float(trainer.callback_metrics[name]))
+
+
+def monitored(scheduler: ReduceLROnPlateau) -> str:
+    """The metric that a plateau scheduler follows: its ``monitor`` (LightningCLI's class has one), else ``val/tpauc``.
+
+    Raises:
+        ArgumentError: if it waits for an area to fall.
+    """
+    name: str = getattr(scheduler, "monitor", "val/tpauc")
+    if scheduler.mode == "min" and ("tpauc" in name or "auroc" in name):
+        msg = f"ReduceLROnPlateau(mode='min') would wait for {name!r} to fall; pass `mode='max'`."
+        raise ArgumentError(msg)
+    return name

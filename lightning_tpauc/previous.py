@@ -1,0 +1,119 @@
+"""The weights before the last update, for methods that see every batch under both.
+
+SONX corrects its running estimates by the change of the scores; PAUCI's gradient estimate is a recursion over the
+gradients. The second forward pass is part of the step: it draws the same dropout masks as the first, and leaves running
+statistics alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lightning_tpauc.algorithms.base import PreviousScores
+from lightning_tpauc.algorithms.recursive import RecursiveAlgorithm
+from lightning_tpauc.iterates import assign, master_dtype, whole
+from lightning_tpauc.sharding import reshard
+
+if TYPE_CHECKING:
+    from lightning_tpauc.data.batch import PosNegBatch
+    from lightning_tpauc.module import TPAUCModule
+
+__all__ = ("PreviousWeights",)
+
+
+class PreviousWeights:
+    r"""Keeps :math:`w_{t-1}` and, for recursive methods, the gradient estimate :math:`v_{t-1}`.
+
+    A step calls :meth:`scores` before its own forward pass, :meth:`estimate` on the unscaled gradients,
+    :meth:`remember` before the optimizer's step, and then :meth:`commit`, or :meth:`discard` if a gradient scaler
+    skipped the step. It costs a copy of the trained weights, two for recursive methods, and as many again during a step.
+
+    Args:
+        parameters: the parameters that the optimizer updates.
+        recursive: whether the gradient estimate is needed.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], recursive: bool) -> None:
+        self.parameters = list(parameters)
+        self.weights: list[Tensor] = []
+        self.estimates = (
+            [torch.zeros_like(p, dtype=master_dtype(p.dtype)) for p in self.parameters] if recursive else []
+        )
+        self._next_weights: list[Tensor] = []
+        self._next_estimates: list[Tensor] = []
+
+    def scores(self, module: TPAUCModule, batch: PosNegBatch) -> PreviousScores | None:
+        """Scores of ``batch`` under the previous weights; ``None`` before the first step.
+
+        For a recursive method this also leaves the gradients of :meth:`RecursiveAlgorithm.previous_loss` in the
+        parameters, to which the step's own are then added.
+        """
+        if not self.weights:
+            return None
+        algorithm = module.algorithm
+        recursive = isinstance(algorithm, RecursiveAlgorithm)
+        with self._swapped_in(module), torch.set_grad_enabled(recursive):
+            joint = module.joint_scores(batch)
+            if isinstance(algorithm, RecursiveAlgorithm):
+                with torch.autocast(module.device.type, enabled=False):
+                    loss = algorithm.previous_loss(joint.pos_scores, joint.neg_scores)
+                module.manual_backward(loss)
+        return PreviousScores(joint.pos_scores.detach(), joint.neg_scores.detach())
+
+    def estimate(self, algorithm: RecursiveAlgorithm) -> None:
+        """Replace the accumulated gradients by the direction of the step."""
+        trained = [k for k, p in enumerate(self.parameters) if p.grad is not None]
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        new = algorithm.estimate_(gradients, [self.estimates[k] for k in trained])
+        self._next_estimates = list(self.estimates)
+        for k, estimate in zip(trained, new, strict=True):
+            self._next_estimates[k] = estimate
+
+    def remember(self) -> None:
+        """Copy the current weights, before the optimizer changes them."""
+        self._next_weights = [p.detach().clone() for p in self.parameters]
+
+    def commit(self) -> None:
+        """The step was taken: what was remembered is now the previous point."""
+        self.weights = self._next_weights
+        if self.estimates:
+            self.estimates = self._next_estimates
+        self.discard()
+
+    def discard(self) -> None:
+        """The step was skipped: the previous point stays."""
+        self._next_weights, self._next_estimates = [], []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights and estimates as whole tensors (a collective for sharded ones)."""
+        return {"weights": [whole(t) for t in self.weights], "estimates": [whole(t) for t in self.estimates]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.weights = [p.detach().clone() for p in self.parameters] if state["weights"] else []
+        assign(self.weights, state["weights"])
+        assign(self.estimates, state["estimates"])
+
+    @contextmanager
+    def _swapped_in(self, module: TPAUCModule) -> Iterator[None]:
+        on_cuda = module.device.type == "cuda"
+        current = [p.detach().clone() for p in self.parameters]
+        buffers = [(b, b.clone()) for b in module.buffers()]
+        random = torch.get_rng_state(), torch.cuda.get_rng_state(module.device) if on_cuda else None
+        assign(self.parameters, self.weights)
+        reshard(module)
+        try:
+            yield
+        finally:
+            assign(self.parameters, current)
+            assign([b for b, _ in buffers], [b for _, b in buffers])
+            reshard(module)
+            torch.set_rng_state(random[0])
+            if random[1] is not None:
+                torch.cuda.set_rng_state(random[1], module.device)

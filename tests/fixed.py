@@ -1,0 +1,72 @@
+"""A tiny problem with batches drawn by hand, so that a Trainer and a plain loop can see the same samples."""
+
+from __future__ import annotations
+
+import torch
+from lightning.pytorch import Trainer
+from torch import nn
+
+from lightning_tpauc.data.batch import EvalBatch, PosNegBatch
+
+NUM_POS, NUM_NEG, DIM = 23, 40, 4
+
+
+class LinearScore(nn.Module):
+    """Scores without a bias, started at zero."""
+
+    def __init__(self, dim: int = DIM) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, inputs):
+        return inputs @ self.weight
+
+
+def make_data(dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    pos = torch.randn(NUM_POS, DIM, generator=generator, dtype=torch.float64) + 0.4
+    neg = torch.randn(NUM_NEG, DIM, generator=generator, dtype=torch.float64)
+    return pos.to(dtype), neg.to(dtype)
+
+
+def make_batches(steps, num_pos=5, num_neg=7, num_dual=6, dtype=torch.float64, seed=1):
+    """Joint batches, and beside each the parts it was made of."""
+    pos, neg = make_data(dtype)
+    generator = torch.Generator().manual_seed(seed)
+    batches, parts = [], []
+    for _ in range(steps):
+        index = torch.randperm(NUM_POS, generator=generator)[:num_pos]
+        first = torch.randint(NUM_NEG, (num_neg,), generator=generator)
+        second = torch.randint(NUM_NEG, (num_dual,), generator=generator)
+        inputs = torch.cat([pos[index], neg[first], neg[second]])
+        batches.append(PosNegBatch(inputs, index, num_pos, num_neg, num_dual))
+        parts.append((pos[index], neg[first], neg[second], index))
+    return batches, parts
+
+
+def loader(batches):
+    """A DataLoader that hands out ready-made batches in order."""
+    return torch.utils.data.DataLoader(batches, batch_size=None, shuffle=False)
+
+
+def eval_loader(dtype=torch.float64):
+    """All positives and negatives, in two batches."""
+    pos, neg = make_data(dtype)
+    inputs, target = torch.cat([pos, neg]), torch.cat([torch.ones(NUM_POS), torch.zeros(NUM_NEG)]).long()
+    ids = torch.arange(len(target))
+    return loader([EvalBatch(inputs[k::2], target[k::2], ids[k::2]) for k in range(2)])
+
+
+def make_trainer(**kwargs):
+    """A quiet CPU Trainer; keyword arguments override."""
+    defaults = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "precision": "64-true",
+        "max_epochs": 1,
+    }
+    return Trainer(**{**defaults, **kwargs})

@@ -1,0 +1,377 @@
+"""The LightningModule against the paper's loop, a plain torch loop, and its own promises."""
+
+import math
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule
+from torch import nn
+
+from lightning_tpauc import StageCallback, TPAUCModule
+from lightning_tpauc.algorithms import STACO
+from lightning_tpauc.errors import ArgumentError, NonFiniteError, TPAUCWarning, UnsupportedError
+from lightning_tpauc.functional.tpauc import two_way_partial_auroc
+from tests.fixed import DIM, NUM_POS, LinearScore, eval_loader, loader, make_batches, make_data, make_trainer
+from tests.reference import staco as reference
+from tests.tolerances import assert_close
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*`val_dataloader`.*")
+
+
+def sgd(lr, **kwargs):
+    return lambda parameters: torch.optim.SGD(parameters, lr=lr, **kwargs)
+
+
+def staco(**kwargs):
+    defaults = {"alpha": 0.7, "beta": 0.2, "beta_prime": 0.03, "dual_init": "zeros", "stage_restart": "ones"}
+    return STACO(0.6, 0.3, **{**defaults, **kwargs})
+
+
+def make_module(algorithm, optimizer, **kwargs):
+    return TPAUCModule(LinearScore(), algorithm, optimizer, num_positives=NUM_POS, **kwargs)
+
+
+class Recorder(Callback):
+    """Copies what a step left behind."""
+
+    def __init__(self):
+        self.weights, self.losses, self.rates = [], [], []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.weights.append([p.detach().clone() for p in pl_module.parameters()])
+        self.losses.append(outputs["loss"].clone())
+        self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize("gamma", [math.inf, 5.0], ids=["STACO1", "STACO2"])
+def test_fit_equals_the_papers_loop(gamma):
+    steps, lengths = 60, (20, 30, 45)
+    batches, parts = make_batches(steps)
+    module = make_module(staco(gamma=gamma), sgd(0.02))
+    stages = StageCallback(every_n_steps=20, growth=1.5)
+    trainer = make_trainer(callbacks=[stages])
+    trainer.fit(module, loader(batches))
+
+    settings = reference.Settings(0.4, 0.3, 0.5, "squared_hinge", 0.7, 0.2, 0.03, 0.02, gamma)
+    state = reference.State([0.0] * DIM, [1.0] * NUM_POS, [0.0] * NUM_POS, 0.0)
+    anchors, stage = reference.begin_stage(state), 0
+    for pos, neg, dual, index in parts:
+        reference.step(state, anchors, pos.tolist(), neg.tolist(), dual.tolist(), index.tolist(), settings)
+        if math.isfinite(gamma) and state.steps == lengths[stage]:
+            state.w, state.s, state.s_prime = reference.averages(state)
+            state.y = [1.0] * NUM_POS
+            anchors, stage = reference.begin_stage(state), stage + 1
+    w_bar = reference.averages(state)[0]
+    assert trainer.global_step == steps
+    assert module.iterates.stage == stage
+    assert_close(module.backbone.weight.detach(), w_bar, "trajectory64")
+    assert_close(module.algorithm.s, state.s, "trajectory64")
+    assert_close(module.algorithm.y, state.y, "trajectory64")
+    assert_close(module.algorithm.s_prime, state.s_prime, "trajectory64")
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        sgd(0.05, momentum=0.9, weight_decay=0.1),
+        lambda p: torch.optim.Adam(p, lr=0.05),
+        lambda p: torch.optim.AdamW(p, lr=0.05, weight_decay=0.1),
+    ],
+    ids=["SGD", "Adam", "AdamW"],
+)
+def test_proximal_term_is_part_of_the_gradient_for_any_optimizer(optimizer):
+    batches, parts = make_batches(25)
+    gamma = 2.0
+    module = make_module(staco(gamma=gamma), optimizer)
+    recorder = Recorder()
+    make_trainer(callbacks=[recorder, StageCallback(every_n_steps=10)]).fit(module, loader(batches))
+
+    # the same with the proximal term in the loss, by autograd
+    algorithm = staco(gamma=gamma)
+    algorithm.setup(NUM_POS, dtype=torch.float64)
+    w = torch.zeros(DIM, dtype=torch.float64, requires_grad=True)
+    opt = optimizer([w])
+    anchor, seen = w.detach().clone(), []
+    for t, (pos, neg, dual, index) in enumerate(parts):
+        opt.zero_grad()
+        loss = algorithm(pos @ w, neg @ w, dual @ w, index)
+        (loss + (w - anchor).square().sum() / (2 * gamma * 0.4)).backward()
+        opt.step()
+        seen.append(w.detach().clone())
+        if t + 1 in (10, 20):
+            anchor = torch.stack(seen).mean(0)
+            w.data.copy_(anchor)
+            seen = []
+            algorithm.finish_stage()
+            algorithm.restart()
+        # the recorder runs before the stage callback, so it sees the iterate and not the average
+        if t + 1 not in (10, 20):
+            assert_close(recorder.weights[t][0], w.detach(), "trajectory64")
+
+
+def test_clipping_bounds_the_data_gradient_and_leaves_the_proximal_term():
+    batches, parts = make_batches(6)
+    module = make_module(staco(gamma=0.5), sgd(0.3), gradient_clip_val=0.01)
+    recorder = Recorder()
+    make_trainer(callbacks=[recorder]).fit(module, loader(batches))
+    algorithm = staco(gamma=0.5)
+    algorithm.setup(NUM_POS, dtype=torch.float64)
+    w = torch.zeros(DIM, dtype=torch.float64, requires_grad=True)
+    for t, (pos, neg, dual, index) in enumerate(parts[:5]):
+        (gradient,) = torch.autograd.grad(algorithm(pos @ w, neg @ w, dual @ w, index), w)
+        gradient = gradient * min(1.0, 0.01 / (gradient.norm().item() + 1e-6))
+        w.data -= 0.3 * (gradient + w.detach() / (0.5 * 0.4))
+        assert_close(recorder.weights[t][0], w.detach(), "trajectory64")
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_a_scheduler_drives_all_step_sizes(interval):
+    batches, _ = make_batches(6)
+    scales = []
+
+    class Spy(STACO):
+        def step(self, *args):
+            scales.append(self.step_scale)
+            return super().step(*args)
+
+    module = TPAUCModule(
+        LinearScore(),
+        Spy(dual_init="zeros"),
+        sgd(0.02),
+        lambda opt: torch.optim.lr_scheduler.MultiStepLR(opt, [2, 4] if interval == "step" else [1, 2], gamma=0.1),
+        lr_scheduler_interval=interval,
+        num_positives=NUM_POS,
+    )
+    recorder = Recorder()
+    make_trainer(callbacks=[recorder], max_epochs=1 if interval == "step" else 3).fit(
+        module, loader(batches if interval == "step" else batches[:2])
+    )
+    assert_close(torch.tensor(scales), torch.tensor([1.0, 1.0, 0.1, 0.1, 0.01, 0.01]), "float32")
+
+
+def test_reduce_on_plateau_follows_the_validation_metric():
+    batches, _ = make_batches(2)
+
+    def plateau(optimizer):  # nothing counts as an improvement after the first value
+        return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=1, factor=0.5, threshold=10.0)
+
+    module = make_module(staco(), sgd(0.1), lr_scheduler=plateau)
+    recorder = Recorder()
+    make_trainer(callbacks=[recorder], max_epochs=5, num_sanity_val_steps=0).fit(module, loader(batches), eval_loader())
+    assert recorder.rates == [0.1] * 6 + [0.05] * 4
+
+
+def test_a_plateau_that_waits_for_the_area_to_fall_is_refused():
+    batches, _ = make_batches(1)
+    module = make_module(staco(), sgd(0.1), lr_scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau)
+    with pytest.raises(ArgumentError, match="would wait for 'val/tpauc' to fall; pass `mode='max'`"):
+        make_trainer().fit(module, loader(batches))
+
+
+def test_validation_and_the_trained_model_use_the_average():
+    batches, _ = make_batches(12)
+    module = make_module(staco(), sgd(0.05))
+    recorder = Recorder()
+    logged = {}
+
+    class Watch(Callback):
+        def on_validation_epoch_end(self, trainer, pl_module):
+            if not trainer.sanity_checking:
+                logged.setdefault("during", pl_module.backbone.weight.detach().clone())
+
+        def on_validation_end(self, trainer, pl_module):
+            logged.setdefault("step", len(recorder.weights))
+
+    trainer = make_trainer(callbacks=[recorder, Watch()], max_epochs=2)
+    trainer.fit(module, loader(batches[:6]), eval_loader())
+    iterates = torch.stack([weights[0] for weights in recorder.weights])
+    assert_close(logged["during"], iterates[:6].mean(0))
+    assert_close(module.backbone.weight.detach(), iterates.mean(0))
+    assert not torch.equal(iterates[5], iterates[:6].mean(0)), "training went on from the iterate"
+    pos, neg = make_data()
+    scores = torch.cat([pos, neg]) @ iterates.mean(0)
+    target = torch.cat([torch.ones(NUM_POS), torch.zeros(len(neg))]).long()
+    assert_close(
+        trainer.callback_metrics["val/tpauc"].double(), two_way_partial_auroc(scores, target, 0.6, 0.3), "float32"
+    )
+
+
+def test_sanity_check_leaves_everything_alone():
+    batches, _ = make_batches(3)
+    module = make_module(staco(), sgd(0.0))
+    before = module.backbone.weight.detach().clone()
+    trainer = make_trainer(num_sanity_val_steps=2, limit_train_batches=1)
+    trainer.fit(module, loader(batches), eval_loader())
+    assert_close(module.backbone.weight.detach(), before.double())
+
+
+def test_other_rectangles_and_the_objective_are_logged():
+    batches, _ = make_batches(2)
+    module = make_module(staco(), sgd(0.1), rectangles=[(0.25, 0.75), (0.6, 0.3)], log_objective=True)
+    trainer = make_trainer()
+    trainer.fit(module, loader(batches), eval_loader())
+    names = {name for name in trainer.callback_metrics if name.startswith("val/")}
+    assert names == {"val/tpauc", "val/auroc", "val/tpauc_tpr25_fpr75", "val/objective"}
+    results = trainer.test(module, eval_loader(), verbose=False)[0]
+    assert set(results) == {"test/tpauc", "test/auroc", "test/tpauc_tpr25_fpr75", "test/objective"}
+
+
+def test_predict_returns_raw_scores_and_ids():
+    module = make_module(staco(), sgd(0.1), score_activation="sigmoid")
+    module.backbone.weight.data += 3.0
+    outputs = make_trainer().predict(module, eval_loader())
+    ids = torch.cat([o["example_id"] for o in outputs])
+    assert sorted(ids.tolist()) == list(range(NUM_POS + 40))
+    assert torch.cat([o["score"] for o in outputs]).abs().max() > 1, "scores are raw, not squashed"
+
+
+class Mine(TPAUCModule):
+    def __init__(self, width=8, **kwargs):
+        super().__init__(**kwargs)
+        self.net = nn.Sequential(nn.Linear(DIM, width), nn.ReLU(), nn.Linear(width, 1))
+
+    def forward(self, inputs):
+        return self.net(inputs)
+
+
+class Theirs(LightningModule):
+    def __init__(self, width=8, lr=0.3):
+        super().__init__()
+        self.net = nn.Linear(DIM, 1)
+        self.lr = lr
+        self.width = width
+
+    def forward(self, inputs):
+        return self.net(inputs).squeeze(1)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+
+class Mixed(TPAUCModule, Theirs):
+    pass
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda **kw: Mine(width=5, **kw),
+        lambda **kw: Mixed(width=3, lr=0.25, **kw),
+        lambda **kw: TPAUCModule(nn.Linear(DIM, 1), **kw),
+    ],
+    ids=["subclass", "mix-in", "backbone"],
+)
+def test_three_ways_to_use_it(build):
+    torch.manual_seed(0)
+    batches, _ = make_batches(20, dtype=torch.float32)
+    module = build(algorithm=STACO(dual_init="zeros", alpha=0.5), num_positives=NUM_POS)
+    before = [p.detach().clone() for p in module.parameters()]
+    trainer = make_trainer(precision="32-true")
+    trainer.fit(module, loader(batches), eval_loader(torch.float32))
+    assert any(not torch.equal(p, q) for p, q in zip(before, module.parameters(), strict=True))
+    assert trainer.callback_metrics["val/tpauc"] > 0
+    if isinstance(module, Mixed):
+        assert trainer.optimizers[0].param_groups[0]["lr"] == 0.25, "their optimizer is used"
+        assert module.width == 3
+
+
+def test_nothing_to_train_or_to_score():
+    batches, _ = make_batches(1)
+    with pytest.raises(ArgumentError, match="TPAUCModule has no model: pass `backbone=`"):
+        make_trainer().fit(TPAUCModule(optimizer=sgd(0.1), num_positives=3), loader(batches))
+    with pytest.raises(ArgumentError, match="no parameter that requires a gradient"):
+        make_trainer().fit(TPAUCModule(nn.Identity(), num_positives=3), loader(batches))
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"score_activation": "relu"}, "`score_activation` to be 'identity' or 'sigmoid', but got 'relu'"),
+        ({"lr_scheduler_interval": "day"}, "`lr_scheduler_interval` to be 'epoch' or 'step', but got 'day'"),
+        ({"gradient_clip_val": -1.0}, "`gradient_clip_val` to be above 0 or None, but got -1.0"),
+        ({"rectangles": [(0.5, 1.5)]}, "`max_fpr` to be a number in"),
+    ],
+)
+def test_bad_arguments(kwargs, words):
+    with pytest.raises(ArgumentError, match=words):
+        make_module(staco(), sgd(0.1), **kwargs)
+
+
+def test_scores_of_a_wrong_shape():
+    batches, _ = make_batches(1)
+    module = TPAUCModule(nn.Linear(DIM, 2), staco(), num_positives=NUM_POS)
+    with pytest.raises(ArgumentError, match=r"one score per example, shape \(N,\) or \(N, 1\), but got \(18, 2\)"):
+        make_trainer().fit(module, loader(batches))
+
+
+def test_unknown_number_of_positives():
+    batches, _ = make_batches(1)
+    with pytest.raises(ArgumentError, match="The number of training positives is unknown"):
+        make_trainer().fit(TPAUCModule(LinearScore(), staco()), loader(batches))
+
+
+def test_a_batch_of_another_type():
+    data = torch.utils.data.DataLoader([torch.zeros(DIM)] * 4)
+    with pytest.raises(ArgumentError, match="training batches of type PosNegBatch"):
+        make_trainer().fit(make_module(staco(), sgd(0.1)), data)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"gradient_clip_val": 1.0}, "Pass `gradient_clip_val` to TPAUCModule"),
+        ({"accumulate_grad_batches": 2}, "Raise `num_pos` and `num_neg`"),
+    ],
+)
+def test_trainer_flags_are_refused_with_the_remedy(kwargs, words):
+    batches, _ = make_batches(1)
+    with pytest.raises(UnsupportedError, match=words):
+        make_trainer(**kwargs).fit(make_module(staco(), sgd(0.1)), loader(batches))
+
+
+def test_averaging_callbacks_are_refused():
+    from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+
+    batches, _ = make_batches(1)
+    for callback in (StochasticWeightAveraging(swa_lrs=0.1), WeightAveraging()):
+        with pytest.raises(UnsupportedError, match="the iterates are averaged already"):
+            make_trainer(callbacks=[callback]).fit(make_module(staco(), sgd(0.1)), loader(batches))
+
+
+def test_two_optimizers_are_refused():
+    class Two(Mine):
+        def configure_optimizers(self):
+            return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.1)]
+
+    batches, _ = make_batches(1, dtype=torch.float32)
+    with pytest.raises(UnsupportedError, match="exactly one optimizer"):
+        make_trainer(precision="32-true").fit(Two(algorithm=staco(), num_positives=NUM_POS), loader(batches))
+
+
+def test_time_based_checkpoints_warn(tmp_path):
+    from datetime import timedelta
+
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    batches, _ = make_batches(1)
+    callback = ModelCheckpoint(tmp_path, train_time_interval=timedelta(seconds=1))
+    with pytest.warns(TPAUCWarning, match="never saves under manual optimization"):
+        make_trainer(callbacks=[callback], enable_checkpointing=True).fit(
+            make_module(staco(), sgd(0.1)), loader(batches)
+        )
+
+
+def test_divergence_stops_the_run_and_names_the_step_size(tmp_path):
+    batches, _ = make_batches(200)
+    module = make_module(staco(), sgd(1e200))
+    trainer = make_trainer()
+    with pytest.raises(NonFiniteError, match="Lower the optimizer's `lr`"):
+        trainer.fit(module, loader(batches))
+    assert module.batches_seen < 200
+
+    module = make_module(staco(beta=1e308, alpha=1.0), sgd(1e-3))
+    with pytest.raises(NonFiniteError, match=r"Lower .*`beta`"):
+        make_trainer().fit(module, loader(batches))
+    with pytest.raises(NonFiniteError, match="Not finite after"):
+        trainer.save_checkpoint(tmp_path / "broken.ckpt")
+    assert not (tmp_path / "broken.ckpt").exists()
