@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from rich import get_console
 from rich.progress import track
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
@@ -83,7 +84,8 @@ def stored_targets(dataset: Any, key: str | None = None) -> Any:
 
 
 def _items(dataset: Any, name: str) -> Any:
-    rows = track(range(len(dataset)), f"Reading the labels of {name}", transient=True)
+    quiet = not get_console().is_terminal
+    rows = track(range(len(dataset)), f"Reading the labels of {name}", transient=True, disable=quiet)
     return (dataset[row] for row in rows)
 
 

@@ -1,0 +1,204 @@
+"""Reading svmlight / LIBSVM text of any size into dense float32 arrays, with bounded memory.
+
+The text is parsed in blocks. Small files stay in memory; large ones become ``.npy`` files in a cache, which are memory
+mapped: HIGGS (11 million rows, 8 GB of text) is parsed once, and later runs start at once and share one copy.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import io
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from rich import get_console
+from rich.progress import Progress
+
+from lightning_tpauc.errors import DataError
+
+__all__ = ("SVMLightData", "default_cache_dir", "read_svmlight")
+
+# Files from this size on are parsed into the cache: 100 bytes a line make about 700,000 rows.
+CACHED_FROM_BYTES = 64 << 20
+_BLOCK_BYTES = 16 << 20
+# Part of the cache's key: raise it when the stored arrays change.
+_VERSION = 1
+
+Features = NDArray[np.float32]
+Labels = NDArray[np.float64]
+
+
+class SVMLightData(NamedTuple):
+    """A parsed file.
+
+    Attributes:
+        features: float32 array ``(n, d)``, possibly a read-only memory map.
+        labels: float64 array ``(n,)``, as in the file.
+    """
+
+    features: Features
+    labels: Labels
+
+
+def default_cache_dir() -> Path:
+    """``$XDG_CACHE_HOME/lightning-tpauc``, by default ``~/.cache/lightning-tpauc``.
+
+    Example:
+        >>> default_cache_dir().name
+        'lightning-tpauc'
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning-tpauc"
+
+
+def read_svmlight(
+    path: Path,
+    *,
+    num_features: int | None = None,
+    zero_based: bool = False,
+    cache_dir: Path | None = None,
+    max_gib: float = 16.0,
+) -> SVMLightData:
+    r"""Read a file, plain or compressed as its suffix ``.bz2`` or ``.gz`` says.
+
+    Args:
+        path: the file.
+        num_features: number of columns; the largest index in the file if ``None``.
+        zero_based: whether feature indices start at 0.
+        cache_dir: where to keep the arrays of this file; ``None`` keeps only files of 64 MiB or more, in
+            :func:`default_cache_dir`. The key is the path, size, modification time and the options.
+        max_gib: refuse to make dense arrays larger than this, in GiB.
+
+    Raises:
+        DataError: if the file is missing or does not parse, or is too large when dense.
+
+    Example:
+        >>> path = Path(tempfile.mkdtemp()) / "two.txt"
+        >>> _ = path.write_text("+1 1:0.5 3:2\n-1 2:1\n")
+        >>> read_svmlight(path).features.tolist()
+        [[0.5, 0.0, 2.0], [0.0, 1.0, 0.0]]
+    """
+    if not path.is_file():
+        msg = f"There is no file {path}. Set the folder with `root` (`--data.root DIR`), or correct the file's name."
+        raise DataError(msg)
+    blocks = _Blocks(path, num_features, zero_based, max_gib)
+    if cache_dir is None and path.stat().st_size < CACHED_FROM_BYTES:
+        parts = list(blocks)
+        width = max(part.features.shape[1] for part in parts)
+        features = np.concatenate([_widened(part.features, width) for part in parts])
+        return SVMLightData(features, np.concatenate([part.labels for part in parts]))
+    folder = (cache_dir or default_cache_dir()) / f"{path.name}-{_key(path, num_features, zero_based)}"
+    if not folder.is_dir():
+        _write_cache(blocks, folder)
+    return SVMLightData(np.load(folder / "features.npy", mmap_mode="r"), np.load(folder / "labels.npy"))
+
+
+class _Blocks:
+    """Iterates over a file as dense blocks of some ten thousand rows."""
+
+    def __init__(self, path: Path, num_features: int | None, zero_based: bool, max_gib: float) -> None:
+        self.path = path
+        self.num_features = num_features
+        self.zero_based = zero_based
+        self.max_gib = max_gib
+
+    def __iter__(self) -> Iterator[SVMLightData]:
+        rows, width = 0, self.num_features or 0
+        for text in self._texts():
+            sparse, labels = self._parse(text, rows)
+            rows, width = rows + sparse.shape[0], max(width, sparse.shape[1])
+            self._check_size(rows, width)
+            yield SVMLightData(sparse.toarray(), labels)
+        if rows == 0:
+            msg = f"{self.path} has no rows."
+            raise DataError(msg)
+
+    def _texts(self) -> Iterator[bytes]:
+        """Blocks of whole lines; a bar shows how much of the file, compressed or not, has been read."""
+        with self.path.open("rb") as raw, Progress(transient=True, disable=not get_console().is_terminal) as progress:
+            task = progress.add_task(f"Reading {self.path.name}", total=self.path.stat().st_size)
+            rest = b""
+            with _decompressed(raw, self.path.suffix) as file:
+                while chunk := file.read(_BLOCK_BYTES):
+                    lines, newline, tail = chunk.rpartition(b"\n")
+                    if newline:
+                        yield rest + lines + newline
+                        rest = tail
+                    else:
+                        rest += chunk
+                    progress.update(task, completed=raw.tell())
+            if rest.strip():
+                yield rest
+
+    def _parse(self, text: bytes, first_row: int) -> tuple[Any, Labels]:
+        from sklearn.datasets import load_svmlight_file
+
+        try:
+            sparse, labels = load_svmlight_file(
+                io.BytesIO(text), n_features=self.num_features, dtype=np.float32, zero_based=self.zero_based
+            )
+        except ValueError as error:
+            msg = (
+                f"{self.path} does not parse as svmlight text somewhere after row {first_row}: {error}. Lines read "
+                "`label index:value ...`; set `zero_based=True` if indices start at 0."
+            )
+            raise DataError(msg) from error
+        return sparse, labels.astype(np.float64)
+
+    def _check_size(self, rows: int, width: int) -> None:
+        gib = rows * width * 4 / 2**30
+        if gib > self.max_gib:
+            msg = (
+                f"{self.path} has {width} features; dense, its first {rows} rows alone take {gib:.1f} GiB, more than "
+                f"`max_gib`={self.max_gib}. Raise that, or reduce the features first."
+            )
+            raise DataError(msg)
+
+
+def _decompressed(raw: IO[bytes], suffix: str) -> IO[bytes]:
+    if suffix == ".bz2":
+        return bz2.BZ2File(raw)
+    return gzip.GzipFile(fileobj=raw) if suffix == ".gz" else raw  # type: ignore[return-value]
+
+
+def _key(path: Path, num_features: int | None, zero_based: bool) -> str:
+    status = path.stat()
+    what = (_VERSION, str(path.resolve()), status.st_size, status.st_mtime_ns, num_features, zero_based)
+    return hashlib.blake2b(repr(what).encode(), digest_size=8).hexdigest()
+
+
+def _write_cache(blocks: _Blocks, folder: Path) -> None:
+    """Write both arrays under another name and rename the folder, so that a crash leaves no half-written cache."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    try:
+        # the width is known at the end only, so blocks are kept as files of their own until then
+        labels, shapes = [], []
+        for i, block in enumerate(blocks):
+            np.save(work / f"{i}.npy", block.features)
+            labels.append(block.labels)
+            shapes.append(block.features.shape)
+        total, width = sum(rows for rows, _ in shapes), max(width for _, width in shapes)
+        features = np.lib.format.open_memmap(work / "features.npy", "w+", np.float32, (total, width))
+        start = 0
+        for i, (rows, block_width) in enumerate(shapes):
+            features[start : start + rows, :block_width] = np.load(work / f"{i}.npy")
+            (work / f"{i}.npy").unlink()
+            start += rows
+        features.flush()
+        np.save(work / "labels.npy", np.concatenate(labels))
+        if not folder.is_dir():
+            work.rename(folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _widened(features: Features, width: int) -> Features:
+    return np.pad(features, ((0, 0), (0, width - features.shape[1])))
