@@ -303,7 +303,7 @@ def test_dense_blocks_stay_within_the_budget(monkeypatch, name, num_pos, num_neg
     args = draw(num_pos, num_neg)
     whole = pairwise_terms(*args, surrogate=name, method="dense")
     loss, sizes = spy(name)
-    monkeypatch.setattr(pairwise, "_BLOCK", 128)
+    monkeypatch.setitem(pairwise._BLOCKS, "cpu", 128)
     parts = pairwise_terms(*args, surrogate=loss, method="dense")
     assert max(sizes) <= 128
     assert sum(sizes) == num_pos * num_neg
@@ -369,14 +369,17 @@ def test_bad_arguments_are_refused(function, change, match):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("name", "method"), PAIRS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_cuda_gives_the_same_without_synchronising(name, method, dtype):
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_cuda_gives_the_same_without_synchronising(name, method, dtype, deterministic):
     args = draw(200, 300, dtype=dtype)
     on_device = [x.cuda() for x in args]
+    torch.use_deterministic_algorithms(deterministic)
     torch.cuda.set_sync_debug_mode("error")
     try:
         terms = pairwise_terms(*on_device, surrogate=name, method=method)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+        torch.use_deterministic_algorithms(False)
     expected = pairwise_terms(*args, surrogate=name, method=method)
     for field in FIELDS:
         assert_close(
