@@ -102,7 +102,7 @@ print(json.dumps(heavy))
 # ---------------------------------------------------------------- what is said where an extra is missing
 
 
-def one_graph():
+def one_graph(_):
     graphs = importlib.import_module("lightning_tpauc.data.graphs")
     edges, sizes = torch.zeros(2, 0, dtype=torch.int64), [torch.tensor([1]), torch.tensor([0])]
     return graphs.GraphDataset(graphs.PackedGraphs(torch.zeros(1, 9), edges, torch.zeros(0, 3), *sizes), [1])
@@ -115,10 +115,28 @@ def one_molecule(folder):
     return smiles.load_molecules(path, "smiles", "active", scaffolds_of_all=False, cache_dir=folder)
 
 
+def one_curve(_):
+    rates = torch.tensor([0.0, 1.0])
+    return importlib.import_module("lightning_tpauc.metrics.plot").plot_roc(rates, rates, 0.5, 0.5, 0.5)
+
+
 #: Module that asks for extras -> extra, the dependencies it imports, a call that needs each of them.
 USERS = {
-    "data.graphs": ("graph", ("torch_geometric",), lambda _: one_graph()),
+    "data.graphs": ("graph", ("torch_geometric",), one_graph),
+    "data.medmnist": (
+        "medical",
+        ("medmnist", "torchvision"),
+        lambda folder: lightning_tpauc.MedMNISTDataModule(root=folder, download=True).prepare_data(),
+    ),
+    "data.molecules": (
+        "graph",
+        ("ogb", "torch_geometric"),
+        lambda folder: lightning_tpauc.OGBMoleculesDataModule(root=folder, download=True).prepare_data(),
+    ),
     "data.smiles": ("graph", ("ogb", "rdkit"), one_molecule),
+    "metrics.objective": ("plot", ("matplotlib",), lambda _: lightning_tpauc.ExactObjective().plot(0.5)),
+    "metrics.plot": ("plot", ("matplotlib",), one_curve),
+    "metrics.tpauc": ("plot", ("matplotlib",), lambda _: lightning_tpauc.TwoWayPartialAUROC().plot(0.5)),
     "models.gin": ("graph", ("ogb", "torch_geometric"), lambda _: models.GIN()),
     "models.resnet3d": ("medical", ("torchvision",), lambda _: models.ResNet3D()),
 }
@@ -130,7 +148,7 @@ ALREADY_THERE = {"data.fetch"}
 def asked_for(tree):
     """Extras that a module imports by name or through ``import_extra``."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "import_extra"]
-    named = [call.args[0].value for call in calls] + list(imports(tree))
+    named = [ast.literal_eval(call.args[0]) for call in calls] + list(imports(tree))
     return tuple(sorted({name.split(".")[0] for name in named} & EXTRAS))
 
 
