@@ -18,7 +18,7 @@ LAYERS = (
     {"errors", "version"},
     {"extras", "functional"},
     {"algorithms", "data", "distributed", "iterates", "metrics", "models", "schedules", "sharding", "support"},
-    {"batch_norm", "evaluation", "random_state", "scores"},
+    {"batch_norm", "evaluation", "previous", "random_state", "scores"},
     {"checkpoint"},
     {"callbacks"},
     {"module"},

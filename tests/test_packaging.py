@@ -134,9 +134,9 @@ USERS = {
         lambda folder: lightning_tpauc.OGBMoleculesDataModule(root=folder, download=True).prepare_data(),
     ),
     "data.smiles": ("graph", ("ogb", "rdkit"), one_molecule),
-    "metrics.objective": ("plot", ("matplotlib",), lambda _: lightning_tpauc.ExactObjective().plot(0.5)),
+    "metrics.objective": ("plot", ("matplotlib",), lambda _: lightning_tpauc.ExactObjective().plot(torch.tensor(0.5))),
     "metrics.plot": ("plot", ("matplotlib",), one_curve),
-    "metrics.tpauc": ("plot", ("matplotlib",), lambda _: lightning_tpauc.TwoWayPartialAUROC().plot(0.5)),
+    "metrics.tpauc": ("plot", ("matplotlib",), lambda _: lightning_tpauc.TwoWayPartialAUROC().plot(torch.tensor(0.5))),
     "models.gin": ("graph", ("ogb", "torch_geometric"), lambda _: models.GIN()),
     "models.resnet3d": ("medical", ("torchvision",), lambda _: models.ResNet3D()),
 }
