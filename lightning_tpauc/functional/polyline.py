@@ -1,4 +1,4 @@
-"""The ROC polyline: its vertices, and its area inside a rectangle for many weightings at once."""
+"""The ROC polyline: its vertices, and its area inside a rectangle."""
 
 from __future__ import annotations
 
@@ -30,39 +30,38 @@ def count_by_score(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def polyline_area(pos_counts: Tensor, neg_counts: Tensor, min_tpr: float, max_fpr: float) -> Tensor:
-    r"""Area of ROC polylines inside the rectangle, over the rectangle's area.
+    r"""Area of a ROC polyline inside the rectangle, over the rectangle's area.
 
-    Segment g of the polyline rises by ``pos_counts[..., g]`` while it runs right by ``neg_counts[..., g]``. The area
-    is integrated over the height: at a true positive count :math:`t` the part of the rectangle under the curve is
+    Segment g of the polyline rises by ``pos_counts[g]`` while it runs right by ``neg_counts[g]``. The area is
+    integrated over the height: at a true positive count :math:`t` the part of the rectangle under the curve is
     :math:`\max(0, \theta_1 n_- - FP(t))` wide, and :math:`FP` is linear on each segment.
 
     Args:
-        pos_counts: non-negative whole numbers, tensor ``(..., G)``, any real dtype.
+        pos_counts: non-negative whole numbers, tensor ``(G,)``, any real dtype.
         neg_counts: same shape.
         min_tpr: lower bound of the true positive rate, in [0, 1).
         max_fpr: upper bound of the false positive rate, in (0, 1].
 
     Returns:
-        float64 tensor ``(...)`` with values in [0, 1]; nan where a class is empty.
+        float64 tensor of shape ``()`` in [0, 1]; nan if a class is empty.
 
     Example:
         >>> polyline_area(torch.tensor([1, 0, 1]), torch.tensor([0, 1, 1]), min_tpr=0.0, max_fpr=1.0)
         tensor(0.6250, dtype=torch.float64)
     """
     pos, neg = pos_counts.to(torch.float64), neg_counts.to(torch.float64)
-    n_pos, n_neg = pos.sum(-1, keepdim=True), neg.sum(-1, keepdim=True)
+    n_pos, n_neg = pos.sum(), neg.sum()
     least_tp, most_fp = min_tpr * n_pos, max_fpr * n_neg
-    tp, fp = pos.cumsum(-1) - pos, neg.cumsum(-1) - neg  # where each segment starts
+    tp, fp = pos.cumsum(0) - pos, neg.cumsum(0) - neg  # where each segment starts
     room = (most_fp - fp).clamp(min=0)
     # The part [start, end] of a segment, in shares of it, that runs inside the rectangle.
     start = ((least_tp - tp) / pos.clamp(min=1)).clamp(0, 1)
     end = torch.where(neg > 0, room / neg.clamp(min=1), (room > 0).to(torch.float64)).clamp(max=1)
     share = torch.where(pos > 0, (end - start).clamp(min=0), 0)
     # Height times width less what lies left of the curve: a perfect curve loses nothing and gives exactly 1.
-    top = torch.where(share > 0, tp + pos * end, least_tp).amax(-1, keepdim=True)
-    lost = (pos * share * (fp + neg * (start + end) / 2)).sum(-1, keepdim=True)
-    area = (most_fp * (top - least_tp) - lost) / (most_fp * (n_pos - least_tp))
-    return area.clamp(0, 1).squeeze(-1)
+    top = torch.where(share > 0, tp + pos * end, least_tp).amax()
+    lost = (pos * share * (fp + neg * (start + end) / 2)).sum()
+    return ((most_fp * (top - least_tp) - lost) / (most_fp * (n_pos - least_tp))).clamp(0, 1)
 
 
 def roc_polyline(preds: Tensor, target: Tensor, drop_collinear: bool = True) -> tuple[Tensor, Tensor]:

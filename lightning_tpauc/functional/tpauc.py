@@ -21,7 +21,7 @@ from lightning_tpauc.functional.notify import warn_on_rank_zero
 from lightning_tpauc.functional.order import between, count_above, count_pairs, sorted_ranks, split_classes
 from lightning_tpauc.functional.validation import check_ignore_index, check_preds_and_target, check_thresholds
 
-__all__ = ("two_way_partial_auroc",)
+__all__ = ("binned_tpauc", "class_missing", "exact_area", "exact_tpauc", "two_way_partial_auroc")
 
 
 def two_way_partial_auroc(
@@ -89,19 +89,20 @@ def _tpauc_arg_validation(min_tpr: float, max_fpr: float, thresholds: Any, ignor
 def exact_tpauc(scores: Tensor, labels: Tensor, min_tpr: float, max_fpr: float) -> Tensor:
     """Exact metric of scores with labels 1, 0 or anything else for rows to leave out."""
     pos, neg = split_classes(scores, labels)
-    if _class_missing(pos.shape[0], neg.shape[0]):
+    if class_missing(pos.shape[0], neg.shape[0]):
         return torch.tensor(math.nan, dtype=torch.float64, device=pos.device)
-    return torch.tensor(_exact_area(pos, neg, min_tpr, max_fpr), dtype=torch.float64, device=pos.device)
+    return torch.tensor(exact_area(pos, neg, min_tpr, max_fpr), dtype=torch.float64, device=pos.device)
 
 
 def binned_tpauc(counts: Tensor, min_tpr: float, max_fpr: float) -> Tensor:
     """Metric of confusion counts ``(T, 2, 2)``."""
-    if _class_missing(int(counts[0, 1].sum()), int(counts[0, 0].sum())):
+    if class_missing(int(counts[0, 1].sum()), int(counts[0, 0].sum())):
         return torch.tensor(math.nan, dtype=torch.float64, device=counts.device)
     return binned_area(counts, min_tpr, max_fpr)
 
 
-def _class_missing(num_pos: int, num_neg: int) -> bool:
+def class_missing(num_pos: int, num_neg: int) -> bool:
+    """Whether a class has no example, with a :class:`TPAUCWarning` that says which."""
     if num_pos and num_neg:
         return False
     missing = "example" if not num_pos and not num_neg else "positive example" if not num_pos else "negative example"
@@ -139,7 +140,7 @@ def _segment_at(score: Tensor, pos: Tensor, neg: Tensor) -> _Segment:
     return _Segment(value, tp, fp, tp_end - tp, fp_end - fp)
 
 
-def _exact_area(pos: Tensor, neg: Tensor, min_tpr: float, max_fpr: float) -> float:
+def exact_area(pos: Tensor, neg: Tensor, min_tpr: float, max_fpr: float) -> float:
     r"""Normalised area for at least one score of each class.
 
     Walking up the curve, the rectangle is entered on the segment of the :math:`\theta_0 n_+`-th lowest positive's

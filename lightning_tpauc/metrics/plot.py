@@ -13,7 +13,7 @@ __all__ = ("plot_roc",)
 
 CURVE = "#1f3b57"
 RECTANGLE = "#f2a33a"
-AREA = "#2f7fb8"
+AREA = "#a4c8e4"
 NEUTRAL = "#8a8f98"
 
 
@@ -52,7 +52,6 @@ def plot_roc(
         min_tpr,
         inside_tpr.numpy(),
         color=AREA,
-        alpha=0.38,
         linewidth=0,
         zorder=2,
         label=f"TPAUC = {value:.3f}",

@@ -1,0 +1,117 @@
+"""How far the metric of a finite test set may lie from that of its population."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.checks import check_rectangle, is_real
+from lightning_tpauc.functional.order import split_classes
+from lightning_tpauc.functional.tpauc import class_missing, exact_area
+from lightning_tpauc.functional.validation import check_ignore_index, check_preds_and_target
+
+__all__ = ("BootstrapInterval", "bootstrap_interval")
+
+
+class BootstrapInterval(NamedTuple):
+    """Result of :func:`bootstrap_interval`.
+
+    Attributes:
+        estimate: the metric on the data themselves, float64 tensor of shape ``()``.
+        lower: lower end of the interval, float64 tensor of shape ``()``.
+        upper: upper end of the interval, float64 tensor of shape ``()``.
+    """
+
+    estimate: Tensor
+    lower: Tensor
+    upper: Tensor
+
+
+def bootstrap_interval(
+    preds: Tensor,
+    target: Tensor,
+    min_tpr: float = 0.5,
+    max_fpr: float = 0.5,
+    confidence: float = 0.95,
+    num_resamples: int = 1000,
+    seed: int = 0,
+    ignore_index: int | None = None,
+    validate_args: bool = True,
+) -> BootstrapInterval:
+    r"""Confidence interval of the two-way partial AUC by a stratified bootstrap.
+
+    Every resample draws :math:`n_+` positives and :math:`n_-` negatives with replacement, each class from its own, and
+    the interval runs between the quantiles :math:`(1 \mp c) / 2` of the resamples' values (the percentile interval). It
+    covers the error of the finite test set only, not that of training. It can't see what the data do not hold: if the
+    curve is perfect, or misses the rectangle, on them, every resample's is too and the interval is a point. With fewer
+    than some 30 examples of a class inside the rectangle, take it as a lower bound of the uncertainty.
+
+    The result is a function of the values and ``seed`` alone: neither the order of the samples nor the device matters.
+
+    Args:
+        preds: scores, tensor of any shape and real dtype; larger means more positive.
+        target: integer or bool tensor of the same shape: 1, 0, or ``ignore_index``.
+        min_tpr: lower bound of the true positive rate, in [0, 1).
+        max_fpr: upper bound of the false positive rate, in (0, 1].
+        confidence: c, share of data sets whose interval is to hold the population's value, in (0, 1).
+        num_resamples: number of resamples, at least 1. Time is O(N) for each.
+        seed: seed of the draws, in 0 .. 2^63 - 1.
+        ignore_index: label of rows to leave out.
+        validate_args: check arguments and values.
+
+    Returns:
+        ``(estimate, lower, upper)``: float64 tensors of shape ``()``, on the CPU; all nan, with a
+        :class:`TPAUCWarning`, if a class has no example.
+
+    Raises:
+        ArgumentError: if an argument is out of range.
+
+    Example:
+        >>> preds = torch.tensor([0.9, 0.8, 0.7, 0.3, 0.6, 0.5, 0.4, 0.1])
+        >>> target = torch.tensor([1, 1, 1, 1, 0, 0, 0, 0])
+        >>> estimate, lower, upper = bootstrap_interval(preds, target, confidence=0.9)
+        >>> bool(lower < estimate < upper)
+        True
+    """
+    if validate_args:
+        check_rectangle(min_tpr, max_fpr)
+        check_ignore_index(ignore_index)
+        check_preds_and_target(preds, target, ignore_index)
+        _check_bootstrap(confidence, num_resamples, seed)
+    pos, neg = (scores.cpu() for scores in split_classes(preds, target))
+    if class_missing(pos.shape[0], neg.shape[0]):
+        return BootstrapInterval(*torch.full((3,), math.nan, dtype=torch.float64))
+    values = _resampled(pos, neg, min_tpr, max_fpr, num_resamples, seed)
+    tail = (1.0 - confidence) / 2
+    lower, upper = values.quantile(torch.tensor([tail, 1.0 - tail], dtype=torch.float64))
+    return BootstrapInterval(torch.tensor(exact_area(pos, neg, min_tpr, max_fpr), dtype=torch.float64), lower, upper)
+
+
+def _check_bootstrap(confidence: Any, num_resamples: Any, seed: Any) -> None:
+    if not is_real(confidence) or not 0.0 < confidence < 1.0:
+        msg = f"Expected `confidence` to be a number in (0, 1), but got {confidence!r}."
+        raise ArgumentError(msg)
+    if isinstance(num_resamples, bool) or not isinstance(num_resamples, int) or num_resamples < 1:
+        msg = f"Expected `num_resamples` to be an integer of at least 1, but got {num_resamples!r}."
+        raise ArgumentError(msg)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        msg = f"Expected `seed` to be an integer in 0 .. 2^63 - 1, but got {seed!r}."
+        raise ArgumentError(msg)
+
+
+def _resampled(pos: Tensor, neg: Tensor, min_tpr: float, max_fpr: float, num_resamples: int, seed: int) -> Tensor:
+    """The metric of ``num_resamples`` resamples, float64 ``(num_resamples,)``."""
+    # Sorted, so that equal draws mean equal resamples in whatever order the samples came.
+    pos, neg = pos.sort().values, neg.sort().values
+    generator = torch.Generator().manual_seed(seed)
+    # One at a time: sorting a resample takes less than the dozen passes over it that many at once would share.
+    areas = [exact_area(_draw(pos, generator), _draw(neg, generator), min_tpr, max_fpr) for _ in range(num_resamples)]
+    return torch.tensor(areas, dtype=torch.float64)
+
+
+def _draw(scores: Tensor, generator: torch.Generator) -> Tensor:
+    return scores[torch.randint(scores.shape[0], scores.shape, generator=generator)]
