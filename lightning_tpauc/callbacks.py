@@ -198,8 +198,8 @@ class StageCallback(Callback):
             averaged=algorithm.averages_iterates or algorithm.has_stages,
             is_solution=algorithm.averages_iterates,
         )
-        recursive = algorithm.needs_previous == "gradients"
-        module.previous = PreviousWeights(parameters, recursive) if algorithm.needs_previous else None
+        needed = algorithm.needs_previous
+        module.previous = PreviousWeights(parameters if needed else (), recursive=needed == "gradients")
         module.memory = None
         if self.scores == "remembered" and algorithm.needs_scores("restart"):
             module.memory = ScoreMemory(num_positives, self.max_negatives or 2**20, module.device, dtype)

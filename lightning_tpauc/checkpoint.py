@@ -58,7 +58,7 @@ def save(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
         "algorithm": {"name": type(module.algorithm).__name__, "state": module.algorithm.state_dict()},
         "iterates": iterates.state_dict(),
         "memory": module.memory.state_dict() if module.memory is not None else None,
-        "previous": module.previous.state_dict() if module.previous is not None else None,
+        "previous": module.previous.state_dict(),
         "batches_seen": module.batches_seen,
         "fingerprint": _fingerprint(module),
         "random_state": random_state.gather(),
@@ -100,8 +100,7 @@ def restore(module: TPAUCModule) -> bool:
         module.iterates.load_state_dict(state["iterates"])
     if module.memory is not None and state["memory"] is not None:
         module.memory.load_state_dict(state["memory"])
-    if module.previous is not None and state["previous"] is not None:
-        module.previous.load_state_dict(state["previous"])
+    module.previous.load_state_dict(state["previous"])
     random_state.scatter(state["random_state"])
     return True
 

@@ -14,7 +14,6 @@ from torchmetrics import MetricCollection
 
 from lightning_tpauc import checkpoint as checkpointing
 from lightning_tpauc.algorithms import STACO, Algorithm
-from lightning_tpauc.algorithms.recursive import RecursiveAlgorithm
 from lightning_tpauc.callbacks import FiniteGuard, StageCallback
 from lightning_tpauc.data.batch import EvalBatch, PosNegBatch
 from lightning_tpauc.distributed import JointScores, gather_scores
@@ -110,8 +109,8 @@ class TPAUCModule(LightningModule):
         self.iterates: WeightIterates | None = None
         #: Scores remembered for the exact restart; there during training if the stage callback asks for them.
         self.memory: ScoreMemory | None = None
-        #: Weights before the last update; there during training if the algorithm needs them.
-        self.previous: PreviousWeights | None = None
+        #: Weights before the last update; empty unless the algorithm needs them.
+        self.previous = PreviousWeights()
         #: Number of training batches consumed so far; the position of the data module's sampler.
         self.batches_seen = 0
         #: Whether a gradient scaler skipped the last step, because of infinite gradients.
@@ -189,7 +188,7 @@ class TPAUCModule(LightningModule):
         optimizer = self._optimizer()
         optimizer.zero_grad()
         self.algorithm.step_scale = self._step_scale(optimizer)
-        previous = self.previous.scores(self, batch) if self.previous is not None else None
+        previous = self.previous.scores(self, batch)
         joint = self.joint_scores(batch)
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         undo = (joint.index, self.algorithm.snapshot(joint.index)) if scaler is not None else None
@@ -197,14 +196,12 @@ class TPAUCModule(LightningModule):
             loss = self.algorithm(*joint, previous=previous)
         self.manual_backward(loss)
         scale_before = scaler.get_scale() if scaler is not None else None
-        if self.previous is not None:
-            self.previous.remember()
+        self.previous.remember()
         optimizer.step()
         self.step_skipped = scaler is not None and scaler.get_scale() < scale_before
         if undo is not None and self.step_skipped:
             self.algorithm.rollback(*undo)
-            if self.previous is not None:
-                self.previous.discard()
+            self.previous.discard()
         else:
             self._after_step(joint)
         self.batches_seen += 1
@@ -218,20 +215,17 @@ class TPAUCModule(LightningModule):
             self.memory.update(joint.pos_scores, joint.neg_scores, joint.index)
         if self.iterates is not None and self.iterates.averaged:
             self.iterates.update()
-        if self.previous is not None:
-            self.previous.commit()
+        self.previous.commit()
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Finish the gradient estimate, clip it, then add the proximal term; all on unscaled gradients."""
         coefficient = self.algorithm.proximal_coefficient
-        recursive = self.previous is not None and isinstance(self.algorithm, RecursiveAlgorithm)
-        if self.gradient_clip_val is None and coefficient == 0 and not recursive:
+        if self.gradient_clip_val is None and coefficient == 0 and not self.previous.recursive:
             return
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
             scaler.unscale_(optimizer)  # Lightning leaves this to fused optimizers, which then see scaled gradients
-        if self.previous is not None and isinstance(self.algorithm, RecursiveAlgorithm):
-            self.previous.estimate(self.algorithm)
+        self.previous.estimate(self.algorithm)
         if self.gradient_clip_val is not None:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(parameters, self.gradient_clip_val)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lightning_tpauc.algorithms.base import PreviousScores
+from lightning_tpauc.algorithms.base import Algorithm, PreviousScores
 from lightning_tpauc.algorithms.recursive import RecursiveAlgorithm
 from lightning_tpauc.iterates import assign, master_dtype, whole
 from lightning_tpauc.sharding import reshard
@@ -31,15 +31,17 @@ class PreviousWeights:
 
     A step calls :meth:`scores` before its own forward pass, :meth:`estimate` on the unscaled gradients,
     :meth:`remember` before the optimizer's step, and then :meth:`commit`, or :meth:`discard` if a gradient scaler
-    skipped the step. It costs a copy of the trained weights, two for recursive methods, and as many again during a step.
+    skipped the step. It costs one copy of the trained weights, two for recursive methods, and as many more in a step.
 
     Args:
-        parameters: the parameters that the optimizer updates.
+        parameters: the parameters that the optimizer updates; none for an algorithm without use for them, for which
+            nothing in here has an effect.
         recursive: whether the gradient estimate is needed.
     """
 
-    def __init__(self, parameters: Iterable[Tensor], recursive: bool) -> None:
+    def __init__(self, parameters: Iterable[Tensor] = (), recursive: bool = False) -> None:
         self.parameters = list(parameters)
+        self.recursive = recursive
         self.weights: list[Tensor] = []
         self.estimates = (
             [torch.zeros_like(p, dtype=master_dtype(p.dtype)) for p in self.parameters] if recursive else []
@@ -56,8 +58,7 @@ class PreviousWeights:
         if not self.weights:
             return None
         algorithm = module.algorithm
-        recursive = isinstance(algorithm, RecursiveAlgorithm)
-        with self._swapped_in(module), torch.set_grad_enabled(recursive):
+        with self._swapped_in(module), torch.set_grad_enabled(self.recursive):
             joint = module.joint_scores(batch)
             if isinstance(algorithm, RecursiveAlgorithm):
                 with torch.autocast(module.device.type, enabled=False):
@@ -65,8 +66,10 @@ class PreviousWeights:
                 module.manual_backward(loss)
         return PreviousScores(joint.pos_scores.detach(), joint.neg_scores.detach())
 
-    def estimate(self, algorithm: RecursiveAlgorithm) -> None:
-        """Replace the accumulated gradients by the direction of the step."""
+    def estimate(self, algorithm: Algorithm) -> None:
+        """Replace the accumulated gradients by the direction of a recursive method's step."""
+        if not isinstance(algorithm, RecursiveAlgorithm):
+            return
         trained = [k for k, p in enumerate(self.parameters) if p.grad is not None]
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         new = algorithm.estimate_(gradients, [self.estimates[k] for k in trained])
@@ -81,7 +84,7 @@ class PreviousWeights:
     def commit(self) -> None:
         """The step was taken: what was remembered is now the previous point."""
         self.weights = self._next_weights
-        if self.estimates:
+        if self.recursive:
             self.estimates = self._next_estimates
         self.discard()
 
@@ -95,10 +98,11 @@ class PreviousWeights:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        self.weights = [p.detach().clone() for p in self.parameters] if state["weights"] else []
-        assign(self.weights, state["weights"])
-        assign(self.estimates, state["estimates"])
+        """Restore what :meth:`state_dict` returned; a run that had or has no use for it starts without."""
+        if self.parameters and state["weights"]:
+            self.weights = [p.detach().clone() for p in self.parameters]
+            assign(self.weights, state["weights"])
+            assign(self.estimates, state["estimates"])
 
     @contextmanager
     def _swapped_in(self, module: TPAUCModule) -> Iterator[None]:
