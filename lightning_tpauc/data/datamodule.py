@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 from lightning.pytorch import LightningDataModule
@@ -26,8 +26,6 @@ __all__ = ("Datasets", "PosNegDataModule")
 
 # Stream of the sample of negatives that scoring uses; see the samplers' streams.
 _SCORING = 6
-
-_Loader = TypeVar("_Loader", PosNegLoader, EvalLoader)
 
 
 class PosNegDataModule(LightningDataModule):
@@ -108,7 +106,9 @@ class PosNegDataModule(LightningDataModule):
         self._said_capped = False
         self._loaders: list[PosNegLoader | EvalLoader] = []
         self._raw: Datasets | None = None
-        self._forget_data()
+        self._given = Datasets()
+        self._training: TrainingPart | None = None
+        self._transformed: Datasets | None = None
 
     def _check_arguments(self) -> None:
         least = {"num_pos": 1, "num_neg": 1, "num_dual_neg": 0, "batch_size": 1, "num_workers": 0}
@@ -147,8 +147,7 @@ class PosNegDataModule(LightningDataModule):
         """Build the data sets; for ``"fit"`` also find labels, split and check sizes. Called by the Trainer."""
         raw = self.build_datasets(stage)
         if self._raw is None or any(new is not old for new, old in zip(raw, self._raw, strict=True)):
-            self._forget_data()
-            self._raw = raw
+            self._raw, self._training, self._transformed = raw, None, None
             self._given = Datasets(*(as_dataset(d, f"{name}_dataset") for name, d in raw._asdict().items()))
         if stage in ("fit", None) and self._given.train is not None:
             self.batch_sampler()
@@ -158,11 +157,6 @@ class PosNegDataModule(LightningDataModule):
         for loader in self._loaders:
             loader.close()
         self._loaders.clear()
-
-    def _forget_data(self) -> None:
-        self._given = Datasets()
-        self._training: TrainingPart | None = None
-        self._transformed: Datasets | None = None
 
     def _training_part(self) -> TrainingPart:
         if self._given.train is None:
@@ -242,7 +236,9 @@ class PosNegDataModule(LightningDataModule):
         sampler = self.batch_sampler()
         position = None if self.trainer is None else partial(training_position, self.trainer)
         fetch = fetcher_for(self._datasets().train, self.seed)
-        return self._remember(PosNegLoader(sampler, fetch, position, self.num_workers, self._pins_memory()))
+        loader = PosNegLoader(sampler, fetch, position, self.num_workers, self._pins_memory())
+        self._loaders.append(loader)
+        return loader
 
     def val_dataloader(self) -> EvalLoader | list[Any]:
         """Batches of the validation set, of the part split off from the training set, or no loader."""
@@ -282,8 +278,9 @@ class PosNegDataModule(LightningDataModule):
 
     def _eval_loader(self, part: EvaluatedPart, *, persistent: bool = True) -> EvalLoader:
         how = self.batch_size, self.num_workers, self._pins_memory(), persistent
-        fetch = fetcher_for(unaugmented(part.dataset), self.seed)
-        return self._remember(EvalLoader(part.rows, part.labels, fetch, *how))
+        loader = EvalLoader(part.rows, part.labels, fetcher_for(unaugmented(part.dataset), self.seed), *how)
+        self._loaders += [loader] if persistent else []
+        return loader
 
     def _require(self, name: str) -> Any:
         dataset = getattr(self._datasets(), name)
@@ -296,7 +293,3 @@ class PosNegDataModule(LightningDataModule):
         if self.pin_memory is not None or self.trainer is None:
             return bool(self.pin_memory)
         return self.num_workers > 0 and self.trainer.strategy.root_device.type == "cuda"
-
-    def _remember(self, loader: _Loader) -> _Loader:
-        self._loaders.append(loader)
-        return loader

@@ -27,4 +27,6 @@ def training_position(trainer: Trainer) -> Position:
     seen = getattr(trainer.lightning_module, "batches_seen", None)
     if isinstance(seen, int):
         return Position(seen, done)
-    return Position(loop.epoch_progress.current.completed * int(trainer.num_training_batches) + done, done)
+    epochs = loop.epoch_progress.current.completed
+    # before the first epoch the number of batches may still be unknown, which Lightning writes as infinity
+    return Position((epochs * int(trainer.num_training_batches) if epochs else 0) + done, done)
