@@ -25,13 +25,14 @@ from lightning_tpauc.functional.surrogates import PowerForm, Surrogate, get_surr
 __all__ = ("PairwiseTerms", "pairwise_terms", "weighted_excess")
 
 _METHODS = ("auto", "dense", "sorted")
-# Elements of the largest temporary of the dense evaluation, by device type. On a CPU, larger ones leave the cache and
-# come from fresh pages: one core took 9 ns a pair at 2^16 and 20 to 40 ns at 2^22. Elsewhere launches cost more.
-_BLOCKS = {"cpu": 2**16}
-_OTHER_BLOCK = 2**22
+# Elements of the largest temporary of the dense evaluation. On a CPU, larger ones leave the cache and come from fresh
+# pages: one core took 9 ns a pair at 2^16, 20 to 40 ns at 2^22. On a GPU smaller ones wait for launches: an H200 took
+# 13 ms for 4096 x 65536 logistic pairs at 2^22, 53 ms at 2^20, 9 ms and 3.5 times the memory at 2^24.
+_BLOCK = {"cpu": 2**16, "other": 2**22}
 # Pairs above which sorting wins. Median ms on one core, squared hinge with gradients, dense / sorted:
 # 32 x 32 0.09 / 0.24, 128 x 128 0.15 / 0.25, 128 x 256 0.20 / 0.27, 256 x 256 0.31 / 0.28, 1024 x 8192 80 / 1.9.
-_CROSSOVER = 2**15
+# On the H200 0.35 / 1.0 up to 2048 x 4096, 1.2 / 1.1 at 4096 x 8192, so there the block decides.
+_CROSSOVER = {"cpu": 2**15, "other": 2**22}
 
 
 class PairwiseTerms(NamedTuple):
@@ -200,9 +201,14 @@ def _evaluate(
 
 def _choose(pos: Tensor, neg: Tensor, loss: Surrogate) -> str:
     # Apple's GPUs have no float64, which the prefix sums need.
-    if loss.power is None or pos.shape[0] * neg.shape[0] <= _CROSSOVER or neg.device.type == "mps":
+    small = pos.shape[0] * neg.shape[0] <= _CROSSOVER[_kind(neg)]
+    if loss.power is None or small or neg.device.type == "mps":
         return "dense"
     return "sorted"
+
+
+def _kind(scores: Tensor) -> str:
+    return "cpu" if scores.device.type == "cpu" else "other"
 
 
 # ------------------------------------------------------------------------------------------------------------ dense
@@ -210,7 +216,7 @@ def _choose(pos: Tensor, neg: Tensor, loss: Surrogate) -> str:
 
 def _dense_terms(pos: Tensor, neg: Tensor, s: Tensor, y: Tensor, loss: Surrogate, gradients: bool) -> PairwiseTerms:
     num_pos, num_neg = pos.shape[0], neg.shape[0]
-    limit = _BLOCKS.get(pos.device.type, _OTHER_BLOCK)
+    limit = _BLOCK[_kind(neg)]
     if num_pos * num_neg <= limit:
         sums = _dense_block(pos, neg, s, y, loss, gradients)
     else:

@@ -68,7 +68,7 @@ def prefix_sums(rows: Tensor) -> Tensor:
         tensor([[0., 1., 3., 7.]])
     """
     if rows.is_cuda and torch.are_deterministic_algorithms_enabled():
-        # torch refuses cumsum there, since its order of summation varies.
+        # Older releases of torch refuse cumsum there, because its order of summation varied.
         return torch.nn.functional.pad(_scan(rows), (1, 0))
     return torch.nn.functional.pad(rows.cumsum(1), (1, 0))
 

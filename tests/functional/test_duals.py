@@ -199,3 +199,14 @@ def test_square_would_be_wrong():
 def test_bad_arguments_are_refused(args, match):
     with pytest.raises(ArgumentError, match=match):
         exact_duals(*args)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", MONOTONE)
+@tied
+def test_cuda_gives_the_same(name, ties):
+    pos, neg = draw(300, 2000, ties=ties)
+    expected = exact_duals(pos, neg, 0.37, 0.61, surrogate=name)
+    for actual, value in zip(exact_duals(pos.cuda(), neg.cuda(), 0.37, 0.61, surrogate=name), expected, strict=True):
+        assert_close(actual.cpu(), value)

@@ -303,7 +303,7 @@ def test_dense_blocks_stay_within_the_budget(monkeypatch, name, num_pos, num_neg
     args = draw(num_pos, num_neg)
     whole = pairwise_terms(*args, surrogate=name, method="dense")
     loss, sizes = spy(name)
-    monkeypatch.setitem(pairwise._BLOCKS, "cpu", 128)
+    monkeypatch.setitem(pairwise._BLOCK, "cpu", 128)
     parts = pairwise_terms(*args, surrogate=loss, method="dense")
     assert max(sizes) <= 128
     assert sum(sizes) == num_pos * num_neg
