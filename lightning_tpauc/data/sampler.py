@@ -171,7 +171,8 @@ class UniformSampler(BatchSampler):
     varies and may be 0. Batches run through passes over all examples and the last batch of a pass is filled from the
     next pass, so nothing is dropped and all batches have one size. Rank r takes a contiguous slice of each class.
 
-    An epoch is one pass, rounded up.
+    An epoch is one pass, rounded up. A training set of fewer than two batches is not cut into passes: each batch then
+    is an independent subset.
 
     Example:
         >>> sampler = UniformSampler(np.array([0, 5, 9]), np.array([1, 2, 3, 4, 6, 7, 8]), BatchSizes(2, 3))

@@ -1,0 +1,16 @@
+"""Pretends to be one of several ranks, without processes."""
+
+from contextlib import contextmanager
+
+import pytest
+
+from lightning_tpauc.data import datamodule, loader, sampler
+from lightning_tpauc.data.shards import World
+
+
+@contextmanager
+def rank_of(rank, size):
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (datamodule, loader, sampler):
+            patch.setattr(module, "current_world", lambda: World(rank, size))
+        yield
