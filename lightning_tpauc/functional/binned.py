@@ -48,7 +48,9 @@ def confusion_counts(scores: Tensor, labels: Tensor, thresholds: Tensor) -> Tens
     dtype = torch.float32 if low_precision else torch.float64
     edges = thresholds.to(dtype).to(scores.device)
     size = edges.shape[0] + 1
-    reached = torch.bucketize(scores.to(dtype), edges, right=True)  # 0 .. T: how many thresholds the score reaches
+    reached = torch.bucketize(
+        scores.to(dtype).contiguous(), edges, right=True
+    )  # 0 .. T: how many thresholds the score reaches
     # Rows of neither class fill a third histogram, which is dropped: cheaper than to take them out.
     kind = torch.where(labels == 1, size, torch.where(labels == 0, 0, 2 * size))
     histogram = torch.bincount(reached + kind, minlength=3 * size)[: 2 * size].view(2, size)

@@ -108,8 +108,8 @@ def clip_polyline(fpr: Tensor, tpr: Tensor, min_tpr: float, max_fpr: float) -> t
         max_fpr: upper bound of the false positive rate, in (0, 1].
 
     Returns:
-        ``(fpr, tpr)``: tensors ``(U,)`` in the rectangle, from its lower or left border to its right border; empty if
-        the curve passes below its lower right corner.
+        ``(fpr, tpr)``: tensors ``(U,)`` in the rectangle, from its lower border to its right border; empty if the curve
+        passes below its lower right corner, or is nan.
 
     Raises:
         ArgumentError: if the rectangle is empty or not inside the unit square.
@@ -124,7 +124,7 @@ def clip_polyline(fpr: Tensor, tpr: Tensor, min_tpr: float, max_fpr: float) -> t
     first_right = int((fpr < max_fpr).sum())  # the segment up to here crosses the right border
     left = _between(fpr, tpr, last_low, min_tpr)
     right = _between(tpr, fpr, first_right - 1, max_fpr)
-    if left > max_fpr or right < min_tpr:
+    if not (left <= max_fpr and right >= min_tpr):  # also where a class is empty and rates are nan
         return fpr[:0], tpr[:0]
     inner = slice(last_low + 1, first_right)
     return (

@@ -1,0 +1,119 @@
+import math
+
+import pytest
+import torch
+from torchmetrics.functional.classification import binary_auroc
+from torchmetrics.functional.classification.precision_recall_curve import _binary_precision_recall_curve_update
+
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.binned import adjust_thresholds, confusion_counts
+from lightning_tpauc.functional.tpauc import two_way_partial_auroc
+from tests.reference.tpauc import naive_binned_tpauc
+from tests.tolerances import assert_close
+
+RECTANGLES = [(0.5, 0.5), (0.0, 1.0), (0.0, 0.3), (0.6, 1.0), (0.25, 0.75), (1 / 3, 2 / 7)]
+
+
+def scored(size=500, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    target = torch.randint(2, (size,), generator=generator)
+    scores = torch.randn(size, generator=generator, dtype=torch.float64) + 1.2 * target
+    return scores.to(dtype), target
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_counts_equal_torchmetrics(dtype):
+    scores, target = scored(dtype=dtype)
+    probabilities, thresholds = scores.sigmoid(), torch.linspace(0, 1, 21).to(dtype)
+    expected = _binary_precision_recall_curve_update(probabilities, target, thresholds)
+    counts = confusion_counts(probabilities, target, adjust_thresholds(thresholds))
+    assert counts.dtype == torch.int64
+    assert torch.equal(counts, expected)
+
+
+def test_counts_add_up_over_batches_and_leave_out_other_labels():
+    scores, target = scored()
+    target[::7] = -1
+    thresholds = adjust_thresholds([2.0, -1.0, 0.5])
+    parts = [confusion_counts(scores[k::3], target[k::3], thresholds) for k in range(3)]
+    whole = confusion_counts(scores, target, thresholds)
+    assert torch.equal(sum(parts), whole)
+    assert whole.sum(dim=(1, 2)).tolist() == [int((target >= 0).sum())] * 3
+
+
+@pytest.mark.parametrize(("min_tpr", "max_fpr"), RECTANGLES)
+@pytest.mark.parametrize(
+    "thresholds", [[0.3], [1.0, -0.5, 0.0], torch.linspace(-3, 4, 40), (0, 1), torch.tensor([math.inf, 0.5])]
+)
+def test_lines_through_the_bins_equal_the_loops(thresholds, min_tpr, max_fpr):
+    scores, target = scored()
+    value = two_way_partial_auroc(scores, target, min_tpr, max_fpr, thresholds=thresholds)
+    expected = naive_binned_tpauc(
+        scores[target == 1].tolist(), scores[target == 0].tolist(), [float(t) for t in thresholds], min_tpr, max_fpr
+    )
+    assert_close(value, expected)
+
+
+@pytest.mark.parametrize(("min_tpr", "max_fpr"), RECTANGLES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.int64])
+def test_scores_on_the_grid_lose_nothing(dtype, min_tpr, max_fpr):
+    scores, target = scored()
+    grid = torch.linspace(0, 1, 11)
+    # 0.7 is three different numbers in three precisions; it has to reach the threshold 0.7 in each.
+    scores = grid[(scores * 2 + 4).round().long().clamp(0, 10)]
+    if dtype is torch.int64:
+        scores, thresholds = (scores * 10).round().to(dtype), list(range(11))
+    else:
+        scores, thresholds = scores.double().to(dtype), 11 if dtype is torch.float32 else grid.to(dtype)
+    exact = two_way_partial_auroc(scores, target, min_tpr, max_fpr)
+    assert_close(two_way_partial_auroc(scores, target, min_tpr, max_fpr, thresholds=thresholds), exact)
+
+
+def test_the_whole_square_equals_torchmetrics():
+    scores, target = scored()
+    probabilities = scores.sigmoid()  # below 1 and above 0, so its curve runs from corner to corner too
+    expected = binary_auroc(probabilities, target, thresholds=50)
+    assert_close(two_way_partial_auroc(probabilities, target, 0.0, 1.0, thresholds=50), expected, "float32")
+
+
+def test_more_thresholds_come_closer_to_the_exact_value():
+    scores, target = scored(20_000)
+    exact = float(two_way_partial_auroc(scores, target))
+    errors = [
+        abs(float(two_way_partial_auroc(scores, target, thresholds=torch.linspace(-4, 5, size))) - exact)
+        for size in (5, 50, 500)
+    ]
+    assert errors[0] > errors[1] > errors[2]
+    assert errors[2] < 1e-3
+
+
+def test_an_integer_needs_scores_in_the_unit_interval():
+    target = torch.tensor([0, 1])
+    with pytest.raises(ArgumentError, match=r"Expected `preds` in \[0, 1\].* from -2 to 0.5.* list or tensor"):
+        two_way_partial_auroc(torch.tensor([-2.0, 0.5]), target, thresholds=10)
+    with pytest.raises(ArgumentError, match=r"from 0\.5 to 1\.5"):
+        two_way_partial_auroc(torch.tensor([0.5, 1.5]), target, thresholds=10)
+    assert float(two_way_partial_auroc(torch.tensor([0.0, 1.0]), target, thresholds=10)) == 1.0
+    ignored = torch.tensor([math.nan, 0.0, 1.0])
+    assert float(two_way_partial_auroc(ignored, torch.tensor([-1, 0, 1]), thresholds=10, ignore_index=-1)) == 1.0
+
+
+@pytest.mark.parametrize("thresholds", [1, 0, -3])
+def test_too_few_thresholds(thresholds):
+    with pytest.raises(ArgumentError, match=f"Expected `thresholds` to be at least 2 .* but got {thresholds}"):
+        two_way_partial_auroc(torch.tensor([0.1, 0.9]), torch.tensor([0, 1]), thresholds=thresholds)
+
+
+@pytest.mark.parametrize("thresholds", [True, 0.5, "100", {0.1, 0.2}])
+def test_thresholds_of_another_type(thresholds):
+    with pytest.raises(ArgumentError, match="Expected `thresholds` to be `None`, an integer, a list or a 1-D tensor"):
+        two_way_partial_auroc(torch.tensor([0.1, 0.9]), torch.tensor([0, 1]), thresholds=thresholds)
+
+
+@pytest.mark.parametrize(
+    "thresholds",
+    [[], [0.1, "x"], [0.1, math.nan], torch.rand(2, 2), torch.tensor(0.5), torch.tensor([math.nan]), torch.empty(0)],
+)
+def test_thresholds_that_are_no_numbers(thresholds):
+    with pytest.raises(ArgumentError, match="Expected `thresholds` to hold numbers in one dimension, at least one"):
+        two_way_partial_auroc(torch.tensor([0.1, 0.9]), torch.tensor([0, 1]), thresholds=thresholds)

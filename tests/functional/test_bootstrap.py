@@ -1,0 +1,124 @@
+import math
+
+import pytest
+import torch
+
+from lightning_tpauc.errors import ArgumentError, TPAUCWarning
+from lightning_tpauc.functional.bootstrap import bootstrap_interval
+from lightning_tpauc.functional.tpauc import two_way_partial_auroc
+from tests.reference.tpauc import naive_tpauc, normal_tpauc
+from tests.tolerances import assert_close
+
+
+def normal_scores(num_pos, num_neg, seed, shift=1.2):
+    generator = torch.Generator().manual_seed(seed)
+    target = torch.cat([torch.ones(num_pos, dtype=torch.int64), torch.zeros(num_neg, dtype=torch.int64)])
+    return torch.randn(num_pos + num_neg, generator=generator, dtype=torch.float64) + shift * target, target
+
+
+def test_quantiles_equal_those_of_resampled_lists():
+    """The same draws, pushed through the naive loops."""
+    scores, target = normal_scores(20, 30, seed=0)
+    scores = scores.round(decimals=1)
+    estimate, lower, upper = bootstrap_interval(scores, target, 0.4, 0.6, confidence=0.8, num_resamples=60, seed=5)
+    pos, neg = sorted(scores[target == 1].tolist()), sorted(scores[target == 0].tolist())
+    generator = torch.Generator().manual_seed(5)
+    values = []
+    for _ in range(60):
+        drawn = [
+            [scores[k] for k in torch.randint(len(scores), (len(scores),), generator=generator)]
+            for scores in (pos, neg)
+        ]
+        values.append(naive_tpauc(*drawn, 0.4, 0.6))
+    assert torch.equal(estimate, two_way_partial_auroc(scores, target, 0.4, 0.6))
+    expected = torch.tensor(values, dtype=torch.float64).quantile(torch.tensor([0.1, 0.9], dtype=torch.float64))
+    assert_close(torch.stack([lower, upper]), expected)
+
+
+def test_intervals_cover_the_population_about_as_often_as_they_say():
+    truth = normal_tpauc(shift=1.2, min_tpr=0.4, max_fpr=0.6)
+    covered, below = 0, 0
+    for seed in range(200):
+        _, lower, upper = bootstrap_interval(
+            *normal_scores(80, 120, seed), 0.4, 0.6, confidence=0.9, num_resamples=100, seed=seed
+        )
+        covered += bool(lower <= truth <= upper)
+        below += bool(upper < truth)
+    # 180 are expected; the standard deviation of a binomial count is 4.2. An interval half as wide covers about 118.
+    assert 160 <= covered <= 194
+    assert 1 <= below <= 25  # misses on either side
+
+
+def test_the_interval_shrinks_as_one_over_the_root_of_n():
+    widths = []
+    for size in (100, 1600):
+        _, lower, upper = bootstrap_interval(*normal_scores(size, size, seed=1), num_resamples=300)
+        widths.append(float(upper - lower))
+    assert 3.0 < widths[0] / widths[1] < 5.3
+
+
+def test_order_and_repetition_give_the_same_bits_and_another_seed_does_not():
+    scores, target = normal_scores(40, 60, seed=2)
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(0))
+    first = bootstrap_interval(scores, target, num_resamples=50)
+    again = bootstrap_interval(scores[order], target[order], num_resamples=50)
+    other = bootstrap_interval(scores, target, num_resamples=50, seed=1)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first.lower, other.lower)
+
+
+def test_the_global_generator_is_left_alone():
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    bootstrap_interval(*normal_scores(10, 10, seed=0), num_resamples=5)
+    assert torch.equal(torch.rand(1), expected)
+
+
+@pytest.mark.parametrize(("shift", "value"), [(100.0, 1.0), (-100.0, 0.0)], ids=["perfect", "inverted"])
+def test_a_curve_without_variation_gives_a_point(shift, value):
+    result = bootstrap_interval(*normal_scores(9, 11, seed=0, shift=shift), num_resamples=20)
+    assert [float(end) for end in result] == [value] * 3
+
+
+def test_a_single_example_of_each_class():
+    result = bootstrap_interval(torch.tensor([0.2, 0.2]), torch.tensor([1, 0]), 0.0, 1.0, num_resamples=3)
+    assert [float(end) for end in result] == [0.5] * 3
+
+
+def test_ignored_rows_are_not_drawn():
+    scores, target = normal_scores(30, 40, seed=0)
+    padded = torch.cat([scores, torch.full((9,), 50.0, dtype=torch.float64)]), torch.cat([target, torch.full((9,), -1)])
+    expected = bootstrap_interval(scores, target, num_resamples=20)
+    result = bootstrap_interval(*padded, num_resamples=20, ignore_index=-1)
+    assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
+
+
+def test_a_missing_class_gives_nan_and_a_warning():
+    with pytest.warns(TPAUCWarning, match="no negative example"):
+        result = bootstrap_interval(torch.rand(4), torch.ones(4, dtype=torch.int64))
+    assert all(end.isnan() and end.dtype == torch.float64 and end.shape == () for end in result)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        ("confidence", 0.0, r"`confidence` to be a number in \(0, 1\), but got 0.0"),
+        ("confidence", 1, r"`confidence` to be a number in \(0, 1\), but got 1"),
+        ("confidence", 95, r"`confidence` to be a number in \(0, 1\), but got 95"),
+        ("confidence", math.nan, "`confidence`"),
+        ("num_resamples", 0, "`num_resamples` to be an integer of at least 1, but got 0"),
+        ("num_resamples", 10.0, "`num_resamples` to be an integer of at least 1, but got 10.0"),
+        ("num_resamples", True, "`num_resamples` to be an integer of at least 1, but got True"),
+        ("seed", -1, "`seed` to be an integer"),
+        ("seed", 2**63, "`seed` to be an integer"),
+        ("seed", 1.5, "`seed` to be an integer"),
+        ("seed", False, "`seed` to be an integer"),
+        ("min_tpr", 1.0, "`min_tpr`"),
+        ("max_fpr", 0.0, "`max_fpr`"),
+        ("ignore_index", 1, "`ignore_index`"),
+    ],
+)
+def test_arguments_out_of_range(argument, value, message):
+    with pytest.raises(ArgumentError, match=message):
+        bootstrap_interval(*normal_scores(3, 3, seed=0), **{argument: value})

@@ -1,0 +1,99 @@
+import math
+
+import pytest
+import torch
+from sklearn.metrics import auc, roc_curve
+
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.polyline import (
+    clip_polyline,
+    count_by_score,
+    polyline_area,
+    polyline_vertices,
+    roc_polyline,
+)
+from lightning_tpauc.functional.tpauc import two_way_partial_auroc
+from tests.reference.tpauc import roc_vertices
+from tests.tolerances import assert_close
+
+RECTANGLES = [(0.5, 0.5), (0.0, 1.0), (0.0, 0.3), (0.6, 1.0), (0.25, 0.75), (0.97, 0.02), (1 / 3, 2 / 7)]
+
+
+def scored(num_levels, size=120, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    target = torch.randint(2, (size,), generator=generator)
+    scores = torch.randint(num_levels, (size,), generator=generator) + target * (num_levels // 4)
+    return scores.double(), target
+
+
+@pytest.mark.parametrize("num_levels", [1, 4, 30, 10_000])
+def test_vertices_equal_the_loops(num_levels):
+    scores, target = scored(num_levels)
+    fpr, tpr = roc_polyline(scores, target, drop_collinear=False)
+    expected = roc_vertices(scores[target == 1].tolist(), scores[target == 0].tolist())
+    assert_close(torch.stack([fpr, tpr], dim=1), expected)
+
+
+@pytest.mark.parametrize("num_levels", [4, 30, 10_000])
+def test_dropped_vertices_lie_on_the_curve(num_levels):
+    scores, target = scored(num_levels)
+    fpr, tpr = roc_polyline(scores, target)
+    every_fpr, every_tpr, _ = roc_curve(target.numpy(), scores.numpy(), drop_intermediate=False)
+    assert {*zip(fpr.tolist(), tpr.tolist(), strict=True)} <= {*zip(every_fpr, every_tpr, strict=True)}
+    assert_close(auc(fpr.numpy(), tpr.numpy()), auc(every_fpr, every_tpr))
+    if num_levels == 10_000:
+        assert len(fpr) < len(every_fpr)
+
+
+def test_corners_next_to_empty_segments_are_kept():
+    fpr, tpr = polyline_vertices(torch.tensor([2, 0, 0]), torch.tensor([0, 0, 1]))
+    assert fpr.tolist() == [0.0, 0.0, 1.0]
+    assert tpr.tolist() == [0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(("min_tpr", "max_fpr"), RECTANGLES)
+@pytest.mark.parametrize("num_levels", [1, 4, 30, 10_000])
+def test_area_from_counts_equals_the_metric(num_levels, min_tpr, max_fpr):
+    scores, target = scored(num_levels)
+    area = polyline_area(*count_by_score(scores, target), min_tpr, max_fpr)
+    assert_close(area, two_way_partial_auroc(scores, target, min_tpr, max_fpr))
+
+
+@pytest.mark.parametrize(("min_tpr", "max_fpr"), RECTANGLES)
+def test_a_perfect_polyline_gives_exactly_one(min_tpr, max_fpr):
+    assert float(polyline_area(torch.tensor([3, 4, 0, 0]), torch.tensor([0, 0, 6, 1]), min_tpr, max_fpr)) == 1.0
+
+
+def test_area_without_a_class_is_nan():
+    assert polyline_area(torch.tensor([0, 0]), torch.tensor([2, 1]), 0.5, 0.5).isnan()
+    assert polyline_area(torch.tensor([1, 0]), torch.tensor([0, 0]), 0.5, 0.5).isnan()
+
+
+@pytest.mark.parametrize(("min_tpr", "max_fpr"), RECTANGLES)
+@pytest.mark.parametrize("num_levels", [1, 4, 30, 10_000])
+def test_the_trapezoids_under_the_clipped_curve_are_the_metric(num_levels, min_tpr, max_fpr):
+    scores, target = scored(num_levels)
+    fpr, tpr = clip_polyline(*roc_polyline(scores, target), min_tpr, max_fpr)
+    if len(fpr):
+        assert float(fpr[0]) >= 0
+        assert float(fpr[-1]) == max_fpr
+        assert float(tpr[0]) == min_tpr
+        assert float(tpr[-1]) <= 1
+    area = torch.trapezoid(tpr - min_tpr, fpr) / ((1 - min_tpr) * max_fpr)
+    assert_close(area, two_way_partial_auroc(scores, target, min_tpr, max_fpr))
+
+
+def test_a_curve_that_misses_the_rectangle_is_clipped_to_nothing():
+    fpr, tpr = clip_polyline(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0.0, 0.0, 1.0]), 0.5, 0.5)
+    assert len(fpr) == len(tpr) == 0
+
+
+def test_a_curve_of_nan_is_clipped_to_nothing():
+    nan = torch.full((2,), math.nan)
+    fpr, tpr = clip_polyline(nan, torch.tensor([0.0, 1.0]), 0.5, 0.5)
+    assert len(fpr) == len(tpr) == 0
+
+
+def test_clipping_checks_the_rectangle():
+    with pytest.raises(ArgumentError, match="`max_fpr`"):
+        clip_polyline(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]), 0.5, 1.5)

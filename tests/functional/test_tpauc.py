@@ -1,0 +1,303 @@
+import math
+import warnings
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from lightning_tpauc.errors import ArgumentError, TPAUCWarning
+from lightning_tpauc.functional.tpauc import two_way_partial_auroc
+from tests.reference.tpauc import naive_tpauc
+from tests.tolerances import assert_close
+
+RECTANGLES = [(0.5, 0.5), (0.0, 1.0), (0.0, 0.3), (0.6, 1.0), (0.25, 0.75), (0.9, 0.1), (1 / 3, 2 / 7), (0.999, 0.001)]
+
+
+def joined(pos, neg, dtype=torch.float64):
+    scores = torch.tensor([*pos, *neg], dtype=dtype)
+    return scores, torch.tensor([1] * len(pos) + [0] * len(neg))
+
+
+def normal_scores(num_pos, num_neg, shift=1.2, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    target = torch.cat([torch.ones(num_pos, dtype=torch.int64), torch.zeros(num_neg, dtype=torch.int64)])
+    scores = torch.randn(num_pos + num_neg, generator=generator, dtype=torch.float64) + shift * target
+    order = torch.randperm(num_pos + num_neg, generator=generator)
+    return scores[order].to(dtype), target[order]
+
+
+# ---------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize(
+    ("pos", "neg", "theta0", "theta1", "expected"),
+    [
+        pytest.param([7] * 4, [7] * 4, 0.5, 0.5, 0, id="collapsed model, 4 + 4"),
+        pytest.param([7] * 100, [7] * 100, 0.5, 0.5, 0, id="collapsed model, 100 + 100"),
+        pytest.param([7] * 100, [7] * 100, 0.3, 0.3, 0, id="collapsed model, small rectangle"),
+        pytest.param([7], [7], 0.5, 0.5, 0, id="one tied pair"),
+        pytest.param([0.9, 0.7, 0.5, 0.3, 0.1], [0.8, 0.6, 0.4, 0.2, 0.0], 0.5, 0.5, 0.04, id="2.5 of each"),
+        pytest.param([0.9, 0.8, 0.7, 0.2, 0.1], [0.75, 0.5, 0.4, 0.05], 0.5, 0.5, 0.1, id="2.5 positives"),
+        pytest.param(
+            [0.9, 0.8, 0.75, 0.7, 0.6, 0.2, 0.1], [0.72, 0.5, 0.4, 0.05], 0.5, 0.5, 3 / 14, id="3.5 positives"
+        ),
+        pytest.param([0.95, 0.6, 0.35], [0.9, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1], 0.5, 0.3, 1 / 63, id="2.1 negatives"),
+        pytest.param([5, 5, 5, 9, 9, 5], [5, 5, 7, 1, 5, 5], 0.5, 0.5, 1 / 18, id="ties across both borders"),
+        pytest.param([0.9, 0.3], [0.8, 0.1], 0.9, 0.9, 56 / 81, id="almost the square"),
+        pytest.param([0.9, 0.7, 0.5, 0.3], [0.8, 0.6, 0.4, 0.2], 0.5, 1.0, 0.375, id="one-way in TPR"),
+    ],
+)
+def test_hand_computed_cases(pos, neg, theta0, theta1, expected):
+    value = two_way_partial_auroc(*joined(pos, neg), min_tpr=1 - theta0, max_fpr=theta1)
+    assert value.dtype == torch.float64
+    assert value.shape == ()
+    assert_close(value, expected)
+    if expected == 0:
+        assert float(value) == 0.0
+
+
+def tied_scores(rng, levels, largest):
+    return rng.integers(levels, size=rng.integers(1, largest + 1)).tolist()
+
+
+def test_ten_thousand_small_cases_with_ties_agree_with_the_loops():
+    rng = np.random.default_rng(0)
+    for _ in range(10_000):
+        levels = rng.choice([1, 2, 3, 5, 100])
+        pos, neg = tied_scores(rng, levels, 9), tied_scores(rng, levels, 9)
+        min_tpr = float(rng.choice([0.0, 0.5, 0.25, rng.random()]))
+        max_fpr = float(rng.choice([1.0, 0.5, 0.75, 1 - rng.random()]))
+        value = float(two_way_partial_auroc(*joined(pos, neg), min_tpr, max_fpr, validate_args=False))
+        # 1e-12, as the table's float64 row; its comparator would take most of this test's time.
+        assert abs(value - naive_tpauc(pos, neg, min_tpr, max_fpr)) <= 1e-12, (pos, neg, min_tpr, max_fpr)
+
+
+def test_exact_fractions():
+    rng = np.random.default_rng(1)
+    for _ in range(300):
+        levels = rng.choice([2, 4, 50])
+        pos, neg = tied_scores(rng, levels, 30), tied_scores(rng, levels, 30)
+        # Multiples of 1/64 are exact as floats too.
+        min_tpr, max_fpr = Fraction(int(rng.integers(64)), 64), Fraction(int(rng.integers(1, 65)), 64)
+        expected = naive_tpauc(pos, neg, min_tpr, max_fpr, one=Fraction(1))
+        value = two_way_partial_auroc(*joined(pos, neg), float(min_tpr), float(max_fpr))
+        assert_close(value, float(expected))
+        assert (float(value) == 0.0) == (expected == 0)
+        assert (float(value) == 1.0) == (expected == 1)
+
+
+@pytest.mark.parametrize(("min_tpr", "max_fpr"), RECTANGLES)
+@pytest.mark.parametrize(("num_pos", "num_neg"), [(300, 200), (40, 400), (400, 40)])
+def test_larger_sets_agree_with_the_loops(min_tpr, max_fpr, num_pos, num_neg):
+    scores, target = normal_scores(num_pos, num_neg)
+    scores = (scores * 20).round()  # some fifty levels
+    value = two_way_partial_auroc(scores, target, min_tpr, max_fpr)
+    expected = naive_tpauc(scores[target == 1].tolist(), scores[target == 0].tolist(), min_tpr, max_fpr)
+    assert_close(value, expected)
+
+
+@pytest.mark.parametrize("decimals", [0, 1, 6], ids=["ten levels", "a hundred levels", "no ties"])
+@pytest.mark.parametrize("max_fpr", [0.05, 0.3, 0.5, 1.0])
+def test_one_way_equals_sklearn_without_mcclish(max_fpr, decimals):
+    scores, target = normal_scores(2_000, 5_000)
+    scores = scores.round(decimals=decimals)
+    standardised = roc_auc_score(target.numpy(), scores.numpy(), max_fpr=max_fpr)
+    # sklearn maps the partial area linearly so that chance becomes 1/2; at max_fpr = 1 that changes nothing.
+    chance = max_fpr**2 / 2
+    area = standardised if max_fpr == 1 else chance + (2 * standardised - 1) * (max_fpr - chance)
+    assert_close(two_way_partial_auroc(scores, target, min_tpr=0.0, max_fpr=max_fpr), area / max_fpr)
+
+
+@pytest.mark.parametrize(("min_tpr", "max_fpr"), RECTANGLES)
+def test_swapping_the_classes_mirrors_the_rectangle(min_tpr, max_fpr):
+    scores, target = normal_scores(50, 80)
+    value = two_way_partial_auroc(scores, target, min_tpr, max_fpr)
+    mirrored = two_way_partial_auroc(-scores, 1 - target, 1 - max_fpr, 1 - min_tpr)
+    assert_close(value, mirrored)
+
+
+@pytest.mark.parametrize(("min_tpr", "max_fpr"), RECTANGLES)
+def test_perfect_and_inverted_rankings_give_exactly_one_and_zero(min_tpr, max_fpr):
+    scores, target = normal_scores(37, 53)
+    perfect = torch.where(target == 1, scores + 100, scores)
+    assert float(two_way_partial_auroc(perfect, target, min_tpr, max_fpr)) == 1.0
+    assert float(two_way_partial_auroc(-perfect, target, min_tpr, max_fpr)) == 0.0
+
+
+@pytest.mark.parametrize(("min_tpr", "max_fpr"), [(0.5, 0.5), (0.2, 0.6), (0.0, 1.0), (0.3, 0.7), (0.0, 0.5)])
+def test_a_collapsed_model_gets_the_value_of_chance(min_tpr, max_fpr):
+    scores, target = torch.zeros(13), torch.tensor([1] * 4 + [0] * 9)
+    theta0, theta1 = 1 - min_tpr, max_fpr
+    expected = max(0.0, theta0 + theta1 - 1) ** 2 / (2 * theta0 * theta1)
+    assert_close(two_way_partial_auroc(scores, target, min_tpr, max_fpr), expected)
+
+
+def test_logits_and_probabilities_rank_alike():
+    logits, target = normal_scores(100, 200)
+    assert torch.equal(two_way_partial_auroc(logits, target), two_way_partial_auroc(logits.sigmoid(), target))
+    # In float32 a sigmoid makes all of these 1; the logits must not pass through one.
+    assert float(two_way_partial_auroc((logits + 1000).float(), target)) > 0.1
+
+
+# ---------------------------------------------------------------- order, dtypes, shapes
+
+
+@pytest.mark.parametrize("decimals", [1, 8], ids=["ties", "no ties"])
+@pytest.mark.parametrize("thresholds", [None, [-1.0, 0.0, 0.5, 2.0]], ids=["exact", "binned"])
+def test_the_order_of_samples_does_not_matter_by_a_single_bit(thresholds, decimals):
+    scores, target = normal_scores(3_001, 7_003, dtype=torch.float32)
+    scores = scores.round(decimals=decimals)
+    first = two_way_partial_auroc(scores, target, 0.37, 0.41, thresholds=thresholds)
+    for seed in range(5):
+        order = torch.randperm(len(scores), generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(two_way_partial_auroc(scores[order], target[order], 0.37, 0.41, thresholds), first)
+
+
+def test_float64_is_ranked_in_float64():
+    pos, neg = [1 + 3e-16, 1 + 5e-16], [1.0, 1.0]
+    assert float(two_way_partial_auroc(*joined(pos, neg))) == 1.0
+    assert float(two_way_partial_auroc(*joined(pos, neg, torch.float32))) == 0.0
+
+
+def test_large_integers_are_ranked_as_integers():
+    big = 2**60
+    assert float(two_way_partial_auroc(*joined([big + 1], [big], torch.int64), 0.0, 1.0)) == 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.uint8, torch.int16, torch.bool])
+def test_narrow_dtypes_are_ranked_as_they_are(dtype):
+    scores, target = normal_scores(60, 90)
+    scores = (scores > 0.6).to(dtype) if dtype is torch.bool else (scores * 8 + 60).round().clamp(0, 200).to(dtype)
+    value = two_way_partial_auroc(scores, target, 0.1, 0.9)
+    assert value.dtype == torch.float64
+    assert torch.equal(value, two_way_partial_auroc(scores.double(), target, 0.1, 0.9))
+
+
+def test_infinite_scores_have_a_rank():
+    assert float(two_way_partial_auroc(*joined([math.inf, 1.0], [0.0, -math.inf]))) == 1.0
+    assert_close(two_way_partial_auroc(*joined([-math.inf, 1.0], [0.0, -math.inf]), 0.0, 1.0), 2.5 / 4)
+
+
+def test_zero_has_no_sign():
+    assert_close(two_way_partial_auroc(*joined([0.0], [-0.0]), 0.0, 1.0), 0.5)
+    assert_close(two_way_partial_auroc(*joined([-0.0], [0.0]), 0.0, 1.0), 0.5)
+
+
+@pytest.mark.parametrize("make", [torch.Tensor.bool, torch.Tensor.int, lambda target: target.to(torch.uint8)])
+def test_targets_of_any_integer_dtype(make):
+    scores, target = normal_scores(20, 30)
+    assert torch.equal(two_way_partial_auroc(scores, make(target)), two_way_partial_auroc(scores, target))
+
+
+def test_shapes_are_flattened_and_inputs_left_alone():
+    scores, target = normal_scores(24, 36)
+    scores.requires_grad_()
+    before = scores.detach().clone()
+    value = two_way_partial_auroc(scores.view(6, 10).T, target.view(6, 10).T)
+    assert not value.requires_grad
+    assert torch.equal(value, two_way_partial_auroc(scores, target))
+    assert torch.equal(scores.detach(), before)
+
+
+@pytest.mark.parametrize("ignore_index", [-1, 255, -100])
+def test_ignored_rows_do_not_count(ignore_index):
+    scores, target = normal_scores(40, 60)
+    expected = two_way_partial_auroc(scores[:70], target[:70])
+    target[70:] = ignore_index
+    scores[80:] = math.nan  # no rank is needed for what is left out
+    assert torch.equal(two_way_partial_auroc(scores, target, ignore_index=ignore_index), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("thresholds", [None, [-1.0, 0.0, 0.5, 2.0]], ids=["exact", "binned"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_devices_agree_by_a_single_bit(dtype, thresholds):
+    scores, target = normal_scores(3_000, 50_000, dtype=dtype)
+    for min_tpr, max_fpr in RECTANGLES:
+        here = two_way_partial_auroc(scores, target, min_tpr, max_fpr, thresholds)
+        there = two_way_partial_auroc(scores.cuda(), target.cuda(), min_tpr, max_fpr, thresholds)
+        assert there.device.type == "cuda"
+        assert torch.equal(there.cpu(), here)
+
+
+# ---------------------------------------------------------------- a class is missing
+
+
+@pytest.mark.parametrize("thresholds", [None, 5], ids=["exact", "binned"])
+@pytest.mark.parametrize(
+    ("target", "missing"),
+    [([1, 1], "no negative example"), ([0, 0], "no positive example"), ([], "no example"), ([-1, -1], "no example")],
+)
+def test_a_missing_class_gives_nan_and_one_warning(target, missing, thresholds):
+    scores = torch.rand(len(target), generator=torch.Generator().manual_seed(0))
+    target = torch.tensor(target, dtype=torch.int64)
+    with pytest.warns(TPAUCWarning, match=missing) as caught:
+        value = two_way_partial_auroc(scores, target, thresholds=thresholds, ignore_index=-1)
+    assert len(caught) == 1
+    assert value.isnan()
+    assert value.dtype == torch.float64
+    assert value.shape == ()
+
+
+def test_the_warning_appears_once_per_run_by_default():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for size in (3, 4, 5):
+            two_way_partial_auroc(torch.rand(size), torch.ones(size, dtype=torch.int64))
+    assert len(caught) == 1
+
+
+# ---------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("min_tpr", [-0.1, 1.0, 1, 1.5, True, "0.5", None, math.nan, math.inf, torch.tensor(0.5)])
+def test_min_tpr_out_of_range(min_tpr):
+    with pytest.raises(ArgumentError, match=r"Expected `min_tpr` to be a number in \[0, 1\), but got"):
+        two_way_partial_auroc(*joined([1.0], [0.0]), min_tpr=min_tpr)
+
+
+@pytest.mark.parametrize("max_fpr", [0.0, 0, -0.3, 1.5, 2, True, "0.5", None, math.nan, math.inf, torch.tensor(0.5)])
+def test_max_fpr_out_of_range(max_fpr):
+    with pytest.raises(ArgumentError, match=r"Expected `max_fpr` to be a number in \(0, 1\], but got"):
+        two_way_partial_auroc(*joined([1.0], [0.0]), max_fpr=max_fpr)
+
+
+def test_integer_bounds_are_numbers():
+    assert float(two_way_partial_auroc(*joined([1.0], [0.0]), min_tpr=0, max_fpr=1)) == 1.0
+
+
+@pytest.mark.parametrize("ignore_index", [0, 1, True, False, 1.5, "x"])
+def test_wrong_ignore_index(ignore_index):
+    with pytest.raises(ArgumentError, match="Expected `ignore_index` to be `None` or an integer other than 0 and 1"):
+        two_way_partial_auroc(*joined([1.0], [0.0]), ignore_index=ignore_index)
+
+
+@pytest.mark.parametrize(
+    ("preds", "target", "message"),
+    [
+        ([0.5], torch.tensor([1]), "Expected `preds` to be a tensor, but got list"),
+        (torch.tensor([0.5]), [1], "Expected `target` to be a tensor, but got list"),
+        (torch.rand(3, 1), torch.ones(3).long(), r"same shape, but got \(3, 1\) and \(3,\). Drop .* `.squeeze\(-1\)`"),
+        (torch.zeros(2, dtype=torch.complex64), torch.tensor([0, 1]), "real scores, but got .* torch.complex64"),
+        (torch.rand(2), torch.tensor([0.0, 1.0]), r"integer or bool tensor, but got torch.float32. .* `.long\(\)`"),
+        (torch.rand(3), torch.tensor([0, 1, 2]), r"hold only 0 and 1, but found \[2\]. .*`ignore_index`"),
+        (torch.rand(3), torch.tensor([0, 1, -1]), r"hold only 0 and 1, but found \[-1\]"),
+        (torch.tensor([0.5, math.nan]), torch.tensor([0, 1]), "1 of 2 scores are nan, which have no rank"),
+    ],
+)
+def test_malformed_tensors(preds, target, message):
+    with pytest.raises(ArgumentError, match=message):
+        two_way_partial_auroc(preds, target)
+
+
+def test_other_labels_beside_ignore_index():
+    with pytest.raises(ArgumentError, match=r"only 0, 1 and ignore_index = -1, but found \[3, 7\]"):
+        two_way_partial_auroc(torch.rand(4), torch.tensor([3, -1, 7, 1]), ignore_index=-1)
+
+
+def test_nothing_is_checked_on_request():
+    scores, target = torch.tensor([0.9, 0.1, math.nan]), torch.tensor([1, 0, 5])
+    assert float(two_way_partial_auroc(scores, target, validate_args=False)) == 1.0
