@@ -1,0 +1,91 @@
+import sys
+
+import matplotlib as mpl
+import pytest
+import torch
+
+from lightning_tpauc.errors import MissingExtraError, TPAUCWarning
+from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    mpl.use("Agg")
+    yield
+    mpl.pyplot.close("all")
+
+
+def filled(**kwargs):
+    metric = TwoWayPartialAUROC(0.5, 0.5, **kwargs)
+    generator = torch.Generator().manual_seed(0)
+    target = torch.randint(2, (200,), generator=generator)
+    metric.update(torch.randn(200, generator=generator) + 1.2 * target, target)
+    return metric
+
+
+def polygon_area(vertices):
+    x, y = vertices[:, 0], vertices[:, 1]
+    return abs(float((x * y.roll(-1) - y * x.roll(-1)).sum())) / 2
+
+
+@pytest.mark.parametrize("thresholds", [None, [-1.0, 0.0, 1.0, 2.0]], ids=["exact", "binned"])
+def test_the_filled_area_is_the_metric(thresholds):
+    metric = filled(thresholds=thresholds)
+    fig, ax = metric.plot()
+    assert ax.figure is fig
+    (fill,) = ax.collections
+    (path,) = fill.get_paths()
+    area = polygon_area(torch.as_tensor(path.vertices[:-1]))
+    assert area / 0.25 == pytest.approx(float(metric.compute()), rel=1e-9)
+
+
+def test_what_the_picture_shows():
+    metric = filled()
+    _, ax = metric.plot()
+    curve = ax.lines[-1].get_xydata()
+    assert torch.equal(torch.as_tensor(curve), torch.stack(metric.roc(), dim=1))
+    boxes = {patch.get_bbox().bounds for patch in ax.patches}
+    assert boxes == {(0.0, 0.5, 0.5, 0.5)}
+    texts = {text.get_text() for text in ax.get_legend().get_texts()}
+    assert texts == {"ROC curve", "TPR ≥ 0.5, FPR ≤ 0.5", f"TPAUC = {float(metric.compute()):.3f}"}
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("False positive rate", "True positive rate")
+
+
+def test_own_axes_and_given_value():
+    figure, axes = mpl.pyplot.subplots(1, 2)
+    fig, ax = filled().plot(torch.tensor(0.125), ax=axes[1])
+    assert fig is figure
+    assert ax is axes[1]
+    assert "TPAUC = 0.125" in {text.get_text() for text in ax.get_legend().get_texts()}
+
+
+def test_a_curve_past_the_rectangle_and_a_missing_class_are_drawn():
+    low = TwoWayPartialAUROC(0.9, 0.1)
+    low.update(torch.tensor([0.1, 0.9]), torch.tensor([1, 0]))
+    low.plot()
+    one_class = TwoWayPartialAUROC()
+    one_class.update(torch.tensor([0.1, 0.9]), torch.tensor([1, 1]))
+    with pytest.warns(TPAUCWarning, match="no negative"):
+        fig, ax = one_class.plot()
+    fig.canvas.draw()
+    assert "TPAUC = nan" in {text.get_text() for text in ax.get_legend().get_texts()}
+
+
+def test_a_sequence_of_values_is_drawn_as_torchmetrics_does():
+    _, ax = TwoWayPartialAUROC().plot([torch.tensor(0.2), torch.tensor(0.4)])
+    assert ax.lines[0].get_ydata().tolist() == pytest.approx([0.2, 0.4])
+
+
+def test_the_objective_is_drawn_as_torchmetrics_does():
+    metric = ExactObjective()
+    metric.update(torch.tensor([0.0, 1.0, 0.5, -2.0]), torch.tensor([1, 1, 0, 0]))
+    _, ax = metric.plot()
+    assert ax.lines[0].get_ydata().tolist() == [1.0]
+
+
+@pytest.mark.parametrize("metric", [TwoWayPartialAUROC(), ExactObjective()])
+def test_without_matplotlib(metric, monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'lightning-tpauc\[plot\]'"):
+        metric.plot()

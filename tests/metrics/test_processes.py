@@ -1,0 +1,129 @@
+"""Several processes together give the value of all their examples, bit for bit."""
+
+import warnings
+
+import pytest
+import torch
+from torchmetrics import MetricCollection
+
+from lightning_tpauc.functional.tpauc import two_way_partial_auroc
+from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
+from tests.ddp import run_distributed
+
+pytestmark = pytest.mark.ddp
+
+THRESHOLDS = [-1.0, 0.0, 0.5, 1.0, 2.0]
+
+
+def scored(size=60, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    target = torch.randint(2, (size,), generator=generator)
+    return (torch.randn(size, generator=generator) + target).to(dtype), target
+
+
+def collect(rank, world_size, make, bounds, chunk):
+    """Each rank sees its own slice, in batches of ``chunk``; returns its value and what it kept for itself."""
+    scores, target = scored()
+    metric = make()
+    mine = slice(*bounds[rank])
+    for part in zip(scores[mine].split(chunk), target[mine].split(chunk), strict=True):
+        if len(part[0]):
+            metric.update(*part)
+    value = metric.compute()
+    kept = sum(len(part) for part in metric.scores) if isinstance(metric.scores, list) else None
+    return value, kept
+
+
+@pytest.mark.parametrize(
+    "bounds", [[(0, 30), (30, 60)], [(0, 7), (7, 60)], [(0, 0), (0, 60)], [(0, 60), (60, 60)]], ids=str
+)
+def test_uneven_and_empty_ranks(bounds):
+    results = run_distributed(collect, 2, TwoWayPartialAUROC, bounds, 8)
+    expected = two_way_partial_auroc(*scored())
+    for rank, (value, kept) in enumerate(results):
+        assert torch.equal(value, expected)
+        assert kept == bounds[rank][1] - bounds[rank][0]  # each rank has only its own again and may go on
+
+
+def test_three_ranks_of_which_two_are_empty():
+    results = run_distributed(collect, 3, ExactObjective, [(0, 0), (0, 60), (60, 60)], 60)
+    alone = ExactObjective()
+    alone.update(*scored())
+    for value, _ in results:
+        assert torch.equal(value, alone.compute())
+
+
+def test_no_rank_has_anything():
+    def compute(rank, world_size):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            value = TwoWayPartialAUROC().compute()
+        return value, [str(warning.message) for warning in caught if "two-way" in str(warning.message)]
+
+    results = run_distributed(compute, 2)
+    assert all(value.isnan() for value, _ in results)
+    assert [len(messages) for _, messages in results] == [1, 0]  # rank 0 speaks for all
+
+
+@pytest.mark.parametrize(
+    "dtypes", [(torch.float64, None), (None, torch.int32), (torch.float32, torch.float64)], ids=str
+)
+def test_ranks_agree_on_a_dtype(dtypes):
+    """None stands for a rank without examples; values would collide or gloo abort if each sent its own dtype."""
+
+    def compute(rank, world_size):
+        metric = TwoWayPartialAUROC(0.0, 1.0)
+        if dtypes[rank] is not None:
+            metric.update(torch.tensor([2, 1], dtype=dtypes[rank]), torch.tensor([1, 0]))
+        if dtypes[rank] is torch.float64:
+            metric.update(torch.tensor([2 + 1e-12], dtype=torch.float64), torch.tensor([0]))
+        return metric.compute()
+
+    num_ranks = sum(dtype is not None for dtype in dtypes)
+    pos, neg = [2.0] * num_ranks, [1.0] * num_ranks + [2 + 1e-12] * (torch.float64 in dtypes)
+    labels = torch.tensor([1] * len(pos) + [0] * len(neg))
+    expected = two_way_partial_auroc(torch.tensor([*pos, *neg], dtype=torch.float64), labels, 0.0, 1.0)
+    assert all(torch.equal(value, expected) for value in run_distributed(compute, 2))
+
+
+def test_counts_are_summed():
+    def compute(rank, world_size):
+        metric = TwoWayPartialAUROC(thresholds=THRESHOLDS)
+        scores, target = scored()
+        if rank == 1:
+            metric.update(scores, target)
+        return metric.compute()
+
+    expected = two_way_partial_auroc(*scored(), thresholds=THRESHOLDS)
+    assert all(torch.equal(value, expected) for value in run_distributed(compute, 2))
+
+
+def test_a_shared_store_in_a_collection():
+    def compute(rank, world_size):
+        collection = MetricCollection({"small": TwoWayPartialAUROC(), "auroc": TwoWayPartialAUROC(0.0, 1.0)})
+        scores, target = scored()
+        for start in range(0, 20 if rank == 0 else 40, 5):
+            rows = slice(20 * rank + start, 20 * rank + start + 5)
+            collection.update(scores[rows], target[rows])
+        first = collection.compute()
+        collection.reset()
+        collection.update(scores[rank::2], target[rank::2])
+        return first, collection.compute()
+
+    for values in run_distributed(compute, 2):
+        for value in values:
+            assert torch.equal(value["small"], two_way_partial_auroc(*scored()))
+            assert torch.equal(value["auroc"], two_way_partial_auroc(*scored(), 0.0, 1.0))
+
+
+def test_the_curve_covers_all_ranks():
+    def curve(rank, world_size):
+        metric = TwoWayPartialAUROC()
+        scores, target = scored()
+        metric.update(scores[rank::2], target[rank::2])
+        return metric.roc()
+
+    alone = TwoWayPartialAUROC()
+    alone.update(*scored())
+    for fpr, tpr in run_distributed(curve, 2):
+        assert torch.equal(torch.stack([fpr, tpr]), torch.stack(alone.roc()))

@@ -1,0 +1,280 @@
+import copy
+import pickle
+
+import pytest
+import torch
+from torchmetrics import MetricCollection
+from torchmetrics.classification import BinaryROC
+
+from lightning_tpauc.errors import ArgumentError, TPAUCWarning
+from lightning_tpauc.functional.tpauc import two_way_partial_auroc
+from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
+
+THRESHOLDS = [-1.0, 0.0, 0.5, 1.0, 2.0]
+EITHER = pytest.mark.parametrize("thresholds", [None, THRESHOLDS], ids=["exact", "binned"])
+
+
+def batches(count=4, size=25, seed=0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        target = torch.randint(2, (size,), generator=generator)
+        yield (torch.randn(size, generator=generator) + 1.2 * target).to(dtype), target
+
+
+def joined(parts):
+    scores, targets = zip(*parts, strict=True)
+    return torch.cat(scores), torch.cat(targets)
+
+
+def filled(metric, parts):
+    for scores, target in parts:
+        metric.update(scores, target)
+    return metric
+
+
+# ---------------------------------------------------------------- values
+
+
+@EITHER
+def test_batches_give_the_value_of_the_whole(thresholds):
+    parts = list(batches())
+    metric = filled(TwoWayPartialAUROC(0.4, 0.6, thresholds=thresholds), parts)
+    assert torch.equal(metric.compute(), two_way_partial_auroc(*joined(parts), 0.4, 0.6, thresholds))
+    assert metric.compute().dtype == torch.float64
+
+
+@EITHER
+def test_the_split_into_batches_does_not_matter(thresholds):
+    scores, target = joined(batches())
+    whole = filled(TwoWayPartialAUROC(thresholds=thresholds), [(scores, target)]).compute()
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(1))
+    pieces = zip(scores[order].split(7), target[order].split(7), strict=True)
+    assert torch.equal(filled(TwoWayPartialAUROC(thresholds=thresholds), pieces).compute(), whole)
+
+
+@EITHER
+def test_forward_gives_the_batch_and_keeps_it(thresholds):
+    parts = list(batches())
+    metric = TwoWayPartialAUROC(thresholds=thresholds)
+    for part in parts:
+        assert torch.equal(metric(*part), two_way_partial_auroc(*part, thresholds=thresholds))
+    assert torch.equal(metric.compute(), two_way_partial_auroc(*joined(parts), thresholds=thresholds))
+
+
+@EITHER
+def test_reset_forgets(thresholds):
+    first, second = list(batches(2))
+    metric = filled(TwoWayPartialAUROC(thresholds=thresholds), [first])
+    metric.compute()
+    metric.reset()
+    assert torch.equal(filled(metric, [second]).compute(), two_way_partial_auroc(*second, thresholds=thresholds))
+
+
+@EITHER
+def test_pickle_and_clone_keep_what_was_collected(thresholds):
+    parts = list(batches())
+    metric = filled(TwoWayPartialAUROC(0.3, 0.7, thresholds=thresholds, ignore_index=-1), parts[:2])
+    expected = two_way_partial_auroc(*joined(parts), 0.3, 0.7, thresholds)
+    for copied in (pickle.loads(pickle.dumps(metric)), metric.clone(), copy.deepcopy(metric)):  # noqa: S301  # our own
+        assert torch.equal(filled(copied, parts[2:]).compute(), expected)
+        assert copied.ignore_index == -1
+    assert torch.equal(metric.compute(), two_way_partial_auroc(*joined(parts[:2]), 0.3, 0.7, thresholds))
+
+
+@EITHER
+def test_ignored_rows_do_not_count(thresholds):
+    scores, target = joined(batches())
+    padded = torch.where(torch.arange(100) % 3 == 0, -1, target)
+    metric = filled(TwoWayPartialAUROC(thresholds=thresholds, ignore_index=-1), [(scores, padded)])
+    kept = padded >= 0
+    assert torch.equal(metric.compute(), two_way_partial_auroc(scores[kept], target[kept], thresholds=thresholds))
+
+
+def test_labels_outside_int8_do_not_wrap_into_a_class():
+    scores, target = joined(batches())
+    padded = torch.where(torch.arange(100) % 3 == 0, 256, target)
+    metric = filled(TwoWayPartialAUROC(ignore_index=256), [(scores, padded)])
+    assert torch.equal(metric.compute(), two_way_partial_auroc(scores[padded < 2], target[padded < 2]))
+
+
+@EITHER
+def test_nothing_collected_is_nan_and_a_warning(thresholds):
+    metric = TwoWayPartialAUROC(thresholds=thresholds)
+    metric.update(torch.empty(0), torch.empty(0, dtype=torch.int64))
+    with pytest.warns(TPAUCWarning, match="no example"):
+        assert metric.compute().isnan()
+
+
+def test_compute_before_update_is_nan_not_a_crash():
+    with pytest.warns(TPAUCWarning, match="no example"), pytest.warns(UserWarning, match="before the ``update``"):
+        assert TwoWayPartialAUROC().compute().isnan()
+
+
+@EITHER
+def test_one_class_is_nan_until_the_other_comes(thresholds):
+    metric = TwoWayPartialAUROC(thresholds=thresholds)
+    with pytest.warns(TPAUCWarning, match="no negative example"):
+        assert metric(torch.tensor([0.3, 0.7]), torch.tensor([1, 1])).isnan()
+    metric.update(torch.tensor([-5.0]), torch.tensor([0]))
+    assert float(metric.compute()) == 1.0
+
+
+# ---------------------------------------------------------------- the store
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        (torch.float16, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+        (torch.int32, torch.int64),
+    ],
+)
+def test_scores_keep_their_precision(given, kept):
+    metric = TwoWayPartialAUROC()
+    metric.update(torch.tensor([1, 2], dtype=given), torch.tensor([0, 1]))
+    assert metric.scores[0].dtype == kept
+    assert metric.labels[0].dtype == torch.int8
+
+
+def test_dtypes_may_change_between_batches():
+    metric = TwoWayPartialAUROC(0.0, 1.0)
+    metric.update(torch.tensor([2**24 + 1]), torch.tensor([1]))  # float32 would round it to 2^24
+    metric.update(torch.tensor([2.0**24]), torch.tensor([0]))
+    assert float(metric.compute()) == 1.0
+
+
+def test_the_graph_is_not_kept():
+    scores = torch.tensor([0.1, 0.9], requires_grad=True)
+    metric = TwoWayPartialAUROC()
+    metric.update(scores * 2, torch.tensor([0, 1]))
+    assert not metric.scores[0].requires_grad
+    assert not metric(scores, torch.tensor([0, 1])).requires_grad
+
+
+def test_casting_a_model_does_not_round_scores_or_thresholds():
+    model = torch.nn.ModuleDict(
+        {"exact": TwoWayPartialAUROC(), "binned": TwoWayPartialAUROC(0.0, 1.0, thresholds=[1.001, 1.002])}
+    )
+    model.to(torch.bfloat16).half().bfloat16()
+    scores, target = torch.tensor([1.0015, 1.0005], dtype=torch.float64), torch.tensor([1, 0])
+    for metric in model.values():
+        metric.update(scores, target)
+        assert float(metric.compute()) == 1.0
+
+
+def test_state_dict_is_empty():
+    assert filled(TwoWayPartialAUROC(), batches()).state_dict() == {}
+    assert filled(TwoWayPartialAUROC(thresholds=THRESHOLDS), batches()).state_dict() == {}
+
+
+def test_counts_have_torchmetrics_layout():
+    metric = filled(TwoWayPartialAUROC(thresholds=[0.5]), [(torch.tensor([0.2, 0.5, 0.9]), torch.tensor([0, 1, 0]))])
+    assert metric.confmat.tolist() == [[[1, 1], [0, 1]]]
+    assert TwoWayPartialAUROC().confmat is None
+
+
+def test_constants():
+    metric = TwoWayPartialAUROC()
+    assert (metric.is_differentiable, metric.higher_is_better, metric.full_state_update) == (False, True, False)
+    assert (metric.plot_lower_bound, metric.plot_upper_bound) == (0.0, 1.0)
+    with pytest.raises(RuntimeError, match="Can't change const"):
+        metric.higher_is_better = False
+
+
+# ---------------------------------------------------------------- collections
+
+
+def test_a_collection_shares_one_store_but_never_that_of_a_squashing_metric():
+    collection = MetricCollection(
+        {
+            "roc": BinaryROC(),
+            "small": TwoWayPartialAUROC(),
+            "auroc": TwoWayPartialAUROC(0.0, 1.0, ignore_index=-1, validate_args=False),
+            "objective": ExactObjective(),
+        }
+    )
+    # The first batch does not tell the metrics apart: inside [0, 1] torchmetrics does not squash.
+    parts = [(torch.tensor([0.1, 0.9, 0.4, 0.6]), torch.tensor([0, 1, 1, 0])), *batches()]
+    parts += [(scores + 200, target) for scores, target in batches(seed=1)]  # a float32 sigmoid makes these equal
+    filled(collection, parts)
+    groups = sorted(sorted(group) for group in collection.compute_groups.values())
+    assert groups == [["auroc", "objective", "small"], ["roc"]]
+    values = collection.compute()
+    assert torch.equal(values["small"], two_way_partial_auroc(*joined(parts)))
+    assert torch.equal(values["auroc"], two_way_partial_auroc(*joined(parts), 0.0, 1.0))
+    assert torch.equal(values["objective"], filled(ExactObjective(), parts).compute())
+    collection.reset()
+    filled(collection, parts[1:3])
+    assert torch.equal(collection.compute()["small"], two_way_partial_auroc(*joined(parts[1:3])))
+
+
+def test_a_collection_shares_counts_at_equal_thresholds_only():
+    others = [-1.0, 0.0, 0.5, 1.0, 2.5]  # the first batch can't tell 2.0 from 2.5
+    collection = MetricCollection(
+        {
+            "a": TwoWayPartialAUROC(thresholds=THRESHOLDS),
+            "b": TwoWayPartialAUROC(0.2, 0.8, thresholds=torch.tensor(THRESHOLDS).flip(0)),
+            "c": TwoWayPartialAUROC(thresholds=others),
+        }
+    )
+    parts = [(torch.tensor([-2.0, 0.1, 0.7]), torch.tensor([0, 1, 1])), *batches()]
+    values = filled(collection, parts).compute()
+    assert sorted(sorted(group) for group in collection.compute_groups.values()) == [["a", "b"], ["c"]]
+    assert torch.equal(values["a"], two_way_partial_auroc(*joined(parts), thresholds=THRESHOLDS))
+    assert torch.equal(values["b"], two_way_partial_auroc(*joined(parts), 0.2, 0.8, THRESHOLDS))
+    assert torch.equal(values["c"], two_way_partial_auroc(*joined(parts), thresholds=others))
+
+
+def test_merging_two_stores():
+    parts = list(batches())
+    metric = filled(TwoWayPartialAUROC(), parts[:1])
+    metric.merge_state(filled(TwoWayPartialAUROC(), parts[1:]))
+    assert torch.equal(metric.compute(), two_way_partial_auroc(*joined(parts)))
+
+
+# ---------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "message"),
+    [
+        ("min_tpr", 1.0, r"`min_tpr` to be a number in \[0, 1\), but got 1\.0"),
+        ("min_tpr", True, "`min_tpr`"),
+        ("max_fpr", 0, r"`max_fpr` to be a number in \(0, 1\], but got 0"),
+        ("max_fpr", 1.5, "`max_fpr`"),
+        ("thresholds", 1, "`thresholds` to be at least 2"),
+        ("thresholds", "many", "`thresholds` to be `None`, an integer"),
+        ("ignore_index", 1, "`ignore_index` to be `None` or an integer other than 0 and 1"),
+    ],
+)
+def test_arguments_out_of_range(argument, value, message):
+    with pytest.raises(ArgumentError, match=message):
+        TwoWayPartialAUROC(**{argument: value})
+
+
+def test_unknown_keyword():
+    with pytest.raises(ValueError, match="Unexpected keyword arguments: `max_fnr`"):
+        TwoWayPartialAUROC(max_fnr=0.5)
+
+
+@EITHER
+def test_values_are_checked_unless_told_otherwise(thresholds):
+    scores, target = torch.tensor([0.3, float("nan"), 0.1]), torch.tensor([1, 7, 0])
+    with pytest.raises(ArgumentError, match=r"hold only 0 and 1, but found \[7\]"):
+        TwoWayPartialAUROC(thresholds=thresholds).update(scores, target)
+    with pytest.raises(ArgumentError, match="1 of 2 scores are nan"):
+        TwoWayPartialAUROC(thresholds=thresholds).update(scores[:2], target[:2] - target[:2])
+    unchecked = TwoWayPartialAUROC(thresholds=thresholds, validate_args=False)
+    unchecked.update(scores, target)
+    assert unchecked.compute().isfinite()
+
+
+def test_an_integer_of_thresholds_needs_scores_in_the_unit_interval():
+    metric = TwoWayPartialAUROC(thresholds=10)
+    metric.update(torch.tensor([0.0, 1.0]), torch.tensor([0, 1]))
+    with pytest.raises(ArgumentError, match=r"Expected `preds` in \[0, 1\]"):
+        metric.update(torch.tensor([-1.0, 1.0]), torch.tensor([0, 1]))
+    assert float(metric.compute()) == 1.0
