@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,8 +28,8 @@ def batch_norm_statistics(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 @torch.no_grad()
-def average_over_ranks(module: nn.Module) -> None:
-    """Replace running statistics by their mean over ranks.
+def average_over_ranks(statistics: Iterable[Tensor]) -> None:
+    """Replace each tensor by its mean over ranks, in place; a collective.
 
     Under manual optimization Lightning's DDP does not synchronise buffers after the first forward pass, so statistics
     drift apart, and ranks would validate different models.
@@ -37,7 +37,7 @@ def average_over_ranks(module: nn.Module) -> None:
     world = world_size()
     if world == 1:
         return
-    for _, statistic in batch_norm_statistics(module):
+    for statistic in statistics:
         dist.all_reduce(statistic)
         statistic.div_(world)
 
@@ -62,4 +62,4 @@ def recompute(module: LightningModule, trainer: Trainer) -> None:
         layer.momentum = momentum
     for child, training in modes:
         child.training = training
-    average_over_ranks(module)
+    average_over_ranks(statistic for _, statistic in batch_norm_statistics(module))

@@ -149,7 +149,7 @@ class StageCallback(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Agree on batch-norm statistics over ranks, then put the average into the model."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
-        average_over_ranks(module)
+        _agree_on_statistics(module)
         if _is_fitting(trainer) and module.iterates is not None:
             self._swapped_for_validation = module.iterates.swap_in()
             reshard(module)
@@ -169,7 +169,7 @@ class StageCallback(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the returned solution, the average, in the model."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
-        average_over_ranks(module)
+        _agree_on_statistics(module)
         if module.iterates is not None:
             module.iterates.swap_in()
             reshard(module)
@@ -212,7 +212,7 @@ class StageCallback(Callback):
             self._end_stage(trainer, module, iterates)
 
     def _end_stage(self, trainer: Trainer, module: TPAUCModule, iterates: WeightIterates) -> None:
-        average_over_ranks(module)
+        _agree_on_statistics(module)
         iterates.finish_stage(adopt=module.algorithm.stage_iterate == "average")
         reshard(module)
         if self.batch_norm == "recompute":
@@ -229,6 +229,13 @@ class StageCallback(Callback):
         return remembered if remembered is not None else score_training_set(module, self.max_negatives)
 
 
+def _agree_on_statistics(module: TPAUCModule) -> None:
+    """Average batch-norm statistics over ranks: those of the last iterate, and their averages over the stage."""
+    average_over_ranks(statistic for _, statistic in batch_norm_statistics(module))
+    if module.iterates is not None:
+        average_over_ranks(module.iterates.mean[len(module.iterates.parameters) :])
+
+
 def _is_fitting(trainer: Trainer) -> bool:
     """Whether this validation belongs to training; the sanity check does not."""
     return trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
@@ -238,7 +245,13 @@ class FiniteGuard(Callback):
     """Stops the run at the first step whose loss or state is not finite, and names the step size to lower.
 
     On a CPU the check is immediate. On an accelerator the flag travels to the host without blocking and is read when it
-    has arrived, a few steps later; no checkpoint is written in between, since saving waits for the flag.
+    has arrived, a few steps later; no checkpoint is written in between, since saving looks at everything itself.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> trainer = Trainer(accelerator="cpu", logger=False, callbacks=[FiniteGuard()])  # added if left out
+        >>> any(isinstance(callback, FiniteGuard) for callback in trainer.callbacks)
+        True
     """
 
     def __init__(self) -> None:

@@ -19,6 +19,9 @@ from lightning_tpauc.errors import ArgumentError
 
 __all__ = ("JointScores", "Shares", "gather_scores", "gather_variable", "rank", "split_scores", "world_size")
 
+# torch 2.14 renamed all_gather_into_tensor.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 #: ``(num_pos, num_neg, num_dual_neg)`` of every rank.
 Shares = tuple[tuple[int, int, int], ...]
 
@@ -124,14 +127,14 @@ class _Joint(torch.autograd.Function):
 
 def _exchange(scores: Tensor, index: Tensor, shares: Shares) -> tuple[Tensor, Tensor]:
     """One collective for scores and index together: both travel as raw 32-bit words, padded to the largest share."""
-    message = torch.cat([scores.contiguous().view(torch.int32), index.contiguous().view(torch.int32)])
+    message = torch.cat([_words(scores), _words(index)])
     per_score, per_index = scores.element_size() // 4, index.element_size() // 4
     lengths = [sum(share) * per_score + share[0] * per_index for share in shares]
     width = max(lengths)
     padded = message.new_zeros(width)
     padded[: message.numel()] = message
     received = message.new_empty(len(shares) * width)
-    dist.all_gather_into_tensor(received, padded)
+    _all_gather(received, padded)
     score_parts: list[list[Tensor]] = [[], [], []]
     index_parts: list[Tensor] = []
     for row, share in zip(torch.split(received, width), shares, strict=True):
@@ -141,6 +144,11 @@ def _exchange(scores: Tensor, index: Tensor, shares: Shares) -> tuple[Tensor, Te
             score_parts[k].append(part)
         index_parts.append(row[cut : cut + share[0] * per_index].clone().view(index.dtype))
     return torch.cat([part for parts in score_parts for part in parts]), torch.cat(index_parts)
+
+
+def _words(tensor: Tensor) -> Tensor:
+    # a fresh copy: tensors of one entry count as contiguous with any stride, and view() looks at the stride
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format).copy_(tensor).view(torch.int32)
 
 
 def _own_slices(shares: Shares, rank: int) -> list[slice]:
@@ -154,7 +162,7 @@ def _own_slices(shares: Shares, rank: int) -> list[slice]:
 
 def _exchange_sizes(sizes: tuple[int, int, int], device: torch.device) -> Shares:
     received = torch.empty(3 * world_size(), dtype=torch.int64, device=device)
-    dist.all_gather_into_tensor(received, torch.tensor(sizes, device=device))
+    _all_gather(received, torch.tensor(sizes, device=device))
     return tuple((int(p), int(n), int(d)) for p, n, d in received.view(-1, 3).tolist())
 
 

@@ -10,25 +10,24 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
-from torchmetrics import MetricCollection
 
 from lightning_tpauc import checkpoint as checkpointing
 from lightning_tpauc.algorithms import STACO, Algorithm
 from lightning_tpauc.callbacks import FiniteGuard, StageCallback
-from lightning_tpauc.data.batch import EvalBatch, PosNegBatch
+from lightning_tpauc.data.batch import PosNegBatch
 from lightning_tpauc.distributed import JointScores, gather_scores
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
-from lightning_tpauc.evaluation import Rectangle, build_metrics
-from lightning_tpauc.iterates import WeightIterates, master_dtype
+from lightning_tpauc.iterates import WeightIterates
 from lightning_tpauc.previous import PreviousWeights
 from lightning_tpauc.schedules import monitored, step_schedulers
 from lightning_tpauc.scores import ScoreMemory
+from lightning_tpauc.scoring import ScoringModule
 from lightning_tpauc.support import refuse_unsupported
 
 __all__ = ("TPAUCModule",)
 
 
-class TPAUCModule(LightningModule):
+class TPAUCModule(ScoringModule):
     r"""Trains a model that gives one score per example to maximise two-way partial AUC.
 
     Three ways to use it: pass a ``backbone``; subclass it and define ``forward(inputs) -> scores``; or mix it into an
@@ -79,32 +78,14 @@ class TPAUCModule(LightningModule):
         init_from: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        algorithm = algorithm if algorithm is not None else STACO()
+        super().__init__(algorithm, backbone, score_activation, rectangles, log_objective, **kwargs)
+        _check_arguments(lr_scheduler_interval, gradient_clip_val)
         self.automatic_optimization = False
-        if score_activation not in ("identity", "sigmoid"):
-            msg = f"Expected `score_activation` to be 'identity' or 'sigmoid', but got {score_activation!r}."
-            raise ArgumentError(msg)
-        if lr_scheduler_interval not in ("epoch", "step"):
-            msg = f"Expected `lr_scheduler_interval` to be 'epoch' or 'step', but got {lr_scheduler_interval!r}."
-            raise ArgumentError(msg)
-        if gradient_clip_val is not None and not gradient_clip_val > 0:
-            msg = f"Expected `gradient_clip_val` to be above 0 or None, but got {gradient_clip_val!r}."
-            raise ArgumentError(msg)
-        if backbone is not None:
-            self.backbone = backbone
-        self.algorithm = algorithm if algorithm is not None else STACO()
-        self.optimizer_factory = optimizer
-        self.scheduler_factory = lr_scheduler
+        self.optimizer_factory, self.scheduler_factory = optimizer, lr_scheduler
         self.lr_scheduler_interval = lr_scheduler_interval
-        self.score_activation = score_activation
         self.gradient_clip_val = gradient_clip_val
-        self.num_positives = num_positives
-        self.init_from = init_from
-        own = Rectangle(self.algorithm.min_tpr, self.algorithm.max_fpr)
-        others = [Rectangle(*pair) for pair in rectangles]
-        surrogate = getattr(self.algorithm, "surrogate", None) if log_objective else None
-        self.val_metrics: MetricCollection = build_metrics(own, others, log_objective, surrogate, prefix="val/")
-        self.test_metrics: MetricCollection = build_metrics(own, others, log_objective, surrogate, prefix="test/")
+        self.num_positives, self.init_from = num_positives, init_from
         #: Anchor and running mean of the weights; there during training.
         self.iterates: WeightIterates | None = None
         #: Scores remembered for the exact restart; there during training if the stage callback asks for them.
@@ -118,58 +99,6 @@ class TPAUCModule(LightningModule):
         self._base_lr: float | None = None
         self._restored: dict[str, Any] | None = None
         checkpointing.save_cli_hyperparameters(self)
-
-    # ---------------------------------------------------------------- scores
-
-    def forward(self, inputs: Any) -> Tensor:
-        """Scores of ``inputs``, shape ``(N,)`` or ``(N, 1)``: the backbone's, or those of the class mixed in.
-
-        Raises:
-            ArgumentError: if there is no model.
-        """
-        if hasattr(self, "backbone"):
-            return cast(Tensor, self.backbone(inputs))
-        self._require_model()
-        return cast(Tensor, super().forward(inputs))
-
-    def _require_model(self) -> None:
-        defined = getattr(super().forward, "__func__", None) is not LightningModule.forward
-        if not (defined or hasattr(self, "backbone") or type(self).forward is not TPAUCModule.forward):
-            msg = (
-                f"{type(self).__name__} has no model: pass `backbone=`, define `forward(inputs) -> scores`, or mix "
-                "TPAUCModule into a LightningModule that has a `forward`."
-            )
-            raise ArgumentError(msg)
-
-    @property
-    def score_dtype(self) -> torch.dtype:
-        """float32, or float64 where the model computes in double precision."""
-        parameter = next(self.parameters(), None)
-        return master_dtype(parameter.dtype if parameter is not None else torch.float32)
-
-    def raw_scores(self, inputs: Any) -> Tensor:
-        """Scores as a 1-D tensor in float32 or better, whatever precision the model computes in.
-
-        Raises:
-            ArgumentError: if the model does not return one score per example.
-        """
-        scores = self(inputs)
-        if not isinstance(scores, Tensor) or scores.ndim not in (1, 2) or (scores.ndim == 2 and scores.shape[1] != 1):
-            shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-            msg = f"Expected `forward` to return one score per example, shape (N,) or (N, 1), but got {shape}."
-            raise ArgumentError(msg)
-        return scores.reshape(-1).to(master_dtype(scores.dtype))
-
-    def algorithm_scores(self, inputs: Any) -> Tensor:
-        """Scores as the algorithm sees them: :meth:`raw_scores` after ``score_activation``."""
-        scores = self.raw_scores(inputs)
-        use_sigmoid = self.score_activation == "sigmoid" and not self.algorithm.takes_logits
-        return scores.sigmoid() if use_sigmoid else scores
-
-    def joint_scores(self, batch: PosNegBatch) -> JointScores:
-        """One forward pass over the joint batch, then the scores of all ranks."""
-        scores = self.algorithm_scores(batch.inputs)
-        return gather_scores(scores, batch.index, (batch.num_pos, batch.num_neg, batch.num_dual_neg), batch.shares)
 
     # ---------------------------------------------------------------- training
 
@@ -210,6 +139,11 @@ class TPAUCModule(LightningModule):
         self.log("train/loss", loss, batch_size=sum(joint[k].numel() for k in range(3)))
         return loss
 
+    def joint_scores(self, batch: PosNegBatch) -> JointScores:
+        """One forward pass over the joint batch, then the scores of all ranks."""
+        scores = self.algorithm_scores(batch.inputs)
+        return gather_scores(scores, batch.index, (batch.num_pos, batch.num_neg, batch.num_dual_neg), batch.shares)
+
     def _after_step(self, joint: JointScores) -> None:
         if self.memory is not None:
             self.memory.update(joint.pos_scores, joint.neg_scores, joint.index)
@@ -248,41 +182,6 @@ class TPAUCModule(LightningModule):
         scale: float = group["lr"] / base if base else 1.0
         return scale
 
-    # ---------------------------------------------------------------- evaluation
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
-        """Collect raw scores and targets."""
-        self._evaluate(self.val_metrics, batch)
-
-    def test_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
-        """Collect raw scores and targets."""
-        self._evaluate(self.test_metrics, batch)
-
-    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:  # noqa: ARG002
-        """Raw scores and, for batches of a ``PosNegDataModule``, which examples they belong to."""
-        if isinstance(batch, EvalBatch):
-            real = batch.example_id >= 0
-            return {"example_id": batch.example_id[real], "score": self.raw_scores(batch.inputs)[real]}
-        return {"score": self.raw_scores(batch[0] if isinstance(batch, (tuple, list)) else batch)}
-
-    def on_validation_epoch_end(self) -> None:
-        """Log ``val/tpauc`` and its companions; the sanity check logs nothing, since it sees a few batches only."""
-        self._log_metrics(self.val_metrics)
-
-    def on_test_epoch_end(self) -> None:
-        """Log ``test/tpauc`` and its companions."""
-        self._log_metrics(self.test_metrics)
-
-    def _evaluate(self, metrics: MetricCollection, batch: Any) -> None:
-        inputs, target = batch[0], batch[1]
-        metrics.update(self.raw_scores(inputs), target.reshape(-1))
-
-    def _log_metrics(self, metrics: MetricCollection) -> None:
-        if not self.trainer.sanity_checking:
-            for name, value in metrics.compute().items():
-                self.log(name, value, prog_bar=name.endswith("/tpauc"), batch_size=1)
-        metrics.reset()
-
     # ---------------------------------------------------------------- configuration
 
     def configure_callbacks(self) -> list[Callback]:
@@ -294,7 +193,7 @@ class TPAUCModule(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The injected optimizer and scheduler, or those of the class mixed in."""
-        self._require_model()
+        self.require_model()
         parent = super().configure_optimizers
         mixed_in = getattr(parent, "__func__", None) is not LightningModule.configure_optimizers
         if self.optimizer_factory is None and mixed_in:
@@ -325,3 +224,12 @@ class TPAUCModule(LightningModule):
         self._restored = checkpointing.read(checkpoint)
         if self._restored is not None:
             self.batches_seen = self._restored["batches_seen"]  # the sampler asks before training starts
+
+
+def _check_arguments(lr_scheduler_interval: str, gradient_clip_val: float | None) -> None:
+    if lr_scheduler_interval not in ("epoch", "step"):
+        msg = f"Expected `lr_scheduler_interval` to be 'epoch' or 'step', but got {lr_scheduler_interval!r}."
+        raise ArgumentError(msg)
+    if gradient_clip_val is not None and not gradient_clip_val > 0:
+        msg = f"Expected `gradient_clip_val` to be above 0 or None, but got {gradient_clip_val!r}."
+        raise ArgumentError(msg)

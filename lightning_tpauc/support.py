@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
@@ -23,6 +24,9 @@ def refuse_unsupported(trainer: Trainer) -> None:
     Raises:
         UnsupportedError: with the reason and the remedy.
     """
+    # On every save Lightning advises users of manual optimization to keep weights from before the step in attributes
+    # that it would write instead of the current ones. Our checkpoints hold the state after the step.
+    warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
     _refuse_flags(trainer)
     _refuse_strategies(trainer)
     _refuse_callbacks(trainer)

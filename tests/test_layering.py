@@ -20,7 +20,7 @@ LAYERS = (
     {"algorithms", "data", "distributed", "iterates", "metrics", "models", "schedules", "sharding", "support"},
     {"batch_norm", "evaluation", "previous", "random_state", "scores"},
     {"checkpoint"},
-    {"callbacks"},
+    {"callbacks", "scoring"},
     {"module"},
     {"cli"},
     {"", "__main__"},

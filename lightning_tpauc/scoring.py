@@ -1,0 +1,147 @@
+"""A LightningModule that scores examples and reports how well it ranks them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, cast
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+
+from lightning_tpauc.algorithms import Algorithm
+from lightning_tpauc.data.batch import EvalBatch
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.evaluation import Rectangle, build_metrics
+from lightning_tpauc.iterates import master_dtype
+
+__all__ = ("ScoringModule",)
+
+
+class ScoringModule(LightningModule):
+    """Scores by a backbone, by a subclass's ``forward`` or by a class mixed in; validation, test and prediction.
+
+    Args:
+        algorithm: the training method; it knows the rectangle to report and whether it wants raw scores.
+        backbone: maps ``inputs`` to scores of shape ``(N,)`` or ``(N, 1)``, larger meaning more positive.
+        score_activation: what lies between raw scores and the algorithm, ``"identity"`` or ``"sigmoid"``.
+        rectangles: further (min_tpr, max_fpr) pairs to report.
+        log_objective: also report the exact training objective F, on the evaluated data.
+        **kwargs: passed on to the next class, for mixing in.
+
+    Raises:
+        ArgumentError: if ``score_activation`` is unknown or a rectangle is not inside the unit square.
+
+    Example:
+        >>> from lightning_tpauc.algorithms import STACO
+        >>> module = ScoringModule(STACO(), torch.nn.Linear(3, 1), score_activation="sigmoid")
+        >>> module.raw_scores(torch.zeros(2, 3)).shape, module.algorithm_scores(torch.zeros(2, 3)).shape
+        (torch.Size([2]), torch.Size([2]))
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        backbone: nn.Module | None = None,
+        score_activation: Literal["identity", "sigmoid"] = "identity",
+        rectangles: Sequence[tuple[float, float]] = (),
+        log_objective: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if score_activation not in ("identity", "sigmoid"):
+            msg = f"Expected `score_activation` to be 'identity' or 'sigmoid', but got {score_activation!r}."
+            raise ArgumentError(msg)
+        if backbone is not None:
+            self.backbone = backbone
+        self.algorithm = algorithm
+        self.score_activation = score_activation
+        own = Rectangle(algorithm.min_tpr, algorithm.max_fpr)
+        others = [Rectangle(*pair) for pair in rectangles]
+        surrogate = getattr(algorithm, "surrogate", None) if log_objective else None
+        self.val_metrics: MetricCollection = build_metrics(own, others, log_objective, surrogate, prefix="val/")
+        self.test_metrics: MetricCollection = build_metrics(own, others, log_objective, surrogate, prefix="test/")
+
+    # ---------------------------------------------------------------- scores
+
+    def forward(self, inputs: Any) -> Tensor:
+        """Scores of ``inputs``, shape ``(N,)`` or ``(N, 1)``: the backbone's, or those of the class mixed in.
+
+        Raises:
+            ArgumentError: if there is no model.
+        """
+        if hasattr(self, "backbone"):
+            return cast(Tensor, self.backbone(inputs))
+        self.require_model()
+        return cast(Tensor, super().forward(inputs))
+
+    def require_model(self) -> None:
+        """Raise :class:`ArgumentError` unless there is something that scores."""
+        defined = getattr(super().forward, "__func__", None) is not LightningModule.forward
+        if not (defined or hasattr(self, "backbone") or type(self).forward is not ScoringModule.forward):
+            msg = (
+                f"{type(self).__name__} has no model: pass `backbone=`, define `forward(inputs) -> scores`, or mix "
+                "TPAUCModule into a LightningModule that has a `forward`."
+            )
+            raise ArgumentError(msg)
+
+    @property
+    def score_dtype(self) -> torch.dtype:
+        """float32, or float64 where the model computes in double precision."""
+        parameter = next(self.parameters(), None)
+        return master_dtype(parameter.dtype if parameter is not None else torch.float32)
+
+    def raw_scores(self, inputs: Any) -> Tensor:
+        """Scores as a 1-D tensor in float32 or better, whatever precision the model computes in.
+
+        Raises:
+            ArgumentError: if the model does not return one score per example.
+        """
+        scores = self(inputs)
+        if not isinstance(scores, Tensor) or scores.ndim not in (1, 2) or (scores.ndim == 2 and scores.shape[1] != 1):
+            shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+            msg = f"Expected `forward` to return one score per example, shape (N,) or (N, 1), but got {shape}."
+            raise ArgumentError(msg)
+        return scores.reshape(-1).to(master_dtype(scores.dtype))
+
+    def algorithm_scores(self, inputs: Any) -> Tensor:
+        """Scores as the algorithm sees them: :meth:`raw_scores` after ``score_activation``."""
+        scores = self.raw_scores(inputs)
+        use_sigmoid = self.score_activation == "sigmoid" and not self.algorithm.takes_logits
+        return scores.sigmoid() if use_sigmoid else scores
+
+    # ---------------------------------------------------------------- evaluation
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+        """Collect raw scores and targets."""
+        self._evaluate(self.val_metrics, batch)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+        """Collect raw scores and targets."""
+        self._evaluate(self.test_metrics, batch)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:  # noqa: ARG002
+        """Raw scores and, for batches of a ``PosNegDataModule``, which examples they belong to."""
+        if isinstance(batch, EvalBatch):
+            real = batch.example_id >= 0
+            return {"example_id": batch.example_id[real], "score": self.raw_scores(batch.inputs)[real]}
+        return {"score": self.raw_scores(batch[0] if isinstance(batch, (tuple, list)) else batch)}
+
+    def on_validation_epoch_end(self) -> None:
+        """Log ``val/tpauc`` and its companions; the sanity check logs nothing, since it sees a few batches only."""
+        self._log_metrics(self.val_metrics)
+
+    def on_test_epoch_end(self) -> None:
+        """Log ``test/tpauc`` and its companions."""
+        self._log_metrics(self.test_metrics)
+
+    def _evaluate(self, metrics: MetricCollection, batch: Any) -> None:
+        inputs, target = batch[0], batch[1]
+        metrics.update(self.raw_scores(inputs), target.reshape(-1))
+
+    def _log_metrics(self, metrics: MetricCollection) -> None:
+        if not self.trainer.sanity_checking:
+            for name, value in metrics.compute().items():
+                self.log(name, value, prog_bar=name.endswith("/tpauc"), batch_size=1)
+        metrics.reset()
