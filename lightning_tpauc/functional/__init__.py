@@ -1,8 +1,10 @@
 """Pure functions: tensors in, tensors out."""
 
+from lightning_tpauc.functional.bootstrap import BootstrapInterval, bootstrap_interval
 from lightning_tpauc.functional.duals import ExactDuals, exact_duals
 from lightning_tpauc.functional.objective import tpauc_objective
 from lightning_tpauc.functional.pairwise import PairwiseTerms, pairwise_terms, weighted_excess
+from lightning_tpauc.functional.polyline import clip_polyline, roc_polyline
 from lightning_tpauc.functional.rectangle import ceil_count, floor_count
 from lightning_tpauc.functional.surrogates import (
     PowerForm,
@@ -12,20 +14,26 @@ from lightning_tpauc.functional.surrogates import (
     register_surrogate,
     surrogate_names,
 )
+from lightning_tpauc.functional.tpauc import two_way_partial_auroc
 
 __all__ = (
+    "BootstrapInterval",
     "ExactDuals",
     "PairwiseTerms",
     "PowerForm",
     "Surrogate",
     "SurrogateFactory",
+    "bootstrap_interval",
     "ceil_count",
+    "clip_polyline",
     "exact_duals",
     "floor_count",
     "get_surrogate",
     "pairwise_terms",
     "register_surrogate",
+    "roc_polyline",
     "surrogate_names",
     "tpauc_objective",
+    "two_way_partial_auroc",
     "weighted_excess",
 )
