@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import MethodType
 from typing import Any, Literal
 
 import numpy as np
@@ -13,8 +14,7 @@ from torch.utils.data import Dataset
 
 from lightning_tpauc.data.fetch import fetcher_for, unaugmented
 from lightning_tpauc.data.loader import EvalLoader, PosNegLoader
-from lightning_tpauc.data.parts import Datasets, EvaluatedPart, TrainingPart, as_dataset, evaluated_part
-from lightning_tpauc.data.permutation import permute
+from lightning_tpauc.data.parts import Datasets, EvaluatedPart, TrainingPart, as_dataset, evaluated_part, sampled_rows
 from lightning_tpauc.data.position import training_position
 from lightning_tpauc.data.sampler import BatchSampler, BatchSizes, PosNegSampler, UniformSampler
 from lightning_tpauc.data.shards import current_world
@@ -23,9 +23,6 @@ from lightning_tpauc.data.targets import find_targets
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 
 __all__ = ("Datasets", "PosNegDataModule")
-
-# Stream of the sample of negatives that scoring uses; see the samplers' streams.
-_SCORING = 6
 
 
 class PosNegDataModule(LightningDataModule):
@@ -151,9 +148,16 @@ class PosNegDataModule(LightningDataModule):
             self._given = Datasets(*(as_dataset(d, f"{name}_dataset") for name, d in raw._asdict().items()))
         if stage in ("fit", None) and self._given.train is not None:
             self.batch_sampler()
+        if stage == "validate" and not self._has_validation():
+            msg = "There is no validation set: pass `val_dataset`, or split one off with `val_fraction` or `num_folds`."
+            raise DataError(msg)
+        if stage == "fit" and self.trainer is not None and not self._has_validation():
+            # an empty list of loaders makes Lightning warn; a hook that is not overridden means "no validation" to it
+            self.__dict__["val_dataloader"] = MethodType(LightningDataModule.val_dataloader, self)
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002
         """Stop worker processes."""
+        self.__dict__.pop("val_dataloader", None)  # see setup
         for loader in self._loaders:
             loader.close()
         self._loaders.clear()
@@ -216,13 +220,10 @@ class PosNegDataModule(LightningDataModule):
         sampler = (UniformSampler if uniform else PosNegSampler)(*self._training_part().by_class, sizes, self.seed)
         world_size = current_world().size
         sampler.global_sizes(world_size)
-        if not uniform and self.num_positives < self.num_pos * world_size and not self._said_capped:
+        message = sampler.cap_message(world_size)
+        if message and not self._said_capped:
             self._said_capped = True
-            rank_zero_warn(
-                f"The training set has {self.num_positives} positives, fewer than the {self.num_pos * world_size} of "
-                f"one step (`num_pos`={self.num_pos} on {world_size} rank(s)): every step takes all of them.",
-                category=TPAUCWarning,
-            )
+            rank_zero_warn(message, category=TPAUCWarning)
         return sampler
 
     def _algorithm_says(self, attribute: str, explicit: Any = None) -> Any:
@@ -245,7 +246,7 @@ class PosNegDataModule(LightningDataModule):
         datasets = self._datasets()
         if datasets.val is not None:
             return self._eval_loader(evaluated_part(datasets.val, self.targets, "val_dataset"))
-        if self.val_fraction is None and self.num_folds is None:
+        if not self._has_validation():
             return []
         part = self._training_part()
         return self._eval_loader(EvaluatedPart(datasets.train, part.held_out, part.labels[part.held_out]))
@@ -269,9 +270,7 @@ class PosNegDataModule(LightningDataModule):
             0 .. min(n-, max_negatives) - 1.
         """
         positives, negatives = self._training_part().by_class
-        if max_negatives is not None and max_negatives < len(negatives):
-            sample = permute(np.arange(max_negatives), np.array(0), len(negatives), seed=self.seed, stream=_SCORING)
-            negatives = negatives[np.sort(sample)]
+        negatives = sampled_rows(negatives, max_negatives, self.seed)
         train, labels = self._datasets().train, self._training_part().labels
         pos, neg = (EvaluatedPart(train, rows, labels[rows]) for rows in (positives, negatives))
         return self._eval_loader(pos, persistent=False), self._eval_loader(neg, persistent=False)
@@ -281,6 +280,10 @@ class PosNegDataModule(LightningDataModule):
         loader = EvalLoader(part.rows, part.labels, fetcher_for(unaugmented(part.dataset), self.seed), *how)
         self._loaders += [loader] if persistent else []
         return loader
+
+    def _has_validation(self) -> bool:
+        split = self.val_fraction is not None or self.num_folds is not None
+        return self._given.val is not None or (self._given.train is not None and split)
 
     def _require(self, name: str) -> Any:
         dataset = getattr(self._datasets(), name)

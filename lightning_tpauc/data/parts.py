@@ -10,10 +10,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_tpauc.data.arrays import ArrayDataset
+from lightning_tpauc.data.permutation import permute
 from lightning_tpauc.data.targets import binary_labels, find_targets, stored_targets
 from lightning_tpauc.errors import DataError
 
-__all__ = ("Datasets", "EvaluatedPart", "TrainingPart", "as_dataset", "evaluated_part")
+__all__ = ("Datasets", "EvaluatedPart", "TrainingPart", "as_dataset", "evaluated_part", "sampled_rows")
+
+# Stream of the sample of negatives that scoring uses; see the samplers' streams.
+_SCORING = 6
 
 
 class Datasets(NamedTuple):
@@ -103,6 +107,18 @@ def as_dataset(dataset: Any, name: str) -> Any:
         msg = f"Expected `{name}` to have examples, but got 0. Pass None where there is no data."
         raise DataError(msg)
     return dataset
+
+
+def sampled_rows(rows: NDArray[np.int64], count: int | None, seed: int) -> NDArray[np.int64]:
+    """A random sample of ``count`` of the sorted rows, sorted; all of them if there are no more or ``count`` is ``None``.
+
+    Example:
+        >>> len(sampled_rows(np.arange(10), 4, seed=0))
+        4
+    """
+    if count is None or count >= len(rows):
+        return rows
+    return rows[np.sort(permute(np.arange(count), np.array(0), len(rows), seed=seed, stream=_SCORING))]
 
 
 def evaluated_part(dataset: Any, targets: Any, name: str) -> EvaluatedPart:

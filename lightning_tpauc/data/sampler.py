@@ -90,6 +90,10 @@ class BatchSampler(ABC):
     def steps_per_epoch(self, world_size: int) -> int:
         """Steps of one epoch on ``world_size`` ranks."""
 
+    def cap_message(self, world_size: int) -> str | None:  # noqa: ARG002
+        """What to tell the user if a step holds fewer positives than asked for."""
+        return None
+
     @abstractmethod
     def block(self, start: int, stop: int, world: World) -> Iterator[BatchPlan]:
         """The plans of steps ``start .. stop - 1``, computed together."""
@@ -145,6 +149,16 @@ class PosNegSampler(BatchSampler):
         """See :meth:`BatchSampler.steps_per_epoch`."""
         sizes = self.global_sizes(world_size)
         return max(-(-len(self.positives) // sizes.num_pos), -(-len(self.negatives) // sizes.num_neg))
+
+    def cap_message(self, world_size: int) -> str | None:
+        """See :meth:`BatchSampler.cap_message`."""
+        asked, n_pos = self.sizes.num_pos * world_size, len(self.positives)
+        if asked <= n_pos:
+            return None
+        return (
+            f"The training set has {n_pos} positives, fewer than the {asked} of one step "
+            f"(`num_pos`={self.sizes.num_pos} on {world_size} rank(s)): every step takes all of them."
+        )
 
     def block(self, start: int, stop: int, world: World) -> Iterator[BatchPlan]:
         """See :meth:`BatchSampler.block`."""

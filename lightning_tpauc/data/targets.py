@@ -12,6 +12,7 @@ from rich.progress import track
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from lightning_tpauc.data.seeding import seeded_items
 from lightning_tpauc.errors import DataError
 
 __all__ = ("binary_labels", "find_targets", "label_of_item", "stored_targets")
@@ -47,7 +48,9 @@ def find_targets(dataset: Any, targets: Any = None, name: str = "train_dataset")
     key = targets if isinstance(targets, str) else None
     found = targets if targets is not None and key is None else stored_targets(dataset, key)
     if found is None:
-        found = [label_of_item(item, key, name) for item in _items(dataset, name)]
+        # augmentations draw random numbers here, too: the state from before is restored
+        with seeded_items(0, 0):
+            found = [label_of_item(item, key, name) for item in _items(dataset, name)]
     labels = binary_labels(found, name)
     if len(labels) != len(dataset):
         msg = f"Expected one label for each of the {len(dataset)} items of `{name}`, but got {len(labels)} labels."

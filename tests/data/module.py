@@ -1,0 +1,67 @@
+"""A small LightningModule that writes down what it is given."""
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+
+
+class Recorder(LightningModule):
+    """Manual optimization with a linear score; counts batches as TPAUCModule does, if asked to."""
+
+    def __init__(self, dim=4, counts=True, algorithm=None):
+        super().__init__()
+        self.automatic_optimization = False
+        self.linear = torch.nn.Linear(dim, 1)
+        self.algorithm = algorithm
+        self.counts = counts
+        if counts:
+            self.batches_seen = 0
+        self.train_log, self.eval_log, self.epochs = [], [], 0
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self.linear(batch.inputs).square().mean())
+        optimizer.step()
+        if self.counts:
+            self.batches_seen += 1
+        sizes = batch.num_pos, batch.num_neg, batch.num_dual_neg
+        self.train_log.append((self.current_epoch, batch_idx, batch.index.tolist(), batch.inputs.sum().item(), sizes))
+
+    def on_train_epoch_end(self):
+        self.epochs += 1
+
+    def validation_step(self, batch, batch_idx):
+        self.eval_log.append(
+            (batch.example_id.tolist(), batch.target.tolist(), self.linear(batch.inputs)[:, 0].tolist())
+        )
+
+    test_step = validation_step
+
+    def predict_step(self, batch, batch_idx):
+        return batch.example_id
+
+    def configure_optimizers(self):
+        _ = self.trainer.estimated_stepping_batches  # asks for the loaders before a checkpoint is restored
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["batches_seen"] = getattr(self, "batches_seen", None)
+
+    def on_load_checkpoint(self, checkpoint):
+        if self.counts:
+            self.batches_seen = checkpoint["batches_seen"]
+
+
+def make_trainer(**kwargs):
+    """A quiet CPU Trainer; keyword arguments override."""
+    defaults = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        "max_epochs": 3,
+    }
+    return Trainer(**{**defaults, **kwargs})

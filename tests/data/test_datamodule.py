@@ -1,0 +1,354 @@
+"""The data module, alone and under a Trainer."""
+
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+from torch.utils.data import Subset, TensorDataset
+
+from lightning_tpauc.data.arrays import ArrayDataset
+from lightning_tpauc.data.datamodule import PosNegDataModule
+from lightning_tpauc.data.parts import Datasets
+from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
+from tests.data.items import Items, N, X, Y, draw, mapping, noisy, pair
+from tests.data.module import Recorder, make_trainer
+from tests.data.worlds import rank_of
+
+DATA = TensorDataset(X, Y)
+
+
+def ready(train=DATA, stage="fit", **kwargs):
+    datamodule = PosNegDataModule(train, **{"num_pos": 3, "num_neg": 5, **kwargs})
+    datamodule.setup(stage)
+    return datamodule
+
+
+def rows_of(loader):
+    """Rows of X that the loader yields, recognised by their values."""
+    inputs = torch.cat([batch.inputs for batch in loader])
+    return (inputs[:, None] == X).all(dim=2).int().argmax(dim=1).tolist()
+
+
+# ------------------------------------------------------------------ training batches
+
+
+@pytest.mark.parametrize(
+    ("train", "targets"),
+    [
+        pytest.param(DATA, None, id="TensorDataset"),
+        pytest.param((X, Y), None, id="pair of tensors"),
+        pytest.param((X.numpy(), Y.numpy()), None, id="pair of arrays"),
+        pytest.param(X, Y, id="tensor"),
+        pytest.param(X.numpy(), Y.tolist(), id="array"),
+        pytest.param(ArrayDataset(X, Y), None, id="ArrayDataset"),
+        pytest.param(Items(pair), None, id="items"),
+        pytest.param(Subset(TensorDataset(X.flip(0), Y.flip(0)), range(N - 1, -1, -1)), None, id="Subset"),
+    ],
+)
+def test_the_kind_of_data_set_changes_nothing(train, targets):
+    datamodule = ready(train, targets=targets, num_dual_neg=2)
+    batches, expected = list(datamodule.train_dataloader()), list(ready(num_dual_neg=2).train_dataloader())
+    assert len(batches) == len(expected) == datamodule.steps_per_epoch == 10
+    positives = X[Y]
+    for batch, other in zip(batches, expected, strict=True):
+        assert torch.equal(batch.inputs, other.inputs)
+        assert torch.equal(batch.inputs[:3], positives[batch.index])
+        assert batch[2:] == (3, 5, 2, None)
+
+
+def test_mappings():
+    batch = next(iter(ready(Items(mapping)).train_dataloader()))
+    assert torch.equal(batch.inputs["twice"], 2 * batch.inputs["x"])
+    assert batch.inputs["label"].tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
+
+
+def test_known_after_setup():
+    datamodule = ready(val_fraction=0.25)
+    assert (datamodule.num_positives, datamodule.num_negatives) == (9, 36)
+    assert datamodule.steps_per_epoch == len(datamodule.train_dataloader()) == 8
+    assert datamodule.fingerprint == ready(val_fraction=0.25).fingerprint
+    assert datamodule.fingerprint != ready(val_fraction=0.25, split_seed=1).fingerprint != ready().fingerprint
+    with rank_of(0, 2):
+        assert datamodule.steps_per_epoch == 4
+
+
+def test_seeds():
+    assert rows_of(ready().train_dataloader()) == rows_of(ready().train_dataloader())
+    assert rows_of(ready().train_dataloader()) != rows_of(ready(seed=1).train_dataloader())
+
+
+@pytest.mark.parametrize(
+    ("explicit", "needs", "expected"), [(None, True, 5), (None, False, 0), (2, True, 2), (2, False, 2), (0, True, 0)]
+)
+def test_dual_negatives_follow_the_algorithm(explicit, needs, expected):
+    datamodule = ready(num_dual_neg=explicit)
+    algorithm = SimpleNamespace(needs_dual_negatives=needs, sampling="pos_neg")
+    datamodule.trainer = SimpleNamespace(lightning_module=SimpleNamespace(algorithm=algorithm))
+    assert datamodule.batch_sampler().sizes.num_dual_neg == expected
+
+
+@pytest.mark.parametrize(
+    ("sampling", "algorithms", "uniform"),
+    [
+        ("auto", "uniform", True),
+        ("auto", "pos_neg", False),
+        ("uniform", "pos_neg", True),
+        ("pos_neg", "uniform", False),
+    ],
+)
+def test_sampling_follows_the_algorithm(sampling, algorithms, uniform):
+    module = Recorder(algorithm=SimpleNamespace(sampling=algorithms, needs_dual_negatives=True))
+    make_trainer(max_epochs=1).fit(module, PosNegDataModule(DATA, num_pos=3, num_neg=5, sampling=sampling))
+    sizes = [entry[-1] for entry in module.train_log]
+    assert len(sizes) == (8 if uniform else 10)
+    if uniform:
+        assert {sum(size) for size in sizes} == {8}
+        assert len(set(sizes)) > 1
+    else:
+        assert set(sizes) == {(3, 5, 5)}
+
+
+def test_uniform_without_a_trainer():
+    datamodule = ready(sampling="uniform", num_dual_neg=4)
+    assert sorted(rows_of(datamodule.train_dataloader()))[:2] == [0, 1]
+    assert datamodule.steps_per_epoch == 8
+
+
+def test_few_positives_are_all_in_every_step_and_it_says_so_once():
+    with pytest.warns(TPAUCWarning, match=r"12 positives, fewer than the 20 of one step \(`num_pos`=20 on 1 rank"):
+        datamodule = ready(num_pos=20)
+    batch = next(iter(datamodule.train_dataloader()))  # a second warning would be an error
+    assert datamodule.steps_per_epoch == 10
+    assert sorted(batch.index.tolist()) == list(range(12))
+    assert batch.num_pos == 12
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks(size):
+    reference = list(ready(num_pos=3 * size, num_neg=5 * size).train_dataloader())
+    parts = []
+    for rank in range(size):
+        with rank_of(rank, size):
+            parts.append(list(ready().train_dataloader()))
+    assert {len(part) for part in parts} == {len(reference)}
+    for step, batch in enumerate(reference):
+        assert torch.equal(torch.cat([part[step].index for part in parts]), batch.index)
+        assert {part[step].shares for part in parts} == {((3, 5, 0),) * size}
+
+
+def test_more_ranks_than_positives():
+    labels = torch.arange(N) < 2
+    parts = []
+    for rank in range(3):
+        with rank_of(rank, 3):
+            with pytest.warns(TPAUCWarning, match="fewer than the 9"):
+                datamodule = ready((X, labels))
+            parts.append(next(iter(datamodule.train_dataloader())))
+    assert [part.num_pos for part in parts] == [1, 1, 0]
+    assert sorted(torch.cat([part.index for part in parts]).tolist()) == [0, 1]
+    assert parts[2].inputs.shape == (5, 4)
+
+
+# ------------------------------------------------------------------ validation, test, prediction
+
+
+def test_a_fraction_validates():
+    datamodule = ready(val_fraction=0.25)
+    validation = rows_of(datamodule.val_dataloader())
+    assert len(validation) == 15
+    assert Y[validation].sum() == 3
+    assert set(validation) | set(rows_of(datamodule.train_dataloader())) == set(range(N))
+    assert not set(validation) & set(rows_of(datamodule.train_dataloader()))
+    batch = next(iter(datamodule.val_dataloader()))
+    assert torch.equal(batch.target, Y[validation].long())
+    assert batch.example_id.tolist() == list(range(15))
+    other = ready(val_fraction=0.25, split_seed=1)
+    assert rows_of(other.val_dataloader()) != validation
+
+
+def test_folds():
+    folds = [ready(num_folds=4, fold=fold) for fold in range(4)]
+    parts = [rows_of(datamodule.val_dataloader()) for datamodule in folds]
+    assert sorted(sum(parts[1:], parts[0])) == list(range(N))
+    assert [int(Y[part].sum()) for part in parts] == [3] * 4
+    for datamodule, part in zip(folds, parts, strict=True):
+        assert not set(part) & set(rows_of(datamodule.train_dataloader()))
+
+
+def test_own_data_sets():
+    flipped = TensorDataset(X.flip(0), Y.flip(0))
+    datamodule = ready(val_dataset=flipped, test_dataset=DATA, predict_dataset=X, stage=None, batch_size=16)
+    assert rows_of(datamodule.val_dataloader()) == list(range(N))[::-1]
+    assert len(datamodule.test_dataloader()) == 4
+    assert torch.equal(torch.cat([batch.target for batch in datamodule.test_dataloader()]), Y.long())
+    assert {t for batch in datamodule.predict_dataloader() for t in batch.target.tolist()} == {-1}
+
+
+def test_no_validation_data_no_loader():
+    assert ready().val_dataloader() == []
+    module = Recorder()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        datamodule = PosNegDataModule(DATA, num_pos=3, num_neg=5)
+        make_trainer(max_epochs=1, num_sanity_val_steps=2).fit(module, datamodule)
+    assert [str(w.message) for w in seen if "loader" in str(w.message) or "length" in str(w.message)] == []
+    assert module.eval_log == []
+    # the same data module validates as soon as it can
+    datamodule.val_dataset = DATA
+    make_trainer(max_epochs=1).fit(module, datamodule)
+    assert len(module.eval_log) == 1
+
+
+def test_trainer_runs_every_stage_without_warnings():
+    module = Recorder()
+    datamodule = PosNegDataModule(
+        DATA, test_dataset=DATA, predict_dataset=X, num_pos=3, num_neg=5, val_fraction=0.25, batch_size=7
+    )
+    trainer = make_trainer(max_epochs=1, num_sanity_val_steps=2)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        trainer.fit(module, datamodule)
+        trainer.validate(module, datamodule, verbose=False)
+        trainer.test(module, datamodule, verbose=False)
+        predictions = trainer.predict(module, datamodule)
+    assert [str(w.message) for w in seen if "loader" in str(w.message)] == []
+    assert torch.cat(predictions).tolist() == list(range(N))
+    assert [len(entry[0]) for entry in module.eval_log] == [7, 7] + [7, 7, 1] * 2 + [7] * 8 + [4]
+
+
+def test_only_what_a_stage_needs_is_read():
+    def unreadable(row):
+        raise AssertionError(row)
+
+    datamodule = PosNegDataModule(Items(unreadable), test_dataset=Items(pair))
+    datamodule.setup("test")
+    assert sum(len(batch.target) for batch in datamodule.test_dataloader()) == N
+
+
+def test_labels_are_read_once():
+    asked = []
+    datamodule = ready(Items(lambda row: (asked.append(row), pair(row))[1]), val_fraction=0.25)
+    datamodule.setup("fit")
+    datamodule.setup("validate")
+    assert len(asked) == N
+
+
+def test_scoring_covers_each_class_in_the_order_of_the_index():
+    datamodule = ready(val_fraction=0.25, batch_size=4)
+    positives, negatives = datamodule.scoring_dataloaders()
+    assert torch.cat([b.example_id for b in positives]).tolist() == list(range(9))
+    assert torch.cat([b.example_id for b in negatives]).tolist() == list(range(36))
+    assert {t for b in positives for t in b.target.tolist()} == {1}
+    assert {t for b in negatives for t in b.target.tolist()} == {0}
+    own = torch.cat([b.inputs for b in positives])
+    for batch in datamodule.train_dataloader():
+        assert torch.equal(batch.inputs[:3], own[batch.index])
+    assert not set(rows_of(negatives)) & set(rows_of(datamodule.val_dataloader()))
+
+
+def test_scoring_a_sample_of_the_negatives():
+    datamodule = ready()
+    negatives = datamodule.scoring_dataloaders(max_negatives=10)[1]
+    rows = rows_of(negatives)
+    assert len(set(rows)) == 10
+    assert not Y[rows].any()
+    assert torch.cat([b.example_id for b in negatives]).tolist() == list(range(10))
+    assert rows_of(datamodule.scoring_dataloaders(max_negatives=10)[1]) == rows
+    assert rows_of(ready(seed=1).scoring_dataloaders(max_negatives=10)[1]) != rows
+    assert len(rows_of(datamodule.scoring_dataloaders(max_negatives=1000)[1])) == 48
+
+
+# ------------------------------------------------------------------ subclasses, command line, randomness
+
+
+class Scaled(PosNegDataModule):
+    """Divides by the training rows' largest entry."""
+
+    def build_datasets(self, stage):
+        self.calls = [*getattr(self, "calls", []), stage]
+        return Datasets(train=DATA, test=DATA)
+
+    def fit_transforms(self, datasets, train_rows):
+        self.rows = train_rows
+        return datasets._replace(train=TensorDataset(X / X[train_rows].max(), Y), test=TensorDataset(X / 2, Y))
+
+
+@pytest.mark.parametrize("stage", ["fit", "test"])
+def test_transforms_are_fitted_on_training_rows(stage):
+    datamodule = Scaled(val_fraction=0.25, num_pos=3, num_neg=5)
+    datamodule.setup(stage)
+    assert torch.equal(next(iter(datamodule.test_dataloader())).inputs, X / 2)
+    assert datamodule.calls == [stage]
+    assert len(datamodule.rows) == 45
+    held_out = sorted(set(range(N)) - set(datamodule.rows.tolist()))
+    expected = X[held_out] / X[datamodule.rows].max()
+    assert torch.equal(next(iter(datamodule.val_dataloader())).inputs, expected)
+
+
+def test_command_line():
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(PosNegDataModule, "data")
+    arguments = ["--data=PosNegDataModule", "--data.num_pos=4", "--data.val_fraction=0.5", "--data.num_dual_neg=null"]
+    config = parser.parse_args([*arguments, "--data.targets=label"])
+    datamodule = parser.instantiate(config).data
+    assert (datamodule.num_pos, datamodule.val_fraction, datamodule.targets) == (4, 0.5, "label")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_leaves_the_global_generators_alone(workers):
+    torch.manual_seed(0)
+    np.random.seed(0)
+    expected = draw()[1:]
+    torch.manual_seed(0)
+    np.random.seed(0)
+    datamodule = ready(Items(noisy), val_fraction=0.25, num_workers=workers)
+    for loader in (datamodule.train_dataloader(), datamodule.val_dataloader(), *datamodule.scoring_dataloaders()):
+        assert len(list(loader)) > 0
+    assert draw()[1:] == expected
+    datamodule.teardown("fit")
+
+
+# ------------------------------------------------------------------ errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_pos": 0}, "`num_pos` to be at least 1, but got 0"),
+        ({"num_neg": 0}, "`num_neg` to be at least 1"),
+        ({"num_dual_neg": -1}, "`num_dual_neg` to be at least 0"),
+        ({"batch_size": 0}, "`batch_size` to be at least 1"),
+        ({"num_workers": -1}, "`num_workers` to be at least 0"),
+        ({"sampling": "both"}, "`sampling` to be 'auto', 'pos_neg' or 'uniform', but got 'both'"),
+        ({"val_fraction": 0.5, "num_folds": 3, "fold": 0}, "one source, but got val_fraction and num_folds"),
+        ({"fold": 0}, "`num_folds` and `fold` together, but got None and 0"),
+    ],
+)
+def test_refuses_arguments(arguments, message):
+    with pytest.raises(ArgumentError, match=message):
+        PosNegDataModule(DATA, **arguments)
+
+
+def test_refuses_data():
+    with pytest.raises(DataError, match="got 0 positive examples"):
+        ready((X, torch.zeros(N)))
+    with pytest.raises(DataError, match=r"One step takes 50 negatives .*only 48. Set `num_neg` to at most 48"):
+        ready(num_neg=50)
+    with pytest.raises(DataError, match=r"`train_dataset`, but found -1, 1.*y > 0"):
+        ready((X, 2 * Y.int() - 1))
+    with pytest.raises(DataError, match=r"`val_dataset`, but found 1, 2"):
+        ready(val_dataset=(X, Y.int() + 1)).val_dataloader()
+
+
+def test_says_what_is_missing():
+    with pytest.raises(DataError, match="no training set: pass `train_dataset`, and call"):
+        PosNegDataModule(DATA).num_positives  # noqa: B018
+    with pytest.raises(DataError, match="pass `test_dataset`, or return `test` from `build_datasets`"):
+        ready().test_dataloader()
+    with pytest.raises(DataError, match="pass `predict_dataset`"):
+        ready().predict_dataloader()
+    with pytest.raises(DataError, match="no validation set: pass `val_dataset`, or split one off"):
+        make_trainer().validate(Recorder(), PosNegDataModule(DATA), verbose=False)
