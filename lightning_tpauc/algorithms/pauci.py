@@ -136,7 +136,7 @@ class PAUCI(RecursiveAlgorithm):
     def estimate_(self, gradients: Sequence[Tensor], estimates: Sequence[Tensor]) -> list[Tensor]:
         r"""The direction :math:`\eta_t v_t`, and the new :math:`v_t`."""
         # The algorithm's own step has already been counted.
-        fraction = step_fraction(self.steps - 1, self.k, self.m)
+        fraction = self._fraction(self.steps - 1)
         return recursive_estimates_(gradients, estimates, self._keep(self.steps - 2, self.c1), fraction)
 
     def _step(self, pos_scores: Tensor, neg_scores: Tensor, previous: PreviousScores | None) -> Tensor:
@@ -148,7 +148,7 @@ class PAUCI(RecursiveAlgorithm):
             old = variable_gradient(*self._common(*previous, self.previous_variables), *rectangle)
             keep = torch.stack([self._keep(self.steps - 1, self.c1)] * 6 + [self._keep(self.steps - 1, self.c2)])
             estimate = recursive_estimate(estimate, old, self.estimate.to(old.dtype), keep)
-        fraction = step_fraction(self.steps, self.k, self.m)
+        fraction = self._fraction(self.steps)
         nu, rho = self.step_scale * self.nu, self.step_scale * self.rho
         self.previous_variables.copy_(self.variables)
         self.variables.copy_(relaxed_step(variables, estimate, fraction, nu, rho))
@@ -157,7 +157,10 @@ class PAUCI(RecursiveAlgorithm):
         return loss
 
     def _keep(self, step: Tensor, decay: float) -> Tensor:
-        return 1.0 - (decay * step_fraction(step, self.k, self.m).square()).clamp_max(1.0)
+        return 1.0 - (decay * self._fraction(step).square()).clamp_max(1.0)
+
+    def _fraction(self, step: Tensor) -> Tensor:
+        return step_fraction(step, self.k, self.m, self.variables.dtype)
 
     @staticmethod
     def _common(pos_scores: Tensor, neg_scores: Tensor, variables: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -132,7 +132,7 @@ def project_variables(target: Tensor, variables: Tensor) -> Tensor:
     )
 
 
-def step_fraction(step: Tensor, k: float, m: float) -> Tensor:
+def step_fraction(step: Tensor, k: float, m: float, dtype: torch.dtype = torch.float64) -> Tensor:
     r"""How far a step goes, :math:`\eta_t = \min\{1, k / (m + t)^{1/3}\}`.
 
     The theory asks for :math:`m \ge k^3`, where the bound by 1 never acts; above 1 the relaxed step would leave the
@@ -142,15 +142,16 @@ def step_fraction(step: Tensor, k: float, m: float) -> Tensor:
         step: int tensor ``()``, t, 0 for the first step.
         k: numerator, above 0.
         m: offset, above 0.
+        dtype: dtype of the result.
 
     Returns:
-        Float64 tensor ``()`` in (0, 1].
+        Float tensor ``()`` in (0, 1].
 
     Example:
         >>> step_fraction(torch.tensor(17), k=1.0, m=10.0)
         tensor(0.3333, dtype=torch.float64)
     """
-    return (k * (m + step.double()).pow(-1.0 / 3.0)).clamp_max(1.0)
+    return (k * (m + step.to(dtype)).pow(-1.0 / 3.0)).clamp_max(1.0)
 
 
 def relaxed_step(variables: Tensor, estimate: Tensor, fraction: Tensor, nu: float, rho: float) -> Tensor:
