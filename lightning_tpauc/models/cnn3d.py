@@ -13,8 +13,8 @@ class CNN3D(nn.Module):
     """Blocks of strided convolution, batch normalisation and ReLU, a mean over the volume and one score.
 
     Every block halves the volume, the first one included, so that hardly any work is done at full resolution: a pass
-    over the 1,188 training volumes of AdrenalMNIST3D (28 x 28 x 28) takes one to two seconds on one CPU core. Volumes of
-    any size fit; 28 voxels a side become 14, 7, 4 and 2.
+    over the 1,188 training volumes of AdrenalMNIST3D (28 x 28 x 28) takes one to two seconds on one CPU core. Volumes
+    of any size fit; 28 voxels a side become 14, 7, 4 and 2.
 
     Args:
         in_channels: channels of a volume.
