@@ -110,7 +110,7 @@ def as_dataset(dataset: Any, name: str) -> Any:
 
 
 def sampled_rows(rows: NDArray[np.int64], count: int | None, seed: int) -> NDArray[np.int64]:
-    """A random sample of ``count`` of the sorted rows, sorted; all of them if there are no more or ``count`` is ``None``.
+    """A random sample of the sorted rows, sorted; all of them if there are at most ``count``, or that is ``None``.
 
     Example:
         >>> len(sampled_rows(np.arange(10), 4, seed=0))

@@ -1,0 +1,151 @@
+"""Reading svmlight text."""
+
+import bz2
+import gzip
+import os
+import tracemalloc
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+from lightning_tpauc.data import svmlight
+from lightning_tpauc.data.svmlight import default_cache_dir, read_svmlight
+from lightning_tpauc.errors import DataError
+
+OPENERS = {".txt": open, ".bz2": bz2.open, ".gz": gzip.open}
+
+
+def lines_of(matrix, labels):
+    """Written by hand, so that the reader meets text that its own library did not write."""
+    matrix = matrix.tolil()
+    for label, columns, values in zip(labels, matrix.rows, matrix.data, strict=True):
+        pairs = " ".join(f"{column + 1}:{float(value)!r}" for column, value in zip(columns, values, strict=True))
+        yield f"{label:+d} {pairs}\n"
+
+
+@pytest.fixture(scope="module")
+def data():
+    matrix = sparse.random(700, 9, density=0.4, format="csr", rng=np.random.default_rng(0))
+    rows = np.arange(700)[:, None]
+    # the last column first appears near the end, and the very last row is empty
+    matrix = sparse.csr_matrix(np.where(((np.arange(9) == 8) & (rows < 600)) | (rows == 699), 0, matrix.toarray()))
+    labels = np.where(np.arange(700) % 7 == 0, 1, -1)
+    return matrix, labels
+
+
+@pytest.fixture(params=[".txt", ".bz2", ".gz"])
+def file(request, data, tmp_path):
+    path = tmp_path / f"data{request.param}"
+    with OPENERS[request.param](path, "wt") as out:
+        out.writelines(lines_of(*data))
+    return path
+
+
+def check(read, data):
+    matrix, labels = data
+    assert read.features.dtype == np.float32
+    assert np.array_equal(read.features, matrix.toarray().astype(np.float32))
+    assert np.array_equal(read.labels, labels)
+
+
+def test_reads_plain_and_compressed_text(file, data):
+    check(read_svmlight(file), data)
+
+
+@pytest.mark.parametrize("block", [1, 500, 10_000])
+def test_blocks_change_nothing(file, data, block, monkeypatch, tmp_path):
+    monkeypatch.setattr(svmlight, "_BLOCK_BYTES", block)
+    check(read_svmlight(file), data)
+    check(read_svmlight(file, cache_dir=tmp_path / "cache"), data)
+
+
+def test_the_last_line_needs_no_newline(data, tmp_path):
+    path = tmp_path / "data.txt"
+    path.write_text("1 1:0.5\n\n-1 2:0.25 # why")
+    read = read_svmlight(path)
+    assert read.features.tolist() == [[0.5, 0.0], [0.0, 0.25]]
+    assert read.labels.tolist() == [1, -1]
+
+
+def test_wanted_columns_and_first_index(tmp_path):
+    path = tmp_path / "data.txt"
+    path.write_text("1 0:2 1:3\n0 1:4\n")
+    assert read_svmlight(path, zero_based=True).features.tolist() == [[2, 3], [0, 4]]
+    path.write_text("1 1:2\n0 2:4\n")
+    assert read_svmlight(path, num_features=4).features.tolist() == [[2, 0, 0, 0], [0, 4, 0, 0]]
+
+
+def test_large_files_are_parsed_once_and_mapped(file, data, monkeypatch, tmp_path):
+    monkeypatch.setattr(svmlight, "CACHED_FROM_BYTES", 1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    first = read_svmlight(file)
+    check(first, data)
+    assert isinstance(first.features, np.memmap)
+    monkeypatch.setattr(svmlight._Blocks, "_parse", None)
+    check(read_svmlight(file), data)
+    assert [path.name.rsplit("-", 1)[0] for path in default_cache_dir().iterdir()] == [file.name]
+
+
+def test_the_cache_notices_another_file(tmp_path):
+    path, cache = tmp_path / "data.txt", tmp_path / "cache"
+    path.write_text("1 1:2\n0 1:4\n")
+    assert read_svmlight(path, cache_dir=cache).features[0, 0] == 2
+    status = path.stat()
+    path.write_text("1 1:3\n0 1:4\n")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000_000))
+    assert read_svmlight(path, cache_dir=cache).features[0, 0] == 3
+    assert read_svmlight(path, cache_dir=cache, num_features=2).features.shape == (2, 2)
+    assert len(list(cache.iterdir())) == 3
+
+
+def test_a_crash_leaves_no_cache(tmp_path):
+    path, cache = tmp_path / "data.txt", tmp_path / "cache"
+    path.write_text("1 1:2\n0 what\n")
+    with pytest.raises(DataError, match="does not parse"):
+        read_svmlight(path, cache_dir=cache)
+    assert list(cache.iterdir()) == []
+
+
+def test_memory_is_bounded(tmp_path, monkeypatch):
+    """The peak while parsing into the cache stays far below the dense array of 3.2 MB."""
+    path = tmp_path / "data.txt"
+    row = " ".join(f"{column}:{column}" for column in range(1, 41))
+    path.write_text(f"1 {row}\n0 {row}\n" * 10_000)
+    monkeypatch.setattr(svmlight, "_BLOCK_BYTES", 1 << 16)
+    tracemalloc.start()
+    read = read_svmlight(path, cache_dir=tmp_path / "cache")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert read.features.shape == (20_000, 40)
+    assert read.features[-1].tolist() == list(range(1, 41))
+    assert peak < 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 1:x\n", r"data.txt does not parse .* after row 0: .*Lines read `label index:value"),
+        ("one 1:2\n", r"does not parse"),
+        ("1 0:2 1:3\n", r"set `zero_based=True` if indices start at 0"),
+        ("", r"data.txt has no rows"),
+        ("\n\n", r"data.txt has no rows"),
+    ],
+)
+def test_refuses_text(text, message, tmp_path):
+    path = tmp_path / "data.txt"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        read_svmlight(path)
+
+
+def test_refuses_what_is_too_large_when_dense(tmp_path):
+    path = tmp_path / "data.txt"
+    path.write_text("1 300000000:1\n")
+    with pytest.raises(DataError, match=r"300000000 features; dense, .* take 1.1 GiB, more than `max_gib`=1.0. Raise"):
+        read_svmlight(path, max_gib=1.0)
+
+
+def test_names_a_missing_file(tmp_path):
+    with pytest.raises(DataError, match=rf"no file {tmp_path}/none.bz2.*`root` \(`--data.root DIR`\)"):
+        read_svmlight(tmp_path / "none.bz2")
