@@ -75,7 +75,7 @@ def run_distributed(
 
 def _collect(workers: dict[Any, tuple[int, Any]], results: dict[int, Any], deadline: float) -> None:
     while workers:
-        ready = wait(list(workers), timeout=max(0.0, deadline - time.monotonic()))
+        ready: list[Any] = wait(list(workers), timeout=max(0.0, deadline - time.monotonic()))
         if not ready:
             for rank, _ in workers.values():
                 results[rank] = RankError("did not finish in time")

@@ -160,5 +160,5 @@ def test_batch_without_a_class_is_refused(method, num_pos, num_neg):
 @each_method
 @pytest.mark.parametrize("rectangle", [(1.0, 0.5), (-0.1, 0.5), (0.5, 0.0), (0.5, 1.5)])
 def test_rectangle_outside_the_unit_square(method, rectangle):
-    with pytest.raises(ArgumentError, match="Expected `m(in_tpr|ax_fpr)` to be a number in"):
+    with pytest.raises(ArgumentError, match=r"Expected `m(in_tpr|ax_fpr)` to be a number in"):
         type(METHODS[method]())(*rectangle)

@@ -1,5 +1,7 @@
 """Where labels are found, and what is accepted."""
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 import torch
@@ -61,6 +63,7 @@ def test_explicit_labels_come_before_stored_ones():
     assert find_targets(Items(pair, targets=Y, other=~Y), "other").tolist() == (1 - LABELS).tolist()
 
 
+@pytest.mark.skipif(find_spec("torch_geometric") is None, reason="torch_geometric is not installed")
 def test_graph_datasets():
     data = import_extra("torch_geometric.data", "graph")
 

@@ -1,11 +1,12 @@
 import sys
 
-import matplotlib as mpl
 import pytest
 import torch
 
 from lightning_tpauc.errors import MissingExtraError, TPAUCWarning
 from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
+
+mpl = pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
 
 @pytest.fixture(autouse=True)
