@@ -1,6 +1,25 @@
 """Training methods behind one calling convention."""
 
+from lightning_tpauc.algorithms.aucm import AUCM
 from lightning_tpauc.algorithms.base import Algorithm, PreviousScores, TrainingScores
+from lightning_tpauc.algorithms.cross_entropy import CrossEntropy
+from lightning_tpauc.algorithms.pauci import PAUCI
+from lightning_tpauc.algorithms.recursive import RecursiveAlgorithm
+from lightning_tpauc.algorithms.sonx import SONX
+from lightning_tpauc.algorithms.sota import SOTA
+from lightning_tpauc.algorithms.sotas import SOTAs
 from lightning_tpauc.algorithms.staco import STACO
 
-__all__ = ("STACO", "Algorithm", "PreviousScores", "TrainingScores")
+__all__ = (
+    "AUCM",
+    "PAUCI",
+    "SONX",
+    "SOTA",
+    "STACO",
+    "Algorithm",
+    "CrossEntropy",
+    "PreviousScores",
+    "RecursiveAlgorithm",
+    "SOTAs",
+    "TrainingScores",
+)
