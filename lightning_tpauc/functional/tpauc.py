@@ -152,7 +152,7 @@ def exact_area(pos: Tensor, neg: Tensor, min_tpr: float, max_fpr: float) -> floa
     least_tp, most_fp = min_tpr * n_pos, max_fpr * n_neg
     total = most_fp * (n_pos - least_tp)
 
-    low_pos = sorted_ranks(pos, 0, max(1, math.ceil(n_pos - least_tp)))
+    low_pos = sorted_ranks(pos, 0, math.ceil(n_pos - least_tp))
     first = _segment_at(low_pos[-1], pos, neg)
     start = (least_tp - first.tp) / first.num_pos
     fp = first.fp + first.num_neg

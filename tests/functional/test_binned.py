@@ -21,14 +21,23 @@ def scored(size=500, seed=0, dtype=torch.float64):
     return scores.to(dtype), target
 
 
+@pytest.mark.parametrize("on_grid", [False, True], ids=["between thresholds", "on thresholds"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_counts_equal_torchmetrics(dtype):
+def test_counts_equal_torchmetrics(dtype, on_grid):
     scores, target = scored(dtype=dtype)
     probabilities, thresholds = scores.sigmoid(), torch.linspace(0, 1, 21).to(dtype)
+    if on_grid:
+        probabilities = thresholds[(probabilities * 20).round().long()]
     expected = _binary_precision_recall_curve_update(probabilities, target, thresholds)
     counts = confusion_counts(probabilities, target, adjust_thresholds(thresholds))
     assert counts.dtype == torch.int64
     assert torch.equal(counts, expected)
+
+
+def test_float64_scores_meet_float64_thresholds():
+    scores = torch.tensor([1 + 3e-12, 1 + 1e-12], dtype=torch.float64)
+    value = two_way_partial_auroc(scores, torch.tensor([1, 0]), thresholds=[1 + 2e-12])
+    assert float(value) == 1.0
 
 
 def test_counts_add_up_over_batches_and_leave_out_other_labels():

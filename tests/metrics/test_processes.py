@@ -86,6 +86,16 @@ def test_ranks_agree_on_a_dtype(dtypes):
     assert all(torch.equal(value, expected) for value in run_distributed(compute, 2))
 
 
+def test_a_rank_without_examples_does_not_round_the_integers_of_another():
+    def compute(rank, world_size):
+        metric = TwoWayPartialAUROC(0.0, 1.0)
+        if rank == 1:
+            metric.update(torch.tensor([2**60 + 1, 2**60]), torch.tensor([1, 0]))
+        return float(metric.compute())
+
+    assert run_distributed(compute, 2) == [1.0, 1.0]
+
+
 def test_counts_are_summed():
     def compute(rank, world_size):
         metric = TwoWayPartialAUROC(thresholds=THRESHOLDS)
