@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lightning_tpauc.distributed import world_size
+from lightning_tpauc.transfer import device_batches
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -56,8 +57,10 @@ def recompute(module: LightningModule, trainer: Trainer) -> None:
         layer.reset_running_stats()
         layer.momentum = None  # cumulative moving average
     loader: Any = trainer.train_dataloader
-    for host_batch in loader:
-        module(module.transfer_batch_to_device(host_batch, module.device, 0).inputs)
+    # the fit loop may stand in the middle, or at the end, of its own iteration
+    batches = loader.whole_epoch() if hasattr(loader, "whole_epoch") else loader
+    for batch in device_batches(module, batches):
+        module(batch.inputs)
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
     for child, training in modes:

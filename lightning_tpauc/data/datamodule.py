@@ -202,9 +202,9 @@ class PosNegDataModule(LightningDataModule):
         return len(self.batch_sampler())
 
     @property
-    def fingerprint(self) -> str:
-        """16 hex digits that identify which examples the positives 0 .. n+ - 1 are, for checkpoints."""
-        return self._training_part().fingerprint
+    def fingerprint(self) -> str | None:
+        """16 hex digits that identify which examples the positives 0 .. n+ - 1 are; ``None`` without a training set."""
+        return None if self._given.train is None else self._training_part().fingerprint
 
     def batch_sampler(self) -> BatchSampler:
         """The sampler for the current algorithm.

@@ -30,7 +30,7 @@ class LIBSVMDataModule(PosNegDataModule):
 
     Args:
         root: folder of the files (``--data.root``).
-        train_file: training file in ``root``: plain text, ``.bz2`` or ``.gz``.
+        train_file: training file in ``root``: plain text, ``.bz2``, ``.gz`` or ``.xz``.
         test_file: test file in ``root``.
         test_fraction: share of the training file's last rows that test instead, in (0, 1), for sets that come as one
             file (0.2 for HIGGS and SUSY).

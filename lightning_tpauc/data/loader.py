@@ -46,7 +46,8 @@ class PosNegLoader:
     Args:
         sampler: what to load in each step.
         fetch: loads rows of the training set; see :func:`~lightning_tpauc.data.fetch.fetcher_for`.
-        position: called when the first batch of an iteration is asked for. ``None`` counts the batches handed out.
+        position: called with this loader when the first batch of an iteration is asked for. ``None`` counts the batches
+            handed out.
         num_workers: worker processes; 0 loads in the training process.
         pin_memory: whether to put batches into page-locked memory.
 
@@ -64,7 +65,7 @@ class PosNegLoader:
         self,
         sampler: BatchSampler,
         fetch: Fetcher,
-        position: Callable[[], Position] | None = None,
+        position: Callable[[PosNegLoader], Position] | None = None,
         num_workers: int = 0,
         pin_memory: bool = False,
     ) -> None:
@@ -77,7 +78,7 @@ class PosNegLoader:
         return len(self.batch_plans)
 
     def __iter__(self) -> Iterator[PosNegBatch]:
-        start = self._handed_out if self.position is None else self.position()
+        start = self._where()
         length = len(self)
         remaining = max(0, length - start.done_in_epoch)
         for batch in self._source.run(self.batch_plans.plans(start.step, remaining)):
@@ -85,6 +86,17 @@ class PosNegLoader:
             start = self._handed_out = Position(step + 1, (done + 1) % length)
             yield batch
         self._handed_out = self._handed_out._replace(done_in_epoch=0)
+
+    def whole_epoch(self) -> Iterator[PosNegBatch]:
+        """As many batches as an epoch has, beside an iteration that goes on, which is not disturbed.
+
+        They begin at the current step, wherever in the epoch that is.
+        """
+        aside = _Source(self._source.batches, self._source.num_workers, self._source.pin_memory, persistent=False)
+        yield from aside.run(self.batch_plans.plans(self._where().step, len(self)))
+
+    def _where(self) -> Position:
+        return self._handed_out if self.position is None else self.position(self)
 
     def state_dict(self) -> dict[str, int]:
         """Position after the last batch handed out; Lightning stores it in mid-epoch checkpoints."""

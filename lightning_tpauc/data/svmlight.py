@@ -10,6 +10,7 @@ import bz2
 import gzip
 import hashlib
 import io
+import lzma
 import os
 import shutil
 import tempfile
@@ -66,7 +67,7 @@ def read_svmlight(
     cache_dir: Path | None = None,
     max_gib: float = 16.0,
 ) -> SVMLightData:
-    r"""Read a file, plain or compressed as its suffix ``.bz2`` or ``.gz`` says.
+    r"""Read a file, plain or compressed as its suffix ``.bz2``, ``.gz`` or ``.xz`` says.
 
     Args:
         path: the file.
@@ -165,6 +166,8 @@ class _Blocks:
 def _decompressed(raw: IO[bytes], suffix: str) -> IO[bytes]:
     if suffix == ".bz2":
         return bz2.BZ2File(raw)
+    if suffix == ".xz":
+        return lzma.LZMAFile(raw)
     return gzip.GzipFile(fileobj=raw) if suffix == ".gz" else raw  # type: ignore[return-value]
 
 

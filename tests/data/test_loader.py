@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from lightning_tpauc.data.fetch import fetcher_for
 from lightning_tpauc.data.loader import EvalLoader, Position, PosNegLoader
@@ -77,15 +78,15 @@ def test_an_iteration_is_the_rest_of_an_epoch():
 def test_position_is_read_when_the_first_batch_is_asked_for():
     asked = []
 
-    def position():
-        asked.append(1)
+    def position(its_loader):
+        asked.append(its_loader)
         return Position(step=17, done_in_epoch=7)
 
     one = loader(position=position)
     iterator = iter(one)
     assert asked == []
     batches = list(iterator)
-    assert asked == [1]
+    assert asked == [one]
     assert len(batches) == 3
     expected = [plan.rows for plan in sampler().plans(17, 3)]
     assert all(torch.equal(b.inputs, X[torch.from_numpy(rows)]) for b, rows in zip(batches, expected, strict=True))
@@ -93,8 +94,19 @@ def test_position_is_read_when_the_first_batch_is_asked_for():
 
 
 def test_nothing_is_left_of_an_epoch_that_is_done():
-    assert list(loader(position=lambda: Position(10, 10))) == []
-    assert list(loader(position=lambda: Position(13, 13))) == []
+    assert list(loader(position=lambda _: Position(10, 10))) == []
+    assert list(loader(position=lambda _: Position(13, 13))) == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_whole_epoch_beside_the_iteration_that_goes_on(workers):
+    one = loader(Items(noisy), workers=workers)
+    iterator = iter(one)
+    batches = [next(iterator) for _ in range(4)]
+    expected = [batch for reference in [loader(Items(noisy))] for _ in range(2) for batch in reference]
+    assert same_all(list(one.whole_epoch()), expected[4:14])
+    assert same_all(batches + list(iterator), expected[:10])
+    one.close()
 
 
 @pytest.mark.parametrize("kind", [PosNegSampler, UniformSampler])
@@ -142,6 +154,27 @@ def test_ranks_make_up_the_global_batch(size, workers):
         assert torch.equal(torch.cat([b.index for b in ranks]), batch.index)
         pieces = [b.inputs.split([b.num_pos, b.num_neg, b.num_dual_neg]) for b in ranks]
         assert torch.equal(torch.cat([torch.cat(piece) for piece in zip(*pieces, strict=True)]), batch.inputs)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_memory_is_pinned(workers):
+    fetch = fetcher_for(Items(noisy))
+    pinned = PosNegLoader(sampler(), fetch, num_workers=workers, pin_memory=True)
+    for batch, reference in zip(pinned, loader(Items(noisy)), strict=True):
+        assert batch.inputs.is_pinned()
+        assert batch.index.is_pinned()
+        assert same(batch, reference)
+    pinned.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_data_on_the_device_stay_there():
+    for batch, reference in zip(loader(TensorDataset(X.cuda(), Y.cuda())), loader(), strict=True):
+        assert batch.inputs.is_cuda
+        assert torch.equal(batch.inputs.cpu(), reference.inputs)
 
 
 # ------------------------------------------------------------------ evaluation

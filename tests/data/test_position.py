@@ -82,6 +82,23 @@ def test_a_loader_iterated_by_hand_after_fit_is_whole():
     assert len(list(again)) == len(again) == len(module.train_log)
 
 
+class Onlooker(Recorder):
+    """Iterates training batches of its own at the end of each epoch."""
+
+    def on_train_epoch_end(self):
+        loader = self.trainer.train_dataloader
+        again = [batch.index.tolist() for batch in loader.whole_epoch()]
+        assert again == [batch.index.tolist() for batch in self.trainer.datamodule.train_dataloader()]
+        self.aside = [*getattr(self, "aside", []), again]
+
+
+def test_whole_epochs_beside_the_fit_loop():
+    module = Onlooker()
+    make_trainer(max_epochs=3).fit(module, PosNegDataModule((X, Y), num_pos=2, num_neg=5))
+    steps = [entry[2] for entry in module.train_log]
+    assert module.aside[:2] == [steps[10:20], steps[20:30]]
+
+
 def test_a_second_fit_goes_on():
     straight = fit(max_epochs=2)
     module = Recorder()

@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import lzma
 import os
 import tracemalloc
 
@@ -13,7 +14,7 @@ from lightning_tpauc.data import svmlight
 from lightning_tpauc.data.svmlight import default_cache_dir, read_svmlight
 from lightning_tpauc.errors import DataError
 
-OPENERS = {".txt": open, ".bz2": bz2.open, ".gz": gzip.open}
+OPENERS = {".txt": open, ".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open}
 
 
 def lines_of(matrix, labels):
@@ -34,7 +35,7 @@ def data():
     return matrix, labels
 
 
-@pytest.fixture(params=[".txt", ".bz2", ".gz"])
+@pytest.fixture(params=[".txt", ".bz2", ".gz", ".xz"])
 def file(request, data, tmp_path):
     path = tmp_path / f"data{request.param}"
     with OPENERS[request.param](path, "wt") as out:
@@ -53,7 +54,7 @@ def test_reads_plain_and_compressed_text(file, data):
     check(read_svmlight(file), data)
 
 
-@pytest.mark.parametrize("block", [1, 500, 10_000])
+@pytest.mark.parametrize("block", [20, 500, 10_000])
 def test_blocks_change_nothing(file, data, block, monkeypatch, tmp_path):
     monkeypatch.setattr(svmlight, "_BLOCK_BYTES", block)
     check(read_svmlight(file), data)
