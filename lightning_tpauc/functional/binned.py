@@ -21,7 +21,9 @@ def adjust_thresholds(thresholds: int | Sequence[float] | Tensor) -> Tensor:
     """
     if isinstance(thresholds, int):
         return torch.linspace(0, 1, thresholds, dtype=torch.float64)
-    return torch.as_tensor(thresholds).detach().to(torch.float64).sort().values
+    # Not by way of the default dtype, which rounds a list's numbers to float32.
+    values = thresholds.detach() if isinstance(thresholds, Tensor) else torch.tensor(thresholds, dtype=torch.float64)
+    return values.to(torch.float64).sort().values
 
 
 def confusion_counts(scores: Tensor, labels: Tensor, thresholds: Tensor) -> Tensor:
