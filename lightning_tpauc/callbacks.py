@@ -42,6 +42,8 @@ class StageCallback(Callback):
         every_n_epochs: length of the first stage in epochs. Ignored where ``every_n_steps`` is given.
         every_n_steps: length of the first stage in optimizer steps.
         growth: factor of the length from one stage to the next, at least 1.
+        burn_in: steps at the run's start that the average of a method without stages (STACO1) leaves out: early iterates
+            carry the start, and with falling step sizes the average would never forget them. The paper has 0.
         scores: where the exact dual variables take the training scores from: ``"remembered"`` from the stage's steps,
             at no cost and stale by at most a stage, or ``"forward"``, one pass over the training set without gradients.
         max_negatives: bound on the negatives that are remembered or scored; ``None`` is no bound for the forward pass
@@ -62,6 +64,7 @@ class StageCallback(Callback):
         every_n_epochs: int = 1,
         every_n_steps: int | None = None,
         growth: float = 1.0,
+        burn_in: int = 0,
         scores: Literal["remembered", "forward"] = "remembered",
         max_negatives: int | None = None,
         batch_norm: Literal["average", "keep", "recompute"] = "average",
@@ -74,6 +77,9 @@ class StageCallback(Callback):
             if value is not None and value < 1:
                 msg = f"Expected `{name}` to be at least 1, but got {value}."
                 raise ArgumentError(msg)
+        if burn_in < 0:
+            msg = f"Expected `burn_in` to be at least 0 steps, but got {burn_in}."
+            raise ArgumentError(msg)
         if not growth >= 1:
             msg = f"Expected `growth` to be at least 1, but got {growth}."
             raise ArgumentError(msg)
@@ -85,6 +91,7 @@ class StageCallback(Callback):
                 msg = f"Expected `{name}` to be one of {choices}, but got {choice!r}."
                 raise ArgumentError(msg)
         self.every_n_epochs, self.every_n_steps, self.growth = every_n_epochs, every_n_steps, growth
+        self.burn_in = burn_in
         self.scores, self.max_negatives, self.batch_norm = scores, max_negatives, batch_norm
         self._swapped_for_validation = False
 
@@ -206,7 +213,11 @@ class StageCallback(Callback):
 
     def _end_stage_if_due(self, trainer: Trainer, module: TPAUCModule) -> None:
         iterates = module.iterates
-        if iterates is None or not module.algorithm.has_stages:
+        if iterates is None:
+            return
+        if not module.algorithm.has_stages:
+            if self.burn_in and iterates.stage == 0 and iterates.count == self.burn_in:
+                iterates.restart_mean()
             return
         if iterates.count >= self.stage_length(iterates.stage, trainer.num_training_batches):
             self._end_stage(trainer, module, iterates)

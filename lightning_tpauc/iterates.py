@@ -89,6 +89,11 @@ class WeightIterates:
         self.count = 0
         self.stage += 1
 
+    def restart_mean(self) -> None:
+        """Forget the iterates so far; a stage without an end starts again, and its anchor stays."""
+        self.count = 0
+        self.stage += 1
+
     @torch.no_grad()
     def swap_in(self) -> bool:
         """Put the mean into the model for evaluation; nothing happens while the mean is empty or already there.

@@ -196,6 +196,17 @@ def test_validation_and_the_trained_model_use_the_average():
     )
 
 
+def test_burn_in_leaves_the_first_steps_out_of_the_average():
+    batches, _ = make_batches(12)
+    module = make_module(staco(), sgd(0.05))
+    recorder = Recorder()
+    make_trainer(callbacks=[recorder, StageCallback(burn_in=5)]).fit(module, loader(batches))
+    iterates = torch.stack([weights[0] for weights in recorder.weights])
+    assert_close(module.backbone.weight.detach(), iterates[5:].mean(0))
+    with pytest.raises(ArgumentError, match="`burn_in` to be at least 0 steps, but got -1"):
+        StageCallback(burn_in=-1)
+
+
 def test_sanity_check_leaves_everything_alone():
     batches, _ = make_batches(3)
     module = make_module(staco(), sgd(0.0))
