@@ -19,7 +19,6 @@ class QuantileHinge(Algorithm):
         self.add_state("threshold", "scalar")  # from here on allocated, moved, saved and rolled back
 
     def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:  # noqa: ARG002
-        """Move the threshold, return the loss for the weights."""
         self.threshold.lerp_(neg_scores.detach().quantile(1 - self.max_fpr), self.rate)
         threshold = self.threshold.clone()  # the loss keeps it for backward while the state moves on
         hardest = (1 + neg_scores - threshold).relu() * (neg_scores > threshold)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
     from lightning_tpauc.module import TPAUCModule
+    from lightning_tpauc.prediction import PredictionWriter
 
 __all__ = (
     "DigitsDataModule",
@@ -35,6 +36,7 @@ __all__ = (
     "OGBMoleculesDataModule",
     "PosNegBatch",
     "PosNegDataModule",
+    "PredictionWriter",
     "SMILESDataModule",
     "StageCallback",
     "TPAUCModule",
@@ -51,6 +53,7 @@ _HOME = {
     "ExactObjective": "metrics",
     "TwoWayPartialAUROC": "metrics",
     "TPAUCModule": "module",
+    "PredictionWriter": "prediction",
 }
 
 

@@ -42,8 +42,8 @@ class StageCallback(Callback):
         every_n_epochs: length of the first stage in epochs. Ignored where ``every_n_steps`` is given.
         every_n_steps: length of the first stage in optimizer steps.
         growth: factor of the length from one stage to the next, at least 1.
-        burn_in: steps at the run's start that the average of a method without stages (STACO1) leaves out: early iterates
-            carry the start, and with falling step sizes the average would never forget them. The paper has 0.
+        burn_in: steps at the run's start that the average of a method without stages (STACO1) leaves out: early
+            iterates carry the start, and with falling step sizes the average never forgets them. The paper has 0.
         scores: where the exact dual variables take the training scores from: ``"remembered"`` from the stage's steps,
             at no cost and stale by at most a stage, or ``"forward"``, one pass over the training set without gradients.
         max_negatives: bound on the negatives that are remembered or scored; ``None`` is no bound for the forward pass

@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import re
+import shlex
 import sys
-from typing import Any
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
 
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
+from torch.multiprocessing import ProcessRaisedException
 from typing_extensions import override
 
+from lightning_tpauc import algorithms, data, models
+from lightning_tpauc.cli_errors import explain
 from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.errors import TPAUCError
 from lightning_tpauc.module import TPAUCModule
+from lightning_tpauc.prediction import PredictionWriter
 from lightning_tpauc.version import __version__
 
 __all__ = ("TPAUCCLI", "main")
+
+#: Imported here so that the command line finds them by their short names.
+_CLASSES: tuple[type, ...] = tuple(
+    value
+    for package in (algorithms, data, models)
+    for name in package.__all__
+    if isinstance(value := getattr(package, name), type)
+) + (TPAUCModule, PredictionWriter)
+
+_BACKBONE = re.compile(r"--model(\.init_args)?\.backbone")
+
+
+class TPAUCArgumentParser(LightningArgumentParser):
+    """Parser with short usage, short names of this package's backbones, and messages in one line."""
+
+    def parse_args(self, args: Sequence[str] | None = None, *rest: Any, **kwargs: Any) -> Any:
+        """Parse a command line."""
+        return super().parse_args(_with_own_backbone(sys.argv[1:] if args is None else args), *rest, **kwargs)
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Print what is wrong and exit with status 2."""
+        if self.exit_on_error:  # parsers of nested classes report to this one
+            parser = getattr(ex, "subcommand_parser", None) or self
+            message = explain(message, parser.get_defaults().keys(), [cls.__name__ for cls in _CLASSES])
+        super().error(message, ex)
 
 
 class TPAUCCLI(LightningCLI):
@@ -30,30 +66,49 @@ class TPAUCCLI(LightningCLI):
             seed_everything_default=0,
             auto_configure_optimizers=False,  # the module takes optimizer and scheduler itself
             save_config_kwargs={"overwrite": True},  # without a logger the second run in a folder would stop
+            parser_class=TPAUCArgumentParser,
+            parser_kwargs={name: {"usage": f"lightning-tpauc {name} [options]"} for name in self.subcommands()},
             args=args,
             run=run,
         )
 
     @override
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        kwargs.update(prog="lightning-tpauc", version=__version__)
+        kwargs.update(prog="lightning-tpauc", version=__version__, allow_abbrev=False)
         return super().init_parser(**kwargs)
 
+    @override
+    def before_instantiate_classes(self) -> None:
+        if self.subcommand != "fit":
+            # ModelCheckpoint says so about its own bookkeeping, which only training goes on with.
+            warnings.filterwarnings("ignore", message="The dirpath has changed from")
+
     def after_fit(self) -> None:
-        """Print what the run reached."""
+        """Print what the run reached, and how to test it."""
         self._report(self.trainer.callback_metrics)
 
-    @rank_zero_only
+    def after_predict(self) -> None:
+        """Say where the predictions are."""
+        writers = [c for c in self.trainer.callbacks if isinstance(c, PredictionWriter)]
+        _say(*(f"Predictions written to {writer.path}" for writer in writers))
+        if not writers:
+            _say("Nothing was written: add --trainer.callbacks+=PredictionWriter for a CSV file.")
+
     def _report(self, metrics: dict[str, Any]) -> None:
         algorithm = self.model.algorithm
-        print(f"{type(algorithm).__name__}, TPR >= {algorithm.min_tpr:g} and FPR <= {algorithm.max_fpr:g}:")  # noqa: T201
-        for name in sorted(metrics):
-            if name.startswith(("val/", "test/")):
-                print(f"  {name} = {float(metrics[name]):.4f}")  # noqa: T201
+        _say(f"{type(algorithm).__name__}, TPR >= {algorithm.min_tpr:g} and FPR <= {algorithm.max_fpr:g}:")
+        _say(*(f"  {name} = {float(metrics[name]):.4f}" for name in sorted(metrics) if name.startswith("val/")))
+        path = ""
         for callback in self.trainer.checkpoint_callbacks:
-            if isinstance(callback, ModelCheckpoint) and callback.monitor and callback.best_model_score is not None:
-                best = f"  best {callback.monitor} = {float(callback.best_model_score):.4f}"
-                print(f"{best}  {callback.best_model_path}")  # noqa: T201
+            if isinstance(callback, ModelCheckpoint) and callback.best_model_path:
+                path = path or _relative(callback.best_model_path)
+                if callback.monitor and callback.best_model_score is not None:
+                    best = f"best {callback.monitor} = {float(callback.best_model_score):.4f}"
+                    _say(f"  {best} in {_relative(callback.best_model_path)}")
+        config = Path(self.trainer.log_dir or ".", "config.yaml")
+        if path and config.is_file():
+            command = ["lightning-tpauc", "test", "--config", _relative(config), "--ckpt_path", path]
+            _say(f"Test it with: {shlex.join(command)}")
 
 
 def main(args: ArgsType = None) -> None:
@@ -62,7 +117,68 @@ def main(args: ArgsType = None) -> None:
     Args:
         args: the command line without the program's name; ``sys.argv`` if ``None``.
     """
-    try:
-        TPAUCCLI(args)
-    except TPAUCError as error:
-        sys.exit(f"lightning-tpauc: error: {error}")
+    with _without_noise():
+        try:
+            TPAUCCLI(args)
+        except Exception as error:
+            message = _own_message(error)
+            if message is None:
+                raise
+            sys.exit(f"lightning-tpauc: error: {message}")
+
+
+def _own_message(error: BaseException | None) -> str | None:
+    """The message of the :class:`TPAUCError` behind an exception, if there is one.
+
+    jsonargparse raises its own error from one in a constructor, and torch hands an error of a process over as text.
+    """
+    while error is not None:
+        if isinstance(error, TPAUCError):
+            return str(error)
+        if isinstance(error, ProcessRaisedException):
+            last = str(error).rpartition("\nlightning_tpauc.errors.")[2]
+            return last.partition(": ")[2].strip() if "\nTraceback" not in last and ": " in last else None
+        error = error.__cause__
+    return None
+
+
+@contextlib.contextmanager
+def _without_noise() -> Iterator[None]:
+    """Keep back what is no use to whoever runs the command; Python programs see it as ever."""
+    log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    with warnings.catch_warnings():
+        # lightning 2.6.6 makes LeafSpec objects of torch's pytree in every loop; torch 2.14 deprecates the class.
+        warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated", category=FutureWarning)
+        log.addFilter(_is_no_advertisement)
+        try:
+            yield
+        finally:
+            log.removeFilter(_is_no_advertisement)
+
+
+def _is_no_advertisement(record: logging.LogRecord) -> bool:
+    """False for Lightning's tips to install its makers' paid services."""
+    return "Tip: For seamless cloud" not in record.getMessage()
+
+
+def _with_own_backbone(args: Sequence[str]) -> list[str]:
+    """Full paths of this package's backbones: a short name such as ``Linear`` would fit a class of torch as well."""
+    words = []
+    for before, word in zip(["", *args], args, strict=False):
+        option, equals, name = word.rpartition("=")
+        own = _BACKBONE.fullmatch(option or before) and name in models.__all__
+        words.append(f"{option}{equals}lightning_tpauc.models.{name}" if own else word)
+    return words
+
+
+def _relative(path: str | Path) -> str:
+    """The path from here, where that is shorter."""
+    with contextlib.suppress(ValueError):
+        return str(Path(path).resolve().relative_to(Path.cwd()))
+    return str(path)
+
+
+@rank_zero_only
+def _say(*lines: str) -> None:
+    for line in lines:
+        print(line)  # noqa: T201

@@ -11,6 +11,7 @@ from torch import Tensor
 from lightning_tpauc.algorithms.base import TrainingScores
 from lightning_tpauc.data.batch import EvalBatch
 from lightning_tpauc.distributed import gather_variable
+from lightning_tpauc.transfer import device_batches
 
 if TYPE_CHECKING:
     from lightning_tpauc.module import TPAUCModule
@@ -89,7 +90,7 @@ def score_examples(module: TPAUCModule, loader: Iterable[EvalBatch], num_example
     """Scores of all examples of an evaluation loader, on every rank, in the order of ``example_id``.
 
     Args:
-        module: the module whose ``forward`` scores; it is put into evaluation mode for the pass.
+        module: attached to a Trainer; its ``forward`` scores, in evaluation mode.
         loader: yields this rank's share as :class:`EvalBatch`.
         num_examples: how many examples there are over all ranks; ``example_id`` runs over ``0 .. num_examples - 1``.
 
@@ -101,8 +102,7 @@ def score_examples(module: TPAUCModule, loader: Iterable[EvalBatch], num_example
     ids: list[Tensor] = []
     scores: list[Tensor] = []
     try:
-        for host_batch in loader:
-            batch = module.transfer_batch_to_device(host_batch, module.device, 0)
+        for batch in device_batches(module, loader):
             scores.append(module.algorithm_scores(batch.inputs))
             ids.append(batch.example_id)
     finally:

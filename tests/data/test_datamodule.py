@@ -293,7 +293,7 @@ def test_command_line():
     parser.add_subclass_arguments(PosNegDataModule, "data")
     arguments = ["--data=PosNegDataModule", "--data.num_pos=4", "--data.val_fraction=0.5", "--data.num_dual_neg=null"]
     config = parser.parse_args([*arguments, "--data.targets=label"])
-    datamodule = parser.instantiate(config).data
+    datamodule = parser.instantiate_classes(config).data
     assert (datamodule.num_pos, datamodule.val_fraction, datamodule.targets) == (4, 0.5, "label")
 
 

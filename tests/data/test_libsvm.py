@@ -138,7 +138,7 @@ def test_command_line(root):
         "--data=lightning_tpauc.data.libsvm.LIBSVMDataModule", f"--data.root={root}", "--data.train_file=all.txt",
         "--data.test_fraction=0.2", "--data.num_pos=7",
     ])  # fmt: skip
-    datamodule = parser.instantiate(config).data
+    datamodule = parser.instantiate_classes(config).data
     datamodule.setup()
     assert (datamodule.num_pos, datamodule.num_positives) == (7, 40)
     assert "train_dataset" not in config.data.init_args

@@ -27,7 +27,7 @@ def lines_of(matrix, labels):
 
 @pytest.fixture(scope="module")
 def data():
-    matrix = sparse.random(700, 9, density=0.4, format="csr", rng=np.random.default_rng(0))
+    matrix = sparse.random(700, 9, density=0.4, format="csr", random_state=np.random.default_rng(0))
     rows = np.arange(700)[:, None]
     # the last column first appears near the end, and the very last row is empty
     matrix = sparse.csr_matrix(np.where(((np.arange(9) == 8) & (rows < 600)) | (rows == 699), 0, matrix.toarray()))
