@@ -2,7 +2,6 @@
 
 import torch
 from lightning.pytorch import Trainer, seed_everything
-from torch import Tensor
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import Algorithm
@@ -11,14 +10,13 @@ from lightning_tpauc.algorithms import Algorithm
 class QuantileHinge(Algorithm):
     """Positives have to pass the threshold by 1, the hardest negatives to stay below it by 1."""
 
-    threshold: Tensor
-
     def __init__(self, min_tpr: float = 0.5, max_fpr: float = 0.5, rate: float = 0.1) -> None:
         super().__init__(min_tpr, max_fpr)
         self.rate = rate
         self.add_state("threshold", "scalar")  # from here on allocated, moved, saved and rolled back
 
-    def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:  # noqa: ARG002
+    def step(self, pos_scores, neg_scores, dual_neg_scores, index):  # noqa: ANN001, ANN201, ARG002
+        """Move the threshold, return the loss for the weights."""
         self.threshold.lerp_(neg_scores.detach().quantile(1 - self.max_fpr), self.rate)
         threshold = self.threshold.clone()  # the loss keeps it for backward while the state moves on
         hardest = (1 + neg_scores - threshold).relu() * (neg_scores > threshold)
