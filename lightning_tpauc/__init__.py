@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_tpauc.version import __version__
 
 if TYPE_CHECKING:
-    from lightning_tpauc.callbacks import FiniteGuard, StageCallback
+    from lightning_tpauc.callbacks import StageCallback
     from lightning_tpauc.data import (
         DigitsDataModule,
         EvalBatch,
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         PosNegDataModule,
         SMILESDataModule,
     )
+    from lightning_tpauc.guard import FiniteGuard
     from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
     from lightning_tpauc.module import TPAUCModule
     from lightning_tpauc.prediction import PredictionWriter
@@ -48,7 +49,7 @@ __all__ = (
 )
 
 _HOME = {
-    "FiniteGuard": "callbacks",
+    "FiniteGuard": "guard",
     "StageCallback": "callbacks",
     "ExactObjective": "metrics",
     "TwoWayPartialAUROC": "metrics",

@@ -1,19 +1,17 @@
-"""Stages of the algorithm, and a guard that stops a run whose numbers are no longer finite."""
+"""Stages of the algorithm: when they begin and end, and which weights are evaluated."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor
 from typing_extensions import override
 
 from lightning_tpauc import checkpoint as checkpointing
 from lightning_tpauc.batch_norm import average_over_ranks, batch_norm_statistics, recompute
-from lightning_tpauc.errors import ArgumentError, NonFiniteError, UnsupportedError
+from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.iterates import WeightIterates
 from lightning_tpauc.previous import PreviousWeights
 from lightning_tpauc.schedules import step_plateau_schedulers
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from lightning_tpauc.algorithms import TrainingScores
     from lightning_tpauc.module import TPAUCModule
 
-__all__ = ("FiniteGuard", "StageCallback")
+__all__ = ("StageCallback",)
 
 
 class StageCallback(Callback):
@@ -250,58 +248,3 @@ def _agree_on_statistics(module: TPAUCModule) -> None:
 def _is_fitting(trainer: Trainer) -> bool:
     """Whether this validation belongs to training; the sanity check does not."""
     return trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
-
-
-class FiniteGuard(Callback):
-    """Stops the run at the first step whose loss or state is not finite, and names the step size to lower.
-
-    On a CPU the check is immediate. On an accelerator the flag travels to the host without blocking and is read when it
-    has arrived, a few steps later; no checkpoint is written in between, since saving looks at everything itself.
-
-    Example:
-        >>> from lightning.pytorch import Trainer
-        >>> trainer = Trainer(accelerator="cpu", logger=False, callbacks=[FiniteGuard()])  # added if left out
-        >>> any(isinstance(callback, FiniteGuard) for callback in trainer.callbacks)
-        True
-    """
-
-    def __init__(self) -> None:
-        self._pending: list[tuple[Tensor, Any]] = []
-
-    @override
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        """Check the step that has just been taken, unless a gradient scaler skipped it."""
-        module: TPAUCModule = pl_module  # type: ignore[assignment]
-        if module.step_skipped:
-            return
-        finite = torch.isfinite(outputs["loss"]) & module.algorithm.is_finite()
-        if finite.device.type != "cuda":
-            self._stop_unless(bool(finite), module)
-            return
-        flag = torch.empty((), dtype=torch.bool, pin_memory=True)
-        flag.copy_(finite, non_blocking=True)
-        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        event.record()
-        self._pending.append((flag, event))
-        while self._pending and self._pending[0][1].query():
-            self._stop_unless(bool(self._pending.pop(0)[0]), module)
-
-    @override
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Read what is still on its way."""
-        for flag, event in self._pending:
-            event.synchronize()
-            self._stop_unless(bool(flag), pl_module)  # type: ignore[arg-type]
-        self._pending.clear()
-
-    @staticmethod
-    def _stop_unless(finite: bool, module: TPAUCModule) -> None:
-        if not finite:
-            raise NonFiniteError(checkpointing.diagnose(module))

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from lightning_tpauc import checkpoint as checkpointing
 from lightning_tpauc.algorithms import STACO, Algorithm
-from lightning_tpauc.callbacks import FiniteGuard, StageCallback
+from lightning_tpauc.callbacks import StageCallback
 from lightning_tpauc.data.batch import PosNegBatch
 from lightning_tpauc.distributed import JointScores, gather_scores
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
+from lightning_tpauc.guard import FiniteGuard
 from lightning_tpauc.iterates import WeightIterates
 from lightning_tpauc.previous import PreviousWeights
 from lightning_tpauc.schedules import monitored, step_schedulers

@@ -1,0 +1,107 @@
+"""Stops a run whose numbers are no longer finite, instead of letting it write worthless checkpoints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch import Callback
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_tpauc import checkpoint as checkpointing
+from lightning_tpauc.errors import NonFiniteError
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+    from lightning_tpauc.module import TPAUCModule
+
+__all__ = ("FiniteGuard",)
+
+#: Steps between a check on an accelerator and its reading: enough for the host to run ahead, and the same on all ranks,
+#: so that they stop at the same step and none waits for the others.
+_LAG = 4
+#: Halving the scale so often in a row leaves nothing of any float16 gradient.
+_MOST_SKIPPED = 50
+
+
+class FiniteGuard(Callback):
+    """Stops the run at the first step whose loss or state is not finite, and names the step size to lower.
+
+    On a CPU the check is immediate. On an accelerator the flag travels to the host without blocking and is read a few
+    steps later; no checkpoint is written in between, since saving looks at everything itself. A run in which a gradient
+    scaler skips every step is stopped as well.
+
+    Raises:
+        NonFiniteError: on every rank at the same step.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> trainer = Trainer(accelerator="cpu", logger=False, callbacks=[FiniteGuard()])  # added if left out
+        >>> any(isinstance(callback, FiniteGuard) for callback in trainer.callbacks)
+        True
+    """
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[Tensor, Any]] = []
+        self._skipped = 0
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forget an earlier run, which may have ended in an error."""
+        self._pending.clear()
+        self._skipped = 0
+
+    @override
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Check the step that has just been taken; one that a gradient scaler skipped only counts."""
+        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        self._skipped = self._skipped + 1 if module.step_skipped else 0
+        if self._skipped >= _MOST_SKIPPED:
+            raise NonFiniteError(_always_skipped(module))
+        if module.step_skipped:
+            return
+        finite = torch.isfinite(outputs["loss"]) & module.algorithm.is_finite()
+        if finite.device.type != "cuda":
+            _stop_unless(bool(finite), module)
+            return
+        flag = torch.empty((), dtype=torch.bool, pin_memory=True)
+        flag.copy_(finite, non_blocking=True)
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        event.record()
+        self._pending.append((flag, event))
+        if len(self._pending) > _LAG:
+            self._read(1, module)
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Read what is still on its way."""
+        self._read(len(self._pending), pl_module)  # type: ignore[arg-type]
+
+    def _read(self, count: int, module: TPAUCModule) -> None:
+        for _ in range(count):
+            flag, event = self._pending.pop(0)
+            event.synchronize()  # of a step that is _LAG steps old: as a rule it is long over
+            _stop_unless(bool(flag), module)
+
+
+def _stop_unless(finite: bool, module: TPAUCModule) -> None:
+    if not finite:
+        raise NonFiniteError(checkpointing.diagnose(module))
+
+
+def _always_skipped(module: TPAUCModule) -> str:
+    scaler: Any = getattr(module.trainer.precision_plugin, "scaler", None)
+    return (
+        f"Not finite after {module.batches_seen} steps: the gradient scaler skipped {_MOST_SKIPPED} steps in a row and "
+        f"is down to a scale of {scaler.get_scale():.1g}, so the gradients are infinite or nan at any scale. Look for "
+        "such numbers in the inputs, or train with precision='bf16-mixed', which has the range of float32."
+    )
