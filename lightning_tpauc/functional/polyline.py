@@ -37,7 +37,7 @@ def polyline_area(pos_counts: Tensor, neg_counts: Tensor, min_tpr: float, max_fp
     :math:`\max(0, \theta_1 n_- - FP(t))` wide, and :math:`FP` is linear on each segment.
 
     Args:
-        pos_counts: non-negative whole numbers, tensor ``(G,)``, any real dtype.
+        pos_counts: int64 tensor ``(G,)``, non-negative.
         neg_counts: same shape.
         min_tpr: lower bound of the true positive rate, in [0, 1).
         max_fpr: upper bound of the false positive rate, in (0, 1].
@@ -52,7 +52,8 @@ def polyline_area(pos_counts: Tensor, neg_counts: Tensor, min_tpr: float, max_fp
     pos, neg = pos_counts.to(torch.float64), neg_counts.to(torch.float64)
     n_pos, n_neg = pos.sum(), neg.sum()
     least_tp, most_fp = min_tpr * n_pos, max_fpr * n_neg
-    tp, fp = pos.cumsum(0) - pos, neg.cumsum(0) - neg  # where each segment starts
+    # Where each segment starts; summed as integers, since CUDA has no deterministic cumsum of floats.
+    tp, fp = pos_counts.cumsum(0) - pos_counts, neg_counts.cumsum(0) - neg_counts
     room = (most_fp - fp).clamp(min=0)
     # The part [start, end] of a segment, in shares of it, that runs inside the rectangle.
     start = ((least_tp - tp) / pos.clamp(min=1)).clamp(0, 1)

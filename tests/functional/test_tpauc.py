@@ -214,7 +214,18 @@ def test_ignored_rows_do_not_count(ignore_index):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("thresholds", [None, [-1.0, 0.0, 0.5, 2.0]], ids=["exact", "binned"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_devices_agree_by_a_single_bit(dtype, thresholds):
+def test_devices_agree_by_a_single_bit(dtype, thresholds, monkeypatch):
+    # As under Trainer(deterministic=True): operations without a deterministic kernel raise.
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        compare_devices(dtype, thresholds)
+    finally:
+        torch.use_deterministic_algorithms(was_deterministic)
+
+
+def compare_devices(dtype, thresholds):
     scores, target = normal_scores(3_000, 50_000, dtype=dtype)
     for min_tpr, max_fpr in RECTANGLES:
         here = two_way_partial_auroc(scores, target, min_tpr, max_fpr, thresholds)
