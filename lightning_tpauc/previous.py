@@ -112,14 +112,12 @@ class PreviousWeights:
         random = torch.get_rng_state(), torch.cuda.get_rng_state(module.device) if on_cuda else None
         assign(self.parameters, self.weights)
         reshard(module)
-        torch.clear_autocast_cache()  # or mixed precision would go on with the half-precision copies of other weights
         try:
             yield
         finally:
             assign(self.parameters, current)
             assign([b for b, _ in buffers], [b for _, b in buffers])
             reshard(module)
-            torch.clear_autocast_cache()
             torch.set_rng_state(random[0])
             if random[1] is not None:
                 torch.cuda.set_rng_state(random[1], module.device)
