@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lightning_tpauc import checkpoint as checkpointing
 from lightning_tpauc.algorithms import STACO, Algorithm
 from lightning_tpauc.callbacks import StageCallback
+from lightning_tpauc.checkpoint_io import use_atomic_files
 from lightning_tpauc.data.batch import PosNegBatch
 from lightning_tpauc.distributed import JointScores, gather_scores
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
@@ -188,6 +189,7 @@ class TPAUCModule(ScoringModule):
     def configure_callbacks(self) -> list[Callback]:
         """Add the callbacks that training relies on, unless the Trainer has its own."""
         refuse_unsupported(self.trainer)
+        use_atomic_files(self.trainer)
         present = [type(callback) for callback in self.trainer.callbacks]  # type: ignore[attr-defined]
         needed: Iterable[type[Callback]] = (FiniteGuard, StageCallback)
         return [kind() for kind in needed if not any(issubclass(p, kind) for p in present)]

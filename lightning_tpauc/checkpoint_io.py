@@ -1,0 +1,84 @@
+"""Checkpoint files that are whole or not there, whenever the process is killed."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import torch
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+from typing_extensions import override
+
+from lightning_tpauc.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+__all__ = ("AtomicCheckpointIO", "use_atomic_files")
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes beside the target, waits for the disk, then renames: the name always belongs to a whole checkpoint.
+
+    Lightning's own plugin writes into the folder for temporary files and moves the result. Where that folder is another
+    file system than the checkpoints', as on most clusters, moving is copying, and a kill in the middle leaves
+    half of ``last.ckpt`` in place of the one that was there. The module puts this plugin in place of Lightning's unless
+    the Trainer has another. Files on object stores are whole by nature and written as ever.
+
+    Example:
+        >>> import tempfile
+        >>> io = AtomicCheckpointIO()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     io.save_checkpoint({"epoch": 3}, f"{folder}/last.ckpt")
+        ...     io.load_checkpoint(f"{folder}/last.ckpt"), os.listdir(folder)
+        ({'epoch': 3}, ['last.ckpt'])
+    """
+
+    @override
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        if storage_options is not None or not _is_local(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # One name per target: the next attempt overwrites what a kill leaves behind. It must not hold the target's name,
+        # or Lightning would take it for a checkpoint.
+        beside = target.with_name(f".{crc32(target.name.encode()):08x}.saving")
+        try:
+            with beside.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(target)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+
+    @override
+    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Load as Lightning does.
+
+        Raises:
+            CheckpointError: if the file is not whole.
+        """
+        if _is_local(path) and Path(path).is_file() and not zipfile.is_zipfile(path):
+            msg = (
+                f"The checkpoint {str(path)!r} is not whole: its {Path(path).stat().st_size} bytes end too early or "
+                "were never a checkpoint. Resume from an earlier one, or copy it again."
+            )
+            raise CheckpointError(msg)
+        return super().load_checkpoint(path, *args, **kwargs)
+
+
+def use_atomic_files(trainer: Trainer) -> None:
+    """Put :class:`AtomicCheckpointIO` in place of Lightning's default plugin, and of no other."""
+    strategy = trainer.strategy
+    if type(strategy.checkpoint_io) is TorchCheckpointIO:
+        strategy.checkpoint_io = AtomicCheckpointIO()
+
+
+def _is_local(path: str | Path) -> bool:
+    return "://" not in str(path)
