@@ -20,9 +20,9 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from rich import get_console
 from rich.progress import Progress
 
+from lightning_tpauc.data.console import bar_console
 from lightning_tpauc.errors import DataError
 
 __all__ = ("SVMLightData", "default_cache_dir", "read_svmlight")
@@ -123,7 +123,8 @@ class _Blocks:
 
     def _texts(self) -> Iterator[bytes]:
         """Blocks of whole lines; a bar shows how much of the file, compressed or not, has been read."""
-        with self.path.open("rb") as raw, Progress(transient=True, disable=not get_console().is_terminal) as progress:
+        console = bar_console()
+        with self.path.open("rb") as raw, Progress(console=console, transient=True, disable=console.quiet) as progress:
             task = progress.add_task(f"Reading {self.path.name}", total=self.path.stat().st_size)
             rest = b""
             with _decompressed(raw, self.path.suffix) as file:

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich import get_console
 from rich.progress import track
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from lightning_tpauc.data.console import bar_console
 from lightning_tpauc.data.seeding import seeded_items
 from lightning_tpauc.errors import DataError
 
@@ -87,8 +87,8 @@ def stored_targets(dataset: Any, key: str | None = None) -> Any:
 
 
 def _items(dataset: Any, name: str) -> Any:
-    quiet = not get_console().is_terminal
-    rows = track(range(len(dataset)), f"Reading the labels of {name}", transient=True, disable=quiet)
+    console, text = bar_console(), f"Reading the labels of {name}"
+    rows = track(range(len(dataset)), text, console=console, transient=True, disable=console.quiet)
     return (dataset[row] for row in rows)
 
 
