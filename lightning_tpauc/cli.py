@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
-from torch.multiprocessing import ProcessRaisedException
+from torch.multiprocessing.spawn import ProcessRaisedException
 from typing_extensions import override
 
 from lightning_tpauc import algorithms, data, models
@@ -29,22 +29,19 @@ from lightning_tpauc.version import __version__
 __all__ = ("TPAUCCLI", "main")
 
 #: Imported here so that the command line finds them by their short names.
-_CLASSES: tuple[type, ...] = tuple(
-    value
-    for package in (algorithms, data, models)
-    for name in package.__all__
-    if isinstance(value := getattr(package, name), type)
-) + (TPAUCModule, PredictionWriter)
+_CLASSES: tuple[type, ...] = (
+    TPAUCModule,
+    PredictionWriter,
+    *(getattr(algorithms, name) for name in algorithms.__all__),
+    *(getattr(data, name) for name in data.__all__),
+    *(getattr(models, name) for name in models.__all__),
+)
 
 _BACKBONE = re.compile(r"--model(\.init_args)?\.backbone")
 
 
 class TPAUCArgumentParser(LightningArgumentParser):
-    """Parser with short usage, short names of this package's backbones, and messages in one line."""
-
-    def parse_args(self, args: Sequence[str] | None = None, *rest: Any, **kwargs: Any) -> Any:
-        """Parse a command line."""
-        return super().parse_args(_with_own_backbone(sys.argv[1:] if args is None else args), *rest, **kwargs)
+    """Parser whose messages are one line long."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print what is wrong and exit with status 2."""
@@ -67,7 +64,10 @@ class TPAUCCLI(LightningCLI):
             auto_configure_optimizers=False,  # the module takes optimizer and scheduler itself
             save_config_kwargs={"overwrite": True},  # without a logger the second run in a folder would stop
             parser_class=TPAUCArgumentParser,
-            parser_kwargs={name: {"usage": f"lightning-tpauc {name} [options]"} for name in self.subcommands()},
+            parser_kwargs={
+                "description": "Train a model to maximise two-way partial AUC, test it and predict with it.",
+                **{name: {"usage": f"lightning-tpauc {name} [options]"} for name in self.subcommands()},
+            },
             args=args,
             run=run,
         )
@@ -76,6 +76,13 @@ class TPAUCCLI(LightningCLI):
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         kwargs.update(prog="lightning-tpauc", version=__version__, allow_abbrev=False)
         return super().init_parser(**kwargs)
+
+    @override
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        if args is None or isinstance(args, list):
+            self.config = parser.parse_args(_with_own_backbone(sys.argv[1:] if args is None else args))
+        else:
+            super().parse_arguments(parser, args)
 
     @override
     def before_instantiate_classes(self) -> None:
@@ -88,27 +95,25 @@ class TPAUCCLI(LightningCLI):
         self._report(self.trainer.callback_metrics)
 
     def after_predict(self) -> None:
-        """Say where the predictions are."""
-        writers = [c for c in self.trainer.callbacks if isinstance(c, PredictionWriter)]
-        _say(*(f"Predictions written to {writer.path}" for writer in writers))
-        if not writers:
+        """Say how to get a file, unless there is one."""
+        callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]  # set at run time
+        if not any(isinstance(callback, PredictionWriter) for callback in callbacks):
             _say("Nothing was written: add --trainer.callbacks+=PredictionWriter for a CSV file.")
 
     def _report(self, metrics: dict[str, Any]) -> None:
         algorithm = self.model.algorithm
         _say(f"{type(algorithm).__name__}, TPR >= {algorithm.min_tpr:g} and FPR <= {algorithm.max_fpr:g}:")
         _say(*(f"  {name} = {float(metrics[name]):.4f}" for name in sorted(metrics) if name.startswith("val/")))
-        path = ""
-        for callback in self.trainer.checkpoint_callbacks:
-            if isinstance(callback, ModelCheckpoint) and callback.best_model_path:
-                path = path or _relative(callback.best_model_path)
-                if callback.monitor and callback.best_model_score is not None:
-                    best = f"best {callback.monitor} = {float(callback.best_model_score):.4f}"
-                    _say(f"  {best} in {_relative(callback.best_model_path)}")
-        config = Path(self.trainer.log_dir or ".", "config.yaml")
-        if path and config.is_file():
-            command = ["lightning-tpauc", "test", "--config", _relative(config), "--ckpt_path", path]
-            _say(f"Test it with: {shlex.join(command)}")
+        saved = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.best_model_path]
+        for callback in saved:
+            if callback.monitor and callback.best_model_score is not None:
+                best = f"best {callback.monitor} = {float(callback.best_model_score):.4f}"
+                _say(f"  {best} in {_relative(callback.best_model_path)}")
+        for callback in saved[:1]:
+            config = Path(callback.best_model_path).parents[1] / "config.yaml"
+            if config.is_file():
+                command = ["lightning-tpauc", "test", "--config", _relative(config)]
+                _say(f"Test it with: {shlex.join([*command, '--ckpt_path', _relative(callback.best_model_path)])}")
 
 
 def main(args: ArgsType = None) -> None:
