@@ -10,7 +10,6 @@ import numpy as np
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
 
 from lightning_tpauc.data.fetch import fetcher_for, unaugmented
 from lightning_tpauc.data.loader import EvalLoader, PosNegLoader
@@ -72,10 +71,10 @@ class PosNegDataModule(LightningDataModule):
 
     def __init__(
         self,
-        train_dataset: Dataset[Any] | Any = None,
-        val_dataset: Dataset[Any] | Any = None,
-        test_dataset: Dataset[Any] | Any = None,
-        predict_dataset: Dataset[Any] | Any = None,
+        train_dataset: Any = None,  # jsonargparse 4.44 to 4.48 can't read `Dataset[Any] | Any`
+        val_dataset: Any = None,
+        test_dataset: Any = None,
+        predict_dataset: Any = None,
         *,
         num_pos: int = 32,
         num_neg: int = 32,
