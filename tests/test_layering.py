@@ -17,10 +17,10 @@ PACKAGE = "lightning_tpauc"
 #: What only type checkers read may name anything: a callback says which module it works on.
 LAYERS = (
     {"errors", "version"},
-    {"distributed", "extras", "functional", "schedules", "sharding", "support", "transfer"},
+    {"checkpoint_io", "distributed", "extras", "functional", "schedules", "sharding", "support", "transfer"},
     {"algorithms", "data", "iterates", "metrics", "models"},
-    {"batch_norm", "evaluation", "prediction", "previous", "random_state", "scores", "scoring"},
-    {"checkpoint"},
+    {"batch_norm", "evaluation", "prediction", "previous", "random_state", "scores"},
+    {"checkpoint", "scoring"},
     {"callbacks", "guard"},
     {"module"},
     {"cli_errors", "experiments"},

@@ -121,6 +121,10 @@ def one_curve(_):
     return importlib.import_module("lightning_tpauc.metrics.plot").plot_roc(rates, rates, 0.5, 0.5, 0.5)
 
 
+def one_chart(folder):
+    importlib.import_module("lightning_tpauc.experiments.figures").draw_times({"A": [1.0]}, "time", folder / "time.png")
+
+
 #: Module that asks for extras -> extra, the dependencies it imports, a call that needs each of them.
 USERS = {
     "data.graphs": ("graph", ("torch_geometric",), one_graph),
@@ -135,6 +139,7 @@ USERS = {
         lambda folder: lightning_tpauc.OGBMoleculesDataModule(root=folder, download=True).prepare_data(),
     ),
     "data.smiles": ("graph", ("ogb", "rdkit"), one_molecule),
+    "experiments.figures": ("plot", ("matplotlib",), one_chart),
     "metrics.objective": ("plot", ("matplotlib",), lambda _: lightning_tpauc.ExactObjective().plot(torch.tensor(0.5))),
     "metrics.plot": ("plot", ("matplotlib",), one_curve),
     "metrics.tpauc": ("plot", ("matplotlib",), lambda _: lightning_tpauc.TwoWayPartialAUROC().plot(torch.tensor(0.5))),
