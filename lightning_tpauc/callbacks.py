@@ -10,7 +10,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
 from lightning_tpauc import checkpoint as checkpointing
-from lightning_tpauc.batch_norm import average_over_ranks, batch_norm_statistics, recompute
+from lightning_tpauc.batch_norm import agree_on_statistics, batch_norm_statistics, recompute
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.iterates import WeightIterates
 from lightning_tpauc.previous import PreviousWeights
@@ -47,7 +47,8 @@ class StageCallback(Callback):
         max_negatives: bound on the negatives that are remembered or scored; ``None`` is no bound for the forward pass
             and 2**20 for the memory.
         batch_norm: running statistics of batch normalisation that go with averaged weights: ``"average"`` them like
-            weights, ``"keep"`` the last iterate's, or ``"recompute"`` them at a stage's end by a pass over an epoch.
+            weights, ``"keep"`` the last iterate's, or ``"recompute"`` them by a pass over an epoch, at a
+            stage's end and after training. The default did best in ``benchmarks/batch_norm.py``.
 
     Raises:
         ArgumentError: if an argument is out of range.
@@ -120,6 +121,7 @@ class StageCallback(Callback):
         """Allocate the state, then restore it from a checkpoint or start it."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
         reshard(module)
+        module.in_step = False  # an earlier run may have ended amid a step
         self._allocate(trainer, module)
         if checkpointing.restore(module):
             self._end_stage_if_due(trainer, module)
@@ -154,7 +156,7 @@ class StageCallback(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Agree on batch-norm statistics over ranks, then put the average into the model."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
-        _agree_on_statistics(module)
+        agree_on_statistics(module)
         if _is_fitting(trainer) and module.iterates is not None:
             self._swapped_for_validation = module.iterates.swap_in()
             reshard(module)
@@ -174,10 +176,11 @@ class StageCallback(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the returned solution, the average, in the model."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
-        _agree_on_statistics(module)
-        if module.iterates is not None:
-            module.iterates.swap_in()
+        agree_on_statistics(module)
+        if module.iterates is not None and module.iterates.swap_in():
             reshard(module)
+            if self.batch_norm == "recompute":
+                recompute(module, trainer)
 
     # ---------------------------------------------------------------- stages
 
@@ -221,7 +224,7 @@ class StageCallback(Callback):
             self._end_stage(trainer, module, iterates)
 
     def _end_stage(self, trainer: Trainer, module: TPAUCModule, iterates: WeightIterates) -> None:
-        _agree_on_statistics(module)
+        agree_on_statistics(module)
         iterates.finish_stage(adopt=module.algorithm.stage_iterate == "average")
         reshard(module)
         if self.batch_norm == "recompute":
@@ -236,13 +239,6 @@ class StageCallback(Callback):
             return None
         remembered = module.memory.training_scores() if module.memory is not None else None
         return remembered if remembered is not None else score_training_set(module, self.max_negatives)
-
-
-def _agree_on_statistics(module: TPAUCModule) -> None:
-    """Average batch-norm statistics over ranks: those of the last iterate, and their averages over the stage."""
-    average_over_ranks(statistic for _, statistic in batch_norm_statistics(module))
-    if module.iterates is not None:
-        average_over_ranks(module.iterates.mean[len(module.iterates.parameters) :])
 
 
 def _is_fitting(trainer: Trainer) -> bool:
