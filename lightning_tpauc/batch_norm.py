@@ -15,7 +15,9 @@ from lightning_tpauc.transfer import device_batches
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
-__all__ = ("average_over_ranks", "batch_norm_statistics", "recompute")
+    from lightning_tpauc.module import TPAUCModule
+
+__all__ = ("agree_on_statistics", "average_over_ranks", "batch_norm_statistics", "recompute")
 
 
 def batch_norm_statistics(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -41,6 +43,13 @@ def average_over_ranks(statistics: Iterable[Tensor]) -> None:
     for statistic in statistics:
         dist.all_reduce(statistic)
         statistic.div_(world)
+
+
+def agree_on_statistics(module: TPAUCModule) -> None:
+    """Average over ranks the statistics of the last iterate, and their averages over the stage; a collective."""
+    average_over_ranks(statistic for _, statistic in batch_norm_statistics(module))
+    if module.iterates is not None:
+        average_over_ranks(module.iterates.mean[len(module.iterates.parameters) :])
 
 
 @torch.no_grad()

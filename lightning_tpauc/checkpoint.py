@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch.core.mixins import hparams_mixin
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from lightning_tpauc import random_state
-from lightning_tpauc.errors import CheckpointError, NonFiniteError
+from lightning_tpauc.batch_norm import agree_on_statistics, batch_norm_statistics
+from lightning_tpauc.distributed import handling_exception, world_size
+from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning
 from lightning_tpauc.iterates import assign, whole
+from lightning_tpauc.sharding import reshard
 
 if TYPE_CHECKING:
     from lightning_tpauc.module import TPAUCModule
@@ -43,10 +47,16 @@ def save(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
 
     Raises:
         NonFiniteError: if the weights or the state are not finite, before the previous checkpoint is overwritten.
+        CheckpointError: if a signal asks for it amid a step of several ranks.
     """
     iterates = module.iterates
     if iterates is None:
         return
+    _look_at_the_moment(module)
+    reshard(module)
+    if not handling_exception():
+        agree_on_statistics(module)  # the file holds rank 0's, which the resumed ranks all start from
+        _refresh_statistics(module, checkpoint["state_dict"])
     problem = diagnose(module, only_if_broken=True)
     if problem:
         raise NonFiniteError(problem)
@@ -176,19 +186,46 @@ def refuse_foreign(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
         raise CheckpointError(msg)
 
 
+def _look_at_the_moment(module: TPAUCModule) -> None:
+    """Half of a step is in the state already when a signal handler or an exception saves amid the other half."""
+    if not module.in_step:
+        return
+    if world_size() > 1 and not handling_exception():
+        msg = (
+            "A checkpoint was asked for amid a training step, where other ranks are elsewhere and can't take part. "
+            "Save between steps (ModelCheckpoint) and resume from the last one; under SLURM, requeue by yourself: "
+            "`Trainer(plugins=[SLURMEnvironment(auto_requeue=False)])`."
+        )
+        raise CheckpointError(msg)
+    rank_zero_warn(
+        "This checkpoint is saved amid a training step: a run resumed from it takes half a step twice, so it will not "
+        "equal the unbroken run to the last bit.",
+        category=TPAUCWarning,
+    )
+
+
+def _refresh_statistics(module: TPAUCModule, state: dict[str, Any]) -> None:
+    for name, statistic in batch_norm_statistics(module):
+        if name in state:  # a copy, where the strategy makes the state_dict
+            state[name] = statistic.detach().to(state[name].device)
+
+
 def _publish_evaluation_weights(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
     iterates = module.iterates
     weights = iterates.evaluation_weights() if iterates is not None else None
     if iterates is None or weights is None:
         return
+    state = checkpoint["state_dict"]
+    # either every rank holds its shards, or rank 0 holds everything and the others an empty dictionary
+    sharded = any(isinstance(value, DTensor) for value in state.values())
     mean_of = {id(tensor): mean for tensor, mean in zip(iterates.averaged, weights, strict=True)}
     named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-    state = checkpoint["state_dict"]
     for name, tensor in named:
         mean = mean_of.get(id(tensor))
-        if mean is not None and name in state:
-            published = mean if isinstance(state[name], DTensor) else whole(mean)
-            state[name] = published.to(state[name].dtype)
+        if mean is not None:
+            published = mean if sharded else whole(mean)  # a collective
+            if name in state:
+                state[name] = published.to(dtype=state[name].dtype, device=state[name].device)
 
 
 def _check_belongs(module: TPAUCModule, state: dict[str, Any]) -> None:

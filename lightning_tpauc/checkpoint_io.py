@@ -44,8 +44,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             return
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        # One name per target: the next attempt overwrites what a kill leaves behind. It must not hold the target's name,
-        # or Lightning would take it for a checkpoint.
+        # One name per target: the next attempt overwrites what a kill leaves behind. It must not hold the name of the
+        # target, or Lightning would take it for a checkpoint.
         beside = target.with_name(f".{crc32(target.name.encode()):08x}.saving")
         try:
             with beside.open("wb") as file:

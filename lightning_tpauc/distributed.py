@@ -9,6 +9,7 @@ training averages the parameters' gradients over processes.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,16 @@ from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
 
-__all__ = ("JointScores", "Shares", "gather_scores", "gather_variable", "rank", "split_scores", "world_size")
+__all__ = (
+    "JointScores",
+    "Shares",
+    "gather_scores",
+    "gather_variable",
+    "handling_exception",
+    "rank",
+    "split_scores",
+    "world_size",
+)
 
 # torch 2.14 renamed all_gather_into_tensor.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -43,6 +53,11 @@ def world_size() -> int:
 def rank() -> int:
     """Rank of this process; 0 without a process group."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def handling_exception() -> bool:
+    """Whether an exception is being handled here: other ranks may not take part in a collective then."""
+    return sys.exc_info()[0] is not None
 
 
 def split_scores(scores: Tensor, sizes: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:

@@ -98,6 +98,8 @@ class TPAUCModule(ScoringModule):
         self.batches_seen = 0
         #: Whether a gradient scaler skipped the last step, because of infinite gradients.
         self.step_skipped = False
+        #: Whether a training step goes on, of which the state holds a part already.
+        self.in_step = False
         self._base_lr: float | None = None
         self._restored: dict[str, Any] | None = None
         checkpointing.save_cli_hyperparameters(self)
@@ -117,6 +119,7 @@ class TPAUCModule(ScoringModule):
             )
             raise ArgumentError(msg)
         optimizer = self._optimizer()
+        self.in_step = True
         optimizer.zero_grad()
         self.algorithm.step_scale = self._step_scale(optimizer)
         previous = self.previous.scores(self, batch)
@@ -136,6 +139,7 @@ class TPAUCModule(ScoringModule):
         else:
             self._after_step(joint)
         self.batches_seen += 1
+        self.in_step = False
         step_schedulers(self.trainer, self.batches_seen)
         loss = loss.detach()
         self.log("train/loss", loss, batch_size=sum(joint[k].numel() for k in range(3)))

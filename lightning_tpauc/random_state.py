@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import sys
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from lightning_tpauc.distributed import rank, world_size
+from lightning_tpauc.distributed import handling_exception, rank, world_size
 
 __all__ = ("gather", "scatter")
 
@@ -21,7 +20,7 @@ def gather() -> list[dict[str, Any]]:
     While an exception is handled other ranks may not take part, so a rescue checkpoint holds this rank's state only.
     """
     own = _own()
-    if world_size() == 1 or sys.exc_info()[0] is not None:
+    if world_size() == 1 or handling_exception():
         return [own]
     states: list[Any] = [None] * world_size()
     dist.all_gather_object(states, own)
