@@ -13,7 +13,13 @@ from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.duals import exact_duals
 from lightning_tpauc.functional.pairwise import pairwise_terms, weighted_excess
 from lightning_tpauc.functional.sonx import outer_selection, tracking_step, value_before
-from lightning_tpauc.functional.staco import global_threshold_step, minmax_loss, per_positive_risk, threshold_step
+from lightning_tpauc.functional.staco import (
+    excess_weights,
+    global_threshold_step,
+    minmax_loss,
+    per_positive_risk,
+    threshold_step,
+)
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 
 __all__ = ("SONX",)
@@ -158,11 +164,9 @@ class SONX(Algorithm):
         risk = self._risk(pos_scores, neg_scores, s)
         u = self.u[index].where(self.s_changed_at[index] >= 0, risk)
         selected = outer_selection(u, self.s_prime)
-        weighted, active = weighted_excess(
-            pos_scores, neg_scores, s, selected / selected.numel(), surrogate=self.surrogate
-        )
-        weighted_risk = weighted / self.theta1 + (selected * s).mean()
-        loss = minmax_loss(weighted_risk, selected.mean(), self.s_prime.clone(), self.theta0)
+        weights = excess_weights(selected, self.theta0, self.theta1)
+        weighted, active = weighted_excess(pos_scores, neg_scores, s, weights, surrogate=self.surrogate)
+        loss = minmax_loss(weighted, selected, s, self.s_prime, self.theta0)
         u = tracking_step(u, risk, previous_risk, self.tau, self.gamma)
         beta = self.step_scale * self.beta / selected.numel()
         new = threshold_step(s, selected, active, beta, self.theta0, self.theta1)

@@ -88,15 +88,14 @@ class SOTA(STACO):
             share_negatives=share_negatives,
         )
         require_range("gamma", gamma, 0.0, open_low=True)
-        # Every step changes all thresholds and adds all of them to the stage's sum, so one counter serves all entries.
+        # Every step changes all thresholds.
         self.add_state("s", "dense", fill=0.0 if dual_init == "zeros" else 1.0)
-        self.add_state("s_sum", "dense")
-        self.add_state("s_last", "scalar", dtype=torch.int32)
+        self.add_state("s_moments", "dense")
 
     def _update_thresholds(self, index: Tensor, s: Tensor, y: Tensor, active: Tensor) -> None:  # noqa: ARG002
         gradient = torch.zeros_like(self.s)
         sampled = sparse_threshold_gradient(y, active, self.theta0, self.theta1)
         gradient.index_copy_(0, index, sampled.to(gradient.dtype))
-        self.s.copy_(full_threshold_step(self.s, gradient, self.s_anchor, self.step_scale * self.beta, self.gamma))
-        self.s_sum.add_(self.s - self.s_anchor)
-        self.s_last.add_(1)
+        new = full_threshold_step(self.s, gradient, self.s_anchor, self.step_scale * self.beta, self.gamma)
+        self.s_moments.add_((new - self.s) * self.stage_steps)
+        self.s.copy_(new)

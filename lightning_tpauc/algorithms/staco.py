@@ -10,12 +10,13 @@ from torch import Tensor
 
 from lightning_tpauc.algorithms.base import Algorithm, TrainingScores
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.averaging import flush_lazy_sum, update_lazy_sum_
+from lightning_tpauc.functional.averaging import mean_from_changes, record_change_
 from lightning_tpauc.functional.checks import is_real
 from lightning_tpauc.functional.duals import exact_duals
 from lightning_tpauc.functional.pairwise import pairwise_terms, weighted_excess
 from lightning_tpauc.functional.staco import (
     dual_weight_step,
+    excess_weights,
     global_threshold_step,
     minmax_loss,
     per_positive_risk,
@@ -79,8 +80,7 @@ class STACO(Algorithm):
     s: Tensor
     s_prime: Tensor
     s_anchor: Tensor
-    s_sum: Tensor
-    s_last: Tensor
+    s_moments: Tensor
     s_prime_sum: Tensor
     stage_steps: Tensor
 
@@ -119,8 +119,7 @@ class STACO(Algorithm):
         self.add_state("s", "positive", fill=start)
         self.add_state("s_prime", "scalar", fill=start)
         self.add_state("s_anchor", "positive", fill=start)
-        self.add_state("s_sum", "positive")
-        self.add_state("s_last", "positive", dtype=torch.int32)
+        self.add_state("s_moments", "positive")
         self.add_state("s_prime_sum", "scalar")
         self.add_state("stage_steps", "scalar", dtype=torch.int32)
         self._started = False
@@ -148,7 +147,7 @@ class STACO(Algorithm):
     @property
     def step_sizes(self) -> dict[str, str]:
         """The step size of each variable."""
-        return {"y": "alpha", "s": "beta", "s_sum": "beta", "s_prime": "beta_prime", "s_prime_sum": "beta_prime"}
+        return {"y": "alpha", "s": "beta", "s_moments": "beta", "s_prime": "beta_prime", "s_prime_sum": "beta_prime"}
 
     def diagnostics(self) -> dict[str, Tensor]:
         r""":math:`s'`, the mean threshold, and the mean dual weight, which is :math:`\theta_0` at the optimum."""
@@ -161,7 +160,7 @@ class STACO(Algorithm):
     def setup(
         self, num_positives: int, *, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32
     ) -> None:
-        """Allocate 20 bytes a positive in single precision; see :meth:`Algorithm.setup`."""
+        """Allocate 16 bytes a positive in single precision; see :meth:`Algorithm.setup`."""
         super().setup(num_positives, device=device, dtype=dtype)
         self._started = self.dual_init != "exact"
 
@@ -176,39 +175,39 @@ class STACO(Algorithm):
         """Lines 1 to 4, all with the values from before the step except the new dual weights."""
         if not self._started:
             self._start_from_batch(pos_scores.detach(), dual_neg_scores.detach(), index)
-        s, y = self.s[index], self.y[index]
+        s, y = self.s.index_select(0, index), self.y.index_select(0, index)
         # line 1, on the dual negatives
-        terms = pairwise_terms(
+        excess = pairwise_terms(
             pos_scores.detach(), dual_neg_scores.detach(), s, surrogate=self.surrogate, gradients=False
-        )
-        risk = per_positive_risk(s, terms.excess, self.theta1)
+        ).excess
+        risk = per_positive_risk(s, excess, self.theta1)
         y = dual_weight_step(y, risk, self.s_prime, self.step_scale * self.alpha, self.theta0)
         # line 3, the loss for the weights, on the other negatives
-        mean_y = y.mean()
-        weighted, active = weighted_excess(pos_scores, neg_scores, s, y / y.numel(), surrogate=self.surrogate)
-        weighted_risk = weighted / self.theta1 + (y * s).mean()
-        loss = minmax_loss(weighted_risk, mean_y, self.s_prime.clone(), self.theta0)
+        weights = excess_weights(y, self.theta0, self.theta1)
+        weighted, active = weighted_excess(pos_scores, neg_scores, s, weights, surrogate=self.surrogate)
+        loss = minmax_loss(weighted, y, s, self.s_prime, self.theta0)
         # lines 2 and 4
         self._update_thresholds(index, s, y, active)
-        self.s_prime.copy_(global_threshold_step(self.s_prime, mean_y, self.step_scale * self.beta_prime, self.theta0))
+        beta_prime = self.step_scale * self.beta_prime
+        self.s_prime.copy_(global_threshold_step(self.s_prime, y.mean(), beta_prime, self.theta0))
         self.y.index_copy_(0, index, y.to(self.y.dtype))
         self.stage_steps.add_(1)
         self.s_prime_sum.add_(self.s_prime)
         return loss
 
     def _update_thresholds(self, index: Tensor, s: Tensor, y: Tensor, active: Tensor) -> None:
-        anchor = self.s_anchor[index]
-        update_lazy_sum_(self.s_sum, self.s_last, index, s, anchor, self.stage_steps)
+        anchor = self.s_anchor.index_select(0, index) if self.has_stages else None
         beta = self.step_scale * self.beta
         new = threshold_step(s, y, active, beta, self.theta0, self.theta1, anchor=anchor, gamma=self.gamma)
         self.s.index_copy_(0, index, new.to(self.s.dtype))
+        record_change_(self.s_moments, index, new - s, self.stage_steps)
 
     # ---------------------------------------------------------------- stages
 
     def averages(self) -> tuple[Tensor, Tensor]:
         r"""The averages :math:`(\bar s, \bar s')` over the stage's iterates so far, at a cost of O(n_pos)."""
         steps = self.stage_steps.clamp(min=1)
-        s_bar = flush_lazy_sum(self.s_sum, self.s_last, self.s, self.s_anchor, self.stage_steps)
+        s_bar = mean_from_changes(self.s_moments, self.s, self.stage_steps)
         s_prime_bar = torch.where(self.stage_steps > 0, self.s_prime_sum / steps, self.s_prime)
         return s_bar, s_prime_bar
 
@@ -235,7 +234,7 @@ class STACO(Algorithm):
 
     def _anchor(self) -> None:
         self.s_anchor.copy_(self.s)
-        for accumulator in (self.s_sum, self.s_last, self.s_prime_sum, self.stage_steps):
+        for accumulator in (self.s_moments, self.s_prime_sum, self.stage_steps):
             accumulator.zero_()
 
     def _solve(self, scores: TrainingScores) -> None:

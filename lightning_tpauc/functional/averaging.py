@@ -1,8 +1,8 @@
 r"""Averages over the iterates of a stage.
 
 Two kinds: the model's weights all change at every step, so their running mean is updated in full; of the per-positive
-thresholds only the S sampled entries change, so their sum is updated lazily, at a cost of O(S) a step and O(n_pos)
-once, at the stage's end.
+thresholds only the S sampled entries change, and their changes alone are accounted for, at a cost of O(S) a step and
+O(n_pos) once, at the stage's end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ("flush_lazy_sum", "running_mean_", "update_lazy_sum_")
+__all__ = ("mean_from_changes", "record_change_", "running_mean_")
 
 
 @torch.no_grad()
@@ -37,61 +37,43 @@ def running_mean_(means: Sequence[Tensor], values: Sequence[Tensor], count: int)
     torch._foreach_lerp_(list(means), values, 1.0 / count)
 
 
-def update_lazy_sum_(
-    deviation_sum: Tensor,
-    last_step: Tensor,
-    index: Tensor,
-    values: Tensor,
-    anchor: Tensor,
-    steps_done: Tensor,
-) -> None:
-    r"""Account for the time that some entries kept their value, before they change.
+def record_change_(moments: Tensor, index: Tensor, change: Tensor, steps_before: Tensor) -> None:
+    r"""Account for a change of some entries: :math:`M_i \leftarrow M_i + (k - 1)\,\Delta_{k,i}` in step k.
 
-    Entry i had the value :math:`s_i` after each of the steps ``last_step[i] + 1 .. steps_done``. The sum is kept of
-    :math:`s_i - s_{0,i}`, which is small, so that single precision suffices for long stages.
+    Entries that do not change need no work: see :func:`mean_from_changes`.
 
     Args:
-        deviation_sum: float tensor ``(n_pos,)``, updated in place.
-        last_step: int32 tensor ``(n_pos,)``, the step up to which the sum is complete, updated in place.
-        index: int64 tensor ``(S,)``, entries that are about to change, without repetition.
-        values: float tensor ``(S,)``, their values so far.
-        anchor: float tensor ``(S,)``, their values at the stage's start.
-        steps_done: int32 tensor ``()``, number of steps of this stage that are complete.
+        moments: float tensor ``(n_pos,)``, M, zero at the stage's start; updated in place.
+        index: int64 tensor ``(S,)``, the entries that change in this step, without repetition.
+        change: float tensor ``(S,)``, :math:`\Delta_{k,i} = s_{k,i} - s_{k-1,i}`.
+        steps_before: int32 tensor ``()``, k - 1: steps of this stage that are complete.
 
     Example:
-        >>> total, last = torch.zeros(3), torch.zeros(3, dtype=torch.int32)
-        >>> done = torch.tensor(4, dtype=torch.int32)
-        >>> update_lazy_sum_(total, last, torch.tensor([1]), torch.tensor([0.7]), torch.tensor([0.5]), done)
-        >>> total, last
-        (tensor([0.0000, 0.8000, 0.0000]), tensor([0, 4, 0], dtype=torch.int32))
+        >>> moments = torch.zeros(3)
+        >>> record_change_(moments, torch.tensor([1]), torch.tensor([0.5]), torch.tensor(4, dtype=torch.int32))
+        >>> moments
+        tensor([0., 2., 0.])
     """
-    duration = (steps_done - last_step[index]).to(values.dtype)
-    deviation_sum.index_add_(0, index, (values - anchor) * duration)
-    last_step.index_copy_(0, index, steps_done.expand(index.shape))
+    moments.index_add_(0, index, (change * steps_before).to(moments.dtype))
 
 
-def flush_lazy_sum(
-    deviation_sum: Tensor, last_step: Tensor, values: Tensor, anchor: Tensor, steps_done: Tensor
-) -> Tensor:
-    r"""The mean over a stage, :math:`\bar s_i = s_{0,i} + \frac1K \sum_{k=1}^{K} (s_{k,i} - s_{0,i})`.
+def mean_from_changes(moments: Tensor, values: Tensor, steps_done: Tensor) -> Tensor:
+    r"""The mean of a stage's K iterates, :math:`\frac1K \sum_{k=1}^K s_{k,i} = s_{K,i} - M_i / K`.
+
+    For :math:`s_{k,i} = s_{K,i} - \sum_{l > k} \Delta_{l,i}`: the change of step l is missing from the l - 1 iterates
+    before it.
 
     Args:
-        deviation_sum: float tensor ``(n_pos,)``, see :func:`update_lazy_sum_`.
-        last_step: int32 tensor ``(n_pos,)``, see :func:`update_lazy_sum_`.
-        values: float tensor ``(n_pos,)``, the current values.
-        anchor: float tensor ``(n_pos,)``, the values at the stage's start.
+        moments: float tensor ``(n_pos,)``, M of :func:`record_change_`.
+        values: float tensor ``(n_pos,)``, the current values :math:`s_K`.
         steps_done: int32 tensor ``()``, K; for K = 0 the current values are returned.
 
     Returns:
         Float tensor ``(n_pos,)``.
 
     Example:
-        >>> anchor, values = torch.tensor([0.5, 0.5]), torch.tensor([0.5, 0.9])
-        >>> last = torch.tensor([0, 4], dtype=torch.int32)
-        >>> flush_lazy_sum(torch.tensor([0.0, 0.8]), last, values, anchor, torch.tensor(8, dtype=torch.int32))
-        tensor([0.5000, 0.8000])
+        >>> steps_done = torch.tensor(8, dtype=torch.int32)  # entry 1 rose by 0.5 in step 5
+        >>> mean_from_changes(torch.tensor([0.0, 2.0]), torch.tensor([0.5, 1.0]), steps_done)
+        tensor([0.5000, 0.7500])
     """
-    remaining = (steps_done - last_step).to(values.dtype)
-    steps = steps_done.clamp(min=1).to(values.dtype)
-    mean = anchor + (deviation_sum + (values - anchor) * remaining) / steps
-    return torch.where(steps_done > 0, mean, values)
+    return values - moments / steps_done.clamp(min=1)

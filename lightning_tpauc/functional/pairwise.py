@@ -179,6 +179,8 @@ def _prepare(pos: Tensor, neg: Tensor, s: Tensor, y: Tensor | None) -> tuple[Ten
     if y is None:
         y = torch.ones_like(s)
     check_per_positive(y, "weights", pos)
+    if pos.dtype == neg.dtype == s.dtype == y.dtype == torch.float32:
+        return pos, neg, s, y  # the usual case, in every step
     dtype = common_dtype(pos, neg, s, y)
     return pos.to(dtype), neg.to(dtype), s.to(dtype), y.to(dtype)
 
@@ -237,15 +239,16 @@ def _dense_block(
     pos: Tensor, neg: Tensor, s: Tensor, y: Tensor, loss: Surrogate, gradients: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Sums over j of excess, activity and slope, each (S,), and the sum over i of y_i times the slope, (B,)."""
-    t = neg - pos[:, None]  # (S, B)
-    over = loss.value(t) - s[:, None]
-    mask = (over > 0).to(t.dtype)
-    excess, active = over.clamp_min(0.0).sum(1), mask.sum(1)
+    # Small batches cost what their number of operations costs, so temporaries are overwritten where they are ours.
+    t = neg - pos.unsqueeze(1)  # (S, B)
+    over = loss.value(t) - s.unsqueeze(1)
+    mask = over.sign().clamp_min_(0.0)
+    excess, active = over.clamp_min_(0.0).sum(1), mask.sum(1)
     if not gradients:
-        return excess, active, active, torch.zeros_like(neg)
-    slope = loss.derivative(t) * mask
+        return excess, active, active, neg
+    slope = mask.mul_(loss.derivative(t))
     # No matrix product: autocast would run it in half precision.
-    return excess, active, slope.sum(1), (slope * y[:, None]).sum(0)
+    return excess, active, slope.sum(1), slope.mul_(y.unsqueeze(1)).sum(0)
 
 
 def _means(sums: tuple[Tensor, Tensor, Tensor, Tensor], y: Tensor, num_neg: int, gradients: bool) -> PairwiseTerms:

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 __all__ = (
     "dual_weight_step",
+    "excess_weights",
     "global_threshold_step",
     "minmax_loss",
     "per_positive_risk",
@@ -35,11 +37,10 @@ def per_positive_risk(thresholds: Tensor, excess: Tensor, theta1: float) -> Tens
         Float tensor ``(S,)``.
 
     Example:
-        >>> import torch
         >>> per_positive_risk(torch.tensor([0.5]), torch.tensor([0.1]), theta1=0.5)
         tensor([0.7000])
     """
-    return thresholds + excess / theta1
+    return torch.add(thresholds, excess, alpha=1.0 / theta1)
 
 
 def dual_weight_step(
@@ -58,12 +59,11 @@ def dual_weight_step(
         Float tensor ``(S,)`` in [0, 1].
 
     Example:
-        >>> import torch
         >>> y = dual_weight_step(torch.tensor([0.5, 0.9]), torch.tensor([0.2, 1.0]), torch.tensor(0.4), 0.5, 0.5)
         >>> y
         tensor([0.3000, 1.0000])
     """
-    return (dual_weights + (alpha / theta0) * (risk - global_threshold)).clamp(0.0, 1.0)
+    return torch.add(dual_weights, risk - global_threshold, alpha=alpha / theta0).clamp_(0.0, 1.0)
 
 
 def threshold_step(
@@ -97,25 +97,47 @@ def threshold_step(
         Float tensor ``(S,)``.
 
     Example:
-        >>> import torch
         >>> s = torch.tensor([0.5])
         >>> threshold_step(s, torch.tensor([1.0]), torch.tensor([1.0]), beta=0.1, theta0=0.5, theta1=0.5)
         tensor([0.7000])
     """
-    gradient = dual_weights * (1.0 - active / theta1)
+    gradient = torch.addcmul(dual_weights, dual_weights, active, value=-1.0 / theta1)
     if anchor is not None and math.isfinite(gamma):
-        gradient = gradient + (thresholds - anchor) / gamma
-    return thresholds - (beta / theta0) * gradient
+        gradient = torch.add(gradient, thresholds - anchor, alpha=1.0 / gamma)
+    return torch.sub(thresholds, gradient, alpha=beta / theta0)
 
 
-def minmax_loss(weighted_risk: Tensor, mean_dual_weight: Tensor, global_threshold: Tensor, theta0: float) -> Tensor:
+def excess_weights(dual_weights: Tensor, theta0: float, theta1: float) -> Tensor:
+    r"""Line 3, what each positive's mean excess loss counts for: :math:`y_i / (S \theta_0 \theta_1)`.
+
+    Args:
+        dual_weights: float tensor ``(S,)``, the new :math:`y_i`.
+        theta0: one minus the lower bound of the true positive rate, in (0, 1].
+        theta1: the upper bound of the false positive rate, in (0, 1].
+
+    Returns:
+        Float tensor ``(S,)``, the weights of :func:`~lightning_tpauc.functional.weighted_excess`.
+
+    Example:
+        >>> excess_weights(torch.tensor([0.5, 1.0]), theta0=0.5, theta1=0.5)
+        tensor([1., 2.])
+    """
+    return dual_weights / (dual_weights.shape[0] * theta0 * theta1)
+
+
+def minmax_loss(
+    weighted_excess: Tensor, dual_weights: Tensor, thresholds: Tensor, global_threshold: Tensor, theta0: float
+) -> Tensor:
     r"""Line 3, the function whose gradient (eqn:w) and (eqn:ww) follow.
 
     .. math:: \frac{1}{S}\sum_i y_i \frac{g_i(w, s_i; \tilde B) - s'}{\theta_0} + s'
+        = \sum_i \frac{y_i}{S\theta_0\theta_1} \frac{1}{|\tilde B|} \sum_j (\ell_{ij} - s_i)_+
+        + \frac{1}{S\theta_0} \sum_i y_i (s_i - s') + s'
 
     Args:
-        weighted_risk: float tensor ``()``, :math:`\frac{1}{S}\sum_i y_i g_i(w, s_i; \tilde B)`, with the graph.
-        mean_dual_weight: float tensor ``()``, :math:`\frac{1}{S}\sum_i y_i`.
+        weighted_excess: float tensor ``()``, the first sum of the second form, with the graph.
+        dual_weights: float tensor ``(S,)``, the new :math:`y_i`.
+        thresholds: float tensor ``(S,)``, :math:`s_i` before the step.
         global_threshold: float tensor ``()``, :math:`s'` before the step.
         theta0: one minus the lower bound of the true positive rate, in (0, 1].
 
@@ -124,11 +146,12 @@ def minmax_loss(weighted_risk: Tensor, mean_dual_weight: Tensor, global_threshol
         it need not fall while training makes progress.
 
     Example:
-        >>> import torch
-        >>> minmax_loss(torch.tensor(0.3), torch.tensor(0.5), torch.tensor(0.2), theta0=0.5)
+        >>> minmax_loss(torch.tensor(0.3), torch.tensor([1.0, 0.5]), torch.tensor([0.1, 0.6]), torch.tensor(0.2), 0.5)
         tensor(0.6000)
     """
-    return (weighted_risk - mean_dual_weight * global_threshold) / theta0 + global_threshold
+    rest = (dual_weights * (thresholds - global_threshold)).sum()
+    rest = torch.add(global_threshold, rest, alpha=1.0 / (dual_weights.shape[0] * theta0))
+    return weighted_excess + rest
 
 
 def global_threshold_step(
@@ -146,11 +169,10 @@ def global_threshold_step(
         Float tensor ``()``.
 
     Example:
-        >>> import torch
         >>> global_threshold_step(torch.tensor(1.0), torch.tensor(0.75), beta_prime=0.1, theta0=0.5)
         tensor(1.0500)
     """
-    return global_threshold - beta_prime * (1.0 - mean_dual_weight / theta0)
+    return torch.add(global_threshold, mean_dual_weight - theta0, alpha=beta_prime / theta0)
 
 
 def proximal_coefficient(gamma: float, theta0: float) -> float:

@@ -232,11 +232,11 @@ def test_rollback_undoes_a_step_bit_for_bit():
         assert torch.equal(value, torch.as_tensor(algorithm.state_dict()[name])), name
 
 
-def test_state_costs_twenty_bytes_a_positive():
+def test_state_costs_sixteen_bytes_a_positive():
     algorithm = STACO(gamma=100.0)
     algorithm.setup(1000)
     per_positive = [v for v in algorithm.state_dict().values() if torch.is_tensor(v) and v.numel() == 1000]
-    assert sum(v.element_size() for v in per_positive) == 20
+    assert sum(v.element_size() for v in per_positive) == 16
 
 
 @pytest.mark.parametrize(
