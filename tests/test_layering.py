@@ -24,7 +24,7 @@ LAYERS = (
     {"callbacks", "guard"},
     {"module"},
     {"cli_errors", "experiments"},
-    {"cli"},
+    {"cli", "experiments"},
     {"", "__main__"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -1,0 +1,86 @@
+"""Reproduce an experiment of the paper: ``python examples/reproduce.py --experiment ijcnn1 --data-root DIR``.
+
+A run that was stopped goes on where it was: give the same command again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from lightning_tpauc.errors import TPAUCError
+from lightning_tpauc.experiments.build import Options
+from lightning_tpauc.experiments.catalog import Experiment, experiment_names, find_experiment
+from lightning_tpauc.experiments.report import write_report
+from lightning_tpauc.experiments.runner import Plan, run_plan
+from lightning_tpauc.experiments.store import Store
+from lightning_tpauc.experiments.timing import time_methods
+
+TIMING = "seconds-per-step"
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [*experiment_names(), *(f"{name}-{TIMING}" for name in experiment_names() if "-" not in name)]
+    parser.add_argument("--experiment", required=True, choices=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument("--data-root", required=True, help="folder of the data set's files")
+    parser.add_argument("--results", default="examples/results", type=Path, help="folder of results")
+    parser.add_argument(
+        "--cache", default="~/.cache/lightning_tpauc", help="folder of parsed data and of shared starts"
+    )
+    parser.add_argument("--grid", choices=("paper", "tuned"), default="tuned", help="the paper's grids, or ours")
+    parser.add_argument("--methods", nargs="+", help="only these; all by default")
+    parser.add_argument("--folds", type=int, default=5, help="folds of the cross-validation")
+    parser.add_argument("--search-folds", type=int, help="compare settings on the first so many folds only")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--budget", type=int, help="most settings per method and rectangle, drawn from its grid")
+    parser.add_argument("--length", type=int, help="steps or epochs instead of the paper's; milestones move along")
+    parser.add_argument("--model", help="another backbone of lightning_tpauc.models, such as CNN3D on a CPU")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1, help="threads per process")
+    parser.add_argument("--accelerator", default="cpu", help="cpu, gpu or auto")
+    parser.add_argument("--only-report", action="store_true", help="write tables and figures of what has finished")
+    return parser.parse_args(arguments)
+
+
+def selected(experiment: Experiment, args: argparse.Namespace) -> Experiment:
+    if args.model:
+        experiment = replace(experiment, model=(args.model, {}))
+    if args.methods:
+        known = {method.name: method for method in experiment.methods}
+        unknown = [name for name in args.methods if name not in known]
+        if unknown:
+            sys.exit(
+                f"Expected --methods out of {', '.join(map(repr, known))}, but got {', '.join(map(repr, unknown))}."
+            )
+        experiment = replace(experiment, methods=tuple(known[name] for name in args.methods))
+    return experiment
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args = parse(arguments)
+    cache = str(Path(args.cache).expanduser())
+    options = Options(args.data_root, cache, args.accelerator, args.threads)
+    timing = args.experiment.endswith(TIMING)
+    experiment = selected(find_experiment(args.experiment.removesuffix(f"-{TIMING}"), args.grid), args)
+    command = " ".join(["python examples/reproduce.py", *(arguments if arguments is not None else sys.argv[1:])])
+    if timing:
+        print(time_methods(experiment, options, args.results, args.length or 100, command).read_text())
+        return
+    schedule = experiment.schedule.scaled(args.length) if args.length else None
+    plan = Plan(experiment, args.folds, args.search_folds or args.folds, tuple(args.seeds), args.budget, schedule)
+    suffix = "" if args.grid == "tuned" else "-paper-grid"
+    folder = args.results / f"{experiment.name}{suffix}"
+    with Store(folder / "results.sqlite") as store:
+        if not args.only_report:
+            run_plan(plan, store, options, args.processes)
+        print(write_report(plan, store, folder, command).read_text())
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except TPAUCError as error:
+        sys.exit(f"reproduce.py: error: {error}")

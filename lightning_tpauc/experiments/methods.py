@@ -1,0 +1,164 @@
+"""The compared methods and the settings that are tried for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from lightning_tpauc.experiments.grids import Grid
+
+__all__ = ("WEIGHT_DECAY", "Method", "deep_methods", "linear_methods", "tuned_deep_methods", "tuned_linear_methods")
+
+#: The paper's, for all methods.
+WEIGHT_DECAY = 2e-4
+_THETAS: dict[str, tuple[float, ...]] = {"min_tpr": (0.6, 0.5, 0.25), "max_fpr": (0.4, 0.5, 0.75)}
+_PAPER_START = {"dual_init": "ones", "stage_restart": "ones"}
+_DUAL_STEPS = "alpha+beta+beta_prime"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A training method as an experiment compares it.
+
+    Attributes:
+        name: as tables call it.
+        algorithm: class in :mod:`lightning_tpauc.algorithms`.
+        grid: values to try; ``lr`` and ``momentum`` are the optimizer's, everything else the algorithm's.
+        fixed: arguments of the algorithm that are not searched.
+        by_rectangle: whether it trains on the rectangle that is reported. Otherwise one run serves all rectangles:
+            the loss ignores the rectangle, or the grid has it.
+        sizes: positives, negatives and dual negatives per step.
+        activation: overrides the experiment's ``score_activation``.
+        stage_steps: length of a stage in steps; ``None`` and no ``stage_epochs``: an epoch.
+        stage_epochs: length of a stage in epochs.
+        reported_as: the name of its column in the paper's table; ``None`` if it is not there.
+    """
+
+    name: str
+    algorithm: str
+    grid: Grid
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    by_rectangle: bool = False
+    sizes: tuple[int, int, int] = (32, 32, 0)
+    activation: Literal["identity", "sigmoid"] | None = None
+    stage_steps: int | None = None
+    stage_epochs: int = 1
+    reported_as: str | None = None
+
+
+def _baselines(stage: dict[str, int]) -> tuple[Method, ...]:
+    """The paper's grids of the methods that it compares with, to the letter where it gives values."""
+    decay = {"weight_decay": WEIGHT_DECAY}
+    rates: Grid = {"lr": (1e-3, 1e-2, 1e-1)}
+    pauci: Grid = {
+        "lr+nu": (1e-2, 1e-1, 5e-1),
+        "rho": (0.1, 0.5, 1.0),
+        "k": (1.0, 4.0, 7.0, 10.0),
+        "c1": (0.0, 0.5, 1.0),
+        "c2": (0.0, 0.5, 1.0),
+        "m": (10.0, 40.0, 70.0, 100.0),
+        "kappa": (2.0, 4.0, 6.0),
+    }
+    aucm: Grid = {"lr+eta": (1e-2, 1e-1, 5e-1), "gamma": (100.0, 500.0, 1000.0)}
+    lambdas: Grid = {**rates, "lam": (0.1, 1.0, 10.0), "lam_prime": (0.1, 1.0, 10.0)}
+    sonx: Grid = {**rates, "gamma": (0.0, 1e-3, 1e-2, 1e-1), **_THETAS}
+    return (
+        Method("CE", "CrossEntropy", rates, reported_as="CE"),
+        Method("AUCM", "AUCM", aucm, decay, reported_as="AUCM", **stage),  # type: ignore[arg-type]
+        Method("SOTAs", "SOTAs", lambdas, reported_as="SOTAs"),
+        Method("PAUCI", "PAUCI", pauci, by_rectangle=True, activation="sigmoid", reported_as="PAUCI"),
+        Method("SONX", "SONX", sonx, reported_as="SONX"),
+    )
+
+
+def linear_methods() -> tuple[Method, ...]:
+    """The paper's methods and grids for linear models.
+
+    Example:
+        >>> [method.name for method in linear_methods()]
+        ['CE', 'AUCM', 'SOTAs', 'PAUCI', 'SONX', 'STACO1']
+    """
+    grid: Grid = {"lr": (1e-2, 1e-1, 5e-1), _DUAL_STEPS: (1e-2, 1e-1, 5e-1), **_THETAS}
+    # 64 examples a step in all, two independent batches of negatives among them
+    staco = Method("STACO1", "STACO", grid, {"dual_init": "ones"}, sizes=(32, 16, 16), reported_as="STACO")
+    return *_baselines({"stage_steps": 500}), staco
+
+
+def deep_methods() -> tuple[Method, ...]:
+    """The paper's methods and grids for deep models; SOTA is in its figures and its table of times only.
+
+    Example:
+        >>> [method.name for method in deep_methods()][-2:]
+        ['SOTA', 'STACO2']
+    """
+    grid: Grid = {
+        "lr": (1e-2, 1e-1, 5e-1),
+        _DUAL_STEPS: (1e-2, 1e-1, 5e-1),
+        "gamma": (300.0, 500.0, 1000.0),
+        **_THETAS,
+    }
+    staco = Method("STACO2", "STACO", grid, _PAPER_START, sizes=(32, 16, 16), reported_as="STACO")
+    sota = replace(staco, name="SOTA", algorithm="SOTA", reported_as=None)
+    return *_baselines({"stage_epochs": 20}), sota, staco
+
+
+def tuned_linear_methods() -> tuple[Method, ...]:
+    """Eight settings for every method and rectangle, around values that work on standardised features.
+
+    Example:
+        >>> import math
+        >>> {math.prod(map(len, method.grid.values())) for method in tuned_linear_methods()}
+        {8}
+    """
+    decay = {"weight_decay": WEIGHT_DECAY}
+    ce: Grid = {"lr": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)}
+    aucm: Grid = {"lr+eta": (1e-3, 3e-3, 1e-2, 3e-2), "gamma": (100.0, 1000.0)}
+    sotas: Grid = {"lr": (1e-3, 3e-3, 1e-2, 3e-2), "lam+lam_prime": (1.0, 10.0)}
+    pauci: Grid = {"lr": (0.3, 1.0, 3.0, 10.0), "kappa": (2.0, 6.0)}
+    sonx: Grid = {"lr": (0.01, 0.03, 0.1, 0.3), "beta": (0.3, 3.0)}
+    staco: Grid = {"lr": (0.01, 0.03, 0.1, 0.3), _DUAL_STEPS: (0.1, 0.5)}
+    shared = {"share_negatives": True}
+    exact = Method("STACO1", "STACO", staco, shared, by_rectangle=True, reported_as="STACO")
+    # the paper's start, and its two batches within the same 64 examples a step
+    ones = Method("STACO1, paper's start", "STACO", staco, {"dual_init": "ones"}, by_rectangle=True, sizes=(32, 16, 16))
+    return (
+        Method("CE", "CrossEntropy", ce, reported_as="CE"),
+        Method("AUCM", "AUCM", aucm, decay, stage_steps=500, reported_as="AUCM"),
+        Method("SOTAs", "SOTAs", sotas, reported_as="SOTAs"),
+        Method("PAUCI", "PAUCI", pauci, by_rectangle=True, activation="sigmoid", reported_as="PAUCI"),
+        Method("SONX", "SONX", sonx, by_rectangle=True, reported_as="SONX"),
+        replace(ones, reported_as="STACO"),
+        exact,
+    )
+
+
+def tuned_deep_methods() -> tuple[Method, ...]:
+    """Six settings for every method and rectangle, for sigmoid scores.
+
+    Example:
+        >>> import math
+        >>> {math.prod(map(len, method.grid.values())) for method in tuned_deep_methods()}
+        {6}
+    """
+    decay = {"weight_decay": WEIGHT_DECAY}
+    rates = (1e-2, 1e-1, 5e-1)
+    ce: Grid = {"lr": (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1)}
+    shared = {"share_negatives": True}
+    staco: Grid = {"lr": rates, "gamma": (300.0, 1000.0)}
+    return (
+        Method("CE", "CrossEntropy", ce, reported_as="CE"),
+        Method("AUCM", "AUCM", {"lr+eta": rates, "gamma": (100.0, 1000.0)}, decay, stage_epochs=20, reported_as="AUCM"),
+        Method("SOTAs", "SOTAs", {"lr": rates, "lam+lam_prime": (0.1, 1.0)}, reported_as="SOTAs"),
+        Method(
+            "PAUCI",
+            "PAUCI",
+            {"lr": (0.1, 1.0, 10.0), "kappa": (2.0, 6.0)},
+            by_rectangle=True,
+            activation="sigmoid",
+            reported_as="PAUCI",
+        ),
+        Method("SONX", "SONX", {"lr": rates, "beta": (0.3, 3.0)}, by_rectangle=True, reported_as="SONX"),
+        Method("SOTA", "SOTA", staco, shared, by_rectangle=True),
+        Method("STACO2", "STACO", staco, shared, by_rectangle=True, reported_as="STACO"),
+    )

@@ -1,0 +1,93 @@
+"""The report of an experiment: README.md, table.csv and figures in its folder."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import lightning
+import torch
+
+from lightning_tpauc.evaluation import metric_name
+from lightning_tpauc.experiments.figures import draw_curves, training_curves
+from lightning_tpauc.experiments.grids import settings_of
+from lightning_tpauc.experiments.runner import Plan
+from lightning_tpauc.experiments.store import Store
+from lightning_tpauc.experiments.tables import rows, to_csv, to_markdown
+from lightning_tpauc.version import __version__
+
+__all__ = ("environment", "write_report")
+
+
+def write_report(plan: Plan, store: Store, folder: Path, command: str) -> Path:
+    """Write tables and figures of what has finished.
+
+    Args:
+        plan: what was to be run.
+        store: the results.
+        folder: where to write.
+        command: the command that was given, for the record.
+
+    Returns:
+        The path of the Markdown file.
+
+    Raises:
+        MissingExtraError: if matplotlib is not installed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    table = rows(plan, store)
+    (folder / "table.csv").write_text(to_csv(table), encoding="utf-8")
+    pictures = []
+    for rectangle in plan.experiment.rectangles:
+        curves = training_curves(plan, store, rectangle)
+        if curves:
+            name = f"curves_{metric_name(rectangle)}.png"
+            draw_curves(curves, rectangle, plan.experiment.name, folder / name)
+            pictures.append(f"![Training curves]({name})")
+    parts = (f"# {plan.experiment.name}", _protocol(plan, store, command), to_markdown(plan, table), *pictures)
+    path = folder / "README.md"
+    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    return path
+
+
+def environment() -> str:
+    """Versions and machine, in one line.
+
+    Example:
+        >>> "torch" in environment()
+        True
+    """
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU ({platform.machine()})"
+    return (
+        f"lightning-tpauc {__version__}, torch {torch.__version__}, lightning {lightning.__version__}, "
+        f"Python {platform.python_version()}, {device}"
+    )
+
+
+def _protocol(plan: Plan, store: Store, command: str) -> str:
+    experiment = plan.experiment
+    schedule = plan.schedule or experiment.schedule
+    length = f"{schedule.steps} steps" if schedule.steps else f"{schedule.epochs} epochs"
+    changed = "" if plan.schedule is None else " (shortened; the paper's schedule is longer)"
+    folds = f"fold {', '.join(str(f) for f in plan.folds(searching=True))} of {plan.num_folds}"
+    validation = f"the validation part of {folds}" if experiment.folds else "the given validation part"
+    runs = f"{plan.num_folds} folds" if experiment.folds else "the given split"
+    outcomes = [outcome for _, outcome in store]
+    hours = sum(outcome.seconds for outcome in outcomes) / 3600
+    return f"""Command: `{command}`
+
+- {length}{changed}, step sizes times 0.1 after {", ".join(map(str, schedule.milestones))}; backbone
+  {experiment.model[0]}; weight decay 2e-4; 64 examples a step unless a method's name says otherwise.
+- {_budget(plan)}, all for the same number of steps. A setting is chosen by its mean value on
+  {validation}; search runs never see test data. The chosen setting is then trained again, with test values, on {runs}
+  and seeds {", ".join(map(str, plan.seeds))}; "runs" counts those that have finished.
+- std is the sample standard deviation over these runs. The interval is a 95% stratified bootstrap of the first run's
+  test scores: the error of the finite test set alone.
+- {len(outcomes)} trainings, {hours:.2f} hours of processes. {environment()}."""
+
+
+def _budget(plan: Plan) -> str:
+    counts = {len(settings_of(method.grid, plan.budget)) for method in plan.experiment.methods}
+    if len(counts) == 1:
+        return f"Every method tries {counts.pop()} settings per rectangle"
+    return f"Methods try {min(counts)} to {max(counts)} settings per rectangle (see the tables: NOT the same budget)"

@@ -1,0 +1,182 @@
+"""Tables of an experiment: Markdown to read, CSV to compute with."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from dataclasses import dataclass
+
+from lightning_tpauc.evaluation import Rectangle, metric_name
+from lightning_tpauc.experiments.grids import Settings, at_edge, settings_of
+from lightning_tpauc.experiments.methods import Method
+from lightning_tpauc.experiments.records import Outcome
+from lightning_tpauc.experiments.reported import reported_tpauc
+from lightning_tpauc.experiments.runner import Plan, choose
+from lightning_tpauc.experiments.store import Store
+
+__all__ = ("Row", "rows", "to_csv", "to_markdown")
+
+_COLUMNS = (
+    *("min_tpr", "max_fpr", "method", "test_mean", "test_std", "interval_low", "interval_high", "validation_mean"),
+    *("runs", "settings_tried", "settings_failed", "chosen", "at_edge", "paper_mean", "paper_std"),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method and one rectangle.
+
+    Attributes:
+        rectangle: what is reported.
+        method: name of the method.
+        mean: mean test TPAUC over the final runs; ``None`` if there are none yet.
+        std: sample standard deviation over the final runs; ``None`` below two.
+        interval: 95% bootstrap interval of the first final run: the error of the finite test set.
+        validation: mean validation TPAUC of the chosen setting in the search.
+        runs: final runs, (folds or seeds).
+        failed: settings of the search that became infinite.
+        tried: settings of the search that have finished or failed.
+        chosen: the chosen setting.
+        edges: arguments whose chosen value is at the edge of the grid.
+        paper: the paper's (mean, std).
+    """
+
+    rectangle: Rectangle
+    method: str
+    mean: float | None
+    std: float | None
+    interval: tuple[float, float] | None
+    validation: float | None
+    runs: int
+    failed: int
+    tried: int
+    chosen: Settings
+    edges: tuple[str, ...]
+    paper: tuple[float, float] | None
+
+
+def rows(plan: Plan, store: Store) -> list[Row]:
+    """One row per rectangle and method, of what has finished."""
+    return [_row(plan, store, method, r) for r in plan.experiment.rectangles for method in plan.experiment.methods]
+
+
+def _row(plan: Plan, store: Store, method: Method, rectangle: Rectangle) -> Row:
+    name = metric_name(rectangle)
+    trained = (rectangle.min_tpr, rectangle.max_fpr) if method.by_rectangle else None
+    searched: list[list[Outcome]] = []
+    for settings in settings_of(method.grid, plan.budget):
+        found = [store.get(trial) for trial in plan.search(method, trained, settings)]
+        done = [outcome for outcome in found if outcome is not None]
+        if len(done) == len(found):
+            searched.append(done)
+    failed = sum(any(outcome.status == "failed" for outcome in done) for done in searched)
+    chosen = choose(plan, method, trained, name, store)
+    paper = reported_tpauc(method.reported_as, plan.experiment.data_name, rectangle)
+    if chosen is None:
+        return Row(rectangle, method.name, None, None, None, None, 0, failed, len(searched), {}, (), paper)
+    search = [store.get(trial) for trial in plan.search(method, trained, chosen)]
+    final = [store.get(trial) for trial in plan.final(method, trained, chosen)]
+    finished = [outcome for outcome in final if outcome is not None and outcome.status == "finished"]
+    values = [outcome.test[name] for outcome in finished]
+    return Row(
+        rectangle,
+        method.name,
+        statistics.fmean(values) if values else None,
+        statistics.stdev(values) if len(values) > 1 else None,
+        finished[0].interval[name] if finished else None,
+        statistics.fmean(outcome.val[name] for outcome in search if outcome is not None),
+        len(values),
+        failed,
+        len(searched),
+        chosen,
+        tuple(at_edge(method.grid, chosen)),
+        paper,
+    )
+
+
+def to_csv(table: list[Row]) -> str:
+    """The rows as CSV with a header."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    for row in table:
+        numbers = [row.mean, row.std, *(row.interval or (None, None)), row.validation]
+        counts = [row.runs, row.tried, row.failed, describe(row.chosen), " ".join(row.edges)]
+        text = ["" if number is None else f"{number:.5f}" for number in numbers]
+        writer.writerow([*row.rectangle, row.method, *text, *counts, *(row.paper or ("", ""))])
+    return file.getvalue()
+
+
+def to_markdown(plan: Plan, table: list[Row]) -> str:
+    """One table per rectangle, the best mean in bold, and what our best method is below."""
+    parts = []
+    for rectangle in plan.experiment.rectangles:
+        own = [row for row in table if row.rectangle == rectangle]
+        best = max((row.mean for row in own if row.mean is not None), default=None)
+        lines = [
+            f"## TPR ≥ {rectangle.min_tpr:g}, FPR ≤ {rectangle.max_fpr:g}",
+            "",
+            "| method | test TPAUC, mean (std) | paper | 95% interval | validation | runs | settings tried (failed) "
+            "| chosen setting | inside its grid? |",
+            "|---|---|---|---|---|---|---|---|---|",
+            *(_line(row, best) for row in own),
+            "",
+            *_verdict(own),
+        ]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _line(row: Row, best: float | None) -> str:
+    tried = f"{row.tried} ({row.failed})"
+    paper = _value(*row.paper) if row.paper else "—"
+    if row.mean is None:
+        return f"| {row.method} | — | {paper} | — | — | 0 | {tried} | — | — |"
+    value = _value(row.mean, row.std)
+    value = f"**{value}**" if row.mean == best else value
+    interval = f"{row.interval[0]:.3f} to {row.interval[1]:.3f}" if row.interval else "—"
+    inside = "yes" if not row.edges else f"no: {', '.join(row.edges)} at the edge"
+    columns = (
+        row.method,
+        value,
+        paper,
+        interval,
+        f"{row.validation:.3f}",
+        row.runs,
+        tried,
+        describe(row.chosen),
+        inside,
+    )
+    return f"| {' | '.join(str(column) for column in columns)} |"
+
+
+def _verdict(own: list[Row]) -> list[str]:
+    """Where STACO is below another method, in words."""
+    ours = [row for row in own if row.method.startswith("STACO") and row.mean is not None]
+    others = [row for row in own if not row.method.startswith("STACO") and row.mean is not None]
+    if not ours or not others:
+        return []
+    mine = max(ours, key=lambda row: row.mean or 0.0)
+    above = [row for row in others if (row.mean or 0.0) > (mine.mean or 0.0)]
+    if not above:
+        return [f"{mine.method} has the best mean."]
+    named = ", ".join(f"{row.method} ({row.mean:.3f})" for row in above)
+    return [f"The best STACO ({mine.method}, {mine.mean:.3f}) is below {named}."]
+
+
+def _value(mean: float, std: float | None) -> str:
+    return f"{mean:.3f}" if std is None else f"{mean:.3f} ({std:.3f})"
+
+
+def describe(settings: Settings) -> str:
+    """A setting in one line.
+
+    Example:
+        >>> describe({"lr": 0.1, "gamma": 300.0})
+        'lr=0.1, gamma=300'
+    """
+    return ", ".join(
+        f"{name}={value:g}" if isinstance(value, (int, float)) else f"{name}={value}"
+        for name, value in settings.items()
+    )

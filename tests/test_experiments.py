@@ -1,0 +1,416 @@
+"""The runner of the paper's experiments on a tiny one: search, choice, resuming, tables, figures."""
+
+import csv
+import itertools
+import json
+import os
+import signal
+import sqlite3
+import statistics
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_tpauc import algorithms
+from lightning_tpauc.errors import ArgumentError, DataError
+from lightning_tpauc.evaluation import Rectangle, metric_name
+from lightning_tpauc.experiments import recorders
+from lightning_tpauc.experiments.build import Options, build_datamodule, build_module, build_trainer
+from lightning_tpauc.experiments.catalog import Experiment, Schedule, experiment_names, find_experiment
+from lightning_tpauc.experiments.grids import at_edge, settings_of, spread
+from lightning_tpauc.experiments.methods import Method
+from lightning_tpauc.experiments.records import Outcome, Trial
+from lightning_tpauc.experiments.report import write_report
+from lightning_tpauc.experiments.reported import reported_tpauc
+from lightning_tpauc.experiments.runner import Plan, choose, run_plan
+from lightning_tpauc.experiments.store import Store
+from lightning_tpauc.experiments.tables import rows, to_markdown
+from lightning_tpauc.experiments.timing import time_methods
+from lightning_tpauc.experiments.trial import run_trial
+from tests.paths import ROOT
+from tests.reference.tpauc import naive_tpauc
+from tests.tolerances import assert_close
+
+SIZES = (4, 8, 0)
+WIDE = Rectangle(0.25, 0.75)
+CE = Method("CE", "CrossEntropy", {"lr": (0.01, 0.1, 1.0)}, sizes=SIZES, reported_as="CE")
+STACO = Method(
+    "STACO1",
+    "STACO",
+    {"lr": (0.01, 0.1), "alpha+beta": (0.1,)},
+    {"share_negatives": True},
+    by_rectangle=True,
+    sizes=SIZES,
+    reported_as="STACO",
+)
+BROKEN = Method("broken", "STACO", {"lr": (1e30, 0.1)}, {"share_negatives": True}, sizes=SIZES)
+TINY = Experiment(
+    "tiny",
+    "ijcnn1",
+    ("LIBSVMDataModule", {"train_file": "train.txt", "test_file": "test.txt"}),
+    ("Linear", {"num_features": 3}),
+    Schedule(steps=12, milestones=(6,)),
+    (CE, STACO),
+)
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    for part, seed, count in (("train", 0, 120), ("test", 1, 90)):
+        random = np.random.default_rng(seed)
+        labels = np.arange(count) % 3 == 0
+        features = random.normal(size=(count, 3)) + 0.7 * labels[:, None]
+        lines = (
+            f"{'+1' if label else '-1'} " + " ".join(f"{k + 1}:{value:.6f}" for k, value in enumerate(row))
+            for label, row in zip(labels, features, strict=True)
+        )
+        (root / f"{part}.txt").write_text("\n".join(lines) + "\n")
+    return Options(str(root), str(root / "cache"), num_resamples=20, curve_points=4)
+
+
+@pytest.fixture(scope="module")
+def finished(options, tmp_path_factory):
+    """A finished plan: two folds to search on, three to report."""
+    folder = tmp_path_factory.mktemp("results")
+    plan = Plan(replace(TINY, methods=(CE, STACO, BROKEN)), num_folds=3, search_folds=2)
+    with Store(folder / "results.sqlite") as store:
+        run_plan(plan, store, options)
+        yield plan, store, folder
+
+
+def everything(store):
+    return [(json.loads(key), outcome) for key, outcome in store]
+
+
+# ---------------------------------------------------------------- grids
+
+
+def test_a_budget_draws_different_settings_and_the_same_ones_again():
+    grid = {"a": tuple(range(100)), "b": tuple(range(100))}
+    drawn = settings_of(grid, budget=50)
+    assert drawn == settings_of(grid, budget=50)
+    assert len({tuple(s.values()) for s in drawn}) == 50
+    assert drawn != settings_of(grid, budget=50, seed=1)
+    assert all(s in settings_of(grid) for s in drawn)
+
+
+def test_a_large_budget_is_the_whole_grid():
+    grid = {"a": (1, 2), "b": ("x", "y", "z")}
+    pairs = [(s["a"], s["b"]) for s in settings_of(grid, budget=7)]
+    assert pairs == list(itertools.product((1, 2), "xyz"))
+
+
+def test_grid_errors():
+    with pytest.raises(ArgumentError, match="`budget` to be at least 1, but got 0"):
+        settings_of({"lr": (1,)}, budget=0)
+    with pytest.raises(ArgumentError, match="none for gamma"):
+        settings_of({"lr": (1,), "gamma": ()})
+
+
+def test_edges():
+    grid = {"lr": (0.1, 1.0, 0.01), "gamma": (5,), "min_tpr": (0.5, 0.25), "kind": ("a", "b")}
+    settings = {"lr": 0.1, "gamma": 5, "min_tpr": 0.5, "kind": "a"}
+    assert at_edge(grid, settings) == []
+    assert at_edge(grid, {**settings, "lr": 1.0}) == at_edge(grid, {**settings, "lr": 0.01}) == ["lr"]
+
+
+# ---------------------------------------------------------------- store
+
+
+def test_the_store_keeps_what_it_got(tmp_path):
+    trial = Trial("e", "m", {"lr": 0.1}, 0, rectangle=(0.5, 0.5))
+    outcome = Outcome("finished", "", 1.5, {"a": 0.25}, {}, {}, [{"step": 1.0}])
+    with Store(tmp_path / "sub" / "results.sqlite") as store:
+        assert store.get(trial) is None
+        store.add(trial, outcome)
+    with Store(tmp_path / "sub" / "results.sqlite") as store:
+        assert store.get(trial) == outcome
+        assert store.get(replace(trial, seed=1)) is None
+
+
+def test_another_file_is_no_store(tmp_path):
+    path = tmp_path / "results.sqlite"
+    path.write_text("not a database, but long enough to look at: " * 50)
+    with pytest.raises(DataError, match=r"results\.sqlite is not a file of results"):
+        Store(path)
+
+
+# ---------------------------------------------------------------- search and choice
+
+
+def test_every_setting_is_searched_and_the_best_one_reported(finished):
+    _, store, _ = finished
+    found = everything(store)
+    search = [trial for trial, _ in found if trial["kind"] == "search"]
+    # CE: 3 settings; STACO: 2 on two rectangles; broken: 2. On two folds.
+    assert len(search) == 2 * (3 + 2 * 2 + 2)
+    values = {}
+    for trial, outcome in found:
+        if trial["kind"] == "search" and trial["method"] == "CE":
+            values.setdefault(trial["settings"]["lr"], []).append(outcome.val["tpauc_tpr25_fpr75"])
+    best = max(values, key=lambda lr: statistics.fmean(values[lr]))
+    final = {
+        trial["fold"]: outcome
+        for trial, outcome in found
+        if trial["kind"] == "final" and trial["method"] == "CE" and trial["settings"]["lr"] == best
+    }
+    assert set(final) == {0, 1, 2}
+
+
+def test_the_search_sees_no_test_data(finished):
+    for trial, outcome in everything(finished[1]):
+        assert bool(outcome.test) == bool(outcome.curve) == (trial["kind"] == "final")
+
+
+def test_the_final_run_repeats_the_search_run(finished):
+    found = everything(finished[1])
+    runs = {"search": {}, "final": {}}
+    for trial, outcome in found:
+        identity = {name: value for name, value in trial.items() if name != "kind"}
+        runs[trial["kind"]][json.dumps(identity)] = outcome.val
+    both = runs["search"].keys() & runs["final"].keys()
+    assert len(both) >= 6
+    assert all(runs["search"][key] == runs["final"][key] for key in both)
+
+
+def test_a_setting_that_becomes_infinite_fails_and_is_never_chosen(finished):
+    plan, store, _ = finished
+    failed = [(trial, outcome) for trial, outcome in everything(store) if outcome.status == "failed"]
+    assert {trial["settings"]["lr"] for trial, _ in failed} == {1e30}
+    assert all(outcome.message.startswith("Not finite") for _, outcome in failed)
+    assert choose(plan, BROKEN, None, "tpauc_tpr50_fpr50", store) == {"lr": 0.1}
+    assert [row.failed for row in rows(plan, store) if row.method == "broken"] == [1, 1]
+
+
+def test_a_choice_needs_all_folds_of_the_search(finished):
+    plan, store, _ = finished
+    assert choose(replace(plan, search_folds=3), CE, None, "tpauc_tpr50_fpr50", store) is None
+
+
+# ---------------------------------------------------------------- resuming
+
+
+def counted(calls, stop_at=None):
+    def run(experiment, method, trial, num_folds, options):
+        if stop_at is not None and len(calls) == stop_at:
+            raise KeyboardInterrupt
+        calls.append(trial.key)
+        return run_trial(experiment, method, trial, num_folds, options)
+
+    return run
+
+
+def test_a_run_that_was_stopped_goes_on_without_repeating(options, tmp_path):
+    plan, calls = Plan(TINY, num_folds=2), []
+    with Store(tmp_path / "results.sqlite") as store, pytest.raises(KeyboardInterrupt):
+        run_plan(plan, store, options, run=counted(calls, stop_at=5))
+    assert len(calls) == 5
+    with Store(tmp_path / "results.sqlite") as store:
+        run_plan(plan, store, options, run=counted(calls))
+        assert len(calls) == len(set(calls)) == len(list(store))
+        before = len(calls)
+        run_plan(plan, store, options, run=counted(calls))
+    assert len(calls) == before
+
+
+KILLED = """
+import os, signal, sys
+from lightning_tpauc.experiments.runner import Plan, run_plan
+from lightning_tpauc.experiments.store import Store
+from lightning_tpauc.experiments.records import Outcome
+from tests.test_experiments import TINY
+
+calls = []
+
+def run(*job):
+    if len(calls) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    calls.append(job)
+    return Outcome("finished", val={"tpauc_tpr50_fpr50": 0.5, "tpauc_tpr25_fpr75": 0.5})
+
+run_plan(Plan(TINY), Store(sys.argv[1]), None, run=run)
+"""
+
+
+@pytest.mark.slow
+def test_what_had_finished_survives_a_kill(tmp_path):
+    path = tmp_path / "results.sqlite"
+    code = KILLED.replace("sys.argv[1]", "__import__('pathlib').Path(sys.argv[1])")
+    killed = subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT, capture_output=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT count(*) FROM trials").fetchone() == (3,)
+
+
+def in_process(experiment, method, trial, num_folds, options):
+    outcome = run_trial(experiment, method, trial, num_folds, options)
+    return replace(outcome, message=str(os.getpid()))
+
+
+@pytest.mark.slow
+def test_two_processes_find_the_same(options, tmp_path):
+    plan = Plan(replace(TINY, methods=(CE,)), num_folds=2)
+    results = []
+    for processes in (1, 2):
+        with Store(tmp_path / f"{processes}.sqlite") as store:
+            run_plan(plan, store, options, processes, run=in_process)
+            results.append({key: (outcome.val, outcome.test, outcome.curve) for key, outcome in store})
+            workers = {outcome.message for _, outcome in store}
+    assert results[0] == results[1]
+    assert str(os.getpid()) not in workers
+
+
+def test_pretraining_comes_first_and_is_the_start_of_all(options, tmp_path):
+    staco2 = replace(STACO, name="STACO2", grid={"lr": (0.0,), "gamma": (300.0,)}, by_rectangle=False)
+    experiment = replace(
+        TINY,
+        schedule=Schedule(epochs=2, milestones=(1,)),
+        pretrain=Schedule(epochs=2, milestones=(1,)),
+        model=("MLP", {"num_features": 3, "hidden_features": (4,)}),
+        activation="sigmoid",
+        methods=(staco2,),
+    )
+    with Store(tmp_path / "results.sqlite") as store:
+        run_plan(Plan(experiment, num_folds=2, search_folds=1), store, options)
+        found = everything(store)
+    assert [trial["kind"] for trial, _ in found] == ["pretrain", "pretrain", "search", "final", "final"]
+    pretrained, searched = found[0][1], found[2][1]
+    # with a learning rate of zero the start is the solution; its best epoch is that of the first rectangle
+    assert_close(searched.val["tpauc_tpr50_fpr50"], pretrained.val["tpauc_tpr50_fpr50"], "float32")
+
+
+# ---------------------------------------------------------------- measurements
+
+
+def test_curves_end_at_the_solution(options):
+    schedule = Schedule(steps=8)
+    datamodule = build_datamodule(TINY, options, 0, 3, SIZES)
+    module = build_module(TINY, STACO, {"lr": 0.1, "alpha+beta": 0.1}, (0.5, 0.5), schedule)
+    recorder = recorders.CurveRecorder([0, 8], Rectangle(0.5, 0.5), [WIDE])
+    build_trainer(schedule, options, [recorder], validates=False).fit(module, datamodule)
+    assert [point["step"] for point in recorder.curve] == [0, 8]
+    pos, neg = (recorders.raw_scores(module, part)[0] for part in datamodule.scoring_dataloaders())
+    expected = naive_tpauc(pos.double().numpy(), neg.double().numpy(), *WIDE)
+    assert_close(recorder.curve[-1][metric_name(WIDE)], float(expected), "float32")
+
+
+def test_a_joint_name_sets_all_its_arguments():
+    module = build_module(TINY, STACO, {"lr": 0.25, "alpha+beta": 0.5}, (0.25, 0.75), Schedule(steps=1))
+    algorithm = module.algorithm
+    assert (algorithm.alpha, algorithm.beta, algorithm.min_tpr, algorithm.max_fpr) == (0.5, 0.5, 0.25, 0.75)
+    assert module.optimizer_factory(module.parameters()).param_groups[0]["lr"] == 0.25
+
+
+# ---------------------------------------------------------------- report
+
+
+def test_the_report_has_tables_and_figures(finished):
+    plan, store, folder = finished
+    text = write_report(plan, store, folder, "the command").read_text(encoding="utf-8")
+    assert "`the command`" in text
+    for rectangle in plan.experiment.rectangles:
+        picture = folder / f"curves_{metric_name(rectangle)}.png"
+        assert picture.name in text
+        assert picture.read_bytes().startswith(b"\x89PNG")
+    with (folder / "table.csv").open(encoding="utf-8") as file:
+        table = {(row["min_tpr"], row["method"]): row for row in csv.DictReader(file)}
+    assert len(table) == 6
+    values = [
+        outcome.test["tpauc_tpr50_fpr50"]
+        for trial, outcome in everything(store)
+        if trial["kind"] == "final" and trial["method"] == "STACO1" and trial["rectangle"] == [0.5, 0.5]
+    ]
+    row = table["0.5", "STACO1"]
+    assert (row["test_mean"], row["runs"]) == (f"{statistics.fmean(values):.5f}", "3")
+    assert row["test_std"] == f"{statistics.stdev(values):.5f}"
+    assert (row["paper_mean"], row["paper_std"]) == ("0.682", "0.054")
+    low, high = float(row["interval_low"]), float(row["interval_high"])
+    assert low < values[0] < high
+
+
+def test_the_table_says_where_the_grid_ended_and_who_is_ahead(finished):
+    plan, store, _ = finished
+    table = rows(plan, store)
+    at_end = replace(table[0], method="CE", mean=0.9, std=None, edges=("lr",))
+    behind = replace(table[1], method="STACO1", mean=0.8, edges=())
+    text = to_markdown(plan, [at_end, behind])
+    assert "| **0.900** |" in text
+    assert "no: lr at the edge" in text
+    assert "The best STACO (STACO1, 0.800) is below CE (0.900)." in text
+    assert "STACO1 has the best mean." in to_markdown(plan, [replace(at_end, mean=0.7), behind])
+
+
+def test_unequal_budgets_are_told(options, tmp_path, finished):
+    plan, _, folder = finished
+    assert "NOT the same budget" in write_report(plan, finished[1], folder, "x").read_text(encoding="utf-8")
+    with Store(tmp_path / "none.sqlite") as empty:
+        path = write_report(replace(plan, budget=2), empty, tmp_path, "x")
+    assert "Every method tries 2 settings per rectangle" in path.read_text(encoding="utf-8")
+
+
+def test_time_per_step(options, tmp_path):
+    path = time_methods(TINY, options, tmp_path, steps=2, command="the command")
+    text = path.read_text(encoding="utf-8")
+    assert (path.parent / "times.png").is_file()
+    lines = [line for line in text.splitlines() if line.startswith(("| CE", "| STACO1 ", "| STACO1, two"))]
+    assert len(lines) == 3
+    assert all(float(line.split("|")[2]) > 0 and float(line.split("|")[3]) > 0 for line in lines)
+
+
+# ---------------------------------------------------------------- catalog
+
+
+@pytest.mark.parametrize("grid", ["paper", "tuned"])
+def test_every_method_of_the_catalog_takes_its_settings(grid):
+    for name in experiment_names():
+        for method in find_experiment(name, grid).methods:
+            for settings in settings_of(method.grid, budget=3):
+                own = {k: v for k, v in {**method.fixed, **spread(settings)}.items() if k != "lr"}
+                algorithm = getattr(algorithms, method.algorithm)(**own)
+                assert algorithm.needs_dual_negatives == bool(method.sizes[2])
+
+
+def test_the_tuned_grids_give_every_method_the_same_budget():
+    for name in ("ijcnn1", "higgs", "susy", "moltox21", "molmuv", "nodulemnist3d", "adrenalmnist3d"):
+        assert len({len(settings_of(method.grid)) for method in find_experiment(name).methods}) == 1
+
+
+def test_the_studies_vary_one_thing():
+    sizes = {method.sizes[1] for method in find_experiment("molmuv-batch-size").methods}
+    gammas = [method.grid["gamma"] for method in find_experiment("moltox21-gamma").methods]
+    surrogates = {method.fixed["surrogate"] for method in find_experiment("surrogates").methods}
+    assert sizes == {16, 64, 256}
+    assert gammas == [(300.0,), (500.0,), (1000.0,), (1e7,)]
+    assert surrogates == {"squared_hinge", "square", "hinge"}
+
+
+def test_unknown_names():
+    with pytest.raises(ArgumentError, match=r"one of ijcnn1, .*but got 'mnist'"):
+        find_experiment("mnist")
+    with pytest.raises(ArgumentError, match="'paper' or 'tuned', but got 'best'"):
+        find_experiment("ijcnn1", "best")
+
+
+def test_reported_values():
+    assert reported_tpauc("CE", "higgs", Rectangle(0.5, 0.5)) == (0.041, 0.001)
+    assert reported_tpauc("STACO", "adrenalmnist3d", WIDE) == (0.780, 0.013)
+    assert reported_tpauc("SONX:hinge", "ijcnn1", WIDE) == (0.836, 0.004)
+    assert reported_tpauc("SONX:hinge", "higgs", WIDE) is None
+    assert reported_tpauc(None, "ijcnn1", WIDE) is None
+
+
+def test_seeds_change_the_batches(options):
+    orders = [next(iter(prepared(options, seed).train_dataloader())).index for seed in (0, 0, 1)]
+    assert torch.equal(orders[0], orders[1])
+    assert not torch.equal(orders[0], orders[2])
+
+
+def prepared(options, seed):
+    datamodule = build_datamodule(TINY, options, 0, 3, SIZES, seed)
+    datamodule.setup("fit")
+    return datamodule
