@@ -34,7 +34,8 @@ class TPAUCModule(ScoringModule):
 
     Three ways to use it: pass a ``backbone``; subclass it and define ``forward(inputs) -> scores``; or mix it into an
     existing LightningModule, ``class Mine(TPAUCModule, TheirModule)``, whose ``forward`` it then trains. Batches are
-    :class:`~lightning_tpauc.PosNegBatch`, as :class:`~lightning_tpauc.PosNegDataModule` makes them.
+    :class:`~lightning_tpauc.PosNegBatch`, as :class:`~lightning_tpauc.PosNegDataModule` makes them. The loss of a step
+    is logged as ``train/loss`` every ``Trainer(log_every_n_steps)`` steps and at an epoch's end.
 
     Args:
         backbone: maps ``inputs`` to scores of shape ``(N,)`` or ``(N, 1)``, larger meaning more positive.
@@ -101,6 +102,7 @@ class TPAUCModule(ScoringModule):
         #: Whether a training step goes on, of which the state holds a part already.
         self.in_step = False
         self._base_lr: float | None = None
+        self._loss_was_logged = False
         self._restored: dict[str, Any] | None = None
         checkpointing.save_cli_hyperparameters(self)
 
@@ -108,6 +110,7 @@ class TPAUCModule(ScoringModule):
 
     def on_fit_start(self) -> None:
         """Take the weights of ``init_from``, unless the run is resumed."""
+        self._loss_was_logged = False
         if self.init_from is not None and self._restored is None:
             checkpointing.load_weights(self, self.init_from)
 
@@ -142,8 +145,16 @@ class TPAUCModule(ScoringModule):
         self.in_step = False
         step_schedulers(self.trainer, self.batches_seen)
         loss = loss.detach()
-        self.log("train/loss", loss, batch_size=sum(joint[k].numel() for k in range(3)))
+        if self._loss_is_due():
+            self.log("train/loss", loss, batch_size=sum(joint[k].numel() for k in range(3)))
         return loss
+
+    def _loss_is_due(self) -> bool:
+        # Lightning takes as long to log a value as a small model to train a step, and hands on every n-th only. The
+        # first one tells callbacks that the metric exists, the last one is what they find at the epoch's end.
+        first, self._loss_was_logged = not self._loss_was_logged, True
+        every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]  # Trainer sets it at run time
+        return first or self.trainer.is_last_batch or bool(every and self.trainer.global_step % every == 0)
 
     def joint_scores(self, batch: PosNegBatch) -> JointScores:
         """One forward pass over the joint batch, then the scores of all ranks."""
