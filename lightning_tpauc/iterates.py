@@ -6,7 +6,7 @@ tensors. Every operation is elementwise, so the same code is right on plain tens
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -60,18 +60,19 @@ class WeightIterates:
     def update(self) -> None:
         r"""Take the current weights into the mean, after a step."""
         self.count += 1
-        running_mean_(self.mean, [p.detach() for p in self.averaged], self.count)
+        for means, values in _by_layout(self.mean, [p.detach() for p in self.averaged]):
+            running_mean_(means, values, self.count)
 
     @torch.no_grad()
     def add_proximal_gradient(self, coefficient: float) -> None:
         r"""Add :math:`c\,(w - w_0)` to the gradients, as (eqn:ww) has it."""
         pairs = [(p, w0) for p, w0 in zip(self.parameters, self.anchor, strict=True) if p.grad is not None]
-        if not pairs:
-            return
-        gradients = [p.grad for p, _ in pairs if p.grad is not None]
-        displacement = torch._foreach_sub([p.detach().to(w0.dtype) for p, w0 in pairs], [w0 for _, w0 in pairs])
-        scaled = [d.to(g.dtype) for d, g in zip(displacement, gradients, strict=True)]
-        torch._foreach_add_(gradients, scaled, alpha=coefficient)
+        for parameters, anchors in _by_layout([p for p, _ in pairs], [w0 for _, w0 in pairs]):
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            masters = [p.detach().to(w0.dtype) for p, w0 in zip(parameters, anchors, strict=True)]
+            displacement = torch._foreach_sub(masters, anchors)
+            scaled = [d.to(g.dtype) for d, g in zip(displacement, gradients, strict=True)]
+            torch._foreach_add_(gradients, scaled, alpha=coefficient)
 
     @torch.no_grad()
     def finish_stage(self, adopt: bool = True) -> None:
@@ -153,6 +154,14 @@ def master_dtype(dtype: torch.dtype) -> torch.dtype:
 def whole(tensor: Tensor) -> Tensor:
     """The unsharded tensor; a collective for a DTensor, the tensor itself otherwise."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _by_layout(first: list[Tensor], second: list[Tensor]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """Pairs of sharded, then of ordinary tensors: torch's operations on lists refuse to mix them."""
+    for sharded in (True, False):
+        pairs = [pair for pair in zip(first, second, strict=True) if isinstance(pair[0], DTensor) == sharded]
+        if pairs:
+            yield [a for a, _ in pairs], [b for _, b in pairs]
 
 
 def _copy(tensor: Tensor) -> Tensor:
