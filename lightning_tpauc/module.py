@@ -28,6 +28,9 @@ from lightning_tpauc.support import refuse_unsupported
 
 __all__ = ("TPAUCModule",)
 
+#: Attributes that are assigned in every step and never hold a tensor.
+_PLAIN = frozenset({"_current_fx_name", "_loss_was_logged", "batches_seen", "in_step", "step_skipped"})
+
 
 class TPAUCModule(ScoringModule):
     r"""Trains a model that gives one score per example to maximise two-way partial AUC.
@@ -105,6 +108,14 @@ class TPAUCModule(ScoringModule):
         self._loss_was_logged = False
         self._restored: dict[str, Any] | None = None
         checkpointing.save_cli_hyperparameters(self)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # nn.Module looks for parameters, modules and buffers in whatever is assigned, and Lightning assigns the name of
+        # the hook it enters or leaves some thirty times a step.
+        if name in _PLAIN:
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
 
     # ---------------------------------------------------------------- training
 
