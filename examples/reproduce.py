@@ -34,6 +34,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--methods", nargs="+", help="only these; all by default")
     parser.add_argument("--folds", type=int, default=5, help="folds of the cross-validation")
     parser.add_argument("--search-folds", type=int, help="compare settings on the first so many folds only")
+    parser.add_argument("--one-search", action="store_true", help="choose on the first rectangle for all of them")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--budget", type=int, help="most settings per method and rectangle, drawn from its grid")
     parser.add_argument("--length", type=int, help="steps or epochs instead of the paper's; milestones move along")
@@ -70,7 +71,15 @@ def main(arguments: list[str] | None = None) -> None:
         print(time_methods(experiment, options, args.results, args.length or 100, command).read_text())
         return
     schedule = experiment.schedule.scaled(args.length) if args.length else None
-    plan = Plan(experiment, args.folds, args.search_folds or args.folds, tuple(args.seeds), args.budget, schedule)
+    plan = Plan(
+        experiment,
+        args.folds,
+        args.search_folds or args.folds,
+        tuple(args.seeds),
+        args.budget,
+        schedule,
+        args.one_search,
+    )
     suffix = "" if args.grid == "tuned" else "-paper-grid"
     folder = args.results / f"{experiment.name}{suffix}"
     with Store(folder / "results.sqlite") as store:

@@ -21,7 +21,7 @@ from lightning_tpauc.evaluation import Rectangle, metric_name
 from lightning_tpauc.experiments import recorders
 from lightning_tpauc.experiments.build import Options, build_datamodule, build_module, build_trainer
 from lightning_tpauc.experiments.catalog import Experiment, Schedule, experiment_names, find_experiment
-from lightning_tpauc.experiments.grids import at_edge, settings_of, spread
+from lightning_tpauc.experiments.grids import at_edge, grid_values, settings_of, spread
 from lightning_tpauc.experiments.methods import Method
 from lightning_tpauc.experiments.records import Outcome, Trial
 from lightning_tpauc.experiments.report import write_report
@@ -105,6 +105,14 @@ def test_a_large_budget_is_the_whole_grid():
     assert pairs == list(itertools.product((1, 2), "xyz"))
 
 
+def test_a_grid_of_several_products():
+    grid = ({"lr": (1, 2)}, {"lr": (10, 20, 30), "kind": ("a", "b")})
+    first, second = [{"lr": 1}, {"lr": 2}], [{"lr": lr, "kind": k} for lr in (10, 20, 30) for k in "ab"]
+    assert settings_of(grid) == first + second
+    drawn = [settings_of(grid, budget=7, seed=seed) for seed in range(5)]
+    assert all(len(d) == 7 and [s for s in first + second if s in d] == d for d in drawn)
+
+
 def test_grid_errors():
     with pytest.raises(ArgumentError, match="`budget` to be at least 1, but got 0"):
         settings_of({"lr": (1,)}, budget=0)
@@ -116,6 +124,7 @@ def test_edges():
     grid = {"lr": (0.1, 1.0, 0.01), "gamma": (5,), "min_tpr": (0.5, 0.25), "kind": ("a", "b")}
     settings = {"lr": 0.1, "gamma": 5, "min_tpr": 0.5, "kind": "a"}
     assert at_edge(grid, settings) == []
+    assert at_edge(({"lr": (1.0, 2.0)}, grid), settings) == []
     assert at_edge(grid, {**settings, "lr": 1.0}) == at_edge(grid, {**settings, "lr": 0.01}) == ["lr"]
 
 
@@ -183,13 +192,30 @@ def test_a_setting_that_becomes_infinite_fails_and_is_never_chosen(finished):
     failed = [(trial, outcome) for trial, outcome in everything(store) if outcome.status == "failed"]
     assert {trial["settings"]["lr"] for trial, _ in failed} == {1e30}
     assert all(outcome.message.startswith("Not finite") for _, outcome in failed)
-    assert choose(plan, BROKEN, None, "tpauc_tpr50_fpr50", store) == {"lr": 0.1}
+    assert choose(plan, BROKEN, Rectangle(0.5, 0.5), store) == {"lr": 0.1}
     assert [row.failed for row in rows(plan, store) if row.method == "broken"] == [1, 1]
+
+
+def test_one_search_may_serve_all_rectangles(finished, options, tmp_path):
+    plan, store, _ = finished
+    once = replace(plan, one_search=True, experiment=replace(plan.experiment, methods=(STACO,)))
+    assert choose(once, STACO, WIDE, store) == choose(once, STACO, Rectangle(0.5, 0.5), store)
+    assert choose(once, STACO, WIDE, store) == choose(plan, STACO, Rectangle(0.5, 0.5), store)
+    jobs = []
+
+    def run(experiment, method, trial, num_folds, options):
+        jobs.append(trial)
+        return Outcome("finished", val={"tpauc_tpr50_fpr50": 0.5, "tpauc_tpr25_fpr75": 0.5})
+
+    with Store(tmp_path / "results.sqlite") as empty:
+        run_plan(once, empty, options, run=run)
+    assert {t.rectangle for t in jobs if t.kind == "search"} == {(0.5, 0.5)}
+    assert {t.rectangle for t in jobs if t.kind == "final"} == {(0.5, 0.5), (0.25, 0.75)}
 
 
 def test_a_choice_needs_all_folds_of_the_search(finished):
     plan, store, _ = finished
-    assert choose(replace(plan, search_folds=3), CE, None, "tpauc_tpr50_fpr50", store) is None
+    assert choose(replace(plan, search_folds=3), CE, Rectangle(0.5, 0.5), store) is None
 
 
 # ---------------------------------------------------------------- resuming
@@ -300,8 +326,10 @@ def test_curves_end_at_the_solution(options):
 
 
 def test_a_joint_name_sets_all_its_arguments():
-    module = build_module(TINY, STACO, {"lr": 0.25, "alpha+beta": 0.5}, (0.25, 0.75), Schedule(steps=1))
+    settings = {"lr": 0.25, "alpha+beta": 0.5, "score_activation": "sigmoid"}
+    module = build_module(TINY, STACO, settings, (0.25, 0.75), Schedule(steps=1))
     algorithm = module.algorithm
+    assert module.score_activation == "sigmoid"
     assert (algorithm.alpha, algorithm.beta, algorithm.min_tpr, algorithm.max_fpr) == (0.5, 0.5, 0.25, 0.75)
     assert module.optimizer_factory(module.parameters()).param_groups[0]["lr"] == 0.25
 
@@ -370,7 +398,8 @@ def test_every_method_of_the_catalog_takes_its_settings(grid):
     for name in experiment_names():
         for method in find_experiment(name, grid).methods:
             for settings in settings_of(method.grid, budget=3):
-                own = {k: v for k, v in {**method.fixed, **spread(settings)}.items() if k != "lr"}
+                own = {**method.fixed, **spread(settings)}
+                own = {k: v for k, v in own.items() if k not in ("lr", "score_activation")}
                 algorithm = getattr(algorithms, method.algorithm)(**own)
                 assert algorithm.needs_dual_negatives == bool(method.sizes[2])
 
@@ -382,7 +411,7 @@ def test_the_tuned_grids_give_every_method_the_same_budget():
 
 def test_the_studies_vary_one_thing():
     sizes = {method.sizes[1] for method in find_experiment("molmuv-batch-size").methods}
-    gammas = [method.grid["gamma"] for method in find_experiment("moltox21-gamma").methods]
+    gammas = [grid_values(method.grid, "gamma") for method in find_experiment("moltox21-gamma").methods]
     surrogates = {method.fixed["surrogate"] for method in find_experiment("surrogates").methods}
     assert sizes == {16, 64, 256}
     assert gammas == [(300.0,), (500.0,), (1000.0,), (1e7,)]

@@ -85,6 +85,7 @@ def build_module(
     optimizer = partial(
         torch.optim.SGD, lr=own.pop("lr"), momentum=own.pop("momentum", _momentum(method)), weight_decay=WEIGHT_DECAY
     )
+    activation = own.pop("score_activation", method.activation or experiment.activation)
     if rectangle is not None:
         own["min_tpr"], own["max_fpr"] = rectangle
     algorithm = getattr(algorithms, method.algorithm)(**{**method.fixed, **own})
@@ -94,7 +95,7 @@ def build_module(
         optimizer,
         _decay(schedule),
         lr_scheduler_interval="step" if schedule.steps else "epoch",
-        score_activation=method.activation or experiment.activation,
+        score_activation=activation,
         rectangles=[r for r in experiment.rectangles if r != Rectangle(algorithm.min_tpr, algorithm.max_fpr)],
     )
 

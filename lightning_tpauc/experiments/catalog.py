@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.evaluation import Rectangle
+from lightning_tpauc.experiments.grids import with_values
 from lightning_tpauc.experiments.methods import (
     Method,
     deep_methods,
@@ -155,9 +156,9 @@ def _batch_sizes(base: Experiment) -> Experiment:
 
 def _gammas(base: Experiment) -> Experiment:
     """STACO2 with four proximal parameters; 1e7 is STACO1 but for the stages."""
-    (method,) = (m for m in base.methods if m.name in ("STACO1", "STACO2"))
+    (method,) = (replace(m, reported_as=None) for m in base.methods if m.name in ("STACO1", "STACO2"))
     methods = [
-        replace(method, name=f"STACO2, gamma = {gamma:g}", grid={**method.grid, "gamma": (gamma,)}, reported_as=None)
+        replace(method, name=f"STACO2, gamma = {gamma:g}", grid=with_values(method.grid, gamma=(gamma,)))
         for gamma in (300.0, 500.0, 1000.0, 1e7)
     ]
     return replace(base, name=f"{base.name}-gamma", methods=tuple(methods), rectangles=_RECTANGLES[:1])

@@ -37,10 +37,10 @@ _MINIMISERS = ("STACO", "SOTA", "SONX")
 def training_curves(plan: Plan, store: Store, rectangle: Rectangle) -> Curves:
     """The curves of the chosen settings that have finished."""
     found: dict[str, list[Any]] = {}
-    for method, trained, reported, settings in chosen_settings(plan, store):
+    for method, reported, settings in chosen_settings(plan, store):
         if reported != rectangle:
             continue
-        for trial in plan.final(method, trained, settings):
+        for trial in plan.final(method, plan.trained(method, reported), settings):
             outcome = store.get(trial)
             if outcome is not None and outcome.curve:
                 found.setdefault(method.name, []).append(outcome.curve)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -11,10 +12,12 @@ import numpy as np
 
 from lightning_tpauc.errors import ArgumentError
 
-__all__ = ("Grid", "Settings", "at_edge", "settings_of", "spread")
+__all__ = ("Grid", "Settings", "Values", "at_edge", "grid_values", "settings_of", "spread", "with_values")
 
 #: Values to try for each argument; ``"alpha+beta"`` gives one value to both.
-Grid = Mapping[str, Sequence[Any]]
+Values = Mapping[str, Sequence[Any]]
+#: All combinations of the values; or several such products, for values that go together (step sizes and score scales).
+Grid = Values | tuple[Values, ...]
 Settings = dict[str, Any]
 
 #: The rectangle that is trained on is no step size: a value at the end of its list says nothing about the list.
@@ -44,20 +47,42 @@ def settings_of(grid: Grid, budget: int | None = None, seed: int = 0) -> list[Se
     if budget is not None and budget < 1:
         msg = f"Expected `budget` to be at least 1, but got {budget}."
         raise ArgumentError(msg)
-    empty = [name for name, values in grid.items() if len(values) == 0]
+    parts = _parts(grid)
+    empty = [name for part in parts for name, values in part.items() if len(values) == 0]
     if empty:
         msg = f"Expected at least one value for each argument of the grid, but got none for {', '.join(empty)}."
         raise ArgumentError(msg)
-    sizes = [len(values) for values in grid.values()]
-    total = math.prod(sizes)
-    if budget is None or budget >= total:
-        return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    ends = list(itertools.accumulate(math.prod(map(len, part.values())) for part in parts))
+    if budget is None or budget >= ends[-1]:
+        return [dict(zip(p, values, strict=True)) for p in parts for values in itertools.product(*p.values())]
     chosen: set[int] = set()
     generator = np.random.default_rng(seed)
     while len(chosen) < budget:  # without a permutation of the product, which may have billions of entries
-        chosen.add(int(generator.integers(total)))
-    positions = (map(int, np.unravel_index(flat, sizes)) for flat in sorted(chosen))
-    return [{name: grid[name][k] for name, k in zip(grid, place, strict=True)} for place in positions]
+        chosen.add(int(generator.integers(ends[-1])))
+    found = []
+    for flat in sorted(chosen):
+        k = bisect.bisect_right(ends, flat)
+        found.append(_entry(parts[k], flat - (ends[k - 1] if k else 0)))
+    return found
+
+
+def _parts(grid: Grid) -> tuple[Values, ...]:
+    return grid if isinstance(grid, tuple) else (grid,)
+
+
+def _entry(part: Values, flat: int) -> Settings:
+    place = np.unravel_index(flat, [len(values) for values in part.values()])
+    return {name: values[int(k)] for (name, values), k in zip(part.items(), place, strict=True)}
+
+
+def grid_values(grid: Grid, name: str) -> tuple[Any, ...]:
+    """All values that a grid has for an argument, in order, without repetition.
+
+    Example:
+        >>> grid_values(({"lr": (1, 2)}, {"lr": (2, 3), "gamma": (1,)}), "lr")
+        (1, 2, 3)
+    """
+    return tuple(dict.fromkeys(value for part in _parts(grid) for value in part.get(name, ())))
 
 
 def at_edge(grid: Grid, settings: Settings) -> list[str]:
@@ -67,9 +92,10 @@ def at_edge(grid: Grid, settings: Settings) -> list[str]:
         >>> at_edge({"lr": (0.01, 0.1, 1.0), "gamma": (300, 500)}, {"lr": 0.1, "gamma": 300})
         ['gamma']
     """
+    own = next(p for p in _parts(grid) if p.keys() == settings.keys() and all(settings[n] in v for n, v in p.items()))
     return [
         name
-        for name, values in grid.items()
+        for name, values in own.items()
         if name not in _NO_EDGE
         and len(values) > 1
         and all(isinstance(value, (int, float)) for value in values)
@@ -85,3 +111,14 @@ def spread(settings: Settings) -> Settings:
         {'lr': 0.1, 'eta': 0.1, 'gamma': 500}
     """
     return {name: value for joint, value in settings.items() for name in joint.split("+")}
+
+
+def with_values(grid: Grid, **values: Sequence[Any]) -> Grid:
+    """The grid with other values for some arguments.
+
+    Example:
+        >>> with_values({"lr": (0.1, 1.0)}, gamma=(300,))
+        {'lr': (0.1, 1.0), 'gamma': (300,)}
+    """
+    parts = tuple({**part, **values} for part in _parts(grid))
+    return parts if isinstance(grid, tuple) else parts[0]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from lightning_tpauc.experiments.grids import Grid
+from lightning_tpauc.experiments.grids import Grid, Values
 
 __all__ = ("WEIGHT_DECAY", "Method", "deep_methods", "linear_methods", "tuned_deep_methods", "tuned_linear_methods")
 
@@ -24,7 +24,8 @@ class Method:
     Attributes:
         name: as tables call it.
         algorithm: class in :mod:`lightning_tpauc.algorithms`.
-        grid: values to try; ``lr`` and ``momentum`` are the optimizer's, everything else the algorithm's.
+        grid: values to try; ``lr`` and ``momentum`` are the optimizer's, ``score_activation`` the module's, everything
+            else the algorithm's.
         fixed: arguments of the algorithm that are not searched.
         by_rectangle: whether it trains on the rectangle that is reported. Otherwise one run serves all rectangles:
             the loss ignores the rectangle, or the grid has it.
@@ -50,7 +51,7 @@ class Method:
 def _baselines(stage: dict[str, int]) -> tuple[Method, ...]:
     """The paper's grids of the methods that it compares with, to the letter where it gives values."""
     decay = {"weight_decay": WEIGHT_DECAY}
-    rates: Grid = {"lr": (1e-3, 1e-2, 1e-1)}
+    rates: Values = {"lr": (1e-3, 1e-2, 1e-1)}
     pauci: Grid = {
         "lr+nu": (1e-2, 1e-1, 5e-1),
         "rho": (0.1, 0.5, 1.0),
@@ -106,30 +107,34 @@ def deep_methods() -> tuple[Method, ...]:
 def tuned_linear_methods() -> tuple[Method, ...]:
     """Eight settings for every method and rectangle, around values that work on standardised features.
 
+    All but cross-entropy try raw scores and sigmoids, each with step sizes of its own scale; PAUCI needs sigmoids.
+
     Example:
-        >>> import math
-        >>> {math.prod(map(len, method.grid.values())) for method in tuned_linear_methods()}
+        >>> from lightning_tpauc.experiments.grids import settings_of
+        >>> {len(settings_of(method.grid)) for method in tuned_linear_methods()}
         {8}
     """
-    decay = {"weight_decay": WEIGHT_DECAY}
+    sigmoid = {"score_activation": ("sigmoid",)}
+    low, middle, high = (1e-3, 3e-3, 1e-2, 3e-2), (0.01, 0.03, 0.1, 0.3), (0.1, 0.3, 1.0, 3.0)
     ce: Grid = {"lr": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)}
-    aucm: Grid = {"lr+eta": (1e-3, 3e-3, 1e-2, 3e-2), "gamma": (100.0, 1000.0)}
-    sotas: Grid = {"lr": (1e-3, 3e-3, 1e-2, 3e-2), "lam+lam_prime": (1.0, 10.0)}
-    pauci: Grid = {"lr": (0.3, 1.0, 3.0, 10.0), "kappa": (2.0, 6.0)}
-    sonx: Grid = {"lr": (0.01, 0.03, 0.1, 0.3), "beta": (0.3, 3.0)}
-    staco: Grid = {"lr": (0.01, 0.03, 0.1, 0.3), _DUAL_STEPS: (0.1, 0.5)}
-    shared = {"share_negatives": True}
-    exact = Method("STACO1", "STACO", staco, shared, by_rectangle=True, reported_as="STACO")
-    # the paper's start, and its two batches within the same 64 examples a step
-    ones = Method("STACO1, paper's start", "STACO", staco, {"dual_init": "ones"}, by_rectangle=True, sizes=(32, 16, 16))
+    aucm: Grid = ({"lr+eta": (1e-4, 3e-4, 1e-3, 3e-3)}, {"lr+eta": middle, **sigmoid})
+    sotas: Grid = ({"lr": low, "lam+lam_prime": (10.0,)}, {"lr": middle, "lam+lam_prime": (1.0,), **sigmoid})
+    pauci: Grid = {"lr": high, "kappa": (2.0, 6.0)}
+    sonx: Grid = ({"lr": middle}, {"lr": high, **sigmoid})
+    decay = {"weight_decay": WEIGHT_DECAY, "gamma": 500.0}
+    steps = dict.fromkeys(("alpha", "beta", "beta_prime"), 0.1)
+    exact = Method("STACO1", "STACO", sonx, {"share_negatives": True, **steps}, by_rectangle=True)
+    # the paper's start, and its two batches within the same 64 examples a step; small dual steps never leave its start
+    steps = dict.fromkeys(steps, 0.5)
+    ones = replace(exact, name="STACO1, paper's start", fixed={"dual_init": "ones", **steps}, sizes=(32, 16, 16))
     return (
         Method("CE", "CrossEntropy", ce, reported_as="CE"),
         Method("AUCM", "AUCM", aucm, decay, stage_steps=500, reported_as="AUCM"),
         Method("SOTAs", "SOTAs", sotas, reported_as="SOTAs"),
         Method("PAUCI", "PAUCI", pauci, by_rectangle=True, activation="sigmoid", reported_as="PAUCI"),
-        Method("SONX", "SONX", sonx, by_rectangle=True, reported_as="SONX"),
+        Method("SONX", "SONX", sonx, {"beta": 3.0}, by_rectangle=True, reported_as="SONX"),
         replace(ones, reported_as="STACO"),
-        exact,
+        replace(exact, reported_as="STACO"),
     )
 
 
@@ -137,8 +142,8 @@ def tuned_deep_methods() -> tuple[Method, ...]:
     """Six settings for every method and rectangle, for sigmoid scores.
 
     Example:
-        >>> import math
-        >>> {math.prod(map(len, method.grid.values())) for method in tuned_deep_methods()}
+        >>> from lightning_tpauc.experiments.grids import settings_of
+        >>> {len(settings_of(method.grid)) for method in tuned_deep_methods()}
         {6}
     """
     decay = {"weight_decay": WEIGHT_DECAY}

@@ -79,11 +79,19 @@ def _protocol(plan: Plan, store: Store, command: str) -> str:
 - {length}{changed}, step sizes times 0.1 after {", ".join(map(str, schedule.milestones))}; backbone
   {experiment.model[0]}; weight decay 2e-4; 64 examples a step unless a method's name says otherwise.
 - {_budget(plan)}, all for the same number of steps. A setting is chosen by its mean value on
-  {validation}; search runs never see test data. The chosen setting is then trained again, with test values, on {runs}
-  and seeds {", ".join(map(str, plan.seeds))}; "runs" counts those that have finished.
+  {validation}{_where(plan)}; search runs never see test data.
+  The chosen setting is then trained again, with test values, on {runs} and seeds
+  {", ".join(map(str, plan.seeds))}; "runs" counts those that have finished.
 - std is the sample standard deviation over these runs. The interval is a 95% stratified bootstrap of the first run's
   test scores: the error of the finite test set alone.
 - {len(outcomes)} trainings, {hours:.2f} hours of processes. {environment()}."""
+
+
+def _where(plan: Plan) -> str:
+    if not plan.one_search:
+        return ""
+    first = plan.experiment.rectangles[0]
+    return f", TPR ≥ {first.min_tpr:g} and FPR ≤ {first.max_fpr:g}, for all rectangles"
 
 
 def _budget(plan: Plan) -> str:

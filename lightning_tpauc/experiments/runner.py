@@ -15,7 +15,7 @@ from typing import Literal
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from lightning_tpauc.evaluation import metric_name
+from lightning_tpauc.evaluation import Rectangle, metric_name
 from lightning_tpauc.experiments.build import Options
 from lightning_tpauc.experiments.catalog import Experiment, Schedule
 from lightning_tpauc.experiments.grids import Settings, settings_of
@@ -41,6 +41,8 @@ class Plan:
         seeds: seeds; settings are compared on all of them.
         budget: most settings per method and rectangle; ``None``: the whole grid.
         schedule: overrides the experiment's.
+        one_search: whether settings are compared on the first rectangle only and serve all of them, which halves the
+            search.
     """
 
     experiment: Experiment
@@ -49,6 +51,7 @@ class Plan:
     seeds: tuple[int, ...] = (0,)
     budget: int | None = None
     schedule: Schedule | None = None
+    one_search: bool = False
 
     def folds(self, *, searching: bool = False) -> list[int | None]:
         """Folds to train on; ``[None]`` where the data have a validation part."""
@@ -78,9 +81,13 @@ class Plan:
             for seed in self.seeds
         ]
 
-    def rectangles(self, method: Method) -> list[tuple[float, float] | None]:
-        """The rectangles that a method trains on."""
-        return [tuple(r) for r in self.experiment.rectangles] if method.by_rectangle else [None]  # type: ignore[misc]
+    def trained(self, method: Method, rectangle: Rectangle) -> tuple[float, float] | None:
+        """The rectangle that a method trains on for one that is reported."""
+        return (rectangle.min_tpr, rectangle.max_fpr) if method.by_rectangle else None
+
+    def searched(self, rectangle: Rectangle) -> Rectangle:
+        """The rectangle whose search chooses the setting for one that is reported."""
+        return self.experiment.rectangles[0] if self.one_search else rectangle
 
     def trial(
         self,
@@ -117,19 +124,18 @@ class Plan:
         return {"data": [data[0], dict(data[1])], "model": [model[0], dict(model[1])], "num_folds": self.num_folds}
 
 
-def choose(
-    plan: Plan, method: Method, rectangle: tuple[float, float] | None, name: str, store: Store
-) -> Settings | None:
-    """The setting with the best mean validation value of a rectangle; ``None`` if all failed or none is complete.
+def choose(plan: Plan, method: Method, reported: Rectangle, store: Store) -> Settings | None:
+    """The setting with the best mean validation value; ``None`` if all failed or none is complete.
 
     Args:
         plan: what is run.
         method: the method.
-        rectangle: the rectangle that it trains on.
-        name: name of the rectangle that counts.
+        reported: the rectangle that is reported.
         store: the results.
     """
     best, chosen = -1.0, None
+    counts = plan.searched(reported)
+    rectangle, name = plan.trained(method, counts), metric_name(counts)
     for settings in settings_of(method.grid, plan.budget):
         outcomes = [store.get(trial) for trial in plan.search(method, rectangle, settings)]
         values = [o.val[name] for o in outcomes if o is not None and o.status == "finished"]
@@ -154,28 +160,26 @@ def run_plan(plan: Plan, store: Store, options: Options, processes: int = 1, run
     search = [
         trial
         for method in methods.values()
-        for rectangle in plan.rectangles(method)
+        for rectangle in dict.fromkeys(plan.trained(method, plan.searched(r)) for r in plan.experiment.rectangles)
         for settings in settings_of(method.grid, plan.budget)
         for trial in plan.search(method, rectangle, settings)
     ]
     search.sort(key=lambda trial: (trial.fold or 0, trial.seed))  # whole folds first: a table may be made of them
     run_missing(search, "search", *common)
     final: dict[str, Trial] = {}
-    for method, rectangle, _, settings in chosen_settings(plan, store):
-        final.update({trial.key: trial for trial in plan.final(method, rectangle, settings)})
+    for method, reported, settings in chosen_settings(plan, store):
+        trials = plan.final(method, plan.trained(method, reported), settings)
+        final.update({trial.key: trial for trial in trials})
     run_missing(sorted(final.values(), key=lambda t: (t.fold or 0, t.seed)), "final runs", *common)
 
 
-def chosen_settings(
-    plan: Plan, store: Store
-) -> Iterator[tuple[Method, tuple[float, float] | None, tuple[float, float], Settings]]:
-    """(method, rectangle trained on, rectangle reported, chosen setting) for all that have one."""
+def chosen_settings(plan: Plan, store: Store) -> Iterator[tuple[Method, Rectangle, Settings]]:
+    """(method, rectangle that is reported, chosen setting) for all that have one."""
     for reported in plan.experiment.rectangles:
         for method in plan.experiment.methods:
-            trained = tuple(reported) if method.by_rectangle else None
-            settings = choose(plan, method, trained, metric_name(reported), store)  # type: ignore[arg-type]
+            settings = choose(plan, method, reported, store)
             if settings is not None:
-                yield method, trained, reported, settings  # type: ignore[misc]
+                yield method, reported, settings
 
 
 def run_missing(

@@ -33,7 +33,7 @@ class Row:
         mean: mean test TPAUC over the final runs; ``None`` if there are none yet.
         std: sample standard deviation over the final runs; ``None`` below two.
         interval: 95% bootstrap interval of the first final run: the error of the finite test set.
-        validation: mean validation TPAUC of the chosen setting in the search.
+        validation: mean validation TPAUC of the chosen setting in the search, on the rectangle that was searched.
         runs: final runs, (folds or seeds).
         failed: settings of the search that became infinite.
         tried: settings of the search that have finished or failed.
@@ -63,7 +63,8 @@ def rows(plan: Plan, store: Store) -> list[Row]:
 
 def _row(plan: Plan, store: Store, method: Method, rectangle: Rectangle) -> Row:
     name = metric_name(rectangle)
-    trained = (rectangle.min_tpr, rectangle.max_fpr) if method.by_rectangle else None
+    counts = plan.searched(rectangle)
+    trained = plan.trained(method, counts)
     searched: list[list[Outcome]] = []
     for settings in settings_of(method.grid, plan.budget):
         found = [store.get(trial) for trial in plan.search(method, trained, settings)]
@@ -71,12 +72,12 @@ def _row(plan: Plan, store: Store, method: Method, rectangle: Rectangle) -> Row:
         if len(done) == len(found):
             searched.append(done)
     failed = sum(any(outcome.status == "failed" for outcome in done) for done in searched)
-    chosen = choose(plan, method, trained, name, store)
+    chosen = choose(plan, method, rectangle, store)
     paper = reported_tpauc(method.reported_as, plan.experiment.data_name, rectangle)
     if chosen is None:
         return Row(rectangle, method.name, None, None, None, None, 0, failed, len(searched), {}, (), paper)
     search = [store.get(trial) for trial in plan.search(method, trained, chosen)]
-    final = [store.get(trial) for trial in plan.final(method, trained, chosen)]
+    final = [store.get(trial) for trial in plan.final(method, plan.trained(method, rectangle), chosen)]
     finished = [outcome for outcome in final if outcome is not None and outcome.status == "finished"]
     values = [outcome.test[name] for outcome in finished]
     return Row(
@@ -85,7 +86,7 @@ def _row(plan: Plan, store: Store, method: Method, rectangle: Rectangle) -> Row:
         statistics.fmean(values) if values else None,
         statistics.stdev(values) if len(values) > 1 else None,
         finished[0].interval[name] if finished else None,
-        statistics.fmean(outcome.val[name] for outcome in search if outcome is not None),
+        statistics.fmean(outcome.val[metric_name(counts)] for outcome in search if outcome is not None),
         len(values),
         failed,
         len(searched),
