@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -114,6 +115,7 @@ def build_pretraining(experiment: Experiment, schedule: Schedule) -> TPAUCModule
 
 def build_trainer(schedule: Schedule, options: Options, callbacks: list[Callback], *, validates: bool) -> Trainer:
     """A quiet Trainer; without validation Lightning's logging is off, which is a quarter of a linear model's step."""
+    warnings.filterwarnings("ignore", message="You are trying to `self.log")  # barebones: nothing is to be logged
     quiet: dict[str, Any] = {"barebones": True}
     if validates:
         quiet = dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary", "logger"), False)
