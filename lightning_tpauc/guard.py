@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import subprocess
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +27,8 @@ __all__ = ("FiniteGuard",)
 _LAG = 4
 #: Halving the scale so often in a row leaves nothing of any float16 gradient.
 _MOST_SKIPPED = 50
+#: What the other processes get to say why they stop.
+_GRACE_SECONDS = 5.0
 
 
 class FiniteGuard(Callback):
@@ -31,7 +36,7 @@ class FiniteGuard(Callback):
 
     On a CPU the check is immediate. On an accelerator the flag travels to the host without blocking and is read a few
     steps later; no checkpoint is written in between, since saving looks at everything itself. A run in which a gradient
-    scaler skips every step is stopped as well.
+    scaler skips every step is stopped as well. When rank 0 fails, the processes that it started end with it.
 
     Raises:
         NonFiniteError: on every rank at the same step.
@@ -86,6 +91,18 @@ class FiniteGuard(Callback):
         """Read what is still on its way."""
         self._read(len(self._pending), pl_module)  # type: ignore[arg-type]
 
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """See to it that no rank is left behind.
+
+        Lightning ends the other processes when one of them fails, but not when rank 0, which started them, does:
+        they would wait for it in a collective, minutes under NCCL, and keep their GPUs.
+        """
+        started = getattr(trainer.strategy.launcher, "procs", ())
+        children = [process for process in started if isinstance(process, subprocess.Popen)]
+        if children:
+            atexit.register(_end, children)
+
     def _read(self, count: int, module: TPAUCModule) -> None:
         for _ in range(count):
             flag, event = self._pending.pop(0)
@@ -96,6 +113,15 @@ class FiniteGuard(Callback):
 def _stop_unless(finite: bool, module: TPAUCModule) -> None:
     if not finite:
         raise NonFiniteError(checkpointing.diagnose(module))
+
+
+def _end(children: list[subprocess.Popen[bytes]]) -> None:
+    deadline = time.monotonic() + _GRACE_SECONDS
+    while any(child.poll() is None for child in children) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for child in children:
+        if child.poll() is None:
+            child.kill()  # SIGTERM does not reach one that waits in a collective
 
 
 def _always_skipped(module: TPAUCModule) -> str:
