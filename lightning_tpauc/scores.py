@@ -11,6 +11,7 @@ from torch import Tensor
 from lightning_tpauc.algorithms.base import TrainingScores
 from lightning_tpauc.data.batch import EvalBatch
 from lightning_tpauc.distributed import gather_variable
+from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.transfer import device_batches
 
 if TYPE_CHECKING:
@@ -123,8 +124,17 @@ def score_training_set(module: TPAUCModule, max_negatives: int | None = None) ->
     Args:
         module: attached to a Trainer with a :class:`~lightning_tpauc.PosNegDataModule`.
         max_negatives: score a random sample of this many negatives; ``None`` scores all.
+
+    Raises:
+        ArgumentError: if the Trainer has no such data module.
     """
     datamodule: Any = module.trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
+    if not hasattr(datamodule, "scoring_dataloaders"):
+        msg = (
+            "The exact dual variables are solved from the scores of the training set, which only a PosNegDataModule "
+            "can go through: train with one, or set `dual_init='zeros'` (and `stage_restart='ones'` in stages)."
+        )
+        raise ArgumentError(msg)
     positives, negatives = datamodule.scoring_dataloaders(max_negatives=max_negatives)
     num_negatives = datamodule.num_negatives if max_negatives is None else min(max_negatives, datamodule.num_negatives)
     return TrainingScores(
