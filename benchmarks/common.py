@@ -25,7 +25,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 __all__ = (
-        "PlainCrossEntropy",
+    "PlainCrossEntropy",
     "Repeat",
     "Timing",
     "arguments",
@@ -68,11 +68,12 @@ def now() -> float:
 
 def header(title: str) -> None:
     """What was measured, where, and how busy the machine was."""
-    load = os.getloadavg()[0]
     print(f"## {title}")
+    clock = "processor" if _Clock.now is time.process_time else "wall-clock"
     print(
-        f"{time.strftime('%Y-%m-%d')}, {_processor()}, {os.cpu_count()} cores, load {load:.1f}, "
-        f"{torch.get_num_threads()} thread(s), {'processor' if _Clock.now is time.process_time else 'wall-clock'} time, torch {torch.__version__}, Python {platform.python_version()}"
+        f"{time.strftime('%Y-%m-%d')}, {_processor()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, "
+        f"{torch.get_num_threads()} thread(s), {clock} time, torch {torch.__version__}, "
+        f"Python {platform.python_version()}"
     )
 
 
@@ -113,7 +114,7 @@ def once(work: Callable[[], Any]) -> float:
 
 
 def repeat(work: Callable[[], Any], times: int) -> Callable[[], float]:
-    """A side that does ``work`` several times and returns the seconds of one, for works shorter than the clock's steps."""
+    """A side that does ``work`` several times and returns the seconds of one, for works of microseconds."""
 
     def side() -> float:
         start = now()
@@ -124,7 +125,9 @@ def repeat(work: Callable[[], Any], times: int) -> Callable[[], float]:
     return side
 
 
-def compare(sides: Mapping[str, Callable[[], float]], rounds: int, unit: float = 1e3, name: str = "ms") -> dict[str, Timing]:
+def compare(
+    sides: Mapping[str, Callable[[], float]], rounds: int, unit: float = 1e3, name: str = "ms"
+) -> dict[str, Timing]:
     """Time all sides in turns, the order reversed from round to round, and print a table.
 
     Args:
@@ -166,7 +169,7 @@ class PlainCrossEntropy(LightningModule):
         self.backbone = backbone
         self.lr = lr
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:  # noqa: ARG002
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         inputs, target = batch[0], batch[1]
         loss = nn.functional.binary_cross_entropy_with_logits(self.backbone(inputs).reshape(-1), target)
         self.log("train/loss", loss, batch_size=len(target))
@@ -219,6 +222,9 @@ def fit_seconds_per_step(
         **kwargs,
     )
     trainer.fit(module, data)
+    if not timer.stop:
+        msg = f"An epoch has fewer than {steps} steps."
+        raise ValueError(msg)
     return (timer.stop - timer.start) / (steps - warmup)
 
 

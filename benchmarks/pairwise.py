@@ -1,8 +1,8 @@
 """Pairwise terms with their gradients against the forward and backward pass of LibAUC's two-way partial AUC loss.
 
-Dense methods form the S x B matrix; for squared hinge, hinge and square this package sorts instead where that is faster.
+Dense methods form the S x B matrix; for squared hinge, hinge and square this package sorts instead where that's faster.
 
-    python benchmarks/pairwise.py
+    python -m benchmarks.pairwise
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from common import arguments, compare, header, import_libauc, once, repeat, verdict
 from torch import Tensor
 
+from benchmarks.common import arguments, compare, header, import_libauc, once, repeat, verdict
 from lightning_tpauc.functional import pairwise_terms, weighted_excess
 
 

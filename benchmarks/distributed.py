@@ -1,0 +1,85 @@
+"""Two gloo processes against one, with the same batch per process: GIN on molecules, one collective beside DDP's own.
+
+On a busy machine with two cores the wall clock says little: each process's processor time is reported as well.
+
+    python -m benchmarks.distributed
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from benchmarks.backbones import SIZE
+from benchmarks.common import arguments, data_folder, header, quiet, verdict
+from lightning_tpauc import SMILESDataModule, TPAUCModule
+from lightning_tpauc.algorithms import STACO
+from lightning_tpauc.models import GIN
+
+
+class Report(Callback):
+    """Writes the median seconds of a step, on both clocks, of every process."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.times: list[tuple[float, float]] = []
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.times.append((time.perf_counter(), time.process_time()))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        steps = list(zip(self.times[3:], self.times[4:], strict=False))
+        medians = [statistics.median(b[k] - a[k] for a, b in steps) for k in (0, 1)]
+        Path(self.folder, f"{trainer.global_rank}.json").write_text(json.dumps(medians))
+
+
+def seconds_per_step(processes: int, steps: int) -> tuple[float, float]:
+    data = SMILESDataModule(
+        "tox21.csv.gz", "NR-AR", root=str(data_folder() / "tox21"), num_pos=SIZE, num_neg=SIZE, num_dual_neg=SIZE
+    )
+    algorithm = STACO(gamma=500.0, dual_init="zeros", stage_restart="ones")
+    module = TPAUCModule(GIN(), algorithm, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), score_activation="sigmoid")
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(
+            accelerator="cpu",
+            devices=processes,
+            strategy="ddp_fork" if processes > 1 else "auto",
+            max_steps=steps,
+            limit_val_batches=0,
+            num_sanity_val_steps=0,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=[Report(folder)],
+        )
+        trainer.fit(module, data)
+        clocks = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(processes)]
+    return max(c[0] for c in clocks), max(c[1] for c in clocks)
+
+
+def main(args: list[str] | None = None) -> None:
+    options = arguments(__doc__, args)
+    quiet()
+    header("distributed, 96 molecules a process")
+    steps, rounds = (20, 3) if options.quick else (60, 7)
+    results = [(seconds_per_step(1, steps), seconds_per_step(2, steps)) for _ in range(rounds)]
+    for k, clock in enumerate(("wall-clock", "processor")):
+        one = statistics.median(single[k] for single, _ in results)
+        two = statistics.median(double[k] for _, double in results)
+        ratio = statistics.median(double[k] / single[k] for single, double in results)
+        print(f"{clock} time of a step: one process {1e3 * one:.1f} ms, two {1e3 * two:.1f} ms")
+        verdict(f"two / one, {clock} time", ratio, 1.25)
+
+
+if __name__ == "__main__":
+    main()
