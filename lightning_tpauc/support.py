@@ -72,9 +72,22 @@ def _refuse_callbacks(trainer: Trainer) -> None:
                 "already. Remove it; StageCallback decides what is averaged."
             )
             raise UnsupportedError(msg)
-        if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
-            rank_zero_warn(
-                "ModelCheckpoint(train_time_interval=...) never saves under manual optimization; "
-                "use every_n_train_steps or every_n_epochs.",
-                category=TPAUCWarning,
-            )
+        if isinstance(callback, ModelCheckpoint):
+            _check_saving(trainer, callback)
+
+
+def _check_saving(trainer: Trainer, callback: ModelCheckpoint) -> None:
+    if callback._train_time_interval is not None:
+        rank_zero_warn(
+            "ModelCheckpoint(train_time_interval=...) never saves under manual optimization; "
+            "use every_n_train_steps or every_n_epochs.",
+            category=TPAUCWarning,
+        )
+    strategy = trainer.strategy
+    if isinstance(strategy, ModelParallelStrategy) and strategy._save_distributed_checkpoint and callback.save_last:
+        rank_zero_warn(
+            "ModelCheckpoint(save_last=True) overwrites a folder with a file per process, and a kill meanwhile leaves "
+            "a mixture of two checkpoints. Pass `save_distributed_checkpoint=False` to ModelParallelStrategy for one "
+            "file that is replaced at once, or save under a new name each time (`save_top_k=-1`).",
+            category=TPAUCWarning,
+        )

@@ -1,6 +1,7 @@
 """Several processes against one, on the same samples, through the Trainer."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -73,7 +74,7 @@ def make_net(kind, dtype):
 
 
 def fit(folder, world, *, kind="linear", gamma=math.inf, precision="64-true", num_pos=12, num_neg=18, positives=30,
-        algorithm=None, max_steps=50, stage=25):  # fmt: skip
+        algorithm=None, max_steps=50, stage=25, strategy="ddp_fork"):  # fmt: skip
     dtype = torch.float64 if precision == "64-true" else torch.float32
     x, y = make_problem(positives, dtype=dtype)
     data = PosNegDataModule(
@@ -82,12 +83,12 @@ def fit(folder, world, *, kind="linear", gamma=math.inf, precision="64-true", nu
     module = TPAUCModule(
         make_net(kind, dtype),
         algorithm or STACO(0.6, 0.4, gamma=gamma, alpha=0.3, beta=0.2, beta_prime=0.1),
-        lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.5),
+        partial(torch.optim.SGD, lr=0.05, momentum=0.5),
     )
     trainer = make_trainer(
         precision=precision,
         devices=world,
-        strategy="ddp_fork" if world > 1 else "auto",
+        strategy=strategy if world > 1 else "auto",
         max_epochs=-1,
         max_steps=max_steps,
         callbacks=[Dump(folder), StageCallback(every_n_steps=stage)],

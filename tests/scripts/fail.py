@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import sys
 import time
 
 import torch
@@ -42,7 +41,28 @@ class Fail(Callback):
                 parameter.fill_(torch.nan)
 
 
+def fit(strategy: str, rank: int, how: str, others: str = "go_on") -> None:
+    """A run that would take minutes, and does not get that far."""
+    generator = torch.Generator().manual_seed(3)
+    y = (torch.arange(96) % 3 == 0).long()
+    x = torch.randn(96, 5, generator=generator) + 0.5 * y[:, None]
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy=strategy,
+        max_steps=100_000,
+        max_epochs=-1,
+        callbacks=[Fail(rank, how, others)],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(TPAUCModule(nn.Linear(5, 1), STACO()), PosNegDataModule((x, y), num_pos=2, num_neg=4))
+
+
 def main() -> None:
+    """Run what the command line says."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--strategy", default="ddp")
     parser.add_argument("--rank", type=int, default=1)
@@ -50,23 +70,7 @@ def main() -> None:
     parser.add_argument("--others", choices=["go_on", "stuck"], default="go_on")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    generator = torch.Generator().manual_seed(3)
-    y = (torch.arange(96) % 3 == 0).long()
-    x = torch.randn(96, 5, generator=generator) + 0.5 * y[:, None]
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy=args.strategy,
-        max_steps=2000,
-        max_epochs=-1,
-        callbacks=[Fail(args.rank, args.how, args.others)],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(TPAUCModule(nn.Linear(5, 1), STACO()), PosNegDataModule((x, y), num_pos=2, num_neg=4))
-    sys.exit("nothing failed")
+    fit(args.strategy, args.rank, args.how, args.others)
 
 
 if __name__ == "__main__":
