@@ -11,7 +11,7 @@ import ast
 import importlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from typing import NamedTuple
 
 from jsonargparse import ArgumentParser
@@ -61,7 +61,7 @@ def explain(message: str, options: Iterable[str], classes: Sequence[str] = ()) -
     """
     findings = list(_findings(message))
     known = list(options)
-    said = [line for finding in findings for line in _misspelt(finding, known, classes)]
+    said = [_behind(finding.key, line) for finding in findings for line in _misspelt(finding, known, classes)]
     return "\n".join(dict.fromkeys(said)) or _shortened(findings) or message
 
 
@@ -99,13 +99,15 @@ def _findings(message: str) -> Iterator[_Finding]:
 
 
 def _misspelt(finding: _Finding, options: Sequence[str], classes: Sequence[str]) -> Iterator[str]:
-    key, class_path, text = finding
+    _, class_path, text = finding
     if found := _OPTION.search(text):
         factory = _FACTORY.search(text)
         owner = factory["name"] if factory else class_path
-        option = found["option"].split(".")[0] if owner else found["option"]
-        place = f"{key}: {owner.rpartition('.')[2]} has" if owner else "there is"
-        yield _no_option(place, option, options_of(owner) if owner else options, list_all=bool(owner))
+        if owner:
+            option = found["option"].split(".")[0]
+            yield _no_option(f"{owner.rpartition('.')[2]} has", option, options_of(owner), list_all=True)
+        else:
+            yield _no_option("there is", found["option"], options)
     elif found := _NESTED.search(text):
         yield _no_option("there is", found["option"], options)
     elif found := _UNRECOGNIZED.search(text):
@@ -113,13 +115,13 @@ def _misspelt(finding: _Finding, options: Sequence[str], classes: Sequence[str])
         yield from (_no_option("there is", name, [f"--{option}" for option in options]) for name in names)
     elif found := _NO_CLASS.search(text):
         remedy = "; give its full path, such as 'torch.optim.Adam'"
-        yield f"{key}: there is no class {found['name']!r}{_closest(found['name'], classes) or remedy}"
+        yield f"there is no class {found['name']!r}{_closest(found['name'], classes) or remedy}"
     elif found := _NO_ATTRIBUTE.search(text):
         close = _closest(found["name"], dir(importlib.import_module(found["module"])))
-        yield f"{key}: there is no class {found['name']!r} in {found['module']}{close}"
+        yield f"there is no class {found['name']!r} in {found['module']}{close}"
     elif found := _BESIDE.search(text):
         names = [name for name in _keys(found["value"]) if name not in _CLASS_KEYS]
-        yield from (_no_option(f"{key}: beside class_path there is", name, _CLASS_KEYS) for name in names)
+        yield from (_no_option("beside class_path there is", name, _CLASS_KEYS) for name in names)
 
 
 def _keys(value: str) -> list[str]:
@@ -137,6 +139,8 @@ def _no_option(place: str, option: str, options: Sequence[str], *, list_all: boo
 
 def _closest(name: str, names: Sequence[str]) -> str:
     close = get_close_matches(name, names, n=3)
+    ratio = [SequenceMatcher(None, name, other).ratio() for other in close]
+    close = [other for other, r in zip(close, ratio, strict=True) if r > ratio[0] - 0.1]
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
@@ -148,5 +152,9 @@ def _shortened(findings: Sequence[_Finding]) -> str:
             if value_said:
                 continue
             value_said = True
-        lines.append(f"{key}: {text}" if key else text)
+        lines.append(_behind(key, text))
     return "\n".join(dict.fromkeys(lines))
+
+
+def _behind(key: str, text: str) -> str:
+    return f"{key}: {text}" if key else text

@@ -1,0 +1,376 @@
+"""The command, as it is typed: through ``sys.argv``, and once as a process of its own."""
+
+import logging
+import math
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch import Callback
+
+import lightning_tpauc
+from lightning_tpauc import DigitsDataModule, TPAUCModule
+from lightning_tpauc.algorithms import STACO
+from lightning_tpauc.cli import TPAUCCLI, main
+from lightning_tpauc.models import MLP, Linear
+from tests.paths import ROOT
+
+QUICKSTART = ROOT / "configs" / "quickstart.yaml"
+QUIET = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
+#: Six steps and one validation.
+SHORT = ("--trainer.max_epochs=1", "--trainer.limit_train_batches=6", *QUIET)
+
+pytestmark = [
+    pytest.mark.usefixtures("tmp_cwd"),
+    pytest.mark.filterwarnings("ignore:.*smaller than the logging interval.*", "ignore:.*use of fork.*"),
+]
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Types a command line; returns what it printed to stdout and stderr, and its exit status."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["lightning-tpauc", *map(str, words)])
+        capsys.readouterr()
+        status = 0
+        try:
+            main()
+        except SystemExit as stop:
+            status = stop.code
+            if isinstance(status, str):  # what the interpreter does with it
+                print(status, file=sys.stderr)
+                status = 1
+        out, err = capsys.readouterr()
+        return out, err, status
+
+    return run
+
+
+def cli(*words):
+    """The same with the objects at hand."""
+    return TPAUCCLI(list(map(str, words)))
+
+
+def error_line(err):
+    """What follows ``error:``."""
+    return err[err.index("error: ") :].removeprefix("error: ").strip()
+
+
+# ---------------------------------------------------------------- fit, validate, test, predict
+
+
+def test_quickstart_from_fit_to_predictions(command, tmp_cwd):
+    out, _, status = command("fit", "--config", QUICKSTART, *SHORT)
+    assert status == 0
+    assert "STACO, TPR >= " in out
+    printed = {line.split(" = ")[0].strip(): line for line in out.splitlines() if " = " in line}
+    assert 0 < float(printed["val/tpauc"].split(" = ")[1]) <= 1
+    assert "best val/tpauc" in printed
+    (test,) = [line.removeprefix("Test it with: ") for line in out.splitlines() if line.startswith("Test it with: ")]
+    name, *words = test.split()
+    assert name == "lightning-tpauc"
+
+    out, _, status = command(*words, *QUIET)
+    assert status == 0
+    assert "test/tpauc" in out
+    for subcommand in ("validate", "predict"):
+        out, _, status = command(subcommand, *words[1:], *QUIET)
+        assert status == 0
+    assert "--trainer.callbacks+=PredictionWriter" in out
+    _, _, status = command("predict", *words[1:], *QUIET, "--trainer.callbacks+=PredictionWriter")
+    assert status == 0
+    (file,) = tmp_cwd.rglob("predictions.csv")
+    module = TPAUCModule.load_from_checkpoint(words[-1])
+    data = DigitsDataModule()
+    data.setup("predict")
+    inputs = torch.cat([batch.inputs for batch in data.predict_dataloader()])
+    scores = [float(line.split(",")[1]) for line in file.read_text().splitlines()[1:]]
+    assert torch.equal(torch.tensor(scores), module(inputs).detach().reshape(-1))
+
+
+def test_the_resolved_config_is_saved_and_reproduces_the_run(command, tmp_cwd):
+    command("fit", "--config", QUICKSTART, *SHORT, "--model.algorithm.alpha=0.25")
+    (saved,) = tmp_cwd.rglob("config.yaml")
+    config = yaml.safe_load(saved.read_text())
+    algorithm = config["model"]["init_args"]["algorithm"]["init_args"]
+    assert algorithm["alpha"] == 0.25
+    assert algorithm["margin"] == 0.5, "defaults are written out"
+    first, second = (
+        cli("fit", "--config", path, *SHORT[:2], "--trainer.logger=false")
+        for path in (saved, saved)  # the second one overwrites ./config.yaml
+    )
+    assert first.model.algorithm.alpha == 0.25
+    assert torch.equal(first.trainer.callback_metrics["val/tpauc"], second.trainer.callback_metrics["val/tpauc"])
+
+
+def test_checkpoint_rebuilds_everything_without_arguments(command, tmp_cwd):
+    command("fit", "--config", QUICKSTART, *SHORT, "--model.algorithm.gamma=300", "--model.optimizer=torch.optim.Adam",
+            "--model.optimizer.lr=0.01", "--model.backbone=MLP", "--model.backbone.num_features=64",
+            "--model.backbone.hidden_features=[7]")  # fmt: skip
+    (path,) = tmp_cwd.rglob("*.ckpt")
+    state = torch.load(path, weights_only=True)["state_dict"]
+    module = TPAUCModule.load_from_checkpoint(path, weights_only=True)
+    assert isinstance(module.backbone, MLP)
+    assert module.algorithm.gamma == 300
+    for name, weights in module.state_dict().items():
+        assert torch.equal(weights, state[name])
+    optimizer = module.optimizer_factory(module.parameters())
+    assert isinstance(optimizer, torch.optim.Adam)
+    assert optimizer.defaults["lr"] == 0.01
+
+
+# ---------------------------------------------------------------- what is injected
+
+
+class Rates(Callback):
+    """Learning rates of the steps."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.seen.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+
+def write(path, text):
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_everything_is_injected_from_yaml(tmp_cwd):
+    config = write(
+        tmp_cwd / "my.yaml",
+        """
+model:
+  class_path: lightning_tpauc.TPAUCModule
+  init_args:
+    backbone: {class_path: torch.nn.Linear, init_args: {in_features: 64, out_features: 1}}
+    algorithm: {class_path: lightning_tpauc.algorithms.SOTAs, init_args: {min_tpr: 0.25}}
+    optimizer: {class_path: torch.optim.Adam, init_args: {lr: 0.01, weight_decay: 0.002}}
+    lr_scheduler:
+      class_path: torch.optim.lr_scheduler.MultiStepLR
+      init_args: {milestones: [2, 3], gamma: 0.5}
+    lr_scheduler_interval: step
+data: {class_path: lightning_tpauc.DigitsDataModule, init_args: {num_pos: 8, num_neg: 8}}
+""",
+    )
+    run = cli(
+        "fit", "--config", config, "--trainer.max_steps=5", "--trainer.logger=false", *QUIET,
+        "--trainer.callbacks+=tests.test_cli.Rates", "--trainer.enable_checkpointing=false",
+    )  # fmt: skip
+    (rates,) = [c for c in run.trainer.callbacks if isinstance(c, Rates)]
+    assert rates.seen == [0.01, 0.01, 0.005, 0.0025, 0.0025]
+    assert run.model.algorithm.min_tpr == 0.25
+    assert isinstance(run.trainer.optimizers[0].optimizer if hasattr(run.trainer.optimizers[0], "optimizer")
+                      else run.trainer.optimizers[0], torch.optim.Adam)  # fmt: skip
+    assert run.trainer.optimizers[0].param_groups[0]["weight_decay"] == 0.002
+
+
+def test_plateau_scheduler_of_lightning_with_its_monitor():
+    run = cli(
+        "fit", "--config", QUICKSTART, "--trainer.max_epochs=4", "--trainer.limit_train_batches=1", *QUIET,
+        "--model.optimizer.lr=1e-3", "--model.lr_scheduler=lightning.pytorch.cli.ReduceLROnPlateau",
+        "--model.lr_scheduler.monitor=val/auroc", "--model.lr_scheduler.mode=max", "--model.lr_scheduler.patience=0",
+        "--model.lr_scheduler.threshold=10", "--model.lr_scheduler.factor=0.5",
+        "--trainer.logger=false", "--trainer.num_sanity_val_steps=0",
+        "--trainer.callbacks+=tests.test_cli.Rates",
+    )  # fmt: skip
+    (rates,) = [c for c in run.trainer.callbacks if isinstance(c, Rates)]
+    assert rates.seen == [1e-3, 1e-3, 5e-4, 2.5e-4]
+
+
+class TwoLayers(TPAUCModule):
+    """A user's own module."""
+
+    def __init__(self, width: int = 4, **kwargs):
+        super().__init__(**kwargs)
+        self.net = torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, 1))
+
+    def forward(self, inputs):
+        return self.net(inputs)
+
+
+def test_short_names_and_own_classes():
+    short = cli(
+        "fit", "--model=TPAUCModule", "--model.backbone", "Linear", "--model.backbone.num_features=64",
+        "--model.algorithm=STACO", "--model.algorithm.max_fpr=0.25", "--data=DigitsDataModule", "--data.num_pos=8",
+        "--trainer.fast_dev_run=true", *QUIET,
+    )  # fmt: skip
+    assert type(short.model.backbone) is Linear, "ours, not torch.nn.Linear"
+    assert isinstance(short.model.algorithm, STACO)
+    assert short.model.algorithm.max_fpr == 0.25
+    assert short.datamodule.num_pos == 8
+    own = cli(
+        "fit", "--model=tests.test_cli.TwoLayers", "--model.width=5", "--data=DigitsDataModule",
+        "--trainer.fast_dev_run=true", *QUIET,
+    )  # fmt: skip
+    assert own.model.net[0].out_features == 5
+
+
+# ---------------------------------------------------------------- help
+
+
+def test_version_help_and_the_whole_config(command):
+    assert command("--version")[::2] == (f"lightning-tpauc {lightning_tpauc.__version__}\n", 0)
+    out, _, status = command("fit", "--help")
+    assert status == 0
+    assert out.startswith("usage: lightning-tpauc fit [options]\n")
+    assert "--trainer.max_epochs" in out
+    out, _, status = command("fit", "--model.help", "TPAUCModule")
+    assert status == 0
+    assert "--model.score_activation {identity,sigmoid}" in out
+    out, _, status = command("fit", "--data.help=lightning_tpauc.LIBSVMDataModule")
+    assert status == 0
+    assert "folder of the files" in out
+    out, _, status = command("fit", "--config", QUICKSTART, "--print_config")
+    assert status == 0
+    config = yaml.safe_load(out)
+    assert config["data"]["init_args"]["num_pos"] == 32
+    assert config["model"]["init_args"]["algorithm"]["init_args"]["gamma"] == math.inf
+    assert "max_steps" in config["trainer"]
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+def misspelt(*path, instead_of):
+    """The quickstart's config with one key renamed."""
+    config = yaml.safe_load(QUICKSTART.read_text())
+    place = config
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = place.pop(instead_of)
+    return yaml.safe_dump(config)
+
+
+@pytest.mark.parametrize(
+    ("path", "instead_of", "line"),
+    [
+        (
+            ("model", "init_args", "algorithm", "init_args", "max_fprr"),
+            "max_fpr",
+            "model.algorithm: STACO has no option 'max_fprr'; did you mean 'max_fpr'?",
+        ),
+        (
+            ("model", "init_args", "optimiser"),
+            "optimizer",
+            "model: TPAUCModule has no option 'optimiser'; did you mean 'optimizer'?",
+        ),
+        (
+            ("model", "init_args", "optimizer", "init_args", "lrr"),
+            "lr",
+            "model.optimizer: SGD has no option 'lrr'; did you mean 'lr'?",
+        ),
+        (
+            ("trainer", "callbacks", 0, "init_args", "monitr"),
+            "monitor",
+            "trainer.callbacks: ModelCheckpoint has no option 'monitr'; did you mean 'monitor'?",
+        ),
+        (
+            ("trainer", "max_epoch"),
+            "max_epochs",
+            "there is no option 'trainer.max_epoch'; did you mean 'trainer.max_epochs'",
+        ),
+        (
+            ("model", "init_args", "algorithm", "initargs"),
+            "init_args",
+            "model.algorithm: beside class_path there is no option 'initargs'; did you mean 'init_args'?",
+        ),
+    ],
+)
+def test_misspelt_keys_in_a_file(command, tmp_cwd, path, instead_of, line):
+    config = write(tmp_cwd / "wrong.yaml", misspelt(*path, instead_of=instead_of))
+    _, err, status = command("fit", "--config", config)
+    assert status == 2
+    assert error_line(err).startswith(line)
+    assert len(err.splitlines()) <= 3, err
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("--data.num_poss=3", "data: DigitsDataModule has no option 'num_poss'; did you mean 'num_pos'?"),
+        ("--data.init_args.num_poss=3", "data: DigitsDataModule has no option 'num_poss'; did you mean 'num_pos'?"),
+        ("--model.algorithm.alfa=3", "model.algorithm: STACO has no option 'alfa'; did you mean 'alpha'?"),
+        ("--model.alpha=3", "model: TPAUCModule has no option 'alpha'; its options are backbone, algorithm, optimizer"),
+        ("--trainer.max_epoch=3", "there is no option '--trainer.max_epoch'; did you mean '--trainer.max_epochs'"),
+        ("--model.algorithm=STACOO", "model.algorithm: there is no class 'STACOO'; did you mean 'STACO'?"),
+        ("--model.optimizer=torch.optim.Adm", "model.optimizer: there is no class 'Adm' in torch.optim; did you mean"),
+        ("--model.algorithm.alpha=big", "model.algorithm.alpha: Expected a <class 'float'>. Got value: big"),
+    ],
+)
+def test_mistakes_on_the_command_line(command, word, line):
+    _, err, status = command("fit", "--config", QUICKSTART, word)
+    assert status == 2
+    assert error_line(err).startswith(line)
+    assert len(err.splitlines()) <= 3, err
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--model.algorithm.min_tpr=2"], "Expected `min_tpr` to be a number in [0, 1), but got 2.0."),
+        (["--data.num_neg=3000"], "One step takes 3000 negatives"),
+        (
+            ["--data.num_neg=3000", "--trainer.devices=2", "--trainer.strategy=ddp_fork"],
+            "One step takes 6000 negatives",
+        ),
+    ],
+    ids=["in a constructor", "in setup", "in two processes"],
+)
+def test_what_the_user_can_mend_is_one_line(command, words, line):
+    _, err, status = command("fit", "--config", QUICKSTART, *QUIET, *words)
+    assert status == 1
+    assert err.splitlines()[-1].startswith(f"lightning-tpauc: error: {line}")
+    assert "Traceback" not in err
+
+
+def test_other_errors_keep_their_traceback(monkeypatch):
+    def broken(self, *args):
+        msg = "a defect"
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr(STACO, "step", broken)
+    with pytest.raises(RuntimeError, match="a defect"):
+        main(["fit", "--config", str(QUICKSTART), *SHORT, "--trainer.logger=false"])
+
+
+def test_an_error_of_another_kind_in_a_process_is_not_taken_for_ours(monkeypatch):
+    from torch.multiprocessing.spawn import ProcessRaisedException
+
+    from lightning_tpauc import cli as module
+
+    text = "-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n{}\n"
+    ours = ProcessRaisedException(text.format("lightning_tpauc.errors.DataError: no positives: none\nat all"), 1, 7)
+    assert module._own_message(ours) == "no positives: none\nat all"
+    handled = (
+        "lightning_tpauc.errors.DataError: x\n\nDuring handling ...\n\nTraceback (most recent call last):\nKeyError: 3"
+    )
+    for other in ("KeyError: 'x'", handled):
+        assert module._own_message(ProcessRaisedException(text.format(other), 1, 7)) is None
+
+
+# ---------------------------------------------------------------- noise
+
+
+def test_nothing_but_results_greets_a_newcomer(tmp_cwd):
+    """A process of its own, since warnings and log handlers of the suite are not those of the command."""
+    run = subprocess.run(
+        [sys.executable, "-m", "lightning_tpauc", "fit", "--config", str(QUICKSTART), "--trainer.max_epochs=1"],
+        capture_output=True, text=True, check=False, cwd=tmp_cwd,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert "val/tpauc = " in run.stdout
+    allowed = ("Seed set to", "GPU available", "TPU available", "`Trainer.fit` stopped")
+    assert [line for line in run.stderr.splitlines() if line and not line.startswith(allowed)] == []
+
+
+def test_filters_end_with_the_command(command):
+    before = list(warnings.filters)
+    command("--version")
+    assert warnings.filters == before
+    assert logging.getLogger("lightning.pytorch.utilities.rank_zero").filters == []
