@@ -115,12 +115,15 @@ def tuned_linear_methods() -> tuple[Method, ...]:
         {8}
     """
     sigmoid = {"score_activation": ("sigmoid",)}
-    low, middle, high = (1e-3, 3e-3, 1e-2, 3e-2), (0.01, 0.03, 0.1, 0.3), (0.1, 0.3, 1.0, 3.0)
+    high = (0.1, 0.3, 1.0, 3.0, 10.0)
     ce: Grid = {"lr": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)}
-    aucm: Grid = ({"lr+eta": (1e-4, 3e-4, 1e-3, 3e-3)}, {"lr+eta": middle, **sigmoid})
-    sotas: Grid = ({"lr": low, "lam+lam_prime": (10.0,)}, {"lr": middle, "lam+lam_prime": (1.0,), **sigmoid})
-    pauci: Grid = {"lr": high, "kappa": (2.0, 6.0)}
-    sonx: Grid = ({"lr": middle}, {"lr": high, **sigmoid})
+    aucm: Grid = ({"lr+eta": (1e-4, 3e-4, 1e-3)}, {"lr+eta": (0.03, 0.1, 0.3, 1.0, 3.0), **sigmoid})
+    sotas: Grid = (
+        {"lr": (1e-3, 3e-3, 1e-2), "lam+lam_prime": (10.0,)},
+        {"lr": (0.03, 0.1, 0.3, 1.0, 3.0), "lam+lam_prime": (1.0,), **sigmoid},
+    )
+    pauci: Grid = {"lr": (0.1, 0.3, 1.0, 3.0), "kappa": (2.0, 6.0)}
+    sonx: Grid = ({"lr": (0.01, 0.03, 0.1)}, {"lr": high, **sigmoid})
     decay = {"weight_decay": WEIGHT_DECAY, "gamma": 500.0}
     steps = dict.fromkeys(("alpha", "beta", "beta_prime"), 0.1)
     exact = Method("STACO1", "STACO", sonx, {"share_negatives": True, **steps}, by_rectangle=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from dataclasses import replace
@@ -74,6 +75,7 @@ def time_methods(experiment: Experiment, options: Options, results: Path, steps:
     methods += [_corrected(m) for m in methods if m.algorithm == "SONX"]
     wall: dict[str, list[float]] = {m.name: [] for m in methods}
     processor: dict[str, list[float]] = {m.name: [] for m in methods}
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)  # no messages of dozens of Trainers
     for _ in range(_ROUNDS):
         for method in methods:
             times = _time(experiment, method, options, steps)
