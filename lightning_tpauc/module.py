@@ -134,8 +134,19 @@ class TPAUCModule(ScoringModule):
             raise ArgumentError(msg)
         optimizer = self._optimizer()
         self.in_step = True
-        optimizer.zero_grad()
         self.algorithm.step_scale = self._step_scale(optimizer)
+        searches = isinstance(optimizer.optimizer, torch.optim.LBFGS)
+        loss, joint = (self._line_search if searches else self._gradient_step)(optimizer, batch)
+        self.batches_seen += 1
+        self.in_step = False
+        step_schedulers(self.trainer, self.batches_seen)
+        loss = loss.detach()
+        if self._loss_is_due():
+            self.log("train/loss", loss, batch_size=sum(joint[k].numel() for k in range(3)))
+        return loss
+
+    def _gradient_step(self, optimizer: LightningOptimizer, batch: PosNegBatch) -> tuple[Tensor, JointScores]:
+        optimizer.zero_grad()
         previous = self.previous.scores(self, batch)
         joint = self.joint_scores(batch)
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
@@ -152,13 +163,27 @@ class TPAUCModule(ScoringModule):
             self.previous.discard()
         else:
             self._after_step(joint)
-        self.batches_seen += 1
-        self.in_step = False
-        step_schedulers(self.trainer, self.batches_seen)
-        loss = loss.detach()
-        if self._loss_is_due():
-            self.log("train/loss", loss, batch_size=sum(joint[k].numel() for k in range(3)))
-        return loss
+        return loss, joint
+
+    def _line_search(self, optimizer: LightningOptimizer, batch: PosNegBatch) -> tuple[Tensor, JointScores]:
+        """A step of L-BFGS, which evaluates one function several times."""
+        if self.algorithm.sampling != "full":
+            msg = (
+                f"LBFGS evaluates the loss several times a step, but {type(self.algorithm).__name__} changes its state "
+                "or its samples with each of them. Use `FullBatch`, or another optimizer."
+            )
+            raise UnsupportedError(msg)
+        seen: list[JointScores] = []
+
+        def evaluate() -> Tensor:
+            optimizer.zero_grad()
+            seen[:] = [self.joint_scores(batch)]
+            with torch.autocast(self.device.type, enabled=False):
+                loss = self.algorithm(*seen[0])
+            self.manual_backward(loss)
+            return loss
+
+        return cast(Tensor, optimizer.step(evaluate)), seen[0]
 
     def _loss_is_due(self) -> bool:
         # Lightning takes as long to log a value as a small model to train a step, and hands on every n-th only. The

@@ -3,6 +3,7 @@
 from lightning_tpauc.algorithms.aucm import AUCM
 from lightning_tpauc.algorithms.base import Algorithm, PreviousScores, TrainingScores
 from lightning_tpauc.algorithms.cross_entropy import CrossEntropy
+from lightning_tpauc.algorithms.full_batch import FullBatch
 from lightning_tpauc.algorithms.pauci import PAUCI
 from lightning_tpauc.algorithms.recursive import RecursiveAlgorithm
 from lightning_tpauc.algorithms.sonx import SONX
@@ -18,6 +19,7 @@ __all__ = (
     "STACO",
     "Algorithm",
     "CrossEntropy",
+    "FullBatch",
     "PreviousScores",
     "RecursiveAlgorithm",
     "SOTAs",

@@ -74,8 +74,8 @@ class Algorithm(DeclaredState, ABC):
     # ---------------------------------------------------------------- capabilities
 
     @property
-    def sampling(self) -> Literal["pos_neg", "uniform"]:
-        """How batches are drawn: positives and negatives apart, or uniformly from the whole training set."""
+    def sampling(self) -> Literal["pos_neg", "uniform", "full"]:
+        """How batches are drawn: positives and negatives apart, uniformly from the training set, or all of it."""
         return "pos_neg"
 
     @property
@@ -162,7 +162,7 @@ class Algorithm(DeclaredState, ABC):
         if neg_scores.ndim != 1:
             msg = f"Expected `neg_scores` to have shape (B,), but got {tuple(neg_scores.shape)}."
             raise ArgumentError(msg)
-        if self.sampling == "pos_neg" and not (pos_scores.numel() and neg_scores.numel()):
+        if self.sampling != "uniform" and not (pos_scores.numel() and neg_scores.numel()):
             msg = (
                 f"{type(self).__name__} needs positives and negatives in every batch, but got {pos_scores.numel()} and "
                 f"{neg_scores.numel()}. Draw the classes apart, as PosNegDataModule does."

@@ -53,7 +53,7 @@ class CrossEntropy(Algorithm):
         self.pos_weight = pos_weight
 
     @property
-    def sampling(self) -> Literal["pos_neg", "uniform"]:
+    def sampling(self) -> Literal["pos_neg", "uniform", "full"]:
         """``"pos_neg"`` for the class-balanced variant, ``"uniform"`` otherwise."""
         return "pos_neg" if self.balanced else "uniform"
 

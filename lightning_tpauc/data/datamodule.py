@@ -15,7 +15,7 @@ from lightning_tpauc.data.fetch import fetcher_for, unaugmented
 from lightning_tpauc.data.loader import EvalLoader, PosNegLoader
 from lightning_tpauc.data.parts import Datasets, EvaluatedPart, TrainingPart, as_dataset, evaluated_part, sampled_rows
 from lightning_tpauc.data.position import training_position
-from lightning_tpauc.data.sampler import BatchSampler, BatchSizes, PosNegSampler, UniformSampler
+from lightning_tpauc.data.sampler import SAMPLERS, BatchSampler, BatchSizes
 from lightning_tpauc.data.shards import current_world
 from lightning_tpauc.data.splits import check_validation_source, stratified_fold, stratified_holdout
 from lightning_tpauc.data.targets import find_targets
@@ -42,7 +42,7 @@ class PosNegDataModule(LightningDataModule):
         num_dual_neg: size of the second, independent batch of negatives per step and rank, B. ``None``: ``num_neg`` if
             the module's algorithm needs one, else 0.
         sampling: ``"pos_neg"`` draws the classes apart, ``"uniform"`` draws ``num_pos + num_neg`` examples of the whole
-            training set (for cross-entropy). ``"auto"`` asks the module's algorithm.
+            training set (for cross-entropy), ``"full"`` takes all of it in every step. ``"auto"`` asks the algorithm.
         batch_size: examples per evaluation batch.
         val_fraction: share of the training set that validates instead, stratified, in (0, 1).
         num_folds: number of folds of a stratified cross-validation over the training set.
@@ -79,7 +79,7 @@ class PosNegDataModule(LightningDataModule):
         num_pos: int = 32,
         num_neg: int = 32,
         num_dual_neg: int | None = None,
-        sampling: Literal["auto", "pos_neg", "uniform"] = "auto",
+        sampling: Literal["auto", "pos_neg", "uniform", "full"] = "auto",
         batch_size: int = 1024,
         val_fraction: float | None = None,
         num_folds: int | None = None,
@@ -113,8 +113,8 @@ class PosNegDataModule(LightningDataModule):
             if value is not None and value < bound:
                 msg = f"Expected `{name}` to be at least {bound}, but got {value}."
                 raise ArgumentError(msg)
-        if self.sampling not in ("auto", "pos_neg", "uniform"):
-            msg = f"Expected `sampling` to be 'auto', 'pos_neg' or 'uniform', but got {self.sampling!r}."
+        if self.sampling not in ("auto", *SAMPLERS):
+            msg = f"Expected `sampling` to be 'auto', 'pos_neg', 'uniform' or 'full', but got {self.sampling!r}."
             raise ArgumentError(msg)
         check_validation_source(self.val_dataset, self.val_fraction, self.num_folds, self.fold)
 
@@ -211,12 +211,12 @@ class PosNegDataModule(LightningDataModule):
         Raises:
             DataError: if a class is missing, or one step takes more negatives than there are.
         """
-        uniform = self._algorithm_says("sampling", self.sampling if self.sampling != "auto" else None) == "uniform"
+        kind = self._algorithm_says("sampling", self.sampling if self.sampling != "auto" else None) or "pos_neg"
         dual = self.num_dual_neg
         if dual is None:
             dual = self.num_neg if self._algorithm_says("needs_dual_negatives") else 0
-        sizes = BatchSizes(self.num_pos, self.num_neg, 0 if uniform else dual)
-        sampler = (UniformSampler if uniform else PosNegSampler)(*self._training_part().by_class, sizes, self.seed)
+        sizes = BatchSizes(self.num_pos, self.num_neg, dual if kind == "pos_neg" else 0)
+        sampler = SAMPLERS[kind](*self._training_part().by_class, sizes, self.seed)
         world_size = current_world().size
         sampler.global_sizes(world_size)
         message = sampler.cap_message(world_size)

@@ -13,7 +13,7 @@ from lightning_tpauc.data.shards import World, current_world, share_of, slice_of
 from lightning_tpauc.data.streams import ExampleStream
 from lightning_tpauc.errors import ArgumentError, DataError
 
-__all__ = ("BatchPlan", "BatchSampler", "BatchSizes", "PosNegSampler", "UniformSampler")
+__all__ = ("SAMPLERS", "BatchPlan", "BatchSampler", "BatchSizes", "FullSampler", "PosNegSampler", "UniformSampler")
 
 Indices = NDArray[np.int64]
 
@@ -51,7 +51,7 @@ class BatchPlan(NamedTuple):
 
 
 class BatchSampler(ABC):
-    """Base of the two samplers.
+    """Base of the samplers.
 
     Memory beside the two index arrays does not depend on their lengths.
 
@@ -222,3 +222,38 @@ class UniformSampler(BatchSampler):
             rows = np.concatenate([self.positives[index], self.negatives[neg[slice_of(len(neg), world)] - n_pos]])
             everyone = shares if world.size > 1 else None
             yield BatchPlan(step, rows.astype(np.int64), index, shares[world.rank], everyone)
+
+
+class FullSampler(BatchSampler):
+    """All positives and all negatives in every step; an epoch is one step.
+
+    ``sizes`` are ignored. Rank r takes a contiguous slice of each class.
+
+    Example:
+        >>> sampler = FullSampler(np.array([0, 5, 9]), np.array([1, 2, 3]), BatchSizes(1, 1))
+        >>> [(plan.step, plan.rows.tolist()) for plan in sampler.plans(start=7, count=len(sampler))]
+        [(7, [0, 5, 9, 1, 2, 3])]
+    """
+
+    def global_sizes(self, world_size: int) -> BatchSizes:  # noqa: ARG002
+        """The numbers of positives and negatives."""
+        return BatchSizes(len(self.positives), len(self.negatives))
+
+    def steps_per_epoch(self, world_size: int) -> int:  # noqa: ARG002
+        """One."""
+        return 1
+
+    def block(self, start: int, stop: int, world: World) -> Iterator[BatchPlan]:
+        """See :meth:`BatchSampler.block`."""
+        n_pos, n_neg = len(self.positives), len(self.negatives)
+        ranks = [World(rank, world.size) for rank in range(world.size)]
+        shares = tuple(BatchSizes(share_of(n_pos, rank), share_of(n_neg, rank)) for rank in ranks)
+        pos, neg = slice_of(n_pos, world), slice_of(n_neg, world)
+        rows = np.concatenate([self.positives[pos], self.negatives[neg]]).astype(np.int64)
+        index = np.arange(pos.start, pos.stop)
+        for step in range(start, stop):
+            yield BatchPlan(step, rows, index, shares[world.rank], shares if world.size > 1 else None)
+
+
+#: What a data module's ``sampling`` stands for.
+SAMPLERS: dict[str, type[BatchSampler]] = {"pos_neg": PosNegSampler, "uniform": UniformSampler, "full": FullSampler}

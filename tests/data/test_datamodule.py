@@ -322,7 +322,7 @@ def test_leaves_the_global_generators_alone(workers):
         ({"num_dual_neg": -1}, "`num_dual_neg` to be at least 0"),
         ({"batch_size": 0}, "`batch_size` to be at least 1"),
         ({"num_workers": -1}, "`num_workers` to be at least 0"),
-        ({"sampling": "both"}, "`sampling` to be 'auto', 'pos_neg' or 'uniform', but got 'both'"),
+        ({"sampling": "both"}, "`sampling` to be 'auto', 'pos_neg', 'uniform' or 'full', but got 'both'"),
         ({"val_fraction": 0.5, "num_folds": 3, "fold": 0}, "one source, but got val_fraction and num_folds"),
         ({"fold": 0}, "`num_folds` and `fold` together, but got None and 0"),
     ],

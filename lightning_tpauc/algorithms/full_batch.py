@@ -1,0 +1,67 @@
+"""The exact objective on the whole training set, for models whose scores fit in memory."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from lightning_tpauc.algorithms.base import Algorithm
+from lightning_tpauc.functional.objective import tpauc_objective
+from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
+
+__all__ = ("FullBatch",)
+
+
+class FullBatch(Algorithm):
+    r"""Descent on the exact objective F, with its exact gradient, in every step.
+
+    .. math:: F(w) = \frac{1}{k_1 k_2} \sum_{i \in S^\uparrow_+[1, k_1]} \sum_{j \in S^\downarrow_-[1, k_2]}
+        \ell(h_j - h_i), \qquad k_1 = \lfloor \theta_0 n_+ \rfloor, \; k_2 = \lfloor \theta_1 n_- \rfloor
+
+    For linear models, and heads on frozen embeddings: each step takes the scores of all positives and all negatives,
+    so there are no samples, no dual variables and no step sizes beside the optimizer's, and O(n log n) makes it cheap
+    (see :func:`~lightning_tpauc.functional.tpauc_objective`). Any optimizer works, :class:`torch.optim.LBFGS` included.
+    One step is one epoch.
+
+    Args:
+        min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).
+        max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
+        surrogate: ``"squared_hinge"``, ``"hinge"``, ``"square"``, ``"logistic"`` or a registered one; the last two
+            take :math:`k_1 k_2` evaluations.
+        margin: m of the surrogate, in units of the score.
+        scale: scale of the logistic surrogate.
+
+    Raises:
+        ArgumentError: if an argument is out of range, and in a step if the rectangle holds no example of a class.
+
+    Example:
+        >>> import torch
+        >>> algorithm = FullBatch(min_tpr=0.5, max_fpr=0.5)
+        >>> algorithm.setup(num_positives=2)
+        >>> pos = torch.tensor([0.0, 1.0], requires_grad=True)
+        >>> loss = algorithm(pos, torch.tensor([0.5, -2.0]), index=torch.tensor([0, 1]))
+        >>> loss.backward()
+        >>> loss.detach(), pos.grad
+        (tensor(1.), tensor([-2.,  0.]))
+    """
+
+    def __init__(
+        self,
+        min_tpr: float = 0.5,
+        max_fpr: float = 0.5,
+        surrogate: str | Surrogate = "squared_hinge",
+        margin: float = 0.5,
+        scale: float = 1.0,
+    ) -> None:
+        super().__init__(min_tpr, max_fpr)
+        self.surrogate = get_surrogate(surrogate, margin=margin, scale=scale)
+
+    @property
+    def sampling(self) -> Literal["pos_neg", "uniform", "full"]:
+        """``"full"``."""
+        return "full"
+
+    def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:  # noqa: ARG002
+        """The exact objective of all scores."""
+        return tpauc_objective(pos_scores, neg_scores, self.min_tpr, self.max_fpr, self.surrogate)

@@ -1,0 +1,92 @@
+"""The exact objective on the whole training set, alone and through the Trainer."""
+
+import pytest
+import torch
+
+from lightning_tpauc import PosNegDataModule, TPAUCModule
+from lightning_tpauc.algorithms import STACO, FullBatch
+from lightning_tpauc.errors import ArgumentError, UnsupportedError
+from lightning_tpauc.functional import tpauc_objective
+from tests.fixed import NUM_NEG, NUM_POS, LinearScore, make_data, make_trainer
+from tests.reference.objective import objective_loops
+from tests.tolerances import assert_close
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*use of fork.*")
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.1),
+    "lbfgs": lambda p: torch.optim.LBFGS(p, max_iter=5, line_search_fn="strong_wolfe"),
+}
+STEPS = 8
+#: Not 0, where all scores tie and the gradient depends on which of them count as the hardest.
+START = torch.tensor([0.125, -0.25, 0.0625, -0.125], dtype=torch.float64)
+
+
+def fit(optimizer, algorithm=None, **kwargs):
+    pos, neg = make_data()
+    target = torch.cat([torch.ones(NUM_POS), torch.zeros(NUM_NEG)]).long()
+    order = torch.randperm(len(target), generator=torch.Generator().manual_seed(0))
+    data = PosNegDataModule((torch.cat([pos, neg])[order], target[order]), num_pos=5, num_neg=5)
+    backbone = LinearScore()
+    backbone.weight.data.copy_(START)
+    module = TPAUCModule(backbone, algorithm or FullBatch(0.6, 0.3), optimizer)
+    trainer = make_trainer(max_epochs=STEPS, **kwargs)
+    trainer.fit(module, data)
+    return module, trainer
+
+
+def loop(optimizer):
+    """The same in plain torch."""
+    pos, neg = make_data()
+    w = START.clone().requires_grad_()
+    optimizer = optimizer([w])
+    for _ in range(STEPS):
+
+        def evaluate():
+            optimizer.zero_grad()
+            loss = tpauc_objective(pos @ w, neg @ w, 0.6, 0.3)
+            loss.backward()
+            return loss
+
+        optimizer.step(evaluate)
+    return w.detach()
+
+
+@pytest.mark.parametrize("surrogate", ["squared_hinge", "hinge", "square", "logistic"])
+def test_value_is_the_objective(surrogate):
+    pos, neg = make_data()
+    w = torch.linspace(-1, 1, pos.shape[1], dtype=torch.float64)
+    algorithm = FullBatch(0.6, 0.3, surrogate, margin=0.7, scale=2.0)
+    algorithm.setup(NUM_POS, dtype=torch.float64)
+    value = algorithm(pos @ w, neg @ w, index=torch.arange(NUM_POS))
+    expected = objective_loops((pos @ w).tolist(), (neg @ w).tolist(), 0.6, 0.3, surrogate, 0.7, 2.0)
+    assert_close(value, expected)
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_fit_equals_a_plain_loop(name):
+    module, trainer = fit(OPTIMIZERS[name])
+    expected = loop(OPTIMIZERS[name])
+    assert (expected - START).abs().max() > 0.05, "weights that stand still prove nothing"
+    assert_close(module.backbone.weight.detach(), expected, "trajectory64")
+    assert trainer.global_step == module.batches_seen == STEPS
+
+
+@pytest.mark.ddp
+@pytest.mark.parametrize("name", ["sgd", "lbfgs"])
+def test_two_processes_equal_one(name):
+    module, _ = fit(OPTIMIZERS[name], strategy="ddp_fork", devices=2)
+    assert_close(module.backbone.weight.detach(), loop(OPTIMIZERS[name]), "trajectory64")
+
+
+def test_lbfgs_needs_a_function_that_stays_the_same():
+    with pytest.raises(UnsupportedError, match=r"LBFGS evaluates the loss several times a step, but STACO.*FullBatch"):
+        fit(OPTIMIZERS["lbfgs"], STACO(dual_init="zeros"))
+
+
+def test_the_rectangle_must_hold_an_example():
+    algorithm = FullBatch(min_tpr=0.9)
+    algorithm.setup(3)
+    with pytest.raises(ArgumentError, match="needs at least 10 positive scores, but got 3"):
+        algorithm(torch.zeros(3), torch.zeros(9), index=torch.arange(3))
