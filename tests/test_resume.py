@@ -7,13 +7,16 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
+from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.checkpoint import FORMAT_VERSION, KEY
 from lightning_tpauc.errors import CheckpointError
 from tests.fixed import make_trainer
+from tests.tolerances import assert_close
 
+forks = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*Checkpoint directory.*")
 
 DIM, NUM_POS, NUM_NEG = 5, 24, 60
@@ -187,6 +190,105 @@ def test_saved_after_training_goes_on_from_the_last_iterate(tmp_path):
     trainer.save_checkpoint(tmp_path / "half.ckpt")
     resumed, _, _ = run(tmp_path / "b", ckpt=tmp_path / "half.ckpt", limits={"max_epochs": 4})
     assert_same_end(straight, resumed)
+
+
+class Dump(Callback):
+    """Every rank writes down what it ends with; nothing else comes back from another process."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.losses = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.losses.append(outputs["loss"].clone())
+
+    def on_train_end(self, trainer, pl_module):
+        parts = {
+            "module": pl_module.state_dict(),
+            "algorithm": pl_module.algorithm.state_dict(),
+            "iterates": pl_module.iterates.state_dict(),
+            "optimizer": trainer.optimizers[0].state_dict()["state"],
+            "generator": torch.get_rng_state(),
+            "losses": torch.stack(self.losses),
+        }
+        torch.save(flat(parts), self.folder / f"rank{trainer.global_rank}of{trainer.world_size}.pt")
+
+
+def flat(value, name=""):
+    if isinstance(value, (dict, list, tuple)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {k: v for key, item in items for k, v in flat(item, f"{name}/{key}").items()}
+    return {name: torch.as_tensor(value).clone()}
+
+
+def run_ranks(folder, world, *, steps=32, every=3, ckpt=None, net=None, crash=None):
+    """What each rank ended with; S = B = 12 over all ranks."""
+    x, y = make_problem()
+    data = PosNegDataModule(
+        (x, y), val_dataset=(x[:40], y[:40]), num_pos=12 // world, num_neg=12 // world, batch_size=16
+    )
+    module = make_module()
+    if net is not None:
+        module.backbone = net
+    # ranks would otherwise draw the same masks, and a mix-up of their generators would go unnoticed
+    callbacks = [StageCallback(every_n_steps=5), OwnGenerator(), Dump(folder)]
+    callbacks += [ModelCheckpoint(folder, save_last=True, every_n_train_steps=every)]
+    trainer = make_trainer(
+        precision="32-true",
+        devices=world,
+        strategy="ddp_fork" if world > 1 else "auto",
+        callbacks=callbacks + ([Crash(crash)] if crash is not None else []),
+        enable_checkpointing=True,
+        max_epochs=-1,
+        max_steps=steps,
+    )
+    if crash is None:
+        trainer.fit(module, data, ckpt_path=ckpt)
+        return [torch.load(folder / f"rank{rank}of{world}.pt") for rank in range(world)]
+    with pytest.raises((CrashError, ProcessRaisedException), match=None if world == 1 else "CrashError"):
+        trainer.fit(module, data, ckpt_path=ckpt)
+    return []
+
+
+class OwnGenerator(Callback):
+    def on_train_start(self, trainer, pl_module):
+        if trainer.global_step == 0:
+            torch.manual_seed(100 + trainer.global_rank)
+
+
+@forks
+@pytest.mark.parametrize(("every", "crash"), [(3, 14), (5, 16)], ids=["mid-epoch", "stage's end"])
+def test_two_ranks_resume_to_the_last_bit(tmp_path, every, crash):
+    """Dropout draws from each rank's own generator, and statistics of batch normalisation differ between ranks."""
+    unbroken = run_ranks(tmp_path / "a", 2, every=every)
+    run_ranks(tmp_path / "b", 2, every=every, crash=crash)
+    torch.manual_seed(99)
+    resumed = run_ranks(tmp_path / "b", 2, every=every, ckpt=tmp_path / "b" / "last.ckpt")
+    assert not torch.equal(unbroken[0]["/generator"], unbroken[1]["/generator"])
+    for ours, theirs in zip(resumed, unbroken, strict=True):
+        later = ours.pop("/losses")
+        assert 10 < len(later) < 32
+        assert torch.equal(later, theirs["/losses"][-len(later) :])
+        for name, value in ours.items():
+            assert torch.equal(value, theirs[name]), name
+
+
+@forks
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3), (3, 2)])
+def test_resumed_on_another_number_of_ranks(tmp_path, before, after):
+    def net():
+        torch.manual_seed(0)
+        # no bias: its gradient is rounding alone, which Adam scales up
+        return nn.Sequential(nn.Linear(DIM, 8), nn.Tanh(), nn.Linear(8, 1, bias=False))
+
+    (unbroken,) = run_ranks(tmp_path / "a", 1, net=net())
+    run_ranks(tmp_path / "b", before, net=net(), crash=14)
+    for ours in run_ranks(tmp_path / "b", after, net=net(), ckpt=tmp_path / "b" / "last.ckpt"):
+        later = ours.pop("/losses")
+        assert_close(later, unbroken["/losses"][12:], "trajectory32")
+        for name, value in ours.items():
+            if name != "/generator":
+                assert_close(value, unbroken[name], "trajectory32")
 
 
 def edited(path, target, **changes):
