@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
     from lightning_tpauc.module import TPAUCModule
     from lightning_tpauc.prediction import PredictionWriter
+    from lightning_tpauc.roc_figure import ROCFigure
 
 __all__ = (
     "DigitsDataModule",
@@ -38,6 +39,7 @@ __all__ = (
     "PosNegBatch",
     "PosNegDataModule",
     "PredictionWriter",
+    "ROCFigure",
     "SMILESDataModule",
     "StageCallback",
     "TPAUCModule",
@@ -55,6 +57,7 @@ _HOME = {
     "TwoWayPartialAUROC": "metrics",
     "TPAUCModule": "module",
     "PredictionWriter": "prediction",
+    "ROCFigure": "roc_figure",
 }
 
 

@@ -24,6 +24,7 @@ from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.errors import TPAUCError
 from lightning_tpauc.module import TPAUCModule
 from lightning_tpauc.prediction import PredictionWriter
+from lightning_tpauc.roc_figure import ROCFigure
 from lightning_tpauc.version import __version__
 
 __all__ = ("TPAUCCLI", "main")
@@ -32,6 +33,7 @@ __all__ = ("TPAUCCLI", "main")
 _CLASSES: tuple[type, ...] = (
     TPAUCModule,
     PredictionWriter,
+    ROCFigure,
     *(getattr(algorithms, name) for name in algorithms.__all__),
     *(getattr(data, name) for name in data.__all__),
     *(getattr(models, name) for name in models.__all__),

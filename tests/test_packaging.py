@@ -145,6 +145,7 @@ USERS = {
     "metrics.tpauc": ("plot", ("matplotlib",), lambda _: lightning_tpauc.TwoWayPartialAUROC().plot(torch.tensor(0.5))),
     "models.gin": ("graph", ("ogb", "torch_geometric"), lambda _: models.GIN()),
     "models.resnet3d": ("medical", ("torchvision",), lambda _: models.ResNet3D()),
+    "roc_figure": ("plot", ("matplotlib",), lambda _: lightning_tpauc.ROCFigure()),
 }
 
 #: Modules that import an extra only when handed its objects, so that it can't be missing.

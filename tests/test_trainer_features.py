@@ -256,7 +256,9 @@ def scheduled_module():
 
 
 def test_curves_in_the_tensorboard_file(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+        EventAccumulator,
+    )
 
     logger = TensorBoardLogger(tmp_path, default_hp_metric=False)
     module = scheduled_module()
