@@ -115,7 +115,7 @@ def main(args: list[str] | None = None) -> None:
     header("step_linear")
     x, y = make_data()
     batches = ready_batches(x, 64)
-    steps, rounds = (300, 3) if options.quick else (1200, 9)
+    steps, rounds = (300, 3) if options.quick else (500, 11)
     sides: dict[str, Any] = {
         "cross-entropy, Lightning, ready batches": lambda: cross_entropy_ready(batches, steps),
         "STACO1, Lightning, ready batches": lambda: staco_ready(batches, steps, math.inf),
