@@ -21,6 +21,7 @@ from lightning_tpauc.batch_norm import agree_on_statistics, batch_norm_statistic
 from lightning_tpauc.distributed import handling_exception, world_size
 from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning
 from lightning_tpauc.iterates import assign, whole
+from lightning_tpauc.loop_state import keep_what_is_due
 from lightning_tpauc.sharding import reshard
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def save(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
     _publish_evaluation_weights(module, checkpoint)
     if "callbacks" not in checkpoint:  # save_weights_only
         return
+    keep_what_is_due(module.trainer, checkpoint)
     checkpoint[KEY] = {
         "format_version": FORMAT_VERSION,
         "algorithm": {"name": type(module.algorithm).__name__, "state": module.algorithm.state_dict()},

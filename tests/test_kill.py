@@ -1,0 +1,201 @@
+"""Runs that are killed with SIGKILL end where the unbroken run does, and checkpoints are whole or not there."""
+
+import multiprocessing
+import os
+import time
+from functools import cache
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
+from torch import nn
+
+from lightning_tpauc import PosNegDataModule, TPAUCModule
+from lightning_tpauc.checkpoint import KEY
+from lightning_tpauc.checkpoint_io import AtomicCheckpointIO
+from lightning_tpauc.errors import CheckpointError, TPAUCWarning
+from tests.ddp import run_distributed
+from tests.fixed import make_trainer
+from tests.scripts.survive import Kill, Setting, checkpoint_of, curves, differences, run
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*", "ignore:.*Checkpoint directory.*", "ignore:.*use of fork.*"
+)
+
+KILLED = -9
+
+
+def in_child(folder, setting, *callbacks):
+    """Run in a fork, which may be killed; its exit code."""
+    folder.mkdir(parents=True, exist_ok=True)
+    child = multiprocessing.get_context("fork").Process(target=quiet, args=(folder, setting, callbacks))
+    child.start()
+    child.join(120)
+    assert child.exitcode is not None, "hangs"
+    return child.exitcode
+
+
+def quiet(folder, setting, callbacks):
+    with open(os.devnull, "w") as nowhere:  # noqa: PTH123
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    run(folder, setting, callbacks)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    @cache
+    def of(setting):
+        folder = tmp_path_factory.mktemp("unbroken")
+        assert in_child(folder, setting) == 0
+        assert len(curves(folder)) > 70
+        return folder
+
+    return of
+
+
+# 8 steps an epoch, 32 in all; stages of 5 steps
+@pytest.mark.parametrize(
+    ("setting", "where", "step", "resumed_at"),
+    [
+        pytest.param(Setting(), "step", 13, 12, id="inside a step"),
+        pytest.param(Setting(), "stage", 15, 12, id="a stage's end"),
+        pytest.param(Setting(), "save", 15, 12, id="while a checkpoint is written"),
+        pytest.param(Setting(every=0), "save", 16, 8, id="while an epoch's checkpoint is written"),
+        pytest.param(Setting(every=8), "validation", 16, 16, id="validation after the last batch's checkpoint"),
+        pytest.param(Setting(validate_every=3, plateau=True), "validation", 15, 15, id="validation amid an epoch"),
+        pytest.param(Setting(every=8, validate_every=-1), "step", 17, 16, id="last batch's checkpoint, no validation"),
+        pytest.param(Setting(every=0, ends="both"), "step", 20, 16, id="epoch's checkpoint, max_epochs and max_steps"),
+        pytest.param(Setting(every=0, ends="steps"), "step", 20, 16, id="epoch's checkpoint, max_steps"),
+        pytest.param(Setting(every=-1, plateau=True), "step", 13, 8, id="checkpoint of the best validation"),
+        pytest.param(Setting(workers=2, steps_known=True), "step", 13, 12, id="workers, estimated_stepping_batches"),
+        pytest.param(Setting(ranks=2, every=8), "validation", 16, 16, id="two ranks", marks=pytest.mark.ddp),
+    ],
+)
+def test_a_killed_run_ends_where_the_unbroken_one_does(tmp_path, unbroken, setting, where, step, resumed_at):
+    """Weights, dual variables, averages, optimizer, scheduler, position, generators and logged curves, bit for bit."""
+    assert in_child(tmp_path, setting, Kill(where, step)) == (KILLED if setting.ranks == 1 else 1)
+    saved = torch.load(checkpoint_of(tmp_path), weights_only=True)
+    assert saved[KEY]["batches_seen"] == resumed_at
+    assert not (tmp_path / "end0.pt").exists()
+    assert in_child(tmp_path, setting) == 0
+    assert differences(tmp_path, unbroken(setting), setting.ranks) == []
+
+
+def test_killed_again_and_again(tmp_path, unbroken):
+    setting, kills = Setting(), 0
+    for step in (2, 7, 8, 13, 19, 26, 31):
+        kills += in_child(tmp_path, setting, Kill("step", step)) == KILLED
+    assert kills == 7
+    assert in_child(tmp_path, setting) == 0
+    assert differences(tmp_path, unbroken(setting)) == []
+
+
+# ---------------------------------------------------------------- files
+
+
+def tiny(**kwargs):
+    y = torch.arange(12) % 3 == 0
+    data = PosNegDataModule((torch.randn(12, 2), y.long()), num_pos=2, num_neg=2)
+    return TPAUCModule(nn.Linear(2, 1)), make_trainer(precision="32-true", max_steps=2, max_epochs=-1, **kwargs), data
+
+
+def test_a_checkpoint_that_is_cut_short_says_so(tmp_path):
+    module, trainer, data = tiny()
+    trainer.fit(module, data)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    whole = (tmp_path / "last.ckpt").read_bytes()
+    for length in (0, 100, len(whole) // 2, len(whole) - 1):
+        (tmp_path / "cut.ckpt").write_bytes(whole[:length])
+        for entry in ("fit", "validate"):
+            module, trainer, data = tiny()
+            data.val_dataset = data.train_dataset
+            with pytest.raises(CheckpointError, match=rf"cut.ckpt' is not whole: its {length} bytes end too early"):
+                getattr(trainer, entry)(module, data, ckpt_path=tmp_path / "cut.ckpt")
+    with pytest.raises(FileNotFoundError):
+        trainer.validate(module, data, ckpt_path=tmp_path / "nowhere.ckpt")
+
+
+def test_a_failed_save_leaves_the_file_that_was_there(tmp_path):
+    io, path = AtomicCheckpointIO(), tmp_path / "new folder" / "last.ckpt"
+    io.save_checkpoint({"step": 1}, path)
+    with pytest.raises(AttributeError, match="local object"):
+        io.save_checkpoint({"step": lambda: 2}, path)
+    assert io.load_checkpoint(path) == {"step": 1}
+    assert [file.name for file in path.parent.iterdir()] == ["last.ckpt"]
+
+
+def test_no_reader_sees_half_a_file(tmp_path):
+    """A reader that looks all the time while another process overwrites the checkpoint."""
+    io, path = AtomicCheckpointIO(), tmp_path / "last.ckpt"
+    content = {"weights": torch.ones(200_000)}
+    io.save_checkpoint(content, path)
+
+    def write():
+        for _ in range(40):
+            io.save_checkpoint(content, path)
+
+    child = multiprocessing.get_context("fork").Process(target=write)
+    child.start()
+    reads, versions = 0, set()
+    deadline = time.monotonic() + 60
+    while child.exitcode is None and time.monotonic() < deadline:
+        with path.open("rb") as file:
+            versions.add(os.fstat(file.fileno()).st_ino)
+            assert torch.equal(torch.load(file, weights_only=True)["weights"], content["weights"])
+        reads += 1
+        child.join(0)
+    assert child.exitcode == 0
+    assert reads > 3
+    assert len(versions) > 1
+
+
+def test_the_module_replaces_lightnings_plugin_only():
+    class Own(TorchCheckpointIO):
+        pass
+
+    for plugin, expected in ((None, AtomicCheckpointIO), (Own(), Own), (AsyncCheckpointIO(), AsyncCheckpointIO)):
+        module, trainer, data = tiny(plugins=None if plugin is None else [plugin])
+        trainer.fit(module, data)
+        assert type(trainer.strategy.checkpoint_io) is expected
+
+
+# ---------------------------------------------------------------- amid a step
+
+
+class SaveAmidStep(Callback):
+    """As a signal handler may."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        trainer.save_checkpoint(self.path)
+
+
+def test_saving_amid_a_step_warns(tmp_path):
+    module, trainer, data = tiny(callbacks=[SaveAmidStep(tmp_path / "amid.ckpt")])
+    with pytest.warns(TPAUCWarning, match="saved amid a training step: a run resumed from it takes half a step twice"):
+        trainer.fit(module, data)
+    module, trainer, data = tiny()
+    trainer.fit(module, data, ckpt_path=tmp_path / "amid.ckpt")
+    assert module.batches_seen == trainer.global_step == 2
+
+
+@pytest.mark.ddp
+def test_saving_amid_a_step_of_several_ranks_is_refused(tmp_path):
+    from tests.test_distributed import Attached
+
+    def save(rank, world):
+        module, trainer, data = tiny(
+            callbacks=[SaveAmidStep(tmp_path / "amid.ckpt")],
+            devices=world,
+            strategy="ddp",
+            plugins=[Attached(rank, world)],
+        )
+        with pytest.raises(CheckpointError, match=r"amid a training step, .*auto_requeue=False"):
+            trainer.fit(module, data)
+
+    run_distributed(save, 2)
+    assert not (tmp_path / "amid.ckpt").exists()
