@@ -18,6 +18,7 @@ from lightning_tpauc.previous import PreviousWeights
 from lightning_tpauc.schedules import step_plateau_schedulers
 from lightning_tpauc.scores import ScoreMemory, score_training_set
 from lightning_tpauc.sharding import reshard
+from lightning_tpauc.support import log_replicated
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -152,7 +153,7 @@ class StageCallback(Callback):
         """Log what the dual variables say about the run."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
         for name, value in module.algorithm.diagnostics().items():
-            module.log(f"train/{name}", value, batch_size=1)
+            log_replicated(module, f"train/{name}", value)
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

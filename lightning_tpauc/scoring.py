@@ -15,6 +15,7 @@ from lightning_tpauc.data.batch import EvalBatch
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.evaluation import Rectangle, build_metrics
 from lightning_tpauc.iterates import master_dtype
+from lightning_tpauc.support import log_replicated
 
 __all__ = ("ScoringModule",)
 
@@ -143,5 +144,5 @@ class ScoringModule(LightningModule):
     def _log_metrics(self, metrics: MetricCollection) -> None:
         if not self.trainer.sanity_checking:
             for name, value in metrics.compute().items():
-                self.log(name, value, prog_bar=name.endswith("/tpauc"), batch_size=1)
+                log_replicated(self, name, value, prog_bar=name.endswith("/tpauc"))
         metrics.reset()

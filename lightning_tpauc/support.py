@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,19 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning_tpauc.errors import TPAUCWarning, UnsupportedError
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
+    from lightning.pytorch import LightningModule, Trainer
+    from torch import Tensor
 
-__all__ = ("refuse_unsupported",)
+__all__ = ("log_replicated", "refuse_unsupported")
+
+
+def log_replicated(module: LightningModule, name: str, value: Tensor, *, prog_bar: bool = False) -> None:
+    """Log a value that all ranks hold alike.
+
+    Lightning advises to average whatever is logged over ranks; here that would cost a collective and could only round.
+    """
+    warnings.filterwarnings("ignore", message=re.escape(f"It is recommended to use `self.log({name!r}"))
+    module.log(name, value, prog_bar=prog_bar, batch_size=1)
 
 
 def refuse_unsupported(trainer: Trainer) -> None:

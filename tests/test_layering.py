@@ -17,7 +17,17 @@ PACKAGE = "lightning_tpauc"
 #: What only type checkers read may name anything: a callback says which module it works on.
 LAYERS = (
     {"errors", "version"},
-    {"checkpoint_io", "distributed", "extras", "functional", "loop_state", "schedules", "sharding", "support", "transfer"},
+    {
+        "checkpoint_io",
+        "distributed",
+        "extras",
+        "functional",
+        "loop_state",
+        "schedules",
+        "sharding",
+        "support",
+        "transfer",
+    },
     {"algorithms", "data", "iterates", "metrics", "models"},
     {"batch_norm", "evaluation", "prediction", "previous", "random_state", "roc_figure", "scores"},
     {"checkpoint", "scoring"},

@@ -294,6 +294,21 @@ def test_csv_logger(tmp_path):
     assert areas == pytest.approx([float(value) for _, _, value in watch.validated])
 
 
+@pytest.mark.ddp
+@pytest.mark.filterwarnings("error:It is recommended to use `self.log", "ignore:.*use of fork.*")
+def test_no_advice_to_average_what_all_processes_hold_alike():
+    """In a forked process the filter turns the advice into an error; a user's own value still gets it."""
+
+    class Logs(Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            pl_module.log("train/mine", 1.0)
+
+    several = {"devices": 2, "strategy": "ddp_fork", "max_epochs": 1, "limit_train_batches": 2}
+    make_trainer(precision="32-true", **several).fit(make_module(), make_data())
+    with pytest.raises(Exception, match="train/mine"):
+        make_trainer(precision="32-true", callbacks=[Logs()], **several).fit(make_module(), make_data())
+
+
 # ---------------------------------------------------------------- one module, several runs
 
 
