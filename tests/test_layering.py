@@ -34,7 +34,7 @@ LAYERS = (
     {"callbacks", "guard"},
     {"module"},
     {"cli_errors", "experiments"},
-    {"cli", "experiments"},
+    {"cli"},
     {"", "__main__"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
