@@ -190,7 +190,14 @@ class StageCallback(Callback):
     def _allocate(self, trainer: Trainer, module: TPAUCModule) -> None:
         algorithm = module.algorithm
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set at run time, declared nowhere
-        num_positives = module.num_positives or getattr(datamodule, "num_positives", None)
+        given, found = module.num_positives, getattr(datamodule, "num_positives", None)
+        if given is not None and found is not None and given != found:
+            msg = (
+                f"`num_positives={given}` of {type(module).__name__} contradicts the data module, which has {found} "
+                "training positives. Leave it out."
+            )
+            raise ArgumentError(msg)
+        num_positives = given if given is not None else found
         if num_positives is None:
             msg = (
                 "The number of training positives is unknown: train with a PosNegDataModule, or pass `num_positives` "

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from lightning_tpauc import random_state
+from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.batch_norm import agree_on_statistics, batch_norm_statistics
 from lightning_tpauc.distributed import handling_exception, world_size
 from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning
@@ -50,6 +51,7 @@ def save(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
         NonFiniteError: if the weights or the state are not finite, before the previous checkpoint is overwritten.
         CheckpointError: if a signal asks for it amid a step of several ranks.
     """
+    _leave_out_objects(checkpoint)
     iterates = module.iterates
     if iterates is None:
         return
@@ -186,6 +188,21 @@ def refuse_foreign(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
             "or by another module. Pass its path as `init_from` of TPAUCModule to start a new run from its weights."
         )
         raise CheckpointError(msg)
+
+
+def _leave_out_objects(checkpoint: dict[str, Any]) -> None:
+    """Hyperparameters that are objects would make the file unreadable with ``weights_only=True``.
+
+    ``save_hyperparameters()`` of a subclass, or of a class mixed in, collects our arguments with its own. A backbone's
+    weights are in ``state_dict``; such arguments are passed again to ``load_from_checkpoint``.
+    """
+    hyperparameters = checkpoint.get("hyper_parameters")
+    if isinstance(hyperparameters, dict):
+        checkpoint["hyper_parameters"] = {
+            name: value
+            for name, value in hyperparameters.items()
+            if not isinstance(value, (Algorithm, nn.Module)) and not callable(value)
+        }
 
 
 def _look_at_the_moment(module: TPAUCModule) -> None:

@@ -21,7 +21,7 @@ from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.guard import FiniteGuard
 from lightning_tpauc.iterates import WeightIterates
 from lightning_tpauc.previous import PreviousWeights
-from lightning_tpauc.schedules import monitored, step_schedulers
+from lightning_tpauc.schedules import make_optimizer, monitored, step_schedulers
 from lightning_tpauc.scores import ScoreMemory
 from lightning_tpauc.scoring import ScoringModule
 from lightning_tpauc.support import refuse_unsupported
@@ -89,8 +89,7 @@ class TPAUCModule(ScoringModule):
         _check_arguments(lr_scheduler_interval, gradient_clip_val)
         self.automatic_optimization = False
         self.optimizer_factory, self.scheduler_factory = optimizer, lr_scheduler
-        self.lr_scheduler_interval = lr_scheduler_interval
-        self.gradient_clip_val = gradient_clip_val
+        self.lr_scheduler_interval, self.gradient_clip_val = lr_scheduler_interval, gradient_clip_val
         self.num_positives, self.init_from = num_positives, init_from
         #: Anchor and running mean of the weights; there during training.
         self.iterates: WeightIterates | None = None
@@ -104,7 +103,8 @@ class TPAUCModule(ScoringModule):
         self.step_skipped = False
         #: Whether a training step goes on, of which the state holds a part already.
         self.in_step = False
-        self._base_lr: float | None = None
+        #: Which parameter group leads the algorithm's step sizes, and its learning rate before any schedule.
+        self._base_lr: tuple[int, float | None] = (0, None)
         self._loss_was_logged = False
         self._restored: dict[str, Any] | None = None
         checkpointing.save_cli_hyperparameters(self)
@@ -230,8 +230,10 @@ class TPAUCModule(ScoringModule):
         return cast(LightningOptimizer, optimizer)
 
     def _step_scale(self, optimizer: LightningOptimizer) -> float:
-        group = optimizer.param_groups[0]
-        base: float = self._base_lr if self._base_lr is not None else group.get("initial_lr", group["lr"])
+        number, base = self._base_lr
+        group = optimizer.param_groups[number]
+        if base is None:  # another class made the scheduler; OneCycleLR leaves a part of the rate as "initial"
+            base = group.get("max_lr", group.get("initial_lr", group["lr"]))
         scale: float = group["lr"] / base if base else 1.0
         return scale
 
@@ -251,15 +253,16 @@ class TPAUCModule(ScoringModule):
         parent = super().configure_optimizers
         mixed_in = getattr(parent, "__func__", None) is not LightningModule.configure_optimizers
         if self.optimizer_factory is None and mixed_in:
-            self._base_lr = None
+            self._base_lr = (0, None)
             return parent()
         parameters = [p for p in self.parameters() if p.requires_grad]
         if not parameters:
             msg = f"{type(self).__name__} has no parameter that requires a gradient: there is nothing to train."
             raise ArgumentError(msg)
-        factory = self.optimizer_factory
-        optimizer = factory(parameters) if factory is not None else torch.optim.SGD(parameters, lr=0.1)
-        self._base_lr = float(optimizer.param_groups[0]["lr"])  # before a scheduler changes it
+        optimizer = make_optimizer(self.optimizer_factory, parameters)
+        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        number = next((k for k, rate in enumerate(rates) if rate > 0), 0)
+        self._base_lr = (number, rates[number])  # before a scheduler changes it
         if self.scheduler_factory is None:
             return optimizer
         scheduler = self.scheduler_factory(optimizer)

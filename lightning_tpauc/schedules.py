@@ -1,9 +1,11 @@
-"""Learning-rate schedulers under manual optimization, where Lightning keeps but never steps them."""
+"""Optimizer and learning-rate schedulers; under manual optimization Lightning keeps but never steps the latter."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from torch import nn
+from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_tpauc.errors import ArgumentError
@@ -11,7 +13,7 @@ from lightning_tpauc.errors import ArgumentError
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-__all__ = ("monitored", "step_plateau_schedulers", "step_schedulers")
+__all__ = ("make_optimizer", "monitored", "step_plateau_schedulers", "step_schedulers")
 
 
 def step_schedulers(trainer: Trainer, batches_seen: int) -> None:
@@ -50,3 +52,21 @@ def monitored(scheduler: ReduceLROnPlateau) -> str:
         msg = f"ReduceLROnPlateau(mode='min') would wait for {name!r} to fall; pass `mode='max'`."
         raise ArgumentError(msg)
     return name
+
+
+def make_optimizer(factory: Any, parameters: list[nn.Parameter]) -> Optimizer:
+    """The optimizer of ``factory``, or SGD with learning rate 0.1 if that is ``None``.
+
+    Raises:
+        ArgumentError: if ``factory`` does not map parameters to one optimizer.
+    """
+    if factory is None:
+        return SGD(parameters, lr=0.1)
+    optimizer = factory(parameters) if callable(factory) else factory
+    if not callable(factory) or not isinstance(optimizer, Optimizer):
+        msg = (
+            "Expected `optimizer` to map parameters to one torch.optim.Optimizer, such as "
+            f"`lambda p: torch.optim.SGD(p, lr=0.1)`, but got {optimizer!r}."
+        )
+        raise ArgumentError(msg)
+    return optimizer

@@ -54,6 +54,7 @@ class ScoringModule(LightningModule):
         if score_activation not in ("identity", "sigmoid"):
             msg = f"Expected `score_activation` to be 'identity' or 'sigmoid', but got {score_activation!r}."
             raise ArgumentError(msg)
+        _check_kinds(algorithm, backbone)
         if backbone is not None:
             self.backbone = backbone
         self.algorithm = algorithm
@@ -146,3 +147,15 @@ class ScoringModule(LightningModule):
             for name, value in metrics.compute().items():
                 log_replicated(self, name, value, prog_bar=name.endswith("/tpauc"))
         metrics.reset()
+
+
+def _check_kinds(algorithm: Any, backbone: Any) -> None:
+    if not isinstance(algorithm, Algorithm):
+        msg = f"Expected `algorithm` to be an Algorithm such as STACO(min_tpr=0.5, max_fpr=0.5), but got {algorithm!r}."
+        raise ArgumentError(msg)
+    if backbone is not None and not isinstance(backbone, nn.Module):
+        msg = (
+            f"Expected `backbone` to be a torch.nn.Module, but got {backbone!r}. "
+            "Arguments of a class that is mixed in are passed by keyword."
+        )
+        raise ArgumentError(msg)

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from lightning.fabric.plugins.environments import ClusterEnvironment
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.pytorch import Callback
 from torch import nn
 

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
-from lightning_tpauc import StageCallback, TPAUCModule
+from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, TPAUCWarning, UnsupportedError
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
@@ -354,6 +354,114 @@ def test_trainer_flags_are_refused_with_the_remedy(kwargs, words):
     batches, _ = make_batches(1)
     with pytest.raises(UnsupportedError, match=words):
         make_trainer(**kwargs).fit(make_module(staco(), sgd(0.1)), loader(batches))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"algorithm": STACO}, "`algorithm` to be an Algorithm such as STACO"),
+        (
+            {"backbone": 0.05},
+            r"`backbone` to be a torch\.nn\.Module, but got 0\.05\. Arguments of a class that is mixed in",
+        ),
+    ],
+)
+def test_arguments_of_a_wrong_kind(arguments, words):
+    with pytest.raises(ArgumentError, match=words):
+        TPAUCModule(**arguments)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD([torch.zeros(1)], lr=0.1), lambda p: [torch.optim.SGD(p)]])
+def test_an_optimizer_that_is_no_factory_of_one(optimizer):
+    batches, _ = make_batches(1)
+    with pytest.raises(ArgumentError, match=r"`optimizer` to map parameters to one torch\.optim\.Optimizer"):
+        make_trainer().fit(make_module(staco(), optimizer), loader(batches))
+
+
+def test_the_first_group_that_learns_leads_the_step_sizes():
+    batches, _ = make_batches(2)
+    scales = []
+
+    class Spy(STACO):
+        def step(self, *args):
+            scales.append(self.step_scale)
+            return super().step(*args)
+
+    def frozen_first(parameters):
+        return torch.optim.SGD([{"params": parameters, "lr": 0.0}, {"params": [nn.Parameter(torch.zeros(1))]}], lr=0.1)
+
+    def decay(optimizer):
+        return torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+    module = TPAUCModule(
+        LinearScore(),
+        Spy(dual_init="zeros"),
+        frozen_first,
+        decay,
+        lr_scheduler_interval="step",
+        num_positives=NUM_POS,
+    )
+    make_trainer().fit(module, loader(batches))
+    assert scales == [1.0, 0.5]
+
+
+class TheirCycle(LightningModule):
+    def __init__(self, width=3):
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = nn.Linear(DIM, 1)
+
+    def forward(self, inputs):
+        return self.net(inputs)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=9)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class OursWithCycle(TPAUCModule, TheirCycle):
+    pass
+
+
+def test_a_mixed_in_cycle_never_raises_the_dual_step_sizes():
+    batches, _ = make_batches(8)
+    module = OursWithCycle(algorithm=staco(), num_positives=NUM_POS)
+    scales = []
+
+    class Watch(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            scales.append(pl_module.algorithm.step_scale)
+
+    make_trainer(callbacks=[Watch()]).fit(module, loader(batches))
+    assert max(scales) <= 1.0 + 1e-12
+    assert min(scales) < 0.1
+
+
+def test_checkpoint_of_a_mixed_in_module_that_saves_hyperparameters(tmp_path):
+    batches, _ = make_batches(4)
+    module = OursWithCycle(algorithm=staco(), num_positives=NUM_POS, width=5)
+    trainer = make_trainer()
+    trainer.fit(module, loader(batches))
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    saved = torch.load(tmp_path / "a.ckpt", weights_only=True)
+    assert saved["hyper_parameters"]["width"] == 5
+    assert "algorithm" not in saved["hyper_parameters"]
+    again = OursWithCycle.load_from_checkpoint(tmp_path / "a.ckpt", algorithm=staco())
+    assert_close(again.net.weight.detach(), module.net.weight.detach(), "float32")
+    assert again.hparams.width == 5
+    resumed = OursWithCycle(algorithm=staco(), num_positives=NUM_POS)
+    make_trainer(max_epochs=2).fit(resumed, loader(batches), ckpt_path=tmp_path / "a.ckpt")
+    assert resumed.batches_seen == 8
+
+
+def test_number_of_positives_must_agree_with_the_data():
+    x, y = torch.randn(20, DIM), torch.arange(20) % 4 == 0
+    module = TPAUCModule(LinearScore(), staco(), num_positives=3)
+    with pytest.raises(
+        ArgumentError, match="`num_positives=3` of TPAUCModule contradicts the data module, which has 5"
+    ):
+        make_trainer(precision="32-true").fit(module, PosNegDataModule((x, y), num_pos=2, num_neg=2))
 
 
 def test_averaging_callbacks_are_refused():
