@@ -75,7 +75,11 @@ def unbroken(tmp_path_factory):
 )
 def test_a_killed_run_ends_where_the_unbroken_one_does(tmp_path, unbroken, setting, where, step, resumed_at):
     """Weights, dual variables, averages, optimizer, scheduler, position, generators and logged curves, bit for bit."""
-    assert in_child(tmp_path, setting, Kill(where, step)) == (KILLED if setting.ranks == 1 else 1)
+    code = in_child(tmp_path, setting, Kill(where, step))
+    if setting.ranks > 1 and checkpoint_of(tmp_path) is None:
+        # Lightning picks a free port and lets it go before the ranks meet there; a test beside this one may take it.
+        code = in_child(tmp_path, setting, Kill(where, step))
+    assert code == (KILLED if setting.ranks == 1 else 1)
     saved = torch.load(checkpoint_of(tmp_path), weights_only=True)
     assert saved[KEY]["batches_seen"] == resumed_at
     assert not (tmp_path / "end0.pt").exists()
