@@ -302,3 +302,26 @@ def test_resumed_in_mixed_precision_equals_unbroken(tmp_path):
     assert unbroken.keys() == resumed.keys()
     for name, value in unbroken.items():
         assert torch.equal(value, resumed[name]), name
+
+
+def test_scoring_passes_see_what_the_transfer_hooks_make_of_a_batch():
+    """Normalisation on the device, say: it counts for exact dual variables and for recomputed statistics too."""
+
+    class Scaled(TPAUCModule):
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            return batch._replace(inputs=10 * batch.inputs)
+
+    class Watch(nn.Linear):
+        sizes = ()
+
+        def forward(self, inputs):
+            self.sizes += (inputs.abs().mean().item(),)
+            return super().forward(inputs)
+
+    first = Watch(DIM, 4)
+    net = nn.Sequential(first, nn.BatchNorm1d(4), nn.Linear(4, 1))
+    stages = StageCallback(every_n_steps=3, scores="forward", batch_norm="recompute")
+    trainer = make_trainer(precision="32-true", callbacks=[stages], max_steps=3, max_epochs=-1, limit_val_batches=0)
+    trainer.fit(Scaled(net, staco2(), sgd()), make_datamodule())
+    assert len(first.sizes) > 3 + 2 + 2
+    assert min(first.sizes) > 5
