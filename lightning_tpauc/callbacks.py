@@ -13,7 +13,6 @@ from lightning_tpauc import checkpoint as checkpointing
 from lightning_tpauc.batch_norm import agree_on_statistics, batch_norm_statistics, recompute
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.iterates import WeightIterates
-from lightning_tpauc.loop_state import finish_saved_epoch
 from lightning_tpauc.previous import PreviousWeights
 from lightning_tpauc.schedules import step_plateau_schedulers
 from lightning_tpauc.scores import ScoreMemory, score_training_set
@@ -126,7 +125,6 @@ class StageCallback(Callback):
         module.in_step = False  # an earlier run may have ended amid a step
         self._allocate(trainer, module)
         if checkpointing.restore(module):
-            finish_saved_epoch(trainer)
             self._end_stage_if_due(trainer, module)
         else:
             needed = module.algorithm.needs_scores("start")

@@ -22,7 +22,7 @@ from lightning_tpauc.batch_norm import agree_on_statistics, batch_norm_statistic
 from lightning_tpauc.distributed import handling_exception, world_size
 from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning
 from lightning_tpauc.iterates import assign, whole
-from lightning_tpauc.loop_state import keep_what_is_due
+from lightning_tpauc.loop_state import finish_saved_epoch, keep_what_is_due, log_again, unlogged_metrics
 from lightning_tpauc.sharding import reshard
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ def save(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
         "batches_seen": module.batches_seen,
         "fingerprint": _fingerprint(module),
         "random_state": random_state.gather(),
+        "unlogged": unlogged_metrics(module.trainer) if not handling_exception() else None,
     }
 
 
@@ -116,6 +117,8 @@ def restore(module: TPAUCModule) -> bool:
         module.memory.load_state_dict(state["memory"])
     module.previous.load_state_dict(state["previous"])
     random_state.scatter(state["random_state"])
+    finish_saved_epoch(module.trainer)
+    log_again(module.trainer, state["unlogged"])
     return True
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-__all__ = ("finish_saved_epoch", "keep_what_is_due")
+__all__ = ("finish_saved_epoch", "keep_what_is_due", "log_again", "unlogged_metrics")
 
 
 def keep_what_is_due(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
@@ -23,10 +23,8 @@ def keep_what_is_due(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         checkpoint: what it is about to save.
     """
     loop = trainer.fit_loop.epoch_loop
-    progress: Any = loop.batch_progress.current
-    at_batch_end = trainer.training and progress.completed == progress.processed - 1 == progress.ready - 1
     fetcher = trainer.fit_loop._data_fetcher
-    if not at_batch_end or fetcher is None:
+    if not _at_batch_end(trainer) or fetcher is None:
         return
     validation_due = bool(trainer.enable_validation and loop._should_check_val_fx(fetcher))
     if not validation_due and not loop._num_ready_batches_reached():
@@ -58,6 +56,44 @@ def finish_saved_epoch(trainer: Trainer) -> None:
         for inner in (loop, loop.epoch_loop, loop.epoch_loop.val_loop):
             inner._restarting = False
             inner.reset_restart_stage()
+
+
+def unlogged_metrics(trainer: Trainer) -> dict[str, Any] | None:
+    """What Lightning logs for this batch or epoch only after its checkpoint is written.
+
+    Returns:
+        ``step``, the position on the loggers' axis, and ``metrics``, numbers by name; ``None`` if nothing is due.
+    """
+    connector = trainer._logger_connector
+    at_batch_end = _at_batch_end(trainer)
+    if not trainer.loggers or not (at_batch_end or _at_epoch_end(trainer)):
+        return None
+    if at_batch_end and not connector.should_update_logs:
+        return None
+    metrics = {name: float(value) for name, value in connector.metrics["log"].items()}
+    if not metrics:
+        return None
+    # at an epoch's end the last batch is counted already
+    step = trainer.fit_loop.epoch_loop._batches_that_stepped - (not at_batch_end)
+    return {"step": int(metrics.pop("step", step)), "metrics": {"epoch": trainer.current_epoch, **metrics}}
+
+
+def log_again(trainer: Trainer, unlogged: dict[str, Any] | None) -> None:
+    """Log what a run that was killed at its checkpoint may not have logged; else the same point is there twice."""
+    if unlogged is not None:
+        for logger in trainer.loggers:
+            logger.log_metrics(unlogged["metrics"], step=unlogged["step"])
+            logger.save()
+
+
+def _at_batch_end(trainer: Trainer) -> bool:
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+    return bool(trainer.training and progress.completed == progress.processed - 1 == progress.ready - 1)
+
+
+def _at_epoch_end(trainer: Trainer) -> bool:
+    progress: Any = trainer.fit_loop.epoch_progress.current
+    return bool(trainer.training and progress.completed == progress.processed - 1)
 
 
 def _counters(progress: dict[str, Any]) -> tuple[dict[str, int], dict[str, int]]:

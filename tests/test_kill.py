@@ -63,6 +63,8 @@ def unbroken(tmp_path_factory):
         pytest.param(Setting(), "stage", 15, 12, id="a stage's end"),
         pytest.param(Setting(), "save", 15, 12, id="while a checkpoint is written"),
         pytest.param(Setting(every=0), "save", 16, 8, id="while an epoch's checkpoint is written"),
+        pytest.param(Setting(), "saved", 15, 15, id="before a checkpoint's step is logged"),
+        pytest.param(Setting(every=0), "saved", 16, 16, id="before a checkpoint's epoch is logged"),
         pytest.param(Setting(every=8), "validation", 16, 16, id="validation after the last batch's checkpoint"),
         pytest.param(Setting(validate_every=3, plateau=True), "validation", 15, 15, id="validation amid an epoch"),
         pytest.param(Setting(every=8, validate_every=-1), "step", 17, 16, id="last batch's checkpoint, no validation"),

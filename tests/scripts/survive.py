@@ -108,9 +108,17 @@ class Kill(Callback):
         self._kill(trainer, "validation", trainer.global_step)
 
     def setup(self, trainer, pl_module, stage):
+        self.trainer = trainer
         if self.where == "save":
             self.save, torch.save = torch.save, self._save_half
-            self.trainer = trainer
+        if self.where == "saved":
+            self.rename, Path.replace = Path.replace, lambda *names: self._replace(*names)
+
+    def _replace(self, source: Path, target: Path) -> Any:
+        renamed = self.rename(source, target)
+        if target.name == "last.ckpt":
+            self._kill(self.trainer, "saved", self.trainer.global_step)
+        return renamed
 
     def _save_half(self, content: Any, file: Any, *args: Any, **kwargs: Any) -> None:
         if self.trainer.global_step == self.step and isinstance(file, io.BufferedWriter):
