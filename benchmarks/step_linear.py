@@ -43,7 +43,7 @@ def make_data() -> tuple[torch.Tensor, torch.Tensor]:
 def staco(x: torch.Tensor, y: torch.Tensor, steps: int, gamma: float, share: bool = False) -> float:
     """Through the data module, the whole way."""
     num_dual = 0 if share else SIZE
-    data = PosNegDataModule((x, y), num_pos=SIZE, num_neg=SIZE + SIZE - num_dual, num_dual_neg=num_dual)
+    data = PosNegDataModule((x, y), num_pos=SIZE, num_neg=SIZE, num_dual_neg=num_dual)
     algorithm = STACO(gamma=gamma, share_negatives=share)
     module = TPAUCModule(nn.Linear(FEATURES, 1), algorithm, optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
     return fit_seconds_per_step(module, data, steps)
@@ -123,7 +123,7 @@ def main(args: list[str] | None = None) -> None:
         "cross-entropy, Lightning, DataLoader": lambda: cross_entropy(x, y, steps),
         "STACO1, Lightning, PosNegDataModule": lambda: staco(x, y, steps, math.inf),
         "STACO2, Lightning, PosNegDataModule": lambda: staco(x, y, steps, 500.0),
-        "STACO2, shared negatives, PosNegDataModule": lambda: staco(x, y, steps, 500.0, share=True),
+        "STACO2, 32 + 32 shared, PosNegDataModule": lambda: staco(x, y, steps, 500.0, share=True),
         "LibAUC's STACO, bare loop, ready batches": lambda: bare_libauc(x, y, steps),
         "LibAUC's STACO, bare loop, DualSampler": lambda: bare_libauc(x, y, steps, loader=True),
     }
