@@ -25,9 +25,8 @@ _NOISE = re.compile(
     r"Does not validate against any of the Union subtypes|Subtypes: .*|Errors:|Expected a <class 'NoneType'>"
     r"|Given value type: .*"
 )
-# jsonargparse says "Key ... is not expected" and "nested key" up to 4.39.
-_OPTION = re.compile(r"(?:Option|Key) '(?P<option>[^']+)' is not (?:accepted|expected)(?! before)")
-_NESTED = re.compile(r"(?:Subcommand|Group) '[^']+' does not accept (?:option|nested key) '(?P<option>[^']+)'")
+_OPTION = re.compile(r"Option '(?P<option>[^']+)' is not accepted(?! before)")
+_NESTED = re.compile(r"(?:Subcommand|Group) '[^']+' does not accept option '(?P<option>[^']+)'")
 _UNRECOGNIZED = re.compile(r"unrecognized arguments: (?P<arguments>.+)")
 _FACTORY = re.compile(r"Namespace\(class_path='(?P<name>[^']+)'")
 _NO_CLASS = re.compile(r"Expected a dot import path string: (?P<name>\S+)")

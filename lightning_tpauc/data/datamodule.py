@@ -71,7 +71,7 @@ class PosNegDataModule(LightningDataModule):
 
     def __init__(
         self,
-        train_dataset: Any = None,  # jsonargparse 4.44 to 4.48 can't read `Dataset[Any] | Any`
+        train_dataset: Any = None,
         val_dataset: Any = None,
         test_dataset: Any = None,
         predict_dataset: Any = None,
