@@ -55,7 +55,8 @@ class STACO(Algorithm):
         gamma: proximal parameter of STACO2; infinity is STACO1.
         dual_init: ``"exact"`` solves :math:`s, s', y` for the initial weights from the training scores; ``"ones"`` is
             the paper's start (:math:`s = s' = y = 1`); ``"zeros"`` sets :math:`s = s' = 0, y = 1`. With ``"ones"`` no
-            pair is active, and the weights do not move, until :math:`s_i` has fallen below the largest loss.
+            pair is active, and the weights do not move, until :math:`s_i` has fallen below the largest loss. With
+            ``"exact"`` and equal scores (a model that starts at zero) that takes one visit of each positive.
         stage_restart: ``"exact"`` solves :math:`s, s', y` again at every stage's start; ``"ones"`` is the paper's
             :math:`y = 1` with averaged :math:`s, s'`.
         share_negatives: use one batch of negatives for all updates instead of two independent ones.
