@@ -28,7 +28,7 @@ _LAG = 4
 #: Halving the scale so often in a row leaves nothing of any float16 gradient.
 _MOST_SKIPPED = 50
 #: What the other processes get to say why they stop.
-_GRACE_SECONDS = 5.0
+_GRACE_SECONDS = 2.0
 
 
 class FiniteGuard(Callback):
