@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_tpauc.algorithms.arguments import require_choice, require_range
 from lightning_tpauc.algorithms.base import Algorithm, PreviousScores, TrainingScores
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.duals import exact_duals
+from lightning_tpauc.functional.duals import exact_duals, ties_active
 from lightning_tpauc.functional.pairwise import pairwise_terms, weighted_excess
 from lightning_tpauc.functional.sonx import outer_selection, tracking_step, value_before
 from lightning_tpauc.functional.staco import (
@@ -139,8 +139,8 @@ class SONX(Algorithm):
         """Set s and s' to the minimisers for the initial weights, if asked for."""
         if scores is not None and self.dual_init == "exact":
             duals = exact_duals(*scores, self.min_tpr, self.max_fpr, surrogate=self.surrogate)
-            self.s.copy_(duals.s)
-            self.s_prime.copy_(duals.s_prime)
+            self.s.copy_(ties_active(duals.s))
+            self.s_prime.copy_(ties_active(duals.s_prime))
 
     def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:  # noqa: ARG002
         r"""A step without correction: :math:`\gamma = 0`, or no previous weights yet."""

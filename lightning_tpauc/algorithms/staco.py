@@ -12,7 +12,7 @@ from lightning_tpauc.algorithms.base import Algorithm, TrainingScores
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.averaging import mean_from_changes, record_change_
 from lightning_tpauc.functional.checks import is_real
-from lightning_tpauc.functional.duals import exact_duals
+from lightning_tpauc.functional.duals import exact_duals, ties_active
 from lightning_tpauc.functional.pairwise import pairwise_terms, weighted_excess
 from lightning_tpauc.functional.staco import (
     dual_weight_step,
@@ -55,8 +55,7 @@ class STACO(Algorithm):
         gamma: proximal parameter of STACO2; infinity is STACO1.
         dual_init: ``"exact"`` solves :math:`s, s', y` for the initial weights from the training scores; ``"ones"`` is
             the paper's start (:math:`s = s' = y = 1`); ``"zeros"`` sets :math:`s = s' = 0, y = 1`. With ``"ones"`` no
-            pair is active, and the weights do not move, until :math:`s_i` has fallen below the largest loss. With
-            ``"exact"`` and equal scores (a model that starts at zero) that takes one visit of each positive.
+            pair is active, and the weights do not move, until :math:`s_i` has fallen below the largest loss.
         stage_restart: ``"exact"`` solves :math:`s, s', y` again at every stage's start; ``"ones"`` is the paper's
             :math:`y = 1` with averaged :math:`s, s'`.
         share_negatives: use one batch of negatives for all updates instead of two independent ones.
@@ -240,7 +239,7 @@ class STACO(Algorithm):
 
     def _solve(self, scores: TrainingScores) -> None:
         s, y, s_prime = exact_duals(*scores, self.min_tpr, self.max_fpr, surrogate=self.surrogate)
-        self.s.copy_(s)
+        self.s.copy_(ties_active(s))
         self.y.copy_(y)
         self.s_prime.copy_(s_prime)
 
@@ -248,6 +247,7 @@ class STACO(Algorithm):
         # Without the scores of the training set the first batch is the best estimate: exact on its own positives, its
         # mean threshold for the others, which keeps them out of the dead zone of "ones".
         s, y, s_prime = exact_duals(pos_scores, neg_scores, self.min_tpr, self.max_fpr, surrogate=self.surrogate)
+        s = ties_active(s)
         self.s.copy_(s.mean())
         self.y.fill_(self.theta0)
         self.s.index_copy_(0, index, s.to(self.s.dtype))

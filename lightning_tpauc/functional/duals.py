@@ -13,7 +13,7 @@ from lightning_tpauc.functional.pairwise import pairwise_terms
 from lightning_tpauc.functional.rectangle import ceil_count
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 
-__all__ = ("ExactDuals", "exact_duals")
+__all__ = ("ExactDuals", "exact_duals", "ties_active")
 
 
 class ExactDuals(NamedTuple):
@@ -100,6 +100,27 @@ def exact_duals(
     excess = pairwise_terms(pos, highest, s, surrogate=loss, gradients=False).excess * (rank / num_neg)
     y, s_prime = _upper_quantile(s + excess / max_fpr, 1.0 - min_tpr)
     return ExactDuals(s.to(dtype), y.to(dtype), s_prime.to(dtype))
+
+
+def ties_active(thresholds: Tensor) -> Tensor:
+    r"""Thresholds below which no loss lies that was not there before, but which equal losses exceed.
+
+    A pair is active where :math:`\ell_{ij} > s_i`. Where :math:`\ell_{ij} = s_i` the objective has a kink, and any share
+    of the pair is a subgradient. With exact thresholds and a model whose scores are all equal (one that starts at zero)
+    every pair lies at the kink, and with none of them active the weights would stand still.
+
+    Args:
+        thresholds: float tensor, at least 0.
+
+    Returns:
+        ``thresholds`` less 4 units in the last place, which is what rounding of the losses takes; 0 stays 0.
+
+    Example:
+        >>> s = torch.tensor([0.0, 0.25])
+        >>> (s > ties_active(s)).tolist()
+        [False, True]
+    """
+    return thresholds * (1.0 - 4.0 * torch.finfo(thresholds.dtype).eps)
 
 
 def _upper_quantile(g: Tensor, theta: float) -> tuple[Tensor, Tensor]:

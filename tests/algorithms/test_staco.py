@@ -1,11 +1,12 @@
 """STACO against the paper's algorithm in plain loops."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
-from lightning_tpauc.algorithms import STACO, TrainingScores
+from lightning_tpauc.algorithms import SONX, STACO, TrainingScores
 from lightning_tpauc.errors import ArgumentError, CheckpointError
 from lightning_tpauc.functional import exact_duals
 from lightning_tpauc.iterates import WeightIterates
@@ -192,6 +193,30 @@ def test_exact_start_without_training_scores_uses_the_first_batch():
     assert_close(algorithm.s[3:], torch.full((3,), 0.25), "float32")  # l(0) = margin**2, not the dead zone's 1
     algorithm(pos, torch.full((4,), 0.1), torch.full((4,), 0.1), torch.tensor([3, 4, 5])).backward()
     assert pos.grad.abs().min() > 0, "the weights move from the first steps on"
+
+
+@pytest.mark.parametrize("make", [STACO, partial(SONX, dual_init="exact")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("margin", [0.3, 0.5, 1.1])
+@pytest.mark.parametrize("score", [0.0, 0.7, -31.4])
+def test_exact_start_moves_a_model_whose_scores_are_all_equal(make, dtype, margin, score):
+    """Every loss is its threshold there; all pairs count, so the gradient is the one of y l / (theta_0 theta_1)."""
+    algorithm = make(min_tpr=0.6, max_fpr=0.25, margin=margin)
+    algorithm.setup(num_positives=6, dtype=dtype)
+    algorithm.start(TrainingScores(torch.full((6,), score, dtype=dtype), torch.full((20,), score, dtype=dtype)))
+    pos = torch.full((3,), score, dtype=dtype, requires_grad=True)
+    neg = torch.full((5,), score, dtype=dtype)
+    algorithm(pos, neg, neg, torch.tensor([0, 2, 5])).backward()
+    weight = algorithm.y[[0, 2, 5]] if isinstance(algorithm, STACO) else 1.0
+    assert_close(pos.grad, -weight * 2 * margin / (3 * 0.4 * 0.25) * torch.ones(3, dtype=dtype), "float32")
+
+
+def test_start_from_a_batch_of_equal_scores_moves_too():
+    algorithm = STACO()
+    algorithm.setup(num_positives=6)
+    pos = torch.zeros(3, requires_grad=True)
+    algorithm(pos, torch.zeros(5), torch.zeros(5), torch.tensor([0, 2, 5])).backward()
+    assert bool((pos.grad < 0).all())
 
 
 def test_checkpoint_in_mid_stage_goes_on_as_if_unbroken():
