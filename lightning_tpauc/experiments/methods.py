@@ -122,11 +122,12 @@ def tuned_linear_methods() -> tuple[Method, ...]:
         {"lr": (1e-3, 3e-3, 1e-2), "lam+lam_prime": (10.0,)},
         {"lr": (0.03, 0.1, 0.3, 1.0, 3.0), "lam+lam_prime": (1.0,), **sigmoid},
     )
-    pauci: Grid = {"lr": (0.1, 0.3, 1.0, 3.0), "kappa": (2.0, 6.0)}
-    sonx: Grid = ({"lr": (0.01, 0.03, 0.1)}, {"lr": high, **sigmoid})
+    pauci: Grid = ({"lr": (0.1, 0.3, 1.0, 3.0), "kappa": (6.0,)}, {"lr": (0.3,), "kappa": (2.0, 10.0, 15.0, 25.0)})
+    sonx: Grid = ({"lr": (0.03, 0.1)}, {"lr": (0.03, *high), **sigmoid})
+    staco: Grid = ({"lr": (0.01, 0.03, 0.1)}, {"lr": high, **sigmoid})
     decay = {"weight_decay": WEIGHT_DECAY, "gamma": 500.0}
     steps = dict.fromkeys(("alpha", "beta", "beta_prime"), 0.1)
-    exact = Method("STACO1", "STACO", sonx, {"share_negatives": True, **steps}, by_rectangle=True)
+    exact = Method("STACO1", "STACO", staco, {"share_negatives": True, **steps}, by_rectangle=True)
     # the paper's start, and its two batches within the same 64 examples a step; small dual steps never leave its start
     steps = dict.fromkeys(steps, 0.5)
     ones = replace(exact, name="STACO1, paper's start", fixed={"dual_init": "ones", **steps}, sizes=(32, 16, 16))
@@ -136,6 +137,7 @@ def tuned_linear_methods() -> tuple[Method, ...]:
         Method("SOTAs", "SOTAs", sotas, reported_as="SOTAs"),
         Method("PAUCI", "PAUCI", pauci, by_rectangle=True, activation="sigmoid", reported_as="PAUCI"),
         Method("SONX", "SONX", sonx, {"beta": 3.0}, by_rectangle=True, reported_as="SONX"),
+        replace(exact, name="SOTA", algorithm="SOTA"),
         replace(ones, reported_as="STACO"),
         replace(exact, reported_as="STACO"),
     )
