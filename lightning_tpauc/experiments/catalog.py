@@ -156,7 +156,9 @@ def _batch_sizes(base: Experiment) -> Experiment:
 
 def _gammas(base: Experiment) -> Experiment:
     """STACO2 with four proximal parameters; 1e7 is STACO1 but for the stages."""
-    (method,) = (replace(m, reported_as=None) for m in base.methods if m.name in ("STACO1", "STACO2"))
+    method = next(m for m in reversed(base.methods) if m.name in ("STACO1", "STACO2"))
+    fixed = {name: value for name, value in method.fixed.items() if name != "gamma"}
+    method = replace(method, fixed=fixed, reported_as=None)
     methods = [
         replace(method, name=f"STACO2, gamma = {gamma:g}", grid=with_values(method.grid, gamma=(gamma,)))
         for gamma in (300.0, 500.0, 1000.0, 1e7)

@@ -140,6 +140,7 @@ def tuned_linear_methods() -> tuple[Method, ...]:
         replace(exact, name="SOTA", algorithm="SOTA"),
         replace(ones, reported_as="STACO"),
         replace(exact, reported_as="STACO"),
+        replace(exact, name="STACO2", fixed={**exact.fixed, "gamma": 500.0}, stage_steps=500),
     )
 
 
