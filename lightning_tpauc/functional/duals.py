@@ -105,9 +105,9 @@ def exact_duals(
 def ties_active(thresholds: Tensor) -> Tensor:
     r"""Thresholds below which no loss lies that was not there before, but which equal losses exceed.
 
-    A pair is active where :math:`\ell_{ij} > s_i`. Where :math:`\ell_{ij} = s_i` the objective has a kink, and any share
-    of the pair is a subgradient. With exact thresholds and a model whose scores are all equal (one that starts at zero)
-    every pair lies at the kink, and with none of them active the weights would stand still.
+    A pair is active where :math:`\ell_{ij} > s_i`. Where :math:`\ell_{ij} = s_i` the objective has a kink, and any
+    share of the pair is a subgradient. With exact thresholds and a model whose scores are all equal (one that starts at
+    zero) every pair lies at the kink, and with none of them active the weights would stand still.
 
     Args:
         thresholds: float tensor, at least 0.
