@@ -107,6 +107,7 @@ class MedMNISTDataModule(GivenSplitDataModule):
         """Read the file and make the three data sets."""
         require_file(self.path, downloads=True)
         parts = read_medmnist(self.path)
+        self._check_shapes(parts)
         if self.verify:
             self._verify(parts)
         if self.train_with_val:
@@ -135,6 +136,17 @@ class MedMNISTDataModule(GivenSplitDataModule):
             url = medmnist.INFO[self.dataset_name][f"url{self._suffix}"]
             msg = f"{self.path} could not be downloaded. Fetch {url} yourself and save it under this name."
             raise DataError(msg) from error
+
+    def _check_shapes(self, parts: dict[str, Images]) -> None:
+        axes = 3 if self.dataset_name.endswith("3d") else 2
+        expected = (1, *(self.size,) * axes)
+        found = {part: tuple(images.pixels.shape[1:]) for part, images in parts.items()}
+        if any(shape != expected for shape in found.values()):
+            msg = (
+                f"Expected images of shape {expected} in {self.path} (`name`={self.dataset_name!r}, `size`={self.size}"
+                f"), but got {found}. Correct `name` or `size`, or save such images under this name."
+            )
+            raise DataError(msg)
 
     def _verify(self, parts: dict[str, Images]) -> None:
         """Raise unless the file is the official one; without the package there is nothing to compare with."""

@@ -130,6 +130,7 @@ class SMILESDataModule(GivenSplitDataModule):
             dealt = scaffold_split(molecules.scaffolds.tolist(), self.fractions)
             rows = ([row_of_line[lines[k]] for k in part if lines[k] in row_of_line] for part in dealt)
             parts = [torch.tensor(sorted(part), dtype=torch.int64) for part in rows]
+        self._check_parts([molecules.targets[part] for part in parts])
         return _datasets(GraphDataset(molecules.graphs, molecules.targets), parts, self.train_with_val)
 
     def _read(self) -> Molecules:
@@ -138,6 +139,21 @@ class SMILESDataModule(GivenSplitDataModule):
         return load_molecules(
             self.path, self.smiles_column, self.target_column, scaffolds_of_all=everything, cache_dir=self.cache_dir
         )
+
+    def _check_parts(self, targets: Sequence[Tensor]) -> None:
+        """A scaffold split deals whole groups, so a part may come out without positives, or empty."""
+        counts = [(int(labels.sum()), len(labels)) for labels in targets]
+        names = ("training", "validation", "test")
+        found = ", ".join(f"{p} of {n} in the {part} part" for (p, n), part in zip(counts, names, strict=True))
+        msg = f"The {self.split} split of {self.path} leaves these positives: {found}"
+        remedy = "Set `split='random'` or other `fractions`"
+        trained = counts[0][0] + (counts[1][0] if self.train_with_val else 0)
+        if trained == 0 and self.fractions[0] > 0:  # else the file is there to be tested on
+            msg = f"{msg}. There is none to train on. {remedy}."
+            raise DataError(msg)
+        evaluated = counts[2:] if self.train_with_val else counts[1:]
+        if any(n and p in (0, n) for p, n in evaluated):
+            rank_zero_warn(f"{msg}; TPAUC is nan where a class is missing. {remedy}.", category=TPAUCWarning)
 
     def _report_invalid(self, molecules: Molecules) -> None:
         count, total = len(molecules.invalid), len(molecules.invalid) + len(molecules.targets)
@@ -264,8 +280,8 @@ def _consecutive(sizes: Sequence[int]) -> list[Tensor]:
 
 
 def _datasets(everything: GraphDataset, parts: Sequence[Tensor], train_with_val: bool) -> Datasets:
-    """Training, validation and test set from positions in one data set."""
+    """Training, validation and test set from positions in one data set; ``None`` where a part is empty."""
     train, val, test = parts
     if train_with_val:
-        return Datasets(train=everything.subset(torch.cat([train, val])), test=everything.subset(test))
-    return Datasets(everything.subset(train), everything.subset(val), everything.subset(test))
+        train, val = torch.cat([train, val]), val[:0]
+    return Datasets(*(everything.subset(part) if len(part) else None for part in (train, val, test)))

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import gzip
 import hashlib
+import importlib.metadata
 import json
 import logging
 import math
@@ -68,6 +69,8 @@ class SMILESRow(NamedTuple):
 def read_smiles(path: Path, smiles_column: str, target_column: str) -> Iterator[SMILESRow]:
     r"""Read a CSV file with a header, plain or with a name that ends in ``.gz``.
 
+    Columns are separated by commas, or by tabs or semicolons where the header is. Blank lines are skipped.
+
     Args:
         path: the file.
         smiles_column: name of the column of SMILES.
@@ -75,8 +78,8 @@ def read_smiles(path: Path, smiles_column: str, target_column: str) -> Iterator[
             there is no label.
 
     Raises:
-        DataError: the file is no such text, a column is missing, or a label is something else; the message names the
-            line.
+        DataError: the file is no such text, a column is missing or there twice, a row is longer than the header, or a
+            label is something else; the message names the line.
 
     Example:
         >>> import tempfile
@@ -87,18 +90,36 @@ def read_smiles(path: Path, smiles_column: str, target_column: str) -> Iterator[
     """
     try:
         with _open_text(path) as file:
-            reader = csv.DictReader(file)
-            columns = reader.fieldnames or []
-            for argument, column in (("smiles_column", smiles_column), ("target_column", target_column)):
-                if column not in columns:
-                    msg = f"{path} has no column {column!r} (`{argument}`); it has {', '.join(columns) or 'none'}."
-                    raise DataError(msg)
+            reader = _csv_reader(file, path, {"smiles_column": smiles_column, "target_column": target_column})
             for row in reader:
+                # a comma that should have been quoted moves what follows into other columns
+                if any(row.get(None, ())):  # DictReader keeps what is left over there
+                    msg = (
+                        f"Line {reader.line_num} of {path} has more columns than the header. Put text that holds the "
+                        "separator in quotes."
+                    )
+                    raise DataError(msg)
                 label = _label(row[target_column], path, reader.line_num, target_column)
                 yield SMILESRow(reader.line_num, (row[smiles_column] or "").strip(), label)
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
         msg = f"{path} can't be read as CSV in UTF-8, gzipped if its name ends in .gz: {error}."
         raise DataError(msg) from error
+
+
+def _csv_reader(file: TextIO, path: Path, needed: dict[str, str]) -> csv.DictReader[str]:
+    """A reader with the separator of the header, which must hold the needed columns (by argument) once."""
+    for separator in ",\t;,":  # commas again for the message
+        file.seek(0)
+        reader = csv.DictReader(file, delimiter=separator)
+        reader.fieldnames = columns = [column.strip() for column in reader.fieldnames or []]
+        if set(needed.values()) <= set(columns):
+            break
+    for argument, column in needed.items():
+        if columns.count(column) != 1:
+            found = "no column" if column not in columns else f"{columns.count(column)} columns"
+            msg = f"{path} has {found} {column!r} (`{argument}`); it has {', '.join(map(repr, columns)) or 'none'}."
+            raise DataError(msg)
+    return reader
 
 
 def load_molecules(
@@ -122,7 +143,7 @@ def load_molecules(
         MissingExtraError: rdkit, ogb or torch_geometric is not installed.
     """
     rdkit = import_extra("rdkit", "graph")
-    options = [_CACHE_FORMAT, rdkit.__version__, smiles_column, target_column, scaffolds_of_all]
+    options = [_CACHE_FORMAT, rdkit.__version__, _version_of_ogb(), smiles_column, target_column, scaffolds_of_all]
     key = hashlib.sha256(path.read_bytes() + json.dumps(options).encode()).hexdigest()
     cached = cache_dir / f"{path.name.split('.')[0]}-{key[:20]}.pt"
     content = _read_cache(cached)
@@ -138,6 +159,14 @@ def load_molecules(
 def default_cache_dir() -> Path:
     """``lightning_tpauc`` in ``$XDG_CACHE_HOME``, or in ``~/.cache``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning_tpauc"
+
+
+def _version_of_ogb() -> str | None:
+    """What says how atoms and bonds are encoded, without the seconds that an import takes."""
+    try:
+        return importlib.metadata.version("ogb")
+    except importlib.metadata.PackageNotFoundError:  # graphs from the cache need no ogb
+        return None
 
 
 def _open_text(path: Path) -> TextIO:

@@ -14,6 +14,7 @@ import lzma
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -78,7 +79,8 @@ def read_svmlight(
         max_gib: refuse to make dense arrays larger than this, in GiB.
 
     Raises:
-        DataError: if the file is missing or does not parse, or is too large when dense.
+        DataError: if the file is missing, damaged or does not parse, holds values that are not finite, or is too large
+            when dense.
 
     Example:
         >>> path = Path(tempfile.mkdtemp()) / "two.txt"
@@ -114,6 +116,7 @@ class _Blocks:
         rows, width = 0, self.num_features or 0
         for text in self._texts():
             sparse, labels = self._parse(text, rows)
+            self._check_finite(sparse, labels, rows)
             rows, width = rows + sparse.shape[0], max(width, sparse.shape[1])
             self._check_size(rows, width)
             yield SVMLightData(sparse.toarray(), labels)
@@ -128,7 +131,7 @@ class _Blocks:
             task = progress.add_task(f"Reading {self.path.name}", total=self.path.stat().st_size)
             rest = b""
             with _decompressed(raw, self.path.suffix) as file:
-                while chunk := file.read(_BLOCK_BYTES):
+                while chunk := self._read(file):
                     lines, newline, tail = chunk.rpartition(b"\n")
                     if newline:
                         yield rest + lines + newline
@@ -138,6 +141,16 @@ class _Blocks:
                     progress.update(task, completed=raw.tell())
             if rest.strip():
                 yield rest
+
+    def _read(self, file: IO[bytes]) -> bytes:
+        try:
+            return file.read(_BLOCK_BYTES)
+        except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+            msg = (
+                f"{self.path} can't be read as a {self.path.suffix or 'plain'} file: {error}. Its end may be missing: "
+                "copy or download it again."
+            )
+            raise DataError(msg) from error
 
     def _parse(self, text: bytes, first_row: int) -> tuple[Any, Labels]:
         from sklearn.datasets import load_svmlight_file
@@ -153,6 +166,16 @@ class _Blocks:
             )
             raise DataError(msg) from error
         return sparse, labels.astype(np.float64)
+
+    def _check_finite(self, sparse: Any, labels: Labels, first_row: int) -> None:
+        finite = np.isfinite(labels)
+        entries = sparse.tocoo() if finite.all() and not np.isfinite(sparse.data).all() else None
+        if entries is not None:
+            finite[entries.row[~np.isfinite(entries.data)]] = False
+        if not finite.all():
+            row = first_row + int(finite.argmin())
+            msg = f"{self.path} has a value that is not finite in row {row} (from 0). Remove that row, or fill it in."
+            raise DataError(msg)
 
     def _check_size(self, rows: int, width: int) -> None:
         gib = rows * width * 4 / 2**30
@@ -198,8 +221,11 @@ def _write_cache(blocks: _Blocks, folder: Path) -> None:
             start += rows
         features.flush()
         np.save(work / "labels.npy", np.concatenate(labels))
-        if not folder.is_dir():
+        try:
             work.rename(folder)
+        except OSError:  # another process was quicker
+            if not folder.is_dir():
+                raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

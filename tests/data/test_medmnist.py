@@ -198,6 +198,17 @@ def test_verifies_counts(root):
         tiny(root, verify=True).setup("fit")
 
 
+@pytest.mark.parametrize("shape", [(64, 64, 64), (28, 28), (28, 28, 16)])
+def test_refuses_images_of_another_shape(tmp_path, shape):
+    np.savez(
+        tmp_path / "nodulemnist3d.npz", **{**make_arrays(), "val_images": np.zeros((COUNTS["val"], *shape), np.uint8)}
+    )
+    with pytest.raises(
+        DataError, match=r"of shape \(1, 28, 28, 28\) in .*nodulemnist3d.npz .*'val': .* Correct `name`"
+    ):
+        tiny(tmp_path).setup("fit")
+
+
 @needs_medmnist
 def test_verifies_the_checksum(tmp_path, shared_data):
     with np.load(shared_data / "medmnist" / "adrenalmnist3d.npz") as official:

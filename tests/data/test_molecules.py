@@ -184,6 +184,52 @@ def test_reports_smiles_that_do_not_parse_once(file):
 
 
 @needs_graph
+def test_atoms_without_bonds_and_salts(tmp_path):
+    """An atom, two ions, no bond at all: graphs like any others."""
+    rows = ["[Na+].[Cl-],1", "C,0", "[He],1", "O,0", "CC.[Na+],1", "N,0", "S,1", "F,0"]
+    (tmp_path / "few.csv").write_text("smiles,active\n" + "\n".join(rows))
+    datamodule = smiles_module(tmp_path / "few.csv", split="random", fractions=(1, 0, 0), num_pos=4, num_neg=4)
+    datamodule.setup("fit")
+    graphs = datamodule.molecules.graphs
+    assert (graphs.num_nodes.tolist(), graphs.num_edges.tolist()) == (
+        [2, 1, 1, 1, 3, 1, 1, 1],
+        [0, 0, 0, 0, 2, 0, 0, 0],
+    )
+    batch = next(iter(datamodule.train_dataloader()))
+    assert batch.inputs.edge_index.shape == (2, 2)
+    assert bool(GIN(hidden_features=4).eval()(batch.inputs).isfinite().all())
+
+
+@needs_graph
+def test_a_part_that_is_not_wanted_is_none(file):
+    only_test = smiles_module(file, fractions=(0, 0, 1))
+    only_test.setup("test")
+    assert sum(len(batch.target) for batch in only_test.test_dataloader()) == 103
+    without_test = smiles_module(file, fractions=(0.8, 0.2, 0.0))
+    without_test.setup("fit")
+    assert without_test.num_positives > 0
+    with pytest.raises(DataError, match="There is no data set for this: pass `test_dataset`"):
+        without_test.test_dataloader()
+
+
+@needs_graph
+def test_a_scaffold_split_that_separates_the_classes_says_so(tmp_path):
+    def cages(positives):
+        path = tmp_path / f"cages{len(positives)}.csv"  # a scaffold each: the later ones train, the first ones test
+        path.write_text("smiles,active\n" + "".join(f"C1{'C' * (2 + k)}1,{int(k in positives)}\n" for k in range(20)))
+        return path
+
+    counts = "0 of 16 in the training part, 0 of 2 in the validation part, 2 of 2 in the test part"
+    with pytest.raises(
+        DataError, match=rf"scaffold split of .*{counts}. There is none to train on. Set `split='random"
+    ):
+        smiles_module(cages({0, 1})).setup("fit")
+    with pytest.warns(TPAUCWarning, match=r"0 of 2 in the validation part, 1 of 2 .*; TPAUC is nan where a class is"):
+        smiles_module(cages({1, 7, 8}), num_pos=1).setup("fit")
+    smiles_module(cages({1, 3, 7, 8}), num_pos=1).setup("fit")
+
+
+@needs_graph
 def test_prepare_data_leaves_nothing_to_build(file, monkeypatch):
     smiles_module(file).prepare_data()
 

@@ -58,10 +58,43 @@ def test_reads_what_a_spreadsheet_writes(tmp_path):
     assert [tuple(row) for row in read_smiles(path, "smiles", "active")] == [(2, "CCO", 1)]
 
 
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("smiles\tactive\nCCO\t1\nC\t0\n", [(2, "CCO", 1), (3, "C", 0)]),
+        ("smiles;name;active\nCCO;a,b;1\n", [(2, "CCO", 1)]),
+        (" active , smiles \n\n1, CCO\n\n\n,C\n", [(3, "CCO", 1), (6, "C", None)]),
+        ('smiles,"the\nname",active\nCCO,"a, b",1\nC,"c\nd",0\n', [(3, "CCO", 1), (5, "C", 0)]),
+        ("smiles,active\nCCO,1,,\nC\n", [(2, "CCO", 1), (3, "C", None)]),
+        ("active,smiles,y\r0,C,1\r", [(2, "C", 0)]),
+    ],
+    ids=["tabs", "semicolons", "spaces and blank lines", "quotes", "empty and missing ends", "old Mac"],
+)
+def test_reads_odd_tables(tmp_path, text, rows):
+    (tmp_path / "odd.csv").write_text(text, newline="")
+    assert [tuple(row) for row in read_smiles(tmp_path / "odd.csv", "smiles", "active")] == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name,smiles,active\na,C,1\nb,1-x,CC,0\n", "Line 3 of .*odd.csv has more columns than the header. Put text"),
+        ("smiles,active,active\nC,1,0\n", r"odd.csv has 2 columns 'active' \(`target_column`\); it has 'smiles', 'a"),
+        ("", r"odd.csv has no column 'smiles' \(`smiles_column`\); it has none"),
+        ("smiles\ttoxic\nC\t1\n", r"has no column 'smiles' .*; it has 'smiles\\ttoxic'"),
+    ],
+    ids=["unquoted comma", "column twice", "empty", "tabs, other name"],
+)
+def test_refuses_tables_that_would_be_read_wrongly(tmp_path, text, message):
+    (tmp_path / "odd.csv").write_text(text)
+    with pytest.raises(DataError, match=message):
+        list(read_smiles(tmp_path / "odd.csv", "smiles", "active"))
+
+
 @pytest.mark.parametrize(("column", "argument"), [("SMILES", "smiles_column"), ("toxic", "target_column")])
 def test_names_a_missing_column_and_those_that_are_there(tmp_path, column, argument):
     columns = {"smiles_column": "smiles", "target_column": "active", argument: column}
-    with pytest.raises(DataError, match=rf"has no column '{column}' \(`{argument}`\); it has id, active, smiles"):
+    with pytest.raises(DataError, match=rf"has no column '{column}' \(`{argument}`\); it has 'id', 'active', 'smiles'"):
         list(read_smiles(write_csv(tmp_path / "few.csv"), **columns))
 
 

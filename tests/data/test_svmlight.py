@@ -5,6 +5,7 @@ import gzip
 import lzma
 import os
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -100,6 +101,21 @@ def test_the_cache_notices_another_file(tmp_path):
     assert len(list(cache.iterdir())) == 3
 
 
+def test_a_quicker_process_is_no_error(tmp_path, monkeypatch):
+    path, cache = tmp_path / "data.txt", tmp_path / "cache"
+    path.write_text("1 1:2\n0 1:3\n")
+    rename = Path.rename
+
+    def later(work, folder):
+        monkeypatch.undo()
+        read_svmlight(path, cache_dir=cache)
+        rename(work, folder)
+
+    monkeypatch.setattr(Path, "rename", later)
+    assert read_svmlight(path, cache_dir=cache).features.tolist() == [[2], [3]]
+    assert len(list(cache.iterdir())) == 1
+
+
 def test_a_crash_leaves_no_cache(tmp_path):
     path, cache = tmp_path / "data.txt", tmp_path / "cache"
     path.write_text("1 1:2\n0 what\n")
@@ -138,6 +154,34 @@ def test_refuses_text(text, message, tmp_path):
     path.write_text(text)
     with pytest.raises(DataError, match=message):
         read_svmlight(path)
+
+
+@pytest.mark.parametrize("suffix", [".bz2", ".gz", ".xz"])
+@pytest.mark.parametrize("damage", [lambda data: data[:-10], lambda data: b"no " + data], ids=["cut", "other"])
+def test_refuses_a_damaged_file(suffix, damage, tmp_path):
+    path = tmp_path / f"data{suffix}"
+    compress = {".bz2": bz2.compress, ".gz": gzip.compress, ".xz": lzma.compress}[suffix]
+    path.write_bytes(damage(compress(b"1 1:2\n0 1:3\n" * 5_000)))
+    with pytest.raises(DataError, match=rf"data{suffix} can't be read as a {suffix} file: .* copy or download it"):
+        read_svmlight(path, cache_dir=tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize("bad", ["0 1:nan", "0 1:1 3:inf", "nan 1:1"])
+def test_refuses_values_that_are_not_finite(bad, tmp_path, monkeypatch):
+    path = tmp_path / "data.txt"
+    path.write_text("1 1:2 3:1\n" * 7 + f"{bad}\n" + "0 2:1\n")
+    monkeypatch.setattr(svmlight, "_BLOCK_BYTES", 32)
+    with pytest.raises(DataError, match=r"data.txt has a value that is not finite in row 7 \(from 0\). Remove"):
+        read_svmlight(path)
+
+
+def test_comments_query_ids_and_gaps(tmp_path):
+    path = tmp_path / "data.txt"
+    path.write_text("# header\n+1 qid:3 2:1 9:2 # note\n\n-1\t1:1\r\n#end")
+    read = read_svmlight(path)
+    assert read.features.tolist() == [[0, 1, 0, 0, 0, 0, 0, 0, 2], [1, 0, 0, 0, 0, 0, 0, 0, 0]]
+    assert read.labels.tolist() == [1, -1]
 
 
 def test_refuses_what_is_too_large_when_dense(tmp_path):
