@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from lightning_tpauc import random_state
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.batch_norm import agree_on_statistics, batch_norm_statistics
-from lightning_tpauc.distributed import handling_exception, world_size
+from lightning_tpauc.distributed import gather_objects, handling_exception, world_size
 from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning
 from lightning_tpauc.iterates import assign, whole
 from lightning_tpauc.loop_state import finish_saved_epoch, keep_what_is_due, log_again, unlogged_metrics
@@ -76,6 +76,7 @@ def save(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
         "batches_seen": module.batches_seen,
         "fingerprint": _fingerprint(module),
         "random_state": random_state.gather(),
+        "negatives": _negatives(module),
         "unlogged": unlogged_metrics(module.trainer) if not handling_exception() else None,
     }
 
@@ -117,6 +118,9 @@ def restore(module: TPAUCModule) -> bool:
         module.memory.load_state_dict(state["memory"])
     module.previous.load_state_dict(state["previous"])
     random_state.scatter(state["random_state"])
+    datamodule: Any = module.trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
+    if state.get("negatives") is not None and hasattr(datamodule, "load_negatives_state"):
+        datamodule.load_negatives_state(state["batches_seen"], state["negatives"])
     finish_saved_epoch(module.trainer)
     log_again(module.trainer, state["unlogged"])
     return True
@@ -271,6 +275,13 @@ def _fingerprint(module: TPAUCModule) -> str | None:
     trainer: Any = module._trainer
     fingerprint = getattr(getattr(trainer, "datamodule", None), "fingerprint", None)
     return str(fingerprint) if fingerprint is not None else None
+
+
+def _negatives(module: TPAUCModule) -> list[Any] | None:
+    """Where each rank's part of a stream of negatives stands; ``None`` if there is no stream."""
+    datamodule: Any = getattr(module._trainer, "datamodule", None)
+    own = datamodule.negatives_state(module.batches_seen) if hasattr(datamodule, "negatives_state") else None
+    return None if own is None else gather_objects(own)
 
 
 def _quoted(names: list[str]) -> str:

@@ -21,6 +21,7 @@ from lightning_tpauc.errors import ArgumentError
 __all__ = (
     "JointScores",
     "Shares",
+    "gather_objects",
     "gather_scores",
     "gather_variable",
     "handling_exception",
@@ -122,6 +123,18 @@ def gather_variable(values: Tensor) -> list[Tensor]:
     parts = [torch.empty_like(padded) for _ in range(world)]
     dist.all_gather(parts, padded)
     return [part[:count] for part, count in zip(parts, counts, strict=True)]
+
+
+def gather_objects(own: Any) -> list[Any]:
+    """Picklable objects of all ranks, in rank order, for checkpoints; a collective.
+
+    While an exception is handled other ranks may not take part, so the list then holds this rank's object only.
+    """
+    if world_size() == 1 or handling_exception():
+        return [own]
+    objects: list[Any] = [None] * world_size()
+    dist.all_gather_object(objects, own)
+    return objects
 
 
 class _Joint(torch.autograd.Function):

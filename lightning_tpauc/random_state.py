@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
-from lightning_tpauc.distributed import handling_exception, rank, world_size
+from lightning_tpauc.distributed import gather_objects, rank
 
 __all__ = ("gather", "scatter")
 
@@ -19,12 +18,7 @@ def gather() -> list[dict[str, Any]]:
 
     While an exception is handled other ranks may not take part, so a rescue checkpoint holds this rank's state only.
     """
-    own = _own()
-    if world_size() == 1 or handling_exception():
-        return [own]
-    states: list[Any] = [None] * world_size()
-    dist.all_gather_object(states, own)
-    return states
+    return gather_objects(_own())
 
 
 def scatter(states: list[dict[str, Any]]) -> None:

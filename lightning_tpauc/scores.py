@@ -123,7 +123,8 @@ def score_training_set(module: TPAUCModule, max_negatives: int | None = None) ->
 
     Args:
         module: attached to a Trainer with a :class:`~lightning_tpauc.PosNegDataModule`.
-        max_negatives: score a random sample of this many negatives; ``None`` scores all.
+        max_negatives: score a random sample of this many negatives (of a stream, its first ones); ``None`` scores all
+            (of a stream, as many as it says).
 
     Raises:
         ArgumentError: if the Trainer has no such data module.
@@ -136,7 +137,6 @@ def score_training_set(module: TPAUCModule, max_negatives: int | None = None) ->
         )
         raise ArgumentError(msg)
     positives, negatives = datamodule.scoring_dataloaders(max_negatives=max_negatives)
-    num_negatives = datamodule.num_negatives if max_negatives is None else min(max_negatives, datamodule.num_negatives)
     return TrainingScores(
-        score_examples(module, positives, datamodule.num_positives), score_examples(module, negatives, num_negatives)
+        *(score_examples(module, loader, loader.num_examples) for loader in (positives, negatives)),
     )

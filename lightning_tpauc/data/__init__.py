@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lightning_tpauc.data.libsvm import LIBSVMDataModule
     from lightning_tpauc.data.medmnist import MedMNISTDataModule
     from lightning_tpauc.data.molecules import OGBMoleculesDataModule, SMILESDataModule
+    from lightning_tpauc.data.negatives import NegativeStream
     from lightning_tpauc.data.parts import Datasets
 
 __all__ = (
@@ -22,6 +23,7 @@ __all__ = (
     "EvalBatch",
     "LIBSVMDataModule",
     "MedMNISTDataModule",
+    "NegativeStream",
     "OGBMoleculesDataModule",
     "PosNegBatch",
     "PosNegDataModule",
@@ -35,6 +37,7 @@ _HOME = {
     "EvalBatch": "batch",
     "LIBSVMDataModule": "libsvm",
     "MedMNISTDataModule": "medmnist",
+    "NegativeStream": "negatives",
     "OGBMoleculesDataModule": "molecules",
     "PosNegBatch": "batch",
     "PosNegDataModule": "datamodule",

@@ -10,21 +10,26 @@ import numpy as np
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
+from torch.utils.data import IterableDataset
 
-from lightning_tpauc.data.fetch import fetcher_for, unaugmented
+from lightning_tpauc.data.cursor import StreamCursor
+from lightning_tpauc.data.evaluated import EvaluationData
+from lightning_tpauc.data.fetch import fetcher_for
 from lightning_tpauc.data.loader import EvalLoader, PosNegLoader
-from lightning_tpauc.data.parts import Datasets, EvaluatedPart, TrainingPart, as_dataset, evaluated_part, sampled_rows
+from lightning_tpauc.data.negatives import NegativeStream, as_stream
+from lightning_tpauc.data.parts import Datasets, EvaluatedPart, TrainingPart, as_dataset, sampled_rows
+from lightning_tpauc.data.planning import Split, make_sampler, make_training_part
 from lightning_tpauc.data.position import training_position
 from lightning_tpauc.data.sampler import SAMPLERS, BatchSampler, BatchSizes
 from lightning_tpauc.data.shards import current_world
-from lightning_tpauc.data.splits import check_validation_source, stratified_fold, stratified_holdout
-from lightning_tpauc.data.targets import find_targets
+from lightning_tpauc.data.splits import check_validation_source
+from lightning_tpauc.data.streamed import ScoredStream, StreamedLoader
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 
 __all__ = ("Datasets", "PosNegDataModule")
 
 
-class PosNegDataModule(LightningDataModule):
+class PosNegDataModule(EvaluationData):
     """Joint batches of positives and negatives for training, whole unrepeated batches for evaluation.
 
     Pass data sets, or subclass and return them from :meth:`build_datasets`. Any map-style data set does: tensors, numpy
@@ -37,12 +42,16 @@ class PosNegDataModule(LightningDataModule):
         val_dataset: validation set; or let ``val_fraction`` or ``num_folds`` split one off.
         test_dataset: test set.
         predict_dataset: data to predict on, with or without labels.
+        negatives: a stream of training negatives (an iterable data set of inputs, or a
+            :class:`~lightning_tpauc.NegativeStream` of one); ``train_dataset`` then holds the positives alone.
         num_pos: positives per step and rank, S. With fewer positives than S over all ranks, every step has all of them.
         num_neg: negatives per step and rank, B~.
         num_dual_neg: size of the second, independent batch of negatives per step and rank, B. ``None``: ``num_neg`` if
             the module's algorithm needs one, else 0.
         sampling: ``"pos_neg"`` draws the classes apart, ``"uniform"`` draws ``num_pos + num_neg`` examples of the whole
             training set (for cross-entropy), ``"full"`` takes all of it in every step. ``"auto"`` asks the algorithm.
+        steps_per_epoch: length of an epoch; ``None``: one pass over the larger of n+/S and n-/B steps, where a stream
+            counts if it has a length, with its negatives divided by B~ + B.
         batch_size: examples per evaluation batch.
         val_fraction: share of the training set that validates instead, stratified, in (0, 1).
         num_folds: number of folds of a stratified cross-validation over the training set.
@@ -76,10 +85,12 @@ class PosNegDataModule(LightningDataModule):
         test_dataset: Any = None,
         predict_dataset: Any = None,
         *,
+        negatives: NegativeStream | IterableDataset | None = None,  # type: ignore[type-arg]  # see NegativeStream
         num_pos: int = 32,
         num_neg: int = 32,
         num_dual_neg: int | None = None,
         sampling: Literal["auto", "pos_neg", "uniform", "full"] = "auto",
+        steps_per_epoch: int | None = None,
         batch_size: int = 1024,
         val_fraction: float | None = None,
         num_folds: int | None = None,
@@ -92,24 +103,24 @@ class PosNegDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         self.train_dataset, self.val_dataset = train_dataset, val_dataset
-        self.test_dataset, self.predict_dataset = test_dataset, predict_dataset
+        self.test_dataset, self.predict_dataset, self.negatives = test_dataset, predict_dataset, negatives
         self.num_pos, self.num_neg, self.num_dual_neg = num_pos, num_neg, num_dual_neg
         self.sampling, self.batch_size = sampling, batch_size
         self.val_fraction, self.num_folds, self.fold = val_fraction, num_folds, fold
         self.split_seed, self.seed, self.targets = split_seed, seed, targets
-        self.num_workers, self.pin_memory = num_workers, pin_memory
+        self.num_workers, self.pin_memory, self._epoch_steps = num_workers, pin_memory, steps_per_epoch
         self._check_arguments()
         self._said_capped = False
-        self._loaders: list[PosNegLoader | EvalLoader] = []
         self._raw: Datasets | None = None
-        self._given = Datasets()
         self._training: TrainingPart | None = None
         self._transformed: Datasets | None = None
+        self._cursor: StreamCursor | None = None
 
     def _check_arguments(self) -> None:
         least = {"num_pos": 1, "num_neg": 1, "num_dual_neg": 0, "batch_size": 1, "num_workers": 0}
-        for name, bound in least.items():
-            value = getattr(self, name)
+        values = {name: getattr(self, name) for name in least} | {"steps_per_epoch": self._epoch_steps}
+        for name, value in values.items():
+            bound = least.get(name, 1)
             if value is not None and value < bound:
                 msg = f"Expected `{name}` to be at least {bound}, but got {value}."
                 raise ArgumentError(msg)
@@ -126,7 +137,8 @@ class PosNegDataModule(LightningDataModule):
         Args:
             stage: ``"fit"``, ``"validate"``, ``"test"``, ``"predict"``, or ``None`` for all.
         """
-        return Datasets(self.train_dataset, self.val_dataset, self.test_dataset, self.predict_dataset)
+        given = self.train_dataset, self.val_dataset, self.test_dataset, self.predict_dataset
+        return Datasets(*given, self.negatives)
 
     def fit_transforms(self, datasets: Datasets, train_rows: NDArray[np.int64]) -> Datasets:  # noqa: ARG002
         """Fit preprocessing on the training part only, and return transformed data sets of unchanged lengths.
@@ -143,8 +155,9 @@ class PosNegDataModule(LightningDataModule):
         """Build the data sets; for ``"fit"`` also find labels, split and check sizes. Called by the Trainer."""
         raw = self.build_datasets(stage)
         if self._raw is None or any(new is not old for new, old in zip(raw, self._raw, strict=True)):
-            self._raw, self._training, self._transformed = raw, None, None
-            self._given = Datasets(*(as_dataset(d, f"{name}_dataset") for name, d in raw._asdict().items()))
+            self._raw, self._training, self._transformed, self._cursor = raw, None, None, None
+            given = {n: as_dataset(d, f"{n}_dataset") for n, d in raw._asdict().items() if n != "negatives"}
+            self._given = Datasets(**given, negatives=raw.negatives)
         if stage in ("fit", None) and self._given.train is not None:
             self.batch_sampler()
         if stage == "validate" and not self._has_validation():
@@ -166,13 +179,9 @@ class PosNegDataModule(LightningDataModule):
             msg = "There is no training set: pass `train_dataset`, and call `setup('fit')` first."
             raise DataError(msg)
         if self._training is None:
-            labels = find_targets(self._given.train, self.targets)
-            rows: tuple[NDArray[np.int64], ...] = ()
-            if self.val_fraction is not None:
-                rows = stratified_holdout(labels, self.val_fraction, self.split_seed)
-            elif self.num_folds is not None and self.fold is not None:
-                rows = stratified_fold(labels, self.num_folds, self.fold, self.split_seed)
-            self._training = TrainingPart(labels, *rows)
+            split = Split(self.val_fraction, self.num_folds, self.fold, self.split_seed)
+            streamed = self._given.negatives is not None
+            self._training = make_training_part(self._given.train, self.targets, split, positives_only=streamed)
         return self._training
 
     def _datasets(self) -> Datasets:
@@ -192,12 +201,17 @@ class PosNegDataModule(LightningDataModule):
 
     @property
     def num_negatives(self) -> int:
-        """Number of training negatives, n-."""
-        return len(self._training_part().by_class[1])
+        """Number of training negatives, n-; those of one pass where they are a stream.
+
+        Raises:
+            DataError: if they are a stream of unknown length.
+        """
+        stream = self._stream()
+        return len(self._training_part().by_class[1]) if stream is None else stream.known_length()
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps of one epoch with the current number of ranks: one pass over the larger of n+/S and n-/B steps."""
+        """Steps of one epoch with the current number of ranks."""
         return len(self.batch_sampler())
 
     @property
@@ -216,7 +230,7 @@ class PosNegDataModule(LightningDataModule):
         if dual is None:
             dual = self.num_neg if self._algorithm_says("needs_dual_negatives") else 0
         sizes = BatchSizes(self.num_pos, self.num_neg, dual if kind == "pos_neg" else 0)
-        sampler = SAMPLERS[kind](*self._training_part().by_class, sizes, self.seed)
+        sampler = make_sampler(kind, self._training_part(), self._stream(), sizes, self.seed, self._epoch_steps)
         world_size = current_world().size
         sampler.global_sizes(world_size)
         message = sampler.cap_message(world_size)
@@ -235,63 +249,49 @@ class PosNegDataModule(LightningDataModule):
         """Joint batches, from the position of the attached Trainer on."""
         sampler = self.batch_sampler()
         position = None if self.trainer is None else partial(training_position, self.trainer)
-        fetch = fetcher_for(self._datasets().train, self.seed)
-        loader = PosNegLoader(sampler, fetch, position, self.num_workers, self._pins_memory())
+        how = sampler, fetcher_for(self._datasets().train, self.seed), position, self.num_workers, self._pins_memory()
+        cursor = self._stream_cursor()
+        loader = PosNegLoader(*how) if cursor is None else StreamedLoader(*how, cursor=cursor, seed=self.seed)
         self._loaders.append(loader)
         return loader
 
-    def val_dataloader(self) -> EvalLoader | list[Any]:
-        """Batches of the validation set, of the part split off from the training set, or no loader."""
-        datasets = self._datasets()
-        if datasets.val is not None:
-            return self._eval_loader(evaluated_part(datasets.val, self.targets, "val_dataset"))
-        if not self._has_validation():
-            return []
-        part = self._training_part()
-        return self._eval_loader(EvaluatedPart(datasets.train, part.held_out, part.labels[part.held_out]))
-
-    def test_dataloader(self) -> EvalLoader:
-        """Batches of the test set."""
-        return self._eval_loader(evaluated_part(self._require("test"), self.targets, "test_dataset"))
-
-    def predict_dataloader(self) -> EvalLoader:
-        """Batches of the data to predict on; the target is -1 where there are no labels."""
-        return self._eval_loader(evaluated_part(self._require("predict"), self.targets, "predict_dataset"))
-
-    def scoring_dataloaders(self, max_negatives: int | None = None) -> tuple[EvalLoader, EvalLoader]:
+    def scoring_dataloaders(self, max_negatives: int | None = None) -> tuple[EvalLoader, EvalLoader | ScoredStream]:
         """Loaders over the training positives and negatives, for solving the dual variables exactly.
 
         Args:
-            max_negatives: take a random sample of this many negatives, the same each time; all if ``None``.
+            max_negatives: take a random sample of this many negatives, the same each time; all if ``None``. Of a stream
+                the first ones; ``None`` takes ``NegativeStream(num_scored=...)``.
 
         Returns:
             (positives, negatives). ``example_id`` counts positives as ``index`` does, 0 .. n+ - 1, and negatives
-            0 .. min(n-, max_negatives) - 1.
+            0 .. ``num_examples`` - 1.
         """
         positives, negatives = self._training_part().by_class
         negatives = sampled_rows(negatives, max_negatives, self.seed)
-        train, labels = self._datasets().train, self._training_part().labels
+        train, labels, stream = self._datasets().train, self._training_part().labels, self._stream()
         pos, neg = (EvaluatedPart(train, rows, labels[rows]) for rows in (positives, negatives))
-        return self._eval_loader(pos, persistent=False), self._eval_loader(neg, persistent=False)
+        first = self._eval_loader(pos, persistent=False)
+        if stream is not None:
+            return first, ScoredStream(stream, max_negatives, self.batch_size)
+        return first, self._eval_loader(neg, persistent=False)
 
-    def _eval_loader(self, part: EvaluatedPart, *, persistent: bool = True) -> EvalLoader:
-        how = self.batch_size, self.num_workers, self._pins_memory(), persistent
-        loader = EvalLoader(part.rows, part.labels, fetcher_for(unaugmented(part.dataset), self.seed), *how)
-        self._loaders += [loader] if persistent else []
-        return loader
+    # ---------------------------------------------------------------- a stream of negatives
 
-    def _has_validation(self) -> bool:
-        split = self.val_fraction is not None or self.num_folds is not None
-        return self._given.val is not None or (self._given.train is not None and split)
+    def negatives_state(self, step: int) -> dict[str, Any] | None:
+        """Where this process's part of the stream stands after ``step`` steps, for a checkpoint."""
+        return None if self._cursor is None else self._cursor.state(step)
 
-    def _require(self, name: str) -> Any:
-        dataset = getattr(self._datasets(), name)
-        if dataset is None:
-            msg = f"There is no data set for this: pass `{name}_dataset`, or return `{name}` from `build_datasets`."
-            raise DataError(msg)
-        return dataset
+    def load_negatives_state(self, step: int, states: list[dict[str, Any] | None]) -> None:
+        """Go on from a checkpoint that holds the :meth:`negatives_state` of every process."""
+        cursor = self._stream_cursor()
+        if cursor is not None:
+            cursor.load(step, states)
 
-    def _pins_memory(self) -> bool:
-        if self.pin_memory is not None or self.trainer is None:
-            return bool(self.pin_memory)
-        return self.num_workers > 0 and self.trainer.strategy.root_device.type == "cuda"
+    def _stream(self) -> NegativeStream | None:
+        cursor = self._stream_cursor()
+        return None if cursor is None else cursor.stream
+
+    def _stream_cursor(self) -> StreamCursor | None:
+        if self._cursor is None and self._given.negatives is not None:
+            self._cursor = StreamCursor(as_stream(self._datasets().negatives))
+        return self._cursor

@@ -37,7 +37,9 @@ class DigitsDataModule(PosNegDataModule):
     """
 
     def __init__(self, positive_digit: int = 8, test_fraction: float = 0.25, **kwargs: Any) -> None:
-        super().__init__(train_dataset=None, val_dataset=None, test_dataset=None, predict_dataset=None, **kwargs)
+        super().__init__(
+            train_dataset=None, val_dataset=None, test_dataset=None, predict_dataset=None, negatives=None, **kwargs
+        )
         if positive_digit not in range(10):
             msg = f"Expected `positive_digit` to be one of 0 to 9, but got {positive_digit}."
             raise ArgumentError(msg)

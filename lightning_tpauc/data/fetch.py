@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from lightning_tpauc.data.arrays import ArrayDataset, RowsDataset
+from lightning_tpauc.data.joining import inputs_differ, join_inputs
 from lightning_tpauc.data.seeding import seeded_items
 from lightning_tpauc.extras import import_extra
 
-__all__ = ("collate_inputs", "fetcher_for", "unaugmented")
+__all__ = ("collate_inputs", "collate_items", "collate_with_rows", "fetcher_for", "unaugmented")
 
 Indices = NDArray[np.int64]
 #: ``fetch(rows, step) -> inputs``
@@ -97,9 +98,9 @@ class _FetchItems:
         self.seed = seed
 
     def __call__(self, rows: Indices, step: int) -> Any:
-        return collate_inputs(self._items(rows.tolist(), step))
+        return collate_inputs(self.items(rows.tolist(), step))
 
-    def _items(self, rows: list[int], step: int) -> list[Any]:
+    def items(self, rows: list[int], step: int) -> list[Any]:
         with seeded_items(self.seed, step) as reseed:
             if _reads_batches(self.dataset):
                 reseed(rows[0])
@@ -130,12 +131,52 @@ def collate_inputs(items: list[Any]) -> Any:
         tensor([[0., 0.],
                 [1., 1.]])
     """
-    first = items[0]
-    if isinstance(first, (tuple, list)) and len(first) > 1:
-        items = [item[0] if len(item) == 2 else tuple(item[:-1]) for item in items]
+    return collate_items(_without_labels(items))
+
+
+def collate_items(items: list[Any]) -> Any:
+    """Collate items that are inputs, without labels.
+
+    Example:
+        >>> collate_items([1.5, 2.5])
+        tensor([1.5000, 2.5000], dtype=torch.float64)
+    """
     if _holds_graphs(items[0]):
         return import_extra("torch_geometric.loader.dataloader", "graph").Collater(items)(items)
     return default_collate(items)
+
+
+def collate_with_rows(fetch: Fetcher, rows: Indices, step: int, items: list[Any]) -> Any:
+    """Collate the inputs of some rows, and behind them items from elsewhere.
+
+    Args:
+        fetch: what :func:`fetcher_for` returned.
+        rows: rows of its data set.
+        step: global step t.
+        items: inputs without labels.
+
+    Raises:
+        DataError: if the items differ from the rows' inputs in kind or shape.
+
+    Example:
+        >>> import torch
+        >>> collate_with_rows(fetcher_for(torch.tensor([1.0, 2.0])), np.array([1]), 0, [torch.tensor(5.0)])
+        tensor([2., 5.])
+    """
+    if not isinstance(fetch, _FetchItems):
+        return join_inputs([fetch(rows, step), collate_items(items)])
+    own = _without_labels(fetch.items(rows.tolist(), step)) if len(rows) else []
+    try:
+        return collate_items(own + items)
+    except (AttributeError, KeyError, RuntimeError, TypeError) as error:
+        raise inputs_differ([*own[:1], items[0]]) from error
+
+
+def _without_labels(items: list[Any]) -> list[Any]:
+    first = items[0]
+    if isinstance(first, (tuple, list)) and len(first) > 1:
+        return [item[0] if len(item) == 2 else tuple(item[:-1]) for item in items]
+    return items
 
 
 def _holds_graphs(item: Any) -> bool:

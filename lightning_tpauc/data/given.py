@@ -26,7 +26,9 @@ class GivenSplitDataModule(PosNegDataModule):
 
     def __init__(self, *, train_with_val: bool = False, **kwargs: Any) -> None:
         # Named, so that the command line does not offer data sets as arguments.
-        super().__init__(train_dataset=None, val_dataset=None, test_dataset=None, predict_dataset=None, **kwargs)
+        super().__init__(
+            train_dataset=None, val_dataset=None, test_dataset=None, predict_dataset=None, negatives=None, **kwargs
+        )
         self.train_with_val = train_with_val
         self._loaded: Datasets | None = None
         splits = [name for name in ("val_fraction", "num_folds") if getattr(self, name) is not None]

@@ -73,7 +73,9 @@ class LIBSVMDataModule(PosNegDataModule):
         max_gib: float = 16.0,
         **kwargs: Any,
     ) -> None:
-        super().__init__(train_dataset=None, val_dataset=None, test_dataset=None, predict_dataset=None, **kwargs)
+        super().__init__(
+            train_dataset=None, val_dataset=None, test_dataset=None, predict_dataset=None, negatives=None, **kwargs
+        )
         if test_file is not None and test_fraction is not None:
             msg = f"Set `test_file` or `test_fraction`, but got both: {test_file!r} and {test_fraction}."
             raise ArgumentError(msg)

@@ -21,7 +21,7 @@ from lightning_tpauc.data.fetch import Fetcher
 from lightning_tpauc.data.sampler import BatchPlan, BatchSampler
 from lightning_tpauc.data.shards import current_world
 
-__all__ = ("EvalLoader", "PosNegLoader", "Position")
+__all__ = ("BatchSource", "EvalLoader", "PosNegLoader", "Position")
 
 Indices = NDArray[np.int64]
 
@@ -72,7 +72,7 @@ class PosNegLoader:
         self.batch_plans = sampler
         self.position = position
         self._handed_out = Position(0)
-        self._source = _Source(_TrainBatches(fetch), num_workers, pin_memory)
+        self._source = BatchSource(_TrainBatches(fetch), num_workers, pin_memory)
 
     def __len__(self) -> int:
         return len(self.batch_plans)
@@ -81,18 +81,22 @@ class PosNegLoader:
         start = self._where()
         length = len(self)
         remaining = max(0, length - start.done_in_epoch)
-        for batch in self._source.run(self.batch_plans.plans(start.step, remaining)):
+        for batch in self._batches(start.step, remaining):
             step, done = self._handed_out if self.position is None else start
             start = self._handed_out = Position(step + 1, (done + 1) % length)
             yield batch
         self._handed_out = self._handed_out._replace(done_in_epoch=0)
+
+    def _batches(self, step: int, count: int) -> Iterator[PosNegBatch]:
+        """The batches of ``count`` steps."""
+        return self._source.run(self.batch_plans.plans(step, count))
 
     def whole_epoch(self) -> Iterator[PosNegBatch]:
         """As many batches as an epoch has, beside an iteration that goes on, which is not disturbed.
 
         They begin at the current step, wherever in the epoch that is.
         """
-        aside = _Source(self._source.batches, self._source.num_workers, self._source.pin_memory, persistent=False)
+        aside = BatchSource(self._source.batches, self._source.num_workers, self._source.pin_memory, persistent=False)
         yield from aside.run(self.batch_plans.plans(self._where().step, len(self)))
 
     def _where(self) -> Position:
@@ -146,7 +150,12 @@ class EvalLoader:
     ) -> None:
         self.rows = rows
         self.batch_size = batch_size
-        self._source = _Source(_EvalBatches(fetch, rows, targets), num_workers, pin_memory, persistent_workers)
+        self._source = BatchSource(_EvalBatches(fetch, rows, targets), num_workers, pin_memory, persistent_workers)
+
+    @property
+    def num_examples(self) -> int:
+        """Examples over all ranks."""
+        return len(self.rows)
 
     def __len__(self) -> int:
         """Batches on each rank."""
@@ -204,7 +213,7 @@ class _EvalBatches(Dataset[EvalBatch]):
         return EvalBatch(inputs, target, torch.arange(plan.start, plan.stop))
 
 
-class _Source:
+class BatchSource:
     """Makes batches from plans, here or in worker processes that live on between iterations."""
 
     def __init__(self, batches: Dataset[Any], num_workers: int, pin_memory: bool, persistent: bool = True) -> None:
@@ -216,6 +225,7 @@ class _Source:
         self._loader: DataLoader[Any] | None = None
 
     def run(self, plans: Iterator[Any]) -> Iterator[Any]:
+        """The batches of these plans, in order."""
         if not self.num_workers and not self.pin_memory:
             return map(self.batches.__getitem__, plans)
         self._plans.plans = plans
@@ -237,6 +247,7 @@ class _Source:
         )
 
     def close(self) -> None:
+        """Stop the worker processes."""
         self._loader = None
 
 

@@ -11,10 +11,18 @@ from torch import Tensor
 
 from lightning_tpauc.data.arrays import ArrayDataset
 from lightning_tpauc.data.permutation import permute
-from lightning_tpauc.data.targets import binary_labels, find_targets, stored_targets
+from lightning_tpauc.data.targets import binary_labels, find_targets, label_of_item, stored_targets
 from lightning_tpauc.errors import DataError
 
-__all__ = ("Datasets", "EvaluatedPart", "TrainingPart", "as_dataset", "evaluated_part", "sampled_rows")
+__all__ = (
+    "Datasets",
+    "EvaluatedPart",
+    "TrainingPart",
+    "as_dataset",
+    "evaluated_part",
+    "labels_of_positives",
+    "sampled_rows",
+)
 
 # Stream of the sample of negatives that scoring uses; see the samplers' streams.
 _SCORING = 6
@@ -28,12 +36,14 @@ class Datasets(NamedTuple):
         val: validation set of its own.
         test: test set.
         predict: data to predict on; labels are not needed.
+        negatives: a stream of training negatives; ``train`` then holds the positives.
     """
 
     train: Any = None
     val: Any = None
     test: Any = None
     predict: Any = None
+    negatives: Any = None
 
 
 class EvaluatedPart(NamedTuple):
@@ -79,6 +89,36 @@ class TrainingPart:
         return digest.hexdigest()
 
 
+def labels_of_positives(dataset: Any, targets: Any) -> NDArray[np.int8]:
+    """Labels of a training set beside a stream of negatives: all 1, whether or not it keeps them.
+
+    Args:
+        dataset: map-style data set of positives.
+        targets: as in :func:`~lightning_tpauc.data.targets.find_targets`.
+
+    Raises:
+        DataError: if it has negatives.
+
+    Example:
+        >>> labels_of_positives(ArrayDataset(np.zeros((2, 3)), [1, 1]), None)
+        array([1, 1], dtype=int8)
+    """
+    try:
+        if targets is None and stored_targets(dataset) is None:
+            label_of_item(dataset[0])
+    except DataError:  # inputs alone
+        return np.ones(len(dataset), dtype=np.int8)
+    labels = find_targets(dataset, targets)
+    count = int((labels == 0).sum())
+    if count:
+        msg = (
+            f"Expected positives only in `train_dataset` beside a stream of `negatives`, but {count} of its "
+            f"{len(labels)} labels are 0. Put them into the stream, and take the others with torch.utils.data.Subset."
+        )
+        raise DataError(msg)
+    return labels
+
+
 def as_dataset(dataset: Any, name: str) -> Any:
     """Turn a pair ``(x, y)`` of arrays into a data set, and refuse what has no length or no items.
 
@@ -100,7 +140,7 @@ def as_dataset(dataset: Any, name: str) -> Any:
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         msg = (
             f"Expected `{name}` to be a map-style data set (`__len__` and `__getitem__`), but got a "
-            f"{type(dataset).__name__}. Sampling by class needs access by row; read a stream into one first."
+            f"{type(dataset).__name__}. Sampling by class needs access by row; only `negatives` may be a stream."
         )
         raise DataError(msg)
     if len(dataset) == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +67,11 @@ class BatchSampler(ABC):
         DataError: if a class has no example.
     """
 
+    #: Classes of which there must be examples.
+    needed: ClassVar[tuple[str, ...]] = ("positive", "negative")
+    #: Steps of an epoch, where the user wants another number.
+    epoch_steps: int | None = None
+
     def __init__(self, positives: Indices, negatives: Indices, sizes: BatchSizes, seed: int = 0) -> None:
         for name, size in zip(BatchSizes._fields, sizes, strict=True):
             least = 0 if name == "num_dual_neg" else 1
@@ -74,7 +79,7 @@ class BatchSampler(ABC):
                 msg = f"Expected `{name}` to be at least {least}, but got {size}."
                 raise ArgumentError(msg)
         for name, rows in (("positive", positives), ("negative", negatives)):
-            if len(rows) == 0:
+            if len(rows) == 0 and name in self.needed:
                 msg = f"Expected both classes in the training set, but got 0 {name} examples."
                 raise DataError(msg)
         self.positives = positives
@@ -100,7 +105,7 @@ class BatchSampler(ABC):
 
     def __len__(self) -> int:
         """Steps of one epoch with the current number of ranks, before and during iteration."""
-        return self.steps_per_epoch(current_world().size)
+        return self.epoch_steps or self.steps_per_epoch(current_world().size)
 
     def plans(self, start: int, count: int) -> Iterator[BatchPlan]:
         """This rank's plans for ``count`` steps from global step ``start`` on."""
@@ -167,12 +172,16 @@ class PosNegSampler(BatchSampler):
             BatchSizes(*(share_of(total, World(rank, world.size)) for total in totals)) for rank in range(world.size)
         )
         index = self._part(len(self.positives), totals.num_pos, _POSITIVES, start, stop, world)
-        neg = self._part(len(self.negatives), totals.num_neg, _NEGATIVES, start, stop, world)
-        dual = self._part(len(self.negatives), totals.num_dual_neg, _DUAL_NEGATIVES, start, stop, world)
-        rows = np.hstack([self.positives[index], self.negatives[neg], self.negatives[dual]]).astype(np.int64)
+        rows = np.hstack([self.positives[index], *self._negatives(totals, start, stop, world)]).astype(np.int64)
         own, everyone = shares[world.rank], shares if world.size > 1 else None
         for step, its_rows, its_index in zip(range(start, stop), rows, index, strict=True):
             yield BatchPlan(step, its_rows, its_index, own, everyone)
+
+    def _negatives(self, totals: BatchSizes, start: int, stop: int, world: World) -> list[Indices]:
+        """Rows of the negatives of each step, for the weights and for the dual weights."""
+        neg = self._part(len(self.negatives), totals.num_neg, _NEGATIVES, start, stop, world)
+        dual = self._part(len(self.negatives), totals.num_dual_neg, _DUAL_NEGATIVES, start, stop, world)
+        return [self.negatives[neg], self.negatives[dual]]
 
     def _part(self, n: int, size: int, stream: int, start: int, stop: int, world: World) -> Indices:
         return ExampleStream(n, size, self.seed, stream).batches(start, stop, slice_of(size, world))

@@ -4,13 +4,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from lightning_tpauc.data import datamodule, loader, sampler
+from lightning_tpauc.data import cursor, datamodule, loader, sampler, streamed
 from lightning_tpauc.data.shards import World
 
 
 @contextmanager
 def rank_of(rank, size):
     with pytest.MonkeyPatch.context() as patch:
-        for module in (datamodule, loader, sampler):
+        for module in (cursor, datamodule, loader, sampler, streamed):
             patch.setattr(module, "current_world", lambda: World(rank, size))
         yield

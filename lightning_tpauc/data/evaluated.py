@@ -1,0 +1,83 @@
+"""The evaluation half of the data module: loaders that yield every example once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import LightningDataModule
+
+from lightning_tpauc.data.fetch import fetcher_for, unaugmented
+from lightning_tpauc.data.loader import EvalLoader, PosNegLoader
+from lightning_tpauc.data.parts import Datasets, EvaluatedPart, TrainingPart, evaluated_part
+from lightning_tpauc.errors import DataError
+
+__all__ = ("EvaluationData",)
+
+
+class EvaluationData(LightningDataModule):
+    """Base of :class:`~lightning_tpauc.PosNegDataModule`, which holds the arguments and says which data sets there are.
+
+    Example:
+        >>> from lightning_tpauc import PosNegDataModule
+        >>> issubclass(PosNegDataModule, EvaluationData)
+        True
+    """
+
+    batch_size: int
+    num_workers: int
+    pin_memory: bool | None
+    seed: int
+    targets: Any
+    val_fraction: float | None
+    num_folds: int | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loaders: list[PosNegLoader | EvalLoader] = []
+        self._given = Datasets()
+
+    def _training_part(self) -> TrainingPart:
+        raise NotImplementedError
+
+    def _datasets(self) -> Datasets:
+        raise NotImplementedError
+
+    def val_dataloader(self) -> EvalLoader | list[Any]:
+        """Batches of the validation set, of the part split off from the training set, or no loader."""
+        datasets = self._datasets()
+        if datasets.val is not None:
+            return self._eval_loader(evaluated_part(datasets.val, self.targets, "val_dataset"))
+        if not self._has_validation():
+            return []
+        part = self._training_part()
+        return self._eval_loader(EvaluatedPart(datasets.train, part.held_out, part.labels[part.held_out]))
+
+    def test_dataloader(self) -> EvalLoader:
+        """Batches of the test set."""
+        return self._eval_loader(evaluated_part(self._require("test"), self.targets, "test_dataset"))
+
+    def predict_dataloader(self) -> EvalLoader:
+        """Batches of the data to predict on; the target is -1 where there are no labels."""
+        return self._eval_loader(evaluated_part(self._require("predict"), self.targets, "predict_dataset"))
+
+    def _eval_loader(self, part: EvaluatedPart, *, persistent: bool = True) -> EvalLoader:
+        how = self.batch_size, self.num_workers, self._pins_memory(), persistent
+        loader = EvalLoader(part.rows, part.labels, fetcher_for(unaugmented(part.dataset), self.seed), *how)
+        self._loaders += [loader] if persistent else []
+        return loader
+
+    def _has_validation(self) -> bool:
+        split = self.val_fraction is not None or self.num_folds is not None
+        return self._given.val is not None or (self._given.train is not None and split)
+
+    def _require(self, name: str) -> Any:
+        dataset = getattr(self._datasets(), name)
+        if dataset is None:
+            msg = f"There is no data set for this: pass `{name}_dataset`, or return `{name}` from `build_datasets`."
+            raise DataError(msg)
+        return dataset
+
+    def _pins_memory(self) -> bool:
+        if self.pin_memory is not None or self.trainer is None:
+            return bool(self.pin_memory)
+        return self.num_workers > 0 and self.trainer.strategy.root_device.type == "cuda"

@@ -1,0 +1,117 @@
+"""Collated inputs as trees of tensors: join them, cut them, count their examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_tpauc.errors import DataError
+
+__all__ = ("as_tensors", "cut_inputs", "inputs_differ", "join_inputs", "num_examples")
+
+
+def join_inputs(parts: Sequence[Any]) -> Any:
+    """Concatenate collated inputs along the examples.
+
+    Args:
+        parts: tensors, or tuples, lists or mappings of these, all of one structure.
+
+    Raises:
+        DataError: if structures or shapes differ, or something else than tensors is in them.
+
+    Example:
+        >>> join_inputs([torch.zeros(1, 2), torch.ones(2, 2)]).shape
+        torch.Size([3, 2])
+    """
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    try:
+        if isinstance(first, Tensor):
+            return torch.cat(list(parts))
+        if isinstance(first, Mapping):
+            if {frozenset(part) for part in parts} != {frozenset(first)}:
+                raise inputs_differ(parts)
+            return {key: join_inputs([part[key] for part in parts]) for key in first}
+        if isinstance(first, (tuple, list)):
+            joined = [join_inputs(entries) for entries in zip(*parts, strict=True)]
+            return tuple(joined) if isinstance(first, tuple) else joined
+    except (RuntimeError, TypeError, ValueError, KeyError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise inputs_differ(parts) from error
+    raise inputs_differ(parts)
+
+
+def cut_inputs(inputs: Any, part: slice) -> Any:
+    """Some of the examples.
+
+    Example:
+        >>> cut_inputs({"x": torch.arange(4)}, slice(1, 3))
+        {'x': tensor([1, 2])}
+    """
+    return _mapped(inputs, lambda tensor: tensor[part])
+
+
+def as_tensors(inputs: Any) -> Any:
+    """Arrays become tensors that share their memory.
+
+    Example:
+        >>> as_tensors((np.arange(2), torch.zeros(2)))
+        (tensor([0, 1]), tensor([0., 0.]))
+    """
+    return _mapped(inputs, torch.as_tensor)
+
+
+def num_examples(inputs: Any) -> int:
+    """Length of the first axis.
+
+    Example:
+        >>> num_examples((torch.zeros(3, 2), torch.zeros(3)))
+        3
+    """
+    while not isinstance(inputs, (Tensor, np.ndarray)):
+        inputs = next(iter(inputs.values() if isinstance(inputs, Mapping) else inputs))
+    return len(inputs)
+
+
+def _mapped(inputs: Any, change: Callable[[Any], Any]) -> Any:
+    if isinstance(inputs, Mapping):
+        return {key: _mapped(value, change) for key, value in inputs.items()}
+    if isinstance(inputs, (tuple, list)):
+        return tuple(_mapped(value, change) for value in inputs)
+    if isinstance(inputs, (Tensor, np.ndarray)):
+        return change(inputs)
+    msg = (
+        f"Expected a block of negatives to be a tensor, an array, or a tuple or mapping of these, but got a "
+        f"{type(inputs).__name__}. Yield single examples and leave out `blocks=True`."
+    )
+    raise DataError(msg)
+
+
+def inputs_differ(parts: Sequence[Any]) -> DataError:
+    """The error for inputs of positives and negatives that can't be put into one batch.
+
+    Example:
+        >>> "but got a float32 tensor of shape (2,) and a tuple of 3." in str(inputs_differ([torch.zeros(2), (1, 2, 3)]))
+        True
+    """
+    shown = " and ".join(dict.fromkeys(_described(part) for part in parts))
+    return DataError(
+        f"Expected the inputs of positives and negatives to be of one kind, but got {shown}. Let the stream of "
+        "negatives yield what `train_dataset` has as inputs."
+    )
+
+
+def _described(inputs: Any) -> str:
+    if isinstance(inputs, Tensor):
+        return f"a {str(inputs.dtype).removeprefix('torch.')} tensor of shape {tuple(inputs.shape)}"
+    if isinstance(inputs, Mapping):
+        return f"a mapping with {sorted(map(str, inputs))}"
+    if isinstance(inputs, (tuple, list)):
+        return f"a tuple of {len(inputs)}"
+    return f"a {type(inputs).__name__}"

@@ -1,0 +1,176 @@
+"""Streams of negatives whose k-th example says that it is the k-th."""
+
+import itertools
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+WIDTH = 3
+
+
+def row(k, epoch=0):
+    """Example k of a pass."""
+    return torch.tensor([float(k), k + 0.5, float(epoch)])
+
+
+class Plain(IterableDataset):
+    """The first ``n`` rows, or all that there are; it can't be asked where it stands."""
+
+    def __init__(self, n: int | None = None, start: int = 0):
+        self.n, self.start = n, start
+
+    def numbers(self):
+        return itertools.count(self.start) if self.n is None else range(self.start, self.start + self.n)
+
+    def __iter__(self):
+        return (row(k) for k in self.numbers())
+
+
+class Sized(Plain):
+    def __len__(self):
+        return self.n
+
+
+class Epochs(Plain):
+    """The third feature is the number of the pass."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return (row(k, self.epoch) for k in self.numbers())
+
+
+class Stateful(Plain):
+    """Keeps its position in itself, as torchdata's tutorial does, and begins anew behind its end."""
+
+    def __init__(self, n: int | None = None):
+        super().__init__(n)
+        self.at = 0
+
+    def __iter__(self):
+        while self.n is None or self.at < self.n:
+            self.at += 1
+            yield row(self.at - 1)
+        self.at = 0
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class StatefulIterator:
+    """The iterator of :class:`Iterators`."""
+
+    def __init__(self, n):
+        self.n, self.at = n, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at == self.n:
+            raise StopIteration
+        self.at += 1
+        return row(self.at - 1)
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class Iterators(IterableDataset):
+    """Its iterators know where they stand, it does not."""
+
+    def __init__(self, n=None):
+        self.n = n
+
+    def __iter__(self):
+        return StatefulIterator(self.n)
+
+
+class Random(IterableDataset):
+    """Rows from a generator of its own, whose state it can tell and take."""
+
+    def __init__(self, seed: int = 0, dim: int = WIDTH, block: int = 0):
+        self.seed, self.dim, self.block = seed, dim, block
+        self.generator = np.random.default_rng(seed)
+
+    def __iter__(self):
+        while True:
+            size = (self.block, self.dim) if self.block else self.dim
+            yield torch.from_numpy(self.generator.standard_normal(size).astype(np.float32))
+
+    def state_dict(self):
+        return self.generator.bit_generator.state
+
+    def load_state_dict(self, state):
+        self.generator.bit_generator.state = state
+
+
+class Blocks(IterableDataset):
+    """Blocks of 0, 1, 2, .. rows; ``wrap`` makes something else of each."""
+
+    def __init__(self, n=None, sizes=(3, 0, 4, 1), wrap=None):
+        self.n, self.sizes, self.wrap = n, sizes, wrap
+        self.at = 0
+
+    def __iter__(self):
+        sizes = itertools.cycle(self.sizes)
+        start = 0
+        while self.n is None or start < self.n:
+            size = next(sizes) if self.n is None else min(next(sizes), self.n - start)
+            block = torch.stack([row(k) for k in range(start, start + size)]) if size else torch.zeros(0, WIDTH)
+            yield block if self.wrap is None else self.wrap(block)
+            start += size
+
+
+class StatefulBlocks(Blocks):
+    """Tells at which block it is."""
+
+    def __iter__(self):
+        for k, block in enumerate(super().__iter__()):
+            if k >= self.at:
+                self.at = k + 1
+                yield block
+        self.at = 0
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class Shards(Plain):
+    """Gives parts of itself, as Hugging Face's streams do."""
+
+    step = 1
+
+    def shard(self, num_shards, index):
+        part = Shards(self.n, index)
+        part.step = num_shards
+        return part
+
+    def numbers(self):
+        return itertools.count(self.start, self.step) if self.n is None else range(self.start, self.n, self.step)
+
+
+class OwnWorkers(Plain):
+    """Divides itself among workers, as torch's documentation shows."""
+
+    def numbers(self):
+        info = get_worker_info()
+        return itertools.count() if info is None else itertools.count(info.id, info.num_workers)
+
+
+def numbers_of(inputs):
+    """Which examples these are."""
+    return inputs[:, 0].int().tolist()

@@ -1,0 +1,412 @@
+"""Training batches with streamed negatives, from the data module and without a Trainer."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from lightning_tpauc.data.datamodule import PosNegDataModule
+from lightning_tpauc.data.negatives import NegativeStream
+from lightning_tpauc.data.parts import Datasets
+from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
+from tests.data.flows import (
+    WIDTH,
+    Blocks,
+    Iterators,
+    OwnWorkers,
+    Plain,
+    Random,
+    Shards,
+    Sized,
+    Stateful,
+    StatefulBlocks,
+    numbers_of,
+)
+from tests.data.items import Items, draw
+from tests.data.worlds import rank_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*Our suggested max number of worker.*")
+
+POSITIVES = -1.0 - torch.arange(7.0)[:, None].expand(7, WIDTH)
+
+
+def ready(negatives, train=POSITIVES, **kwargs):
+    datamodule = PosNegDataModule(
+        train, negatives=negatives, **{"num_pos": 2, "num_neg": 3, "num_dual_neg": 2, **kwargs}
+    )
+    datamodule.setup("fit")
+    return datamodule
+
+
+def negatives_of(batch):
+    """Numbers of the negatives and of the dual negatives of a batch."""
+    numbers = numbers_of(batch.inputs)[batch.num_pos :]
+    return numbers[: batch.num_neg], numbers[batch.num_neg :]
+
+
+def batches_of(datamodule, epochs=1):
+    loader = datamodule.train_dataloader()
+    batches = [batch for _ in range(epochs) for batch in loader]
+    datamodule.teardown("fit")
+    return batches
+
+
+# ------------------------------------------------------------------ what a step holds
+
+
+@pytest.mark.parametrize("workers", [0, 2, 3])
+@pytest.mark.parametrize(
+    "make",
+    [Plain, Stateful, Iterators, lambda: NegativeStream(Blocks(), blocks=True), OwnWorkers],
+    ids=["plain", "stateful", "iterators", "blocks", "divides itself"],
+)
+def test_steps_read_on_in_the_stream_whatever_the_number_of_workers(make, workers):
+    datamodule = ready(make(), num_workers=workers)
+    batches = batches_of(datamodule, epochs=3)
+    assert len(batches) == 12
+    for step, batch in enumerate(batches):
+        first = 5 * step
+        assert negatives_of(batch) == ([first, first + 1, first + 2], [first + 3, first + 4])
+        assert torch.equal(batch.inputs[:2], POSITIVES[batch.index])
+        assert batch.shares is None
+    assert {k for batch in batches[:4] for k in batch.index.tolist()} == set(range(7))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_ranks_share_what_one_process_reads(size, workers, blocks):
+    def make():
+        return NegativeStream(StatefulBlocks(), blocks=True) if blocks else Plain(41)
+
+    alone = batches_of(ready(make(), num_pos=2 * size, num_neg=3 * size, num_dual_neg=2 * size, steps_per_epoch=9))
+    parts = []
+    for rank in range(size):
+        with rank_of(rank, size):
+            parts.append(batches_of(ready(make(), num_workers=workers, steps_per_epoch=9)))
+    assert {len(part) for part in parts} == {9}
+    for step, batch in enumerate(alone):
+        for k in range(2):
+            together = [number for part in parts for number in negatives_of(part[step])[k]]
+            assert sorted(together) == sorted(negatives_of(batch)[k])
+        assert torch.equal(torch.cat([part[step].index for part in parts]), batch.index)
+        assert {len(part[step].shares) for part in parts} == {size}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_shards_hold_different_examples(workers):
+    seen = []
+    for rank in range(2):
+        with rank_of(rank, 2):
+            batches = batches_of(ready(NegativeStream(Shards(), "shard"), num_workers=workers, steps_per_epoch=5), 2)
+            seen += [number for batch in batches for part in negatives_of(batch) for number in part]
+    assert len(seen) == len(set(seen)) == 2 * 10 * 5
+    if not workers:
+        assert sorted(seen) == list(range(100))
+
+
+def test_a_stream_that_divides_itself_is_told_its_worker():
+    batches = batches_of(ready(NegativeStream(OwnWorkers(), "own"), num_workers=2, steps_per_epoch=3), epochs=2)
+    expected = [[], []]
+    for step, batch in enumerate(batches):
+        numbers = [number for part in negatives_of(batch) for number in part]
+        assert numbers == [step % 2 + 2 * (len(expected[step % 2]) + k) for k in range(5)]
+        expected[step % 2] += numbers
+
+
+def test_a_stream_that_ends_starts_again():
+    (batch,) = batches_of(ready(Plain(4), steps_per_epoch=1))
+    assert negatives_of(batch) == ([0, 1, 2], [3, 0])
+
+
+# ------------------------------------------------------------------ epochs
+
+
+def test_an_epoch_is_a_pass_over_the_positives_or_over_a_stream_with_a_length():
+    assert ready(Plain(1000)).steps_per_epoch == 4
+    assert ready(Sized(21)).steps_per_epoch == 5
+    assert ready(Sized(15)).steps_per_epoch == 4
+    assert ready(Sized(15), steps_per_epoch=11).steps_per_epoch == len(
+        ready(Plain(), steps_per_epoch=11).train_dataloader()
+    )
+    assert (ready(Sized(21)).num_negatives, ready(Sized(21)).num_positives) == (21, 7)
+    with rank_of(0, 2):
+        assert ready(Plain()).steps_per_epoch == 2
+        assert ready(Sized(41)).steps_per_epoch == 5
+
+
+def test_the_length_of_an_epoch_may_be_given_for_indexed_negatives_too():
+    y = torch.arange(60) % 5 == 0
+    datamodule = PosNegDataModule((torch.randn(60, 3), y), num_pos=3, num_neg=5, steps_per_epoch=4)
+    datamodule.setup("fit")
+    plain = PosNegDataModule(datamodule.train_dataset, num_pos=3, num_neg=5)
+    plain.setup("fit")
+    loader = datamodule.train_dataloader()
+    batches = [batch.inputs for _ in range(3) for batch in loader]
+    assert datamodule.steps_per_epoch == 4
+    expected = plain.train_dataloader()
+    straight = [batch.inputs for _ in range(2) for batch in expected][:12]
+    assert all(torch.equal(a, b) for a, b in zip(batches, straight, strict=True))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("make", "moves"), [(Plain, False), (Stateful, True), (Iterators, True)])
+def test_an_epoch_cut_short(make, moves, workers):
+    """A stream that knows where it stands goes back to behind the last batch; others go on behind what was read."""
+    datamodule = ready(make(), num_workers=workers, steps_per_epoch=20)
+    loader = datamodule.train_dataloader()
+    first = [negatives_of(batch)[0][0] for batch, _ in zip(loader, range(3), strict=False)]
+    second = [negatives_of(batch)[0][0] for batch, _ in zip(loader, range(3), strict=False)]
+    datamodule.teardown("fit")
+    assert first == [0, 5, 10]
+    if moves or not workers:
+        # ``zip`` asks for a fourth batch before it stops, which counts as handed out
+        assert second == [20, 25, 30]
+    else:
+        assert second[0] > 20
+        assert second == [second[0] + 5 * k for k in range(3)]
+
+
+def test_a_pass_beside_training_does_not_move_it():
+    for make in (Plain, Stateful, Iterators):
+        for workers in (0, 2):
+            datamodule = ready(make(), num_workers=workers)
+            loader = datamodule.train_dataloader()
+            seen = []
+            for step, batch in enumerate(loader):
+                seen.append(negatives_of(batch)[0][0])
+                if step == 1:
+                    aside = [negatives_of(other)[0][0] for other in loader.whole_epoch()]
+                    first = 0 if make is Plain else 10
+                    assert aside == [first + 5 * k for k in range(4)]
+            datamodule.teardown("fit")
+            assert seen == [0, 5, 10, 15]
+
+
+# ------------------------------------------------------------------ kinds of items
+
+
+def test_items_tuples_and_mappings():
+    def pair(k):
+        return POSITIVES[k], 1
+
+    class Pairs(Plain):
+        def __iter__(self):
+            return ((x, 0) for x in super().__iter__())
+
+    for train in (Items(pair, 7), TensorDataset(POSITIVES), (POSITIVES, torch.ones(7)), POSITIVES.numpy()):
+        for stream in (Plain(), Pairs(), NegativeStream(Blocks(), blocks=True)):
+            batch = batches_of(ready(stream, train))[1]
+            assert torch.equal(batch.inputs[:2], POSITIVES[batch.index])
+            assert negatives_of(batch) == ([5, 6, 7], [8, 9])
+
+    class Mappings(Plain):
+        def __iter__(self):
+            return ({"x": x, "twice": 2 * x} for x in super().__iter__())
+
+    train = Items(lambda k: {"x": POSITIVES[k], "twice": 2 * POSITIVES[k]}, 7)
+    wrap = NegativeStream(Blocks(wrap=lambda block: {"x": block, "twice": 2 * block.numpy()}), blocks=True)
+    for stream in (Mappings(), wrap):
+        batch = batches_of(ready(stream, train))[1]
+        assert torch.equal(batch.inputs["twice"], 2 * batch.inputs["x"])
+        assert numbers_of(batch.inputs["x"])[2:] == [5, 6, 7, 8, 9]
+
+
+def test_graphs():
+    data = pytest.importorskip("torch_geometric.data")
+
+    def graph(k):
+        return data.Data(x=torch.full((1 + k % 3, 2), float(k)), edge_index=torch.zeros(2, 0, dtype=torch.int64))
+
+    class Graphs(Plain):
+        def __iter__(self):
+            return (graph(k) for k in self.numbers())
+
+    batch = batches_of(ready(Graphs(start=100), Items(graph, 7)))[1]
+    assert batch.inputs.num_graphs == 7
+    values = [graph.x[0, 0].item() for graph in batch.inputs.to_data_list()]
+    assert values[2:] == [105, 106, 107, 108, 109]
+    assert values[:2] == batch.index.tolist()
+
+
+@pytest.mark.parametrize(
+    ("stream", "train", "what"),
+    [
+        (Plain(), torch.ones(7, 2), r"a float32 tensor of shape \(2, 2\) and a float32 tensor of shape \(5, 3\)"),
+        (
+            Plain(),
+            Items(lambda k: (torch.ones(2), 1), 7),
+            r"tensor of shape \(2,\) and a float32 tensor of shape \(3,\)",
+        ),
+        (Plain(), Items(lambda k: {"x": torch.ones(3)}, 7), r"a mapping with \['x'\] and a float32 tensor"),
+        (
+            NegativeStream(Blocks(wrap=lambda b: {"x": b}), blocks=True),
+            POSITIVES,
+            r"tensor .* and a mapping with \['x'\]",
+        ),
+        (
+            NegativeStream(Blocks(wrap=lambda b: {"x": b}), blocks=True),
+            Items(lambda k: {"z": POSITIVES[k]}, 7),
+            "mapping",
+        ),
+    ],
+)
+def test_inputs_of_two_kinds_are_refused(stream, train, what):
+    with pytest.raises(DataError, match=f"of positives and negatives to be of one kind, but got .*{what}"):
+        batches_of(ready(stream, train))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_global_generators(workers):
+    """They are left alone, and what a stream draws from them depends on the step alone."""
+
+    class Noise(Plain):
+        def __iter__(self):
+            while True:
+                yield torch.tensor(draw())
+
+    runs = []
+    for resumed in (False, True):
+        torch.manual_seed(5)
+        np.random.seed(5)
+        expected = draw()[1:]
+        torch.manual_seed(5)
+        np.random.seed(5)
+        datamodule = ready(Noise(), num_workers=workers)
+        loader = datamodule.train_dataloader()
+        if resumed:
+            loader.load_state_dict({"step": 2, "done_in_epoch": 2})
+            with pytest.warns(TPAUCWarning, match="does not hold its place"):
+                runs.append(list(loader))
+        else:
+            runs.append(list(loader))
+        list(datamodule.scoring_dataloaders(8)[1])
+        assert draw()[1:] == expected
+        datamodule.teardown("fit")
+    straight, resumed = runs
+    assert len({batch.inputs[2, 1].item() for batch in straight}) == 4
+    for batch, again in zip(straight[2:], resumed, strict=True):
+        assert torch.equal(batch.inputs, again.inputs)
+
+
+# ------------------------------------------------------------------ scoring
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Plain(50), lambda: Stateful(50), lambda: NegativeStream(Blocks(50), blocks=True)]
+)
+def test_the_first_negatives_are_scored_and_training_is_not_moved(make):
+    datamodule = ready(make(), batch_size=6)
+    loader = iter(datamodule.train_dataloader())
+    assert negatives_of(next(loader))[0] == [0, 1, 2]
+    positives, negatives = datamodule.scoring_dataloaders(20)
+    batches = list(negatives)
+    assert len(batches) == len(negatives) == 4
+    assert negatives.num_examples == 20
+    assert positives.num_examples == 7
+    assert [k for batch in batches for k in numbers_of(batch.inputs)] == list(range(20))
+    assert torch.cat([batch.example_id for batch in batches]).tolist() == list(range(20))
+    assert {int(t) for batch in batches for t in batch.target} == {0}
+    assert negatives_of(next(loader))[0] == [5, 6, 7]
+
+
+def test_ranks_score_equally_many():
+    def scored(rank, size, stream):
+        with rank_of(rank, size):
+            loader = ready(stream, batch_size=4).scoring_dataloaders(20)[1]
+            batches = list(loader)
+            assert len(batches) == len(loader) == 2
+            assert loader.num_examples == 18
+            ids = torch.cat([batch.example_id for batch in batches]).tolist()
+            return ids, [k for batch in batches for k in numbers_of(batch.inputs)]
+
+    parts = [scored(rank, 3, Plain(50)) for rank in range(3)]
+    assert sorted(k for ids, _ in parts for k in ids) == list(range(18))
+    assert all(ids == numbers for ids, numbers in parts)
+    parts = [scored(rank, 3, NegativeStream(Shards(), "shard")) for rank in range(3)]
+    assert sorted(k for ids, _ in parts for k in ids) == list(range(18))
+    assert sorted(k for _, numbers in parts for k in numbers) == list(range(18))
+
+
+def test_how_many_are_scored():
+    assert ready(NegativeStream(Plain(), num_scored=12)).scoring_dataloaders()[1].num_examples == 12
+    assert ready(Plain()).scoring_dataloaders()[1].num_examples == 2**16
+    assert ready(Sized(30)).scoring_dataloaders()[1].num_examples == 30
+    assert ready(Sized(30)).scoring_dataloaders(8)[1].num_examples == 8
+
+
+# ------------------------------------------------------------------ what can't work
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "full"])
+def test_other_samplings_are_refused(sampling):
+    remedy = {"uniform": "set `sampling='pos_neg'`", "full": "another algorithm, such as STACO"}[sampling]
+    with pytest.raises(ArgumentError, match=f"`sampling='{sampling}'` .*{remedy}.* `negatives` is a stream"):
+        ready(Plain(), sampling=sampling)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("val_fraction=0.2", {"val_fraction": 0.2}), ("num_folds=2", {"num_folds": 2, "fold": 0})]
+)
+def test_splits_are_refused(name, options):
+    with pytest.raises(ArgumentError, match=f"`{name}` can't split a stream of `negatives`. Pass a `val_dataset`"):
+        ready(Plain(), **options)
+
+
+def test_negatives_beside_the_stream_are_refused():
+    labels = torch.arange(7) % 3 == 0
+    with pytest.raises(
+        DataError, match=r"positives only in `train_dataset` .* but 4 of its 7 labels are 0\. Put them into"
+    ):
+        ready(Plain(), (POSITIVES, labels))
+    with pytest.raises(DataError, match="but 4 of its 7 labels are 0"):
+        ready(Plain(), Items(lambda k: (POSITIVES[k], labels[k]), 7))
+    with pytest.raises(DataError, match="but 4 of its 7 labels are 0"):
+        ready(Plain(), targets=labels)
+
+
+def test_what_is_no_stream_is_refused():
+    with pytest.raises(
+        DataError, match=r"`negatives` to be a stream, but got a Tensor, .* one `train_dataset` with labels"
+    ):
+        ready(torch.randn(5, 3))
+    with pytest.raises(DataError, match="but got a TensorDataset, which can be indexed"):
+        ready(TensorDataset(torch.randn(5, 3)))
+    with pytest.raises(ArgumentError, match="`negatives` to be an iterable data set, but got a int"):
+        ready(3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"split": "even"}, r"`split` of NegativeStream to be one of \('deal', 'shard', 'own'\), but got 'even'"),
+        ({"resume": "rewind"}, r"`resume` of NegativeStream to be one of \('restart', 'skip'\), but got 'rewind'"),
+        ({"num_scored": 0}, "`num_scored` of NegativeStream to be at least 1, but got 0"),
+        ({"split": "shard"}, "but Plain has no such method. Use `split='deal'`"),
+    ],
+)
+def test_options_of_a_stream(options, message):
+    with pytest.raises(ArgumentError, match=message):
+        NegativeStream(Plain(), **options)
+
+
+def test_an_unknown_number_is_not_invented():
+    with pytest.raises(DataError, match=r"number of negatives is unknown: Plain has no `__len__`\. Define it"):
+        _ = ready(Plain()).num_negatives
+
+
+def test_an_epoch_without_steps_is_refused():
+    with pytest.raises(ArgumentError, match="`steps_per_epoch` to be at least 1, but got 0"):
+        PosNegDataModule(POSITIVES, negatives=Plain(), steps_per_epoch=0)
+
+
+def test_subclasses_return_a_stream():
+    class Files(PosNegDataModule):
+        def build_datasets(self, stage):
+            return Datasets(train=POSITIVES, negatives=Random(seed=3))
+
+    datamodule = Files(num_pos=2, num_neg=3)
+    datamodule.setup("fit")
+    batch = next(iter(datamodule.train_dataloader()))
+    stream = iter(Random(seed=3))
+    assert torch.equal(batch.inputs[2:], torch.stack([next(stream) for _ in range(3)]))
