@@ -47,10 +47,10 @@ def test_tpauc(choice: str, gamma: float, seed: int, epochs: int) -> float:
     return float(trainer.test(module, data, verbose=False)[0]["test/tpauc"])
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    quick = parser.parse_args().quick
+    quick = parser.parse_args(arguments).quick
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)

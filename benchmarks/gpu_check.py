@@ -325,11 +325,11 @@ CHECKS: dict[str, Callable[[], str]] = {
 }
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run all checks, or those whose name contains the argument."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", nargs="?", default="")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")
     print(f"torch {torch.__version__}" + ("" if torch.cuda.is_available() else ", no GPU: its checks are skipped"))
     failed = 0

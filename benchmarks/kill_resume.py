@@ -99,12 +99,12 @@ def run_until(folder: Path, setting: Setting, moment: str | None, delay: float) 
     return hit
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Print a table with a row for each setting."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     rng = random.Random(args.seed)  # noqa: S311  # moments, not secrets
     share = -(-args.kills // len(SETTINGS))
     total, broken = 0, 0
