@@ -128,6 +128,18 @@ def test_edges():
     assert at_edge(grid, {**settings, "lr": 1.0}) == at_edge(grid, {**settings, "lr": 0.01}) == ["lr"]
 
 
+def test_edges_of_what_was_tried():
+    grid = {"lr": (0.1, 1.0, 0.01, 10.0), "gamma": (5, 6)}
+    tried = [{"lr": 0.1, "gamma": 5}, {"lr": 1.0, "gamma": 6}, {"lr": 10.0, "gamma": 5}]
+    assert at_edge(grid, tried[0]) == ["gamma"]
+    assert at_edge(grid, tried[0], tried) == ["lr", "gamma"]
+    assert at_edge(grid, tried[1], tried) == ["gamma"]
+    assert at_edge(({"lr": (1.0, 2.0), "gamma": (7, 8)}, grid), tried[1], [*tried, {"lr": 2.0, "gamma": 7}]) == [
+        "gamma"
+    ]
+    assert at_edge(grid, tried[1], settings_of(grid)) == at_edge(grid, tried[1])
+
+
 # ---------------------------------------------------------------- store
 
 
@@ -244,6 +256,25 @@ def test_a_run_that_was_stopped_goes_on_without_repeating(options, tmp_path):
     assert len(calls) == before
 
 
+def test_what_another_runner_has_finished_is_not_repeated(options, tmp_path):
+    """Two runners of one results file: the second does what the first one hasn't done by then."""
+    plan, calls = Plan(replace(TINY, methods=(CE,)), num_folds=2), []
+    path = tmp_path / "results.sqlite"
+
+    def run(*job):
+        calls.append(job[2].key)
+        if len(calls) == 2:  # meanwhile another one does it all
+            with Store(path) as other:
+                run_plan(plan, other, options, run=lambda *job: done)
+        return done
+
+    done = Outcome("finished", val={"tpauc_tpr50_fpr50": 0.5, "tpauc_tpr25_fpr75": 0.5})
+    with Store(path) as store:
+        run_plan(plan, store, options, run=run)
+        assert len(list(store)) == 2 * 3 + 2
+    assert len(calls) == 2
+
+
 KILLED = """
 import os, signal, sys
 from lightning_tpauc.experiments.runner import Plan, run_plan
@@ -301,13 +332,55 @@ def test_pretraining_comes_first_and_is_the_start_of_all(options, tmp_path):
         activation="sigmoid",
         methods=(staco2,),
     )
+    plan = Plan(experiment, num_folds=2, search_folds=1)
     with Store(tmp_path / "results.sqlite") as store:
-        run_plan(Plan(experiment, num_folds=2, search_folds=1), store, options)
+        run_plan(plan, store, options)
         found = everything(store)
+    assert not list(tmp_path.glob("*.[0-9]*"))
     assert [trial["kind"] for trial, _ in found] == ["pretrain", "pretrain", "search", "final", "final"]
     pretrained, searched = found[0][1], found[2][1]
     # with a learning rate of zero the start is the solution; its best epoch is that of the first rectangle
     assert_close(searched.val["tpauc_tpr50_fpr50"], pretrained.val["tpauc_tpr50_fpr50"], "float32")
+
+
+def test_lost_starts_are_made_again_when_needed(options, tmp_path):
+    elsewhere = replace(options, cache_dir=str(tmp_path))
+    experiment = replace(
+        TINY, schedule=Schedule(epochs=1), pretrain=Schedule(epochs=1), methods=(replace(CE, grid={"lr": (0.1,)}),)
+    )
+    plan, kinds = Plan(experiment, num_folds=2, search_folds=1), []
+
+    def run(experiment, method, trial, num_folds, options):
+        kinds.append((trial.kind, trial.fold))
+        return run_trial(experiment, method, trial, num_folds, options)
+
+    with Store(tmp_path / "results.sqlite") as store:
+        run_plan(plan, store, elsewhere, run=run)
+        for path in tmp_path.glob("pretrained-*"):
+            path.unlink()
+        done, kinds[:] = len(kinds), []
+        run_plan(plan, store, elsewhere, run=run)
+        assert kinds == []  # nothing needs them
+        run_plan(replace(plan, search_folds=2), store, elsewhere, run=run)
+    assert done == 2 + 1 + 2
+    assert kinds == [("pretrain", 1), ("search", 1)]
+
+
+def test_a_start_that_failed_is_named(options, tmp_path):
+    experiment = replace(TINY, schedule=Schedule(epochs=1), pretrain=Schedule(epochs=1))
+    failed = Outcome("failed", message="Not finite")
+    plan = Plan(experiment, num_folds=2)
+
+    def run(experiment, method, trial, num_folds, options):
+        return failed if method is None else run_trial(experiment, method, trial, num_folds, options)
+
+    with (
+        Store(tmp_path / "results.sqlite") as store,
+        pytest.raises(
+            DataError, match=r"no weights of the shared start in .*pretrained-tiny-.*: its pre-training failed"
+        ),
+    ):
+        run_plan(plan, store, replace(options, cache_dir=str(tmp_path)), run=run)
 
 
 # ---------------------------------------------------------------- measurements
@@ -429,7 +502,13 @@ def test_reported_values():
     assert reported_tpauc("CE", "higgs", Rectangle(0.5, 0.5)) == (0.041, 0.001)
     assert reported_tpauc("STACO", "adrenalmnist3d", WIDE) == (0.780, 0.013)
     assert reported_tpauc("SONX:hinge", "ijcnn1", WIDE) == (0.836, 0.004)
-    assert reported_tpauc("SONX:hinge", "higgs", WIDE) is None
+    assert reported_tpauc("SONX:hinge", "susy", WIDE) == (0.723, 0.003)
+    assert reported_tpauc("STACO:square", "higgs", WIDE) == (0.511, 0.003)
+    assert reported_tpauc("SONX:hinge", "ijcnn1", Rectangle(0.5, 0.5)) is None
+    assert reported_tpauc("SONX:hinge", "moltox21", WIDE) is None
+    assert reported_tpauc("SONX:logistic", "ijcnn1", WIDE) is None
+    assert reported_tpauc("SOTA", "moltox21", WIDE) is None
+    assert reported_tpauc("CE", "tiny", WIDE) is None
     assert reported_tpauc(None, "ijcnn1", WIDE) is None
 
 

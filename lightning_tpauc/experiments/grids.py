@@ -85,21 +85,30 @@ def grid_values(grid: Grid, name: str) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(value for part in _parts(grid) for value in part.get(name, ())))
 
 
-def at_edge(grid: Grid, settings: Settings) -> list[str]:
+def at_edge(grid: Grid, settings: Settings, tried: Sequence[Settings] | None = None) -> list[str]:
     """Arguments whose chosen value is the smallest or the largest number of its list: the list may be too short.
+
+    Args:
+        grid: values to try for each argument.
+        settings: the chosen ones.
+        tried: the settings of the grid that were tried; all of them if ``None``.
 
     Example:
         >>> at_edge({"lr": (0.01, 0.1, 1.0), "gamma": (300, 500)}, {"lr": 0.1, "gamma": 300})
         ['gamma']
+        >>> at_edge({"lr": (0.01, 0.1, 1.0)}, {"lr": 0.1}, tried=[{"lr": 0.01}, {"lr": 0.1}])
+        ['lr']
     """
     own = next(p for p in _parts(grid) if p.keys() == settings.keys() and all(settings[n] in v for n, v in p.items()))
+    rows = [s for s in tried or () if s.keys() == own.keys() and all(s[n] in v for n, v in own.items())]
+    seen: Values = own if tried is None else {name: [s[name] for s in rows] for name in own}
     return [
         name
         for name, values in own.items()
         if name not in _NO_EDGE
         and len(values) > 1
         and all(isinstance(value, (int, float)) for value in values)
-        and settings[name] in (min(values), max(values))
+        and settings[name] in (min(seen[name]), max(seen[name]))
     ]
 
 

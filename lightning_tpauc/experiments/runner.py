@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Literal
 
 from rich.console import Console
@@ -22,7 +23,7 @@ from lightning_tpauc.experiments.grids import Settings, settings_of
 from lightning_tpauc.experiments.methods import Method
 from lightning_tpauc.experiments.records import Outcome, Trial
 from lightning_tpauc.experiments.store import Store
-from lightning_tpauc.experiments.trial import run_trial
+from lightning_tpauc.experiments.trial import pretrained_path, run_trial
 
 __all__ = ("Plan", "choose", "chosen_settings", "run_missing", "run_plan")
 
@@ -195,15 +196,41 @@ def run_missing(
     """Run the trials that the store doesn't have, with a progress bar that says how long the rest will take."""
     trials = list(trials)
     missing = [trial for trial in trials if store.get(trial) is None]
-    if not missing:
-        return
-    jobs = [(plan.experiment, methods.get(trial.method), trial, plan.num_folds, options) for trial in missing]
-    with _progress() as bar:
-        task = bar.add_task(f"{plan.experiment.name}: {title}", total=len(trials), completed=len(trials) - len(missing))
-        with closing(_outcomes(jobs, run, processes)) as outcomes:
-            for trial, outcome in outcomes:
-                store.add(trial, outcome)
-                bar.advance(task)
+    lost = _lost_starts(missing, options)
+    for part, total, name in ((lost, len(lost), "pre-training, whose weights are gone"), (missing, len(trials), title)):
+        if part:
+            with _progress() as bar:
+                done = total - len(part)
+                task = bar.add_task(f"{plan.experiment.name}: {name}", total=total, completed=done)
+                jobs = _jobs(part, plan, methods, store, options, partial(bar.advance, task))
+                with closing(_outcomes(jobs, run, processes)) as outcomes:
+                    for trial, outcome in outcomes:
+                        store.add(trial, outcome)
+                        bar.advance(task)
+
+
+def _jobs(
+    trials: list[Trial],
+    plan: Plan,
+    methods: dict[str, Method],
+    store: Store,
+    options: Options,
+    skip: Callable[[], None],
+) -> Iterator[Job]:
+    """The work, looked up when it is handed out: another runner of the same results may have done it by then."""
+    for trial in trials:
+        there = trial.kind != "pretrain" or pretrained_path(trial, options).is_file()
+        if there and store.get(trial) is not None:
+            skip()
+        else:
+            yield plan.experiment, methods.get(trial.method), trial, plan.num_folds, options
+
+
+def _lost_starts(trials: list[Trial], options: Options) -> list[Trial]:
+    """Shared starts that these trials need, but whose weights aren't in the cache: emptied, or on another machine."""
+    starts = [Trial(**trial.protocol["pretrained"]) for trial in trials if "pretrained" in trial.protocol]
+    unique = {start.key: start for start in starts}
+    return [start for start in unique.values() if not pretrained_path(start, options).is_file()]
 
 
 def _progress() -> Progress:
@@ -214,7 +241,7 @@ def _progress() -> Progress:
     return Progress(*columns, *left, console=console, speed_estimate_period=1e9)
 
 
-def _outcomes(jobs: list[Job], run: RunTrial, processes: int) -> Generator[tuple[Trial, Outcome]]:
+def _outcomes(jobs: Iterable[Job], run: RunTrial, processes: int) -> Generator[tuple[Trial, Outcome]]:
     if processes == 1:
         for job in jobs:
             yield job[2], run(*job)

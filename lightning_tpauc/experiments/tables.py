@@ -38,7 +38,7 @@ class Row:
         failed: settings of the search that became infinite.
         tried: settings of the search that have finished or failed.
         chosen: the chosen setting.
-        edges: arguments whose chosen value is at the edge of the grid.
+        edges: arguments whose chosen value is at the edge of what was tried.
         paper: the paper's (mean, std).
     """
 
@@ -91,7 +91,7 @@ def _row(plan: Plan, store: Store, method: Method, rectangle: Rectangle) -> Row:
         failed,
         len(searched),
         chosen,
-        tuple(at_edge(method.grid, chosen)),
+        tuple(at_edge(method.grid, chosen, settings_of(method.grid, plan.budget))),
         paper,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import time
 import warnings
 from dataclasses import replace
@@ -76,7 +77,9 @@ def _pretrain(experiment: Experiment, trial: Trial, num_folds: int, options: Opt
     build_trainer(schedule, options, [best], validates=True).fit(module, datamodule)
     path = pretrained_path(trial, options)
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(best.weights[experiment.rectangles[0]], path)
+    beside = path.with_suffix(f".{os.getpid()}")  # renamed when it is whole: another runner may be reading
+    torch.save(best.weights[experiment.rectangles[0]], beside)
+    beside.replace(path)
     return Outcome("finished", val={metric_name(r): value for r, value in best.values.items()})
 
 
@@ -85,8 +88,7 @@ def _train(experiment: Experiment, method: Method, trial: Trial, num_folds: int,
     datamodule = build_datamodule(experiment, options, trial.fold, num_folds, method.sizes, trial.seed)
     module = build_module(experiment, method, dict(trial.settings), trial.rectangle, schedule)
     if "pretrained" in trial.protocol:
-        start = Trial(**trial.protocol["pretrained"])
-        module.load_state_dict(torch.load(pretrained_path(start, options), weights_only=True))
+        module.load_state_dict(_start(Trial(**trial.protocol["pretrained"]), options))
     validates = schedule.epochs is not None
     callbacks: list[Callback] = [stages(method)]
     best = BestWeights(experiment.rectangles) if validates else None
@@ -103,6 +105,15 @@ def _train(experiment: Experiment, method: Method, trial: Trial, num_folds: int,
             module.load_state_dict(best.weights[rectangle])
         _measure(outcome, module, datamodule, rectangle, trial.kind == "final", options)
     return outcome
+
+
+def _start(trial: Trial, options: Options) -> dict[str, torch.Tensor]:
+    path = pretrained_path(trial, options)
+    if not path.is_file():
+        msg = f"There are no weights of the shared start in {path}: its pre-training failed. Change its data or model."
+        raise DataError(msg)
+    weights: dict[str, torch.Tensor] = torch.load(path, weights_only=True)
+    return weights
 
 
 def _measure(
