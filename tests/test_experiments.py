@@ -3,6 +3,7 @@
 import csv
 import itertools
 import json
+import math
 import os
 import signal
 import sqlite3
@@ -10,6 +11,7 @@ import statistics
 import subprocess
 import sys
 from dataclasses import replace
+from statistics import fmean
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from lightning_tpauc.evaluation import Rectangle, metric_name
 from lightning_tpauc.experiments import recorders
 from lightning_tpauc.experiments.build import Options, build_datamodule, build_module, build_trainer
 from lightning_tpauc.experiments.catalog import Experiment, Schedule, experiment_names, find_experiment
+from lightning_tpauc.experiments.figures import draw_losses, training_curves
 from lightning_tpauc.experiments.grids import at_edge, grid_values, settings_of, spread
 from lightning_tpauc.experiments.methods import Method
 from lightning_tpauc.experiments.records import Outcome, Trial
@@ -396,6 +399,34 @@ def test_curves_end_at_the_solution(options):
     pos, neg = (recorders.raw_scores(module, part)[0] for part in datamodule.scoring_dataloaders())
     expected = naive_tpauc(pos.double().numpy(), neg.double().numpy(), *WIDE)
     assert_close(recorder.curve[-1][metric_name(WIDE)], float(expected), "float32")
+    expected = naive_objective(pos.double().tolist(), neg.double().tolist(), 0.75, 0.75)
+    assert_close(recorder.curve[-1][recorders.objective_name(WIDE)], expected, "float32")
+
+
+def naive_objective(pos, neg, theta0, theta1):
+    """Mean squared hinge over the lowest share theta0 of the positives and the highest theta1 of the negatives."""
+    lowest = sorted(pos)[: math.floor(theta0 * len(pos) + 1e-9)]
+    highest = sorted(neg, reverse=True)[: math.floor(theta1 * len(neg) + 1e-9)]
+    losses = [max(0.5 + n - p, 0.0) ** 2 for p in lowest for n in highest]
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("method", [CE, STACO, replace(BROKEN, name="AUCM", algorithm="AUCM", fixed={})])
+def test_curves_hold_the_methods_own_loss(options, method):
+    """The mean of the losses since the point before, found by stepping through another recorder."""
+    schedule, settings = Schedule(steps=7), {"lr": 0.1}
+    curves = []
+    for steps in (range(8), (0, 3, 7)):
+        datamodule = build_datamodule(TINY, options, 0, 3, SIZES)
+        torch.manual_seed(0)
+        module = build_module(TINY, method, settings, None, schedule)
+        recorder = recorders.CurveRecorder(steps, Rectangle(0.5, 0.5), [WIDE])
+        build_trainer(schedule, options, [recorder], validates=False).fit(module, datamodule)
+        curves.append(recorder.curve)
+    assert "loss" not in curves[0][0]
+    each = [point["loss"] for point in curves[0][1:]]
+    assert len(set(each)) > 1
+    assert_close([point.get("loss") for point in curves[1][1:]], [fmean(each[:3]), fmean(each[3:])], "float32")
 
 
 def test_a_joint_name_sets_all_its_arguments():
@@ -418,6 +449,9 @@ def test_the_report_has_tables_and_figures(finished):
         picture = folder / f"curves_{metric_name(rectangle)}.png"
         assert picture.name in text
         assert picture.read_bytes().startswith(b"\x89PNG")
+        losses = folder / f"losses_{metric_name(rectangle)}.png"
+        assert losses.name in text
+        assert losses.read_bytes().startswith(b"\x89PNG")
     with (folder / "table.csv").open(encoding="utf-8") as file:
         table = {(row["min_tpr"], row["method"]): row for row in csv.DictReader(file)}
     assert len(table) == 6
@@ -432,6 +466,37 @@ def test_the_report_has_tables_and_figures(finished):
     assert (row["paper_mean"], row["paper_std"]) == ("0.682", "0.054")
     low, high = float(row["interval_low"]), float(row["interval_high"])
     assert low < values[0] < high
+
+
+def test_results_of_earlier_versions_are_still_reported(finished, tmp_path):
+    """Their points hold the objective of the rectangle that was trained on, and no loss of the method."""
+    plan, store, _ = finished
+    with Store(tmp_path / "results.sqlite") as old:
+        for key, outcome in store:
+            trial = Trial(**json.loads(key))
+            kept = ("step", "objective", *map(metric_name, plan.experiment.rectangles))
+            old.add(trial, replace(outcome, curve=[{name: p[name] for name in kept} for p in outcome.curve]))
+        text = write_report(plan, old, tmp_path, "x").read_text(encoding="utf-8")
+        narrow, wide = (training_curves(plan, old, r) for r in plan.experiment.rectangles)
+    assert (tmp_path / "curves_tpauc_tpr25_fpr75.png").is_file()
+    assert "losses_" not in text
+    assert not list(tmp_path.glob("losses_*"))
+    # the method that trains on each rectangle has the objective of both, the one that doesn't has that of the first
+    having = [
+        {m for m, runs in c.items() if all("objective" in p for run in runs for p in run)} for c in (narrow, wide)
+    ]
+    assert having == [{"CE", "STACO1", "broken"}, {"STACO1"}]
+    recorded = training_curves(plan, store, WIDE)
+    assert [[p["tpauc"] for p in run] for run in recorded["CE"]] == [[p["tpauc"] for p in run] for run in wide["CE"]]
+    assert all("objective" in point for run in recorded["CE"] for point in run)
+
+
+def test_runs_with_and_without_losses_share_a_figure(tmp_path):
+    older = [{"step": 0.0, "tpauc": 0.2}, {"step": 5.0, "tpauc": 0.3}]
+    newer = [{"step": 0.0, "tpauc": 0.2}, {"step": 5.0, "tpauc": 0.4, "loss": 1.5}]
+    path = tmp_path / "losses.png"
+    assert draw_losses({"A": [older, newer], "B": [older]}, WIDE, "title", path)
+    assert path.is_file()
 
 
 def test_the_table_says_where_the_grid_ended_and_who_is_ahead(finished):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,15 @@ from typing import Any
 import numpy as np
 
 from lightning_tpauc.evaluation import Rectangle, metric_name
+from lightning_tpauc.experiments.recorders import objective_name
 from lightning_tpauc.experiments.runner import Plan, chosen_settings
 from lightning_tpauc.experiments.store import Store
 from lightning_tpauc.extras import import_extra
 
-__all__ = ("Curves", "draw_curves", "draw_times", "training_curves")
+__all__ = ("Curves", "draw_curves", "draw_losses", "draw_times", "training_curves")
 
-#: Points of the final runs by method; each run is a list of ``{"step": ..., "objective": ..., rectangle: ...}``.
+#: Points of the final runs by method, for one rectangle; each run is a list of ``{"step": ..., "objective": ...,
+#: "tpauc": ..., "loss": ...}``, of which the second and the last may be missing.
 Curves = Mapping[str, Sequence[Sequence[Mapping[str, float]]]]
 
 _COLOURS = (
@@ -30,12 +33,12 @@ _COLOURS = (
     "#9a7b4f",
     "#2f7f7a",
 )
-#: The loss is one number for these only: other methods' scores have another scale.
+#: These minimise the exact objective; the other methods' scores have another scale.
 _MINIMISERS = ("STACO", "SOTA", "SONX")
 
 
 def training_curves(plan: Plan, store: Store, rectangle: Rectangle) -> Curves:
-    """The curves of the chosen settings that have finished."""
+    """The curves of the chosen settings that have finished, for one of the rectangles that are reported."""
     found: dict[str, list[Any]] = {}
     for method, reported, settings in chosen_settings(plan, store):
         if reported != rectangle:
@@ -43,12 +46,24 @@ def training_curves(plan: Plan, store: Store, rectangle: Rectangle) -> Curves:
         for trial in plan.final(method, plan.trained(method, reported), settings):
             outcome = store.get(trial)
             if outcome is not None and outcome.curve:
-                found.setdefault(method.name, []).append(outcome.curve)
+                trained = trial.rectangle or (settings.get("min_tpr", 0.5), settings.get("max_fpr", 0.5))
+                points = [_point(point, rectangle, trained == rectangle) for point in outcome.curve]
+                found.setdefault(method.name, []).append(points)
     return found
+
+
+def _point(point: Mapping[str, float], rectangle: Rectangle, is_trained: bool) -> dict[str, float]:
+    """What a recorded point says about a rectangle; older ones hold one objective, and no loss of the method."""
+    objective = point.get(objective_name(rectangle), point["objective"] if is_trained else None)
+    values = {"step": point["step"], "objective": objective, "tpauc": point[metric_name(rectangle)]}
+    values["loss"] = point.get("loss")
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def draw_curves(curves: Curves, rectangle: Rectangle, title: str, path: Path) -> None:
     """Training loss and training TPAUC against steps: means over runs, and bands from the lowest to the highest.
+
+    The loss is the exact objective with the squared hinge, of the methods that minimise it: one scale for all of them.
 
     Args:
         curves: points by method.
@@ -60,17 +75,12 @@ def draw_curves(curves: Curves, rectangle: Rectangle, title: str, path: Path) ->
         MissingExtraError: if matplotlib is not installed.
     """
     figure, axes = _figure(1, 2, (11, 4.2))
-    panels = (("objective", "training loss, exact objective"), (metric_name(rectangle), "training TPAUC"))
+    panels = (("objective", "training loss, exact objective (squared hinge)"), ("tpauc", "training TPAUC"))
     for ax, (name, label) in zip(axes, panels, strict=True):
         for k, (method, runs) in enumerate(curves.items()):
             exact = method.startswith(_MINIMISERS) and not method.startswith("SOTAs")
-            if name == "objective" and not exact:
-                continue
-            steps = [point["step"] for point in runs[0]]
-            values = np.array([[point[name] for point in run] for run in runs if len(run) == len(steps)])
-            colour = _COLOURS[k % len(_COLOURS)]
-            ax.plot(steps, values.mean(axis=0), color=colour, label=method, linewidth=1.8)
-            ax.fill_between(steps, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
+            if name == "tpauc" or exact:
+                _draw_band(ax, runs, name, method, _COLOURS[k % len(_COLOURS)])
         ax.set(xlabel="step", ylabel=label)
         _dress(ax)
     if axes[0].has_data():
@@ -78,6 +88,53 @@ def draw_curves(curves: Curves, rectangle: Rectangle, title: str, path: Path) ->
     axes[1].legend(fontsize=8, frameon=False)
     figure.suptitle(f"{title}, TPR ≥ {rectangle.min_tpr:g}, FPR ≤ {rectangle.max_fpr:g}", fontsize=11)
     _save(figure, path)
+
+
+def draw_losses(curves: Curves, rectangle: Rectangle, title: str, path: Path) -> bool:
+    """Each method's own training loss against steps, a panel for each, since their scales have nothing in common.
+
+    Args:
+        curves: points by method.
+        rectangle: what is reported.
+        title: of the figure.
+        path: a PNG file.
+
+    Returns:
+        Whether there was anything to draw: results of earlier versions hold no such losses.
+
+    Raises:
+        MissingExtraError: if matplotlib is not installed.
+    """
+    recorded = {
+        method: runs for method, runs in curves.items() if any("loss" in point for run in runs for point in run)
+    }
+    if not recorded:
+        return False
+    columns = min(3, len(recorded))
+    rows = math.ceil(len(recorded) / columns)
+    figure, axes = _figure(rows, columns, (3.7 * columns, 2.5 * rows + 0.4))
+    for ax in axes[len(recorded) :]:
+        ax.set_visible(False)
+    for k, (ax, (method, runs)) in enumerate(zip(axes, recorded.items(), strict=False)):
+        _draw_band(ax, runs, "loss", method, _COLOURS[k % len(_COLOURS)])
+        ax.set_title(method, fontsize=9)
+        ax.set(xlabel="step", ylabel="own loss")
+        _dress(ax)
+    where = f"TPR ≥ {rectangle.min_tpr:g}, FPR ≤ {rectangle.max_fpr:g}"
+    figure.suptitle(f"{title}, {where}: mean loss of the steps between two points", fontsize=11)
+    _save(figure, path)
+    return True
+
+
+def _draw_band(ax: Any, runs: Sequence[Sequence[Mapping[str, float]]], name: str, label: str, colour: str) -> None:
+    """Mean over the runs that have recorded this at the same steps as the first one, and the lowest and highest."""
+    drawn = [run for run in ({p["step"]: p[name] for p in points if name in p} for points in runs) if run]
+    drawn = [run for run in drawn if run.keys() == drawn[0].keys()]
+    if not drawn:
+        return
+    steps, values = list(drawn[0]), np.array([list(run.values()) for run in drawn])
+    ax.plot(steps, values.mean(axis=0), color=colour, label=label, linewidth=1.8)
+    ax.fill_between(steps, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
 
 
 def draw_times(milliseconds: Mapping[str, Sequence[float]], title: str, path: Path) -> None:

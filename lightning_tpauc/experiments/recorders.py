@@ -23,27 +23,30 @@ if TYPE_CHECKING:
 
     from lightning_tpauc.module import TPAUCModule
 
-__all__ = ("BestWeights", "CurveRecorder", "raw_scores")
+__all__ = ("BestWeights", "CurveRecorder", "objective_name", "raw_scores")
 
 #: Negatives that a point of a training curve scores; 20,000 put its standard error below 0.004.
 _MAX_NEGATIVES = 20_000
 
 
 class CurveRecorder(Callback):
-    """Exact training objective and training TPAUC of the solution so far, at the given steps.
+    """Exact training objective, training TPAUC and the method's own loss, at the given steps.
 
-    The solution of STACO is an average, so this is what training would return if it stopped there.
+    The first two are those of the solution so far: STACO's is an average, so this is what training would return if it
+    stopped there. The last is the mean of what the steps since the point before returned, which is what ``train/loss``
+    logs; it is missing from points without such steps.
 
     Args:
         steps: after how many steps to look.
-        objective: rectangle of the objective.
-        rectangles: rectangles of the metric.
+        trained: rectangle that is trained on.
+        rectangles: rectangles that are reported.
     """
 
-    def __init__(self, steps: Iterable[int], objective: Rectangle, rectangles: Sequence[Rectangle]) -> None:
+    def __init__(self, steps: Iterable[int], trained: Rectangle, rectangles: Sequence[Rectangle]) -> None:
         self.steps = set(steps)
-        self.objective, self.rectangles = objective, rectangles
+        self.trained, self.rectangles = trained, rectangles
         self.curve: list[dict[str, float]] = []
+        self._losses: list[Tensor] = []
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -54,6 +57,7 @@ class CurveRecorder(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        self._losses.append(outputs["loss"])
         if pl_module.batches_seen in self.steps:
             self._look(pl_module)  # type: ignore[arg-type]
 
@@ -65,9 +69,25 @@ class CurveRecorder(Callback):
             iterates.swap_out()
         scores = torch.cat([pos, neg])
         target = torch.cat([torch.ones_like(pos), torch.zeros_like(neg)]).long()
-        point = {"step": float(module.batches_seen), "objective": float(tpauc_objective(pos, neg, *self.objective))}
-        point.update({metric_name(r): float(two_way_partial_auroc(scores, target, *r)) for r in self.rectangles})
+        point = {"step": float(module.batches_seen), "objective": float(tpauc_objective(pos, neg, *self.trained))}
+        for rectangle in self.rectangles:
+            name = metric_name(rectangle)
+            point[name] = float(two_way_partial_auroc(scores, target, *rectangle))
+            point[objective_name(rectangle)] = float(tpauc_objective(pos, neg, *rectangle))
+        if self._losses:
+            point["loss"] = float(torch.stack(self._losses).mean())
+        self._losses = []
         self.curve.append(point)
+
+
+def objective_name(rectangle: Rectangle) -> str:
+    """What a point of a curve calls the exact objective of a rectangle.
+
+    Example:
+        >>> objective_name(Rectangle(0.5, 0.5))
+        'objective_tpauc_tpr50_fpr50'
+    """
+    return f"objective_{metric_name(rectangle)}"
 
 
 class BestWeights(Callback):

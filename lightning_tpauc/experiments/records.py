@@ -58,7 +58,8 @@ class Outcome:
         val: validation TPAUC by rectangle.
         test: test TPAUC by rectangle, for final trials.
         interval: ends of the bootstrap interval of ``test``, by rectangle.
-        curve: ``{"step": ..., "objective": ..., name of a rectangle: ...}`` during training, for final trials.
+        curve: points during training, for final trials, as
+            :class:`~lightning_tpauc.experiments.recorders.CurveRecorder` makes them.
     """
 
     status: Literal["finished", "failed"]

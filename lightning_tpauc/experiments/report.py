@@ -9,7 +9,7 @@ import lightning
 import torch
 
 from lightning_tpauc.evaluation import metric_name
-from lightning_tpauc.experiments.figures import draw_curves, training_curves
+from lightning_tpauc.experiments.figures import draw_curves, draw_losses, training_curves
 from lightning_tpauc.experiments.grids import settings_of
 from lightning_tpauc.experiments.runner import Plan
 from lightning_tpauc.experiments.store import Store
@@ -44,6 +44,9 @@ def write_report(plan: Plan, store: Store, folder: Path, command: str) -> Path:
             name = f"curves_{metric_name(rectangle)}.png"
             draw_curves(curves, rectangle, plan.experiment.name, folder / name)
             pictures.append(f"![Training curves]({name})")
+            name = f"losses_{metric_name(rectangle)}.png"
+            if draw_losses(curves, rectangle, plan.experiment.name, folder / name):
+                pictures.append(f"![Each method's own training loss; scales differ]({name})")
     parts = (f"# {plan.experiment.name}", _protocol(plan, store, command), to_markdown(plan, table), *pictures)
     path = folder / "README.md"
     path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
