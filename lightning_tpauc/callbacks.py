@@ -12,6 +12,7 @@ from typing_extensions import override
 from lightning_tpauc import checkpoint as checkpointing
 from lightning_tpauc.batch_norm import agree_on_statistics, batch_norm_statistics, recompute
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
+from lightning_tpauc.functional.checks import check_count, is_real
 from lightning_tpauc.iterates import WeightIterates
 from lightning_tpauc.previous import PreviousWeights
 from lightning_tpauc.schedules import step_plateau_schedulers
@@ -69,19 +70,13 @@ class StageCallback(Callback):
         max_negatives: int | None = None,
         batch_norm: Literal["average", "keep", "recompute"] = "average",
     ) -> None:
-        for name, value in (
-            ("every_n_epochs", every_n_epochs),
-            ("every_n_steps", every_n_steps),
-            ("max_negatives", max_negatives),
-        ):
-            if value is not None and value < 1:
-                msg = f"Expected `{name}` to be at least 1, but got {value}."
-                raise ArgumentError(msg)
-        if burn_in < 0:
-            msg = f"Expected `burn_in` to be at least 0 steps, but got {burn_in}."
-            raise ArgumentError(msg)
-        if not growth >= 1:
-            msg = f"Expected `growth` to be at least 1, but got {growth}."
+        check_count(every_n_epochs, "every_n_epochs", 1)
+        for name, value in (("every_n_steps", every_n_steps), ("max_negatives", max_negatives)):
+            if value is not None:
+                check_count(value, name, 1)
+        check_count(burn_in, "burn_in", 0)
+        if not is_real(growth) or not growth >= 1:
+            msg = f"Expected `growth` to be a number of at least 1, but got {growth!r}."
             raise ArgumentError(msg)
         for name, choice, choices in (
             ("scores", scores, ("remembered", "forward")),

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.core.mixins import hparams_mixin
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -23,25 +22,13 @@ from lightning_tpauc.distributed import gather_objects, handling_exception, worl
 from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning
 from lightning_tpauc.iterates import assign, whole
 from lightning_tpauc.loop_state import finish_saved_epoch, keep_what_is_due, log_again, unlogged_metrics
+from lightning_tpauc.origin import FORMAT_VERSION, KEY, sign
 from lightning_tpauc.sharding import reshard
 
 if TYPE_CHECKING:
     from lightning_tpauc.module import TPAUCModule
 
-__all__ = (
-    "FORMAT_VERSION",
-    "KEY",
-    "diagnose",
-    "load_weights",
-    "read",
-    "refuse_foreign",
-    "restore",
-    "save",
-    "save_cli_hyperparameters",
-)
-
-KEY = "lightning_tpauc"
-FORMAT_VERSION = 1
+__all__ = ("diagnose", "load_weights", "restore", "save", "save_cli_hyperparameters")
 
 
 def save(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
@@ -52,6 +39,7 @@ def save(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
         CheckpointError: if a signal asks for it amid a step of several ranks.
     """
     _leave_out_objects(checkpoint)
+    sign(module, checkpoint)
     iterates = module.iterates
     if iterates is None:
         return
@@ -79,22 +67,6 @@ def save(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
         "negatives": _negatives(module),
         "unlogged": unlogged_metrics(module.trainer) if not handling_exception() else None,
     }
-
-
-def read(checkpoint: dict[str, Any]) -> dict[str, Any] | None:
-    """Our part of a loaded checkpoint; ``None`` if it has none.
-
-    Raises:
-        CheckpointError: if it was written by a newer format.
-    """
-    ours: dict[str, Any] | None = checkpoint.get(KEY)
-    if ours is not None and ours.get("format_version", 0) > FORMAT_VERSION:
-        msg = (
-            f"The checkpoint has format {ours['format_version']} of lightning_tpauc, but this release reads up to "
-            f"{FORMAT_VERSION}. Upgrade with `pip install -U lightning-tpauc`."
-        )
-        raise CheckpointError(msg)
-    return ours
 
 
 def restore(module: TPAUCModule) -> bool:
@@ -180,21 +152,6 @@ def save_cli_hyperparameters(module: TPAUCModule) -> None:
     given = getattr(hparams_mixin, "_given_hyperparameters", None)
     if given is not None and given.get() is not None:
         module.save_hyperparameters()
-
-
-def refuse_foreign(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
-    """Refuse to resume training from a checkpoint without our state.
-
-    Raises:
-        CheckpointError: naming the argument to use instead.
-    """
-    trainer = module._trainer
-    if KEY not in checkpoint and trainer is not None and trainer.state.fn == TrainerFn.FITTING:
-        msg = (
-            "The checkpoint to resume from holds no state of lightning_tpauc: it was saved with save_weights_only=True "
-            "or by another module. Pass its path as `init_from` of TPAUCModule to start a new run from its weights."
-        )
-        raise CheckpointError(msg)
 
 
 def _leave_out_objects(checkpoint: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from typing_extensions import override
 
-from lightning_tpauc.errors import CheckpointError
+from lightning_tpauc.errors import CheckpointError, MissingCheckpointError
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -62,8 +62,18 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Load as Lightning does.
 
         Raises:
-            CheckpointError: if the file is not whole.
+            MissingCheckpointError: if there is no such file.
+            CheckpointError: if it is a folder, or not whole.
         """
+        if _is_local(path) and not Path(path).exists():
+            msg = f"There is no checkpoint {str(path)!r} (the current folder is {str(Path.cwd())!r})."
+            raise MissingCheckpointError(msg)
+        if _is_local(path) and Path(path).is_dir():
+            msg = (
+                f"The checkpoint {str(path)!r} is a folder, as ModelParallelStrategy writes with a file per process. "
+                "Resume it with that strategy, or pass it `save_distributed_checkpoint=False` for one file."
+            )
+            raise CheckpointError(msg)
         if _is_local(path) and Path(path).is_file() and not zipfile.is_zipfile(path):
             msg = (
                 f"The checkpoint {str(path)!r} is not whole: its {Path(path).stat().st_size} bytes end too early or "

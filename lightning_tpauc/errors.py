@@ -21,6 +21,10 @@ class CheckpointError(TPAUCError, RuntimeError):
     """A checkpoint belongs to other data, another algorithm or a newer format, or is damaged."""
 
 
+class MissingCheckpointError(CheckpointError, FileNotFoundError):
+    """There is no checkpoint at the path that was given."""
+
+
 class UnsupportedError(TPAUCError, RuntimeError):
     """A Trainer flag, strategy or callback that would give wrong results here."""
 

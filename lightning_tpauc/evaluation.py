@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torchmetrics import Metric, MetricCollection
 
+from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import check_rectangle
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
 
-__all__ = ("IGNORED", "Rectangle", "build_metrics", "metric_name")
+__all__ = ("IGNORED", "Rectangle", "as_rectangles", "build_metrics", "metric_name")
 
 #: Target of rows that no metric counts; see :class:`~lightning_tpauc.data.batch.EvalBatch`.
 IGNORED = -1
@@ -22,6 +23,28 @@ class Rectangle(NamedTuple):
 
     min_tpr: float
     max_fpr: float
+
+
+def as_rectangles(pairs: Any) -> list[Rectangle]:
+    """What came in as ``rectangles``, checked.
+
+    Raises:
+        ArgumentError: if it is no sequence of pairs of numbers, or a rectangle is not inside the unit square.
+
+    Example:
+        >>> as_rectangles([(0.7, 0.3)])
+        [Rectangle(min_tpr=0.7, max_fpr=0.3)]
+    """
+    try:
+        rectangles = [Rectangle(*pair) for pair in pairs]
+    except TypeError:
+        msg = (
+            f"Expected `rectangles` to be a list of pairs (min_tpr, max_fpr), such as [(0.7, 0.3)], but got {pairs!r}."
+        )
+        raise ArgumentError(msg) from None
+    for rectangle in rectangles:
+        check_rectangle(*rectangle)
+    return rectangles
 
 
 def metric_name(rectangle: Rectangle) -> str:
@@ -49,8 +72,6 @@ def build_metrics(
         surrogate: the objective's surrogate; squared hinge if ``None``.
         prefix: ``"val/"`` or ``"test/"``.
     """
-    for rectangle in others:
-        check_rectangle(*rectangle)
     metrics: dict[str, Metric] = {"tpauc": _tpauc(trained), "auroc": _tpauc(Rectangle(0.0, 1.0))}
     metrics.update({metric_name(rectangle): _tpauc(rectangle) for rectangle in others if rectangle != trained})
     if log_objective:

@@ -12,12 +12,14 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 
 from lightning_tpauc import checkpoint as checkpointing
-from lightning_tpauc.algorithms import STACO, Algorithm
+from lightning_tpauc import origin
+from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.callbacks import StageCallback
 from lightning_tpauc.checkpoint_io import use_atomic_files
 from lightning_tpauc.data.batch import PosNegBatch
 from lightning_tpauc.distributed import JointScores, gather_scores
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
+from lightning_tpauc.functional.checks import check_count, is_real
 from lightning_tpauc.guard import FiniteGuard
 from lightning_tpauc.iterates import WeightIterates
 from lightning_tpauc.previous import PreviousWeights
@@ -42,7 +44,8 @@ class TPAUCModule(ScoringModule):
 
     Args:
         backbone: maps ``inputs`` to scores of shape ``(N,)`` or ``(N, 1)``, larger meaning more positive.
-        algorithm: the training method; STACO1 at ``min_tpr = max_fpr = 0.5`` if ``None``.
+        algorithm: the training method; STACO1 at ``min_tpr = max_fpr = 0.5`` if ``None``, which evaluates a checkpoint
+            at the rectangle that it was trained for.
         optimizer: maps parameters to a :class:`torch.optim.Optimizer`. If ``None``, the mixed-in module's
             ``configure_optimizers`` is used, and without one SGD with learning rate 0.1.
         lr_scheduler: maps the optimizer to a scheduler. It drives the learning rate and, by the same factor, the
@@ -84,9 +87,8 @@ class TPAUCModule(ScoringModule):
         init_from: str | None = None,
         **kwargs: Any,
     ) -> None:
-        algorithm = algorithm if algorithm is not None else STACO()
         super().__init__(algorithm, backbone, score_activation, rectangles, log_objective, **kwargs)
-        _check_arguments(lr_scheduler_interval, gradient_clip_val)
+        _check_arguments(lr_scheduler_interval, gradient_clip_val, num_positives)
         self.automatic_optimization = False
         self.optimizer_factory, self.scheduler_factory = optimizer, lr_scheduler
         self.lr_scheduler_interval, self.gradient_clip_val = lr_scheduler_interval, gradient_clip_val
@@ -276,17 +278,18 @@ class TPAUCModule(ScoringModule):
         checkpointing.save(self, checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check that the checkpoint is ours and readable; the state is restored when training starts."""
-        checkpointing.refuse_foreign(self, checkpoint)
-        self._restored = checkpointing.read(checkpoint)
+        """Check that the checkpoint is ours and fits; the state is restored when training starts."""
+        self._restored = origin.read(self, checkpoint)
         if self._restored is not None:
             self.batches_seen = self._restored["batches_seen"]  # the sampler asks before training starts
 
 
-def _check_arguments(lr_scheduler_interval: str, gradient_clip_val: float | None) -> None:
+def _check_arguments(lr_scheduler_interval: str, gradient_clip_val: Any, num_positives: Any) -> None:
     if lr_scheduler_interval not in ("epoch", "step"):
         msg = f"Expected `lr_scheduler_interval` to be 'epoch' or 'step', but got {lr_scheduler_interval!r}."
         raise ArgumentError(msg)
-    if gradient_clip_val is not None and not gradient_clip_val > 0:
-        msg = f"Expected `gradient_clip_val` to be above 0 or None, but got {gradient_clip_val!r}."
+    if gradient_clip_val is not None and not (is_real(gradient_clip_val) and gradient_clip_val > 0):
+        msg = f"Expected `gradient_clip_val` to be a number above 0, or None, but got {gradient_clip_val!r}."
         raise ArgumentError(msg)
+    if num_positives is not None:
+        check_count(num_positives, "num_positives", 1)

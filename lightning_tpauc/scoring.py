@@ -10,10 +10,10 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
-from lightning_tpauc.algorithms import Algorithm
+from lightning_tpauc.algorithms import STACO, Algorithm
 from lightning_tpauc.data.batch import EvalBatch
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.evaluation import Rectangle, build_metrics
+from lightning_tpauc.evaluation import Rectangle, as_rectangles, build_metrics
 from lightning_tpauc.iterates import master_dtype
 from lightning_tpauc.support import log_replicated
 
@@ -24,7 +24,8 @@ class ScoringModule(LightningModule):
     """Scores by a backbone, by a subclass's ``forward`` or by a class mixed in; validation, test and prediction.
 
     Args:
-        algorithm: the training method; it knows the rectangle to report and whether it wants raw scores.
+        algorithm: the training method; it knows the rectangle to report and whether it wants raw scores. STACO if
+            ``None``.
         backbone: maps ``inputs`` to scores of shape ``(N,)`` or ``(N, 1)``, larger meaning more positive.
         score_activation: what lies between raw scores and the algorithm, ``"identity"`` or ``"sigmoid"``.
         rectangles: further (min_tpr, max_fpr) pairs to report.
@@ -43,7 +44,7 @@ class ScoringModule(LightningModule):
 
     def __init__(
         self,
-        algorithm: Algorithm,
+        algorithm: Algorithm | None = None,
         backbone: nn.Module | None = None,
         score_activation: Literal["identity", "sigmoid"] = "identity",
         rectangles: Sequence[tuple[float, float]] = (),
@@ -54,16 +55,17 @@ class ScoringModule(LightningModule):
         if score_activation not in ("identity", "sigmoid"):
             msg = f"Expected `score_activation` to be 'identity' or 'sigmoid', but got {score_activation!r}."
             raise ArgumentError(msg)
+        #: Whether nobody chose the algorithm; a checkpoint then says which rectangle is evaluated.
+        self.algorithm_is_default = algorithm is None
+        algorithm = STACO() if algorithm is None else algorithm
         _check_kinds(algorithm, backbone)
         if backbone is not None:
             self.backbone = backbone
         self.algorithm = algorithm
         self.score_activation = score_activation
-        own = Rectangle(algorithm.min_tpr, algorithm.max_fpr)
-        others = [Rectangle(*pair) for pair in rectangles]
-        surrogate = getattr(algorithm, "surrogate", None) if log_objective else None
-        self.val_metrics: MetricCollection = build_metrics(own, others, log_objective, surrogate, prefix="val/")
-        self.test_metrics: MetricCollection = build_metrics(own, others, log_objective, surrogate, prefix="test/")
+        self._reported = as_rectangles(rectangles), log_objective
+        self.val_metrics: MetricCollection = self._metrics("val/")
+        self.test_metrics: MetricCollection = self._metrics("test/")
 
     # ---------------------------------------------------------------- scores
 
@@ -114,6 +116,18 @@ class ScoringModule(LightningModule):
         return scores.sigmoid() if use_sigmoid else scores
 
     # ---------------------------------------------------------------- evaluation
+
+    def evaluate_for(self, min_tpr: float, max_fpr: float) -> None:
+        """Report another rectangle as ``tpauc``: the one that a checkpoint was trained for."""
+        self.algorithm.min_tpr, self.algorithm.max_fpr = min_tpr, max_fpr
+        self.val_metrics = self._metrics("val/").to(self.device)
+        self.test_metrics = self._metrics("test/").to(self.device)
+
+    def _metrics(self, prefix: str) -> MetricCollection:
+        others, log_objective = self._reported
+        surrogate = getattr(self.algorithm, "surrogate", None) if log_objective else None
+        own = Rectangle(self.algorithm.min_tpr, self.algorithm.max_fpr)
+        return build_metrics(own, others, log_objective, surrogate, prefix)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
         """Collect raw scores and targets."""

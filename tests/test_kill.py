@@ -13,9 +13,9 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 from torch import nn
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
-from lightning_tpauc.checkpoint import KEY
 from lightning_tpauc.checkpoint_io import AtomicCheckpointIO
-from lightning_tpauc.errors import CheckpointError, TPAUCWarning
+from lightning_tpauc.errors import CheckpointError, MissingCheckpointError, TPAUCWarning
+from lightning_tpauc.origin import KEY
 from tests.ddp import run_distributed
 from tests.fixed import make_trainer
 from tests.scripts.survive import Kill, Setting, checkpoint_of, curves, differences, run
@@ -124,8 +124,11 @@ def test_a_checkpoint_that_is_cut_short_says_so(tmp_path):
             data.val_dataset = data.train_dataset
             with pytest.raises(CheckpointError, match=rf"cut.ckpt' is not whole: its {length} bytes end too early"):
                 getattr(trainer, entry)(module, data, ckpt_path=tmp_path / "cut.ckpt")
-    with pytest.raises(FileNotFoundError):
-        trainer.validate(module, data, ckpt_path=tmp_path / "nowhere.ckpt")
+    for error in (MissingCheckpointError, FileNotFoundError):
+        with pytest.raises(error, match=r"There is no checkpoint '.*nowhere.ckpt' \(the current folder is"):
+            trainer.validate(module, data, ckpt_path=tmp_path / "nowhere.ckpt")
+    with pytest.raises(CheckpointError, match="is a folder, as ModelParallelStrategy writes"):
+        trainer.validate(module, data, ckpt_path=tmp_path)
 
 
 def test_a_failed_save_leaves_the_file_that_was_there(tmp_path):

@@ -23,6 +23,7 @@ LAYERS = (
         "extras",
         "functional",
         "loop_state",
+        "origin",
         "schedules",
         "sharding",
         "support",

@@ -206,7 +206,7 @@ def test_burn_in_leaves_the_first_steps_out_of_the_average():
     make_trainer(callbacks=[recorder, StageCallback(burn_in=5)]).fit(module, loader(batches))
     iterates = torch.stack([weights[0] for weights in recorder.weights])
     assert_close(module.backbone.weight.detach(), iterates[5:].mean(0))
-    with pytest.raises(ArgumentError, match="`burn_in` to be at least 0 steps, but got -1"):
+    with pytest.raises(ArgumentError, match="`burn_in` to be a whole number of at least 0, but got -1"):
         StageCallback(burn_in=-1)
 
 
@@ -315,7 +315,11 @@ def test_nothing_to_train_or_to_score():
     [
         ({"score_activation": "relu"}, "`score_activation` to be 'identity' or 'sigmoid', but got 'relu'"),
         ({"lr_scheduler_interval": "day"}, "`lr_scheduler_interval` to be 'epoch' or 'step', but got 'day'"),
-        ({"gradient_clip_val": -1.0}, "`gradient_clip_val` to be above 0 or None, but got -1.0"),
+        ({"gradient_clip_val": -1.0}, "`gradient_clip_val` to be a number above 0, or None, but got -1.0"),
+        ({"gradient_clip_val": "1"}, "`gradient_clip_val` to be a number above 0, or None, but got '1'"),
+        ({"rectangles": [0.7, 0.3]}, r"`rectangles` to be a list of pairs \(min_tpr, max_fpr\), .*got \[0.7, 0.3\]"),
+        ({"rectangles": [(0.7, 0.3, 0.1)]}, "`rectangles` to be a list of pairs"),
+        ({"rectangles": 0.7}, "`rectangles` to be a list of pairs"),
         ({"rectangles": [(0.5, 1.5)]}, "`max_fpr` to be a number in"),
     ],
 )
@@ -453,6 +457,27 @@ def test_checkpoint_of_a_mixed_in_module_that_saves_hyperparameters(tmp_path):
     resumed = OursWithCycle(algorithm=staco(), num_positives=NUM_POS)
     make_trainer(max_epochs=2).fit(resumed, loader(batches), ckpt_path=tmp_path / "a.ckpt")
     assert resumed.batches_seen == 8
+
+
+@pytest.mark.parametrize("number", ["7", 7.0, 0, True])
+def test_number_of_positives_is_a_whole_number(number):
+    with pytest.raises(ArgumentError, match=f"`num_positives` to be a whole number of at least 1, but got {number!r}"):
+        TPAUCModule(LinearScore(), staco(), num_positives=number)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"every_n_steps": "5"}, "`every_n_steps` to be a whole number of at least 1, but got '5'"),
+        ({"every_n_epochs": 1.5}, "`every_n_epochs` to be a whole number of at least 1, but got 1.5"),
+        ({"max_negatives": 0}, "`max_negatives` to be a whole number of at least 1, but got 0"),
+        ({"growth": "2"}, "`growth` to be a number of at least 1, but got '2'"),
+        ({"growth": 0.5}, "`growth` to be a number of at least 1, but got 0.5"),
+    ],
+)
+def test_bad_arguments_of_the_stage_callback(kwargs, words):
+    with pytest.raises(ArgumentError, match=words):
+        StageCallback(**kwargs)
 
 
 def test_number_of_positives_must_agree_with_the_data():

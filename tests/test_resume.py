@@ -11,8 +11,9 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO
-from lightning_tpauc.checkpoint import FORMAT_VERSION, KEY
 from lightning_tpauc.errors import CheckpointError
+from lightning_tpauc.functional import two_way_partial_auroc
+from lightning_tpauc.origin import FORMAT_VERSION, KEY
 from tests.fixed import make_trainer
 from tests.tolerances import assert_close
 
@@ -51,9 +52,13 @@ def make_problem(num_pos=NUM_POS, seed=3):
     return x + 0.5 * y[:, None], y
 
 
-def make_module(gamma=4.0, touch_steps=False, **kwargs):
+def make_net():
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(DIM, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
+    return nn.Sequential(nn.Linear(DIM, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
+
+
+def make_module(gamma=4.0, touch_steps=False, **kwargs):
+    net = make_net()
 
     class Module(TPAUCModule):
         def configure_optimizers(self):
@@ -312,6 +317,50 @@ def test_what_does_not_belong_is_refused(tmp_path):
     other = edited(last, tmp_path / "o.ckpt", algorithm={"name": "SOTA", "state": {}})
     with pytest.raises(CheckpointError, match="written by SOTA, but the module trains with STACO"):
         run(tmp_path / "y", ckpt=other)
+
+
+def test_another_rectangle_is_refused_when_training_goes_on(tmp_path):
+    run(tmp_path, crash=14, every=3)
+    module = make_module()
+    module.algorithm.max_fpr = 0.45
+    with pytest.raises(CheckpointError, match=r"trained for min_tpr=0.6 and max_fpr=0.4, .*STACO for 0.6 and 0.45"):
+        run(tmp_path / "y", module=module, ckpt=tmp_path / "last.ckpt")
+
+
+class Fixed(TPAUCModule):
+    """A subclass that leaves the algorithm to its default."""
+
+    def __init__(self, algorithm=None):
+        super().__init__(algorithm=algorithm, log_objective=True)
+        self.net = make_net()
+
+    def forward(self, inputs):
+        return self.net(inputs)
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_a_module_without_an_algorithm_evaluates_the_checkpoints_rectangle(tmp_path, weights_only):
+    """Not the default one; an algorithm that is given decides itself."""
+    x, y = make_problem()
+    path, data = tmp_path / "a.ckpt", PosNegDataModule((x, y), test_dataset=(x, y), num_pos=4, num_neg=8)
+    trained = Fixed(STACO(0.7, 0.2))
+    trainer = make_trainer(precision="32-true", max_steps=3, max_epochs=-1)
+    trainer.fit(trained, data)
+    trainer.save_checkpoint(path, weights_only=weights_only)
+
+    def tested(module, ckpt_path=None):
+        (result,) = make_trainer(precision="32-true").test(module, data, ckpt_path=ckpt_path, verbose=False)
+        return result["test/tpauc"], result["test/objective"]
+
+    expected = tested(trained)
+    assert tested(Fixed.load_from_checkpoint(path)) == expected
+    assert tested(Fixed(), path) == expected
+    with torch.no_grad():
+        area = two_way_partial_auroc(trained(x).squeeze(1), y, 0.7, 0.2)
+    assert expected[0] == pytest.approx(area.item(), abs=1e-6)
+    chosen = tested(Fixed.load_from_checkpoint(path, algorithm=STACO(0.1, 0.9)))
+    assert chosen[0] != expected[0]
+    assert Fixed.load_from_checkpoint(path, algorithm=STACO(0.1, 0.9)).algorithm.max_fpr == 0.9
 
 
 def make_smaller():

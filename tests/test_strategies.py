@@ -17,9 +17,9 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStr
 from lightning.pytorch.strategies.xla import XLAStrategy
 from torch.multiprocessing.spawn import ProcessRaisedException
 
-from lightning_tpauc.checkpoint import KEY
 from lightning_tpauc.cli import main
 from lightning_tpauc.errors import TPAUCWarning, UnsupportedError
+from lightning_tpauc.origin import KEY
 from lightning_tpauc.support import refuse_unsupported
 from tests.paths import ROOT
 from tests.test_distributed import fit as fit_ranks

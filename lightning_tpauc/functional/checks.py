@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -10,7 +11,15 @@ from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
 
-__all__ = ("check_per_positive", "check_rectangle", "check_scores", "common_dtype", "is_real")
+__all__ = (
+    "check_count",
+    "check_finite",
+    "check_per_positive",
+    "check_rectangle",
+    "check_scores",
+    "common_dtype",
+    "is_real",
+)
 
 
 def check_rectangle(min_tpr: float, max_fpr: float) -> None:
@@ -43,6 +52,24 @@ def check_scores(scores: Any, name: str, *, allow_empty: bool = False) -> None:
         raise ArgumentError(msg)
     if not allow_empty and scores.shape[0] == 0:
         msg = f"Expected `{name}` to hold at least one score, but got shape (0,): no pair can be formed."
+        raise ArgumentError(msg)
+
+
+def check_finite(scores: Tensor, name: str) -> None:
+    """Raise :class:`ArgumentError` if a score is nan or infinite; looks on the CPU only, where nobody has to wait."""
+    broken = int((~torch.isfinite(scores)).sum()) if scores.device.type == "cpu" else 0
+    if broken:
+        msg = (
+            f"Expected `{name}` to be finite, but {broken} of {scores.numel()} are nan or infinite. Where a model gave "
+            "them, its inputs or its weights are not finite: look at the inputs, or lower the learning rate."
+        )
+        raise ArgumentError(msg)
+
+
+def check_count(value: Any, name: str, least: int) -> None:
+    """Raise :class:`ArgumentError` unless ``value`` is a whole number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+        msg = f"Expected `{name}` to be a whole number of at least {least}, but got {value!r}."
         raise ArgumentError(msg)
 
 

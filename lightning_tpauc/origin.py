@@ -1,0 +1,71 @@
+"""Where a checkpoint comes from: which format, which kind of module, which rectangle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.trainer.states import TrainerFn
+
+from lightning_tpauc.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from lightning_tpauc.module import TPAUCModule
+
+__all__ = ("FORMAT_VERSION", "KEY", "read", "sign")
+
+#: What training continues from; missing in a checkpoint of weights alone.
+KEY = "lightning_tpauc"
+#: What was trained for; in every checkpoint.
+RECTANGLE = "lightning_tpauc_rectangle"
+FORMAT_VERSION = 1
+
+
+def sign(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
+    """Write down the rectangle, ``[min_tpr, max_fpr]``."""
+    checkpoint[RECTANGLE] = [float(module.algorithm.min_tpr), float(module.algorithm.max_fpr)]
+
+
+def read(module: TPAUCModule, checkpoint: dict[str, Any]) -> dict[str, Any] | None:
+    """Our part of a loaded checkpoint; ``None`` if it has none, which is enough for inference.
+
+    A module that was made without an algorithm evaluates the checkpoint's rectangle.
+
+    Raises:
+        CheckpointError: if it was written by a newer format; if training is to go on from it and it holds weights
+            alone, or was trained for another rectangle.
+    """
+    trainer = module._trainer
+    resumes = trainer is not None and trainer.state.fn == TrainerFn.FITTING
+    ours: dict[str, Any] | None = checkpoint.get(KEY)
+    if ours is None and resumes:
+        msg = (
+            "The checkpoint to resume from holds no state of lightning_tpauc: it was saved with save_weights_only=True "
+            "or by another module. Pass its path as `init_from` of TPAUCModule to start a new run from its weights."
+        )
+        raise CheckpointError(msg)
+    if ours is not None and ours.get("format_version", 0) > FORMAT_VERSION:
+        msg = (
+            f"The checkpoint has format {ours['format_version']} of lightning_tpauc, but this release reads up to "
+            f"{FORMAT_VERSION}. Upgrade with `pip install -U lightning-tpauc`."
+        )
+        raise CheckpointError(msg)
+    rectangle = checkpoint.get(RECTANGLE)
+    if rectangle is not None:
+        _compare(module, *rectangle, resumes=resumes)
+    return ours
+
+
+def _compare(module: TPAUCModule, min_tpr: float, max_fpr: float, *, resumes: bool) -> None:
+    algorithm = module.algorithm
+    if (min_tpr, max_fpr) == (algorithm.min_tpr, algorithm.max_fpr):
+        return
+    if resumes:
+        msg = (
+            f"The checkpoint was trained for min_tpr={min_tpr:g} and max_fpr={max_fpr:g}, but the module's "
+            f"{type(algorithm).__name__} for {algorithm.min_tpr:g} and {algorithm.max_fpr:g}: the dual variables "
+            "belong to another objective. Pass an algorithm for the same rectangle, or the checkpoint as `init_from` "
+            "to start a new run from its weights."
+        )
+        raise CheckpointError(msg)
+    if module.algorithm_is_default:
+        module.evaluate_for(min_tpr, max_fpr)
