@@ -140,7 +140,8 @@ class Algorithm(DeclaredState, ABC):
             neg_scores: float tensor ``(B~,)``, scores of the negatives.
             dual_neg_scores: float tensor ``(B,)``, scores of the second, independent negatives; only algorithms with
                 :attr:`needs_dual_negatives` read it.
-            index: int64 tensor ``(S,)``, which positives these are, without repetition, in ``0 .. num_positives - 1``.
+            index: int64 tensor ``(S,)``, which positives these are, in ``0 .. num_positives - 1``. None may come twice:
+                nobody looks, since that would wait for the device, and of the two updates either one would be kept.
             previous: the same batch under the weights before the last update, for algorithms with
                 :attr:`needs_previous`; ``None`` at the first step.
 

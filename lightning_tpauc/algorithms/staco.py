@@ -104,8 +104,8 @@ class STACO(Algorithm):
             if not is_real(value) or value < 0:
                 msg = f"Expected `{name}` to be a step size of at least 0, but got {value!r}."
                 raise ArgumentError(msg)
-        if not gamma > 0:
-            msg = f"Expected `gamma` to be above 0 (infinity for STACO1), but got {gamma!r}."
+        if not (is_real(gamma) or gamma == math.inf) or not gamma > 0:
+            msg = f"Expected `gamma` to be a number above 0 (infinity for STACO1), but got {gamma!r}."
             raise ArgumentError(msg)
         _check_choice("dual_init", dual_init, self._INITS)
         _check_choice("stage_restart", stage_restart, self._RESTARTS)

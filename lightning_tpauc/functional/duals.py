@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.checks import check_rectangle, check_scores, common_dtype
+from lightning_tpauc.functional.checks import check_finite, check_rectangle, check_scores, common_dtype
 from lightning_tpauc.functional.pairwise import pairwise_terms
 from lightning_tpauc.functional.rectangle import ceil_count
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
@@ -65,12 +65,13 @@ def exact_duals(
         scale: factor inside the logistic surrogate.
 
     Returns:
-        :class:`ExactDuals` in the dtype of the scores, at least float32. Time is O(n log n) for the hinge surrogates;
+        :class:`ExactDuals` in the dtype of the scores, at least float32; all nan where an accelerator holds scores that
+        are not finite. Time is O(n log n) for the hinge surrogates;
         ``logistic`` and registered ones evaluate :math:`n_+ \lceil \theta_1 n_- \rceil` pairs in blocks.
 
     Raises:
-        ArgumentError: if an argument is malformed, or if the surrogate is not monotone: then each positive has its own
-            hardest negatives, on both sides, and c does not exist.
+        ArgumentError: if an argument is malformed, if a score on the CPU is not finite, or if the surrogate is not
+            monotone: then each positive has its own hardest negatives, on both sides, and c does not exist.
 
     Example:
         >>> pos, neg = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.5, -2.0])
@@ -81,6 +82,8 @@ def exact_duals(
     check_rectangle(min_tpr, max_fpr)
     check_scores(pos_scores, "pos_scores")
     check_scores(neg_scores, "neg_scores")
+    check_finite(pos_scores, "pos_scores")
+    check_finite(neg_scores, "neg_scores")
     loss = get_surrogate(surrogate, margin, scale)
     if not loss.monotone:
         msg = (
@@ -99,6 +102,9 @@ def exact_duals(
     # The other negatives exceed no threshold, so their terms are 0.
     excess = pairwise_terms(pos, highest, s, surrogate=loss, gradients=False).excess * (rank / num_neg)
     y, s_prime = _upper_quantile(s + excess / max_fpr, 1.0 - min_tpr)
+    # What the check of the scores did not read on an accelerator shows in every result.
+    nan_if_not_finite = (pos.sum() + neg.sum()) * 0.0
+    s, y, s_prime = (x + nan_if_not_finite for x in (s, y, s_prime))
     return ExactDuals(s.to(dtype), y.to(dtype), s_prime.to(dtype))
 
 

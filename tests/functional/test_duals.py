@@ -1,3 +1,4 @@
+import math
 from fractions import Fraction
 
 import pytest
@@ -7,6 +8,7 @@ from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional import (
     ExactDuals,
     Surrogate,
+    duals,
     exact_duals,
     register_surrogate,
     surrogates,
@@ -153,8 +155,21 @@ def test_results_carry_no_graph():
 
 
 def test_no_number_is_read_back_from_the_device():
-    duals = exact_duals(torch.empty(5, device="meta"), torch.empty(700, device="meta"))
-    assert duals.y.shape == (5,)
+    solved = exact_duals(torch.empty(5, device="meta"), torch.empty(700, device="meta"))
+    assert solved.y.shape == (5,)
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("which", [0, 1])
+def test_scores_that_are_not_finite(monkeypatch, broken, which):
+    scores = draw(5, 6)
+    scores[which][2] = broken
+    name = ("pos_scores", "neg_scores")[which]
+    with pytest.raises(ArgumentError, match=rf"`{name}` to be finite, but 1 of {5 + which} are nan or infinite"):
+        exact_duals(*scores)
+    monkeypatch.setattr(duals, "check_finite", lambda *_: None)  # as on an accelerator, where nobody looks
+    for part in exact_duals(*scores):
+        assert part.isnan().all()
 
 
 def test_registered_monotone_surrogates_are_solved_exactly(monkeypatch):
