@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_only
@@ -138,9 +139,12 @@ def _own_message(error: BaseException | None) -> str | None:
     """The message of the :class:`TPAUCError` behind an exception, if there is one.
 
     jsonargparse raises its own error from one in a constructor, and torch hands an error of a process over as text.
+    Lightning says likewise what is wrong with the Trainer's flags, and with ``--ckpt_path best``.
     """
+    if isinstance(error, ValueError) and "(ckpt_path=" in str(error):
+        return str(error)
     while error is not None:
-        if isinstance(error, TPAUCError):
+        if isinstance(error, (TPAUCError, MisconfigurationException)):
             return str(error)
         if isinstance(error, ProcessRaisedException):
             last = str(error).rpartition("\nlightning_tpauc.errors.")[2]

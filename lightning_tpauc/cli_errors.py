@@ -32,6 +32,7 @@ _FACTORY = re.compile(r"Namespace\(class_path='(?P<name>[^']+)'")
 _NO_CLASS = re.compile(r"Expected a dot import path string: (?P<name>\S+)")
 _NO_ATTRIBUTE = re.compile(r"module '(?P<module>[\w.]+)' has no attribute '(?P<name>\w+)'")
 _BESIDE = re.compile(r"Given value: (?P<value>\{'class_path': .+\})")
+_NO_OPTIONS = re.compile(r"Unexpected config:\s*(?P<text>.*)")
 _CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
 
 
@@ -112,6 +113,10 @@ def _misspelt(finding: _Finding, options: Sequence[str], classes: Sequence[str])
     elif found := _UNRECOGNIZED.search(text):
         names = [word.partition("=")[0] for word in found["arguments"].split() if word.startswith("--")]
         yield from (_no_option("there is", name, [f"--{option}" for option in options]) for name in names)
+    elif found := _NO_OPTIONS.fullmatch(text):
+        text = found["text"]
+        held = "only a comment" if text.startswith("#") else repr(text) if text else "nothing"
+        yield f"the file given as --config holds {held}; expected options by name, such as `trainer: {{max_epochs: 3}}`"
     elif found := _NO_CLASS.search(text):
         remedy = "; give its full path, such as 'torch.optim.Adam'"
         yield f"there is no class {found['name']!r}{_closest(found['name'], classes) or remedy}"

@@ -311,8 +311,34 @@ def test_mistakes_on_the_command_line(command, word, line):
 
 
 @pytest.mark.parametrize(
+    ("text", "held"), [("", "nothing"), ("# later\n", "only a comment"), ("fast", "'fast'"), ("[]", "'[]'")]
+)
+def test_a_file_without_options(command, tmp_cwd, text, held):
+    _, err, status = command("fit", "--config", write(tmp_cwd / "empty.yaml", text))
+    assert status == 2
+    assert error_line(err).startswith(f"the file given as --config holds {held}; expected options by name, such as")
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("nowhere.ckpt", "There is no checkpoint 'nowhere.ckpt' (the current folder is"),
+        ("best", '`.test(ckpt_path="best")` is set but `ModelCheckpoint` is not configured'),
+    ],
+)
+def test_a_checkpoint_that_is_not_there(command, tmp_cwd, path, line):
+    config = yaml.safe_load(QUICKSTART.read_text())
+    del config["trainer"]["callbacks"]
+    _, err, status = command("test", "--config", write(tmp_cwd / "c.yaml", yaml.safe_dump(config)), "--ckpt_path", path)
+    assert status == 1
+    assert err.splitlines()[-1].startswith(f"lightning-tpauc: error: {line}")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
     ("words", "line"),
     [
+        (["--trainer.devices=0"], "`Trainer(devices='0')` value is not a valid input using cpu accelerator"),
         (["--model.algorithm.min_tpr=2"], "Expected `min_tpr` to be a number in [0, 1), but got 2.0."),
         (["--data.num_neg=3000"], "One step takes 3000 negatives"),
         (
@@ -320,7 +346,7 @@ def test_mistakes_on_the_command_line(command, word, line):
             "One step takes 6000 negatives",
         ),
     ],
-    ids=["in a constructor", "in setup", "in two processes"],
+    ids=["in the Trainer", "in a constructor", "in setup", "in two processes"],
 )
 def test_what_the_user_can_mend_is_one_line(command, words, line):
     _, err, status = command("fit", "--config", QUICKSTART, *QUIET, *words)
