@@ -123,7 +123,7 @@ def tuned_linear_methods() -> tuple[Method, ...]:
         {"lr": (0.03, 0.1, 0.3, 1.0, 3.0), "lam+lam_prime": (1.0,), **sigmoid},
     )
     pauci: Grid = ({"lr": (0.1, 0.3, 1.0, 3.0), "kappa": (6.0,)}, {"lr": (0.3,), "kappa": (2.0, 10.0, 15.0, 25.0)})
-    sonx: Grid = ({"lr": (0.03, 0.1)}, {"lr": (0.03, *high), **sigmoid})
+    sonx: Grid = ({"lr": (0.03, 0.1)}, {"lr": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0), **sigmoid})
     staco: Grid = ({"lr": (0.01, 0.03, 0.1)}, {"lr": high, **sigmoid})
     decay = {"weight_decay": WEIGHT_DECAY, "gamma": 500.0}
     steps = dict.fromkeys(("alpha", "beta", "beta_prime"), 0.1)
