@@ -10,8 +10,11 @@ from torch import nn
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms.aucm import AUCM
+from lightning_tpauc.algorithms.cross_entropy import CrossEntropy
 from lightning_tpauc.algorithms.pauci import PAUCI
 from lightning_tpauc.algorithms.sonx import SONX
+from lightning_tpauc.algorithms.sota import SOTA
+from lightning_tpauc.algorithms.sotas import SOTAs
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
 from lightning_tpauc.previous import PreviousWeights
 from tests.fixed import DIM, NUM_POS, LinearScore, eval_loader, loader, make_batches, make_data, make_trainer
@@ -216,7 +219,16 @@ def test_resumed_equals_unbroken(tmp_path, algorithm):
 @pytest.mark.ddp
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning", "ignore:.*every step takes all of them.*")
 @pytest.mark.parametrize(
-    "algorithm", [lambda: SONX(gamma=0.1), PAUCI, lambda: AUCM(gamma=5.0)], ids=["SONX", "PAUCI", "AUCM"]
+    "algorithm",
+    [
+        lambda: SONX(gamma=0.1),
+        PAUCI,
+        lambda: AUCM(gamma=5.0),
+        lambda: SOTA(gamma=5.0),
+        lambda: SOTAs(lam=0.5, lam_prime=2.0),
+        CrossEntropy,
+    ],
+    ids=["SONX", "PAUCI", "AUCM", "SOTA", "SOTAs", "CrossEntropy"],
 )
 def test_two_processes_reproduce_one(tmp_path, algorithm):
     (single,) = fit_ranks(tmp_path, 1, algorithm=algorithm(), max_steps=20, stage=8)
