@@ -1,11 +1,13 @@
 """The command, as it is typed: through ``sys.argv``, and once as a process of its own."""
 
+import bz2
 import logging
 import math
 import subprocess
 import sys
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -121,6 +123,37 @@ def test_checkpoint_rebuilds_everything_without_arguments(command, tmp_cwd):
     optimizer = module.optimizer_factory(module.parameters())
     assert isinstance(optimizer, torch.optim.Adam)
     assert optimizer.defaults["lr"] == 0.01
+
+
+def test_full_batch_config_reaches_the_minimum(tmp_cwd):
+    """The config's own steps leave no slope of the objective of all examples, taken by autograd over all pairs."""
+    generator = np.random.default_rng(0)
+    y = generator.permutation([1] * 40 + [-1] * 160)
+    x = generator.normal(size=(200, 22)) + 0.4 * y[:, None]
+    for name in ("ijcnn1.bz2", "ijcnn1.t.bz2"):
+        with bz2.open(tmp_cwd / name, "wt") as file:
+            for label, row in zip(y, x, strict=True):
+                file.write(f"{label:+d} {' '.join(f'{k}:{v:.4f}' for k, v in enumerate(row, 1))}\n")
+    run = cli(
+        "fit", "--config", ROOT / "configs" / "recommended" / "ijcnn1_fullbatch.yaml", f"--data.root={tmp_cwd}", *QUIET,
+        "--trainer.logger=false", "--data.val_fraction=null", "--trainer.precision=64-true",
+    )  # fmt: skip
+    assert run.trainer.global_step == 10
+    (inputs, *_), weight = next(iter(run.datamodule.train_dataloader())), run.model.backbone.linear.weight
+    assert inputs.shape == (200, 22)
+
+    def objective(w):
+        scores = inputs.double() @ w
+        pos, neg = scores[:40].sort().values[:20], scores[40:].sort().values[80:]
+        return (0.5 + neg[None] - pos[:, None]).clamp_min(0).square().mean()
+
+    start = torch.zeros(22, dtype=torch.float64)
+    found = weight.detach()[0].double().requires_grad_()
+    loss = objective(found)
+    (slope,) = torch.autograd.grad(loss, found)
+    assert torch.isclose(loss, run.trainer.callback_metrics["train/loss"].double(), rtol=1e-3)
+    assert loss < 0.5 * objective(start)
+    assert slope.norm() < 1e-3
 
 
 # ---------------------------------------------------------------- what is injected
