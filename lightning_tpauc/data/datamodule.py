@@ -10,7 +10,7 @@ import numpy as np
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from lightning_tpauc.data.cursor import StreamCursor
 from lightning_tpauc.data.evaluated import EvaluationData
@@ -27,6 +27,9 @@ from lightning_tpauc.data.streamed import ScoredStream, StreamedLoader
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 
 __all__ = ("Datasets", "PosNegDataModule")
+
+#: Pairs of arrays and the like are accepted as well; the command line makes data sets from class names.
+AnyDataset = Dataset | Any  # type: ignore[type-arg]  # it can't fill in a generic type
 
 
 class PosNegDataModule(EvaluationData):
@@ -80,10 +83,10 @@ class PosNegDataModule(EvaluationData):
 
     def __init__(
         self,
-        train_dataset: Any = None,
-        val_dataset: Any = None,
-        test_dataset: Any = None,
-        predict_dataset: Any = None,
+        train_dataset: AnyDataset = None,
+        val_dataset: AnyDataset = None,
+        test_dataset: AnyDataset = None,
+        predict_dataset: AnyDataset = None,
         *,
         negatives: NegativeStream | IterableDataset | None = None,  # type: ignore[type-arg]  # see NegativeStream
         num_pos: int = 32,
