@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_tpauc.errors import TPAUCError
 from lightning_tpauc.experiments.build import Options
@@ -19,6 +22,17 @@ from lightning_tpauc.experiments.store import Store
 from lightning_tpauc.experiments.timing import time_methods
 
 TIMING = "seconds-per-step"
+MODELS = ("CNN3D", "GIN", "ResNet3D")
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    def number(text: str) -> int:
+        if not text.isdigit() or int(text) < least:
+            msg = f"expected a whole number of at least {least}, but got {text!r}"
+            raise argparse.ArgumentTypeError(msg)
+        return int(text)
+
+    return number
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -32,15 +46,24 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--grid", choices=("paper", "tuned"), default="tuned", help="the paper's grids, or ours")
     parser.add_argument("--methods", nargs="+", help="only these; all by default")
-    parser.add_argument("--folds", type=int, default=5, help="folds of the cross-validation")
-    parser.add_argument("--search-folds", type=int, help="compare settings on the first so many folds only")
+    parser.add_argument("--folds", type=at_least(2), default=5, help="folds of the cross-validation")
+    parser.add_argument("--search-folds", type=at_least(1), help="compare settings on the first so many folds only")
     parser.add_argument("--one-search", action="store_true", help="choose on the first rectangle for all of them")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--budget", type=int, help="most settings per method and rectangle, drawn from its grid")
-    parser.add_argument("--length", type=int, help="steps or epochs instead of the paper's; milestones move along")
-    parser.add_argument("--model", help="another backbone of lightning_tpauc.models, such as CNN3D on a CPU")
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=1, help="threads per process")
+    parser.add_argument("--seeds", type=at_least(0), nargs="+", default=[0])
+    parser.add_argument(
+        "--budget", type=at_least(1), help="most settings per method and rectangle, drawn from its grid"
+    )
+    parser.add_argument(
+        "--length", type=at_least(1), help="steps or epochs instead of the paper's; milestones move along"
+    )
+    parser.add_argument(
+        "--model",
+        choices=MODELS,
+        metavar="NAME",
+        help="another backbone of lightning_tpauc.models, such as CNN3D on a CPU",
+    )
+    parser.add_argument("--processes", type=at_least(1), default=1)
+    parser.add_argument("--threads", type=at_least(0), default=1, help="threads per process")
     parser.add_argument("--accelerator", default="cpu", help="cpu, gpu or auto")
     parser.add_argument("--only-report", action="store_true", help="write tables and figures of what has finished")
     return parser.parse_args(arguments)
@@ -75,7 +98,7 @@ def main(arguments: list[str] | None = None) -> None:
         experiment,
         args.folds,
         args.search_folds or args.folds,
-        tuple(args.seeds),
+        tuple(dict.fromkeys(args.seeds)),  # a seed given twice would count as two runs
         args.budget,
         schedule,
         args.one_search,
@@ -91,5 +114,5 @@ def main(arguments: list[str] | None = None) -> None:
 if __name__ == "__main__":
     try:
         main()
-    except TPAUCError as error:
+    except (TPAUCError, MisconfigurationException) as error:
         sys.exit(f"reproduce.py: error: {error}")

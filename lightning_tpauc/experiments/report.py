@@ -77,8 +77,12 @@ def _protocol(plan: Plan, store: Store, command: str) -> str:
     runs = f"{plan.num_folds} folds" if experiment.folds else "the given split"
     outcomes = [outcome for _, outcome in store]
     hours = sum(outcome.seconds for outcome in outcomes) / 3600
+    source, arguments = experiment.data
+    given = ", ".join(f"{name}={value}" for name, value in arguments.items() if name != "batch_size")
+    others = "; the paper's values are of OGB's selection of these molecules" if source == "SMILESDataModule" else ""
     return f"""Command: `{command}`
 
+- {source}: {given}{others}.
 - {length}{changed}, step sizes times 0.1 after {", ".join(map(str, schedule.milestones))}; backbone
   {experiment.model[0]}; weight decay 2e-4; 64 examples a step unless a method's name says otherwise.
 - {_budget(plan)}, all for the same number of steps. A setting is chosen by its mean value on

@@ -1,0 +1,77 @@
+"""The command examples/reproduce.py on files of the right names and next to no size."""
+
+import bz2
+import csv
+import importlib.util
+
+import numpy as np
+import pytest
+
+from tests.paths import ROOT
+
+
+@pytest.fixture(scope="module")
+def reproduce():
+    spec = importlib.util.spec_from_file_location("reproduce", ROOT / "examples" / "reproduce.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def words(tmp_path):
+    for name, seed in (("ijcnn1.bz2", 0), ("ijcnn1.t.bz2", 1)):
+        labels = np.arange(150) % 3 == 0
+        values = np.random.default_rng(seed).normal(size=150) + labels
+        with bz2.open(tmp_path / name, "wt") as file:
+            file.writelines(f"{'+1' if y else '-1'} 1:{x:.4f} 22:1\n" for y, x in zip(labels, values, strict=True))
+    folders = {"data-root": tmp_path, "results": tmp_path / "results", "cache": tmp_path / "cache"}
+    own = [word for name, folder in folders.items() for word in (f"--{name}", str(folder))]
+    return ["--experiment", "ijcnn1", *own, "--folds", "2", "--search-folds", "1", "--budget", "2", "--length", "4"]
+
+
+def read_table(tmp_path):
+    with (tmp_path / "results" / "ijcnn1" / "table.csv").open(encoding="utf-8") as file:
+        return {(row["min_tpr"], row["method"]): row for row in csv.DictReader(file)}
+
+
+def test_runs_goes_on_and_reports(reproduce, words, tmp_path, capsys):
+    reproduce.main([*words, "--methods", "CE"])
+    first = read_table(tmp_path)
+    reproduce.main([*words, "--methods", "CE", "SOTA"])
+    table = read_table(tmp_path)
+    assert {method for _, method in table} == {"CE", "SOTA"}
+    assert all(table[key] == row for key, row in first.items())
+    assert (table["0.5", "CE"]["paper_mean"], table["0.5", "SOTA"]["paper_mean"]) == ("0.23", "")
+    assert {row["runs"] for row in table.values()} == {"2"}
+    printed = capsys.readouterr().out
+    assert "| SOTA | " in printed
+    assert "LIBSVMDataModule: train_file=ijcnn1.bz2, test_file=ijcnn1.t.bz2." in printed
+    # without data: nothing is left to run; a seed that is given twice is one run
+    reproduce.main([*words, "--methods", "CE", "SOTA", "--only-report", "--seeds", "0", "0", "--data-root", "none"])
+    assert read_table(tmp_path) == table
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--length", "0"], "argument --length: expected a whole number of at least 1, but got '0'"),
+        (["--processes", "0"], "argument --processes: expected a whole number of at least 1"),
+        (["--folds", "1"], "argument --folds: expected a whole number of at least 2"),
+        (["--budget", "two"], "argument --budget: expected a whole number of at least 1, but got 'two'"),
+        (["--seeds", "-1"], "argument --seeds"),
+        (["--model", "Linear"], "invalid choice: 'Linear'"),
+        (["--experiment", "mnist"], "invalid choice: 'mnist'"),
+        ([], "the following arguments are required: --experiment, --data-root"),
+    ],
+)
+def test_wrong_words(reproduce, words, message, capsys):
+    given = words if not words or "--experiment" in words else ["--experiment", "ijcnn1", "--data-root", "x", *words]
+    with pytest.raises(SystemExit):
+        reproduce.parse(given)
+    assert message in capsys.readouterr().err
+
+
+def test_unknown_methods(reproduce, words):
+    with pytest.raises(SystemExit, match=r"Expected --methods out of 'CE', .*, but got 'STACO3'"):
+        reproduce.main([*words, "--methods", "STACO3"])
