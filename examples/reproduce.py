@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,8 +112,17 @@ def main(arguments: list[str] | None = None) -> None:
         print(write_report(plan, store, folder, command).read_text())
 
 
-if __name__ == "__main__":
+def command() -> None:
     try:
         main()
     except (TPAUCError, MisconfigurationException) as error:
         sys.exit(f"reproduce.py: error: {error}")
+    except BrokenProcessPool:
+        sys.exit(
+            "reproduce.py: error: a process was killed, perhaps because memory ran out. What had finished is kept: "
+            "give the same command again, with fewer --processes if need be."
+        )
+
+
+if __name__ == "__main__":
+    command()

@@ -3,10 +3,13 @@
 import bz2
 import csv
 import importlib.util
+from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
 import pytest
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+from lightning_tpauc.errors import DataError
 from tests.paths import ROOT
 
 
@@ -75,3 +78,20 @@ def test_wrong_words(reproduce, words, message, capsys):
 def test_unknown_methods(reproduce, words):
     with pytest.raises(SystemExit, match=r"Expected --methods out of 'CE', .*, but got 'STACO3'"):
         reproduce.main([*words, "--methods", "STACO3"])
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (DataError("There is no file."), "reproduce.py: error: There is no file."),
+        (MisconfigurationException("No GPU."), "reproduce.py: error: No GPU."),
+        (BrokenProcessPool(), "a process was killed, .* give the same command again, with fewer --processes"),
+    ],
+)
+def test_errors_are_one_line(reproduce, error, message, monkeypatch):
+    def fail():
+        raise error
+
+    monkeypatch.setattr(reproduce, "main", fail)
+    with pytest.raises(SystemExit, match=message):
+        reproduce.command()
