@@ -429,6 +429,30 @@ def test_curves_hold_the_methods_own_loss(options, method):
     assert_close([point.get("loss") for point in curves[1][1:]], [fmean(each[:3]), fmean(each[3:])], "float32")
 
 
+def test_scores_after_training_are_made_on_its_device(options, monkeypatch):
+    """Lightning moves the model to the CPU when training ends, but batches still go to the device."""
+    schedule = Schedule(steps=2)
+    datamodule = build_datamodule(TINY, options, 0, 3, SIZES)
+    module = build_module(TINY, CE, {"lr": 0.1}, None, schedule)
+    trainer = build_trainer(schedule, options, [], validates=False)
+    trainer.fit(module, datamodule)
+    moves = []
+    monkeypatch.setattr(module, "to", lambda device: moves.append(device) or module)
+    recorders.raw_scores(module, datamodule.val_dataloader())
+    assert moves == [trainer.strategy.root_device]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_runs_all_kinds_of_trials(options, tmp_path):
+    experiment = replace(
+        TINY, schedule=Schedule(epochs=2), pretrain=Schedule(epochs=1), activation="sigmoid", methods=(CE, STACO)
+    )
+    with Store(tmp_path / "results.sqlite") as store:
+        run_plan(Plan(experiment, num_folds=2), store, replace(options, accelerator="gpu", cache_dir=str(tmp_path)))
+        assert {outcome.status for _, outcome in store} == {"finished"}
+
+
 def test_a_joint_name_sets_all_its_arguments():
     settings = {"lr": 0.25, "alpha+beta": 0.5, "score_activation": "sigmoid"}
     module = build_module(TINY, STACO, settings, (0.25, 0.75), Schedule(steps=1))

@@ -15,6 +15,7 @@ from lightning_tpauc.data.batch import EvalBatch
 from lightning_tpauc.evaluation import Rectangle, metric_name
 from lightning_tpauc.functional import tpauc_objective, two_way_partial_auroc
 from lightning_tpauc.scores import score_training_set
+from lightning_tpauc.transfer import device_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -121,10 +122,9 @@ def raw_scores(module: TPAUCModule, loader: Iterable[EvalBatch]) -> tuple[Tensor
         module: attached to a Trainer.
         loader: yields :class:`~lightning_tpauc.EvalBatch`.
     """
-    module.eval()
+    module.to(module.trainer.strategy.root_device).eval()  # a Trainer that has finished leaves its model on the CPU
     scores, targets = [], []
-    for host_batch in loader:
-        batch: EvalBatch = module.trainer.strategy.batch_to_device(host_batch)
+    for batch in device_batches(module, loader):
         scores.append(module.raw_scores(batch.inputs).cpu())
         targets.append(batch.target.cpu())
     return torch.cat(scores), torch.cat(targets)

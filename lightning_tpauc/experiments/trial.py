@@ -112,7 +112,7 @@ def _start(trial: Trial, options: Options) -> dict[str, torch.Tensor]:
     if not path.is_file():
         msg = f"There are no weights of the shared start in {path}: its pre-training failed. Change its data or model."
         raise DataError(msg)
-    weights: dict[str, torch.Tensor] = torch.load(path, weights_only=True)
+    weights: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
     return weights
 
 
