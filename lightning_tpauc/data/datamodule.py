@@ -25,6 +25,7 @@ from lightning_tpauc.data.shards import current_world
 from lightning_tpauc.data.splits import check_validation_source
 from lightning_tpauc.data.streamed import ScoredStream, StreamedLoader
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
+from lightning_tpauc.functional.checks import check_count
 
 __all__ = ("Datasets", "PosNegDataModule")
 
@@ -120,13 +121,11 @@ class PosNegDataModule(EvaluationData):
         self._cursor: StreamCursor | None = None
 
     def _check_arguments(self) -> None:
-        least = {"num_pos": 1, "num_neg": 1, "num_dual_neg": 0, "batch_size": 1, "num_workers": 0}
-        values = {name: getattr(self, name) for name in least} | {"steps_per_epoch": self._epoch_steps}
-        for name, value in values.items():
-            bound = least.get(name, 1)
-            if value is not None and value < bound:
-                msg = f"Expected `{name}` to be at least {bound}, but got {value}."
-                raise ArgumentError(msg)
+        for name, least in {"num_pos": 1, "num_neg": 1, "batch_size": 1, "num_workers": 0}.items():
+            check_count(getattr(self, name), name, least)
+        for name, value, least in (("num_dual_neg", self.num_dual_neg, 0), ("steps_per_epoch", self._epoch_steps, 1)):
+            if value is not None:
+                check_count(value, name, least)
         if self.sampling not in ("auto", *SAMPLERS):
             msg = f"Expected `sampling` to be 'auto', 'pos_neg', 'uniform' or 'full', but got {self.sampling!r}."
             raise ArgumentError(msg)

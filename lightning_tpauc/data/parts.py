@@ -137,6 +137,16 @@ def as_dataset(dataset: Any, name: str) -> Any:
         return None
     if isinstance(dataset, tuple) and len(dataset) == 2 and isinstance(dataset[0], (Tensor, np.ndarray)):
         dataset = ArrayDataset(*dataset)
+    elif (
+        isinstance(dataset, tuple)
+        and len(dataset) == 2
+        and (isinstance(dataset[0], list) or hasattr(dataset[0], "__array__"))
+    ):
+        msg = (
+            f"Expected `{name}` to be a pair of arrays (x, y) with x a tensor or numpy array, but x is a "
+            f"{type(dataset[0]).__name__}. Convert it with `torch.tensor(x)`, or pass a data set."
+        )
+        raise DataError(msg)
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         msg = (
             f"Expected `{name}` to be a map-style data set (`__len__` and `__getitem__`), but got a "

@@ -317,11 +317,13 @@ def test_leaves_the_global_generators_alone(workers):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_pos": 0}, "`num_pos` to be at least 1, but got 0"),
-        ({"num_neg": 0}, "`num_neg` to be at least 1"),
-        ({"num_dual_neg": -1}, "`num_dual_neg` to be at least 0"),
-        ({"batch_size": 0}, "`batch_size` to be at least 1"),
-        ({"num_workers": -1}, "`num_workers` to be at least 0"),
+        ({"num_pos": 0}, "`num_pos` to be a whole number of at least 1, but got 0"),
+        ({"num_pos": "4"}, "`num_pos` to be a whole number of at least 1, but got '4'"),
+        ({"num_pos": 4.0}, "`num_pos` to be a whole number of at least 1, but got 4.0"),
+        ({"num_neg": 0}, "`num_neg` to be a whole number of at least 1"),
+        ({"num_dual_neg": -1}, "`num_dual_neg` to be a whole number of at least 0"),
+        ({"batch_size": 0}, "`batch_size` to be a whole number of at least 1"),
+        ({"num_workers": -1}, "`num_workers` to be a whole number of at least 0"),
         ({"sampling": "both"}, "`sampling` to be 'auto', 'pos_neg', 'uniform' or 'full', but got 'both'"),
         ({"val_fraction": 0.5, "num_folds": 3, "fold": 0}, "one source, but got val_fraction and num_folds"),
         ({"fold": 0}, "`num_folds` and `fold` together, but got None and 0"),
@@ -330,6 +332,19 @@ def test_leaves_the_global_generators_alone(workers):
 def test_refuses_arguments(arguments, message):
     with pytest.raises(ArgumentError, match=message):
         PosNegDataModule(DATA, **arguments)
+
+
+class Frame:
+    """Turns into an array when numpy asks for one, as a table of pandas does."""
+
+    def __array__(self, *args, **kwargs):
+        return X.numpy()
+
+
+@pytest.mark.parametrize("x", [X.tolist(), Frame()], ids=["list", "frame"])
+def test_a_pair_that_is_no_pair_of_arrays(x):
+    with pytest.raises(DataError, match=rf"`train_dataset` to be a pair of arrays .* x is a {type(x).__name__}\. Conv"):
+        ready((x, Y.tolist()))
 
 
 def test_refuses_data():

@@ -396,7 +396,7 @@ def test_an_unknown_number_is_not_invented():
 
 
 def test_an_epoch_without_steps_is_refused():
-    with pytest.raises(ArgumentError, match="`steps_per_epoch` to be at least 1, but got 0"):
+    with pytest.raises(ArgumentError, match="`steps_per_epoch` to be a whole number of at least 1, but got 0"):
         PosNegDataModule(POSITIVES, negatives=Plain(), steps_per_epoch=0)
 
 
