@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities import rank_zero_only
 from torch.multiprocessing.spawn import ProcessRaisedException
 from typing_extensions import override
@@ -54,6 +55,17 @@ class TPAUCArgumentParser(LightningArgumentParser):
         super().error(message, ex)
 
 
+class KeepGivenConfig(SaveConfigCallback):
+    """Saves the resolved configuration in the run's folder, but never over a file that was given as ``--config``."""
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        target = Path(trainer.log_dir or ".", self.config_filename).resolve()  # log_dir is a broadcast
+        given = self.config.get("config") or []
+        self.already_saved |= target in [Path(path.absolute).resolve() for path in given]
+        super().setup(trainer, pl_module, stage)
+
+
 class TPAUCCLI(LightningCLI):
     """LightningCLI for TPAUC modules and their data modules, both given by ``class_path`` and ``init_args``."""
 
@@ -65,6 +77,7 @@ class TPAUCCLI(LightningCLI):
             subclass_mode_data=True,
             seed_everything_default=0,
             auto_configure_optimizers=False,  # the module takes optimizer and scheduler itself
+            save_config_callback=KeepGivenConfig,
             save_config_kwargs={"overwrite": True},  # without a logger the second run in a folder would stop
             parser_class=TPAUCArgumentParser,
             parser_kwargs={

@@ -105,8 +105,19 @@ def test_the_resolved_config_is_saved_and_reproduces_the_run(command, tmp_cwd):
         cli("fit", "--config", path, *SHORT[:2], "--trainer.logger=false")
         for path in (saved, saved)  # the second one overwrites ./config.yaml
     )
+    assert (tmp_cwd / "config.yaml").is_file()
     assert first.model.algorithm.alpha == 0.25
     assert torch.equal(first.trainer.callback_metrics["val/tpauc"], second.trainer.callback_metrics["val/tpauc"])
+
+
+def test_the_users_own_file_is_not_overwritten(command, tmp_cwd):
+    """Without a logger the resolved configuration goes to the current folder, where the user's may lie."""
+    own = tmp_cwd / "config.yaml"
+    own.write_text("# my notes\n" + QUICKSTART.read_text())
+    before = own.read_text()
+    _, err, status = command("fit", "--config", "config.yaml", *SHORT, "--trainer.logger=false")
+    assert status == 0, err
+    assert own.read_text() == before
 
 
 def test_checkpoint_rebuilds_everything_without_arguments(command, tmp_cwd):
