@@ -151,31 +151,6 @@ def test_two_nodes_by_torchrun(tmp_path, one_process):
     assert_same_run(tmp_path, one_process)
 
 
-def test_two_nodes_under_slurm(tmp_path, one_process):
-    port = free_port()
-    fit = ["lightning-tpauc", "fit", "--config", write_config(tmp_path, 2)]
-    fit += ["--trainer.strategy", "ddp", "--trainer.devices", "1", "--trainer.num_nodes", "2"]
-
-    def task(rank):  # what srun sets
-        return {
-            "SLURM_JOB_ID": "4711",
-            "SLURM_JOB_NAME": "train",
-            "SLURM_NTASKS": "2",
-            "SLURM_NTASKS_PER_NODE": "1",
-            "SLURM_NNODES": "2",
-            "SLURM_NODELIST": "127.0.0.1,localhost",
-            "SLURM_PROCID": str(rank),
-            "SLURM_NODEID": str(rank),
-            "SLURM_LOCALID": "0",
-            "MASTER_PORT": port,
-        }
-
-    nodes = [start(fit, tmp_path, **task(rank)) for rank in range(2)]
-    for node in nodes:
-        finish_well(node)
-    assert_same_run(tmp_path, one_process)
-
-
 @pytest.mark.parametrize(
     "strategy",
     [
