@@ -10,6 +10,7 @@ import pytest
 
 from tests.paths import ROOT
 from tests.readme import README
+from tests.test_strategies import free_port
 
 TEXT = README.read_text(encoding="utf-8")
 PYTHON = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
@@ -39,7 +40,7 @@ def test_command_runs(name, tmp_path):
     result = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", COMMANDS[name]],
         cwd=tmp_path,
-        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "MASTER_PORT": free_port()},
         capture_output=True,
         text=True,
         timeout=300,

@@ -108,7 +108,8 @@ def one_process(tmp_path_factory):
     """Checkpoint of the run in one process."""
     folder = tmp_path_factory.mktemp("one")
     before = dict(os.environ)
-    main(["fit", "--config", write_config(folder, 1), "--trainer.devices", "1"])
+    here = ["--trainer.default_root_dir", str(folder)]  # the resolved configuration
+    main(["fit", "--config", write_config(folder, 1), "--trainer.devices", "1", *here])
     os.environ.clear()
     os.environ.update(before)
     return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
