@@ -42,6 +42,11 @@ class EvaluationData(LightningDataModule):
     def _datasets(self) -> Datasets:
         raise NotImplementedError
 
+    def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002
+        """Stop worker processes; called by the Trainer, which then skips ``teardown``."""
+        for loader in self._loaders:
+            loader.close()
+
     def val_dataloader(self) -> EvalLoader | list[Any]:
         """Batches of the validation set, of the part split off from the training set, or no loader."""
         datasets = self._datasets()

@@ -1,5 +1,6 @@
 """The data module, alone and under a Trainer."""
 
+import multiprocessing
 import warnings
 from types import SimpleNamespace
 
@@ -309,6 +310,25 @@ def test_leaves_the_global_generators_alone(workers):
         assert len(list(loader)) > 0
     assert draw()[1:] == expected
     datamodule.teardown("fit")
+
+
+@pytest.mark.parametrize("val_fraction", [None, 0.25])
+def test_workers_end_with_a_run_that_fails(val_fraction):
+    """At once, though the exception still holds the iteration; torch would leave them to the garbage collector."""
+
+    class Failing(Recorder):
+        def training_step(self, batch, batch_idx):
+            if batch_idx == 3:
+                msg = "in a step"
+                raise RuntimeError(msg)
+            return super().training_step(batch, batch_idx)
+
+    before = set(multiprocessing.active_children())
+    datamodule = PosNegDataModule(DATA, num_pos=3, num_neg=5, num_workers=2, val_fraction=val_fraction)
+    with pytest.raises(RuntimeError, match="in a step") as caught:
+        make_trainer(num_sanity_val_steps=1).fit(Failing(), datamodule)
+    assert caught.traceback
+    assert set(multiprocessing.active_children()) == before
 
 
 # ------------------------------------------------------------------ errors
