@@ -252,7 +252,7 @@ class BatchSource:
         Now and not when they are forgotten: an exception leaves the iteration in a cycle of references, and by the time
         the garbage collector finds it the workers can't be told any more, so that torch waits five seconds for each.
         """
-        iterator = getattr(self._loader, "_iterator", None)
+        iterator: Any = getattr(self._loader, "_iterator", None)
         self._loader = None
         if hasattr(iterator, "_shutdown_workers"):
             iterator._shutdown_workers()
