@@ -12,11 +12,12 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from lightning_tpauc.data.cache import default_cache_dir
 from lightning_tpauc.data.given import GivenSplitDataModule, require_file
 from lightning_tpauc.data.graphs import GraphDataset, PackedGraphs
 from lightning_tpauc.data.parts import Datasets
 from lightning_tpauc.data.scaffolds import check_fractions, random_split, scaffold_split
-from lightning_tpauc.data.smiles import Molecules, default_cache_dir, load_molecules
+from lightning_tpauc.data.smiles import Molecules, load_molecules
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from lightning_tpauc.extras import import_extra
 

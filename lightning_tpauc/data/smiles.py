@@ -10,7 +10,6 @@ import importlib.metadata
 import json
 import logging
 import math
-import os
 import pickle
 import uuid
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from lightning_tpauc.data.graphs import PackedGraphs
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.extras import import_extra
 
-__all__ = ("Molecules", "default_cache_dir", "load_molecules", "read_smiles")
+__all__ = ("Molecules", "load_molecules", "read_smiles")
 
 _log = logging.getLogger(__name__)
 
@@ -154,11 +153,6 @@ def load_molecules(
     arrays = [content[name] for name in ("x", "edge_index", "edge_attr", "num_nodes", "num_edges")]
     rest = {name: content[name] for name in Molecules._fields if name != "graphs"}
     return Molecules(graphs=PackedGraphs(*arrays), **rest)
-
-
-def default_cache_dir() -> Path:
-    """``lightning_tpauc`` in ``$XDG_CACHE_HOME``, or in ``~/.cache``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning_tpauc"
 
 
 def _version_of_ogb() -> str | None:

@@ -11,9 +11,9 @@ import gzip
 import hashlib
 import io
 import lzma
-import os
 import shutil
 import tempfile
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,14 +23,16 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.progress import Progress
 
+from lightning_tpauc.data.cache import default_cache_dir
 from lightning_tpauc.data.console import bar_console
 from lightning_tpauc.errors import DataError
 
-__all__ = ("SVMLightData", "default_cache_dir", "read_svmlight")
+__all__ = ("SVMLightData", "read_svmlight")
 
 # Files from this size on are parsed into the cache: 100 bytes a line make about 700,000 rows.
 CACHED_FROM_BYTES = 64 << 20
 _BLOCK_BYTES = 16 << 20
+_DAY = 86_400
 # Part of the cache's key: raise it when the stored arrays change.
 _VERSION = 1
 
@@ -50,16 +52,6 @@ class SVMLightData(NamedTuple):
     labels: Labels
 
 
-def default_cache_dir() -> Path:
-    """``$XDG_CACHE_HOME/lightning-tpauc``, by default ``~/.cache/lightning-tpauc``.
-
-    Example:
-        >>> default_cache_dir().name
-        'lightning-tpauc'
-    """
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning-tpauc"
-
-
 def read_svmlight(
     path: Path,
     *,
@@ -75,7 +67,8 @@ def read_svmlight(
         num_features: number of columns; the largest index in the file if ``None``.
         zero_based: whether feature indices start at 0.
         cache_dir: where to keep the arrays of this file; ``None`` keeps only files of 64 MiB or more, in
-            :func:`default_cache_dir`. The key is the path, size, modification time and the options.
+            :func:`~lightning_tpauc.data.cache.default_cache_dir`. The key is the path, size, modification time and the
+            options.
         max_gib: refuse to make dense arrays larger than this, in GiB.
 
     Raises:
@@ -204,6 +197,9 @@ def _key(path: Path, num_features: int | None, zero_based: bool) -> str:
 def _write_cache(blocks: _Blocks, folder: Path) -> None:
     """Write both arrays under another name and rename the folder, so that a crash leaves no half-written cache."""
     folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in folder.parent.glob(f"{folder.name}.*"):  # by a process that was killed; another one may be at work
+        if left.stat().st_mtime < time.time() - _DAY:
+            shutil.rmtree(left, ignore_errors=True)
     work = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     try:
         # the width is known at the end only, so blocks are kept as files of their own until then

@@ -1,6 +1,5 @@
 import csv
 import gzip
-import os
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from lightning_tpauc.data import smiles
-from lightning_tpauc.data.smiles import default_cache_dir, load_molecules, read_smiles
+from lightning_tpauc.data.smiles import load_molecules, read_smiles
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.extras import import_extra
 
@@ -222,14 +221,6 @@ def test_refuses_a_file_without_usable_rows(tmp_path):
         DataError, match=r"No row of .*few.csv has both a label in 'active' and a SMILES that parses \(2 rows\)"
     ):
         load(path, tmp_path)
-
-
-def test_the_default_cache_is_the_users(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_cache_dir() == tmp_path / "lightning_tpauc"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", os.fspath(tmp_path / "home"))
-    assert default_cache_dir() == tmp_path / "home" / ".cache" / "lightning_tpauc"
 
 
 @needs_graph

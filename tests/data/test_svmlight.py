@@ -12,7 +12,8 @@ import pytest
 from scipy import sparse
 
 from lightning_tpauc.data import svmlight
-from lightning_tpauc.data.svmlight import default_cache_dir, read_svmlight
+from lightning_tpauc.data.cache import default_cache_dir
+from lightning_tpauc.data.svmlight import read_svmlight
 from lightning_tpauc.errors import DataError
 
 OPENERS = {".txt": open, ".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open}
@@ -114,6 +115,19 @@ def test_a_quicker_process_is_no_error(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "rename", later)
     assert read_svmlight(path, cache_dir=cache).features.tolist() == [[2], [3]]
     assert len(list(cache.iterdir())) == 1
+
+
+def test_what_a_kill_left_is_removed_a_day_later(tmp_path):
+    path, cache = tmp_path / "data.txt", tmp_path / "cache"
+    path.write_text("1 1:2\n0 1:3\n")
+    read_svmlight(path, cache_dir=cache)
+    (folder,) = cache.iterdir()
+    old, recent = (folder.with_name(f"{folder.name}.{name}") for name in ("old", "recent"))
+    folder.rename(old)
+    os.utime(old, (0, 0))
+    recent.mkdir()
+    assert read_svmlight(path, cache_dir=cache).features.tolist() == [[2], [3]]
+    assert sorted(cache.iterdir()) == sorted([folder, recent])
 
 
 def test_a_crash_leaves_no_cache(tmp_path):
