@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -58,7 +59,8 @@ class STACO(Algorithm):
             pair is active, and the weights do not move, until :math:`s_i` has fallen below the largest loss.
         stage_restart: ``"exact"`` solves :math:`s, s', y` again at every stage's start; ``"ones"`` is the paper's
             :math:`y = 1` with averaged :math:`s, s'`.
-        share_negatives: use one batch of negatives for all updates instead of two independent ones.
+        share_negatives: use one batch of negatives for all updates instead of two independent ones; its pairs are then
+            evaluated once.
 
     Raises:
         ArgumentError: if an argument is out of range, or if ``"exact"`` is asked for with a non-monotone surrogate.
@@ -175,15 +177,21 @@ class STACO(Algorithm):
         """Lines 1 to 4, all with the values from before the step except the new dual weights."""
         if not self._started:
             self._start_from_batch(pos_scores.detach(), dual_neg_scores.detach(), index)
-        s, y = self.s.index_select(0, index), self.y.index_select(0, index)
-        # line 1, on the dual negatives
-        excess = pairwise_terms(
-            pos_scores.detach(), dual_neg_scores.detach(), s, surrogate=self.surrogate, gradients=False
-        ).excess
-        risk = per_positive_risk(s, excess, self.theta1)
-        y = dual_weight_step(y, risk, self.s_prime, self.step_scale * self.alpha, self.theta0)
-        # line 3, the loss for the weights, on the other negatives
-        weights = excess_weights(y, self.theta0, self.theta1)
+        s, old = self.s.index_select(0, index), self.y.index_select(0, index)
+        y = old
+
+        def weigh(excess: Tensor) -> Tensor:
+            # line 1, on the dual negatives
+            nonlocal y
+            risk = per_positive_risk(s, excess, self.theta1)
+            y = dual_weight_step(old, risk, self.s_prime, self.step_scale * self.alpha, self.theta0)
+            return excess_weights(y, self.theta0, self.theta1)
+
+        weights: Tensor | Callable[[Tensor], Tensor] = weigh
+        if not self.share_negatives:
+            scores = pos_scores.detach(), dual_neg_scores.detach()
+            weights = weigh(pairwise_terms(*scores, s, surrogate=self.surrogate, gradients=False).excess)
+        # line 3, the loss for the weights, on the other negatives; shared ones need their pairs only once
         weighted, active = weighted_excess(pos_scores, neg_scores, s, weights, surrogate=self.surrogate)
         loss = minmax_loss(weighted, y, s, self.s_prime, self.theta0)
         # lines 2 and 4

@@ -12,6 +12,7 @@ the threshold up to rounding may be counted as active by one and not by the othe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -19,10 +20,13 @@ from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_per_positive, check_scores, common_dtype
-from lightning_tpauc.functional.sorted_sums import one_sided_sums
-from lightning_tpauc.functional.surrogates import PowerForm, Surrogate, get_surrogate
+from lightning_tpauc.functional.sorted_sums import PairSums, sorted_sums
+from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 
 __all__ = ("PairwiseTerms", "pairwise_terms", "weighted_excess")
+
+#: Weights, or what makes them of the mean excess losses.
+Weights = Tensor | Callable[[Tensor], Tensor]
 
 _METHODS = ("auto", "dense", "sorted")
 # Elements of the largest temporary of the dense evaluation. On a CPU, larger ones leave the cache and come from fresh
@@ -98,14 +102,14 @@ def pairwise_terms(
     """
     loss = get_surrogate(surrogate, margin, scale)
     pos, neg, s, y = _prepare(pos_scores, neg_scores, thresholds, weights)
-    return _evaluate(pos, neg, s, y, loss, method, gradients)
+    return _evaluate(pos, neg, s, y, loss, method, gradients)[0]
 
 
 def weighted_excess(
     pos_scores: Tensor,
     neg_scores: Tensor,
     thresholds: Tensor,
-    weights: Tensor | None = None,
+    weights: Weights | None = None,
     surrogate: str | Surrogate = "squared_hinge",
     margin: float = 0.5,
     scale: float = 1.0,
@@ -122,7 +126,8 @@ def weighted_excess(
         pos_scores: as in :func:`pairwise_terms`.
         neg_scores: as in :func:`pairwise_terms`.
         thresholds: as in :func:`pairwise_terms`.
-        weights: as in :func:`pairwise_terms`.
+        weights: as in :func:`pairwise_terms`, or a function that makes them of the mean excess losses ``(S,)``; these
+            then need not be computed before.
         surrogate: as in :func:`pairwise_terms`.
         margin: as in :func:`pairwise_terms`.
         scale: as in :func:`pairwise_terms`.
@@ -143,8 +148,10 @@ def weighted_excess(
         (0.25, tensor([-0.5000, -0.0000]))
     """
     loss = get_surrogate(surrogate, margin, scale)
-    pos, neg, s, y = _prepare(pos_scores, neg_scores, thresholds, weights)
-    value, active = _WeightedExcess.apply(pos, neg, s, y, loss, method)
+    known = weights if weights is None or isinstance(weights, Tensor) else thresholds
+    pos, neg, s, y = _prepare(pos_scores, neg_scores, thresholds, known)
+    rule = y if weights is known or weights is None else weights
+    value, active = _WeightedExcess.apply(pos, neg, s, rule, loss, method)
     return value, active
 
 
@@ -153,10 +160,10 @@ class _WeightedExcess(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, pos: Tensor, neg: Tensor, s: Tensor, y: Tensor, loss: Surrogate, method: str
+        ctx: Any, pos: Tensor, neg: Tensor, s: Tensor, weights: Weights, loss: Surrogate, method: str
     ) -> tuple[Tensor, Tensor]:
         gradients = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        excess, active, pos_grad, neg_grad = _evaluate(pos, neg, s, y, loss, method, gradients)
+        (excess, active, pos_grad, neg_grad), y = _evaluate(pos, neg, s, weights, loss, method, gradients)
         if gradients:
             ctx.save_for_backward(pos_grad, neg_grad)
         ctx.mark_non_differentiable(active)
@@ -186,8 +193,9 @@ def _prepare(pos: Tensor, neg: Tensor, s: Tensor, y: Tensor | None) -> tuple[Ten
 
 
 def _evaluate(
-    pos: Tensor, neg: Tensor, s: Tensor, y: Tensor, loss: Surrogate, method: str, gradients: bool
-) -> PairwiseTerms:
+    pos: Tensor, neg: Tensor, s: Tensor, y: Weights, loss: Surrogate, method: str, gradients: bool
+) -> tuple[PairwiseTerms, Tensor]:
+    """The terms, and the weights where these follow from the mean excess."""
     if method not in _METHODS:
         msg = f"Expected `method` to be one of {', '.join(_METHODS)}, but got {method!r}."
         raise ArgumentError(msg)
@@ -196,9 +204,24 @@ def _evaluate(
         raise ArgumentError(msg)
     if method == "auto":
         method = _choose(pos, neg, loss)
+    num_neg = neg.shape[0]
     if method == "sorted":
-        return _sorted_terms(pos, neg, s, y, loss, gradients)
-    return _dense_terms(pos, neg, s, y, loss, gradients)
+        sums = sorted_sums(pos, neg, s, loss)
+    else:
+        if not isinstance(y, Tensor) and not _in_one_block(pos, neg):  # blocks are not kept: a second round
+            y = _weights_of(y, _dense_sums(pos, neg, s, y, loss, gradients=False).excess / num_neg)
+        sums = _dense_sums(pos, neg, s, y, loss, gradients)
+    excess, active = sums.excess / num_neg, sums.active / num_neg
+    y = y if isinstance(y, Tensor) else _weights_of(y, excess)
+    if not gradients:
+        return PairwiseTerms(excess, active, None, None), y
+    return PairwiseTerms(excess, active, sums.slope * y / -num_neg, sums.neg_slope(y) / num_neg), y
+
+
+def _weights_of(rule: Callable[[Tensor], Tensor], excess: Tensor) -> Tensor:
+    y = rule(excess)
+    check_per_positive(y, "weights", excess)
+    return y.to(excess.dtype)
 
 
 def _choose(pos: Tensor, neg: Tensor, loss: Surrogate) -> str:
@@ -213,74 +236,35 @@ def _kind(scores: Tensor) -> str:
     return "cpu" if scores.device.type == "cpu" else "other"
 
 
-# ------------------------------------------------------------------------------------------------------------ dense
+def _in_one_block(pos: Tensor, neg: Tensor) -> bool:
+    return pos.shape[0] * neg.shape[0] <= _BLOCK[_kind(neg)]
 
 
-def _dense_terms(pos: Tensor, neg: Tensor, s: Tensor, y: Tensor, loss: Surrogate, gradients: bool) -> PairwiseTerms:
-    num_pos, num_neg = pos.shape[0], neg.shape[0]
-    limit = _BLOCK[_kind(neg)]
-    if num_pos * num_neg <= limit:
-        sums = _dense_block(pos, neg, s, y, loss, gradients)
-    else:
-        rows, cols = max(1, limit // num_neg), min(num_neg, limit)
-        per_pos, per_neg = pos.new_zeros(3, num_pos), torch.zeros_like(neg)
-        for i in range(0, num_pos, rows):
-            row = slice(i, i + rows)
-            for j in range(0, num_neg, cols):
-                col = slice(j, j + cols)
-                block = _dense_block(pos[row], neg[col], s[row], y[row], loss, gradients)
-                per_pos[:, row] += torch.stack([block[0], block[1], block[2]])
-                per_neg[col] += block[3]
-        sums = (per_pos[0], per_pos[1], per_pos[2], per_neg)
-    return _means(sums, y, num_neg, gradients)
+def _dense_sums(pos: Tensor, neg: Tensor, s: Tensor, y: Weights, loss: Surrogate, gradients: bool) -> PairSums:
+    if _in_one_block(pos, neg):
+        return _dense_block(pos, neg, s, loss, gradients)
+    num_pos, num_neg, limit = pos.shape[0], neg.shape[0], _BLOCK[_kind(neg)]
+    rows, cols = max(1, limit // num_neg), min(num_neg, limit)
+    per_pos, per_neg = pos.new_zeros(3, num_pos), torch.zeros_like(neg)
+    for i in range(0, num_pos, rows):
+        row = slice(i, i + rows)
+        for j in range(0, num_neg, cols):
+            col = slice(j, j + cols)
+            block = _dense_block(pos[row], neg[col], s[row], loss, gradients)
+            per_pos[:, row] += torch.stack([block.excess, block.active, block.slope])
+            if gradients and isinstance(y, Tensor):
+                per_neg[col] += block.neg_slope(y[row])
+    return PairSums(per_pos[0], per_pos[1], per_pos[2], lambda _: per_neg)
 
 
-def _dense_block(
-    pos: Tensor, neg: Tensor, s: Tensor, y: Tensor, loss: Surrogate, gradients: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sums over j of excess, activity and slope, each (S,), and the sum over i of y_i times the slope, (B,)."""
+def _dense_block(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, gradients: bool) -> PairSums:
     # Small batches cost what their number of operations costs, so temporaries are overwritten where they are ours.
     t = neg - pos.unsqueeze(1)  # (S, B)
     over = loss.value(t) - s.unsqueeze(1)
     mask = over.sign().clamp_min_(0.0)
     excess, active = over.clamp_min_(0.0).sum(1), mask.sum(1)
     if not gradients:
-        return excess, active, active, neg
+        return PairSums(excess, active, active, torch.zeros_like)
     slope = mask.mul_(loss.derivative(t))
     # No matrix product: autocast would run it in half precision.
-    return excess, active, slope.sum(1), slope.mul_(y.unsqueeze(1)).sum(0)
-
-
-def _means(sums: tuple[Tensor, Tensor, Tensor, Tensor], y: Tensor, num_neg: int, gradients: bool) -> PairwiseTerms:
-    excess, active, slope, neg_slope = sums
-    if not gradients:
-        return PairwiseTerms(excess / num_neg, active / num_neg, None, None)
-    return PairwiseTerms(excess / num_neg, active / num_neg, slope * y / -num_neg, neg_slope / num_neg)
-
-
-# ----------------------------------------------------------------------------------------------------------- sorted
-
-
-def _sorted_terms(pos: Tensor, neg: Tensor, s: Tensor, y: Tensor, loss: Surrogate, gradients: bool) -> PairwiseTerms:
-    assert loss.power is not None  # noqa: S101 - _evaluate has checked it
-    assert loss.inverse is not None  # noqa: S101 - Surrogate has checked it
-    dtype = pos.dtype
-    pos, neg, s, y = pos.double(), neg.double(), s.double(), y.double()
-    # Squares of uncentred scores cancel. The mean also carries a nan of any score into all results.
-    centre = neg.mean()
-    pos, neg = pos - centre, neg - centre
-    # Below threshold 0 every pair counts as active, but pairs left of the hinge still add nothing but -s_i.
-    edge = pos + loss.inverse(s.clamp_min(0.0))
-    down = (-neg).sort().values
-    total, active, slope, neg_slope = one_sided_sums(pos, neg, down, edge, y, loss.power, gradients)
-    if loss.power.two_sided:
-        # Left of -m, (m + t)^2 is the same polynomial of the mirrored scores with margin -m, and the active pairs are
-        # those below the mirror image of the edge.
-        mirror = PowerForm(-loss.power.margin, 2)
-        mirrored_edge = edge - 2.0 * pos + 2.0 * loss.power.margin
-        left = one_sided_sums(-pos, -neg, -down.flip(0), mirrored_edge, y, mirror, gradients)
-        total, active, slope, neg_slope = total + left[0], active + left[1], slope - left[2], neg_slope - left[3]
-    active = torch.where(s < 0, float(neg.shape[0]), active)
-    excess = (total - s * active).clamp_min(0.0)  # rounding may leave -1e-17
-    sums = (excess.to(dtype), active.to(dtype), slope.to(dtype), neg_slope.to(dtype))
-    return _means(sums, y.to(dtype), neg.shape[0], gradients)
+    return PairSums(excess, active, slope.sum(1), lambda y: slope.mul_(y.unsqueeze(1)).sum(0))

@@ -2,38 +2,96 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from lightning_tpauc.functional.surrogates import PowerForm
+from lightning_tpauc.functional.surrogates import PowerForm, Surrogate
 
-__all__ = ("one_sided_sums", "prefix_sums")
+__all__ = ("PairSums", "one_sided_slopes", "one_sided_sums", "prefix_sums", "sorted_sums")
 
 
-def one_sided_sums(
-    pos: Tensor, neg: Tensor, down: Tensor, edge: Tensor, y: Tensor, power: PowerForm, gradients: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+class PairSums(NamedTuple):
+    r"""Sums over the negatives j of each positive i, and what needs the positives' weights.
+
+    Attributes:
+        excess: ``(S,)``, of :math:`(\ell_{ij} - s_i)_+`.
+        active: ``(S,)``, number of pairs with :math:`\ell_{ij} > s_i`.
+        slope: ``(S,)``, of :math:`\ell'` over the active pairs.
+        neg_slope: makes of weights y ``(S,)`` the sums over i of y_i times the slope, ``(B,)``; to be called once.
+    """
+
+    excess: Tensor
+    active: Tensor
+    slope: Tensor
+    neg_slope: Callable[[Tensor], Tensor]
+
+
+def sorted_sums(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate) -> PairSums:
+    """Sums over all pairs by sorting.
+
+    Args:
+        pos: float tensor ``(S,)``.
+        neg: float tensor ``(B,)``.
+        s: float tensor ``(S,)``, thresholds.
+        loss: a surrogate with a power form.
+
+    Example:
+        >>> from lightning_tpauc.functional.surrogates import get_surrogate
+        >>> sums = sorted_sums(torch.tensor([0.0]), torch.tensor([0.5, -2.0]), torch.zeros(1), get_surrogate("hinge"))
+        >>> sums.excess, sums.active, sums.neg_slope(torch.ones(1))
+        (tensor([1.]), tensor([1.]), tensor([1., 0.]))
+    """
+    assert loss.power is not None  # noqa: S101 - the caller has checked it
+    assert loss.inverse is not None  # noqa: S101 - Surrogate has checked it
+    power, dtype = loss.power, pos.dtype
+    pos, neg, s = pos.double(), neg.double(), s.double()
+    # Squares of uncentred scores cancel. The mean also carries a nan of any score into all results.
+    centre = neg.mean()
+    pos, neg = pos - centre, neg - centre
+    # Below threshold 0 every pair counts as active, but pairs left of the hinge still add nothing but -s_i.
+    edge = pos + loss.inverse(s.clamp_min(0.0))
+    down = (-neg).sort().values
+    total, active, slope = one_sided_sums(pos, down, edge, power)
+    # Left of -m, (m + t)^2 is the same polynomial of the mirrored scores with margin -m, and the active pairs are
+    # those below the mirror image of the edge.
+    mirror = PowerForm(-power.margin, 2)
+    mirrored_edge = edge - 2.0 * pos + 2.0 * power.margin if power.two_sided else edge
+    if power.two_sided:
+        left = one_sided_sums(-pos, -down.flip(0), mirrored_edge, mirror)
+        total, active, slope = total + left[0], active + left[1], slope - left[2]
+    active = torch.where(s < 0, float(neg.shape[0]), active)
+    excess = (total - s * active).clamp_min(0.0)  # rounding may leave -1e-17
+
+    def neg_slope(y: Tensor) -> Tensor:
+        slopes = one_sided_slopes(pos, neg, edge, y.double(), power)
+        if power.two_sided:
+            slopes = slopes - one_sided_slopes(-pos, -neg, mirrored_edge, y.double(), mirror)
+        return slopes.to(dtype)
+
+    return PairSums(excess.to(dtype), active.to(dtype), slope.to(dtype), neg_slope)
+
+
+def one_sided_sums(pos: Tensor, down: Tensor, edge: Tensor, power: PowerForm) -> tuple[Tensor, Tensor, Tensor]:
     r"""Sums of :math:`(m + h_j - h_i)^p`, of 1 and of the slope over the pairs with h_j above the edge of positive i.
 
     Args:
         pos: float64 tensor ``(S,)``, scores h_i, centred: squares of large scores cancel.
-        neg: float64 tensor ``(B,)``, scores h_j, centred likewise.
-        down: ``(B,)``, -h_j in ascending order. The pairs of every positive then come first, so that no sum has to be
-            taken as the difference of two larger ones.
+        down: float64 tensor ``(B,)``, -h_j of scores centred likewise, in ascending order. The pairs of every positive
+            then come first, so that no sum has to be taken as the difference of two larger ones.
         edge: ``(S,)``; every pair above it has :math:`m + h_j - h_i > 0` unless the loss is two-sided.
-        y: ``(S,)``, weights of the positives.
         power: m and p; the caller handles the second side.
-        gradients: whether to compute the last sum.
 
     Returns:
-        The sums over j of the power, of 1 and of the derivative :math:`p (m + h_j - h_i)^{p-1}`, each ``(S,)``, and the
-        sum over i of y_i times that derivative, ``(B,)`` (zeros without ``gradients``).
+        The sums over j of the power, of 1 and of the derivative :math:`p (m + h_j - h_i)^{p-1}`, each ``(S,)``.
 
     Example:
         >>> pos, neg = torch.tensor([0.0, 1.0]).double(), torch.tensor([0.5, 2.0]).double()
-        >>> sums = one_sided_sums(pos, neg, (-neg).sort().values, pos, torch.ones(2).double(), PowerForm(0.0, 1), True)
+        >>> sums = one_sided_sums(pos, (-neg).sort().values, pos, PowerForm(0.0, 1))
         >>> [x.tolist() for x in sums]
-        [[2.5, 1.0], [2.0, 1.0], [2.0, 1.0], [1.0, 2.0]]
+        [[2.5, 1.0], [2.0, 1.0], [2.0, 1.0]]
     """
     offset = power.margin - pos  # m + h_j - h_i = offset_i + h_j
     count = torch.searchsorted(down, -edge)
@@ -44,14 +102,32 @@ def one_sided_sums(
         total, slope = linear, number
     else:
         total, slope = offset * (linear - moments[0]) + moments[1], 2.0 * linear
-    if not gradients:
-        return total, number, slope, torch.zeros_like(neg)
+    return total, number, slope
+
+
+def one_sided_slopes(pos: Tensor, neg: Tensor, edge: Tensor, y: Tensor, power: PowerForm) -> Tensor:
+    r"""Sum over i of y_i times the slope of :math:`(m + h_j - h_i)^p`, for each j, over the pairs above the edges.
+
+    Args:
+        pos: as in :func:`one_sided_sums`.
+        neg: as in :func:`one_sided_sums`.
+        edge: as in :func:`one_sided_sums`.
+        y: float64 tensor ``(S,)``, weights of the positives.
+        power: m and p.
+
+    Returns:
+        Tensor ``(B,)``.
+
+    Example:
+        >>> pos, neg = torch.tensor([0.0, 1.0]).double(), torch.tensor([0.5, 2.0]).double()
+        >>> one_sided_slopes(pos, neg, pos, torch.ones(2).double(), PowerForm(0.0, 1))
+        tensor([1., 2.], dtype=torch.float64)
+    """
     # A negative counts for the positives whose edge lies below it: the first ones in ascending order of edges.
     edge, order = edge.sort()
-    weights = prefix_sums((y[None] if power.degree == 1 else torch.stack([y, y * offset]))[:, order])
+    weights = prefix_sums((y[None] if power.degree == 1 else torch.stack([y, y * (power.margin - pos)]))[:, order])
     sums = weights[:, torch.searchsorted(edge, neg)]
-    neg_slope = sums[0] if power.degree == 1 else 2.0 * (sums[1] + neg * sums[0])
-    return total, number, slope, neg_slope
+    return sums[0] if power.degree == 1 else 2.0 * (sums[1] + neg * sums[0])
 
 
 def prefix_sums(rows: Tensor) -> Tensor:

@@ -385,3 +385,34 @@ def test_cuda_gives_the_same_without_synchronising(name, method, dtype, determin
         assert_close(
             getattr(terms, field).cpu(), getattr(expected, field), "float64" if dtype == torch.float64 else "float32"
         )
+
+
+# ----------------------------------------------------------------------------------------------- weights made of losses
+
+
+@pytest.mark.parametrize(("name", "method"), PAIRS)
+@pytest.mark.parametrize("blocks", [False, True], ids=["at once", "in blocks"])
+def test_weights_made_of_the_losses_equal_weights_made_before(name, method, blocks, monkeypatch):
+    """To the last bit, values and gradients; the losses are those of a call of their own."""
+    if blocks:
+        monkeypatch.setitem(pairwise._BLOCK, "cpu", 20)
+    pos, neg, s, _ = draw(7, 9, dtype=torch.float32)
+
+    def rule(excess):
+        return (0.5 + 3.0 * excess).clamp(0, 1)
+
+    weights = rule(pairwise_terms(pos, neg, s, surrogate=name, method=method, gradients=False).excess)
+    results = []
+    for given in (weights, rule):
+        scores = pos.clone().requires_grad_(), neg.clone().requires_grad_()
+        value, active = weighted_excess(*scores, s, given, surrogate=name, method=method)
+        value.backward()
+        results.append((value.detach(), active, scores[0].grad, scores[1].grad))
+    for expected, found in zip(*results, strict=True):
+        assert torch.equal(expected, found)
+    assert results[0][0] > 0
+
+
+def test_weights_of_another_shape_are_refused_when_they_are_made():
+    with pytest.raises(ArgumentError, match=r"`weights`"):
+        weighted_excess(torch.zeros(3), torch.zeros(2), torch.zeros(3), lambda excess: excess[:2])
