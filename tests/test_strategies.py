@@ -198,6 +198,18 @@ def test_sharded_parameters_reproduce_one_process(tmp_path, sharded, case):
             assert_close(actual[name], value, "trajectory32")
 
 
+def test_sharded_parameters_reproduce_ddp_with_batch_normalisation(sharded):
+    """Stages, average and running statistics, whose means over ranks and over a stage are in the model at validation."""
+    for rank in sharded[1]:
+        actual, expected = flat(rank["unbroken True"]), flat(rank["ddp"])
+        assert actual.keys() == expected.keys()
+        statistics = [value for name, value in expected.items() if name.startswith("/buffers") and value.numel() == 8]
+        assert len(statistics) == 2
+        assert not torch.equal(statistics[1], torch.ones(8))
+        for name, value in expected.items():
+            assert_close(actual[name], value, "trajectory32")
+
+
 @pytest.mark.parametrize("in_one_file", [True, False], ids=["one file", "a file per process"])
 def test_sharded_run_resumes_to_the_last_bit(sharded, in_one_file):
     for rank in sharded[1]:

@@ -82,6 +82,7 @@ def fit(
     algorithm: Algorithm,
     *,
     devices: int = 1,
+    sharded: bool = True,
     in_one_file: bool = True,
     batch_norm: bool = False,
     max_steps: int = STEPS,
@@ -104,7 +105,7 @@ def fit(
     trainer = Trainer(
         accelerator="cpu",
         devices=devices,
-        strategy=strategy if devices > 1 else "auto",
+        strategy="auto" if devices == 1 else strategy if sharded else "ddp",
         precision="32-true",
         max_steps=max_steps,
         max_epochs=-1,
@@ -144,6 +145,8 @@ def main(folder: Path) -> None:
         results[f"unbroken {in_one_file}"] = run(path / "unbroken")
         run(path, max_steps=BROKEN_AT)
         results[f"resumed {in_one_file}"] = run(path, resume=True)
+    # batch normalisation depends on the number of processes, so the other side has two as well
+    results["ddp"] = fit(folder / "ddp", staco2(), devices=2, sharded=False, batch_norm=True)
     rank = torch.distributed.get_rank()
     torch.save(results, folder / f"rank{rank}.pt")
     torch.distributed.destroy_process_group()
