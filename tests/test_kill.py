@@ -1,5 +1,6 @@
 """Runs that are killed with SIGKILL end where the unbroken run does, and checkpoints are whole or not there."""
 
+import json
 import multiprocessing
 import os
 import sys
@@ -101,6 +102,22 @@ def test_killed_again_and_again(tmp_path, unbroken):
     assert kills == 7
     in_child(tmp_path, setting, ends=0)
     assert differences(tmp_path, unbroken(setting)) == []
+
+
+@pytest.mark.parametrize("every", [0, 8])
+def test_a_run_that_goes_on_may_log_its_last_point_again_but_never_another_value(tmp_path, unbroken, every):
+    """Nobody can know, when a checkpoint is written, whether what is logged after it will be."""
+    run(tmp_path, Setting(every=every, epochs=2))
+    before = (tmp_path / "curves.jsonl").read_text().splitlines()
+    run(tmp_path, Setting(every=every))
+    values = {}
+    for line in (tmp_path / "curves.jsonl").read_text().splitlines():
+        name, step, value = json.loads(line)
+        values.setdefault((name, step), set()).add(value)
+    assert all(len(found) == 1 for found in values.values())
+    assert curves(tmp_path) == curves(unbroken(Setting(every=every)))
+    again = (tmp_path / "curves.jsonl").read_text().splitlines()[len(before) :]
+    assert {step for _, step, _ in map(json.loads, again)} == set(range(15, 32)), "only the last point"
 
 
 # ---------------------------------------------------------------- files

@@ -199,7 +199,7 @@ def test_sharded_parameters_reproduce_one_process(tmp_path, sharded, case):
 
 
 def test_sharded_parameters_reproduce_ddp_with_batch_normalisation(sharded):
-    """Stages, average and running statistics, whose means over ranks and over a stage are in the model at validation."""
+    """Stages, average and running statistics, whose means over ranks and over a stage are validated."""
     for rank in sharded[1]:
         actual, expected = flat(rank["unbroken True"]), flat(rank["ddp"])
         assert actual.keys() == expected.keys()

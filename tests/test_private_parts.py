@@ -1,0 +1,130 @@
+"""Private attributes of Lightning, torch and torchmetrics that the package uses: all are listed, and all are there.
+
+A release that renames one fails here, in words, before it fails somewhere in the middle of a run.
+"""
+
+import ast
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.core.mixins import hparams_mixin
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import nn
+from torch.utils.data import _utils
+from torchmetrics import Metric
+
+from lightning_tpauc import PosNegDataModule, TPAUCModule
+from tests.fixed import make_trainer
+from tests.paths import ROOT
+
+#: Module and attribute: whose it is, and what goes wrong without it.
+USED = {
+    ("batch_norm", "_NormBase"): (lambda _: nn.modules.batchnorm, "statistics are neither averaged nor agreed on"),
+    ("checkpoint", "_given_hyperparameters"): (
+        lambda _: hparams_mixin,
+        "a checkpoint of the command line can't be loaded without arguments",
+    ),
+    ("checkpoint", "_trainer"): (lambda t: t.lightning_module, "checkpoints carry no fingerprint of the data"),
+    ("data.position", "_combined_loader"): (lambda t: t.fit_loop, "a resumed epoch starts from its first batch"),
+    ("data.stream_reader", "_utils"): (lambda _: torch.utils.data, "streams do not see which worker reads them"),
+    ("data.stream_reader", "_worker_info"): (lambda _: _utils.worker, "streams do not see which worker reads them"),
+    ("loop_state", "_batches_that_stepped"): (
+        lambda t: t.fit_loop.epoch_loop,
+        "points logged again after a kill lie at a wrong step",
+    ),
+    ("loop_state", "_data_fetcher"): (lambda t: t.fit_loop, "validation after a killed run's last checkpoint is lost"),
+    ("loop_state", "_logger_connector"): (lambda t: t, "a kill right after a checkpoint loses a logged point"),
+    ("loop_state", "_num_ready_batches_reached"): (
+        lambda t: t.fit_loop.epoch_loop,
+        "a run resumed from an epoch's last batch counts that batch twice",
+    ),
+    ("loop_state", "_restarting"): (lambda t: t.fit_loop, "a run with max_steps stops an epoch early when resumed"),
+    ("loop_state", "_should_check_val_fx"): (
+        lambda t: t.fit_loop.epoch_loop,
+        "validation after a killed run's last checkpoint is lost",
+    ),
+    ("metrics.base", "_sync_dist"): (lambda _: Metric, "metrics of ranks with uneven shares are not joined"),
+    ("module", "_step_supports_amp_scaling"): (
+        lambda _: torch.optim.SGD([torch.zeros(1, requires_grad=True)], fused=True),
+        "fused optimizers under 16-mixed clip scaled gradients",
+    ),
+    ("origin", "_trainer"): (lambda t: t.lightning_module, "checkpoints of weights alone are resumed from"),
+    ("support", "_save_distributed_checkpoint"): (
+        lambda _: ModelParallelStrategy(),
+        "nobody warns of folders that are overwritten",
+    ),
+    ("support", "_tensor_parallel_size"): (lambda _: ModelParallelStrategy(), "tensor parallelism is not refused"),
+    ("support", "_train_time_interval"): (lambda _: ModelCheckpoint(), "nobody warns of a saver that never saves"),
+    ("transfer", "_on_before_batch_transfer"): (
+        lambda _: LightningModule,
+        "scoring passes leave out the data module's hooks",
+    ),
+}
+
+#: Not private: what Python gives to named tuples and bound methods, and functions that torch only names so.
+NO_SECRET = {"_asdict", "_exit", "_fields", "_replace"}
+#: Attributes of our own classes that a module beside them uses.
+OURS = {"_restored"}
+
+
+def private_names(tree):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls"):
+            yield node.attr
+        if (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) == "getattr"
+            and isinstance(node.args[1], ast.Constant)
+        ):
+            yield node.args[1].value
+        if isinstance(node, ast.ImportFrom):
+            yield from (alias.name for alias in node.names)
+
+
+def test_the_list_is_complete():
+    found = set()
+    for path in (ROOT / "lightning_tpauc").rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT / "lightning_tpauc").with_suffix("").parts)
+        for attribute in private_names(ast.parse(path.read_text(encoding="utf-8"))):
+            private = attribute.startswith("_") and not attribute.startswith(("__", "_foreach_"))
+            if private and attribute not in NO_SECRET | OURS:
+                found.add((name, attribute))
+    assert found == set(USED)
+
+
+@pytest.fixture(scope="module")
+def missing():
+    """Which of them a Trainer in the middle of its training lacks."""
+    absent = set()
+
+    class Look(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            absent.update(key for key, (owner, _) in USED.items() if not hasattr(owner(trainer), key[1]))
+
+    y = torch.arange(12) % 3 == 0
+    data = PosNegDataModule((torch.randn(12, 2), y.long()), num_pos=2, num_neg=2)
+    make_trainer(precision="32-true", max_steps=1, max_epochs=-1, callbacks=[Look()]).fit(
+        TPAUCModule(nn.Linear(2, 1)), data
+    )
+    return absent
+
+
+@pytest.mark.parametrize("key", USED, ids=".".join)
+def test_it_is_there(key, missing):
+    assert key not in missing, f"without {key[1]} in this release, {USED[key][1]}"
+
+
+def test_the_keys_of_a_checkpoint_that_are_corrected_are_there(tmp_path):
+    y = torch.arange(12) % 3 == 0
+    data = PosNegDataModule((torch.randn(12, 2), y.long()), num_pos=2, num_neg=2)
+    trainer = make_trainer(precision="32-true", max_steps=1, max_epochs=-1)
+    trainer.fit(TPAUCModule(nn.Linear(2, 1)), data)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    state = torch.load(tmp_path / "a.ckpt", weights_only=True)["loops"]["fit_loop"]
+    counters = {"ready", "started", "processed", "completed"}
+    for name in ("epoch_loop.batch_progress", "epoch_loop.val_loop.batch_progress"):
+        assert set(state[name]["total"]) == set(state[name]["current"]) == counters
+        assert "is_last_batch" in state[name]
+    assert "_batches_that_stepped" in state["epoch_loop.state_dict"]
