@@ -63,6 +63,7 @@ def save(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
         "previous": module.previous.state_dict(),
         "batches_seen": module.batches_seen,
         "fingerprint": _fingerprint(module),
+        "optimizer": _optimizer_name(module),
         "random_state": random_state.gather(),
         "negatives": _negatives(module),
         "unlogged": unlogged_metrics(module.trainer) if not handling_exception() else None,
@@ -219,6 +220,20 @@ def _check_belongs(module: TPAUCModule, state: dict[str, Any]) -> None:
             "Pass the checkpoint as `init_from` to start a new run from its weights."
         )
         raise CheckpointError(msg)
+    before, now = state.get("optimizer"), _optimizer_name(module)
+    if before is not None and before != now:
+        msg = (
+            f"The checkpoint was written with the optimizer {before}, but the module trains with {now}, which "
+            "can't go on from that state. Pass the checkpoint as `init_from` to start a new run from its weights."
+        )
+        raise CheckpointError(msg)
+    if module.iterates is not None and not module.iterates.fits(state["iterates"]):
+        msg = (
+            "The checkpoint's run kept other anchors and averages than this one: `gamma` was changed between infinity "
+            "(STACO1) and a number (STACO2), `batch_norm` of StageCallback was, or what the optimizer trains. Restore "
+            "the setting, or pass the checkpoint as `init_from` to start a new run from its weights."
+        )
+        raise CheckpointError(msg)
     written, present = state["fingerprint"], _fingerprint(module)
     if written is not None and present is not None and written != present:
         msg = (
@@ -226,6 +241,10 @@ def _check_belongs(module: TPAUCModule, state: dict[str, Any]) -> None:
             "variables belong to other positives. Pass the checkpoint as `init_from` to start anew from its weights."
         )
         raise CheckpointError(msg)
+
+
+def _optimizer_name(module: TPAUCModule) -> str:
+    return type(module.trainer.optimizers[0]).__name__
 
 
 def _fingerprint(module: TPAUCModule) -> str | None:

@@ -32,9 +32,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         >>> import tempfile
         >>> io = AtomicCheckpointIO()
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     io.save_checkpoint({"epoch": 3}, f"{folder}/last.ckpt")
-        ...     io.load_checkpoint(f"{folder}/last.ckpt"), os.listdir(folder)
-        ({'epoch': 3}, ['last.ckpt'])
+        ...     io.save_checkpoint({"state_dict": {}, "pytorch-lightning_version": "2.6"}, f"{folder}/last.ckpt")
+        ...     io.load_checkpoint(f"{folder}/last.ckpt")["state_dict"], os.listdir(folder)
+        ({}, ['last.ckpt'])
     """
 
     @override
@@ -59,11 +59,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     @override
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Load as Lightning does.
+        """Load as Lightning does, after a look at the check sums.
 
         Raises:
             MissingCheckpointError: if there is no such file.
-            CheckpointError: if it is a folder, or not whole.
+            CheckpointError: if it is a folder, not whole, or no checkpoint of Lightning.
         """
         if _is_local(path) and not Path(path).exists():
             msg = f"There is no checkpoint {str(path)!r} (the current folder is {str(Path.cwd())!r})."
@@ -74,13 +74,19 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 "Resume it with that strategy, or pass it `save_distributed_checkpoint=False` for one file."
             )
             raise CheckpointError(msg)
-        if _is_local(path) and Path(path).is_file() and not zipfile.is_zipfile(path):
+        damage = _damage(Path(path)) if _is_local(path) else None
+        if damage:
+            msg = f"The checkpoint {str(path)!r} is not whole: {damage}. Resume from an earlier one, or copy it again."
+            raise CheckpointError(msg)
+        checkpoint: Any = super().load_checkpoint(path, *args, **kwargs)
+        if not isinstance(checkpoint, dict) or not {"state_dict", "pytorch-lightning_version"} <= checkpoint.keys():
+            held = f"the keys {list(checkpoint)[:5]}" if isinstance(checkpoint, dict) else type(checkpoint).__name__
             msg = (
-                f"The checkpoint {str(path)!r} is not whole: its {Path(path).stat().st_size} bytes end too early or "
-                "were never a checkpoint. Resume from an earlier one, or copy it again."
+                f"{str(path)!r} is no checkpoint of Lightning: it holds {held}. Load weights that something else saved "
+                "with `model.load_state_dict(torch.load(path))`."
             )
             raise CheckpointError(msg)
-        return super().load_checkpoint(path, *args, **kwargs)
+        return checkpoint
 
 
 def use_atomic_files(trainer: Trainer) -> None:
@@ -88,6 +94,24 @@ def use_atomic_files(trainer: Trainer) -> None:
     strategy = trainer.strategy
     if type(strategy.checkpoint_io) is TorchCheckpointIO:
         strategy.checkpoint_io = AtomicCheckpointIO()
+
+
+def _damage(path: Path) -> str | None:
+    """What is wrong with a file; ``None`` if nothing is.
+
+    torch does not compare check sums when it reads, so a changed bit would go into the weights unnoticed.
+    """
+    if not zipfile.is_zipfile(path):
+        return f"its {path.stat().st_size} bytes end too early or were never a checkpoint"
+    get_options = getattr(torch.serialization, "get_crc32_options", None)
+    if get_options is not None and not get_options():  # whoever turned check sums off has none to compare
+        return None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            part = archive.testzip()
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, EOFError) as error:
+        return f"it can't be read ({error})"
+    return f"its part {part!r} has changed since it was written" if part else None
 
 
 def _is_local(path: str | Path) -> bool:

@@ -136,6 +136,11 @@ class WeightIterates:
             "iterate": [whole(t) for t in iterate] if self.count else [],
         }
 
+    def fits(self, state: dict[str, Any]) -> bool:
+        """Whether :meth:`state_dict` came from a run that kept tensors of the same shapes."""
+        pairs = [(self.anchor, state["anchor"]), (self.mean, state["mean"])]
+        return all([t.shape for t in own] == [t.shape for t in other] for own, other in pairs)
+
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore everything; the model then holds the last iterate."""

@@ -148,12 +148,39 @@ def test_a_checkpoint_that_is_cut_short_says_so(tmp_path):
         trainer.validate(module, data, ckpt_path=tmp_path)
 
 
+def test_a_bit_that_flipped_on_the_disk_is_noticed(tmp_path):
+    module, trainer, data = tiny()
+    trainer.fit(module, data)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    content = bytearray((tmp_path / "last.ckpt").read_bytes())
+    weights = module.backbone.weight.detach().numpy().tobytes()
+    content[content.index(weights)] ^= 1
+    (tmp_path / "flipped.ckpt").write_bytes(content)
+    torch.load(tmp_path / "flipped.ckpt", weights_only=True)  # torch sees nothing
+    module, trainer, data = tiny()
+    with pytest.raises(CheckpointError, match=r"is not whole: its part '.*data/\d+' has changed since it was written"):
+        trainer.fit(module, data, ckpt_path=tmp_path / "flipped.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [({"weight": torch.ones(2)}, r"the keys \['weight'\]"), (torch.ones(2), "Tensor")]
+)
+def test_a_file_of_something_else(tmp_path, content, words):
+    torch.save(content, tmp_path / "other.pt")
+    module, trainer, data = tiny()
+    with pytest.raises(
+        CheckpointError, match=rf"other.pt' is no checkpoint of Lightning: it holds {words}. Load weights"
+    ):
+        trainer.fit(module, data, ckpt_path=tmp_path / "other.pt")
+
+
 def test_a_failed_save_leaves_the_file_that_was_there(tmp_path):
     io, path = AtomicCheckpointIO(), tmp_path / "new folder" / "last.ckpt"
-    io.save_checkpoint({"step": 1}, path)
+    content = {"state_dict": {}, "pytorch-lightning_version": "2.6"}
+    io.save_checkpoint(content, path)
     with pytest.raises(AttributeError, match="local object"):
         io.save_checkpoint({"step": lambda: 2}, path)
-    assert io.load_checkpoint(path) == {"step": 1}
+    assert io.load_checkpoint(path) == content
     assert [file.name for file in path.parent.iterdir()] == ["last.ckpt"]
 
 

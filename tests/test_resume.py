@@ -363,6 +363,20 @@ def test_a_module_without_an_algorithm_evaluates_the_checkpoints_rectangle(tmp_p
     assert Fixed.load_from_checkpoint(path, algorithm=STACO(0.1, 0.9)).algorithm.max_fpr == 0.9
 
 
+def test_another_optimizer_and_other_stages_are_refused(tmp_path):
+    run(tmp_path / "stages", crash=14, every=3)
+    run(tmp_path / "none", module=make_module(gamma=math.inf), crash=14, every=3)
+    other = make_module()
+    other.optimizer_factory = lambda p: torch.optim.RMSprop(p, lr=0.01)
+    with pytest.raises(CheckpointError, match=r"written with the optimizer Adam, but the module trains with RMSprop"):
+        run(tmp_path / "y", module=other, ckpt=tmp_path / "stages" / "last.ckpt")
+    for before, gamma in (("stages", math.inf), ("none", 4.0)):
+        with pytest.raises(
+            CheckpointError, match=r"kept other anchors and averages .*infinity \(STACO1\) and a number"
+        ):
+            run(tmp_path / "y", module=make_module(gamma=gamma), ckpt=tmp_path / before / "last.ckpt")
+
+
 def make_smaller():
     x, y = make_problem(num_pos=20)
     return PosNegDataModule((x, y), num_pos=4, num_neg=8)
