@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import arguments, compare, header, import_libauc, once, repeat, verdict
+from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.functional import pairwise_terms, weighted_excess
 
 
@@ -53,6 +54,19 @@ def libauc(num_pos: int, num_neg: int) -> Callable[[], Any]:
     return work
 
 
+def staco(num_pos: int, num_neg: int, share: bool) -> Callable[[], Any]:
+    """A call of STACO and its backward pass, on given scores."""
+    pos, neg, _, _ = draw(num_pos, num_neg)
+    algorithm, index = STACO(share_negatives=share, dual_init="zeros"), torch.arange(num_pos)
+    algorithm.setup(num_pos)
+
+    def work() -> None:
+        h_pos, h_neg = pos.clone().requires_grad_(), neg.clone().requires_grad_()
+        algorithm(h_pos, h_neg, None if share else neg, index).backward()  # type: ignore[no-untyped-call]
+
+    return work
+
+
 def main(args: list[str] | None = None) -> None:
     options = arguments(__doc__, args)
     header("pairwise")
@@ -76,6 +90,13 @@ def main(args: list[str] | None = None) -> None:
     print("\n### 4096 x 65536")
     clocks = compare({"terms and gradients": repeat(ours(4096, 65536), 2)}, 3 if options.quick else 9)
     verdict("4096 x 65536", 1e3 * clocks["terms and gradients"].median, 50.0, unit=" ms")
+    for num_pos, num_neg, inner in ((32, 32, 200), (256, 1024, 30), (1024, 8192, 8)):
+        print(f"\n### STACO, {num_pos} x {num_neg}: one batch of negatives, whose pairs are evaluated once, or two")
+        sides = {
+            "shared": repeat(staco(num_pos, num_neg, True), inner),
+            "two": repeat(staco(num_pos, num_neg, False), inner),
+        }
+        compare(sides, 3 if options.quick else 9, 1e6, "us")
 
 
 if __name__ == "__main__":
