@@ -47,7 +47,7 @@ class StageCallback(Callback):
         scores: where the exact dual variables take the training scores from: ``"remembered"`` from the stage's steps,
             at no cost and stale by at most a stage, or ``"forward"``, one pass over the training set without gradients.
         max_negatives: bound on the negatives that are remembered or scored; ``None`` is no bound for the forward pass
-            and 2**20 for the memory.
+            (``num_scored`` of a stream) and 2**20 for the memory.
         batch_norm: running statistics of batch normalisation that go with averaged weights: ``"average"`` them like
             weights, ``"keep"`` the last iterate's, or ``"recompute"`` them by a pass over an epoch, at a
             stage's end and after training. The default did best in ``benchmarks/batch_norm.py``.

@@ -83,6 +83,10 @@ class NegativeStream:
         #: The reader that iterates now: a data set that keeps its position in itself serves one at a time.
         self.owner: Any = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        # a reader holds an iterator, which can't travel to a worker; that there was one still matters there
+        return self.__dict__ | {"owner": self.owner and "in another process"}
+
     def lanes(self, num_workers: int) -> int:
         """Number of parts that one process reads: one, or one for each of its workers."""
         return 1 if self.split == "deal" else max(1, num_workers)

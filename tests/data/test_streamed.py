@@ -1,5 +1,7 @@
 """Training batches with streamed negatives, from the data module and without a Trainer."""
 
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -308,6 +310,16 @@ def test_the_first_negatives_are_scored_and_training_is_not_moved(make):
     assert torch.cat([batch.example_id for batch in batches]).tolist() == list(range(20))
     assert {int(t) for batch in batches for t in batch.target} == {0}
     assert negatives_of(next(loader))[0] == [5, 6, 7]
+
+
+@pytest.mark.parametrize("make", [Plain, Stateful, lambda: NegativeStream(StatefulBlocks(), blocks=True)])
+def test_what_makes_batches_travels_to_workers_that_are_spawned(make):
+    """Also after scoring, which leaves an iterator behind and may have moved the data set."""
+    datamodule = ready(make())
+    list(datamodule.scoring_dataloaders(8)[1])
+    loader = datamodule.train_dataloader()
+    loader._source.batches = pickle.loads(pickle.dumps(loader._source.batches))  # noqa: S301
+    assert [negatives_of(batch)[0][0] for batch in loader] == [0, 5, 10, 15]
 
 
 def test_ranks_score_equally_many():
