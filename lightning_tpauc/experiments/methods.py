@@ -153,23 +153,23 @@ def tuned_deep_methods() -> tuple[Method, ...]:
         {6}
     """
     decay = {"weight_decay": WEIGHT_DECAY}
-    rates = (1e-2, 1e-1, 5e-1)
+    rates, high = (1e-2, 1e-1, 5e-1), (0.1, 0.5, 2.0)
     ce: Grid = {"lr": (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1)}
     shared = {"share_negatives": True}
-    staco: Grid = {"lr": rates, "gamma": (300.0, 1000.0)}
+    staco: Grid = {"lr": high, "gamma": (300.0, 1000.0)}
     return (
         Method("CE", "CrossEntropy", ce, reported_as="CE"),
-        Method("AUCM", "AUCM", {"lr+eta": rates, "gamma": (100.0, 1000.0)}, decay, stage_epochs=20, reported_as="AUCM"),
+        Method("AUCM", "AUCM", {"lr+eta": high, "gamma": (100.0, 1000.0)}, decay, stage_epochs=20, reported_as="AUCM"),
         Method("SOTAs", "SOTAs", {"lr": rates, "lam+lam_prime": (0.1, 1.0)}, reported_as="SOTAs"),
         Method(
             "PAUCI",
             "PAUCI",
-            {"lr": (0.1, 1.0, 10.0), "kappa": (2.0, 6.0)},
+            {"lr": (0.01, 0.1, 1.0), "kappa": (6.0, 15.0)},
             by_rectangle=True,
             activation="sigmoid",
             reported_as="PAUCI",
         ),
-        Method("SONX", "SONX", {"lr": rates, "beta": (0.3, 3.0)}, by_rectangle=True, reported_as="SONX"),
+        Method("SONX", "SONX", {"lr": high, "beta": (0.3, 3.0)}, by_rectangle=True, reported_as="SONX"),
         Method("SOTA", "SOTA", staco, shared, by_rectangle=True),
         Method("STACO2", "STACO", staco, shared, by_rectangle=True, reported_as="STACO"),
     )
