@@ -60,7 +60,7 @@ class ArrayDataset(RowsDataset):
         self.targets = targets
         self.shift = None if shift is None else np.asarray(shift)
         self.scale = None if scale is None else np.asarray(scale)
-        self._host = _host_view(features)
+        self._on_host = _host_view(features) is not None
         if len(features) != len(targets):
             msg = f"Expected one label per row, but got {len(targets)} labels for {len(features)} rows."
             raise DataError(msg)
@@ -73,13 +73,15 @@ class ArrayDataset(RowsDataset):
 
     def rows(self, rows: NDArray[np.int64]) -> Tensor:
         """Features of shape ``(len(rows), ...)``."""
-        if self._host is None:
+        # made anew each time: a tensor's memory moves when it is shared with a spawned process
+        host = _host_view(self.features) if self._on_host else None
+        if host is None:
             features: Tensor = self.features  # type: ignore[assignment]  # arrays always have a view
             found = features.index_select(0, torch.from_numpy(rows).to(features.device))
             if self.shift is not None:
                 found = found - torch.from_numpy(self.shift).to(found.device)
             return found if self.scale is None else found * torch.from_numpy(self.scale).to(found.device)
-        array = self._host.take(rows, axis=0) if self._host.flags.c_contiguous else self._host[rows]
+        array = host.take(rows, axis=0) if host.flags.c_contiguous else host[rows]
         if self.shift is not None:
             array = array - self.shift
         return torch.from_numpy(array if self.scale is None else array * self.scale)

@@ -1,5 +1,7 @@
 """Data sets over arrays."""
 
+from multiprocessing.reduction import ForkingPickler
+
 import numpy as np
 import pytest
 import torch
@@ -54,3 +56,15 @@ def test_a_tensor_with_gradients_is_data():
 def test_refuses_other_lengths():
     with pytest.raises(DataError, match="59 labels for 60 rows"):
         ArrayDataset(X, Y[1:])
+
+
+def test_rows_of_a_tensor_whose_memory_has_moved():
+    """As it does when the data set is sent to a process that is spawned, which must not get a copy of the old place."""
+    x = torch.arange(30.0).reshape(10, 3)
+    data = ArrayDataset(x, torch.zeros(10))
+    before = x.data_ptr()
+    sent = ForkingPickler.dumps(data)
+    assert x.data_ptr() != before
+    x[4] = torch.tensor([7.0, 8.0, 9.0])
+    for dataset in (data, ForkingPickler.loads(sent)):
+        assert torch.equal(dataset.rows(np.array([4, 0])), torch.tensor([[7.0, 8.0, 9.0], [0.0, 1.0, 2.0]]))
