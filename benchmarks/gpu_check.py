@@ -10,6 +10,7 @@ run, the guard against non-finite numbers, and two processes that share the devi
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import tempfile
 import time
@@ -193,7 +194,7 @@ def check_no_waiting() -> str:
         if watch.steps != 100:
             msg = f"{name}: only {watch.steps} steps were watched"
             raise AssertionError(msg)
-    need_gpu(f"ran on the CPU; that no step waits (8 methods, {watch.steps} steps each)")
+    need_gpu(f"ran on the CPU; that no step waits ({len(METHODS)} methods, {watch.steps} steps each)")
     return f"{len(METHODS)} methods, {watch.steps} steps each"
 
 
@@ -331,6 +332,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("name", nargs="?", default="")
     args = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     print(f"torch {torch.__version__}" + ("" if torch.cuda.is_available() else ", no GPU: its checks are skipped"))
     failed = 0
     for title, check in CHECKS.items():
