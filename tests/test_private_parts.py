@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.core.mixins import hparams_mixin
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
-from torch.utils.data import _utils
+from torch.utils.data import DataLoader, _utils, dataloader
 from torchmetrics import Metric
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
@@ -27,6 +27,11 @@ USED = {
         "a checkpoint of the command line can't be loaded without arguments",
     ),
     ("checkpoint", "_trainer"): (lambda t: t.lightning_module, "checkpoints carry no fingerprint of the data"),
+    ("data.loader", "_iterator"): (lambda _: DataLoader([0]), "workers of a run that fails end five seconds late each"),
+    ("data.loader", "_shutdown_workers"): (
+        lambda _: dataloader._MultiProcessingDataLoaderIter,
+        "workers of a run that fails end five seconds late each",
+    ),
     ("data.position", "_combined_loader"): (lambda t: t.fit_loop, "a resumed epoch starts from its first batch"),
     ("data.stream_reader", "_utils"): (lambda _: torch.utils.data, "streams do not see which worker reads them"),
     ("data.stream_reader", "_worker_info"): (lambda _: _utils.worker, "streams do not see which worker reads them"),
