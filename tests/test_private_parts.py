@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.core.mixins import hparams_mixin
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
-from torch.utils.data import DataLoader, _utils, dataloader
+from torch.utils.data import DataLoader, TensorDataset, _utils, dataloader
 from torchmetrics import Metric
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
@@ -27,7 +27,10 @@ USED = {
         "a checkpoint of the command line can't be loaded without arguments",
     ),
     ("checkpoint", "_trainer"): (lambda t: t.lightning_module, "checkpoints carry no fingerprint of the data"),
-    ("data.loader", "_iterator"): (lambda _: DataLoader([0]), "workers of a run that fails end five seconds late each"),
+    ("data.loader", "_iterator"): (
+        lambda _: DataLoader(TensorDataset(torch.zeros(1))),
+        "workers of a run that fails end five seconds late each",
+    ),
     ("data.loader", "_shutdown_workers"): (
         lambda _: dataloader._MultiProcessingDataLoaderIter,
         "workers of a run that fails end five seconds late each",
