@@ -10,10 +10,12 @@ from lightning_tpauc.functional import (
     Surrogate,
     duals,
     exact_duals,
+    pairwise_terms,
     register_surrogate,
     surrogates,
     tpauc_objective,
 )
+from lightning_tpauc.functional.duals import ties_active
 from tests.reference.objective import cvar_objective, fractions_of, inner, min_max_value, minimal_inner, outer
 from tests.reference.pairwise import LOSSES, loss_matrix
 from tests.tolerances import assert_close
@@ -225,3 +227,19 @@ def test_cuda_gives_the_same(name, ties):
     expected = exact_duals(pos, neg, 0.37, 0.61, surrogate=name)
     for actual, value in zip(exact_duals(pos.cuda(), neg.cuda(), 0.37, 0.61, surrogate=name), expected, strict=True):
         assert_close(actual.cpu(), value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_does_not_decide_which_pairs_are_active_at_exact_thresholds(dtype):
+    """Scores of the same model in batches of another size differ in the last digits."""
+    generator = torch.Generator().manual_seed(0)
+    pos = 2.0 * torch.randn(50, generator=generator, dtype=dtype)
+    neg = 2.0 * torch.randn(80, generator=generator, dtype=dtype)
+    s = ties_active(exact_duals(pos, neg, 0.5, 0.25).s)
+    expected = pairwise_terms(pos, neg, s).active
+    # the 20th highest of 80 negatives is at the threshold of every positive that it costs anything
+    assert torch.equal(expected[s > 0], torch.full_like(expected[s > 0], 20 / 80))
+    assert int((s > 0).sum()) > 20
+    for _ in range(20):
+        noise = [1.0 + torch.finfo(dtype).eps * torch.randn(n, generator=generator, dtype=dtype) for n in (50, 80)]
+        assert torch.equal(pairwise_terms(pos * noise[0], neg * noise[1], s).active, expected)
