@@ -139,8 +139,9 @@ class SONX(Algorithm):
         """Set s and s' to the minimisers for the initial weights, if asked for."""
         if scores is not None and self.dual_init == "exact":
             duals = exact_duals(*scores, self.min_tpr, self.max_fpr, surrogate=self.surrogate)
-            self.s.copy_(ties_active(duals.s))
-            self.s_prime.copy_(ties_active(duals.s_prime))
+            self.s.copy_(ties_active(duals.s, scores.pos_scores, self.surrogate))
+            # below its own tie as well: equal risks are selected
+            self.s_prime.copy_(duals.s_prime * (1.0 - 64.0 * torch.finfo(duals.s_prime.dtype).eps))
 
     def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:  # noqa: ARG002
         r"""A step without correction: :math:`\gamma = 0`, or no previous weights yet."""

@@ -247,7 +247,7 @@ class STACO(Algorithm):
 
     def _solve(self, scores: TrainingScores) -> None:
         s, y, s_prime = exact_duals(*scores, self.min_tpr, self.max_fpr, surrogate=self.surrogate)
-        self.s.copy_(ties_active(s))
+        self.s.copy_(ties_active(s, scores.pos_scores, self.surrogate))
         self.y.copy_(y)
         self.s_prime.copy_(s_prime)
 
@@ -255,7 +255,7 @@ class STACO(Algorithm):
         # Without the scores of the training set the first batch is the best estimate: exact on its own positives, its
         # mean threshold for the others, which keeps them out of the dead zone of "ones".
         s, y, s_prime = exact_duals(pos_scores, neg_scores, self.min_tpr, self.max_fpr, surrogate=self.surrogate)
-        s = ties_active(s)
+        s = ties_active(s, pos_scores, self.surrogate)
         self.s.copy_(s.mean())
         self.y.fill_(self.theta0)
         self.s.index_copy_(0, index, s.to(self.s.dtype))

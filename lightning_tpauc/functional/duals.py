@@ -108,8 +108,8 @@ def exact_duals(
     return ExactDuals(s.to(dtype), y.to(dtype), s_prime.to(dtype))
 
 
-def ties_active(thresholds: Tensor) -> Tensor:
-    r"""Thresholds that a loss equal to them exceeds, in spite of rounding.
+def ties_active(thresholds: Tensor, pos_scores: Tensor, surrogate: Surrogate) -> Tensor:
+    r"""Exact thresholds, lowered until the losses that equal them exceed them in spite of rounding.
 
     A pair is active where :math:`\ell_{ij} > s_i`. Where :math:`\ell_{ij} = s_i` the objective has a kink, and any
     share of the pair is a subgradient. Exact thresholds lie at kinks, one for each positive, and at all of them if all
@@ -117,17 +117,24 @@ def ties_active(thresholds: Tensor) -> Tensor:
     that another number of processes trained otherwise, and equal scores would never move.
 
     Args:
-        thresholds: float tensor, at least 0.
+        thresholds: float tensor ``(n_pos,)``, at least 0.
+        pos_scores: float tensor ``(n_pos,)``: the scores that they are exact for.
+        surrogate: a monotone surrogate.
 
     Returns:
-        ``thresholds`` less 64 times their precision, more than two forward passes of one model differ by; 0 stays 0.
+        The thresholds less 64 times what one unit in the last place of the scores, and of the loss, makes of it; that
+        is more than two forward passes of one model differ by. 0 stays 0.
 
     Example:
         >>> s = torch.tensor([0.0, 0.25])
-        >>> (s > ties_active(s)).tolist()
+        >>> (s > ties_active(s, torch.tensor([1.0, 0.0]), get_surrogate("squared_hinge"))).tolist()
         [False, True]
     """
-    return thresholds * (1.0 - 64.0 * torch.finfo(thresholds.dtype).eps)
+    slack = thresholds
+    if surrogate.inverse is not None:
+        t = surrogate.inverse(thresholds)  # score of the negative at the kink less the positive's
+        slack = slack + (surrogate.derivative(t) * (t.abs() + pos_scores.abs())).nan_to_num(0.0)
+    return (thresholds - 64.0 * torch.finfo(thresholds.dtype).eps * slack).clamp_min(0.0)
 
 
 def _upper_quantile(g: Tensor, theta: float) -> tuple[Tensor, Tensor]:
