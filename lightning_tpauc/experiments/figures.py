@@ -121,7 +121,7 @@ def draw_losses(curves: Curves, rectangle: Rectangle, title: str, path: Path) ->
         ax.set(xlabel="step", ylabel="own loss")
         _dress(ax)
     where = f"TPR ≥ {rectangle.min_tpr:g}, FPR ≤ {rectangle.max_fpr:g}"
-    figure.suptitle(f"{title}, {where}: mean loss of the steps between two points", fontsize=11)
+    figure.suptitle(f"{title}, {where}:\nmean loss of the steps between two points", fontsize=11)
     _save(figure, path)
     return True
 
