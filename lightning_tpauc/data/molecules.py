@@ -136,6 +136,9 @@ class SMILESDataModule(GivenSplitDataModule):
 
     def _read(self) -> Molecules:
         require_file(self.path, downloads=False)
+        if self.path.is_dir():
+            msg = f"Expected `file` to be the name of a CSV file in `root`, but {self.path} is a folder."
+            raise DataError(msg)
         everything = self.split == "scaffold" and self.split_over == "all"
         return load_molecules(
             self.path, self.smiles_column, self.target_column, scaffolds_of_all=everything, cache_dir=self.cache_dir
