@@ -112,7 +112,8 @@ def test_ranks_reproduce_one_process(tmp_path, world, gamma, precision):
         assert other["steps"] == 50
         assert_close(other["losses"], single["losses"], row)
         for name, value in single["state"].items():
-            assert_close(other["state"][name], value, row)
+            scale = value.abs().max().clamp_min(1.0)  # thresholds pass through zero in steps of tens
+            assert_close(other["state"][name] / scale, value / scale, row)
         for name, value in single["weights"].items():
             assert_close(other["weights"][name], value, row)
         for ours, theirs in zip(other["mean"], single["mean"], strict=True):
