@@ -29,6 +29,7 @@ __all__ = (
     "Repeat",
     "Timing",
     "arguments",
+    "bare_trainer",
     "compare",
     "data_folder",
     "fit_seconds_per_step",
@@ -161,6 +162,21 @@ def quiet() -> None:
     warnings.filterwarnings("ignore")
 
 
+def bare_trainer(**options: Any) -> Trainer:
+    """A Trainer on one CPU device without logger, checkpoints, progress bar and summary, but for ``options``."""
+    return Trainer(
+        **{
+            "accelerator": "cpu",
+            "devices": 1,
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            **options,
+        }
+    )
+
+
 class PlainCrossEntropy(LightningModule):
     """Cross-entropy as one writes it in Lightning; batches are those of a ``PosNegDataModule``."""
 
@@ -209,15 +225,9 @@ def fit_seconds_per_step(
         **kwargs: of the Trainer.
     """
     timer = _StepTimer(warmup, steps)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
+    trainer = bare_trainer(
         max_epochs=1,
         limit_train_batches=steps,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         callbacks=[*callbacks, timer],
         **kwargs,
     )

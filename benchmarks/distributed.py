@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from benchmarks.backbones import SIZE
-from benchmarks.common import arguments, data_folder, header, quiet, verdict
+from benchmarks.common import arguments, bare_trainer, data_folder, header, quiet, verdict
 from lightning_tpauc import SMILESDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.models import GIN
@@ -49,17 +49,12 @@ def seconds_per_step(processes: int, steps: int) -> tuple[float, float]:
     algorithm = STACO(gamma=500.0, dual_init="zeros", stage_restart="ones")
     module = TPAUCModule(GIN(), algorithm, optimizer=lambda p: torch.optim.SGD(p, lr=0.1), score_activation="sigmoid")
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(
-            accelerator="cpu",
+        trainer = bare_trainer(
             devices=processes,
             strategy="ddp_fork" if processes > 1 else "auto",
             max_steps=steps,
             limit_val_batches=0,
             num_sanity_val_steps=0,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
             callbacks=[Report(folder)],
         )
         trainer.fit(module, data)

@@ -23,7 +23,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
-from benchmarks.common import arguments, data_folder, header, import_libauc, now, quiet, verdict
+from benchmarks.common import arguments, bare_trainer, data_folder, header, import_libauc, now, quiet, verdict
 from lightning_tpauc import LIBSVMDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO, FullBatch
 from lightning_tpauc.functional import tpauc_objective, two_way_partial_auroc
@@ -100,16 +100,10 @@ class Evaluate(Callback):
 def fit(data: LIBSVMDataModule, test: Part, module: TPAUCModule, steps: int, every: int) -> Trace:
     stages = StageCallback(every_n_steps=100)
     evaluate = Evaluate(test, every)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
+    trainer = bare_trainer(
         max_epochs=-1,
         max_steps=steps,
         limit_val_batches=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         callbacks=[evaluate, stages],
     )
     trainer.fit(module, data)

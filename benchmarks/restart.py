@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 
-from benchmarks.common import arguments, data_folder, header, now, quiet, verdict
+from benchmarks.common import arguments, bare_trainer, data_folder, header, now, quiet, verdict
 from lightning_tpauc import LIBSVMDataModule, PosNegDataModule, SMILESDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.models import GIN
@@ -42,15 +42,9 @@ def share(data: PosNegDataModule, make: Any, scores: Literal["remembered", "forw
     module = TPAUCModule(
         make(), STACO(gamma=500.0), optimizer=lambda p: torch.optim.SGD(p, lr=0.1), score_activation="sigmoid"
     )
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
+    trainer = bare_trainer(
         max_epochs=epochs,
         limit_val_batches=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         callbacks=[stages],
     )
     trainer.fit(module, data)

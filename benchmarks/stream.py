@@ -19,7 +19,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
-from benchmarks.common import arguments, header, now, quiet, verdict
+from benchmarks.common import arguments, bare_trainer, header, now, quiet, verdict
 from lightning_tpauc import NegativeStream, PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO
 
@@ -72,15 +72,9 @@ def train(negatives: int, workers: int) -> list[tuple[float, float]]:
     data = PosNegDataModule(positives, negatives=stream, num_pos=NUM_POS, num_neg=NUM_NEG, num_workers=workers)
     module = TPAUCModule(nn.Linear(FEATURES, 1), STACO(), optimizer=lambda p: torch.optim.SGD(p, lr=0.01))
     memory = Memory([max(1, steps // 100), steps // 2, steps])
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
+    trainer = bare_trainer(
         max_epochs=-1,
         max_steps=steps,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         callbacks=[memory, StageCallback()],
     )
     trainer.fit(module, data)

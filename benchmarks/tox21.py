@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 
-from benchmarks.common import arguments, data_folder, header, now, quiet
+from benchmarks.common import arguments, bare_trainer, data_folder, header, now, quiet
 from lightning_tpauc import SMILESDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
 from lightning_tpauc.functional import two_way_partial_auroc
@@ -93,19 +93,6 @@ def tpauc(module: TPAUCModule, loader: Any) -> float:
     return two_way_partial_auroc(scores, torch.cat([batch.target for batch in batches]), 0.5, 0.5).item()
 
 
-def make_trainer(**options: Any) -> Trainer:
-    return Trainer(
-        accelerator="cpu",
-        devices=1,
-        limit_val_batches=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **options,
-    )
-
-
 def load(cache: str, fold: int) -> SMILESDataModule:
     data = SMILESDataModule(
         "tox21.csv.gz",
@@ -128,7 +115,7 @@ def pretrain(data: SMILESDataModule, fold: int, epochs: int) -> dict[str, Any]:
     data.num_dual_neg = None
     seed_everything(fold, verbose=False)
     module = TPAUCModule(GIN(), CrossEntropy(), optimizer=lambda p: torch.optim.Adam(p, lr=1e-3))
-    make_trainer(max_epochs=epochs).fit(module, data)
+    bare_trainer(max_epochs=epochs, limit_val_batches=0).fit(module, data)
     print(f"start of fold {fold}: validation {tpauc(module, data.val_dataloader()):.3f}", flush=True)
     return module.state_dict()
 
@@ -142,7 +129,7 @@ def train(
     module = TPAUCModule(GIN(), algorithm, lambda p: torch.optim.SGD(p, lr=lr), score_activation="sigmoid")
     module.load_state_dict(start)
     clock = Clock(data, seconds)
-    make_trainer(max_epochs=-1, callbacks=[clock]).fit(module, data)
+    bare_trainer(max_epochs=-1, limit_val_batches=0, callbacks=[clock]).fit(module, data)
     return clock.trace
 
 

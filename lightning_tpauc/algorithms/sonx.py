@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_tpauc.algorithms.arguments import require_choice, require_range
 from lightning_tpauc.algorithms.base import Algorithm, PreviousScores, TrainingScores
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.duals import exact_duals, ties_active
+from lightning_tpauc.functional.duals import exact_duals, lowered, ties_active
 from lightning_tpauc.functional.pairwise import pairwise_terms, weighted_excess
 from lightning_tpauc.functional.sonx import outer_selection, tracking_step, value_before
 from lightning_tpauc.functional.staco import (
@@ -141,7 +141,7 @@ class SONX(Algorithm):
             duals = exact_duals(*scores, self.min_tpr, self.max_fpr, surrogate=self.surrogate)
             self.s.copy_(ties_active(duals.s, scores.pos_scores, self.surrogate))
             # below its own tie as well: equal risks are selected
-            self.s_prime.copy_(duals.s_prime * (1.0 - 64.0 * torch.finfo(duals.s_prime.dtype).eps))
+            self.s_prime.copy_(lowered(duals.s_prime, duals.s_prime))
 
     def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:  # noqa: ARG002
         r"""A step without correction: :math:`\gamma = 0`, or no previous weights yet."""

@@ -166,7 +166,7 @@ class StreamedLoader(PosNegLoader):
         super().__init__(sampler, fetch, position, num_workers, pin_memory)
         self.cursor = cursor
         self._make = partial(_StreamBatches, cursor.stream, fetch, seed)
-        self._source = BatchSource(self._make(), self._source.num_workers, self._source.pin_memory)
+        self._source.batches = self._make()
         self._fresh = True
 
     def _batches(self, step: int, count: int) -> Iterator[PosNegBatch]:

@@ -13,7 +13,7 @@ from lightning_tpauc.functional.pairwise import pairwise_terms
 from lightning_tpauc.functional.rectangle import ceil_count
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 
-__all__ = ("ExactDuals", "exact_duals", "ties_active")
+__all__ = ("ExactDuals", "exact_duals", "lowered", "ties_active")
 
 
 class ExactDuals(NamedTuple):
@@ -134,7 +134,17 @@ def ties_active(thresholds: Tensor, pos_scores: Tensor, surrogate: Surrogate) ->
     if surrogate.inverse is not None:
         t = surrogate.inverse(thresholds)  # score of the negative at the kink less the positive's
         slack = slack + (surrogate.derivative(t) * (t.abs() + pos_scores.abs())).nan_to_num(0.0)
-    return (thresholds - 64.0 * torch.finfo(thresholds.dtype).eps * slack).clamp_min(0.0)
+    return lowered(thresholds, slack)
+
+
+def lowered(values: Tensor, scale: Tensor) -> Tensor:
+    """Float ``values`` of at least 0, less 64 times the precision of what ``scale`` measures; never below 0.
+
+    Example:
+        >>> bool(lowered(torch.ones(()), torch.ones(())) < 1.0)
+        True
+    """
+    return (values - 64.0 * torch.finfo(values.dtype).eps * scale).clamp_min(0.0)
 
 
 def _upper_quantile(g: Tensor, theta: float) -> tuple[Tensor, Tensor]:
