@@ -147,6 +147,9 @@ def tuned_linear_methods() -> tuple[Method, ...]:
 def tuned_deep_methods() -> tuple[Method, ...]:
     """Six settings for every method and rectangle, for sigmoid scores.
 
+    Two lists cross: learning rates at one value of the method's own parameter, and values of it at one learning rate,
+    so that each list has a middle.
+
     Example:
         >>> from lightning_tpauc.experiments.grids import settings_of
         >>> {len(settings_of(method.grid)) for method in tuned_deep_methods()}
@@ -155,21 +158,26 @@ def tuned_deep_methods() -> tuple[Method, ...]:
     decay = {"weight_decay": WEIGHT_DECAY}
     rates, high = (1e-2, 1e-1, 5e-1), (0.1, 0.5, 2.0)
     ce: Grid = {"lr": (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1)}
-    shared = {"share_negatives": True}
-    staco: Grid = {"lr": high, "gamma": (300.0, 1000.0)}
+    aucm = _cross("lr+eta", (0.1, 0.5, 1.0), 0.5, "gamma", (10.0, 100.0, 1000.0, 1e4), 100.0)
+    sotas = _cross("lr", rates, 0.1, "lam+lam_prime", (0.1, 1.0, 3.0, 10.0), 1.0)
+    pauci = _cross("lr", (0.01, 0.1, 1.0), 0.1, "kappa", (6.0, 15.0, 25.0, 40.0), 15.0)
+    sonx = _cross("lr", high, 0.5, "beta", (0.3, 3.0, 10.0, 30.0), 3.0)
+    staco = _cross("lr", high, 0.5, _DUAL_STEPS, (0.03, 0.1, 0.3, 1.0), 0.1)
+    exact = Method("STACO2", "STACO", staco, {"share_negatives": True, "gamma": 500.0}, by_rectangle=True)
+    # the paper's start and restart, and its two batches within the same 64 examples a step
+    ones = replace(exact, name="STACO2, paper's start", fixed={**_PAPER_START, "gamma": 500.0}, sizes=(32, 16, 16))
     return (
         Method("CE", "CrossEntropy", ce, reported_as="CE"),
-        Method("AUCM", "AUCM", {"lr+eta": high, "gamma": (100.0, 1000.0)}, decay, stage_epochs=20, reported_as="AUCM"),
-        Method("SOTAs", "SOTAs", {"lr": rates, "lam+lam_prime": (0.1, 1.0)}, reported_as="SOTAs"),
-        Method(
-            "PAUCI",
-            "PAUCI",
-            {"lr": (0.01, 0.1, 1.0), "kappa": (6.0, 15.0)},
-            by_rectangle=True,
-            activation="sigmoid",
-            reported_as="PAUCI",
-        ),
-        Method("SONX", "SONX", {"lr": high, "beta": (0.3, 3.0)}, by_rectangle=True, reported_as="SONX"),
-        Method("SOTA", "SOTA", staco, shared, by_rectangle=True),
-        Method("STACO2", "STACO", staco, shared, by_rectangle=True, reported_as="STACO"),
+        Method("AUCM", "AUCM", aucm, decay, stage_epochs=20, reported_as="AUCM"),
+        Method("SOTAs", "SOTAs", sotas, reported_as="SOTAs"),
+        Method("PAUCI", "PAUCI", pauci, by_rectangle=True, activation="sigmoid", reported_as="PAUCI"),
+        Method("SONX", "SONX", sonx, by_rectangle=True, reported_as="SONX"),
+        replace(exact, name="SOTA", algorithm="SOTA"),
+        replace(ones, reported_as="STACO"),
+        replace(exact, reported_as="STACO"),
     )
+
+
+def _cross(rate: str, rates: tuple[float, ...], at: float, other: str, values: tuple[float, ...], base: float) -> Grid:
+    """``rates`` with ``other=base``, and the further ``values`` with ``rate=at``."""
+    return {rate: rates, other: (base,)}, {rate: (at,), other: tuple(value for value in values if value != base)}
