@@ -23,9 +23,10 @@ class NegativeStream:
     Args:
         dataset: yields the inputs of negatives, of the same kind as the positives', or tuples whose last entry is the
             label 0. If it has ``state_dict()`` and ``load_state_dict()`` (or its iterator has), as torchdata's and
-            Hugging Face's streams do, a resumed run goes on exactly where the stream stood. Their result may hold what
-            ``torch.load(weights_only=True)`` reads: numbers, strings, tensors, and lists, tuples and dictionaries of
-            these.
+            Hugging Face's streams do, a resumed run goes on where this state says: exactly where the stream stood,
+            unless the state leaves something out (that of Hugging Face's ``shuffle`` leaves out its buffer). It may
+            hold what ``torch.load(weights_only=True)`` reads: numbers, strings, tensors, and lists, tuples and
+            dictionaries of these.
         split: how processes and workers share it. ``"deal"``: each reads the whole stream and keeps its examples of
             each step, so a step's negatives depend neither on the number of workers nor, their order aside, of
             processes; reading costs as many times as much. ``"shard"``: each reads its own
@@ -79,7 +80,7 @@ class NegativeStream:
         self.dataset = cast(Any, dataset)
         self.split, self.blocks, self.resume, self.num_scored = split, blocks, resume, num_scored
         #: The state before anything was read; pickled, since data sets may change what they return.
-        self.initial = pickle.dumps(self.dataset.state_dict()) if is_stateful(dataset) else None
+        self.initial = _initial_state(self.dataset) if is_stateful(dataset) else None
         #: The reader that iterates now: a data set that keeps its position in itself serves one at a time.
         self.owner: Any = None
 
@@ -133,6 +134,14 @@ def is_stateful(source: Any) -> bool:
         False
     """
     return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
+
+
+def _initial_state(dataset: Any) -> bytes:
+    state = pickle.dumps(dataset.state_dict())
+    # torchdata's loaders make their iterator when they are asked for the state, return it at the next `iter`, and
+    # ignore a state that is loaded in between: this is that `iter`
+    iter(dataset)
+    return state
 
 
 def _check_dataset(dataset: Any) -> None:
