@@ -15,7 +15,7 @@ from pathlib import Path
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_tpauc.errors import TPAUCError
-from lightning_tpauc.experiments.build import Options
+from lightning_tpauc.experiments.build import Options, build_datamodule
 from lightning_tpauc.experiments.catalog import Experiment, experiment_names, find_experiment
 from lightning_tpauc.experiments.report import write_report
 from lightning_tpauc.experiments.runner import Plan, run_plan
@@ -41,6 +41,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     names = [*experiment_names(), *(f"{name}-{TIMING}" for name in experiment_names() if "-" not in name)]
     parser.add_argument("--experiment", required=True, choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--data-root", required=True, help="folder of the data set's files")
+    parser.add_argument("--download", action="store_true", help="download them to that folder if they are not there")
     parser.add_argument("--results", default="examples/results", type=Path, help="folder of results")
     parser.add_argument(
         "--cache", default="~/.cache/lightning_tpauc", help="folder of parsed data and of shared starts"
@@ -87,9 +88,11 @@ def selected(experiment: Experiment, args: argparse.Namespace) -> Experiment:
 def main(arguments: list[str] | None = None) -> None:
     args = parse(arguments)
     cache = str(Path(args.cache).expanduser())
-    options = Options(args.data_root, cache, args.accelerator, args.threads)
+    options = Options(args.data_root, cache, args.accelerator, args.threads, download=args.download)
     timing = args.experiment.endswith(TIMING)
     experiment = selected(find_experiment(args.experiment.removesuffix(f"-{TIMING}"), args.grid), args)
+    if args.download and not args.only_report:  # here, before several processes want the files
+        build_datamodule(experiment, options, None, args.folds, (1, 1, 1)).prepare_data()
     command = " ".join(["python examples/reproduce.py", *(arguments if arguments is not None else sys.argv[1:])])
     if timing:
         print(time_methods(experiment, options, args.results, args.length or 100, command).read_text())

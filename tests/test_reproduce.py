@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+from lightning_tpauc.data import download
+from lightning_tpauc.data.download import Source
 from lightning_tpauc.errors import DataError
+from lightning_tpauc.experiments.build import Options, build_datamodule
+from lightning_tpauc.experiments.catalog import find_experiment
 from tests.paths import ROOT
 
 
@@ -53,6 +57,22 @@ def test_runs_goes_on_and_reports(reproduce, words, tmp_path, capsys):
     # without data: nothing is left to run; a seed that is given twice is one run
     reproduce.main([*words, "--methods", "CE", "SOTA", "--only-report", "--seeds", "0", "0", "--data-root", "none"])
     assert read_table(tmp_path) == table
+
+
+def test_downloads_before_it_runs(reproduce, words, tmp_path, monkeypatch):
+    """Once, in the process that hands out the work."""
+    origin = tmp_path / "origin"
+    origin.mkdir()
+    names = ("ijcnn1.bz2", "ijcnn1.t.bz2")
+    sources = {name: Source((tmp_path / name).rename(origin / name).as_uri(), None) for name in names}
+    monkeypatch.setattr(download, "SOURCES", sources)
+    monkeypatch.setattr(reproduce, "run_plan", lambda *_: None)
+    with pytest.raises(DataError, match=r"ijcnn1.bz2 does not exist"):
+        build_datamodule(find_experiment("ijcnn1"), Options(str(tmp_path), ""), 0, 2, (1, 1, 1)).prepare_data()
+    reproduce.main([*words, "--download", "--only-report"])
+    assert not any((tmp_path / name).exists() for name in names)
+    reproduce.main([*words, "--download"])
+    assert all((tmp_path / name).read_bytes() == (origin / name).read_bytes() for name in names)
 
 
 @pytest.mark.parametrize(

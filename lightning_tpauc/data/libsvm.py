@@ -12,6 +12,8 @@ from torch.utils.data import Subset
 
 from lightning_tpauc.data.arrays import ArrayDataset
 from lightning_tpauc.data.datamodule import PosNegDataModule
+from lightning_tpauc.data.download import SOURCES, download_missing
+from lightning_tpauc.data.given import require_file
 from lightning_tpauc.data.parts import Datasets
 from lightning_tpauc.data.permutation import permute
 from lightning_tpauc.data.svmlight import SVMLightData, read_svmlight
@@ -43,10 +45,14 @@ class LIBSVMDataModule(PosNegDataModule):
         zero_based: whether feature indices start at 0; LIBSVM's start at 1.
         cache_dir: where parsed arrays are kept; ``None`` keeps those of files above 64 MiB, in the user's cache folder.
         max_gib: refuse dense arrays larger than this, in GiB.
+        download: download the files to ``root`` if they are not there: those of ijcnn1, HIGGS and SUSY, under the names
+            of :data:`~lightning_tpauc.data.download.SOURCES`.
         **kwargs: arguments of :class:`~lightning_tpauc.PosNegDataModule`, without its data sets.
 
     Raises:
-        ArgumentError: if arguments contradict each other or are out of range.
+        ArgumentError: if arguments contradict each other or are out of range; in ``prepare_data``: ``download`` of a
+            file without a known source.
+        DataError: in ``prepare_data`` and ``setup``: a file is missing, can't be downloaded or does not parse.
 
     Example:
         >>> import tempfile
@@ -71,6 +77,7 @@ class LIBSVMDataModule(PosNegDataModule):
         zero_based: bool = False,
         cache_dir: str | None = None,
         max_gib: float = 16.0,
+        download: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -88,10 +95,14 @@ class LIBSVMDataModule(PosNegDataModule):
         self.test_fraction, self.remove_positives = test_fraction, remove_positives
         self.standardize, self.positive_label = standardize, positive_label
         self.zero_based, self.cache_dir, self.max_gib = zero_based, cache_dir, max_gib
+        self.download = download
         self._read: Datasets | None = None
 
     def prepare_data(self) -> None:
-        """Parse large files once per machine, so that all ranks map the same arrays."""
+        """Download if asked to; parse large files once per machine, so that all ranks map the same arrays."""
+        if self.download:
+            for name in self._names():
+                download_missing(Path(self.root) / name)
         self._files()
 
     def build_datasets(self, stage: str | None) -> Datasets:  # noqa: ARG002  # test rows need the training rows' scale
@@ -123,8 +134,11 @@ class LIBSVMDataModule(PosNegDataModule):
 
         return Datasets(*(None if part is None else transformed(part) for part in datasets))
 
+    def _names(self) -> list[str]:
+        return [name for name in (self.train_file, self.test_file) if name is not None]
+
     def _files(self) -> list[SVMLightData]:
-        names = [name for name in (self.train_file, self.test_file) if name is not None]
+        names = self._names()
         files = [self._file(name) for name in names]
         width = max(file.features.shape[1] for file in files)
         return [
@@ -133,8 +147,11 @@ class LIBSVMDataModule(PosNegDataModule):
         ]
 
     def _file(self, name: str, num_features: int | None = None) -> SVMLightData:
+        path = Path(self.root) / name
+        if path.name in SOURCES:
+            require_file(path, downloads=True)
         return read_svmlight(
-            Path(self.root) / name,
+            path,
             num_features=num_features,
             zero_based=self.zero_based,
             cache_dir=None if self.cache_dir is None else Path(self.cache_dir),

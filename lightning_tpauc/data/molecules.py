@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_tpauc.data.cache import default_cache_dir
+from lightning_tpauc.data.download import SOURCES, download_missing
 from lightning_tpauc.data.given import GivenSplitDataModule, require_file
 from lightning_tpauc.data.graphs import GraphDataset, PackedGraphs
 from lightning_tpauc.data.parts import Datasets
@@ -59,11 +60,12 @@ class SMILESDataModule(GivenSplitDataModule):
         max_invalid: share of labelled rows whose SMILES may fail to parse, in [0, 1].
         cache_dir: where graphs are cached; ``None``: ``$XDG_CACHE_HOME/lightning_tpauc`` or
             ``~/.cache/lightning_tpauc``.
+        download: download the file to ``root`` if it is not there: ``tox21.csv.gz`` or ``muv.csv.gz`` of MoleculeNet.
         train_with_val: see :class:`~lightning_tpauc.data.given.GivenSplitDataModule`.
         **kwargs: arguments of :class:`~lightning_tpauc.PosNegDataModule`.
 
     Raises:
-        ArgumentError: an argument is out of range.
+        ArgumentError: an argument is out of range; in ``prepare_data``: ``download`` of a file without a known source.
         DataError: in ``prepare_data`` and ``setup``: the file is missing or not as described, or too many SMILES don't
             parse.
         MissingExtraError: there, too: rdkit, ogb or torch_geometric is not installed.
@@ -92,6 +94,7 @@ class SMILESDataModule(GivenSplitDataModule):
         split_over: Literal["all", "labelled"] = "all",
         max_invalid: float = 0.01,
         cache_dir: str | None = None,
+        download: bool = False,
         train_with_val: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -99,7 +102,7 @@ class SMILESDataModule(GivenSplitDataModule):
         self.path = Path(root) / file
         self.target_column, self.smiles_column = target_column, smiles_column
         self.split, self.fractions, self.split_over = split, fractions, split_over
-        self.max_invalid = max_invalid
+        self.max_invalid, self.download = max_invalid, download
         self.cache_dir = default_cache_dir() if cache_dir is None else Path(cache_dir)
         #: What was read, after ``setup``.
         self.molecules: Molecules | None = None
@@ -116,7 +119,9 @@ class SMILESDataModule(GivenSplitDataModule):
             raise ArgumentError(msg)
 
     def prepare_data(self) -> None:
-        """Build and cache the graphs, in one process."""
+        """Download if asked to and needed, build and cache the graphs, in one process."""
+        if self.download:
+            download_missing(self.path)
         self._read()
 
     def load(self) -> Datasets:
@@ -135,7 +140,7 @@ class SMILESDataModule(GivenSplitDataModule):
         return _datasets(GraphDataset(molecules.graphs, molecules.targets), parts, self.train_with_val)
 
     def _read(self) -> Molecules:
-        require_file(self.path, downloads=False)
+        require_file(self.path, downloads=self.path.name in SOURCES)
         if self.path.is_dir():
             msg = f"Expected `file` to be the name of a CSV file in `root`, but {self.path} is a folder."
             raise DataError(msg)

@@ -35,6 +35,7 @@ class Options:
         threads: threads of torch per process; 0 leaves them alone.
         num_resamples: of the bootstrap.
         curve_points: points of a training curve.
+        download: whether missing files are downloaded to ``data_root``.
     """
 
     data_root: str
@@ -43,6 +44,7 @@ class Options:
     threads: int = 1
     num_resamples: int = 500
     curve_points: int = 20
+    download: bool = False
 
 
 def build_datamodule(
@@ -64,7 +66,7 @@ def build_datamodule(
         seed: of the batches.
     """
     name, arguments = experiment.data
-    own: dict[str, Any] = {**arguments, "root": options.data_root, "seed": seed}
+    own: dict[str, Any] = {**arguments, "root": options.data_root, "seed": seed, "download": options.download}
     own["num_pos"], own["num_neg"], own["num_dual_neg"] = sizes
     if name in ("LIBSVMDataModule", "SMILESDataModule"):
         own["cache_dir"] = options.cache_dir

@@ -5,7 +5,9 @@ import pytest
 import torch
 from jsonargparse import ArgumentParser
 
+from lightning_tpauc.data import download
 from lightning_tpauc.data.datamodule import PosNegDataModule
+from lightning_tpauc.data.download import Source
 from lightning_tpauc.data.libsvm import LIBSVMDataModule
 from lightning_tpauc.errors import ArgumentError, DataError
 from tests.data.module import Recorder, make_trainer
@@ -160,8 +162,40 @@ def test_refuses_arguments(arguments, message):
 
 
 def test_names_a_missing_file(tmp_path):
-    with pytest.raises(DataError, match=r"no file .*/ijcnn1.bz2. Set the folder with `root` \(`--data.root DIR`\)"):
+    with pytest.raises(DataError, match=r"no file .*/own.txt. Set the folder with `root` \(`--data.root DIR`\)"):
+        ready(str(tmp_path), "own.txt")
+    with pytest.raises(DataError, match=r"/ijcnn1.bz2 does not exist. .*or `--data.download true` to fetch it"):
         ready(str(tmp_path), "ijcnn1.bz2")
+
+
+def test_downloads_what_is_missing(root, tmp_path, monkeypatch):
+    """Both files, in ``prepare_data`` alone; a file that is there stays as it is."""
+    sources = {
+        "train.txt": Source("https://example.invalid", None),
+        "test.txt": Source(f"file://{root}/test.txt", None),
+    }
+    monkeypatch.setattr(download, "SOURCES", sources)
+    folder = tmp_path / "new" / "data"
+    folder.mkdir(parents=True)
+    write(folder / "train.txt", X[:50], Y[:50])
+    datamodule = LIBSVMDataModule(str(folder), "train.txt", "test.txt", download=True, num_pos=4, num_neg=6)
+    with pytest.raises(DataError, match=r"test.txt. Set the folder with `root`"):
+        datamodule.setup()
+    datamodule.prepare_data()
+    datamodule.setup()
+    assert (datamodule.num_positives, datamodule.num_negatives) == (13, 37)
+    assert len(inputs_of(datamodule.test_dataloader())) == 50
+
+
+def test_nothing_is_downloaded_unless_asked_to(tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "download_url_to_file", pytest.fail)
+    with pytest.raises(DataError, match=r"ijcnn1.bz2 does not exist"):
+        LIBSVMDataModule(str(tmp_path), "ijcnn1.bz2").prepare_data()
+
+
+def test_refuses_to_download_an_unknown_file(tmp_path):
+    with pytest.raises(ArgumentError, match=r"downloaded \(ijcnn1.bz2, .*but got 'a9a.txt'.*correct its name"):
+        LIBSVMDataModule(str(tmp_path), "a9a.txt", download=True).prepare_data()
 
 
 def test_ijcnn1():

@@ -1,5 +1,6 @@
 import builtins
 import csv
+import hashlib
 import shutil
 import zipfile
 from importlib.util import find_spec
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from lightning_tpauc.data import molecules as module
+from lightning_tpauc.data.download import Source
 from lightning_tpauc.data.molecules import OGB_TASKS, OGBMoleculesDataModule, SMILESDataModule
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from lightning_tpauc.extras import import_extra
@@ -253,6 +255,28 @@ def test_names_a_missing_file(tmp_path):
         datamodule.prepare_data()
     with pytest.raises(DataError, match=message):
         datamodule.setup("fit")
+    with pytest.raises(DataError, match=r"tox21.csv.gz does not exist.*or `--data.download true` to fetch it"):
+        SMILESDataModule("tox21.csv.gz", "NR-AR", root=str(tmp_path), cache_dir=str(tmp_path)).prepare_data()
+
+
+@needs_graph
+def test_downloads_a_missing_file(file, tmp_path, monkeypatch):
+    sources = {"rings.csv": Source(file.as_uri(), hashlib.sha256(file.read_bytes()).hexdigest())}
+    monkeypatch.setattr("lightning_tpauc.data.download.SOURCES", sources)
+    datamodule = smiles_module(file, root=str(tmp_path / "new"), download=True)
+    datamodule.prepare_data()
+    assert (tmp_path / "new" / "rings.csv").read_bytes() == file.read_bytes()
+    monkeypatch.setattr("lightning_tpauc.data.download.SOURCES", {})  # not looked at again
+    datamodule.prepare_data()
+    datamodule.setup("fit")
+    there = smiles_module(file)
+    there.setup("fit")
+    assert datamodule.num_positives == there.num_positives
+
+
+def test_refuses_to_download_an_unknown_file(tmp_path):
+    with pytest.raises(ArgumentError, match=r"downloaded \(.*tox21.csv.gz.*but got 'none.csv'"):
+        SMILESDataModule("none.csv", "active", root=str(tmp_path), download=True).prepare_data()
 
 
 @pytest.mark.parametrize(
