@@ -50,7 +50,8 @@ class STACO(Algorithm):
         surrogate: ``"squared_hinge"``, ``"hinge"``, ``"square"``, ``"logistic"`` or a registered one.
         margin: m of the surrogate, in units of the score.
         scale: scale of the logistic surrogate.
-        alpha: step size of the dual weights :math:`y`.
+        alpha: step size of the dual weights :math:`y`. The defaults of the three suit raw scores of a few units
+            (``configs/ijcnn1_staco1.yaml``); for sigmoids, whose losses are smaller, ``configs/recommended`` has 0.1.
         beta: step size of the thresholds :math:`s`.
         beta_prime: step size :math:`\beta'` of the global threshold :math:`s'`.
         gamma: proximal parameter of STACO2; infinity is STACO1.
