@@ -27,6 +27,7 @@ from lightning_tpauc.errors import TPAUCError
 from lightning_tpauc.module import TPAUCModule
 from lightning_tpauc.prediction import PredictionWriter
 from lightning_tpauc.roc_figure import ROCFigure
+from lightning_tpauc.support import refuse_strategy_name
 from lightning_tpauc.version import __version__
 
 __all__ = ("TPAUCCLI", "main")
@@ -102,6 +103,7 @@ class TPAUCCLI(LightningCLI):
 
     @override
     def before_instantiate_classes(self) -> None:
+        refuse_strategy_name((self.config[self.subcommand] if self.subcommand else self.config).trainer.strategy)
         if self.subcommand != "fit":
             # ModelCheckpoint says so about its own bookkeeping, which only training goes on with.
             warnings.filterwarnings("ignore", message="The dirpath has changed from")

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
     from torch import Tensor
 
-__all__ = ("log_replicated", "refuse_unsupported")
+__all__ = ("log_replicated", "refuse_strategy_name", "refuse_unsupported")
+
+_HIDDEN_PARAMETERS = (
+    "{} is not supported: it hides or flattens the parameters that the proximal term and the average work on. Use "
+    "'ddp', or ModelParallelStrategy (FSDP2) for sharded parameters."
+)
 
 
 def log_replicated(module: LightningModule, name: str, value: Tensor, *, prog_bar: bool = False) -> None:
@@ -43,6 +48,22 @@ def refuse_unsupported(trainer: Trainer) -> None:
     _refuse_callbacks(trainer)
 
 
+def refuse_strategy_name(name: object) -> None:
+    """The same for a strategy's name, before Lightning builds it and asks for a device or a package that it needs.
+
+    Args:
+        name: what ``Trainer(strategy=...)`` is given; anything but a string passes.
+
+    Raises:
+        UnsupportedError: with the reason and the remedy.
+
+    Example:
+        >>> refuse_strategy_name("ddp")
+    """
+    if isinstance(name, str) and re.match("fsdp|deepspeed|xla", name):
+        raise UnsupportedError(_HIDDEN_PARAMETERS.format(f"strategy={name!r}"))
+
+
 def _refuse_flags(trainer: Trainer) -> None:
     if trainer.gradient_clip_val:
         msg = (
@@ -61,11 +82,7 @@ def _refuse_flags(trainer: Trainer) -> None:
 def _refuse_strategies(trainer: Trainer) -> None:
     strategy = trainer.strategy
     if isinstance(strategy, (FSDPStrategy, DeepSpeedStrategy, XLAStrategy)):
-        msg = (
-            f"{type(strategy).__name__} is not supported: it hides or flattens the parameters that the proximal term "
-            "and the average work on. Use 'ddp', or ModelParallelStrategy (FSDP2) for sharded parameters."
-        )
-        raise UnsupportedError(msg)
+        raise UnsupportedError(_HIDDEN_PARAMETERS.format(type(strategy).__name__))
     if isinstance(strategy, ModelParallelStrategy) and strategy._tensor_parallel_size != 1:
         msg = (
             f"ModelParallelStrategy(tensor_parallel_size={strategy._tensor_parallel_size!r}) is not supported: ranks "

@@ -289,6 +289,12 @@ def test_strategies_that_hide_the_parameters_are_refused(strategy):
         refuse_unsupported(trainer)
 
 
+@pytest.mark.parametrize("name", ["fsdp", "deepspeed_stage_2_offload", "xla_fsdp"])
+def test_by_name_they_are_refused_before_lightning_wants_a_device(name):
+    with pytest.raises(SystemExit, match=f"error: strategy='{name}' is not supported: it hides .* Use 'ddp'"):
+        main(["fit", "--config", str(ROOT / "configs" / "quickstart.yaml"), "--trainer.strategy", name])
+
+
 @pytest.mark.parametrize("size", ["auto", 2])
 def test_tensor_parallelism_is_refused(size):
     strategy = ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=size)
