@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from lightning_tpauc import checkpoint as checkpointing
 from lightning_tpauc.batch_norm import agree_on_statistics, batch_norm_statistics, recompute
+from lightning_tpauc.buckets import settle_buckets
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_count, is_real
 from lightning_tpauc.iterates import WeightIterates
@@ -117,6 +118,7 @@ class StageCallback(Callback):
         """Allocate the state, then restore it from a checkpoint or start it."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
         reshard(module)
+        settle_buckets(trainer)
         module.in_step = False  # an earlier run may have ended amid a step
         self._allocate(trainer, module)
         if checkpointing.restore(module):

@@ -30,7 +30,7 @@ LAYERS = (
         "transfer",
     },
     {"algorithms", "data", "iterates", "metrics", "models"},
-    {"batch_norm", "evaluation", "prediction", "previous", "random_state", "roc_figure", "scores"},
+    {"batch_norm", "buckets", "evaluation", "prediction", "previous", "random_state", "roc_figure", "scores"},
     {"checkpoint", "scoring"},
     {"callbacks", "guard"},
     {"module"},
