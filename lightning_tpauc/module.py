@@ -21,7 +21,7 @@ from lightning_tpauc.distributed import JointScores, gather_scores
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_count, is_real
 from lightning_tpauc.guard import FiniteGuard
-from lightning_tpauc.iterates import WeightIterates
+from lightning_tpauc.iterates import WeightIterates, assign
 from lightning_tpauc.previous import PreviousWeights
 from lightning_tpauc.schedules import make_optimizer, monitored, step_schedulers
 from lightning_tpauc.scores import ScoreMemory
@@ -141,17 +141,18 @@ class TPAUCModule(ScoringModule):
         loss, joint = (self._line_search if searches else self._gradient_step)(optimizer, batch)
         self.batches_seen += 1
         self.in_step = False
-        step_schedulers(self.trainer, self.batches_seen)
+        step_schedulers(self.trainer, self.batches_seen, skipped=self.step_skipped)
         loss = loss.detach()
         if self._loss_is_due():
             self.log("train/loss", loss, batch_size=sum(joint[k].numel() for k in range(3)))
         return loss
 
     def _gradient_step(self, optimizer: LightningOptimizer, batch: PosNegBatch) -> tuple[Tensor, JointScores]:
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        buffers = [(b, b.clone()) for b in self.buffers()] if scaler is not None else []
         optimizer.zero_grad()
         previous = self.previous.scores(self, batch)
         joint = self.joint_scores(batch)
-        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         undo = (joint.index, self.algorithm.snapshot(joint.index)) if scaler is not None else None
         with torch.autocast(self.device.type, enabled=False):
             loss = self.algorithm(*joint, previous=previous)
@@ -163,6 +164,8 @@ class TPAUCModule(ScoringModule):
         if undo is not None and self.step_skipped:
             self.algorithm.rollback(*undo)
             self.previous.discard()
+            # running statistics among them, which activations that overflowed would spoil for good
+            assign([b for b, _ in buffers], [b for _, b in buffers])
         else:
             self._after_step(joint)
         return loss, joint

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 __all__ = ("make_optimizer", "monitored", "step_plateau_schedulers", "step_schedulers")
 
 
-def step_schedulers(trainer: Trainer, batches_seen: int) -> None:
+def step_schedulers(trainer: Trainer, batches_seen: int, *, skipped: bool = False) -> None:
     """Step what is due after a batch: ``interval="step"``, and ``"epoch"`` after the epoch's last batch.
+
+    A batch whose step a gradient scaler ``skipped`` is none to a schedule by steps; the epoch is over all the same.
 
     Epoch schedulers step here and not at the epoch's end so that a checkpoint of the last batch already holds them.
     """
@@ -25,7 +27,7 @@ def step_schedulers(trainer: Trainer, batches_seen: int) -> None:
         if isinstance(config.scheduler, ReduceLROnPlateau):
             continue
         if config.interval == "step":
-            due = batches_seen % config.frequency == 0
+            due = not skipped and batches_seen % config.frequency == 0
         else:
             due = trainer.is_last_batch and (trainer.current_epoch + 1) % config.frequency == 0
         if due:

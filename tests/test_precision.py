@@ -175,16 +175,18 @@ def test_mixed_precision_does_not_reuse_half_precision_copies_of_the_previous_we
 
 
 class Overflow(nn.Module):
-    """Infinite gradients in the chosen forward passes that are followed by a backward pass."""
+    """Infinite gradients in the chosen forward passes that are followed by a backward pass, or infinite activations."""
 
-    def __init__(self, at):
+    def __init__(self, at, activations=False):
         super().__init__()
-        self.at, self.calls = at, 0
+        self.at, self.calls, self.activations = at, 0, activations
 
     def forward(self, scores):
         if scores.requires_grad:
             self.calls += 1
             if self.at is None or self.calls in self.at:
+                if self.activations:
+                    return scores * math.inf
                 scores.register_hook(lambda grad: grad * math.inf)
         return scores
 
@@ -193,6 +195,8 @@ def everything(module):
     """All that a step may change."""
     parts = {
         "weights": [p.detach() for p in module.parameters()],
+        "buffers": list(module.buffers()),
+        "schedulers": [config.scheduler.state_dict() for config in module.trainer.lr_scheduler_configs],
         "algorithm": module.algorithm.state_dict(),
         "iterates": module.iterates.state_dict(),
         "memory": module.memory.state_dict() if module.memory is not None else None,
@@ -206,7 +210,7 @@ def flat(value, name=""):
     if isinstance(value, (dict, list, tuple)):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         return {k: v for key, item in items for k, v in flat(item, f"{name}/{key}").items()}
-    return {} if value is None else {name: torch.as_tensor(value).clone()}
+    return {name: torch.as_tensor(value).clone()} if isinstance(value, (bool, int, float, torch.Tensor)) else {}
 
 
 class Compare(Callback):
@@ -266,6 +270,29 @@ def test_a_skipped_step_changes_nothing(method, at, clip, fused):
     assert module.batches_seen == trainer.global_step == 9
     if module.iterates.averaged:
         assert module.iterates.count == 8
+
+
+@pytest.mark.parametrize("activations", [False, True], ids=["gradients", "activations"])
+def test_a_skipped_step_leaves_statistics_and_schedules_alone(activations):
+    """Statistics of activations that overflowed are nan, and so would be every later validation."""
+    torch.manual_seed(0)
+    overflow, compare = Overflow({5}, activations), Compare()
+    parts = [nn.Linear(DIM, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1)]
+    module, trainer = fit(
+        "16-mixed",
+        staco2(),
+        sgd(0.02),
+        net=nn.Sequential(parts[0], overflow, *parts[1:]),
+        callbacks=[compare],
+        trainer={"max_steps": 9},
+        stage=100,
+        lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=9),
+        lr_scheduler_interval="step",
+    )
+    assert compare.skipped == [k == 4 for k in range(9)]
+    assert compare.changed[4] == []
+    assert trainer.lr_scheduler_configs[0].scheduler.last_epoch == 8
+    assert all(torch.isfinite(b).all() for b in module.buffers())
 
 
 def test_a_run_that_only_skips_is_stopped():
