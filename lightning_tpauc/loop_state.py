@@ -24,9 +24,17 @@ def keep_what_is_due(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     """
     loop = trainer.fit_loop.epoch_loop
     fetcher = trainer.fit_loop._data_fetcher
+    if _at_epoch_start(trainer):
+        # a signal may ask for a checkpoint here; Lightning would take the epoch to come for finished
+        for counters in _counters(checkpoint["loops"]["fit_loop"]["epoch_progress"]):
+            counters["ready"] = counters["processed"]
+            counters["completed"] = counters["processed"] - 1
     if not _at_batch_end(trainer) or fetcher is None:
         return
+    # a run that is asked to stop validates now, whatever the batch, but the resumed one does not stop
+    stops, trainer.should_stop = trainer.should_stop, False
     validation_due = bool(trainer.enable_validation and loop._should_check_val_fx(fetcher))
+    trainer.should_stop = stops
     if not validation_due and not loop._num_ready_batches_reached():
         return
     state: dict[str, Any] = checkpoint["loops"]["fit_loop"]
@@ -89,6 +97,13 @@ def log_again(trainer: Trainer, unlogged: dict[str, Any] | None) -> None:
 def _at_batch_end(trainer: Trainer) -> bool:
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current
     return bool(trainer.training and progress.completed == progress.processed - 1 == progress.ready - 1)
+
+
+def _at_epoch_start(trainer: Trainer) -> bool:
+    """Whether an epoch is over, at whose end :func:`finish_saved_epoch` goes on, and the next has not begun."""
+    progress: Any = trainer.fit_loop.epoch_progress.current
+    over = progress.started == progress.processed == progress.completed == progress.ready - 1
+    return bool(trainer.training and over and progress.completed > 0)
 
 
 def _at_epoch_end(trainer: Trainer) -> bool:

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from functools import cache
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*", "ignore:.*Checkpoint directory.*", "ignore:.*use of fork.*"
 )
 
-KILLED = -9
+KILLED = -signal.SIGKILL
 
 
 def in_child(folder, setting, *callbacks, ends=None):
@@ -118,6 +119,43 @@ def test_a_run_that_goes_on_may_log_its_last_point_again_but_never_another_value
     assert curves(tmp_path) == curves(unbroken(Setting(every=every)))
     again = (tmp_path / "curves.jsonl").read_text().splitlines()[len(before) :]
     assert {step for _, step, _ in map(json.loads, again)} == set(range(15, 32)), "only the last point"
+
+
+class SaveBetweenEpochs(Callback):
+    """As SLURM's signal may ask for it."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 2:
+            trainer.save_checkpoint(self.path)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("ends", ["epochs", "steps", "both"])
+def test_saved_between_two_epochs(tmp_path, unbroken, ends):
+    """No epoch is counted twice."""
+    in_child(tmp_path, Setting(ends=ends), SaveBetweenEpochs(tmp_path / "checkpoints" / "last.ckpt"), ends=KILLED)
+    in_child(tmp_path, Setting(ends=ends), ends=0)
+    assert differences(tmp_path, unbroken(Setting(ends=ends))) == []
+
+
+class Stop(Callback):
+    """Ends the run early, as ``max_time`` does, at the step of a checkpoint amid an epoch."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        trainer.should_stop |= trainer.global_step == 12
+
+
+def test_a_run_that_was_stopped_at_a_checkpoint_goes_on(tmp_path, unbroken):
+    """What it validated when it stopped comes on top."""
+    run(tmp_path, Setting(), (Stop(),))
+    assert torch.load(tmp_path / "end0.pt")["/position/0"] == 12
+    run(tmp_path, Setting())
+    found = differences(tmp_path, unbroken(Setting()))
+    assert found
+    assert all(line.startswith("curve ") and line.endswith(" at 11") for line in found)
 
 
 # ---------------------------------------------------------------- files
