@@ -234,6 +234,7 @@ def _check_belongs(module: TPAUCModule, state: dict[str, Any]) -> None:
             "the setting, or pass the checkpoint as `init_from` to start a new run from its weights."
         )
         raise CheckpointError(msg)
+    module.algorithm.check_num_positives(state["algorithm"]["state"])
     written, present = state["fingerprint"], _fingerprint(module)
     if written is not None and present is not None and written != present:
         msg = (

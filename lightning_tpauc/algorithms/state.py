@@ -105,12 +105,7 @@ class DeclaredState:
             CheckpointError: if the state belongs to another number of positives or another algorithm.
         """
         self._require_setup()
-        if state.get("num_positives") != self.num_positives:
-            msg = (
-                f"The checkpoint was written for {state.get('num_positives')} positive examples, but the training set "
-                f"has {self.num_positives}. Resume on the same data, or start a new run from the weights alone."
-            )
-            raise CheckpointError(msg)
+        self.check_num_positives(state)
         names = set(state) - {"num_positives"}
         if names != set(self._specs):
             msg = (
@@ -120,6 +115,15 @@ class DeclaredState:
             raise CheckpointError(msg)
         for name in self._specs:
             getattr(self, name).copy_(state[name])
+
+    def check_num_positives(self, state: dict[str, Any]) -> None:
+        """Raise :class:`CheckpointError` if ``state`` belongs to another number of positives."""
+        if state.get("num_positives") != self.num_positives:
+            msg = (
+                f"The checkpoint was written for {state.get('num_positives')} positive examples, but the training set "
+                f"has {self.num_positives}. Resume on the same data, or start a new run from the weights alone."
+            )
+            raise CheckpointError(msg)
 
     def snapshot(self, index: Tensor) -> dict[str, Tensor]:
         """Copy of what a step on ``index`` may change; see :meth:`rollback`."""
