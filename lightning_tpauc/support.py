@@ -6,7 +6,12 @@ import re
 import warnings
 from typing import TYPE_CHECKING
 
-from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.callbacks import (
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.strategies.xla import XLAStrategy
 from lightning.pytorch.utilities import rank_zero_warn
@@ -98,6 +103,12 @@ def _refuse_callbacks(trainer: Trainer) -> None:
             msg = (
                 f"{type(callback).__name__} does not work with manual optimization, and the iterates are averaged "
                 "already. Remove it; StageCallback decides what is averaged."
+            )
+            raise UnsupportedError(msg)
+        if isinstance(callback, GradientAccumulationScheduler) and callback.going_to_accumulate_grad_batches():
+            msg = (
+                "GradientAccumulationScheduler can't work here: every batch is one step of the dual variables. Raise "
+                "`num_pos` and `num_neg` of the data module instead."
             )
             raise UnsupportedError(msg)
         if isinstance(callback, ModelCheckpoint):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
@@ -496,6 +497,13 @@ def test_averaging_callbacks_are_refused():
     for callback in (StochasticWeightAveraging(swa_lrs=0.1), WeightAveraging()):
         with pytest.raises(UnsupportedError, match="the iterates are averaged already"):
             make_trainer(callbacks=[callback]).fit(make_module(staco(), sgd(0.1)), loader(batches))
+
+
+def test_a_schedule_of_accumulation_is_refused():
+    batches, _ = make_batches(1)
+    trainer = make_trainer(callbacks=[GradientAccumulationScheduler({0: 2})])
+    with pytest.raises(UnsupportedError, match=r"GradientAccumulationScheduler can't work here.* Raise `num_pos`"):
+        trainer.fit(make_module(staco(), sgd(0.1)), loader(batches))
 
 
 def test_two_optimizers_are_refused():
