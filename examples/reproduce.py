@@ -6,6 +6,7 @@ A run that was stopped goes on where it was: give the same command again.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
@@ -93,7 +94,7 @@ def main(arguments: list[str] | None = None) -> None:
     experiment = selected(find_experiment(args.experiment.removesuffix(f"-{TIMING}"), args.grid), args)
     if args.download and not args.only_report:  # here, before several processes want the files
         build_datamodule(experiment, options, None, args.folds, (1, 1, 1)).prepare_data()
-    command = " ".join(["python examples/reproduce.py", *(arguments if arguments is not None else sys.argv[1:])])
+    command = shlex.join(["python", "examples/reproduce.py", *(sys.argv[1:] if arguments is None else arguments)])
     if timing:
         print(time_methods(experiment, options, args.results, args.length or 100, command).read_text())
         return

@@ -3,6 +3,7 @@
 import bz2
 import csv
 import importlib.util
+import shlex
 from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
@@ -57,6 +58,10 @@ def test_runs_goes_on_and_reports(reproduce, words, tmp_path, capsys):
     # without data: nothing is left to run; a seed that is given twice is one run
     reproduce.main([*words, "--methods", "CE", "SOTA", "--only-report", "--seeds", "0", "0", "--data-root", "none"])
     assert read_table(tmp_path) == table
+    capsys.readouterr()
+    reproduce.main([*words, "--methods", "CE", "STACO1, paper's start", "--only-report"])
+    command = capsys.readouterr().out.split("Command: `")[1].partition("`")[0]
+    assert shlex.split(command)[-3:] == ["CE", "STACO1, paper's start", "--only-report"]
 
 
 def test_downloads_before_it_runs(reproduce, words, tmp_path, monkeypatch):
