@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -165,7 +166,8 @@ def libauc(train: Part, test: Part, seed: int, lr: float, steps: int = 3000) -> 
     return trace
 
 
-def report(name: str, traces: list[Trace]) -> float:
+def report(name: str, traces: list[Trace]) -> tuple[float, float]:
+    """Print a row; return the medians of the seconds to touch the goal and to stay there."""
     touched = statistics.median(t.touched() for t in traces)
     stayed = statistics.median(t.stayed() for t in traces)
     last = [t.tpauc[-1] for t in traces]
@@ -174,7 +176,7 @@ def report(name: str, traces: list[Trace]) -> float:
     best = statistics.median(max(t.tpauc) for t in traces)
     numbers = f"{touched:.3g} | {stayed:.3g} | {total:.3g} | {best:.4f} | {statistics.fmean(last):.4f}{spread}"
     print(f"| {name} | {numbers} |")
-    return stayed
+    return touched, stayed
 
 
 def main(args: list[str] | None = None) -> None:
@@ -186,10 +188,10 @@ def main(args: list[str] | None = None) -> None:
     seeds = range(1 if options.quick else 5)
     print(f"| side | seconds to touch {GOAL} | to stay | of the whole run | best TPAUC | last TPAUC |")
     print("|---|---|---|---|---|---|")
-    slow = min(
+    slow = [
         report(f"LibAUC's STACO, bare loop, lr {lr:g}", [libauc(raw_train, raw_test, k, lr) for k in seeds])
         for lr in (0.5, 2.0)
-    )
+    ]
     sides: dict[str, Callable[[int], Trace]] = {
         "STACO2, 32 + 32 + 32": lambda k: staco(raw, raw_test, k),
         "STACO2, 32 + 32, shared": lambda k: staco(raw, raw_test, k, share=True),
@@ -201,16 +203,20 @@ def main(args: list[str] | None = None) -> None:
     }
     if options.quick:
         sides = dict(list(sides.items())[:2])
-    times = [report(name, [side(k) for k in seeds]) for name, side in sides.items()]
-    lbfgs, model = full_batch(data, test, lambda p: torch.optim.LBFGS(p, line_search_fn="strong_wolfe"), 10, 1)
-    adam, _ = full_batch(data, test, lambda p: torch.optim.Adam(p, lr=0.1), 150, 10)
-    times += [report("FullBatch, LBFGS", [lbfgs]), report("FullBatch, Adam", [adam])]
+    ours = [report(name, [side(k) for k in seeds]) for name, side in sides.items()]
+    # four iterations a step, so that the clock stops every 0.04 s and not every 0.15
+    short = partial(torch.optim.LBFGS, max_iter=4, line_search_fn="strong_wolfe")
+    lbfgs, model = full_batch(data, test, short, 15, 1)
+    adam, _ = full_batch(data, test, partial(torch.optim.Adam, lr=0.1), 150, 10)
+    exact = [report("FullBatch, LBFGS", [lbfgs]), report("FullBatch, Adam", [adam])]
     with torch.no_grad():
         scores = model(train.x).reshape(-1)
         objective = tpauc_objective(scores[train.y == 1], scores[train.y == 0]).item()
     print(f"objective after {lbfgs.seconds[-1]:.2f} s of LBFGS: {objective:.6f}")
-    verdict("LibAUC / STACO2, seconds to the goal", slow / min(times[:-2]), 3.0, at_least=True)
-    verdict("LibAUC / FullBatch, seconds to the goal", slow / min(times[-2:]), 3.0, at_least=True)
+    for side, times in (("STACO2", ours), ("FullBatch", exact)):
+        for k, goal in enumerate(("touch", "stay at")):
+            ratio = min(t[k] for t in slow) / min(t[k] for t in times)
+            verdict(f"LibAUC / {side}, seconds to {goal} {GOAL}", ratio, 3.0, at_least=True)
 
 
 if __name__ == "__main__":
