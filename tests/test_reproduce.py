@@ -3,7 +3,9 @@
 import bz2
 import csv
 import importlib.util
+import os
 import shlex
+import subprocess
 from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
@@ -120,3 +122,18 @@ def test_errors_are_one_line(reproduce, error, message, monkeypatch):
     monkeypatch.setattr(reproduce, "main", fail)
     with pytest.raises(SystemExit, match=message):
         reproduce.command()
+
+
+def test_the_script_for_a_gpu_reports_what_finished_in_time(reproduce, tmp_path):
+    """A stand-in for Python that is cut off; its words are those that the real command takes."""
+    stand_in, calls = tmp_path / "python", tmp_path / "calls"
+    stand_in.write_text(f'#!/bin/sh\necho "$@" >> {calls}\ncase "$*" in *--only-report) ;; *) sleep 60 ;; esac\n')
+    stand_in.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    script = [str(ROOT / "examples" / "resnet18.sh"), "data/medmnist", "--length", "2"]
+    subprocess.run(script, env={**os.environ, "PATH": path, "SECONDS_OF_GPU": "1"}, check=True, timeout=30)
+    cut_off, report = map(shlex.split, calls.read_text().splitlines())
+    assert report == [*cut_off, "--only-report"]
+    args = reproduce.parse(report[1:])
+    assert (args.experiment, args.accelerator, args.length) == ("adrenalmnist3d", "gpu", 2)
+    assert find_experiment(args.experiment).model[0] == "ResNet3D"
