@@ -149,7 +149,7 @@ class TPAUCModule(ScoringModule):
 
     def _gradient_step(self, optimizer: LightningOptimizer, batch: PosNegBatch) -> tuple[Tensor, JointScores]:
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        buffers = [(b, b.clone()) for b in self.buffers()] if scaler is not None else []
+        buffers = [b.clone() for b in self.buffers()] if scaler is not None else []
         optimizer.zero_grad()
         previous = self.previous.scores(self, batch)
         joint = self.joint_scores(batch)
@@ -165,7 +165,7 @@ class TPAUCModule(ScoringModule):
             self.algorithm.rollback(*undo)
             self.previous.discard()
             # running statistics among them, which activations that overflowed would spoil for good
-            assign([b for b, _ in buffers], [b for _, b in buffers])
+            assign(self.buffers(), buffers)
         else:
             self._after_step(joint)
         return loss, joint

@@ -28,6 +28,10 @@ _HIDDEN_PARAMETERS = (
     "{} is not supported: it hides or flattens the parameters that the proximal term and the average work on. Use "
     "'ddp', or ModelParallelStrategy (FSDP2) for sharded parameters."
 )
+_ACCUMULATION = (
+    "{} can't work here: every batch is one step of the dual variables. Raise `num_pos` and `num_neg` of the data "
+    "module instead."
+)
 
 
 def log_replicated(module: LightningModule, name: str, value: Tensor, *, prog_bar: bool = False) -> None:
@@ -77,11 +81,8 @@ def _refuse_flags(trainer: Trainer) -> None:
         )
         raise UnsupportedError(msg)
     if trainer.accumulate_grad_batches != 1:
-        msg = (
-            f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches}) can't work here: every batch is one "
-            "step of the dual variables. Raise `num_pos` and `num_neg` of the data module instead."
-        )
-        raise UnsupportedError(msg)
+        flag = f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches})"
+        raise UnsupportedError(_ACCUMULATION.format(flag))
 
 
 def _refuse_strategies(trainer: Trainer) -> None:
@@ -106,11 +107,7 @@ def _refuse_callbacks(trainer: Trainer) -> None:
             )
             raise UnsupportedError(msg)
         if isinstance(callback, GradientAccumulationScheduler) and callback.going_to_accumulate_grad_batches():
-            msg = (
-                "GradientAccumulationScheduler can't work here: every batch is one step of the dual variables. Raise "
-                "`num_pos` and `num_neg` of the data module instead."
-            )
-            raise UnsupportedError(msg)
+            raise UnsupportedError(_ACCUMULATION.format(type(callback).__name__))
         if isinstance(callback, ModelCheckpoint):
             _check_saving(trainer, callback)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from lightning.pytorch import Trainer
 from torch import nn
 
+from benchmarks.common import bare_trainer
 from lightning_tpauc.data.batch import EvalBatch, PosNegBatch
 
 NUM_POS, NUM_NEG, DIM = 23, 40, 4
@@ -59,14 +59,4 @@ def eval_loader(dtype=torch.float64):
 
 def make_trainer(**kwargs):
     """A quiet CPU Trainer; keyword arguments override."""
-    defaults = {
-        "accelerator": "cpu",
-        "devices": 1,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "precision": "64-true",
-        "max_epochs": 1,
-    }
-    return Trainer(**{**defaults, **kwargs})
+    return bare_trainer(**{"precision": "64-true", "max_epochs": 1, **kwargs})

@@ -7,7 +7,7 @@ from torch import nn
 from lightning_tpauc import NegativeStream, PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.errors import TPAUCWarning
-from tests.data.flows import take_all
+from tests.data.test_streamed import batches_of
 from tests.fixed import make_trainer
 from tests.test_resume import DIM, assert_same_end
 from tests.test_streamed_training import make_datamodule, positives, run
@@ -97,7 +97,8 @@ def test_a_state_brings_them_back(tmp_path, name, workers):
 def test_every_row_is_read_once_a_pass(name, workers):
     """20 steps of 6 negatives are one pass, 10 of each worker are its half."""
     data = make_datamodule(STREAMS[name](), workers, num_neg=3, num_dual_neg=3, steps_per_epoch=20)
-    read = take_all(data)
+    data.setup("fit")
+    read = torch.cat([batch.inputs[batch.num_pos :] for batch in batches_of(data)])
     order = [NEGATIVES.tolist().index(row) for row in read.tolist()]
     assert sorted(order) == list(range(len(NEGATIVES)))
 

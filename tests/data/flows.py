@@ -174,11 +174,3 @@ class OwnWorkers(Plain):
 def numbers_of(inputs):
     """Which examples these are."""
     return inputs[:, 0].int().tolist()
-
-
-def take_all(datamodule):
-    """Inputs of the negatives and dual negatives of an epoch, in the order of the steps."""
-    datamodule.setup("fit")
-    batches = list(datamodule.train_dataloader())
-    datamodule.teardown("fit")
-    return torch.cat([batch.inputs[batch.num_pos :] for batch in batches])

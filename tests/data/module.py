@@ -1,7 +1,9 @@
 """A small LightningModule that writes down what it is given."""
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
+
+from benchmarks.common import bare_trainer
 
 
 class Recorder(LightningModule):
@@ -54,14 +56,4 @@ class Recorder(LightningModule):
 
 def make_trainer(**kwargs):
     """A quiet CPU Trainer; keyword arguments override."""
-    defaults = {
-        "accelerator": "cpu",
-        "devices": 1,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "num_sanity_val_steps": 0,
-        "max_epochs": 3,
-    }
-    return Trainer(**{**defaults, **kwargs})
+    return bare_trainer(**{"num_sanity_val_steps": 0, "max_epochs": 3, **kwargs})

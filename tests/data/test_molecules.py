@@ -242,12 +242,12 @@ def test_prepare_data_leaves_nothing_to_build(file, monkeypatch):
     smiles_module(file).setup("fit")
 
 
-@needs_graph
 def test_names_a_folder_in_place_of_a_file(tmp_path):
     with pytest.raises(DataError, match=r"name of a CSV file in `root`, but .* is a folder"):
         SMILESDataModule(str(tmp_path), "activity", cache_dir=str(tmp_path)).prepare_data()
 
 
+@needs_graph
 def test_names_a_missing_file(tmp_path):
     datamodule = SMILESDataModule("none.csv", "active", root=str(tmp_path), cache_dir=str(tmp_path))
     message = r"none.csv does not exist. Set `--data.root` to the folder that holds it\."
