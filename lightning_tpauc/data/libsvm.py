@@ -43,15 +43,16 @@ class LIBSVMDataModule(PosNegDataModule):
         positive_label: the label of the positive class; all others are negative. ``None``: the larger of -1/1, 0/1 or
             1/2.
         zero_based: whether feature indices start at 0; LIBSVM's start at 1.
-        cache_dir: where parsed arrays are kept; ``None`` keeps those of files above 64 MiB, in the user's cache folder.
-        max_gib: refuse dense arrays larger than this, in GiB.
+        cache_dir: where parsed arrays are kept; ``None`` keeps those of files above 64 MiB, or that take 256 MiB
+            themselves, in the user's cache folder.
+        max_gib: refuse dense arrays larger than this, in GiB; those of HIGGS take 1.2.
         download: download the files to ``root`` if they are not there: those of ijcnn1, HIGGS and SUSY, under the names
             of :data:`~lightning_tpauc.data.download.SOURCES`.
         **kwargs: arguments of :class:`~lightning_tpauc.PosNegDataModule`, without its data sets.
 
     Raises:
         ArgumentError: if arguments contradict each other or are out of range; in ``prepare_data``: ``download`` of a
-            file without a known source.
+            file without a known source; the arrays can't be kept in ``cache_dir``.
         DataError: in ``prepare_data`` and ``setup``: a file is missing, can't be downloaded or does not parse.
 
     Example:
@@ -76,7 +77,7 @@ class LIBSVMDataModule(PosNegDataModule):
         positive_label: float | None = None,
         zero_based: bool = False,
         cache_dir: str | None = None,
-        max_gib: float = 16.0,
+        max_gib: float = 4.0,
         download: bool = False,
         **kwargs: Any,
     ) -> None:

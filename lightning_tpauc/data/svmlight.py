@@ -25,13 +25,17 @@ from rich.progress import Progress
 
 from lightning_tpauc.data.cache import default_cache_dir
 from lightning_tpauc.data.console import bar_console
-from lightning_tpauc.errors import DataError
+from lightning_tpauc.errors import ArgumentError, DataError
 
 __all__ = ("SVMLightData", "read_svmlight")
 
 # Files from this size on are parsed into the cache: 100 bytes a line make about 700,000 rows.
 CACHED_FROM_BYTES = 64 << 20
+# So are those whose arrays exceed this: text of sparse rows, or compressed text, may be small.
+CACHED_FROM_ARRAY_BYTES = 256 << 20
 _BLOCK_BYTES = 16 << 20
+# Rows are made dense so many bytes at a time, or one by one.
+_DENSE_BYTES = 64 << 20
 _DAY = 86_400
 # Part of the cache's key: raise it when the stored arrays change.
 _VERSION = 1
@@ -58,7 +62,7 @@ def read_svmlight(
     num_features: int | None = None,
     zero_based: bool = False,
     cache_dir: Path | None = None,
-    max_gib: float = 16.0,
+    max_gib: float = 4.0,
 ) -> SVMLightData:
     r"""Read a file, plain or compressed as its suffix ``.bz2``, ``.gz`` or ``.xz`` says.
 
@@ -66,12 +70,13 @@ def read_svmlight(
         path: the file.
         num_features: number of columns; the largest index in the file if ``None``.
         zero_based: whether feature indices start at 0.
-        cache_dir: where to keep the arrays of this file; ``None`` keeps only files of 64 MiB or more, in
-            :func:`~lightning_tpauc.data.cache.default_cache_dir`. The key is the path, size, modification time and the
-            options.
-        max_gib: refuse to make dense arrays larger than this, in GiB.
+        cache_dir: where to keep the arrays of this file; ``None`` keeps only those of files of 64 MiB or more, or that
+            take 256 MiB themselves, in :func:`~lightning_tpauc.data.cache.default_cache_dir`. The key is the path,
+            size, modification time and the options.
+        max_gib: refuse to make dense arrays larger than this, in GiB; those of HIGGS take 1.2.
 
     Raises:
+        ArgumentError: if the cache can't be written.
         DataError: if the file is missing, damaged or does not parse, holds values that are not finite, or is too large
             when dense.
 
@@ -85,13 +90,12 @@ def read_svmlight(
         msg = f"There is no file {path}. Set the folder with `root` (`--data.root DIR`), or correct the file's name."
         raise DataError(msg)
     blocks = _Blocks(path, num_features, zero_based, max_gib)
-    if cache_dir is None and path.stat().st_size < CACHED_FROM_BYTES:
-        parts = list(blocks)
-        width = max(part.features.shape[1] for part in parts)
-        features = np.concatenate([_widened(part.features, width) for part in parts])
-        return SVMLightData(features, np.concatenate([part.labels for part in parts]))
     folder = (cache_dir or default_cache_dir()) / f"{path.name}-{_key(path, num_features, zero_based)}"
     if not folder.is_dir():
+        if cache_dir is None and path.stat().st_size < CACHED_FROM_BYTES:
+            small = _read_small(blocks)
+            if small is not None:
+                return small
         _write_cache(blocks, folder)
     return SVMLightData(np.load(folder / "features.npy", mmap_mode="r"), np.load(folder / "labels.npy"))
 
@@ -106,13 +110,15 @@ class _Blocks:
         self.max_gib = max_gib
 
     def __iter__(self) -> Iterator[SVMLightData]:
-        rows, width = 0, self.num_features or 0
+        lines, rows, width = 0, 0, self.num_features or 0
         for text in self._texts():
-            sparse, labels = self._parse(text, rows)
+            sparse, labels = self._parse_or_say_where(text, lines)
             self._check_finite(sparse, labels, rows)
-            rows, width = rows + sparse.shape[0], max(width, sparse.shape[1])
+            lines, rows, width = lines + text.count(b"\n"), rows + sparse.shape[0], max(width, sparse.shape[1])
             self._check_size(rows, width)
-            yield SVMLightData(sparse.toarray(), labels)
+            step = max(1, _DENSE_BYTES // (4 * max(1, sparse.shape[1])))
+            for start in range(0, sparse.shape[0], step):
+                yield SVMLightData(sparse[start : start + step].toarray(), labels[start : start + step])
         if rows == 0:
             msg = f"{self.path} has no rows."
             raise DataError(msg)
@@ -145,20 +151,37 @@ class _Blocks:
             )
             raise DataError(msg) from error
 
-    def _parse(self, text: bytes, first_row: int) -> tuple[Any, Labels]:
-        from sklearn.datasets import load_svmlight_file
-
+    def _parse_or_say_where(self, text: bytes, lines_before: int) -> tuple[Any, Labels]:
         try:
-            sparse, labels = load_svmlight_file(
-                io.BytesIO(text), n_features=self.num_features, dtype=np.float32, zero_based=self.zero_based
-            )
-        except ValueError as error:
+            return self._parse(text)
+        except (ValueError, OverflowError) as error:  # an index beyond 32 bits overflows
+            line, content = self._first_bad_line(text)
             msg = (
-                f"{self.path} does not parse as svmlight text somewhere after row {first_row}: {error}. Lines read "
-                "`label index:value ...`; set `zero_based=True` if indices start at 0."
+                f"{self.path} does not parse as svmlight text: line {lines_before + line} reads {content!r} ({error}). "
+                "Lines read `label index:value ...`, indices growing; set `zero_based=True` if indices start at 0."
             )
             raise DataError(msg) from error
+
+    def _parse(self, text: bytes) -> tuple[Any, Labels]:
+        from sklearn.datasets import load_svmlight_file
+
+        sparse, labels = load_svmlight_file(
+            io.BytesIO(text), n_features=self.num_features, dtype=np.float32, zero_based=self.zero_based
+        )
         return sparse, labels.astype(np.float64)
+
+    def _first_bad_line(self, text: bytes) -> tuple[int, str]:
+        """Number, from 1, and beginning of the line at which parsing fails, in as long as a second parse takes."""
+        lines = text.split(b"\n")
+        good, bad = 0, len(lines)  # the first `good` lines parse, the first `bad` don't
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            try:
+                self._parse(b"\n".join(lines[good:middle]))
+                good = middle
+            except (ValueError, OverflowError):
+                bad = middle
+        return bad, lines[good][:60].decode(errors="replace")
 
     def _check_finite(self, sparse: Any, labels: Labels, first_row: int) -> None:
         finite = np.isfinite(labels)
@@ -194,7 +217,32 @@ def _key(path: Path, num_features: int | None, zero_based: bool) -> str:
     return hashlib.blake2b(repr(what).encode(), digest_size=8).hexdigest()
 
 
+def _read_small(blocks: _Blocks) -> SVMLightData | None:
+    """Both arrays in memory; ``None`` if they are too large for that."""
+    parts: list[SVMLightData] = []
+    rows, width = 0, 0
+    for part in blocks:
+        rows, width = rows + len(part.labels), max(width, part.features.shape[1])
+        if 4 * rows * width > CACHED_FROM_ARRAY_BYTES:
+            return None
+        parts.append(part)
+    features = np.concatenate([_widened(part.features, width) for part in parts])
+    return SVMLightData(features, np.concatenate([part.labels for part in parts]))
+
+
 def _write_cache(blocks: _Blocks, folder: Path) -> None:
+    """Make the folder of both arrays, or say why that is not possible."""
+    try:
+        _write_folder(blocks, folder)
+    except OSError as error:
+        msg = (
+            f"Can't keep the arrays of {blocks.path} in {folder.parent} ({error}). Set `cache_dir` to a folder that "
+            "can be written and has room."
+        )
+        raise ArgumentError(msg) from error
+
+
+def _write_folder(blocks: _Blocks, folder: Path) -> None:
     """Write both arrays under another name and rename the folder, so that a crash leaves no half-written cache."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     for left in folder.parent.glob(f"{folder.name}.*"):  # by a process that was killed; another one may be at work
@@ -209,13 +257,13 @@ def _write_cache(blocks: _Blocks, folder: Path) -> None:
             labels.append(block.labels)
             shapes.append(block.features.shape)
         total, width = sum(rows for rows, _ in shapes), max(width for _, width in shapes)
-        features = np.lib.format.open_memmap(work / "features.npy", "w+", np.float32, (total, width))
-        start = 0
-        for i, (rows, block_width) in enumerate(shapes):
-            features[start : start + rows, :block_width] = np.load(work / f"{i}.npy")
-            (work / f"{i}.npy").unlink()
-            start += rows
-        features.flush()
+        header = {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": (total, width)}
+        # not through a memory map: where the disk is full, that kills the process
+        with (work / "features.npy").open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+            for i in range(len(shapes)):
+                file.write(_widened(np.load(work / f"{i}.npy"), width).data)
+                (work / f"{i}.npy").unlink()
         np.save(work / "labels.npy", np.concatenate(labels))
         try:
             work.rename(folder)

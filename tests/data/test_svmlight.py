@@ -14,7 +14,7 @@ from scipy import sparse
 from lightning_tpauc.data import svmlight
 from lightning_tpauc.data.cache import default_cache_dir
 from lightning_tpauc.data.svmlight import read_svmlight
-from lightning_tpauc.errors import DataError
+from lightning_tpauc.errors import ArgumentError, DataError
 
 OPENERS = {".txt": open, ".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open}
 
@@ -156,8 +156,10 @@ def test_memory_is_bounded(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1 1:x\n", r"data.txt does not parse .* after row 0: .*Lines read `label index:value"),
+        ("1 1:x\n", r"data.txt does not parse .*: line 1 reads '1 1:x' \(.*Lines read `label index:value"),
         ("one 1:2\n", r"does not parse"),
+        ("1 1:2\n# so\n\n1 2:1 2147483649:1\n1 1:1\n", r"line 4 reads '1 2:1 2147483649:1'"),
+        ("1 1:2\n1 2:1 1:1", r"line 2 reads '1 2:1 1:1' .*indices growing"),
         ("1 0:2 1:3\n", r"set `zero_based=True` if indices start at 0"),
         ("", r"data.txt has no rows"),
         ("\n\n", r"data.txt has no rows"),
@@ -188,6 +190,58 @@ def test_refuses_values_that_are_not_finite(bad, tmp_path, monkeypatch):
     monkeypatch.setattr(svmlight, "_BLOCK_BYTES", 32)
     with pytest.raises(DataError, match=r"data.txt has a value that is not finite in row 7 \(from 0\). Remove"):
         read_svmlight(path)
+
+
+def test_names_the_line_whatever_the_blocks(tmp_path, monkeypatch):
+    path = tmp_path / "data.txt"
+    path.write_text("# so\n1 1:2 3:1\n\n" * 40 + "1 1:2 3\n" + "0 2:1\n" * 40)
+    for block in (20, 60, 1000):
+        monkeypatch.setattr(svmlight, "_BLOCK_BYTES", block)
+        with pytest.raises(DataError, match="line 121 reads '1 1:2 3'"):
+            read_svmlight(path)
+
+
+def test_wide_rows_are_made_dense_a_few_at_a_time(tmp_path, monkeypatch):
+    path = tmp_path / "data.txt"
+    path.write_text("1 1:1 100000:2\n0 3:1\n" * 10)
+    monkeypatch.setattr(svmlight, "_DENSE_BYTES", 1 << 20)
+    monkeypatch.setattr(svmlight, "_BLOCK_BYTES", 1 << 10)  # of which a buffer is made, however short the file
+    read_svmlight(path)  # imports what the parser needs
+    tracemalloc.start()
+    read = read_svmlight(path, cache_dir=tmp_path / "cache")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert read.features.shape == (20, 100_000)
+    assert read.features[18, [0, 99_999]].tolist() == [1, 2]
+    assert read.features.sum() == 40
+    assert peak < 3 << 20  # dense, all rows take 8 MB
+
+
+def test_small_text_of_large_arrays_is_cached_as_well(file, data, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(svmlight, "CACHED_FROM_ARRAY_BYTES", 700 * 9 * 4)
+    assert not isinstance(read_svmlight(file).features, np.memmap)
+    monkeypatch.setattr(svmlight, "CACHED_FROM_ARRAY_BYTES", 700 * 9 * 4 - 1)
+    read = read_svmlight(file)
+    check(read, data)
+    assert isinstance(read.features, np.memmap)
+
+
+def test_a_full_disk_is_reported(tmp_path):
+    resource = pytest.importorskip("resource")
+    path, cache = tmp_path / "data.txt", tmp_path / "cache"
+    path.write_text("1 1:1 100000:2\n0 3:1\n" * 2)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+        with pytest.raises(ArgumentError, match=r"Can't keep the arrays of .*data.txt in .*cache \(.*Set `cache_dir`"):
+            read_svmlight(path, cache_dir=cache)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(cache.iterdir()) == []
+    assert read_svmlight(path, cache_dir=cache).features.sum() == 8
+    with pytest.raises(ArgumentError, match="Can't keep the arrays"):
+        read_svmlight(path, cache_dir=path)
 
 
 def test_comments_query_ids_and_gaps(tmp_path):
