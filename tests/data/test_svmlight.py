@@ -144,6 +144,7 @@ def test_memory_is_bounded(tmp_path, monkeypatch):
     row = " ".join(f"{column}:{column}" for column in range(1, 41))
     path.write_text(f"1 {row}\n0 {row}\n" * 4_000)
     monkeypatch.setattr(svmlight, "_BLOCK_BYTES", 1 << 15)
+    read_svmlight(path)  # imports what the parser needs
     tracemalloc.start()
     read = read_svmlight(path, cache_dir=tmp_path / "cache")
     _, peak = tracemalloc.get_traced_memory()
@@ -206,7 +207,7 @@ def test_wide_rows_are_made_dense_a_few_at_a_time(tmp_path, monkeypatch):
     path.write_text("1 1:1 100000:2\n0 3:1\n" * 10)
     monkeypatch.setattr(svmlight, "_DENSE_BYTES", 1 << 20)
     monkeypatch.setattr(svmlight, "_BLOCK_BYTES", 1 << 10)  # of which a buffer is made, however short the file
-    read_svmlight(path)  # imports what the parser needs
+    read_svmlight(path)
     tracemalloc.start()
     read = read_svmlight(path, cache_dir=tmp_path / "cache")
     _, peak = tracemalloc.get_traced_memory()
