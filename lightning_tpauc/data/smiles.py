@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import gzip
 import hashlib
 import importlib.metadata
 import json
 import logging
-import math
 import pickle
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_tpauc.data.graphs import PackedGraphs
+from lightning_tpauc.data.smiles_csv import SMILESRow, read_smiles
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.extras import import_extra
 
-__all__ = ("Molecules", "load_molecules", "read_smiles")
+__all__ = ("Molecules", "load_molecules")
 
 _log = logging.getLogger(__name__)
 
 # Changes whenever the cached content does.
 _CACHE_FORMAT = 1
-_UNLABELLED = ("", "nan", "na", "none")
 
 
 class Molecules(NamedTuple):
@@ -57,70 +54,6 @@ class Molecules(NamedTuple):
     invalid: tuple[tuple[int, str], ...]
 
 
-class SMILESRow(NamedTuple):
-    """One row: its line in the file (from 2), SMILES and label (``None`` if not measured)."""
-
-    line: int
-    smiles: str
-    label: int | None
-
-
-def read_smiles(path: Path, smiles_column: str, target_column: str) -> Iterator[SMILESRow]:
-    r"""Read a CSV file with a header, plain or with a name that ends in ``.gz``.
-
-    Columns are separated by commas, or by tabs or semicolons where the header is. Blank lines are skipped.
-
-    Args:
-        path: the file.
-        smiles_column: name of the column of SMILES.
-        target_column: name of the column of labels: 0, 1 (also as ``1.0``), or nothing, ``nan``, ``NA``, ``None`` where
-            there is no label.
-
-    Raises:
-        DataError: the file is no such text, a column is missing or there twice, a row is longer than the header, or a
-            label is something else; the message names the line.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "few.csv"
-        >>> _ = path.write_text("smiles,active\nCCO,1\nC,\n")
-        >>> [tuple(row) for row in read_smiles(path, "smiles", "active")]
-        [(2, 'CCO', 1), (3, 'C', None)]
-    """
-    try:
-        with _open_text(path) as file:
-            reader = _csv_reader(file, path, {"smiles_column": smiles_column, "target_column": target_column})
-            for row in reader:
-                # a comma that should have been quoted moves what follows into other columns
-                if any(row.get(None, ())):  # DictReader keeps what is left over there
-                    msg = (
-                        f"Line {reader.line_num} of {path} has more columns than the header. Put text that holds the "
-                        "separator in quotes."
-                    )
-                    raise DataError(msg)
-                label = _label(row[target_column], path, reader.line_num, target_column)
-                yield SMILESRow(reader.line_num, (row[smiles_column] or "").strip(), label)
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
-        msg = f"{path} can't be read as CSV in UTF-8, gzipped if its name ends in .gz: {error}."
-        raise DataError(msg) from error
-
-
-def _csv_reader(file: TextIO, path: Path, needed: dict[str, str]) -> csv.DictReader[str]:
-    """A reader with the separator of the header, which must hold the needed columns (by argument) once."""
-    for separator in ",\t;,":  # commas again for the message
-        file.seek(0)
-        reader = csv.DictReader(file, delimiter=separator)
-        reader.fieldnames = columns = [column.strip() for column in reader.fieldnames or []]
-        if set(needed.values()) <= set(columns):
-            break
-    for argument, column in needed.items():
-        if columns.count(column) != 1:
-            found = "no column" if column not in columns else f"{columns.count(column)} columns"
-            msg = f"{path} has {found} {column!r} (`{argument}`); it has {', '.join(map(repr, columns)) or 'none'}."
-            raise DataError(msg)
-    return reader
-
-
 def load_molecules(
     path: Path, smiles_column: str, target_column: str, *, scaffolds_of_all: bool, cache_dir: Path
 ) -> Molecules:
@@ -131,7 +64,7 @@ def load_molecules(
     at once and a crash leaves no half-written cache. A damaged one is rebuilt.
 
     Args:
-        path: the file; see :func:`read_smiles`.
+        path: the file; see :func:`~lightning_tpauc.data.smiles_csv.read_smiles`.
         smiles_column: name of the column of SMILES.
         target_column: name of the column of labels.
         scaffolds_of_all: also find the scaffolds of unlabelled molecules.
@@ -161,27 +94,6 @@ def _version_of_ogb() -> str | None:
         return importlib.metadata.version("ogb")
     except importlib.metadata.PackageNotFoundError:  # graphs from the cache need no ogb
         return None
-
-
-def _open_text(path: Path) -> TextIO:
-    # utf-8-sig: spreadsheets put a byte order mark before the first column's name
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
-
-
-def _label(text: str | None, path: Path, line: int, column: str) -> int | None:
-    text = (text or "").strip()
-    if text.lower() in _UNLABELLED:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if value not in (0.0, 1.0):
-        msg = f"Expected 0, 1 or nothing in column {column!r} of {path}, but line {line} has {text!r}."
-        raise DataError(msg)
-    return int(value)
 
 
 def _build(path: Path, smiles_column: str, target_column: str, scaffolds_of_all: bool) -> dict[str, Any]:

@@ -1,0 +1,136 @@
+"""Reading a column of SMILES and a column of labels from a CSV file, as people save them."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import itertools
+import math
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from lightning_tpauc.errors import DataError
+
+__all__ = ("SMILESRow", "read_smiles")
+
+_UNLABELLED = ("", "nan", "na", "none")
+
+
+class SMILESRow(NamedTuple):
+    """One row: its line in the file (from 2), SMILES and label (``None`` if not measured)."""
+
+    line: int
+    smiles: str
+    label: int | None
+
+
+def read_smiles(path: Path, smiles_column: str, target_column: str) -> Iterator[SMILESRow]:
+    r"""Read a CSV file with a header, plain or with a name that ends in ``.gz``.
+
+    Columns are separated by commas, or by tabs or semicolons where the header is. Blank lines are skipped.
+
+    Args:
+        path: the file.
+        smiles_column: name of the column of SMILES.
+        target_column: name of the column of labels: 0, 1 (also as ``1.0``), or nothing, ``nan``, ``NA``, ``None`` where
+            there is no label.
+
+    Raises:
+        DataError: the file is no such text, a column is missing or there twice, a quote is never closed, a row is
+            longer than the header, or a label is something else; the message names the line.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "few.csv"
+        >>> _ = path.write_text("smiles,active\nCCO,1\nC,\n")
+        >>> [tuple(row) for row in read_smiles(path, "smiles", "active")]
+        [(2, 'CCO', 1), (3, 'C', None)]
+    """
+    try:
+        with _open_text(path) as file:
+            needed = {"smiles_column": smiles_column, "target_column": target_column}
+            reader, lines = _csv_reader(file, path, needed)
+            for row in _rows(reader, lines, path):
+                # a comma that should have been quoted moves what follows into other columns
+                if any(row.get(None, ())):  # DictReader keeps what is left over there
+                    msg = (
+                        f"Line {reader.line_num} of {path} has more columns than the header. Put text that holds the "
+                        "separator in quotes."
+                    )
+                    raise DataError(msg)
+                label = _label(row[target_column], path, reader.line_num, target_column)
+                yield SMILESRow(reader.line_num, (row[smiles_column] or "").strip(), label)
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
+        msg = f"{path} can't be read as CSV in UTF-8, gzipped if its name ends in .gz: {error}."
+        raise DataError(msg) from error
+
+
+class _Lines:
+    """The lines of a file and a mark, which becomes part of a cell where a quote is still open."""
+
+    MARK = "\0end"
+
+    def __init__(self, file: TextIO) -> None:
+        self.file = file
+        self.ended = False
+
+    def __iter__(self) -> Iterator[str]:
+        return itertools.chain(self.file, self._end())
+
+    def _end(self) -> Iterator[str]:
+        self.ended = True
+        yield self.MARK
+
+
+def _rows(reader: csv.DictReader[str], lines: _Lines, path: Path) -> Iterator[dict[str | Any, str | Any]]:
+    """The rows up to the mark; all that follows a quote that is never closed would otherwise vanish in one of them."""
+    last = reader.line_num
+    for row in reader:
+        if lines.ended:
+            if next(iter(row.values())) != lines.MARK:
+                msg = f"A quote in {path} is opened after line {last} and never closed. Close it, or remove it."
+                raise DataError(msg)
+            return
+        yield row
+        last = reader.line_num
+
+
+def _csv_reader(file: TextIO, path: Path, needed: dict[str, str]) -> tuple[csv.DictReader[str], _Lines]:
+    """A reader with the separator of the header, which must hold the needed columns (by argument) once."""
+    for separator in ",\t;,":  # commas again for the message
+        file.seek(0)
+        lines = _Lines(file)
+        reader = csv.DictReader(lines, delimiter=separator)
+        header = reader.fieldnames or []
+        reader.fieldnames = columns = [] if lines.ended else [column.strip() for column in header]
+        if set(needed.values()) <= set(columns):
+            break
+    for argument, column in needed.items():
+        if columns.count(column) != 1:
+            found = "no column" if column not in columns else f"{columns.count(column)} columns"
+            msg = f"{path} has {found} {column!r} (`{argument}`); it has {', '.join(map(repr, columns)) or 'none'}."
+            raise DataError(msg)
+    return reader, lines
+
+
+def _open_text(path: Path) -> TextIO:
+    # utf-8-sig: spreadsheets put a byte order mark before the first column's name
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
+
+
+def _label(text: str | None, path: Path, line: int, column: str) -> int | None:
+    text = (text or "").strip()
+    if text.lower() in _UNLABELLED:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if value not in (0.0, 1.0):
+        msg = f"Expected 0, 1 or nothing in column {column!r} of {path}, but line {line} has {text!r}."
+        raise DataError(msg)
+    return int(value)
