@@ -77,7 +77,7 @@ def split_scores(scores: Tensor, sizes: tuple[int, int, int]) -> tuple[Tensor, T
             f"{sizes[2]} dual negatives, but `forward` returned shape {tuple(scores.shape)}."
         )
         raise ArgumentError(msg)
-    pos, neg, dual = torch.split(scores, list(sizes))
+    pos, neg, dual = scores.split_with_sizes(sizes)  # what Tensor.split calls after looking at its arguments
     return pos, neg, dual
 
 

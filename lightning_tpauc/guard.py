@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import subprocess
 import time
 from typing import TYPE_CHECKING, Any
@@ -74,12 +75,12 @@ class FiniteGuard(Callback):
             raise NonFiniteError(_always_skipped(module))
         if module.step_skipped:
             return
-        finite = torch.isfinite(outputs["loss"]) & module.algorithm.is_finite()
-        if finite.device.type != "cuda":
-            _stop_unless(bool(finite), module)
+        total: Tensor = outputs["loss"] + module.algorithm.scalar_sum()  # finite only where both are
+        if total.device.type != "cuda":
+            _stop_unless(math.isfinite(total), module)
             return
         flag = torch.empty((), dtype=torch.bool, pin_memory=True)
-        flag.copy_(finite, non_blocking=True)
+        flag.copy_(torch.isfinite(total), non_blocking=True)
         event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         event.record()
         self._pending.append((flag, event))

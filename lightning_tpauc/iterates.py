@@ -69,7 +69,7 @@ class WeightIterates:
         pairs = [(p, w0) for p, w0 in zip(self.parameters, self.anchor, strict=True) if p.grad is not None]
         for parameters, anchors in _by_layout([p for p, _ in pairs], [w0 for _, w0 in pairs]):
             gradients = [p.grad for p in parameters if p.grad is not None]
-            masters = [p.detach().to(w0.dtype) for p, w0 in zip(parameters, anchors, strict=True)]
+            masters = [p.to(w0.dtype) for p, w0 in zip(parameters, anchors, strict=True)]
             displacement = torch._foreach_sub(masters, anchors)
             scaled = [d.to(g.dtype) for d, g in zip(displacement, gradients, strict=True)]
             torch._foreach_add_(gradients, scaled, alpha=coefficient)

@@ -154,7 +154,7 @@ class TPAUCModule(ScoringModule):
         previous = self.previous.scores(self, batch)
         joint = self.joint_scores(batch)
         undo = (joint.index, self.algorithm.snapshot(joint.index)) if scaler is not None else None
-        with torch.autocast(self.device.type, enabled=False):
+        with self.full_precision():
             loss = self.algorithm(*joint, previous=previous)
         self.manual_backward(loss)
         scale_before = scaler.get_scale() if scaler is not None else None
@@ -183,7 +183,7 @@ class TPAUCModule(ScoringModule):
         def evaluate() -> Tensor:
             optimizer.zero_grad()
             seen[:] = [self.joint_scores(batch)]
-            with torch.autocast(self.device.type, enabled=False):
+            with self.full_precision():
                 loss = self.algorithm(*seen[0])
             self.manual_backward(loss)
             return loss

@@ -61,7 +61,7 @@ class PreviousWeights:
         with self._swapped_in(module), torch.set_grad_enabled(self.recursive):
             joint = module.joint_scores(batch)
             if isinstance(algorithm, RecursiveAlgorithm):
-                with torch.autocast(module.device.type, enabled=False):
+                with module.full_precision():
                     loss = algorithm.previous_loss(joint.pos_scores, joint.neg_scores)
                 module.manual_backward(loss)
         return PreviousScores(joint.pos_scores.detach(), joint.neg_scores.detach())

@@ -45,11 +45,13 @@ class ScoreMemory:
         self.pos_scores.index_copy_(0, index, pos_scores.detach().to(self.pos_scores.dtype))
         capacity = self.neg_scores.numel()
         fresh = neg_scores.detach().to(self.neg_scores.dtype)[-capacity:]
-        head = min(fresh.numel(), capacity - self.cursor)
+        count = fresh.numel()
+        head = min(count, capacity - self.cursor)
         self.neg_scores[self.cursor : self.cursor + head].copy_(fresh[:head])
-        self.neg_scores[: fresh.numel() - head].copy_(fresh[head:])
-        self.cursor = (self.cursor + fresh.numel()) % capacity
-        self.filled = min(capacity, self.filled + fresh.numel())
+        if head < count:  # around the end
+            self.neg_scores[: count - head].copy_(fresh[head:])
+        self.cursor = (self.cursor + count) % capacity
+        self.filled = min(capacity, self.filled + count)
 
     def fill(self, scores: TrainingScores) -> None:
         """Take the result of a forward pass over the training set."""

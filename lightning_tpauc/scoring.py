@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, cast
 
 import torch
@@ -114,6 +115,11 @@ class ScoringModule(LightningModule):
         scores = self.raw_scores(inputs)
         use_sigmoid = self.score_activation == "sigmoid" and not self.algorithm.takes_logits
         return scores.sigmoid() if use_sigmoid else scores
+
+    def full_precision(self) -> AbstractContextManager[Any]:
+        """Context for pairwise work, which mixed precision must not run in half precision."""
+        kind = self.device.type
+        return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
     # ---------------------------------------------------------------- evaluation
 

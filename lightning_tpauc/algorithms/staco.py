@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -14,7 +13,7 @@ from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.averaging import mean_from_changes, record_change_
 from lightning_tpauc.functional.checks import is_real
 from lightning_tpauc.functional.duals import exact_duals, ties_active
-from lightning_tpauc.functional.pairwise import pairwise_terms, weighted_excess
+from lightning_tpauc.functional.pairwise import weighted_excess
 from lightning_tpauc.functional.staco import (
     dual_weight_step,
     excess_weights,
@@ -188,12 +187,11 @@ class STACO(Algorithm):
             y = dual_weight_step(old, risk, self.s_prime, self.step_scale * self.alpha, self.theta0)
             return excess_weights(y, self.theta0, self.theta1)
 
-        weights: Tensor | Callable[[Tensor], Tensor] = weigh
-        if not self.share_negatives:
-            scores = pos_scores.detach(), dual_neg_scores.detach()
-            weights = weigh(pairwise_terms(*scores, s, surrogate=self.surrogate, gradients=False).excess)
-        # line 3, the loss for the weights, on the other negatives; shared ones need their pairs only once
-        weighted, active = weighted_excess(pos_scores, neg_scores, s, weights, surrogate=self.surrogate)
+        # line 3, the loss for the weights, on the other negatives
+        dual = None if self.share_negatives else dual_neg_scores
+        weighted, active = weighted_excess(
+            pos_scores, neg_scores, s, weigh, surrogate=self.surrogate, dual_neg_scores=dual
+        )
         loss = minmax_loss(weighted, y, s, self.s_prime, self.theta0)
         # lines 2 and 4
         self._update_thresholds(index, s, y, active)

@@ -141,15 +141,15 @@ class DeclaredState:
             else:
                 state.copy_(snapshot[name])
 
-    def is_finite(self) -> Tensor:
-        """Bool tensor ``()``: whether the scalar state is finite; costs nothing in the number of positives.
+    def scalar_sum(self) -> Tensor | float:
+        """Sum of the scalar state, shape ``()``; 0.0 if there is none. Costs nothing in the number of positives.
 
-        One test of the sum stands for all: it is not finite where a summand is not, or where one is about to overflow.
+        It is not finite where a summand is not, or where one is about to overflow: one test of it stands for all.
         """
         self._require_setup()
         small: list[Tensor] = [getattr(self, n) for n, spec in self._specs.items() if spec.kind in ("scalar", "vector")]
         sums = [state.sum() if state.ndim else state for state in small if state.is_floating_point()]
-        return torch.isfinite(sum(sums[1:], start=sums[0])) if sums else torch.ones((), dtype=torch.bool)
+        return sum(sums[1:], start=sums[0]) if sums else 0.0
 
     def non_finite_states(self) -> list[str]:
         """Names of states that hold nan or infinity; looks at all entries and waits for the device."""

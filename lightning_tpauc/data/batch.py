@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
+from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
 __all__ = ("EvalBatch", "PosNegBatch")
@@ -32,6 +34,11 @@ class PosNegBatch(NamedTuple):
     num_neg: int
     num_dual_neg: int
     shares: tuple[tuple[int, int, int], ...] | None = None
+
+    def to(self, device: torch.device) -> PosNegBatch:
+        """The batch on ``device``. Lightning calls it, and then need not look for tensors among the sizes."""
+        inputs, index = move_data_to_device(self.inputs, device), move_data_to_device(self.index, device)
+        return self._replace(inputs=inputs, index=index)
 
 
 class EvalBatch(NamedTuple):

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_per_positive, check_scores, common_dtype
+from lightning_tpauc.functional.dense_sums import dense_sums, dense_sums_of_two, in_one_block
 from lightning_tpauc.functional.sorted_sums import PairSums, sorted_sums
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 
@@ -29,10 +30,6 @@ __all__ = ("PairwiseTerms", "pairwise_terms", "weighted_excess")
 Weights = Tensor | Callable[[Tensor], Tensor]
 
 _METHODS = ("auto", "dense", "sorted")
-# Elements of the largest temporary of the dense evaluation. On a CPU, larger ones leave the cache and come from fresh
-# pages: one core took 9 ns a pair at 2^16, 20 to 40 ns at 2^22. On a GPU smaller ones wait for launches: an H200 took
-# 13 ms for 4096 x 65536 logistic pairs at 2^22, 53 ms at 2^20, 9 ms and 3.5 times the memory at 2^24.
-_BLOCK = {"cpu": 2**16, "other": 2**22}
 # Pairs above which sorting wins. Median ms on one core, squared hinge with gradients, dense / sorted:
 # 32 x 32 0.09 / 0.24, 128 x 128 0.15 / 0.25, 128 x 256 0.20 / 0.27, 256 x 256 0.31 / 0.28, 1024 x 8192 80 / 1.9.
 # On the H200 0.35 / 1.0 up to 2048 x 4096, 1.2 / 1.1 at 4096 x 8192, so there the block decides.
@@ -114,6 +111,7 @@ def weighted_excess(
     margin: float = 0.5,
     scale: float = 1.0,
     method: str = "auto",
+    dual_neg_scores: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""The weighted sum of mean excess losses, differentiable with respect to all scores.
 
@@ -127,11 +125,13 @@ def weighted_excess(
         neg_scores: as in :func:`pairwise_terms`.
         thresholds: as in :func:`pairwise_terms`.
         weights: as in :func:`pairwise_terms`, or a function that makes them of the mean excess losses ``(S,)``; these
-            then need not be computed before.
+            then need not be computed before, and small batches cost as many operations as without it.
         surrogate: as in :func:`pairwise_terms`.
         margin: as in :func:`pairwise_terms`.
         scale: as in :func:`pairwise_terms`.
         method: as in :func:`pairwise_terms`.
+        dual_neg_scores: float tensor ``(B',)``, other negatives whose mean excess losses a ``weights`` function gets;
+            constants of the step. Those of ``neg_scores`` if ``None``.
 
     Returns:
         V, of shape ``()``, and the share of active pairs ``(S,)``, which carries no gradient.
@@ -149,9 +149,17 @@ def weighted_excess(
     """
     loss = get_surrogate(surrogate, margin, scale)
     known = weights if weights is None or isinstance(weights, Tensor) else thresholds
+    dual_neg = dual_neg_scores
+    if dual_neg is not None:
+        check_scores(dual_neg, "dual_neg_scores")
+        if weights is known:
+            msg = "Expected `weights` to be a function of the losses on `dual_neg_scores`, but got numbers or None."
+            raise ArgumentError(msg)
+        neg_scores = neg_scores.to(torch.promote_types(neg_scores.dtype, dual_neg.dtype))
     pos, neg, s, y = _prepare(pos_scores, neg_scores, thresholds, known)
     rule = y if weights is known or weights is None else weights
-    value, active = _WeightedExcess.apply(pos, neg, s, rule, loss, method)
+    dual_neg = None if dual_neg is None else dual_neg.detach().to(neg.dtype)
+    value, active = _WeightedExcess.apply(pos, neg, s, rule, loss, method, dual_neg)
     return value, active
 
 
@@ -160,10 +168,17 @@ class _WeightedExcess(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, pos: Tensor, neg: Tensor, s: Tensor, weights: Weights, loss: Surrogate, method: str
+        ctx: Any,
+        pos: Tensor,
+        neg: Tensor,
+        s: Tensor,
+        weights: Weights,
+        loss: Surrogate,
+        method: str,
+        dual_neg: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         gradients = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        (excess, active, pos_grad, neg_grad), y = _evaluate(pos, neg, s, weights, loss, method, gradients)
+        (excess, active, pos_grad, neg_grad), y = _evaluate(pos, neg, s, weights, loss, method, gradients, dual_neg)
         if gradients:
             ctx.save_for_backward(pos_grad, neg_grad)
         ctx.mark_non_differentiable(active)
@@ -176,7 +191,7 @@ class _WeightedExcess(torch.autograd.Function):
             msg = "Pairwise losses have no second derivatives here. Call backward without `create_graph=True`."
             raise UnsupportedError(msg)
         pos_grad, neg_grad = ctx.saved_tensors
-        return grad_value * pos_grad, grad_value * neg_grad, None, None, None, None
+        return grad_value * pos_grad, grad_value * neg_grad, None, None, None, None, None
 
 
 def _prepare(pos: Tensor, neg: Tensor, s: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -193,24 +208,27 @@ def _prepare(pos: Tensor, neg: Tensor, s: Tensor, y: Tensor | None) -> tuple[Ten
 
 
 def _evaluate(
-    pos: Tensor, neg: Tensor, s: Tensor, y: Weights, loss: Surrogate, method: str, gradients: bool
+    pos: Tensor,
+    neg: Tensor,
+    s: Tensor,
+    y: Weights,
+    loss: Surrogate,
+    method: str,
+    gradients: bool,
+    dual_neg: Tensor | None = None,
 ) -> tuple[PairwiseTerms, Tensor]:
     """The terms, and the weights where these follow from the mean excess."""
-    if method not in _METHODS:
-        msg = f"Expected `method` to be one of {', '.join(_METHODS)}, but got {method!r}."
-        raise ArgumentError(msg)
-    if method == "sorted" and loss.power is None:
-        msg = f'Expected a surrogate that can be sorted, but got {loss.name!r}. Use method="dense" or "auto".'
-        raise ArgumentError(msg)
-    if method == "auto":
-        method = _choose(pos, neg, loss)
+    chosen = _choose(pos, neg, loss, method)
     num_neg = neg.shape[0]
-    if method == "sorted":
-        sums = sorted_sums(pos, neg, s, loss)
-    else:
-        if not isinstance(y, Tensor) and not _in_one_block(pos, neg):  # blocks are not kept: a second round
-            y = _weights_of(y, _dense_sums(pos, neg, s, y, loss, gradients=False).excess / num_neg)
-        sums = _dense_sums(pos, neg, s, y, loss, gradients)
+    if isinstance(y, Tensor) or (dual_neg is None and (chosen == "sorted" or in_one_block(pos, num_neg))):
+        sums = _sums(pos, neg, s, y, loss, chosen, gradients)
+    elif dual_neg is not None and chosen == "dense" and in_one_block(pos, num_neg + dual_neg.shape[0]):
+        sums, dual_excess = dense_sums_of_two(pos, neg, dual_neg, s, loss, gradients)
+        y = _weights_of(y, dual_excess / dual_neg.shape[0])
+    else:  # other negatives, or blocks that are not kept, take a round of their own
+        first = _evaluate(pos, neg if dual_neg is None else dual_neg, s, s, loss, method, gradients=False)[0]
+        y = _weights_of(y, first.excess)
+        sums = _sums(pos, neg, s, y, loss, chosen, gradients)
     excess, active = sums.excess / num_neg, sums.active / num_neg
     y = y if isinstance(y, Tensor) else _weights_of(y, excess)
     if not gradients:
@@ -224,47 +242,21 @@ def _weights_of(rule: Callable[[Tensor], Tensor], excess: Tensor) -> Tensor:
     return y.to(excess.dtype)
 
 
-def _choose(pos: Tensor, neg: Tensor, loss: Surrogate) -> str:
+def _choose(pos: Tensor, neg: Tensor, loss: Surrogate, method: str) -> str:
+    if method not in _METHODS:
+        msg = f"Expected `method` to be one of {', '.join(_METHODS)}, but got {method!r}."
+        raise ArgumentError(msg)
+    if method == "sorted" and loss.power is None:
+        msg = f'Expected a surrogate that can be sorted, but got {loss.name!r}. Use method="dense" or "auto".'
+        raise ArgumentError(msg)
+    if method != "auto":
+        return method
     # Apple's GPUs have no float64, which the prefix sums need.
-    small = pos.shape[0] * neg.shape[0] <= _CROSSOVER[_kind(neg)]
-    if loss.power is None or small or neg.device.type == "mps":
-        return "dense"
-    return "sorted"
+    small = pos.shape[0] * neg.shape[0] <= _CROSSOVER["cpu" if neg.device.type == "cpu" else "other"]
+    return "dense" if loss.power is None or small or neg.device.type == "mps" else "sorted"
 
 
-def _kind(scores: Tensor) -> str:
-    return "cpu" if scores.device.type == "cpu" else "other"
-
-
-def _in_one_block(pos: Tensor, neg: Tensor) -> bool:
-    return pos.shape[0] * neg.shape[0] <= _BLOCK[_kind(neg)]
-
-
-def _dense_sums(pos: Tensor, neg: Tensor, s: Tensor, y: Weights, loss: Surrogate, gradients: bool) -> PairSums:
-    if _in_one_block(pos, neg):
-        return _dense_block(pos, neg, s, loss, gradients)
-    num_pos, num_neg, limit = pos.shape[0], neg.shape[0], _BLOCK[_kind(neg)]
-    rows, cols = max(1, limit // num_neg), min(num_neg, limit)
-    per_pos, per_neg = pos.new_zeros(3, num_pos), torch.zeros_like(neg)
-    for i in range(0, num_pos, rows):
-        row = slice(i, i + rows)
-        for j in range(0, num_neg, cols):
-            col = slice(j, j + cols)
-            block = _dense_block(pos[row], neg[col], s[row], loss, gradients)
-            per_pos[:, row] += torch.stack([block.excess, block.active, block.slope])
-            if gradients and isinstance(y, Tensor):
-                per_neg[col] += block.neg_slope(y[row])
-    return PairSums(per_pos[0], per_pos[1], per_pos[2], lambda _: per_neg)
-
-
-def _dense_block(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, gradients: bool) -> PairSums:
-    # Small batches cost what their number of operations costs, so temporaries are overwritten where they are ours.
-    t = neg - pos.unsqueeze(1)  # (S, B)
-    over = loss.value(t) - s.unsqueeze(1)
-    mask = over.sign().clamp_min_(0.0)
-    excess, active = over.clamp_min_(0.0).sum(1), mask.sum(1)
-    if not gradients:
-        return PairSums(excess, active, active, torch.zeros_like)
-    slope = mask.mul_(loss.derivative(t))
-    # No matrix product: autocast would run it in half precision.
-    return PairSums(excess, active, slope.sum(1), lambda y: slope.mul_(y.unsqueeze(1)).sum(0))
+def _sums(pos: Tensor, neg: Tensor, s: Tensor, y: Weights, loss: Surrogate, method: str, gradients: bool) -> PairSums:
+    if method == "sorted":
+        return sorted_sums(pos, neg, s, loss)
+    return dense_sums(pos, neg, s, y, loss, gradients)

@@ -7,8 +7,8 @@ from torch.autograd import gradcheck
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional import (
     Surrogate,
+    dense_sums,
     get_surrogate,
-    pairwise,
     pairwise_terms,
     register_surrogate,
     surrogates,
@@ -303,7 +303,7 @@ def test_dense_blocks_stay_within_the_budget(monkeypatch, name, num_pos, num_neg
     args = draw(num_pos, num_neg)
     whole = pairwise_terms(*args, surrogate=name, method="dense")
     loss, sizes = spy(name)
-    monkeypatch.setitem(pairwise._BLOCK, "cpu", 128)
+    monkeypatch.setitem(dense_sums._BLOCK, "cpu", 128)
     parts = pairwise_terms(*args, surrogate=loss, method="dense")
     assert max(sizes) <= 128
     assert sum(sizes) == num_pos * num_neg
@@ -395,7 +395,7 @@ def test_cuda_gives_the_same_without_synchronising(name, method, dtype, determin
 def test_weights_made_of_the_losses_equal_weights_made_before(name, method, blocks, monkeypatch):
     """To the last bit, values and gradients; the losses are those of a call of their own."""
     if blocks:
-        monkeypatch.setitem(pairwise._BLOCK, "cpu", 20)
+        monkeypatch.setitem(dense_sums._BLOCK, "cpu", 20)
     pos, neg, s, _ = draw(7, 9, dtype=torch.float32)
 
     def rule(excess):
@@ -411,6 +411,46 @@ def test_weights_made_of_the_losses_equal_weights_made_before(name, method, bloc
     for expected, found in zip(*results, strict=True):
         assert torch.equal(expected, found)
     assert results[0][0] > 0
+
+
+@pytest.mark.parametrize(("name", "method"), PAIRS)
+@pytest.mark.parametrize("limit", [2**16, 100, 20], ids=["both at once", "one at once", "in blocks"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_made_of_the_losses_on_other_negatives(name, method, limit, dtype, monkeypatch):
+    monkeypatch.setitem(dense_sums._BLOCK, "cpu", limit)
+    pos, neg, s, _ = draw(7, 9, dtype=torch.float32)
+    dual = draw(7, 11, seed=1, dtype=dtype)[1]
+
+    def rule(excess):
+        return (0.1 + 0.3 * excess).clamp(0, 1)
+
+    weights = rule(pairwise_terms(pos, dual, s, surrogate=name, method=method, gradients=False).excess)
+    assert weights.dtype == dtype
+    assert not torch.equal(weights, rule(pairwise_terms(pos, neg, s, surrogate=name, method=method).excess))
+    results = []
+    for given, others in ((weights, None), (rule, dual.clone().requires_grad_())):
+        scores = pos.clone().requires_grad_(), neg.clone().requires_grad_()
+        value, active = weighted_excess(*scores, s, given, surrogate=name, method=method, dual_neg_scores=others)
+        value.backward()
+        results.append((value.detach(), active, scores[0].grad, scores[1].grad))
+        assert others is None or others.grad is None
+    for expected, found in zip(*results, strict=True):
+        assert found.dtype == expected.dtype
+        assert_close(found, expected, "float32")
+
+
+@pytest.mark.parametrize(
+    ("weights", "dual", "match"),
+    [
+        (None, torch.zeros(2), "Expected `weights` to be a function"),
+        (torch.ones(3), torch.zeros(2), "Expected `weights` to be a function"),
+        (torch.ones_like, torch.zeros(0), "Expected `dual_neg_scores` to hold at least one score"),
+        (torch.ones_like, torch.zeros(2, 1), "Expected `dual_neg_scores` to have one dimension"),
+    ],
+)
+def test_other_negatives_that_do_not_fit_are_refused(weights, dual, match):
+    with pytest.raises(ArgumentError, match=match):
+        weighted_excess(torch.zeros(3), torch.zeros(2), torch.zeros(3), weights, dual_neg_scores=dual)
 
 
 def test_weights_of_another_shape_are_refused_when_they_are_made():
