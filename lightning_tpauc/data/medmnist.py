@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import tokenize
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +23,8 @@ from lightning_tpauc.extras import import_extra
 
 __all__ = ("MEDMNIST", "MedMNISTDataModule", "read_medmnist")
 
+# What zipfile, zlib and numpy raise on bytes that are not what they expect.
+_DAMAGES = (OSError, EOFError, KeyError, RuntimeError, ValueError, tokenize.TokenError, zipfile.BadZipFile, zlib.error)
 _SIZES_2D = (28, 64, 128, 224)
 _SIZES_3D = (28, 64)
 #: The sets with two classes, and the sizes that each is offered in.
@@ -203,7 +207,7 @@ def read_medmnist(path: Path) -> dict[str, Images]:
             return {
                 part: _images(arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in ("train", "val", "test")
             }
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except _DAMAGES as error:
         msg = f"{path} is damaged or not a file in MedMNIST's format: {error}. Remove it and download it again."
         raise DataError(msg) from error
 

@@ -9,6 +9,7 @@ import json
 import logging
 import pickle
 import uuid
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -164,8 +165,13 @@ def _read_cache(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()  # torch.load takes what it finds and looks at no checksum
+        if damaged is not None:
+            msg = f"checksum of {damaged}"
+            raise zipfile.BadZipFile(msg)
         content: dict[str, Any] = torch.load(path, weights_only=True)
-    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
+    except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
         _log.warning("The cache %s can't be read (%s) and is built again.", path, error)
         return None
     return content

@@ -30,6 +30,13 @@ def root(tmp_path):
     return tmp_path
 
 
+def damage_compressed(path, arrays):
+    np.savez_compressed(path, **arrays)
+    content = bytearray(path.read_bytes())
+    content[3_000:3_100] = b"\xff" * 100
+    path.write_bytes(content)
+
+
 def tiny(root, **kwargs):
     arguments = {"name": "nodulemnist3d", "root": str(root), "verify": False, "num_pos": 3, "num_neg": 5, **kwargs}
     return MedMNISTDataModule(**arguments)
@@ -159,6 +166,7 @@ def test_names_a_missing_file(tmp_path, stage):
     [
         pytest.param(lambda path, arrays: path.write_bytes(path.read_bytes()[:1000]), id="cut"),
         pytest.param(lambda path, arrays: path.write_bytes(b""), id="empty"),
+        pytest.param(lambda path, arrays: damage_compressed(path, arrays), id="damaged inside"),
         pytest.param(lambda path, arrays: path.write_bytes(b"<html>not found</html>"), id="a web page"),
         pytest.param(lambda path, arrays: np.savez(path, train_images=arrays["train_images"]), id="parts missing"),
         pytest.param(
