@@ -6,6 +6,7 @@ A run that was stopped goes on where it was: give the same command again.
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 from collections.abc import Callable
@@ -25,12 +26,15 @@ from lightning_tpauc.experiments.timing import time_methods
 
 TIMING = "seconds-per-step"
 MODELS = ("CNN3D", "GIN", "ResNet3D")
+VOLUME_MODELS = ("CNN3D", "ResNet3D")
+LARGEST_SEED = 2**32 - 1
 
 
-def at_least(least: int) -> Callable[[str], int]:
+def at_least(least: int, most: float = math.inf) -> Callable[[str], int]:
     def number(text: str) -> int:
-        if not text.isdigit() or int(text) < least:
-            msg = f"expected a whole number of at least {least}, but got {text!r}"
+        if not text.isdecimal() or not least <= int(text) <= most:
+            end = "" if most == math.inf else f" and at most {most}"
+            msg = f"expected a whole number of at least {least}{end}, but got {text!r}"
             raise argparse.ArgumentTypeError(msg)
         return int(text)
 
@@ -52,7 +56,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--folds", type=at_least(2), default=5, help="folds of the cross-validation")
     parser.add_argument("--search-folds", type=at_least(1), help="compare settings on the first so many folds only")
     parser.add_argument("--one-search", action="store_true", help="choose on the first rectangle for all of them")
-    parser.add_argument("--seeds", type=at_least(0), nargs="+", default=[0])
+    parser.add_argument("--seeds", type=at_least(0, LARGEST_SEED), nargs="+", default=[0])
     parser.add_argument(
         "--budget", type=at_least(1), help="most settings per method and rectangle, drawn from its grid"
     )
@@ -67,13 +71,18 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--processes", type=at_least(1), default=1)
     parser.add_argument("--threads", type=at_least(0), default=1, help="threads per process")
-    parser.add_argument("--accelerator", default="cpu", help="cpu, gpu or auto")
+    parser.add_argument("--accelerator", choices=("cpu", "gpu", "auto"), default="cpu")
     parser.add_argument("--only-report", action="store_true", help="write tables and figures of what has finished")
     return parser.parse_args(arguments)
 
 
 def selected(experiment: Experiment, args: argparse.Namespace) -> Experiment:
     if args.model:
+        volumes = experiment.data[0] == "MedMNISTDataModule"
+        if args.model != experiment.model[0] and not (volumes and args.model in VOLUME_MODELS):
+            sys.exit(
+                f"--model {args.model} can't read the data of {experiment.name}, whose model is {experiment.model[0]}."
+            )
         experiment = replace(experiment, model=(args.model, {}))
     if args.methods:
         known = {method.name: method for method in experiment.methods}
@@ -82,7 +91,7 @@ def selected(experiment: Experiment, args: argparse.Namespace) -> Experiment:
             sys.exit(
                 f"Expected --methods out of {', '.join(map(repr, known))}, but got {', '.join(map(repr, unknown))}."
             )
-        experiment = replace(experiment, methods=tuple(known[name] for name in args.methods))
+        experiment = replace(experiment, methods=tuple(known[name] for name in dict.fromkeys(args.methods)))
     return experiment
 
 
@@ -119,8 +128,10 @@ def main(arguments: list[str] | None = None) -> None:
 def command() -> None:
     try:
         main()
-    except (TPAUCError, MisconfigurationException) as error:
+    except (TPAUCError, MisconfigurationException, OSError) as error:
         sys.exit(f"reproduce.py: error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("reproduce.py: stopped. What had finished is kept: the same command goes on from there.")
     except BrokenProcessPool:
         sys.exit(
             "reproduce.py: error: a process was killed, perhaps because memory ran out. What had finished is kept: "

@@ -5,11 +5,13 @@ import itertools
 import json
 import math
 import os
+import re
 import signal
 import sqlite3
 import statistics
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import replace
 from statistics import fmean
 
@@ -155,6 +157,38 @@ def test_the_store_keeps_what_it_got(tmp_path):
     with Store(tmp_path / "sub" / "results.sqlite") as store:
         assert store.get(trial) == outcome
         assert store.get(replace(trial, seed=1)) is None
+
+
+def test_a_full_disk_is_told_and_loses_nothing(tmp_path):
+    path = tmp_path / "results.sqlite"
+    trial = Trial("e", "m", {"lr": 0.1}, 0)
+    with Store(path) as store:
+        store.add(trial, Outcome("finished"))
+        pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
+        store._connection.execute(f"PRAGMA max_page_count = {pages}")  # no page more, as on a full disk
+        with pytest.raises(DataError, match=r"Can't write results to .*results\.sqlite .*full.*give the same command"):
+            store.add(replace(trial, seed=1), Outcome("failed", message="long" * 5000))
+    with Store(path) as store:
+        assert [json.loads(key)["seed"] for key, _ in store] == [0]
+
+
+def test_a_folder_that_cant_be_written(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"Can't write results to .*File exists"):
+        Store(tmp_path / "file" / "results.sqlite")
+    (tmp_path / "results.sqlite").mkdir()
+    with pytest.raises(DataError, match=r"Can't write results to .*unable to open"):
+        Store(tmp_path / "results.sqlite")
+
+
+def test_a_store_that_is_locked_is_not_to_be_removed(tmp_path, monkeypatch):
+    path = tmp_path / "results.sqlite"
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda path, timeout: connect(path, timeout=timeout / 600))
+    with closing(connect(path)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(DataError, match=r"database is locked.*What is there is kept"):
+            Store(path)
 
 
 def test_another_file_is_no_store(tmp_path):
@@ -541,6 +575,24 @@ def test_unequal_budgets_are_told(options, tmp_path, finished):
     with Store(tmp_path / "none.sqlite") as empty:
         path = write_report(replace(plan, budget=2), empty, tmp_path, "x")
     assert "Every method tries 2 settings per rectangle" in path.read_text(encoding="utf-8")
+
+
+def test_epochs_of_unequal_length_are_told(options, tmp_path):
+    """Cross-entropy passes over all 80 examples of a fold, 24 at a time; STACO over 53 negatives, 8 or 4 at a time."""
+    wide = replace(CE, sizes=(8, 16, 0))
+    half = replace(STACO, name="STACO1, half", sizes=(4, 4, 4))
+    by_epochs = replace(TINY, methods=(wide, STACO, half), schedule=Schedule(epochs=2, milestones=(1,)))
+    plan = Plan(by_epochs, num_folds=3, search_folds=1, budget=1)
+    with Store(tmp_path / "results.sqlite") as store:
+        run_plan(plan, store, options)
+        text = write_report(plan, store, tmp_path, "x").read_text(encoding="utf-8")
+        curves = training_curves(plan, store, WIDE)
+        alone = write_report(replace(plan, experiment=replace(by_epochs, methods=(wide,))), store, tmp_path, "x")
+    assert "all for the same number of epochs, which is NOT the same number of steps: " in text
+    told = dict(reversed(part) for part in re.findall(r"(\d+) \(['\"]([^'\"]+)['\"]\)", text))
+    assert told == {name: f"{runs[0][-1]['step']:.0f}" for name, runs in curves.items()}
+    assert len(set(told.values())) == 3
+    assert "all for the same number of epochs. " in alone.read_text(encoding="utf-8")
 
 
 def test_time_per_step(options, tmp_path):

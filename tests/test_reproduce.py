@@ -90,6 +90,9 @@ def test_downloads_before_it_runs(reproduce, words, tmp_path, monkeypatch):
         (["--folds", "1"], "argument --folds: expected a whole number of at least 2"),
         (["--budget", "two"], "argument --budget: expected a whole number of at least 1, but got 'two'"),
         (["--seeds", "-1"], "argument --seeds"),
+        (["--seeds", "4294967296"], "expected a whole number of at least 0 and at most 4294967295"),
+        (["--length", "²"], "expected a whole number of at least 1, but got '²'"),
+        (["--accelerator", "tpuu"], "invalid choice: 'tpuu'"),
         (["--model", "Linear"], "invalid choice: 'Linear'"),
         (["--experiment", "mnist"], "invalid choice: 'mnist'"),
         ([], "the following arguments are required: --experiment, --data-root"),
@@ -107,11 +110,28 @@ def test_unknown_methods(reproduce, words):
         reproduce.main([*words, "--methods", "STACO3"])
 
 
+def test_a_method_given_twice_is_one(reproduce, words, tmp_path):
+    reproduce.main([*words, "--methods", "CE", "CE"])
+    text = (tmp_path / "results" / "ijcnn1" / "README.md").read_text(encoding="utf-8")
+    assert text.count("| CE |") == 2  # once for each rectangle
+
+
+@pytest.mark.parametrize(
+    ("experiment", "model"), [("ijcnn1", "CNN3D"), ("moltox21", "CNN3D"), ("adrenalmnist3d", "GIN")]
+)
+def test_a_model_for_other_data(reproduce, experiment, model):
+    words = ["--experiment", experiment, "--data-root", "x", "--model", model]
+    with pytest.raises(SystemExit, match=f"--model {model} can't read the data of {experiment}"):
+        reproduce.main(words)
+
+
 @pytest.mark.parametrize(
     ("error", "message"),
     [
         (DataError("There is no file."), "reproduce.py: error: There is no file."),
         (MisconfigurationException("No GPU."), "reproduce.py: error: No GPU."),
+        (PermissionError(13, "Permission denied", "/cache"), "reproduce.py: error: .*Permission denied: '/cache'"),
+        (KeyboardInterrupt(), "reproduce.py: stopped. .* the same command goes on"),
         (BrokenProcessPool(), "a process was killed, .* give the same command again, with fewer --processes"),
     ],
 )

@@ -11,7 +11,7 @@ import torch
 from lightning_tpauc.evaluation import metric_name
 from lightning_tpauc.experiments.figures import draw_curves, draw_losses, training_curves
 from lightning_tpauc.experiments.grids import settings_of
-from lightning_tpauc.experiments.runner import Plan
+from lightning_tpauc.experiments.runner import Plan, chosen_settings
 from lightning_tpauc.experiments.store import Store
 from lightning_tpauc.experiments.tables import rows, to_csv, to_markdown
 from lightning_tpauc.version import __version__
@@ -85,13 +85,32 @@ def _protocol(plan: Plan, store: Store, command: str) -> str:
 - {source}: {given}{others}.
 - {length}{changed}, step sizes times 0.1 after {", ".join(map(str, schedule.milestones))}; backbone
   {experiment.model[0]}; weight decay 2e-4; 64 examples a step unless a method's name says otherwise.
-- {_budget(plan)}, all for the same number of steps. A setting is chosen by its mean value on
+- {_budget(plan)}, all for the same number of {_steps(plan, store)}. A setting is chosen by its mean value on
   {validation}{_where(plan)}; search runs never see test data.
   The chosen setting is then trained again, with test values, on {runs} and seeds
   {", ".join(map(str, plan.seeds))}; "runs" counts those that have finished.
 - std is the sample standard deviation over these runs. The interval is a 95% stratified bootstrap of the first run's
   test scores: the error of the finite test set alone.
 - {len(outcomes)} trainings, {hours:.2f} hours of processes. {environment()}."""
+
+
+def _steps(plan: Plan, store: Store) -> str:
+    """What all methods have as many of; how many steps that is, where epochs are longer for some than for others."""
+    if (plan.schedule or plan.experiment.schedule).steps:
+        return "steps"
+    names: dict[int, dict[str, None]] = {}
+    for method, reported, settings in chosen_settings(plan, store):
+        for trial in plan.final(method, plan.trained(method, reported), settings):
+            outcome = store.get(trial)
+            if outcome is not None and outcome.curve:
+                names.setdefault(int(outcome.curve[-1]["step"]), {})[method.name] = None
+    if len(names) < 2:
+        return "epochs"
+    counts = "; ".join(f"{count} ({', '.join(map(repr, names[count]))})" for count in sorted(names))
+    return (
+        f"epochs, which is NOT the same number of steps: {counts}. An epoch is a pass over the class that takes more "
+        "steps, or over all examples for cross-entropy"
+    )
 
 
 def _where(plan: Plan) -> str:

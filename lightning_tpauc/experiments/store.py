@@ -40,7 +40,7 @@ class Store:
         path: the SQLite file; made, with its folder, if it is not there.
 
     Raises:
-        DataError: the file is not a database.
+        DataError: the file is not a database, or can't be written.
 
     Example:
         >>> import tempfile
@@ -52,20 +52,40 @@ class Store:
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._connection = sqlite3.connect(path, timeout=60)
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(path, timeout=60)
+        except (OSError, sqlite3.OperationalError) as error:
+            raise self._not_written(error) from error
         try:
             self._connection.execute(_TABLE)
+        except sqlite3.OperationalError as error:  # a full disk, a lock: nothing is wrong with what is in the file
+            self._connection.close()
+            raise self._not_written(error) from error
         except sqlite3.DatabaseError as error:
             self._connection.close()
             msg = f"{path} is not a file of results ({error}). Choose another `--results` folder, or remove it."
             raise DataError(msg) from error
 
     def add(self, trial: Trial, outcome: Outcome) -> None:
-        """Write a finished trial, in one transaction."""
+        """Write a finished trial, in one transaction.
+
+        Raises:
+            DataError: the file can't be written, because the disk is full, for example.
+        """
         row = (trial.key, trial.experiment, trial.method, trial.kind, json.dumps(asdict(outcome)))
-        with self._connection:
-            self._connection.execute(_INSERT, row)
+        try:
+            with self._connection:
+                self._connection.execute(_INSERT, row)
+        except sqlite3.OperationalError as error:
+            raise self._not_written(error) from error
+
+    def _not_written(self, error: Exception) -> DataError:
+        return DataError(
+            f"Can't write results to {self._path} ({error}). What is there is kept: make room, or see to the folder's "
+            "permissions, and give the same command again."
+        )
 
     def get(self, trial: Trial) -> Outcome | None:
         """The outcome of a trial; ``None`` if it hasn't finished."""
