@@ -3,7 +3,7 @@
 Fresh interpreters, the statements interleaved so that other load hits all of them alike. ``python -X importtime -c
 "import lightning_tpauc"`` shows where the time goes.
 
-    python benchmarks/import_time.py --repeats 15
+    python benchmarks/import_time.py --quick
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def seconds(statement: str) -> float:
 def main(args: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=11)
-    repeats = parser.parse_args(args).repeats
+    parser.add_argument("--quick", action="store_true", help="2 repeats, about a minute")
+    options = parser.parse_args(args)
+    repeats = 2 if options.quick else options.repeats
     times: dict[str, list[float]] = {name: [] for name in STATEMENTS}
     for _ in range(repeats + 1):
         for name, statement in STATEMENTS.items():
