@@ -121,6 +121,11 @@ def one_curve(_):
     return importlib.import_module("lightning_tpauc.metrics.plot").plot_roc(rates, rates, 0.5, 0.5, 0.5)
 
 
+def one_folder(folder):
+    with importlib.import_module("lightning_tpauc.data.ogb_folder").reading_ogb(folder):
+        pass
+
+
 def one_chart(folder):
     importlib.import_module("lightning_tpauc.experiments.figures").draw_times({"A": [1.0]}, "time", folder / "time.png")
 
@@ -135,9 +140,10 @@ USERS = {
     ),
     "data.molecules": (
         "graph",
-        ("ogb", "torch_geometric"),
+        ("ogb",),
         lambda folder: lightning_tpauc.OGBMoleculesDataModule(root=folder, download=True).prepare_data(),
     ),
+    "data.ogb_folder": ("graph", ("torch_geometric",), one_folder),
     "data.smiles": ("graph", ("ogb", "rdkit"), one_molecule),
     "experiments.figures": ("plot", ("matplotlib",), one_chart),
     "metrics.objective": ("plot", ("matplotlib",), lambda _: lightning_tpauc.ExactObjective().plot(torch.tensor(0.5))),

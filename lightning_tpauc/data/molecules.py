@@ -16,6 +16,7 @@ from lightning_tpauc.data.cache import default_cache_dir
 from lightning_tpauc.data.download import SOURCES, download_missing
 from lightning_tpauc.data.given import GivenSplitDataModule, require_file
 from lightning_tpauc.data.graphs import GraphDataset, PackedGraphs
+from lightning_tpauc.data.ogb_folder import check_ogb_folder, reading_ogb
 from lightning_tpauc.data.parts import Datasets
 from lightning_tpauc.data.scaffolds import check_fractions, random_split, scaffold_split
 from lightning_tpauc.data.smiles import Molecules, load_molecules
@@ -196,7 +197,7 @@ class OGBMoleculesDataModule(GivenSplitDataModule):
 
     Raises:
         ArgumentError: ``name`` is unknown, or it has no such task.
-        DataError: in ``prepare_data`` and ``setup``: the folder is missing or incomplete.
+        DataError: in ``prepare_data`` and ``setup``: the folder is missing, incomplete or damaged.
         MissingExtraError: there, too: ogb or torch_geometric is not installed.
 
     Example:
@@ -248,7 +249,7 @@ class OGBMoleculesDataModule(GivenSplitDataModule):
             storage.x, storage.edge_index, storage.edge_attr, slices["x"].diff(), slices["edge_index"].diff()
         )
         labels = storage.y[:, self.task]
-        with _ogb_globals():
+        with reading_ogb(self.folder):
             split = dataset.get_idx_split()
         labelled = ~labels.isnan() if labels.is_floating_point() else torch.ones_like(labels, dtype=torch.bool)
         parts = [split[part][labelled[split[part]]] for part in ("train", "valid", "test")]
@@ -262,24 +263,9 @@ class OGBMoleculesDataModule(GivenSplitDataModule):
         graphproppred = import_extra("ogb.graphproppred", "graph")
         if not self.download or self.folder.exists():
             require_file(self.folder, downloads=True)
-            if not (self.folder / "RELEASE_v1.txt").is_file():
-                msg = (
-                    f"{self.folder} is not complete: RELEASE_v1.txt is missing. Copy the whole folder, or remove it "
-                    "and set `--data.download true`."
-                )
-                raise DataError(msg)
-        with _ogb_globals():
+            check_ogb_folder(self.folder)
+        with reading_ogb(self.folder):
             return graphproppred.PygGraphPropPredDataset(self.dataset_name, root=str(self.root))
-
-
-def _ogb_globals() -> Any:
-    """Lets ``torch.load`` read the files that OGB writes: ogb 1.3.6 passes no ``weights_only``.
-
-    Only the three classes that these files hold are allowed, and only within the context; see snap-stanford/ogb#497.
-    """
-    data = import_extra("torch_geometric.data.data", "graph")
-    storage = import_extra("torch_geometric.data.storage", "graph")
-    return torch.serialization.safe_globals([data.DataEdgeAttr, data.DataTensorAttr, storage.GlobalStorage])
 
 
 def _consecutive(sizes: Sequence[int]) -> list[Tensor]:

@@ -1,0 +1,82 @@
+"""The folder of a data set of the Open Graph Benchmark, read by ogb, with errors that say what to do."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightning_tpauc.errors import DataError
+from lightning_tpauc.extras import import_extra
+
+__all__ = ("check_ogb_folder", "reading_ogb")
+
+# What ogb looks for before it reads a folder.
+_FILES = ("RELEASE_v1.txt", *(f"raw/{name}.csv.gz" for name in ("edge", "node-feat", "edge-feat")))
+
+
+def check_ogb_folder(folder: Path) -> None:
+    """Refuse a folder for which ogb would ask on the terminal, or fetch files that nobody asked for.
+
+    Args:
+        folder: an existing folder.
+
+    Raises:
+        DataError: if one of its files is missing.
+
+    Example:
+        >>> import tempfile
+        >>> check_ogb_folder(Path(tempfile.mkdtemp()))
+        Traceback (most recent call last):
+        ...
+        lightning_tpauc.errors.DataError: ... is not complete: RELEASE_v1.txt is missing. ...
+    """
+    missing = next((name for name in _FILES if not (folder / name).is_file()), None)
+    if missing is not None:
+        msg = (
+            f"{folder} is not complete: {missing} is missing. Copy the whole folder, or remove it and set "
+            "`--data.download true`."
+        )
+        raise DataError(msg)
+
+
+@contextlib.contextmanager
+def reading_ogb(folder: Path) -> Iterator[None]:
+    """Let ``torch.load`` read the files that ogb writes, and say which folder can't be read.
+
+    ogb 1.3.6 passes no ``weights_only``. Only the three classes that its files hold are allowed, and only within the
+    context; see snap-stanford/ogb#497. A process that is killed while ogb processes a folder leaves half a file.
+
+    Args:
+        folder: what is read.
+
+    Raises:
+        DataError: whatever ogb raises on files that are damaged or missing.
+
+    Example:
+        >>> with reading_ogb(Path("data/ogbg_molmuv")):
+        ...     raise EOFError
+        Traceback (most recent call last):
+        ...
+        lightning_tpauc.errors.DataError: data/ogbg_molmuv can't be read (EOFError: ). ...
+    """
+    try:
+        with _safe_globals():
+            yield
+    except (OSError, EOFError, RuntimeError, ValueError, LookupError, pickle.UnpicklingError, zlib.error) as error:
+        msg = (
+            f"{folder} can't be read ({type(error).__name__}: {error}). Remove {folder / 'processed'}, which is then "
+            "made again from the raw files; if those are damaged, get the whole folder again."
+        )
+        raise DataError(msg) from error
+
+
+def _safe_globals() -> Any:
+    data = import_extra("torch_geometric.data.data", "graph")
+    storage = import_extra("torch_geometric.data.storage", "graph")
+    return torch.serialization.safe_globals([data.DataEdgeAttr, data.DataTensorAttr, storage.GlobalStorage])
