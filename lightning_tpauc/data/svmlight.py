@@ -12,8 +12,8 @@ import hashlib
 import io
 import lzma
 import shutil
-import tempfile
 import time
+import uuid
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +81,7 @@ def read_svmlight(
             when dense.
 
     Example:
+        >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "two.txt"
         >>> _ = path.write_text("+1 1:0.5 3:2\n-1 2:1\n")
         >>> read_svmlight(path).features.tolist()
@@ -248,7 +249,8 @@ def _write_folder(blocks: _Blocks, folder: Path) -> None:
     for left in folder.parent.glob(f"{folder.name}.*"):  # by a process that was killed; another one may be at work
         if left.stat().st_mtime < time.time() - _DAY:
             shutil.rmtree(left, ignore_errors=True)
-    work = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    work = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")  # not mkdtemp's, which nobody else may read
+    work.mkdir()
     try:
         # the width is known at the end only, so blocks are kept as files of their own until then
         labels, shapes = [], []

@@ -138,6 +138,19 @@ def test_a_crash_leaves_no_cache(tmp_path):
     assert list(cache.iterdir()) == []
 
 
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_others_may_read_a_cache_as_the_umask_says(tmp_path):
+    path, cache = tmp_path / "data.txt", tmp_path / "cache"
+    path.write_text("1 1:2\n0 1:3\n")
+    mask = os.umask(0o022)
+    try:
+        read_svmlight(path, cache_dir=cache)
+    finally:
+        os.umask(mask)
+    (folder,) = cache.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o755
+
+
 def test_memory_is_bounded(tmp_path, monkeypatch):
     """The peak while parsing into the cache stays far below the dense array of 1.3 MB."""
     path = tmp_path / "data.txt"
