@@ -33,6 +33,8 @@ CHOICES = {
     ("SOTAs", "lam_prime"): {0.1, 1.0, 10.0},
     ("SOTAs", "gamma0"): {0.9},
     ("SOTAs", "gamma1"): {0.9},
+    ("CrossEntropy", "balanced"): {False},
+    ("CrossEntropy", "pos_weight"): {1.0},
     **{(name, "margin"): {0.5} for name in ("STACO", "SOTA", "SONX", "AUCM")},
     **{(name, "surrogate"): {"squared_hinge"} for name in ("STACO", "SOTA", "SONX")},
     **{(name, start): {"ones"} for name in ("STACO", "SOTA") for start in ("dual_init", "stage_restart")},
@@ -67,9 +69,13 @@ def test_training_is_the_papers(path):
     optimizer = model["optimizer"]["init_args"]
     assert optimizer["weight_decay"] == 2e-4
     assert model["optimizer"]["class_path"] == f"torch.optim.{'Adam' if pretraining else 'SGD'}"
+    assert optimizer.get("momentum", 0.0) == arguments(model["algorithm"], algorithms)[1].get("momentum", 0.0)
     if pretraining:
         assert optimizer["lr"] == 1e-3
-    assert ("init_from" in model) == (not linear and not pretraining)
+    start = None if linear or pretraining else f"checkpoints/{path.stem.partition('_')[0]}_pretrain/best.ckpt"
+    assert model.get("init_from") == start
+    (kept,) = (c["init_args"] for c in trainer["callbacks"] if c["class_path"].endswith(".ModelCheckpoint"))
+    assert (kept["monitor"], kept["mode"]) == ("val/tpauc", "max")
     examples = [data["init_args"].get(name, 0) for name in ("num_pos", "num_neg", "num_dual_neg")]
     assert sum(examples) == 64
     staco = model["algorithm"]["class_path"].endswith((".STACO", ".SOTA"))
