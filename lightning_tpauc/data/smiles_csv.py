@@ -70,7 +70,7 @@ def read_smiles(path: Path, smiles_column: str, target_column: str) -> Iterator[
 class _Lines:
     """The lines of a file and a mark, which becomes part of a cell where a quote is still open."""
 
-    MARK = "\0end"
+    MARK = "\x03end"  # the control character for this; before Python 3.11, csv refuses NUL
 
     def __init__(self, file: TextIO) -> None:
         self.file = file
