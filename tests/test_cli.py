@@ -17,6 +17,7 @@ import lightning_tpauc
 from lightning_tpauc import DigitsDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.cli import TPAUCCLI, main
+from lightning_tpauc.errors import TPAUCWarning
 from lightning_tpauc.models import MLP, Linear
 from tests.paths import ROOT
 
@@ -60,6 +61,15 @@ def cli(*words):
 def error_line(err):
     """What follows ``error:``."""
     return err[err.index("error: ") :].removeprefix("error: ").strip()
+
+
+def test_a_method_for_probabilities_warns_of_raw_scores():
+    words = ("fit", "--config", QUICKSTART, *SHORT, "--model.algorithm=PAUCI")
+    with pytest.warns(
+        TPAUCWarning, match=r"PAUCI is made for scores in \[0, 1\], .*`--model.score_activation sigmoid`"
+    ):
+        cli(*words)
+    cli(*words, "--model.score_activation=sigmoid")  # a warning would be an error here
 
 
 # ---------------------------------------------------------------- fit, validate, test, predict

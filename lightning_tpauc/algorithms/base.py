@@ -114,6 +114,11 @@ class Algorithm(DeclaredState, ABC):
         return False
 
     @property
+    def takes_probabilities(self) -> bool:
+        """Whether the algorithm is made for scores in [0, 1] and goes wrong on others."""
+        return False
+
+    @property
     def step_sizes(self) -> dict[str, str]:
         """Which argument is the step size of which state; an error about that state names it."""
         return {}

@@ -100,6 +100,11 @@ class PAUCI(RecursiveAlgorithm):
         self.add_state("steps", "scalar", fill=0, dtype=torch.int32)
 
     @property
+    def takes_probabilities(self) -> bool:
+        """True: a, b and the square loss's margin live in [0, 1]."""
+        return True
+
+    @property
     def step_sizes(self) -> dict[str, str]:
         """The step size of each variable."""
         return dict.fromkeys(("variables", "previous_variables", "estimate"), "nu")
