@@ -156,7 +156,9 @@ class SMILESDataModule(GivenSplitDataModule):
         names = ("training", "validation", "test")
         found = ", ".join(f"{p} of {n} in the {part} part" for (p, n), part in zip(counts, names, strict=True))
         msg = f"The {self.split} split of {self.path} leaves these positives: {found}"
-        remedy = "Set `split='random'` or other `fractions`"
+        remedy = "Set other `fractions`" if self.split == "random" else "Set `split='random'` or other `fractions`"
+        if not any(positives for positives, _ in counts):
+            remedy = f"Check `target_column`={self.target_column!r}: no label in it is 1"
         trained = counts[0][0] + (counts[1][0] if self.train_with_val else 0)
         if trained == 0 and self.fractions[0] > 0:  # else the file is there to be tested on
             msg = f"{msg}. There is none to train on. {remedy}."

@@ -232,6 +232,23 @@ def test_a_scaffold_split_that_separates_the_classes_says_so(tmp_path):
 
 
 @needs_graph
+@pytest.mark.parametrize(
+    ("labels", "fractions", "remedy"),
+    [
+        ("0000", (0.5, 0.25, 0.25), "Check `target_column`='active': no label in it is 1"),
+        ("0100", (0.3, 0.4, 0.3), "Set"),
+    ],
+)
+def test_a_random_split_without_positives_is_not_told_to_be_random(tmp_path, labels, fractions, remedy):
+    rows = (f"{'C' * (k + 1)},{label}" for k, label in enumerate(labels))
+    (tmp_path / "few.csv").write_text("smiles,active\n" + "\n".join(rows))
+    datamodule = smiles_module(tmp_path / "few.csv", split="random", fractions=fractions)
+    with pytest.raises(DataError, match=f"none to train on. {remedy}") as caught:
+        datamodule.setup("fit")
+    assert "split='random'" not in str(caught.value)
+
+
+@needs_graph
 def test_prepare_data_leaves_nothing_to_build(file, monkeypatch):
     smiles_module(file).prepare_data()
 
