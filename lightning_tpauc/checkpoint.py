@@ -22,7 +22,7 @@ from lightning_tpauc.distributed import gather_objects, handling_exception, worl
 from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning
 from lightning_tpauc.iterates import assign, whole
 from lightning_tpauc.loop_state import finish_saved_epoch, keep_what_is_due, log_again, unlogged_metrics
-from lightning_tpauc.origin import FORMAT_VERSION, KEY, sign
+from lightning_tpauc.origin import FORMAT_VERSION, KEY, check_objective, objective, sign
 from lightning_tpauc.sharding import reshard
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ def save(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
         "iterates": iterates.state_dict(),
         "memory": module.memory.state_dict() if module.memory is not None else None,
         "previous": module.previous.state_dict(),
+        "objective": objective(module),
+        "base_lr": module.base_lr[1],
         "batches_seen": module.batches_seen,
         "fingerprint": _fingerprint(module),
         "optimizer": _optimizer_name(module),
@@ -85,6 +87,8 @@ def restore(module: TPAUCModule) -> bool:
     module._restored = None
     _check_belongs(module, state)
     module.algorithm.load_state_dict(state["algorithm"]["state"])
+    # the optimizer goes on with the checkpoint's learning rate, whatever a factory says now
+    module.base_lr = (module.base_lr[0], state.get("base_lr", module.base_lr[1]))
     if module.iterates is not None:
         module.iterates.load_state_dict(state["iterates"])
     if module.memory is not None and state["memory"] is not None:
@@ -197,7 +201,7 @@ def _refresh_statistics(module: TPAUCModule, state: dict[str, Any]) -> None:
 def _publish_evaluation_weights(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
     iterates = module.iterates
     weights = iterates.evaluation_weights() if iterates is not None else None
-    if iterates is None or weights is None:
+    if iterates is None or weights is None or iterates.swapped:  # swapped in, the model holds what is published
         return
     state = checkpoint["state_dict"]
     # either every rank holds its shards, or rank 0 holds everything and the others an empty dictionary
@@ -220,6 +224,7 @@ def _check_belongs(module: TPAUCModule, state: dict[str, Any]) -> None:
             "Pass the checkpoint as `init_from` to start a new run from its weights."
         )
         raise CheckpointError(msg)
+    check_objective(module, state.get("objective"))
     before, now = state.get("optimizer"), _optimizer_name(module)
     if before is not None and before != now:
         msg = (

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, cast
 
 import torch
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
@@ -22,10 +22,11 @@ from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_count, is_real
 from lightning_tpauc.guard import FiniteGuard
 from lightning_tpauc.iterates import WeightIterates, assign
+from lightning_tpauc.optimization import OptimizedModule
 from lightning_tpauc.previous import PreviousWeights
-from lightning_tpauc.schedules import make_optimizer, monitored, step_schedulers
+from lightning_tpauc.schedules import step_schedulers
 from lightning_tpauc.scores import ScoreMemory
-from lightning_tpauc.scoring import ScoringModule
+from lightning_tpauc.scoring import refuse_taken
 from lightning_tpauc.support import refuse_unsupported
 
 __all__ = ("TPAUCModule",)
@@ -34,7 +35,7 @@ __all__ = ("TPAUCModule",)
 _PLAIN = frozenset({"_current_fx_name", "_loss_was_logged", "batches_seen", "in_step", "step_skipped"})
 
 
-class TPAUCModule(ScoringModule):
+class TPAUCModule(OptimizedModule):
     r"""Trains a model that gives one score per example to maximise two-way partial AUC.
 
     Three ways to use it: pass a ``backbone``; subclass it and define ``forward(inputs) -> scores``; or mix it into an
@@ -87,15 +88,31 @@ class TPAUCModule(ScoringModule):
         init_from: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(algorithm, backbone, score_activation, rectangles, log_objective, **kwargs)
-        _check_arguments(lr_scheduler_interval, gradient_clip_val, num_positives)
-        self.automatic_optimization = False
-        self.optimizer_factory, self.scheduler_factory = optimizer, lr_scheduler
-        self.lr_scheduler_interval, self.gradient_clip_val = lr_scheduler_interval, gradient_clip_val
-        self.num_positives, self.init_from = num_positives, init_from
-        #: Anchor and running mean of the weights; there during training.
+        super().__init__(
+            optimizer=optimizer,
+            lr_scheduler=lr_scheduler,
+            lr_scheduler_interval=lr_scheduler_interval,
+            algorithm=algorithm,
+            backbone=backbone,
+            score_activation=score_activation,
+            rectangles=rectangles,
+            log_objective=log_objective,
+            **kwargs,
+        )
+        _check_arguments(gradient_clip_val, num_positives)
+        refuse_taken(self, "gradient_clip_val", "num_positives", "init_from", "iterates", "memory", "previous")
+        refuse_taken(self, "batches_seen", "in_step", "step_skipped")
+        self.gradient_clip_val, self.num_positives, self.init_from = gradient_clip_val, num_positives, init_from
+        self._forget_training()
+        self._loss_was_logged = self._has_started = False
+        self._restored: dict[str, Any] | None = None
+        checkpointing.save_cli_hyperparameters(self)
+
+    def _forget_training(self) -> None:
+        """No run has left anything; the state of one stays after it, so that its end can be saved."""
+        #: Anchor and running mean of the weights; there from a training on, until other weights are loaded.
         self.iterates: WeightIterates | None = None
-        #: Scores remembered for the exact restart; there during training if the stage callback asks for them.
+        #: Scores remembered for the exact restart; there as long, if the stage callback asks for them.
         self.memory: ScoreMemory | None = None
         #: Weights before the last update; empty unless the algorithm needs them.
         self.previous = PreviousWeights()
@@ -105,11 +122,6 @@ class TPAUCModule(ScoringModule):
         self.step_skipped = False
         #: Whether a training step goes on, of which the state holds a part already.
         self.in_step = False
-        #: Which parameter group leads the algorithm's step sizes, and its learning rate before any schedule.
-        self._base_lr: tuple[int, float | None] = (0, None)
-        self._loss_was_logged = False
-        self._restored: dict[str, Any] | None = None
-        checkpointing.save_cli_hyperparameters(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         # nn.Module looks for parameters, modules and buffers in whatever is assigned, and Lightning assigns the name of
@@ -122,9 +134,11 @@ class TPAUCModule(ScoringModule):
     # ---------------------------------------------------------------- training
 
     def on_fit_start(self) -> None:
-        """Take the weights of ``init_from``, unless the run is resumed."""
+        """Take the weights of ``init_from``, in the first run of the module and unless that is resumed."""
+        super().on_fit_start()
         self._loss_was_logged = False
-        if self.init_from is not None and self._restored is None:
+        first, self._has_started = not self._has_started, True
+        if self.init_from is not None and self._restored is None and first:
             checkpointing.load_weights(self, self.init_from)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:  # noqa: ARG002
@@ -134,9 +148,9 @@ class TPAUCModule(ScoringModule):
                 f"Expected training batches of type PosNegBatch (use PosNegDataModule), but got {type(batch).__name__}."
             )
             raise ArgumentError(msg)
-        optimizer = self._optimizer()
+        optimizer = self.single_optimizer()
         self.in_step = True
-        self.algorithm.step_scale = self._step_scale(optimizer)
+        self.algorithm.step_scale = self.step_scale(optimizer)
         searches = isinstance(optimizer.optimizer, torch.optim.LBFGS)
         loss, joint = (self._line_search if searches else self._gradient_step)(optimizer, batch)
         self.batches_seen += 1
@@ -211,6 +225,7 @@ class TPAUCModule(ScoringModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Finish the gradient estimate, clip it, then add the proximal term; all on unscaled gradients."""
+        super().on_before_optimizer_step(optimizer)
         coefficient = self.algorithm.proximal_coefficient
         if self.gradient_clip_val is None and coefficient == 0 and not self.previous.recursive:
             return
@@ -224,24 +239,6 @@ class TPAUCModule(ScoringModule):
         if coefficient != 0 and self.iterates is not None:
             self.iterates.add_proximal_gradient(coefficient)
 
-    def _optimizer(self) -> LightningOptimizer:
-        optimizer: Any = self.optimizers()
-        if isinstance(optimizer, list):
-            msg = (
-                "Expected `configure_optimizers` to return exactly one optimizer: global_step counts every optimizer's "
-                f"step. Got {optimizer!r}."
-            )
-            raise UnsupportedError(msg)
-        return cast(LightningOptimizer, optimizer)
-
-    def _step_scale(self, optimizer: LightningOptimizer) -> float:
-        number, base = self._base_lr
-        group = optimizer.param_groups[number]
-        if base is None:  # another class made the scheduler; OneCycleLR leaves a part of the rate as "initial"
-            base = group.get("max_lr", group.get("initial_lr", group["lr"]))
-        scale: float = group["lr"] / base if base else 1.0
-        return scale
-
     # ---------------------------------------------------------------- configuration
 
     def configure_callbacks(self) -> list[Callback]:
@@ -249,48 +246,29 @@ class TPAUCModule(ScoringModule):
         refuse_unsupported(self.trainer)
         use_atomic_files(self.trainer)
         present = [type(callback) for callback in self.trainer.callbacks]  # type: ignore[attr-defined]
+        given = super().configure_callbacks()
+        given = list(given) if isinstance(given, Sequence) else [given]
+        present += [type(callback) for callback in given]
         needed: Iterable[type[Callback]] = (FiniteGuard, StageCallback)
-        return [kind() for kind in needed if not any(issubclass(p, kind) for p in present)]
-
-    def configure_optimizers(self) -> Any:
-        """The injected optimizer and scheduler, or those of the class mixed in."""
-        self.require_model()
-        parent = super().configure_optimizers
-        mixed_in = getattr(parent, "__func__", None) is not LightningModule.configure_optimizers
-        if self.optimizer_factory is None and mixed_in:
-            self._base_lr = (0, None)
-            return parent()
-        parameters = [p for p in self.parameters() if p.requires_grad]
-        if not parameters:
-            msg = f"{type(self).__name__} has no parameter that requires a gradient: there is nothing to train."
-            raise ArgumentError(msg)
-        optimizer = make_optimizer(self.optimizer_factory, parameters)
-        rates = [float(group["lr"]) for group in optimizer.param_groups]
-        number = next((k for k, rate in enumerate(rates) if rate > 0), 0)
-        self._base_lr = (number, rates[number])  # before a scheduler changes it
-        if self.scheduler_factory is None:
-            return optimizer
-        scheduler = self.scheduler_factory(optimizer)
-        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            monitored(scheduler)
-        config = {"scheduler": scheduler, "interval": self.lr_scheduler_interval}
-        return {"optimizer": optimizer, "lr_scheduler": config}
+        return given + [kind() for kind in needed if not any(issubclass(p, kind) for p in present)]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Publish the evaluation weights as ``state_dict``; keep all that training remembers beside them."""
+        super().on_save_checkpoint(checkpoint)
         checkpointing.save(self, checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check that the checkpoint is ours and fits; the state is restored when training starts."""
-        self._restored = origin.read(self, checkpoint)
-        if self._restored is not None:
-            self.batches_seen = self._restored["batches_seen"]  # the sampler asks before training starts
+        """Check that the checkpoint is ours and fits; the state of a run to resume is restored when training starts."""
+        super().on_load_checkpoint(checkpoint)
+        restored = origin.read(self, checkpoint)
+        if restored is not None and origin.resumes(self):
+            self._restored = restored
+            self.batches_seen = restored["batches_seen"]  # the sampler asks before training starts
+        else:  # other weights than those that an earlier run of this module left, and its averages with them
+            self._forget_training()
 
 
-def _check_arguments(lr_scheduler_interval: str, gradient_clip_val: Any, num_positives: Any) -> None:
-    if lr_scheduler_interval not in ("epoch", "step"):
-        msg = f"Expected `lr_scheduler_interval` to be 'epoch' or 'step', but got {lr_scheduler_interval!r}."
-        raise ArgumentError(msg)
+def _check_arguments(gradient_clip_val: Any, num_positives: Any) -> None:
     if gradient_clip_val is not None and not (is_real(gradient_clip_val) and gradient_clip_val > 0):
         msg = f"Expected `gradient_clip_val` to be a number above 0, or None, but got {gradient_clip_val!r}."
         raise ArgumentError(msg)

@@ -18,7 +18,7 @@ from lightning_tpauc.evaluation import Rectangle, as_rectangles, build_metrics
 from lightning_tpauc.iterates import master_dtype
 from lightning_tpauc.support import log_replicated
 
-__all__ = ("ScoringModule",)
+__all__ = ("ScoringModule", "refuse_taken")
 
 
 class ScoringModule(LightningModule):
@@ -60,6 +60,8 @@ class ScoringModule(LightningModule):
         self.algorithm_is_default = algorithm is None
         algorithm = STACO() if algorithm is None else algorithm
         _check_kinds(algorithm, backbone)
+        refuse_taken(self, "algorithm", "score_activation", *(["backbone"] if backbone is not None else []))
+        self._has_own_backbone = backbone is not None
         if backbone is not None:
             self.backbone = backbone
         self.algorithm = algorithm
@@ -76,20 +78,24 @@ class ScoringModule(LightningModule):
         Raises:
             ArgumentError: if there is no model.
         """
-        if hasattr(self, "backbone"):
-            return cast(Tensor, self.backbone(inputs))
+        if self._inherits_forward and not self._has_own_backbone:
+            return cast(Tensor, super().forward(inputs))
         self.require_model()
-        return cast(Tensor, super().forward(inputs))
+        return cast(Tensor, self.backbone(inputs))
 
     def require_model(self) -> None:
         """Raise :class:`ArgumentError` unless there is something that scores."""
-        defined = getattr(super().forward, "__func__", None) is not LightningModule.forward
-        if not (defined or hasattr(self, "backbone") or type(self).forward is not ScoringModule.forward):
+        if type(self).forward is ScoringModule.forward and not (self._inherits_forward or hasattr(self, "backbone")):
             msg = (
                 f"{type(self).__name__} has no model: pass `backbone=`, define `forward(inputs) -> scores`, or mix "
                 "TPAUCModule into a LightningModule that has a `forward`."
             )
             raise ArgumentError(msg)
+
+    @property
+    def _inherits_forward(self) -> bool:
+        """Whether a class that is mixed in scores by itself."""
+        return getattr(super().forward, "__func__", None) is not LightningModule.forward
 
     @property
     def score_dtype(self) -> torch.dtype:
@@ -167,6 +173,17 @@ class ScoringModule(LightningModule):
             for name, value in metrics.compute().items():
                 log_replicated(self, name, value, prog_bar=name.endswith("/tpauc"))
         metrics.reset()
+
+
+def refuse_taken(module: LightningModule, *names: str) -> None:
+    """Raise :class:`ArgumentError` if a class that is mixed in uses one of our attributes' names for its own."""
+    taken = [name for name in names if hasattr(module, name)]
+    if taken:
+        msg = (
+            f"{type(module).__name__} mixes TPAUCModule into a class that has {' and '.join(f'`{n}`' for n in taken)} "
+            "already, which would be overwritten. Give it another name there."
+        )
+        raise ArgumentError(msg)
 
 
 def _check_kinds(algorithm: Any, backbone: Any) -> None:

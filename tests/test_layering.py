@@ -32,7 +32,7 @@ LAYERS = (
     {"algorithms", "data", "iterates", "metrics", "models"},
     {"batch_norm", "buckets", "evaluation", "prediction", "previous", "random_state", "roc_figure", "scores"},
     {"checkpoint", "scoring"},
-    {"callbacks", "guard"},
+    {"callbacks", "guard", "optimization"},
     {"module"},
     {"cli_errors", "experiments"},
     {"cli"},

@@ -1,0 +1,105 @@
+"""A LightningModule with one optimizer: injected, or that of a class mixed in."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.core.optimizer import LightningOptimizer
+
+from lightning_tpauc.errors import ArgumentError, UnsupportedError
+from lightning_tpauc.schedules import make_optimizer, monitored
+from lightning_tpauc.scoring import ScoringModule, refuse_taken
+
+__all__ = ("OptimizedModule",)
+
+
+class OptimizedModule(ScoringModule):
+    """Makes the optimizer and its schedule, and says how far the schedule has come.
+
+    Args:
+        optimizer: maps parameters to a :class:`torch.optim.Optimizer`. If ``None``, the mixed-in module's
+            ``configure_optimizers`` is used, and without one SGD with learning rate 0.1.
+        lr_scheduler: maps the optimizer to a scheduler; needs ``optimizer``, or a module that makes none.
+        lr_scheduler_interval: whether the scheduler steps after every ``"step"`` or every ``"epoch"``.
+        **kwargs: of :class:`~lightning_tpauc.scoring.ScoringModule`.
+
+    Raises:
+        ArgumentError: if ``lr_scheduler_interval`` is unknown.
+
+    Example:
+        >>> module = OptimizedModule(backbone=torch.nn.Linear(3, 1))
+        >>> module.configure_optimizers().param_groups[0]["lr"]
+        0.1
+    """
+
+    def __init__(
+        self,
+        optimizer: OptimizerCallable | None = None,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        lr_scheduler_interval: Literal["epoch", "step"] = "epoch",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        if lr_scheduler_interval not in ("epoch", "step"):
+            msg = f"Expected `lr_scheduler_interval` to be 'epoch' or 'step', but got {lr_scheduler_interval!r}."
+            raise ArgumentError(msg)
+        refuse_taken(self, "optimizer_factory", "scheduler_factory", "lr_scheduler_interval", "base_lr")
+        self.automatic_optimization = False
+        self.optimizer_factory, self.scheduler_factory = optimizer, lr_scheduler
+        self.lr_scheduler_interval = lr_scheduler_interval
+        #: Which parameter group leads the algorithm's step sizes, and its learning rate before any schedule.
+        self.base_lr: tuple[int, float | None] = (0, None)
+
+    def configure_optimizers(self) -> Any:
+        """The injected optimizer and scheduler, or those of the class mixed in."""
+        self.require_model()
+        parent = super().configure_optimizers
+        mixed_in = getattr(parent, "__func__", None) is not LightningModule.configure_optimizers
+        if self.optimizer_factory is None and mixed_in:
+            if self.scheduler_factory is not None:
+                msg = (
+                    "`lr_scheduler` needs `optimizer`: without it the optimizer, and its scheduler, are those of the "
+                    f"`configure_optimizers` that {type(self).__name__} inherits. Pass both, or neither."
+                )
+                raise ArgumentError(msg)
+            self.base_lr = (0, None)
+            return parent()
+        parameters = [p for p in self.parameters() if p.requires_grad]
+        if not parameters:
+            msg = f"{type(self).__name__} has no parameter that requires a gradient: there is nothing to train."
+            raise ArgumentError(msg)
+        optimizer = make_optimizer(self.optimizer_factory, parameters)
+        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        number = next((k for k, rate in enumerate(rates) if rate > 0), 0)
+        self.base_lr = (number, rates[number])  # before a scheduler changes it
+        if self.scheduler_factory is None:
+            return optimizer
+        scheduler = self.scheduler_factory(optimizer)
+        self.base_lr = (number, optimizer.param_groups[number].get("max_lr", rates[number]))  # of a cycle, its top
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            monitored(scheduler)
+        config = {"scheduler": scheduler, "interval": self.lr_scheduler_interval}
+        return {"optimizer": optimizer, "lr_scheduler": config}
+
+    def single_optimizer(self) -> LightningOptimizer:
+        """The optimizer; Lightning's wrapper of it counts its steps."""
+        optimizer: Any = self.optimizers()
+        if isinstance(optimizer, list):
+            msg = (
+                "Expected `configure_optimizers` to return exactly one optimizer: global_step counts every optimizer's "
+                f"step. Got {optimizer!r}."
+            )
+            raise UnsupportedError(msg)
+        return cast(LightningOptimizer, optimizer)
+
+    def step_scale(self, optimizer: LightningOptimizer) -> float:
+        """The current learning rate over the one before any schedule, which the algorithm's step sizes follow."""
+        number, base = self.base_lr
+        group = optimizer.param_groups[number]
+        if base is None:  # another class made the scheduler; OneCycleLR leaves a part of the rate as "initial"
+            base = group.get("max_lr", group.get("initial_lr", group["lr"]))
+        scale: float = group["lr"] / base if base else 1.0
+        return scale
