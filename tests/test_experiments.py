@@ -595,6 +595,19 @@ def test_epochs_of_unequal_length_are_told(options, tmp_path):
     assert "all for the same number of epochs. " in alone.read_text(encoding="utf-8")
 
 
+def test_epochs_may_be_as_long_as_the_others(options, tmp_path):
+    same = replace(CE, sizes=(8, 16, 0), epoch_sizes=SIZES[:2])
+    by_epochs = replace(TINY, methods=(same, STACO), schedule=Schedule(epochs=2, milestones=(1,)))
+    plan = Plan(by_epochs, num_folds=3, search_folds=1, budget=1)
+    with Store(tmp_path / "results.sqlite") as store:
+        run_plan(plan, store, options)
+        curves = training_curves(plan, store, WIDE)
+        text = write_report(plan, store, tmp_path, "x").read_text(encoding="utf-8")
+    assert {runs[0][-1]["step"] for runs in curves.values()} == {2 * math.ceil(53 / 8)}
+    assert len(curves) == 2
+    assert "all for the same number of epochs. " in text
+
+
 def test_time_per_step(options, tmp_path):
     path = time_methods(TINY, options, tmp_path, steps=2, command="the command")
     text = path.read_text(encoding="utf-8")

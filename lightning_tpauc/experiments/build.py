@@ -54,6 +54,7 @@ def build_datamodule(
     num_folds: int,
     sizes: tuple[int, int, int],
     seed: int = 0,
+    epoch_sizes: tuple[int, int] | None = None,
 ) -> PosNegDataModule:
     """The data module of a fold.
 
@@ -64,6 +65,7 @@ def build_datamodule(
         num_folds: number of folds.
         sizes: positives, negatives and dual negatives per step.
         seed: of the batches.
+        epoch_sizes: see :class:`~lightning_tpauc.experiments.methods.Method`.
     """
     name, arguments = experiment.data
     own: dict[str, Any] = {**arguments, "root": options.data_root, "seed": seed, "download": options.download}
@@ -72,6 +74,11 @@ def build_datamodule(
         own["cache_dir"] = options.cache_dir
     if fold is not None:
         own.update(num_folds=num_folds, fold=fold)
+    if epoch_sizes is not None:
+        other = build_datamodule(experiment, options, fold, num_folds, (*epoch_sizes, 0))
+        other.prepare_data()
+        other.setup("fit")
+        own["steps_per_epoch"] = other.steps_per_epoch
     datamodule: PosNegDataModule = getattr(data, name)(**own)
     return datamodule
 

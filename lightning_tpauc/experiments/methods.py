@@ -33,6 +33,8 @@ class Method:
         activation: overrides the experiment's ``score_activation``.
         stage_steps: length of a stage in steps; ``None`` and no ``stage_epochs``: an epoch.
         stage_epochs: length of a stage in epochs.
+        epoch_sizes: positives and negatives a step of the methods whose epochs this one's are as long as; ``None``: its
+            own, a pass over the class that takes more steps, or over everything for cross-entropy.
         reported_as: the name of its column in the paper's table; ``None`` if it is not there.
     """
 
@@ -45,6 +47,7 @@ class Method:
     activation: Literal["identity", "sigmoid"] | None = None
     stage_steps: int | None = None
     stage_epochs: int = 1
+    epoch_sizes: tuple[int, int] | None = None
     reported_as: str | None = None
 
 
@@ -167,7 +170,7 @@ def tuned_deep_methods() -> tuple[Method, ...]:
     # the paper's start and restart, and its two batches within the same 64 examples a step
     ones = replace(exact, name="STACO2, paper's start", fixed={**_PAPER_START, "gamma": 500.0}, sizes=(32, 16, 16))
     return (
-        Method("CE", "CrossEntropy", ce, reported_as="CE"),
+        Method("CE", "CrossEntropy", ce, epoch_sizes=(32, 32), reported_as="CE"),  # as many steps as the others
         Method("AUCM", "AUCM", aucm, decay, stage_epochs=20, reported_as="AUCM"),
         Method("SOTAs", "SOTAs", sotas, reported_as="SOTAs"),
         Method("PAUCI", "PAUCI", pauci, by_rectangle=True, activation="sigmoid", reported_as="PAUCI"),

@@ -101,13 +101,15 @@ class Plan:
         final: bool = False,
     ) -> Trial:
         """One trial; its protocol holds everything else that changes the result."""
-        protocol = {
+        protocol: dict[str, object] = {
             "schedule": asdict(self.schedule or self.experiment.schedule),
             "algorithm": method.algorithm,
             "fixed": dict(method.fixed),
             "sizes": list(method.sizes),
             **self._setup(),
         }
+        if method.epoch_sizes is not None:
+            protocol["epoch_sizes"] = list(method.epoch_sizes)
         if self.experiment.pretrain is not None:
             protocol["pretrained"] = asdict(self._pretraining(fold, seed))
         kind: Literal["final", "search"] = "final" if final else "search"

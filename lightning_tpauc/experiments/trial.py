@@ -85,7 +85,9 @@ def _pretrain(experiment: Experiment, trial: Trial, num_folds: int, options: Opt
 
 def _train(experiment: Experiment, method: Method, trial: Trial, num_folds: int, options: Options) -> Outcome:
     schedule = _schedule(trial.protocol["schedule"])
-    datamodule = build_datamodule(experiment, options, trial.fold, num_folds, method.sizes, trial.seed)
+    datamodule = build_datamodule(
+        experiment, options, trial.fold, num_folds, method.sizes, trial.seed, method.epoch_sizes
+    )
     module = build_module(experiment, method, dict(trial.settings), trial.rectangle, schedule)
     if "pretrained" in trial.protocol:
         module.load_state_dict(_start(Trial(**trial.protocol["pretrained"]), options))
