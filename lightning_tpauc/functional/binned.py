@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -19,8 +20,8 @@ def adjust_thresholds(thresholds: int | Sequence[float] | Tensor) -> Tensor:
         >>> adjust_thresholds(3)
         tensor([0.0000, 0.5000, 1.0000], dtype=torch.float64)
     """
-    if isinstance(thresholds, int):
-        return torch.linspace(0, 1, thresholds, dtype=torch.float64)
+    if isinstance(thresholds, Integral):
+        return torch.linspace(0, 1, int(thresholds), dtype=torch.float64)
     # Not by way of the default dtype, which rounds a list's numbers to float32.
     values = thresholds.detach() if isinstance(thresholds, Tensor) else torch.tensor(thresholds, dtype=torch.float64)
     return values.to(torch.float64).sort().values

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.checks import check_rectangle, is_real
+from lightning_tpauc.functional.checks import check_rectangle, is_real, is_whole
 from lightning_tpauc.functional.order import split_classes
 from lightning_tpauc.functional.tpauc import class_missing, exact_area
 from lightning_tpauc.functional.validation import check_ignore_index, check_preds_and_target
@@ -78,14 +78,14 @@ def bootstrap_interval(
         True
     """
     if validate_args:
-        check_rectangle(min_tpr, max_fpr)
+        min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
         check_ignore_index(ignore_index)
         check_preds_and_target(preds, target, ignore_index)
         _check_bootstrap(confidence, num_resamples, seed)
     pos, neg = (scores.cpu() for scores in split_classes(preds, target))
     if class_missing(pos.shape[0], neg.shape[0]):
         return BootstrapInterval(*torch.full((3,), math.nan, dtype=torch.float64))
-    values = _resampled(pos, neg, min_tpr, max_fpr, num_resamples, seed)
+    values = _resampled(pos, neg, min_tpr, max_fpr, int(num_resamples), int(seed))
     tail = (1.0 - confidence) / 2
     lower, upper = values.quantile(torch.tensor([tail, 1.0 - tail], dtype=torch.float64))
     return BootstrapInterval(torch.tensor(exact_area(pos, neg, min_tpr, max_fpr), dtype=torch.float64), lower, upper)
@@ -95,10 +95,10 @@ def _check_bootstrap(confidence: Any, num_resamples: Any, seed: Any) -> None:
     if not is_real(confidence) or not 0.0 < confidence < 1.0:
         msg = f"Expected `confidence` to be a number in (0, 1), but got {confidence!r}."
         raise ArgumentError(msg)
-    if isinstance(num_resamples, bool) or not isinstance(num_resamples, int) or num_resamples < 1:
+    if not is_whole(num_resamples) or num_resamples < 1:
         msg = f"Expected `num_resamples` to be an integer of at least 1, but got {num_resamples!r}."
         raise ArgumentError(msg)
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+    if not is_whole(seed) or not 0 <= seed < 2**63:
         msg = f"Expected `seed` to be an integer in 0 .. 2^63 - 1, but got {seed!r}."
         raise ArgumentError(msg)
 

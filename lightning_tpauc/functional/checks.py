@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from numbers import Integral
+from collections.abc import Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from lightning_tpauc.errors import ArgumentError
 
 __all__ = (
+    "check_choice",
     "check_count",
     "check_finite",
     "check_per_positive",
@@ -19,17 +21,23 @@ __all__ = (
     "check_scores",
     "common_dtype",
     "is_real",
+    "is_whole",
 )
 
 
-def check_rectangle(min_tpr: float, max_fpr: float) -> None:
-    """Raise :class:`ArgumentError` unless 0 <= ``min_tpr`` < 1 and 0 < ``max_fpr`` <= 1."""
+def check_rectangle(min_tpr: float, max_fpr: float) -> tuple[float, float]:
+    """Both as Python floats; NumPy's would round what they are multiplied with, and no checkpoint may hold them.
+
+    Raises:
+        ArgumentError: unless 0 <= ``min_tpr`` < 1 and 0 < ``max_fpr`` <= 1.
+    """
     if not is_real(min_tpr) or not 0.0 <= min_tpr < 1.0:
         msg = f"Expected `min_tpr` to be a number in [0, 1), but got {min_tpr!r}."
         raise ArgumentError(msg)
     if not is_real(max_fpr) or not 0.0 < max_fpr <= 1.0:
         msg = f"Expected `max_fpr` to be a number in (0, 1], but got {max_fpr!r}."
         raise ArgumentError(msg)
+    return float(min_tpr), float(max_fpr)
 
 
 def check_scores(scores: Any, name: str, *, allow_empty: bool = False) -> None:
@@ -66,9 +74,16 @@ def check_finite(scores: Tensor, name: str) -> None:
         raise ArgumentError(msg)
 
 
+def check_choice(value: Any, name: str, choices: Sequence[str]) -> None:
+    """Raise :class:`ArgumentError` unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        msg = f"Expected `{name}` to be one of {', '.join(map(repr, choices))}, but got {value!r}."
+        raise ArgumentError(msg)
+
+
 def check_count(value: Any, name: str, least: int) -> None:
     """Raise :class:`ArgumentError` unless ``value`` is a whole number of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < least:
+    if not is_whole(value) or int(value) < least:
         msg = f"Expected `{name}` to be a whole number of at least {least}, but got {value!r}."
         raise ArgumentError(msg)
 
@@ -93,5 +108,10 @@ def common_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 def is_real(value: Any) -> bool:
-    """Whether ``value`` is a finite number that is not a bool."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether ``value`` is a finite number, NumPy's included, that is not a bool."""
+    return not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether ``value`` is an integer, NumPy's included, that is not a bool."""
+    return not isinstance(value, bool) and isinstance(value, Integral)

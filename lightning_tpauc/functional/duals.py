@@ -79,7 +79,7 @@ def exact_duals(
         >>> s, y  # theta_0 n_+ = 1.5: the lowest positive, and half of the next ones, which tie
         (tensor([1., 0., 0.]), tensor([1.0000, 0.2500, 0.2500]))
     """
-    check_rectangle(min_tpr, max_fpr)
+    min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
     check_scores(pos_scores, "pos_scores")
     check_scores(neg_scores, "neg_scores")
     check_finite(pos_scores, "pos_scores")

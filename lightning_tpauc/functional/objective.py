@@ -55,7 +55,7 @@ def tpauc_objective(
         >>> tpauc_objective(pos, neg, min_tpr=0.5, max_fpr=0.5)  # one pair: (0.5 + 0.5 - 0)^2
         tensor(1.)
     """
-    check_rectangle(min_tpr, max_fpr)
+    min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
     check_scores(pos_scores, "pos_scores")
     check_scores(neg_scores, "neg_scores")
     num_pos = _selected(1.0 - min_tpr, pos_scores.shape[0], f"min_tpr={min_tpr}", "positive")

@@ -120,7 +120,7 @@ def clip_polyline(fpr: Tensor, tpr: Tensor, min_tpr: float, max_fpr: float) -> t
         >>> fpr, tpr
         (tensor([0.2000, 0.5000]), tensor([0.6000, 0.7500]))
     """
-    check_rectangle(min_tpr, max_fpr)
+    min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
     last_low = int((tpr <= min_tpr).sum()) - 1  # the segment from here on crosses the lower border
     first_right = int((fpr < max_fpr).sum())  # the segment up to here crosses the right border
     left = _between(fpr, tpr, last_low, min_tpr)

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.checks import is_real
+from lightning_tpauc.functional.checks import is_real, is_whole
 
 __all__ = ("ceil_count", "floor_count")
 
@@ -60,7 +60,7 @@ def _product(theta: float, n: Any) -> float:
     if not is_real(theta) or not 0.0 < theta <= 1.0:
         msg = f"Expected `theta` to be a number in (0, 1], but got {theta!r}."
         raise ArgumentError(msg)
-    if not isinstance(n, int) or isinstance(n, bool) or n < 0:
+    if not is_whole(n) or n < 0:
         msg = f"Expected `n` to be an integer of at least 0, but got {n!r}."
         raise ArgumentError(msg)
-    return theta * n
+    return float(theta) * int(n)

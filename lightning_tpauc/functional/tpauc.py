@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -71,19 +72,19 @@ def two_way_partial_auroc(
         tensor(0.8125, dtype=torch.float64)
     """
     if validate_args:
-        _tpauc_arg_validation(min_tpr, max_fpr, thresholds, ignore_index)
-        check_preds_and_target(preds, target, ignore_index, unit_range=isinstance(thresholds, int))
+        min_tpr, max_fpr = _tpauc_arg_validation(min_tpr, max_fpr, thresholds, ignore_index)
+        check_preds_and_target(preds, target, ignore_index, unit_range=isinstance(thresholds, Integral))
     if thresholds is None:
         return exact_tpauc(preds, target, min_tpr, max_fpr)
     counts = confusion_counts(preds, target, adjust_thresholds(thresholds))
     return binned_tpauc(counts, min_tpr, max_fpr)
 
 
-def _tpauc_arg_validation(min_tpr: float, max_fpr: float, thresholds: Any, ignore_index: Any) -> None:
-    check_rectangle(min_tpr, max_fpr)
+def _tpauc_arg_validation(min_tpr: float, max_fpr: float, thresholds: Any, ignore_index: Any) -> tuple[float, float]:
     if thresholds is not None:
         check_thresholds(thresholds)
     check_ignore_index(ignore_index)
+    return check_rectangle(min_tpr, max_fpr)
 
 
 def exact_tpauc(scores: Tensor, labels: Tensor, min_tpr: float, max_fpr: float) -> Tensor:

@@ -7,17 +7,17 @@ from typing import Any
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.checks import is_real
+from lightning_tpauc.functional.checks import is_real, is_whole
 
 __all__ = ("check_ignore_index", "check_preds_and_target", "check_thresholds")
 
 
 def check_thresholds(thresholds: Any) -> None:
     """Raise :class:`ArgumentError` unless ``thresholds`` is an int above 1, or a sequence or 1-D tensor of numbers."""
-    if isinstance(thresholds, bool) or not isinstance(thresholds, (int, list, tuple, Tensor)):
+    if not (is_whole(thresholds) or isinstance(thresholds, (list, tuple, Tensor))):
         msg = f"Expected `thresholds` to be `None`, an integer, a list or a 1-D tensor, but got {thresholds!r}."
         raise ArgumentError(msg)
-    if isinstance(thresholds, int):
+    if is_whole(thresholds):
         if thresholds < 2:
             msg = f"Expected `thresholds` to be at least 2 if it is an integer, but got {thresholds}."
             raise ArgumentError(msg)
@@ -35,8 +35,7 @@ def check_thresholds(thresholds: Any) -> None:
 
 def check_ignore_index(ignore_index: Any) -> None:
     """Raise :class:`ArgumentError` unless ``ignore_index`` is ``None`` or an integer other than 0 and 1."""
-    # bool is an int, and True == 1: both are refused with the class labels.
-    if ignore_index is not None and (not isinstance(ignore_index, int) or ignore_index in (0, 1)):
+    if ignore_index is not None and (not is_whole(ignore_index) or ignore_index in (0, 1)):
         msg = (
             "Expected `ignore_index` to be `None` or an integer other than 0 and 1, which label the classes, "
             f"but got {ignore_index!r}."

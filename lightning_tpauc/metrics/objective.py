@@ -66,7 +66,7 @@ class ExactObjective(ScoreMetric):
     ) -> None:
         super().__init__(ignore_index=ignore_index, validate_args=validate_args, **kwargs)
         if validate_args:
-            check_rectangle(min_tpr, max_fpr)
+            min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
         self.min_tpr = min_tpr
         self.max_fpr = max_fpr
         self.surrogate = get_surrogate(surrogate, margin=margin, scale=scale)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -70,14 +71,14 @@ class TwoWayPartialAUROC(ScoreMetric):
     ) -> None:
         super().__init__(ignore_index=ignore_index, validate_args=validate_args, **kwargs)
         if validate_args:
-            check_rectangle(min_tpr, max_fpr)
+            min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
             if thresholds is not None:
                 check_thresholds(thresholds)
         self.min_tpr = min_tpr
         self.max_fpr = max_fpr
         #: Ascending float64 tensor ``(T,)`` or ``None``. No buffer: half-precision plugins would round it.
         self.thresholds = None if thresholds is None else adjust_thresholds(thresholds)
-        self._unit_range = isinstance(thresholds, int)
+        self._unit_range = isinstance(thresholds, Integral)
         if self.thresholds is None:
             self.collect_scores()
             return

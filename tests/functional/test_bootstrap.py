@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -122,3 +123,10 @@ def test_a_missing_class_gives_nan_and_a_warning():
 def test_arguments_out_of_range(argument, value, message):
     with pytest.raises(ArgumentError, match=message):
         bootstrap_interval(*normal_scores(3, 3, seed=0), **{argument: value})
+
+
+def test_numbers_of_numpy():
+    scores = normal_scores(5, 7, seed=0)
+    expected = bootstrap_interval(*scores, 0.25, 0.5, num_resamples=20, seed=3)
+    found = bootstrap_interval(*scores, np.float32(0.25), np.float64(0.5), num_resamples=np.int64(20), seed=np.uint8(3))
+    assert found == expected

@@ -1,13 +1,17 @@
+import numpy as np
 import pytest
 import torch
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import (
+    check_choice,
+    check_count,
     check_per_positive,
     check_rectangle,
     check_scores,
     common_dtype,
     is_real,
+    is_whole,
 )
 
 
@@ -84,5 +88,30 @@ def test_common_dtype_is_at_least_single_precision(dtypes, expected):
 
 
 def test_is_real_knows_numbers_from_look_alikes():
-    assert all(map(is_real, (0, 1.5, -2)))
-    assert not any(map(is_real, (True, "1", None, float("nan"), float("inf"), torch.tensor(1.0))))
+    assert all(map(is_real, (0, 1.5, -2, np.float16(1.5), np.float32(1.5), np.float64(1.5), np.int64(2))))
+    nans = float("nan"), np.float32("nan"), float("inf"), np.float64("inf")
+    assert not any(map(is_real, (True, np.True_, "1", None, *nans, torch.tensor(1.0), np.ones(1))))
+
+
+def test_is_whole_knows_integers_from_look_alikes():
+    assert all(map(is_whole, (0, -2, np.int64(3), np.uint8(3))))
+    assert not any(map(is_whole, (True, np.True_, 1.0, np.float64(1.0), "1", None, torch.tensor(1))))
+
+
+def test_rectangles_come_back_as_plain_floats():
+    rectangle = check_rectangle(np.float32(0.25), np.int64(1))
+    assert rectangle == (0.25, 1.0)
+    assert [type(bound) for bound in rectangle] == [float, float]
+
+
+@pytest.mark.parametrize("value", [0, True, 1.5, "2", None, np.int64(0)])
+def test_counts_are_whole_numbers(value):
+    check_count(np.int64(1), "x", 1)
+    with pytest.raises(ArgumentError, match="`x` to be a whole number of at least 1, but got"):
+        check_count(value, "x", 1)
+
+
+def test_choices():
+    check_choice("a", "x", ("a", "b"))
+    with pytest.raises(ArgumentError, match="`x` to be one of 'a', 'b', but got 'c'"):
+        check_choice("c", "x", ("a", "b"))

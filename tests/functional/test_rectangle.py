@@ -1,6 +1,7 @@
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from lightning_tpauc.errors import ArgumentError
@@ -41,3 +42,10 @@ def test_theta_outside_is_refused(count, theta):
 def test_counts_of_no_integer_are_refused(count, n):
     with pytest.raises(ArgumentError, match="`n` to be an integer of at least 0"):
         count(0.5, n)
+
+
+@pytest.mark.parametrize("count", [floor_count, ceil_count])
+def test_numbers_of_numpy_are_multiplied_as_pythons(count):
+    theta, n = np.float32(0.1), np.int64(30_000_001)
+    assert count(theta, n) == count(float(theta), int(n))
+    assert type(count(theta, n)) is int

@@ -312,3 +312,12 @@ def test_other_labels_beside_ignore_index():
 def test_nothing_is_checked_on_request():
     scores, target = torch.tensor([0.9, 0.1, math.nan]), torch.tensor([1, 0, 5])
     assert float(two_way_partial_auroc(scores, target, validate_args=False)) == 1.0
+
+
+@pytest.mark.parametrize("thresholds", [None, np.int64(5), [np.float32(0.25), np.float64(0.5)]])
+def test_numbers_of_numpy(thresholds):
+    preds, target = torch.linspace(0, 1, 9), torch.tensor([0, 1, 0, -1, 1, 0, 1, 0, 1])
+    plain = int(thresholds) if isinstance(thresholds, np.int64) else thresholds
+    expected = two_way_partial_auroc(preds, target, 0.25, 0.5, plain, -1)
+    found = two_way_partial_auroc(preds, target, np.float32(0.25), np.float16(0.5), thresholds, np.int64(-1))
+    assert torch.equal(found, expected)

@@ -1,6 +1,7 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from torchmetrics import MetricCollection
@@ -278,3 +279,13 @@ def test_an_integer_of_thresholds_needs_scores_in_the_unit_interval():
     with pytest.raises(ArgumentError, match=r"Expected `preds` in \[0, 1\]"):
         metric.update(torch.tensor([-1.0, 1.0]), torch.tensor([0, 1]))
     assert float(metric.compute()) == 1.0
+
+
+def test_numbers_of_numpy():
+    metric = TwoWayPartialAUROC(np.float32(0.25), np.float16(0.5), thresholds=np.int64(5), ignore_index=np.int8(-1))
+    plain = TwoWayPartialAUROC(0.25, 0.5, thresholds=5, ignore_index=-1)
+    preds, target = torch.linspace(0, 1, 9), torch.tensor([0, 1, 0, -1, 1, 0, 1, 0, 1])
+    assert torch.equal(metric(preds, target), plain(preds, target))
+    assert [type(metric.min_tpr), type(metric.max_fpr)] == [float, float]
+    with pytest.raises(ArgumentError, match=r"in \[0, 1\], over which an integer `thresholds` spreads the bins"):
+        metric.update(preds + 1, target)
