@@ -65,6 +65,7 @@ class AUCM(Algorithm):
         self,
         min_tpr: float = 0.5,
         max_fpr: float = 0.5,
+        *,
         margin: float = 0.5,
         eta: float = 0.1,
         gamma: float = 500.0,
@@ -72,13 +73,11 @@ class AUCM(Algorithm):
         weight_decay: float = 0.0,
     ) -> None:
         super().__init__(min_tpr, max_fpr)
-        require_range("margin", margin, 0.0)
-        require_range("eta", eta, 0.0)
-        require_positive("gamma", gamma, "no proximal term")
-        require_range("momentum", momentum, 0.0, 1.0, open_high=True)
-        require_range("weight_decay", weight_decay, 0.0)
-        self.margin, self.eta, self.gamma = margin, eta, float(gamma)
-        self.momentum, self.weight_decay = momentum, weight_decay
+        self.margin = require_range("margin", margin, 0.0)
+        self.eta = require_range("eta", eta, 0.0)
+        self.gamma = require_positive("gamma", gamma, "no proximal term")
+        self.momentum = require_range("momentum", momentum, 0.0, 1.0, open_high=True)
+        self.weight_decay = require_range("weight_decay", weight_decay, 0.0)
         for name in ("centres", "velocity", "anchor", "mean"):
             self.add_state(name, "vector", fill=(0.0, 0.0))
         self.add_state("c", "scalar")

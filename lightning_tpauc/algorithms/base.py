@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from lightning_tpauc.algorithms.state import DeclaredState
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_rectangle
+from lightning_tpauc.functional.surrogates import Surrogate
 
 __all__ = ("Algorithm", "PreviousScores", "TrainingScores")
 
@@ -55,11 +58,19 @@ class Algorithm(DeclaredState, ABC):
 
     def __init__(self, min_tpr: float = 0.5, max_fpr: float = 0.5) -> None:
         super().__init__()
-        check_rectangle(min_tpr, max_fpr)
-        self.min_tpr = min_tpr
-        self.max_fpr = max_fpr
+        self.min_tpr, self.max_fpr = check_rectangle(min_tpr, max_fpr)
         #: Current learning rate over the initial one; multiplies the algorithm's own step sizes.
         self.step_scale = 1.0
+
+    def __repr__(self) -> str:
+        """The class, its rectangle, and the other arguments that are not at their defaults."""
+        shown = {"min_tpr": repr(self.min_tpr), "max_fpr": repr(self.max_fpr)}
+        for name, parameter in inspect.signature(type(self)).parameters.items():
+            value = getattr(self, name, parameter.default)
+            text = repr(value.name if isinstance(value, Surrogate) else value)
+            if text != repr(parameter.default):  # equality of tensors is none
+                shown[name] = text
+        return f"{type(self).__name__}({', '.join(f'{name}={text}' for name, text in shown.items())})"
 
     @property
     def theta0(self) -> float:
@@ -115,7 +126,7 @@ class Algorithm(DeclaredState, ABC):
 
     @property
     def takes_probabilities(self) -> bool:
-        """Whether the algorithm is made for scores in [0, 1] and goes wrong on others."""
+        """Whether the algorithm is made for scores in [0, 1] and may go wrong on others."""
         return False
 
     @property
@@ -145,8 +156,9 @@ class Algorithm(DeclaredState, ABC):
             neg_scores: float tensor ``(B~,)``, scores of the negatives.
             dual_neg_scores: float tensor ``(B,)``, scores of the second, independent negatives; only algorithms with
                 :attr:`needs_dual_negatives` read it.
-            index: int64 tensor ``(S,)``, which positives these are, in ``0 .. num_positives - 1``. None may come twice:
-                nobody looks, since that would wait for the device, and of the two updates either one would be kept.
+            index: integer tensor ``(S,)``, which positives these are, in ``0 .. num_positives - 1``. None may come
+                twice: nobody looks, since that would wait for the device, and of the two updates either one would be
+                kept.
             previous: the same batch under the weights before the last update, for algorithms with
                 :attr:`needs_previous`; ``None`` at the first step.
 
@@ -154,8 +166,8 @@ class Algorithm(DeclaredState, ABC):
             Scalar tensor, differentiable with respect to ``pos_scores`` and ``neg_scores``.
 
         Raises:
-            ArgumentError: if shapes do not fit together, if a class is missing from a batch that holds both by design,
-                or if :meth:`setup` was not called.
+            ArgumentError: if shapes do not fit together, if ``index`` holds no integers, if a class is missing from a
+                batch that holds both by design, or if :meth:`setup` was not called.
             UnsupportedError: if ``previous`` is given to an algorithm without :attr:`needs_previous`.
         """
         self._require_setup()
@@ -165,6 +177,7 @@ class Algorithm(DeclaredState, ABC):
                 f"{None if index is None else tuple(index.shape)} and {tuple(pos_scores.shape)}."
             )
             raise ArgumentError(msg)
+        index = _as_int64(index)
         if neg_scores.ndim != 1:
             msg = f"Expected `neg_scores` to have shape (B,), but got {tuple(neg_scores.shape)}."
             raise ArgumentError(msg)
@@ -214,3 +227,10 @@ class Algorithm(DeclaredState, ABC):
 
     def restart(self, scores: TrainingScores | None = None) -> None:
         """Begin the next stage, with scores if :meth:`needs_scores` says so for ``"restart"``."""
+
+
+def _as_int64(index: Tensor) -> Tensor:
+    if index.dtype == torch.bool or index.is_floating_point() or index.is_complex():
+        msg = f"Expected `index` to hold integers, but got {index.dtype}. Pass the positions, such as `mask.nonzero()`."
+        raise ArgumentError(msg)
+    return index.long()

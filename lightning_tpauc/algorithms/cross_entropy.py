@@ -45,12 +45,11 @@ class CrossEntropy(Algorithm):
     """
 
     def __init__(
-        self, min_tpr: float = 0.5, max_fpr: float = 0.5, balanced: bool = False, pos_weight: float = 1.0
+        self, min_tpr: float = 0.5, max_fpr: float = 0.5, *, balanced: bool = False, pos_weight: float = 1.0
     ) -> None:
         super().__init__(min_tpr, max_fpr)
-        require_range("pos_weight", pos_weight, 0.0, open_low=True)
         self.balanced = balanced
-        self.pos_weight = pos_weight
+        self.pos_weight = require_range("pos_weight", pos_weight, 0.0, open_low=True)
 
     @property
     def sampling(self) -> Literal["pos_neg", "uniform", "full"]:

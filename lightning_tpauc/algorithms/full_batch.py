@@ -50,12 +50,14 @@ class FullBatch(Algorithm):
         self,
         min_tpr: float = 0.5,
         max_fpr: float = 0.5,
+        *,
         surrogate: str | Surrogate = "squared_hinge",
         margin: float = 0.5,
         scale: float = 1.0,
     ) -> None:
         super().__init__(min_tpr, max_fpr)
         self.surrogate = get_surrogate(surrogate, margin=margin, scale=scale)
+        self.margin, self.scale = float(margin), float(scale)
 
     @property
     def sampling(self) -> Literal["pos_neg", "uniform", "full"]:

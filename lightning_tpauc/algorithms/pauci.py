@@ -54,7 +54,7 @@ class PAUCI(RecursiveAlgorithm):
         nu: step size :math:`\nu` of a, b, :math:`s_p, s_n, \lambda_a, \lambda_b`; tuned in [0, 1].
         rho: step size of :math:`\gamma` (the source's :math:`\lambda`); tuned in [0, 1].
         k: numerator of :math:`\eta_t`, above 0; tuned in [1, 10].
-        m: offset in :math:`\eta_t`, above 0; tuned in [10, 100].
+        m: offset in :math:`\eta_t`, at least 1; tuned in [10, 100].
         c1: decay :math:`c_1` of the estimate for the minimised variables and the weights, at least 0.
         c2: decay :math:`c_2` of the estimate for :math:`\gamma`, at least 0.
 
@@ -79,6 +79,7 @@ class PAUCI(RecursiveAlgorithm):
         self,
         min_tpr: float = 0.5,
         max_fpr: float = 0.5,
+        *,
         kappa: float = 2.0,
         nu: float = 0.1,
         rho: float = 0.1,
@@ -88,11 +89,11 @@ class PAUCI(RecursiveAlgorithm):
         c2: float = 1.0,
     ) -> None:
         super().__init__(min_tpr, max_fpr)
-        for name, value in (("kappa", kappa), ("k", k), ("m", m)):
-            require_range(name, value, 0.0, open_low=True)
-        for name, value in (("nu", nu), ("rho", rho), ("c1", c1), ("c2", c2)):
-            require_range(name, value, 0.0)
-        self.kappa, self.nu, self.rho, self.k, self.m, self.c1, self.c2 = kappa, nu, rho, k, m, c1, c2
+        self.kappa = require_range("kappa", kappa, 0.0, open_low=True)
+        self.nu, self.rho = require_range("nu", nu, 0.0), require_range("rho", rho, 0.0)
+        self.k = require_range("k", k, 0.0, open_low=True)
+        self.m = require_range("m", m, 1.0)  # the first step's recursion reaches back to t = -1
+        self.c1, self.c2 = require_range("c1", c1, 0.0), require_range("c2", c2, 0.0)
         start = (0.5, 0.5, 0.5, 0.5, 0.0, 0.0, 1.0)
         self.add_state("variables", "vector", fill=start)
         self.add_state("previous_variables", "vector", fill=start)

@@ -7,9 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_tpauc.algorithms.arguments import require_choice, require_range
+from lightning_tpauc.algorithms.arguments import require_range
 from lightning_tpauc.algorithms.base import Algorithm, PreviousScores, TrainingScores
 from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.checks import check_choice
 from lightning_tpauc.functional.duals import exact_duals, lowered, ties_active
 from lightning_tpauc.functional.pairwise import pairwise_terms, weighted_excess
 from lightning_tpauc.functional.sonx import outer_selection, tracking_step, value_before
@@ -83,6 +84,7 @@ class SONX(Algorithm):
         self,
         min_tpr: float = 0.5,
         max_fpr: float = 0.5,
+        *,
         surrogate: str | Surrogate = "squared_hinge",
         margin: float = 0.5,
         scale: float = 1.0,
@@ -93,18 +95,20 @@ class SONX(Algorithm):
         dual_init: Literal["exact", "ones", "zeros"] = "zeros",
     ) -> None:
         super().__init__(min_tpr, max_fpr)
-        require_range("tau", tau, 0.0, 1.0, open_low=True)
-        for name, value in (("gamma", gamma), ("beta", beta), ("beta_prime", beta_prime)):
-            require_range(name, value, 0.0)
-        require_choice("dual_init", dual_init, ("exact", "ones", "zeros"))
+        self.tau = require_range("tau", tau, 0.0, 1.0, open_low=True)
+        self.gamma = require_range("gamma", gamma, 0.0)
+        self.beta = require_range("beta", beta, 0.0)
+        self.beta_prime = require_range("beta_prime", beta_prime, 0.0)
+        check_choice(dual_init, "dual_init", ("exact", "ones", "zeros"))
         self.surrogate = get_surrogate(surrogate, margin=margin, scale=scale)
+        self.margin, self.scale = float(margin), float(scale)
         if dual_init == "exact" and not self.surrogate.monotone:
             msg = (
                 f"`dual_init='exact'` needs a non-decreasing surrogate, but got {self.surrogate.name!r}: the hardest "
                 "negatives differ between positives. Set `dual_init='zeros'`, or use 'squared_hinge'."
             )
             raise ArgumentError(msg)
-        self.tau, self.gamma, self.beta, self.beta_prime, self.dual_init = tau, gamma, beta, beta_prime, dual_init
+        self.dual_init = dual_init
         start = 1.0 if dual_init == "ones" else 0.0
         self.add_state("u", "positive")
         self.add_state("s", "positive", fill=start)

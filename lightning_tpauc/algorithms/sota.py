@@ -62,6 +62,7 @@ class SOTA(STACO):
         self,
         min_tpr: float = 0.5,
         max_fpr: float = 0.5,
+        *,
         surrogate: str | Surrogate = "squared_hinge",
         margin: float = 0.5,
         scale: float = 1.0,

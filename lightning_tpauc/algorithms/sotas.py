@@ -70,6 +70,7 @@ class SOTAs(Algorithm):
         self,
         min_tpr: float = 0.5,
         max_fpr: float = 0.5,
+        *,
         surrogate: str | Surrogate = "squared_hinge",
         margin: float = 0.5,
         scale: float = 1.0,
@@ -79,12 +80,12 @@ class SOTAs(Algorithm):
         gamma1: float = 0.9,
     ) -> None:
         super().__init__(min_tpr, max_fpr)
-        require_range("lam", lam, 0.0, open_low=True)
-        require_range("lam_prime", lam_prime, 0.0, open_low=True)
-        require_range("gamma0", gamma0, 0.0, 1.0, open_low=True)
-        require_range("gamma1", gamma1, 0.0, 1.0, open_low=True)
+        self.lam = require_range("lam", lam, 0.0, open_low=True)
+        self.lam_prime = require_range("lam_prime", lam_prime, 0.0, open_low=True)
+        self.gamma0 = require_range("gamma0", gamma0, 0.0, 1.0, open_low=True)
+        self.gamma1 = require_range("gamma1", gamma1, 0.0, 1.0, open_low=True)
         self.surrogate = get_surrogate(surrogate, margin=margin, scale=scale)
-        self.lam, self.lam_prime, self.gamma0, self.gamma1 = lam, lam_prime, gamma0, gamma1
+        self.margin, self.scale = float(margin), float(scale)
         self.add_state("log_u", "positive", fill=_LOG_ZERO)
         self.add_state("log_v", "scalar", fill=_LOG_ZERO)
 

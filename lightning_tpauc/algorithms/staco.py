@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from lightning_tpauc.algorithms.arguments import require_positive, require_range
 from lightning_tpauc.algorithms.base import Algorithm, TrainingScores
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.averaging import mean_from_changes, record_change_
-from lightning_tpauc.functional.checks import is_real
+from lightning_tpauc.functional.checks import check_choice
 from lightning_tpauc.functional.duals import exact_duals, ties_active
 from lightning_tpauc.functional.pairwise import weighted_excess
 from lightning_tpauc.functional.staco import (
@@ -75,9 +76,6 @@ class STACO(Algorithm):
         tensor([-3.0000, -0.8000])
     """
 
-    _INITS: ClassVar[tuple[str, ...]] = ("exact", "ones", "zeros")
-    _RESTARTS: ClassVar[tuple[str, ...]] = ("exact", "ones")
-
     y: Tensor
     s: Tensor
     s_prime: Tensor
@@ -90,6 +88,7 @@ class STACO(Algorithm):
         self,
         min_tpr: float = 0.5,
         max_fpr: float = 0.5,
+        *,
         surrogate: str | Surrogate = "squared_hinge",
         margin: float = 0.5,
         scale: float = 1.0,
@@ -102,17 +101,14 @@ class STACO(Algorithm):
         share_negatives: bool = False,
     ) -> None:
         super().__init__(min_tpr, max_fpr)
-        for name, value in (("alpha", alpha), ("beta", beta), ("beta_prime", beta_prime)):
-            if not is_real(value) or value < 0:
-                msg = f"Expected `{name}` to be a step size of at least 0, but got {value!r}."
-                raise ArgumentError(msg)
-        if not (is_real(gamma) or gamma == math.inf) or not gamma > 0:
-            msg = f"Expected `gamma` to be a number above 0 (infinity for STACO1), but got {gamma!r}."
-            raise ArgumentError(msg)
-        _check_choice("dual_init", dual_init, self._INITS)
-        _check_choice("stage_restart", stage_restart, self._RESTARTS)
+        self.alpha = require_range("alpha", alpha, 0.0)
+        self.beta = require_range("beta", beta, 0.0)
+        self.beta_prime = require_range("beta_prime", beta_prime, 0.0)
+        self.gamma = require_positive("gamma", gamma, "STACO1")
+        check_choice(dual_init, "dual_init", ("exact", "ones", "zeros"))
+        check_choice(stage_restart, "stage_restart", ("exact", "ones"))
         self.surrogate = get_surrogate(surrogate, margin=margin, scale=scale)
-        self.alpha, self.beta, self.beta_prime, self.gamma = alpha, beta, beta_prime, float(gamma)
+        self.margin, self.scale = float(margin), float(scale)
         self.dual_init, self.stage_restart = dual_init, stage_restart
         self.share_negatives = share_negatives
         self._check_exact_is_right()
@@ -166,10 +162,14 @@ class STACO(Algorithm):
         super().setup(num_positives, device=device, dtype=dtype)
         self._started = self.dual_init != "exact"
 
+    def state_dict(self) -> dict[str, Any]:
+        """All that the algorithm remembers, also whether the exact start has been made."""
+        return {**super().state_dict(), "started": self._started}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, in place."""
-        super().load_state_dict(state)
-        self._started = True
+        super().load_state_dict({name: value for name, value in state.items() if name != "started"})
+        self._started = state.get("started", True)
 
     # ---------------------------------------------------------------- one step
 
@@ -274,9 +274,3 @@ class STACO(Algorithm):
 
     def _uses(self, option: str) -> bool:
         return option == "dual_init" or self.has_stages
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        msg = f"Expected `{name}` to be one of {', '.join(map(repr, choices))}, but got {value!r}."
-        raise ArgumentError(msg)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError, CheckpointError
+from lightning_tpauc.functional.checks import check_count
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -71,11 +72,9 @@ class DeclaredState:
             dtype: ``torch.float32`` or ``torch.float64``.
 
         Raises:
-            ArgumentError: if ``num_positives`` is below 1 or ``dtype`` is a half-precision type.
+            ArgumentError: if ``num_positives`` is no whole number of at least 1 or ``dtype`` is a half-precision type.
         """
-        if num_positives < 1:
-            msg = f"Expected `num_positives` to be at least 1, but got {num_positives}: training needs a positive."
-            raise ArgumentError(msg)
+        check_count(num_positives, "num_positives", 1)
         if dtype not in (torch.float32, torch.float64):
             msg = (
                 f"Expected `dtype` to be torch.float32 or torch.float64, but got {dtype}: "
@@ -137,7 +136,7 @@ class DeclaredState:
         for name, spec in self._specs.items():
             state: Tensor = getattr(self, name)
             if spec.kind == "positive":
-                state.index_copy_(0, index, snapshot[name])
+                state.index_copy_(0, index.long(), snapshot[name])
             else:
                 state.copy_(snapshot[name])
 

@@ -57,7 +57,7 @@ def loop(optimizer):
 def test_value_is_the_objective(surrogate):
     pos, neg = make_data()
     w = torch.linspace(-1, 1, pos.shape[1], dtype=torch.float64)
-    algorithm = FullBatch(0.6, 0.3, surrogate, margin=0.7, scale=2.0)
+    algorithm = FullBatch(0.6, 0.3, surrogate=surrogate, margin=0.7, scale=2.0)
     algorithm.setup(NUM_POS, dtype=torch.float64)
     value = algorithm(pos @ w, neg @ w, index=torch.arange(NUM_POS))
     expected = objective_loops((pos @ w).tolist(), (neg @ w).tolist(), 0.6, 0.3, surrogate, 0.7, 2.0)

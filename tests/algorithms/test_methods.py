@@ -1,8 +1,10 @@
 """What all methods have in common, method by method."""
 
 import copy
+import inspect
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +17,7 @@ from lightning_tpauc.algorithms.sonx import SONX
 from lightning_tpauc.algorithms.sota import SOTA
 from lightning_tpauc.algorithms.sotas import SOTAs
 from lightning_tpauc.errors import ArgumentError, CheckpointError, UnsupportedError
+from lightning_tpauc.functional import get_surrogate
 from tests.algorithms.loop import Loop
 
 METHODS = {
@@ -163,3 +166,63 @@ def test_batch_without_a_class_is_refused(method, num_pos, num_neg):
 def test_rectangle_outside_the_unit_square(method, rectangle):
     with pytest.raises(ArgumentError, match=r"Expected `m(in_tpr|ax_fpr)` to be a number in"):
         type(METHODS[method]())(*rectangle)
+
+
+@each_method
+def test_all_but_the_rectangle_is_passed_by_name(method):
+    with pytest.raises(TypeError, match="positional argument"):
+        type(METHODS[method]())(0.5, 0.5, 1.0)
+
+
+@each_method
+def test_number_of_positives_is_a_whole_number(method):
+    with pytest.raises(ArgumentError, match=r"`num_positives` to be a whole number of at least 1, but got 2\.5"):
+        METHODS[method]().setup(2.5)
+
+
+@each_method
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+def test_index_of_any_integer_dtype(method, dtype):
+    narrow, wide = METHODS[method](), METHODS[method]()
+    pos, neg, index = torch.tensor([0.7, 0.2]), torch.tensor([0.5, 0.1, 0.4]), torch.tensor([3, 0])
+    narrow.setup(4)
+    wide.setup(4)
+    assert torch.equal(narrow(pos, neg, neg, index.to(dtype)), wide(pos, neg, neg, index))
+    for name, value in tensors_of(wide.state_dict()).items():
+        assert torch.equal(getattr(narrow, name), value), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
+def test_index_of_another_dtype_is_refused(dtype):
+    algorithm = STACO()
+    algorithm.setup(4)
+    x = torch.zeros(2)
+    with pytest.raises(ArgumentError, match=rf"`index` to hold integers, but got {dtype}. Pass the positions"):
+        algorithm(x, x, x, torch.tensor([0, 1]).to(dtype))
+
+
+@each_method
+def test_numbers_of_numpy_are_kept_as_plain_ones(method):
+    kind = type(METHODS[method]())
+    defaults = {n: p.default for n, p in inspect.signature(kind).parameters.items() if isinstance(p.default, float)}
+    algorithm = kind(**{name: np.float32(default) for name, default in defaults.items()})
+    for name, default in defaults.items():
+        assert type(getattr(algorithm, name)) is float, name
+        assert getattr(algorithm, name) == float(np.float32(default)), name
+    with pytest.raises(ArgumentError, match=r"`min_tpr` to be a number in \[0, 1\), but got (np\.)?True"):
+        kind(min_tpr=np.True_)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "text"),
+    [
+        (STACO(), "STACO(min_tpr=0.5, max_fpr=0.5)"),
+        (STACO(0.6, 0.3, gamma=5.0, margin=1.0), "STACO(min_tpr=0.6, max_fpr=0.3, margin=1.0, gamma=5.0)"),
+        (SONX(surrogate=get_surrogate("hinge")), "SONX(min_tpr=0.5, max_fpr=0.5, surrogate='hinge')"),
+        (CrossEntropy(balanced=True), "CrossEntropy(min_tpr=0.5, max_fpr=0.5, balanced=True)"),
+        (AUCM(gamma=math.inf), "AUCM(min_tpr=0.5, max_fpr=0.5, gamma=inf)"),
+    ],
+    ids=str,
+)
+def test_repr_says_what_differs_from_the_defaults(algorithm, text):
+    assert repr(algorithm) == text

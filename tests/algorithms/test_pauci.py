@@ -53,6 +53,7 @@ class PauciLoop(Loop):
         pytest.param({"k": 1.0, "m": 10.0, "c1": 1.0, "c2": 0.5, "kappa": 2.0}, id="decaying"),
         pytest.param({"k": 5.0, "m": 10.0, "c1": 0.01, "c2": 0.02, "kappa": 6.0}, id="capped-fraction"),
         pytest.param({"k": 3.0, "m": 50.0, "c1": 9.0, "c2": 9.0, "kappa": 4.0}, id="capped-decay"),
+        pytest.param({"k": 1.0, "m": 1.0, "c1": 0.0, "c2": 1.0, "kappa": 2.0}, id="smallest-offset"),
     ],
 )
 def test_trajectory_is_that_of_the_formula(settings):
@@ -176,7 +177,7 @@ def test_capabilities():
     [
         ({"kappa": 0.0}, r"Expected `kappa` to be a number in \(0, inf\), but got 0.0"),
         ({"k": -1.0}, r"Expected `k` to be a number in \(0, inf\), but got -1.0"),
-        ({"m": 0}, r"Expected `m` to be a number in \(0, inf\), but got 0"),
+        ({"m": 0.5}, r"Expected `m` to be a number in \[1, inf\), but got 0.5"),
         ({"nu": -0.1}, r"Expected `nu` to be a number in \[0, inf\), but got -0.1"),
         ({"rho": -0.1}, r"Expected `rho` to be a number in \[0, inf\), but got -0.1"),
         ({"c1": True}, r"Expected `c1` to be a number in \[0, inf\), but got True"),

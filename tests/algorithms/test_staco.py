@@ -93,7 +93,7 @@ def compare(algorithm, w, iterates, state):
 def test_trajectory_equals_the_paper(surrogate, gamma, dual_init):
     settings = reference.Settings(0.4, 0.3, 0.5, surrogate, 0.7, 0.2, 0.03, 0.02, gamma)
     algorithm = STACO(
-        0.6, 0.3, surrogate, 0.5, alpha=0.7, beta=0.2, beta_prime=0.03, gamma=gamma,
+        0.6, 0.3, surrogate=surrogate, margin=0.5, alpha=0.7, beta=0.2, beta_prime=0.03, gamma=gamma,
         dual_init=dual_init, stage_restart="ones",
     )  # fmt: skip
     lengths = [50, 70, 80] if math.isfinite(gamma) else []
@@ -202,6 +202,19 @@ def test_exact_start_without_training_scores_uses_the_first_batch():
     assert pos.grad.abs().min() > 0, "the weights move from the first steps on"
 
 
+def test_a_state_from_before_the_first_step_starts_from_the_first_batch_as_well():
+    original, restored = STACO(), STACO()
+    original.setup(6)
+    restored.setup(6)
+    restored.load_state_dict(original.state_dict())
+    for _ in range(2):  # the second time from a state that has been started
+        for algorithm in (original, restored):
+            algorithm(torch.zeros(3), torch.full((4,), -0.1), torch.full((4,), -0.1), torch.tensor([0, 1, 2]))
+        assert torch.equal(restored.s, original.s)
+        restored.setup(6)
+        restored.load_state_dict(original.state_dict())
+
+
 @pytest.mark.parametrize("make", [STACO, partial(SONX, dual_init="exact")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("margin", [0.3, 0.5, 1.1])
@@ -274,11 +287,11 @@ def test_state_costs_sixteen_bytes_a_positive():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"alpha": -1.0}, "`alpha` to be a step size of at least 0, but got -1.0"),
-        ({"beta": float("nan")}, "`beta` to be a step size of at least 0, but got nan"),
-        ({"beta_prime": float("inf")}, "`beta_prime` to be a step size of at least 0, but got inf"),
-        ({"gamma": 0.0}, r"`gamma` to be a number above 0 \(infinity for STACO1\), but got 0.0"),
-        ({"gamma": "5"}, "`gamma` to be a number above 0 .*, but got '5'"),
+        ({"alpha": -1.0}, r"`alpha` to be a number in \[0, inf\), but got -1.0"),
+        ({"beta": float("nan")}, r"`beta` to be a number in \[0, inf\), but got nan"),
+        ({"beta_prime": float("inf")}, r"`beta_prime` to be a number in \[0, inf\), but got inf"),
+        ({"gamma": 0.0}, r"`gamma` to be above 0 \(infinity: STACO1\), but got 0.0"),
+        ({"gamma": "5"}, "`gamma` to be above 0 .*, but got '5'"),
         ({"dual_init": "twos"}, "`dual_init` to be one of 'exact', 'ones', 'zeros', but got 'twos'"),
         ({"stage_restart": "zeros"}, "`stage_restart` to be one of 'exact', 'ones', but got 'zeros'"),
         ({"surrogate": "square"}, "`dual_init='exact'` needs a non-decreasing surrogate, but 'square'"),
@@ -295,7 +308,7 @@ def test_bad_calls():
     algorithm = STACO(dual_init="zeros")
     with pytest.raises(ArgumentError, match=r"call `setup\(num_positives\)` first"):
         algorithm(torch.zeros(1), torch.zeros(1), torch.zeros(1), torch.tensor([0]))
-    with pytest.raises(ArgumentError, match="`num_positives` to be at least 1, but got 0"):
+    with pytest.raises(ArgumentError, match="`num_positives` to be a whole number of at least 1, but got 0"):
         algorithm.setup(0)
     with pytest.raises(ArgumentError, match=r"`dtype` to be torch.float32 or torch.float64, but got torch.bfloat16"):
         algorithm.setup(3, dtype=torch.bfloat16)
