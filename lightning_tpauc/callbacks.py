@@ -16,7 +16,7 @@ from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_count, is_real
 from lightning_tpauc.iterates import WeightIterates
 from lightning_tpauc.previous import PreviousWeights
-from lightning_tpauc.schedules import step_plateau_schedulers
+from lightning_tpauc.schedules import check_plateau_schedulers, step_plateau_schedulers
 from lightning_tpauc.scores import ScoreMemory, score_training_set
 from lightning_tpauc.sharding import reshard
 from lightning_tpauc.support import log_replicated
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lightning_tpauc.algorithms import TrainingScores
     from lightning_tpauc.module import TPAUCModule
 
-__all__ = ("StageCallback",)
+__all__ = ("StageCallback", "leave_average")
 
 
 class StageCallback(Callback):
@@ -89,7 +89,6 @@ class StageCallback(Callback):
         self.every_n_epochs, self.every_n_steps, self.growth = every_n_epochs, every_n_steps, growth
         self.burn_in = burn_in
         self.scores, self.max_negatives, self.batch_norm = scores, max_negatives, batch_norm
-        self._swapped_for_validation = False
 
     def stage_length(self, stage: int, steps_per_epoch: float) -> int:
         """Number of steps of a stage; override for another policy.
@@ -108,9 +107,14 @@ class StageCallback(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check that the module is one of ours."""
+        """Check that the module is one of ours, and that nobody else runs the stages."""
         if not hasattr(pl_module, "algorithm"):
             msg = f"StageCallback trains a TPAUCModule, but got {type(pl_module).__name__}."
+            raise UnsupportedError(msg)
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
+        stages = [type(callback).__name__ for callback in callbacks if isinstance(callback, StageCallback)]
+        if len(stages) > 1:
+            msg = f"The Trainer has {' and '.join(stages)}: each would start and end all stages. Keep one of them."
             raise UnsupportedError(msg)
 
     @override
@@ -120,6 +124,7 @@ class StageCallback(Callback):
         reshard(module)
         settle_buckets(trainer)
         module.in_step = False  # an earlier run may have ended amid a step
+        check_plateau_schedulers(trainer)
         self._allocate(trainer, module)
         if checkpointing.restore(module):
             self._end_stage_if_due(trainer, module)
@@ -141,34 +146,43 @@ class StageCallback(Callback):
         batch_idx: int,
     ) -> None:
         """End the stage when it has its length. The module has already averaged this step's weights."""
-        self._end_stage_if_due(trainer, pl_module)  # type: ignore[arg-type]
+        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        self._end_stage_if_due(trainer, module)
+        step_plateau_schedulers(trainer, module.batches_seen, "batch")
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log what the dual variables say about the run."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
+        leave_average(module)
         for name, value in module.algorithm.diagnostics().items():
             log_replicated(module, f"train/{name}", value)
+        step_plateau_schedulers(trainer, module.batches_seen, "epoch")
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Agree on batch-norm statistics over ranks, then put the average into the model."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
         agree_on_statistics(module)
-        if _is_fitting(trainer) and module.iterates is not None:
-            self._swapped_for_validation = module.iterates.swap_in()
+        if _is_fitting(trainer) and module.iterates is not None and module.iterates.swap_in():
             reshard(module)
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the last iterate back."""
-        module: TPAUCModule = pl_module  # type: ignore[assignment]
-        if self._swapped_for_validation and module.iterates is not None:
-            module.iterates.swap_out()
-            self._swapped_for_validation = False
-            reshard(module)
+        """Step the schedulers that follow a metric; the module puts the last iterate back after all callbacks."""
         if _is_fitting(trainer):
-            step_plateau_schedulers(trainer)
+            step_plateau_schedulers(trainer, pl_module.batches_seen, "validation")  # type: ignore[arg-type]
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """See to it that no step starts from the average, even if a subclass's own hook did not put it back."""
+        leave_average(pl_module)  # type: ignore[arg-type]
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Put the last iterate back where a validation fails."""
+        if trainer.validating:
+            leave_average(pl_module)  # type: ignore[arg-type]
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -222,7 +236,7 @@ class StageCallback(Callback):
         if iterates is None:
             return
         if not module.algorithm.has_stages:
-            if self.burn_in and iterates.stage == 0 and iterates.count == self.burn_in:
+            if self.burn_in and iterates.stage == 0 and iterates.count >= self.burn_in:
                 iterates.restart_mean()
             return
         if iterates.count >= self.stage_length(iterates.stage, trainer.num_training_batches):
@@ -249,3 +263,11 @@ class StageCallback(Callback):
 def _is_fitting(trainer: Trainer) -> bool:
     """Whether this validation belongs to training; the sanity check does not."""
     return trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+
+
+def leave_average(module: TPAUCModule) -> None:
+    """Put the last iterate back, if a validation amid the training has put the average in its place."""
+    iterates = module.iterates
+    if iterates is not None and iterates.swapped and _is_fitting(module.trainer):
+        iterates.swap_out()
+        reshard(module)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lightning_tpauc import checkpoint as checkpointing
 from lightning_tpauc import origin
 from lightning_tpauc.algorithms import Algorithm
-from lightning_tpauc.callbacks import StageCallback
+from lightning_tpauc.callbacks import StageCallback, leave_average
 from lightning_tpauc.checkpoint_io import use_atomic_files
 from lightning_tpauc.data.batch import PosNegBatch
 from lightning_tpauc.distributed import JointScores, gather_scores
@@ -238,6 +238,11 @@ class TPAUCModule(OptimizedModule):
             nn.utils.clip_grad_norm_(parameters, self.gradient_clip_val)
         if coefficient != 0 and self.iterates is not None:
             self.iterates.add_proximal_gradient(coefficient)
+
+    def on_validation_end(self) -> None:
+        """Put the last iterate back, after the hooks of all callbacks: they find the weights that were validated."""
+        super().on_validation_end()
+        leave_average(self)
 
     # ---------------------------------------------------------------- configuration
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal, cast
 
-import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
-from lightning_tpauc.schedules import make_optimizer, monitored
+from lightning_tpauc.schedules import keep_monitors, make_optimizer
 from lightning_tpauc.scoring import ScoringModule, refuse_taken
 
 __all__ = ("OptimizedModule",)
@@ -30,7 +29,8 @@ class OptimizedModule(ScoringModule):
         ArgumentError: if ``lr_scheduler_interval`` is unknown.
 
     Example:
-        >>> module = OptimizedModule(backbone=torch.nn.Linear(3, 1))
+        >>> from torch import nn
+        >>> module = OptimizedModule(backbone=nn.Linear(3, 1))
         >>> module.configure_optimizers().param_groups[0]["lr"]
         0.1
     """
@@ -66,7 +66,7 @@ class OptimizedModule(ScoringModule):
                 )
                 raise ArgumentError(msg)
             self.base_lr = (0, None)
-            return parent()
+            return keep_monitors(parent())
         parameters = [p for p in self.parameters() if p.requires_grad]
         if not parameters:
             msg = f"{type(self).__name__} has no parameter that requires a gradient: there is nothing to train."
@@ -79,10 +79,8 @@ class OptimizedModule(ScoringModule):
             return optimizer
         scheduler = self.scheduler_factory(optimizer)
         self.base_lr = (number, optimizer.param_groups[number].get("max_lr", rates[number]))  # of a cycle, its top
-        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            monitored(scheduler)
         config = {"scheduler": scheduler, "interval": self.lr_scheduler_interval}
-        return {"optimizer": optimizer, "lr_scheduler": config}
+        return keep_monitors({"optimizer": optimizer, "lr_scheduler": config})
 
     def single_optimizer(self) -> LightningOptimizer:
         """The optimizer; Lightning's wrapper of it counts its steps."""

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.errors import ArgumentError, TPAUCWarning
+from lightning_tpauc.metric_names import is_area, is_ours
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-__all__ = ("make_optimizer", "monitored", "step_plateau_schedulers", "step_schedulers")
+__all__ = (
+    "check_plateau_schedulers",
+    "keep_monitors",
+    "make_optimizer",
+    "step_plateau_schedulers",
+    "step_schedulers",
+)
 
 
 def step_schedulers(trainer: Trainer, batches_seen: int, *, skipped: bool = False) -> None:
@@ -34,26 +42,112 @@ def step_schedulers(trainer: Trainer, batches_seen: int, *, skipped: bool = Fals
             config.scheduler.step()
 
 
-def step_plateau_schedulers(trainer: Trainer) -> None:
-    """Step ``ReduceLROnPlateau`` with the metric it monitors, after a validation epoch."""
-    for config in trainer.lr_scheduler_configs:
-        if isinstance(config.scheduler, ReduceLROnPlateau):
-            name = monitored(config.scheduler)
-            if name in trainer.callback_metrics:
-                config.scheduler.step(float(trainer.callback_metrics[name]))
+def keep_monitors(configured: Any) -> Any:
+    """Note at every ``ReduceLROnPlateau`` which metric it follows, since Lightning's manual optimization drops that.
 
+    Args:
+        configured: what a ``configure_optimizers`` returns, in any of Lightning's forms.
 
-def monitored(scheduler: ReduceLROnPlateau) -> str:
-    """The metric that a plateau scheduler follows: its ``monitor`` (LightningCLI's class has one), else ``val/tpauc``.
+    Returns:
+        The same without ``monitor`` and ``strict``, which Lightning would call ignored. The schedulers have both as
+        attributes; where nobody chose, they follow ``val/tpauc``.
 
     Raises:
-        ArgumentError: if it waits for an area to fall.
+        ArgumentError: if a scheduler waits for an area to fall.
     """
-    name: str = getattr(scheduler, "monitor", "val/tpauc")
-    if scheduler.mode == "min" and ("tpauc" in name or "auroc" in name):
-        msg = f"ReduceLROnPlateau(mode='min') would wait for {name!r} to fall; pass `mode='max'`."
+    return _keep_monitors(configured, None, strict=True)
+
+
+def _keep_monitors(configured: Any, monitor: str | None, *, strict: bool) -> Any:
+    if isinstance(configured, (list, tuple)):
+        return type(configured)(_keep_monitors(one, monitor, strict=strict) for one in configured)
+    if isinstance(configured, dict):
+        monitor, strict = configured.get("monitor") or monitor, configured.get("strict", strict)
+        dropped = ("monitor", "strict", "reduce_on_plateau")
+        kept = {name: value for name, value in configured.items() if name not in dropped}
+        return {name: _keep_monitors(value, monitor, strict=strict) for name, value in kept.items()}
+    if isinstance(configured, ReduceLROnPlateau):
+        scheduler: Any = configured  # LightningCLI's class has a `monitor` already
+        scheduler.monitor = monitor or getattr(scheduler, "monitor", "val/tpauc")
+        scheduler.strict = strict
+        if scheduler.mode == "min" and is_area(scheduler.monitor):
+            msg = f"ReduceLROnPlateau(mode='min') would wait for {scheduler.monitor!r} to fall; pass `mode='max'`."
+            raise ArgumentError(msg)
+    return configured
+
+
+def check_plateau_schedulers(trainer: Trainer) -> None:
+    """See to it, before training, that every ``ReduceLROnPlateau`` will find what it follows.
+
+    Raises:
+        ArgumentError: if what it follows is unknown, or comes from a validation and there is none.
+    """
+    for config in _plateaus(trainer):
+        name = getattr(config.scheduler, "monitor", None)
+        if name is None:
+            msg = (
+                f"{type(trainer.lightning_module).__name__}.configure_optimizers hides from TPAUCModule what its "
+                "ReduceLROnPlateau follows, and Lightning drops it under manual optimization. Say it at the scheduler: "
+                "`scheduler.monitor = 'val/tpauc'`."
+            )
+            raise ArgumentError(msg)
+        if is_ours(name) and not trainer.enable_validation and getattr(config.scheduler, "strict", True):
+            msg = (
+                f"ReduceLROnPlateau follows {name!r}, but this run has no validation, so the learning rate would never "
+                "fall. Give it validation data, or set `monitor` to a metric of training such as 'train/loss'."
+            )
+            raise ArgumentError(msg)
+
+
+def step_plateau_schedulers(
+    trainer: Trainer, batches_seen: int, after: Literal["batch", "epoch", "validation"]
+) -> None:
+    """Step every ``ReduceLROnPlateau`` that is due and whose metric the batch, epoch or validation has brought.
+
+    A scheduler by epochs is due after what comes in every ``frequency``-th epoch, one by steps when the number of steps
+    is a multiple of ``frequency``. Its metric may be one of training or of validation.
+
+    Raises:
+        ArgumentError: if nothing has logged the metric once an epoch is over, and ``strict`` was left on.
+    """
+    plateaus = _plateaus(trainer)
+    if not plateaus or (after == "batch" and all(config.interval == "epoch" for config in plateaus)):
+        return
+    results: Any = trainer._results  # of the loop that runs; `callback_metrics` still has all older values
+    new: dict[str, Any] = results.metrics(after == "batch")["callback"]
+    if after == "epoch":
+        new = {**results.metrics(True)["callback"], **new}
+    for config in plateaus:
+        name = config.scheduler.monitor
+        if config.interval == "step":
+            due = after != "epoch" and batches_seen % config.frequency == 0
+        else:
+            due = after != "batch" and (trainer.current_epoch + 1) % config.frequency == 0
+        if due and name in new:
+            config.scheduler.step(float(new[name]))
+        if after == "epoch" and name not in trainer.callback_metrics and _all_is_logged(trainer):
+            _say_missing(trainer, config.scheduler)
+
+
+def _plateaus(trainer: Trainer) -> list[Any]:
+    return [config for config in trainer.lr_scheduler_configs if isinstance(config.scheduler, ReduceLROnPlateau)]
+
+
+def _all_is_logged(trainer: Trainer) -> bool:
+    """Whether this run has trained and, where an epoch brings one, validated; one resumed at an epoch's end has not."""
+    every: int | None = trainer.check_val_every_n_epoch
+    validated = (every is not None and (trainer.current_epoch + 1) % every == 0) or not trainer.enable_validation
+    return "train/loss" in trainer.callback_metrics and (validated or "val/tpauc" in trainer.callback_metrics)
+
+
+def _say_missing(trainer: Trainer, scheduler: Any) -> None:
+    msg = (
+        f"ReduceLROnPlateau follows {scheduler.monitor!r}, which nothing has logged, so the learning rate would never "
+        f"fall. Set `monitor` to one of {sorted(trainer.callback_metrics)}."
+    )
+    if getattr(scheduler, "strict", True):
         raise ArgumentError(msg)
-    return name
+    rank_zero_warn(msg, category=TPAUCWarning)
 
 
 def make_optimizer(factory: Any, parameters: list[nn.Parameter]) -> Optimizer:

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import re
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    EarlyStopping,
     GradientAccumulationScheduler,
+    LearningRateFinder,
     ModelCheckpoint,
+    ModelPruning,
     StochasticWeightAveraging,
     WeightAveraging,
 )
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.strategies.xla import XLAStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lightning_tpauc.errors import TPAUCWarning, UnsupportedError
+from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
+from lightning_tpauc.metric_names import is_area
 
 if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch import Callback, LightningModule, Trainer
     from torch import Tensor
 
 __all__ = ("log_replicated", "refuse_strategy_name", "refuse_unsupported")
@@ -32,6 +39,26 @@ _ACCUMULATION = (
     "{} can't work here: every batch is one step of the dual variables. Raise `num_pos` and `num_neg` of the data "
     "module instead."
 )
+_FINETUNING = (
+    "{} would train weights that the average, the anchor and the weights of the step before do not hold: the result "
+    "would be half an average and half the last iterate. Train twice: first with `requires_grad_(False)` on what is "
+    "frozen, then everything, with the first run's checkpoint as `init_from`; or give what should move slowly a "
+    "parameter group with a lower `lr`."
+)
+_PRUNING = (
+    "{} zeroes weights of the iterate, but the result is an average of iterates, in which they are not zero. Prune the "
+    "trained model with `torch.nn.utils.prune`."
+)
+_LR_FINDER = (
+    "{} can't work here: it looks for the rate at which the loss falls fastest, but this loss is one of weights and "
+    "dual variables, and the rate also scales the steps of the latter, which raise it. Compare `val/tpauc` of short "
+    "runs with `lr` of 1e-3, 1e-2, ... "
+)
+_BATCH_SIZE_FINDER = (
+    "{} can't work here: it looks for `batch_size`, but a batch has `num_pos`, `num_neg` and `num_dual_neg` examples. "
+    "Raise those of the data module until the memory is full. "
+)
+_TUNER_LEFT = "If a Tuner put the callback there, it stays in that Trainer: make a new one."
 
 
 def log_replicated(module: LightningModule, name: str, value: Tensor, *, prog_bar: bool = False) -> None:
@@ -40,7 +67,7 @@ def log_replicated(module: LightningModule, name: str, value: Tensor, *, prog_ba
     Lightning advises to average whatever is logged over ranks; here that would cost a collective and could only round.
     """
     warnings.filterwarnings("ignore", message=re.escape(f"It is recommended to use `self.log({name!r}"))
-    module.log(name, value, prog_bar=prog_bar, batch_size=1)
+    module.log(name, value, prog_bar=prog_bar, batch_size=1, add_dataloader_idx=False)
 
 
 def refuse_unsupported(trainer: Trainer) -> None:
@@ -48,6 +75,7 @@ def refuse_unsupported(trainer: Trainer) -> None:
 
     Raises:
         UnsupportedError: with the reason and the remedy.
+        ArgumentError: if a callback waits for an area to fall.
     """
     # On every save Lightning advises users of manual optimization to keep weights from before the step in attributes
     # that it would write instead of the current ones. Our checkpoints hold the state after the step.
@@ -108,8 +136,41 @@ def _refuse_callbacks(trainer: Trainer) -> None:
             raise UnsupportedError(msg)
         if isinstance(callback, GradientAccumulationScheduler) and callback.going_to_accumulate_grad_batches():
             raise UnsupportedError(_ACCUMULATION.format(type(callback).__name__))
+        if isinstance(callback, (EarlyStopping, ModelCheckpoint)):
+            _refuse_falling_area(callback)
         if isinstance(callback, ModelCheckpoint):
             _check_saving(trainer, callback)
+        if trainer.state.fn == TrainerFn.FITTING:
+            _refuse_changing(trainer, callback)
+            _refuse_tuning(callback)
+
+
+def _refuse_falling_area(callback: EarlyStopping | ModelCheckpoint) -> None:
+    name = callback.monitor
+    if name is not None and callback.mode == "min" and is_area(name):
+        msg = (
+            f"{type(callback).__name__}(monitor={name!r}) has `mode='min'`, Lightning's default, and would take the "
+            "smallest area for the best; pass `mode='max'`."
+        )
+        raise ArgumentError(msg)
+
+
+def _refuse_changing(trainer: Trainer, callback: Callback) -> None:
+    algorithm: Any = trainer.lightning_module.algorithm
+    averages = algorithm.averages_iterates or algorithm.has_stages
+    name = type(callback).__name__
+    if isinstance(callback, BaseFinetuning) and (averages or algorithm.needs_previous):
+        raise UnsupportedError(_FINETUNING.format(name))
+    if isinstance(callback, ModelPruning) and averages:
+        raise UnsupportedError(_PRUNING.format(name))
+
+
+def _refuse_tuning(callback: Callback) -> None:
+    name = type(callback).__name__
+    if isinstance(callback, LearningRateFinder):
+        raise UnsupportedError(_LR_FINDER.format(name) + _TUNER_LEFT)
+    if isinstance(callback, BatchSizeFinder):
+        raise UnsupportedError(_BATCH_SIZE_FINDER.format(name) + _TUNER_LEFT)
 
 
 def _check_saving(trainer: Trainer, callback: ModelCheckpoint) -> None:

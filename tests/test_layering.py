@@ -16,7 +16,7 @@ PACKAGE = "lightning_tpauc"
 #: From the bottom up: a module imports from layers below its own and from its own folder. ``""`` is ``__init__``.
 #: What only type checkers read may name anything: a callback says which module it works on.
 LAYERS = (
-    {"errors", "version"},
+    {"errors", "metric_names", "version"},
     {
         "checkpoint_io",
         "distributed",

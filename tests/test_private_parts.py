@@ -59,6 +59,7 @@ USED = {
         "fused optimizers under 16-mixed clip scaled gradients",
     ),
     ("origin", "_trainer"): (lambda t: t.lightning_module, "checkpoints of weights alone are resumed from"),
+    ("schedules", "_results"): (lambda t: t, "ReduceLROnPlateau does not see what training and validation log"),
     ("support", "_save_distributed_checkpoint"): (
         lambda _: ModelParallelStrategy(),
         "nobody warns of folders that are overwritten",
