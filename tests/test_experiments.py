@@ -22,7 +22,7 @@ import torch
 from lightning_tpauc import algorithms
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.evaluation import Rectangle, metric_name
-from lightning_tpauc.experiments import recorders
+from lightning_tpauc.experiments import figures, recorders
 from lightning_tpauc.experiments.build import Options, build_datamodule, build_module, build_trainer
 from lightning_tpauc.experiments.catalog import Experiment, Schedule, experiment_names, find_experiment
 from lightning_tpauc.experiments.figures import draw_losses, training_curves
@@ -606,6 +606,15 @@ def test_epochs_may_be_as_long_as_the_others(options, tmp_path):
     assert {runs[0][-1]["step"] for runs in curves.values()} == {2 * math.ceil(53 / 8)}
     assert len(curves) == 2
     assert "all for the same number of epochs. " in text
+
+
+def test_the_axis_of_tpauc_shows_where_curves_end():
+    def curves(*ends):
+        return {str(k): [[{"step": 0, "tpauc": 0.0}, {"step": 9, "tpauc": end}]] for k, end in enumerate(ends)}
+
+    assert figures._cut(curves(0.75, 0.77)) == pytest.approx(0.71)
+    assert figures._cut(curves(0.2, 0.7)) == 0.0
+    assert figures._cut({}) == 0.0
 
 
 def test_time_per_step(options, tmp_path):

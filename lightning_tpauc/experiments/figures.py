@@ -63,6 +63,7 @@ def _point(point: Mapping[str, float], rectangle: Rectangle, is_trained: bool) -
 def draw_curves(curves: Curves, rectangle: Rectangle, title: str, path: Path) -> None:
     """Training loss and training TPAUC against steps: means over runs, and bands from the lowest to the highest.
 
+    The axis of TPAUC shows where the curves end up, and is cut below that: all start near 0 and end close together.
     The loss is the exact objective with the squared hinge, of the methods that minimise it: one scale for all of them.
 
     Args:
@@ -85,9 +86,16 @@ def draw_curves(curves: Curves, rectangle: Rectangle, title: str, path: Path) ->
         _dress(ax)
     if axes[0].has_data():
         axes[0].set_yscale("log")
+    axes[1].set_ylim(bottom=_cut(curves))
     axes[1].legend(fontsize=8, frameon=False)
     figure.suptitle(f"{title}, TPR ≥ {rectangle.min_tpr:g}, FPR ≤ {rectangle.max_fpr:g}", fontsize=11)
     _save(figure, path)
+
+
+def _cut(curves: Curves) -> float:
+    """Twice the spread of the curves' later halves below the lowest of them, but not below 0."""
+    late = [p["tpauc"] for runs in curves.values() for run in runs for p in run if 2 * p["step"] >= run[-1]["step"]]
+    return max(0.0, 3 * min(late) - 2 * max(late)) if late else 0.0
 
 
 def draw_losses(curves: Curves, rectangle: Rectangle, title: str, path: Path) -> bool:
