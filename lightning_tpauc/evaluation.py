@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from lightning_tpauc.errors import ArgumentError
@@ -12,7 +13,7 @@ from lightning_tpauc.functional.checks import check_rectangle
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
 
-__all__ = ("IGNORED", "Rectangle", "as_rectangles", "build_metrics", "metric_name")
+__all__ = ("IGNORED", "Rectangle", "as_rectangles", "build_metrics", "inputs_and_target", "metric_name")
 
 #: Target of rows that no metric counts; see :class:`~lightning_tpauc.data.batch.EvalBatch`.
 IGNORED = -1
@@ -42,13 +43,11 @@ def as_rectangles(pairs: Any) -> list[Rectangle]:
             f"Expected `rectangles` to be a list of pairs (min_tpr, max_fpr), such as [(0.7, 0.3)], but got {pairs!r}."
         )
         raise ArgumentError(msg) from None
-    for rectangle in rectangles:
-        check_rectangle(*rectangle)
-    return rectangles
+    return [Rectangle(*check_rectangle(*rectangle)) for rectangle in rectangles]
 
 
 def metric_name(rectangle: Rectangle) -> str:
-    """Name under which a rectangle other than the trained one is logged, in percent.
+    """Name under which a rectangle is logged, in percent; the trained one is logged as ``tpauc`` anyway.
 
     Neither module names nor the fields of a checkpoint's file name may hold a dot; ``p`` stands for it.
 
@@ -67,16 +66,51 @@ def build_metrics(
 
     Args:
         trained: the rectangle that training maximises.
-        others: rectangles to report beside it.
+        others: rectangles to report by their names; the trained one may be among them.
         log_objective: whether to report the exact training objective.
         surrogate: the objective's surrogate; squared hinge if ``None``.
         prefix: ``"val/"`` or ``"test/"``.
     """
     metrics: dict[str, Metric] = {"tpauc": _tpauc(trained), "auroc": _tpauc(Rectangle(0.0, 1.0))}
-    metrics.update({metric_name(rectangle): _tpauc(rectangle) for rectangle in others if rectangle != trained})
+    metrics.update({metric_name(rectangle): _tpauc(rectangle) for rectangle in others})
     if log_objective:
         metrics["objective"] = ExactObjective(*trained, surrogate=surrogate or "squared_hinge", ignore_index=IGNORED)
     return MetricCollection(dict(metrics), prefix=prefix)
+
+
+def inputs_and_target(batch: Any) -> tuple[Any, Tensor]:
+    """Inputs and labels of a batch for validation or test.
+
+    Args:
+        batch: an :class:`~lightning_tpauc.data.batch.EvalBatch`, or what the loader of a data set of pairs gives:
+            ``(inputs, target)``, whatever follows. The target may have any shape with N entries; floats 0.0 and 1.0
+            are labels, too.
+
+    Returns:
+        The inputs, and an integer tensor ``(N,)``.
+
+    Raises:
+        ArgumentError: if the batch is nothing of the kind or a label is a fraction.
+
+    Example:
+        >>> import torch
+        >>> inputs_and_target([torch.zeros(2, 3), torch.tensor([[1.0], [0.0]])])[1]
+        tensor([1, 0])
+    """
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2 or not isinstance(batch[1], Tensor):
+        kinds = f" of {', '.join(type(part).__name__ for part in batch)}" if isinstance(batch, (tuple, list)) else ""
+        msg = (
+            f"Expected batches (inputs, target) to validate and test on, but got a {type(batch).__name__}{kinds}. Let "
+            "the data set return such pairs, or give it to PosNegDataModule, which takes mappings and PyG graphs, too."
+        )
+        raise ArgumentError(msg)
+    target = batch[1].reshape(-1)
+    labels = target.long() if target.is_floating_point() else target
+    if labels is not target and not bool((labels == target).all()):
+        found = target[labels != target][0].item()
+        msg = f"Expected labels 0 and 1 in the batches, but found {found:g}. Pass, for instance, (y > 0.5) as labels."
+        raise ArgumentError(msg)
+    return batch[0], labels
 
 
 def _tpauc(rectangle: Rectangle) -> TwoWayPartialAUROC:

@@ -31,7 +31,8 @@ class PredictionWriter(Callback):
         path: the file; ``None`` is ``predictions.csv`` in the Trainer's log folder.
 
     Raises:
-        UnsupportedError: if several processes predict on data of which nobody knows who has which example.
+        UnsupportedError: if there are several data loaders, or if several processes predict on data of which nobody
+            knows who has which example.
 
     Example:
         >>> from lightning.pytorch import Trainer
@@ -70,6 +71,12 @@ class PredictionWriter(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Keep the batch's scores in the host's memory."""
+        if dataloader_idx > 0:
+            msg = (
+                "PredictionWriter writes one file of one data loader, but there are several. Predict on one after the "
+                "other, each with a PredictionWriter(path) of its own."
+            )
+            raise UnsupportedError(msg)
         score = outputs["score"].detach().cpu()
         if "example_id" in outputs:
             ids = outputs["example_id"].cpu()

@@ -14,7 +14,8 @@ from torchmetrics import MetricCollection
 from lightning_tpauc.algorithms import STACO, Algorithm
 from lightning_tpauc.data.batch import EvalBatch
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.evaluation import Rectangle, as_rectangles, build_metrics
+from lightning_tpauc.evaluation import Rectangle, as_rectangles, build_metrics, inputs_and_target
+from lightning_tpauc.functional.checks import check_choice
 from lightning_tpauc.iterates import master_dtype
 from lightning_tpauc.support import log_replicated
 
@@ -53,9 +54,7 @@ class ScoringModule(LightningModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if score_activation not in ("identity", "sigmoid"):
-            msg = f"Expected `score_activation` to be 'identity' or 'sigmoid', but got {score_activation!r}."
-            raise ArgumentError(msg)
+        check_choice(score_activation, "score_activation", ("identity", "sigmoid"))
         #: Whether nobody chose the algorithm; a checkpoint then says which rectangle is evaluated.
         self.algorithm_is_default = algorithm is None
         algorithm = STACO() if algorithm is None else algorithm
@@ -69,6 +68,8 @@ class ScoringModule(LightningModule):
         self._reported = as_rectangles(rectangles), log_objective
         self.val_metrics: MetricCollection = self._metrics("val/")
         self.test_metrics: MetricCollection = self._metrics("test/")
+        #: Of all data loaders but the first, whose metrics are the two above; there while they are evaluated.
+        self._further_metrics: list[MetricCollection] = []
 
     # ---------------------------------------------------------------- scores
 
@@ -134,6 +135,7 @@ class ScoringModule(LightningModule):
         self.algorithm.min_tpr, self.algorithm.max_fpr = min_tpr, max_fpr
         self.val_metrics = self._metrics("val/").to(self.device)
         self.test_metrics = self._metrics("test/").to(self.device)
+        self._further_metrics.clear()
 
     def _metrics(self, prefix: str) -> MetricCollection:
         others, log_objective = self._reported
@@ -141,15 +143,15 @@ class ScoringModule(LightningModule):
         own = Rectangle(self.algorithm.min_tpr, self.algorithm.max_fpr)
         return build_metrics(own, others, log_objective, surrogate, prefix)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
-        """Collect raw scores and targets."""
-        self._evaluate(self.val_metrics, batch)
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:  # noqa: ARG002
+        """Collect raw scores and targets, of each data loader apart."""
+        self._evaluate(self.val_metrics, batch, dataloader_idx)
 
-    def test_step(self, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
-        """Collect raw scores and targets."""
-        self._evaluate(self.test_metrics, batch)
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:  # noqa: ARG002
+        """Collect raw scores and targets, of each data loader apart."""
+        self._evaluate(self.test_metrics, batch, dataloader_idx)
 
-    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:  # noqa: ARG002
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:  # noqa: ARG002
         """Raw scores and, for batches of a ``PosNegDataModule``, which examples they belong to."""
         if isinstance(batch, EvalBatch):
             real = batch.example_id >= 0
@@ -157,22 +159,32 @@ class ScoringModule(LightningModule):
         return {"score": self.raw_scores(batch[0] if isinstance(batch, (tuple, list)) else batch)}
 
     def on_validation_epoch_end(self) -> None:
-        """Log ``val/tpauc`` and its companions; the sanity check logs nothing, since it sees a few batches only."""
-        self._log_metrics(self.val_metrics)
+        """Log ``val/tpauc`` and its companions; the sanity check logs nothing, since it sees a few batches only.
+
+        Of several data loaders the second one's value is ``val/tpauc/dataloader_idx_1``.
+        """
+        self._log_metrics(self.val_metrics, len(self.trainer.num_val_batches) > 1)
 
     def on_test_epoch_end(self) -> None:
-        """Log ``test/tpauc`` and its companions."""
-        self._log_metrics(self.test_metrics)
+        """Log ``test/tpauc`` and its companions, named as in validation."""
+        self._log_metrics(self.test_metrics, len(self.trainer.num_test_batches) > 1)
 
-    def _evaluate(self, metrics: MetricCollection, batch: Any) -> None:
-        inputs, target = batch[0], batch[1]
-        metrics.update(self.raw_scores(inputs), target.reshape(-1))
+    def _evaluate(self, first: MetricCollection, batch: Any, dataloader_idx: int) -> None:
+        inputs, target = inputs_and_target(batch)
+        if dataloader_idx == 0:
+            self._further_metrics.clear()  # an evaluation that was broken off leaves some
+        while len(self._further_metrics) < dataloader_idx:
+            self._further_metrics.append(self._metrics(first.prefix or "").to(self.device))
+        metrics = self._further_metrics[dataloader_idx - 1] if dataloader_idx else first
+        metrics.update(self.raw_scores(inputs), target)
 
-    def _log_metrics(self, metrics: MetricCollection) -> None:
-        if not self.trainer.sanity_checking:
-            for name, value in metrics.compute().items():
-                log_replicated(self, name, value, prog_bar=name.endswith("/tpauc"))
-        metrics.reset()
+    def _log_metrics(self, first: MetricCollection, several: bool) -> None:
+        for number, metrics in enumerate([first, *self._further_metrics]):
+            suffix = f"/dataloader_idx_{number}" if several else ""
+            for name, value in metrics.compute().items() if not self.trainer.sanity_checking else ():
+                log_replicated(self, name + suffix, value, prog_bar=name.endswith("/tpauc"))
+        first.reset()
+        self._further_metrics.clear()
 
 
 def refuse_taken(module: LightningModule, *names: str) -> None:

@@ -67,6 +67,7 @@ def log_replicated(module: LightningModule, name: str, value: Tensor, *, prog_ba
     Lightning advises to average whatever is logged over ranks; here that would cost a collective and could only round.
     """
     warnings.filterwarnings("ignore", message=re.escape(f"It is recommended to use `self.log({name!r}"))
+    # the name holds the number of the data loader where there are several
     module.log(name, value, prog_bar=prog_bar, batch_size=1, add_dataloader_idx=False)
 
 

@@ -226,9 +226,10 @@ def test_other_rectangles_and_the_objective_are_logged():
     trainer = make_trainer()
     trainer.fit(module, loader(batches), eval_loader())
     names = {name for name in trainer.callback_metrics if name.startswith("val/")}
-    assert names == {"val/tpauc", "val/auroc", "val/tpauc_tpr25_fpr75", "val/objective"}
+    reported = {"tpauc", "auroc", "tpauc_tpr25_fpr75", "tpauc_tpr60_fpr30", "objective"}
+    assert names == {f"val/{name}" for name in reported}
     results = trainer.test(module, eval_loader(), verbose=False)[0]
-    assert set(results) == {"test/tpauc", "test/auroc", "test/tpauc_tpr25_fpr75", "test/objective"}
+    assert set(results) == {f"test/{name}" for name in reported}
 
 
 @pytest.mark.parametrize("every", [1, 3, 100])
@@ -314,7 +315,7 @@ def test_nothing_to_train_or_to_score():
 @pytest.mark.parametrize(
     ("kwargs", "words"),
     [
-        ({"score_activation": "relu"}, "`score_activation` to be 'identity' or 'sigmoid', but got 'relu'"),
+        ({"score_activation": "relu"}, "`score_activation` to be one of 'identity', 'sigmoid', but got 'relu'"),
         ({"lr_scheduler_interval": "day"}, "`lr_scheduler_interval` to be 'epoch' or 'step', but got 'day'"),
         ({"gradient_clip_val": -1.0}, "`gradient_clip_val` to be a number above 0, or None, but got -1.0"),
         ({"gradient_clip_val": "1"}, "`gradient_clip_val` to be a number above 0, or None, but got '1'"),

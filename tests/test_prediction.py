@@ -91,3 +91,11 @@ def test_plain_loaders_are_refused_in_several(tmp_path, monkeypatch):
     monkeypatch.setattr("lightning_tpauc.prediction.world_size", lambda: 2)
     with pytest.raises(UnsupportedError, match="the batches do not say which examples they hold"):
         predict(module, DataLoader(TensorDataset(x), batch_size=4), tmp_path / "scores.csv")
+
+
+def test_several_loaders_are_refused(tmp_path):
+    x, module = make_problem()
+    with pytest.raises(
+        UnsupportedError, match=r"one data loader, but there are several. Predict on one after the othe"
+    ):
+        predict(module, [DataLoader(TensorDataset(x))] * 2, tmp_path / "scores.csv")
