@@ -50,8 +50,8 @@ class PosNegDataModule(EvaluationData):
             :class:`~lightning_tpauc.NegativeStream` of one); ``train_dataset`` then holds the positives alone.
         num_pos: positives per step and rank, S. With fewer positives than S over all ranks, every step has all of them.
         num_neg: negatives per step and rank, B~.
-        num_dual_neg: size of the second, independent batch of negatives per step and rank, B. ``None``: ``num_neg`` if
-            the module's algorithm needs one, else 0.
+        num_dual_neg: size of the second, independent batch of negatives per step and rank, B; drawn only if the
+            module's algorithm reads one. ``None``: ``num_neg``.
         sampling: ``"pos_neg"`` draws the classes apart, ``"uniform"`` draws ``num_pos + num_neg`` examples of the whole
             training set (for cross-entropy), ``"full"`` takes all of it in every step. ``"auto"`` asks the algorithm.
         steps_per_epoch: length of an epoch; ``None``: one pass over the larger of n+/S and n-/B steps, where a stream
@@ -228,10 +228,10 @@ class PosNegDataModule(EvaluationData):
             DataError: if a class is missing, or one step takes more negatives than there are.
         """
         kind = self._algorithm_says("sampling", self.sampling if self.sampling != "auto" else None) or "pos_neg"
-        dual = self.num_dual_neg
-        if dual is None:
-            dual = self.num_neg if self._algorithm_says("needs_dual_negatives") else 0
-        sizes = BatchSizes(self.num_pos, self.num_neg, dual if kind == "pos_neg" else 0)
+        needs = self._algorithm_says("needs_dual_negatives")
+        dual = self.num_dual_neg if self.num_dual_neg is not None else self.num_neg if needs else 0
+        read = kind == "pos_neg" and needs is not False  # without an algorithm nobody knows
+        sizes = BatchSizes(self.num_pos, self.num_neg, dual if read else 0)
         sampler = make_sampler(kind, self._training_part(), self._stream(), sizes, self.seed, self._epoch_steps)
         world_size = current_world().size
         sampler.global_sizes(world_size)

@@ -135,15 +135,19 @@ def collate_inputs(items: list[Any]) -> Any:
 
 
 def collate_items(items: list[Any]) -> Any:
-    """Collate items that are inputs, without labels.
+    """Collate items that are inputs, without labels; several inputs, in tuples or lists, give a tuple.
 
     Example:
         >>> collate_items([1.5, 2.5])
         tensor([1.5000, 2.5000], dtype=torch.float64)
     """
     if _holds_graphs(items[0]):
-        return import_extra("torch_geometric.loader.dataloader", "graph").Collater(items)(items)
-    return default_collate(items)
+        collated = import_extra("torch_geometric.loader.dataloader", "graph").Collater(items)(items)
+    else:
+        collated = default_collate(items)
+    # torch and PyG make lists of tuples; a model is to see the same as from arrays
+    several = isinstance(collated, list) and isinstance(items[0], (tuple, list))
+    return tuple(collated) if several else collated
 
 
 def collate_with_rows(fetch: Fetcher, rows: Indices, step: int, items: list[Any]) -> Any:

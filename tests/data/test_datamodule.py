@@ -82,7 +82,8 @@ def test_seeds():
 
 
 @pytest.mark.parametrize(
-    ("explicit", "needs", "expected"), [(None, True, 5), (None, False, 0), (2, True, 2), (2, False, 2), (0, True, 0)]
+    ("explicit", "needs", "expected"),
+    [(None, True, 5), (None, False, 0), (2, True, 2), (2, False, 0), (0, True, 0), (2, None, 2)],
 )
 def test_dual_negatives_follow_the_algorithm(explicit, needs, expected):
     datamodule = ready(num_dual_neg=explicit)

@@ -48,11 +48,25 @@ def test_fetchers_travel_to_workers():
         assert torch.equal(again(ROWS, 0), EXPECTED)
 
 
-@pytest.mark.parametrize("dataset", [TensorDataset(X, 2 * X, Y), Items(lambda row: (X[row], 2 * X[row], Y[row]))])
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        TensorDataset(X, 2 * X, Y),
+        Items(lambda row: (X[row], 2 * X[row], Y[row])),
+        Items(lambda row: [X[row], 2 * X[row], Y[row]]),
+        ConcatDataset([TensorDataset(X[:20], 2 * X[:20], Y[:20]), TensorDataset(X[20:], 2 * X[20:], Y[20:])]),
+    ],
+)
 def test_several_inputs(dataset):
-    first, second = fetcher_for(dataset)(ROWS, 0)
+    inputs = fetcher_for(dataset)(ROWS, 0)
+    assert type(inputs) is tuple
+    first, second = inputs
     assert torch.equal(first, EXPECTED)
     assert torch.equal(second, 2 * EXPECTED)
+
+
+def test_words_stay_a_list():
+    assert fetcher_for(Items(lambda row: (f"word {row}", Y[row])))(ROWS, 0) == ["word 7", "word 3", "word 50"]
 
 
 def test_mappings_are_kept_whole():
@@ -90,6 +104,9 @@ def test_graphs():
         assert isinstance(batch, data.Batch)
         assert batch.num_graphs == 3
         assert torch.equal(batch.x[batch.ptr[:-1]], EXPECTED)
+    inputs = fetcher_for(Items(lambda row: (graph(row), X[row], Y[row])))(ROWS, 0)
+    assert type(inputs) is tuple
+    assert inputs[0].num_graphs == 3
     nested = fetcher_for(Items(lambda row: {"graph": graph(row), "x": X[row]}))(ROWS, 0)
     assert nested["graph"].num_graphs == 3
     assert torch.equal(nested["x"], EXPECTED)
