@@ -13,7 +13,7 @@ from lightning_tpauc import checkpoint as checkpointing
 from lightning_tpauc.batch_norm import agree_on_statistics, batch_norm_statistics, recompute
 from lightning_tpauc.buckets import settle_buckets
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
-from lightning_tpauc.functional.checks import check_count, is_real
+from lightning_tpauc.functional.checks import check_choice, check_count, is_real
 from lightning_tpauc.iterates import WeightIterates
 from lightning_tpauc.previous import PreviousWeights
 from lightning_tpauc.schedules import check_plateau_schedulers, step_plateau_schedulers
@@ -79,13 +79,8 @@ class StageCallback(Callback):
         if not is_real(growth) or not growth >= 1:
             msg = f"Expected `growth` to be a number of at least 1, but got {growth!r}."
             raise ArgumentError(msg)
-        for name, choice, choices in (
-            ("scores", scores, ("remembered", "forward")),
-            ("batch_norm", batch_norm, ("average", "keep", "recompute")),
-        ):
-            if choice not in choices:
-                msg = f"Expected `{name}` to be one of {choices}, but got {choice!r}."
-                raise ArgumentError(msg)
+        check_choice(scores, "scores", ("remembered", "forward"))
+        check_choice(batch_norm, "batch_norm", ("average", "keep", "recompute"))
         self.every_n_epochs, self.every_n_steps, self.growth = every_n_epochs, every_n_steps, growth
         self.burn_in = burn_in
         self.scores, self.max_negatives, self.batch_norm = scores, max_negatives, batch_norm

@@ -22,6 +22,7 @@ from lightning_tpauc.data.scaffolds import check_fractions, random_split, scaffo
 from lightning_tpauc.data.smiles import Molecules, load_molecules
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from lightning_tpauc.extras import import_extra
+from lightning_tpauc.functional.checks import check_choice
 
 __all__ = ("OGB_TASKS", "OGBMoleculesDataModule", "SMILESDataModule")
 
@@ -108,13 +109,8 @@ class SMILESDataModule(GivenSplitDataModule):
         #: What was read, after ``setup``.
         self.molecules: Molecules | None = None
         check_fractions(fractions)
-        for name, value, choices in (
-            ("split", split, ("scaffold", "random")),
-            ("split_over", split_over, ("all", "labelled")),
-        ):
-            if value not in choices:
-                msg = f"Expected `{name}` to be '{choices[0]}' or '{choices[1]}', but got {value!r}."
-                raise ArgumentError(msg)
+        check_choice(split, "split", ("scaffold", "random"))
+        check_choice(split_over, "split_over", ("all", "labelled"))
         if not 0.0 <= max_invalid <= 1.0:
             msg = f"Expected `max_invalid` to be in [0, 1], but got {max_invalid!r}."
             raise ArgumentError(msg)

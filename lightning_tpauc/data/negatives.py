@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import IterableDataset
 
 from lightning_tpauc.errors import ArgumentError, DataError
+from lightning_tpauc.functional.checks import check_choice
 
 __all__ = ("NegativeStream", "as_stream", "is_stateful")
 
@@ -61,13 +62,8 @@ class NegativeStream:
         num_scored: int = 2**16,
     ) -> None:
         _check_dataset(dataset)
-        for name, value, choices in (
-            ("split", split, ("deal", "shard", "own")),
-            ("resume", resume, ("restart", "skip")),
-        ):
-            if value not in choices:
-                msg = f"Expected `{name}` of NegativeStream to be one of {choices}, but got {value!r}."
-                raise ArgumentError(msg)
+        check_choice(split, "split", ("deal", "shard", "own"))
+        check_choice(resume, "resume", ("restart", "skip"))
         if num_scored < 1:
             msg = f"Expected `num_scored` of NegativeStream to be at least 1, but got {num_scored}."
             raise ArgumentError(msg)

@@ -299,8 +299,8 @@ def test_refuses_to_download_an_unknown_file(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"split": "stratified"}, r"Expected `split` to be 'scaffold' or 'random', but got 'stratified'"),
-        ({"split_over": "some"}, r"Expected `split_over` to be 'all' or 'labelled', but got 'some'"),
+        ({"split": "stratified"}, r"Expected `split` to be one of 'scaffold', 'random', but got 'stratified'"),
+        ({"split_over": "some"}, r"Expected `split_over` to be one of 'all', 'labelled', but got 'some'"),
         ({"fractions": (0.5, 0.1, 0.1)}, r"Expected `fractions` to be three numbers >= 0 that add up to 1"),
         ({"max_invalid": 1.5}, r"Expected `max_invalid` to be in \[0, 1\], but got 1.5"),
     ],

@@ -391,8 +391,8 @@ def test_what_is_no_stream_is_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"split": "even"}, r"`split` of NegativeStream to be one of \('deal', 'shard', 'own'\), but got 'even'"),
-        ({"resume": "rewind"}, r"`resume` of NegativeStream to be one of \('restart', 'skip'\), but got 'rewind'"),
+        ({"split": "even"}, "`split` to be one of 'deal', 'shard', 'own', but got 'even'"),
+        ({"resume": "rewind"}, "`resume` to be one of 'restart', 'skip', but got 'rewind'"),
         ({"num_scored": 0}, "`num_scored` of NegativeStream to be at least 1, but got 0"),
         ({"split": "shard"}, "but Plain has no such method. Use `split='deal'`"),
     ],
