@@ -48,9 +48,14 @@ __all__ = (
     "TwoWayPartialAUROC",
     "__version__",
     "algorithms",
+    "data",
+    "errors",
     "functional",
+    "metrics",
     "models",
 )
+
+_MODULES = ("algorithms", "data", "errors", "functional", "metrics", "models")
 
 _HOME = {
     "FiniteGuard": "guard",
@@ -64,7 +69,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("algorithms", "functional", "models", "data"):
+    if name in _MODULES:
         return importlib.import_module(f"lightning_tpauc.{name}")
     if name in __all__:
         return getattr(importlib.import_module(f"lightning_tpauc.{_HOME.get(name, 'data')}"), name)

@@ -19,6 +19,19 @@ from lightning_tpauc.errors import MissingExtraError
 from tests.paths import ROOT
 from tests.test_layering import EXTRAS, MODULES, dotted, imports, parse
 
+#: What `pip install lightning-tpauc` brings along.
+CORE = {
+    "jsonargparse",
+    "lightning",
+    "numpy",
+    "rich",
+    "scikit-learn",
+    "tensorboard",
+    "torch",
+    "torchmetrics",
+    "typing_extensions",
+}
+
 # ---------------------------------------------------------------- what is installed
 
 
@@ -72,12 +85,20 @@ def test_wheel_has_licence_and_requirements_of_the_core_only(wheel):
         if line.startswith("Requires-Dist") and "extra ==" not in line
     ]
     names = {line.split(">")[0].split("[")[0].split("!")[0].strip() for line in required}
-    core = {"jsonargparse", "lightning", "numpy", "rich", "scikit-learn", "tensorboard", "torch", "torchmetrics"}
-    assert names == core
+    assert names == CORE
     assert all(">=" in line for line in required)
 
 
 # ---------------------------------------------------------------- what an import brings in
+
+
+def test_whatever_is_imported_is_a_declared_requirement():
+    """Also what another requirement happens to bring along."""
+    nodes = [node for path in MODULES for node in ast.walk(parse(path))]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    foreign = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - {"lightning_tpauc"}
+    assert foreign <= {name.replace("scikit-learn", "sklearn") for name in CORE} | EXTRAS
 
 
 def test_importing_the_package_is_free_and_no_module_needs_an_extra():
@@ -98,6 +119,13 @@ print(json.dumps(heavy))
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout) == []
+
+
+@pytest.mark.parametrize("module", ["algorithms", "data", "errors", "functional", "metrics", "models"])
+def test_modules_need_no_import_of_their_own(module):
+    script = f"import lightning_tpauc; print({module!r} in dir(lightning_tpauc), lightning_tpauc.{module}.__name__)"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert run.stdout.split() == ["True", f"lightning_tpauc.{module}"], run.stderr
 
 
 # ---------------------------------------------------------------- what is said where an extra is missing
