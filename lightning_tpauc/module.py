@@ -50,7 +50,7 @@ class TPAUCModule(OptimizedModule):
         optimizer: maps parameters to a :class:`torch.optim.Optimizer`. If ``None``, the mixed-in module's
             ``configure_optimizers`` is used, and without one SGD with learning rate 0.1.
         lr_scheduler: maps the optimizer to a scheduler. It drives the learning rate and, by the same factor, the
-            algorithm's own step sizes.
+            algorithm's own step sizes. A ``ReduceLROnPlateau`` follows ``val/tpauc``, or what its ``monitor`` names.
         lr_scheduler_interval: whether the scheduler steps after every ``"step"`` or every ``"epoch"``.
         score_activation: ``"sigmoid"`` feeds probabilities to the algorithm, as the paper does for deep models;
             ``"identity"`` feeds raw scores. Metrics rank the raw scores either way.

@@ -23,7 +23,7 @@ from lightning_tpauc import algorithms
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.evaluation import Rectangle, metric_name
 from lightning_tpauc.experiments import figures, recorders
-from lightning_tpauc.experiments.build import Options, build_datamodule, build_module, build_trainer
+from lightning_tpauc.experiments.build import Options, build_datamodule, build_module, build_trainer, stages
 from lightning_tpauc.experiments.catalog import Experiment, Schedule, experiment_names, find_experiment
 from lightning_tpauc.experiments.figures import draw_losses, training_curves
 from lightning_tpauc.experiments.grids import at_edge, grid_values, settings_of, spread
@@ -443,6 +443,23 @@ def naive_objective(pos, neg, theta0, theta1):
     highest = sorted(neg, reverse=True)[: math.floor(theta1 * len(neg) + 1e-9)]
     losses = [max(0.5 + n - p, 0.0) ** 2 for p in lowest for n in highest]
     return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before the stages", "after the stages"])
+def test_the_weights_that_are_kept_are_those_that_were_validated(options, first):
+    """STACO1 validates an average; wherever the callback stands, it must not keep the last iterate instead."""
+    schedule = Schedule(epochs=3)
+    datamodule = build_datamodule(TINY, options, 0, 3, SIZES)
+    torch.manual_seed(0)
+    module = build_module(TINY, STACO, {"lr": 0.1, "alpha+beta": 0.1}, (0.5, 0.5), schedule)
+    best = recorders.BestWeights([Rectangle(0.5, 0.5), WIDE])
+    callbacks = [best, stages(STACO)] if first else [stages(STACO), best]
+    build_trainer(schedule, options, callbacks, validates=True).fit(module, datamodule)
+    for rectangle, value in best.values.items():
+        module.load_state_dict(best.weights[rectangle])
+        scores, target = recorders.raw_scores(module, datamodule.val_dataloader())
+        pos, neg = scores[target == 1].double().numpy(), scores[target == 0].double().numpy()
+        assert_close(value, float(naive_tpauc(pos, neg, *rectangle)), "float32")
 
 
 @pytest.mark.parametrize("method", [CE, STACO, replace(BROKEN, name="AUCM", algorithm="AUCM", fixed={})])

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     ModelPruning,
 )
-from lightning.pytorch.tuner import Tuner
+from lightning.pytorch.tuner.tuning import Tuner
 from torch import nn
 
 from lightning_tpauc import TPAUCModule
