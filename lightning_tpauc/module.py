@@ -248,12 +248,11 @@ class TPAUCModule(OptimizedModule):
 
     def configure_callbacks(self) -> list[Callback]:
         """Add the callbacks that training relies on, unless the Trainer has its own."""
-        refuse_unsupported(self.trainer)
-        use_atomic_files(self.trainer)
-        present = [type(callback) for callback in self.trainer.callbacks]  # type: ignore[attr-defined]
         given = super().configure_callbacks()
         given = list(given) if isinstance(given, Sequence) else [given]
-        present += [type(callback) for callback in given]
+        refuse_unsupported(self.trainer, given)
+        use_atomic_files(self.trainer)
+        present = [type(callback) for callback in (*self.trainer.callbacks, *given)]  # type: ignore[attr-defined]
         needed: Iterable[type[Callback]] = (FiniteGuard, StageCallback)
         return given + [kind() for kind in needed if not any(issubclass(p, kind) for p in present)]
 

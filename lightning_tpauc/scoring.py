@@ -62,7 +62,7 @@ class ScoringModule(LightningModule):
         refuse_taken(self, "algorithm", "score_activation", *(["backbone"] if backbone is not None else []))
         self._has_own_backbone = backbone is not None
         if backbone is not None:
-            self.backbone = backbone
+            self.backbone: Any = backbone  # any type, so that a class mixed in may say what its own is
         self.algorithm = algorithm
         self.score_activation = score_activation
         self._reported = as_rectangles(rectangles), log_objective

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.callbacks import (
@@ -71,8 +72,12 @@ def log_replicated(module: LightningModule, name: str, value: Tensor, *, prog_ba
     module.log(name, value, prog_bar=prog_bar, batch_size=1, add_dataloader_idx=False)
 
 
-def refuse_unsupported(trainer: Trainer) -> None:
+def refuse_unsupported(trainer: Trainer, further: Iterable[Callback] = ()) -> None:
     """Check the Trainer; called before Lightning's own checks, whose remedies do not fit here.
+
+    Args:
+        trainer: with its callbacks.
+        further: callbacks of the module, which the Trainer does not have yet.
 
     Raises:
         UnsupportedError: with the reason and the remedy.
@@ -83,7 +88,7 @@ def refuse_unsupported(trainer: Trainer) -> None:
     warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
     _refuse_flags(trainer)
     _refuse_strategies(trainer)
-    _refuse_callbacks(trainer)
+    _refuse_callbacks(trainer, further)
 
 
 def refuse_strategy_name(name: object) -> None:
@@ -127,8 +132,9 @@ def _refuse_strategies(trainer: Trainer) -> None:
         raise UnsupportedError(msg)
 
 
-def _refuse_callbacks(trainer: Trainer) -> None:
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
+def _refuse_callbacks(trainer: Trainer, further: Iterable[Callback]) -> None:
+    own: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
+    for callback in (*own, *further):
         if isinstance(callback, (StochasticWeightAveraging, WeightAveraging)):
             msg = (
                 f"{type(callback).__name__} does not work with manual optimization, and the iterates are averaged "

@@ -3,11 +3,12 @@
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from torch import nn
 
 from lightning_tpauc import StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO
-from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from tests.fixed import DIM, NUM_POS, loader, make_batches, make_trainer
 
 
@@ -18,7 +19,7 @@ class Theirs(LightningModule):
         super().__init__()
         self.backbone = nn.Linear(DIM, features)
         self.head = nn.Linear(features, 1)
-        self.called = []
+        self.called: list[object] = []
 
     def forward(self, inputs):
         return self.head(self.backbone(inputs))
@@ -88,6 +89,19 @@ def test_an_attribute_that_both_need_is_refused(name):
 
     with pytest.raises(ArgumentError, match=f"Both mixes TPAUCModule into a class that has `{name}` already"):
         Both(algorithm=algorithm())
+
+
+def test_their_callbacks_are_looked_at_as_well():
+    class Averaged(Theirs):
+        def configure_callbacks(self):
+            return StochasticWeightAveraging(swa_lrs=0.1)
+
+    class Both(TPAUCModule, Averaged):
+        pass
+
+    module = Both(algorithm=algorithm(), num_positives=NUM_POS)
+    with pytest.raises(UnsupportedError, match="StochasticWeightAveraging does not work with manual optimization"):
+        make_trainer().fit(module, loader(make_batches(1)[0]))
 
 
 def test_a_backbone_beside_theirs_is_refused():
