@@ -163,24 +163,27 @@ class ScoringModule(LightningModule):
 
         Of several data loaders the second one's value is ``val/tpauc/dataloader_idx_1``.
         """
-        self._log_metrics(self.val_metrics, len(self.trainer.num_val_batches) > 1)
+        self._log_metrics(self.val_metrics, len(self.trainer.num_val_batches))
 
     def on_test_epoch_end(self) -> None:
         """Log ``test/tpauc`` and its companions, named as in validation."""
-        self._log_metrics(self.test_metrics, len(self.trainer.num_test_batches) > 1)
+        self._log_metrics(self.test_metrics, len(self.trainer.num_test_batches))
 
     def _evaluate(self, first: MetricCollection, batch: Any, dataloader_idx: int) -> None:
         inputs, target = inputs_and_target(batch)
         if dataloader_idx == 0:
             self._further_metrics.clear()  # an evaluation that was broken off leaves some
-        while len(self._further_metrics) < dataloader_idx:
-            self._further_metrics.append(self._metrics(first.prefix or "").to(self.device))
-        metrics = self._further_metrics[dataloader_idx - 1] if dataloader_idx else first
-        metrics.update(self.raw_scores(inputs), target)
+        self._metrics_of(first, dataloader_idx + 1)[-1].update(self.raw_scores(inputs), target)
 
-    def _log_metrics(self, first: MetricCollection, several: bool) -> None:
-        for number, metrics in enumerate([first, *self._further_metrics]):
-            suffix = f"/dataloader_idx_{number}" if several else ""
+    def _metrics_of(self, first: MetricCollection, num_loaders: int) -> list[MetricCollection]:
+        while len(self._further_metrics) < num_loaders - 1:
+            self._further_metrics.append(self._metrics(first.prefix or "").to(self.device))
+        return [first, *self._further_metrics][:num_loaders]
+
+    def _log_metrics(self, first: MetricCollection, num_loaders: int) -> None:
+        # as many on every rank, also where one had no batch: they are computed together
+        for number, metrics in enumerate(self._metrics_of(first, num_loaders)):
+            suffix = f"/dataloader_idx_{number}" if num_loaders > 1 else ""
             for name, value in metrics.compute().items() if not self.trainer.sanity_checking else ():
                 log_replicated(self, name + suffix, value, prog_bar=name.endswith("/tpauc"))
         first.reset()
