@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.strategies.xla import XLAStrategy
+from lightning.pytorch.trainer.states import TrainerState
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lightning_tpauc.cli import main
@@ -311,6 +312,7 @@ def test_checkpoints_in_folders_that_are_overwritten_warn():
                 accumulate_grad_batches=1,
                 strategy=ModelParallelStrategy(tensor_parallel_size=1, **strategy),
                 callbacks=[ModelCheckpoint(save_last=True)],
+                state=TrainerState(),
             )
         )
 
