@@ -158,6 +158,16 @@ class ScoringModule(LightningModule):
             return {"example_id": batch.example_id[real], "score": self.raw_scores(batch.inputs)[real]}
         return {"score": self.raw_scores(batch[0] if isinstance(batch, (tuple, list)) else batch)}
 
+    def on_validation_epoch_start(self) -> None:
+        """Forget what a validation that was broken off has collected."""
+        super().on_validation_epoch_start()
+        self._forget_batches(self.val_metrics)
+
+    def on_test_epoch_start(self) -> None:
+        """Forget what a test that was broken off has collected."""
+        super().on_test_epoch_start()
+        self._forget_batches(self.test_metrics)
+
     def on_validation_epoch_end(self) -> None:
         """Log ``val/tpauc`` and its companions; the sanity check logs nothing, since it sees a few batches only.
 
@@ -171,8 +181,6 @@ class ScoringModule(LightningModule):
 
     def _evaluate(self, first: MetricCollection, batch: Any, dataloader_idx: int) -> None:
         inputs, target = inputs_and_target(batch)
-        if dataloader_idx == 0:
-            self._further_metrics.clear()  # an evaluation that was broken off leaves some
         self._metrics_of(first, dataloader_idx + 1)[-1].update(self.raw_scores(inputs), target)
 
     def _metrics_of(self, first: MetricCollection, num_loaders: int) -> list[MetricCollection]:
@@ -186,6 +194,9 @@ class ScoringModule(LightningModule):
             suffix = f"/dataloader_idx_{number}" if num_loaders > 1 else ""
             for name, value in metrics.compute().items() if not self.trainer.sanity_checking else ():
                 log_replicated(self, name + suffix, value, prog_bar=name.endswith("/tpauc"))
+        self._forget_batches(first)
+
+    def _forget_batches(self, first: MetricCollection) -> None:
         first.reset()
         self._further_metrics.clear()
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -67,6 +68,24 @@ def test_each_of_several_loaders_has_its_own_metrics(subject):
     assert_close(
         torch.tensor(alone[f"{prefix}/tpauc"], dtype=torch.float64), area_of(module, slice(None), 0.6, 0.4), "float32"
     )
+
+
+class Fail(Callback):
+    """Breaks an evaluation off after its first batch."""
+
+    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
+        raise KeyError
+
+    on_test_batch_end = on_validation_batch_end
+
+
+@pytest.mark.parametrize("subject", ["validate", "test"])
+def test_an_evaluation_that_is_broken_off_leaves_nothing_to_the_next(subject):
+    module, loader = make_module(), loaders_of(slice(None))
+    expected = getattr(make_trainer(precision="32-true"), subject)(module, loader, verbose=False)
+    with pytest.raises(KeyError):
+        getattr(make_trainer(precision="32-true", callbacks=[Fail()]), subject)(module, loader, verbose=False)
+    assert getattr(make_trainer(precision="32-true"), subject)(module, loader, verbose=False) == expected
 
 
 @pytest.mark.parametrize("sanity", [0, 2])
