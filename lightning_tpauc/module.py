@@ -248,6 +248,9 @@ class TPAUCModule(OptimizedModule):
 
     def configure_callbacks(self) -> list[Callback]:
         """Add the callbacks that training relies on, unless the Trainer has its own."""
+        if self._restored is not None:  # by an earlier run that failed before its training started; this one begins
+            self._restored = None
+            self._forget_training()
         given = super().configure_callbacks()
         given = list(given) if isinstance(given, Sequence) else [given]
         refuse_unsupported(self.trainer, given)

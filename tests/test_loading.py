@@ -72,6 +72,30 @@ def test_a_run_after_an_evaluation_starts_from_the_evaluated_weights(saved, how)
     assert module.batches_seen == STEPS
 
 
+class Fail(Callback):
+    """Lets a run fail after its checkpoint was loaded and before training starts."""
+
+    def on_fit_start(self, trainer, pl_module):
+        raise KeyError
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_a_resume_that_failed_before_training_started_leaves_nothing_to_a_new_run(saved, evaluates):
+    path, average = saved
+    module = make_module()
+    with pytest.raises(KeyError):
+        make_trainer(callbacks=[Fail()]).fit(module, loader(make_batches(STEPS)[0]), ckpt_path=path)
+    if evaluates:
+        make_trainer().validate(module, eval_loader(), ckpt_path=path)
+    else:
+        module.load_state_dict(torch.load(path, weights_only=True)["state_dict"])
+    first = FirstWeights()
+    fit(module, callbacks=[first])
+    assert_close(first.weights, average, "float32")
+    assert first.count == 0
+    assert module.batches_seen == STEPS
+
+
 def test_another_method_may_train_what_was_evaluated(saved):
     path, average = saved
     module = load("validate", path, CrossEntropy())
