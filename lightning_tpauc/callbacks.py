@@ -16,7 +16,7 @@ from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_choice, check_count, is_real
 from lightning_tpauc.iterates import WeightIterates
 from lightning_tpauc.previous import PreviousWeights
-from lightning_tpauc.schedules import check_plateau_schedulers, step_plateau_schedulers
+from lightning_tpauc.schedules import prepare_plateau_schedulers, step_plateau_schedulers
 from lightning_tpauc.scores import ScoreMemory, score_training_set
 from lightning_tpauc.sharding import reshard
 from lightning_tpauc.support import log_replicated
@@ -119,7 +119,7 @@ class StageCallback(Callback):
         reshard(module)
         settle_buckets(trainer)
         module.in_step = False  # an earlier run may have ended amid a step
-        check_plateau_schedulers(trainer)
+        prepare_plateau_schedulers(trainer)
         self._allocate(trainer, module)
         if checkpointing.restore(module):
             self._end_stage_if_due(trainer, module)
@@ -143,7 +143,7 @@ class StageCallback(Callback):
         """End the stage when it has its length. The module has already averaged this step's weights."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
         self._end_stage_if_due(trainer, module)
-        step_plateau_schedulers(trainer, module.batches_seen, "batch")
+        step_plateau_schedulers(trainer, module.batches_seen, "batch", outputs["loss"])
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -14,11 +14,12 @@ from lightning_tpauc.metric_names import is_area, is_ours
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
+    from torch import Tensor
 
 __all__ = (
-    "check_plateau_schedulers",
     "keep_monitors",
     "make_optimizer",
+    "prepare_plateau_schedulers",
     "step_plateau_schedulers",
     "step_schedulers",
 )
@@ -76,8 +77,11 @@ def _keep_monitors(configured: Any, monitor: str | None, *, strict: bool) -> Any
     return configured
 
 
-def check_plateau_schedulers(trainer: Trainer) -> None:
+def prepare_plateau_schedulers(trainer: Trainer) -> None:
     """See to it, before training, that every ``ReduceLROnPlateau`` will find what it follows.
+
+    Also notes the learning rates that it starts from, as other schedulers do by themselves: the algorithm's step sizes
+    are to fall by the same factor, in a resumed run, too.
 
     Raises:
         ArgumentError: if what it follows is unknown, or comes from a validation and there is none.
@@ -97,15 +101,21 @@ def check_plateau_schedulers(trainer: Trainer) -> None:
                 "fall. Give it validation data, or set `monitor` to a metric of training such as 'train/loss'."
             )
             raise ArgumentError(msg)
+        for group in config.scheduler.optimizer.param_groups:
+            group.setdefault("initial_lr", float(group["lr"]))
 
 
 def step_plateau_schedulers(
-    trainer: Trainer, batches_seen: int, after: Literal["batch", "epoch", "validation"]
+    trainer: Trainer,
+    batches_seen: int,
+    after: Literal["batch", "epoch", "validation"],
+    loss: Tensor | None = None,
 ) -> None:
     """Step every ``ReduceLROnPlateau`` that is due and whose metric the batch, epoch or validation has brought.
 
     A scheduler by epochs is due after what comes in every ``frequency``-th epoch, one by steps when the number of steps
-    is a multiple of ``frequency``. Its metric may be one of training or of validation.
+    is a multiple of ``frequency``. Its metric may be one of training or of validation. The ``loss`` of a batch is
+    ``train/loss`` also where that is not logged: Lightning would hand on the one that was logged last.
 
     Raises:
         ArgumentError: if nothing has logged the metric once an epoch is over, and ``strict`` was left on.
@@ -117,6 +127,8 @@ def step_plateau_schedulers(
     new: dict[str, Any] = results.metrics(after == "batch")["callback"]
     if after == "epoch":
         new = {**results.metrics(True)["callback"], **new}
+    if loss is not None:
+        new = {**new, "train/loss": loss}
     for config in plateaus:
         name = config.scheduler.monitor
         if config.interval == "step":
@@ -143,7 +155,8 @@ def _all_is_logged(trainer: Trainer) -> bool:
 def _say_missing(trainer: Trainer, scheduler: Any) -> None:
     msg = (
         f"ReduceLROnPlateau follows {scheduler.monitor!r}, which nothing has logged, so the learning rate would never "
-        f"fall. Set `monitor` to one of {sorted(trainer.callback_metrics)}."
+        f"fall. Set `monitor` to one of {sorted(trainer.callback_metrics)}; or log it in `training_step` with "
+        "`on_epoch=True`: what a module's own `on_train_epoch_end` logs comes too late."
     )
     if getattr(scheduler, "strict", True):
         raise ArgumentError(msg)

@@ -1,8 +1,11 @@
 """Schedulers that follow a metric, as Lightning configures them and as it does not step them."""
 
+from functools import partial
+
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 from lightning_tpauc import TPAUCModule
@@ -19,7 +22,7 @@ class Seen(ReduceLROnPlateau):
     """Notes what it is stepped with, and after how many steps."""
 
     def __init__(self, optimizer, mode="max"):
-        super().__init__(optimizer, mode=mode)
+        super().__init__(optimizer, mode=mode, patience=0)
         self.seen = []
 
     def step(self, metrics):
@@ -113,6 +116,42 @@ def test_metrics_of_training_need_no_validation():
     assert module.scheduler.seen == pytest.approx(values.losses[1::2])
 
 
+def test_by_steps_it_sees_the_loss_of_each_step_however_rarely_that_is_logged():
+    module = mixed(mode="min", monitor="train/loss", interval="step")
+    values = fit(module, log_every_n_steps=50)
+    assert module.scheduler.seen == pytest.approx(values.losses)
+
+
+class Plain(TPAUCModule):
+    """A subclass whose optimizer and plateau scheduler never pass through our hands."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+        scheduler = Seen(optimizer, mode="min")
+        scheduler.monitor = "train/own"
+        return [optimizer], [scheduler]
+
+
+def plain():
+    return Plain(LinearScore(), STACO(dual_init="zeros"), num_positives=NUM_POS)
+
+
+@pytest.mark.parametrize("make", [partial(mixed, mode="min", monitor="train/own"), plain])
+def test_the_dual_step_sizes_fall_with_the_learning_rate_of_a_plateau(tmp_path, make):
+    batches, _ = make_batches(2)
+
+    def run(ckpt_path=None, **kwargs):
+        module = make()
+        trainer = make_trainer(max_epochs=5, enable_checkpointing=True, **kwargs)
+        trainer.fit(module, loader(batches), eval_loader(), ckpt_path=ckpt_path)
+        return module.optimizers().param_groups[0]["lr"], module.algorithm.step_scale
+
+    rate, scale = run(callbacks=[Values(), ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)])
+    assert rate == pytest.approx(0.05 * 0.1**4)  # what it follows stays the same
+    assert scale == pytest.approx(0.1**3)  # in the last epoch, at whose end the rate fell once more
+    assert run(tmp_path / "epoch=2.ckpt", callbacks=[Values()]) == (rate, scale)
+
+
 @pytest.mark.parametrize(("interval", "at"), [("epoch", [1, 3]), ("step", [1, 3])])
 def test_frequency_is_heeded(interval, at):
     module = mixed(monitor="val/tpauc", interval=interval, frequency=2 if interval == "epoch" else 6)
@@ -129,6 +168,26 @@ def test_a_metric_that_nothing_logs():
         fit(mixed(), validates=False)
     with pytest.warns(TPAUCWarning, match="follows 'val/tpauc', which nothing has logged"):
         fit(mixed(strict=False), epochs=1, validates=False)
+
+
+class Late(TPAUCModule):
+    """Logs where its scheduler has had its turn."""
+
+    def on_train_epoch_end(self):
+        super().on_train_epoch_end()
+        self.log("train/late", self.backbone.weight.norm())
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
+        scheduler = Seen(optimizer, mode="min")
+        scheduler.monitor = "train/late"
+        return [optimizer], [scheduler]
+
+
+def test_a_metric_that_comes_too_late():
+    module = Late(LinearScore(), STACO(dual_init="zeros"), num_positives=NUM_POS)
+    with pytest.raises(ArgumentError, match=r"'train/late', which nothing has logged.*`on_epoch=True`.* too late"):
+        fit(module)
 
 
 def test_a_validation_that_is_yet_to_come_is_waited_for():
