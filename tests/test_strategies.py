@@ -181,6 +181,8 @@ def load_script(name):
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory):
     """What two processes with sharded parameters wrote, and the script that they ran."""
+    if not hasattr(torch.cpu.Stream, "record_event"):
+        pytest.skip(f"FSDP2 of torch {torch.__version__} does not run on a CPU: its streams record no events")
     folder = tmp_path_factory.mktemp("sharded")
     finish_well(start([sys.executable, str(SCRIPTS / "model_parallel.py"), str(folder)], folder))
     return folder, [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
