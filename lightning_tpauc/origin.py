@@ -74,13 +74,20 @@ def check_objective(module: TPAUCModule, written: dict[str, Any] | None) -> None
     """Raise :class:`CheckpointError` if a checkpoint's dual variables belong to another surrogate or activation."""
     now = objective(module)
     for name, value in (written or {}).items():
-        if now[name] != value:
+        if not _same(now[name], value):
             change = f"from {value!r} to {now[name]!r}" if name == "score_activation" else "(its kind, margin or scale)"
             msg = (
                 f"The `{name}` was changed {change} since the checkpoint was written: its dual variables belong to "
                 "other losses. Restore it, or pass the checkpoint as `init_from` to start a new run from its weights."
             )
             raise CheckpointError(msg)
+
+
+def _same(now: Any, before: Any) -> bool:
+    if isinstance(now, str) or len(now) != len(before):
+        return bool(now == before)
+    values, others = (torch.tensor(numbers, dtype=torch.float64) for numbers in (now, before))
+    return torch.allclose(values, others, rtol=1e-9, atol=1e-12, equal_nan=True)  # processors round exp differently
 
 
 def _compare(module: TPAUCModule, min_tpr: float, max_fpr: float) -> None:
