@@ -19,7 +19,7 @@ from lightning_tpauc.checkpoint_io import use_atomic_files
 from lightning_tpauc.data.batch import PosNegBatch
 from lightning_tpauc.distributed import JointScores, gather_scores
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
-from lightning_tpauc.functional.checks import check_count, is_real
+from lightning_tpauc.functional.checks import as_index, check_count, is_real
 from lightning_tpauc.guard import FiniteGuard
 from lightning_tpauc.iterates import WeightIterates, assign
 from lightning_tpauc.optimization import OptimizedModule
@@ -214,7 +214,8 @@ class TPAUCModule(OptimizedModule):
     def joint_scores(self, batch: PosNegBatch) -> JointScores:
         """One forward pass over the joint batch, then the scores of all ranks."""
         scores = self.algorithm_scores(batch.inputs)
-        return gather_scores(scores, batch.index, (batch.num_pos, batch.num_neg, batch.num_dual_neg), batch.shares)
+        sizes = batch.num_pos, batch.num_neg, batch.num_dual_neg
+        return gather_scores(scores, as_index(batch.index), sizes, batch.shares)
 
     def _after_step(self, joint: JointScores) -> None:
         if self.memory is not None:

@@ -74,6 +74,26 @@ def test_fit_equals_the_papers_loop(gamma):
     assert_close(module.algorithm.s_prime, state.s_prime, "trajectory64")
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+def test_batches_may_number_their_positives_in_any_integer_dtype(dtype):
+    """Also where their scores are remembered for the exact restart."""
+
+    def train(batches):
+        module = make_module(STACO(dual_init="zeros", gamma=2.0), sgd(0.05))
+        make_trainer(callbacks=[StageCallback(every_n_steps=3)]).fit(module, loader(batches))
+        assert module.memory is not None
+        return module.backbone.weight
+
+    batches, _ = make_batches(10, num_pos=NUM_POS)
+    assert torch.equal(train([b._replace(index=b.index.to(dtype)) for b in batches]), train(batches))
+
+
+def test_positives_without_numbers_are_refused():
+    batches = [batch._replace(index=None) for batch in make_batches(1)[0]]
+    with pytest.raises(ArgumentError, match="Expected `index` to hold integers, but got NoneType"):
+        make_trainer().fit(make_module(staco(), sgd(0.05)), loader(batches))
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [

@@ -6,12 +6,11 @@ import inspect
 from abc import ABC, abstractmethod
 from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from lightning_tpauc.algorithms.state import DeclaredState
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
-from lightning_tpauc.functional.checks import check_rectangle
+from lightning_tpauc.functional.checks import as_index, check_rectangle
 from lightning_tpauc.functional.surrogates import Surrogate
 
 __all__ = ("Algorithm", "PreviousScores", "TrainingScores")
@@ -177,7 +176,7 @@ class Algorithm(DeclaredState, ABC):
                 f"{None if index is None else tuple(index.shape)} and {tuple(pos_scores.shape)}."
             )
             raise ArgumentError(msg)
-        index = _as_int64(index)
+        index = as_index(index)
         if neg_scores.ndim != 1:
             msg = f"Expected `neg_scores` to have shape (B,), but got {tuple(neg_scores.shape)}."
             raise ArgumentError(msg)
@@ -227,10 +226,3 @@ class Algorithm(DeclaredState, ABC):
 
     def restart(self, scores: TrainingScores | None = None) -> None:
         """Begin the next stage, with scores if :meth:`needs_scores` says so for ``"restart"``."""
-
-
-def _as_int64(index: Tensor) -> Tensor:
-    if index.dtype == torch.bool or index.is_floating_point() or index.is_complex():
-        msg = f"Expected `index` to hold integers, but got {index.dtype}. Pass the positions, such as `mask.nonzero()`."
-        raise ArgumentError(msg)
-    return index.long()

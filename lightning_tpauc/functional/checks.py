@@ -13,6 +13,7 @@ from torch import Tensor
 from lightning_tpauc.errors import ArgumentError
 
 __all__ = (
+    "as_index",
     "check_choice",
     "check_count",
     "check_finite",
@@ -72,6 +73,21 @@ def check_finite(scores: Tensor, name: str) -> None:
             "them, its inputs or its weights are not finite: look at the inputs, or lower the learning rate."
         )
         raise ArgumentError(msg)
+
+
+def as_index(index: Any) -> Tensor:
+    """``index`` as int64, whatever kind of integers came in.
+
+    Raises:
+        ArgumentError: if it holds no integers.
+    """
+    is_tensor = isinstance(index, Tensor)
+    if not is_tensor or index.dtype == torch.bool or index.is_floating_point() or index.is_complex():
+        found = index.dtype if is_tensor else type(index).__name__
+        msg = f"Expected `index` to hold integers, but got {found}. Pass the positions, such as `mask.nonzero()`."
+        raise ArgumentError(msg)
+    positions: Tensor = index.long()
+    return positions
 
 
 def check_choice(value: Any, name: str, choices: Sequence[str]) -> None:
