@@ -143,11 +143,11 @@ def _refuse_callbacks(trainer: Trainer, further: Iterable[Callback]) -> None:
             raise UnsupportedError(msg)
         if isinstance(callback, GradientAccumulationScheduler) and callback.going_to_accumulate_grad_batches():
             raise UnsupportedError(_ACCUMULATION.format(type(callback).__name__))
-        if isinstance(callback, (EarlyStopping, ModelCheckpoint)):
-            _refuse_falling_area(callback)
         if isinstance(callback, ModelCheckpoint):
             _check_saving(trainer, callback)
         if trainer.state.fn == TrainerFn.FITTING:
+            if isinstance(callback, (EarlyStopping, ModelCheckpoint)):
+                _refuse_falling_area(callback)
             _refuse_changing(trainer, callback)
             _refuse_tuning(callback)
 

@@ -137,6 +137,8 @@ def test_the_smallest_area_is_not_the_best(tmp_path, kind, name):
     words = rf"{kind.__name__}\(monitor='{name}'\) has `mode='min'`, Lightning's default.* pass `mode='max'`"
     with pytest.raises(ArgumentError, match=words):
         fit(make_module(), callback, enable_checkpointing=True)
+    # nothing is chosen where nothing is trained
+    make_trainer(callbacks=[callback], enable_checkpointing=True).test(make_module(), eval_loader(), verbose=False)
 
 
 def test_losses_are_minimised(tmp_path):
