@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,17 @@ from lightning_tpauc.extras import import_extra
 
 __all__ = ("check_ogb_folder", "reading_ogb")
 
+# What it and what it calls raise on files that are not what they expect.
+_DAMAGES = (
+    OSError,
+    EOFError,
+    RuntimeError,
+    ValueError,
+    LookupError,
+    pickle.UnpicklingError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 # What ogb looks for before it reads a folder.
 _FILES = ("RELEASE_v1.txt", *(f"raw/{name}.csv.gz" for name in ("edge", "node-feat", "edge-feat")))
 
@@ -53,26 +65,29 @@ def reading_ogb(folder: Path) -> Iterator[None]:
     context; see snap-stanford/ogb#497. A process that is killed while ogb processes a folder leaves half a file.
 
     Args:
-        folder: what is read.
+        folder: what is read; ogb fetches it where it is not there.
 
     Raises:
-        DataError: whatever ogb raises on files that are damaged or missing.
+        DataError: whatever ogb raises on files that are damaged or missing, and if it can't fetch them.
 
     Example:
         >>> with reading_ogb(Path("data/ogbg_molmuv")):
-        ...     raise EOFError
+        ...     raise TimeoutError
         Traceback (most recent call last):
         ...
-        lightning_tpauc.errors.DataError: data/ogbg_molmuv can't be read (EOFError: ). ...
+        lightning_tpauc.errors.DataError: data/ogbg_molmuv can't be downloaded (TimeoutError: ). ...
     """
     try:
         with _safe_globals():
             yield
-    except (OSError, EOFError, RuntimeError, ValueError, LookupError, pickle.UnpicklingError, zlib.error) as error:
-        msg = (
-            f"{folder} can't be read ({type(error).__name__}: {error}). Remove {folder / 'processed'}, which is then "
-            "made again from the raw files; if those are damaged, get the whole folder again."
-        )
+    except _DAMAGES as error:
+        what = f"({type(error).__name__}: {error})"
+        msg = f"{folder} can't be downloaded {what}. Remove it and try again, or copy the whole folder from elsewhere."
+        if (folder / _FILES[0]).is_file():
+            msg = (
+                f"{folder} can't be read {what}. Remove {folder / 'processed'}, which is then made again from the raw "
+                "files; if those are damaged, get the whole folder again."
+            )
         raise DataError(msg) from error
 
 

@@ -2,17 +2,26 @@
 
 import shutil
 from importlib.util import find_spec
+from pathlib import Path
+from urllib.error import URLError
 
 import pytest
 
 from lightning_tpauc.data.molecules import OGBMoleculesDataModule
 from lightning_tpauc.errors import DataError
+from lightning_tpauc.extras import import_extra
 from tests.data.fake_ogb import make_molecules, write_ogb
 
 pytestmark = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("torch_geometric", "ogb")), reason="the extra `graph` is not installed"
 )
 PROCESSED = "processed/geometric_data_processed.pt"
+
+
+@pytest.fixture(autouse=True)
+def imported():
+    """ogb, without what it warns of, so that each test can also run alone."""
+    import_extra("ogb.graphproppred", "graph")
 
 
 @pytest.fixture
@@ -57,3 +66,25 @@ def test_missing_files_are_not_fetched_unasked(folder, monkeypatch):
     shutil.rmtree(folder / "split")
     with pytest.raises(DataError, match="is not complete"):
         set_up(folder)
+
+
+def test_a_download_that_fails_says_so(tmp_path, monkeypatch):
+    def refuse(*_):
+        msg = "no route to host"
+        raise URLError(msg)
+
+    def give_a_page(_, folder):
+        (folder := Path(folder)).mkdir(exist_ok=True)
+        (folder / "tox21.zip").write_text("<html>please log in</html>")
+        return str(folder / "tox21.zip")
+
+    monkeypatch.setattr("ogb.graphproppred.dataset_pyg.decide_download", lambda _: True)
+    for download, words in (
+        (refuse, "URLError: .*no route to host"),
+        (give_a_page, "BadZipFile: File is not a zip file"),
+    ):
+        monkeypatch.setattr("ogb.graphproppred.dataset_pyg.download_url", download)
+        folder = tmp_path / download.__name__
+        datamodule = OGBMoleculesDataModule("ogbg-moltox21", root=str(folder), download=True, num_pos=2, num_neg=3)
+        with pytest.raises(DataError, match=rf"{folder}/ogbg_moltox21 can't be downloaded \({words}.*Remove it"):
+            datamodule.prepare_data()
