@@ -23,6 +23,7 @@ from lightning_tpauc.experiments.report import write_report
 from lightning_tpauc.experiments.runner import Plan, run_plan
 from lightning_tpauc.experiments.store import Store
 from lightning_tpauc.experiments.timing import time_methods
+from lightning_tpauc.extras import import_extra
 
 TIMING = "seconds-per-step"
 MODELS = ("CNN3D", "GIN", "ResNet3D")
@@ -103,6 +104,7 @@ def main(arguments: list[str] | None = None) -> None:
     experiment = selected(find_experiment(args.experiment.removesuffix(f"-{TIMING}"), args.grid), args)
     if args.download and not args.only_report:  # here, before several processes want the files
         build_datamodule(experiment, options, None, args.folds, (1, 1, 1)).prepare_data()
+    import_extra("matplotlib.figure", "plot")  # reports have figures: found out now, not when everything is trained
     command = shlex.join(["python", "examples/reproduce.py", *(sys.argv[1:] if arguments is None else arguments)])
     if timing:
         print(time_methods(experiment, options, args.results, args.length or 100, command).read_text())

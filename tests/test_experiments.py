@@ -13,6 +13,7 @@ import subprocess
 import sys
 from contextlib import closing
 from dataclasses import replace
+from importlib.util import find_spec
 from statistics import fmean
 
 import numpy as np
@@ -41,6 +42,7 @@ from tests.reference.tpauc import naive_tpauc
 from tests.tolerances import assert_close
 
 SIZES = (4, 8, 0)
+needs_plot = pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")
 WIDE = Rectangle(0.25, 0.75)
 CE = Method("CE", "CrossEntropy", {"lr": (0.01, 0.1, 1.0)}, sizes=SIZES, reported_as="CE")
 STACO = Method(
@@ -516,6 +518,7 @@ def test_a_joint_name_sets_all_its_arguments():
 # ---------------------------------------------------------------- report
 
 
+@needs_plot
 def test_the_report_has_tables_and_figures(finished):
     plan, store, folder = finished
     text = write_report(plan, store, folder, "the command").read_text(encoding="utf-8")
@@ -543,6 +546,7 @@ def test_the_report_has_tables_and_figures(finished):
     assert low < values[0] < high
 
 
+@needs_plot
 def test_results_of_earlier_versions_are_still_reported(finished, tmp_path):
     """Their points hold the objective of the rectangle that was trained on, and no loss of the method."""
     plan, store, _ = finished
@@ -566,6 +570,7 @@ def test_results_of_earlier_versions_are_still_reported(finished, tmp_path):
     assert all("objective" in point for run in recorded["CE"] for point in run)
 
 
+@needs_plot
 def test_runs_with_and_without_losses_share_a_figure(tmp_path):
     older = [{"step": 0.0, "tpauc": 0.2}, {"step": 5.0, "tpauc": 0.3}]
     newer = [{"step": 0.0, "tpauc": 0.2}, {"step": 5.0, "tpauc": 0.4, "loss": 1.5}]
@@ -586,6 +591,7 @@ def test_the_table_says_where_the_grid_ended_and_who_is_ahead(finished):
     assert "STACO1 has the best mean." in to_markdown(plan, [replace(at_end, mean=0.7), behind])
 
 
+@needs_plot
 def test_unequal_budgets_are_told(options, tmp_path, finished):
     plan, _, folder = finished
     assert "NOT the same budget" in write_report(plan, finished[1], folder, "x").read_text(encoding="utf-8")
@@ -594,6 +600,7 @@ def test_unequal_budgets_are_told(options, tmp_path, finished):
     assert "Every method tries 2 settings per rectangle" in path.read_text(encoding="utf-8")
 
 
+@needs_plot
 def test_epochs_of_unequal_length_are_told(options, tmp_path):
     """Cross-entropy passes over all 80 examples of a fold, 24 at a time; STACO over 53 negatives, 8 or 4 at a time."""
     wide = replace(CE, sizes=(8, 16, 0))
@@ -612,6 +619,7 @@ def test_epochs_of_unequal_length_are_told(options, tmp_path):
     assert "all for the same number of epochs. " in alone.read_text(encoding="utf-8")
 
 
+@needs_plot
 def test_epochs_may_be_as_long_as_the_others(options, tmp_path):
     same = replace(CE, sizes=(8, 16, 0), epoch_sizes=SIZES[:2])
     by_epochs = replace(TINY, methods=(same, STACO), schedule=Schedule(epochs=2, milestones=(1,)))
@@ -634,6 +642,7 @@ def test_the_axis_of_tpauc_shows_where_curves_end():
     assert figures._cut({}) == 0.0
 
 
+@needs_plot
 def test_time_per_step(options, tmp_path):
     path = time_methods(TINY, options, tmp_path, steps=2, command="the command")
     text = path.read_text(encoding="utf-8")

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shlex
 import subprocess
+import sys
 from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
@@ -14,10 +15,16 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from lightning_tpauc.data import download
 from lightning_tpauc.data.download import Source
-from lightning_tpauc.errors import DataError
+from lightning_tpauc.errors import DataError, MissingExtraError
 from lightning_tpauc.experiments.build import Options, build_datamodule
 from lightning_tpauc.experiments.catalog import find_experiment
 from tests.paths import ROOT
+
+
+@pytest.fixture
+def plot():
+    """Reports have figures."""
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +52,7 @@ def read_table(tmp_path):
         return {(row["min_tpr"], row["method"]): row for row in csv.DictReader(file)}
 
 
-def test_runs_goes_on_and_reports(reproduce, words, tmp_path, capsys):
+def test_runs_goes_on_and_reports(plot, reproduce, words, tmp_path, capsys):
     reproduce.main([*words, "--methods", "CE"])
     first = read_table(tmp_path)
     reproduce.main([*words, "--methods", "CE", "SOTA"])
@@ -66,7 +73,7 @@ def test_runs_goes_on_and_reports(reproduce, words, tmp_path, capsys):
     assert shlex.split(command)[-3:] == ["CE", "STACO1, paper's start", "--only-report"]
 
 
-def test_downloads_before_it_runs(reproduce, words, tmp_path, monkeypatch):
+def test_downloads_before_it_runs(plot, reproduce, words, tmp_path, monkeypatch):
     """Once, in the process that hands out the work."""
     origin = tmp_path / "origin"
     origin.mkdir()
@@ -110,7 +117,14 @@ def test_unknown_methods(reproduce, words):
         reproduce.main([*words, "--methods", "STACO3"])
 
 
-def test_a_method_given_twice_is_one(reproduce, words, tmp_path):
+def test_without_matplotlib_it_stops_before_it_trains(reproduce, words, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingExtraError, match=r"`matplotlib.figure` can't be imported .*lightning-tpauc\[plot\]"):
+        reproduce.main(words)
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_method_given_twice_is_one(plot, reproduce, words, tmp_path):
     reproduce.main([*words, "--methods", "CE", "CE"])
     text = (tmp_path / "results" / "ijcnn1" / "README.md").read_text(encoding="utf-8")
     assert text.count("| CE |") == 2  # once for each rectangle

@@ -72,10 +72,8 @@ def reading_ogb(folder: Path) -> Iterator[None]:
 
     Example:
         >>> with reading_ogb(Path("data/ogbg_molmuv")):
-        ...     raise TimeoutError
-        Traceback (most recent call last):
-        ...
-        lightning_tpauc.errors.DataError: data/ogbg_molmuv can't be downloaded (TimeoutError: ). ...
+        ...     len(torch.serialization.get_safe_globals()) >= 3
+        True
     """
     try:
         with _safe_globals():
