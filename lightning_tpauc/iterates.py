@@ -47,6 +47,7 @@ class WeightIterates:
         self.averaged = [*self.parameters, *buffers] if averaged else []
         self.anchor = [_copy(p) for p in self.parameters] if anchored else []
         self.mean = [_copy(p) for p in self.averaged]
+        self._any_sharded = any(isinstance(p, DTensor) for p in (*self.parameters, *self.averaged))
         self.count = 0
         self.stage = 0
         self._iterate: list[Tensor] | None = None
@@ -60,19 +61,30 @@ class WeightIterates:
     def update(self) -> None:
         r"""Take the current weights into the mean, after a step."""
         self.count += 1
-        for means, values in _by_layout(self.mean, [p.detach() for p in self.averaged]):
+        for means, values in self._by_layout(self.mean, self.averaged):
             running_mean_(means, values, self.count)
 
     @torch.no_grad()
     def add_proximal_gradient(self, coefficient: float) -> None:
         r"""Add :math:`c\,(w - w_0)` to the gradients, as (eqn:ww) has it."""
         pairs = [(p, w0) for p, w0 in zip(self.parameters, self.anchor, strict=True) if p.grad is not None]
-        for parameters, anchors in _by_layout([p for p, _ in pairs], [w0 for _, w0 in pairs]):
+        for parameters, anchors in self._by_layout([p for p, _ in pairs], [w0 for _, w0 in pairs]):
             gradients = [p.grad for p in parameters if p.grad is not None]
+            if not gradients:
+                continue
             masters = [p.to(w0.dtype) for p, w0 in zip(parameters, anchors, strict=True)]
             displacement = torch._foreach_sub(masters, anchors)
             scaled = [d.to(g.dtype) for d, g in zip(displacement, gradients, strict=True)]
             torch._foreach_add_(gradients, scaled, alpha=coefficient)
+
+    def _by_layout(self, first: list[Tensor], second: list[Tensor]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+        """Pairs of sharded, then of ordinary tensors: torch's operations on lists refuse to mix them."""
+        if not self._any_sharded:
+            yield first, second
+            return
+        for sharded in (True, False):
+            pairs = [pair for pair in zip(first, second, strict=True) if isinstance(pair[0], DTensor) == sharded]
+            yield [a for a, _ in pairs], [b for _, b in pairs]
 
     @torch.no_grad()
     def finish_stage(self, adopt: bool = True) -> None:
@@ -159,14 +171,6 @@ def master_dtype(dtype: torch.dtype) -> torch.dtype:
 def whole(tensor: Tensor) -> Tensor:
     """The unsharded tensor; a collective for a DTensor, the tensor itself otherwise."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _by_layout(first: list[Tensor], second: list[Tensor]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """Pairs of sharded, then of ordinary tensors: torch's operations on lists refuse to mix them."""
-    for sharded in (True, False):
-        pairs = [pair for pair in zip(first, second, strict=True) if isinstance(pair[0], DTensor) == sharded]
-        if pairs:
-            yield [a for a, _ in pairs], [b for _, b in pairs]
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -46,10 +46,12 @@ class ScoreMemory:
         capacity = self.neg_scores.numel()
         fresh = neg_scores.detach().to(self.neg_scores.dtype)[-capacity:]
         count = fresh.numel()
-        head = min(count, capacity - self.cursor)
-        self.neg_scores[self.cursor : self.cursor + head].copy_(fresh[:head])
-        if head < count:  # around the end
-            self.neg_scores[: count - head].copy_(fresh[head:])
+        room = capacity - self.cursor
+        if count <= room:
+            self.neg_scores[self.cursor : self.cursor + count].copy_(fresh)
+        else:  # around the end
+            self.neg_scores[self.cursor :].copy_(fresh[:room])
+            self.neg_scores[: count - room].copy_(fresh[room:])
         self.cursor = (self.cursor + count) % capacity
         self.filled = min(capacity, self.filled + count)
 
