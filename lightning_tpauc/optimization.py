@@ -74,11 +74,11 @@ class OptimizedModule(ScoringModule):
         optimizer = make_optimizer(self.optimizer_factory, parameters)
         rates = [float(group["lr"]) for group in optimizer.param_groups]
         number = next((k for k, rate in enumerate(rates) if rate > 0), 0)
-        self.base_lr = (number, rates[number])  # before a scheduler changes it
-        if self.scheduler_factory is None:
+        scheduler = self.scheduler_factory(optimizer) if self.scheduler_factory is not None else None
+        # the rate from before the scheduler, which may have changed it by now; of a cycle, its top
+        self.base_lr = (number, optimizer.param_groups[number].get("max_lr", rates[number]))
+        if scheduler is None:
             return optimizer
-        scheduler = self.scheduler_factory(optimizer)
-        self.base_lr = (number, optimizer.param_groups[number].get("max_lr", rates[number]))  # of a cycle, its top
         config = {"scheduler": scheduler, "interval": self.lr_scheduler_interval}
         return keep_monitors({"optimizer": optimizer, "lr_scheduler": config})
 

@@ -79,10 +79,12 @@ class ScoringModule(LightningModule):
         Raises:
             ArgumentError: if there is no model.
         """
-        if self._inherits_forward and not self._has_own_backbone:
+        if self._has_own_backbone:  # the usual case, in every step
+            return cast(Tensor, self.backbone(inputs))
+        if self._inherits_forward:
             return cast(Tensor, super().forward(inputs))
         self.require_model()
-        return cast(Tensor, self.backbone(inputs))
+        return cast(Tensor, self.backbone(inputs))  # a subclass's own
 
     def require_model(self) -> None:
         """Raise :class:`ArgumentError` unless there is something that scores."""

@@ -61,17 +61,21 @@ class FirstWeights(Callback):
             self.count = pl_module.iterates.count
 
 
+def check_that_a_new_run_starts_from(module, weights):
+    first = FirstWeights()
+    fit(module, callbacks=[first])
+    assert_close(first.weights, weights, "float32")
+    assert first.count == 0
+    assert module.batches_seen == STEPS
+
+
 @pytest.mark.parametrize("how", ["load_from_checkpoint", "validate", "test"])
 def test_a_run_after_an_evaluation_starts_from_the_evaluated_weights(saved, how):
     path, average = saved
     module = load(how, path)
     assert_close(module.backbone.weight.detach(), average, "float32")  # a module is loaded before it is made double
     assert module.batches_seen == 0
-    first = FirstWeights()
-    fit(module, callbacks=[first])
-    assert_close(first.weights, average, "float32")
-    assert first.count == 0
-    assert module.batches_seen == STEPS
+    check_that_a_new_run_starts_from(module, average)
 
 
 class Fail(Callback):
@@ -91,11 +95,7 @@ def test_a_resume_that_failed_before_training_started_leaves_nothing_to_a_new_ru
         make_trainer().validate(module, eval_loader(), ckpt_path=path)
     else:
         module.load_state_dict(torch.load(path, weights_only=True)["state_dict"])
-    first = FirstWeights()
-    fit(module, callbacks=[first])
-    assert_close(first.weights, average, "float32")
-    assert first.count == 0
-    assert module.batches_seen == STEPS
+    check_that_a_new_run_starts_from(module, average)
 
 
 def test_another_method_may_train_what_was_evaluated(saved):

@@ -11,7 +11,7 @@ import torch
 from lightning_tpauc.evaluation import metric_name
 from lightning_tpauc.experiments.figures import draw_curves, draw_losses, training_curves
 from lightning_tpauc.experiments.grids import settings_of
-from lightning_tpauc.experiments.runner import Plan, chosen_settings
+from lightning_tpauc.experiments.runner import Plan
 from lightning_tpauc.experiments.store import Store
 from lightning_tpauc.experiments.tables import rows, to_csv, to_markdown
 from lightning_tpauc.version import __version__
@@ -99,11 +99,10 @@ def _steps(plan: Plan, store: Store) -> str:
     if (plan.schedule or plan.experiment.schedule).steps:
         return "steps"
     names: dict[int, dict[str, None]] = {}
-    for method, reported, settings in chosen_settings(plan, store):
-        for trial in plan.final(method, plan.trained(method, reported), settings):
-            outcome = store.get(trial)
-            if outcome is not None and outcome.curve:
-                names.setdefault(int(outcome.curve[-1]["step"]), {})[method.name] = None
+    for rectangle in plan.experiment.rectangles:
+        for method, runs in training_curves(plan, store, rectangle).items():
+            for points in runs:
+                names.setdefault(int(points[-1]["step"]), {})[method] = None
     if len(names) < 2:
         return "epochs"
     counts = "; ".join(f"{count} ({', '.join(map(repr, names[count]))})" for count in sorted(names))

@@ -226,7 +226,8 @@ def _evaluate(
         sums, dual_excess = dense_sums_of_two(pos, neg, dual_neg, s, loss, gradients)
         y = _weights_of(y, dual_excess / dual_neg.shape[0])
     else:  # other negatives, or blocks that are not kept, take a round of their own
-        first = _evaluate(pos, neg if dual_neg is None else dual_neg, s, s, loss, method, gradients=False)[0]
+        others, any_weights = neg if dual_neg is None else dual_neg, s  # without gradients nobody reads them
+        first = _evaluate(pos, others, s, any_weights, loss, method, gradients=False)[0]
         y = _weights_of(y, first.excess)
         sums = _sums(pos, neg, s, y, loss, chosen, gradients)
     excess, active = sums.excess / num_neg, sums.active / num_neg
