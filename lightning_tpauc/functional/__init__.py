@@ -3,6 +3,7 @@
 from lightning_tpauc.functional.bootstrap import BootstrapInterval, bootstrap_interval
 from lightning_tpauc.functional.duals import ExactDuals, exact_duals
 from lightning_tpauc.functional.objective import tpauc_objective
+from lightning_tpauc.functional.operating_points import fpr_at_min_tpr, tpr_at_max_fpr
 from lightning_tpauc.functional.pairwise import PairwiseTerms, pairwise_terms, weighted_excess
 from lightning_tpauc.functional.polyline import clip_polyline, roc_polyline
 from lightning_tpauc.functional.rectangle import ceil_count, floor_count
@@ -28,12 +29,14 @@ __all__ = (
     "clip_polyline",
     "exact_duals",
     "floor_count",
+    "fpr_at_min_tpr",
     "get_surrogate",
     "pairwise_terms",
     "register_surrogate",
     "roc_polyline",
     "surrogate_names",
     "tpauc_objective",
+    "tpr_at_max_fpr",
     "two_way_partial_auroc",
     "weighted_excess",
 )

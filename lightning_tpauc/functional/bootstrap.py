@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import check_rectangle, is_real, is_whole
 from lightning_tpauc.functional.order import split_classes
-from lightning_tpauc.functional.tpauc import class_missing, exact_area
+from lightning_tpauc.functional.tpauc import exact_area, unrankable
 from lightning_tpauc.functional.validation import check_ignore_index, check_preds_and_target
 
 __all__ = ("BootstrapInterval", "bootstrap_interval")
@@ -65,7 +65,7 @@ def bootstrap_interval(
 
     Returns:
         ``(estimate, lower, upper)``: float64 tensors of shape ``()``, on the CPU; all nan, with a
-        :class:`TPAUCWarning`, if a class has no example.
+        :class:`TPAUCWarning`, if a class has no example or, unchecked, a score is nan.
 
     Raises:
         ArgumentError: if an argument is out of range.
@@ -83,7 +83,7 @@ def bootstrap_interval(
         check_preds_and_target(preds, target, ignore_index)
         _check_bootstrap(confidence, num_resamples, seed)
     pos, neg = (scores.cpu() for scores in split_classes(preds, target))
-    if class_missing(pos.shape[0], neg.shape[0]):
+    if unrankable(pos, neg):
         return BootstrapInterval(*torch.full((3,), math.nan, dtype=torch.float64))
     values = _resampled(pos, neg, min_tpr, max_fpr, int(num_resamples), int(seed))
     tail = (1.0 - confidence) / 2

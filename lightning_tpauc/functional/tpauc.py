@@ -22,7 +22,15 @@ from lightning_tpauc.functional.notify import warn_on_rank_zero
 from lightning_tpauc.functional.order import between, count_above, count_pairs, sorted_ranks, split_classes
 from lightning_tpauc.functional.validation import check_ignore_index, check_preds_and_target, check_thresholds
 
-__all__ = ("binned_tpauc", "class_missing", "exact_area", "exact_tpauc", "two_way_partial_auroc")
+__all__ = (
+    "Segment",
+    "binned_tpauc",
+    "exact_area",
+    "exact_tpauc",
+    "segment_at",
+    "two_way_partial_auroc",
+    "unrankable",
+)
 
 
 def two_way_partial_auroc(
@@ -90,7 +98,7 @@ def _tpauc_arg_validation(min_tpr: float, max_fpr: float, thresholds: Any, ignor
 def exact_tpauc(scores: Tensor, labels: Tensor, min_tpr: float, max_fpr: float) -> Tensor:
     """Exact metric of scores with labels 1, 0 or anything else for rows to leave out."""
     pos, neg = split_classes(scores, labels)
-    if class_missing(pos.shape[0], neg.shape[0]):
+    if unrankable(pos, neg):
         return torch.tensor(math.nan, dtype=torch.float64, device=pos.device)
     return torch.tensor(exact_area(pos, neg, min_tpr, max_fpr), dtype=torch.float64, device=pos.device)
 
@@ -102,19 +110,30 @@ def binned_tpauc(counts: Tensor, min_tpr: float, max_fpr: float) -> Tensor:
     return binned_area(counts, min_tpr, max_fpr)
 
 
-def class_missing(num_pos: int, num_neg: int) -> bool:
+def unrankable(pos: Tensor, neg: Tensor, value: str = "two-way partial AUC") -> bool:
+    """Whether a class has no example or a score is nan, with a :class:`TPAUCWarning` that says which."""
+    if class_missing(pos.shape[0], neg.shape[0], value):
+        return True
+    # The largest of several is nan if any is: one pass without a mask.
+    nan = any(scores.is_floating_point() and bool(scores.amax().isnan()) for scores in (pos, neg))
+    if nan:
+        warn_on_rank_zero(f"The {value} is nan: some scores are nan, which have no rank. Has the model diverged?")
+    return nan
+
+
+def class_missing(num_pos: int, num_neg: int, value: str = "two-way partial AUC") -> bool:
     """Whether a class has no example, with a :class:`TPAUCWarning` that says which."""
     if num_pos and num_neg:
         return False
     missing = "example" if not num_pos and not num_neg else "positive example" if not num_pos else "negative example"
     warn_on_rank_zero(
-        f"The two-way partial AUC is nan: there was no {missing} to rank. "
+        f"The {value} is nan: there was no {missing} to rank. "
         "This is normal for a few batches of a sanity check; evaluate on a set that holds both classes."
     )
     return True
 
 
-class _Segment(NamedTuple):
+class Segment(NamedTuple):
     """The piece of the ROC polyline that belongs to one score.
 
     From ``tp`` true and ``fp`` false positives it rises by ``num_pos`` and runs right by ``num_neg``.
@@ -135,10 +154,11 @@ class _Segment(NamedTuple):
         return self.num_pos * max(0.0, end - start) * (room - self.num_neg * (start + end) / 2)
 
 
-def _segment_at(score: Tensor, pos: Tensor, neg: Tensor) -> _Segment:
+def segment_at(score: Tensor, pos: Tensor, neg: Tensor) -> Segment:
+    """The segment of a ``score``, shape ``()``, that occurs among ``pos`` or ``neg``."""
     value = score.item()
     (tp, tp_end), (fp, fp_end) = count_above(pos, value), count_above(neg, value)
-    return _Segment(value, tp, fp, tp_end - tp, fp_end - fp)
+    return Segment(value, tp, fp, tp_end - tp, fp_end - fp)
 
 
 def exact_area(pos: Tensor, neg: Tensor, min_tpr: float, max_fpr: float) -> float:
@@ -154,14 +174,14 @@ def exact_area(pos: Tensor, neg: Tensor, min_tpr: float, max_fpr: float) -> floa
     total = most_fp * (n_pos - least_tp)
 
     low_pos = sorted_ranks(pos, 0, math.ceil(n_pos - least_tp))
-    first = _segment_at(low_pos[-1], pos, neg)
+    first = segment_at(low_pos[-1], pos, neg)
     start = (least_tp - first.tp) / first.num_pos
     fp = first.fp + first.num_neg
     if fp >= most_fp:
         return _clamp(first.area(start, most_fp) / total)
 
     high_neg = sorted_ranks(neg, n_neg - fp - math.ceil(most_fp - fp), n_neg - fp)
-    last = _segment_at(high_neg[0], pos, neg)
+    last = segment_at(high_neg[0], pos, neg)
     pos_mid = between(low_pos, last.score, first.score)
     neg_mid = between(high_neg, last.score, first.score)
     # Height times width, less what lies left of the curve: a perfect curve loses nothing and gives exactly 1.
