@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import CombinedLoader, rank_zero_info, rank_zero_warn
 from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 from typing_extensions import override
 
 from lightning_tpauc.distributed import rank, world_size
-from lightning_tpauc.errors import UnsupportedError
+from lightning_tpauc.errors import TPAUCWarning, UnsupportedError
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
 __all__ = ("PredictionWriter",)
 
+_REMEDY = "Predict on a PosNegDataModule, whose batches say it"
+
 
 class PredictionWriter(Callback):
     r"""Writes the scores of ``Trainer.predict`` to one CSV file with the columns ``example_id`` and ``score``.
 
     Rows are sorted by ``example_id``, the position in the predicted data set, and hold every example once, however many
-    processes predict. Scores are raw, whatever the module's ``score_activation`` is, with all digits that they have.
+    processes predict. A ``DataLoader`` may shuffle or take some of the examples only: its batch sampler says which ones
+    it took. Examples of a stream, and of an iterable that is no ``DataLoader``, are numbered as they come. Scores are
+    raw, whatever the module's ``score_activation`` is, with all digits that they have.
 
     Args:
         path: the file; ``None`` is ``predictions.csv`` in the Trainer's log folder.
 
     Raises:
-        UnsupportedError: if there are several data loaders, or if several processes predict on data of which nobody
-            knows who has which example.
+        UnsupportedError: if there are several data loaders, if nobody knows which examples a batch holds, or if
+            ``predict_step`` returns something else than a dictionary with ``"score"``.
 
     Example:
         >>> from lightning.pytorch import Trainer
@@ -56,6 +63,12 @@ class PredictionWriter(Callback):
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget earlier predictions and find the folder."""
         self._parts = []
+        if len(trainer.num_predict_batches) > 1:
+            msg = (
+                "PredictionWriter writes one file of one data loader, but there are several. Predict on one after the "
+                "other, each with a PredictionWriter(path) of its own."
+            )
+            raise UnsupportedError(msg)
         folder = trainer.log_dir  # collective: rank 0 says
         if self._given is None:
             self.path = Path(folder or ".", "predictions.csv")
@@ -71,30 +84,30 @@ class PredictionWriter(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Keep the batch's scores in the host's memory."""
-        if dataloader_idx > 0:
+        score = outputs.get("score") if isinstance(outputs, Mapping) else None
+        if not isinstance(score, Tensor) or score.ndim != 1:
             msg = (
-                "PredictionWriter writes one file of one data loader, but there are several. Predict on one after the "
-                "other, each with a PredictionWriter(path) of its own."
+                f"PredictionWriter expects `predict_step` to return {{'score': tensor of shape (N,)}}, but "
+                f"{type(pl_module).__name__} returned a {type(outputs).__name__}."
             )
             raise UnsupportedError(msg)
-        score = outputs["score"].detach().cpu()
+        score = score.detach().cpu()
         if "example_id" in outputs:
             ids = outputs["example_id"].cpu()
-        elif world_size() == 1:
-            first = sum(len(part["score"]) for part in self._parts)
-            ids = torch.arange(first, first + len(score))
         else:
-            msg = (
-                "Several processes predict, and the batches do not say which examples they hold. Predict on a "
-                "PosNegDataModule, or in one process."
-            )
-            raise UnsupportedError(msg)
+            (loader,) = CombinedLoader(trainer.predict_dataloaders).flattened
+            ids = _positions(loader, batch_idx, len(score))
+            if ids is None:
+                first = sum(len(part["score"]) for part in self._parts)
+                ids = torch.arange(first, first + len(score))
         self._parts.append({"example_id": ids, "score": score})
 
     @override
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Bring the ranks' scores together; rank 0 writes them."""
-        own = {name: torch.cat([part[name] for part in self._parts]) for name in ("example_id", "score")}
+        nothing = {"example_id": torch.empty(0, dtype=torch.int64), "score": torch.empty(0)}
+        parts = self._parts or [nothing]  # a loader without batches
+        own = {name: torch.cat([part[name] for part in parts]) for name in nothing}
         ranks: list[Any] = [own] * world_size()
         if world_size() > 1:
             dist.all_gather_object(ranks, own)
@@ -106,9 +119,57 @@ class PredictionWriter(Callback):
 
     def _write(self, ids: Tensor, scores: Tensor) -> None:
         digits = 17 if scores.dtype == torch.float64 else 9
-        order = ids.argsort()
-        rows = zip(ids[order].tolist(), scores[order].tolist(), strict=True)
+        ids, order = ids.sort(stable=True)
+        first = torch.ones_like(ids, dtype=torch.bool)
+        first[1:] = ids[1:] != ids[:-1]
+        if not first.all():
+            text = (
+                f"{int((~first).sum())} predictions were made again of examples that had one; the first one is written."
+            )
+            rank_zero_warn(text, category=TPAUCWarning)
+        rows = zip(ids[first].tolist(), scores[order][first].tolist(), strict=True)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("w", encoding="utf-8") as file:
             file.write("example_id,score\n")
             file.writelines(f"{example},{score:.{digits}g}\n" for example, score in rows)
+
+
+def _positions(loader: Any, batch_idx: int, num_scores: int) -> Tensor | None:
+    """Positions in the data set of a batch's examples; ``None`` if they are read in order, in one process.
+
+    Raises:
+        UnsupportedError: if nobody knows them.
+    """
+    # Lightning wraps the batch samplers of loaders to predict on
+    batches = getattr(getattr(loader, "batch_sampler", None), "seen_batch_indices", None)
+    if batches is not None:
+        positions = list(batches[batch_idx])
+        if len(positions) != num_scores or not all(hasattr(position, "__index__") for position in positions):
+            msg = (
+                f"A batch holds {num_scores} scores, but the batch sampler took {len(positions)} examples, as "
+                f"{positions[:3]}. Let it yield lists of positions, and `collate_fn` keep every example."
+            )
+            raise UnsupportedError(msg)
+        return torch.tensor([index(position) for position in positions])
+    if world_size() > 1:
+        msg = (
+            f"Several processes predict, and the batches do not say which examples they hold. {_REMEDY}, or in one "
+            "process."
+        )
+        raise UnsupportedError(msg)
+    if isinstance(loader, DataLoader) and not _in_order(loader):
+        msg = (
+            f"The batches do not say which examples they hold, and the loader does not take them in order "
+            f"(`sampler={type(loader.sampler).__name__}`, `num_workers={loader.num_workers}`). {_REMEDY}, or in order."
+        )
+        raise UnsupportedError(msg)
+    return None
+
+
+def _in_order(loader: DataLoader[Any]) -> bool:
+    """Whether a loader that does not batch by itself, or reads a stream, yields the examples as they lie."""
+    if isinstance(loader.dataset, IterableDataset):
+        return loader.num_workers < 2  # several workers take turns
+    sampler = loader.sampler
+    inner = sampler.sampler if isinstance(sampler, BatchSampler) else sampler
+    return isinstance(inner, SequentialSampler)
