@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from lightning_tpauc.algorithms.base import TrainingScores
-from lightning_tpauc.data.batch import EvalBatch
 from lightning_tpauc.distributed import gather_variable
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.transfer import device_batches
 
 if TYPE_CHECKING:
+    from lightning_tpauc.data.loader import EvalLoader
+    from lightning_tpauc.data.streamed import ScoredStream
     from lightning_tpauc.module import TPAUCModule
 
 __all__ = ("ScoreMemory", "score_examples", "score_training_set")
@@ -91,16 +91,16 @@ class ScoreMemory:
 
 
 @torch.no_grad()
-def score_examples(module: TPAUCModule, loader: Iterable[EvalBatch], num_examples: int) -> Tensor:
+def score_examples(module: TPAUCModule, loader: EvalLoader | ScoredStream) -> Tensor:
     """Scores of all examples of an evaluation loader, on every rank, in the order of ``example_id``.
 
     Args:
         module: attached to a Trainer; its ``forward`` scores, in evaluation mode.
-        loader: yields this rank's share as :class:`EvalBatch`.
-        num_examples: how many examples there are over all ranks; ``example_id`` runs over ``0 .. num_examples - 1``.
+        loader: yields this rank's share as :class:`~lightning_tpauc.EvalBatch`. Then it knows the number of examples
+            over all ranks; ``example_id`` runs over ``0 .. loader.num_examples - 1``.
 
     Returns:
-        Float tensor ``(num_examples,)`` on the module's device.
+        Float tensor ``(loader.num_examples,)`` on the module's device.
     """
     modes = [(m, m.training) for m in module.modules()]
     module.eval()
@@ -117,7 +117,7 @@ def score_examples(module: TPAUCModule, loader: Iterable[EvalBatch], num_example
     own_scores = torch.cat(scores) if scores else torch.empty(0, device=module.device, dtype=module.score_dtype)
     all_ids, all_scores = torch.cat(gather_variable(own_ids)), torch.cat(gather_variable(own_scores))
     real = all_ids >= 0
-    result = all_scores.new_zeros(num_examples)
+    result = all_scores.new_zeros(loader.num_examples)
     result[all_ids[real]] = all_scores[real]
     return result
 
@@ -141,6 +141,4 @@ def score_training_set(module: TPAUCModule, max_negatives: int | None = None) ->
         )
         raise ArgumentError(msg)
     positives, negatives = datamodule.scoring_dataloaders(max_negatives=max_negatives)
-    return TrainingScores(
-        *(score_examples(module, loader, loader.num_examples) for loader in (positives, negatives)),
-    )
+    return TrainingScores(score_examples(module, positives), score_examples(module, negatives))

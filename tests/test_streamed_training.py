@@ -7,7 +7,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.multiprocessing.spawn import ProcessRaisedException
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from lightning_tpauc import NegativeStream, PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy, FullBatch
@@ -115,6 +115,48 @@ def test_the_exact_start_takes_the_first_negatives(bound, scored, expected):
     lowered = ties_active(s, scores[0], get_surrogate("squared_hinge"))
     for found, value in zip(start.found, (lowered, *others), strict=True):
         assert_close(found, value, "float32")
+
+
+class Short(IterableDataset):
+    """Every ``step``-th of some rows, in as many parts as there are ranks; it does not say how many they are."""
+
+    def __init__(self, first=0, step=1):
+        self.first, self.step = first, step
+
+    def shard(self, num_shards, index):
+        return Short(index, num_shards)
+
+    def __iter__(self):
+        return iter(rows(33)[self.first :: self.step])
+
+
+class KeepStart(AtStart):
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_train_end(self, trainer, pl_module):
+        torch.save(self.found, self.folder / f"start{trainer.global_rank}.pt")
+
+
+@forks
+@pytest.mark.ddp
+@pytest.mark.parametrize("split", ["deal", "shard", "own"])
+def test_two_ranks_score_a_short_stream_once(tmp_path, split):
+    """Of the parts of 17 and 16 rows, 16 each; where all read the same, the whole of it twice."""
+    torch.manual_seed(0)
+    module = TPAUCModule(nn.Linear(DIM, 1), STACO(0.6, 0.4), lambda p: torch.optim.SGD(p, lr=0.1))
+    x = rows(33)
+    negatives = x.repeat(2, 1) if split == "own" else x[:32]
+    with torch.no_grad():
+        scores = module(positives())[:, 0], module(negatives)[:, 0]
+    data = make_datamodule(NegativeStream(Short(), split), batch_size=5, steps_per_epoch=2)
+    trainer = make_trainer(precision="32-true", callbacks=[KeepStart(tmp_path)], devices=2, strategy="ddp_fork")
+    trainer.fit(module, data)
+    s, *others = exact_duals(*scores, 0.6, 0.4)
+    lowered = ties_active(s, scores[0], get_surrogate("squared_hinge"))
+    for rank in range(2):
+        for found, value in zip(torch.load(tmp_path / f"start{rank}.pt"), (lowered, *others), strict=True):
+            assert_close(found, value, "float32")
 
 
 @pytest.mark.parametrize("scores", ["remembered", "forward"])

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-__all__ = ("World", "current_world", "share_of", "slice_of")
+__all__ = ("World", "current_world", "least_of_ranks", "share_of", "slice_of")
 
 
 class World(NamedTuple):
@@ -33,6 +33,19 @@ def current_world() -> World:
     if dist.is_available() and dist.is_initialized():
         return World(dist.get_rank(), dist.get_world_size())
     return World(0, 1)
+
+
+def least_of_ranks(value: int) -> int:
+    """The smallest value of all ranks; a collective where there are several.
+
+    Example:
+        >>> least_of_ranks(3)
+        3
+    """
+    values = [value] * current_world().size
+    if len(values) > 1:
+        dist.all_gather_object(values, value)
+    return min(values)
 
 
 def share_of(total: int, world: World) -> int:

@@ -83,24 +83,30 @@ class StreamReader:
                 self._open(self.place)
             self._read(target - self.place.position, keep=False)
 
-    def take(self, count: int) -> list[Any]:
+    def take(self, count: int, *, within_pass: bool = False) -> list[Any]:
         """The next examples: a list of items, or of blocks of inputs.
+
+        Args:
+            count: how many.
+            within_pass: whether to take fewer rather than begin another pass; the first example is always taken.
 
         Raises:
             DataError: if the stream has no example, or a label is not 0.
         """
         with self._as_split():
-            taken = self._read(count, keep=True)
+            taken = self._read(count, keep=True, within_pass=within_pass)
             if not self.stream.blocks:
                 self.place = self.place._replace(state=self._state())
         return taken
 
-    def _read(self, count: int, *, keep: bool) -> list[Any]:
+    def _read(self, count: int, *, keep: bool, within_pass: bool = False) -> list[Any]:
         taken: list[Any] = []
         while count > 0:
             wanted = count if keep else min(count, _CHUNK)
             chunk, size = self._from_block(wanted) if self.stream.blocks else self._items(wanted)
             if size == 0:
+                if within_pass and self.place.index:
+                    break
                 self._begin_pass()
                 continue
             if keep:
@@ -135,7 +141,10 @@ class StreamReader:
         if self.place.index == 0:
             part = "" if self.stream.split == "deal" or self.which[1] == 1 else " in part {} of {}".format(*self.which)
             if self.place.passes == 0:
-                msg = f"The stream of negatives yields no example{part}. Check its source."
+                msg = (
+                    f"The stream of negatives yields no example{part}. Check its source, and let `__iter__` begin anew "
+                    "each time (a generator can be read only once)."
+                )
             else:
                 msg = (
                     f"The stream of negatives ended{part} and yields nothing when it is iterated again. Let `__iter__` "

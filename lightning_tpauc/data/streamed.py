@@ -14,12 +14,12 @@ from torch.utils.data import Dataset
 from lightning_tpauc.data.batch import EvalBatch, PosNegBatch
 from lightning_tpauc.data.cursor import Places, StreamCursor
 from lightning_tpauc.data.fetch import Fetcher, collate_items, collate_with_rows
-from lightning_tpauc.data.joining import cut_inputs, join_inputs
+from lightning_tpauc.data.joining import cut_inputs, join_inputs, num_examples
 from lightning_tpauc.data.loader import BatchSource, Position, PosNegLoader
 from lightning_tpauc.data.negatives import NegativeStream
 from lightning_tpauc.data.sampler import BatchPlan, BatchSampler, BatchSizes, PosNegSampler
 from lightning_tpauc.data.seeding import seeded_items
-from lightning_tpauc.data.shards import World, current_world
+from lightning_tpauc.data.shards import World, current_world, least_of_ranks
 from lightning_tpauc.data.stream_reader import Place, StreamReader, inputs_of_negatives
 
 __all__ = ("ScoredStream", "StreamSampler", "StreamedLoader")
@@ -215,7 +215,8 @@ class ScoredStream:
     """Evaluation batches of the first negatives of a stream, for solving the dual variables.
 
     Every rank scores as many, so that forward passes are equal in number. ``example_id`` counts
-    ``0 .. num_examples - 1``. What training reads is not changed.
+    ``0 .. num_examples - 1``. A stream that ends before is scored once, up to where the first rank's part of it ends.
+    What training reads is not changed.
 
     Args:
         stream: the stream.
@@ -228,37 +229,56 @@ class ScoredStream:
         ...         return iter([0.5, 2.0])
         >>> loader = ScoredStream(NegativeStream(Two()), 4, batch_size=3)
         >>> [(batch.inputs.tolist(), batch.example_id.tolist()) for batch in loader]
-        [([0.5, 2.0, 0.5], [0, 1, 2]), ([2.0], [3])]
+        [([0.5, 2.0], [0, 1])]
     """
 
     def __init__(self, stream: NegativeStream, max_negatives: int | None, batch_size: int) -> None:
         self.stream, self.batch_size = stream, batch_size
         count = stream.num_scored if max_negatives is None else max_negatives
         self._count = count if stream.length is None else min(count, stream.length)
+        self._read: int | None = None
 
     @property
     def num_examples(self) -> int:
-        """Negatives that are scored over all ranks: a multiple of their number."""
-        return max(1, self._count // current_world().size) * current_world().size
+        """Negatives that are scored over all ranks, a multiple of their number: at most, until they have been read."""
+        own = max(1, self._count // current_world().size) if self._read is None else self._read
+        return own * current_world().size
 
     def __len__(self) -> int:
         return -(-self.num_examples // current_world().size // self.batch_size)
 
     def __iter__(self) -> Iterator[EvalBatch]:
-        world = current_world()
-        own = self.num_examples // world.size
+        self._read = None
+        world, own = current_world(), self.num_examples // current_world().size
         reader = StreamReader(self.stream, world.rank, world.size)
         reader.seek(Place(), 0)
+        start, size = 0, 1
+        while size and start < own:
+            inputs, size = self._next(reader, start, min(self.batch_size, own - start), world)
+            if size:
+                ids = torch.arange(start, start + size) * world.size + world.rank
+                yield EvalBatch(inputs, torch.zeros(size, dtype=torch.int64), ids)
+            start += size
+        self._read = start
+
+    def _next(self, reader: StreamReader, start: int, count: int, world: World) -> tuple[Any, int]:
+        """This rank's inputs behind its first ``start``, and how many they are on every rank; 0 where a pass ends."""
         dealt = world.size if self.stream.split == "deal" else 1
-        for start in range(0, own, self.batch_size):
-            size = min(self.batch_size, own - start)
-            ids = torch.arange(start, start + size) * world.size + world.rank
-            with seeded_items(0, start) as reseed:
-                reseed(-1 - (world.rank if dealt == 1 else 0))
-                negatives = reader.take(size * dealt)
-            keep = slice(world.rank, None, world.size) if dealt > 1 else slice(None)
-            if self.stream.blocks:
-                inputs = cut_inputs(join_inputs(negatives), keep)
-            else:
-                inputs = collate_items(inputs_of_negatives(negatives[keep]))
-            yield EvalBatch(inputs, torch.zeros(size, dtype=torch.int64), ids)
+        with seeded_items(0, start) as reseed:
+            reseed(-1 - (world.rank if dealt == 1 else 0))
+            negatives = reader.take(count * dealt, within_pass=True)
+            size = self._count_of(negatives) // dealt
+            if size == start == 0:  # fewer examples than ranks
+                negatives += reader.take(dealt - self._count_of(negatives))
+                size = 1
+        if dealt == 1:
+            size = least_of_ranks(size)
+        if size == 0:
+            return None, 0
+        keep = slice(world.rank if dealt > 1 else 0, size * dealt, dealt)
+        if self.stream.blocks:
+            return cut_inputs(join_inputs(negatives), keep), size
+        return collate_items(inputs_of_negatives(negatives[keep])), size
+
+    def _count_of(self, negatives: list[Any]) -> int:
+        return sum(map(num_examples, negatives)) if self.stream.blocks else len(negatives)

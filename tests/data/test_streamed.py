@@ -14,6 +14,7 @@ from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from tests.data.flows import (
     WIDTH,
     Blocks,
+    Epochs,
     Iterators,
     OwnWorkers,
     Plain,
@@ -23,6 +24,7 @@ from tests.data.flows import (
     Stateful,
     StatefulBlocks,
     numbers_of,
+    row,
 )
 from tests.data.items import Items, draw
 from tests.data.worlds import rank_of
@@ -338,6 +340,65 @@ def test_ranks_score_equally_many():
     parts = [scored(rank, 3, NegativeStream(Shards(), "shard")) for rank in range(3)]
     assert sorted(k for ids, _ in parts for k in ids) == list(range(18))
     assert sorted(k for _, numbers in parts for k in numbers) == list(range(18))
+
+
+class Counted(Plain):
+    """Says how often an example was read and how many passes were begun."""
+
+    reads = passes = 0
+
+    def __iter__(self):
+        self.passes += 1
+        for k in self.numbers():
+            self.reads += 1
+            yield row(k)
+
+
+@pytest.mark.parametrize("num", [1, 3, 4, 10])
+def test_a_stream_without_a_length_is_scored_once(num):
+    stream = Counted(num)
+    loader = ready(stream, batch_size=4).scoring_dataloaders()[1]
+    batches = list(loader)
+    assert [k for batch in batches for k in numbers_of(batch.inputs)] == list(range(num))
+    assert (stream.reads, stream.passes, loader.num_examples) == (num, 1, num)
+    assert torch.cat([batch.example_id for batch in batches]).tolist() == list(range(num))
+    assert len(list(loader)) == len(batches)
+
+
+@pytest.mark.parametrize("make", [Stateful, Iterators, Epochs, lambda n: NegativeStream(Blocks(n), blocks=True)])
+def test_training_begins_with_the_first_example_after_a_pass_was_scored(make):
+    datamodule = ready(make(10), batch_size=4)
+    scored = [k for batch in datamodule.scoring_dataloaders()[1] for k in numbers_of(batch.inputs)]
+    assert scored == list(range(10))
+    assert negatives_of(next(iter(datamodule.train_dataloader()))) == ([0, 1, 2], [3, 4])
+
+
+@pytest.mark.parametrize(("num", "expected"), [(10, 9), (12, 12), (13, 12), (2, 3)])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_ranks_score_a_short_stream_once(num, expected, blocks):
+    """As many on each; a stream of fewer examples than ranks begins again."""
+    parts = []
+    for rank in range(3):
+        with rank_of(rank, 3):
+            stream = NegativeStream(Blocks(num), blocks=True) if blocks else Plain(num)
+            loader = ready(stream, batch_size=2).scoring_dataloaders()[1]
+            parts.append(list(loader))
+            assert loader.num_examples == expected
+    scored = {
+        example: k
+        for part in parts
+        for batch in part
+        for example, k in zip(batch.example_id.tolist(), numbers_of(batch.inputs), strict=True)
+    }
+    assert scored == {example: example % num for example in range(expected)}
+    assert len({tuple(len(batch.target) for batch in part) for part in parts}) == 1
+
+
+def test_a_generator_that_was_scored_is_at_its_end():
+    datamodule = ready(row(k) for k in range(10))
+    list(datamodule.scoring_dataloaders()[1])
+    with pytest.raises(DataError, match="a generator can be read only once"):
+        next(iter(datamodule.train_dataloader()))
 
 
 def test_how_many_are_scored():
