@@ -215,7 +215,7 @@ class TPAUCModule(OptimizedModule):
         """One forward pass over the joint batch, then the scores of all ranks."""
         scores = self.algorithm_scores(batch.inputs)
         sizes = batch.num_pos, batch.num_neg, batch.num_dual_neg
-        return gather_scores(scores, as_index(batch.index), sizes, batch.shares)
+        return gather_scores(scores, as_index(batch.index, scores.device), sizes, batch.shares)
 
     def _after_step(self, joint: JointScores) -> None:
         if self.memory is not None:

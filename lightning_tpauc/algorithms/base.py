@@ -155,9 +155,9 @@ class Algorithm(DeclaredState, ABC):
             neg_scores: float tensor ``(B~,)``, scores of the negatives.
             dual_neg_scores: float tensor ``(B,)``, scores of the second, independent negatives; only algorithms with
                 :attr:`needs_dual_negatives` read it.
-            index: integer tensor ``(S,)``, which positives these are, in ``0 .. num_positives - 1``. None may come
-                twice: nobody looks, since that would wait for the device, and of the two updates either one would be
-                kept.
+            index: integer tensor, array or list ``(S,)``, which positives these are, in ``0 .. num_positives - 1``.
+                None may come twice: nobody looks, since that would wait for the device, and of the two updates either
+                one would be kept.
             previous: the same batch under the weights before the last update, for algorithms with
                 :attr:`needs_previous`; ``None`` at the first step.
 
@@ -170,13 +170,13 @@ class Algorithm(DeclaredState, ABC):
             UnsupportedError: if ``previous`` is given to an algorithm without :attr:`needs_previous`.
         """
         self._require_setup()
+        index = None if index is None else as_index(index, pos_scores.device)
         if index is None or index.shape != pos_scores.shape or pos_scores.ndim != 1:
             msg = (
                 "Expected `index` to name each of the `pos_scores`, both of shape (S,), but got "
                 f"{None if index is None else tuple(index.shape)} and {tuple(pos_scores.shape)}."
             )
             raise ArgumentError(msg)
-        index = as_index(index)
         if neg_scores.ndim != 1:
             msg = f"Expected `neg_scores` to have shape (B,), but got {tuple(neg_scores.shape)}."
             raise ArgumentError(msg)

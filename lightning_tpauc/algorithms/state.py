@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError, CheckpointError
-from lightning_tpauc.functional.checks import check_count
+from lightning_tpauc.functional.checks import as_index, check_count
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -127,7 +127,7 @@ class DeclaredState:
     def snapshot(self, index: Tensor) -> dict[str, Tensor]:
         """Copy of what a step on ``index`` may change; see :meth:`rollback`."""
         return {
-            name: getattr(self, name)[index] if spec.kind == "positive" else getattr(self, name).clone()
+            name: getattr(self, name)[as_index(index)] if spec.kind == "positive" else getattr(self, name).clone()
             for name, spec in self._specs.items()
         }
 
@@ -136,7 +136,7 @@ class DeclaredState:
         for name, spec in self._specs.items():
             state: Tensor = getattr(self, name)
             if spec.kind == "positive":
-                state.index_copy_(0, index.long(), snapshot[name])
+                state.index_copy_(0, as_index(index, state.device), snapshot[name])
             else:
                 state.copy_(snapshot[name])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from lightning.pytorch.utilities import rank_zero_info
@@ -25,6 +26,8 @@ __all__ = ("LIBSVMDataModule",)
 _REMOVAL = 7
 _ROWS_AT_ONCE = 1 << 16
 _PAIRS = ((-1.0, 1.0), (0.0, 1.0), (1.0, 2.0))
+# Both arrays of files without a cache on disk, as long as a data module holds them.
+_HELD: WeakValueDictionary[tuple[Any, ...], NDArray[Any]] = WeakValueDictionary()
 
 
 class LIBSVMDataModule(PosNegDataModule):
@@ -98,6 +101,7 @@ class LIBSVMDataModule(PosNegDataModule):
         self.zero_based, self.cache_dir, self.max_gib = zero_based, cache_dir, max_gib
         self.download = download
         self._read: Datasets | None = None
+        self._held: list[SVMLightData] = []
 
     def prepare_data(self) -> None:
         """Download if asked to; parse large files once per machine, so that all ranks map the same arrays."""
@@ -141,23 +145,32 @@ class LIBSVMDataModule(PosNegDataModule):
     def _files(self) -> list[SVMLightData]:
         names = self._names()
         files = [self._file(name) for name in names]
+        # a stage after this one, and another data module, need not parse what is not mapped
+        self._held = [file for file in files if not isinstance(file.features, np.memmap)]
         width = max(file.features.shape[1] for file in files)
-        return [
-            file if file.features.shape[1] == width else self._file(name, width)
-            for name, file in zip(names, files, strict=True)
-        ]
+        return [self._widened(name, file, width) for name, file in zip(names, files, strict=True)]
+
+    def _widened(self, name: str, file: SVMLightData, width: int) -> SVMLightData:
+        missing = width - file.features.shape[1]
+        if missing == 0:
+            return file
+        if isinstance(file.features, np.memmap):  # its copy is kept on disk as well
+            return self._file(name, width)
+        return file._replace(features=np.pad(file.features, ((0, 0), (0, missing))))
 
     def _file(self, name: str, num_features: int | None = None) -> SVMLightData:
         path = Path(self.root) / name
         if path.name in SOURCES:
             require_file(path, downloads=True)
-        return read_svmlight(
-            path,
-            num_features=num_features,
-            zero_based=self.zero_based,
-            cache_dir=None if self.cache_dir is None else Path(self.cache_dir),
-            max_gib=self.max_gib,
-        )
+        cache_dir = None if self.cache_dir is None else Path(self.cache_dir)
+        options: dict[str, Any] = {"num_features": num_features, "zero_based": self.zero_based, "max_gib": self.max_gib}
+        key = *_identity(path), cache_dir, *options.values()
+        features, labels = _HELD.get(("features", *key)), _HELD.get(("labels", *key))
+        if features is None or labels is None:
+            features, labels = read_svmlight(path, cache_dir=cache_dir, **options)
+            features.flags.writeable = labels.flags.writeable = False  # others may hold the same
+            _HELD.update({("features", *key): features, ("labels", *key): labels})
+        return SVMLightData(features, labels)
 
     def _without_positives(self, rows: NDArray[np.int64], labels: NDArray[np.int8], part: int) -> NDArray[np.int64]:
         positives = rows[labels[rows] == 1]
@@ -166,6 +179,14 @@ class LIBSVMDataModule(PosNegDataModule):
             return rows
         kept = permute(np.arange(left), np.array(part), len(positives), seed=self.split_seed, stream=_REMOVAL)
         return np.sort(np.concatenate([rows[labels[rows] == 0], positives[kept]]))
+
+
+def _identity(path: Path) -> tuple[Any, ...]:
+    """What changes when the file does."""
+    if not path.is_file():
+        return (path,)
+    status = path.stat()
+    return path.resolve(), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _binary(labels: list[NDArray[np.float64]], positive: float | None, path: str) -> list[NDArray[np.int8]]:

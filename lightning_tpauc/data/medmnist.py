@@ -24,7 +24,20 @@ from lightning_tpauc.extras import import_extra
 __all__ = ("MEDMNIST", "MedMNISTDataModule", "read_medmnist")
 
 # What zipfile, zlib and numpy raise on bytes that are not what they expect.
-_DAMAGES = (OSError, EOFError, KeyError, RuntimeError, ValueError, tokenize.TokenError, zipfile.BadZipFile, zlib.error)
+# A header may claim more than the memory holds.
+_DAMAGES = (
+    EOFError,
+    KeyError,
+    MemoryError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    SyntaxError,
+    ValueError,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 _SIZES_2D = (28, 64, 128, 224)
 _SIZES_3D = (28, 64)
 #: The sets with two classes, and the sizes that each is offered in.
@@ -203,9 +216,14 @@ def read_medmnist(path: Path) -> dict[str, Images]:
         torch.Size([2, 1, 28, 28])
     """
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            msg = "one array instead of an archive of several"
+            raise ValueError(msg)  # what is wrong is the file
+        with loaded as arrays:
             return {
-                part: _images(arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in ("train", "val", "test")
+                part: _images(*(np.asarray(arrays[f"{part}_{kind}"]) for kind in ("images", "labels")))
+                for part in ("train", "val", "test")
             }
     except _DAMAGES as error:
         msg = f"{path} is damaged or not a file in MedMNIST's format: {error}. Remove it and download it again."
@@ -213,11 +231,12 @@ def read_medmnist(path: Path) -> dict[str, Images]:
 
 
 def _images(pixels: NDArray[Any], labels: NDArray[Any]) -> Images:
-    flat = labels.reshape(len(labels), -1)
-    if pixels.dtype != np.uint8 or pixels.ndim not in (3, 4) or flat.shape != (len(pixels), 1):
-        msg = f"images {pixels.dtype} {pixels.shape} and labels {labels.shape}"
+    one_each = labels.shape[:1] == pixels.shape[:1] and labels.size == len(pixels)
+    if pixels.dtype != np.uint8 or pixels.ndim not in (3, 4) or labels.dtype.kind not in "buif" or not one_each:
+        msg = f"images {pixels.dtype} {pixels.shape} and labels {labels.dtype} {labels.shape}"
         raise ValueError(msg)
+    flat = labels.reshape(-1)
     if not np.isin(flat, (0, 1)).all():
-        msg = f"labels {np.unique(flat).tolist()} where 0 and 1 are expected"
+        msg = f"labels {np.unique(flat)[:6].tolist()} where 0 and 1 are expected"
         raise ValueError(msg)
-    return Images(torch.from_numpy(pixels)[:, None], torch.from_numpy(flat[:, 0].astype(np.int64)))
+    return Images(torch.from_numpy(pixels)[:, None], torch.from_numpy(flat.astype(np.int64)))

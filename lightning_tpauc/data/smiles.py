@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 # Changes whenever the cached content does.
 _CACHE_FORMAT = 1
+_GRAPHS = ("x", "edge_index", "edge_attr", "num_nodes", "num_edges")
 
 
 class Molecules(NamedTuple):
@@ -53,6 +54,9 @@ class Molecules(NamedTuple):
     num_rows: int
     num_unlabelled: int
     invalid: tuple[tuple[int, str], ...]
+
+
+_CONTENT = {*_GRAPHS, *Molecules._fields} - {"graphs"}
 
 
 def load_molecules(
@@ -84,7 +88,7 @@ def load_molecules(
         _log.info("Building graphs of the molecules in %s; later runs read %s.", path, cached)
         content = _build(path, smiles_column, target_column, scaffolds_of_all)
         _write_cache(cached, content)
-    arrays = [content[name] for name in ("x", "edge_index", "edge_attr", "num_nodes", "num_edges")]
+    arrays = [content[name] for name in _GRAPHS]
     rest = {name: content[name] for name in Molecules._fields if name != "graphs"}
     return Molecules(graphs=PackedGraphs(*arrays), **rest)
 
@@ -157,7 +161,7 @@ def _pack(graphs: list[dict[str, Any]]) -> dict[str, Tensor]:
         torch.tensor([graph["num_nodes"] for graph in graphs]),
         torch.tensor([graph["edge_index"].shape[1] for graph in graphs]),
     )
-    return {name: getattr(packed, name) for name in ("x", "edge_index", "edge_attr", "num_nodes", "num_edges")}
+    return {name: getattr(packed, name) for name in _GRAPHS}
 
 
 def _read_cache(path: Path) -> dict[str, Any] | None:
@@ -170,11 +174,14 @@ def _read_cache(path: Path) -> dict[str, Any] | None:
         if damaged is not None:
             msg = f"checksum of {damaged}"
             raise zipfile.BadZipFile(msg)
-        content: dict[str, Any] = torch.load(path, weights_only=True)
+        content: Any = torch.load(path, weights_only=True)
+        if not isinstance(content, dict) or set(content) != _CONTENT:
+            msg = "other entries"
+            raise ValueError(msg)
     except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
         _log.warning("The cache %s can't be read (%s) and is built again.", path, error)
         return None
-    return content
+    return dict(content)
 
 
 def _write_cache(path: Path, content: dict[str, Any]) -> None:

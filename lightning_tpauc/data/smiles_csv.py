@@ -127,7 +127,7 @@ def _label(text: str | None, path: Path, line: int, column: str) -> int | None:
     if text.lower() in _UNLABELLED:
         return None
     try:
-        value = float(text)
+        value = math.nan if "_" in text else float(text)  # Python reads 0_1 as 1
     except ValueError:
         value = math.nan
     if value not in (0.0, 1.0):

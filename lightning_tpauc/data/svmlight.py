@@ -10,9 +10,12 @@ import bz2
 import gzip
 import hashlib
 import io
+import logging
 import lzma
+import re
 import shutil
 import time
+import tokenize
 import uuid
 import zlib
 from collections.abc import Iterator
@@ -29,6 +32,8 @@ from lightning_tpauc.errors import ArgumentError, DataError
 
 __all__ = ("SVMLightData", "read_svmlight")
 
+_log = logging.getLogger(__name__)
+
 # Files from this size on are parsed into the cache: 100 bytes a line make about 700,000 rows.
 CACHED_FROM_BYTES = 64 << 20
 # So are those whose arrays exceed this: text of sparse rows, or compressed text, may be small.
@@ -36,7 +41,12 @@ CACHED_FROM_ARRAY_BYTES = 256 << 20
 _BLOCK_BYTES = 16 << 20
 # Rows are made dense so many bytes at a time, or one by one.
 _DENSE_BYTES = 64 << 20
+# A line is at most so long, 10 million features, and a dense array at most so many times as large as its text.
+_LONGEST_LINE = 256 << 20
+_MOST_SPARSE = 10_000
 _DAY = 86_400
+# Python reads 1_0 as 10; names in comments may have them.
+_UNDERSCORE = re.compile(rb"^[^#\n]*_", re.MULTILINE)
 # Part of the cache's key: raise it when the stored arrays change.
 _VERSION = 1
 
@@ -72,13 +82,13 @@ def read_svmlight(
         zero_based: whether feature indices start at 0.
         cache_dir: where to keep the arrays of this file; ``None`` keeps only those of files of 64 MiB or more, or that
             take 256 MiB themselves, in :func:`~lightning_tpauc.data.cache.default_cache_dir`. The key is the path,
-            size, modification time and the options.
+            size, modification time and the options. What can't be read back there is made again.
         max_gib: refuse to make dense arrays larger than this, in GiB; those of HIGGS take 1.2.
 
     Raises:
         ArgumentError: if the cache can't be written.
         DataError: if the file is missing, damaged or does not parse, holds values that are not finite, or is too large
-            when dense.
+            when dense: beyond ``max_gib`` or the memory, or out of proportion with its text.
 
     Example:
         >>> import tempfile
@@ -92,13 +102,16 @@ def read_svmlight(
         raise DataError(msg)
     blocks = _Blocks(path, num_features, zero_based, max_gib)
     folder = (cache_dir or default_cache_dir()) / f"{path.name}-{_key(path, num_features, zero_based)}"
-    if not folder.is_dir():
-        if cache_dir is None and path.stat().st_size < CACHED_FROM_BYTES:
-            small = _read_small(blocks)
-            if small is not None:
-                return small
+    found = _read_cache(folder)
+    if found is None and cache_dir is None and path.stat().st_size < CACHED_FROM_BYTES:
+        found = _read_small(blocks)
+    if found is None:
         _write_cache(blocks, folder)
-    return SVMLightData(np.load(folder / "features.npy", mmap_mode="r"), np.load(folder / "labels.npy"))
+        found = _read_cache(folder)
+    if found is None:
+        msg = f"The arrays of {path} can't be read back from {folder}. Remove that folder, or set another `cache_dir`."
+        raise DataError(msg)
+    return found
 
 
 class _Blocks:
@@ -111,12 +124,13 @@ class _Blocks:
         self.max_gib = max_gib
 
     def __iter__(self) -> Iterator[SVMLightData]:
-        lines, rows, width = 0, 0, self.num_features or 0
+        lines, rows, width, size = 0, 0, self.num_features or 0, 0
         for text in self._texts():
             sparse, labels = self._parse_or_say_where(text, lines)
             self._check_finite(sparse, labels, rows)
             lines, rows, width = lines + text.count(b"\n"), rows + sparse.shape[0], max(width, sparse.shape[1])
-            self._check_size(rows, width)
+            size += len(text)
+            self._check_size(rows, width, size)
             step = max(1, _DENSE_BYTES // (4 * max(1, sparse.shape[1])))
             for start in range(0, sparse.shape[0], step):
                 yield SVMLightData(sparse[start : start + step].toarray(), labels[start : start + step])
@@ -138,6 +152,7 @@ class _Blocks:
                         rest = tail
                     else:
                         rest += chunk
+                    self._check_text(chunk, rest)
                     progress.update(task, completed=raw.tell())
             if rest.strip():
                 yield rest
@@ -151,6 +166,12 @@ class _Blocks:
                 "copy or download it again."
             )
             raise DataError(msg) from error
+
+    def _check_text(self, chunk: bytes, rest: bytes) -> None:
+        found = "nul bytes" if b"\0" in chunk else "a line of more than 256 MiB" if len(rest) > _LONGEST_LINE else None
+        if found is not None:
+            msg = f"{self.path} holds {found} and is no svmlight text: copy or download it again, or correct its name."
+            raise DataError(msg)
 
     def _parse_or_say_where(self, text: bytes, lines_before: int) -> tuple[Any, Labels]:
         try:
@@ -166,6 +187,9 @@ class _Blocks:
     def _parse(self, text: bytes) -> tuple[Any, Labels]:
         from sklearn.datasets import load_svmlight_file
 
+        if b"_" in text and _UNDERSCORE.search(text):
+            msg = "numbers have no underscore"
+            raise ValueError(msg)
         sparse, labels = load_svmlight_file(
             io.BytesIO(text), n_features=self.num_features, dtype=np.float32, zero_based=self.zero_based
         )
@@ -194,12 +218,18 @@ class _Blocks:
             msg = f"{self.path} has a value that is not finite in row {row} (from 0). Remove that row, or fill it in."
             raise DataError(msg)
 
-    def _check_size(self, rows: int, width: int) -> None:
+    def _check_size(self, rows: int, width: int, size: int) -> None:
         gib = rows * width * 4 / 2**30
         if gib > self.max_gib:
             msg = (
                 f"{self.path} has {width} features; dense, its first {rows} rows alone take {gib:.1f} GiB, more than "
                 f"`max_gib`={self.max_gib}. Raise that, or reduce the features first."
+            )
+            raise DataError(msg)
+        if rows * width * 4 > max(CACHED_FROM_ARRAY_BYTES, _MOST_SPARSE * size) and self.num_features is None:
+            msg = (
+                f"{self.path} has the index {width} in {rows} rows of {size} bytes, {gib:.1f} GiB when dense. "
+                f"Correct the index; `read_svmlight(num_features={width})` takes it as it is."
             )
             raise DataError(msg)
 
@@ -216,6 +246,30 @@ def _key(path: Path, num_features: int | None, zero_based: bool) -> str:
     status = path.stat()
     what = (_VERSION, str(path.resolve()), status.st_size, status.st_mtime_ns, num_features, zero_based)
     return hashlib.blake2b(repr(what).encode(), digest_size=8).hexdigest()
+
+
+def _read_cache(folder: Path) -> SVMLightData | None:
+    """What an earlier call stored; ``None`` if it is not there or damaged, and it then is removed."""
+    if not folder.is_dir():
+        return None
+    try:
+        # a map compares the header's shape with the file's size before anything is read
+        features, labels = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("features", "labels"))
+        if (features.ndim, features.dtype, labels.shape, labels.dtype) == (
+            2,
+            np.float32,
+            features.shape[:1],
+            np.float64,
+        ):
+            return SVMLightData(features, np.array(labels))
+        error: Exception = ValueError(
+            f"features {features.dtype} {features.shape}, labels {labels.dtype} {labels.shape}"
+        )
+    except (AttributeError, EOFError, OSError, OverflowError, SyntaxError, tokenize.TokenError, ValueError) as failure:
+        error = failure
+    _log.warning("The cache %s can't be read (%s) and is made again.", folder, error)
+    shutil.rmtree(folder, ignore_errors=True)
+    return None
 
 
 def _read_small(blocks: _Blocks) -> SVMLightData | None:

@@ -75,18 +75,29 @@ def check_finite(scores: Tensor, name: str) -> None:
         raise ArgumentError(msg)
 
 
-def as_index(index: Any) -> Tensor:
+def as_index(index: Any, device: torch.device | None = None) -> Tensor:
     """``index`` as int64, whatever kind of integers came in.
+
+    Args:
+        index: integers, in a tensor, an array or a list.
+        device: where it is wanted if it is no tensor.
 
     Raises:
         ArgumentError: if it holds no integers.
+
+    Example:
+        >>> as_index([2, 0])
+        tensor([2, 0])
     """
-    is_tensor = isinstance(index, Tensor)
-    if not is_tensor or index.dtype == torch.bool or index.is_floating_point() or index.is_complex():
-        found = index.dtype if is_tensor else type(index).__name__
-        msg = f"Expected `index` to hold integers, but got {found}. Pass the positions, such as `mask.nonzero()`."
+    try:
+        found = index if isinstance(index, Tensor) else torch.as_tensor(index, device=device)
+    except (RuntimeError, TypeError, ValueError):
+        found = None
+    if found is None or found.dtype == torch.bool or found.is_floating_point() or found.is_complex():
+        kind = type(index).__name__ if found is None else found.dtype
+        msg = f"Expected `index` to hold integers, but got {kind}. Pass the positions, such as `mask.nonzero()`."
         raise ArgumentError(msg)
-    positions: Tensor = index.long()
+    positions: Tensor = found.long()
     return positions
 
 

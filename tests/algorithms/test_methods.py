@@ -56,13 +56,15 @@ def test_resumed_run_equals_a_straight_one(method, tmp_path):
         assert torch.equal(getattr(second.algorithm, name), value), name
 
 
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, list, np.asarray])
 @each_method
-def test_rolled_back_step_leaves_no_trace(method):
+def test_rolled_back_step_leaves_no_trace(method, kind):
     loop = Loop(METHODS[method]())
     for batch in loop.batches[:5]:
         loop.step(batch)
     before = copy.deepcopy(loop.algorithm.state_dict())
-    index = torch.tensor(loop.batches[5][0])
+    index = loop.batches[5][0]
+    index = torch.tensor(index, dtype=kind) if isinstance(kind, torch.dtype) else kind(index)
     snapshot = loop.algorithm.snapshot(index)
     loop.step(loop.batches[5])
     changed = [n for n, v in tensors_of(before).items() if not torch.equal(getattr(loop.algorithm, n), v)]
@@ -70,6 +72,19 @@ def test_rolled_back_step_leaves_no_trace(method):
     loop.algorithm.rollback(index, snapshot)
     for name, value in tensors_of(before).items():
         assert torch.equal(getattr(loop.algorithm, name), value), name
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.asarray, lambda index: torch.tensor(index, dtype=torch.int16)])
+@each_method
+def test_the_index_may_be_any_integers(method, kind):
+    def run(kind):
+        algorithm = METHODS[method]()
+        algorithm.setup(4)
+        scores = torch.tensor([0.75, 0.25], requires_grad=True), torch.tensor([0.5, 0.125, 0.375])
+        algorithm(*scores, scores[1], kind([3, 0])).backward()
+        return [scores[0].grad, *tensors_of(algorithm.state_dict()).values()]
+
+    assert all(torch.equal(a, b) for a, b in zip(run(kind), run(torch.tensor), strict=True))
 
 
 @each_method

@@ -1,11 +1,15 @@
 """LIBSVM data modules."""
 
+import gc
+import os
+import weakref
+
 import numpy as np
 import pytest
 import torch
 from jsonargparse import ArgumentParser
 
-from lightning_tpauc.data import download
+from lightning_tpauc.data import download, libsvm
 from lightning_tpauc.data.datamodule import PosNegDataModule
 from lightning_tpauc.data.download import Source
 from lightning_tpauc.data.libsvm import LIBSVMDataModule
@@ -114,6 +118,50 @@ def test_files_of_different_width(root, wide, tmp_path):
     datamodule = ready(root, "train.txt", "test.txt", standardize=False)
     assert next(iter(datamodule.train_dataloader())).inputs.shape == (10, 7)
     assert inputs_of(datamodule.test_dataloader()).shape[1] == 7
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """Names of the files that were parsed."""
+    names, read = [], libsvm.read_svmlight
+    monkeypatch.setattr(libsvm, "read_svmlight", lambda path, **kwargs: names.append(path.name) or read(path, **kwargs))
+    return names
+
+
+def test_every_file_is_parsed_once(root, tmp_path, parsed):
+    with (tmp_path / "test.txt").open("a") as file:
+        file.write("1 7:2.5\n")
+    datamodule = LIBSVMDataModule(root, "train.txt", "test.txt", val_fraction=0.2, num_pos=4, num_neg=6)
+    module, trainer = Recorder(dim=7), make_trainer(max_epochs=1)
+    trainer.fit(module, datamodule)
+    trainer.validate(module, datamodule)
+    trainer.test(module, datamodule)
+    trainer.predict(module, datamodule)
+    assert sorted(parsed) == ["test.txt", "train.txt"]
+    fold = ready(root, "train.txt", num_folds=5, fold=1)  # while the first one is there
+    assert sorted(parsed) == ["test.txt", "train.txt"]
+    assert fold.num_positives in (30, 31)
+
+
+def test_a_file_that_changed_is_parsed_again(root, tmp_path, parsed):
+    first = ready(root, "train.txt", standardize=False)
+    status = (tmp_path / "train.txt").stat()
+    write(tmp_path / "train.txt", X[:150] + 1.0, Y[:150])
+    os.utime(tmp_path / "train.txt", ns=(status.st_atime_ns, status.st_mtime_ns))
+    second = ready(root, "train.txt", standardize=False)
+    assert len(parsed) == 2
+    positives = [inputs_of(datamodule.scoring_dataloaders()[0]) for datamodule in (first, second)]
+    assert_close(positives[1] - positives[0], torch.ones_like(positives[0]), "float32")
+
+
+def test_arrays_are_let_go_with_the_last_data_module(root):
+    datamodule = ready(root, "train.txt")
+    held = weakref.ref(datamodule._held[0].features)
+    other = ready(root, "train.txt", zero_based=True)
+    assert other._held[0].features.shape == (150, 4)
+    del datamodule
+    gc.collect()
+    assert held() is None
 
 
 def test_trains_and_tests(root):

@@ -1,4 +1,5 @@
 import sys
+import zipfile
 from importlib.util import find_spec
 
 import numpy as np
@@ -35,6 +36,21 @@ def damage_compressed(path, arrays):
     content = bytearray(path.read_bytes())
     content[3_000:3_100] = b"\xff" * 100
     path.write_bytes(content)
+
+
+def claim(path, arrays, rows):
+    """The labels' header names more rows than there are."""
+    header = {"descr": "|u1", "fortran_order": False, "shape": (rows, 3)}
+    np.savez(path, **{name: array for name, array in arrays.items() if name != "val_labels"})
+    with zipfile.ZipFile(path, "a") as archive, archive.open("val_labels.npy", "w") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        file.write(bytes(10))
+
+
+def raw(path, arrays):
+    np.savez(path, **{name: array for name, array in arrays.items() if name != "val_labels"})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("val_labels.npy", bytes(10))
 
 
 def tiny(root, **kwargs):
@@ -178,6 +194,20 @@ def test_names_a_missing_file(tmp_path, stage):
         pytest.param(
             lambda path, arrays: np.savez(path, **{**arrays, "test_images": np.zeros((12, 28, 28, 28))}), id="floats"
         ),
+        pytest.param(lambda path, arrays: np.savez(path, **{**arrays, "val_labels": np.uint8(1)}), id="0-d labels"),
+        pytest.param(lambda path, arrays: np.savez(path, **{**arrays, "val_images": np.uint8(1)}), id="0-d images"),
+        pytest.param(lambda path, arrays: np.savez(path, **{**arrays, "val_labels": np.array(["0"] * 10)}), id="text"),
+        pytest.param(
+            lambda path, arrays: np.savez(path, **{**arrays, "val_labels": np.array([0j] * 10)}), id="complex labels"
+        ),
+        pytest.param(
+            lambda path, arrays: np.savez(path, **{**arrays, "val_labels": np.array([{}] * 10)}), id="pickled labels"
+        ),
+        pytest.param(lambda path, arrays: claim(path, arrays, 1 << 36), id="claims gigabytes"),
+        pytest.param(lambda path, arrays: claim(path, arrays, 1 << 44), id="claims terabytes"),
+        pytest.param(lambda path, arrays: claim(path, arrays, 1 << 62), id="claims more than can be counted"),
+        pytest.param(lambda path, arrays: np.save(path.open("wb"), arrays["train_labels"]), id="one array"),
+        pytest.param(lambda path, arrays: raw(path, arrays), id="no arrays inside"),
     ],
 )
 def test_refuses_a_damaged_file(root, spoil):

@@ -95,6 +95,17 @@ def test_a_damaged_cache_is_built_again(tmp_path, caplog, content):
 
 
 @needs_graph
+@pytest.mark.parametrize("content", [[1, 2], {"x": torch.zeros(2, 1)}], ids=["list", "other entries"])
+def test_a_cache_that_holds_something_else_is_built_again(tmp_path, caplog, content):
+    path = write_csv(tmp_path / "few.csv")
+    load(path, tmp_path / "cache")
+    (cached,) = (tmp_path / "cache").iterdir()
+    torch.save(content, cached)
+    assert len(load(path, tmp_path / "cache").targets) == 5
+    assert "can't be read (other entries)" in caplog.text
+
+
+@needs_graph
 def test_starting_at_once_leaves_one_whole_cache(tmp_path):
     path = write_csv(tmp_path / "few.csv")
     with ThreadPoolExecutor(6) as pool:

@@ -64,7 +64,7 @@ def test_names_a_missing_column_and_those_that_are_there(tmp_path, column, argum
         list(read_smiles(write_csv(tmp_path / "few.csv"), **columns))
 
 
-@pytest.mark.parametrize("label", ["2", "-1", "0.5", "yes"])
+@pytest.mark.parametrize("label", ["2", "-1", "0.5", "yes", "0_1", "1_", "0_0", "inf"])
 def test_names_line_and_value_of_a_wrong_label(tmp_path, label):
     path = write_csv(tmp_path / "few.csv", [("0", "C", True), (label, "CC", True)])
     with pytest.raises(

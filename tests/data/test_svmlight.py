@@ -4,6 +4,8 @@ import bz2
 import gzip
 import lzma
 import os
+import pickle
+import shutil
 import tracemalloc
 from pathlib import Path
 
@@ -102,6 +104,67 @@ def test_the_cache_notices_another_file(tmp_path):
     assert len(list(cache.iterdir())) == 3
 
 
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-4])
+
+
+def archive(path):
+    with path.open("wb") as file:
+        np.savez(file, a=np.zeros(2))
+
+
+def claim(path):
+    """A header that names far more rows than there are."""
+    with path.open("wb") as file:
+        header = {"descr": "<f8", "fortran_order": False, "shape": (1 << 40,)}
+        np.lib.format.write_array_header_1_0(file, header)
+
+
+@pytest.mark.parametrize("name", ["features.npy", "labels.npy"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        Path.unlink,
+        cut,
+        claim,
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"no array at all"),
+        lambda path: path.write_bytes(pickle.dumps([1, 2])),
+        lambda path: np.save(path, np.array([{}, "x"], dtype=object)),
+        lambda path: np.save(path, np.zeros(1)),
+        lambda path: np.save(path, np.float32(1)),
+        archive,
+    ],
+    ids=["missing", "cut", "claims", "empty", "other", "pickled", "objects", "shorter", "0-d", "npz"],
+)
+def test_a_damaged_cache_is_made_again(tmp_path, caplog, name, damage):
+    path, cache = tmp_path / "data.txt", tmp_path / "cache"
+    path.write_text("1 1:2\n0 1:3\n")
+    read_svmlight(path, cache_dir=cache)
+    (folder,) = cache.iterdir()
+    damage(folder / name)
+    caplog.clear()
+    read = read_svmlight(path, cache_dir=cache)
+    assert (read.features.tolist(), read.labels.tolist()) == ([[2], [3]], [1, 0])
+    assert f"The cache {folder} can't be read" in caplog.text
+    caplog.clear()
+    assert read_svmlight(path, cache_dir=cache).features.tolist() == [[2], [3]]
+    assert caplog.text == ""
+    assert list(cache.iterdir()) == [folder]
+
+
+def test_a_damaged_cache_that_stays_is_named(tmp_path, monkeypatch):
+    path, cache = tmp_path / "data.txt", tmp_path / "cache"
+    path.write_text("1 1:2\n0 1:3\n")
+    read_svmlight(path, cache_dir=cache)
+    (folder,) = cache.iterdir()
+    cut(folder / "labels.npy")
+    rmtree = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", lambda tree, **kwargs: None if tree == folder else rmtree(tree, **kwargs))
+    with pytest.raises(DataError, match=rf"data.txt can't be read back from {folder}. Remove that folder"):
+        read_svmlight(path, cache_dir=cache)
+
+
 def test_a_quicker_process_is_no_error(tmp_path, monkeypatch):
     path, cache = tmp_path / "data.txt", tmp_path / "cache"
     path.write_text("1 1:2\n0 1:3\n")
@@ -177,6 +240,15 @@ def test_memory_is_bounded(tmp_path, monkeypatch):
         ("1 0:2 1:3\n", r"set `zero_based=True` if indices start at 0"),
         ("", r"data.txt has no rows"),
         ("\n\n", r"data.txt has no rows"),
+        ("1 1:2\n0_1 1:1\n", r"line 2 reads '0_1 1:1' \(numbers have no underscore"),
+        ("# a_b\n1 1:2 # c_d\n0 1_0:1 # e", r"line 3 reads '0 1_0:1"),
+        ("1 1:2 2:1_0\n", r"line 1 reads '1 1:2 2:1_0'"),
+        ("\0" * 4000, r"data.txt holds nul bytes and is no svmlight text"),
+        ("1 1:2\n" + "\0" * 4000, r"data.txt holds nul bytes"),
+        (
+            "1 1:2\n0 900000000:1\n",
+            r"has the index 900000000 in 2 rows of 20 bytes, .* GiB .*read_svmlight\(num_features=900000000\)",
+        ),
     ],
 )
 def test_refuses_text(text, message, tmp_path):
@@ -271,6 +343,34 @@ def test_refuses_what_is_too_large_when_dense(tmp_path):
     path.write_text("1 300000000:1\n")
     with pytest.raises(DataError, match=r"300000000 features; dense, .* take 1.1 GiB, more than `max_gib`=1.0. Raise"):
         read_svmlight(path, max_gib=1.0)
+
+
+def test_an_index_out_of_proportion_may_be_meant(tmp_path, monkeypatch):
+    path = tmp_path / "data.txt"
+    path.write_text("1 30000:1\n")
+    monkeypatch.setattr(svmlight, "CACHED_FROM_ARRAY_BYTES", 1000)
+    with pytest.raises(DataError, match="has the index 30000 in 1 rows of 10 bytes"):
+        read_svmlight(path, cache_dir=tmp_path)
+    assert read_svmlight(path, cache_dir=tmp_path, num_features=30_000).features.sum() == 1
+    path.write_text("1 30000:1" + " " * 3 + "\n")
+    assert read_svmlight(path, cache_dir=tmp_path).features.sum() == 1
+
+
+def test_refuses_a_line_without_end(tmp_path, monkeypatch):
+    path = tmp_path / "data.txt"
+    path.write_text("1 1:1\n1 " + " " * 5000)
+    monkeypatch.setattr(svmlight, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(svmlight, "_LONGEST_LINE", 1000)
+    with pytest.raises(DataError, match="holds a line of more than 256 MiB and is no svmlight text"):
+        read_svmlight(path)
+    path.write_text("1 1:1" + " " * 900 + "\n-1 2:1" + " " * 900)
+    assert read_svmlight(path).features.tolist() == [[1, 0], [0, 1]]
+
+
+def test_comments_may_hold_underscores(tmp_path):
+    path = tmp_path / "data.txt"
+    path.write_text("# made_by hand\n1 1:2 # row_1\n0 1:1\n")
+    assert read_svmlight(path).features.tolist() == [[2], [1]]
 
 
 def test_names_a_missing_file(tmp_path):
