@@ -1,4 +1,4 @@
-"""Data sets that fetch a whole batch at once; one over arrays: tensors, numpy arrays, memory maps."""
+"""Data sets that fetch a whole batch at once; one over arrays: tensors, numpy arrays, memory maps, sparse matrices."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lightning_tpauc.data.targets import as_array
 from lightning_tpauc.errors import DataError
 
-__all__ = ("ArrayDataset", "RowsDataset")
+__all__ = ("ArrayDataset", "RowsDataset", "as_features")
 
 
 class RowsDataset(Dataset[Any], ABC):
@@ -31,11 +32,13 @@ class ArrayDataset(RowsDataset):
     """Rows of one array and their labels; a whole batch is fetched by one indexing call.
 
     Args:
-        features: tensor or numpy array (also a memory map) of shape ``(n, ...)``, any dtype.
-        targets: tensor, array or sequence of n labels.
+        features: tensor, numpy array (also a memory map) of shape ``(n, ...)``, or sparse matrix of scipy of shape
+            ``(n, m)``, whose rows become dense when they are fetched; any dtype.
+        targets: tensor, array, sequence or column of a table with n labels; ``None`` if there are none.
         shift: float array that broadcasts against a row; subtracted from what is fetched.
         scale: float array that broadcasts against a row; multiplies what is fetched, after the shift. A memory map is
             thus standardised without a copy.
+        dtype: what floats are fetched as, ``np.float32`` for instance; ``None`` leaves them as they are.
 
     Raises:
         DataError: if lengths differ.
@@ -51,48 +54,102 @@ class ArrayDataset(RowsDataset):
 
     def __init__(
         self,
-        features: Tensor | NDArray[Any],
+        features: Any,
         targets: Any,
         shift: NDArray[Any] | None = None,
         scale: NDArray[Any] | None = None,
+        *,
+        dtype: type[np.floating[Any]] | None = None,
     ) -> None:
-        self.features = features
-        self.targets = targets
+        # compressed rows can be indexed, whatever format comes in
+        self.features = features.tocsr() if hasattr(features, "tocsr") else features
+        # an array, since a column of a table is indexed by the labels of its rows and not by position
+        is_array = targets is None or isinstance(targets, (Tensor, np.ndarray))
+        self.targets = targets if is_array else as_array(targets)
         self.shift = None if shift is None else np.asarray(shift)
         self.scale = None if scale is None else np.asarray(scale)
-        self._on_host = _host_view(features) is not None
-        if len(features) != len(targets):
-            msg = f"Expected one label per row, but got {len(targets)} labels for {len(features)} rows."
+        self.dtype = dtype
+        self._on_host = _host_view(self.features) is not None
+        if targets is not None and len(targets) != len(self):
+            msg = f"Expected one label per row, but got {len(targets)} labels for {len(self)} rows."
             raise DataError(msg)
 
     def __len__(self) -> int:
-        return len(self.features)
+        return int(self.features.shape[0])
 
-    def __getitem__(self, row: int) -> tuple[Tensor, int]:
-        return self.rows(np.array([row]))[0], int(self.targets[row])
+    def __getitem__(self, row: int) -> Any:
+        features = self.rows(np.array([row]))[0]
+        return features if self.targets is None else (features, int(self.targets[row].item()))
 
     def rows(self, rows: NDArray[np.int64]) -> Tensor:
         """Features of shape ``(len(rows), ...)``."""
         # made anew each time: a tensor's memory moves when it is shared with a spawned process
         host = _host_view(self.features) if self._on_host else None
         if host is None:
-            features: Tensor = self.features  # type: ignore[assignment]  # arrays always have a view
-            found = features.index_select(0, torch.from_numpy(rows).to(features.device))
+            found: Tensor = self.features.index_select(0, torch.from_numpy(rows).to(self.features.device))
             if self.shift is not None:
                 found = found - torch.from_numpy(self.shift).to(found.device)
             return found if self.scale is None else found * torch.from_numpy(self.scale).to(found.device)
-        array = host.take(rows, axis=0) if host.flags.c_contiguous else host[rows]
+        if hasattr(host, "toarray"):
+            array = host[rows].toarray()
+        else:
+            array = host.take(rows, axis=0) if host.flags.c_contiguous else host[rows]
         if self.shift is not None:
             array = array - self.shift
-        return torch.from_numpy(array if self.scale is None else array * self.scale)
+        if self.scale is not None:
+            array = array * self.scale
+        if self.dtype is not None and array.dtype.kind == "f":
+            array = array.astype(self.dtype, copy=False)
+        return torch.from_numpy(array)
 
 
-def _host_view(features: Tensor | NDArray[Any]) -> NDArray[Any] | None:
+def _host_view(features: Any) -> Any:
     """A plain numpy view: on the CPU, ``take`` fetches a small batch ten times as fast as torch's indexing does."""
     if not isinstance(features, Tensor):
-        return features.view(np.ndarray)
+        return features.view(np.ndarray) if isinstance(features, np.ndarray) else features
     try:
         array: NDArray[Any] = features.detach().numpy()
     except TypeError:  # on a GPU, or a dtype or layout that numpy does not have
         return None
     return array
+
+
+def as_features(x: Any, name: str = "train_dataset") -> Any:
+    """Features that :class:`ArrayDataset` takes: tensors, arrays and sparse matrices, and tables as arrays.
+
+    Args:
+        x: what the user gave. Rows of tables are taken in their order, whatever their labels are.
+        name: how messages call it.
+
+    Raises:
+        DataError: if it is something else, or holds no numbers, or has masked entries.
+
+    Example:
+        >>> as_features(np.eye(2)).shape
+        (2, 2)
+    """
+    if isinstance(x, Tensor):
+        _require(x.layout == torch.strided, name, f"a tensor of layout {x.layout}", "Pass `x.to_dense()`")
+        return x
+    if hasattr(x, "tocsr"):
+        return x
+    if hasattr(x, "to_numpy"):
+        columns = zip(x.columns, x.dtypes, strict=True) if hasattr(x, "columns") else [("x", x.dtype)]
+        wrong = [str(column) for column, kind in columns if getattr(kind, "kind", "f") not in "buif"]
+        _require(not wrong, name, f"no numbers in {', '.join(wrong[:5])}", "Encode or drop these columns")
+        found = x.to_numpy()  # objects where kinds are mixed, all of which float64 holds
+        x = found if found.dtype.kind != "O" else x.to_numpy(dtype=np.float64, na_value=np.nan)
+    _require(isinstance(x, np.ndarray), name, f"a {type(x).__name__}", "Convert it with `torch.tensor(x)`")
+    _require(x.dtype.kind in "buifc", name, f"an array of dtype {x.dtype}", "Encode it as numbers")
+    masked = int(np.ma.getmaskarray(x).sum()) if isinstance(x, np.ma.MaskedArray) else 0
+    _require(not masked, name, f"{masked} masked entries", "Fill them, for instance with `x.filled(0)`")
+    return x
+
+
+def _require(fits: bool, name: str, found: str, remedy: str) -> None:
+    if not fits:
+        msg = (
+            f"Expected x in `{name}` to be a tensor, a numpy array, a sparse matrix or a table, all of numbers, but "
+            f"got {found}. {remedy}, or pass a data set."
+        )
+        raise DataError(msg)

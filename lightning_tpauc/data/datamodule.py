@@ -17,12 +17,13 @@ from lightning_tpauc.data.evaluated import EvaluationData
 from lightning_tpauc.data.fetch import fetcher_for
 from lightning_tpauc.data.loader import EvalLoader, PosNegLoader
 from lightning_tpauc.data.negatives import NegativeStream, as_stream
-from lightning_tpauc.data.parts import Datasets, EvaluatedPart, TrainingPart, as_dataset, sampled_rows
+from lightning_tpauc.data.parts import Datasets, EvaluatedPart, TrainingPart, as_dataset, float_dtype, sampled_rows
 from lightning_tpauc.data.planning import Split, make_sampler, make_training_part
 from lightning_tpauc.data.position import training_position
 from lightning_tpauc.data.sampler import SAMPLERS, BatchSampler, BatchSizes
+from lightning_tpauc.data.seeding import as_seed, say_what_seeds
 from lightning_tpauc.data.shards import current_world
-from lightning_tpauc.data.splits import check_validation_source
+from lightning_tpauc.data.splits import as_fraction, check_validation_source
 from lightning_tpauc.data.streamed import ScoredStream, StreamedLoader
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from lightning_tpauc.functional.checks import check_count
@@ -57,11 +58,13 @@ class PosNegDataModule(EvaluationData):
         steps_per_epoch: length of an epoch; ``None``: one pass over the larger of n+/S and n-/B steps, where a stream
             counts if it has a length, with its negatives divided by B~ + B.
         batch_size: examples per evaluation batch.
-        val_fraction: share of the training set that validates instead, stratified, in (0, 1).
+        val_fraction: share of the training set that validates instead, stratified, in (0, 1); both parts have both
+            classes.
         num_folds: number of folds of a stratified cross-validation over the training set.
         fold: the fold that validates, in ``0 .. num_folds - 1``.
-        split_seed: seed of the split or of the folds.
-        seed: seed of the sampling order and of augmentations.
+        split_seed: seed of the split or of the folds, in ``0 .. 2**32 - 1``.
+        seed: seed of the sampling order and of augmentations, in ``0 .. 2**64 - 1``. Lightning's ``seed_everything``
+            changes neither this nor the split, so that a run that is resumed or tested elsewhere sees the same ones.
         num_workers: worker processes per loader.
         pin_memory: whether to use page-locked memory; ``None``: with workers on a GPU.
         targets: the labels of the training set, or the name (attribute or key) under which all data sets keep theirs;
@@ -111,11 +114,13 @@ class PosNegDataModule(EvaluationData):
         self.num_pos, self.num_neg, self.num_dual_neg = num_pos, num_neg, num_dual_neg
         self.sampling, self.batch_size = sampling, batch_size
         self.val_fraction, self.num_folds, self.fold = val_fraction, num_folds, fold
-        self.split_seed, self.seed, self.targets = split_seed, seed, targets
+        self.split_seed, self.seed = as_seed(split_seed, "split_seed", bits=32), as_seed(seed, "seed")
+        self.targets = targets
         self.num_workers, self.pin_memory, self._epoch_steps = num_workers, pin_memory, steps_per_epoch
         self._check_arguments()
         self._said_capped = False
         self._raw: Datasets | None = None
+        self._dtype: type[np.floating[Any]] | None = None
         self._training: TrainingPart | None = None
         self._transformed: Datasets | None = None
         self._cursor: StreamCursor | None = None
@@ -130,6 +135,7 @@ class PosNegDataModule(EvaluationData):
             msg = f"Expected `sampling` to be 'auto', 'pos_neg', 'uniform' or 'full', but got {self.sampling!r}."
             raise ArgumentError(msg)
         check_validation_source(self.val_dataset, self.val_fraction, self.num_folds, self.fold)
+        self.val_fraction = None if self.val_fraction is None else as_fraction(self.val_fraction)
 
     # ---------------------------------------------------------------- for subclasses
 
@@ -155,13 +161,15 @@ class PosNegDataModule(EvaluationData):
 
     def setup(self, stage: str | None = None) -> None:
         """Build the data sets; for ``"fit"`` also find labels, split and check sizes. Called by the Trainer."""
-        raw = self.build_datasets(stage)
-        if self._raw is None or any(new is not old for new, old in zip(raw, self._raw, strict=True)):
-            self._raw, self._training, self._transformed, self._cursor = raw, None, None, None
-            given = {n: as_dataset(d, f"{n}_dataset") for n, d in raw._asdict().items() if n != "negatives"}
+        raw, dtype = self.build_datasets(stage), float_dtype(self.trainer)
+        known = (*(self._raw or ()), self._dtype)
+        if self._raw is None or any(new is not old for new, old in zip((*raw, dtype), known, strict=True)):
+            self._raw, self._training, self._transformed, self._cursor, self._dtype = raw, None, None, None, dtype
+            given = {n: as_dataset(d, f"{n}_dataset", dtype) for n, d in raw._asdict().items() if n != "negatives"}
             self._given = Datasets(**given, negatives=raw.negatives)
         if stage in ("fit", None) and self._given.train is not None:
             self.batch_sampler()
+            say_what_seeds(self.seed, self.split_seed)
         if stage == "validate" and not self._has_validation():
             msg = "There is no validation set: pass `val_dataset`, or split one off with `val_fraction` or `num_folds`."
             raise DataError(msg)

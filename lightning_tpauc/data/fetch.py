@@ -13,6 +13,7 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 
 from lightning_tpauc.data.arrays import ArrayDataset, RowsDataset
 from lightning_tpauc.data.joining import inputs_differ, join_inputs
+from lightning_tpauc.data.positions import as_positions
 from lightning_tpauc.data.seeding import seeded_items
 from lightning_tpauc.extras import import_extra
 
@@ -48,7 +49,7 @@ def fetcher_for(dataset: Any, seed: int = 0) -> Fetcher:
     if isinstance(dataset, Subset):
         inner = fetcher_for(dataset.dataset, seed)
         if not isinstance(inner, _FetchItems):
-            return _FetchSubset(inner, np.asarray(dataset.indices, dtype=np.int64))
+            return _FetchSubset(inner, as_positions(dataset.indices, len(dataset.dataset)))  # type: ignore[arg-type]
     if isinstance(dataset, RowsDataset):
         return _FetchArrays([dataset])
     if isinstance(dataset, (Tensor, np.ndarray)):

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import Dataset
 
-from lightning_tpauc.data.arrays import ArrayDataset
+from lightning_tpauc.data.arrays import ArrayDataset, as_features
 from lightning_tpauc.data.permutation import permute
+from lightning_tpauc.data.positions import check_positions
 from lightning_tpauc.data.targets import binary_labels, find_targets, label_of_item, stored_targets
 from lightning_tpauc.errors import DataError
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
 
 __all__ = (
     "Datasets",
@@ -20,6 +26,7 @@ __all__ = (
     "TrainingPart",
     "as_dataset",
     "evaluated_part",
+    "float_dtype",
     "labels_of_positives",
     "sampled_rows",
 )
@@ -119,15 +126,16 @@ def labels_of_positives(dataset: Any, targets: Any) -> NDArray[np.int8]:
     return labels
 
 
-def as_dataset(dataset: Any, name: str) -> Any:
-    """Turn a pair ``(x, y)`` of arrays into a data set, and refuse what has no length or no items.
+def as_dataset(dataset: Any, name: str, dtype: type[np.floating[Any]] | None = None) -> Any:
+    """Turn arrays and pairs ``(x, y)`` of them into a data set, and refuse what has no length or no items.
 
     Args:
         dataset: what the user gave; ``None`` stays ``None``.
         name: how messages call it.
+        dtype: what floats of numpy, pandas and scipy are fetched as; ``None`` leaves them as they are.
 
     Raises:
-        DataError: if it is not a map-style data set, or is empty.
+        DataError: if it is not a map-style data set, is empty, or is a subset with a mask as indices.
 
     Example:
         >>> type(as_dataset((np.zeros((2, 3)), [0, 1]), "train_dataset")).__name__
@@ -135,18 +143,17 @@ def as_dataset(dataset: Any, name: str) -> Any:
     """
     if dataset is None:
         return None
-    if isinstance(dataset, tuple) and len(dataset) == 2 and isinstance(dataset[0], (Tensor, np.ndarray)):
-        dataset = ArrayDataset(*dataset)
-    elif (
-        isinstance(dataset, tuple)
-        and len(dataset) == 2
-        and (isinstance(dataset[0], list) or hasattr(dataset[0], "__array__"))
-    ):
+    if isinstance(dataset, tuple) and len(dataset) == 2 and _is_array(dataset[0]):
+        x = as_features(dataset[0], name)
+        dataset = ArrayDataset(x, dataset[1], dtype=None if isinstance(x, Tensor) else dtype)
+    elif hasattr(dataset, "columns") and hasattr(dataset, "to_numpy"):
         msg = (
-            f"Expected `{name}` to be a pair of arrays (x, y) with x a tensor or numpy array, but x is a "
-            f"{type(dataset[0]).__name__}. Convert it with `torch.tensor(x)`, or pass a data set."
+            f"`{name}` is a {type(dataset).__name__}, of which nobody knows which column is the label. Pass a pair: "
+            "`(table.drop(columns='label'), table['label'])`; to predict, `table.to_numpy()`."
         )
         raise DataError(msg)
+    elif isinstance(dataset, np.ndarray) or (not isinstance(dataset, Dataset) and _has(dataset, "to_numpy", "tocsr")):
+        dataset = ArrayDataset(as_features(dataset, name), None, dtype=dtype)
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         msg = (
             f"Expected `{name}` to be a map-style data set (`__len__` and `__getitem__`), but got a "
@@ -156,7 +163,33 @@ def as_dataset(dataset: Any, name: str) -> Any:
     if len(dataset) == 0:
         msg = f"Expected `{name}` to have examples, but got 0. Pass None where there is no data."
         raise DataError(msg)
+    check_positions(dataset, name)
     return dataset
+
+
+def float_dtype(trainer: Trainer | None) -> type[np.floating[Any]] | None:
+    """What floats of numpy are fetched as, which has float64 where a model has float32: the model's dtype.
+
+    Args:
+        trainer: the attached Trainer; without one nobody knows the model, and they are left as they are.
+
+    Returns:
+        ``np.float32`` or ``None``. Precisions such as ``"64-true"`` convert inputs by themselves.
+    """
+    module = getattr(trainer, "lightning_module", None)
+    if trainer is None or module is None or str(trainer.precision) in ("64-true", "16-true", "bf16-true"):
+        return None
+    parameter = next((p for p in module.parameters() if p.is_floating_point()), None)
+    model_dtype = torch.get_default_dtype() if parameter is None else parameter.dtype
+    return np.float32 if model_dtype == torch.float32 else None
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, (Tensor, list)) or _has(x, "__array__", "to_numpy", "tocsr")
+
+
+def _has(x: Any, *names: str) -> bool:
+    return any(hasattr(x, name) for name in names)
 
 
 def sampled_rows(rows: NDArray[np.int64], count: int | None, seed: int) -> NDArray[np.int64]:

@@ -38,7 +38,7 @@ def permute(slots: Indices, passes: Indices, n: int, *, seed: int = 0, stream: i
         slots: int64 array, positions inside a pass, in ``0 .. n - 1``.
         passes: int64 array that broadcasts against ``slots``: which permutation, ``>= 0``.
         n: number of elements, in ``1 .. 2**62``.
-        seed: any integer; other seeds give unrelated permutations.
+        seed: any integer, of which the last 64 bits count; other seeds give unrelated permutations.
         stream: any integer; streams of one seed are independent of each other.
 
     Returns:
@@ -78,7 +78,7 @@ def stream_key(seed: int, stream: int, passes: Indices) -> Words:
         >>> stream_key(0, 1, np.arange(3)).dtype
         dtype('uint64')
     """
-    key = np.array([seed & _WORD], dtype=np.uint64)
+    key = np.array([int(seed) & _WORD], dtype=np.uint64)
     key = _mix(key + np.uint64(_GOLDEN)) + np.array([stream * _GOLDEN & _WORD], dtype=np.uint64)
     return _mix(_mix(key) + _words(np.asarray(passes)) * np.uint64(_GOLDEN))
 

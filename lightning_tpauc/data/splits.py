@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_tpauc.errors import ArgumentError, DataError
+from lightning_tpauc.functional.checks import is_real, is_whole
 
-__all__ = ("check_validation_source", "stratified_fold", "stratified_holdout")
+__all__ = ("as_fraction", "check_validation_source", "stratified_fold", "stratified_holdout")
 
 Indices = NDArray[np.int64]
 
@@ -26,6 +29,25 @@ def check_validation_source(
         raise ArgumentError(msg)
 
 
+def as_fraction(fraction: Any) -> float:
+    """A share as a Python float; numpy's float32 means the decimal number that it is printed as.
+
+    Args:
+        fraction: a number in (0, 1).
+
+    Raises:
+        ArgumentError: if it is none.
+
+    Example:
+        >>> as_fraction(np.float32(0.3))
+        0.3
+    """
+    if not is_real(fraction) or not 0.0 < fraction < 1.0:
+        msg = f"Expected the fraction to hold out, `val_fraction`, to be a number in (0, 1), but got {fraction!r}."
+        raise ArgumentError(msg)
+    return float(str(fraction)) if isinstance(fraction, np.floating) else float(fraction)
+
+
 def stratified_holdout(labels: NDArray[np.int8], fraction: float, seed: int) -> tuple[Indices, Indices]:
     """Split rows into (kept, held out), stratified by label.
 
@@ -35,7 +57,8 @@ def stratified_holdout(labels: NDArray[np.int8], fraction: float, seed: int) -> 
         seed: which split.
 
     Returns:
-        Two sorted int64 arrays that partition ``range(n)``.
+        Two sorted int64 arrays that partition ``range(n)``, both with both classes: of a class so rare that its share
+        would round to nothing, one example is exchanged.
 
     Raises:
         ArgumentError: if ``fraction`` is not in (0, 1).
@@ -48,9 +71,7 @@ def stratified_holdout(labels: NDArray[np.int8], fraction: float, seed: int) -> 
     """
     from sklearn.model_selection import train_test_split
 
-    if not 0.0 < fraction < 1.0:
-        msg = f"Expected the fraction to hold out to be in (0, 1), but got {fraction}."
-        raise ArgumentError(msg)
+    fraction = as_fraction(fraction)
     try:
         kept, held_out = train_test_split(
             np.arange(len(labels)), test_size=fraction, random_state=seed, stratify=labels, shuffle=True
@@ -61,7 +82,19 @@ def stratified_holdout(labels: NDArray[np.int8], fraction: float, seed: int) -> 
             f"classes in both parts ({error}). Choose another fraction, or pass separate data sets."
         )
         raise DataError(msg) from error
+    _exchange(labels, kept, held_out, seed)
     return np.sort(kept), np.sort(held_out)
+
+
+def _exchange(labels: NDArray[np.int8], kept: Indices, held_out: Indices, seed: int) -> None:
+    """Swap, in place, one example for one of a class that a part lacks; sizes stay."""
+    generator = np.random.default_rng(seed)
+    for part, other in ((held_out, kept), (kept, held_out)):
+        for value in (0, 1):
+            if (labels[part] != value).all():
+                source = generator.choice(np.flatnonzero(labels[other] == value))
+                sink = generator.integers(len(part))
+                part[sink], other[source] = other[source], part[sink]
 
 
 def stratified_fold(labels: NDArray[np.int8], num_folds: int, fold: int, seed: int) -> tuple[Indices, Indices]:
@@ -87,8 +120,8 @@ def stratified_fold(labels: NDArray[np.int8], num_folds: int, fold: int, seed: i
     """
     from sklearn.model_selection import StratifiedKFold
 
-    if num_folds < 2 or not 0 <= fold < num_folds:
-        msg = f"Expected `fold` in 0 .. `num_folds` - 1 and at least 2 folds, but got fold {fold} of {num_folds}."
+    if not (is_whole(num_folds) and is_whole(fold)) or num_folds < 2 or not 0 <= fold < num_folds:
+        msg = f"Expected `fold` in 0 .. `num_folds` - 1 and at least 2 folds, but got fold {fold!r} of {num_folds!r}."
         raise ArgumentError(msg)
     smallest = int(min(labels.sum(), len(labels) - labels.sum()))
     if smallest < num_folds:

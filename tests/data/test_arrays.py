@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_tpauc.data.arrays import ArrayDataset
+from lightning_tpauc.data.arrays import ArrayDataset, as_features
 from lightning_tpauc.errors import DataError
 from tests.data.items import N, X, Y
 from tests.tolerances import assert_close
@@ -51,6 +51,54 @@ def test_shift_and_scale(features):
 
 def test_a_tensor_with_gradients_is_data():
     assert not ArrayDataset(X.clone().requires_grad_(), Y).rows(ROWS).requires_grad
+
+
+@pytest.mark.parametrize("kind", ["csr_matrix", "csc_matrix", "coo_matrix", "csr_array", "coo_array", "lil_matrix"])
+def test_rows_of_sparse_matrices(kind):
+    sparse = pytest.importorskip("scipy.sparse")
+    dense = np.where(X.numpy() > 0.5, X.numpy(), 0)
+    data = ArrayDataset(as_features(getattr(sparse, kind)(dense)), Y)
+    assert len(data) == N
+    assert torch.equal(data.rows(ROWS), torch.from_numpy(dense[ROWS]))
+    shifted = ArrayDataset(getattr(sparse, kind)(dense), Y, shift=np.float32(1), scale=np.float32(2)).rows(ROWS)
+    assert torch.equal(shifted, torch.from_numpy((dense[ROWS] - 1) * 2))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.longdouble, np.dtype(">f8")])
+def test_floats_of_any_kind_in_one(dtype):
+    x = X.numpy().astype(dtype)
+    rows = ArrayDataset(x, Y, dtype=np.float32).rows(ROWS)
+    assert torch.equal(rows, torch.from_numpy(x[ROWS].astype(np.float32)))
+    # what is no float stays: an embedding looks up whole numbers
+    assert ArrayDataset(np.arange(N), Y, dtype=np.float32).rows(ROWS).dtype == torch.int64
+
+
+def test_tables_are_read_in_their_order():
+    pd = pytest.importorskip("pandas")
+    order = np.random.default_rng(0).permutation(N)
+    table = pd.DataFrame(X.numpy(), columns=list("abcd")).iloc[order]
+    table["e"] = pd.Series(Y.numpy(), index=range(N))[table.index].astype("boolean")
+    data = ArrayDataset(as_features(table), pd.Series(Y.numpy().astype(int)).iloc[order])
+    assert torch.equal(data.rows(ROWS)[:, :4], X.double()[torch.from_numpy(order[ROWS])])
+    assert data.rows(ROWS)[:, 4].tolist() == Y[torch.from_numpy(order[ROWS])].tolist()
+    assert [data[row][1] for row in range(N)] == Y[torch.from_numpy(order)].int().tolist()
+    assert as_features(table["a"]).tolist() == X[torch.from_numpy(order), 0].tolist()
+
+
+def test_refused_features():
+    pd = pytest.importorskip("pandas")
+    for x, found, remedy in (
+        (pd.DataFrame({"a": [1.0], "name": ["x"]}), "no numbers in name", "Encode or drop these columns"),
+        (pd.DataFrame({"a": pd.Series(["x"], dtype="category")}), "no numbers in a", "Encode"),
+        (pd.Series(["x"]), "no numbers in x", "Encode"),
+        (np.array(["x"]), "dtype <U1", "Encode it as numbers"),
+        (np.array([(1.0,)], dtype=[("a", "f4")]), "dtype", "Encode it as numbers"),
+        (np.ma.array([1.0, 2.0], mask=[0, 1]), "1 masked entries", "Fill them"),
+        (X.to_sparse(), "layout torch.sparse_coo", "x.to_dense"),
+        ([[1.0]], "a list", "torch.tensor"),
+    ):
+        with pytest.raises(DataError, match=rf"x in `val_dataset` to be a tensor.*{found}.*{remedy}"):
+            as_features(x, "val_dataset")
 
 
 def test_refuses_other_lengths():

@@ -355,6 +355,56 @@ def test_refuses_arguments(arguments, message):
         PosNegDataModule(DATA, **arguments)
 
 
+@pytest.mark.parametrize("name", ["seed", "split_seed"])
+@pytest.mark.parametrize("value", [None, 1.5, "7", -1, 2**64, True])
+def test_refuses_seeds(name, value):
+    with pytest.raises(ArgumentError, match=rf"`{name}` to be a whole number in 0 .. 2\*\*\d\d - 1, but got {value!r}"):
+        PosNegDataModule(DATA, **{name: value})
+
+
+def test_numbers_of_numpy_as_arguments():
+    def rows(kind, fraction):
+        datamodule = ready(seed=kind(3), split_seed=kind(2), val_fraction=fraction)
+        return rows_of(datamodule.train_dataloader()), rows_of(datamodule.val_dataloader())
+
+    expected = rows(int, 0.3)
+    for kind, fraction in ((np.int64, np.float32(0.3)), (np.uint8, np.float64(0.3)), (np.int16, np.float16(0.3))):
+        assert rows(kind, fraction) == expected
+
+
+@pytest.mark.parametrize("fraction", [0, 30, True, "0.3", float("nan")])
+def test_refuses_fractions(fraction):
+    with pytest.raises(ArgumentError, match=r"`val_fraction`, to be a number in \(0, 1\), but got"):
+        PosNegDataModule(DATA, val_fraction=fraction)
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float16, np.float32])
+@pytest.mark.parametrize(
+    ("precision", "seen"), [("32-true", torch.float32), ("bf16-mixed", torch.float32), ("64-true", torch.float64)]
+)
+def test_floats_of_numpy_become_the_models(precision, seen, kind):
+    """NumPy's default is float64 and torch's float32; whoever has tensors of another dtype meant it."""
+
+    class Looking(Recorder):
+        seen: tuple = ()
+
+        def training_step(self, batch, batch_idx):
+            self.seen += (batch.inputs.dtype,)
+            return super().training_step(batch, batch_idx)
+
+    x = X.numpy().astype(kind)
+    for train, targets in (((x, Y), None), (x, Y)):
+        module = Looking()
+        datamodule = PosNegDataModule(train, num_pos=3, num_neg=5, targets=targets, val_dataset=(x, Y))
+        make_trainer(max_epochs=1, precision=precision).fit(module, datamodule)
+        assert {*module.seen} == {seen}
+        assert len(module.eval_log) == 1
+    # the same data in a model of double precision: nothing is lost
+    module = Looking().double()
+    make_trainer(max_epochs=1, precision="32-true").fit(module, datamodule) if kind is np.float64 else None
+    assert {*module.seen} == ({torch.float64} if kind is np.float64 else set())
+
+
 class Frame:
     """Turns into an array when numpy asks for one, as a table of pandas does."""
 
@@ -364,8 +414,29 @@ class Frame:
 
 @pytest.mark.parametrize("x", [X.tolist(), Frame()], ids=["list", "frame"])
 def test_a_pair_that_is_no_pair_of_arrays(x):
-    with pytest.raises(DataError, match=rf"`train_dataset` to be a pair of arrays .* x is a {type(x).__name__}\. Conv"):
+    with pytest.raises(DataError, match=rf"Expected x in `train_dataset` .* got a {type(x).__name__}\. Conv"):
         ready((x, Y.tolist()))
+
+
+def test_a_table_alone_does_not_say_which_column_is_the_label():
+    pd = pytest.importorskip("pandas")
+    with pytest.raises(DataError, match=r"`train_dataset` is a DataFrame, .*Pass a pair: `\(table.drop\(columns="):
+        ready(pd.DataFrame({"a": [0.0, 1.0], "label": [0, 1]}), targets="label")
+
+
+def test_shuffled_tables_train_as_arrays_do():
+    pd = pytest.importorskip("pandas")
+    order = np.random.default_rng(0).permutation(N)
+    x, y = X.numpy()[order], Y.numpy().astype(int)[order]
+    table = pd.DataFrame(X.numpy(), columns=list("abcd")).iloc[order]
+    column = pd.Series(Y.numpy().astype(int)).iloc[order]
+    expected = list(ready((x, y), val_fraction=0.25).train_dataloader())
+    for data, targets in (((x, column), None), ((table, column), None), ((table, y), None), (x, column)):
+        batches = list(ready(data, targets=targets, val_fraction=0.25).train_dataloader())
+        assert all(torch.equal(b.inputs, e.inputs) for b, e in zip(batches, expected, strict=True))
+        assert ready(val_dataset=data if targets is None else None).num_positives == 12
+    targets = [batch.target for batch in ready(val_dataset=(table, column), batch_size=7).val_dataloader()]
+    assert torch.cat(targets).tolist() == y.tolist()
 
 
 def test_refuses_data():

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_tpauc.data.seeding import seeded_items
+from lightning_tpauc.data.seeding import as_seed, say_what_seeds, seeded_items
+from lightning_tpauc.errors import ArgumentError
 from tests.data.items import draw
 
 
@@ -54,3 +55,27 @@ def test_seeds_are_spread():
     assert len(np.unique(values)) == values.size
     assert abs(values.mean(axis=0) - 0.5).max() < 5 * 0.29 / 20
     assert abs(np.corrcoef(values.T) - np.eye(3)).max() < 5 / 20
+
+
+@pytest.mark.parametrize("seed", [3, np.int8(3), np.uint64(3), np.int64(3)])
+def test_seeds_of_any_kind(seed):
+    assert as_seed(seed, "seed") == 3
+    assert type(as_seed(seed, "seed")) is int
+    assert as_seed(2**64 - 1, "seed") == 2**64 - 1
+
+
+@pytest.mark.parametrize("seed", [None, 3.0, 3.5, "3", True, -1, 2**64, torch.tensor(3), [3]])
+def test_refused_seeds(seed):
+    with pytest.raises(ArgumentError, match=r"`seed` to be a whole number in 0 .. 2\*\*64 - 1, but got"):
+        as_seed(seed, "seed")
+
+
+def test_seed_everything_says_what_it_does_not_seed(monkeypatch, caplog):
+    for everything, seeds, said in ((None, (0, 0), 0), ("0", (0, 0), 0), ("7", (7, 0), 0), ("7", (0, 0), 1)):
+        caplog.clear()
+        monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+        if everything is not None:
+            monkeypatch.setenv("PL_GLOBAL_SEED", everything)
+        with caplog.at_level("INFO"):
+            say_what_seeds(*seeds)
+        assert len(caplog.records) == said

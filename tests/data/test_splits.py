@@ -1,9 +1,11 @@
 """Stratified splits."""
 
+import re
+
 import numpy as np
 import pytest
 
-from lightning_tpauc.data.splits import check_validation_source, stratified_fold, stratified_holdout
+from lightning_tpauc.data.splits import as_fraction, check_validation_source, stratified_fold, stratified_holdout
 from lightning_tpauc.errors import ArgumentError, DataError
 
 LABELS = (np.arange(200) % 10 == 0).astype(np.int8)
@@ -29,9 +31,37 @@ def test_folds_partition_the_set():
         assert LABELS[val].sum() == 4
 
 
-@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, 5])
+@pytest.mark.parametrize("num_positives", [2, 3, 4, 996, 998])
+@pytest.mark.parametrize("fraction", [0.01, 0.1, 0.9, 0.99])
+def test_both_parts_have_both_classes(fraction, num_positives):
+    labels = (np.arange(1000) < num_positives).astype(np.int8)
+    for seed in range(5):
+        kept, held = stratified_holdout(labels, fraction, seed)
+        assert np.array_equal(np.sort(np.concatenate([kept, held])), np.arange(1000))
+        assert len(held) == round(1000 * fraction)
+        assert {*labels[kept]} == {*labels[held]} == {0, 1}
+        assert np.array_equal(held, stratified_holdout(labels, fraction, seed)[1])
+
+
+def test_splits_that_had_both_classes_are_what_scikit_learn_says():
+    from sklearn.model_selection import train_test_split
+
+    for seed in range(5):
+        held = train_test_split(np.arange(200), test_size=0.1, random_state=seed, stratify=LABELS)[1]
+        assert np.array_equal(stratified_holdout(LABELS, 0.1, seed)[1], np.sort(held))
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, np.longdouble, float])
+def test_fractions_of_any_precision(kind):
+    assert as_fraction(kind(0.3)) == pytest.approx(0.3, abs=0)
+    assert type(as_fraction(kind(0.3))) is float
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.1, 5, float("nan"), True, "0.3", np.float32(1), [0.1]])
 def test_refuses_fractions(fraction):
-    with pytest.raises(ArgumentError, match=rf"in \(0, 1\), but got {fraction}"):
+    with pytest.raises(
+        ArgumentError, match=re.escape(f"`val_fraction`, to be a number in (0, 1), but got {fraction!r}")
+    ):
         stratified_holdout(LABELS, fraction, seed=0)
 
 
@@ -42,9 +72,9 @@ def test_refuses_a_class_that_is_too_small():
         stratified_fold(LABELS, 25, 0, seed=0)
 
 
-@pytest.mark.parametrize(("num_folds", "fold"), [(1, 0), (5, 5), (5, -1)])
+@pytest.mark.parametrize(("num_folds", "fold"), [(1, 0), (5, 5), (5, -1), (5, 1.0), ("5", 1), (5, "1")])
 def test_refuses_folds(num_folds, fold):
-    with pytest.raises(ArgumentError, match=f"but got fold {fold} of {num_folds}"):
+    with pytest.raises(ArgumentError, match=f"but got fold {fold!r} of {num_folds!r}"):
         stratified_fold(LABELS, num_folds, fold, seed=0)
 
 

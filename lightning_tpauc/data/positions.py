@@ -1,0 +1,91 @@
+"""Positions in a data set, as users give them: masks and labels of rows are told apart from positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset, Subset
+
+from lightning_tpauc.errors import DataError
+
+__all__ = ("as_positions", "check_positions")
+
+
+def as_positions(indices: Any, count: int, name: str = "train_dataset") -> NDArray[np.int64]:
+    """Positions of a :class:`~torch.utils.data.Subset` as whole numbers from 0 on.
+
+    Args:
+        indices: sequence, array or tensor of whole numbers in ``-count .. count - 1``, in any order, also repeated.
+        count: number of items that they choose from.
+        name: how messages call the data set.
+
+    Returns:
+        int64 array in ``0 .. count - 1``.
+
+    Raises:
+        DataError: if it is a mask (torch would read it as many times the items 0 and 1), a pandas Series (which is
+            indexed by its own labels), not whole numbers, or out of range.
+
+    Example:
+        >>> as_positions([2, -1, 2], count=4)
+        array([2, 3, 2])
+    """
+    if hasattr(indices, "iloc"):
+        msg = (
+            f"Subset in `{name}` has a {type(indices).__name__} of pandas as indices, which is read by its own labels "
+            "and not in order. Pass `indices.to_numpy()`."
+        )
+        raise DataError(msg)
+    array = np.asarray(indices.cpu() if isinstance(indices, Tensor) else indices)
+    if array.size == 0:
+        return np.empty(0, dtype=np.int64)
+    is_whole = array.dtype.kind in "iu"
+    # zeros and ones, one for each item: nobody wants so many copies of the first two
+    if array.dtype.kind == "b" or (is_whole and 2 < array.size == count and array.min() == 0 and array.max() == 1):
+        msg = (
+            f"Subset in `{name}` has a mask as indices, which would be read as the items 0 and 1 over and over. Pass "
+            "positions: `Subset(dataset, np.flatnonzero(mask))`."
+        )
+        raise DataError(msg)
+    if not is_whole or array.ndim != 1:
+        msg = (
+            f"Expected the indices of Subset in `{name}` to be whole numbers in one dimension, but got dtype "
+            f"{array.dtype} and shape {array.shape}."
+        )
+        raise DataError(msg)
+    wrong = array[(array < -count) | (array >= count)]
+    if wrong.size:
+        msg = (
+            f"Expected the indices of Subset in `{name}` to be below {count}, the number of items, but got {wrong[0]}."
+        )
+        raise DataError(msg)
+    positions = array.astype(np.int64)
+    return np.where(positions < 0, positions + count, positions)
+
+
+def check_positions(dataset: Any, name: str = "train_dataset") -> None:
+    """Raise :class:`DataError` if a subset inside the data set has a mask or the like as indices.
+
+    Data sets that keep another one as ``dataset``, and :class:`~torch.utils.data.ConcatDataset`, are looked through.
+
+    Args:
+        dataset: any data set.
+        name: how messages call it.
+
+    Raises:
+        DataError: see :func:`as_positions`.
+
+    Example:
+        >>> check_positions(Subset([5, 6, 7], [2, 0]))
+    """
+    if isinstance(dataset, Subset):
+        as_positions(dataset.indices, len(dataset.dataset), name)  # type: ignore[arg-type]  # those of torch have one
+    if isinstance(dataset, ConcatDataset):
+        for part in dataset.datasets:
+            check_positions(part, name)
+    inner = getattr(dataset, "dataset", None) if isinstance(dataset, Dataset) else None
+    if isinstance(inner, Dataset):
+        check_positions(inner, name)
