@@ -12,6 +12,7 @@ from typing_extensions import override
 from lightning_tpauc import checkpoint as checkpointing
 from lightning_tpauc.batch_norm import agree_on_statistics, batch_norm_statistics, recompute
 from lightning_tpauc.buckets import settle_buckets
+from lightning_tpauc.data.layout import layout
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_choice, check_count, is_real
 from lightning_tpauc.iterates import WeightIterates
@@ -170,8 +171,13 @@ class StageCallback(Callback):
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """See to it that no step starts from the average, even if a subclass's own hook did not put it back."""
+        """See to it that no step starts from the average, even if a subclass's own hook did not put it back.
+
+        An epoch's first batch shows what inputs consist of, and so where labels stand in batches to evaluate.
+        """
         leave_average(pl_module)  # type: ignore[arg-type]
+        if batch_idx == 0:
+            pl_module.input_layout = layout(getattr(batch, "inputs", None))
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from: which format, which kind of module, which rectangle."""
+"""Where a checkpoint comes from: which format, which kind of module, which rectangle, which inputs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,18 @@ __all__ = ("FORMAT_VERSION", "KEY", "check_objective", "objective", "read", "res
 KEY = "lightning_tpauc"
 #: What was trained for; in every checkpoint.
 RECTANGLE = "lightning_tpauc_rectangle"
+#: What its inputs consist of; in every checkpoint of a module that was trained.
+INPUTS = "lightning_tpauc_inputs"
 FORMAT_VERSION = 1
 #: Score differences at which two surrogates are told apart.
 _POINTS = (-2.0, -0.7, -0.1, 0.0, 0.3, 1.0)
 
 
 def sign(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
-    """Write down the rectangle, ``[min_tpr, max_fpr]``."""
+    """Write down the rectangle, ``[min_tpr, max_fpr]``, and the inputs' layout."""
     checkpoint[RECTANGLE] = [float(module.algorithm.min_tpr), float(module.algorithm.max_fpr)]
+    if module.input_layout is not None:
+        checkpoint[INPUTS] = module.input_layout
 
 
 def read(module: TPAUCModule, checkpoint: dict[str, Any]) -> dict[str, Any] | None:
@@ -51,6 +55,7 @@ def read(module: TPAUCModule, checkpoint: dict[str, Any]) -> dict[str, Any] | No
             f"{FORMAT_VERSION}. Upgrade with `pip install -U lightning-tpauc`."
         )
         raise CheckpointError(msg)
+    module.input_layout = checkpoint.get(INPUTS, module.input_layout)
     rectangle = checkpoint.get(RECTANGLE)
     if rectangle is not None:
         _compare(module, *rectangle)

@@ -8,13 +8,15 @@ from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
 from lightning_tpauc.algorithms import STACO, Algorithm
 from lightning_tpauc.data.batch import EvalBatch
+from lightning_tpauc.data.positions import check_loader
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.evaluation import Rectangle, as_rectangles, build_metrics, inputs_and_target
+from lightning_tpauc.evaluation import Rectangle, as_rectangles, build_metrics, inputs_and_target, inputs_to_predict
 from lightning_tpauc.functional.checks import check_choice
 from lightning_tpauc.iterates import master_dtype
 from lightning_tpauc.support import log_replicated
@@ -59,7 +61,9 @@ class ScoringModule(LightningModule):
         self.algorithm_is_default = algorithm is None
         algorithm = STACO() if algorithm is None else algorithm
         _check_kinds(algorithm, backbone)
-        refuse_taken(self, "algorithm", "score_activation", *(["backbone"] if backbone is not None else []))
+        refuse_taken(
+            self, "algorithm", "score_activation", "input_layout", *(["backbone"] if backbone is not None else [])
+        )
         self._has_own_backbone = backbone is not None
         if backbone is not None:
             self.backbone: Any = backbone  # any type, so that a class mixed in may say what its own is
@@ -68,6 +72,8 @@ class ScoringModule(LightningModule):
         self._reported = as_rectangles(rectangles), log_objective
         self.val_metrics: MetricCollection = self._metrics("val/")
         self.test_metrics: MetricCollection = self._metrics("test/")
+        #: What the inputs consist of that it was trained on; see :func:`~lightning_tpauc.data.layout.layout`.
+        self.input_layout: Any = None
         #: Of all data loaders but the first, whose metrics are the two above; there while they are evaluated.
         self._further_metrics: list[MetricCollection] = []
 
@@ -145,20 +151,26 @@ class ScoringModule(LightningModule):
         own = Rectangle(self.algorithm.min_tpr, self.algorithm.max_fpr)
         return build_metrics(own, others, log_objective, surrogate, prefix)
 
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:  # noqa: ARG002
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Collect raw scores and targets, of each data loader apart."""
+        if batch_idx == 0:
+            self._check_loader(dataloader_idx)
         self._evaluate(self.val_metrics, batch, dataloader_idx)
 
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:  # noqa: ARG002
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Collect raw scores and targets, of each data loader apart."""
+        if batch_idx == 0:
+            self._check_loader(dataloader_idx)
         self._evaluate(self.test_metrics, batch, dataloader_idx)
 
-    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:  # noqa: ARG002
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """Raw scores and, for batches of a ``PosNegDataModule``, which examples they belong to."""
+        if batch_idx == 0:
+            self._check_loader(dataloader_idx)
         if isinstance(batch, EvalBatch):
             real = batch.example_id >= 0
             return {"example_id": batch.example_id[real], "score": self.raw_scores(batch.inputs)[real]}
-        return {"score": self.raw_scores(batch[0] if isinstance(batch, (tuple, list)) else batch)}
+        return {"score": self.raw_scores(inputs_to_predict(batch, self._known_layout(batch)))}
 
     def on_validation_epoch_start(self) -> None:
         """Forget what a validation that was broken off has collected."""
@@ -182,8 +194,23 @@ class ScoringModule(LightningModule):
         self._log_metrics(self.test_metrics, len(self.trainer.num_test_batches))
 
     def _evaluate(self, first: MetricCollection, batch: Any, dataloader_idx: int) -> None:
-        inputs, target = inputs_and_target(batch)
+        inputs, target = inputs_and_target(batch, self._known_layout(batch))
         self._metrics_of(first, dataloader_idx + 1)[-1].update(self.raw_scores(inputs), target)
+
+    def _check_loader(self, number: int) -> None:
+        trainer = self._trainer
+        if trainer is None:  # a step of a loop of one's own
+            return
+        kind = "test" if trainer.testing else "predict" if trainer.predicting else "val"
+        loaders = getattr(trainer, f"{kind}_dataloaders", None)
+        if loaders is not None:
+            check_loader(CombinedLoader(loaders).flattened[number])
+
+    def _known_layout(self, batch: Any) -> Any:
+        datamodule: Any = getattr(self._trainer, "datamodule", None)
+        if self.input_layout is None and not isinstance(batch, EvalBatch) and hasattr(datamodule, "input_layout"):
+            self.input_layout = datamodule.input_layout()  # before the first step of a training
+        return self.input_layout
 
     def _metrics_of(self, first: MetricCollection, num_loaders: int) -> list[MetricCollection]:
         while len(self._further_metrics) < num_loaders - 1:

@@ -8,12 +8,13 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO
-from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.evaluation import inputs_and_target
+from lightning_tpauc.data.batch import EvalBatch
+from lightning_tpauc.errors import ArgumentError, DataError
+from lightning_tpauc.evaluation import inputs_and_target, inputs_to_predict
 from lightning_tpauc.functional import two_way_partial_auroc
 from tests.fixed import make_trainer
 from tests.tolerances import assert_close
@@ -132,7 +133,7 @@ class DataBatch(SimpleNamespace):
     """Stands for a batch of PyG."""
 
 
-X, Y = torch.zeros(2, DIM), torch.tensor([0, 1])
+X, ONES, Y = torch.zeros(2, DIM), torch.ones(2, DIM), torch.tensor([0, 1])
 
 
 @pytest.mark.parametrize(
@@ -148,11 +149,145 @@ X, Y = torch.zeros(2, DIM), torch.tensor([0, 1])
             "labels 0 and 1 in the batches, but found 0.25. Pass, for instance, (y > 0.5)",
         ),
         ((X, torch.tensor([0.0, torch.nan])), "labels 0 and 1 in the batches, but found nan"),
+        ((X, torch.tensor([-1, 1])), "labels 0 and 1 in the batches, but found -1. Pass, for instance, (y > 0)"),
+        ((X, torch.tensor([2, 1])), "labels 0 and 1 in the batches, but found 2"),
+        ((X, torch.zeros(2, 3)), "one label per example as the last entry of the batches, but got shape (2, 3)"),
+        ((X, Y, Y), "but got 3 entries, and what was trained on is unknown: nobody knows which of them is the label"),
     ],
 )
 def test_batches_of_another_kind(batch, words):
     with pytest.raises(ArgumentError, match=re.escape(words)):
         inputs_and_target(batch)
+
+
+def test_batches_of_more_entries_than_the_model_was_trained_on():
+    for known in ("tensor", ["tensor"] * 3, ["tensor", "mapping"]):
+        with pytest.raises(ArgumentError, match="3 entries, and the model was trained on inputs"):
+            inputs_and_target((X, X, Y), known)
+        with pytest.raises(ArgumentError, match=r"several inputs as a tuple of their own: `\(\(a, b\), target\)`"):
+            inputs_to_predict((X, X, Y, Y), "tensor")
+    inputs, target = inputs_and_target((X, ONES, Y), ["tensor", "tensor"])
+    assert inputs[0] is X
+    assert inputs[1] is ONES
+    assert torch.equal(target, Y)
+    with pytest.raises(ArgumentError, match="2 entries, and the model was trained on inputs"):  # there is no label
+        inputs_and_target((X, Y), ["tensor", "tensor"])
+
+
+def test_a_pair_of_inputs_and_a_label_is_never_ambiguous():
+    for known in (None, ["tensor", "tensor"]):
+        for batch in ([[X, ONES], Y], ((X, ONES), Y)):
+            (a, b), target = inputs_and_target(batch, known)
+            assert a is X
+            assert b is ONES
+            assert torch.equal(target, Y)
+            assert inputs_to_predict(batch, known)[1] is ONES
+
+
+def test_what_an_epochs_batches_hold_that_no_metric_counts():
+    batch = EvalBatch(X, torch.tensor([-1, 1]), torch.tensor([0, 1]))
+    assert inputs_and_target(batch)[1] is batch.target  # a data module's own: -1 stands for rows that are repeated
+
+
+def test_plus_and_minus_one_are_refused_by_loaders_as_by_data_modules():
+    x, y = make_problem()
+    for labels in (2 * y - 1, (2 * y - 1).float(), y + 1, torch.where(y == 1, -1, 0)):
+        with pytest.raises(ArgumentError, match="labels 0 and 1 in the batches, but found"):
+            make_trainer(precision="32-true").validate(
+                make_module(), DataLoader(TensorDataset(x, labels), batch_size=64), verbose=False
+            )
+
+
+class TwoInputs(nn.Module):
+    """Scores by features and one more number, both of which it needs."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(DIM + 1, 1)
+
+    def forward(self, inputs):
+        features, sex = inputs
+        return self.linear(torch.cat([features, sex[:, None].float()], dim=1))
+
+
+def two_inputs():
+    x, y = make_problem()
+    sex = torch.randint(0, 2, (len(y),), generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(0)
+    return TensorDataset(x, sex, y), TPAUCModule(TwoInputs(), STACO(0.6, 0.4), lambda p: torch.optim.SGD(p, lr=0.05))
+
+
+class OwnLoaders(PosNegDataModule):
+    """Validates by a plain loader, sanity check included, which comes before the first step."""
+
+    def val_dataloader(self):
+        return DataLoader(self.train_dataset, batch_size=16)
+
+
+def expected_area(dataset, module):
+    x, sex, y = dataset.tensors
+    with torch.no_grad():
+        return float(two_way_partial_auroc(module.raw_scores((x, sex)), y, 0.6, 0.4))
+
+
+def test_the_label_stands_in_one_place_everywhere(tmp_path):
+    dataset, module = two_inputs()
+    data = OwnLoaders(dataset, num_pos=4, num_neg=10, val_dataset=dataset)
+    trainer = make_trainer(precision="32-true", num_sanity_val_steps=2)
+    trainer.fit(module, data)
+    area, loader = expected_area(dataset, module), DataLoader(dataset, batch_size=16)
+    assert float(trainer.callback_metrics["val/tpauc"]) == pytest.approx(area, rel=1e-5)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+    known = [TPAUCModule.load_from_checkpoint(tmp_path / f"{n}.ckpt", backbone=TwoInputs()) for n in ("a", "weights")]
+    for trained in (module, *known):
+        for what in (loader, PosNegDataModule(val_dataset=dataset, test_dataset=dataset)):
+            for subject in ("validate", "test"):
+                (found,) = getattr(make_trainer(precision="32-true"), subject)(trained, what, verbose=False)
+                assert found[f"{'val' if subject == 'validate' else 'test'}/tpauc"] == pytest.approx(area, rel=1e-5)
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+def test_predictions_on_items_with_and_without_labels(tmp_path, labelled):
+    dataset, module = two_inputs()
+    trainer = make_trainer(precision="32-true")
+    trainer.fit(module, PosNegDataModule(dataset, num_pos=4, num_neg=10))
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    known = TPAUCModule.load_from_checkpoint(tmp_path / "a.ckpt", backbone=TwoInputs())
+    expected = module.raw_scores(dataset.tensors[:2]).detach()
+    given = dataset if labelled else TensorDataset(*dataset.tensors[:2])
+    for trained in (module, known):
+        for what in (DataLoader(given, batch_size=16), PosNegDataModule(predict_dataset=given)):
+            outputs = make_trainer(precision="32-true").predict(trained, what)
+            assert_close(torch.cat([output["score"] for output in outputs]), expected, "float32")
+    # a training set says it, too; without one nobody knows
+    fresh = two_inputs()[1]
+    with_training = PosNegDataModule(dataset, predict_dataset=given, num_pos=4, num_neg=10)
+    scores = make_trainer(precision="32-true").predict(fresh, with_training)[0]["score"]
+    assert_close(scores, fresh.raw_scores(dataset.tensors[:2]).detach(), "float32")
+    if labelled:
+        with pytest.raises(ArgumentError, match="what was trained on is unknown"):
+            make_trainer(precision="32-true").predict(two_inputs()[1], DataLoader(given, batch_size=16))
+        with pytest.raises(DataError, match="the 3 entries of the items of `predict_dataset`"):
+            make_trainer(precision="32-true").predict(two_inputs()[1], PosNegDataModule(predict_dataset=given))
+
+
+@pytest.mark.parametrize("subject", ["validate", "test", "predict"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda data, mask: DataLoader(Subset(data, mask), batch_size=16),
+        lambda data, mask: DataLoader(data, batch_size=16, sampler=SubsetRandomSampler(mask.tolist())),
+        lambda data, mask: [DataLoader(data, batch_size=16), DataLoader(Subset(data, mask.tolist()), batch_size=16)],
+    ],
+    ids=["subset", "sampler", "second loader"],
+)
+def test_masks_are_refused_in_loaders(subject, make):
+    data, mask = TensorDataset(*make_problem()), torch.arange(104) >= 10
+    quiet = {} if subject == "predict" else {"verbose": False}
+    with pytest.raises(DataError, match=r"in `the data loader` has a mask as indices, .*np.flatnonzero\(mask\)"):
+        getattr(make_trainer(precision="32-true"), subject)(make_module(), make(data, mask), **quiet)
+    getattr(make_trainer(precision="32-true"), subject)(make_module(), make(data, mask.nonzero()[:, 0]), **quiet)
 
 
 def test_a_loader_of_mappings_is_refused_by_its_type():

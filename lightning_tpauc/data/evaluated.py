@@ -8,7 +8,14 @@ from lightning.pytorch import LightningDataModule
 
 from lightning_tpauc.data.fetch import fetcher_for, unaugmented
 from lightning_tpauc.data.loader import EvalLoader, PosNegLoader
-from lightning_tpauc.data.parts import Datasets, EvaluatedPart, TrainingPart, evaluated_part
+from lightning_tpauc.data.parts import (
+    Datasets,
+    EvaluatedPart,
+    TrainingPart,
+    evaluated_part,
+    predicted_part,
+    training_layout,
+)
 from lightning_tpauc.errors import DataError
 
 __all__ = ("EvaluationData",)
@@ -35,6 +42,7 @@ class EvaluationData(LightningDataModule):
         super().__init__()
         self._loaders: list[PosNegLoader | EvalLoader] = []
         self._given = Datasets()
+        self._evaluated: dict[str, EvaluatedPart] = {}
 
     def _training_part(self) -> TrainingPart:
         raise NotImplementedError
@@ -51,7 +59,7 @@ class EvaluationData(LightningDataModule):
         """Batches of the validation set, of the part split off from the training set, or no loader."""
         datasets = self._datasets()
         if datasets.val is not None:
-            return self._eval_loader(evaluated_part(datasets.val, self.targets, "val_dataset"))
+            return self._eval_loader(self._labelled("val", datasets.val))
         if not self._has_validation():
             return []
         part = self._training_part()
@@ -59,11 +67,26 @@ class EvaluationData(LightningDataModule):
 
     def test_dataloader(self) -> EvalLoader:
         """Batches of the test set."""
-        return self._eval_loader(evaluated_part(self._require("test"), self.targets, "test_dataset"))
+        return self._eval_loader(self._labelled("test", self._require("test")))
 
     def predict_dataloader(self) -> EvalLoader:
         """Batches of the data to predict on; the target is -1 where there are no labels."""
-        return self._eval_loader(evaluated_part(self._require("predict"), self.targets, "predict_dataset"))
+        return self._eval_loader(predicted_part(unaugmented(self._require("predict")), self.targets, self.input_layout))
+
+    def input_layout(self) -> Any:
+        """What the model's inputs consist of: what its module knows from its training, else the training set's first.
+
+        ``None`` if there is neither; see :func:`~lightning_tpauc.data.layout.layout`.
+        """
+        known = getattr(getattr(self.trainer, "lightning_module", None), "input_layout", None)
+        return training_layout(self._datasets().train) if known is None and self._given.train is not None else known
+
+    def _labelled(self, name: str, dataset: Any) -> EvaluatedPart:
+        """A data set with its labels, which are looked for once: that may take a pass over all items."""
+        part = self._evaluated.get(name)
+        if part is None or part.dataset is not dataset:
+            part = self._evaluated[name] = evaluated_part(dataset, self.targets, f"{name}_dataset")
+        return part
 
     def _eval_loader(self, part: EvaluatedPart, *, persistent: bool = True) -> EvalLoader:
         how = self.batch_size, self.num_workers, self._pins_memory(), persistent

@@ -13,6 +13,7 @@ from torch.utils.data import Subset, TensorDataset, default_collate
 
 from lightning_tpauc.data.arrays import ArrayDataset, RowsDataset
 from lightning_tpauc.data.joining import inputs_differ, join_inputs
+from lightning_tpauc.data.layout import without_label
 from lightning_tpauc.data.positions import as_positions
 from lightning_tpauc.data.seeding import seeded_items
 from lightning_tpauc.extras import import_extra
@@ -179,8 +180,8 @@ def collate_with_rows(fetch: Fetcher, rows: Indices, step: int, items: list[Any]
 
 def _without_labels(items: list[Any]) -> list[Any]:
     first = items[0]
-    if isinstance(first, (tuple, list)) and len(first) > 1:
-        return [item[0] if len(item) == 2 else tuple(item[:-1]) for item in items]
+    if isinstance(first, (tuple, list)) and len(first) > 0:  # a single entry is no label
+        return [item[0] if len(item) == 1 else without_label(item) for item in items]
     return items
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
-from lightning_tpauc.data.arrays import ArrayDataset, as_features
+from lightning_tpauc.data.arrays import ArrayDataset, RowsDataset, as_features
+from lightning_tpauc.data.layout import WithoutLabels, has_label, layout, without_label
 from lightning_tpauc.data.permutation import permute
 from lightning_tpauc.data.positions import check_positions
-from lightning_tpauc.data.targets import binary_labels, find_targets, label_of_item, stored_targets
+from lightning_tpauc.data.seeding import seeded_items
+from lightning_tpauc.data.targets import as_array, binary_labels, find_targets, label_of_item, stored_targets
 from lightning_tpauc.errors import DataError
 
 if TYPE_CHECKING:
@@ -28,7 +31,9 @@ __all__ = (
     "evaluated_part",
     "float_dtype",
     "labels_of_positives",
+    "predicted_part",
     "sampled_rows",
+    "training_layout",
 )
 
 # Stream of the sample of negatives that scoring uses; see the samplers' streams.
@@ -205,25 +210,76 @@ def sampled_rows(rows: NDArray[np.int64], count: int | None, seed: int) -> NDArr
 
 
 def evaluated_part(dataset: Any, targets: Any, name: str) -> EvaluatedPart:
-    """All rows of a data set, with labels; those of a data set to predict on may be unknown.
+    """All rows of a data set to evaluate, with labels.
 
     Args:
         dataset: map-style data set.
         targets: the name under which it keeps its labels; anything else is ignored, since arrays of labels belong to
             the training set.
-        name: ``"val_dataset"``, ``"test_dataset"`` or ``"predict_dataset"``.
+        name: ``"val_dataset"`` or ``"test_dataset"``.
 
     Example:
         >>> evaluated_part(ArrayDataset(np.zeros((2, 3)), [0, 1]), None, "val_dataset").labels
         array([0, 1], dtype=int8)
     """
     key = targets if isinstance(targets, str) else None
-    rows = np.arange(len(dataset), dtype=np.int64)
-    if name != "predict_dataset":
-        return EvaluatedPart(dataset, rows, find_targets(dataset, key, name))
-    unknown = np.full(len(dataset), -1, dtype=np.int8)
-    stored = stored_targets(dataset, key)
+    return EvaluatedPart(dataset, np.arange(len(dataset), dtype=np.int64), find_targets(dataset, key, name))
+
+
+def predicted_part(dataset: Any, targets: Any, inputs: Callable[[], Any]) -> EvaluatedPart:
+    """All rows of a data set to predict on, which may have labels or not.
+
+    Args:
+        dataset: map-style data set. Tuples as long as those of the training set end with a label, shorter ones do not.
+        targets: as in :func:`evaluated_part`.
+        inputs: says the :func:`~lightning_tpauc.data.layout.layout` of the inputs that the model was trained on, or
+            ``None``.
+
+    Raises:
+        DataError: if nobody knows whether the items' last entry is a label.
+
+    Example:
+        >>> part = predicted_part([("some words", 3.0)], None, lambda: ["words", "tensor"])
+        >>> part.labels, part.dataset[0]
+        (array([-1], dtype=int8), (('some words', 3.0),))
+    """
+    rows, unknown = np.arange(len(dataset), dtype=np.int64), np.full(len(dataset), -1, dtype=np.int8)
+    if not isinstance(dataset, (Tensor, RowsDataset)):
+        with seeded_items(0, 0):
+            item = dataset[0]
+        if isinstance(item, (tuple, list)) and len(item) > 1:
+            labelled = has_label(item, inputs())
+            if labelled is None and not (len(item) == 2 and np.size(as_array(item[1])) == 1):
+                msg = (
+                    f"Nobody knows whether the last of the {len(item)} entries of the items of `predict_dataset` is a "
+                    "label: pass `train_dataset`, too, or predict with a module that was trained or loaded from a "
+                    "checkpoint; or let the items be `((a, b), label)`."
+                )
+                raise DataError(msg)
+            if labelled is False:
+                return EvaluatedPart(_inputs_alone(dataset), rows, unknown)
+    stored = stored_targets(dataset, targets if isinstance(targets, str) else None)
     try:
-        return EvaluatedPart(dataset, rows, unknown if stored is None else binary_labels(stored, name))
+        return EvaluatedPart(dataset, rows, unknown if stored is None else binary_labels(stored, "predict_dataset"))
     except DataError:  # placeholders, such as nan or zeros of another shape: there is nothing to measure
         return EvaluatedPart(dataset, rows, unknown)
+
+
+def _inputs_alone(dataset: Any) -> Any:
+    if isinstance(dataset, TensorDataset):  # fetched at once, without its last tensor
+        return TensorDataset(*dataset.tensors, torch.empty(len(dataset), 0))
+    return WithoutLabels(dataset)
+
+
+def training_layout(dataset: Any) -> Any:
+    """The :func:`~lightning_tpauc.data.layout.layout` of the inputs of a training set, from its first item.
+
+    Example:
+        >>> training_layout([("some words", 3.0, 1)])
+        ['words', 'tensor']
+    """
+    if isinstance(dataset, (Tensor, RowsDataset)):
+        return "tensor"
+    with seeded_items(0, 0):
+        item = dataset[0]
+    return layout(without_label(item) if isinstance(item, (tuple, list)) and len(item) > 1 else item)

@@ -7,20 +7,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset, SubsetRandomSampler
 
 from lightning_tpauc.errors import DataError
 
-__all__ = ("as_positions", "check_positions")
+__all__ = ("as_positions", "check_loader", "check_positions")
 
 
-def as_positions(indices: Any, count: int, name: str = "train_dataset") -> NDArray[np.int64]:
+def as_positions(indices: Any, count: int, name: str = "train_dataset", who: str = "Subset") -> NDArray[np.int64]:
     """Positions of a :class:`~torch.utils.data.Subset` as whole numbers from 0 on.
 
     Args:
         indices: sequence, array or tensor of whole numbers in ``-count .. count - 1``, in any order, also repeated.
         count: number of items that they choose from.
         name: how messages call the data set.
+        who: what has the indices.
 
     Returns:
         int64 array in ``0 .. count - 1``.
@@ -35,7 +36,7 @@ def as_positions(indices: Any, count: int, name: str = "train_dataset") -> NDArr
     """
     if hasattr(indices, "iloc"):
         msg = (
-            f"Subset in `{name}` has a {type(indices).__name__} of pandas as indices, which is read by its own labels "
+            f"{who} in `{name}` has a {type(indices).__name__} of pandas as indices, which is read by its own labels "
             "and not in order. Pass `indices.to_numpy()`."
         )
         raise DataError(msg)
@@ -46,21 +47,19 @@ def as_positions(indices: Any, count: int, name: str = "train_dataset") -> NDArr
     # zeros and ones, one for each item: nobody wants so many copies of the first two
     if array.dtype.kind == "b" or (is_whole and 2 < array.size == count and array.min() == 0 and array.max() == 1):
         msg = (
-            f"Subset in `{name}` has a mask as indices, which would be read as the items 0 and 1 over and over. Pass "
-            "positions: `Subset(dataset, np.flatnonzero(mask))`."
+            f"{who} in `{name}` has a mask as indices, which would be read as the items 0 and 1 over and over. Pass "
+            f"positions: `{who}(..., np.flatnonzero(mask))`."
         )
         raise DataError(msg)
     if not is_whole or array.ndim != 1:
         msg = (
-            f"Expected the indices of Subset in `{name}` to be whole numbers in one dimension, but got dtype "
+            f"Expected the indices of {who} in `{name}` to be whole numbers in one dimension, but got dtype "
             f"{array.dtype} and shape {array.shape}."
         )
         raise DataError(msg)
     wrong = array[(array < -count) | (array >= count)]
     if wrong.size:
-        msg = (
-            f"Expected the indices of Subset in `{name}` to be below {count}, the number of items, but got {wrong[0]}."
-        )
+        msg = f"Expected the indices of {who} in `{name}` to be below {count}, the number of items, but got {wrong[0]}."
         raise DataError(msg)
     positions = array.astype(np.int64)
     return np.where(positions < 0, positions + count, positions)
@@ -89,3 +88,23 @@ def check_positions(dataset: Any, name: str = "train_dataset") -> None:
     inner = getattr(dataset, "dataset", None) if isinstance(dataset, Dataset) else None
     if isinstance(inner, Dataset):
         check_positions(inner, name)
+
+
+def check_loader(loader: Any, name: str = "the data loader") -> None:
+    """The same for a data loader: its data set, and the indices that its sampler draws from.
+
+    Args:
+        loader: any iterable; only what has a ``dataset`` is looked at.
+        name: how messages call it.
+
+    Raises:
+        DataError: see :func:`as_positions`.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> check_loader(DataLoader([5, 6, 7]))
+    """
+    dataset, sampler = getattr(loader, "dataset", None), getattr(loader, "sampler", None)
+    check_positions(dataset, name)
+    if isinstance(sampler, SubsetRandomSampler):
+        as_positions(sampler.indices, len(dataset), name, "SubsetRandomSampler")  # type: ignore[arg-type]  # it has one

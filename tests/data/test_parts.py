@@ -6,7 +6,8 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 from lightning_tpauc.data.arrays import ArrayDataset
-from lightning_tpauc.data.parts import TrainingPart, as_dataset, evaluated_part
+from lightning_tpauc.data.fetch import fetcher_for
+from lightning_tpauc.data.parts import TrainingPart, as_dataset, evaluated_part, predicted_part, training_layout
 from lightning_tpauc.errors import DataError
 from tests.data.items import Items, N, X, Y, pair
 
@@ -62,8 +63,54 @@ def test_evaluated_parts():
     assert evaluated_part(Items(pair, flag=~Y), "flag", "test_dataset").labels.tolist() == (~Y).int().tolist()
 
 
+def predicted(dataset, known=None):
+    """Labels, and inputs as a model gets them."""
+    part = predicted_part(dataset, None, lambda: known)
+    inputs = fetcher_for(part.dataset)(part.rows, 0)
+    return part.labels.tolist(), inputs
+
+
+PAIRS = [(X[row], 2 * X[row]) for row in range(N)]
+
+
 def test_prediction_needs_no_labels():
-    assert evaluated_part(X, None, "predict_dataset").labels.tolist() == [-1] * N
-    assert evaluated_part(TensorDataset(X, Y), None, "predict_dataset").labels.tolist() == Y.int().tolist()
+    unknown = [-1] * N
     placeholder = TensorDataset(X, torch.full((N,), torch.nan))
-    assert evaluated_part(placeholder, None, "predict_dataset").labels.tolist() == [-1] * N
+    for dataset, labels in ((X, unknown), (TensorDataset(X, Y), Y.int().tolist()), (placeholder, unknown)):
+        for known in (None, "tensor"):
+            found, inputs = predicted(dataset, known)
+            assert found == labels
+            assert torch.equal(inputs, X)
+
+
+@pytest.mark.parametrize("dataset", [TensorDataset(X, 2 * X), PAIRS, [list(pair) for pair in PAIRS]])
+def test_unlabelled_tuples_to_predict_on_keep_all_their_entries(dataset):
+    labels, inputs = predicted(dataset, ["tensor", "tensor"])
+    assert labels == [-1] * N
+    assert torch.equal(inputs[0], X)
+    assert torch.equal(inputs[1], 2 * X)
+    with pytest.raises(DataError, match=r"last of the 2 entries of the items of `predict_dataset` is a label"):
+        predicted(dataset)
+
+
+@pytest.mark.parametrize("dataset", [TensorDataset(X, 2 * X, Y), [(*PAIRS[row], int(Y[row])) for row in range(N)]])
+def test_labelled_tuples_to_predict_on_lose_their_label(dataset):
+    _, inputs = predicted(dataset, ["tensor", "tensor"])
+    assert torch.equal(inputs[1], 2 * X)
+    assert len(inputs) == 2
+    for known in (None, "tensor", ["tensor"] * 4, "mapping"):
+        with pytest.raises(DataError, match="the 3 entries of the items"):
+            predicted(dataset, known)
+
+
+def test_single_entries_are_no_labels():
+    for dataset in (TensorDataset(X), [(x,) for x in X], [[x] for x in X]):
+        assert torch.equal(predicted(dataset, "tensor")[1], X)
+        assert torch.equal(fetcher_for(dataset)(np.arange(N), 0), X)
+
+
+def test_the_layout_of_a_training_set():
+    assert training_layout(X) == training_layout(TensorDataset(X, Y)) == training_layout(Items(pair)) == "tensor"
+    assert training_layout(TensorDataset(X, X, Y)) == ["tensor", "tensor"]
+    assert training_layout([((X[0], "word"), 1)]) == ["tensor", "words"]
+    assert training_layout([{"x": 1, "label": 0}]) == "mapping"
