@@ -151,36 +151,37 @@ class ScoringModule(LightningModule):
         own = Rectangle(self.algorithm.min_tpr, self.algorithm.max_fpr)
         return build_metrics(own, others, log_objective, surrogate, prefix)
 
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:  # noqa: ARG002
         """Collect raw scores and targets, of each data loader apart."""
-        if batch_idx == 0:
-            self._check_loader(dataloader_idx)
         self._evaluate(self.val_metrics, batch, dataloader_idx)
 
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:  # noqa: ARG002
         """Collect raw scores and targets, of each data loader apart."""
-        if batch_idx == 0:
-            self._check_loader(dataloader_idx)
         self._evaluate(self.test_metrics, batch, dataloader_idx)
 
-    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:  # noqa: ARG002
         """Raw scores and, for batches of a ``PosNegDataModule``, which examples they belong to."""
-        if batch_idx == 0:
-            self._check_loader(dataloader_idx)
         if isinstance(batch, EvalBatch):
             real = batch.example_id >= 0
             return {"example_id": batch.example_id[real], "score": self.raw_scores(batch.inputs)[real]}
         return {"score": self.raw_scores(inputs_to_predict(batch, self._known_layout(batch)))}
 
     def on_validation_epoch_start(self) -> None:
-        """Forget what a validation that was broken off has collected."""
+        """Forget what a validation that was broken off has collected, and look at the loaders."""
         super().on_validation_epoch_start()
+        _check_loaders(self.trainer.val_dataloaders)
         self._forget_batches(self.val_metrics)
 
     def on_test_epoch_start(self) -> None:
-        """Forget what a test that was broken off has collected."""
+        """Forget what a test that was broken off has collected, and look at the loaders."""
         super().on_test_epoch_start()
+        _check_loaders(self.trainer.test_dataloaders)
         self._forget_batches(self.test_metrics)
+
+    def on_predict_epoch_start(self) -> None:
+        """Look at the loaders."""
+        super().on_predict_epoch_start()
+        _check_loaders(self.trainer.predict_dataloaders)
 
     def on_validation_epoch_end(self) -> None:
         """Log ``val/tpauc`` and its companions; the sanity check logs nothing, since it sees a few batches only.
@@ -196,15 +197,6 @@ class ScoringModule(LightningModule):
     def _evaluate(self, first: MetricCollection, batch: Any, dataloader_idx: int) -> None:
         inputs, target = inputs_and_target(batch, self._known_layout(batch))
         self._metrics_of(first, dataloader_idx + 1)[-1].update(self.raw_scores(inputs), target)
-
-    def _check_loader(self, number: int) -> None:
-        trainer = self._trainer
-        if trainer is None:  # a step of a loop of one's own
-            return
-        kind = "test" if trainer.testing else "predict" if trainer.predicting else "val"
-        loaders = getattr(trainer, f"{kind}_dataloaders", None)
-        if loaders is not None:
-            check_loader(CombinedLoader(loaders).flattened[number])
 
     def _known_layout(self, batch: Any) -> Any:
         datamodule: Any = getattr(self._trainer, "datamodule", None)
@@ -228,6 +220,11 @@ class ScoringModule(LightningModule):
     def _forget_batches(self, first: MetricCollection) -> None:
         first.reset()
         self._further_metrics.clear()
+
+
+def _check_loaders(loaders: Any) -> None:
+    for loader in CombinedLoader(loaders).flattened:
+        check_loader(loader)
 
 
 def refuse_taken(module: LightningModule, *names: str) -> None:

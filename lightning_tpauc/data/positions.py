@@ -104,7 +104,10 @@ def check_loader(loader: Any, name: str = "the data loader") -> None:
         >>> from torch.utils.data import DataLoader
         >>> check_loader(DataLoader([5, 6, 7]))
     """
-    dataset, sampler = getattr(loader, "dataset", None), getattr(loader, "sampler", None)
+    dataset = getattr(loader, "dataset", None)
     check_positions(dataset, name)
-    if isinstance(sampler, SubsetRandomSampler):
-        as_positions(sampler.indices, len(dataset), name, "SubsetRandomSampler")  # type: ignore[arg-type]  # it has one
+    # Lightning gives a loader to predict on another sampler, and leaves the old one with the batch sampler
+    for holder in (loader, getattr(loader, "batch_sampler", None)):
+        sampler = getattr(holder, "sampler", None)
+        if isinstance(sampler, SubsetRandomSampler):
+            as_positions(sampler.indices, len(dataset), name, "SubsetRandomSampler")  # type: ignore[arg-type]
