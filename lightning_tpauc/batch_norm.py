@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from lightning_tpauc.calling import call_model
 from lightning_tpauc.distributed import world_size
 from lightning_tpauc.transfer import device_batches
 
@@ -69,7 +70,7 @@ def recompute(module: LightningModule, trainer: Trainer) -> None:
     # the fit loop may stand in the middle, or at the end, of its own iteration
     batches = loader.whole_epoch() if hasattr(loader, "whole_epoch") else loader
     for batch in device_batches(module, batches):
-        module(batch.inputs)
+        call_model(module, batch.inputs)
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
     for child, training in modes:

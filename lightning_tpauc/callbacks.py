@@ -18,7 +18,7 @@ from lightning_tpauc.functional.checks import check_choice, check_count, is_real
 from lightning_tpauc.iterates import WeightIterates
 from lightning_tpauc.previous import PreviousWeights
 from lightning_tpauc.schedules import prepare_plateau_schedulers, step_plateau_schedulers
-from lightning_tpauc.scores import ScoreMemory, score_training_set
+from lightning_tpauc.scores import ScoreMemory, check_first_batch, score_training_set
 from lightning_tpauc.sharding import reshard
 from lightning_tpauc.support import log_replicated
 
@@ -209,6 +209,7 @@ class StageCallback(Callback):
             raise ArgumentError(msg)
         num_positives = given if given is not None else found
         if num_positives is None:
+            check_first_batch(trainer)
             msg = (
                 "The number of training positives is unknown: train with a PosNegDataModule, or pass `num_positives` "
                 f"to {type(module).__name__}."

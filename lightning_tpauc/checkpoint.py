@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from lightning_tpauc import random_state
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.batch_norm import agree_on_statistics, batch_norm_statistics
+from lightning_tpauc.compiled import own_names
 from lightning_tpauc.distributed import gather_objects, handling_exception, world_size
 from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning
 from lightning_tpauc.iterates import assign, whole
@@ -118,6 +119,7 @@ def load_weights(module: nn.Module, path: str | Path) -> None:
     except Exception as error:
         msg = f"`init_from={str(path)!r}` is not a readable Lightning checkpoint: {error}"
         raise CheckpointError(msg) from error
+    weights = own_names(module, weights)
     own = dict(module.state_dict())
     missing, unexpected = sorted(set(own) - set(weights)), sorted(set(weights) - set(own))
     shapes = [n for n in own if n in weights and own[n].shape != weights[n].shape]

@@ -16,14 +16,14 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_only
 from torch.multiprocessing.spawn import ProcessRaisedException
 from typing_extensions import override
 
 from lightning_tpauc import algorithms, data, models
 from lightning_tpauc.cli_errors import explain
 from lightning_tpauc.data import PosNegDataModule
-from lightning_tpauc.errors import TPAUCError, TPAUCWarning
+from lightning_tpauc.errors import TPAUCError
 from lightning_tpauc.module import TPAUCModule
 from lightning_tpauc.prediction import PredictionWriter
 from lightning_tpauc.roc_figure import ROCFigure
@@ -107,17 +107,6 @@ class TPAUCCLI(LightningCLI):
         if self.subcommand != "fit":
             # ModelCheckpoint says so about its own bookkeeping, which only training goes on with.
             warnings.filterwarnings("ignore", message="The dirpath has changed from")
-
-    def before_fit(self) -> None:
-        """Say what a swap of the method alone would get wrong; a model's scores may be probabilities without it."""
-        model = self.model
-        if model.algorithm.takes_probabilities and model.score_activation == "identity":
-            name = type(model.algorithm).__name__
-            rank_zero_warn(
-                f"{name} is made for scores in [0, 1], but `score_activation` is 'identity'. Set "
-                "`--model.score_activation sigmoid`, unless the model's scores are probabilities already.",
-                category=TPAUCWarning,
-            )
 
     def after_fit(self) -> None:
         """Print what the run reached, and how to test it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
@@ -70,7 +70,12 @@ def metric_name(rectangle: Rectangle) -> str:
 
 
 def build_metrics(
-    trained: Rectangle, others: Sequence[Rectangle], log_objective: bool, surrogate: Surrogate | None, prefix: str
+    trained: Rectangle,
+    others: Sequence[Rectangle],
+    log_objective: bool,
+    surrogate: Surrogate | None,
+    score_activation: Literal["identity", "sigmoid"],
+    prefix: str,
 ) -> MetricCollection:
     """Metrics over one shared store of scores: ``tpauc``, further rectangles, ``auroc`` and, if asked, ``objective``.
 
@@ -79,12 +84,18 @@ def build_metrics(
         others: rectangles to report by their names; the trained one may be among them.
         log_objective: whether to report the exact training objective.
         surrogate: the objective's surrogate; squared hinge if ``None``.
+        score_activation: what the objective applies to the raw scores, as training does.
         prefix: ``"val/"`` or ``"test/"``.
     """
     metrics: dict[str, Metric] = {"tpauc": _tpauc(trained), "auroc": _tpauc(Rectangle(0.0, 1.0))}
     metrics.update({metric_name(rectangle): _tpauc(rectangle) for rectangle in others})
     if log_objective:
-        metrics["objective"] = ExactObjective(*trained, surrogate=surrogate or "squared_hinge", ignore_index=IGNORED)
+        metrics["objective"] = ExactObjective(
+            *trained,
+            surrogate=surrogate or "squared_hinge",
+            score_activation=score_activation,
+            ignore_index=IGNORED,
+        )
     return MetricCollection(dict(metrics), prefix=prefix)
 
 

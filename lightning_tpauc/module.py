@@ -16,7 +16,8 @@ from lightning_tpauc import origin
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.callbacks import StageCallback, leave_average
 from lightning_tpauc.checkpoint_io import use_atomic_files
-from lightning_tpauc.data.batch import PosNegBatch
+from lightning_tpauc.compiled import compile_model_alone
+from lightning_tpauc.data.batch import PosNegBatch, check_training_batch
 from lightning_tpauc.distributed import JointScores, gather_scores
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import as_index, check_count, is_real
@@ -32,7 +33,9 @@ from lightning_tpauc.support import refuse_unsupported
 __all__ = ("TPAUCModule",)
 
 #: Attributes that are assigned in every step and never hold a tensor.
-_PLAIN = frozenset({"_current_fx_name", "_loss_was_logged", "batches_seen", "in_step", "step_skipped"})
+_PLAIN = frozenset(
+    {"_current_fx_name", "_activation_checked", "_loss_was_logged", "batches_seen", "in_step", "step_skipped"}
+)
 
 
 class TPAUCModule(OptimizedModule):
@@ -44,7 +47,9 @@ class TPAUCModule(OptimizedModule):
     is logged as ``train/loss`` every ``Trainer(log_every_n_steps)`` steps and at an epoch's end.
 
     Args:
-        backbone: maps ``inputs`` to scores of shape ``(N,)`` or ``(N, 1)``, larger meaning more positive.
+        backbone: maps ``inputs`` to scores of shape ``(N,)`` or ``(N, 1)``, larger meaning more positive, or to the
+            logits of two classes, ``(N, 2)``, whose difference is the score; alone or as ``logits`` of the output.
+            Inputs that are mappings or PyG graphs are passed by keyword where its ``forward`` names their entries.
         algorithm: the training method; STACO1 at ``min_tpr = max_fpr = 0.5`` if ``None``, which evaluates a checkpoint
             at the rectangle that it was trained for.
         optimizer: maps parameters to a :class:`torch.optim.Optimizer`. If ``None``, the mixed-in module's
@@ -143,11 +148,7 @@ class TPAUCModule(OptimizedModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:  # noqa: ARG002
         """One step of the algorithm and of the optimizer; nothing in here waits for the device."""
-        if not isinstance(batch, PosNegBatch):
-            msg = (
-                f"Expected training batches of type PosNegBatch (use PosNegDataModule), but got {type(batch).__name__}."
-            )
-            raise ArgumentError(msg)
+        check_training_batch(batch)
         optimizer = self.single_optimizer()
         self.in_step = True
         self.algorithm.step_scale = self.step_scale(optimizer)
@@ -252,6 +253,7 @@ class TPAUCModule(OptimizedModule):
         if self._restored is not None:  # by an earlier run that failed before its training started; this one begins
             self._restored = None
             self._forget_training()
+        compile_model_alone(self)
         given = super().configure_callbacks()
         given = list(given) if isinstance(given, Sequence) else [given]
         refuse_unsupported(self.trainer, given)

@@ -8,16 +8,19 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.algorithms.base import TrainingScores
+from lightning_tpauc.data.batch import check_training_batch
 from lightning_tpauc.distributed import gather_variable
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.transfer import device_batches
 
 if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
     from lightning_tpauc.data.loader import EvalLoader
     from lightning_tpauc.data.streamed import ScoredStream
     from lightning_tpauc.module import TPAUCModule
 
-__all__ = ("ScoreMemory", "score_examples", "score_training_set")
+__all__ = ("ScoreMemory", "check_first_batch", "score_examples", "score_training_set")
 
 
 class ScoreMemory:
@@ -90,6 +93,14 @@ class ScoreMemory:
             self.update(self.pos_scores[:0], in_order, torch.arange(0, device=self.pos_scores.device))
 
 
+def check_first_batch(trainer: Trainer) -> None:
+    """Raise :class:`ArgumentError` if nothing here trains on such batches; reads one, for a run that fails anyway."""
+    loader: Any = trainer.fit_loop._combined_loader
+    for batch, _, _ in loader or ():
+        check_training_batch(batch)
+        return
+
+
 @torch.no_grad()
 def score_examples(module: TPAUCModule, loader: EvalLoader | ScoredStream) -> Tensor:
     """Scores of all examples of an evaluation loader, on every rank, in the order of ``example_id``.
@@ -135,6 +146,7 @@ def score_training_set(module: TPAUCModule, max_negatives: int | None = None) ->
     """
     datamodule: Any = module.trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
     if not hasattr(datamodule, "scoring_dataloaders"):
+        check_first_batch(module.trainer)
         msg = (
             "The exact dual variables are solved from the scores of the training set, which only a PosNegDataModule "
             "can go through: train with one, or set `dual_init='zeros'` (and `stage_restart='ones'` in stages)."

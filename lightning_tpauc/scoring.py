@@ -8,14 +8,16 @@ from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities import CombinedLoader, rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
 from lightning_tpauc.algorithms import STACO, Algorithm
+from lightning_tpauc.calling import call_model, is_squashed, one_score, scores_of
+from lightning_tpauc.compiled import own_names
 from lightning_tpauc.data.batch import EvalBatch
 from lightning_tpauc.data.positions import check_loader
-from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.evaluation import Rectangle, as_rectangles, build_metrics, inputs_and_target, inputs_to_predict
 from lightning_tpauc.functional.checks import check_choice
 from lightning_tpauc.iterates import master_dtype
@@ -30,7 +32,7 @@ class ScoringModule(LightningModule):
     Args:
         algorithm: the training method; it knows the rectangle to report and whether it wants raw scores. STACO if
             ``None``.
-        backbone: maps ``inputs`` to scores of shape ``(N,)`` or ``(N, 1)``, larger meaning more positive.
+        backbone: maps ``inputs`` to scores; see :class:`~lightning_tpauc.TPAUCModule`.
         score_activation: what lies between raw scores and the algorithm, ``"identity"`` or ``"sigmoid"``.
         rectangles: further (min_tpr, max_fpr) pairs to report.
         log_objective: also report the exact training objective F, on the evaluated data.
@@ -57,6 +59,7 @@ class ScoringModule(LightningModule):
     ) -> None:
         super().__init__(**kwargs)
         check_choice(score_activation, "score_activation", ("identity", "sigmoid"))
+        self.register_load_state_dict_pre_hook(_accept)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         #: Whether nobody chose the algorithm; a checkpoint then says which rectangle is evaluated.
         self.algorithm_is_default = algorithm is None
         algorithm = STACO() if algorithm is None else algorithm
@@ -65,6 +68,10 @@ class ScoringModule(LightningModule):
             self, "algorithm", "score_activation", "input_layout", *(["backbone"] if backbone is not None else [])
         )
         self._has_own_backbone = backbone is not None
+        #: Whether a class that is mixed in scores by itself.
+        self._inherits_forward = (
+            backbone is None and getattr(super().forward, "__func__", None) is not LightningModule.forward
+        )
         if backbone is not None:
             self.backbone: Any = backbone  # any type, so that a class mixed in may say what its own is
         self.algorithm = algorithm
@@ -74,37 +81,38 @@ class ScoringModule(LightningModule):
         self.test_metrics: MetricCollection = self._metrics("test/")
         #: What the inputs consist of that it was trained on; see :func:`~lightning_tpauc.data.layout.layout`.
         self.input_layout: Any = None
+        self._activation_checked = False
         #: Of all data loaders but the first, whose metrics are the two above; there while they are evaluated.
         self._further_metrics: list[MetricCollection] = []
 
     # ---------------------------------------------------------------- scores
 
     def forward(self, inputs: Any) -> Tensor:
-        """Scores of ``inputs``, shape ``(N,)`` or ``(N, 1)``: the backbone's, or those of the class mixed in.
+        """The output of the backbone, or of the class mixed in, for ``inputs``; see :func:`call_model`.
 
         Raises:
             ArgumentError: if there is no model.
         """
-        if self._has_own_backbone:  # the usual case, in every step
-            return cast(Tensor, self.backbone(inputs))
         if self._inherits_forward:
-            return cast(Tensor, super().forward(inputs))
-        self.require_model()
-        return cast(Tensor, self.backbone(inputs))  # a subclass's own
+            return cast(Tensor, call_model(super().forward, inputs))
+        if not self._has_own_backbone:  # a subclass may have its own
+            self.require_model()
+        return cast(Tensor, call_model(self.backbone, inputs))
+
+    @property
+    def has_model(self) -> bool:
+        """Whether there is something that scores."""
+        defines_forward = type(self).forward is not ScoringModule.forward
+        return defines_forward or self._inherits_forward or hasattr(self, "backbone")
 
     def require_model(self) -> None:
         """Raise :class:`ArgumentError` unless there is something that scores."""
-        if type(self).forward is ScoringModule.forward and not (self._inherits_forward or hasattr(self, "backbone")):
+        if not self.has_model:
             msg = (
                 f"{type(self).__name__} has no model: pass `backbone=`, define `forward(inputs) -> scores`, or mix "
                 "TPAUCModule into a LightningModule that has a `forward`."
             )
             raise ArgumentError(msg)
-
-    @property
-    def _inherits_forward(self) -> bool:
-        """Whether a class that is mixed in scores by itself."""
-        return getattr(super().forward, "__func__", None) is not LightningModule.forward
 
     @property
     def score_dtype(self) -> torch.dtype:
@@ -118,18 +126,43 @@ class ScoringModule(LightningModule):
         Raises:
             ArgumentError: if the model does not return one score per example.
         """
-        scores = self(inputs)
-        if not isinstance(scores, Tensor) or scores.ndim not in (1, 2) or (scores.ndim == 2 and scores.shape[1] != 1):
-            shape = tuple(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
-            msg = f"Expected `forward` to return one score per example, shape (N,) or (N, 1), but got {shape}."
-            raise ArgumentError(msg)
-        return scores.reshape(-1).to(master_dtype(scores.dtype))
+        scores = scores_of(call_model(self, inputs))
+        if not self._activation_checked and scores.requires_grad:
+            self._activation_checked = True
+            self._check_activation(is_squashed(scores, getattr(self, "backbone", None)))
+        return one_score(scores.to(master_dtype(scores.dtype)))
 
     def algorithm_scores(self, inputs: Any) -> Tensor:
         """Scores as the algorithm sees them: :meth:`raw_scores` after ``score_activation``."""
         scores = self.raw_scores(inputs)
-        use_sigmoid = self.score_activation == "sigmoid" and not self.algorithm.takes_logits
-        return scores.sigmoid() if use_sigmoid else scores
+        return scores.sigmoid() if self._algorithm_activation == "sigmoid" else scores
+
+    @property
+    def _algorithm_activation(self) -> Literal["identity", "sigmoid"]:
+        return "identity" if self.algorithm.takes_logits else self.score_activation
+
+    def _check_activation(self, squashed: bool) -> None:
+        """Say once, in the first step of training, what a sigmoid too many or too few would do in silence."""
+        name = type(self.algorithm).__name__
+        if squashed and self.algorithm.takes_logits:
+            rank_zero_warn(
+                f"{name} takes raw scores, but the model ends in a sigmoid or softmax. Leave it out of the model, and "
+                "set `score_activation='sigmoid'` for the methods that want one.",
+                category=TPAUCWarning,
+            )
+        elif squashed and self.score_activation == "sigmoid":
+            rank_zero_warn(
+                "The model ends in a sigmoid or softmax, and `score_activation='sigmoid'` applies another: all scores "
+                "lie between 0.27 and 0.74, with small gradients. Leave out one of the two.",
+                category=TPAUCWarning,
+            )
+        elif not squashed and self.algorithm.takes_probabilities and self.score_activation == "identity":
+            rank_zero_warn(
+                f"{name} is made for scores in [0, 1], but `score_activation` is 'identity'. Set "
+                "`score_activation='sigmoid'` (`--model.score_activation sigmoid`), unless the model's scores are "
+                "probabilities already.",
+                category=TPAUCWarning,
+            )
 
     def full_precision(self) -> AbstractContextManager[Any]:
         """Context for pairwise work, which mixed precision must not run in half precision."""
@@ -149,7 +182,7 @@ class ScoringModule(LightningModule):
         others, log_objective = self._reported
         surrogate = getattr(self.algorithm, "surrogate", None) if log_objective else None
         own = Rectangle(self.algorithm.min_tpr, self.algorithm.max_fpr)
-        return build_metrics(own, others, log_objective, surrogate, prefix)
+        return build_metrics(own, others, log_objective, surrogate, self._algorithm_activation, prefix)
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:  # noqa: ARG002
         """Collect raw scores and targets, of each data loader apart."""
@@ -225,6 +258,18 @@ class ScoringModule(LightningModule):
 def _check_loaders(loaders: Any) -> None:
     for loader in CombinedLoader(loaders).flattened:
         check_loader(loader)
+
+
+def _accept(module: ScoringModule, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Before weights are loaded: see that there is a model for them, and call them by its names."""
+    if not module.has_model and any(name.startswith(f"{prefix}backbone.") for name in state):
+        msg = (
+            f"The weights are those of a backbone, which {type(module).__name__} does not have: pass `backbone=`, "
+            "as in `TPAUCModule.load_from_checkpoint(path, backbone=net)`."
+        )
+        raise ArgumentError(msg)
+    ours = {name.removeprefix(prefix): state.pop(name) for name in list(state) if name.startswith(prefix)}
+    state.update({prefix + name: value for name, value in own_names(module, ours).items()})
 
 
 def refuse_taken(module: LightningModule, *names: str) -> None:

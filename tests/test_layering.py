@@ -21,6 +21,7 @@ LAYERS = (
     {"errors", "metric_names", "version"},
     {
         "checkpoint_io",
+        "compiled",
         "distributed",
         "extras",
         "functional",
@@ -32,6 +33,7 @@ LAYERS = (
         "transfer",
     },
     {"algorithms", "data", "iterates", "metrics", "models"},
+    {"calling"},
     {"batch_norm", "buckets", "evaluation", "prediction", "previous", "random_state", "roc_figure", "scores"},
     {"checkpoint", "scoring"},
     {"callbacks", "guard", "optimization"},

@@ -24,7 +24,10 @@ from tests.test_resume import Crash, CrashError, make_problem
 from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers.*", "ignore:.*`val_dataloader`.*", "ignore:.*Checkpoint directory.*"
+    "ignore:.*does not have many workers.*",
+    "ignore:.*`val_dataloader`.*",
+    "ignore:.*Checkpoint directory.*",
+    "ignore:PAUCI is made for scores",
 )
 
 STEPS = 40

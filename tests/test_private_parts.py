@@ -22,11 +22,16 @@ from tests.paths import ROOT
 #: Module and attribute: whose it is, and what goes wrong without it.
 USED = {
     ("batch_norm", "_NormBase"): (lambda _: nn.modules.batchnorm, "statistics are neither averaged nor agreed on"),
+    ("calling", "_orig_mod"): (lambda _: torch.compile(nn.Linear(1, 1)), "compiled models get mappings as they are"),
     ("checkpoint", "_given_hyperparameters"): (
         lambda _: hparams_mixin,
         "a checkpoint of the command line can't be loaded without arguments",
     ),
     ("checkpoint", "_trainer"): (lambda t: t.lightning_module, "checkpoints carry no fingerprint of the data"),
+    ("compiled", "_compiler_ctx"): (
+        lambda t: t.lightning_module,
+        "steps of a compiled module are compiled, with wrong gradients",
+    ),
     ("data.loader", "_iterator"): (
         lambda _: DataLoader(TensorDataset(torch.zeros(1))),
         "workers of a run that fails end five seconds late each",
@@ -60,6 +65,7 @@ USED = {
     ),
     ("origin", "_trainer"): (lambda t: t.lightning_module, "checkpoints of weights alone are resumed from"),
     ("schedules", "_results"): (lambda t: t, "ReduceLROnPlateau does not see what training and validation log"),
+    ("scores", "_combined_loader"): (lambda t: t.fit_loop, "an ordinary DataLoader is refused for a lesser reason"),
     ("support", "_save_distributed_checkpoint"): (
         lambda _: ModelParallelStrategy(),
         "nobody warns of folders that are overwritten",

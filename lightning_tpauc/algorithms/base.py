@@ -11,6 +11,7 @@ from torch import Tensor
 from lightning_tpauc.algorithms.state import DeclaredState
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import as_index, check_rectangle
+from lightning_tpauc.functional.eager import eager
 from lightning_tpauc.functional.surrogates import Surrogate
 
 __all__ = ("Algorithm", "PreviousScores", "TrainingScores")
@@ -139,6 +140,7 @@ class Algorithm(DeclaredState, ABC):
 
     # ---------------------------------------------------------------- training
 
+    @eager
     def __call__(
         self,
         pos_scores: Tensor,

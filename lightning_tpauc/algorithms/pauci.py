@@ -11,6 +11,7 @@ from lightning_tpauc.algorithms.arguments import require_range
 from lightning_tpauc.algorithms.base import PreviousScores
 from lightning_tpauc.algorithms.recursive import RecursiveAlgorithm
 from lightning_tpauc.functional.checks import common_dtype
+from lightning_tpauc.functional.eager import eager
 from lightning_tpauc.functional.pauci import (
     VARIABLES,
     instance_loss,
@@ -133,6 +134,7 @@ class PAUCI(RecursiveAlgorithm):
         """A step with the recursive estimate."""
         return self._step(pos_scores, neg_scores, previous)
 
+    @eager
     def previous_loss(self, pos_scores: Tensor, neg_scores: Tensor) -> Tensor:
         r""":math:`-(1 - c_1 \eta_{t-1}^2) L` at the previous variables."""
         pos, neg, variables = self._common(pos_scores, neg_scores, self.previous_variables)

@@ -8,7 +8,9 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
-__all__ = ("EvalBatch", "PosNegBatch")
+from lightning_tpauc.errors import ArgumentError
+
+__all__ = ("EvalBatch", "PosNegBatch", "check_training_batch")
 
 
 class PosNegBatch(NamedTuple):
@@ -54,3 +56,15 @@ class EvalBatch(NamedTuple):
     inputs: Any
     target: Tensor
     example_id: Tensor
+
+
+def check_training_batch(batch: Any) -> None:
+    """Raise :class:`ArgumentError` unless ``batch`` is one to train on, with the way to get such batches."""
+    if isinstance(batch, PosNegBatch):
+        return
+    msg = (
+        f"Expected training batches of type PosNegBatch, which name their positives, but got a {type(batch).__name__}. "
+        "Pass the data set instead of a DataLoader of it: "
+        "`trainer.fit(module, datamodule=PosNegDataModule(train_set, val_set, num_pos=32, num_neg=32))`."
+    )
+    raise ArgumentError(msg)

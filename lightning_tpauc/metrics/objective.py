@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from lightning_tpauc.extras import import_extra
-from lightning_tpauc.functional.checks import check_rectangle
+from lightning_tpauc.functional.checks import check_choice, check_rectangle
 from lightning_tpauc.functional.objective import tpauc_objective
 from lightning_tpauc.functional.order import split_classes
 from lightning_tpauc.functional.rectangle import floor_count
@@ -31,6 +31,7 @@ class ExactObjective(ScoreMetric):
         surrogate: name or :class:`~lightning_tpauc.functional.Surrogate`.
         margin: m of the hinge and square surrogates.
         scale: factor inside the logistic surrogate.
+        score_activation: ``"sigmoid"`` if training sees the scores through a sigmoid, which ``preds`` lack.
         ignore_index: label of rows that count for neither class.
         validate_args: check arguments, and the values of every batch.
         kwargs: see :class:`torchmetrics.Metric`.
@@ -60,6 +61,7 @@ class ExactObjective(ScoreMetric):
         surrogate: str | Surrogate = "squared_hinge",
         margin: float = 0.5,
         scale: float = 1.0,
+        score_activation: Literal["identity", "sigmoid"] = "identity",
         ignore_index: int | None = None,
         validate_args: bool = True,
         **kwargs: Any,
@@ -67,14 +69,17 @@ class ExactObjective(ScoreMetric):
         super().__init__(ignore_index=ignore_index, validate_args=validate_args, **kwargs)
         if validate_args:
             min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
+            check_choice(score_activation, "score_activation", ("identity", "sigmoid"))
         self.min_tpr = min_tpr
         self.max_fpr = max_fpr
+        self.score_activation = score_activation
         self.surrogate = get_surrogate(surrogate, margin=margin, scale=scale)
         self.collect_scores()
 
     def compute(self) -> Tensor:
         """The objective over everything collected, on all processes."""
-        pos, neg = split_classes(*self.collected())
+        scores, labels = self.collected()
+        pos, neg = split_classes(scores.sigmoid() if self.score_activation == "sigmoid" else scores, labels)
         if not floor_count(1.0 - self.min_tpr, pos.shape[0]) or not floor_count(self.max_fpr, neg.shape[0]):
             return torch.tensor(math.nan, dtype=torch.float64, device=pos.device)
         return tpauc_objective(pos.double(), neg.double(), self.min_tpr, self.max_fpr, surrogate=self.surrogate)
