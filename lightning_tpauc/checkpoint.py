@@ -19,6 +19,7 @@ from lightning_tpauc import random_state
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.batch_norm import agree_on_statistics, batch_norm_statistics
 from lightning_tpauc.compiled import own_names
+from lightning_tpauc.diagnosis import diagnose
 from lightning_tpauc.distributed import gather_objects, handling_exception, world_size
 from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning
 from lightning_tpauc.iterates import assign, whole
@@ -29,7 +30,7 @@ from lightning_tpauc.sharding import reshard
 if TYPE_CHECKING:
     from lightning_tpauc.module import TPAUCModule
 
-__all__ = ("diagnose", "load_weights", "restore", "save", "save_cli_hyperparameters")
+__all__ = ("load_weights", "restore", "save", "save_cli_hyperparameters")
 
 
 def save(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
@@ -131,23 +132,6 @@ def load_weights(module: nn.Module, path: str | Path) -> None:
         raise CheckpointError(msg)
     with torch.no_grad():
         assign(own.values(), [weights[name] for name in own])
-
-
-def diagnose(module: TPAUCModule, only_if_broken: bool = False) -> str:
-    """Say what is not finite and which step size to lower; empty if nothing is and ``only_if_broken``."""
-    broken = module.algorithm.non_finite_states()
-    weights = [name for name, p in module.named_parameters() if not bool(torch.isfinite(whole(p.detach())).all())]
-    if only_if_broken and not broken and not weights:
-        return ""
-    step = f"after {module.batches_seen} steps"
-    sizes = sorted({module.algorithm.step_sizes[name] for name in broken if name in module.algorithm.step_sizes})
-    if weights or not sizes:
-        where = f"the weights ({', '.join(weights[:3])})" if weights else "the loss"
-        remedy = "Lower the optimizer's `lr`" + (f" or {_quoted(sizes)} of the algorithm" if sizes else "")
-        return f"Not finite {step}: {where}. {remedy}."
-    return (
-        f"Not finite {step}: the state {_quoted(broken)}. Lower {_quoted(sizes)} of {type(module.algorithm).__name__}."
-    )
 
 
 def save_cli_hyperparameters(module: TPAUCModule) -> None:
@@ -266,7 +250,3 @@ def _negatives(module: TPAUCModule) -> list[Any] | None:
     datamodule: Any = getattr(module._trainer, "datamodule", None)
     own = datamodule.negatives_state(module.batches_seen) if hasattr(datamodule, "negatives_state") else None
     return None if own is None else gather_objects(own)
-
-
-def _quoted(names: list[str]) -> str:
-    return " and ".join(f"`{name}`" for name in names)

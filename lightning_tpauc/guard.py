@@ -13,7 +13,7 @@ from lightning.pytorch import Callback
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_tpauc import checkpoint as checkpointing
+from lightning_tpauc.diagnosis import diagnose, diagnose_divergence
 from lightning_tpauc.errors import NonFiniteError
 
 if TYPE_CHECKING:
@@ -28,12 +28,17 @@ __all__ = ("FiniteGuard",)
 _LAG = 4
 #: Halving the scale so often in a row leaves nothing of any float16 gradient.
 _MOST_SKIPPED = 50
+#: Losses this many times that of the first step are those of a run that diverges.
+_GROWTH = 1e10
 #: What the other processes get to say why they stop.
 _GRACE_SECONDS = 2.0
 
 
 class FiniteGuard(Callback):
-    """Stops the run at the first step whose loss or state is not finite, and names the step size to lower.
+    """Stops the run at the first step whose loss or state is not finite or beyond all bounds, and says what to change.
+
+    A loss is beyond all bounds at 1e10 times 1 or that of the first step, whatever is larger: the weights diverge,
+    though single precision may take thousands of steps more to overflow.
 
     On a CPU the check is immediate. On an accelerator the flag travels to the host without blocking and is read a few
     steps later; no checkpoint is written in between, since saving looks at everything itself. A run in which a gradient
@@ -50,13 +55,16 @@ class FiniteGuard(Callback):
     """
 
     def __init__(self) -> None:
-        self._pending: list[tuple[Tensor, Any]] = []
+        self._pending: list[tuple[Tensor, Tensor, Any]] = []
+        self._limit: Tensor | None = None
         self._skipped = 0
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget an earlier run, which may have ended in an error."""
         self._pending.clear()
+        if trainer.global_step == 0:
+            self._limit = None
         self._skipped = 0
 
     @override
@@ -75,15 +83,18 @@ class FiniteGuard(Callback):
             raise NonFiniteError(_always_skipped(module))
         if module.step_skipped:
             return
-        total: Tensor = outputs["loss"] + module.algorithm.scalar_sum()  # finite only where both are
+        loss: Tensor = outputs["loss"]
+        if self._limit is None:
+            self._limit = loss.abs().clamp_min(1.0) * _GROWTH
+        total = loss + module.algorithm.scalar_sum()  # finite only where both are
         if total.device.type != "cuda":
-            _stop_unless(math.isfinite(total), module)
+            self._stop_unless(math.isfinite(total) and bool(loss.abs() <= self._limit), module, loss)
             return
         flag = torch.empty((), dtype=torch.bool, pin_memory=True)
-        flag.copy_(torch.isfinite(total), non_blocking=True)
+        flag.copy_(torch.isfinite(total) & (loss.abs() <= self._limit), non_blocking=True)
         event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         event.record()
-        self._pending.append((flag, event))
+        self._pending.append((flag, loss, event))
         if len(self._pending) > _LAG:
             self._read(1, module)
 
@@ -104,16 +115,28 @@ class FiniteGuard(Callback):
         if children:
             atexit.register(_end, children)
 
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """The bound that the first step has set."""
+        return {} if self._limit is None else {"limit": float(self._limit)}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the bound of the run that is resumed."""
+        self._limit = torch.tensor(state_dict["limit"]) if "limit" in state_dict else None
+
     def _read(self, count: int, module: TPAUCModule) -> None:
         for _ in range(count):
-            flag, event = self._pending.pop(0)
+            flag, loss, event = self._pending.pop(0)
             event.synchronize()  # of a step that is _LAG steps old: as a rule it is long over
-            _stop_unless(bool(flag), module)
+            self._stop_unless(bool(flag), module, loss)
 
-
-def _stop_unless(finite: bool, module: TPAUCModule) -> None:
-    if not finite:
-        raise NonFiniteError(checkpointing.diagnose(module))
+    def _stop_unless(self, fine: bool, module: TPAUCModule, loss: Tensor) -> None:
+        if fine:
+            return
+        if self._limit is not None and math.isfinite(loss) and not bool(loss.abs() <= self._limit):
+            raise NonFiniteError(diagnose_divergence(module, float(loss), float(self._limit)))
+        raise NonFiniteError(diagnose(module))
 
 
 def _end(children: list[subprocess.Popen[bytes]]) -> None:

@@ -23,7 +23,7 @@ from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import as_index, check_count, is_real
 from lightning_tpauc.guard import FiniteGuard
 from lightning_tpauc.iterates import WeightIterates, assign
-from lightning_tpauc.optimization import OptimizedModule
+from lightning_tpauc.optimization import OptimizedModule, take_step
 from lightning_tpauc.previous import PreviousWeights
 from lightning_tpauc.schedules import step_schedulers
 from lightning_tpauc.scores import ScoreMemory
@@ -147,7 +147,10 @@ class TPAUCModule(OptimizedModule):
             checkpointing.load_weights(self, self.init_from)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:  # noqa: ARG002
-        """One step of the algorithm and of the optimizer; nothing in here waits for the device."""
+        """One step of the algorithm and of the optimizer.
+
+        Nothing in here waits for the device, but the gradient scaler of ``precision="16-mixed"``, once a step.
+        """
         check_training_batch(batch)
         optimizer = self.single_optimizer()
         self.in_step = True
@@ -172,10 +175,8 @@ class TPAUCModule(OptimizedModule):
         with self.full_precision():
             loss = self.algorithm(*joint, previous=previous)
         self.manual_backward(loss)
-        scale_before = scaler.get_scale() if scaler is not None else None
         self.previous.remember()
-        optimizer.step()
-        self.step_skipped = scaler is not None and scaler.get_scale() < scale_before
+        self.step_skipped = take_step(optimizer, scaler)
         if undo is not None and self.step_skipped:
             self.algorithm.rollback(*undo)
             self.previous.discard()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any, Literal, cast
 
+import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from torch.optim import Optimizer
 
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.schedules import keep_monitors, make_optimizer
 from lightning_tpauc.scoring import ScoringModule, refuse_taken
 
-__all__ = ("OptimizedModule",)
+__all__ = ("OptimizedModule", "take_step")
 
 
 class OptimizedModule(ScoringModule):
@@ -101,3 +103,30 @@ class OptimizedModule(ScoringModule):
             base = group.get("max_lr", group.get("initial_lr", group["lr"]))
         scale: float = group["lr"] / base if base else 1.0
         return scale
+
+
+def take_step(optimizer: LightningOptimizer, scaler: torch.amp.GradScaler | None) -> bool:
+    """Take the optimizer's step, unless a gradient scaler finds infinite gradients.
+
+    To know it the scaler waits for the device once a step, as it does everywhere; only a fused optimizer decides on the
+    device, and then this waits once instead: averages, stages and schedules count the steps that were taken.
+
+    Returns:
+        Whether the step was skipped.
+    """
+    if scaler is None:
+        optimizer.step()
+        return False
+    inner = optimizer.optimizer
+    if getattr(inner, "_step_supports_amp_scaling", False) or not isinstance(inner, Optimizer):
+        one = torch.ones((), device=inner.param_groups[0]["params"][0].device)
+        before = scaler.scale(one)
+        optimizer.step()
+        return bool(scaler.scale(one) < before)
+    taken: list[bool] = []
+    hook = inner.register_step_post_hook(lambda *_: taken.append(True))  # runs where the scaler lets the step run
+    try:
+        optimizer.step()
+    finally:
+        hook.remove()
+    return not taken

@@ -33,7 +33,7 @@ LAYERS = (
         "transfer",
     },
     {"algorithms", "data", "iterates", "metrics", "models"},
-    {"calling"},
+    {"calling", "diagnosis"},
     {"batch_norm", "buckets", "evaluation", "prediction", "previous", "random_state", "roc_figure", "scores"},
     {"checkpoint", "scoring"},
     {"callbacks", "guard", "optimization"},

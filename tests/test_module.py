@@ -564,3 +564,41 @@ def test_divergence_stops_the_run_and_names_the_step_size(tmp_path):
     with pytest.raises(NonFiniteError, match="Not finite after"):
         trainer.save_checkpoint(tmp_path / "broken.ckpt")
     assert not (tmp_path / "broken.ckpt").exists()
+
+
+def diverging():
+    """A run that grows by some factor in every step, and its data."""
+    y = torch.arange(60) % 3 == 0
+    x = torch.randn(60, DIM, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    torch.manual_seed(0)
+    return TPAUCModule(LinearScore(), staco(), sgd(3.0)), PosNegDataModule((x, y.long()), num_pos=4, num_neg=8)
+
+
+def test_growth_without_bound_stops_the_run_long_before_it_overflows():
+    module, data = diverging()
+    with pytest.raises(NonFiniteError, match=r"Diverged after \d+ steps: .* beyond .* Lower .*standardise the inputs"):
+        make_trainer(max_epochs=100).fit(module, data)
+    assert float(module.backbone.weight.abs().max()) < 1e12
+
+    batches, _ = make_batches(20)
+    large = [batch._replace(inputs=1e8 * batch.inputs) for batch in batches]  # no blow-up: all losses are of that size
+    started = LinearScore()
+    torch.nn.init.ones_(started.weight)
+    trainer = make_trainer()
+    trainer.fit(TPAUCModule(started, staco(), sgd(1e-20), num_positives=NUM_POS), loader(large))
+    assert float(trainer.callback_metrics["train/loss"]) > 1e15
+
+
+def test_the_bound_of_a_diverging_run_is_resumed(tmp_path):
+    stopped = []
+    for pause in (False, True):
+        module, data = diverging()
+        path = tmp_path / "paused.ckpt" if pause else None
+        if pause:
+            trainer = make_trainer(max_steps=3, max_epochs=-1)
+            trainer.fit(*diverging())
+            trainer.save_checkpoint(path)
+        with pytest.raises(NonFiniteError, match="Diverged"):
+            make_trainer(max_epochs=100).fit(module, data, ckpt_path=path)
+        stopped.append(module.batches_seen)
+    assert stopped[0] == stopped[1] > 3

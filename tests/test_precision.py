@@ -352,3 +352,56 @@ def test_scoring_passes_see_what_the_transfer_hooks_make_of_a_batch():
     trainer.fit(Scaled(net, staco2(), sgd()), make_datamodule())
     assert len(first.sizes) > 3 + 2 + 2
     assert min(first.sizes) > 5
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["ordinary", "fused"])
+def test_a_gradient_scaler_waits_once_a_step(fused, monkeypatch):
+    waits = []
+    bare = torch.Tensor.item
+    monkeypatch.setattr(torch.Tensor, "item", lambda self: (waits.append("item"), bare(self))[1])
+    truth = torch.Tensor.__bool__
+    monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: (waits.append("bool"), truth(self))[1])
+    monkeypatch.setattr(torch.amp.GradScaler, "get_scale", lambda _: pytest.fail("get_scale waits"))
+    seen = []
+
+    class Watched(TPAUCModule):
+        def training_step(self, batch, batch_idx):
+            waits.clear()
+            loss = super().training_step(batch, batch_idx)
+            seen.append(list(waits))
+            return loss
+
+    module = Watched(nn.Linear(DIM, 1), staco2(), sgd(0.01, fused=fused))
+    scaled_trainer("16-mixed", max_steps=4, max_epochs=-1).fit(module, make_datamodule())
+    assert seen == [["bool"] if fused else ["item"]] * 4
+
+
+class Own(torch.optim.SGD):
+    """An optimizer that overrides ``step``."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+def test_skipped_steps_of_an_optimizer_of_ones_own():
+    overflow = Overflow({2})
+    net = nn.Sequential(nn.Linear(DIM, 4), nn.Tanh(), nn.Linear(4, 1), overflow)
+    compare = Compare()
+    fit("16-mixed", staco2(), lambda p: Own(p, lr=0.1), net=net, callbacks=[compare], trainer={"max_steps": 4})
+    assert compare.skipped == [False, True, False, False]
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
+def test_float16_weights_name_what_breaks_them(optimizer):
+    with pytest.raises(
+        NonFiniteError, match=rf"float16 \(precision='16-true'\) `eps=1e-08` of {optimizer.__name__} is 0"
+    ):
+        fit("16-true", staco2(), lambda p: optimizer(p, lr=1e-3))
+    module, trainer = fit("16-true", staco2(), lambda p: optimizer(p, lr=1e-3, eps=1e-4))
+    assert trainer.global_step == 12
+    assert all(bool(p.isfinite().all()) for p in module.parameters())
+
+
+def test_float16_weights_that_overflow():
+    with pytest.raises(NonFiniteError, match=r"Weights in float16 \(precision='16-true'\) end at 65504"):
+        fit("16-true", staco2(), sgd(6e4))

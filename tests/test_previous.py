@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*",
     "ignore:.*`val_dataloader`.*",
     "ignore:.*Checkpoint directory.*",
-    "ignore:PAUCI is made for scores",
+    "ignore:.* is made for scores in",
 )
 
 STEPS = 40

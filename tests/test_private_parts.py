@@ -63,6 +63,10 @@ USED = {
         lambda _: torch.optim.SGD([torch.zeros(1, requires_grad=True)], fused=True),
         "fused optimizers under 16-mixed clip scaled gradients",
     ),
+    ("optimization", "_step_supports_amp_scaling"): (
+        lambda _: torch.optim.SGD([torch.zeros(1, requires_grad=True)], fused=True),
+        "steps of fused optimizers that a gradient scaler skips count as taken",
+    ),
     ("origin", "_trainer"): (lambda t: t.lightning_module, "checkpoints of weights alone are resumed from"),
     ("schedules", "_results"): (lambda t: t, "ReduceLROnPlateau does not see what training and validation log"),
     ("scores", "_combined_loader"): (lambda t: t.fit_loop, "an ordinary DataLoader is refused for a lesser reason"),

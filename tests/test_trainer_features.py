@@ -203,7 +203,7 @@ def test_the_exact_start_needs_a_data_module_to_go_through():
 
 def test_model_checkpoint_keeps_the_best_average(tmp_path):
     saver = ModelCheckpoint(tmp_path, monitor="val/tpauc", mode="max")
-    module = make_module(lr=0.2)
+    module = make_module(lr=0.1)
     _, watch = fit(module, max_epochs=6, callbacks=[saver], enable_checkpointing=True)
     best = max(watch.validated, key=lambda validated: float(validated[2]))
     assert float(saver.best_model_score) == float(best[2])
@@ -384,6 +384,7 @@ class Careful(TPAUCModule):
         return loss
 
 
+@pytest.mark.filterwarnings("ignore:PAUCI is made for scores in")
 @pytest.mark.parametrize("sizes", [(4, 10), (160, 210)], ids=["dense", "sorted"])
 @pytest.mark.parametrize(
     "algorithm",

@@ -31,8 +31,8 @@ def tpauc_objective(
 
     (eq. ``tpauc-o``, normalised) with the :math:`k_1` lowest positives and the :math:`k_2` highest negatives. They are
     chosen by score for every surrogate, so for ``square``, which falls left of -m, this is not the CVaR form.
-    Differentiable with respect to all scores; where ties straddle the border of the selection, the gradient belongs to
-    an arbitrary choice among them.
+    Differentiable with respect to all scores; where ties straddle the border of the selection, they share the gradient
+    alike. At equal scores of all examples, as of weights that are zero, any choice among them could point uphill.
 
     Args:
         pos_scores: float tensor ``(n_pos,)``, larger means more positive.
@@ -60,13 +60,22 @@ def tpauc_objective(
     check_scores(neg_scores, "neg_scores")
     num_pos = _selected(1.0 - min_tpr, pos_scores.shape[0], f"min_tpr={min_tpr}", "positive")
     num_neg = _selected(max_fpr, neg_scores.shape[0], f"max_fpr={max_fpr}", "negative")
-    lowest = torch.topk(pos_scores, num_pos, largest=False, sorted=False).values
-    highest = torch.topk(neg_scores, num_neg, sorted=False).values
+    lowest = -_highest(-pos_scores, num_pos)
+    highest = _highest(neg_scores, num_neg)
     # Surrogates are never negative, so the excess over a threshold of 0 is the loss itself.
     value, _ = weighted_excess(
         lowest, highest, torch.zeros_like(lowest), surrogate=surrogate, margin=margin, scale=scale
     )
     return value / num_pos
+
+
+def _highest(scores: Tensor, count: int) -> Tensor:
+    """The highest ``count`` scores; the gradients of those that equal the last one are shared by all that do."""
+    chosen = torch.topk(scores, count, sorted=False).values
+    last = chosen.detach().amin()
+    tied = scores == last
+    shared = last + torch.where(tied, scores - last, 0.0).sum() / tied.sum()
+    return torch.where(chosen == last, shared, chosen)
 
 
 def _selected(theta: float, n: int, bound: str, kind: str) -> int:

@@ -90,3 +90,30 @@ def test_the_rectangle_must_hold_an_example():
     algorithm.setup(3)
     with pytest.raises(ArgumentError, match="needs at least 10 positive scores, but got 3"):
         algorithm(torch.zeros(3), torch.zeros(9), index=torch.arange(3))
+
+
+@pytest.mark.parametrize("rectangle", [(0.75, 0.75), (0.5, 0.5), (0.25, 0.75)])
+def test_weights_that_are_zero_are_no_trap(rectangle):
+    """There all scores are equal, and a gradient of any few of them may point uphill."""
+    generator = torch.Generator().manual_seed(1)
+    y = (torch.arange(400) % 8 == 0).double()
+    x = torch.randn(400, 20, generator=generator, dtype=torch.float64) + 0.35 * y[:, None]
+    reached = []
+    for start in (0.0, 1e-3):
+        weight = start * torch.randn(20, generator=generator, dtype=torch.float64)
+        weight.requires_grad_()
+        algorithm = FullBatch(*rectangle)
+        algorithm.setup(50)
+        optimizer = torch.optim.LBFGS([weight], max_iter=200, line_search_fn="strong_wolfe")
+
+        def loss(optimizer=optimizer, weight=weight, algorithm=algorithm):
+            optimizer.zero_grad()
+            scores = x @ weight
+            value = algorithm(scores[y == 1], scores[y == 0], index=torch.arange(50))
+            value.backward()
+            return value
+
+        optimizer.step(loss)
+        reached.append(float(loss()))
+    assert reached[0] == pytest.approx(reached[1], rel=1e-2)
+    assert reached[0] < 0.9 * 0.25  # the loss of equal scores is m^2

@@ -1,3 +1,6 @@
+import itertools
+import math
+
 import pytest
 import torch
 from torch.autograd import gradcheck
@@ -171,3 +174,29 @@ def test_cuda_gives_the_same(name, deterministic):
     assert_close(actual.cpu(), expected)
     for found, gradient in zip(on_device_gradients, gradients, strict=True):
         assert_close(found.cpu(), gradient)
+
+
+@pytest.mark.parametrize("num_pos", [1, 4, 7])
+def test_ties_at_the_border_share_the_gradient(num_pos):
+    """It is the mean over all choices among them, of which ``topk`` makes one."""
+    pos = torch.tensor([0.2, 0.7, 0.2, 0.2, -0.3, 0.9, 0.2], dtype=torch.float64, requires_grad=True)
+    neg = torch.tensor([0.5, -1.0], dtype=torch.float64)
+    tpauc_objective(pos, neg, 1 - num_pos / 7, 0.5).backward()
+    gradients = []
+    for order in itertools.permutations(range(7)):
+        scores = pos.detach()[list(order)].requires_grad_()
+        lowest = sorted(range(7), key=lambda k: float(scores[k]))[:num_pos]  # stable: the first of those tied
+        loss = (0.5 + neg.max() - scores[lowest]).clamp_min(0).square().mean()
+        (gradient,) = torch.autograd.grad(loss, scores)
+        gradients.append(gradient[[order.index(k) for k in range(7)]])
+    assert_close(pos.grad, torch.stack(gradients).mean(0))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("of", ["pos", "neg"])
+def test_scores_without_a_finite_objective(bad, of):
+    scores = {"pos": torch.tensor([0.0, 1.0, 2.0, 3.0]), "neg": torch.tensor([0.0, 1.0, 2.0, 1.0])}
+    scores[of][1] = bad
+    value = float(tpauc_objective(scores["pos"], scores["neg"], 0.5, 0.5))
+    harmless = bad == math.inf if of == "pos" else bad == -math.inf  # the easiest of its class, which is not selected
+    assert math.isfinite(value) == harmless
