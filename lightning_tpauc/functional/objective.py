@@ -60,8 +60,8 @@ def tpauc_objective(
     check_scores(neg_scores, "neg_scores")
     num_pos = _selected(1.0 - min_tpr, pos_scores.shape[0], f"min_tpr={min_tpr}", "positive")
     num_neg = _selected(max_fpr, neg_scores.shape[0], f"max_fpr={max_fpr}", "negative")
-    lowest = -_highest(-pos_scores, num_pos)
-    highest = _highest(neg_scores, num_neg)
+    lowest = _hardest(pos_scores, num_pos, largest=False)
+    highest = _hardest(neg_scores, num_neg, largest=True)
     # Surrogates are never negative, so the excess over a threshold of 0 is the loss itself.
     value, _ = weighted_excess(
         lowest, highest, torch.zeros_like(lowest), surrogate=surrogate, margin=margin, scale=scale
@@ -69,12 +69,12 @@ def tpauc_objective(
     return value / num_pos
 
 
-def _highest(scores: Tensor, count: int) -> Tensor:
-    """The highest ``count`` scores; the gradients of those that equal the last one are shared by all that do."""
-    chosen = torch.topk(scores, count, sorted=False).values
-    last = chosen.detach().amin()
+def _hardest(scores: Tensor, count: int, largest: bool) -> Tensor:
+    """The ``count`` largest or smallest scores; those equal to the last of them share its gradient, nan spoils all."""
+    chosen = torch.topk(scores, count, largest=largest, sorted=False).values
+    last = chosen.detach().amin() if largest else chosen.detach().amax()
     tied = scores == last
-    shared = last + torch.where(tied, scores - last, 0.0).sum() / tied.sum()
+    shared = last + torch.where(tied | scores.isnan(), scores - last, 0.0).sum() / tied.sum()
     return torch.where(chosen == last, shared, chosen)
 
 
