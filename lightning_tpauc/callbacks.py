@@ -12,6 +12,7 @@ from typing_extensions import override
 from lightning_tpauc import checkpoint as checkpointing
 from lightning_tpauc.batch_norm import agree_on_statistics, batch_norm_statistics, recompute
 from lightning_tpauc.buckets import settle_buckets
+from lightning_tpauc.data.batch import PosNegBatch
 from lightning_tpauc.data.layout import layout
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_choice, check_count, is_real
@@ -21,6 +22,7 @@ from lightning_tpauc.schedules import prepare_plateau_schedulers, step_plateau_s
 from lightning_tpauc.scores import ScoreMemory, check_first_batch, score_training_set
 from lightning_tpauc.sharding import reshard
 from lightning_tpauc.support import log_replicated
+from lightning_tpauc.visits import VisitedPositives
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -84,6 +86,7 @@ class StageCallback(Callback):
         check_choice(batch_norm, "batch_norm", ("average", "keep", "recompute"))
         self.every_n_epochs, self.every_n_steps, self.growth = every_n_epochs, every_n_steps, growth
         self.burn_in = burn_in
+        self._visited: VisitedPositives | None = None
         self.scores, self.max_negatives, self.batch_norm = scores, max_negatives, batch_norm
 
     def stage_length(self, stage: int, steps_per_epoch: float) -> int:
@@ -154,6 +157,8 @@ class StageCallback(Callback):
         for name, value in module.algorithm.diagnostics().items():
             log_replicated(module, f"train/{name}", value)
         step_plateau_schedulers(trainer, module.batches_seen, "epoch")
+        if self._visited is not None and trainer.limit_train_batches == 1.0:
+            self._visited.end_epoch()
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -178,6 +183,8 @@ class StageCallback(Callback):
         leave_average(pl_module)  # type: ignore[arg-type]
         if batch_idx == 0:
             pl_module.input_layout = layout(getattr(batch, "inputs", None))
+        if self._visited is not None and isinstance(batch, PosNegBatch):
+            self._visited.visit(batch.index, batch_idx)
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -200,10 +207,11 @@ class StageCallback(Callback):
     def _allocate(self, trainer: Trainer, module: TPAUCModule) -> None:
         algorithm = module.algorithm
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set at run time, declared nowhere
-        given, found = module.num_positives, getattr(datamodule, "num_positives", None)
+        sources = [getattr(source, "num_positives", None) for source in (datamodule, trainer.train_dataloader)]
+        given, found = module.num_positives, next((number for number in sources if number is not None), None)
         if given is not None and found is not None and given != found:
             msg = (
-                f"`num_positives={given}` of {type(module).__name__} contradicts the data module, which has {found} "
+                f"`num_positives={given}` of {type(module).__name__} contradicts the data, which have {found} "
                 "training positives. Leave it out."
             )
             raise ArgumentError(msg)
@@ -215,6 +223,7 @@ class StageCallback(Callback):
                 f"to {type(module).__name__}."
             )
             raise ArgumentError(msg)
+        self._visited = VisitedPositives(num_positives) if found is None else None
         dtype = module.score_dtype
         algorithm.setup(num_positives, device=module.device, dtype=dtype)
         parameters = [p for group in trainer.optimizers[0].param_groups for p in group["params"]]

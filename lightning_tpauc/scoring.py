@@ -22,6 +22,7 @@ from lightning_tpauc.evaluation import Rectangle, as_rectangles, build_metrics, 
 from lightning_tpauc.functional.checks import check_choice
 from lightning_tpauc.iterates import master_dtype
 from lightning_tpauc.support import log_replicated
+from lightning_tpauc.transfer import explained_dtypes
 
 __all__ = ("ScoringModule", "refuse_taken")
 
@@ -126,7 +127,9 @@ class ScoringModule(LightningModule):
         Raises:
             ArgumentError: if the model does not return one score per example.
         """
-        scores = scores_of(call_model(self, inputs))
+        with explained_dtypes(inputs, self):
+            output = call_model(self, inputs)
+        scores = scores_of(output)
         if not self._activation_checked and scores.requires_grad:
             self._activation_checked = True
             self._check_activation(is_squashed(scores, getattr(self, "backbone", None)))

@@ -1,14 +1,22 @@
-"""Passes over data outside Lightning's loops that see the same batches, in the same precision, as its steps do."""
+"""Batches on their way to the model, outside Lightning's loops as in its steps."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning_utilities import apply_to_collection
+from torch import Tensor, nn
+
+from lightning_tpauc.errors import ArgumentError, TPAUCError
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
 
-__all__ = ("device_batches",)
+__all__ = ("device_batches", "explained_dtypes")
 
 
 def device_batches(module: LightningModule, loader: Iterable[Any]) -> Iterator[Any]:
@@ -27,3 +35,39 @@ def device_batches(module: LightningModule, loader: Iterable[Any]) -> Iterator[A
         batch = trainer.strategy.batch_to_device(batch)
         with trainer.precision_plugin.forward_context():
             yield batch
+
+
+@contextmanager
+def explained_dtypes(inputs: Any, model: nn.Module) -> Iterator[None]:
+    """Say what to do if the model fails because its inputs have another dtype than its weights.
+
+    Args:
+        inputs: what the model is called with.
+        model: has the weights.
+
+    Raises:
+        ArgumentError: instead of torch's RuntimeError.
+
+    Example:
+        >>> with explained_dtypes(torch.zeros(2), nn.Linear(2, 1)):
+        ...     pass
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        dtypes: set[torch.dtype] = set()
+        apply_to_collection(inputs, Tensor, lambda tensor: dtypes.add(tensor.dtype))
+        weights = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+        if (
+            isinstance(error, TPAUCError)
+            or dtypes <= {weights}
+            or not re.search(r"dtype|[a-z] type|implemented for '", str(error))
+        ):
+            raise
+        found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        msg = (
+            f"The model can't compute with these inputs: {error}. They are {found} and its weights "
+            f"{str(weights).removeprefix('torch.')}. Convert them, for instance with `x.float()`, or train with "
+            "`Trainer(precision='64-true')`."
+        )
+        raise ArgumentError(msg) from error

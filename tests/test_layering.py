@@ -34,7 +34,7 @@ LAYERS = (
     },
     {"algorithms", "data", "iterates", "metrics", "models"},
     {"calling", "diagnosis"},
-    {"batch_norm", "buckets", "evaluation", "prediction", "previous", "random_state", "roc_figure", "scores"},
+    {"batch_norm", "buckets", "evaluation", "prediction", "previous", "random_state", "roc_figure", "scores", "visits"},
     {"checkpoint", "scoring"},
     {"callbacks", "guard", "optimization"},
     {"module"},

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
-from lightning_tpauc.algorithms import STACO
+from lightning_tpauc.algorithms import AUCM, STACO, CrossEntropy
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, TPAUCWarning, UnsupportedError
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
 from tests.fixed import DIM, NUM_POS, LinearScore, eval_loader, loader, make_batches, make_data, make_trainer
@@ -505,10 +505,41 @@ def test_bad_arguments_of_the_stage_callback(kwargs, words):
 def test_number_of_positives_must_agree_with_the_data():
     x, y = torch.randn(20, DIM), torch.arange(20) % 4 == 0
     module = TPAUCModule(LinearScore(), staco(), num_positives=3)
-    with pytest.raises(
-        ArgumentError, match="`num_positives=3` of TPAUCModule contradicts the data module, which has 5"
-    ):
+    with pytest.raises(ArgumentError, match="`num_positives=3` of TPAUCModule contradicts the data, which have 5"):
         make_trainer(precision="32-true").fit(module, PosNegDataModule((x, y), num_pos=2, num_neg=2))
+
+
+def test_number_of_positives_must_agree_with_the_data_modules_own_loader():
+    datamodule = PosNegDataModule((torch.randn(20, DIM), torch.arange(20) % 4 == 0), num_pos=2, num_neg=2)
+    datamodule.setup("fit")
+    for algorithm in (CrossEntropy(), AUCM()):
+        for number in (3, 50):
+            module = TPAUCModule(LinearScore(), algorithm, num_positives=number)
+            with pytest.raises(ArgumentError, match=f"`num_positives={number}` .* contradicts the data, which have 5"):
+                make_trainer(precision="32-true").fit(module, datamodule.train_dataloader())
+        module = TPAUCModule(LinearScore(), algorithm)  # the loader says how many there are
+        make_trainer(precision="32-true").fit(module, datamodule.train_dataloader())
+        assert module.algorithm.num_positives == 5
+
+
+def test_too_few_positives_for_a_loader_of_ones_own():
+    batches, _ = make_batches(4)
+    module = make_module(staco(), sgd(0.1))
+    module.num_positives = 20
+    with pytest.raises(ArgumentError, match=r"0 .. 19 for `num_positives=20`, but got \d+ .. 2\d. Pass the number"):
+        make_trainer().fit(module, loader(batches))
+
+
+def test_too_many_positives_for_a_loader_of_ones_own():
+    batches, _ = make_batches(30)
+    assert {int(i) for batch in batches for i in batch.index} == set(range(NUM_POS))
+    module = make_module(staco(), sgd(0.1))
+    make_trainer(max_epochs=2).fit(module, loader(batches))  # right: a warning would be an error
+    module = make_module(staco(), sgd(0.1))
+    module.num_positives = 1000
+    with pytest.warns(TPAUCWarning, match="positives 0 .. 22 and no other, but `num_positives=1000`") as said:
+        make_trainer(max_epochs=2).fit(module, loader(batches))
+    assert len([w for w in said if "num_positives" in str(w.message)]) == 1
 
 
 def test_averaging_callbacks_are_refused():

@@ -8,10 +8,11 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import AUCM, PAUCI, SONX, SOTA, STACO
-from lightning_tpauc.errors import NonFiniteError
+from lightning_tpauc.errors import ArgumentError, NonFiniteError
 from tests.fixed import make_trainer
 from tests.tolerances import assert_close
 
@@ -405,3 +406,45 @@ def test_float16_weights_name_what_breaks_them(optimizer):
 def test_float16_weights_that_overflow():
     with pytest.raises(NonFiniteError, match=r"Weights in float16 \(precision='16-true'\) end at 65504"):
         fit("16-true", staco2(), sgd(6e4))
+
+
+class Integers(nn.Module):
+    """Looks numbers up, and fails for other reasons than dtypes if asked to."""
+
+    def __init__(self, error=None):
+        super().__init__()
+        self.table, self.error = nn.Embedding(5, 1), error
+
+    def forward(self, inputs):
+        if self.error:
+            raise RuntimeError(self.error)
+        return self.table(inputs)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize(
+    ("dtype", "words"), [(torch.float64, "float64"), (torch.int64, "int64"), (torch.float16, "float16")]
+)
+def test_inputs_of_another_dtype_than_the_weights(dtype, words, precision):
+    """Tensors of another dtype are meant so, and what torch says of them names neither inputs nor remedy."""
+    x, y = torch.randn(40, 4), torch.arange(40) % 4 == 0
+    data = TensorDataset((10 * x).to(dtype), y.long())
+    if precision == "bf16-mixed" and dtype == torch.float16:
+        return  # autocast takes it
+    message = rf"can't compute with these inputs: .* They are {words} and its weights float32. Convert .*`x.float\(\)`"
+    for backbone in (nn.Linear(4, 1), nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))):
+        module = TPAUCModule(backbone, STACO(0.5, 0.5))
+        with pytest.raises(ArgumentError, match=message):
+            make_trainer(precision=precision).fit(module, PosNegDataModule(data, num_pos=2, num_neg=4))
+        for subject in ("validate", "predict"):
+            with pytest.raises(ArgumentError, match=message):
+                getattr(make_trainer(precision=precision), subject)(module, DataLoader(data, batch_size=8))
+
+
+def test_other_errors_of_the_model_are_its_own():
+    inputs = torch.zeros(3, dtype=torch.int64)
+    assert TPAUCModule(Integers()).raw_scores(inputs).shape == (3,)
+    with pytest.raises(RuntimeError, match=r"^of its own$"):
+        TPAUCModule(Integers("of its own")).raw_scores(inputs)
+    with pytest.raises(RuntimeError, match=r"^a dtype$"):  # the inputs are of the weights' dtype
+        TPAUCModule(Integers("a dtype")).raw_scores(inputs.float())

@@ -79,7 +79,10 @@ class ArrayDataset(RowsDataset):
 
     def __getitem__(self, row: int) -> Any:
         features = self.rows(np.array([row]))[0]
-        return features if self.targets is None else (features, int(self.targets[row].item()))
+        if self.targets is None:
+            return features
+        label = self.targets[row]
+        return features, int(label.item() if hasattr(label, "item") else label)
 
     def rows(self, rows: NDArray[np.int64]) -> Tensor:
         """Features of shape ``(len(rows), ...)``."""

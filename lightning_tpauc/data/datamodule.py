@@ -59,7 +59,8 @@ class PosNegDataModule(EvaluationData):
             counts if it has a length, with its negatives divided by B~ + B.
         batch_size: examples per evaluation batch.
         val_fraction: share of the training set that validates instead, stratified, in (0, 1); both parts have both
-            classes.
+            classes. Where items are augmented, it is validated on the data set's ``without_augmentation``: an attribute
+            with a data set of the same rows as they are.
         num_folds: number of folds of a stratified cross-validation over the training set.
         fold: the fold that validates, in ``0 .. num_folds - 1``.
         split_seed: seed of the split or of the folds, in ``0 .. 2**32 - 1``.

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_warn
+from numpy.typing import NDArray
 
-from lightning_tpauc.data.fetch import fetcher_for, unaugmented
+from lightning_tpauc.data.fetch import fetcher_for, is_random, unaugmented
 from lightning_tpauc.data.loader import EvalLoader, PosNegLoader
 from lightning_tpauc.data.parts import (
     Datasets,
@@ -16,7 +19,7 @@ from lightning_tpauc.data.parts import (
     predicted_part,
     training_layout,
 )
-from lightning_tpauc.errors import DataError
+from lightning_tpauc.errors import DataError, TPAUCWarning
 
 __all__ = ("EvaluationData",)
 
@@ -43,6 +46,7 @@ class EvaluationData(LightningDataModule):
         self._loaders: list[PosNegLoader | EvalLoader] = []
         self._given = Datasets()
         self._evaluated: dict[str, EvaluatedPart] = {}
+        self._looked_for_augmentation = False
 
     def _training_part(self) -> TrainingPart:
         raise NotImplementedError
@@ -63,6 +67,9 @@ class EvaluationData(LightningDataModule):
         if not self._has_validation():
             return []
         part = self._training_part()
+        if not self._looked_for_augmentation:
+            self._looked_for_augmentation = True
+            self._warn_of_augmentation(datasets.train, part.held_out)
         return self._eval_loader(EvaluatedPart(datasets.train, part.held_out, part.labels[part.held_out]))
 
     def test_dataloader(self) -> EvalLoader:
@@ -87,6 +94,15 @@ class EvaluationData(LightningDataModule):
         if part is None or part.dataset is not dataset:
             part = self._evaluated[name] = evaluated_part(dataset, self.targets, f"{name}_dataset")
         return part
+
+    def _warn_of_augmentation(self, dataset: Any, rows: NDArray[np.int64]) -> None:
+        if unaugmented(dataset) is dataset and is_random(dataset, rows[:4]):
+            rank_zero_warn(
+                "The items of `train_dataset` are random, augmented perhaps, and so are those that validate. Give the "
+                "data set an attribute `without_augmentation`, a data set with the same rows as they are, or pass a "
+                "`val_dataset`.",
+                category=TPAUCWarning,
+            )
 
     def _eval_loader(self, part: EvaluatedPart, *, persistent: bool = True) -> EvalLoader:
         how = self.batch_size, self.num_workers, self._pins_memory(), persistent

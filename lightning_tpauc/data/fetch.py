@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from lightning_tpauc.data.positions import as_positions
 from lightning_tpauc.data.seeding import seeded_items
 from lightning_tpauc.extras import import_extra
 
-__all__ = ("collate_inputs", "collate_items", "collate_with_rows", "fetcher_for", "unaugmented")
+__all__ = ("collate_inputs", "collate_items", "collate_with_rows", "fetcher_for", "is_random", "unaugmented")
 
 Indices = NDArray[np.int64]
 #: ``fetch(rows, step) -> inputs``
@@ -71,6 +71,32 @@ def unaugmented(dataset: Any) -> Any:
         inner = unaugmented(dataset.dataset)
         return dataset if inner is dataset.dataset else Subset(inner, dataset.indices)
     return getattr(dataset, "without_augmentation", dataset)
+
+
+def is_random(dataset: Any, rows: Indices) -> bool:
+    """Whether items differ each time they are read, as far as a few of them show.
+
+    Args:
+        dataset: map-style data set.
+        rows: which ones to read twice.
+
+    Example:
+        >>> import torch
+        >>> is_random(torch.zeros(5), np.arange(4))
+        False
+    """
+    fetch = fetcher_for(dataset)
+    return isinstance(fetch, _FetchItems) and not _equal(fetch(rows, 0), fetch(rows, 1))
+
+
+def _equal(first: Any, second: Any) -> bool:
+    if isinstance(first, Tensor):
+        return first.shape == second.shape and bool(((first == second) | (first.isnan() & second.isnan())).all())
+    if isinstance(first, Mapping):
+        return all(_equal(first[key], second[key]) for key in first)
+    if isinstance(first, (tuple, list)):
+        return all(map(_equal, first, second))
+    return True  # nobody knows
 
 
 class _FetchArrays:

@@ -77,6 +77,11 @@ class PosNegLoader:
     def __len__(self) -> int:
         return len(self.batch_plans)
 
+    @property
+    def num_positives(self) -> int:
+        """Number of training positives, n+."""
+        return len(self.batch_plans.positives)
+
     def __iter__(self) -> Iterator[PosNegBatch]:
         start = self._where()
         length = len(self)

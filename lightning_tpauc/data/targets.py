@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -268,10 +269,11 @@ def binary_labels(values: Any, name: str = "targets") -> NDArray[np.int8]:
     if labels.dtype.kind == "O":
         labels = _as_numbers(labels)
     if labels.dtype.kind not in "buif":
-        found = ", ".join(map(repr, list(dict.fromkeys(labels.tolist()))[:5]))
+        counts = Counter(labels.tolist())
         msg = (
-            f"Expected numbers as labels in `{name}`, but got dtype {labels.dtype} with {found}. Map them to 0 and 1 "
-            f"first, for instance `targets=(y == {labels.tolist()[-1]!r})`."
+            f"Expected numbers as labels in `{name}`, but got dtype {labels.dtype} with "
+            f"{', '.join(map(repr, list(counts)[:5]))}. Map them to 0 and 1 first, for instance "
+            f"`targets=(y == {min(counts, key=counts.__getitem__)!r})`."
         )
         raise DataError(msg)
     if labels.dtype.kind == "f" and np.isnan(labels).any():

@@ -238,6 +238,34 @@ def test_labels_are_read_once():
     assert len(asked) == N
 
 
+@pytest.mark.parametrize("subject", ["val", "test"])
+def test_labels_of_evaluated_items_are_read_once(subject):
+    asked = []
+    items = Items(lambda row: (asked.append(row), pair(row))[1])
+    datamodule = PosNegDataModule(DATA, **{f"{subject}_dataset": items})
+    for _ in range(3):
+        datamodule.setup("validate" if subject == "val" else "test")
+        loader = getattr(datamodule, f"{subject}_dataloader")()
+        assert torch.cat([batch.target for batch in loader]).tolist() == Y.int().tolist()
+    assert len(asked) == 4 * N  # one pass for the labels, three for the inputs
+    setattr(datamodule, f"{subject}_dataset", Items(lambda row: (X[row], 1 - int(Y[row]))))
+    datamodule.setup("validate" if subject == "val" else "test")
+    loader = getattr(datamodule, f"{subject}_dataloader")()  # another data set has other labels
+    assert torch.cat([batch.target for batch in loader]).tolist() == (~Y).int().tolist()
+
+
+@pytest.mark.parametrize("split", [{"val_fraction": 0.25}, {"num_folds": 4, "fold": 1}])
+def test_random_items_do_not_validate_without_a_word(split):
+    datamodule = ready(Items(noisy), **split)
+    with pytest.warns(TPAUCWarning, match=r"`train_dataset` are random, .*attribute `without_augmentation`, .*`val_da"):
+        datamodule.val_dataloader()
+    datamodule.val_dataloader()  # said once: a second warning would be an error
+    ready(Items(noisy, without_augmentation=Items(pair)), **split).val_dataloader()
+    ready(Items(noisy), val_dataset=DATA).val_dataloader()
+    for train in (DATA, Items(pair), Items(mapping), Items(lambda row: ("word", torch.nan, row % 5 == 0))):
+        ready(train, **split).val_dataloader()
+
+
 def test_scoring_covers_each_class_in_the_order_of_the_index():
     datamodule = ready(val_fraction=0.25, batch_size=4)
     positives, negatives = datamodule.scoring_dataloaders()
@@ -299,6 +327,7 @@ def test_command_line():
     assert (datamodule.num_pos, datamodule.val_fraction, datamodule.targets) == (4, 0.5, "label")
 
 
+@pytest.mark.filterwarnings("ignore:The items of `train_dataset` are random")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_leaves_the_global_generators_alone(workers):
     torch.manual_seed(0)
@@ -431,7 +460,13 @@ def test_shuffled_tables_train_as_arrays_do():
     table = pd.DataFrame(X.numpy(), columns=list("abcd")).iloc[order]
     column = pd.Series(Y.numpy().astype(int)).iloc[order]
     expected = list(ready((x, y), val_fraction=0.25).train_dataloader())
-    for data, targets in (((x, column), None), ((table, column), None), ((table, y), None), (x, column)):
+    for data, targets in (
+        ((x, column), None),
+        ((table, column), None),
+        ((table, y), None),
+        (x, column),
+        ((x, column.astype(object)), None),
+    ):
         batches = list(ready(data, targets=targets, val_fraction=0.25).train_dataloader())
         assert all(torch.equal(b.inputs, e.inputs) for b, e in zip(batches, expected, strict=True))
         assert ready(val_dataset=data if targets is None else None).num_positives == 12

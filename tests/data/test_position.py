@@ -50,6 +50,7 @@ def test_resume_equals_straight(name, counts, tmp_path):
     assert torch.equal(resumed.linear.weight, straight.linear.weight)
 
 
+@pytest.mark.filterwarnings("ignore:The items of `train_dataset` are random")
 @pytest.mark.parametrize("name", ["in the middle", "at the end of the epoch"])
 def test_resume_with_workers_and_augmentation(name, tmp_path):
     when, flags, saved_at = SAVES[name]

@@ -137,7 +137,10 @@ def test_accepted_labels(values):
         (np.ma.array([0, 1, 1], mask=[True, False, True]), "2 of 3 are nan"),
         (np.array([(0,), (1,)], dtype=[("a", "i4")]), "numbers as labels"),
         (np.array([0, 1j]), "numbers as labels"),
-        (["a", "b"], r"numbers as labels .* got dtype <U1 with 'a', 'b'. Map them to 0 and 1 first, .*\(y == 'b'\)"),
+        (
+            ["b", "a", "b"],
+            r"numbers as labels .* got dtype <U1 with 'b', 'a'. Map them to 0 and 1 first, .*\(y == 'a'\)",
+        ),
     ],
 )
 def test_refused_labels(values, message):
@@ -163,7 +166,10 @@ def test_columns_are_read_in_their_order():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda pd: pd.Series(["no", "yes"]), r"'no', 'yes'. Map them to 0 and 1 first, .*`targets=\(y == 'yes'\)`"),
+        (
+            lambda pd: pd.Series(["no", "yes", "no"]),
+            r"'no', 'yes'. Map them to 0 and 1 first, .*`targets=\(y == 'yes'\)`",
+        ),
         (lambda pd: pd.Series(["0", "1"]), "'0', '1'. Map them"),
         (lambda pd: pd.Series(["no", "yes"], dtype="category"), "'no', 'yes'. Map them"),
         (lambda pd: pd.Series([0, None, 1], dtype="Int64"), "1 of 3 are nan"),
