@@ -56,7 +56,7 @@ class ROCFigure(Callback):
         value = float(metric.compute())
         if value != value:  # a class is missing, which the metric has said
             return
-        fpr, tpr = metric.roc()
+        fpr, tpr, _ = metric.roc()
         if trainer.is_global_zero:
             step = trainer.global_step - 1  # where Lightning puts this validation's scalars
             for logger in loggers:

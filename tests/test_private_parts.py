@@ -58,6 +58,8 @@ USED = {
         lambda t: t.fit_loop.epoch_loop,
         "validation after a killed run's last checkpoint is lost",
     ),
+    ("metrics.base", "_apply"): (lambda _: Metric, "casting a model rounds the scores that its metrics hold"),
+    ("metrics.base", "_reduce_states"): (lambda _: Metric, "states that processes have joined are not merged"),
     ("metrics.base", "_sync_dist"): (lambda _: Metric, "metrics of ranks with uneven shares are not joined"),
     ("module", "_step_supports_amp_scaling"): (
         lambda _: torch.optim.SGD([torch.zeros(1, requires_grad=True)], fused=True),

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Integral
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_tpauc.functional.order import rankable
 from lightning_tpauc.functional.polyline import polyline_area
 
-__all__ = ("adjust_thresholds", "binned_area", "binned_segments", "confusion_counts")
+__all__ = ("adjust_thresholds", "binned_area", "binned_segments", "confusion_counts", "count_nan")
 
 
-def adjust_thresholds(thresholds: int | Sequence[float] | Tensor) -> Tensor:
+def adjust_thresholds(thresholds: int | Sequence[float] | Tensor | np.ndarray[Any, Any]) -> Tensor:
     """The thresholds as a float64 tensor ``(T,)`` in ascending order; an int T means T of them evenly on [0, 1].
+
+    They lie on the CPU, whatever the default device: a model that is made on the meta device can't make up its own.
 
     Example:
         >>> adjust_thresholds(3)
         tensor([0.0000, 0.5000, 1.0000], dtype=torch.float64)
     """
     if isinstance(thresholds, Integral):
-        return torch.linspace(0, 1, int(thresholds), dtype=torch.float64)
+        return torch.linspace(0, 1, int(thresholds), dtype=torch.float64, device="cpu")
+    if isinstance(thresholds, Tensor):
+        return thresholds.detach().cpu().to(torch.float64).sort().values
     # Not by way of the default dtype, which rounds a list's numbers to float32.
-    values = thresholds.detach() if isinstance(thresholds, Tensor) else torch.tensor(thresholds, dtype=torch.float64)
-    return values.to(torch.float64).sort().values
+    return torch.tensor(thresholds, dtype=torch.float64, device="cpu").sort().values
 
 
 def confusion_counts(scores: Tensor, labels: Tensor, thresholds: Tensor) -> Tensor:
@@ -60,6 +66,15 @@ def confusion_counts(scores: Tensor, labels: Tensor, thresholds: Tensor) -> Tens
     at_least = histogram.flip(1).cumsum(1).flip(1)  # [label, k]: scores that reach at least k thresholds
     reaching = at_least[:, 1:].T
     return torch.stack([at_least[:, 0] - reaching, reaching], dim=2)
+
+
+def count_nan(scores: Tensor, labels: Tensor) -> Tensor:
+    """How many scores of the rows labelled 1 or 0 are nan, int64 of shape ``()``.
+
+    In the confusion counts they stand above every threshold, as the best of all.
+    """
+    labels = labels.detach()
+    return (rankable(scores).isnan() & ((labels == 1) | (labels == 0))).sum()
 
 
 def binned_segments(counts: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import check_rectangle, is_real, is_whole
+from lightning_tpauc.functional.eager import eager
 from lightning_tpauc.functional.order import split_classes
 from lightning_tpauc.functional.tpauc import exact_area, unrankable
 from lightning_tpauc.functional.validation import check_ignore_index, check_preds_and_target
@@ -31,11 +32,12 @@ class BootstrapInterval(NamedTuple):
     upper: Tensor
 
 
+@eager
 def bootstrap_interval(
     preds: Tensor,
     target: Tensor,
     min_tpr: float = 0.5,
-    max_fpr: float = 0.5,
+    max_fpr: float | None = 0.5,
     confidence: float = 0.95,
     num_resamples: int = 1000,
     seed: int = 0,
@@ -53,10 +55,10 @@ def bootstrap_interval(
     The result is a function of the values and ``seed`` alone: neither the order of the samples nor the device matters.
 
     Args:
-        preds: scores, tensor of any shape and real dtype; larger means more positive.
+        preds: scores, tensor ``(N,)`` or ``(N, 1)`` of any real dtype; larger means more positive.
         target: integer or bool tensor of the same shape: 1, 0, or ``ignore_index``.
         min_tpr: lower bound of the true positive rate, in [0, 1).
-        max_fpr: upper bound of the false positive rate, in (0, 1].
+        max_fpr: upper bound of the false positive rate, in (0, 1]; ``None`` is 1.
         confidence: c, share of data sets whose interval is to hold the population's value, in (0, 1).
         num_resamples: number of resamples, at least 1. Time is O(N) for each.
         seed: seed of the draws, in 0 .. 2^63 - 1.
@@ -77,6 +79,7 @@ def bootstrap_interval(
         >>> bool(lower < estimate < upper)
         True
     """
+    max_fpr = 1.0 if max_fpr is None else max_fpr
     if validate_args:
         min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
         check_ignore_index(ignore_index)

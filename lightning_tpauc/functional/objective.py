@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -46,6 +48,7 @@ def tpauc_objective(
     Returns:
         Scalar tensor, at least 0. Time and memory are O(n log n) for all surrogates but ``logistic`` and registered
         ones without a :class:`~lightning_tpauc.functional.PowerForm`, which take :math:`k_1 k_2` evaluations in blocks.
+        nan if any score is, selected or not: it may belong to the rectangle.
 
     Raises:
         ArgumentError: if the rectangle holds no positive or no negative, or an argument is malformed.
@@ -66,7 +69,9 @@ def tpauc_objective(
     value, _ = weighted_excess(
         lowest, highest, torch.zeros_like(lowest), surrogate=surrogate, margin=margin, scale=scale
     )
-    return value / num_pos
+    # By a factor, since asking for the truth would wait for the device.
+    broken = pos_scores.isnan().any() | neg_scores.isnan().any()
+    return value / num_pos * torch.where(broken, math.nan, 1.0).to(value.dtype)
 
 
 def _hardest(scores: Tensor, count: int, largest: bool) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.functional.checks import check_rectangle
+from lightning_tpauc.functional.eager import eager
 from lightning_tpauc.functional.order import sorted_ranks, split_classes
 from lightning_tpauc.functional.rectangle import ceil_count, floor_count
 from lightning_tpauc.functional.tpauc import segment_at, unrankable
@@ -19,6 +20,7 @@ from lightning_tpauc.functional.validation import check_ignore_index, check_pred
 __all__ = ("exact_fpr", "exact_tpr", "fpr_at_min_tpr", "tpr_at_max_fpr")
 
 
+@eager
 def tpr_at_max_fpr(
     preds: Tensor,
     target: Tensor,
@@ -57,6 +59,7 @@ def tpr_at_max_fpr(
     return exact_tpr(preds, target, max_fpr)
 
 
+@eager
 def fpr_at_min_tpr(
     preds: Tensor,
     target: Tensor,
@@ -93,6 +96,7 @@ def fpr_at_min_tpr(
     return exact_fpr(preds, target, min_tpr)
 
 
+@eager
 def exact_tpr(scores: Tensor, labels: Tensor, max_fpr: float) -> Tensor:
     """:func:`tpr_at_max_fpr` of scores with labels 1, 0 or anything else for rows to leave out."""
     pos, neg = split_classes(scores, labels)
@@ -109,6 +113,7 @@ def exact_tpr(scores: Tensor, labels: Tensor, max_fpr: float) -> Tensor:
     return torch.tensor(tpr, dtype=torch.float64, device=pos.device)
 
 
+@eager
 def exact_fpr(scores: Tensor, labels: Tensor, min_tpr: float) -> Tensor:
     """:func:`fpr_at_min_tpr` of scores with labels 1, 0 or anything else for rows to leave out."""
     pos, neg = split_classes(scores, labels)

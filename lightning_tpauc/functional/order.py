@@ -10,15 +10,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ("between", "count_above", "count_pairs", "rankable", "sorted_ranks", "split_classes")
+from lightning_tpauc.errors import ArgumentError
+
+__all__ = ("between", "count_above", "count_pairs", "has_nan", "rankable", "sorted_ranks", "split_classes")
 
 
 def rankable(scores: Tensor) -> Tensor:
-    """Detached scores in a dtype that every sort knows, float32, float64 or int64, never narrower than they came."""
+    """Detached scores in a dtype that every sort knows, float32, float64 or int64, never narrower than they came.
+
+    Raises:
+        ArgumentError: if a score is an unsigned integer that int64 does not hold.
+    """
     scores = scores.detach()
-    if not scores.is_floating_point():
-        return scores.to(torch.int64)
-    return scores if scores.dtype in (torch.float32, torch.float64) else scores.to(torch.float32)
+    if scores.is_floating_point():
+        return scores if scores.dtype in (torch.float32, torch.float64) else scores.to(torch.float32)
+    whole = scores.to(torch.int64)
+    if scores.dtype == torch.uint64 and bool((whole < 0).any()):  # the largest would wrap and rank lowest
+        msg = "Expected scores below 2^63, but got larger ones of torch.uint64. Convert them with `.double()`."
+        raise ArgumentError(msg)
+    return whole
+
+
+def has_nan(scores: Tensor) -> bool:
+    """Whether a score is nan, in one pass without a mask: the largest is nan then."""
+    return scores.is_floating_point() and scores.numel() > 0 and bool(scores.amax().isnan())
 
 
 def split_classes(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

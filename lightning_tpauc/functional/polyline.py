@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from lightning_tpauc.functional.checks import check_rectangle
-from lightning_tpauc.functional.order import split_classes
+from lightning_tpauc.functional.eager import eager
+from lightning_tpauc.functional.order import has_nan, split_classes
 
-__all__ = ("clip_polyline", "count_by_score", "polyline_area", "polyline_vertices", "roc_polyline")
+__all__ = (
+    "clip_polyline",
+    "count_by_score",
+    "nan_points",
+    "polyline_area",
+    "polyline_vertices",
+    "roc_points",
+    "roc_polyline",
+)
 
 
-def count_by_score(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def count_by_score(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Number of positives and of negatives at each distinct score, highest score first.
 
     Args:
@@ -19,14 +30,14 @@ def count_by_score(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         labels: tensor of the same shape; rows labelled neither 1 nor 0 are left out.
 
     Returns:
-        Two int64 tensors ``(G,)``, one entry per distinct score.
+        Two int64 tensors ``(G,)``, one entry per distinct score, and the scores.
     """
     pos, neg = split_classes(scores, labels)
     distinct, place = torch.unique(torch.cat([pos, neg]), return_inverse=True)
     size = distinct.shape[0]
     pos_counts = torch.bincount(place[: pos.shape[0]], minlength=size)
     neg_counts = torch.bincount(place[pos.shape[0] :], minlength=size)
-    return pos_counts.flip(0), neg_counts.flip(0)
+    return pos_counts.flip(0), neg_counts.flip(0), distinct.flip(0)
 
 
 def polyline_area(pos_counts: Tensor, neg_counts: Tensor, min_tpr: float, max_fpr: float) -> Tensor:
@@ -74,20 +85,53 @@ def roc_polyline(preds: Tensor, target: Tensor, drop_collinear: bool = True) -> 
         drop_collinear: leave out vertices inside straight pieces; the curve stays the same.
 
     Returns:
-        ``(fpr, tpr)``: two float64 tensors ``(V,)``, both non-decreasing; nan for a class that is empty.
+        ``(fpr, tpr)``: two float64 tensors ``(V,)``, both non-decreasing; nan for a class that is empty, and throughout
+        if a score is nan.
 
     Example:
         >>> fpr, tpr = roc_polyline(torch.tensor([0.9, 0.8, 0.7, 0.1]), torch.tensor([1, 0, 1, 0]))
         >>> fpr.tolist(), tpr.tolist()
         ([0.0, 0.0, 0.5, 0.5, 1.0], [0.0, 0.5, 0.5, 1.0, 1.0])
     """
-    return polyline_vertices(*count_by_score(preds, target), drop_collinear=drop_collinear)
+    return roc_points(preds, target, drop_collinear=drop_collinear)[:2]
 
 
-def polyline_vertices(pos_counts: Tensor, neg_counts: Tensor, drop_collinear: bool = True) -> tuple[Tensor, Tensor]:
-    """Vertices of one polyline whose segments are given by whole numbers ``(G,)``, as in :func:`polyline_area`."""
+@eager
+def roc_points(preds: Tensor, target: Tensor, drop_collinear: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """The vertices of :func:`roc_polyline`, each with the threshold that the scores up to it reach.
+
+    Example:
+        >>> roc_points(torch.tensor([0.5, 0.25]), torch.tensor([1, 0]))[2].tolist()
+        [inf, 0.5, 0.25]
+    """
+    pos_counts, neg_counts, scores = count_by_score(preds, target)
+    if has_nan(scores):
+        return nan_points(scores.device)
+    return polyline_vertices(pos_counts, neg_counts, scores, drop_collinear)
+
+
+def nan_points(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Rates of scores that have no rank."""
+    fpr, tpr, thresholds = torch.full((3, 2), math.nan, dtype=torch.float64, device=device)
+    return fpr, tpr, thresholds
+
+
+def polyline_vertices(
+    pos_counts: Tensor, neg_counts: Tensor, scores: Tensor, drop_collinear: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Vertices of one polyline whose segments are given by whole numbers ``(G,)``, as in :func:`polyline_area`.
+
+    Args:
+        pos_counts: int64 tensor ``(G,)``, non-negative.
+        neg_counts: same shape.
+        scores: threshold that is reached at the end of each segment, same shape.
+        drop_collinear: leave out vertices inside straight pieces.
+
+    Returns:
+        ``(fpr, tpr, thresholds)``: three float64 tensors ``(V,)``; the first threshold is infinite.
+    """
     occupied = pos_counts + neg_counts > 0
-    pos_counts, neg_counts = pos_counts[occupied], neg_counts[occupied]
+    pos_counts, neg_counts, scores = pos_counts[occupied], neg_counts[occupied], scores[occupied]
     if drop_collinear and pos_counts.shape[0] > 1:
         turns = pos_counts[1:] * neg_counts[:-1] != pos_counts[:-1] * neg_counts[1:]
         used = torch.cat([turns, turns.new_ones(1)])
@@ -96,7 +140,8 @@ def polyline_vertices(pos_counts: Tensor, neg_counts: Tensor, drop_collinear: bo
     origin = pos_counts.new_zeros(1)
     tp = torch.cat([origin, pos_counts.cumsum(0)[used]]).to(torch.float64)
     fp = torch.cat([origin, neg_counts.cumsum(0)[used]]).to(torch.float64)
-    return fp / fp[-1], tp / tp[-1]
+    reached = scores[used].to(torch.float64)
+    return fp / fp[-1], tp / tp[-1], torch.cat([reached.new_full((1,), math.inf), reached])
 
 
 def clip_polyline(fpr: Tensor, tpr: Tensor, min_tpr: float, max_fpr: float) -> tuple[Tensor, Tensor]:

@@ -13,13 +13,15 @@ from collections.abc import Sequence
 from numbers import Integral
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_tpauc.functional.binned import adjust_thresholds, binned_area, confusion_counts
+from lightning_tpauc.functional.binned import adjust_thresholds, binned_area, confusion_counts, count_nan
 from lightning_tpauc.functional.checks import check_rectangle
+from lightning_tpauc.functional.eager import eager
 from lightning_tpauc.functional.notify import warn_on_rank_zero
-from lightning_tpauc.functional.order import between, count_above, count_pairs, sorted_ranks, split_classes
+from lightning_tpauc.functional.order import between, count_above, count_pairs, has_nan, sorted_ranks, split_classes
 from lightning_tpauc.functional.validation import check_ignore_index, check_preds_and_target, check_thresholds
 
 __all__ = (
@@ -33,12 +35,13 @@ __all__ = (
 )
 
 
+@eager
 def two_way_partial_auroc(
     preds: Tensor,
     target: Tensor,
     min_tpr: float = 0.5,
-    max_fpr: float = 0.5,
-    thresholds: int | Sequence[float] | Tensor | None = None,
+    max_fpr: float | None = 0.5,
+    thresholds: int | Sequence[float] | Tensor | np.ndarray[Any, Any] | None = None,
     ignore_index: int | None = None,
     validate_args: bool = True,
 ) -> Tensor:
@@ -51,25 +54,26 @@ def two_way_partial_auroc(
     probabilities give the same value, unless a squashing function has rounded distinct scores to one.
 
     Args:
-        preds: scores, tensor of shape ``(N, ...)``, any float or integer dtype and any range; larger means more
-            positive.
+        preds: scores, tensor of shape ``(N,)`` or ``(N, 1)``, any float or integer dtype and any range; larger means
+            more positive.
         target: integer or bool tensor of the same shape: 1 for positives, 0 for negatives, ``ignore_index`` for rows to
             leave out.
         min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).
-        max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
-        thresholds: ``None`` computes the exact area, O(N) memory and O(N log N) time at worst. A list or 1-D tensor of
-            thresholds bins the scores and runs straight lines through the ROC points at these thresholds, exact where
-            every score is one of them. An int T stands for T thresholds evenly spaced on [0, 1], and needs scores in
-            [0, 1]: nothing is squashed to fit.
+        max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1]; ``None`` is 1, as in torchmetrics.
+        thresholds: ``None`` computes the exact area, O(N) memory and O(N log N) time at worst. A list, 1-D tensor or
+            1-D array of thresholds bins the scores and runs straight lines through the ROC points at these thresholds,
+            exact where every score is one of them. An int T stands for T thresholds evenly spaced on [0, 1], and needs
+            scores in [0, 1]: nothing is squashed to fit.
         ignore_index: label of rows that count for neither class.
         validate_args: check arguments and values; costs a pass over the data.
 
     Returns:
-        float64 tensor of shape ``()`` in [0, 1]; nan, with a :class:`TPAUCWarning`, if either class has no example.
+        float64 tensor of shape ``()`` in [0, 1]; nan, with a :class:`TPAUCWarning`, if either class has no example or,
+        unchecked, a score is nan.
 
     Raises:
-        ArgumentError: if an argument is out of range, shapes differ, ``target`` has other labels, ``preds`` holds nan,
-            or ``thresholds`` is an int and a score lies outside [0, 1].
+        ArgumentError: if an argument is out of range, shapes differ or hold several scores per example, ``target`` has
+            other labels, ``preds`` holds nan, or ``thresholds`` is an int and a score lies outside [0, 1].
 
     Example:
         >>> preds = torch.tensor([0.9, 0.8, 0.7, 0.3, 0.6, 0.5, 0.4, 0.1])
@@ -79,13 +83,15 @@ def two_way_partial_auroc(
         >>> two_way_partial_auroc(preds, target, min_tpr=0.0, max_fpr=1.0)
         tensor(0.8125, dtype=torch.float64)
     """
+    max_fpr = 1.0 if max_fpr is None else max_fpr
     if validate_args:
         min_tpr, max_fpr = _tpauc_arg_validation(min_tpr, max_fpr, thresholds, ignore_index)
         check_preds_and_target(preds, target, ignore_index, unit_range=isinstance(thresholds, Integral))
     if thresholds is None:
         return exact_tpauc(preds, target, min_tpr, max_fpr)
     counts = confusion_counts(preds, target, adjust_thresholds(thresholds))
-    return binned_tpauc(counts, min_tpr, max_fpr)
+    num_nan = 0 if validate_args else int(count_nan(preds, target))
+    return binned_tpauc(counts, num_nan, min_tpr, max_fpr)
 
 
 def _tpauc_arg_validation(min_tpr: float, max_fpr: float, thresholds: Any, ignore_index: Any) -> tuple[float, float]:
@@ -95,6 +101,7 @@ def _tpauc_arg_validation(min_tpr: float, max_fpr: float, thresholds: Any, ignor
     return check_rectangle(min_tpr, max_fpr)
 
 
+@eager
 def exact_tpauc(scores: Tensor, labels: Tensor, min_tpr: float, max_fpr: float) -> Tensor:
     """Exact metric of scores with labels 1, 0 or anything else for rows to leave out."""
     pos, neg = split_classes(scores, labels)
@@ -103,28 +110,24 @@ def exact_tpauc(scores: Tensor, labels: Tensor, min_tpr: float, max_fpr: float) 
     return torch.tensor(exact_area(pos, neg, min_tpr, max_fpr), dtype=torch.float64, device=pos.device)
 
 
-def binned_tpauc(counts: Tensor, min_tpr: float, max_fpr: float) -> Tensor:
-    """Metric of confusion counts ``(T, 2, 2)``."""
-    if class_missing(int(counts[0, 1].sum()), int(counts[0, 0].sum())):
+@eager
+def binned_tpauc(counts: Tensor, num_nan: int, min_tpr: float, max_fpr: float) -> Tensor:
+    """Metric of confusion counts ``(T, 2, 2)``, among them ``num_nan`` of scores that are nan."""
+    if _undefined(int(counts[0, 1].sum()), int(counts[0, 0].sum()), num_nan > 0):
         return torch.tensor(math.nan, dtype=torch.float64, device=counts.device)
     return binned_area(counts, min_tpr, max_fpr)
 
 
 def unrankable(pos: Tensor, neg: Tensor, value: str = "two-way partial AUC") -> bool:
     """Whether a class has no example or a score is nan, with a :class:`TPAUCWarning` that says which."""
-    if class_missing(pos.shape[0], neg.shape[0], value):
-        return True
-    # The largest of several is nan if any is: one pass without a mask.
-    nan = any(scores.is_floating_point() and bool(scores.amax().isnan()) for scores in (pos, neg))
-    if nan:
-        warn_on_rank_zero(f"The {value} is nan: some scores are nan, which have no rank. Has the model diverged?")
-    return nan
+    return _undefined(pos.shape[0], neg.shape[0], has_nan(pos) or has_nan(neg), value)
 
 
-def class_missing(num_pos: int, num_neg: int, value: str = "two-way partial AUC") -> bool:
-    """Whether a class has no example, with a :class:`TPAUCWarning` that says which."""
+def _undefined(num_pos: int, num_neg: int, any_nan: bool, value: str = "two-way partial AUC") -> bool:
     if num_pos and num_neg:
-        return False
+        if any_nan:
+            warn_on_rank_zero(f"The {value} is nan: some scores are nan, which have no rank. Has the model diverged?")
+        return any_nan
     missing = "example" if not num_pos and not num_neg else "positive example" if not num_pos else "negative example"
     warn_on_rank_zero(
         f"The {value} is nan: there was no {missing} to rank. "

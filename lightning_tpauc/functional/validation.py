@@ -2,35 +2,49 @@
 
 from __future__ import annotations
 
+import math
+from numbers import Real
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.checks import is_real, is_whole
+from lightning_tpauc.functional.checks import is_whole
+from lightning_tpauc.functional.order import rankable
 
 __all__ = ("check_ignore_index", "check_preds_and_target", "check_thresholds")
 
 
 def check_thresholds(thresholds: Any) -> None:
-    """Raise :class:`ArgumentError` unless ``thresholds`` is an int above 1, or a sequence or 1-D tensor of numbers."""
-    if not (is_whole(thresholds) or isinstance(thresholds, (list, tuple, Tensor))):
-        msg = f"Expected `thresholds` to be `None`, an integer, a list or a 1-D tensor, but got {thresholds!r}."
-        raise ArgumentError(msg)
+    """Raise :class:`ArgumentError` unless ``thresholds`` is an int above 1, or holds numbers in one dimension."""
     if is_whole(thresholds):
         if thresholds < 2:
             msg = f"Expected `thresholds` to be at least 2 if it is an integer, but got {thresholds}."
             raise ArgumentError(msg)
         return
-    if isinstance(thresholds, Tensor):
-        valid = thresholds.ndim == 1 and not thresholds.is_complex() and not bool(thresholds.isnan().any())
-    else:
-        valid = all(is_real(value) for value in thresholds)
-    if not valid or len(thresholds) == 0:
+    if not isinstance(thresholds, (list, tuple, Tensor, np.ndarray)):
+        msg = (
+            f"Expected `thresholds` to be `None`, an integer, a list, or a 1-D tensor or array, but got {thresholds!r}."
+        )
+        raise ArgumentError(msg)
+    if not _numbers_in_one_dimension(thresholds):
         msg = (
             f"Expected `thresholds` to hold numbers in one dimension, at least one and no nan, but got {thresholds!r}."
         )
         raise ArgumentError(msg)
+
+
+def _numbers_in_one_dimension(values: Any) -> bool:
+    """Whether ``values`` can be sorted; infinite ones can."""
+    if isinstance(values, Tensor):
+        real = values.dtype != torch.bool and not values.is_complex() and values.device.type != "meta"
+        return real and values.ndim == 1 and len(values) > 0 and not bool(rankable(values).isnan().any())
+    if isinstance(values, np.ndarray):
+        return values.ndim == 1 and values.dtype.kind in "fiu" and len(values) > 0 and not bool(np.isnan(values).any())
+    real = all(isinstance(value, Real) and not isinstance(value, bool) for value in values)
+    return real and len(values) > 0 and not any(math.isnan(value) for value in values)
 
 
 def check_ignore_index(ignore_index: Any) -> None:
@@ -47,7 +61,7 @@ def check_preds_and_target(preds: Any, target: Any, ignore_index: int | None, *,
     """Raise :class:`ArgumentError` unless every row can be ranked and belongs to a class, or is to be left out.
 
     Args:
-        preds: what came as scores: a real tensor of any shape, without nan in rows that count.
+        preds: what came as scores: a real tensor, one score per example, without nan in rows that count.
         target: what came as labels: an integer or bool tensor of the same shape.
         ignore_index: label, other than 0 and 1, that ``target`` may hold.
         unit_range: whether scores have to lie in [0, 1].
@@ -62,6 +76,13 @@ def check_preds_and_target(preds: Any, target: Any, ignore_index: int | None, *,
         msg = (
             f"Expected `preds` and `target` to have the same shape, but got {tuple(preds.shape)} and "
             f"{tuple(target.shape)}. Drop a trailing dimension with `.squeeze(-1)`."
+        )
+        raise ArgumentError(msg)
+    if any(size != 1 for size in preds.shape[1:]):
+        msg = (
+            f"Expected `preds` to hold one score per example, shape (N,) or (N, 1), but got {tuple(preds.shape)}. "
+            "Several columns have a value each: use torchmetrics' `MultioutputWrapper`. If every entry is an example, "
+            "pass `.flatten()` of both."
         )
         raise ArgumentError(msg)
     if preds.is_complex():
@@ -84,9 +105,12 @@ def check_preds_and_target(preds: Any, target: Any, ignore_index: int | None, *,
 
 
 def _check_values(preds: Tensor, target: Tensor, unit_range: bool) -> None:
-    lowest, highest = preds.detach().aminmax()  # both are nan if any score is
+    if not preds.is_floating_point() and not unit_range:
+        return  # integers are never nan
+    scores = rankable(preds)
+    lowest, highest = scores.aminmax()  # both are nan if any score is
     if bool(lowest.isnan()):
-        counted = preds.detach()[(target == 1) | (target == 0)]
+        counted = scores[(target == 1) | (target == 0)]
         num_nan = int(counted.isnan().sum())
         if num_nan:
             msg = (

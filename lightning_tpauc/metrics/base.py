@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
+from lightning_tpauc.extras import import_extra
+from lightning_tpauc.functional.eager import eager
 from lightning_tpauc.functional.order import rankable
 from lightning_tpauc.functional.validation import check_ignore_index, check_preds_and_target
 
@@ -38,43 +41,112 @@ class ScoreMetric(Metric):
         ArgumentError: if ``ignore_index`` is neither ``None`` nor an integer other than 0 and 1.
     """
 
-    scores: list[Tensor]
-    labels: list[Tensor]
+    if TYPE_CHECKING:  # torch.jit.script reads annotations, and can't read those that are strings
+        scores: list[Tensor]
+        classes: list[Tensor]
 
     def __init__(self, ignore_index: int | None = None, validate_args: bool = True, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        # A model that is made on the meta device can't make up first values: states start on the CPU there.
+        with torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext():
+            super().__init__(**kwargs)
         if validate_args:
             check_ignore_index(ignore_index)
         self.ignore_index = ignore_index
         self.validate_args = validate_args
+        self._result_dtype = torch.float64
 
     def collect_scores(self) -> None:
         """Declare the states of the store; called by subclasses at the end of ``__init__``."""
         self.add_state("scores", default=[], dist_reduce_fx="cat")
-        self.add_state("labels", default=[], dist_reduce_fx="cat")
+        self.add_state("classes", default=[], dist_reduce_fx="cat")
 
+    @torch.jit.unused
+    @eager
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The value of one batch, which is collected as well; compiled code calls it outside of its graphs."""
+        return super().forward(*args, **kwargs)
+
+    @eager
     def update(self, preds: Tensor, target: Tensor) -> None:
-        """Collect one batch.
+        """Collect one batch, copied: whatever the caller does with its tensors afterwards does not matter.
 
         Args:
-            preds: scores, tensor ``(N, ...)`` of any float or integer dtype. float64 and integers are kept as they are,
-                half precision is widened to float32.
+            preds: scores, tensor ``(N,)`` or ``(N, 1)`` of any float or integer dtype. float64 and integers are kept as
+                they are, half precision is widened to float32.
             target: integer or bool tensor of the same shape: 1, 0, or ``ignore_index``.
 
         Raises:
-            ArgumentError: with ``validate_args``, if shapes differ, ``target`` has other labels or ``preds`` holds nan.
+            ArgumentError: with ``validate_args``, if shapes differ or hold several scores per example, ``target`` has
+                other labels or ``preds`` holds nan.
         """
         if self.validate_args:
             check_preds_and_target(preds, target, self.ignore_index)
-        self.scores.append(rankable(preds).reshape(-1))
-        self.labels.append(encode_labels(target).reshape(-1))
+        scores = rankable(preds)
+        copied = scores.clone(memory_format=torch.contiguous_format) if scores.dtype == preds.dtype else scores
+        self.scores.append(copied.reshape(-1))
+        self.classes.append(encode_labels(target).reshape(-1))
 
     def collected(self) -> tuple[Tensor, Tensor]:
         """All scores and labels so far, each ``(N,)``; labels are 1, 0, or -1 for rows that count for neither class."""
         return (
             concatenate(self.scores, torch.empty(0, device=self.device)),
-            concatenate(self.labels, torch.empty(0, dtype=torch.int8, device=self.device)),
+            concatenate(self.classes, torch.empty(0, dtype=torch.int8, device=self.device)),
         )
+
+    def result(self, value: Tensor) -> Tensor:
+        """What ``compute`` returns: ``value`` in the dtype that :meth:`set_dtype` asks for."""
+        return value.to(self._result_dtype)
+
+    def reset(self) -> None:
+        """Forget everything. Lists are replaced and not emptied: a wrapper may still hold them."""
+        for name, default in self._defaults.items():
+            if isinstance(default, list):
+                setattr(self, name, [])
+        super().reset()
+
+    def set_dtype(self, dst_type: str | torch.dtype) -> ScoreMetric:
+        """Return values in another dtype than float64, in float32 at least.
+
+        What was collected keeps its dtype, here and when a model is cast: in a narrower one scores would tie, and
+        counts be rounded.
+        """
+        asked = torch.empty(0).type(dst_type).dtype
+        self._result_dtype = torch.promote_types(torch.float32, asked)
+        self._computed = None
+        return self
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *_: Any, **__: Any) -> Any:
+        """Take over where ``fn`` moves tensors, and nothing else that it does to them.
+
+        ``to_empty`` passes ``recurse``, which torchmetrics does not know; nothing lies below a metric.
+        """
+        return super()._apply(lambda state: state.to(fn(state.reshape(-1)[:0]).device))
+
+    def _reduce_states(self, incoming_state: dict[str, Any]) -> None:
+        """Merge ``incoming_state``, in which lists that processes have merged are one tensor each."""
+        lists = {name for name, default in self._defaults.items() if isinstance(default, list)}
+        joined = {n: [v] if n in lists and isinstance(v, Tensor) else v for n, v in incoming_state.items()}
+        super()._reduce_states(joined)
+
+    def plot(self, val: Any = None, ax: Any = None) -> Any:
+        """Plot one or several values; see :meth:`torchmetrics.Metric.plot`.
+
+        Args:
+            val: value, or several in a sequence, tensor or array; computed if ``None``.
+            ax: matplotlib axes to draw into; a new figure if ``None``.
+
+        Returns:
+            The figure and the axes.
+
+        Raises:
+            MissingExtraError: if matplotlib is not installed.
+        """
+        import_extra("matplotlib", "plot")
+        if isinstance(val, Sequence):
+            val = [torch.as_tensor(single) for single in val]
+        elif val is not None and not isinstance(val, Mapping):
+            val = torch.as_tensor(val)
+        return self._plot(val, ax)
 
     def _sync_dist(
         self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any | None = None
@@ -88,13 +160,13 @@ class ScoreMetric(Metric):
 
         The base class would let a process without examples send float32 whatever the others send: gloo aborts then.
         """
-        scores, labels = self.collected()
+        scores, classes = self.collected()
         if self.compute_on_cpu:  # the backend of a GPU gathers from the GPU
-            scores, labels = scores.to(self.device), labels.to(self.device)
+            scores, classes = scores.to(self.device), classes.to(self.device)
         own = torch.tensor(_DTYPES.index(scores.dtype) if scores.numel() else -1, device=scores.device)
         used = {int(code) for code in dist_sync_fn(own, group=group)} - {-1}
         self.scores = [scores.to(agreed_dtype(_DTYPES[code] for code in used or {0}))]
-        self.labels = [labels]
+        self.classes = [classes]
 
 
 def encode_labels(target: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional.checks import check_choice, check_rectangle
+from lightning_tpauc.functional.eager import eager
 from lightning_tpauc.functional.objective import tpauc_objective
 from lightning_tpauc.functional.order import split_classes
 from lightning_tpauc.functional.rectangle import floor_count
@@ -37,7 +37,8 @@ class ExactObjective(ScoreMetric):
         kwargs: see :class:`torchmetrics.Metric`.
 
     Returns (from ``compute``):
-        float64 tensor of shape ``()``, at least 0; nan where the rectangle holds no whole positive or negative.
+        float64 tensor of shape ``()``, at least 0; nan where the rectangle holds no whole positive or negative,
+        or, unchecked, a score is nan.
 
     Raises:
         ArgumentError: if an argument is out of range.
@@ -76,15 +77,12 @@ class ExactObjective(ScoreMetric):
         self.surrogate = get_surrogate(surrogate, margin=margin, scale=scale)
         self.collect_scores()
 
+    @eager
     def compute(self) -> Tensor:
         """The objective over everything collected, on all processes."""
         scores, labels = self.collected()
         pos, neg = split_classes(scores.sigmoid() if self.score_activation == "sigmoid" else scores, labels)
         if not floor_count(1.0 - self.min_tpr, pos.shape[0]) or not floor_count(self.max_fpr, neg.shape[0]):
-            return torch.tensor(math.nan, dtype=torch.float64, device=pos.device)
-        return tpauc_objective(pos.double(), neg.double(), self.min_tpr, self.max_fpr, surrogate=self.surrogate)
-
-    def plot(self, val: Any = None, ax: Any = None) -> Any:
-        """Plot one or several values; see :meth:`torchmetrics.Metric.plot`."""
-        import_extra("matplotlib", "plot")
-        return self._plot(val, ax)
+            return self.result(torch.tensor(math.nan, device=pos.device))
+        value = tpauc_objective(pos.double(), neg.double(), self.min_tpr, self.max_fpr, surrogate=self.surrogate)
+        return self.result(value)

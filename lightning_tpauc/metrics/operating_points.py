@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional.checks import check_rectangle
 from lightning_tpauc.functional.operating_points import exact_fpr, exact_tpr
 from lightning_tpauc.metrics.base import ScoreMetric
@@ -19,11 +18,6 @@ class _OperatingPoint(ScoreMetric):
     full_state_update = False
     plot_lower_bound = 0.0
     plot_upper_bound = 1.0
-
-    def plot(self, val: Any = None, ax: Any = None) -> Any:
-        """Plot one or several values; see :meth:`torchmetrics.Metric.plot`."""
-        import_extra("matplotlib", "plot")
-        return self._plot(val, ax)
 
 
 class TPRAtMaxFPR(_OperatingPoint):
@@ -65,7 +59,7 @@ class TPRAtMaxFPR(_OperatingPoint):
 
     def compute(self) -> Tensor:
         """The rate over all examples, on all processes."""
-        return exact_tpr(*self.collected(), self.max_fpr)
+        return self.result(exact_tpr(*self.collected(), self.max_fpr))
 
 
 class FPRAtMinTPR(_OperatingPoint):
@@ -107,4 +101,4 @@ class FPRAtMinTPR(_OperatingPoint):
 
     def compute(self) -> Tensor:
         """The rate over all examples, on all processes."""
-        return exact_fpr(*self.collected(), self.min_tpr)
+        return self.result(exact_fpr(*self.collected(), self.min_tpr))

@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 from torchmetrics.functional.classification import binary_auroc
@@ -107,6 +108,16 @@ def test_an_integer_needs_scores_in_the_unit_interval():
     assert float(two_way_partial_auroc(ignored, torch.tensor([-1, 0, 1]), thresholds=10, ignore_index=-1)) == 1.0
 
 
+@pytest.mark.parametrize("make", [list, tuple, np.array, torch.tensor, lambda t: np.array(t, np.float16)])
+@pytest.mark.parametrize("thresholds", [[-math.inf, 0.0, math.inf], [0.5, math.inf], [0.25, 0.5]], ids=str)
+def test_thresholds_in_any_container(thresholds, make):
+    generator = torch.Generator().manual_seed(0)
+    target = torch.randint(2, (50,), generator=generator)
+    scores = torch.randn(50, generator=generator) + target
+    expected = naive_binned_tpauc(scores[target == 1].tolist(), scores[target == 0].tolist(), thresholds, 0.3, 0.8)
+    assert_close(two_way_partial_auroc(scores, target, 0.3, 0.8, make(thresholds)), expected)
+
+
 @pytest.mark.parametrize("thresholds", [1, 0, -3])
 def test_too_few_thresholds(thresholds):
     with pytest.raises(ArgumentError, match=f"Expected `thresholds` to be at least 2 .* but got {thresholds}"):
@@ -115,13 +126,21 @@ def test_too_few_thresholds(thresholds):
 
 @pytest.mark.parametrize("thresholds", [True, 0.5, "100", {0.1, 0.2}])
 def test_thresholds_of_another_type(thresholds):
-    with pytest.raises(ArgumentError, match="Expected `thresholds` to be `None`, an integer, a list or a 1-D tensor"):
+    with pytest.raises(
+        ArgumentError, match="Expected `thresholds` to be `None`, an integer, a list, or a 1-D tensor or array"
+    ):
         two_way_partial_auroc(torch.tensor([0.1, 0.9]), torch.tensor([0, 1]), thresholds=thresholds)
 
 
 @pytest.mark.parametrize(
     "thresholds",
-    [[], [0.1, "x"], [0.1, math.nan], torch.rand(2, 2), torch.tensor(0.5), torch.tensor([math.nan]), torch.empty(0)],
+    [
+        *([], [0.1, "x"], [0.1, math.nan], [True]),
+        *(torch.rand(2, 2), torch.tensor(0.5), torch.tensor([math.nan]), torch.empty(0), torch.tensor([True])),
+        *(np.ones((1, 2)), np.array(0.5), np.array([math.nan]), np.array([]), np.array(["x"]), np.array([1j])),
+        torch.empty(3, device="meta"),
+    ],
+    ids=repr,
 )
 def test_thresholds_that_are_no_numbers(thresholds):
     with pytest.raises(ArgumentError, match="Expected `thresholds` to hold numbers in one dimension, at least one"):

@@ -101,6 +101,20 @@ def test_a_missing_class_gives_nan_and_a_warning():
     assert all(end.isnan() and end.dtype == torch.float64 and end.shape == () for end in result)
 
 
+def test_unchecked_nan_gives_nan_and_a_warning():
+    scores, target = normal_scores(5, 7, seed=0)
+    scores[0] = math.nan
+    with pytest.warns(TPAUCWarning, match="some scores are nan"):
+        assert all(end.isnan() for end in bootstrap_interval(scores, target, validate_args=False))
+
+
+def test_no_bound_of_the_false_positive_rate_is_one():
+    scores = normal_scores(5, 7, seed=0)
+    assert bootstrap_interval(*scores, 0.1, None, num_resamples=9) == bootstrap_interval(
+        *scores, 0.1, 1.0, num_resamples=9
+    )
+
+
 @pytest.mark.parametrize(
     ("argument", "value", "message"),
     [

@@ -109,6 +109,26 @@ def test_perfect_separation_costs_nothing():
     assert tpauc_objective(torch.tensor([1.0, 2.0]), torch.tensor([0.5, -3.0])).item() == 0.0
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("broken", [0, 1], ids=["positive", "negative"])
+def test_nan_is_never_success(name, broken):
+    scores = [torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([0.5, -1.0, -2.0, -3.0])]
+    for place in range(4):  # inside the rectangle or not
+        these = [part.clone().requires_grad_() for part in scores]
+        with torch.no_grad():
+            these[broken][place] = math.nan
+        value = tpauc_objective(*these, surrogate=name)
+        assert value.isnan()
+        (gradient,) = torch.autograd.grad(value, these[0])
+        assert gradient.isnan().any()  # an optimizer's guard sees it too
+
+
+def test_infinite_scores_are_no_nan():
+    inf = math.inf
+    assert tpauc_objective(torch.tensor([1.0, inf]), torch.tensor([0.5, -inf]), surrogate="hinge").item() == 0.0
+    assert tpauc_objective(torch.tensor([-inf, 1.0]), torch.tensor([0.5, -1.0]), surrogate="hinge").item() == inf
+
+
 def test_a_surrogate_of_ones_own():
     cube = Surrogate("cube", lambda t: (t + 1.0).relu() ** 3, lambda t: 3.0 * (t + 1.0).relu() ** 2, monotone=True)
     pos, neg = torch.tensor([0.0, 5.0]), torch.tensor([1.0, -9.0])

@@ -10,6 +10,7 @@ from lightning_tpauc.functional.polyline import (
     count_by_score,
     polyline_area,
     polyline_vertices,
+    roc_points,
     roc_polyline,
 )
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
@@ -46,16 +47,42 @@ def test_dropped_vertices_lie_on_the_curve(num_levels):
 
 
 def test_corners_next_to_empty_segments_are_kept():
-    fpr, tpr = polyline_vertices(torch.tensor([2, 0, 0]), torch.tensor([0, 0, 1]))
+    fpr, tpr, thresholds = polyline_vertices(
+        torch.tensor([2, 0, 0]), torch.tensor([0, 0, 1]), torch.tensor([3.0, 2.0, 1.0])
+    )
     assert fpr.tolist() == [0.0, 0.0, 1.0]
     assert tpr.tolist() == [0.0, 1.0, 1.0]
+    assert thresholds.tolist() == [math.inf, 3.0, 1.0]
+
+
+@pytest.mark.parametrize("num_levels", [1, 4, 30, 10_000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_every_vertex_holds_the_rates_at_its_threshold(num_levels, dtype):
+    scores, target = scored(num_levels)
+    scores = scores.to(dtype)
+    for drop_collinear in (False, True):
+        fpr, tpr, thresholds = roc_points(scores, target, drop_collinear)
+        reached = scores[None] >= thresholds[:, None]
+        assert_close(tpr, reached[:, target == 1].double().mean(1))
+        assert_close(fpr, reached[:, target == 0].double().mean(1))
+    *_, expected = roc_curve(target.numpy(), scores.numpy(), drop_intermediate=False)
+    assert roc_points(scores, target, drop_collinear=False)[2].tolist() == expected.tolist()
+
+
+def test_scores_that_are_nan_have_no_curve():
+    scores, target = scored(30)
+    scores[3] = math.nan
+    assert all(rates.isnan().all() for rates in roc_polyline(scores, target))
+    target[3] = -1
+    kept = target >= 0
+    assert torch.equal(torch.stack(roc_polyline(scores, target)), torch.stack(roc_polyline(scores[kept], target[kept])))
 
 
 @pytest.mark.parametrize(("min_tpr", "max_fpr"), RECTANGLES)
 @pytest.mark.parametrize("num_levels", [1, 4, 30, 10_000])
 def test_area_from_counts_equals_the_metric(num_levels, min_tpr, max_fpr):
     scores, target = scored(num_levels)
-    area = polyline_area(*count_by_score(scores, target), min_tpr, max_fpr)
+    area = polyline_area(*count_by_score(scores, target)[:2], min_tpr, max_fpr)
     assert_close(area, two_way_partial_auroc(scores, target, min_tpr, max_fpr))
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
+from torchmetrics.classification import BinaryAUROC
 
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
@@ -191,14 +192,72 @@ def test_targets_of_any_integer_dtype(make):
     assert torch.equal(two_way_partial_auroc(scores, make(target)), two_way_partial_auroc(scores, target))
 
 
-def test_shapes_are_flattened_and_inputs_left_alone():
+def test_columns_are_scores_and_inputs_left_alone():
     scores, target = normal_scores(24, 36)
     scores.requires_grad_()
     before = scores.detach().clone()
-    value = two_way_partial_auroc(scores.view(6, 10).T, target.view(6, 10).T)
+    value = two_way_partial_auroc(scores[:, None], target[:, None])
     assert not value.requires_grad
     assert torch.equal(value, two_way_partial_auroc(scores, target))
     assert torch.equal(scores.detach(), before)
+
+
+@pytest.mark.parametrize("shape", [(20, 3), (1, 60), (60, 1, 1, 1), (3, 20, 1)])
+@pytest.mark.parametrize("thresholds", [None, [0.0, 1.0]], ids=["exact", "binned"])
+def test_several_scores_per_example_are_not_pooled(shape, thresholds):
+    scores, target = normal_scores(24, 36)
+    if shape[0] == 60:
+        value = two_way_partial_auroc(scores.view(shape), target.view(shape), thresholds=thresholds)
+        assert torch.equal(value, two_way_partial_auroc(scores, target, thresholds=thresholds))
+        return
+    with pytest.raises(ArgumentError, match=r"one score per example, .* but got .*MultioutputWrapper.*flatten"):
+        two_way_partial_auroc(scores.view(shape), target.view(shape), thresholds=thresholds)
+
+
+UNSIGNED = [torch.uint8, torch.uint16, torch.uint32, torch.uint64]
+FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
+
+
+@pytest.mark.parametrize("dtype", [*UNSIGNED, *FLOAT8, torch.bool, torch.int16], ids=str)
+@pytest.mark.parametrize("thresholds", [None, [0.0, 3.0, 8.0]], ids=["exact", "binned"])
+def test_scores_of_every_dtype(dtype, thresholds):
+    scores, target = normal_scores(24, 36)
+    narrow = (scores * 2 + 8).to(dtype)
+    expected = two_way_partial_auroc(narrow.double(), target, thresholds=thresholds)
+    assert torch.equal(two_way_partial_auroc(narrow, target, thresholds=thresholds), expected)
+    if dtype in UNSIGNED:
+        assert torch.equal(two_way_partial_auroc(narrow, target.to(dtype), thresholds=thresholds), expected)
+
+
+def test_unsigned_integers_past_int64_are_not_ranked_lowest():
+    scores = torch.from_numpy(np.array([2**63 + 5, 2**62], dtype=np.uint64))
+    with pytest.raises(ArgumentError, match=r"below 2\^63.*`\.double\(\)`"):
+        two_way_partial_auroc(scores, torch.tensor([1, 0]))
+    assert float(two_way_partial_auroc(scores.double(), torch.tensor([1, 0]))) == 1.0
+
+
+@pytest.mark.parametrize("broken", ["one positive", "one negative", "all positives", "all negatives", "all"])
+@pytest.mark.parametrize("thresholds", [None, [-1.0, 0.0, 0.5, 2.0]], ids=["exact", "binned"])
+def test_unchecked_nan_gives_nan_and_not_a_number(broken, thresholds):
+    scores, target = normal_scores(24, 36)
+    rows = {"positive": target == 1, "negative": target == 0}.get(broken.split()[-1].rstrip("s"), target >= 0)
+    scores[rows.nonzero()[: 1 if broken.startswith("one") else None, 0]] = math.nan
+    with pytest.warns(TPAUCWarning, match="is nan: some scores are nan"):
+        assert two_way_partial_auroc(scores, target, thresholds=thresholds, validate_args=False).isnan()
+    target[scores.isnan()] = -1
+    if int((target == 1).sum()) > 0 and int((target == 0).sum()) > 0:
+        expected = two_way_partial_auroc(scores[target >= 0], target[target >= 0], thresholds=thresholds)
+        unchecked = two_way_partial_auroc(scores, target, thresholds=thresholds, ignore_index=-1, validate_args=False)
+        assert torch.equal(unchecked, expected)
+
+
+@pytest.mark.parametrize("thresholds", [None, [-1.0, 0.0, 0.5, 2.0]], ids=["exact", "binned"])
+def test_no_bound_of_the_false_positive_rate_is_one_as_in_torchmetrics(thresholds):
+    scores, target = normal_scores(24, 36)
+    value = two_way_partial_auroc(scores, target, 0.0, None, thresholds)
+    assert torch.equal(value, two_way_partial_auroc(scores, target, 0.0, 1.0, thresholds))
+    if thresholds is None:
+        assert_close(value, BinaryAUROC(max_fpr=None)(scores.sigmoid(), target).double(), "float32")
 
 
 @pytest.mark.parametrize("ignore_index", [-1, 255, -100])
@@ -270,7 +329,7 @@ def test_min_tpr_out_of_range(min_tpr):
         two_way_partial_auroc(*joined([1.0], [0.0]), min_tpr=min_tpr)
 
 
-@pytest.mark.parametrize("max_fpr", [0.0, 0, -0.3, 1.5, 2, True, "0.5", None, math.nan, math.inf, torch.tensor(0.5)])
+@pytest.mark.parametrize("max_fpr", [0.0, 0, -0.3, 1.5, 2, True, "0.5", math.nan, math.inf, torch.tensor(0.5)])
 def test_max_fpr_out_of_range(max_fpr):
     with pytest.raises(ArgumentError, match=r"Expected `max_fpr` to be a number in \(0, 1\], but got"):
         two_way_partial_auroc(*joined([1.0], [0.0]), max_fpr=max_fpr)

@@ -1,5 +1,6 @@
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -44,7 +45,7 @@ def test_what_the_picture_shows():
     metric = filled()
     _, ax = metric.plot()
     curve = ax.lines[-1].get_xydata()
-    assert torch.equal(torch.as_tensor(curve), torch.stack(metric.roc(), dim=1))
+    assert torch.equal(torch.as_tensor(curve), torch.stack(metric.roc()[:2], dim=1))
     boxes = {patch.get_bbox().bounds for patch in ax.patches}
     assert boxes == {(0.0, 0.5, 0.5, 0.5)}
     texts = {text.get_text() for text in ax.get_legend().get_texts()}
@@ -75,6 +76,22 @@ def test_a_curve_past_the_rectangle_and_a_missing_class_are_drawn():
 def test_a_sequence_of_values_is_drawn_as_torchmetrics_does():
     _, ax = TwoWayPartialAUROC().plot([torch.tensor(0.2), torch.tensor(0.4)])
     assert ax.lines[0].get_ydata().tolist() == pytest.approx([0.2, 0.4])
+
+
+@pytest.mark.parametrize("metric", [TwoWayPartialAUROC(), ExactObjective()])
+@pytest.mark.parametrize(
+    "several", [torch.tensor([0.2, 0.4]), np.array([0.2, 0.4]), [0.2, 0.4], (0.2, torch.tensor(0.4))]
+)
+def test_several_values_in_any_container(metric, several):
+    _, ax = metric.plot(several)
+    drawn = [float(y) for line in ax.lines for y in line.get_ydata()]
+    assert drawn == pytest.approx([0.2, 0.4])
+
+
+@pytest.mark.parametrize("one", [0.125, np.float32(0.125), torch.tensor([0.125])])
+def test_one_value_of_any_kind(one):
+    _, ax = filled().plot(one)
+    assert "TPAUC = 0.125" in {text.get_text() for text in ax.get_legend().get_texts()}
 
 
 def test_the_objective_is_drawn_as_torchmetrics_does():

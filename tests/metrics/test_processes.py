@@ -135,5 +135,5 @@ def test_the_curve_covers_all_ranks():
 
     alone = TwoWayPartialAUROC()
     alone.update(*scored())
-    for fpr, tpr in run_distributed(curve, 2):
-        assert torch.equal(torch.stack([fpr, tpr]), torch.stack(alone.roc()))
+    for points in run_distributed(curve, 2):
+        assert torch.equal(torch.stack(points), torch.stack(alone.roc()))

@@ -137,7 +137,7 @@ def test_scores_keep_their_precision(given, kept):
     metric = TwoWayPartialAUROC()
     metric.update(torch.tensor([1, 2], dtype=given), torch.tensor([0, 1]))
     assert metric.scores[0].dtype == kept
-    assert metric.labels[0].dtype == torch.int8
+    assert metric.classes[0].dtype == torch.int8
 
 
 def test_dtypes_may_change_between_batches():
@@ -271,6 +271,9 @@ def test_values_are_checked_unless_told_otherwise(thresholds):
     unchecked = TwoWayPartialAUROC(thresholds=thresholds, validate_args=False)
     unchecked.update(scores, target)
     assert unchecked.compute().isfinite()
+    unchecked.update(scores[:2], target[:2] - target[:2])
+    with pytest.warns(TPAUCWarning, match="some scores are nan"):
+        assert unchecked.compute().isnan()
 
 
 def test_an_integer_of_thresholds_needs_scores_in_the_unit_interval():

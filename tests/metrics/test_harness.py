@@ -1,0 +1,350 @@
+"""What torchmetrics' own tester does with a metric: every metric in every way in which a metric is used.
+
+Its tester is not part of the package that is installed. Values are compared with loops and with scikit-learn.
+"""
+
+import math
+import pickle
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_curve
+from torchmetrics import MetricCollection
+
+from lightning_tpauc.functional import fpr_at_min_tpr, tpauc_objective, tpr_at_max_fpr, two_way_partial_auroc
+from lightning_tpauc.metrics import ExactObjective, FPRAtMinTPR, TPRAtMaxFPR, TwoWayPartialAUROC
+from tests.ddp import run_distributed
+from tests.reference.tpauc import naive_binned_tpauc, naive_tpauc
+from tests.tolerances import assert_close
+
+NUM_BATCHES, BATCH_SIZE = 4, 24
+THRESHOLDS = [-1.0, 0.0, 0.5, 1.0, 2.0]
+IGNORED = -1
+
+
+class Case(NamedTuple):
+    make: Callable[..., Any]
+    functional: Callable[..., Any]
+    reference: Callable[[list[float], list[float]], float]
+
+
+def mean_of_pairs(pos, neg):
+    k1, k2 = math.floor(0.5 * len(pos)), math.floor(0.5 * len(neg))
+    hardest = [(n - p) for p in sorted(pos)[:k1] for n in sorted(neg)[-k2:]]
+    return sum(max(0.0, 0.5 + t) ** 2 for t in hardest) / len(hardest)
+
+
+def on_the_curve(pos, neg, at_fpr=None, at_tpr=None):
+    fpr, tpr, _ = roc_curve([1] * len(pos) + [0] * len(neg), [*pos, *neg], drop_intermediate=False)
+    return np.interp(at_fpr, fpr, tpr) if at_fpr else np.interp(-at_tpr, -tpr[::-1], fpr[::-1])
+
+
+def objective(preds, target, ignore_index=None):
+    return tpauc_objective(preds[target == 1].double(), preds[target == 0].double())
+
+
+CASES = {
+    "exact": Case(
+        partial(TwoWayPartialAUROC, 0.3, 0.8),
+        partial(two_way_partial_auroc, min_tpr=0.3, max_fpr=0.8),
+        lambda pos, neg: naive_tpauc(pos, neg, 0.3, 0.8),
+    ),
+    "binned": Case(
+        partial(TwoWayPartialAUROC, 0.3, 0.8, THRESHOLDS),
+        partial(two_way_partial_auroc, min_tpr=0.3, max_fpr=0.8, thresholds=THRESHOLDS),
+        lambda pos, neg: naive_binned_tpauc(pos, neg, THRESHOLDS, 0.3, 0.8),
+    ),
+    "no bound": Case(
+        partial(TwoWayPartialAUROC, 0.0, None),
+        partial(two_way_partial_auroc, min_tpr=0.0, max_fpr=None),
+        lambda pos, neg: naive_tpauc(pos, neg, 0.0, 1.0),
+    ),
+    "objective": Case(ExactObjective, objective, mean_of_pairs),
+    "tpr": Case(partial(TPRAtMaxFPR, 0.3), partial(tpr_at_max_fpr, max_fpr=0.3), partial(on_the_curve, at_fpr=0.3)),
+    "fpr": Case(partial(FPRAtMinTPR, 0.7), partial(fpr_at_min_tpr, min_tpr=0.7), partial(on_the_curve, at_tpr=0.7)),
+}
+EACH = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def make_inputs(kind):
+    generator = torch.Generator().manual_seed(7)
+    target = torch.randint(2, (NUM_BATCHES, BATCH_SIZE), generator=generator)
+    preds = torch.randn(NUM_BATCHES, BATCH_SIZE, generator=generator) + target
+    if kind == "ties":
+        preds = preds.round()
+    if kind == "ignored":
+        target = target.where(torch.rand(preds.shape, generator=generator) > 0.2, torch.tensor(IGNORED))
+    return (preds.double() if kind == "float64" else preds), target
+
+
+INPUTS = {kind: make_inputs(kind) for kind in ("plain", "ties", "ignored", "float64")}
+WITH = pytest.mark.parametrize("inputs", INPUTS.values(), ids=INPUTS)
+
+
+def expected(case, preds, target):
+    preds, target = preds.double(), target
+    return case.reference(preds[target == 1].tolist(), preds[target == 0].tolist())
+
+
+# ---------------------------------------------------------------- one process
+
+
+@EACH
+@WITH
+def test_the_function(case, inputs):
+    for preds, target in zip(*inputs, strict=True):
+        assert_close(case.functional(preds, target, ignore_index=IGNORED), expected(case, preds, target))
+
+
+@EACH
+@WITH
+@pytest.mark.parametrize("compute_on_cpu", [False, True])
+@pytest.mark.parametrize("compute_with_cache", [False, True])
+def test_the_class(case, inputs, compute_on_cpu, compute_with_cache):
+    metric = case.make(ignore_index=IGNORED, compute_on_cpu=compute_on_cpu, compute_with_cache=compute_with_cache)
+    use(metric, case, inputs)
+
+
+def use(metric, case, inputs, rank=0, world_size=1):
+    """The life of a metric, of which ``rank`` sees its share of the batches; returns its last value."""
+    preds, target = inputs
+    metric = pickle.loads(pickle.dumps(metric.clone()))  # noqa: S301  # our own
+    for name in ("is_differentiable", "higher_is_better", "full_state_update"):
+        with pytest.raises(RuntimeError, match=f"Can't change const `{name}`"):
+            setattr(metric, name, not getattr(metric, name))
+    for step in range(0, NUM_BATCHES, world_size):
+        seen = slice(step, step + world_size) if metric.dist_sync_on_step else slice(step + rank, step + rank + 1)
+        value = metric(preds[step + rank], target[step + rank])
+        assert_close(value, expected(case, preds[seen], target[seen]))
+        assert not value.requires_grad
+    assert metric.update_count == NUM_BATCHES // world_size
+    assert isinstance(hash(metric), int)
+    assert metric.state_dict() == {}
+    value = metric.compute()
+    assert_close(value, expected(case, preds, target))
+    assert torch.equal(metric.compute(), value)
+    metric.reset()
+    assert metric.update_count == 0
+    metric.update(preds[rank], target[rank])
+    seen = slice(world_size)
+    assert_close(metric.compute(), expected(case, preds[seen], target[seen]))
+    return value
+
+
+@EACH
+def test_copies_go_their_own_ways(case):
+    preds, target = INPUTS["plain"]
+    metric = case.make()
+    metric.update(preds[0], target[0])
+    copies = [metric.clone(), pickle.loads(pickle.dumps(metric))]  # noqa: S301  # our own
+    metric.update(preds[1], target[1])
+    for copied in copies:
+        assert hash(copied) != hash(metric)
+        assert copied.update_count == 1
+        copied.update(preds[2], target[2])
+        assert_close(copied.compute(), expected(case, preds[[0, 2]], target[[0, 2]]))
+    assert_close(metric.compute(), expected(case, preds[:2], target[:2]))
+
+
+@EACH
+def test_hashes_of_equal_metrics_differ_and_follow_the_state(case):
+    preds, target = INPUTS["plain"]
+    metric, other = case.make(), case.make()
+    before = hash(metric)
+    assert before == hash(metric)
+    assert before != hash(other)
+    metric.update(preds[0], target[0])
+    assert hash(metric) != before
+
+
+@EACH
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_stores_are_merged(case, as_dict):
+    preds, target = INPUTS["plain"]
+    metric, other = case.make(), case.make()
+    metric.update(preds[0], target[0])
+    other.update(preds[1], target[1])
+    metric.merge_state(other.metric_state if as_dict else other)
+    assert_close(metric.compute(), expected(case, preds[:2], target[:2]))
+    assert_close(other.compute(), expected(case, preds[1], target[1]))
+    metric.reset()
+    assert_close(other.compute(), expected(case, preds[1], target[1]))
+
+
+@EACH
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision(case, dtype):
+    preds, target = INPUTS["plain"]
+    preds = preds.to(dtype)
+    metric = case.make().to(dtype).half().set_dtype(torch.float64)
+    for part in zip(preds, target, strict=True):
+        assert_close(metric(*part), expected(case, *part))
+        assert_close(case.functional(*part), expected(case, *part))
+    assert_close(metric.compute(), expected(case, preds, target))
+
+
+@EACH
+@pytest.mark.parametrize(
+    "cast", [torch.bfloat16, torch.float16, torch.float32, torch.float64, "torch.HalfTensor"], ids=str
+)
+def test_a_cast_never_touches_what_was_collected(case, cast):
+    preds, target = INPUTS["plain"]
+    metric = case.make()
+    metric.update(preds[:2].flatten(), target[:2].flatten())
+    before = {name: str(value) for name, value in metric.metric_state.items()}
+    metric.set_dtype(cast)
+    if isinstance(cast, torch.dtype):
+        torch.nn.ModuleList([metric]).to(cast).half().bfloat16()
+    assert {name: str(value) for name, value in metric.metric_state.items()} == before
+    metric.update(preds[2:].flatten(), target[2:].flatten())
+    value = metric.compute()
+    assert value.dtype == (torch.float64 if cast is torch.float64 else torch.float32)
+    assert_close(value, expected(case, preds, target), "float64" if cast is torch.float64 else "float32")
+
+
+@EACH
+def test_counts_past_half_precision_are_not_rounded(case):
+    preds, target = INPUTS["plain"]
+    metric = case.make()
+    for _ in range(40):  # 3,840 examples: bfloat16 holds whole numbers up to 256, float16 up to 2,048
+        metric.update(preds.flatten(), target.flatten())
+        metric.set_dtype(torch.bfloat16)
+    alone = case.make()
+    alone.update(preds.flatten().repeat(40), target.flatten().repeat(40))
+    assert_close(metric.compute(), alone.compute().float(), "float32")
+
+
+@EACH
+def test_scripting(case):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its deprecation
+        assert isinstance(torch.jit.script(case.make()), torch.jit.ScriptModule)
+
+
+@EACH
+def test_nothing_is_differentiable(case):
+    preds, target = INPUTS["plain"]
+    preds = preds.clone().requires_grad_()
+    metric = case.make()
+    assert not metric.is_differentiable
+    assert not metric(preds[0], target[0]).requires_grad
+    assert not metric.compute().requires_grad
+
+
+@EACH
+def test_later_changes_of_the_inputs_do_not_matter(case):
+    preds, target = (part[0].clone() for part in INPUTS["plain"])
+    wide = torch.stack([preds, torch.zeros_like(preds)], dim=1)
+    metric, column = case.make(), case.make()
+    metric.update(preds, target)
+    column.update(wide[:, 0], target)
+    value = expected(case, preds, target)
+    for tensor in (preds, wide, target):
+        tensor.zero_()
+    assert_close(metric.compute(), value)
+    assert_close(column.compute(), value)
+
+
+def test_a_column_keeps_its_own_bytes_only():
+    metric = TwoWayPartialAUROC()
+    metric.update(torch.rand(1000, 100)[:, 3], torch.arange(1000) % 2)
+    stored = sum(part.untyped_storage().nbytes() for parts in metric.metric_state.values() for part in parts)
+    assert stored == 5 * 1000
+
+
+@EACH
+def test_metrics_of_a_model_on_the_meta_device(case):
+    with torch.device("meta"):
+        made, emptied, nested = case.make(), case.make(), torch.nn.ModuleDict({"m": case.make()})
+    nested.to_empty(device="cpu")
+    for metric in (made.to("cpu"), emptied.to_empty(device="cpu"), nested["m"]):
+        assert metric.device.type == "cpu"
+        metric.update(INPUTS["plain"][0][0], INPUTS["plain"][1][0])
+        assert_close(metric.compute(), expected(case, *(part[0] for part in INPUTS["plain"])))
+
+
+@EACH
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_moves_between_devices(case, dtype):
+    preds, target = INPUTS["plain"]
+    preds = preds.to(dtype)
+    metric = case.make()
+    metric.update(preds[0], target[0])
+    metric.cuda().update(preds[1].cuda(), target[1].cuda())
+    value = metric.compute()
+    assert value.device.type == "cuda"
+    assert_close(value.cpu(), expected(case, preds[:2], target[:2]))
+    metric.cpu().update(preds[2], target[2])
+    assert metric.compute().device.type == "cpu"
+    assert_close(metric.compute(), expected(case, preds[:3], target[:3]))
+
+
+def test_the_whole_table_in_one_collection():
+    preds, target = INPUTS["plain"]
+    collection = MetricCollection({name.replace(" ", "_"): case.make() for name, case in CASES.items()})
+    for _ in range(2):
+        for part in zip(preds, target, strict=True):
+            collection.update(*part)
+        values = collection.compute()
+        for name, case in CASES.items():
+            assert_close(values[name.replace(" ", "_")], expected(case, preds, target))
+        collection.reset()
+    assert len(collection.compute_groups) == 2  # scores for all, and counts
+
+
+@EACH
+def test_reset_while_the_states_are_merged(case):
+    """As after a computation that failed: the lists are one tensor each."""
+    metric = case.make()
+    preds, target = INPUTS["plain"]
+    metric.update(preds[0], target[0])
+    metric.sync(lambda tensor, group=None: [tensor], distributed_available=lambda: True)
+    assert all(isinstance(state, torch.Tensor) for state in metric.metric_state.values())
+    metric.reset()
+    metric.update(preds[1], target[1])
+    assert_close(metric.compute(), expected(case, preds[1], target[1]))
+
+
+# ---------------------------------------------------------------- two processes
+
+
+@pytest.mark.ddp
+@pytest.mark.parametrize("dist_sync_on_step", [False, True])
+def test_two_processes(dist_sync_on_step):
+    """All cases in one pair of processes: starting them takes longer than all of this."""
+
+    def life(rank, world_size):
+        return [
+            use(case.make(ignore_index=IGNORED, dist_sync_on_step=dist_sync_on_step), case, inputs, rank, world_size)
+            for case in CASES.values()
+            for inputs in INPUTS.values()
+        ]
+
+    first, second = run_distributed(life, 2)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.ddp
+def test_nan_of_one_process_is_nan_on_all():
+    def life(rank, world_size):
+        values = []
+        for name in ("exact", "binned", "objective", "tpr", "fpr"):
+            metric = CASES[name].make(validate_args=False)
+            preds, target = (part[rank].clone() for part in INPUTS["plain"])
+            if rank == 1:
+                preds[5] = math.nan
+            metric.update(preds, target)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                values.append(float(metric.compute()))
+        return values
+
+    for values in run_distributed(life, 2):
+        assert all(math.isnan(value) for value in values)

@@ -1,0 +1,124 @@
+"""The metric inside of torchmetrics' wrappers."""
+
+import pytest
+import torch
+from torchmetrics.wrappers import (
+    BootStrapper,
+    ClasswiseWrapper,
+    MetricTracker,
+    MinMaxMetric,
+    MultioutputWrapper,
+    Running,
+)
+
+from lightning_tpauc.functional import tpr_at_max_fpr, two_way_partial_auroc
+from lightning_tpauc.metrics import ExactObjective, TPRAtMaxFPR, TwoWayPartialAUROC
+from tests.ddp import run_distributed
+from tests.tolerances import assert_close
+
+EITHER = pytest.mark.parametrize("thresholds", [None, [-1.0, 0.0, 0.5, 1.0]], ids=["exact", "binned"])
+
+
+def scored(size=120):
+    generator = torch.Generator().manual_seed(0)
+    target = torch.randint(2, (size,), generator=generator)
+    return torch.randn(size, generator=generator) + target, target
+
+
+def batches():
+    scores, target = scored()
+    return list(zip(scores.split(20), target.split(20), strict=True))
+
+
+def joined(parts):
+    scores, targets = zip(*parts, strict=True)
+    return torch.cat(scores), torch.cat(targets)
+
+
+@EITHER
+@pytest.mark.parametrize("window", [1, 2, 4])
+@pytest.mark.parametrize("forward", [False, True])
+def test_running_window(thresholds, window, forward):
+    metric = Running(TwoWayPartialAUROC(thresholds=thresholds), window)
+    parts = batches()
+    for _ in range(2):
+        for seen, part in enumerate(parts, start=1):
+            if forward:
+                assert torch.equal(metric(*part), two_way_partial_auroc(*part, thresholds=thresholds))
+            else:
+                metric.update(*part)
+            expected = two_way_partial_auroc(*joined(parts[max(0, seen - window) : seen]), thresholds=thresholds)
+            assert torch.equal(metric.compute(), expected)
+        metric.reset()
+
+
+@pytest.mark.parametrize(
+    ("make", "value"), [(TPRAtMaxFPR, tpr_at_max_fpr), (ExactObjective, None)], ids=["tpr", "objective"]
+)
+def test_running_window_of_the_others(make, value):
+    metric, alone = Running(make(), 2), make()
+    parts = batches()
+    for part in parts:
+        metric.update(*part)
+    alone.update(*joined(parts[-2:]))
+    assert torch.equal(metric.compute(), alone.compute())
+    assert value is None or torch.equal(metric.compute(), value(*joined(parts[-2:])))
+
+
+@pytest.mark.ddp
+@EITHER
+def test_running_window_over_two_processes(thresholds):
+    def window(rank, world_size):
+        metric = Running(TwoWayPartialAUROC(thresholds=thresholds), 2)
+        for part in batches()[rank::2]:
+            metric.update(*part)
+        return metric.compute()
+
+    for value in run_distributed(window, 2):
+        assert_close(value, two_way_partial_auroc(*joined(batches()[2:]), thresholds=thresholds))
+
+
+def test_labels_of_a_classwise_wrapper_are_not_taken_for_the_collected_ones():
+    scores, target = scored()
+    names = ["first", "second"]
+    alone = ClasswiseWrapper(TwoWayPartialAUROC(), labels=names)
+    alone.update(scores, target)
+    assert alone.labels == names
+    assert torch.equal(alone.metric.compute(), two_way_partial_auroc(scores, target))
+    both = ClasswiseWrapper(MultioutputWrapper(TwoWayPartialAUROC(), 2), labels=names, prefix="tpauc_")
+    both.update(torch.stack([scores, -scores], dim=1), torch.stack([target, target], dim=1))
+    values = both.compute()
+    assert torch.equal(values["tpauc_first"], two_way_partial_auroc(scores, target))
+    assert torch.equal(values["tpauc_second"], two_way_partial_auroc(-scores, target))
+
+
+@EITHER
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_quantiles_of_a_bootstrap_wrapper(thresholds, dtype):
+    """torch.quantile wants one dtype for both; ``set_dtype`` gives the metric that of the quantiles."""
+    base = TwoWayPartialAUROC(0.0, 1.0, thresholds=thresholds).set_dtype(dtype)
+    metric = BootStrapper(base, 20, quantile=torch.tensor([0.05, 0.95], dtype=dtype), raw=True)
+    metric.update(*scored())
+    values = metric.compute()
+    low, high = values["quantile"]
+    assert torch.equal(values["quantile"], torch.quantile(values["raw"], torch.tensor([0.05, 0.95], dtype=dtype)))
+    assert low < two_way_partial_auroc(*scored(), 0.0, 1.0, thresholds) < high
+
+
+@EITHER
+def test_best_of_several(thresholds):
+    scores, target = scored()
+    extremes, tracker = (
+        MinMaxMetric(TwoWayPartialAUROC(thresholds=thresholds)),
+        MetricTracker(TwoWayPartialAUROC(thresholds=thresholds)),
+    )
+    good = two_way_partial_auroc(scores, target, thresholds=thresholds)
+    bad = two_way_partial_auroc(-scores, target, thresholds=thresholds)
+    for sign in (1, -1):
+        extremes.update(sign * scores, target)
+        last = extremes.compute()
+        extremes._base_metric.reset()
+        tracker.increment()
+        tracker.update(sign * scores, target)
+    assert [last["raw"], last["min"], last["max"]] == pytest.approx([float(bad), float(bad), float(good)])
+    assert tracker.best_metric(return_step=True) == (float(good), 0)
