@@ -15,9 +15,9 @@ F = TypeVar("F", bound=Callable[..., object])
 def eager(function: F) -> F:
     """Run ``function`` as it is inside of compiled code, which breaks its graph there.
 
-    For a function that sorts with NumPy or branches on what it counted, as metrics do, which no graph holds. And for one
-    that changes state in place: a compiled backward pass reads tensors when it runs, also those that
-    have been changed since the forward pass, and its gradients would be wrong in silence.
+    For a function that sorts with NumPy or branches on what it counted, as metrics do: no graph holds that. And for one
+    that changes state in place: a compiled backward pass reads tensors when it runs, also those that have been changed
+    since the forward pass, and its gradients would be wrong in silence.
     """
     kept: F = torch.compiler.disable(function)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return kept

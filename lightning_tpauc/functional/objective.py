@@ -79,7 +79,7 @@ def _hardest(scores: Tensor, count: int, largest: bool) -> Tensor:
     chosen = torch.topk(scores, count, largest=largest, sorted=False).values
     last = chosen.detach().amin() if largest else chosen.detach().amax()
     tied = scores == last
-    shared = last + torch.where(tied | scores.isnan(), scores - last, 0.0).sum() / tied.sum()
+    shared = last + torch.where((tied & last.isfinite()) | scores.isnan(), scores - last, 0.0).sum() / tied.sum()
     return torch.where(chosen == last, shared, chosen)
 
 
