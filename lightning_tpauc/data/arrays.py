@@ -32,8 +32,8 @@ class ArrayDataset(RowsDataset):
     """Rows of one array and their labels; a whole batch is fetched by one indexing call.
 
     Args:
-        features: tensor, numpy array (also a memory map) of shape ``(n, ...)``, or sparse matrix of scipy of shape
-            ``(n, m)``, whose rows become dense when they are fetched; any dtype.
+        features: tensor or numpy array (also a memory map) of shape ``(n, ...)``, table, or sparse matrix of scipy of
+            shape ``(n, m)``, whose rows become dense when they are fetched; any dtype of numbers.
         targets: tensor, array, sequence or column of a table with n labels; ``None`` if there are none.
         shift: float array that broadcasts against a row; subtracted from what is fetched.
         scale: float array that broadcasts against a row; multiplies what is fetched, after the shift. A memory map is
@@ -41,7 +41,7 @@ class ArrayDataset(RowsDataset):
         dtype: what floats are fetched as, ``np.float32`` for instance; ``None`` leaves them as they are.
 
     Raises:
-        DataError: if lengths differ.
+        DataError: if lengths differ, or features are no numbers.
 
     Example:
         >>> data = ArrayDataset(np.arange(6.0).reshape(3, 2), [0, 1, 0])
@@ -61,6 +61,7 @@ class ArrayDataset(RowsDataset):
         *,
         dtype: type[np.floating[Any]] | None = None,
     ) -> None:
+        features = features if isinstance(features, Tensor) else as_features(features, "ArrayDataset")
         # compressed rows can be indexed, whatever format comes in
         self.features = features.tocsr() if hasattr(features, "tocsr") else features
         # an array, since a column of a table is indexed by the labels of its rows and not by position

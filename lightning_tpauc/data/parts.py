@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -148,17 +148,7 @@ def as_dataset(dataset: Any, name: str, dtype: type[np.floating[Any]] | None = N
     """
     if dataset is None:
         return None
-    if isinstance(dataset, tuple) and len(dataset) == 2 and _is_array(dataset[0]):
-        x = as_features(dataset[0], name)
-        dataset = ArrayDataset(x, dataset[1], dtype=None if isinstance(x, Tensor) else dtype)
-    elif hasattr(dataset, "columns") and hasattr(dataset, "to_numpy"):
-        msg = (
-            f"`{name}` is a {type(dataset).__name__}, of which nobody knows which column is the label. Pass a pair: "
-            "`(table.drop(columns='label'), table['label'])`; to predict, `table.to_numpy()`."
-        )
-        raise DataError(msg)
-    elif isinstance(dataset, np.ndarray) or (not isinstance(dataset, Dataset) and _has(dataset, "to_numpy", "tocsr")):
-        dataset = ArrayDataset(as_features(dataset, name), None, dtype=dtype)
+    dataset = _from_arrays(dataset, name, dtype)
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         msg = (
             f"Expected `{name}` to be a map-style data set (`__len__` and `__getitem__`), but got a "
@@ -170,6 +160,41 @@ def as_dataset(dataset: Any, name: str, dtype: type[np.floating[Any]] | None = N
         raise DataError(msg)
     check_positions(dataset, name)
     return dataset
+
+
+def _from_arrays(dataset: Any, name: str, dtype: type[np.floating[Any]] | None) -> Any:
+    if isinstance(dataset, (tuple, list)) and _are_columns(dataset):
+        if len(dataset) > 2:
+            msg = (
+                f"`{name}` is a {type(dataset).__name__} of {len(dataset)} arrays. Pass a data set: "
+                "`TensorDataset(*map(torch.as_tensor, arrays))`, whose last array is the label."
+            )
+            raise DataError(msg)
+        x = as_features(dataset[0], name)
+        return ArrayDataset(x, dataset[1], dtype=None if isinstance(x, Tensor) else dtype)
+    if isinstance(dataset, Mapping) and 0 not in dataset:
+        msg = (
+            f"`{name}` is a {type(dataset).__name__} with {', '.join(map(repr, list(dataset)[:5]))}, not a data set. "
+            "Pass one of its data sets, or a pair of arrays (x, y)."
+        )
+        raise DataError(msg)
+    if _has(dataset, "columns") and _has(dataset, "to_numpy"):
+        msg = (
+            f"`{name}` is a {type(dataset).__name__}, of which nobody knows which column is the label. Pass a pair: "
+            "`(table.drop(columns='label'), table['label'])`; to predict, `table.to_numpy()`."
+        )
+        raise DataError(msg)
+    if isinstance(dataset, np.ndarray) or (not isinstance(dataset, Dataset) and _has(dataset, "to_numpy", "tocsr")):
+        return ArrayDataset(as_features(dataset, name), None, dtype=dtype)
+    return dataset
+
+
+def _are_columns(arrays: Any) -> bool:
+    """Whether entries are whole arrays and not items: a pair as a tuple, or a vector of labels behind a matrix."""
+    if isinstance(arrays, tuple) and len(arrays) == 2 and _is_array(arrays[0]):
+        return True
+    shapes = [getattr(array, "shape", ()) for array in (*arrays[:1], *arrays[-1:])]
+    return len(arrays) > 1 and len(shapes[0]) > 1 and len(shapes[1]) == 1 and shapes[0][0] == shapes[1][0]
 
 
 def float_dtype(trainer: Trainer | None) -> type[np.floating[Any]] | None:
