@@ -38,15 +38,18 @@ class PosNegDataModule(EvaluationData):
     """Joint batches of positives and negatives for training, whole unrepeated batches for evaluation.
 
     Pass data sets, or subclass and return them from :meth:`build_datasets`. Any map-style data set does: tensors, numpy
-    arrays and memory maps, a pair ``(x, y)`` of these, :class:`~torch.utils.data.TensorDataset`, data sets of tuples
-    ``(x, y)``, of mappings, of PyG graphs. The batch of global step t depends on ``seed`` and t alone, so a checkpoint
+    arrays and memory maps, a pair ``(x, y)`` of these, of tables of pandas or of a sparse matrix of scipy and labels,
+    :class:`~torch.utils.data.TensorDataset`, data sets of tuples ``(x, y)``, of mappings, of PyG graphs. Of tuples the
+    last entry is the label, and what stands before it are the inputs. Floats of numpy come as float32 where the model's
+    weights are; tensors keep their dtype. The batch of global step t depends on ``seed`` and t alone, so a checkpoint
     needs to keep nothing but the number of batches consumed (``batches_seen`` of the module); resuming replays nothing.
 
     Args:
         train_dataset: training set, with labels 0 and 1.
         val_dataset: validation set; or let ``val_fraction`` or ``num_folds`` split one off.
         test_dataset: test set.
-        predict_dataset: data to predict on, with or without labels.
+        predict_dataset: data to predict on, with or without labels: tuples that are shorter than those the model was
+            trained on have none.
         negatives: a stream of training negatives (an iterable data set of inputs, or a
             :class:`~lightning_tpauc.NegativeStream` of one); ``train_dataset`` then holds the positives alone.
         num_pos: positives per step and rank, S. With fewer positives than S over all ranks, every step has all of them.

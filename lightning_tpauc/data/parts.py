@@ -170,8 +170,9 @@ def _from_arrays(dataset: Any, name: str, dtype: type[np.floating[Any]] | None) 
                 "`TensorDataset(*map(torch.as_tensor, arrays))`, whose last array is the label."
             )
             raise DataError(msg)
-        x = as_features(dataset[0], name)
-        return ArrayDataset(x, dataset[1], dtype=None if isinstance(x, Tensor) else dtype)
+        features, targets = dataset
+        x = as_features(features, name)
+        return ArrayDataset(x, targets, dtype=None if isinstance(x, Tensor) else dtype)
     if isinstance(dataset, Mapping) and 0 not in dataset:
         msg = (
             f"`{name}` is a {type(dataset).__name__} with {', '.join(map(repr, list(dataset)[:5]))}, not a data set. "
@@ -191,10 +192,11 @@ def _from_arrays(dataset: Any, name: str, dtype: type[np.floating[Any]] | None) 
 
 def _are_columns(arrays: Any) -> bool:
     """Whether entries are whole arrays and not items: a pair as a tuple, or a vector of labels behind a matrix."""
-    if isinstance(arrays, tuple) and len(arrays) == 2 and _is_array(arrays[0]):
+    entries = list(arrays)
+    if isinstance(arrays, tuple) and len(entries) == 2 and _is_array(entries[0]):
         return True
-    shapes = [getattr(array, "shape", ()) for array in (*arrays[:1], *arrays[-1:])]
-    return len(arrays) > 1 and len(shapes[0]) > 1 and len(shapes[1]) == 1 and shapes[0][0] == shapes[1][0]
+    shapes = [getattr(array, "shape", ()) for array in (*entries[:1], *entries[-1:])]
+    return len(entries) > 1 and len(shapes[0]) > 1 and len(shapes[1]) == 1 and shapes[0][0] == shapes[1][0]
 
 
 def float_dtype(trainer: Trainer | None) -> type[np.floating[Any]] | None:
