@@ -195,7 +195,7 @@ def _are_columns(arrays: Any) -> bool:
     entries = list(arrays)
     if isinstance(arrays, tuple) and len(entries) == 2 and _is_array(entries[0]):
         return True
-    shapes = [getattr(array, "shape", ()) for array in (*entries[:1], *entries[-1:])]
+    shapes: list[Any] = [getattr(array, "shape", ()) for array in (*entries[:1], *entries[-1:])]
     return len(entries) > 1 and len(shapes[0]) > 1 and len(shapes[1]) == 1 and shapes[0][0] == shapes[1][0]
 
 
