@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning_tpauc.data.arrays import ArrayDataset
+    from lightning_tpauc.data.arrays import ArrayDataset, RowsDataset
     from lightning_tpauc.data.batch import EvalBatch, PosNegBatch
     from lightning_tpauc.data.datamodule import PosNegDataModule
     from lightning_tpauc.data.digits import DigitsDataModule
@@ -27,6 +27,7 @@ __all__ = (
     "OGBMoleculesDataModule",
     "PosNegBatch",
     "PosNegDataModule",
+    "RowsDataset",
     "SMILESDataModule",
 )
 
@@ -41,6 +42,7 @@ _HOME = {
     "OGBMoleculesDataModule": "molecules",
     "PosNegBatch": "batch",
     "PosNegDataModule": "datamodule",
+    "RowsDataset": "arrays",
     "SMILESDataModule": "molecules",
 }
 

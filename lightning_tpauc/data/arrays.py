@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lightning_tpauc.data.joining import cut_inputs
 from lightning_tpauc.data.targets import as_array
 from lightning_tpauc.errors import DataError
 
@@ -18,7 +20,24 @@ __all__ = ("ArrayDataset", "RowsDataset", "as_features")
 
 
 class RowsDataset(Dataset[Any], ABC):
-    """Base of map-style data sets that can fetch the inputs of a whole batch at once, without random numbers."""
+    """Base of map-style data sets that fetch and collate the inputs of a whole batch at once, without random numbers.
+
+    The labels are an attribute ``targets``. Data sets of single items that differ in size need no more than a
+    ``collate_fn``; see :class:`~lightning_tpauc.PosNegDataModule`.
+
+    Example:
+        >>> class Words(RowsDataset):
+        ...     def __init__(self, lines, targets):
+        ...         self.lines, self.targets = lines, targets
+        ...     def __len__(self):
+        ...         return len(self.lines)
+        ...     def rows(self, rows):
+        ...         lines = [torch.tensor([len(word) for word in self.lines[row].split()]) for row in rows]
+        ...         return torch.nn.utils.rnn.pad_sequence(lines, batch_first=True)
+        >>> Words(["to be or", "not to be"], [1, 0]).rows(np.array([1, 0]))
+        tensor([[3, 2, 2],
+                [2, 2, 2]])
+    """
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -26,6 +45,13 @@ class RowsDataset(Dataset[Any], ABC):
     @abstractmethod
     def rows(self, rows: NDArray[np.int64]) -> Any:
         """Collated inputs, without labels, of the rows (int64 array)."""
+
+    def __getitem__(self, row: int) -> Any:
+        inputs, targets = self.rows(np.array([row])), getattr(self, "targets", None)
+        if isinstance(inputs, (Tensor, np.ndarray, Mapping, tuple, list)):
+            inputs = cut_inputs(inputs, 0)
+        entries = inputs if isinstance(inputs, tuple) else (inputs,)
+        return inputs if targets is None else (*entries, int(targets[row]))
 
 
 class ArrayDataset(RowsDataset):

@@ -37,7 +37,7 @@ class PosNegBatch(NamedTuple):
     num_dual_neg: int
     shares: tuple[tuple[int, int, int], ...] | None = None
 
-    def to(self, device: torch.device) -> PosNegBatch:
+    def to(self, device: torch.device | str) -> PosNegBatch:
         """The batch on ``device``. Lightning calls it, and then need not look for tensors among the sizes."""
         inputs, index = move_data_to_device(self.inputs, device), move_data_to_device(self.index, device)
         return self._replace(inputs=inputs, index=index)
@@ -56,6 +56,10 @@ class EvalBatch(NamedTuple):
     inputs: Any
     target: Tensor
     example_id: Tensor
+
+    def to(self, device: torch.device | str) -> EvalBatch:
+        """The batch on ``device``."""
+        return EvalBatch(*move_data_to_device(tuple(self), device))
 
 
 def check_training_batch(batch: Any) -> None:

@@ -11,12 +11,13 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, IterableDataset
+from typing_extensions import Unpack
 
 from lightning_tpauc.data.cursor import StreamCursor
 from lightning_tpauc.data.evaluated import EvaluationData
-from lightning_tpauc.data.fetch import fetcher_for
 from lightning_tpauc.data.loader import EvalLoader, PosNegLoader
 from lightning_tpauc.data.negatives import NegativeStream, as_stream
+from lightning_tpauc.data.options import LoaderOptions, checked_options
 from lightning_tpauc.data.parts import Datasets, EvaluatedPart, TrainingPart, as_dataset, float_dtype, sampled_rows
 from lightning_tpauc.data.planning import Split, make_sampler, make_training_part
 from lightning_tpauc.data.position import training_position
@@ -71,6 +72,14 @@ class PosNegDataModule(EvaluationData):
             changes neither this nor the split, so that a run that is resumed or tested elsewhere sees the same ones.
         num_workers: worker processes per loader.
         pin_memory: whether to use page-locked memory; ``None``: with workers on a GPU.
+        collate_fn: makes a batch of a list of items, as a ``DataLoader``'s does; needed where items differ in size. It
+            sees items as the data set returns them, and if they have labels, a tuple that it returns ends with them:
+            ``(inputs, labels)``. What else it returns goes to the model whole.
+        persistent_workers: whether workers live on for the next epoch; they do unless this is ``False``.
+        prefetch_factor: batches that each worker loads ahead; ``None``: 2.
+        timeout: seconds to wait for a worker's batch; 0 waits for ever.
+        worker_init_fn: called in each worker with its number when it starts.
+        multiprocessing_context: how workers start, ``"fork"`` or ``"spawn"`` for instance.
         targets: the labels of the training set, or the name (attribute or key) under which all data sets keep theirs;
             ``None`` looks for them as :func:`~lightning_tpauc.data.targets.find_targets` says.
 
@@ -111,16 +120,17 @@ class PosNegDataModule(EvaluationData):
         num_workers: int = 0,
         pin_memory: bool | None = None,
         targets: Any = None,
+        **loader_options: Unpack[LoaderOptions],
     ) -> None:
         super().__init__()
         self.train_dataset, self.val_dataset = train_dataset, val_dataset
         self.test_dataset, self.predict_dataset, self.negatives = test_dataset, predict_dataset, negatives
         self.num_pos, self.num_neg, self.num_dual_neg = num_pos, num_neg, num_dual_neg
-        self.sampling, self.batch_size = sampling, batch_size
+        self.sampling, self.batch_size, self.targets = sampling, batch_size, targets
         self.val_fraction, self.num_folds, self.fold = val_fraction, num_folds, fold
         self.split_seed, self.seed = as_seed(split_seed, "split_seed", bits=32), as_seed(seed, "seed")
-        self.targets = targets
         self.num_workers, self.pin_memory, self._epoch_steps = num_workers, pin_memory, steps_per_epoch
+        self.collate_fn, self.worker_options = checked_options(loader_options, num_workers)
         self._check_arguments()
         self._said_capped = False
         self._raw: Datasets | None = None
@@ -263,9 +273,10 @@ class PosNegDataModule(EvaluationData):
         """Joint batches, from the position of the attached Trainer on."""
         sampler = self.batch_sampler()
         position = None if self.trainer is None else partial(training_position, self.trainer)
-        how = sampler, fetcher_for(self._datasets().train, self.seed), position, self.num_workers, self._pins_memory()
+        fetch = self._fetcher(self._datasets().train)
         cursor = self._stream_cursor()
-        loader = PosNegLoader(*how) if cursor is None else StreamedLoader(*how, cursor=cursor, seed=self.seed)
+        kind = PosNegLoader if cursor is None else partial(StreamedLoader, cursor=cursor, seed=self.seed)
+        loader = kind(sampler, fetch, position, self.num_workers, self._pins_memory(), **self.worker_options)
         self._loaders.append(loader)
         return loader
 
@@ -286,7 +297,7 @@ class PosNegDataModule(EvaluationData):
         pos, neg = (EvaluatedPart(train, rows, labels[rows]) for rows in (positives, negatives))
         first = self._eval_loader(pos, persistent=False)
         if stream is not None:
-            return first, ScoredStream(stream, max_negatives, self.batch_size)
+            return first, ScoredStream(stream, max_negatives, self.batch_size, self._fetcher(train))
         return first, self._eval_loader(neg, persistent=False)
 
     # ---------------------------------------------------------------- a stream of negatives

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
-from lightning_tpauc.data.fetch import fetcher_for, is_random, unaugmented
+from lightning_tpauc.data.fetch import Fetcher, collate_by, fetcher_for, is_random, unaugmented
 from lightning_tpauc.data.loader import EvalLoader, PosNegLoader
 from lightning_tpauc.data.parts import (
     Datasets,
@@ -36,6 +38,8 @@ class EvaluationData(LightningDataModule):
     batch_size: int
     num_workers: int
     pin_memory: bool | None
+    collate_fn: Callable[[list[Any]], Any] | None
+    worker_options: dict[str, Any]
     seed: int
     targets: Any
     val_fraction: float | None
@@ -86,6 +90,8 @@ class EvaluationData(LightningDataModule):
         ``None`` if there is neither; see :func:`~lightning_tpauc.data.layout.layout`.
         """
         known = getattr(getattr(self.trainer, "lightning_module", None), "input_layout", None)
+        if self.collate_fn is not None:  # items are asked for, and the model sees something else
+            known = None
         return training_layout(self._datasets().train) if known is None and self._given.train is not None else known
 
     def _labelled(self, name: str, dataset: Any) -> EvaluatedPart:
@@ -105,10 +111,17 @@ class EvaluationData(LightningDataModule):
             )
 
     def _eval_loader(self, part: EvaluatedPart, *, persistent: bool = True) -> EvalLoader:
-        how = self.batch_size, self.num_workers, self._pins_memory(), persistent
-        loader = EvalLoader(part.rows, part.labels, fetcher_for(unaugmented(part.dataset), self.seed), *how)
+        how = self.batch_size, self.num_workers, self._pins_memory()
+        fetch = self._fetcher(unaugmented(part.dataset))
+        options = self.worker_options if persistent else self.worker_options | {"persistent_workers": False}
+        loader = EvalLoader(part.rows, part.labels, fetch, *how, **options)
         self._loaders += [loader] if persistent else []
         return loader
+
+    def _fetcher(self, dataset: Any) -> Fetcher:
+        key = self.targets if isinstance(self.targets, str) else None
+        collate = None if self.collate_fn is None else partial(collate_by, self.collate_fn, key)
+        return fetcher_for(dataset, self.seed, collate)
 
     def _has_validation(self) -> bool:
         split = self.val_fraction is not None or self.num_folds is not None

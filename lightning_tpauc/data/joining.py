@@ -47,8 +47,8 @@ def join_inputs(parts: Sequence[Any]) -> Any:
     raise inputs_differ(parts)
 
 
-def cut_inputs(inputs: Any, part: slice) -> Any:
-    """Some of the examples.
+def cut_inputs(inputs: Any, part: slice | int) -> Any:
+    """Some of the examples, or one.
 
     Example:
         >>> cut_inputs({"x": torch.arange(4)}, slice(1, 3))

@@ -50,6 +50,8 @@ class PosNegLoader:
             handed out.
         num_workers: worker processes; 0 loads in the training process.
         pin_memory: whether to put batches into page-locked memory.
+        **options: how workers run, as arguments of :class:`~torch.utils.data.DataLoader`; they live on between
+            iterations unless ``persistent_workers`` says otherwise.
 
     Example:
         >>> import numpy as np, torch
@@ -68,11 +70,12 @@ class PosNegLoader:
         position: Callable[[PosNegLoader], Position] | None = None,
         num_workers: int = 0,
         pin_memory: bool = False,
+        **options: Any,
     ) -> None:
         self.batch_plans = sampler
         self.position = position
         self._handed_out = Position(0)
-        self._source = BatchSource(_TrainBatches(fetch), num_workers, pin_memory)
+        self._source = BatchSource(_TrainBatches(fetch), num_workers, pin_memory, **options)
 
     def __len__(self) -> int:
         return len(self.batch_plans)
@@ -101,8 +104,7 @@ class PosNegLoader:
 
         They begin at the current step, wherever in the epoch that is.
         """
-        aside = BatchSource(self._source.batches, self._source.num_workers, self._source.pin_memory, persistent=False)
-        yield from aside.run(self.batch_plans.plans(self._where().step, len(self)))
+        yield from self._source.aside(self._source.batches).run(self.batch_plans.plans(self._where().step, len(self)))
 
     def _where(self) -> Position:
         return self._handed_out if self.position is None else self.position(self)
@@ -133,7 +135,7 @@ class EvalLoader:
         batch_size: examples per batch.
         num_workers: worker processes.
         pin_memory: whether to put batches into page-locked memory.
-        persistent_workers: whether workers live on for the next iteration.
+        **options: as in :class:`PosNegLoader`.
 
     Example:
         >>> import numpy as np, torch
@@ -151,11 +153,11 @@ class EvalLoader:
         batch_size: int = 1024,
         num_workers: int = 0,
         pin_memory: bool = False,
-        persistent_workers: bool = True,
+        **options: Any,
     ) -> None:
         self.rows = rows
         self.batch_size = batch_size
-        self._source = BatchSource(_EvalBatches(fetch, rows, targets), num_workers, pin_memory, persistent_workers)
+        self._source = BatchSource(_EvalBatches(fetch, rows, targets), num_workers, pin_memory, **options)
 
     @property
     def num_examples(self) -> int:
@@ -221,13 +223,23 @@ class _EvalBatches(Dataset[EvalBatch]):
 class BatchSource:
     """Makes batches from plans, here or in worker processes that live on between iterations."""
 
-    def __init__(self, batches: Dataset[Any], num_workers: int, pin_memory: bool, persistent: bool = True) -> None:
+    def __init__(self, batches: Dataset[Any], num_workers: int, pin_memory: bool, **options: Any) -> None:
         self.batches = batches
         self.num_workers = num_workers
         self.pin_memory = pin_memory
-        self.persistent = persistent
+        self.options = {"persistent_workers": True, **options} if num_workers else {}
         self._plans = _Plans()
         self._loader: DataLoader[Any] | None = None
+
+    @property
+    def keeps_workers(self) -> bool:
+        """Whether the next iteration goes on with the same workers, or in the same process."""
+        return bool(self.options.get("persistent_workers", True))
+
+    def aside(self, batches: Dataset[Any]) -> BatchSource:
+        """A source beside this one, for one iteration."""
+        options = self.options | {"persistent_workers": False}
+        return BatchSource(batches, self.num_workers, self.pin_memory, **options)
 
     def run(self, plans: Iterator[Any]) -> Iterator[Any]:
         """The batches of these plans, in order."""
@@ -245,10 +257,10 @@ class BatchSource:
             sampler=self._plans,
             collate_fn=_unchanged,
             num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0 and self.persistent,
             pin_memory=self.pin_memory,
             # iter() draws a seed; from an own generator, so that it leaves the global one alone
             generator=torch.Generator().manual_seed(0),
+            **self.options,
         )
 
     def close(self) -> None:

@@ -13,9 +13,9 @@ from torch.utils.data import Dataset
 
 from lightning_tpauc.data.batch import EvalBatch, PosNegBatch
 from lightning_tpauc.data.cursor import Places, StreamCursor
-from lightning_tpauc.data.fetch import Fetcher, collate_items, collate_with_rows
+from lightning_tpauc.data.fetch import Fetcher, collate_with_rows
 from lightning_tpauc.data.joining import cut_inputs, join_inputs, num_examples
-from lightning_tpauc.data.loader import BatchSource, Position, PosNegLoader
+from lightning_tpauc.data.loader import Position, PosNegLoader
 from lightning_tpauc.data.negatives import NegativeStream
 from lightning_tpauc.data.sampler import BatchPlan, BatchSampler, BatchSizes, PosNegSampler
 from lightning_tpauc.data.seeding import seeded_items
@@ -138,6 +138,7 @@ class StreamedLoader(PosNegLoader):
         pin_memory: as in :class:`PosNegLoader`.
         cursor: where the stream stands.
         seed: seed of random numbers that the stream draws from the global generators.
+        **options: as in :class:`PosNegLoader`.
 
     Example:
         >>> from lightning_tpauc.data.fetch import fetcher_for
@@ -162,8 +163,9 @@ class StreamedLoader(PosNegLoader):
         *,
         cursor: StreamCursor,
         seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(sampler, fetch, position, num_workers, pin_memory)
+        super().__init__(sampler, fetch, position, num_workers, pin_memory, **options)
         self.cursor = cursor
         self._make = partial(_StreamBatches, cursor.stream, fetch, seed)
         self._source.batches = self._make()
@@ -172,7 +174,7 @@ class StreamedLoader(PosNegLoader):
     def _batches(self, step: int, count: int) -> Iterator[PosNegBatch]:
         lanes = self.cursor.stream.lanes(self._source.num_workers)
         places = self.cursor.begin(step, lanes, fresh=self._fresh)
-        self._fresh = False
+        self._fresh = not self._source.keeps_workers
         for result in self._source.run(self._plans(step, count, places, self.cursor.request)):
             if result is not None:
                 batch, lane, place = result
@@ -182,7 +184,7 @@ class StreamedLoader(PosNegLoader):
 
     def whole_epoch(self) -> Iterator[PosNegBatch]:
         """See :meth:`PosNegLoader.whole_epoch`; readers of its own read what training will read next, if they can."""
-        aside = BatchSource(self._make(), self._source.num_workers, self._source.pin_memory, persistent=False)
+        aside = self._source.aside(self._make())
         places = self.cursor.aside(self._where().step, self.cursor.stream.lanes(self._source.num_workers))
         positions = {lane: place.position for lane, place in places.items()}
 
@@ -222,6 +224,7 @@ class ScoredStream:
         stream: the stream.
         max_negatives: how many to score at most, over all ranks.
         batch_size: examples per batch.
+        fetch: of the training set, which knows how its items are collated; ``None``: as usual.
 
     Example:
         >>> class Two(torch.utils.data.IterableDataset):
@@ -232,8 +235,10 @@ class ScoredStream:
         [([0.5, 2.0], [0, 1])]
     """
 
-    def __init__(self, stream: NegativeStream, max_negatives: int | None, batch_size: int) -> None:
-        self.stream, self.batch_size = stream, batch_size
+    def __init__(
+        self, stream: NegativeStream, max_negatives: int | None, batch_size: int, fetch: Fetcher | None = None
+    ) -> None:
+        self.stream, self.batch_size, self._fetch = stream, batch_size, fetch
         count = stream.num_scored if max_negatives is None else max_negatives
         self._count = count if stream.length is None else min(count, stream.length)
         self._read: int | None = None
@@ -278,7 +283,7 @@ class ScoredStream:
         keep = slice(world.rank if dealt > 1 else 0, size * dealt, dealt)
         if self.stream.blocks:
             return cut_inputs(join_inputs(negatives), keep), size
-        return collate_items(inputs_of_negatives(negatives[keep])), size
+        return collate_with_rows(self._fetch, None, start, inputs_of_negatives(negatives[keep])), size
 
     def _count_of(self, negatives: list[Any]) -> int:
         return sum(map(num_examples, negatives)) if self.stream.blocks else len(negatives)

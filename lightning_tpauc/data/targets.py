@@ -18,7 +18,7 @@ from lightning_tpauc.data.positions import as_positions
 from lightning_tpauc.data.seeding import seeded_items
 from lightning_tpauc.errors import DataError
 
-__all__ = ("as_array", "binary_labels", "find_targets", "label_of_item", "stored_targets")
+__all__ = ("as_array", "binary_labels", "find_targets", "label_of_item", "labels_of_items", "stored_targets")
 
 #: Names under which labels are looked for, in this order, among attributes of data sets and keys of items.
 NAMES = ("targets", "labels", "y", "target", "label")
@@ -175,6 +175,17 @@ def label_of_item(item: Any, key: str | None = None, name: str = "train_dataset"
         "`targets=array_of_labels`, or `targets='name'` of the attribute or key that holds them."
     )
     raise DataError(msg)
+
+
+def labels_of_items(items: list[Any], key: str | None = None) -> list[Any] | None:
+    """Labels inside items, where :func:`label_of_item` finds them; ``None`` if they have none.
+
+    Example:
+        >>> labels_of_items([("some", 0), ("words", 1)]), labels_of_items(["some", "words"])
+        ([0, 1], None)
+    """
+    labels = [_entry(item, key) for item in items]
+    return None if any(label is _NOTHING for label in labels) else labels
 
 
 def _entry(item: Any, key: str | None) -> Any:

@@ -1,0 +1,71 @@
+"""Arguments of :class:`torch.utils.data.DataLoader` that data modules take as well, under the same names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypedDict
+
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.checks import check_count, is_real
+
+__all__ = ("LoaderOptions", "checked_options")
+
+# They say which examples a batch holds, which is the samplers' business here.
+_DRAWING = ("shuffle", "sampler", "batch_sampler", "drop_last", "generator")
+# Without workers they mean nothing, and torch refuses them, too.
+_OF_WORKERS = ("persistent_workers", "prefetch_factor", "timeout", "multiprocessing_context")
+
+
+class LoaderOptions(TypedDict, total=False):
+    """What may be given; see :class:`~lightning_tpauc.PosNegDataModule`."""
+
+    collate_fn: Callable[[list[Any]], Any] | None
+    persistent_workers: bool | None
+    prefetch_factor: int | None
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: Any
+
+
+def checked_options(
+    options: LoaderOptions, num_workers: int
+) -> tuple[Callable[[list[Any]], Any] | None, dict[str, Any]]:
+    """``collate_fn``, and the other options that are given, without those that are ``None`` or need workers in vain.
+
+    Args:
+        options: what the user gave.
+        num_workers: number of worker processes.
+
+    Raises:
+        ArgumentError: if a value is out of range, needs workers where there are none, or says which examples to draw.
+        TypeError: if there is no such option.
+
+    Example:
+        >>> checked_options({"prefetch_factor": 4, "worker_init_fn": None}, num_workers=2)
+        (None, {'prefetch_factor': 4})
+    """
+    for name in options:
+        if name in _DRAWING:
+            msg = f"`{name}` has no place here: leave it out, since `sampling`, `num_pos` and `seed` say what is drawn."
+            raise ArgumentError(msg)
+        if name not in LoaderOptions.__annotations__:
+            msg = f"PosNegDataModule got an unexpected keyword argument {name!r}"
+            raise TypeError(msg)
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    for name in ("collate_fn", "worker_init_fn"):
+        if not callable(given.get(name, print)):
+            msg = f"Expected `{name}` to be a function, but got {given[name]!r}."
+            raise ArgumentError(msg)
+    if "prefetch_factor" in given:
+        check_count(given["prefetch_factor"], "prefetch_factor", 1)
+    timeout = given.get("timeout", 0)
+    if not is_real(timeout) or not 0 <= timeout < float("inf"):
+        msg = f"Expected `timeout` to be a number of seconds, at least 0, but got {timeout!r}."
+        raise ArgumentError(msg)
+    if num_workers == 0:
+        needy = next((name for name in _OF_WORKERS if given.get(name)), None)
+        if needy is not None:
+            msg = f"`{needy}={given[needy]!r}` needs worker processes: set `num_workers` to 1 or more, or leave it out."
+            raise ArgumentError(msg)
+        return given.get("collate_fn"), {}
+    return given.pop("collate_fn", None), given
