@@ -2,6 +2,7 @@
 
 import os
 import random
+import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch.utils.data import IterableDataset, Subset, TensorDataset, get_worker_
 from lightning_tpauc import DigitsDataModule, PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.data import EvalBatch, PosNegBatch, RowsDataset
 from lightning_tpauc.data.parts import EvaluatedPart
-from lightning_tpauc.errors import ArgumentError, DataError
+from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from tests.data.items import Items
 from tests.fixed import make_trainer
 
@@ -442,3 +443,18 @@ def test_batches_move(device):
     for batch in (evaluated, trained):
         assert {t.device.type for t in (batch.inputs[0], batch.inputs[1]["x"], batch[1])} == {"meta"}
     assert evaluated.example_id.device.type == "meta"
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: x.numpy()], ids=["tensors", "arrays"])
+def test_random_items_that_differ_in_size_are_noticed_when_they_validate(wrap):
+    def item(row):
+        return wrap(words(row) + torch.rand(())), TARGETS[row]
+
+    def collate(items):
+        return pad([(torch.as_tensor(x), y) for x, y in items])
+
+    with pytest.warns(TPAUCWarning, match="items of `train_dataset` are random"):
+        ready(Items(item, N), collate_fn=collate, val_fraction=0.25).val_dataloader()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ready(collate_fn=pad, val_fraction=0.25).val_dataloader()
