@@ -76,20 +76,20 @@ class ScoreMemory:
 
     def state_dict(self) -> dict[str, Any]:
         """Tensors and counters."""
+        # copies: the state stays what it was while training goes on, and a file holds no more than what is filled
         neg_scores = self.neg_scores[: self.filled].clone()
-        return {"pos_scores": self.pos_scores, "neg_scores": neg_scores, "cursor": self.cursor}
+        return {"pos_scores": self.pos_scores.clone(), "neg_scores": neg_scores, "cursor": self.cursor}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore, in place; what exceeds another capacity is dropped, oldest first."""
         self.pos_scores.copy_(state["pos_scores"])
         negatives, cursor = state["neg_scores"], int(state["cursor"])
-        same_capacity = negatives.numel() <= self.neg_scores.numel() and cursor <= negatives.numel()
-        if same_capacity:
-            self.neg_scores[: negatives.numel()].copy_(negatives)
-            self.cursor, self.filled = cursor % self.neg_scores.numel(), negatives.numel()
-        else:
-            self.forget_negatives()
-            in_order = torch.cat([negatives[cursor:], negatives[:cursor]])
+        self.forget_negatives()
+        if negatives.numel() == self.neg_scores.numel():  # the same layout, for equality to the last bit
+            self.neg_scores.copy_(negatives)
+            self.cursor, self.filled = cursor % negatives.numel(), negatives.numel()
+        else:  # the oldest one is at the cursor: a ring that went around begins there
+            in_order = negatives.roll(-cursor).to(self.neg_scores.device)
             self.update(self.pos_scores[:0], in_order, torch.arange(0, device=self.pos_scores.device))
 
 
