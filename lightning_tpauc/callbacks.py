@@ -17,6 +17,7 @@ from lightning_tpauc.data.layout import layout
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_choice, check_count, is_real
 from lightning_tpauc.iterates import WeightIterates
+from lightning_tpauc.loop_state import stop_again
 from lightning_tpauc.previous import PreviousWeights
 from lightning_tpauc.schedules import prepare_plateau_schedulers, step_plateau_schedulers
 from lightning_tpauc.scores import ScoreMemory, check_first_batch, score_training_set
@@ -88,6 +89,7 @@ class StageCallback(Callback):
         self.burn_in = burn_in
         self._visited: VisitedPositives | None = None
         self.scores, self.max_negatives, self.batch_norm = scores, max_negatives, batch_norm
+        self._extended = self._stops = False
 
     def stage_length(self, stage: int, steps_per_epoch: float) -> int:
         """Number of steps of a stage; override for another policy.
@@ -117,6 +119,13 @@ class StageCallback(Callback):
             raise UnsupportedError(msg)
 
     @override
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Let a run that was saved after its last step come to its last epoch's end; no step is taken."""
+        restored: dict[str, Any] | None = pl_module._restored  # type: ignore[assignment]  # a TPAUCModule's
+        self._extended = restored is not None and restored["last_epoch"]
+        trainer.fit_loop.epoch_loop.max_steps += self._extended
+
+    @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Allocate the state, then restore it from a checkpoint or start it."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
@@ -125,7 +134,9 @@ class StageCallback(Callback):
         module.in_step = False  # an earlier run may have ended amid a step
         prepare_plateau_schedulers(trainer)
         self._allocate(trainer, module)
-        if checkpointing.restore(module):
+        restored = module._restored
+        self._stops = restored is not None and restored.get("stopped_early", False) and stop_again(trainer)
+        if checkpointing.restore(module, last_epoch=self._extended or self._stops):
             self._end_stage_if_due(trainer, module)
         else:
             needed = module.algorithm.needs_scores("start")
@@ -153,6 +164,9 @@ class StageCallback(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log what the dual variables say about the run."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
+        self._shorten(trainer)
+        if self._stops:
+            trainer.should_stop, self._stops = True, False
         leave_average(module)
         for name, value in module.algorithm.diagnostics().items():
             log_replicated(module, f"train/{name}", value)
@@ -189,6 +203,7 @@ class StageCallback(Callback):
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Put the last iterate back where a validation fails."""
+        self._shorten(trainer)
         if trainer.validating:
             leave_average(pl_module)  # type: ignore[arg-type]
 
@@ -201,6 +216,19 @@ class StageCallback(Callback):
             reshard(module)
             if self.batch_norm == "recompute":
                 recompute(module, trainer)
+
+    @override
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Restore the end of a run that was over when it was saved, so that there was nothing to train."""
+        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        if module._restored is not None:
+            self._allocate(trainer, module)
+            checkpointing.restore(module)
+            self.on_train_end(trainer, module)
+
+    def _shorten(self, trainer: Trainer) -> None:
+        trainer.fit_loop.epoch_loop.max_steps -= self._extended
+        self._extended = False
 
     # ---------------------------------------------------------------- stages
 

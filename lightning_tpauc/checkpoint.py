@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.core.mixins import hparams_mixin
+from lightning.pytorch.plugins.precision import DoublePrecision
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
-from lightning_tpauc import random_state
+from lightning_tpauc import origin, random_state
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.batch_norm import agree_on_statistics, batch_norm_statistics
 from lightning_tpauc.compiled import own_names
@@ -23,14 +25,23 @@ from lightning_tpauc.diagnosis import diagnose
 from lightning_tpauc.distributed import gather_objects, handling_exception, world_size
 from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning
 from lightning_tpauc.iterates import assign, whole
-from lightning_tpauc.loop_state import finish_saved_epoch, keep_what_is_due, log_again, unlogged_metrics
+from lightning_tpauc.loop_state import (
+    ends_amid_epoch,
+    go_on,
+    keep_what_is_due,
+    know_again,
+    known_metrics,
+    log_again,
+    stopped_early,
+    unlogged_metrics,
+)
 from lightning_tpauc.origin import FORMAT_VERSION, KEY, check_objective, objective, sign
 from lightning_tpauc.sharding import reshard
 
 if TYPE_CHECKING:
     from lightning_tpauc.module import TPAUCModule
 
-__all__ = ("load_weights", "restore", "save", "save_cli_hyperparameters")
+__all__ = ("load_weights", "prepare_loading", "restore", "save", "save_cli_hyperparameters")
 
 
 def save(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
@@ -57,6 +68,7 @@ def save(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
     if "callbacks" not in checkpoint:  # save_weights_only
         return
     keep_what_is_due(module.trainer, checkpoint)
+    together = world_size() == 1 or not handling_exception()
     checkpoint[KEY] = {
         "format_version": FORMAT_VERSION,
         "algorithm": {"name": type(module.algorithm).__name__, "state": module.algorithm.state_dict()},
@@ -70,12 +82,42 @@ def save(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
         "optimizer": _optimizer_name(module),
         "random_state": random_state.gather(),
         "negatives": _negatives(module),
-        "unlogged": unlogged_metrics(module.trainer) if not handling_exception() else None,
+        "stopped_early": stopped_early(module.trainer),
+        # a metric may ask other ranks for their share
+        "unlogged": unlogged_metrics(module.trainer) if together else None,
+        "known": known_metrics(module.trainer) if together else {},
     }
 
 
-def restore(module: TPAUCModule) -> bool:
+def prepare_loading(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
+    """Take note of a loaded checkpoint, before Lightning puts its weights into the module.
+
+    A Trainer in double precision converts the module only after that, and the weights would be rounded to float32.
+
+    Raises:
+        CheckpointError: if training is to go on from it and it is not ours or does not fit.
+    """
+    restored = origin.read(module, checkpoint)
+    trainer = module._trainer
+    if trainer is not None and isinstance(trainer.precision_plugin, DoublePrecision):
+        trainer.precision_plugin.convert_module(module)
+    if restored is not None and origin.resumes(module):
+        further = {
+            "optimizer_states": checkpoint.get("optimizer_states"),
+            "last_epoch": ends_amid_epoch(module.trainer, checkpoint),
+        }
+        module._restored = {**restored, **further}
+        module.batches_seen = restored["batches_seen"]  # the sampler asks before training starts
+    else:  # other weights than those that an earlier run of this module left, and its averages with them
+        module._forget_training()
+
+
+def restore(module: TPAUCModule, *, last_epoch: bool = False) -> bool:
     """Put back what :func:`save` wrote, when training starts and everything is allocated.
+
+    Args:
+        module: the module that was loaded.
+        last_epoch: whether no step is left, only an epoch's end.
 
     Returns:
         Whether training goes on from a checkpoint.
@@ -96,11 +138,15 @@ def restore(module: TPAUCModule) -> bool:
     if module.memory is not None and state["memory"] is not None:
         module.memory.load_state_dict(state["memory"])
     module.previous.load_state_dict(state["previous"])
+    _repair_optimizer(module.trainer.optimizers[0], state["optimizer_states"])
     random_state.scatter(state["random_state"])
     datamodule: Any = module.trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
     if state.get("negatives") is not None and hasattr(datamodule, "load_negatives_state"):
         datamodule.load_negatives_state(state["batches_seen"], state["negatives"])
-    finish_saved_epoch(module.trainer)
+    go_on(module.trainer, last_epoch=last_epoch)
+    known = state.get("known", {})
+    know_again(module.trainer, known)
+    module._loss_was_logged = "train/loss" in known
     log_again(module.trainer, state["unlogged"])
     return True
 
@@ -233,6 +279,21 @@ def _check_belongs(module: TPAUCModule, state: dict[str, Any]) -> None:
             "variables belong to other positives. Pass the checkpoint as `init_from` to start anew from its weights."
         )
         raise CheckpointError(msg)
+
+
+def _repair_optimizer(optimizer: Optimizer, states: list[dict[str, Any]] | None) -> None:
+    """Undo the casts of ``Optimizer.load_state_dict``, which gives all but ``step`` the dtype of its parameter.
+
+    What is no moment of the gradient is kept in float32 whatever the parameter is: NAdam's ``mu_product``, ASGD's
+    ``eta`` and ``mu``.
+    """
+    saved = (states or [{}])[0].get("state", {})
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for k, parameter in enumerate(parameters):  # sharded ones are saved by name, and loaded by torch's own function
+        for name, value in saved.get(k, {}).items():
+            own = optimizer.state[parameter].get(name)
+            if isinstance(own, Tensor) and isinstance(value, Tensor) and own.dtype != value.dtype:
+                optimizer.state[parameter][name] = value.to(own.device, copy=True)
 
 
 def _optimizer_name(module: TPAUCModule) -> str:

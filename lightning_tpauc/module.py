@@ -12,7 +12,6 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 
 from lightning_tpauc import checkpoint as checkpointing
-from lightning_tpauc import origin
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.callbacks import StageCallback, leave_average
 from lightning_tpauc.checkpoint_io import use_atomic_files
@@ -271,12 +270,7 @@ class TPAUCModule(OptimizedModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check that the checkpoint is ours and fits; the state of a run to resume is restored when training starts."""
         super().on_load_checkpoint(checkpoint)
-        restored = origin.read(self, checkpoint)
-        if restored is not None and origin.resumes(self):
-            self._restored = restored
-            self.batches_seen = restored["batches_seen"]  # the sampler asks before training starts
-        else:  # other weights than those that an earlier run of this module left, and its averages with them
-            self._forget_training()
+        checkpointing.prepare_loading(self, checkpoint)
 
 
 def _check_arguments(gradient_clip_val: Any, num_positives: Any) -> None:

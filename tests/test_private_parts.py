@@ -47,7 +47,16 @@ USED = {
         lambda t: t.fit_loop.epoch_loop,
         "points logged again after a kill lie at a wrong step",
     ),
+    ("loop_state", "_callback_metrics"): (
+        lambda t: t._logger_connector,
+        "EarlyStopping fails where a resumed run ends an epoch before its first validation",
+    ),
+    ("loop_state", "_can_stop_early"): (lambda t: t.fit_loop, "a run that stopped early trains on when it is resumed"),
     ("loop_state", "_data_fetcher"): (lambda t: t.fit_loop, "validation after a killed run's last checkpoint is lost"),
+    ("loop_state", "_logged_outputs"): (
+        lambda t: t.fit_loop.epoch_loop.val_loop,
+        "a validation that an exception breaks off is never logged",
+    ),
     ("loop_state", "_logger_connector"): (lambda t: t, "a kill right after a checkpoint loses a logged point"),
     ("loop_state", "_num_ready_batches_reached"): (
         lambda t: t.fit_loop.epoch_loop,
@@ -87,7 +96,7 @@ USED = {
 #: Not private: what Python gives to named tuples and bound methods, and functions that torch only names so.
 NO_SECRET = {"_asdict", "_exit", "_fields", "_replace"}
 #: Attributes of our own classes that a module beside them uses.
-OURS = {"_restored"}
+OURS = {"_forget_training", "_loss_was_logged", "_restored"}
 
 
 def private_names(tree):

@@ -51,9 +51,9 @@ def assert_holds(memory, lists):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(60))
 def test_any_sequence_equals_plain_lists(seed, dtype):
-    rng, fresh = random.Random(seed), count(1)
+    rng, fresh = random.Random(seed), count(1)  # noqa: S311  # sequences, not secrets
     capacity = rng.randint(1, 12)
     memory, lists = make_memory(capacity, dtype), Lists(capacity)
     saved = []
