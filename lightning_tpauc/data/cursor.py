@@ -71,7 +71,8 @@ class StreamCursor:
     def aside(self, step: int, lanes: int) -> Places:
         """Where a pass beside training begins: at training's own place if readers can be put there, else anywhere."""
         start = dict.fromkeys(range(lanes), Place())
-        places = self._at(step) or start
+        loaded = self._loaded is not None and self._loaded[0] == step
+        places = (self._loaded_places(lanes) if loaded else self._at(step)) or start
         return {lane: place if place.state is not None else Place() for lane, place in (start | places).items()}
 
     def request(self, lane: int, count: int) -> int:
@@ -103,18 +104,26 @@ class StreamCursor:
     def _adopt_loaded(self, lanes: int) -> None:
         if self._loaded is None:
             return
-        step, states = self._loaded
+        places = self._loaded_places(lanes)
+        step, _ = self._loaded
         self._loaded = None
         self._history.clear()
-        world = current_world()
+        if places is not None:
+            self._history.append((step, places))
+
+    def _loaded_places(self, lanes: int) -> Places | None:
+        """Where the checkpoint puts this process's lanes; ``None`` if it does not say."""
+        if self._loaded is None:
+            return None
+        world, states = current_world(), self._loaded[1]
         if self.stream.split == "deal":
             own = states[min(world.rank, len(states) - 1)]  # all have read the same
         else:
             own = states[world.rank] if len(states) == world.size else None
-        if own is not None and len(own["lanes"]) == lanes:
-            places = [Place(*entries) for entries in own["lanes"]]
-            pickled = [p if p.state is None else p._replace(state=pickle.dumps(p.state)) for p in places]
-            self._history.append((step, dict(enumerate(pickled))))
+        if own is None or len(own["lanes"]) != lanes:
+            return None
+        places = [Place(*entries) for entries in own["lanes"]]
+        return dict(enumerate(p if p.state is None else p._replace(state=pickle.dumps(p.state)) for p in places))
 
     def _at(self, step: int) -> Places | None:
         return next((places for at, places in reversed(self._history) if at == step), None)
