@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,6 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
 from lightning_tpauc import checkpoint as checkpointing
+from lightning_tpauc.agreement import data_and_limits, require_agreement, training_settings
 from lightning_tpauc.batch_norm import agree_on_statistics, batch_norm_statistics, recompute
 from lightning_tpauc.buckets import settle_buckets
 from lightning_tpauc.data.batch import PosNegBatch
@@ -108,7 +110,7 @@ class StageCallback(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check that the module is one of ours, and that nobody else runs the stages."""
+        """Check that the module is one of ours, that nobody else runs the stages, and that all ranks do the same."""
         if not hasattr(pl_module, "algorithm"):
             msg = f"StageCallback trains a TPAUCModule, but got {type(pl_module).__name__}."
             raise UnsupportedError(msg)
@@ -117,10 +119,16 @@ class StageCallback(Callback):
         if len(stages) > 1:
             msg = f"The Trainer has {' and '.join(stages)}: each would start and end all stages. Keep one of them."
             raise UnsupportedError(msg)
+        require_agreement(lambda: data_and_limits(trainer, stage))
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Let a run that was saved after its last step come to its last epoch's end; no step is taken."""
+        """Check once more that all ranks do the same, now that the optimizer is there.
+
+        A run that was saved after its last step comes to its last epoch's end, without a step.
+        """
+        settings = {name: getattr(self, name) for name in inspect.signature(StageCallback).parameters}
+        require_agreement(lambda: training_settings(trainer, pl_module, settings))  # type: ignore[arg-type]
         restored: dict[str, Any] | None = pl_module._restored  # type: ignore[assignment]  # a TPAUCModule's
         self._extended = restored is not None and restored["last_epoch"]
         trainer.fit_loop.epoch_loop.max_steps += self._extended

@@ -11,6 +11,7 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
+from lightning_tpauc.data.description import describe, digest
 from lightning_tpauc.data.fetch import Fetcher, collate_by, fetcher_for, is_random, unaugmented
 from lightning_tpauc.data.loader import EvalLoader, PosNegLoader
 from lightning_tpauc.data.parts import (
@@ -24,6 +25,20 @@ from lightning_tpauc.data.parts import (
 from lightning_tpauc.errors import DataError, TPAUCWarning
 
 __all__ = ("EvaluationData",)
+
+#: Arguments that change what is trained on or how it is divided.
+_ARGUMENTS = (
+    "num_pos",
+    "num_neg",
+    "num_dual_neg",
+    "sampling",
+    "batch_size",
+    "val_fraction",
+    "num_folds",
+    "fold",
+    "split_seed",
+    "seed",
+)
 
 
 class EvaluationData(LightningDataModule):
@@ -44,6 +59,7 @@ class EvaluationData(LightningDataModule):
     targets: Any
     val_fraction: float | None
     num_folds: int | None
+    _epoch_steps: int | None
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,6 +67,30 @@ class EvaluationData(LightningDataModule):
         self._given = Datasets()
         self._evaluated: dict[str, EvaluatedPart] = {}
         self._looked_for_augmentation = False
+
+    def description(self, stage: str) -> dict[str, Any]:
+        """What all processes of a run are to have in common: arguments, and the data in a few characters.
+
+        Args:
+            stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
+        """
+        datasets = self._datasets()
+        found: dict[str, Any] = {f"`{name}`": getattr(self, name) for name in _ARGUMENTS}
+        found["`steps_per_epoch`"] = self._epoch_steps
+        splits = stage == "fit" or (stage == "validate" and datasets.val is None)
+        named = {"fit": ("train", "val"), "validate": ("val",)}.get(stage, (stage,))
+        for name in dict.fromkeys(("train", *named)) if splits else named:
+            dataset = getattr(datasets, name)
+            found[f"`{name}_dataset`"] = None if dataset is None else describe(dataset)
+            loader = f"{name}_dataloader"
+            ours = name in ("val", "test") and getattr(type(self), loader) is getattr(EvaluationData, loader)
+            if dataset is not None and ours:  # nobody else's has to find labels
+                found[f"labels of `{name}_dataset`"] = digest(self._labelled(name, dataset).labels)
+        if splits and datasets.train is not None:
+            part = self._training_part()
+            found["rows of the training positives"] = part.fingerprint
+            found["rows that train"], found["rows that validate"] = digest(part.rows), digest(part.held_out)
+        return found
 
     def _training_part(self) -> TrainingPart:
         raise NotImplementedError
