@@ -32,10 +32,9 @@ def diagnose(module: TPAUCModule, only_if_broken: bool = False) -> str:
     )
 
 
-def diagnose_divergence(module: TPAUCModule, loss: float, limit: float) -> str:
+def diagnose_divergence(module: TPAUCModule, reached: float) -> str:
     """Say that numbers grow without bound, though they are finite yet."""
-    problem = f"Diverged after {module.batches_seen} steps: the loss has grown to {loss:.2g}, beyond {limit:.2g}."
-    return f"{problem} {_remedy(module)}"
+    return f"Diverged after {module.batches_seen} steps: loss and state have grown to {reached:.2g}. {_remedy(module)}"
 
 
 def _remedy(module: TPAUCModule, also: str = "") -> str:

@@ -37,7 +37,7 @@ _GRACE_SECONDS = 2.0
 class FiniteGuard(Callback):
     """Stops the run at the first step whose loss or state is not finite or beyond all bounds, and says what to change.
 
-    A loss is beyond all bounds at 1e10 times 1 or that of the first step, whatever is larger: the weights diverge,
+    Beyond all bounds is 1e10 times what the first step had, and 1e10 at least: the weights diverge,
     though single precision may take thousands of steps more to overflow.
 
     On a CPU the check is immediate. On an accelerator the flag travels to the host without blocking and is read a few
@@ -83,18 +83,18 @@ class FiniteGuard(Callback):
             raise NonFiniteError(_always_skipped(module))
         if module.step_skipped:
             return
-        loss: Tensor = outputs["loss"]
+        total: Tensor = outputs["loss"] + module.algorithm.scalar_sum()  # finite only where both are
         if self._limit is None:
-            self._limit = loss.abs().clamp_min(1.0) * _GROWTH
-        total = loss + module.algorithm.scalar_sum()  # finite only where both are
+            self._limit = total.abs().clamp_min(1.0) * _GROWTH
+        within = total.abs() < self._limit  # nor is anything that is not finite
         if total.device.type != "cuda":
-            self._stop_unless(math.isfinite(total) and bool(loss.abs() <= self._limit), module, loss)
+            self._stop_unless(bool(within), module, total)
             return
         flag = torch.empty((), dtype=torch.bool, pin_memory=True)
-        flag.copy_(torch.isfinite(total) & (loss.abs() <= self._limit), non_blocking=True)
+        flag.copy_(within, non_blocking=True)
         event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         event.record()
-        self._pending.append((flag, loss, event))
+        self._pending.append((flag, total, event))
         if len(self._pending) > _LAG:
             self._read(1, module)
 
@@ -127,15 +127,15 @@ class FiniteGuard(Callback):
 
     def _read(self, count: int, module: TPAUCModule) -> None:
         for _ in range(count):
-            flag, loss, event = self._pending.pop(0)
+            flag, total, event = self._pending.pop(0)
             event.synchronize()  # of a step that is _LAG steps old: as a rule it is long over
-            self._stop_unless(bool(flag), module, loss)
+            self._stop_unless(bool(flag), module, total)
 
-    def _stop_unless(self, fine: bool, module: TPAUCModule, loss: Tensor) -> None:
-        if fine:
+    def _stop_unless(self, within: bool, module: TPAUCModule, total: Tensor) -> None:
+        if within:
             return
-        if self._limit is not None and math.isfinite(loss) and not bool(loss.abs() <= self._limit):
-            raise NonFiniteError(diagnose_divergence(module, float(loss), float(self._limit)))
+        if math.isfinite(total):
+            raise NonFiniteError(diagnose_divergence(module, float(total)))
         raise NonFiniteError(diagnose(module))
 
 

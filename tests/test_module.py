@@ -607,7 +607,9 @@ def diverging():
 
 def test_growth_without_bound_stops_the_run_long_before_it_overflows():
     module, data = diverging()
-    with pytest.raises(NonFiniteError, match=r"Diverged after \d+ steps: .* beyond .* Lower .*standardise the inputs"):
+    with pytest.raises(
+        NonFiniteError, match=r"Diverged after \d+ steps: .* grown to .* Lower .*standardise the inputs"
+    ):
         make_trainer(max_epochs=100).fit(module, data)
     assert float(module.backbone.weight.abs().max()) < 1e12
 
@@ -618,6 +620,18 @@ def test_growth_without_bound_stops_the_run_long_before_it_overflows():
     trainer = make_trainer()
     trainer.fit(TPAUCModule(started, staco(), sgd(1e-20), num_positives=NUM_POS), loader(large))
     assert float(trainer.callback_metrics["train/loss"]) > 1e15
+
+
+def test_a_state_far_beyond_all_losses_stops_the_run():
+    class Jump(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if batch_idx == 4:
+                pl_module.algorithm.s_prime.fill_(1.2e16)
+                pl_module.algorithm.y.fill_(pl_module.algorithm.theta0)  # then s' cancels out of the loss
+
+    batches, _ = make_batches(20)
+    with pytest.raises(NonFiniteError, match="Diverged after 5 steps: loss and state have grown to"):
+        make_trainer(callbacks=[Jump()]).fit(make_module(staco(alpha=0.0), sgd(0.01)), loader(batches))
 
 
 def test_the_bound_of_a_diverging_run_is_resumed(tmp_path):

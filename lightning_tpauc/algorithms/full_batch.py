@@ -22,7 +22,8 @@ class FullBatch(Algorithm):
     For linear models, and heads on frozen embeddings: each step takes the scores of all positives and all negatives,
     so there are no samples, no dual variables and no step sizes beside the optimizer's, and O(n log n) makes it cheap
     (see :func:`~lightning_tpauc.functional.tpauc_objective`). Any optimizer works, :class:`torch.optim.LBFGS` included.
-    One step is one epoch.
+    One step is one epoch. Where a rectangle is out of the model's reach, equal scores for all minimise F, which is then
+    l(0): widen the rectangle.
 
     Args:
         min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).
