@@ -37,8 +37,8 @@ _GRACE_SECONDS = 2.0
 class FiniteGuard(Callback):
     """Stops the run at the first step whose loss or state is not finite or beyond all bounds, and says what to change.
 
-    Beyond all bounds is 1e10 times what the first step had, and 1e10 at least: the weights diverge,
-    though single precision may take thousands of steps more to overflow.
+    Beyond all bounds is 1e10 times what the first step of this run, new or resumed, had, and 1e10 at least: the weights
+    diverge, though single precision may take many steps more to overflow.
 
     On a CPU the check is immediate. On an accelerator the flag travels to the host without blocking and is read a few
     steps later; no checkpoint is written in between, since saving looks at everything itself. A run in which a gradient
@@ -63,8 +63,7 @@ class FiniteGuard(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget an earlier run, which may have ended in an error."""
         self._pending.clear()
-        if trainer.global_step == 0:
-            self._limit = None
+        self._limit = None
         self._skipped = 0
 
     @override
@@ -114,16 +113,6 @@ class FiniteGuard(Callback):
         children = [process for process in started if isinstance(process, subprocess.Popen)]
         if children:
             atexit.register(_end, children)
-
-    @override
-    def state_dict(self) -> dict[str, Any]:
-        """The bound that the first step has set."""
-        return {} if self._limit is None else {"limit": float(self._limit)}
-
-    @override
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the bound of the run that is resumed."""
-        self._limit = torch.tensor(state_dict["limit"]) if "limit" in state_dict else None
 
     def _read(self, count: int, module: TPAUCModule) -> None:
         for _ in range(count):

@@ -44,6 +44,7 @@ class TPAUCModule(OptimizedModule):
     existing LightningModule, ``class Mine(TPAUCModule, TheirModule)``, whose ``forward`` it then trains. Batches are
     :class:`~lightning_tpauc.PosNegBatch`, as :class:`~lightning_tpauc.PosNegDataModule` makes them. The loss of a step
     is logged as ``train/loss`` every ``Trainer(log_every_n_steps)`` steps and at an epoch's end.
+    ``Trainer.fit(torch.compile(module))`` compiles its ``forward``, and trains to the same result.
 
     Args:
         backbone: maps ``inputs`` to scores of shape ``(N,)`` or ``(N, 1)``, larger meaning more positive, or to the
