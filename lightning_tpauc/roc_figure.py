@@ -1,15 +1,16 @@
-"""The ROC curve of every validation as a picture in TensorBoard."""
+"""The ROC curve of every validation as a picture in the logger."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback
-from lightning.pytorch.loggers import TensorBoardLogger
 from typing_extensions import override
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.extras import import_extra
+from lightning_tpauc.functional.notify import warn_on_rank_zero
 from lightning_tpauc.metrics.plot import plot_roc
 
 if TYPE_CHECKING:
@@ -17,11 +18,24 @@ if TYPE_CHECKING:
 
 __all__ = ("ROCFigure",)
 
+NAME = "val/roc"
+
+#: How a logger shows a figure, by the name of its class: the classes of ``pytorch_lightning`` are others.
+SHOW: dict[str, Callable[[Any, Any, int], object]] = {
+    "TensorBoardLogger": lambda logger, figure, step: logger.experiment.add_figure(NAME, figure, step),
+    "WandbLogger": lambda logger, figure, step: logger.log_image(NAME, [figure], step),
+    "MLFlowLogger": lambda logger, figure, step: logger.experiment.log_figure(
+        logger.run_id, figure, f"{NAME}/step_{step:08d}.png"
+    ),
+    "CometLogger": lambda logger, figure, step: logger.experiment.log_figure(NAME, figure, step=step),
+}
+
 
 class ROCFigure(Callback):
-    """Draws the ROC curve, the trained rectangle and the area under it, as ``val/roc`` in TensorBoard.
+    """Draws the ROC curve, the trained rectangle and the area under it, as ``val/roc``.
 
-    Without a :class:`~lightning.pytorch.loggers.TensorBoardLogger` nothing is drawn.
+    It is shown by the loggers of TensorBoard, Weights & Biases, MLflow (as an artifact) and Comet. Where a run has none
+    of them, a :class:`TPAUCWarning` says so at its start.
 
     Args:
         every_n_validations: draw at every n-th validation.
@@ -44,10 +58,17 @@ class ROCFigure(Callback):
         self._validations = 0
 
     @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Say once that no logger of this run can show figures."""
+        if stage in ("fit", "validate") and not trainer.fast_dev_run and not _able(trainer):  # type: ignore[attr-defined]
+            found = ", ".join(type(logger).__name__ for logger in trainer.loggers) or "no logger"
+            warn_on_rank_zero(f"`ROCFigure` draws nothing: {found} can't show figures. Use one of {', '.join(SHOW)}.")
+
+    @override
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw before the module resets its metrics; scores come together from all ranks, rank 0 draws."""
-        loggers = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
-        if trainer.sanity_checking or not loggers:
+        able = _able(trainer)
+        if trainer.sanity_checking or not able:
             return
         self._validations += 1
         if self._validations % self.every_n_validations:
@@ -58,7 +79,15 @@ class ROCFigure(Callback):
             return
         fpr, tpr, _ = metric.roc()
         if trainer.is_global_zero:
+            pyplot = import_extra("matplotlib.pyplot", "plot")
             step = trainer.global_step - 1  # where Lightning puts this validation's scalars
-            for logger in loggers:
+            for logger, show in able:
                 figure, _ = plot_roc(fpr, tpr, value, metric.min_tpr, metric.max_fpr)
-                logger.experiment.add_figure("val/roc", figure, step)
+                show(logger, figure, step)
+                pyplot.close(figure)
+
+
+def _able(trainer: Trainer) -> list[tuple[Any, Callable[[Any, Any, int], object]]]:
+    """The loggers that show figures, and how; by class alone, which is the same on all ranks."""
+    kinds = [(logger, {kind.__name__ for kind in type(logger).__mro__} & set(SHOW)) for logger in trainer.loggers]
+    return [(logger, SHOW[kind.pop()]) for logger, kind in kinds if kind]

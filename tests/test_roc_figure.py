@@ -1,13 +1,17 @@
-"""Pictures that arrive in the event file."""
+"""Pictures that arrive in the event file, and at the other loggers."""
+
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CometLogger, CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from torch import nn
 
 from lightning_tpauc import PosNegDataModule, ROCFigure, TPAUCModule
 from lightning_tpauc.algorithms import CrossEntropy
-from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.errors import ArgumentError, TPAUCWarning
+from lightning_tpauc.roc_figure import SHOW
 from tests.fixed import make_trainer
 
 pytest.importorskip("matplotlib").use("Agg")
@@ -47,12 +51,85 @@ def test_a_picture_for_every_nth_validation(tmp_path, every, count):
     assert pyplot.get_fignums() == []
 
 
-def test_a_missing_class_and_another_logger_give_no_picture(tmp_path):
+def test_a_missing_class_gives_no_picture(tmp_path):
     logger = TensorBoardLogger(tmp_path)
     with pytest.warns(match="no positive example"):
         fit(logger, ROCFigure(), epochs=1, val_rows=slice(1, 2))
     assert pictures(logger) == {}
-    fit(CSVLogger(tmp_path / "csv"), ROCFigure(), epochs=1)
+
+
+class Standing(Logger):
+    """Stands in for a logger whose service is not installed; what a test does not look at is let through."""
+
+    name, version, save_dir = "stand-in", 0, None
+
+    def __init__(self):
+        self.seen = []
+
+    def log_metrics(self, metrics, step=None):
+        self.seen.append((metrics, step))
+
+    def log_hyperparams(self, *args, **kwargs):
+        pass
+
+
+def stand_in(kind, **attributes):
+    """Of the same name, by which loggers are known; none of their packages has to be installed for that."""
+    return type(kind.__name__, (Standing,), attributes)()
+
+
+def test_every_logger_is_known_by_the_name_that_it_has():
+    assert set(SHOW) == {kind.__name__ for kind in (TensorBoardLogger, WandbLogger, MLFlowLogger, CometLogger)}
+
+
+def test_weights_and_biases_shows_an_image(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Image=lambda figure: ("image", type(figure).__name__)))
+
+    logger = stand_in(WandbLogger, log_image=WandbLogger.log_image)
+    fit(logger, ROCFigure(2))
+    assert [entry for entry in logger.seen if "val/roc" in entry[0]] == [
+        ({"val/roc": [("image", "Figure")]}, step) for step in (5, 11)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (MLFlowLogger, [(("run", "Figure", f"val/roc/step_{step:08d}.png"), {}) for step in (5, 11)]),
+        (CometLogger, [(("val/roc", "Figure"), {"step": step}) for step in (5, 11)]),
+    ],
+)
+def test_loggers_whose_experiment_takes_a_figure(kind, expected, tmp_cwd):
+    from matplotlib import pyplot
+
+    class Experiment:
+        def __init__(self):
+            self.figures = []
+
+        def log_figure(self, *args, **kwargs):
+            assert pyplot.get_fignums() != []
+            self.figures.append((tuple(arg if isinstance(arg, str) else type(arg).__name__ for arg in args), kwargs))
+
+    logger = stand_in(kind, run_id="run", experiment=Experiment())
+    fit([CSVLogger("logs"), logger], ROCFigure(2))
+    assert logger.experiment.figures == expected
+    assert pyplot.get_fignums() == []
+
+
+@pytest.mark.parametrize(("loggers", "names"), [(False, "no logger"), ([CSVLogger, Standing], "CSVLogger, Standing")])
+def test_a_run_whose_loggers_show_no_figures_says_so_once(tmp_cwd, loggers, names):
+    made = [kind() if kind is Standing else kind("logs") for kind in loggers] if loggers else False
+    with pytest.warns(TPAUCWarning, match=f"draws nothing: {names} can't show figures. Use one of TensorB") as caught:
+        fit(made, ROCFigure(), epochs=2)
+    assert sum("ROCFigure" in str(warning.message) for warning in caught) == 1
+
+
+def test_nothing_is_said_where_another_logger_shows_it_or_nothing_is_logged(tmp_cwd):
+    fit([CSVLogger("logs"), TensorBoardLogger("logs")], ROCFigure(), epochs=1)
+    x, y = torch.randn(60, 3), (torch.arange(60) % 3 == 0).long()
+    data = PosNegDataModule((x, y), val_dataset=(x, y), num_pos=10, num_neg=10)
+    trainer = make_trainer(precision="32-true", fast_dev_run=True, callbacks=[ROCFigure()])
+    trainer.fit(TPAUCModule(nn.Linear(3, 1), CrossEntropy()), data)
 
 
 def test_bad_argument():
