@@ -109,6 +109,9 @@ class ScoreMetric(Metric):
 
         What was collected keeps its dtype, here and when a model is cast: in a narrower one scores would tie, and
         counts be rounded.
+
+        torchmetrics' ``BootStrapper`` needs it, whose tensor of quantiles has to have the dtype of the values:
+        ``BootStrapper(metric.set_dtype(torch.float32), quantile=torch.tensor([0.05, 0.95]))``.
         """
         asked = torch.empty(0).type(dst_type).dtype
         self._result_dtype = torch.promote_types(torch.float32, asked)
