@@ -14,7 +14,7 @@ from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.averaging import mean_from_changes, record_change_
 from lightning_tpauc.functional.checks import check_choice
 from lightning_tpauc.functional.duals import exact_duals, ties_active
-from lightning_tpauc.functional.pairwise import weighted_excess
+from lightning_tpauc.functional.pairwise import evaluate_pairs
 from lightning_tpauc.functional.staco import (
     dual_weight_step,
     excess_weights,
@@ -177,24 +177,17 @@ class STACO(Algorithm):
         """Lines 1 to 4, all with the values from before the step except the new dual weights."""
         if not self._started:
             self._start_from_batch(pos_scores.detach(), dual_neg_scores.detach(), index)
-        s, old = self.s.index_select(0, index), self.y.index_select(0, index)
-        y = old
-
-        def weigh(excess: Tensor) -> Tensor:
-            # line 1, on the dual negatives
-            nonlocal y
-            risk = per_positive_risk(s, excess, self.theta1)
-            y = dual_weight_step(old, risk, self.s_prime, self.step_scale * self.alpha, self.theta0)
-            return excess_weights(y, self.theta0, self.theta1)
-
-        # line 3, the loss for the weights, on the other negatives
+        s, y = self.s.index_select(0, index), self.y.index_select(0, index)
         dual = None if self.share_negatives else dual_neg_scores
-        weighted, active = weighted_excess(
-            pos_scores, neg_scores, s, weigh, surrogate=self.surrogate, dual_neg_scores=dual
-        )
+        pairs = evaluate_pairs(pos_scores, neg_scores, s, surrogate=self.surrogate, dual_neg_scores=dual)
+        # line 1, on the dual negatives
+        risk = per_positive_risk(s, pairs.dual_excess, self.theta1)
+        y = dual_weight_step(y, risk, self.s_prime, self.step_scale * self.alpha, self.theta0)
+        # line 3, the loss for the weights, on the other negatives
+        weighted = pairs.weighted_sum(excess_weights(y, self.theta0, self.theta1))
         loss = minmax_loss(weighted, y, s, self.s_prime, self.theta0)
         # lines 2 and 4
-        self._update_thresholds(index, s, y, active)
+        self._update_thresholds(index, s, y, pairs.active)
         beta_prime = self.step_scale * self.beta_prime
         self.s_prime.copy_(global_threshold_step(self.s_prime, y.mean(), beta_prime, self.theta0))
         self.y.index_copy_(0, index, y.to(self.y.dtype))

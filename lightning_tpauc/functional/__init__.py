@@ -4,7 +4,7 @@ from lightning_tpauc.functional.bootstrap import BootstrapInterval, bootstrap_in
 from lightning_tpauc.functional.duals import ExactDuals, exact_duals
 from lightning_tpauc.functional.objective import tpauc_objective
 from lightning_tpauc.functional.operating_points import fpr_at_min_tpr, tpr_at_max_fpr
-from lightning_tpauc.functional.pairwise import PairwiseTerms, pairwise_terms, weighted_excess
+from lightning_tpauc.functional.pairwise import Pairs, PairwiseTerms, evaluate_pairs, pairwise_terms, weighted_excess
 from lightning_tpauc.functional.polyline import clip_polyline, roc_polyline
 from lightning_tpauc.functional.rectangle import ceil_count, floor_count
 from lightning_tpauc.functional.surrogates import (
@@ -20,6 +20,7 @@ from lightning_tpauc.functional.tpauc import two_way_partial_auroc
 __all__ = (
     "BootstrapInterval",
     "ExactDuals",
+    "Pairs",
     "PairwiseTerms",
     "PowerForm",
     "Surrogate",
@@ -27,6 +28,7 @@ __all__ = (
     "bootstrap_interval",
     "ceil_count",
     "clip_polyline",
+    "evaluate_pairs",
     "exact_duals",
     "floor_count",
     "fpr_at_min_tpr",

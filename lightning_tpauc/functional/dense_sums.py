@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_tpauc.functional.sorted_sums import PairSums
 from lightning_tpauc.functional.surrogates import Surrogate
 
-__all__ = ("dense_sums", "dense_sums_of_two", "in_one_block")
+__all__ = ("BlockSums", "DenseSums", "dense_sums", "dense_sums_of_two", "in_one_block")
 
 # Elements of the largest temporary of the dense evaluation. On a CPU, larger ones leave the cache and come from fresh
 # pages: one core took 9 ns a pair at 2^16, 20 to 40 ns at 2^22. On a GPU smaller ones wait for launches: an H200 took
@@ -18,49 +17,99 @@ __all__ = ("dense_sums", "dense_sums_of_two", "in_one_block")
 _BLOCK = {"cpu": 2**16, "other": 2**22}
 
 
+class DenseSums(NamedTuple):
+    r"""Sums over the negatives j of each positive i, with the pairs that they were taken from.
+
+    Attributes:
+        excess: ``(S,)``, of :math:`(\ell_{ij} - s_i)_+`.
+        active: ``(S,)``, number of pairs with :math:`\ell_{ij} > s_i`.
+        differences: ``(S, B)``, :math:`h_j - h_i`.
+        is_active: ``(S, B)``, 1 for active pairs and 0 for the others.
+        loss: the surrogate.
+    """
+
+    excess: Tensor
+    active: Tensor
+    differences: Tensor
+    is_active: Tensor
+    loss: Surrogate
+
+    def grad_sums(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Sums of :math:`\ell'` over the active pairs.
+
+        Args:
+            weights: float tensor ``(S,)``, :math:`y_i`.
+
+        Returns:
+            ``pos_grad_sum`` ``(S,)``, the sums over j of :math:`\ell'_{ij}`, and ``neg_grad_sum`` ``(B,)``, the sums
+            over i of :math:`y_i \ell'_{ij}`.
+        """
+        slopes = self.is_active * self.loss.derivative(self.differences)
+        # No matrix product: autocast would run it in half precision.
+        return slopes.sum(1), slopes.mul_(weights.unsqueeze(1)).sum(0)
+
+
+class BlockSums:
+    """As :class:`DenseSums`, of more pairs than are kept: they are formed when a sum is asked for.
+
+    :meth:`grad_sums` finds ``excess`` and ``active`` on its way; only who asks for these before pays for two rounds.
+    """
+
+    def __init__(self, pos: Tensor, neg: Tensor, thresholds: Tensor, loss: Surrogate) -> None:
+        self._pairs = pos, neg, thresholds, loss
+        self._totals: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def excess(self) -> Tensor:
+        """See :class:`DenseSums`."""
+        return self._found()[0]
+
+    @property
+    def active(self) -> Tensor:
+        """See :class:`DenseSums`."""
+        return self._found()[1]
+
+    def grad_sums(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`DenseSums.grad_sums`."""
+        excess, active, pos_grad_sum, neg_grad_sum = _sums_over_blocks(*self._pairs, weights)
+        self._totals = excess, active
+        return pos_grad_sum, neg_grad_sum
+
+    def _found(self) -> tuple[Tensor, Tensor]:
+        if self._totals is None:
+            excess, active, _, _ = _sums_over_blocks(*self._pairs, None)
+            self._totals = excess, active
+        return self._totals
+
+
 def in_one_block(pos: Tensor, num_neg: int) -> bool:
     """Whether the pairs of ``pos`` with so many negatives are formed at once."""
     return pos.shape[0] * num_neg <= _BLOCK[_kind(pos)]
 
 
-def dense_sums(pos: Tensor, neg: Tensor, s: Tensor, y: Any, loss: Surrogate, gradients: bool) -> PairSums:
-    """Sums over all pairs, block by block.
+def dense_sums(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate) -> DenseSums | BlockSums:
+    """Sums over all pairs, at once or block by block; the caller switches gradients off.
 
     Args:
         pos: float tensor ``(S,)``.
         neg: float tensor ``(B,)``.
         s: float tensor ``(S,)``, thresholds.
-        y: float tensor ``(S,)``, the weights that ``neg_slope`` will get. Only pairs that fit into one block, which is
-            kept, can do without.
         loss: any surrogate.
-        gradients: whether the slopes are needed.
 
     Example:
         >>> from lightning_tpauc.functional.surrogates import get_surrogate
-        >>> hinge, y = get_surrogate("hinge"), torch.ones(1)
-        >>> sums = dense_sums(torch.tensor([0.0]), torch.tensor([0.5, -2.0]), torch.zeros(1), y, hinge, True)
-        >>> sums.excess, sums.active, sums.neg_slope(y)
-        (tensor([1.]), tensor([1.]), tensor([1., 0.]))
+        >>> sums = dense_sums(torch.tensor([0.0]), torch.tensor([0.5, -2.0]), torch.zeros(1), get_surrogate("hinge"))
+        >>> sums.excess, sums.active, sums.grad_sums(torch.ones(1))
+        (tensor([1.]), tensor([1.]), (tensor([1.]), tensor([1., 0.])))
     """
-    num_pos, num_neg, limit = pos.shape[0], neg.shape[0], _BLOCK[_kind(neg)]
-    if in_one_block(pos, num_neg):
-        return _block(pos, neg, s, loss, gradients)
-    rows, cols = max(1, limit // num_neg), min(num_neg, limit)
-    per_pos, per_neg = pos.new_zeros(3, num_pos), torch.zeros_like(neg)
-    for i in range(0, num_pos, rows):
-        row = slice(i, i + rows)
-        for j in range(0, num_neg, cols):
-            col = slice(j, j + cols)
-            block = _block(pos[row], neg[col], s[row], loss, gradients)
-            per_pos[:, row] += torch.stack([block.excess, block.active, block.slope])
-            if gradients:
-                per_neg[col] += block.neg_slope(y[row])
-    return PairSums(per_pos[0], per_pos[1], per_pos[2], lambda _: per_neg)
+    if in_one_block(pos, neg.shape[0]):
+        return _one_block(pos, neg, s, loss)
+    return BlockSums(pos, neg, s, loss)
 
 
 def dense_sums_of_two(
-    pos: Tensor, neg: Tensor, dual_neg: Tensor, s: Tensor, loss: Surrogate, gradients: bool
-) -> tuple[PairSums, Tensor]:
+    pos: Tensor, neg: Tensor, dual_neg: Tensor, s: Tensor, loss: Surrogate
+) -> tuple[DenseSums, Tensor]:
     """Sums over ``neg``, and the excess over ``dual_neg``, in one block: small batches cost by the operation.
 
     Args:
@@ -69,29 +118,46 @@ def dense_sums_of_two(
         dual_neg: float tensor ``(B',)``; together with ``neg`` it fits into one block.
         s: as in :func:`dense_sums`.
         loss: as in :func:`dense_sums`.
-        gradients: as in :func:`dense_sums`.
     """
     num_neg = neg.shape[0]
     t = torch.cat([neg, dual_neg]) - pos.unsqueeze(1)  # (S, B + B')
     over = loss.value(t) - s.unsqueeze(1)
     dual_excess = over[:, num_neg:].clamp_min_(0.0).sum(1)
-    return _reduce(t[:, :num_neg], over[:, :num_neg], loss, gradients), dual_excess
+    return _reduce(t[:, :num_neg], over[:, :num_neg], loss), dual_excess
 
 
-def _block(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, gradients: bool) -> PairSums:
+@torch.no_grad()
+def _sums_over_blocks(
+    pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, weights: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``excess``, ``active``, ``pos_grad_sum`` and ``neg_grad_sum``; the last two stay 0 without weights."""
+    num_pos, num_neg, limit = pos.shape[0], neg.shape[0], _BLOCK[_kind(neg)]
+    rows, cols = max(1, limit // num_neg), min(num_neg, limit)
+    excess, active, pos_grad_sum = pos.new_zeros(3, num_pos)
+    neg_grad_sum = torch.zeros_like(neg)
+    for i in range(0, num_pos, rows):
+        row = slice(i, i + rows)
+        for j in range(0, num_neg, cols):
+            col = slice(j, j + cols)
+            block = _one_block(pos[row], neg[col], s[row], loss)
+            excess[row] += block.excess
+            active[row] += block.active
+            if weights is not None:
+                of_pos, of_neg = block.grad_sums(weights[row])
+                pos_grad_sum[row] += of_pos
+                neg_grad_sum[col] += of_neg
+    return excess, active, pos_grad_sum, neg_grad_sum
+
+
+def _one_block(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate) -> DenseSums:
     t = neg - pos.unsqueeze(1)  # (S, B)
-    return _reduce(t, loss.value(t) - s.unsqueeze(1), loss, gradients)
+    return _reduce(t, loss.value(t) - s.unsqueeze(1), loss)
 
 
-def _reduce(t: Tensor, over: Tensor, loss: Surrogate, gradients: bool) -> PairSums:
+def _reduce(t: Tensor, over: Tensor, loss: Surrogate) -> DenseSums:
     # Small batches cost what their number of operations costs, so temporaries are overwritten where they are ours.
-    mask = over.sign().clamp_min_(0.0)
-    excess, active = over.clamp_min_(0.0).sum(1), mask.sum(1)
-    if not gradients:
-        return PairSums(excess, active, active, torch.zeros_like)
-    slope = mask.mul_(loss.derivative(t))
-    # No matrix product: autocast would run it in half precision.
-    return PairSums(excess, active, slope.sum(1), lambda y: slope.mul_(y.unsqueeze(1)).sum(0))
+    is_active = over.sign().clamp_min_(0.0)
+    return DenseSums(over.clamp_min_(0.0).sum(1), is_active.sum(1), t, is_active, loss)
 
 
 def _kind(scores: Tensor) -> str:

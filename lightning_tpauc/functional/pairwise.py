@@ -12,7 +12,7 @@ the threshold up to rounding may be counted as active by one and not by the othe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -20,14 +20,14 @@ from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_per_positive, check_scores, common_dtype
-from lightning_tpauc.functional.dense_sums import dense_sums, dense_sums_of_two, in_one_block
-from lightning_tpauc.functional.sorted_sums import PairSums, sorted_sums
+from lightning_tpauc.functional.dense_sums import BlockSums, DenseSums, dense_sums, dense_sums_of_two, in_one_block
+from lightning_tpauc.functional.sorted_sums import SortedSums, sorted_sums
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 
-__all__ = ("PairwiseTerms", "pairwise_terms", "weighted_excess")
+__all__ = ("Pairs", "PairwiseTerms", "evaluate_pairs", "pairwise_terms", "weighted_excess")
 
-#: Weights, or what makes them of the mean excess losses.
-Weights = Tensor | Callable[[Tensor], Tensor]
+#: Sums of the excess and of active pairs, and ``grad_sums(weights)``.
+PairSums = DenseSums | BlockSums | SortedSums
 
 _METHODS = ("auto", "dense", "sorted")
 # Pairs above which sorting wins. Median ms on one core, squared hinge with gradients, dense / sorted:
@@ -99,39 +99,38 @@ def pairwise_terms(
     """
     loss = get_surrogate(surrogate, margin, scale)
     pos, neg, s, y = _prepare(pos_scores, neg_scores, thresholds, weights)
-    return _evaluate(pos, neg, s, y, loss, method, gradients)[0]
+    pairs = Pairs(pos, neg, _sums(pos, neg, s, loss, method))
+    grads = pairs.gradients(y) if gradients else (None, None)  # first: see BlockSums
+    return PairwiseTerms(pairs.excess, pairs.active, *grads)
 
 
 def weighted_excess(
     pos_scores: Tensor,
     neg_scores: Tensor,
     thresholds: Tensor,
-    weights: Weights | None = None,
+    weights: Tensor | None = None,
     surrogate: str | Surrogate = "squared_hinge",
     margin: float = 0.5,
     scale: float = 1.0,
     method: str = "auto",
-    dual_neg_scores: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""The weighted sum of mean excess losses, differentiable with respect to all scores.
 
     .. math:: V = \sum_{i=1}^S y_i \frac1B \sum_{j=1}^B (\ell(h_j - h_i) - s_i)_+
 
     The gradients are computed with the value, so the graph holds S + B numbers instead of the S x B pairs.
-    ``thresholds`` and ``weights`` are constants of the step and get no gradient.
+    ``thresholds`` and ``weights`` are constants of the step and get no gradient. Weights that follow from the mean
+    excess losses are for :func:`evaluate_pairs`.
 
     Args:
         pos_scores: as in :func:`pairwise_terms`.
         neg_scores: as in :func:`pairwise_terms`.
         thresholds: as in :func:`pairwise_terms`.
-        weights: as in :func:`pairwise_terms`, or a function that makes them of the mean excess losses ``(S,)``; these
-            then need not be computed before, and small batches cost as many operations as without it.
+        weights: as in :func:`pairwise_terms`.
         surrogate: as in :func:`pairwise_terms`.
         margin: as in :func:`pairwise_terms`.
         scale: as in :func:`pairwise_terms`.
         method: as in :func:`pairwise_terms`.
-        dual_neg_scores: float tensor ``(B',)``, other negatives whose mean excess losses a ``weights`` function gets;
-            constants of the step. Those of ``neg_scores`` if ``None``.
 
     Returns:
         V, of shape ``()``, and the share of active pairs ``(S,)``, which carries no gradient.
@@ -148,99 +147,176 @@ def weighted_excess(
         (0.25, tensor([-0.5000, -0.0000]))
     """
     loss = get_surrogate(surrogate, margin, scale)
-    known = weights if weights is None or isinstance(weights, Tensor) else thresholds
-    dual_neg = dual_neg_scores
-    if dual_neg is not None:
-        check_scores(dual_neg, "dual_neg_scores")
-        if weights is known:
-            msg = "Expected `weights` to be a function of the losses on `dual_neg_scores`, but got numbers or None."
-            raise ArgumentError(msg)
-        neg_scores = neg_scores.to(torch.promote_types(neg_scores.dtype, dual_neg.dtype))
-    pos, neg, s, y = _prepare(pos_scores, neg_scores, thresholds, known)
-    rule = y if weights is known or weights is None else weights
-    dual_neg = None if dual_neg is None else dual_neg.detach().to(neg.dtype)
-    value, active = _WeightedExcess.apply(pos, neg, s, rule, loss, method, dual_neg)
-    return value, active
+    pos, neg, s, y = _prepare(pos_scores, neg_scores, thresholds, weights)
+    pairs = Pairs(pos, neg, _sums(pos.detach(), neg.detach(), s.detach(), loss, method))
+    value = pairs.weighted_sum(y)
+    return value, pairs.active
 
 
-class _WeightedExcess(torch.autograd.Function):
-    """Value and active shares; backward scales the gradients that forward already has."""
+class Pairs:
+    """What :func:`evaluate_pairs` returns: sums over pairs, without a graph, and the loss that is made of them.
+
+    The pairs of a surrogate that can't be sorted are not kept where they are many. :meth:`weighted_sum` finds all sums
+    in one round over them; asking for :attr:`excess` or :attr:`active` before takes a second one.
+
+    Example:
+        >>> pairs = evaluate_pairs(torch.tensor([0.0, 1.0]), torch.tensor([0.5, -2.0]), torch.zeros(2))
+        >>> pairs.excess, pairs.active, pairs.weighted_sum(torch.ones(2))
+        (tensor([0.5000, 0.0000]), tensor([0.5000, 0.0000]), tensor(0.5000))
+    """
+
+    def __init__(self, pos: Tensor, neg: Tensor, sums: PairSums, dual_excess: Tensor | None = None) -> None:
+        self._pos, self._neg, self._sums, self._dual_excess = pos, neg, sums, dual_excess
+
+    @cached_property
+    def excess(self) -> Tensor:
+        r"""``(S,)``, :math:`\frac1B \sum_j (\ell_{ij} - s_i)_+`."""
+        return self._sums.excess.detach() / self._neg.shape[0]
+
+    @cached_property
+    def active(self) -> Tensor:
+        r"""``(S,)``, the share of negatives with :math:`\ell_{ij} > s_i`."""
+        return self._sums.active.detach() / self._neg.shape[0]
+
+    @property
+    def dual_excess(self) -> Tensor:
+        """``(S,)``, the mean excess losses on the dual negatives; :attr:`excess` where there are no others."""
+        return self.excess if self._dual_excess is None else self._dual_excess
+
+    def gradients(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of :meth:`weighted_sum` by the scores, ``(S,)`` and ``(B,)``, without a graph.
+
+        Args:
+            weights: float tensor ``(S,)`` of the dtype of :attr:`excess`.
+        """
+        num_neg = self._neg.shape[0]
+        pos_grad_sum, neg_grad_sum = self._sums.grad_sums(weights)
+        return pos_grad_sum * weights / -num_neg, neg_grad_sum / num_neg
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        r""":math:`\sum_i y_i\,\mathrm{excess}_i`, differentiable with respect to the scores.
+
+        Args:
+            weights: float tensor ``(S,)``, :math:`y_i`: constants, which get no gradient.
+
+        Returns:
+            Scalar tensor. A backward pass with ``create_graph=True`` raises
+            :class:`~lightning_tpauc.errors.UnsupportedError`.
+
+        Raises:
+            ArgumentError: unless there is one weight for every positive.
+        """
+        check_per_positive(weights, "weights", self._pos)
+        y = weights if weights.dtype == self._pos.dtype else weights.to(self._pos.dtype)
+        if torch.is_grad_enabled() and (self._pos.requires_grad or self._neg.requires_grad):
+            value: Tensor = _WeightedSum.apply(self._pos, self._neg, self, y)
+            return value
+        return (self.excess * y.detach()).sum()
+
+
+def evaluate_pairs(
+    pos_scores: Tensor,
+    neg_scores: Tensor,
+    thresholds: Tensor,
+    surrogate: str | Surrogate = "squared_hinge",
+    margin: float = 0.5,
+    scale: float = 1.0,
+    method: str = "auto",
+    dual_neg_scores: Tensor | None = None,
+) -> Pairs:
+    r"""Evaluate all pairs once, for weights that follow from their mean excess losses.
+
+    A primal-dual step needs the excess before it knows the weights. This is the first half; the second is
+    :meth:`Pairs.weighted_sum`, which uses what was computed here.
+
+    Args:
+        pos_scores: as in :func:`pairwise_terms`.
+        neg_scores: as in :func:`pairwise_terms`.
+        thresholds: as in :func:`pairwise_terms`.
+        surrogate: as in :func:`pairwise_terms`.
+        margin: as in :func:`pairwise_terms`.
+        scale: as in :func:`pairwise_terms`.
+        method: as in :func:`pairwise_terms`.
+        dual_neg_scores: float tensor ``(B',)``, an independent batch of negatives for ``dual_excess``; constants, which
+            get no gradient.
+
+    Returns:
+        :class:`Pairs`, in the widest dtype of the inputs, at least float32.
+
+    Raises:
+        ArgumentError: as in :func:`pairwise_terms`.
+
+    Example:
+        >>> pos = torch.tensor([0.0, 1.0], requires_grad=True)
+        >>> pairs = evaluate_pairs(pos, torch.tensor([0.5, -2.0]), torch.zeros(2))
+        >>> value = pairs.weighted_sum((2.0 * pairs.excess).clamp(0.0, 1.0))
+        >>> value.backward()
+        >>> value.item(), pos.grad
+        (0.5, tensor([-1., -0.]))
+    """
+    loss = get_surrogate(surrogate, margin, scale)
+    _check(pos_scores, neg_scores, thresholds)
+    # Detached scores instead of torch.no_grad(), which costs a step of a small batch two per cent.
+    if dual_neg_scores is None:
+        pos, neg, s = _in_one_dtype(pos_scores, neg_scores, thresholds)
+        return Pairs(pos, neg, _sums(pos.detach(), neg.detach(), s.detach(), loss, method))
+    check_scores(dual_neg_scores, "dual_neg_scores")
+    pos, neg, s, dual_neg = _in_one_dtype(pos_scores, neg_scores, thresholds, dual_neg_scores)
+    constants = pos.detach(), neg.detach(), s.detach(), dual_neg.detach()
+    return Pairs(pos, neg, *_sums_and_dual_excess(*constants, loss, method))
+
+
+class _WeightedSum(torch.autograd.Function):
+    """The weighted sum; backward scales the gradients that forward already has."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        pos: Tensor,
-        neg: Tensor,
-        s: Tensor,
-        weights: Weights,
-        loss: Surrogate,
-        method: str,
-        dual_neg: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        gradients = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        (excess, active, pos_grad, neg_grad), y = _evaluate(pos, neg, s, weights, loss, method, gradients, dual_neg)
-        if gradients:
-            ctx.save_for_backward(pos_grad, neg_grad)
-        ctx.mark_non_differentiable(active)
-        return (excess * y).sum(), active
+    def forward(ctx: Any, _pos: Tensor, _neg: Tensor, pairs: Pairs, y: Tensor) -> Tensor:
+        ctx.save_for_backward(*pairs.gradients(y))
+        return (pairs.excess * y).sum()
 
     @staticmethod
-    def backward(ctx: Any, grad_value: Tensor, _grad_active: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_value: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             # The saved gradients carry no graph: second derivatives would silently miss this term.
             msg = "Pairwise losses have no second derivatives here. Call backward without `create_graph=True`."
             raise UnsupportedError(msg)
         pos_grad, neg_grad = ctx.saved_tensors
-        return grad_value * pos_grad, grad_value * neg_grad, None, None, None, None, None
+        return grad_value * pos_grad, grad_value * neg_grad, None, None
 
 
-def _prepare(pos: Tensor, neg: Tensor, s: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _prepare(pos: Tensor, neg: Tensor, s: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _check(pos, neg, s)
+    y = torch.ones_like(s) if weights is None else weights
+    check_per_positive(y, "weights", pos)
+    pos, neg, s, y = _in_one_dtype(pos, neg, s, y)
+    return pos, neg, s, y
+
+
+def _check(pos: Tensor, neg: Tensor, s: Tensor) -> None:
     check_scores(pos, "pos_scores", allow_empty=True)
     check_scores(neg, "neg_scores")
     check_per_positive(s, "thresholds", pos)
-    if y is None:
-        y = torch.ones_like(s)
-    check_per_positive(y, "weights", pos)
-    if pos.dtype == neg.dtype == s.dtype == y.dtype == torch.float32:
-        return pos, neg, s, y  # the usual case, in every step
-    dtype = common_dtype(pos, neg, s, y)
-    return pos.to(dtype), neg.to(dtype), s.to(dtype), y.to(dtype)
 
 
-def _evaluate(
-    pos: Tensor,
-    neg: Tensor,
-    s: Tensor,
-    y: Weights,
-    loss: Surrogate,
-    method: str,
-    gradients: bool,
-    dual_neg: Tensor | None = None,
-) -> tuple[PairwiseTerms, Tensor]:
-    """The terms, and the weights where these follow from the mean excess."""
-    chosen = _choose(pos, neg, loss, method)
-    num_neg = neg.shape[0]
-    if isinstance(y, Tensor) or (dual_neg is None and (chosen == "sorted" or in_one_block(pos, num_neg))):
-        sums = _sums(pos, neg, s, y, loss, chosen, gradients)
-    elif dual_neg is not None and chosen == "dense" and in_one_block(pos, num_neg + dual_neg.shape[0]):
-        sums, dual_excess = dense_sums_of_two(pos, neg, dual_neg, s, loss, gradients)
-        y = _weights_of(y, dual_excess / dual_neg.shape[0])
-    else:  # other negatives, or blocks that are not kept, take a round of their own
-        others, any_weights = neg if dual_neg is None else dual_neg, s  # without gradients nobody reads them
-        first = _evaluate(pos, others, s, any_weights, loss, method, gradients=False)[0]
-        y = _weights_of(y, first.excess)
-        sums = _sums(pos, neg, s, y, loss, chosen, gradients)
-    excess, active = sums.excess / num_neg, sums.active / num_neg
-    y = y if isinstance(y, Tensor) else _weights_of(y, excess)
-    if not gradients:
-        return PairwiseTerms(excess, active, None, None), y
-    return PairwiseTerms(excess, active, sums.slope * y / -num_neg, sums.neg_slope(y) / num_neg), y
+def _in_one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
+    if all(x.dtype == torch.float32 for x in tensors):
+        return tensors  # the usual case, in every step
+    dtype = common_dtype(*tensors)
+    return tuple(x.to(dtype) for x in tensors)
 
 
-def _weights_of(rule: Callable[[Tensor], Tensor], excess: Tensor) -> Tensor:
-    y = rule(excess)
-    check_per_positive(y, "weights", excess)
-    return y.to(excess.dtype)
+def _sums(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, method: str) -> PairSums:
+    return (sorted_sums if _choose(pos, neg, loss, method) == "sorted" else dense_sums)(pos, neg, s, loss)
+
+
+def _sums_and_dual_excess(
+    pos: Tensor, neg: Tensor, s: Tensor, dual_neg: Tensor, loss: Surrogate, method: str
+) -> tuple[PairSums, Tensor]:
+    num_dual = dual_neg.shape[0]
+    if in_one_block(pos, neg.shape[0] + num_dual) and _choose(pos, neg, loss, method) == "dense":
+        sums, excess = dense_sums_of_two(pos, neg, dual_neg, s, loss)
+        return sums, excess.detach() / num_dual
+    return _sums(pos, neg, s, loss, method), _sums(pos, dual_neg, s, loss, method).excess.detach() / num_dual
 
 
 def _choose(pos: Tensor, neg: Tensor, loss: Surrogate, method: str) -> str:
@@ -255,9 +331,3 @@ def _choose(pos: Tensor, neg: Tensor, loss: Surrogate, method: str) -> str:
     # Apple's GPUs have no float64, which the prefix sums need.
     small = pos.shape[0] * neg.shape[0] <= _CROSSOVER["cpu" if neg.device.type == "cpu" else "other"]
     return "dense" if loss.power is None or small or neg.device.type == "mps" else "sorted"
-
-
-def _sums(pos: Tensor, neg: Tensor, s: Tensor, y: Weights, loss: Surrogate, method: str, gradients: bool) -> PairSums:
-    if method == "sorted":
-        return sorted_sums(pos, neg, s, loss)
-    return dense_sums(pos, neg, s, y, loss, gradients)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -10,26 +9,41 @@ from torch import Tensor
 
 from lightning_tpauc.functional.surrogates import PowerForm, Surrogate
 
-__all__ = ("PairSums", "one_sided_slopes", "one_sided_sums", "prefix_sums", "sorted_sums")
+__all__ = ("SortedSums", "one_sided_grad_sums", "one_sided_sums", "prefix_sums", "sorted_sums")
 
 
-class PairSums(NamedTuple):
-    r"""Sums over the negatives j of each positive i, and what needs the positives' weights.
+class SortedSums(NamedTuple):
+    r"""Sums over the negatives j of each positive i, and what the sums over the positives need.
 
     Attributes:
         excess: ``(S,)``, of :math:`(\ell_{ij} - s_i)_+`.
         active: ``(S,)``, number of pairs with :math:`\ell_{ij} > s_i`.
-        slope: ``(S,)``, of :math:`\ell'` over the active pairs.
-        neg_slope: makes of weights y ``(S,)`` the sums over i of y_i times the slope, ``(B,)``; to be called once.
+        pos_grad_sum: ``(S,)``, of :math:`\ell'` over the active pairs.
+        pos: float64 tensor ``(S,)``, the positives' centred scores.
+        neg: float64 tensor ``(B,)``, the negatives' centred scores.
+        edge: float64 tensor ``(S,)``; the active pairs lie above it.
+        power: the form of the loss.
     """
 
     excess: Tensor
     active: Tensor
-    slope: Tensor
-    neg_slope: Callable[[Tensor], Tensor]
+    pos_grad_sum: Tensor
+    pos: Tensor
+    neg: Tensor
+    edge: Tensor
+    power: PowerForm
+
+    def grad_sums(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`~lightning_tpauc.functional.dense_sums.DenseSums.grad_sums`."""
+        y = weights.double()
+        sums = one_sided_grad_sums(self.pos, self.neg, self.edge, y, self.power)
+        if self.power.two_sided:
+            mirrored_edge, mirror = _mirrored(self.pos, self.edge, self.power)
+            sums = sums - one_sided_grad_sums(-self.pos, -self.neg, mirrored_edge, y, mirror)
+        return self.pos_grad_sum, sums.to(self.excess.dtype)
 
 
-def sorted_sums(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate) -> PairSums:
+def sorted_sums(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate) -> SortedSums:
     """Sums over all pairs by sorting.
 
     Args:
@@ -41,8 +55,8 @@ def sorted_sums(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate) -> PairSum
     Example:
         >>> from lightning_tpauc.functional.surrogates import get_surrogate
         >>> sums = sorted_sums(torch.tensor([0.0]), torch.tensor([0.5, -2.0]), torch.zeros(1), get_surrogate("hinge"))
-        >>> sums.excess, sums.active, sums.neg_slope(torch.ones(1))
-        (tensor([1.]), tensor([1.]), tensor([1., 0.]))
+        >>> sums.excess, sums.active, sums.grad_sums(torch.ones(1))
+        (tensor([1.]), tensor([1.]), (tensor([1.]), tensor([1., 0.])))
     """
     assert loss.power is not None  # noqa: S101 - the caller has checked it
     assert loss.inverse is not None  # noqa: S101 - Surrogate has checked it
@@ -54,24 +68,22 @@ def sorted_sums(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate) -> PairSum
     # Below threshold 0 every pair counts as active, but pairs left of the hinge still add nothing but -s_i.
     edge = pos + loss.inverse(s.clamp_min(0.0))
     down = (-neg).sort().values
-    total, active, slope = one_sided_sums(pos, down, edge, power)
-    # Left of -m, (m + t)^2 is the same polynomial of the mirrored scores with margin -m, and the active pairs are
-    # those below the mirror image of the edge.
-    mirror = PowerForm(-power.margin, 2)
-    mirrored_edge = edge - 2.0 * pos + 2.0 * power.margin if power.two_sided else edge
+    total, active, pos_grad_sum = one_sided_sums(pos, down, edge, power)
     if power.two_sided:
+        mirrored_edge, mirror = _mirrored(pos, edge, power)
         left = one_sided_sums(-pos, -down.flip(0), mirrored_edge, mirror)
-        total, active, slope = total + left[0], active + left[1], slope - left[2]
+        total, active, pos_grad_sum = total + left[0], active + left[1], pos_grad_sum - left[2]
     active = torch.where(s < 0, float(neg.shape[0]), active)
     excess = (total - s * active).clamp_min(0.0)  # rounding may leave -1e-17
+    return SortedSums(excess.to(dtype), active.to(dtype), pos_grad_sum.to(dtype), pos, neg, edge, power)
 
-    def neg_slope(y: Tensor) -> Tensor:
-        slopes = one_sided_slopes(pos, neg, edge, y.double(), power)
-        if power.two_sided:
-            slopes = slopes - one_sided_slopes(-pos, -neg, mirrored_edge, y.double(), mirror)
-        return slopes.to(dtype)
 
-    return PairSums(excess.to(dtype), active.to(dtype), slope.to(dtype), neg_slope)
+def _mirrored(pos: Tensor, edge: Tensor, power: PowerForm) -> tuple[Tensor, PowerForm]:
+    """Left of -m, (m + t)^2 is the same polynomial of the mirrored scores with margin -m.
+
+    The active pairs are those below the mirror image of the edge.
+    """
+    return edge - 2.0 * pos + 2.0 * power.margin, PowerForm(-power.margin, 2)
 
 
 def one_sided_sums(pos: Tensor, down: Tensor, edge: Tensor, power: PowerForm) -> tuple[Tensor, Tensor, Tensor]:
@@ -105,7 +117,7 @@ def one_sided_sums(pos: Tensor, down: Tensor, edge: Tensor, power: PowerForm) ->
     return total, number, slope
 
 
-def one_sided_slopes(pos: Tensor, neg: Tensor, edge: Tensor, y: Tensor, power: PowerForm) -> Tensor:
+def one_sided_grad_sums(pos: Tensor, neg: Tensor, edge: Tensor, y: Tensor, power: PowerForm) -> Tensor:
     r"""Sum over i of y_i times the slope of :math:`(m + h_j - h_i)^p`, for each j, over the pairs above the edges.
 
     Args:
@@ -120,7 +132,7 @@ def one_sided_slopes(pos: Tensor, neg: Tensor, edge: Tensor, y: Tensor, power: P
 
     Example:
         >>> pos, neg = torch.tensor([0.0, 1.0]).double(), torch.tensor([0.5, 2.0]).double()
-        >>> one_sided_slopes(pos, neg, pos, torch.ones(2).double(), PowerForm(0.0, 1))
+        >>> one_sided_grad_sums(pos, neg, pos, torch.ones(2).double(), PowerForm(0.0, 1))
         tensor([1., 2.], dtype=torch.float64)
     """
     # A negative counts for the positives whose edge lies below it: the first ones in ascending order of edges.

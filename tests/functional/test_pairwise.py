@@ -8,6 +8,7 @@ from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional import (
     Surrogate,
     dense_sums,
+    evaluate_pairs,
     get_surrogate,
     pairwise_terms,
     register_surrogate,
@@ -339,7 +340,11 @@ def test_registered_surrogates_are_evaluated_densely(monkeypatch, method):
 # --------------------------------------------------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize("function", [pairwise_terms, weighted_excess])
+def two_phases(weights=None, **args):
+    return evaluate_pairs(**args).weighted_sum(torch.ones(2) if weights is None else weights)
+
+
+@pytest.mark.parametrize("function", [pairwise_terms, weighted_excess, two_phases])
 @pytest.mark.parametrize(
     ("change", "match"),
     [
@@ -387,7 +392,20 @@ def test_cuda_gives_the_same_without_synchronising(name, method, dtype, determin
         )
 
 
-# ----------------------------------------------------------------------------------------------- weights made of losses
+# --------------------------------------------------------------------------------------------------- two phases
+
+
+def rule(excess):
+    """Weights made of the losses, different for every positive."""
+    return (0.1 + 0.3 * excess).clamp(0, 1)
+
+
+def differentiate(pos, neg, value_of):
+    """The value, what comes with it, and the gradients by ``pos`` and ``neg``."""
+    scores = pos.clone().requires_grad_(), neg.clone().requires_grad_()
+    value, *others = value_of(*scores)
+    value.backward()
+    return value.detach(), *others, scores[0].grad, scores[1].grad
 
 
 @pytest.mark.parametrize(("name", "method"), PAIRS)
@@ -397,62 +415,113 @@ def test_weights_made_of_the_losses_equal_weights_made_before(name, method, bloc
     if blocks:
         monkeypatch.setitem(dense_sums._BLOCK, "cpu", 20)
     pos, neg, s, _ = draw(7, 9, dtype=torch.float32)
-
-    def rule(excess):
-        return (0.5 + 3.0 * excess).clamp(0, 1)
-
     weights = rule(pairwise_terms(pos, neg, s, surrogate=name, method=method, gradients=False).excess)
-    results = []
-    for given in (weights, rule):
-        scores = pos.clone().requires_grad_(), neg.clone().requires_grad_()
-        value, active = weighted_excess(*scores, s, given, surrogate=name, method=method)
-        value.backward()
-        results.append((value.detach(), active, scores[0].grad, scores[1].grad))
-    for expected, found in zip(*results, strict=True):
-        assert torch.equal(expected, found)
-    assert results[0][0] > 0
+
+    def in_two_phases(pos, neg):
+        pairs = evaluate_pairs(pos, neg, s, surrogate=name, method=method)
+        assert torch.equal(pairs.dual_excess, pairs.excess)
+        return pairs.weighted_sum(rule(pairs.excess)), pairs.active
+
+    expected = differentiate(pos, neg, lambda *h: weighted_excess(*h, s, weights, surrogate=name, method=method))
+    for found, value in zip(differentiate(pos, neg, in_two_phases), expected, strict=True):
+        assert torch.equal(found, value)
+    assert expected[0] > 0
 
 
 @pytest.mark.parametrize(("name", "method"), PAIRS)
 @pytest.mark.parametrize("limit", [2**16, 100, 20], ids=["both at once", "one at once", "in blocks"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_weights_made_of_the_losses_on_other_negatives(name, method, limit, dtype, monkeypatch):
+def test_dual_negatives_have_losses_of_their_own(name, method, limit, dtype, monkeypatch):
     monkeypatch.setitem(dense_sums._BLOCK, "cpu", limit)
     pos, neg, s, _ = draw(7, 9, dtype=torch.float32)
-    dual = draw(7, 11, seed=1, dtype=dtype)[1]
-
-    def rule(excess):
-        return (0.1 + 0.3 * excess).clamp(0, 1)
-
+    dual = draw(7, 11, seed=1, dtype=dtype)[1].requires_grad_()
     weights = rule(pairwise_terms(pos, dual, s, surrogate=name, method=method, gradients=False).excess)
     assert weights.dtype == dtype
     assert not torch.equal(weights, rule(pairwise_terms(pos, neg, s, surrogate=name, method=method).excess))
-    results = []
-    for given, others in ((weights, None), (rule, dual.clone().requires_grad_())):
-        scores = pos.clone().requires_grad_(), neg.clone().requires_grad_()
-        value, active = weighted_excess(*scores, s, given, surrogate=name, method=method, dual_neg_scores=others)
-        value.backward()
-        results.append((value.detach(), active, scores[0].grad, scores[1].grad))
-        assert others is None or others.grad is None
-    for expected, found in zip(*results, strict=True):
-        assert found.dtype == expected.dtype
-        assert_close(found, expected, "float32")
+
+    def in_two_phases(pos, neg):
+        pairs = evaluate_pairs(pos, neg, s, surrogate=name, method=method, dual_neg_scores=dual)
+        return pairs.weighted_sum(rule(pairs.dual_excess)), pairs.active
+
+    expected = differentiate(pos, neg, lambda *h: weighted_excess(*h, s, weights, surrogate=name, method=method))
+    for found, value in zip(differentiate(pos, neg, in_two_phases), expected, strict=True):
+        assert found.dtype == value.dtype
+        assert_close(found, value, "float32")
+    assert dual.grad is None
+
+
+@pytest.mark.parametrize(("name", "method"), PAIRS)
+@pytest.mark.parametrize("limit", [2**16, 20], ids=["at once", "in blocks"])
+def test_pairs_give_as_many_weighted_sums_as_one_asks_for(name, method, limit, monkeypatch):
+    monkeypatch.setitem(dense_sums._BLOCK, "cpu", limit)
+    pos, neg, s, y = draw(7, 9)
+    h_pos, h_neg = pos.clone().requires_grad_(), neg.clone().requires_grad_()
+    pairs = evaluate_pairs(h_pos, h_neg, s, surrogate=name, method=method)
+    for weights in (y, 1.0 - y, y):
+        found = torch.autograd.grad(pairs.weighted_sum(weights), (h_pos, h_neg))
+        terms = (pos, neg, s, weights)
+        _, _, *expected = pairwise_loops(*(x.tolist() for x in terms), name)
+        for grad, values in zip(found, expected, strict=True):
+            assert_close(grad, values)
+
+
+@pytest.mark.parametrize("surrogate", ["logistic", "squared_hinge"])
+def test_pairs_that_are_not_kept_are_formed_once_if_the_weighted_sum_comes_first(surrogate, monkeypatch):
+    monkeypatch.setitem(dense_sums._BLOCK, "cpu", 20)
+    pos, neg, s, y = draw(7, 9)
+    for function in (
+        lambda loss: pairwise_terms(pos, neg, s, y, surrogate=loss, method="dense"),
+        lambda loss: weighted_excess(pos.requires_grad_(), neg, s, y, surrogate=loss, method="dense"),
+        lambda loss: evaluate_pairs(pos, neg, s, surrogate=loss, method="dense").weighted_sum(y),
+    ):
+        loss, sizes = spy(surrogate)
+        function(loss)
+        assert sum(sizes) == 7 * 9
+
+
+def test_pairs_carry_no_graph_but_that_of_the_scores():
+    pos, neg, s, y = (x.requires_grad_() for x in draw(6, 9))
+    pairs = evaluate_pairs(pos, neg, s)
+    assert not any(x.requires_grad for x in (pairs.excess, pairs.active, pairs.dual_excess))
+    pairs.weighted_sum(y).backward()
+    assert pos.grad is not None
+    assert s.grad is y.grad is None
+    with torch.no_grad():
+        assert not pairs.weighted_sum(y).requires_grad
+    constant = evaluate_pairs(pos.detach(), neg.detach(), s).weighted_sum(y)
+    assert not constant.requires_grad
+    assert torch.equal(constant, weighted_excess(pos, neg, s, y)[0])
+
+
+@pytest.mark.parametrize(("name", "method"), PAIRS)
+def test_two_phases_read_no_number_back_from_the_device(name, method):
+    pos, neg, s, y = (torch.empty(size, device="meta") for size in (5, 7, 5, 5))
+    pairs = evaluate_pairs(pos.requires_grad_(), neg, s, surrogate=name, method=method, dual_neg_scores=neg)
+    pairs.weighted_sum(y).backward()
+    assert pos.grad.shape == (5,)
+
+
+def test_second_derivatives_of_pairs_are_refused():
+    pos, neg, s, y = draw(6, 9)
+    value = evaluate_pairs(pos.requires_grad_(), neg, s).weighted_sum(y)
+    with pytest.raises(UnsupportedError, match="without `create_graph=True`"):
+        torch.autograd.grad(value, pos, create_graph=True)
 
 
 @pytest.mark.parametrize(
-    ("weights", "dual", "match"),
+    ("dual", "match"),
     [
-        (None, torch.zeros(2), "Expected `weights` to be a function"),
-        (torch.ones(3), torch.zeros(2), "Expected `weights` to be a function"),
-        (torch.ones_like, torch.zeros(0), "Expected `dual_neg_scores` to hold at least one score"),
-        (torch.ones_like, torch.zeros(2, 1), "Expected `dual_neg_scores` to have one dimension"),
+        (torch.zeros(0), "Expected `dual_neg_scores` to hold at least one score"),
+        (torch.zeros(2, 1), "Expected `dual_neg_scores` to have one dimension"),
+        ([0.0, 1.0], "Expected `dual_neg_scores` to be a float tensor, but got list"),
     ],
 )
-def test_other_negatives_that_do_not_fit_are_refused(weights, dual, match):
+def test_dual_negatives_that_do_not_fit_are_refused(dual, match):
     with pytest.raises(ArgumentError, match=match):
-        weighted_excess(torch.zeros(3), torch.zeros(2), torch.zeros(3), weights, dual_neg_scores=dual)
+        evaluate_pairs(torch.zeros(3), torch.zeros(2), torch.zeros(3), dual_neg_scores=dual)
 
 
-def test_weights_of_another_shape_are_refused_when_they_are_made():
-    with pytest.raises(ArgumentError, match=r"`weights`"):
-        weighted_excess(torch.zeros(3), torch.zeros(2), torch.zeros(3), lambda excess: excess[:2])
+@pytest.mark.parametrize("weights", [torch.zeros(2), torch.zeros(3, dtype=torch.int64), 1.0, None])
+def test_weights_that_do_not_fit_the_pairs_are_refused(weights):
+    with pytest.raises(ArgumentError, match=r"`weights` to be a float tensor .* shape \(3,\)"):
+        evaluate_pairs(torch.zeros(3), torch.zeros(2), torch.zeros(3)).weighted_sum(weights)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from lightning_tpauc.functional import PowerForm
-from lightning_tpauc.functional.sorted_sums import _scan, one_sided_slopes, one_sided_sums, prefix_sums
+from lightning_tpauc.functional.sorted_sums import _scan, one_sided_grad_sums, one_sided_sums, prefix_sums
 from tests.tolerances import assert_close
 
 
@@ -12,20 +12,20 @@ def test_sums_match_loops(degree, num_pos, num_neg):
     rng = torch.Generator().manual_seed(0)
     pos, edge, y = torch.randn(3, num_pos, generator=rng, dtype=torch.float64)
     neg = torch.randn(num_neg, generator=rng, dtype=torch.float64)
-    total, number, slope = ([0.0] * num_pos for _ in range(3))
-    neg_slope = [0.0] * num_neg
+    total, number, pos_grad_sum = ([0.0] * num_pos for _ in range(3))
+    neg_grad_sum = [0.0] * num_neg
     for i in range(num_pos):
         for j in range(num_neg):
             if neg[j] > edge[i]:
                 u = 0.3 + neg[j].item() - pos[i].item()
                 total[i] += u**degree
                 number[i] += 1
-                slope[i] += degree * u ** (degree - 1)
-                neg_slope[j] += y[i].item() * degree * u ** (degree - 1)
+                pos_grad_sum[i] += degree * u ** (degree - 1)
+                neg_grad_sum[j] += y[i].item() * degree * u ** (degree - 1)
     down = (-neg).sort().values
     power = PowerForm(0.3, degree)
-    actual = (*one_sided_sums(pos, down, edge, power), one_sided_slopes(pos, neg, edge, y, power))
-    for values, expected in zip(actual, (total, number, slope, neg_slope), strict=True):
+    actual = (*one_sided_sums(pos, down, edge, power), one_sided_grad_sums(pos, neg, edge, y, power))
+    for values, expected in zip(actual, (total, number, pos_grad_sum, neg_grad_sum), strict=True):
         assert_close(values, expected)
 
 
