@@ -10,7 +10,7 @@ import numpy as np
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from typing_extensions import Unpack
 
 from lightning_tpauc.data.cursor import StreamCursor
@@ -105,7 +105,7 @@ class PosNegDataModule(EvaluationData):
         test_dataset: AnyDataset = None,
         predict_dataset: AnyDataset = None,
         *,
-        negatives: NegativeStream | IterableDataset | None = None,  # type: ignore[type-arg]  # see NegativeStream
+        negatives: NegativeStream | IterableDataset | DataLoader | None = None,  # type: ignore[type-arg]  # see there
         num_pos: int = 32,
         num_neg: int = 32,
         num_dual_neg: int | None = None,

@@ -6,12 +6,12 @@ import pickle
 from typing import Any, Literal, cast
 
 from torch import Tensor
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.functional.checks import check_choice
 
-__all__ = ("NegativeStream", "as_stream", "is_stateful")
+__all__ = ("NegativeStream", "as_stream", "is_stateful", "refuse_nested_workers")
 
 
 class NegativeStream:
@@ -35,7 +35,9 @@ class NegativeStream:
             :func:`torch.utils.data.get_worker_info`, as WebDataset and litdata do; with the other two it does not see
             that it is in a worker.
         blocks: whether it yields blocks of examples (tensors, arrays, or tuples and mappings of these, with the
-            examples along the first axis), which is quicker than one by one.
+            examples along the first axis), which is quicker than one by one. A ``DataLoader`` does, unless its
+            ``batch_size`` is ``None``, and needs no word of it. ``len(dataset)``, if there is one, is the number of
+            examples all the same.
         resume: what a resumed run does if the data set has no ``state_dict``: ``"restart"`` begins with its first
             example, ``"skip"`` reads past as many as were consumed. A warning says that either happens.
         num_scored: how many negatives are scored for the exact start of the dual variables, where
@@ -54,10 +56,10 @@ class NegativeStream:
 
     def __init__(
         self,
-        dataset: IterableDataset,  # type: ignore[type-arg]  # the command line can't fill in a generic type
+        dataset: IterableDataset | DataLoader,  # type: ignore[type-arg]  # the command line can't fill in a generic type
         split: Literal["deal", "shard", "own"] = "deal",
         *,
-        blocks: bool = False,
+        blocks: bool | None = None,
         resume: Literal["restart", "skip"] = "restart",
         num_scored: int = 2**16,
     ) -> None:
@@ -74,7 +76,8 @@ class NegativeStream:
             )
             raise ArgumentError(msg)
         self.dataset = cast(Any, dataset)
-        self.split, self.blocks, self.resume, self.num_scored = split, blocks, resume, num_scored
+        self.split, self.resume, self.num_scored = split, resume, num_scored
+        self.blocks = _yields_blocks(dataset, blocks)
         #: The state before anything was read; pickled, since data sets may change what they return.
         self.initial = _initial_state(self.dataset) if is_stateful(dataset) else None
         #: The reader that iterates now: a data set that keeps its position in itself serves one at a time.
@@ -96,7 +99,8 @@ class NegativeStream:
     def length(self) -> int | None:
         """Number of examples of one pass, if the data set says so."""
         try:
-            return len(self.dataset)
+            batches = isinstance(self.dataset, DataLoader) and self.blocks
+            return _num_examples(self.dataset) if batches else len(self.dataset)
         except TypeError:
             return None
 
@@ -120,6 +124,43 @@ def as_stream(negatives: Any) -> NegativeStream:
         'restart'
     """
     return negatives if isinstance(negatives, NegativeStream) else NegativeStream(negatives)
+
+
+def _yields_blocks(dataset: Any, blocks: bool | None) -> bool:
+    if not isinstance(dataset, DataLoader):
+        return bool(blocks)
+    batches = dataset.batch_sampler is not None
+    if batches and blocks is False:
+        msg = (
+            "`blocks=False` of NegativeStream does not fit a DataLoader, which yields batches. Leave it out, or make "
+            "the DataLoader with `batch_size=None`, which yields single examples."
+        )
+        raise ArgumentError(msg)
+    return batches if blocks is None else blocks
+
+
+def _num_examples(loader: DataLoader[Any]) -> int | None:
+    """Examples in all batches of a loader, as far as it makes them itself."""
+    if loader.batch_size is None:  # it has a batch sampler of its own
+        return None
+    of_stream = isinstance(loader.dataset, IterableDataset)
+    count = len(loader.dataset if of_stream else loader.sampler)  # type: ignore[arg-type]  # TypeError if it has none
+    return count // loader.batch_size * loader.batch_size if loader.drop_last else count
+
+
+def refuse_nested_workers(stream: NegativeStream, num_workers: int) -> None:
+    """Raise :class:`ArgumentError` if workers would have to start workers.
+
+    Example:
+        >>> refuse_nested_workers(NegativeStream(iter([0.5])), 2)
+    """
+    own = getattr(stream.dataset, "num_workers", 0)
+    if num_workers > 0 and isinstance(own, int) and own > 0:
+        msg = (
+            f"`negatives` is a {type(stream.dataset).__name__} with `num_workers={own}`, but the data module's own "
+            f"workers (`num_workers={num_workers}`), which read it, can't start others. Set one of both to 0."
+        )
+        raise ArgumentError(msg)
 
 
 def is_stateful(source: Any) -> bool:

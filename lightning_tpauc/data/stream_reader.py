@@ -117,13 +117,17 @@ class StreamReader:
         return taken
 
     def _items(self, count: int) -> tuple[list[Any], int]:
-        items = list(islice(self._iterator or (), count))
+        items = list(islice(self._source(), count))
         return items, len(items)
+
+    def _source(self) -> Iterator[Any]:
+        # not by its truth value, which is that of its length
+        return iter(()) if self._iterator is None else self._iterator
 
     def _from_block(self, count: int) -> tuple[list[Any], int]:
         while self._block is None:
             state = self._state()
-            block = next(self._iterator or iter(()), _END)
+            block = next(self._source(), _END)
             if block is _END:
                 return [], 0
             (block,) = inputs_of_negatives([block])
@@ -206,7 +210,7 @@ def inputs_of_negatives(items: list[Any]) -> list[Any]:
     """Leave the labels of items or blocks out, after a look at them.
 
     Args:
-        items: inputs, or tuples whose last entry is the label 0, as in map-style data sets.
+        items: inputs, or tuples whose last entry is the label 0, as in map-style data sets; a single entry is no label.
 
     Raises:
         DataError: if a label is not 0.
@@ -216,8 +220,10 @@ def inputs_of_negatives(items: list[Any]) -> list[Any]:
         [2.5, 1.5]
     """
     first = items[0]
-    if not isinstance(first, (tuple, list)) or len(first) < 2:
+    if not isinstance(first, (tuple, list)) or len(first) == 0:
         return items
+    if len(first) == 1:
+        return [item[0] for item in items]
     for item in items:
         label = item[-1]
         wrong = label != 0

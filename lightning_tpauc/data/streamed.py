@@ -16,7 +16,7 @@ from lightning_tpauc.data.cursor import Places, StreamCursor
 from lightning_tpauc.data.fetch import Fetcher, collate_with_rows
 from lightning_tpauc.data.joining import cut_inputs, join_inputs, num_examples
 from lightning_tpauc.data.loader import Position, PosNegLoader
-from lightning_tpauc.data.negatives import NegativeStream
+from lightning_tpauc.data.negatives import NegativeStream, refuse_nested_workers
 from lightning_tpauc.data.sampler import BatchPlan, BatchSampler, BatchSizes, PosNegSampler
 from lightning_tpauc.data.seeding import seeded_items
 from lightning_tpauc.data.shards import World, current_world, least_of_ranks
@@ -165,6 +165,7 @@ class StreamedLoader(PosNegLoader):
         seed: int = 0,
         **options: Any,
     ) -> None:
+        refuse_nested_workers(cursor.stream, num_workers)
         super().__init__(sampler, fetch, position, num_workers, pin_memory, **options)
         self.cursor = cursor
         self._make = partial(_StreamBatches, cursor.stream, fetch, seed)

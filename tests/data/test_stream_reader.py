@@ -134,7 +134,7 @@ def test_labels_are_left_out_and_looked_at():
         assert inputs_of_negatives([(x, label)]) == [x]
     assert inputs_of_negatives([(1, 2, 0)]) == [(1, 2)]
     assert inputs_of_negatives([{"x": 1, "label": 1}]) == [{"x": 1, "label": 1}]
-    assert inputs_of_negatives([(x,)]) == [(x,)]
+    assert inputs_of_negatives([(x,)]) == [x]  # as from a TensorDataset of one tensor
     for label in (1, torch.tensor(1), torch.tensor([0, 1])):
         with pytest.raises(DataError, match=r"tuples that end with the label 0, but got tuple .* Leave positives out"):
             inputs_of_negatives([(x, 0), (x, label)])

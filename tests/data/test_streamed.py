@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_tpauc.data.datamodule import PosNegDataModule
 from lightning_tpauc.data.negatives import NegativeStream
@@ -23,6 +23,7 @@ from tests.data.flows import (
     Sized,
     Stateful,
     StatefulBlocks,
+    StatefulIterator,
     numbers_of,
     row,
 )
@@ -137,6 +138,95 @@ def test_an_epoch_is_a_pass_over_the_positives_or_over_a_stream_with_a_length():
     with rank_of(0, 2):
         assert ready(Plain()).steps_per_epoch == 2
         assert ready(Sized(41)).steps_per_epoch == 5
+
+
+# ------------------------------------------------------------------ a DataLoader as stream
+
+ROWS = torch.stack([row(k) for k in range(23)])
+
+
+def stateful_loader(*args, **kwargs):
+    return pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader(*args, **kwargs)
+
+
+SINGLE = Items(lambda k: ROWS[k], 23)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("outer", [0, 2])
+@pytest.mark.parametrize(
+    ("make", "length"),
+    [
+        (lambda **k: DataLoader(TensorDataset(ROWS), batch_size=4, **k), 23),
+        (lambda **k: DataLoader(TensorDataset(ROWS, torch.zeros(23)), batch_size=4, **k), 23),
+        (lambda **k: DataLoader(SINGLE, batch_size=4, drop_last=True, **k), 20),
+        (lambda **k: DataLoader(SINGLE, batch_sampler=[list(range(7)), list(range(7, 23))], **k), None),
+        (lambda **k: DataLoader(Plain(23), batch_size=4, **{**k, "num_workers": 0}), None),
+        (lambda **k: DataLoader(Sized(23), batch_size=4, **{**k, "num_workers": 0}), 23),
+        (lambda **k: DataLoader(Plain(23), batch_size=None, **{**k, "num_workers": 0}), None),
+        (lambda **k: DataLoader(SINGLE, batch_size=None, **k), 23),
+        (lambda **k: NegativeStream(DataLoader(TensorDataset(ROWS), batch_size=4, **k), blocks=True), 23),
+        (lambda **k: NegativeStream(DataLoader(TensorDataset(ROWS), batch_size=4, **k)), 23),
+        (lambda **k: stateful_loader(TensorDataset(ROWS), batch_size=4, **k), 23),
+    ],
+    ids=[
+        "one tensor", "labelled", "drop_last", "batch sampler", "stream", "sized", "single", "single rows", "said",
+        "not said", "stateful",
+    ],
+)  # fmt: skip
+def test_a_loader_yields_blocks_or_single_examples(make, length, workers, outer):
+    stream = make(num_workers=workers)
+    inner = stream.dataset.num_workers if isinstance(stream, NegativeStream) else stream.num_workers
+    datamodule = ready(stream, train=TensorDataset(POSITIVES), num_workers=outer)
+    assert datamodule._stream().length == length
+    if inner and outer:
+        with pytest.raises(ArgumentError, match=r"`num_workers=2`, but .*\(`num_workers=2`\).* Set one of both to 0"):
+            datamodule.train_dataloader()
+        return
+    if length != 20:
+        batches = batches_of(datamodule)
+        negatives = [k for batch in batches for part in negatives_of(batch) for k in part]
+        assert negatives == [k % 23 for k in range(len(negatives))]
+    scored = [k for batch in datamodule.scoring_dataloaders()[1] for k in numbers_of(batch.inputs)]
+    assert scored == list(range(length or 23))
+
+
+def test_a_loader_of_batches_is_no_stream_of_single_examples():
+    with pytest.raises(ArgumentError, match="`blocks=False` of NegativeStream does not fit a DataLoader"):
+        NegativeStream(DataLoader(TensorDataset(ROWS)), blocks=False)
+
+
+@pytest.mark.parametrize("train", [TensorDataset(POSITIVES), POSITIVES, [(x,) for x in POSITIVES]])
+@pytest.mark.parametrize(
+    "make", [lambda: Mapped(lambda x: (x,)), lambda: Mapped(lambda x: [x]), lambda: Mapped(lambda x: x)]
+)
+def test_a_single_entry_is_the_input(train, make):
+    (batch,) = batches_of(ready(make(), train=train, steps_per_epoch=1))
+    assert negatives_of(batch) == ([0, 1, 2], [3, 4])
+
+
+def test_iterators_are_not_judged_by_their_length():
+    class Empty(Iterators):
+        """Its iterators say that nothing is left, as those of progress bars may."""
+
+        def __iter__(self):
+            class Iterator(StatefulIterator):
+                def __len__(self):
+                    return 0
+
+            return Iterator(self.n)
+
+    (batch,) = batches_of(ready(Empty(9), steps_per_epoch=1))
+    assert negatives_of(batch) == ([0, 1, 2], [3, 4])
+
+
+class Mapped(Plain):
+    def __init__(self, wrap):
+        super().__init__(30)
+        self.wrap = wrap
+
+    def __iter__(self):
+        return map(self.wrap, super().__iter__())
 
 
 def test_the_length_of_an_epoch_may_be_given_for_indexed_negatives_too():
