@@ -32,6 +32,7 @@ pytestmark = [
         "ignore:.*does not have many workers.*",
         "ignore:.*use of fork.*:DeprecationWarning",
         "ignore:.*Checkpoint directory.*",
+        "ignore:PAUCI is made for scores in",
     ),
 ]
 
