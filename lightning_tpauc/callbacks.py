@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.pytorch import Callback
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
 from lightning_tpauc import checkpoint as checkpointing
+from lightning_tpauc.advice import Adviser, few_pairs
 from lightning_tpauc.agreement import data_and_limits, require_agreement, training_settings
 from lightning_tpauc.batch_norm import agree_on_statistics, batch_norm_statistics, recompute
+from lightning_tpauc.best_weights import BestWeights
 from lightning_tpauc.buckets import settle_buckets
 from lightning_tpauc.data.batch import PosNegBatch
 from lightning_tpauc.data.layout import layout
@@ -21,6 +24,12 @@ from lightning_tpauc.functional.checks import check_choice, check_count, is_real
 from lightning_tpauc.iterates import WeightIterates
 from lightning_tpauc.loop_state import stop_again
 from lightning_tpauc.previous import PreviousWeights
+from lightning_tpauc.rectangle_schedule import (
+    RectangleSchedule,
+    move_is_due,
+    shrinking_progress,
+    shrinking_steps,
+)
 from lightning_tpauc.schedules import prepare_plateau_schedulers, step_plateau_schedulers
 from lightning_tpauc.scores import ScoreMemory, check_first_batch, score_training_set
 from lightning_tpauc.sharding import reshard
@@ -34,6 +43,9 @@ if TYPE_CHECKING:
     from lightning_tpauc.module import TPAUCModule
 
 __all__ = ("StageCallback", "leave_average")
+
+#: Of the polynomial average: its weights have a mean age of a tenth of the run.
+_DECAY = 8.0
 
 
 class StageCallback(Callback):
@@ -49,8 +61,15 @@ class StageCallback(Callback):
         every_n_epochs: length of the first stage in epochs. Ignored where ``every_n_steps`` is given.
         every_n_steps: length of the first stage in optimizer steps.
         growth: factor of the length from one stage to the next, at least 1.
-        burn_in: steps at the run's start that the average of a method without stages (STACO1) leaves out: early
-            iterates carry the start, and with falling step sizes the average never forgets them. The paper has 0.
+        averaging: how a method without stages (STACO1) averages its iterates: ``"polynomial"`` weighs iterate k by
+            about :math:`k^8`, which forgets the start without knowing the run's length; ``"uniform"`` is the paper's
+            mean. The average over a stage is uniform.
+        shrink_rectangle: begin with the rectangle (0, 1), where every pair counts, and shrink it to the one that was
+            asked for over the first half of the run (at most 20 epochs), as long as that is in reach: it is held where
+            the objective, on training and on validation scores, would come near that of a constant model. ``False``
+            trains the rectangle that was asked for from the first step on, as the paper does.
+        keep_best: leave the weights that validated best (by ``val/tpauc``, then ``val/auroc``) in the model after
+            training instead of the last ones. Training itself is the same.
         scores: where the exact dual variables take the training scores from: ``"remembered"`` from the stage's steps,
             at no cost and stale by at most a stage, or ``"forward"``, one pass over the training set without gradients.
         max_negatives: bound on the negatives that are remembered or scored; ``None`` is no bound for the forward pass
@@ -72,7 +91,9 @@ class StageCallback(Callback):
         every_n_epochs: int = 1,
         every_n_steps: int | None = None,
         growth: float = 1.0,
-        burn_in: int = 0,
+        averaging: Literal["polynomial", "uniform"] = "polynomial",
+        shrink_rectangle: bool = True,
+        keep_best: bool = True,
         scores: Literal["remembered", "forward"] = "remembered",
         max_negatives: int | None = None,
         batch_norm: Literal["average", "keep", "recompute"] = "average",
@@ -81,17 +102,18 @@ class StageCallback(Callback):
         for name, value in (("every_n_steps", every_n_steps), ("max_negatives", max_negatives)):
             if value is not None:
                 check_count(value, name, 1)
-        check_count(burn_in, "burn_in", 0)
         if not is_real(growth) or not growth >= 1:
             msg = f"Expected `growth` to be a number of at least 1, but got {growth!r}."
             raise ArgumentError(msg)
         check_choice(scores, "scores", ("remembered", "forward"))
+        check_choice(averaging, "averaging", ("polynomial", "uniform"))
         check_choice(batch_norm, "batch_norm", ("average", "keep", "recompute"))
         self.every_n_epochs, self.every_n_steps, self.growth = every_n_epochs, every_n_steps, growth
-        self.burn_in = burn_in
+        self.averaging, self.shrink_rectangle, self.keep_best = averaging, shrink_rectangle, keep_best
         self._visited: VisitedPositives | None = None
         self.scores, self.max_negatives, self.batch_norm = scores, max_negatives, batch_norm
         self._extended = self._stops = False
+        self._adviser = Adviser()
 
     def stage_length(self, stage: int, steps_per_epoch: float) -> int:
         """Number of steps of a stage; override for another policy.
@@ -142,11 +164,15 @@ class StageCallback(Callback):
         module.in_step = False  # an earlier run may have ended amid a step
         prepare_plateau_schedulers(trainer)
         self._allocate(trainer, module)
+        self._adviser = Adviser()
+        self._adviser.say("pairs", _few_pairs(trainer, module))
         restored = module._restored
         self._stops = restored is not None and restored.get("stopped_early", False) and stop_again(trainer)
         if checkpointing.restore(module, last_epoch=self._extended or self._stops):
             self._end_stage_if_due(trainer, module)
         else:
+            if module.rectangle_schedule is not None:
+                module.rectangle_schedule.start()
             needed = module.algorithm.needs_scores("start")
             scores = score_training_set(module, self.max_negatives) if needed else None
             if scores is not None and module.memory is not None:
@@ -166,6 +192,7 @@ class StageCallback(Callback):
         """End the stage when it has its length. The module has already averaged this step's weights."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
         self._end_stage_if_due(trainer, module)
+        self._move_rectangle_if_due(trainer, module)
         step_plateau_schedulers(trainer, module.batches_seen, "batch", outputs["loss"])
 
     @override
@@ -176,7 +203,10 @@ class StageCallback(Callback):
         if self._stops:
             trainer.should_stop, self._stops = True, False
         leave_average(module)
-        for name, value in module.algorithm.diagnostics().items():
+        self._look_at_duals(module)
+        schedule = module.rectangle_schedule
+        shown = schedule.diagnostics() if schedule is not None else {}
+        for name, value in {**module.algorithm.diagnostics(), **shown}.items():
             log_replicated(module, f"train/{name}", value)
         step_plateau_schedulers(trainer, module.batches_seen, "epoch")
         if self._visited is not None and trainer.limit_train_batches == 1.0:
@@ -193,8 +223,14 @@ class StageCallback(Callback):
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Step the schedulers that follow a metric; the module puts the last iterate back after all callbacks."""
+        module: TPAUCModule = pl_module  # type: ignore[assignment]
         if _is_fitting(trainer):
-            step_plateau_schedulers(trainer, pl_module.batches_seen, "validation")  # type: ignore[arg-type]
+            step_plateau_schedulers(trainer, module.batches_seen, "validation")
+            if module.rectangle_schedule is not None:
+                module.rectangle_schedule.held_out = module.held_out_ratios
+            self._adviser.look_at_ratios(module.held_out_ratios)
+            if module.best is not None:
+                module.best.offer(*_areas(trainer), module.batches_seen)
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -217,13 +253,31 @@ class StageCallback(Callback):
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the returned solution, the average, in the model."""
+        """Leave the returned solution in the model: the average, or what validated best."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
         agree_on_statistics(module)
-        if module.iterates is not None and module.iterates.swap_in():
+        swapped = module.iterates is not None and module.iterates.swap_in()
+        if (module.best is not None and module.best.swap_in()) or swapped:
             reshard(module)
             if self.batch_norm == "recompute":
                 recompute(module, trainer)
+        self._say_how_it_ended(module)
+
+    def _look_at_duals(self, module: TPAUCModule) -> None:
+        values = module.algorithm.diagnostics()
+        if "mean_y" in values and "active_share" in values:
+            self._adviser.look_at_duals(float(values["mean_y"]), float(values["active_share"]))
+
+    def _say_how_it_ended(self, module: TPAUCModule) -> None:
+        self._adviser.look_at_the_end(module.held_out_ratios, module.algorithm.tightness)
+        schedule, best = module.rectangle_schedule, module.best
+        if schedule is not None:
+            schedule.say_if_held()
+        if best is not None and best.weights and best.step < module.batches_seen:
+            rank_zero_info(
+                f"The model holds the weights that validated best: val/tpauc {best.value[0]:.4f} after {best.step} of "
+                f"{module.batches_seen} steps. StageCallback(keep_best=False) leaves the last ones."
+            )
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -271,11 +325,16 @@ class StageCallback(Callback):
             anchored=algorithm.proximal_coefficient != 0,
             averaged=algorithm.averages_iterates or algorithm.has_stages,
             is_solution=algorithm.averages_iterates,
+            decay=_DECAY if self.averaging == "polynomial" and not algorithm.has_stages else 0.0,
         )
+        statistics = [b for _, b in batch_norm_statistics(module)]
+        module.best = BestWeights([*parameters, *statistics]) if self.keep_best and trainer.enable_validation else None
+        shrinks = self.shrink_rectangle and algorithm.can_shrink_rectangle
+        module.rectangle_schedule = RectangleSchedule(algorithm) if shrinks else None
         needed = algorithm.needs_previous
         module.previous = PreviousWeights(parameters if needed else (), recursive=needed == "gradients")
         module.memory = None
-        if self.scores == "remembered" and algorithm.needs_scores("restart"):
+        if shrinks or (self.scores == "remembered" and algorithm.needs_scores("restart")):
             module.memory = ScoreMemory(num_positives, self.max_negatives or 2**20, module.device, dtype)
 
     def _end_stage_if_due(self, trainer: Trainer, module: TPAUCModule) -> None:
@@ -283,8 +342,6 @@ class StageCallback(Callback):
         if iterates is None:
             return
         if not module.algorithm.has_stages:
-            if self.burn_in and iterates.stage == 0 and iterates.count >= self.burn_in:
-                iterates.restart_mean()
             return
         if iterates.count >= self.stage_length(iterates.stage, trainer.num_training_batches):
             self._end_stage(trainer, module, iterates)
@@ -300,11 +357,40 @@ class StageCallback(Callback):
         if module.memory is not None:
             module.memory.forget_negatives()
 
+    def _move_rectangle_if_due(self, trainer: Trainer, module: TPAUCModule) -> None:
+        schedule = module.rectangle_schedule
+        if schedule is None:
+            return
+        steps = shrinking_steps(trainer)
+        if move_is_due(module.batches_seen, steps):
+            progress = trainer.strategy.broadcast(shrinking_progress(trainer, module.batches_seen, steps))
+            schedule.move(progress, module.memory.known_scores() if module.memory is not None else None)
+
     def _restart_scores(self, module: TPAUCModule) -> TrainingScores | None:
         if not module.algorithm.needs_scores("restart"):
             return None
-        remembered = module.memory.training_scores() if module.memory is not None else None
+        use_memory = module.memory is not None and self.scores == "remembered"
+        remembered = module.memory.training_scores() if module.memory is not None and use_memory else None
         return remembered if remembered is not None else score_training_set(module, self.max_negatives)
+
+
+def _few_pairs(trainer: Trainer, module: TPAUCModule) -> str | None:
+    """What is wrong with the batches of a PosNegDataModule for the rectangle that was asked for."""
+    algorithm = module.algorithm
+    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set at run time, declared nowhere
+    sizes = [getattr(datamodule, name, None) for name in ("num_pos", "num_neg")]
+    if algorithm.sampling != "pos_neg" or not algorithm.can_shrink_rectangle or None in sizes:
+        return None
+    num_pos, num_neg = (int(size) * trainer.world_size for size in sizes if size is not None)
+    return few_pairs(algorithm.min_tpr, algorithm.max_fpr, min(num_pos, algorithm.num_positives or num_pos), num_neg)
+
+
+def _areas(trainer: Trainer) -> tuple[float, float]:
+    """``val/tpauc`` and ``val/auroc`` of the validation that has just ended; of the first of several data loaders."""
+    logged = trainer.callback_metrics
+    names = [(f"val/{area}", f"val/{area}/dataloader_idx_0") for area in ("tpauc", "auroc")]
+    tpauc, auroc = (float(logged.get(one, logged.get(other, math.nan))) for one, other in names)
+    return tpauc, auroc
 
 
 def _is_fitting(trainer: Trainer) -> bool:

@@ -75,6 +75,8 @@ def save(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
         "iterates": iterates.state_dict(),
         "memory": module.memory.state_dict() if module.memory is not None else None,
         "previous": module.previous.state_dict(),
+        "best": module.best.state_dict() if module.best is not None else None,
+        "rectangle_schedule": module.rectangle_schedule.state_dict() if module.rectangle_schedule is not None else None,
         "objective": objective(module),
         "base_lr": module.base_lr[1],
         "batches_seen": module.batches_seen,
@@ -133,8 +135,12 @@ def restore(module: TPAUCModule, *, last_epoch: bool = False) -> bool:
     module.algorithm.load_state_dict(state["algorithm"]["state"])
     # the optimizer goes on with the checkpoint's learning rate, whatever a factory says now
     module.base_lr = (module.base_lr[0], state.get("base_lr", module.base_lr[1]))
-    if module.iterates is not None:
+    if module.best is not None and state.get("best") is not None:
+        module.best.load_state_dict(state["best"])
+    if module.iterates is not None:  # after the best weights, which know what the model held without an average
         module.iterates.load_state_dict(state["iterates"])
+    if module.rectangle_schedule is not None and state.get("rectangle_schedule") is not None:
+        module.rectangle_schedule.load_state_dict(state["rectangle_schedule"])
     if module.memory is not None and state["memory"] is not None:
         module.memory.load_state_dict(state["memory"])
     module.previous.load_state_dict(state["previous"])

@@ -39,3 +39,7 @@ class MissingExtraError(TPAUCError, ImportError):
 
 class TPAUCWarning(UserWarning):
     """Something was adjusted, once, and says so."""
+
+
+class TPAUCAdvice(UserWarning):
+    """A run does not get where it should, and what would help."""

@@ -27,6 +27,7 @@ class WeightIterates:
         anchored: whether a proximal term needs the anchor.
         averaged: whether the mean of the iterates is needed.
         is_solution: whether the mean is what is evaluated and published; if not, it only becomes the next anchor.
+        decay: how fast the mean forgets; see :func:`~lightning_tpauc.functional.averaging.running_mean_`.
 
     Attributes:
         count: how many iterates of this stage the mean holds.
@@ -41,8 +42,9 @@ class WeightIterates:
         anchored: bool = True,
         averaged: bool = True,
         is_solution: bool = True,
+        decay: float = 0.0,
     ) -> None:
-        self.is_solution = is_solution
+        self.is_solution, self.decay = is_solution, decay
         self.parameters = list(parameters)
         self.averaged = [*self.parameters, *buffers] if averaged else []
         self.anchor = [_copy(p) for p in self.parameters] if anchored else []
@@ -62,7 +64,7 @@ class WeightIterates:
         r"""Take the current weights into the mean, after a step."""
         self.count += 1
         for means, values in self._by_layout(self.mean, self.averaged):
-            running_mean_(means, values, self.count)
+            running_mean_(means, values, self.count, self.decay)
 
     @torch.no_grad()
     def add_proximal_gradient(self, coefficient: float) -> None:
@@ -99,11 +101,6 @@ class WeightIterates:
             assign(self.anchor, self.mean[: len(self.anchor)])
         else:
             assign(self.anchor, [p.detach() for p in self.parameters][: len(self.anchor)])
-        self.count = 0
-        self.stage += 1
-
-    def restart_mean(self) -> None:
-        """Forget the iterates so far; a stage without an end starts again, and its anchor stays."""
         self.count = 0
         self.stage += 1
 

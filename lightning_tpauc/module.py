@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lightning_tpauc import checkpoint as checkpointing
 from lightning_tpauc.algorithms import Algorithm
+from lightning_tpauc.best_weights import BestWeights
 from lightning_tpauc.callbacks import StageCallback, leave_average
 from lightning_tpauc.checkpoint_io import use_atomic_files
 from lightning_tpauc.compiled import compile_model_alone
@@ -24,6 +25,7 @@ from lightning_tpauc.guard import FiniteGuard
 from lightning_tpauc.iterates import WeightIterates, assign
 from lightning_tpauc.optimization import OptimizedModule, take_step
 from lightning_tpauc.previous import PreviousWeights
+from lightning_tpauc.rectangle_schedule import RectangleSchedule
 from lightning_tpauc.schedules import step_schedulers
 from lightning_tpauc.scores import ScoreMemory
 from lightning_tpauc.scoring import refuse_taken
@@ -53,10 +55,13 @@ class TPAUCModule(OptimizedModule):
         algorithm: the training method; STACO1 at ``min_tpr = max_fpr = 0.5`` if ``None``, which evaluates a checkpoint
             at the rectangle that it was trained for.
         optimizer: maps parameters to a :class:`torch.optim.Optimizer`. If ``None``, the mixed-in module's
-            ``configure_optimizers`` is used, and without one SGD with learning rate 0.1.
+            ``configure_optimizers`` is used, and without one Adam with learning rate 0.003.
         lr_scheduler: maps the optimizer to a scheduler. It drives the learning rate and, by the same factor, the
             algorithm's own step sizes. A ``ReduceLROnPlateau`` follows ``val/tpauc``, or what its ``monitor`` names.
+            Without one the rate grows over the first steps (``warmup``) and then stays.
         lr_scheduler_interval: whether the scheduler steps after every ``"step"`` or every ``"epoch"``.
+        warmup: share of the run in which the learning rate grows linearly to that of the optimizer, at most 4 epochs;
+            only where neither ``lr_scheduler`` nor a class mixed in makes a schedule. 0 for none.
         score_activation: ``"sigmoid"`` feeds probabilities to the algorithm, as the paper does for deep models;
             ``"identity"`` feeds raw scores. Metrics rank the raw scores either way.
         gradient_clip_val: bound on the norm of the loss gradient; the proximal term is added after clipping, since it
@@ -85,6 +90,7 @@ class TPAUCModule(OptimizedModule):
         lr_scheduler: LRSchedulerCallable | None = None,
         *,
         lr_scheduler_interval: Literal["epoch", "step"] = "epoch",
+        warmup: float = 0.1,
         score_activation: Literal["identity", "sigmoid"] = "identity",
         gradient_clip_val: float | None = None,
         rectangles: Sequence[tuple[float, float]] = (),
@@ -97,6 +103,7 @@ class TPAUCModule(OptimizedModule):
             optimizer=optimizer,
             lr_scheduler=lr_scheduler,
             lr_scheduler_interval=lr_scheduler_interval,
+            warmup=warmup,
             algorithm=algorithm,
             backbone=backbone,
             score_activation=score_activation,
@@ -106,7 +113,7 @@ class TPAUCModule(OptimizedModule):
         )
         _check_arguments(gradient_clip_val, num_positives)
         refuse_taken(self, "gradient_clip_val", "num_positives", "init_from", "iterates", "memory", "previous")
-        refuse_taken(self, "batches_seen", "in_step", "step_skipped")
+        refuse_taken(self, "best", "rectangle_schedule", "batches_seen", "in_step", "step_skipped")
         self.gradient_clip_val, self.num_positives, self.init_from = gradient_clip_val, num_positives, init_from
         self._forget_training()
         self._loss_was_logged = self._has_started = False
@@ -121,6 +128,10 @@ class TPAUCModule(OptimizedModule):
         self.memory: ScoreMemory | None = None
         #: Weights before the last update; empty unless the algorithm needs them.
         self.previous = PreviousWeights()
+        #: The weights that validated best; there as long, if the stage callback keeps them.
+        self.best: BestWeights | None = None
+        #: What shrinks the trained rectangle; there as long, if the stage callback does.
+        self.rectangle_schedule: RectangleSchedule | None = None
         #: Number of training batches consumed so far; the position of the data module's sampler.
         self.batches_seen = 0
         #: Whether a gradient scaler skipped the last step, because of infinite gradients.

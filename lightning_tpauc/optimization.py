@@ -9,12 +9,18 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
+from lightning_tpauc.algorithms.arguments import require_range
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
-from lightning_tpauc.schedules import keep_monitors, make_optimizer
+from lightning_tpauc.run_length import steps_of_share
+from lightning_tpauc.schedules import LinearWarmup, keep_monitors, make_optimizer
 from lightning_tpauc.scoring import ScoringModule, refuse_taken
 
 __all__ = ("OptimizedModule", "take_step")
+
+#: A warm-up is no longer than that, however long the run.
+_MOST_WARMUP_EPOCHS, _WARMUP_WITHOUT_END = 4, 100
 
 
 class OptimizedModule(ScoringModule):
@@ -22,9 +28,11 @@ class OptimizedModule(ScoringModule):
 
     Args:
         optimizer: maps parameters to a :class:`torch.optim.Optimizer`. If ``None``, the mixed-in module's
-            ``configure_optimizers`` is used, and without one SGD with learning rate 0.1.
+            ``configure_optimizers`` is used, and without one Adam with learning rate 0.003.
         lr_scheduler: maps the optimizer to a scheduler; needs ``optimizer``, or a module that makes none.
         lr_scheduler_interval: whether the scheduler steps after every ``"step"`` or every ``"epoch"``.
+        warmup: share of the run, and of at most 4 epochs, in which the learning rate grows linearly to that of the
+            optimizer, where no ``lr_scheduler`` and no class mixed in says otherwise; 0 for none.
         **kwargs: of :class:`~lightning_tpauc.scoring.ScoringModule`.
 
     Raises:
@@ -42,22 +50,25 @@ class OptimizedModule(ScoringModule):
         optimizer: OptimizerCallable | None = None,
         lr_scheduler: LRSchedulerCallable | None = None,
         lr_scheduler_interval: Literal["epoch", "step"] = "epoch",
+        warmup: float = 0.1,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         if lr_scheduler_interval not in ("epoch", "step"):
             msg = f"Expected `lr_scheduler_interval` to be 'epoch' or 'step', but got {lr_scheduler_interval!r}."
             raise ArgumentError(msg)
-        refuse_taken(self, "optimizer_factory", "scheduler_factory", "lr_scheduler_interval", "base_lr")
+        refuse_taken(self, "optimizer_factory", "scheduler_factory", "lr_scheduler_interval", "warmup", "base_lr")
         self.automatic_optimization = False
         self.optimizer_factory, self.scheduler_factory = optimizer, lr_scheduler
-        self.lr_scheduler_interval = lr_scheduler_interval
+        self.lr_scheduler_interval, self.warmup = lr_scheduler_interval, require_range("warmup", warmup, 0.0, 1.0)
         #: Which parameter group leads the algorithm's step sizes, and its learning rate before any schedule.
         self.base_lr: tuple[int, float | None] = (0, None)
+        self._warms_up = False
 
     def configure_optimizers(self) -> Any:
         """The injected optimizer and scheduler, or those of the class mixed in."""
         self.require_model()
+        self._warms_up = False
         parent = super().configure_optimizers
         mixed_in = getattr(parent, "__func__", None) is not LightningModule.configure_optimizers
         if self.optimizer_factory is None and mixed_in:
@@ -80,9 +91,18 @@ class OptimizedModule(ScoringModule):
         # the rate from before the scheduler, which may have changed it by now; of a cycle, its top
         self.base_lr = (number, optimizer.param_groups[number].get("max_lr", rates[number]))
         if scheduler is None:
-            return optimizer
+            return self._warmed_up(optimizer)
         config = {"scheduler": scheduler, "interval": self.lr_scheduler_interval}
         return keep_monitors({"optimizer": optimizer, "lr_scheduler": config})
+
+    def _warmed_up(self, optimizer: Optimizer) -> Any:
+        """The optimizer, with a scheduler for its first steps unless every step sees all data."""
+        if self.warmup == 0 or self._trainer is None or self.algorithm.sampling == "full":
+            return optimizer
+        self._warms_up = True
+        steps = steps_of_share(self.trainer, self.warmup, _MOST_WARMUP_EPOCHS, _WARMUP_WITHOUT_END)
+        scheduler = LambdaLR(optimizer, LinearWarmup(steps))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def single_optimizer(self) -> LightningOptimizer:
         """The optimizer; Lightning's wrapper of it counts its steps."""
@@ -97,6 +117,8 @@ class OptimizedModule(ScoringModule):
 
     def step_scale(self, optimizer: LightningOptimizer) -> float:
         """The current learning rate over the one before any schedule, which the algorithm's step sizes follow."""
+        if self._warms_up:  # the weights alone, and nothing else changes the rate
+            return 1.0
         number, base = self.base_lr
         group = optimizer.param_groups[number]
         if base is None:  # another class made the scheduler; OneCycleLR leaves a part of the rate as "initial"

@@ -74,6 +74,11 @@ class ScoreMemory:
             return None
         return TrainingScores(self.pos_scores, self.neg_scores[: self.filled])
 
+    def known_scores(self) -> TrainingScores | None:
+        """The remembered scores of the positives that were visited; ``None`` before any was. Waits for the device."""
+        known = self.pos_scores[~self.pos_scores.isnan()]
+        return TrainingScores(known, self.neg_scores[: self.filled]) if self.filled and known.numel() else None
+
     def state_dict(self) -> dict[str, Any]:
         """Tensors and counters."""
         # copies: the state stays what it was while training goes on, and a file holds no more than what is filled

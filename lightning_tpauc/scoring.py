@@ -18,13 +18,25 @@ from lightning_tpauc.compiled import own_names
 from lightning_tpauc.data.batch import EvalBatch
 from lightning_tpauc.data.positions import check_loader
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
-from lightning_tpauc.evaluation import Rectangle, as_rectangles, build_metrics, inputs_and_target, inputs_to_predict
+from lightning_tpauc.evaluation import (
+    IGNORED,
+    Rectangle,
+    as_rectangles,
+    build_metrics,
+    inputs_and_target,
+    inputs_to_predict,
+)
 from lightning_tpauc.functional.checks import check_choice
 from lightning_tpauc.iterates import master_dtype
+from lightning_tpauc.metrics import ObjectiveRatios
+from lightning_tpauc.rectangle_schedule import HELD_OUT_GRID
 from lightning_tpauc.support import log_replicated
 from lightning_tpauc.transfer import explained_dtypes
 
 __all__ = ("ScoringModule", "refuse_taken")
+
+#: Of the validation's metrics, the one that is no number and is not logged.
+RATIOS = "objective_ratios"
 
 
 class ScoringModule(LightningModule):
@@ -85,6 +97,8 @@ class ScoringModule(LightningModule):
         self._activation_checked = False
         #: Of all data loaders but the first, whose metrics are the two above; there while they are evaluated.
         self._further_metrics: list[MetricCollection] = []
+        #: Objective of the last validation's scores over that of a constant model, at growing tightness.
+        self.held_out_ratios: list[float] = []
 
     # ---------------------------------------------------------------- scores
 
@@ -185,7 +199,15 @@ class ScoringModule(LightningModule):
         others, log_objective = self._reported
         surrogate = getattr(self.algorithm, "surrogate", None) if log_objective else None
         own = Rectangle(self.algorithm.min_tpr, self.algorithm.max_fpr)
-        return build_metrics(own, others, log_objective, surrogate, self._algorithm_activation, prefix)
+        metrics = build_metrics(own, others, log_objective, surrogate, self._algorithm_activation, prefix)
+        if prefix == "val/" and self.algorithm.can_shrink_rectangle:
+            metrics.add_metrics({RATIOS: self._ratios()})
+        return metrics
+
+    def _ratios(self) -> ObjectiveRatios:
+        rectangles = [self.algorithm.rectangle_at(tightness) for tightness in HELD_OUT_GRID]
+        surrogate = getattr(self.algorithm, "surrogate", "hinge")
+        return ObjectiveRatios(rectangles, surrogate, self._algorithm_activation, ignore_index=IGNORED)
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:  # noqa: ARG002
         """Collect raw scores and targets, of each data loader apart."""
@@ -249,7 +271,13 @@ class ScoringModule(LightningModule):
         # as many on every rank, also where one had no batch: they are computed together
         for number, metrics in enumerate(self._metrics_of(first, num_loaders)):
             suffix = f"/dataloader_idx_{number}" if num_loaders > 1 else ""
-            for name, value in metrics.compute().items() if not self.trainer.sanity_checking else ():
+            values = metrics.compute()
+            ratios = values.pop(f"{metrics.prefix}{RATIOS}", None)
+            if self.trainer.sanity_checking:
+                continue
+            if number == 0 and ratios is not None:
+                self.held_out_ratios = ratios.tolist()
+            for name, value in values.items():
                 log_replicated(self, name + suffix, value, prog_bar=name.endswith("/tpauc"))
         self._forget_batches(first)
 

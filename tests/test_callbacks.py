@@ -10,6 +10,7 @@ from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.errors import UnsupportedError
 from lightning_tpauc.guard import FiniteGuard
 from tests.fixed import NUM_POS, LinearScore, eval_loader, loader, make_batches, make_trainer
+from tests.reference.averages import polynomial_mean
 from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*`val_dataloader`.*")
@@ -89,7 +90,7 @@ def test_all_callbacks_find_the_average_until_validation_ends(every):
     for watch in (first, last):
         assert len(watch.at_end) == len(steps)
         for step, at_end in zip(steps, watch.at_end, strict=True):
-            assert_close(at_end, torch.stack(watch.after[:step]).mean(0))
+            assert_close(at_end, polynomial_mean(watch.after[:step]))
         assert all(torch.equal(a, b) for a, b in zip(watch.after, watch.before[1:], strict=False))
         assert torch.equal(watch.at_epoch_end[0], watch.after[STEPS - 1])
 
@@ -168,20 +169,3 @@ def test_two_guards_do_no_harm():
     fit(make_module(), one)
     fit(make_module(), FiniteGuard(), FiniteGuard(), two)
     assert torch.equal(torch.stack(one.after), torch.stack(two.after))
-
-
-# ---------------------------------------------------------------- burn-in
-
-
-@pytest.mark.parametrize("burn_in", [2, STEPS, STEPS + 2])
-def test_a_burn_in_that_a_resumed_run_is_past_restarts_the_mean_once(tmp_path, burn_in):
-    trainer = fit(make_module(), max_epochs=1)
-    trainer.save_checkpoint(tmp_path / "a.ckpt")
-    module, watch = make_module(), Watch()
-    batches, _ = make_batches(STEPS)
-    trainer = make_trainer(callbacks=[StageCallback(burn_in=burn_in), watch], max_epochs=3)
-    trainer.fit(module, loader(batches), ckpt_path=tmp_path / "a.ckpt")
-    assert len(watch.after) == 2 * STEPS
-    kept = watch.after[max(burn_in - STEPS, 0) :]
-    assert module.iterates.count == len(kept)
-    assert_close(weight(module), torch.stack(kept).mean(0))

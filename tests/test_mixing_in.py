@@ -28,7 +28,7 @@ class Theirs(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
     def configure_callbacks(self):
-        return [TheirCallback(), StageCallback(burn_in=1)]
+        return [TheirCallback(), StageCallback(max_negatives=7)]
 
     def on_fit_start(self):
         self.called.append("on_fit_start")
@@ -71,7 +71,7 @@ def test_their_hooks_run_beside_ours(tmp_path):
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     assert module.called == ["on_fit_start", *["on_before_optimizer_step"] * 3]
     assert any(isinstance(callback, TheirCallback) for callback in trainer.callbacks)
-    assert [c.burn_in for c in trainer.callbacks if isinstance(c, StageCallback)] == [1]
+    assert [c.max_negatives for c in trainer.callbacks if isinstance(c, StageCallback)] == [7]
     assert module.iterates.count == 2
     again = Ours.load_from_checkpoint(tmp_path / "a.ckpt", algorithm=algorithm())
     assert again.called == [5]

@@ -61,6 +61,8 @@ class Algorithm(DeclaredState, ABC):
         self.min_tpr, self.max_fpr = check_rectangle(min_tpr, max_fpr)
         #: Current learning rate over the initial one; multiplies the algorithm's own step sizes.
         self.step_scale = 1.0
+        #: How far the trained rectangle has shrunk from the unit square, 0, to the one that was asked for, 1.
+        self.tightness = 1.0
 
     def __repr__(self) -> str:
         """The class, its rectangle, and the other arguments that are not at their defaults."""
@@ -73,14 +75,29 @@ class Algorithm(DeclaredState, ABC):
         return f"{type(self).__name__}({', '.join(f'{name}={text}' for name, text in shown.items())})"
 
     @property
+    def rectangle(self) -> tuple[float, float]:
+        """The rectangle that is trained at the moment: ``(min_tpr, max_fpr)`` once ``tightness`` is 1."""
+        return self.rectangle_at(self.tightness)
+
+    def rectangle_at(self, tightness: float) -> tuple[float, float]:
+        """The rectangle on the line from (0, 1), where every pair counts, to ``(min_tpr, max_fpr)``.
+
+        Args:
+            tightness: how far along that line, in [0, 1].
+        """
+        if tightness == 1.0:  # exactly, not up to rounding
+            return self.min_tpr, self.max_fpr
+        return tightness * self.min_tpr, 1.0 - tightness * (1.0 - self.max_fpr)
+
+    @property
     def theta0(self) -> float:
-        r""":math:`\theta_0 = 1 -` ``min_tpr``."""
-        return 1.0 - self.min_tpr
+        r""":math:`\theta_0`, one minus the lower bound of the true positive rate of :attr:`rectangle`."""
+        return 1.0 - self.rectangle[0]
 
     @property
     def theta1(self) -> float:
-        r""":math:`\theta_1 =` ``max_fpr``."""
-        return self.max_fpr
+        r""":math:`\theta_1`, the upper bound of the false positive rate of :attr:`rectangle`."""
+        return self.rectangle[1]
 
     # ---------------------------------------------------------------- capabilities
 
@@ -127,6 +144,11 @@ class Algorithm(DeclaredState, ABC):
     @property
     def takes_probabilities(self) -> bool:
         """Whether the algorithm is made for scores in [0, 1] and may go wrong on others."""
+        return False
+
+    @property
+    def can_shrink_rectangle(self) -> bool:
+        """Whether training may begin with the unit square and shrink it to the rectangle that was asked for."""
         return False
 
     @property

@@ -80,6 +80,7 @@ class SOTA(STACO):
             surrogate=surrogate,
             margin=margin,
             scale=scale,
+            step_units="absolute",
             alpha=alpha,
             beta=beta,
             beta_prime=beta_prime,
@@ -93,10 +94,15 @@ class SOTA(STACO):
         self.add_state("s", "dense", fill=0.0 if dual_init == "zeros" else 1.0)
         self.add_state("s_moments", "dense")
 
-    def _update_thresholds(self, index: Tensor, s: Tensor, y: Tensor, active: Tensor) -> None:  # noqa: ARG002
+    @property
+    def can_shrink_rectangle(self) -> bool:
+        """False: the method is compared as it was published."""
+        return False
+
+    def _update_thresholds(self, index: Tensor, s: Tensor, y: Tensor, active: Tensor, beta: float | Tensor) -> None:  # noqa: ARG002
         gradient = torch.zeros_like(self.s)
         sampled = sparse_threshold_gradient(y, active, self.theta0, self.theta1)
         gradient.index_copy_(0, index, sampled.to(gradient.dtype))
-        new = full_threshold_step(self.s, gradient, self.s_anchor, self.step_scale * self.beta, self.gamma)
+        new = full_threshold_step(self.s, gradient, self.s_anchor, float(beta), self.gamma)
         self.s_moments.add_((new - self.s) * self.stage_steps)
         self.s.copy_(new)

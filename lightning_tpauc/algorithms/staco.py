@@ -14,11 +14,12 @@ from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.averaging import mean_from_changes, record_change_
 from lightning_tpauc.functional.checks import check_choice
 from lightning_tpauc.functional.duals import exact_duals, ties_active
-from lightning_tpauc.functional.pairwise import evaluate_pairs
+from lightning_tpauc.functional.pairwise import evaluate_pairs, tail_mean_loss
 from lightning_tpauc.functional.staco import (
     dual_weight_step,
     excess_weights,
     global_threshold_step,
+    loss_unit_step,
     minmax_loss,
     per_positive_risk,
     proximal_coefficient,
@@ -50,8 +51,11 @@ class STACO(Algorithm):
         surrogate: ``"squared_hinge"``, ``"hinge"``, ``"square"``, ``"logistic"`` or a registered one.
         margin: m of the surrogate, in units of the score.
         scale: scale of the logistic surrogate.
-        alpha: step size of the dual weights :math:`y`. The defaults of the three suit raw scores of a few units
-            (``configs/ijcnn1_staco1.yaml``); for sigmoids, whose losses are smaller, ``configs/recommended`` has 0.1.
+        step_units: what the three step sizes are measured in. ``"loss"``: :math:`\alpha / L`, :math:`\beta L` and
+            :math:`\beta' L` are taken, and the weights' loss is divided by :math:`L`, the running mean of the loss on
+            the hardest :math:`\theta_1` of the negatives; the same numbers then suit any score, surrogate and margin.
+            ``"absolute"``: as they are, as in the paper.
+        alpha: step size of the dual weights :math:`y`.
         beta: step size of the thresholds :math:`s`.
         beta_prime: step size :math:`\beta'` of the global threshold :math:`s'`.
         gamma: proximal parameter of STACO2; infinity is STACO1.
@@ -60,8 +64,8 @@ class STACO(Algorithm):
             pair is active, and the weights do not move, until :math:`s_i` has fallen below the largest loss.
         stage_restart: ``"exact"`` solves :math:`s, s', y` again at every stage's start; ``"ones"`` is the paper's
             :math:`y = 1` with averaged :math:`s, s'`.
-        share_negatives: use one batch of negatives for all updates instead of two independent ones; its pairs are then
-            evaluated once.
+        share_negatives: use one batch of negatives for all updates instead of two independent ones, as the paper has;
+            its pairs are then evaluated once, and a step scores fewer examples.
 
     Raises:
         ArgumentError: if an argument is out of range, or if ``"exact"`` is asked for with a non-monotone surrogate.
@@ -73,12 +77,14 @@ class STACO(Algorithm):
         >>> loss = algorithm(pos, neg, neg.clone(), torch.tensor([0, 2]))
         >>> loss.backward()
         >>> pos.grad
-        tensor([-3.0000, -0.8000])
+        tensor([-1.6000, -1.6000])
     """
 
     y: Tensor
     s: Tensor
     s_prime: Tensor
+    loss_unit: Tensor
+    active_share: Tensor
     s_anchor: Tensor
     s_moments: Tensor
     s_prime_sum: Tensor
@@ -89,33 +95,37 @@ class STACO(Algorithm):
         min_tpr: float = 0.5,
         max_fpr: float = 0.5,
         *,
-        surrogate: str | Surrogate = "squared_hinge",
-        margin: float = 0.5,
+        surrogate: str | Surrogate = "hinge",
+        margin: float = 1.0,
         scale: float = 1.0,
+        step_units: Literal["loss", "absolute"] = "loss",
         alpha: float = 1.0,
-        beta: float = 0.3,
-        beta_prime: float = 0.3,
+        beta: float = 1.0,
+        beta_prime: float = 1.0,
         gamma: float = math.inf,
         dual_init: Literal["exact", "ones", "zeros"] = "exact",
         stage_restart: Literal["exact", "ones"] = "exact",
-        share_negatives: bool = False,
+        share_negatives: bool = True,
     ) -> None:
         super().__init__(min_tpr, max_fpr)
         self.alpha = require_range("alpha", alpha, 0.0)
         self.beta = require_range("beta", beta, 0.0)
         self.beta_prime = require_range("beta_prime", beta_prime, 0.0)
         self.gamma = require_positive("gamma", gamma, "STACO1")
+        check_choice(step_units, "step_units", ("loss", "absolute"))
         check_choice(dual_init, "dual_init", ("exact", "ones", "zeros"))
         check_choice(stage_restart, "stage_restart", ("exact", "ones"))
         self.surrogate = get_surrogate(surrogate, margin=margin, scale=scale)
         self.margin, self.scale = float(margin), float(scale)
-        self.dual_init, self.stage_restart = dual_init, stage_restart
+        self.step_units, self.dual_init, self.stage_restart = step_units, dual_init, stage_restart
         self.share_negatives = share_negatives
         self._check_exact_is_right()
         start = 0.0 if dual_init == "zeros" else 1.0
         self.add_state("y", "positive", fill=1.0)
         self.add_state("s", "positive", fill=start)
         self.add_state("s_prime", "scalar", fill=start)
+        self.add_state("loss_unit", "scalar")
+        self.add_state("active_share", "scalar")
         self.add_state("s_anchor", "positive", fill=start)
         self.add_state("s_moments", "positive")
         self.add_state("s_prime_sum", "scalar")
@@ -126,6 +136,11 @@ class STACO(Algorithm):
     def needs_dual_negatives(self) -> bool:
         """Whether a step uses a second, independent batch of negatives."""
         return not self.share_negatives
+
+    @property
+    def can_shrink_rectangle(self) -> bool:
+        """True: the dual variables follow the rectangle."""
+        return True
 
     @property
     def has_stages(self) -> bool:
@@ -149,7 +164,8 @@ class STACO(Algorithm):
 
     def diagnostics(self) -> dict[str, Tensor]:
         r""":math:`s'`, the mean threshold, and the mean dual weight, which is :math:`\theta_0` at the optimum."""
-        return {"s_prime": self.s_prime.clone(), "mean_s": self.s.mean(), "mean_y": self.y.mean()}
+        scalars = {name: getattr(self, name).clone() for name in ("s_prime", "active_share", "loss_unit")}
+        return {**scalars, "mean_s": self.s.mean(), "mean_y": self.y.mean()}
 
     def needs_scores(self, event: Literal["start", "restart"]) -> bool:
         """Whether the exact solution is asked for."""
@@ -163,13 +179,16 @@ class STACO(Algorithm):
         self._started = self.dual_init != "exact"
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the algorithm remembers, also whether the exact start has been made."""
-        return {**super().state_dict(), "started": self._started}
+        """All that the algorithm remembers, also whether it has made its exact start and how small the rectangle is."""
+        return {**super().state_dict(), "started": self._started, "tightness": self.tightness}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, in place."""
-        super().load_state_dict({name: value for name, value in state.items() if name != "started"})
-        self._started = state.get("started", True)
+        tensors = {name: value for name, value in state.items() if name not in ("started", "tightness")}
+        # what earlier versions did not keep: they had no unit, which the next step then sets, and a fixed rectangle
+        new = {name: torch.zeros_like(getattr(self, name)) for name in ("loss_unit", "active_share")}
+        super().load_state_dict({**new, **tensors})
+        self._started, self.tightness = state.get("started", True), float(state.get("tightness", 1.0))
 
     # ---------------------------------------------------------------- one step
 
@@ -177,27 +196,37 @@ class STACO(Algorithm):
         """Lines 1 to 4, all with the values from before the step except the new dual weights."""
         if not self._started:
             self._start_from_batch(pos_scores.detach(), dual_neg_scores.detach(), index)
-        s, y = self.s.index_select(0, index), self.y.index_select(0, index)
+        theta0, theta1 = self.theta0, self.theta1
+        unit = self._unit(pos_scores.detach(), dual_neg_scores.detach())
+        y, s = self.y.index_select(0, index), self.s.index_select(0, index)
         dual = None if self.share_negatives else dual_neg_scores
         pairs = evaluate_pairs(pos_scores, neg_scores, s, surrogate=self.surrogate, dual_neg_scores=dual)
         # line 1, on the dual negatives
-        risk = per_positive_risk(s, pairs.dual_excess, self.theta1)
-        y = dual_weight_step(y, risk, self.s_prime, self.step_scale * self.alpha, self.theta0)
+        risk = per_positive_risk(s, pairs.dual_excess, theta1)
+        y = dual_weight_step(y, risk, self.s_prime, self.step_scale * self.alpha / unit, theta0)
         # line 3, the loss for the weights, on the other negatives
-        weighted = pairs.weighted_sum(excess_weights(y, self.theta0, self.theta1))
-        loss = minmax_loss(weighted, y, s, self.s_prime, self.theta0)
+        weighted = pairs.weighted_sum(excess_weights(y, theta0, theta1))
+        loss = minmax_loss(weighted, y, s, self.s_prime, theta0) / unit
         # lines 2 and 4
-        self._update_thresholds(index, s, y, pairs.active)
-        beta_prime = self.step_scale * self.beta_prime
-        self.s_prime.copy_(global_threshold_step(self.s_prime, y.mean(), beta_prime, self.theta0))
+        self._update_thresholds(index, s, y, pairs.active, self.step_scale * self.beta * unit)
+        beta_prime = self.step_scale * self.beta_prime * unit
+        self.s_prime.copy_(global_threshold_step(self.s_prime, y.mean(), beta_prime, theta0))
         self.y.index_copy_(0, index, y.to(self.y.dtype))
+        self.active_share.lerp_(pairs.active.mean().to(self.active_share.dtype), 0.05)
         self.stage_steps.add_(1)
         self.s_prime_sum.add_(self.s_prime)
         return loss
 
-    def _update_thresholds(self, index: Tensor, s: Tensor, y: Tensor, active: Tensor) -> None:
+    def _unit(self, pos_scores: Tensor, neg_scores: Tensor) -> Tensor | float:
+        """What one is in the step sizes: the running mean of the hardest negatives' loss, or 1."""
+        if self.step_units == "absolute":
+            return 1.0
+        batch_loss = tail_mean_loss(pos_scores, neg_scores, self.theta1, surrogate=self.surrogate)
+        self.loss_unit.copy_(loss_unit_step(self.loss_unit, batch_loss))
+        return self.loss_unit.clone()
+
+    def _update_thresholds(self, index: Tensor, s: Tensor, y: Tensor, active: Tensor, beta: float | Tensor) -> None:
         anchor = self.s_anchor.index_select(0, index) if self.has_stages else None
-        beta = self.step_scale * self.beta
         new = threshold_step(s, y, active, beta, self.theta0, self.theta1, anchor=anchor, gamma=self.gamma)
         self.s.index_copy_(0, index, new.to(self.s.dtype))
         record_change_(self.s_moments, index, new - s, self.stage_steps)
@@ -238,7 +267,7 @@ class STACO(Algorithm):
             accumulator.zero_()
 
     def _solve(self, scores: TrainingScores) -> None:
-        s, y, s_prime = exact_duals(*scores, self.min_tpr, self.max_fpr, surrogate=self.surrogate)
+        s, y, s_prime = exact_duals(*scores, *self.rectangle, surrogate=self.surrogate)
         self.s.copy_(ties_active(s, scores.pos_scores, self.surrogate))
         self.y.copy_(y)
         self.s_prime.copy_(s_prime)
@@ -246,7 +275,7 @@ class STACO(Algorithm):
     def _start_from_batch(self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor) -> None:
         # Without the scores of the training set the first batch is the best estimate: exact on its own positives, its
         # mean threshold for the others, which keeps them out of the dead zone of "ones".
-        s, y, s_prime = exact_duals(pos_scores, neg_scores, self.min_tpr, self.max_fpr, surrogate=self.surrogate)
+        s, y, s_prime = exact_duals(pos_scores, neg_scores, *self.rectangle, surrogate=self.surrogate)
         s = ties_active(s, pos_scores, self.surrogate)
         self.s.copy_(s.mean())
         self.y.fill_(self.theta0)

@@ -106,8 +106,8 @@ class PosNegDataModule(EvaluationData):
         predict_dataset: AnyDataset = None,
         *,
         negatives: NegativeStream | IterableDataset | DataLoader | None = None,  # type: ignore[type-arg]  # see there
-        num_pos: int = 32,
-        num_neg: int = 32,
+        num_pos: int = 64,
+        num_neg: int = 192,
         num_dual_neg: int | None = None,
         sampling: Literal["auto", "pos_neg", "uniform", "full"] = "auto",
         steps_per_epoch: int | None = None,

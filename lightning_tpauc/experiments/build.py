@@ -47,6 +47,19 @@ class Options:
     download: bool = False
 
 
+#: What the paper's STACO has where it says nothing else.
+PAPER_SETTINGS: Mapping[str, Any] = {
+    "surrogate": "squared_hinge",
+    "margin": 0.5,
+    "step_units": "absolute",
+    "beta": 0.3,
+    "beta_prime": 0.3,
+    "share_negatives": False,
+}
+#: How the paper trains: a fixed rectangle, the mean of all iterates, the last solution.
+PAPER_TRAINING: Mapping[str, Any] = {"averaging": "uniform", "shrink_rectangle": False, "keep_best": False}
+
+
 def build_datamodule(
     experiment: Experiment,
     options: Options,
@@ -98,7 +111,8 @@ def build_module(
     activation = own.pop("score_activation", method.activation or experiment.activation)
     if rectangle is not None:
         own["min_tpr"], own["max_fpr"] = rectangle
-    algorithm = getattr(algorithms, method.algorithm)(**{**method.fixed, **own})
+    standing = PAPER_SETTINGS if method.algorithm == "STACO" else {}
+    algorithm = getattr(algorithms, method.algorithm)(**{**standing, **method.fixed, **own})
     return TPAUCModule(
         _backbone(experiment.model),
         algorithm,
@@ -141,8 +155,8 @@ def build_trainer(schedule: Schedule, options: Options, callbacks: list[Callback
 
 
 def stages(method: Method) -> StageCallback:
-    """The stages of a method."""
-    return StageCallback(every_n_epochs=method.stage_epochs, every_n_steps=method.stage_steps)
+    """The stages of a method, as the paper has them."""
+    return StageCallback(every_n_epochs=method.stage_epochs, every_n_steps=method.stage_steps, **PAPER_TRAINING)
 
 
 def _backbone(model: tuple[str, Mapping[str, Any]]) -> torch.nn.Module:

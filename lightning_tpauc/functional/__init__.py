@@ -2,7 +2,7 @@
 
 from lightning_tpauc.functional.bootstrap import BootstrapInterval, bootstrap_interval
 from lightning_tpauc.functional.duals import ExactDuals, exact_duals
-from lightning_tpauc.functional.objective import tpauc_objective
+from lightning_tpauc.functional.objective import objective_ratio, tpauc_objective
 from lightning_tpauc.functional.operating_points import fpr_at_min_tpr, tpr_at_max_fpr
 from lightning_tpauc.functional.pairwise import Pairs, PairwiseTerms, evaluate_pairs, pairwise_terms, weighted_excess
 from lightning_tpauc.functional.polyline import clip_polyline, roc_polyline
@@ -33,6 +33,7 @@ __all__ = (
     "floor_count",
     "fpr_at_min_tpr",
     "get_surrogate",
+    "objective_ratio",
     "pairwise_terms",
     "register_surrogate",
     "roc_polyline",

@@ -16,14 +16,18 @@ __all__ = ("mean_from_changes", "record_change_", "running_mean_")
 
 
 @torch.no_grad()
-def running_mean_(means: Sequence[Tensor], values: Sequence[Tensor], count: int) -> None:
-    r"""Update :math:`\bar w \leftarrow \bar w + (w - \bar w) / k` in place.
+def running_mean_(means: Sequence[Tensor], values: Sequence[Tensor], count: int, decay: float = 0.0) -> None:
+    r"""Update :math:`\bar w \leftarrow \bar w + \frac{1 + \eta}{k + \eta} (w - \bar w)` in place.
+
+    With :math:`\eta = 0` that is the plain mean. With :math:`\eta > 0` iterate k weighs about :math:`k^\eta`: the mean
+    forgets the start without knowing the length of the run (polynomial-decay averaging, Shamir and Zhang, ICML 2013).
 
     Args:
         means: tensors that hold the mean of ``count - 1`` iterates; float32 or better, since in bfloat16 a running mean
             stops moving after a few hundred steps.
         values: tensors of the same shapes, iterate number ``count``.
-        count: how many iterates the mean holds afterwards, at least 1.
+        count: how many iterates the mean holds afterwards, k, at least 1.
+        decay: :math:`\eta`, at least 0.
 
     Example:
         >>> mean = [torch.tensor([1.0])]
@@ -34,7 +38,7 @@ def running_mean_(means: Sequence[Tensor], values: Sequence[Tensor], count: int)
     if not means:
         return
     values = [value.to(mean.dtype) for mean, value in zip(means, values, strict=True)]
-    torch._foreach_lerp_(list(means), values, 1.0 / count)
+    torch._foreach_lerp_(list(means), values, (1.0 + decay) / (count + decay))
 
 
 def record_change_(moments: Tensor, index: Tensor, change: Tensor, steps_before: Tensor) -> None:

@@ -11,9 +11,12 @@ from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import check_rectangle, check_scores
 from lightning_tpauc.functional.pairwise import weighted_excess
 from lightning_tpauc.functional.rectangle import floor_count
-from lightning_tpauc.functional.surrogates import Surrogate
+from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 
-__all__ = ("tpauc_objective",)
+__all__ = ("objective_ratio", "tpauc_objective")
+
+#: Scores of a class that tell enough of a ratio; more would take longer than the steps between two of its evaluations.
+_MOST_SORTED, _MOST_PAIRED = 2**16, 2**10
 
 
 def tpauc_objective(
@@ -72,6 +75,54 @@ def tpauc_objective(
     # By a factor, since asking for the truth would wait for the device.
     broken = pos_scores.isnan().any() | neg_scores.isnan().any()
     return value / num_pos * torch.where(broken, math.nan, 1.0).to(value.dtype)
+
+
+@torch.no_grad()
+def objective_ratio(
+    pos_scores: Tensor,
+    neg_scores: Tensor,
+    min_tpr: float = 0.5,
+    max_fpr: float = 0.5,
+    surrogate: str | Surrogate = "hinge",
+    margin: float = 1.0,
+    scale: float = 1.0,
+) -> Tensor:
+    r"""The objective F over :math:`\ell(0)`, that of a model that scores all examples alike.
+
+    Near 1 the rectangle is out of reach: there the constant model minimises F, whatever convex surrogate is taken.
+
+    Args:
+        pos_scores: as in :func:`tpauc_objective`.
+        neg_scores: as in :func:`tpauc_objective`.
+        min_tpr: as in :func:`tpauc_objective`.
+        max_fpr: as in :func:`tpauc_objective`.
+        surrogate: as in :func:`tpauc_objective`.
+        margin: as in :func:`tpauc_objective`.
+        scale: as in :func:`tpauc_objective`.
+
+    Returns:
+        Scalar tensor, at least 0; of a class with more than 65,536 scores, or 1,024 where the surrogate can't be
+        sorted, evenly spaced quantiles stand for all. nan where the rectangle holds no positive or no negative, and 0
+        where :math:`\ell(0) = 0`, since no model is worse than a constant one then.
+
+    Example:
+        >>> pos, neg = torch.tensor([0.5, 1.0]), torch.tensor([0.0, -2.0])
+        >>> objective_ratio(pos, neg, min_tpr=0.0, max_fpr=1.0, surrogate="hinge", margin=1.0)
+        tensor(0.1250)
+    """
+    loss = get_surrogate(surrogate, margin, scale)
+    most = _MOST_SORTED if loss.power is not None else _MOST_PAIRED
+    pos_scores, neg_scores = _thinned(pos_scores, most), _thinned(neg_scores, most)
+    constant = loss.value(pos_scores.new_zeros(()))
+    if not floor_count(1.0 - min_tpr, pos_scores.shape[0]) or not floor_count(max_fpr, neg_scores.shape[0]):
+        return torch.full_like(constant, torch.nan)
+    objective = tpauc_objective(pos_scores, neg_scores, min_tpr, max_fpr, surrogate=loss)
+    return torch.where(constant > 0, objective / constant, torch.zeros_like(objective))
+
+
+def _thinned(scores: Tensor, most: int) -> Tensor:
+    every = -(-scores.numel() // most)
+    return scores if every == 1 else scores.sort().values[every // 2 :: every]
 
 
 def _hardest(scores: Tensor, count: int, largest: bool) -> Tensor:

@@ -18,11 +18,39 @@ __all__ = (
     "dual_weight_step",
     "excess_weights",
     "global_threshold_step",
+    "loss_unit_step",
     "minmax_loss",
     "per_positive_risk",
     "proximal_coefficient",
     "threshold_step",
 )
+
+
+#: How fast the unit of the loss follows the batches: it forgets all but e^-1 of a value in 20 steps.
+_UNIT_RATE = 0.05
+
+
+def loss_unit_step(unit: Tensor, batch_loss: Tensor) -> Tensor:
+    r"""The running mean :math:`L \leftarrow L + 0.05\,(L_B - L)`, in which step sizes without a unit are measured.
+
+    :math:`y` has no unit; :math:`s` and :math:`s'` have the loss's. So :math:`\alpha` is the inverse of a loss, and
+    :math:`\beta` and :math:`\beta'` are losses: one set of numbers can't suit raw scores, probabilities and every
+    margin. :math:`\alpha / L`, :math:`\beta L` and :math:`\beta' L` can.
+
+    Args:
+        unit: float tensor ``()``, L; 0 before the first step.
+        batch_loss: float tensor ``()``, :math:`L_B`, the batch's mean loss on the hardest :math:`\theta_1` of the
+            negatives; see :func:`~lightning_tpauc.functional.tail_mean_loss`.
+
+    Returns:
+        Float tensor ``()``, above 0: at first the batch's own.
+
+    Example:
+        >>> loss_unit_step(torch.tensor(1.0), torch.tensor(2.0)), loss_unit_step(torch.tensor(0.0), torch.tensor(2.0))
+        (tensor(1.0500), tensor(2.))
+    """
+    updated = torch.where(unit > 0, torch.lerp(unit, batch_loss, _UNIT_RATE), batch_loss)
+    return updated.clamp_min(torch.finfo(updated.dtype).tiny ** 0.5)
 
 
 def per_positive_risk(thresholds: Tensor, excess: Tensor, theta1: float) -> Tensor:
@@ -44,7 +72,7 @@ def per_positive_risk(thresholds: Tensor, excess: Tensor, theta1: float) -> Tens
 
 
 def dual_weight_step(
-    dual_weights: Tensor, risk: Tensor, global_threshold: Tensor, alpha: float, theta0: float
+    dual_weights: Tensor, risk: Tensor, global_threshold: Tensor, alpha: float | Tensor, theta0: float
 ) -> Tensor:
     r"""Line 1, (eqn:y) and (eqn:yy): :math:`y_i \leftarrow \Pi_{[0,1]}(y_i + \alpha (g_i - s') / \theta_0)`.
 
@@ -52,7 +80,7 @@ def dual_weight_step(
         dual_weights: float tensor ``(S,)`` in [0, 1], :math:`y_i`.
         risk: float tensor ``(S,)``, :math:`g_i(w, s_i; B)` on the dual negatives.
         global_threshold: float tensor ``()``, :math:`s'`.
-        alpha: step size, at least 0.
+        alpha: step size, at least 0: a number, or a tensor ``()``.
         theta0: one minus the lower bound of the true positive rate, in (0, 1].
 
     Returns:
@@ -63,14 +91,14 @@ def dual_weight_step(
         >>> y
         tensor([0.3000, 1.0000])
     """
-    return torch.add(dual_weights, risk - global_threshold, alpha=alpha / theta0).clamp_(0.0, 1.0)
+    return (dual_weights + (risk - global_threshold) * (alpha / theta0)).clamp_(0.0, 1.0)
 
 
 def threshold_step(
     thresholds: Tensor,
     dual_weights: Tensor,
     active: Tensor,
-    beta: float,
+    beta: float | Tensor,
     theta0: float,
     theta1: float,
     anchor: Tensor | None = None,
@@ -87,7 +115,7 @@ def threshold_step(
         thresholds: float tensor ``(S,)``, :math:`s_i` before the step.
         dual_weights: float tensor ``(S,)``, the new :math:`y_i`.
         active: float tensor ``(S,)`` in [0, 1], share of negatives in :math:`\tilde B` whose loss exceeds :math:`s_i`.
-        beta: step size, at least 0.
+        beta: step size, at least 0: a number, or a tensor ``()``.
         theta0: one minus the lower bound of the true positive rate, in (0, 1].
         theta1: the upper bound of the false positive rate, in (0, 1].
         anchor: float tensor ``(S,)``, :math:`s_{0,i}` at the stage's start; read only for finite ``gamma``.
@@ -104,7 +132,7 @@ def threshold_step(
     gradient = torch.addcmul(dual_weights, dual_weights, active, value=-1.0 / theta1)
     if anchor is not None and math.isfinite(gamma):
         gradient = torch.add(gradient, thresholds - anchor, alpha=1.0 / gamma)
-    return torch.sub(thresholds, gradient, alpha=beta / theta0)
+    return thresholds - gradient * (beta / theta0)
 
 
 def excess_weights(dual_weights: Tensor, theta0: float, theta1: float) -> Tensor:
@@ -155,14 +183,14 @@ def minmax_loss(
 
 
 def global_threshold_step(
-    global_threshold: Tensor, mean_dual_weight: Tensor, beta_prime: float, theta0: float
+    global_threshold: Tensor, mean_dual_weight: Tensor, beta_prime: float | Tensor, theta0: float
 ) -> Tensor:
     r"""Line 4, (eqn:sp): :math:`s' \leftarrow s' - \beta'(1 - \frac{1}{\theta_0 S}\sum_i y_i)`.
 
     Args:
         global_threshold: float tensor ``()``, :math:`s'` before the step.
         mean_dual_weight: float tensor ``()``, :math:`\frac{1}{S}\sum_i y_i` with the new dual weights.
-        beta_prime: step size, at least 0.
+        beta_prime: step size, at least 0: a number, or a tensor ``()``.
         theta0: one minus the lower bound of the true positive rate, in (0, 1].
 
     Returns:
@@ -172,7 +200,7 @@ def global_threshold_step(
         >>> global_threshold_step(torch.tensor(1.0), torch.tensor(0.75), beta_prime=0.1, theta0=0.5)
         tensor(1.0500)
     """
-    return torch.add(global_threshold, mean_dual_weight - theta0, alpha=beta_prime / theta0)
+    return global_threshold + (mean_dual_weight - theta0) * (beta_prime / theta0)
 
 
 def proximal_coefficient(gamma: float, theta0: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -10,13 +11,13 @@ from torch import Tensor
 
 from lightning_tpauc.functional.checks import check_choice, check_rectangle
 from lightning_tpauc.functional.eager import eager
-from lightning_tpauc.functional.objective import tpauc_objective
+from lightning_tpauc.functional.objective import objective_ratio, tpauc_objective
 from lightning_tpauc.functional.order import split_classes
 from lightning_tpauc.functional.rectangle import floor_count
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 from lightning_tpauc.metrics.base import ScoreMetric
 
-__all__ = ("ExactObjective",)
+__all__ = ("ExactObjective", "ObjectiveRatios")
 
 
 class ExactObjective(ScoreMetric):
@@ -86,3 +87,52 @@ class ExactObjective(ScoreMetric):
             return self.result(torch.tensor(math.nan, device=pos.device))
         value = tpauc_objective(pos.double(), neg.double(), self.min_tpr, self.max_fpr, surrogate=self.surrogate)
         return self.result(value)
+
+
+class ObjectiveRatios(ScoreMetric):
+    r"""The objective over that of a constant model, :math:`F / \ell(0)`, of several rectangles at once.
+
+    Args:
+        rectangles: pairs ``(min_tpr, max_fpr)``.
+        surrogate: name or :class:`~lightning_tpauc.functional.Surrogate`.
+        score_activation: ``"sigmoid"`` if training sees the scores through a sigmoid, which ``preds`` lack.
+        ignore_index: label of rows that count for neither class.
+        validate_args: check the values of every batch.
+        kwargs: see :class:`torchmetrics.Metric`.
+
+    Returns (from ``compute``):
+        float64 tensor, one entry per rectangle; nan where one holds no whole positive or negative.
+
+    Example:
+        >>> metric = ObjectiveRatios([(0.0, 1.0), (0.5, 0.5)], surrogate="hinge")
+        >>> metric.update(torch.tensor([0.5, 1.0, 0.0, -2.0]), torch.tensor([1, 1, 0, 0]))
+        >>> metric.compute()
+        tensor([0., 0.], dtype=torch.float64)
+    """
+
+    is_differentiable = False
+    higher_is_better = False
+    full_state_update = False
+
+    def __init__(
+        self,
+        rectangles: Sequence[tuple[float, float]],
+        surrogate: str | Surrogate = "hinge",
+        score_activation: Literal["identity", "sigmoid"] = "identity",
+        ignore_index: int | None = None,
+        validate_args: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(ignore_index=ignore_index, validate_args=validate_args, **kwargs)
+        self.rectangles = [check_rectangle(*rectangle) for rectangle in rectangles]
+        self.surrogate, self.score_activation = get_surrogate(surrogate), score_activation
+        self.collect_scores()
+
+    @eager
+    def compute(self) -> Tensor:
+        """The ratios over everything collected, on all processes."""
+        scores, labels = self.collected()
+        pos, neg = split_classes(scores.sigmoid() if self.score_activation == "sigmoid" else scores, labels)
+        pos, neg = pos.double(), neg.double()
+        ratios = [objective_ratio(pos, neg, *rectangle, self.surrogate) for rectangle in self.rectangles]
+        return self.result(torch.stack(ratios))

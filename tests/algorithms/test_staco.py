@@ -16,6 +16,18 @@ from tests.tolerances import assert_close
 NUM_POS, NUM_NEG, DIM = 23, 40, 4
 
 
+#: STACO with the paper's settings, as configs/paper has them.
+paper_staco = partial(
+    STACO,
+    surrogate="squared_hinge",
+    margin=0.5,
+    step_units="absolute",
+    beta=0.3,
+    beta_prime=0.3,
+    share_negatives=False,
+)
+
+
 def make_data(seed=0):
     generator = torch.Generator().manual_seed(seed)
     pos = torch.randn(NUM_POS, DIM, generator=generator, dtype=torch.float64) + 0.4
@@ -89,12 +101,13 @@ def compare(algorithm, w, iterates, state):
 
 @pytest.mark.parametrize("surrogate", ["squared_hinge", "hinge", "square", "logistic"])
 @pytest.mark.parametrize("gamma", [math.inf, 5.0], ids=["STACO1", "STACO2"])
-@pytest.mark.parametrize("dual_init", ["ones", "zeros"])
-def test_trajectory_equals_the_paper(surrogate, gamma, dual_init):
+@pytest.mark.parametrize(("dual_init", "step_units"), [("ones", "absolute"), ("zeros", "absolute"), ("zeros", "loss")])
+def test_trajectory_equals_the_paper(surrogate, gamma, dual_init, step_units):
     settings = reference.Settings(0.4, 0.3, 0.5, surrogate, 0.7, 0.2, 0.03, 0.02, gamma)
-    algorithm = STACO(
-        0.6, 0.3, surrogate=surrogate, margin=0.5, alpha=0.7, beta=0.2, beta_prime=0.03, gamma=gamma,
-        dual_init=dual_init, stage_restart="ones",
+    settings.in_units_of_the_loss = step_units == "loss"
+    algorithm = paper_staco(
+        0.6, 0.3, surrogate=surrogate, alpha=0.7, beta=0.2, beta_prime=0.03, gamma=gamma,
+        dual_init=dual_init, stage_restart="ones", step_units=step_units,
     )  # fmt: skip
     lengths = [50, 70, 80] if math.isfinite(gamma) else []
     moved, inside = False, False
@@ -106,16 +119,36 @@ def test_trajectory_equals_the_paper(surrogate, gamma, dual_init):
     assert inside, "the dual weights must leave their bounds"
 
 
+@pytest.mark.parametrize(("surrogate", "degree"), [("hinge", 1), ("squared_hinge", 2)])
+@pytest.mark.parametrize("factor", [1e-3, 7.0, 1e4])
+def test_in_units_of_the_loss_the_scale_of_the_scores_does_not_matter(surrogate, degree, factor):
+    pos, neg, generator = make_data()
+    batches = [draw(generator) for _ in range(60)]
+    runs = []
+    for scale in (1.0, factor):
+        algorithm = STACO(0.6, 0.3, surrogate=surrogate, margin=scale)
+        algorithm.setup(NUM_POS, dtype=torch.float64)
+        w = torch.full((DIM,), 0.3, dtype=torch.float64)
+        gradients = []
+        for index, first, second in batches:
+            h = [(scale * (x @ w)).requires_grad_() for x in (pos[index], neg[first])]
+            algorithm(*h, neg[second] @ w * scale, index).backward()
+            gradients.append(h[0].grad * scale)
+        runs.append((algorithm.y, algorithm.s / scale**degree, algorithm.s_prime / scale**degree, gradients[-1]))
+    for one, other in zip(*runs, strict=True):
+        assert_close(other, one, "trajectory64")
+
+
 def test_weight_decay_is_added_to_the_bracketed_gradient():
     settings = reference.Settings(0.5, 0.5, 0.5, "squared_hinge", 0.1, 0.1, 0.1, 0.05, 3.0, weight_decay=0.2)
-    algorithm = STACO(gamma=3.0, alpha=0.1, beta=0.1, beta_prime=0.1, dual_init="zeros", stage_restart="ones")
+    algorithm = paper_staco(gamma=3.0, alpha=0.1, beta=0.1, beta_prime=0.1, dual_init="zeros", stage_restart="ones")
     for step in trajectory(algorithm, [30, 30], 60, settings):
         compare(*step)
 
 
 def test_value_is_the_minmax_function_at_the_old_thresholds():
     pos, neg = torch.tensor([0.1, 0.3], dtype=torch.float64), torch.tensor([0.2, 0.0, 0.4], dtype=torch.float64)
-    algorithm = STACO(0.6, 0.5, alpha=0.1, dual_init="zeros")
+    algorithm = paper_staco(0.6, 0.5, alpha=0.1, dual_init="zeros")
     algorithm.setup(2, dtype=torch.float64)
     y, s_prime = algorithm.y, algorithm.s_prime
     loss = algorithm(pos, neg, neg, torch.tensor([1, 0]))
@@ -129,8 +162,8 @@ def test_value_is_the_minmax_function_at_the_old_thresholds():
 def test_shared_negatives_equal_two_batches_that_happen_to_be_the_same():
     pos, neg, generator = make_data()
     w = torch.randn(DIM, generator=generator, dtype=torch.float64)
-    shared = STACO(dual_init="zeros", share_negatives=True)
-    twice = STACO(dual_init="zeros")
+    shared = paper_staco(dual_init="zeros", share_negatives=True)
+    twice = paper_staco(dual_init="zeros")
     for algorithm in (shared, twice):
         algorithm.setup(NUM_POS, dtype=torch.float64)
     for _ in range(20):
@@ -150,7 +183,7 @@ def test_shared_negatives_equal_two_batches_that_happen_to_be_the_same():
 
 
 def test_untouched_positives_keep_their_state():
-    algorithm = STACO(dual_init="ones")
+    algorithm = paper_staco(dual_init="ones")
     algorithm.setup(5)
     algorithm(torch.zeros(2), torch.zeros(3), torch.zeros(3), torch.tensor([4, 1]))
     assert algorithm.y[[0, 2, 3]].tolist() == [1.0, 1.0, 1.0]
@@ -161,7 +194,7 @@ def test_untouched_positives_keep_their_state():
 def test_exact_start_solves_the_duals_of_the_training_scores():
     pos, neg, generator = make_data()
     w = torch.randn(DIM, generator=generator, dtype=torch.float64)
-    algorithm = STACO(0.6, 0.3)
+    algorithm = paper_staco(0.6, 0.3)
     algorithm.setup(NUM_POS, dtype=torch.float64)
     assert algorithm.needs_scores("start")
     assert not algorithm.needs_scores("restart"), "STACO1 has one stage"
@@ -176,7 +209,7 @@ def test_exact_start_solves_the_duals_of_the_training_scores():
 def test_exact_restart_replaces_anchor_and_duals():
     pos, neg, generator = make_data()
     w = torch.randn(DIM, generator=generator, dtype=torch.float64)
-    algorithm = STACO(gamma=10.0)
+    algorithm = paper_staco(gamma=10.0)
     algorithm.setup(NUM_POS, dtype=torch.float64)
     algorithm.start(TrainingScores(pos @ w, neg @ w))
     index, first, second = draw(generator)
@@ -193,7 +226,7 @@ def test_exact_restart_replaces_anchor_and_duals():
 
 
 def test_exact_start_without_training_scores_uses_the_first_batch():
-    algorithm = STACO()
+    algorithm = paper_staco()
     algorithm.setup(6)
     pos = torch.zeros(3, requires_grad=True)
     algorithm(pos, torch.zeros(4), torch.zeros(4), torch.tensor([0, 1, 2])).backward()
@@ -203,7 +236,7 @@ def test_exact_start_without_training_scores_uses_the_first_batch():
 
 
 def test_a_state_from_before_the_first_step_starts_from_the_first_batch_as_well():
-    original, restored = STACO(), STACO()
+    original, restored = paper_staco(), paper_staco()
     original.setup(6)
     restored.setup(6)
     restored.load_state_dict(original.state_dict())
@@ -215,7 +248,7 @@ def test_a_state_from_before_the_first_step_starts_from_the_first_batch_as_well(
         restored.load_state_dict(original.state_dict())
 
 
-@pytest.mark.parametrize("make", [STACO, partial(SONX, dual_init="exact")])
+@pytest.mark.parametrize("make", [paper_staco, partial(SONX, dual_init="exact")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("margin", [0.3, 0.5, 1.1])
 @pytest.mark.parametrize("score", [0.0, 0.7, -31.4])
@@ -232,7 +265,7 @@ def test_exact_start_moves_a_model_whose_scores_are_all_equal(make, dtype, margi
 
 
 def test_start_from_a_batch_of_equal_scores_moves_too():
-    algorithm = STACO()
+    algorithm = paper_staco()
     algorithm.setup(num_positives=6)
     pos = torch.zeros(3, requires_grad=True)
     algorithm(pos, torch.zeros(5), torch.zeros(5), torch.tensor([0, 2, 5])).backward()
@@ -248,14 +281,14 @@ def test_checkpoint_in_mid_stage_goes_on_as_if_unbroken():
             w = torch.ones(DIM, dtype=torch.float64)
             algorithm(pos[index] @ w, neg[first] @ w, neg[second] @ w, index)
 
-    straight = STACO(gamma=10.0, dual_init="zeros")
+    straight = paper_staco(gamma=10.0, dual_init="zeros")
     straight.setup(NUM_POS, dtype=torch.float64)
     run(20, straight, torch.Generator().manual_seed(1))
     generator = torch.Generator().manual_seed(1)
-    first_half = STACO(gamma=10.0, dual_init="zeros")
+    first_half = paper_staco(gamma=10.0, dual_init="zeros")
     first_half.setup(NUM_POS, dtype=torch.float64)
     run(9, first_half, generator)
-    resumed = STACO(gamma=10.0)
+    resumed = paper_staco(gamma=10.0)
     resumed.setup(NUM_POS, dtype=torch.float64)
     resumed.load_state_dict({k: v.clone() if torch.is_tensor(v) else v for k, v in first_half.state_dict().items()})
     run(11, resumed, generator)
@@ -265,7 +298,7 @@ def test_checkpoint_in_mid_stage_goes_on_as_if_unbroken():
 
 def test_rollback_undoes_a_step_bit_for_bit():
     pos, neg, generator = make_data()
-    algorithm = STACO(dual_init="zeros", gamma=5.0)
+    algorithm = paper_staco(dual_init="zeros", gamma=5.0)
     algorithm.setup(NUM_POS, dtype=torch.float64)
     before = {k: torch.as_tensor(v).clone() for k, v in algorithm.state_dict().items()}
     index, first, second = draw(generator)
@@ -278,7 +311,7 @@ def test_rollback_undoes_a_step_bit_for_bit():
 
 
 def test_state_costs_sixteen_bytes_a_positive():
-    algorithm = STACO(gamma=100.0)
+    algorithm = paper_staco(gamma=100.0)
     algorithm.setup(1000)
     per_positive = [v for v in algorithm.state_dict().values() if torch.is_tensor(v) and v.numel() == 1000]
     assert sum(v.element_size() for v in per_positive) == 16
@@ -301,11 +334,11 @@ def test_state_costs_sixteen_bytes_a_positive():
 )
 def test_bad_arguments(arguments, words):
     with pytest.raises(ArgumentError, match=words):
-        STACO(**arguments)
+        paper_staco(**arguments)
 
 
 def test_bad_calls():
-    algorithm = STACO(dual_init="zeros")
+    algorithm = paper_staco(dual_init="zeros")
     with pytest.raises(ArgumentError, match=r"call `setup\(num_positives\)` first"):
         algorithm(torch.zeros(1), torch.zeros(1), torch.zeros(1), torch.tensor([0]))
     with pytest.raises(ArgumentError, match="`num_positives` to be a whole number of at least 1, but got 0"):
@@ -322,7 +355,7 @@ def test_bad_calls():
 
 
 def test_state_of_another_run_is_refused():
-    source, target = STACO(), STACO()
+    source, target = paper_staco(), paper_staco()
     source.setup(4)
     target.setup(5)
     with pytest.raises(CheckpointError, match="written for 4 positive examples, but the training set has 5"):

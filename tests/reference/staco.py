@@ -25,6 +25,7 @@ class Settings:
     eta: float
     gamma: float = math.inf
     weight_decay: float = 0.0
+    in_units_of_the_loss: bool = False
 
 
 @dataclass
@@ -37,6 +38,14 @@ class State:
     s_sum: list[float] = field(default_factory=list)
     s_prime_sum: float = 0.0
     steps: int = 0
+    unit: float = 0.0
+
+
+def tail_mean(losses, theta1):
+    """Mean of the largest theta1 share of the losses; the last one counts in part."""
+    share = theta1 * len(losses)
+    weights = [min(1.0, max(0.0, share - k)) for k in range(len(losses))]
+    return sum(weight * loss for weight, loss in zip(weights, sorted(losses, reverse=True), strict=True)) / share
 
 
 def dot(a, b):
@@ -57,6 +66,10 @@ def step(state: State, anchors, positives, negatives, dual_negatives, index, p: 
     h_neg = [dot(state.w, x) for x in negatives]
     h_dual = [dot(state.w, x) for x in dual_negatives]
     size = len(index)
+    unit = 1.0
+    if p.in_units_of_the_loss:
+        batch = sum(tail_mean([loss(h - h_i, p.margin) for h in h_dual], p.theta1) for h_i in h_pos) / size
+        unit = state.unit = batch if state.unit == 0.0 else state.unit + 0.05 * (batch - state.unit)
 
     new_y, new_s = {}, {}
     gradient = [0.0] * len(state.w)
@@ -64,15 +77,15 @@ def step(state: State, anchors, positives, negatives, dual_negatives, index, p: 
         s_i = state.s[i]
         # (eqn:yy), on B
         g = sum(s_i + max(loss(h - h_pos[k], p.margin) - s_i, 0.0) / p.theta1 for h in h_dual) / len(h_dual)
-        new_y[i] = min(1.0, max(0.0, state.y[i] + scale * p.alpha * (g - state.s_prime) / p.theta0))
+        new_y[i] = min(1.0, max(0.0, state.y[i] + scale * p.alpha / unit * (g - state.s_prime) / p.theta0))
         # (eqn:ss), on B~, with the old s_i inside
         dg_ds = sum(1.0 - (loss(h - h_pos[k], p.margin) > s_i) / p.theta1 for h in h_neg) / len(h_neg)
         bracket = new_y[i] * dg_ds + (s_i - s0[i]) / p.gamma
-        new_s[i] = s_i - scale * p.beta / p.theta0 * bracket
+        new_s[i] = s_i - scale * p.beta * unit / p.theta0 * bracket
         # (eqn:ww), the data part
         for j, h in enumerate(h_neg):
             if loss(h - h_pos[k], p.margin) > s_i:
-                weight = new_y[i] * slope(h - h_pos[k], p.margin) / (p.theta1 * len(h_neg) * size)
+                weight = new_y[i] * slope(h - h_pos[k], p.margin) / (p.theta1 * len(h_neg) * size) / unit
                 for d in range(len(gradient)):
                     gradient[d] += weight * (negatives[j][d] - positives[k][d])
     for d in range(len(gradient)):
@@ -80,7 +93,7 @@ def step(state: State, anchors, positives, negatives, dual_negatives, index, p: 
         gradient[d] = bracket / p.theta0 + p.weight_decay * state.w[d]
     state.w = [value - scale * p.eta * g for value, g in zip(state.w, gradient, strict=True)]
     # (eqn:ssp)
-    state.s_prime -= scale * p.beta_prime * (1.0 - sum(new_y.values()) / (p.theta0 * size))
+    state.s_prime -= scale * p.beta_prime * unit * (1.0 - sum(new_y.values()) / (p.theta0 * size))
     for i in index:
         state.y[i], state.s[i] = new_y[i], new_s[i]
     state.w_sum = [a + b for a, b in zip(state.w_sum, state.w, strict=True)]

@@ -1,0 +1,302 @@
+"""Do the defaults win untuned? One set of them on every data set, model and rectangle, against tuned baselines.
+
+STACO runs with its defaults; nothing is set but the rectangle, and for the rows "rate x 1/3", "rate x 3", and so on,
+what these say. Cross-entropy and class-balanced cross-entropy run at five learning rates of Adam, PAUCI and SOTA-s with
+their defaults and at three rates; a baseline's row is its rate with the best mean validation value. All methods see the
+same number of examples of the same folds and start from the same weights. Every value is that of the validation that was
+best, as `StageCallback(keep_best=True)` leaves it; test values choose nothing.
+
+Each cell is written to a file once it is trained, so that a run that is killed goes on where it was. Smaller parts:
+
+    python -m benchmarks.defaults --sets ijcnn1-mlp,adult-linear --seeds 3 --file defaults.jsonl
+    python -m benchmarks.defaults --table --file defaults.jsonl
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from torch import nn
+
+from benchmarks.common import arguments, data_folder, quiet
+from lightning_tpauc import (
+    DigitsDataModule,
+    LIBSVMDataModule,
+    MedMNISTDataModule,
+    PosNegDataModule,
+    SMILESDataModule,
+    StageCallback,
+    TPAUCModule,
+)
+from lightning_tpauc.algorithms import PAUCI, STACO, Algorithm, CrossEntropy, SOTAs
+from lightning_tpauc.functional import two_way_partial_auroc
+from lightning_tpauc.models import CNN3D, GIN
+
+Rectangle = tuple[float, float]
+CORNERS: tuple[Rectangle, ...] = ((0.5, 0.5), (0.75, 0.75), (0.8, 0.2))
+NOISY: tuple[Rectangle, ...] = ((0.5, 0.5), (0.7, 0.3))
+
+
+class Problem(NamedTuple):
+    """A data set with a model.
+
+    Attributes:
+        data: makes the data module of a fold, given its number and the batch sizes.
+        model: makes the network.
+        rectangles: what is asked for.
+        steps: length of a training.
+    """
+
+    data: Callable[..., PosNegDataModule]
+    model: Callable[[], nn.Module]
+    rectangles: tuple[Rectangle, ...]
+    steps: int
+
+
+def mlp(width: int) -> nn.Module:
+    """Two hidden layers of 64."""
+    return nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+
+
+def libsvm(name: str, train: str, test: str, features: int) -> Callable[..., PosNegDataModule]:
+    """A table from the folder of data sets, in five folds."""
+    cache = Path(tempfile.gettempdir()) / "lightning_tpauc_defaults"
+
+    def make(fold: int, **sizes: Any) -> PosNegDataModule:
+        root = data_folder(name)
+        files = {"train_file": train, "test_file": test, "num_features": features, "cache_dir": str(cache)}
+        return LIBSVMDataModule(root=str(root), standardize=True, num_folds=5, fold=fold, **files, **sizes)
+
+    return make
+
+
+def tox21(fold: int, **sizes: Any) -> PosNegDataModule:
+    """Tox21, NR-AR, in five folds."""
+    cache = Path(tempfile.gettempdir()) / "lightning_tpauc_defaults"
+    return SMILESDataModule("tox21", data_folder("tox21"), num_folds=5, fold=fold, cache_dir=str(cache), **sizes)
+
+
+def adrenal(fold: int, **sizes: Any) -> PosNegDataModule:
+    """AdrenalMNIST3D in its given parts; the fold seeds the batches."""
+    return MedMNISTDataModule("adrenalmnist3d", data_folder("medmnist"), seed=fold, batch_size=64, **sizes)
+
+
+def digits(fold: int, **sizes: Any) -> PosNegDataModule:
+    """The digit 8 of scikit-learn's digits."""
+    return DigitsDataModule(positive_digit=8, val_fraction=0.25, split_seed=fold, **sizes)
+
+
+IJCNN1 = libsvm("ijcnn1", "ijcnn1.bz2", "ijcnn1.t.bz2", 22)
+ADULT = libsvm("adult", "adult.trn.bz2", "adult.tst.bz2", 123)
+PROBLEMS = {
+    "ijcnn1-linear": Problem(IJCNN1, lambda: nn.Linear(22, 1), CORNERS, 1000),
+    "ijcnn1-mlp": Problem(IJCNN1, lambda: mlp(22), CORNERS, 1000),
+    "adult-linear": Problem(ADULT, lambda: nn.Linear(123, 1), NOISY, 1000),
+    "adult-mlp": Problem(ADULT, lambda: mlp(123), NOISY, 1000),
+    "digits-mlp": Problem(digits, lambda: mlp(64), ((0.8, 0.2),), 500),
+    "tox21-gin": Problem(tox21, GIN, ((0.5, 0.5),), 400),
+    "adrenal-cnn3d": Problem(adrenal, CNN3D, ((0.5, 0.5), (0.75, 0.75)), 200),
+}
+
+
+class Row(NamedTuple):
+    """A method with settings, as the table names it.
+
+    Attributes:
+        name: of the row.
+        algorithm: makes the algorithm of a rectangle.
+        rates: learning rates of Adam; the best of them, by validation, is shown. ``None``: the module's default.
+        module: further arguments of the module.
+        stages: arguments of :class:`StageCallback`.
+    """
+
+    name: str
+    algorithm: Callable[[Rectangle], Algorithm]
+    rates: tuple[float | None, ...] = (None,)
+    module: Mapping[str, Any] = MappingProxyType({})
+    stages: Mapping[str, Any] = MappingProxyType({})
+
+
+FIVE = (0.0003, 0.001, 0.003, 0.01, 0.03)
+SIGMOID = {"score_activation": "sigmoid"}
+MAIN = (
+    Row("cross-entropy", lambda r: CrossEntropy(*r), FIVE),
+    Row("balanced cross-entropy", lambda r: CrossEntropy(*r, balanced=True), FIVE),
+    Row("PAUCI", lambda r: PAUCI(*r), (None,), SIGMOID),
+    Row("PAUCI, tuned", lambda r: PAUCI(*r), (0.001, 0.003, 0.01), SIGMOID),
+    Row("SOTA-s", lambda r: SOTAs(*r), (None,)),
+    Row("SOTA-s, tuned", lambda r: SOTAs(*r), (0.001, 0.003, 0.01)),
+    Row("STACO", lambda r: STACO(*r)),
+)
+SPREAD = (
+    Row("STACO, rate x 1/3", lambda r: STACO(*r), (0.001,)),
+    Row("STACO, rate x 3", lambda r: STACO(*r), (0.009,)),
+    Row("STACO, steps x 1/3", lambda r: STACO(*r, alpha=1 / 3, beta=1 / 3, beta_prime=1 / 3)),
+    Row("STACO, steps x 3", lambda r: STACO(*r, alpha=3.0, beta=3.0, beta_prime=3.0)),
+    Row("STACO, sigmoid", lambda r: STACO(*r), (None,), SIGMOID),
+    Row("STACO, squared hinge", lambda r: STACO(*r, surrogate="squared_hinge")),
+    Row("STACO, logistic", lambda r: STACO(*r, surrogate="logistic")),
+    Row("STACO, ramp", lambda r: STACO(*r, surrogate="ramp")),
+    Row("STACO, smooth ramp", lambda r: STACO(*r, surrogate="smooth_ramp")),
+)
+ABLATION = (
+    Row("STACO, fixed rectangle", lambda r: STACO(*r), (None,), {}, {"shrink_rectangle": False}),
+    Row("STACO, no warm-up", lambda r: STACO(*r), (None,), {"warmup": 0.0}),
+    Row("STACO, mean of all iterates", lambda r: STACO(*r), (None,), {}, {"averaging": "uniform"}),
+    Row("STACO, two batches of negatives", lambda r: STACO(*r, share_negatives=False)),
+    Row("STACO2, gamma 500", lambda r: STACO(*r, gamma=500.0)),
+    Row("STACO, absolute steps", lambda r: STACO(*r, step_units="absolute")),
+    Row(
+        "STACO, absolute steps of 0.1", lambda r: STACO(*r, step_units="absolute", alpha=0.1, beta=0.1, beta_prime=0.1)
+    ),
+)
+PARTS = {"main": MAIN, "spread": SPREAD, "ablation": ABLATION}
+
+
+class Cell(NamedTuple):
+    """One training."""
+
+    problem: str
+    rectangle: Rectangle
+    row: str
+    rate: float | None
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """Its name in the file."""
+        return f"{self.problem} {self.rectangle} {self.row} {self.rate} {self.seed}"
+
+
+class Validated(Callback):
+    """Test TPAUC of the weights of every validation, and the validation's own."""
+
+    def __init__(self, rectangle: Rectangle, datamodule: PosNegDataModule) -> None:
+        self.rectangle, self.datamodule = rectangle, datamodule
+        self.values: list[tuple[float, float, float]] = []
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep ``(val/tpauc, val/auroc, test TPAUC)`` if it is the best so far; test scores are not looked at else."""
+        logged = trainer.callback_metrics
+        areas = float(logged["val/tpauc"]), float(logged["val/auroc"])
+        if math.isnan(areas[0]) or any(value[:2] >= areas for value in self.values):
+            return
+        module: Any = pl_module
+        scores, labels = [], []
+        with torch.no_grad():
+            for batch in self.datamodule.test_dataloader():
+                scores.append(module.raw_scores(batch.inputs))
+                labels.append(batch.target)
+        test = two_way_partial_auroc(torch.cat(scores), torch.cat(labels), *self.rectangle)
+        self.values.append((*areas, float(test)))
+
+
+def train(cell: Cell, row: Row) -> dict[str, float]:
+    """Train a cell; validation and test TPAUC of the best validation, the last validation's, and seconds."""
+    problem = PROBLEMS[cell.problem]
+    seed_everything(1000 + cell.seed, verbose=False)
+    datamodule = problem.data(cell.seed)
+    datamodule.prepare_data()
+    datamodule.setup("fit")
+    datamodule.setup("test")
+    optimizer = None if cell.rate is None else (lambda p: torch.optim.Adam(p, lr=cell.rate))
+    module = TPAUCModule(problem.model(), row.algorithm(cell.rectangle), optimizer, **row.module)
+    best = Validated(cell.rectangle, datamodule)
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_steps=problem.steps,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        callbacks=[StageCallback(**row.stages), best],
+    )
+    start = time.perf_counter()
+    try:
+        trainer.fit(module, datamodule)
+    except Exception as error:  # a cell that diverges is a result
+        return {"val": 0.0, "test": 0.0, "last": 0.0, "failed": 1.0, "error": str(error)[:200]}  # type: ignore[dict-item]
+    seconds = time.perf_counter() - start
+    value = best.values[-1] if best.values else (0.0, 0.0, 0.0)
+    last = float(trainer.callback_metrics["val/tpauc"])
+    return {
+        "val": value[0],
+        "test": value[2],
+        "last": last,
+        "tightness": module.algorithm.tightness,
+        "seconds": seconds,
+    }
+
+
+def cells(problems: list[str], parts: list[str], seeds: int) -> Iterator[tuple[Cell, Row]]:
+    """Every training of the study, seed by seed."""
+    for seed in range(seeds):
+        for name in problems:
+            for part in parts:
+                for row in PARTS[part]:
+                    for rectangle in PROBLEMS[name].rectangles:
+                        for rate in row.rates:
+                            yield Cell(name, rectangle, row.name, rate, seed), row
+
+
+def table(results: dict[str, dict[str, float]], found: list[Cell]) -> None:
+    """Means over seeds of validation and test, each row at its best rate, and the difference to the best baseline."""
+    by_setting: dict[tuple[str, Rectangle, str], dict[float | None, list[dict[str, float]]]] = defaultdict(dict)
+    for cell in found:
+        by_setting[cell.problem, cell.rectangle, cell.row].setdefault(cell.rate, []).append(results[cell.key])
+    print("| problem | rectangle | method | rate | validation | test | last validation | seeds |")
+    print("|---|---|---|---|---|---|---|---|")
+    for (problem, rectangle, row), rates in sorted(by_setting.items(), key=lambda item: (item[0][0], item[0][1])):
+        rate = max(rates, key=lambda rate: mean(rates[rate], "val"))
+        seeds = rates[rate]
+        columns = [f"{mean(seeds, name):.3f} ({spread(seeds, name):.3f})" for name in ("val", "test", "last")]
+        shown = "default" if rate is None else f"{rate:g}"
+        print(f"| {problem} | {rectangle} | {row} | {shown} | {' | '.join(columns)} | {len(seeds)} |")
+
+
+def mean(results: list[dict[str, float]], name: str) -> float:
+    """Mean over seeds."""
+    return statistics.mean(result[name] for result in results)
+
+
+def spread(results: list[dict[str, float]], name: str) -> float:
+    """Standard deviation over seeds; 0 of one."""
+    return statistics.stdev(result[name] for result in results) if len(results) > 1 else 0.0
+
+
+def main(args: list[str] | None = None) -> None:
+    """Train what the file lacks, then print the table of what it has."""
+    own = arguments(__doc__, args, sets=",".join(PROBLEMS), parts="main", seeds=5, file="defaults.jsonl", only_table=0)
+    quiet()
+    path = Path(own.file)
+    lines = path.read_text().splitlines() if path.is_file() else []
+    results = {entry["key"]: entry for entry in map(json.loads, lines)}
+    problems, parts = own.sets.split(","), own.parts.split(",")
+    if own.quick:
+        problems, own.seeds = ["digits-mlp"], 1
+    found = []
+    for cell, row in cells(problems, parts, own.seeds):
+        if cell.key not in results and not own.only_table:
+            results[cell.key] = {"key": cell.key, **train(cell, row)}  # type: ignore[dict-item]
+            with path.open("a") as file:
+                file.write(json.dumps(results[cell.key]) + "\n")
+        if cell.key in results:
+            found.append(cell)
+    table(results, found)
+
+
+if __name__ == "__main__":
+    main()

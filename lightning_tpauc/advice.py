@@ -1,0 +1,108 @@
+"""What a run says when it can't work: one line each, with the value and the remedy."""
+
+from __future__ import annotations
+
+import math
+
+from lightning.pytorch.utilities import rank_zero_warn
+
+from lightning_tpauc.errors import TPAUCAdvice
+
+__all__ = ("Adviser", "few_pairs")
+
+#: Fewer hard examples of a class in a batch are a coin toss.
+_FEWEST = 4
+#: Below that share of l(0) a model has learnt something.
+_GOOD = 0.8
+#: What is left of a running mean after some 180 steps without an active pair.
+_INACTIVE = 1e-4
+#: Above that share of l(0) a model is as good as constant.
+_CONSTANT = 0.98
+
+
+def few_pairs(min_tpr: float, max_fpr: float, num_pos: int, num_neg: int) -> str | None:
+    """What is wrong with batches of which the rectangle holds a handful of examples; ``None`` if nothing is.
+
+    Args:
+        min_tpr: of the rectangle.
+        max_fpr: of the rectangle.
+        num_pos: positives a step, over all ranks.
+        num_neg: negatives a step, over all ranks.
+
+    Example:
+        >>> few_pairs(0.8, 0.2, num_pos=32, num_neg=32) is None
+        True
+        >>> few_pairs(0.8, 0.2, num_pos=8, num_neg=32)
+        'Only 1.6 of the 8 positives a step lie in the rectangle with min_tpr=0.8: raise `num_pos` to 20 or more.'
+    """
+    # 1 - 0.8 is 0.199999...: counts are compared with a tolerance
+    parts = (("positives", "min_tpr", min_tpr, 1.0 - min_tpr, "num_pos", num_pos),)
+    parts += (("negatives", "max_fpr", max_fpr, max_fpr, "num_neg", num_neg),)
+    for kind, bound, value, share, argument, count in parts:
+        if share * count < _FEWEST - 1e-9:
+            return (
+                f"Only {share * count:.2g} of the {count} {kind} a step lie in the rectangle with {bound}={value:g}: "
+                f"raise `{argument}` to {math.ceil(_FEWEST / share - 1e-9)} or more."
+            )
+    return None
+
+
+class Adviser:
+    """Says each thing once a run."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+        self._lowest = math.inf
+
+    def say(self, topic: str, message: str | None) -> None:
+        """Warn with ``message``, unless there is none or ``topic`` was said before."""
+        if message is not None and topic not in self._said:
+            self._said.add(topic)
+            rank_zero_warn(message, category=TPAUCAdvice)
+
+    def look_at_duals(self, mean_y: float, active_share: float) -> None:
+        """Say if the dual variables have come to a standstill.
+
+        Args:
+            mean_y: mean dual weight of all positives.
+            active_share: share of the pairs whose loss exceeds the threshold, over the last steps.
+        """
+        if mean_y == 0.0 or active_share < _INACTIVE:
+            seen = "all dual weights are 0" if mean_y == 0.0 else "no pair's loss exceeds its threshold"
+            self.say(
+                "duals",
+                f"Nothing moves the weights: {seen}. Lower `beta` and `beta_prime`, or set `step_units='loss'` and "
+                "`dual_init='exact'`.",
+            )
+
+    def look_at_ratios(self, ratios: list[float]) -> None:
+        """Say if the model has fallen apart.
+
+        Args:
+            ratios: objective of the validation's scores over that of a constant model, from the unit square, first, to
+                the rectangle that was asked for, last.
+        """
+        if not ratios:
+            return
+        if self._lowest < _GOOD and not ratios[0] < 1.0:
+            self.say(
+                "rate",
+                f"The objective over all pairs rose from {self._lowest:.2f} to {ratios[0]:.2f} of that of a constant "
+                "model: the learning rate is too large. Lower the optimizer's `lr`.",
+            )
+        self._lowest = min(self._lowest, ratios[0])
+
+    def look_at_the_end(self, ratios: list[float], tightness: float) -> None:
+        """Say if the model that was trained in the rectangle is as good as constant there.
+
+        Args:
+            ratios: as in :meth:`look_at_ratios`.
+            tightness: of the rectangle in use.
+        """
+        if ratios and tightness == 1.0 and not ratios[-1] < _CONSTANT:
+            self.say(
+                "constant",
+                f"In the rectangle the objective is {ratios[-1]:.2f} of that of a constant model: none that is better "
+                "was in reach, and training there makes a model constant. Leave `shrink_rectangle` on, or ask for a "
+                "larger rectangle.",
+            )

@@ -1,0 +1,28 @@
+"""How long a part of the run is, which schedules that nobody has to set go by."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+__all__ = ("steps_of_share",)
+
+
+def steps_of_share(trainer: Trainer, share: float, most_epochs: int, without_end: int) -> int:
+    """Number of optimizer steps in a share of the run.
+
+    Args:
+        trainer: whose ``max_steps`` and ``max_epochs`` say how long the run is.
+        share: of the run, in (0, 1].
+        most_epochs: longest time: a run that early stopping ends does not say how long it will be.
+        without_end: steps where neither the run nor its epochs have a length.
+
+    Returns:
+        At least 1; the same on every rank.
+    """
+    total = float(trainer.estimated_stepping_batches)
+    length = min(share * total, most_epochs * float(trainer.num_training_batches))
+    return max(1, int(length)) if math.isfinite(length) else without_end

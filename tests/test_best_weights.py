@@ -1,0 +1,125 @@
+"""Training leaves the weights that validated best, also after a kill."""
+
+import math
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+
+from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
+from lightning_tpauc.algorithms import STACO, CrossEntropy
+from lightning_tpauc.best_weights import BestWeights
+
+
+def test_keeps_the_best_and_not_a_later_one_that_is_worse_or_nan():
+    weight = torch.zeros(2)
+    best = BestWeights([weight])
+    for step, (value, fill) in enumerate([(0.1, 1.0), (0.5, 2.0), (0.4, 3.0), (math.nan, 4.0), (0.5, 5.0)]):
+        weight.fill_(fill)
+        best.offer(value, 0.5, step)
+    assert (best.value, best.step) == ((0.5, 0.5), 1)
+    assert best.swap_in()
+    assert weight.tolist() == [2.0, 2.0]
+    best.swap_out()
+    assert weight.tolist() == [5.0, 5.0]
+
+
+def test_where_the_curve_has_not_reached_the_rectangle_the_larger_auroc_counts():
+    weight = torch.zeros(1)
+    best = BestWeights([weight])
+    for step, auroc in enumerate([0.5, 0.8, 0.7]):
+        weight.fill_(float(step))
+        best.offer(0.0, auroc, step)
+    assert (best.value, best.step) == ((0.0, 0.8), 1)
+
+
+def test_nothing_is_swapped_in_before_a_validation():
+    assert not BestWeights([torch.zeros(1)]).swap_in()
+
+
+class Recorder(Callback):
+    """Copies the weights that each validation sees, and its value."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_validation_end(self, trainer, pl_module):
+        if not trainer.sanity_checking:
+            weights = [p.detach().clone() for p in pl_module.parameters()]
+            areas = tuple(float(trainer.callback_metrics[f"val/{name}"]) for name in ("tpauc", "auroc"))
+            self.seen.append((areas, weights))
+
+
+def problem():
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(160, 30, generator=generator)
+    y = (x[:, 0] + 1.5 * torch.randn(160, generator=generator) > 1.2).long()
+    torch.manual_seed(1)
+    net = torch.nn.Sequential(torch.nn.Linear(30, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+    return PosNegDataModule((x, y), num_pos=8, num_neg=24, val_fraction=0.4), net
+
+
+def train(algorithm, recorder, keep_best=True, max_epochs=12, ckpt_path=None, **kwargs):
+    data, net = problem()
+    module = TPAUCModule(net, algorithm, lambda p: torch.optim.Adam(p, lr=0.05))
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+    callbacks = [StageCallback(keep_best=keep_best), recorder]
+    trainer = Trainer(accelerator="cpu", max_epochs=max_epochs, callbacks=callbacks, num_sanity_val_steps=0, **quiet)
+    trainer.fit(module, data, ckpt_path=ckpt_path)
+    return trainer, module, data
+
+
+@pytest.mark.parametrize("algorithm", [STACO, CrossEntropy])
+def test_the_model_holds_the_weights_of_the_best_validation(algorithm):
+    recorder = Recorder()
+    trainer, module, data = train(algorithm(), recorder)
+    values = [value for value, _ in recorder.seen]
+    best = values.index(max(values))
+    assert best < len(values) - 1  # the network is past its best, or this test shows nothing
+    assert all(torch.equal(p, w) for p, w in zip(module.parameters(), recorder.seen[best][1], strict=True))
+    assert trainer.validate(module, data, verbose=False)[0]["val/tpauc"] == pytest.approx(values[best][0])
+
+
+@pytest.mark.parametrize("algorithm", [STACO, CrossEntropy])
+def test_training_itself_is_the_same_without(algorithm):
+    kept, left = Recorder(), Recorder()
+    train(algorithm(), kept)
+    _, module, _ = train(algorithm(), left, keep_best=False)
+    for (one, weights), (other, others) in zip(kept.seen, left.seen, strict=True):
+        assert one == other
+        assert all(torch.equal(a, b) for a, b in zip(weights, others, strict=True))
+    assert all(torch.equal(p, w) for p, w in zip(module.parameters(), left.seen[-1][1], strict=True))
+
+
+@pytest.mark.parametrize("algorithm", [STACO, CrossEntropy])
+@pytest.mark.parametrize("at", [4, 9])
+def test_a_resumed_run_holds_the_same_weights(tmp_path, algorithm, at):
+    _, straight, _ = train(algorithm(), Recorder())
+    train(algorithm(), SaveAfter(at, tmp_path / "amid.ckpt"))
+    _, resumed, _ = train(algorithm(), Recorder(), ckpt_path=tmp_path / "amid.ckpt")
+    assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), resumed.parameters(), strict=True))
+    assert straight.best.value == resumed.best.value
+    assert straight.best.step == resumed.best.step
+
+
+class SaveAfter(Callback):
+    """Saves after the n-th validation."""
+
+    def __init__(self, number, path):
+        self.left, self.path = number, path
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.left -= 1
+        if self.left == 0:
+            trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.parametrize("algorithm", [STACO, CrossEntropy])
+def test_a_run_saved_at_its_end_goes_on_from_the_last_weights(tmp_path, algorithm):
+    _, straight, _ = train(algorithm(), Recorder(), max_epochs=16)
+    trainer, _, _ = train(algorithm(), Recorder(), max_epochs=12)
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    _, resumed, _ = train(algorithm(), Recorder(), max_epochs=16, ckpt_path=tmp_path / "end.ckpt")
+    # the schedules of a run go by its length, so only what does not depend on it can be the same
+    assert resumed.best.value >= max(trainer.lightning_module.best.value, (0.0, 0.0))
+    assert resumed.batches_seen == straight.batches_seen
