@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor
 
 from lightning_tpauc.errors import TPAUCAdvice
 
-__all__ = ("Adviser", "few_pairs")
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+    from lightning_tpauc.module import TPAUCModule
+
+__all__ = ("Adviser", "few_pairs", "few_pairs_of", "say_how_it_ended", "validated_areas")
 
 #: Fewer hard examples of a class in a batch are a coin toss.
 _FEWEST = 4
@@ -36,8 +44,10 @@ def few_pairs(min_tpr: float, max_fpr: float, num_pos: int, num_neg: int) -> str
         'Only 1.6 of the 8 positives a step lie in the rectangle with min_tpr=0.8: raise `num_pos` to 20 or more.'
     """
     # 1 - 0.8 is 0.199999...: counts are compared with a tolerance
-    parts = (("positives", "min_tpr", min_tpr, 1.0 - min_tpr, "num_pos", num_pos),)
-    parts += (("negatives", "max_fpr", max_fpr, max_fpr, "num_neg", num_neg),)
+    parts = (
+        ("positives", "min_tpr", min_tpr, 1.0 - min_tpr, "num_pos", num_pos),
+        ("negatives", "max_fpr", max_fpr, max_fpr, "num_neg", num_neg),
+    )
     for kind, bound, value, share, argument, count in parts:
         if share * count < _FEWEST - 1e-9:
             return (
@@ -60,13 +70,16 @@ class Adviser:
             self._said.add(topic)
             rank_zero_warn(message, category=TPAUCAdvice)
 
-    def look_at_duals(self, mean_y: float, active_share: float) -> None:
+    def look_at_duals(self, diagnostics: Mapping[str, Tensor]) -> None:
         """Say if the dual variables have come to a standstill.
 
         Args:
-            mean_y: mean dual weight of all positives.
-            active_share: share of the pairs whose loss exceeds the threshold, over the last steps.
+            diagnostics: of the algorithm: ``mean_y``, the mean dual weight of all positives, and ``active_share``, the
+                share of the pairs whose loss exceeds the threshold, over the last steps. Without both nothing is said.
         """
+        if not {"mean_y", "active_share"} <= set(diagnostics):
+            return
+        mean_y, active_share = float(diagnostics["mean_y"]), float(diagnostics["active_share"])
         if mean_y == 0.0 or active_share < _INACTIVE:
             seen = "all dual weights are 0" if mean_y == 0.0 else "no pair's loss exceeds its threshold"
             self.say(
@@ -84,7 +97,7 @@ class Adviser:
         """
         if not ratios:
             return
-        if self._lowest < _GOOD and not ratios[0] < 1.0:
+        if self._lowest < _GOOD and ratios[0] >= 1.0:  # not where a class is missing: nan
             self.say(
                 "rate",
                 f"The objective over all pairs rose from {self._lowest:.2f} to {ratios[0]:.2f} of that of a constant "
@@ -99,10 +112,42 @@ class Adviser:
             ratios: as in :meth:`look_at_ratios`.
             tightness: of the rectangle in use.
         """
-        if ratios and tightness == 1.0 and not ratios[-1] < _CONSTANT:
+        if ratios and tightness == 1.0 and ratios[-1] >= _CONSTANT:  # not where the rectangle holds no example: nan
             self.say(
                 "constant",
                 f"In the rectangle the objective is {ratios[-1]:.2f} of that of a constant model: none that is better "
                 "was in reach, and training there makes a model constant. Leave `shrink_rectangle` on, or ask for a "
                 "larger rectangle.",
             )
+
+
+def few_pairs_of(trainer: Trainer, module: TPAUCModule) -> str | None:
+    """:func:`few_pairs` of a PosNegDataModule's batches and the rectangle that was asked for."""
+    algorithm = module.algorithm
+    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set at run time, declared nowhere
+    sizes = [getattr(datamodule, name, None) for name in ("num_pos", "num_neg")]
+    if algorithm.sampling != "pos_neg" or not algorithm.can_shrink_rectangle or None in sizes:
+        return None
+    num_pos, num_neg = (int(size) * trainer.world_size for size in sizes if size is not None)
+    return few_pairs(algorithm.min_tpr, algorithm.max_fpr, min(num_pos, algorithm.num_positives or num_pos), num_neg)
+
+
+def validated_areas(trainer: Trainer) -> tuple[float, float]:
+    """``val/tpauc`` and ``val/auroc`` of the validation that has just ended; of the first of several data loaders."""
+    logged = trainer.callback_metrics
+    names = [(f"val/{area}", f"val/{area}/dataloader_idx_0") for area in ("tpauc", "auroc")]
+    tpauc, auroc = (float(logged.get(one, logged.get(other, math.nan))) for one, other in names)
+    return tpauc, auroc
+
+
+def say_how_it_ended(adviser: Adviser, module: TPAUCModule) -> None:
+    """Say at a training's end what the model is worth, which rectangle was reached and whose weights are left."""
+    adviser.look_at_the_end(module.held_out_ratios, module.algorithm.tightness)
+    schedule, best = module.rectangle_schedule, module.best
+    if schedule is not None:
+        schedule.say_if_held()
+    if best is not None and best.weights and best.step < module.batches_seen:
+        rank_zero_info(
+            f"The model holds the weights that validated best: val/tpauc {best.value[0]:.4f} after {best.step} of "
+            f"{module.batches_seen} steps. StageCallback(keep_best=False) leaves the last ones."
+        )

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.pytorch import Callback
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
 from typing_extensions import override
 
 from lightning_tpauc import checkpoint as checkpointing
-from lightning_tpauc.advice import Adviser, few_pairs
+from lightning_tpauc.advice import Adviser, few_pairs_of, say_how_it_ended, validated_areas
 from lightning_tpauc.agreement import data_and_limits, require_agreement, training_settings
-from lightning_tpauc.batch_norm import agree_on_statistics, batch_norm_statistics, recompute
-from lightning_tpauc.best_weights import BestWeights
+from lightning_tpauc.allocation import allocate
+from lightning_tpauc.batch_norm import agree_on_statistics, recompute
 from lightning_tpauc.buckets import settle_buckets
 from lightning_tpauc.data.batch import PosNegBatch
 from lightning_tpauc.data.layout import layout
@@ -23,15 +22,9 @@ from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_choice, check_count, is_real
 from lightning_tpauc.iterates import WeightIterates
 from lightning_tpauc.loop_state import stop_again
-from lightning_tpauc.previous import PreviousWeights
-from lightning_tpauc.rectangle_schedule import (
-    RectangleSchedule,
-    move_is_due,
-    shrinking_progress,
-    shrinking_steps,
-)
+from lightning_tpauc.rectangle_schedule import move_is_due, shrinking_progress, shrinking_steps
 from lightning_tpauc.schedules import prepare_plateau_schedulers, step_plateau_schedulers
-from lightning_tpauc.scores import ScoreMemory, check_first_batch, score_training_set
+from lightning_tpauc.scores import score_training_set
 from lightning_tpauc.sharding import reshard
 from lightning_tpauc.support import log_replicated
 from lightning_tpauc.visits import VisitedPositives
@@ -43,9 +36,6 @@ if TYPE_CHECKING:
     from lightning_tpauc.module import TPAUCModule
 
 __all__ = ("StageCallback", "leave_average")
-
-#: Of the polynomial average: its weights have a mean age of a tenth of the run.
-_DECAY = 8.0
 
 
 class StageCallback(Callback):
@@ -163,9 +153,9 @@ class StageCallback(Callback):
         settle_buckets(trainer)
         module.in_step = False  # an earlier run may have ended amid a step
         prepare_plateau_schedulers(trainer)
-        self._allocate(trainer, module)
+        self._visited = allocate(trainer, module, self)
         self._adviser = Adviser()
-        self._adviser.say("pairs", _few_pairs(trainer, module))
+        self._adviser.say("pairs", few_pairs_of(trainer, module))
         restored = module._restored
         self._stops = restored is not None and restored.get("stopped_early", False) and stop_again(trainer)
         if checkpointing.restore(module, last_epoch=self._extended or self._stops):
@@ -203,10 +193,10 @@ class StageCallback(Callback):
         if self._stops:
             trainer.should_stop, self._stops = True, False
         leave_average(module)
-        self._look_at_duals(module)
-        schedule = module.rectangle_schedule
+        values, schedule = module.algorithm.diagnostics(), module.rectangle_schedule
+        self._adviser.look_at_duals(values)
         shown = schedule.diagnostics() if schedule is not None else {}
-        for name, value in {**module.algorithm.diagnostics(), **shown}.items():
+        for name, value in {**values, **shown}.items():
             log_replicated(module, f"train/{name}", value)
         step_plateau_schedulers(trainer, module.batches_seen, "epoch")
         if self._visited is not None and trainer.limit_train_batches == 1.0:
@@ -230,7 +220,7 @@ class StageCallback(Callback):
                 module.rectangle_schedule.held_out = module.held_out_ratios
             self._adviser.look_at_ratios(module.held_out_ratios)
             if module.best is not None:
-                module.best.offer(*_areas(trainer), module.batches_seen)
+                module.best.offer(*validated_areas(trainer), module.batches_seen)
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -261,30 +251,14 @@ class StageCallback(Callback):
             reshard(module)
             if self.batch_norm == "recompute":
                 recompute(module, trainer)
-        self._say_how_it_ended(module)
-
-    def _look_at_duals(self, module: TPAUCModule) -> None:
-        values = module.algorithm.diagnostics()
-        if "mean_y" in values and "active_share" in values:
-            self._adviser.look_at_duals(float(values["mean_y"]), float(values["active_share"]))
-
-    def _say_how_it_ended(self, module: TPAUCModule) -> None:
-        self._adviser.look_at_the_end(module.held_out_ratios, module.algorithm.tightness)
-        schedule, best = module.rectangle_schedule, module.best
-        if schedule is not None:
-            schedule.say_if_held()
-        if best is not None and best.weights and best.step < module.batches_seen:
-            rank_zero_info(
-                f"The model holds the weights that validated best: val/tpauc {best.value[0]:.4f} after {best.step} of "
-                f"{module.batches_seen} steps. StageCallback(keep_best=False) leaves the last ones."
-            )
+        say_how_it_ended(self._adviser, module)
 
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restore the end of a run that was over when it was saved, so that there was nothing to train."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
         if module._restored is not None:
-            self._allocate(trainer, module)
+            self._visited = allocate(trainer, module, self)
             checkpointing.restore(module)
             self.on_train_end(trainer, module)
 
@@ -293,49 +267,6 @@ class StageCallback(Callback):
         self._extended = False
 
     # ---------------------------------------------------------------- stages
-
-    def _allocate(self, trainer: Trainer, module: TPAUCModule) -> None:
-        algorithm = module.algorithm
-        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set at run time, declared nowhere
-        sources = [getattr(source, "num_positives", None) for source in (datamodule, trainer.train_dataloader)]
-        given, found = module.num_positives, next((number for number in sources if number is not None), None)
-        if given is not None and found is not None and given != found:
-            msg = (
-                f"`num_positives={given}` of {type(module).__name__} contradicts the data, which have {found} "
-                "training positives. Leave it out."
-            )
-            raise ArgumentError(msg)
-        num_positives = given if given is not None else found
-        if num_positives is None:
-            check_first_batch(trainer)
-            msg = (
-                "The number of training positives is unknown: train with a PosNegDataModule, or pass `num_positives` "
-                f"to {type(module).__name__}."
-            )
-            raise ArgumentError(msg)
-        self._visited = VisitedPositives(num_positives) if found is None else None
-        dtype = module.score_dtype
-        algorithm.setup(num_positives, device=module.device, dtype=dtype)
-        parameters = [p for group in trainer.optimizers[0].param_groups for p in group["params"]]
-        average_statistics = self.batch_norm == "average" and algorithm.averages_iterates
-        buffers = [b for _, b in batch_norm_statistics(module)] if average_statistics else []
-        module.iterates = WeightIterates(
-            parameters,
-            buffers,
-            anchored=algorithm.proximal_coefficient != 0,
-            averaged=algorithm.averages_iterates or algorithm.has_stages,
-            is_solution=algorithm.averages_iterates,
-            decay=_DECAY if self.averaging == "polynomial" and not algorithm.has_stages else 0.0,
-        )
-        statistics = [b for _, b in batch_norm_statistics(module)]
-        module.best = BestWeights([*parameters, *statistics]) if self.keep_best and trainer.enable_validation else None
-        shrinks = self.shrink_rectangle and algorithm.can_shrink_rectangle
-        module.rectangle_schedule = RectangleSchedule(algorithm) if shrinks else None
-        needed = algorithm.needs_previous
-        module.previous = PreviousWeights(parameters if needed else (), recursive=needed == "gradients")
-        module.memory = None
-        if shrinks or (self.scores == "remembered" and algorithm.needs_scores("restart")):
-            module.memory = ScoreMemory(num_positives, self.max_negatives or 2**20, module.device, dtype)
 
     def _end_stage_if_due(self, trainer: Trainer, module: TPAUCModule) -> None:
         iterates = module.iterates
@@ -372,25 +303,6 @@ class StageCallback(Callback):
         use_memory = module.memory is not None and self.scores == "remembered"
         remembered = module.memory.training_scores() if module.memory is not None and use_memory else None
         return remembered if remembered is not None else score_training_set(module, self.max_negatives)
-
-
-def _few_pairs(trainer: Trainer, module: TPAUCModule) -> str | None:
-    """What is wrong with the batches of a PosNegDataModule for the rectangle that was asked for."""
-    algorithm = module.algorithm
-    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set at run time, declared nowhere
-    sizes = [getattr(datamodule, name, None) for name in ("num_pos", "num_neg")]
-    if algorithm.sampling != "pos_neg" or not algorithm.can_shrink_rectangle or None in sizes:
-        return None
-    num_pos, num_neg = (int(size) * trainer.world_size for size in sizes if size is not None)
-    return few_pairs(algorithm.min_tpr, algorithm.max_fpr, min(num_pos, algorithm.num_positives or num_pos), num_neg)
-
-
-def _areas(trainer: Trainer) -> tuple[float, float]:
-    """``val/tpauc`` and ``val/auroc`` of the validation that has just ended; of the first of several data loaders."""
-    logged = trainer.callback_metrics
-    names = [(f"val/{area}", f"val/{area}/dataloader_idx_0") for area in ("tpauc", "auroc")]
-    tpauc, auroc = (float(logged.get(one, logged.get(other, math.nan))) for one, other in names)
-    return tpauc, auroc
 
 
 def _is_fitting(trainer: Trainer) -> bool:

@@ -9,12 +9,11 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 
 from lightning_tpauc.algorithms.arguments import require_range
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.run_length import steps_of_share
-from lightning_tpauc.schedules import LinearWarmup, keep_monitors, make_optimizer
+from lightning_tpauc.schedules import LinearWarmup, keep_monitors, make_optimizer, warms_up
 from lightning_tpauc.scoring import ScoringModule, refuse_taken
 
 __all__ = ("OptimizedModule", "take_step")
@@ -42,7 +41,7 @@ class OptimizedModule(ScoringModule):
         >>> from torch import nn
         >>> module = OptimizedModule(backbone=nn.Linear(3, 1))
         >>> module.configure_optimizers().param_groups[0]["lr"]
-        0.1
+        0.003
     """
 
     def __init__(
@@ -63,12 +62,10 @@ class OptimizedModule(ScoringModule):
         self.lr_scheduler_interval, self.warmup = lr_scheduler_interval, require_range("warmup", warmup, 0.0, 1.0)
         #: Which parameter group leads the algorithm's step sizes, and its learning rate before any schedule.
         self.base_lr: tuple[int, float | None] = (0, None)
-        self._warms_up = False
 
     def configure_optimizers(self) -> Any:
         """The injected optimizer and scheduler, or those of the class mixed in."""
         self.require_model()
-        self._warms_up = False
         parent = super().configure_optimizers
         mixed_in = getattr(parent, "__func__", None) is not LightningModule.configure_optimizers
         if self.optimizer_factory is None and mixed_in:
@@ -99,10 +96,11 @@ class OptimizedModule(ScoringModule):
         """The optimizer, with a scheduler for its first steps unless every step sees all data."""
         if self.warmup == 0 or self._trainer is None or self.algorithm.sampling == "full":
             return optimizer
-        self._warms_up = True
         steps = steps_of_share(self.trainer, self.warmup, _MOST_WARMUP_EPOCHS, _WARMUP_WITHOUT_END)
-        scheduler = LambdaLR(optimizer, LinearWarmup(steps))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": LinearWarmup(optimizer, steps), "interval": "step"},
+        }
 
     def single_optimizer(self) -> LightningOptimizer:
         """The optimizer; Lightning's wrapper of it counts its steps."""
@@ -117,7 +115,7 @@ class OptimizedModule(ScoringModule):
 
     def step_scale(self, optimizer: LightningOptimizer) -> float:
         """The current learning rate over the one before any schedule, which the algorithm's step sizes follow."""
-        if self._warms_up:  # the weights alone, and nothing else changes the rate
+        if self._trainer is not None and warms_up(self._trainer):  # the weights alone
             return 1.0
         number, base = self.base_lr
         group = optimizer.param_groups[number]

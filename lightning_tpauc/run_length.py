@@ -23,6 +23,10 @@ def steps_of_share(trainer: Trainer, share: float, most_epochs: int, without_end
     Returns:
         At least 1; the same on every rank.
     """
+    if trainer.train_dataloader is None:  # where `max_steps` alone says how long the run is, nobody has asked yet
+        trainer.fit_loop.setup_data()
     total = float(trainer.estimated_stepping_batches)
+    if total < 0:  # -1 is what Lightning says of epochs without a length, however many
+        total = math.inf
     length = min(share * total, most_epochs * float(trainer.num_training_batches))
     return max(1, int(length)) if math.isfinite(length) else without_end

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 from torch.optim import Adam, Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.metric_names import is_area, is_ours
@@ -23,6 +23,8 @@ __all__ = (
     "prepare_plateau_schedulers",
     "step_plateau_schedulers",
     "step_schedulers",
+    "warms_up",
+    "without_warmup",
 )
 
 
@@ -168,26 +170,57 @@ def _say_missing(trainer: Trainer, scheduler: Any) -> None:
     rank_zero_warn(msg, category=TPAUCWarning)
 
 
-class LinearWarmup:
-    """Factor of the learning rate after k steps: grows linearly to 1 over the first ``steps`` ones.
+class LinearWarmup(LRScheduler):
+    """Lets the learning rate grow linearly to the optimizer's own over the first steps, then leaves it alone.
 
     A network that begins at the full rate is past its best after a few steps where positives are few.
 
     Args:
-        steps: length of the warm-up, at least 1.
+        optimizer: whose learning rates grow.
+        steps: length of the warm-up, at least 1: the step of that number is the first at the full rate.
 
     Example:
-        >>> warmup = LinearWarmup(4)
-        >>> [warmup(k) for k in range(6)]
+        >>> optimizer = Adam([nn.Parameter(torch.zeros(1))], lr=1.0)
+        >>> warmup, rates = LinearWarmup(optimizer, steps=4), []
+        >>> for _ in range(6):
+        ...     rates.append(optimizer.param_groups[0]["lr"])
+        ...     optimizer.step()
+        ...     warmup.step()
+        >>> rates
         [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
     """
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, optimizer: Optimizer, steps: int) -> None:
         self.steps = steps
+        super().__init__(optimizer)
 
-    def __call__(self, step: int) -> float:
-        """The factor after ``step`` steps."""
-        return min(1.0, (step + 1) / self.steps)
+    @property
+    def is_over(self) -> bool:
+        """Whether the full rate was reached; from then on it is that of the optimizer, or of whoever changes it."""
+        return self.last_epoch >= self.steps - 1
+
+    def end(self) -> None:
+        """Change nothing any more."""
+        self.steps = 0
+
+    def get_lr(self) -> list[float | Tensor]:
+        """The rate of each parameter group in the next step."""
+        if self.last_epoch >= self.steps:
+            return [group["lr"] for group in self.optimizer.param_groups]
+        return [rate * ((self.last_epoch + 1) / self.steps) for rate in self.base_lrs]
+
+
+def warms_up(trainer: Trainer) -> bool:
+    """Whether the learning rate is still below that of the optimizer, in a :class:`LinearWarmup`."""
+    schedulers = (config.scheduler for config in trainer.lr_scheduler_configs)
+    return any(isinstance(scheduler, LinearWarmup) and not scheduler.is_over for scheduler in schedulers)
+
+
+def without_warmup(trainer: Trainer) -> None:
+    """Keep the learning rate of a checkpoint that was written without a warm-up."""
+    for config in trainer.lr_scheduler_configs:
+        if isinstance(config.scheduler, LinearWarmup):
+            config.scheduler.end()
 
 
 def make_optimizer(factory: Any, parameters: list[nn.Parameter]) -> Optimizer:

@@ -20,6 +20,7 @@ PACKAGE = "lightning_tpauc"
 LAYERS = (
     {"errors", "metric_names", "version"},
     {
+        "advice",
         "checkpoint_io",
         "compiled",
         "distributed",
@@ -27,13 +28,14 @@ LAYERS = (
         "functional",
         "loop_state",
         "origin",
+        "run_length",
         "schedules",
         "sharding",
         "support",
         "transfer",
     },
     {"algorithms", "data", "iterates", "metrics", "models"},
-    {"calling", "diagnosis"},
+    {"best_weights", "calling", "diagnosis", "rectangle_schedule"},
     {
         "agreement",
         "batch_norm",
@@ -46,7 +48,7 @@ LAYERS = (
         "scores",
         "visits",
     },
-    {"checkpoint", "scoring"},
+    {"allocation", "checkpoint", "scoring"},
     {"callbacks", "guard", "optimization"},
     {"module"},
     {"cli_errors", "experiments"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -159,6 +159,15 @@ class Algorithm(DeclaredState, ABC):
     def needs_scores(self, event: Literal["start", "restart"]) -> bool:  # noqa: ARG002
         """Whether :meth:`start` or :meth:`restart` solves the dual variables from the training scores."""
         return False
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the algorithm remembers, also how small the rectangle is, if it shrinks."""
+        return {**super().state_dict(), **({"tightness": self.tightness} if self.can_shrink_rectangle else {})}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned, in place; see :meth:`DeclaredState.load_state_dict`."""
+        super().load_state_dict({name: value for name, value in state.items() if name != "tightness"})
+        self.tightness = float(state.get("tightness", 1.0))  # of earlier checkpoints, whose rectangles did not shrink
 
     # ---------------------------------------------------------------- training
 

@@ -120,17 +120,19 @@ class STACO(Algorithm):
         self.step_units, self.dual_init, self.stage_restart = step_units, dual_init, stage_restart
         self.share_negatives = share_negatives
         self._check_exact_is_right()
-        start = 0.0 if dual_init == "zeros" else 1.0
+        self._declare(start=0.0 if dual_init == "zeros" else 1.0)
+        self._started = False
+
+    def _declare(self, start: float) -> None:
         self.add_state("y", "positive", fill=1.0)
         self.add_state("s", "positive", fill=start)
         self.add_state("s_prime", "scalar", fill=start)
         self.add_state("loss_unit", "scalar")
-        self.add_state("active_share", "scalar")
+        self.add_state("active_share", "scalar", fill=1.0)
         self.add_state("s_anchor", "positive", fill=start)
         self.add_state("s_moments", "positive")
         self.add_state("s_prime_sum", "scalar")
         self.add_state("stage_steps", "scalar", dtype=torch.int32)
-        self._started = False
 
     @property
     def needs_dual_negatives(self) -> bool:
@@ -179,16 +181,16 @@ class STACO(Algorithm):
         self._started = self.dual_init != "exact"
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the algorithm remembers, also whether it has made its exact start and how small the rectangle is."""
-        return {**super().state_dict(), "started": self._started, "tightness": self.tightness}
+        """All that the algorithm remembers, also whether it has made its exact start."""
+        return {**super().state_dict(), "started": self._started}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, in place."""
-        tensors = {name: value for name, value in state.items() if name not in ("started", "tightness")}
-        # what earlier versions did not keep: they had no unit, which the next step then sets, and a fixed rectangle
-        new = {name: torch.zeros_like(getattr(self, name)) for name in ("loss_unit", "active_share")}
-        super().load_state_dict({**new, **tensors})
-        self._started, self.tightness = state.get("started", True), float(state.get("tightness", 1.0))
+        known = {name: value for name, value in state.items() if name != "started"}
+        # what earlier versions did not keep: the next step sets the unit, and the others bring the share up
+        new = {"loss_unit": torch.zeros_like(self.loss_unit), "active_share": torch.ones_like(self.active_share)}
+        super().load_state_dict({**new, **known})
+        self._started = state.get("started", True)
 
     # ---------------------------------------------------------------- one step
 

@@ -122,7 +122,7 @@ def objective_ratio(
 
 def _thinned(scores: Tensor, most: int) -> Tensor:
     every = -(-scores.numel() // most)
-    return scores if every == 1 else scores.sort().values[every // 2 :: every]
+    return scores if every <= 1 else scores.sort().values[every // 2 :: every]
 
 
 def _hardest(scores: Tensor, count: int, largest: bool) -> Tensor:

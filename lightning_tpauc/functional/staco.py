@@ -43,12 +43,13 @@ def loss_unit_step(unit: Tensor, batch_loss: Tensor) -> Tensor:
             negatives; see :func:`~lightning_tpauc.functional.tail_mean_loss`.
 
     Returns:
-        Float tensor ``()``, above 0: at first the batch's own.
+        Float tensor ``()`` of ``unit``'s dtype, above 0: at first the batch's own.
 
     Example:
         >>> loss_unit_step(torch.tensor(1.0), torch.tensor(2.0)), loss_unit_step(torch.tensor(0.0), torch.tensor(2.0))
         (tensor(1.0500), tensor(2.))
     """
+    batch_loss = batch_loss.to(unit.dtype)  # scores may be in double precision where the state is not
     updated = torch.where(unit > 0, torch.lerp(unit, batch_loss, _UNIT_RATE), batch_loss)
     return updated.clamp_min(torch.finfo(updated.dtype).tiny ** 0.5)
 

@@ -136,7 +136,7 @@ def test_thresholds_of_another_type(thresholds):
     "thresholds",
     [
         *([], [0.1, "x"], [0.1, math.nan], [True]),
-        *(torch.rand(2, 2), torch.tensor(0.5), torch.tensor([math.nan]), torch.empty(0), torch.tensor([True])),
+        *(torch.full((2, 2), 0.5), torch.tensor(0.5), torch.tensor([math.nan]), torch.empty(0), torch.tensor([True])),
         *(np.ones((1, 2)), np.array(0.5), np.array([math.nan]), np.array([]), np.array(["x"]), np.array([1j])),
         torch.empty(3, device="meta"),
     ],
