@@ -90,6 +90,13 @@ CASES = {
         "saved_every": 1,
         "killed_at": (("on_train_batch_end", 4),),
     },
+    "saved where an epoch starts, and again after that": {
+        "saved_by": "hook",
+        "saved_at": "on_train_epoch_start",
+        "saved_every": 1,
+        "trainer": {"max_epochs": -1, "max_steps": 19},
+        "killed_at": (("on_train_batch_start", 1), ("on_train_batch_end", 10)),
+    },
     "saved by an exception of a validation": {"saved_by": "exception", "killed_at": (("on_validation_batch_end", 5),)},
     "saved by an exception after all of a validation": {
         "saved_by": "exception",
