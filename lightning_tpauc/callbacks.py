@@ -18,10 +18,11 @@ from lightning_tpauc.data.batch import PosNegBatch
 from lightning_tpauc.data.layout import layout
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_choice, check_count, is_real
+from lightning_tpauc.hooks import KeepsDuties, duty
 from lightning_tpauc.iterates import WeightIterates
 from lightning_tpauc.loop_state import stop_again
 from lightning_tpauc.previous import PreviousWeights
-from lightning_tpauc.schedules import prepare_plateau_schedulers, step_plateau_schedulers
+from lightning_tpauc.schedules import accept_closure, prepare_plateau_schedulers, step_plateau_schedulers
 from lightning_tpauc.scores import ScoreMemory, check_first_batch, score_training_set
 from lightning_tpauc.sharding import reshard
 from lightning_tpauc.support import log_replicated
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ("StageCallback", "leave_average")
 
 
-class StageCallback(Callback):
+class StageCallback(KeepsDuties, Callback):
     r"""Runs the stages of STACO2 and the average of STACO1.
 
     At the training's start it sets the dual variables. At a stage's end the weights become the average of the stage's
@@ -109,6 +110,7 @@ class StageCallback(Callback):
     # ---------------------------------------------------------------- hooks
 
     @override
+    @duty("before")
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that the module is one of ours, that nobody else runs the stages, and that all ranks do the same."""
         if not hasattr(pl_module, "algorithm"):
@@ -134,12 +136,14 @@ class StageCallback(Callback):
         trainer.fit_loop.epoch_loop.max_steps += self._extended
 
     @override
+    @duty("before")
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Allocate the state, then restore it from a checkpoint or start it."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
         reshard(module)
         settle_buckets(trainer)
         module.in_step = False  # an earlier run may have ended amid a step
+        accept_closure(trainer.optimizers[0])
         prepare_plateau_schedulers(trainer)
         self._allocate(trainer, module)
         restored = module._restored
@@ -155,6 +159,7 @@ class StageCallback(Callback):
             module.algorithm.start(scores)
 
     @override
+    @duty("before")
     def on_train_batch_end(
         self,
         trainer: Trainer,
@@ -166,9 +171,10 @@ class StageCallback(Callback):
         """End the stage when it has its length. The module has already averaged this step's weights."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
         self._end_stage_if_due(trainer, module)
-        step_plateau_schedulers(trainer, module.batches_seen, "batch", outputs["loss"])
+        step_plateau_schedulers(trainer, module.batches_seen, "batch", module.step_loss)
 
     @override
+    @duty("before")
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log what the dual variables say about the run."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
@@ -183,6 +189,7 @@ class StageCallback(Callback):
             self._visited.end_epoch()
 
     @override
+    @duty("before")
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Agree on batch-norm statistics over ranks, then put the average into the model."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
@@ -191,12 +198,14 @@ class StageCallback(Callback):
             reshard(module)
 
     @override
+    @duty("before")
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Step the schedulers that follow a metric; the module puts the last iterate back after all callbacks."""
         if _is_fitting(trainer):
             step_plateau_schedulers(trainer, pl_module.batches_seen, "validation")  # type: ignore[arg-type]
 
     @override
+    @duty("before")
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """See to it that no step starts from the average, even if a subclass's own hook did not put it back.
 
@@ -209,6 +218,7 @@ class StageCallback(Callback):
             self._visited.visit(batch.index, batch_idx)
 
     @override
+    @duty("before")
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Put the last iterate back where a validation fails."""
         self._shorten(trainer)
@@ -216,6 +226,7 @@ class StageCallback(Callback):
             leave_average(pl_module)  # type: ignore[arg-type]
 
     @override
+    @duty("before")
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the returned solution, the average, in the model."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]

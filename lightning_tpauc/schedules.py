@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.pytorch.utilities import rank_zero_warn
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = (
+    "accept_closure",
     "keep_monitors",
     "make_optimizer",
     "prepare_plateau_schedulers",
@@ -40,7 +43,7 @@ def step_schedulers(trainer: Trainer, batches_seen: int, *, skipped: bool = Fals
         else:
             due = trainer.is_last_batch and (trainer.current_epoch + 1) % config.frequency == 0
         if due:
-            config.scheduler.step()
+            trainer.lightning_module.lr_scheduler_step(config.scheduler, None)
 
 
 def keep_monitors(configured: Any) -> Any:
@@ -136,7 +139,7 @@ def step_plateau_schedulers(
         else:
             due = after != "batch" and (trainer.current_epoch + 1) % config.frequency == 0
         if due and name in new:
-            config.scheduler.step(float(new[name]))
+            trainer.lightning_module.lr_scheduler_step(config.scheduler, float(new[name]))
         if after == "epoch" and name not in trainer.callback_metrics and _all_is_logged(trainer):
             _say_missing(trainer, config.scheduler)
 
@@ -179,3 +182,31 @@ def make_optimizer(factory: Any, parameters: list[nn.Parameter]) -> Optimizer:
         )
         raise ArgumentError(msg)
     return optimizer
+
+
+def accept_closure(optimizer: Optimizer) -> None:
+    """Let an optimizer whose ``step`` takes no closure have one, as Lightning passes it to every optimizer.
+
+    Example:
+        >>> import torch
+        >>> class Plain(Optimizer):
+        ...     def step(self):
+        ...         print("stepped")
+        >>> plain = Plain([torch.zeros(1)], {})
+        >>> accept_closure(plain)
+        >>> plain.step(closure=lambda: 5.0)
+        stepped
+        5.0
+    """
+    step: Any = optimizer.step
+    try:
+        inspect.signature(step).bind(closure=None)
+    except TypeError:
+
+        def with_closure(closure: Callable[[], Any] | None = None) -> Any:
+            result = closure() if closure is not None else None
+            step()
+            return result
+
+        vars(with_closure).update(getattr(step, "__dict__", {}))  # a scheduler's mark, or it would warn
+        optimizer.step = with_closure  # type: ignore[method-assign]

@@ -20,14 +20,16 @@ from lightning_tpauc.data.positions import check_loader
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.evaluation import Rectangle, as_rectangles, build_metrics, inputs_and_target, inputs_to_predict
 from lightning_tpauc.functional.checks import check_choice
+from lightning_tpauc.hooks import KeepsDuties, duty
 from lightning_tpauc.iterates import master_dtype
+from lightning_tpauc.mixing import refuse_bases
 from lightning_tpauc.support import log_replicated
 from lightning_tpauc.transfer import explained_dtypes
 
 __all__ = ("ScoringModule", "refuse_taken")
 
 
-class ScoringModule(LightningModule):
+class ScoringModule(KeepsDuties, LightningModule):
     """Scores by a backbone, by a subclass's ``forward`` or by a class mixed in; validation, test and prediction.
 
     Args:
@@ -48,6 +50,10 @@ class ScoringModule(LightningModule):
         >>> module.raw_scores(torch.zeros(2, 3)).shape, module.algorithm_scores(torch.zeros(2, 3)).shape
         (torch.Size([2]), torch.Size([2]))
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        refuse_bases(cls)
+        super().__init_subclass__(**kwargs)
 
     def __init__(
         self,
@@ -187,11 +193,13 @@ class ScoringModule(LightningModule):
         own = Rectangle(self.algorithm.min_tpr, self.algorithm.max_fpr)
         return build_metrics(own, others, log_objective, surrogate, self._algorithm_activation, prefix)
 
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:  # noqa: ARG002
+    @duty("after", cooperative=False)
+    def validation_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> None:  # noqa: ARG002
         """Collect raw scores and targets, of each data loader apart."""
         self._evaluate(self.val_metrics, batch, dataloader_idx)
 
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:  # noqa: ARG002
+    @duty("after", cooperative=False)
+    def test_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> None:  # noqa: ARG002
         """Collect raw scores and targets, of each data loader apart."""
         self._evaluate(self.test_metrics, batch, dataloader_idx)
 
@@ -202,23 +210,24 @@ class ScoringModule(LightningModule):
             return {"example_id": batch.example_id[real], "score": self.raw_scores(batch.inputs)[real]}
         return {"score": self.raw_scores(inputs_to_predict(batch, self._known_layout(batch)))}
 
+    @duty("before")
     def on_validation_epoch_start(self) -> None:
         """Forget what a validation that was broken off has collected, and look at the loaders."""
-        super().on_validation_epoch_start()
         _check_loaders(self.trainer.val_dataloaders)
         self._forget_batches(self.val_metrics)
 
+    @duty("before")
     def on_test_epoch_start(self) -> None:
         """Forget what a test that was broken off has collected, and look at the loaders."""
-        super().on_test_epoch_start()
         _check_loaders(self.trainer.test_dataloaders)
         self._forget_batches(self.test_metrics)
 
+    @duty("before")
     def on_predict_epoch_start(self) -> None:
         """Look at the loaders."""
-        super().on_predict_epoch_start()
         _check_loaders(self.trainer.predict_dataloaders)
 
+    @duty("after", cooperative=False)
     def on_validation_epoch_end(self) -> None:
         """Log ``val/tpauc`` and its companions; the sanity check logs nothing, since it sees a few batches only.
 
@@ -226,6 +235,7 @@ class ScoringModule(LightningModule):
         """
         self._log_metrics(self.val_metrics, len(self.trainer.num_val_batches))
 
+    @duty("after", cooperative=False)
     def on_test_epoch_end(self) -> None:
         """Log ``test/tpauc`` and its companions, named as in validation."""
         self._log_metrics(self.test_metrics, len(self.trainer.num_test_batches))

@@ -25,6 +25,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
 from lightning_tpauc.metric_names import is_area
+from lightning_tpauc.mixing import refuse_twin
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -135,6 +136,7 @@ def _refuse_strategies(trainer: Trainer) -> None:
 def _refuse_callbacks(trainer: Trainer, further: Iterable[Callback]) -> None:
     own: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
     for callback in (*own, *further):
+        refuse_twin(type(callback), type(callback).__name__)
         if isinstance(callback, (StochasticWeightAveraging, WeightAveraging)):
             msg = (
                 f"{type(callback).__name__} does not work with manual optimization, and the iterates are averaged "

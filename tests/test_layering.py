@@ -19,6 +19,8 @@ PACKAGE = "lightning_tpauc"
 #: What only type checkers read may name anything: a callback says which module it works on.
 LAYERS = (
     {"errors", "metric_names", "version"},
+    {"hooks"},
+    {"mixing"},
     {
         "checkpoint_io",
         "compiled",
