@@ -157,6 +157,7 @@ class StageCallback(KeepsDuties, Callback):
                 module.memory.fill(scores)
                 module.memory.forget_negatives()
             module.algorithm.start(scores)
+            module.trained_start.offer(trainer)
 
     @override
     @duty("before")
@@ -220,10 +221,12 @@ class StageCallback(KeepsDuties, Callback):
     @override
     @duty("before")
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Put the last iterate back where a validation fails."""
+        """Put the last iterate back where a validation fails, and the number of steps of the sanity check."""
+        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        module.trained_start.end(trainer)
         self._shorten(trainer)
         if trainer.validating:
-            leave_average(pl_module)  # type: ignore[arg-type]
+            leave_average(module)
 
     @override
     @duty("before")

@@ -40,7 +40,15 @@ _NOT_PREPARED = (
 
 #: Attributes that are assigned in every step and never hold a tensor.
 _PLAIN = frozenset(
-    {"_current_fx_name", "_activation_checked", "_awaited", "_loss_was_logged", "batches_seen", "in_step", "step_skipped"}
+    {
+        "_current_fx_name",
+        "_activation_checked",
+        "_awaited",
+        "_loss_was_logged",
+        "batches_seen",
+        "in_step",
+        "step_skipped",
+    }
 )
 
 
@@ -116,7 +124,7 @@ class TPAUCModule(OptimizedModule):
         refuse_taken(self, "batches_seen", "in_step", "step_loss", "step_skipped")
         self.gradient_clip_val, self.num_positives, self.init_from = gradient_clip_val, num_positives, init_from
         self._forget_training()
-        self._loss_was_logged = self._has_started = False
+        self._loss_was_logged = self._has_started = self._is_trained = False
         self._restored: dict[str, Any] | None = None
         checkpointing.save_cli_hyperparameters(self)
 
@@ -150,10 +158,13 @@ class TPAUCModule(OptimizedModule):
     @duty("before")
     def on_fit_start(self) -> None:
         """Take the weights of ``init_from``, in the first run of the module and unless that is resumed."""
-        self._loss_was_logged = False
+        self._loss_was_logged = self._blind_said = False
         first, self._has_started = not self._has_started, True
         if self.init_from is not None and self._restored is None and first:
             checkpointing.load_weights(self, self.init_from)
+            self._is_trained = True
+        if self._restored is None and (self._is_trained or self.iterates is not None):
+            self.trained_start.prepare(self.trainer)
 
     @duty("required", cooperative=False)
     def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
@@ -300,6 +311,7 @@ class TPAUCModule(OptimizedModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check that the checkpoint is ours and fits; the state of a run to resume is restored when training starts."""
         checkpointing.prepare_loading(self, checkpoint)
+        self._is_trained = self._is_trained or self._restored is None
 
 
 def _check_arguments(gradient_clip_val: Any, num_positives: Any) -> None:

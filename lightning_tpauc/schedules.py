@@ -12,7 +12,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
-from lightning_tpauc.metric_names import is_area, is_ours
+from lightning_tpauc.metric_names import better_mode, is_ours
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -57,7 +57,7 @@ def keep_monitors(configured: Any) -> Any:
         attributes; where nobody chose, they follow ``val/tpauc``.
 
     Raises:
-        ArgumentError: if a scheduler waits for an area to fall.
+        ArgumentError: if a scheduler waits for a metric to get worse.
     """
     return _keep_monitors(configured, None, strict=True)
 
@@ -74,8 +74,13 @@ def _keep_monitors(configured: Any, monitor: str | None, *, strict: bool) -> Any
         scheduler: Any = configured  # LightningCLI's class has a `monitor` already
         scheduler.monitor = monitor or getattr(scheduler, "monitor", "val/tpauc")
         scheduler.strict = strict
-        if scheduler.mode == "min" and is_area(scheduler.monitor):
-            msg = f"ReduceLROnPlateau(mode='min') would wait for {scheduler.monitor!r} to fall; pass `mode='max'`."
+        better = better_mode(scheduler.monitor)
+        if better is not None and scheduler.mode != better:
+            moves = "fall" if better == "max" else "rise"
+            msg = (
+                f"ReduceLROnPlateau(mode={scheduler.mode!r}) would wait for {scheduler.monitor!r} to {moves}; pass "
+                f"`mode={better!r}`."
+            )
             raise ArgumentError(msg)
     return configured
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import CombinedLoader, rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
@@ -23,10 +24,13 @@ from lightning_tpauc.functional.checks import check_choice
 from lightning_tpauc.hooks import KeepsDuties, duty
 from lightning_tpauc.iterates import master_dtype
 from lightning_tpauc.mixing import refuse_bases
+from lightning_tpauc.start import TrainedStart
 from lightning_tpauc.support import log_replicated
 from lightning_tpauc.transfer import explained_dtypes
 
 __all__ = ("ScoringModule", "refuse_taken")
+
+_ATTRIBUTES = ("algorithm", "score_activation", "input_layout", "trained_start")
 
 
 class ScoringModule(KeepsDuties, LightningModule):
@@ -71,9 +75,7 @@ class ScoringModule(KeepsDuties, LightningModule):
         self.algorithm_is_default = algorithm is None
         algorithm = STACO() if algorithm is None else algorithm
         _check_kinds(algorithm, backbone)
-        refuse_taken(
-            self, "algorithm", "score_activation", "input_layout", *(["backbone"] if backbone is not None else [])
-        )
+        refuse_taken(self, *_ATTRIBUTES, *(["backbone"] if backbone is not None else []))
         self._has_own_backbone = backbone is not None
         #: Whether a class that is mixed in scores by itself.
         self._inherits_forward = (
@@ -86,6 +88,9 @@ class ScoringModule(KeepsDuties, LightningModule):
         self._reported = as_rectangles(rectangles), log_objective
         self.val_metrics: MetricCollection = self._metrics("val/")
         self.test_metrics: MetricCollection = self._metrics("test/")
+        #: Of weights that were trained before, which a new run starts from.
+        self.trained_start = TrainedStart()
+        self._blind_said = False
         #: What the inputs consist of that it was trained on; see :func:`~lightning_tpauc.data.layout.layout`.
         self.input_layout: Any = None
         self._activation_checked = False
@@ -259,9 +264,29 @@ class ScoringModule(KeepsDuties, LightningModule):
         # as many on every rank, also where one had no batch: they are computed together
         for number, metrics in enumerate(self._metrics_of(first, num_loaders)):
             suffix = f"/dataloader_idx_{number}" if num_loaders > 1 else ""
-            for name, value in metrics.compute().items() if not self.trainer.sanity_checking else ():
-                log_replicated(self, name + suffix, value, prog_bar=name.endswith("/tpauc"))
+            checks = self.trainer.sanity_checking
+            values = metrics.compute() if not checks or self.trained_start.is_measured else {}
+            for name, value in values.items():
+                if checks:
+                    self.trained_start.note(name + suffix, value)
+                else:
+                    log_replicated(self, name + suffix, value, prog_bar=name.endswith("/tpauc"))
+            if self.trainer.state.fn == TrainerFn.FITTING and not checks:
+                self._say_blind({name.removeprefix("val/"): value for name, value in values.items()}, suffix)
         self._forget_batches(first)
+
+    def _say_blind(self, values: dict[str, Tensor], suffix: str) -> None:
+        """Say once a run that a monitor of the area can't tell epochs apart."""
+        if self._blind_said or float(values["tpauc"]) != 0:
+            return
+        self._blind_said = True
+        tpr, (min_tpr, max_fpr) = float(values["tpr_at_max_fpr"]), (self.algorithm.min_tpr, self.algorithm.max_fpr)
+        rank_zero_warn(
+            f"val/tpauc{suffix} is 0: the ROC curve passes below the rectangle (TPR {tpr:.2g} at FPR {max_fpr:g}, "
+            f"demanded {min_tpr:g}). EarlyStopping and ModelCheckpoint can't tell such epochs apart: monitor "
+            f"val/tpr_at_max_fpr{suffix} or val/auroc{suffix}, with mode='max'.",
+            category=TPAUCWarning,
+        )
 
     def _forget_batches(self, first: MetricCollection) -> None:
         first.reset()

@@ -104,6 +104,7 @@ def make(kind, algorithm, **kwargs):
         None if kwargs.pop("plain", False) else decay,
         lr_scheduler_interval="step",
         gradient_clip_val=0.05,
+        score_activation="sigmoid" if algorithm == "PAUCI" else "identity",
         num_positives=NUM_POS,
         **kwargs,
     )

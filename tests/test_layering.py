@@ -31,6 +31,7 @@ LAYERS = (
         "origin",
         "schedules",
         "sharding",
+        "start",
         "support",
         "transfer",
     },
