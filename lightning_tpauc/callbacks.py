@@ -124,6 +124,7 @@ class StageCallback(KeepsDuties, Callback):
         require_agreement(lambda: data_and_limits(trainer, stage))
 
     @override
+    @duty("before")
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check once more that all ranks do the same, now that the optimizer is there.
 
@@ -240,6 +241,7 @@ class StageCallback(KeepsDuties, Callback):
                 recompute(module, trainer)
 
     @override
+    @duty("before")
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restore the end of a run that was over when it was saved, so that there was nothing to train."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]

@@ -192,6 +192,13 @@ def _check_saving(trainer: Trainer, callback: ModelCheckpoint) -> None:
             "use every_n_train_steps or every_n_epochs.",
             category=TPAUCWarning,
         )
+    if callback.auto_insert_metric_name and re.search(r"\{[^}]*/", callback.filename or ""):
+        rank_zero_warn(
+            f"ModelCheckpoint(filename={callback.filename!r}) writes the metrics' names into the path, where each '/' "
+            "opens a folder. Pass `auto_insert_metric_name=False` and write the names yourself, such as "
+            "filename='epoch={epoch}-tpauc={val/tpauc:.3f}'.",
+            category=TPAUCWarning,
+        )
     strategy = trainer.strategy
     if isinstance(strategy, ModelParallelStrategy) and strategy._save_distributed_checkpoint and callback.save_last:
         rank_zero_warn(

@@ -240,6 +240,18 @@ def test_a_hook_without_super_finds_the_gradients_of_the_step(tmp_path):
     assert max(norms) <= 0.05 * (1 + 1e-5)
 
 
+@pytest.mark.parametrize(
+    ("kind", "parent"), [(TPAUCModule, LightningModule), (StageCallback, Callback), (FiniteGuard, Callback)]
+)
+def test_all_of_our_hooks_are_kept(kind, parent):
+    """But for those that a subclass overrides because it wants something else."""
+    hooks = {name for name in dir(kind) if name.startswith("on_") or name in HOOKS or name == "setup"}
+    ours = {name for name in hooks if getattr(kind, name) is not getattr(parent, name)}
+    kept = {name for name in ours if hasattr(getattr(kind, name), "duty")}
+    assert ours - kept <= {"forward", "predict_step", "configure_optimizers"}
+    assert len(kept) >= 4
+
+
 # ---------------------------------------------------------------- callbacks of ours that are subclassed
 
 
