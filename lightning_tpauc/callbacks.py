@@ -22,8 +22,13 @@ from lightning_tpauc.hooks import KeepsDuties, duty
 from lightning_tpauc.iterates import WeightIterates
 from lightning_tpauc.loop_state import stop_again
 from lightning_tpauc.previous import PreviousWeights
-from lightning_tpauc.schedules import accept_closure, prepare_plateau_schedulers, step_plateau_schedulers
-from lightning_tpauc.scores import ScoreMemory, check_first_batch, score_training_set
+from lightning_tpauc.schedules import (
+    accept_closure,
+    note_rates,
+    prepare_plateau_schedulers,
+    step_plateau_schedulers,
+)
+from lightning_tpauc.scores import ScoreMemory, count_positives, score_training_set
 from lightning_tpauc.sharding import reshard
 from lightning_tpauc.support import log_replicated
 from lightning_tpauc.visits import VisitedPositives
@@ -93,6 +98,7 @@ class StageCallback(KeepsDuties, Callback):
         self._visited: VisitedPositives | None = None
         self.scores, self.max_negatives, self.batch_norm = scores, max_negatives, batch_norm
         self._extended = self._stops = False
+        self._batches_before = 0
 
     def stage_length(self, stage: int, steps_per_epoch: float) -> int:
         """Number of steps of a stage; override for another policy.
@@ -145,6 +151,8 @@ class StageCallback(KeepsDuties, Callback):
         settle_buckets(trainer)
         module.in_step = False  # an earlier run may have ended amid a step
         accept_closure(trainer.optimizers[0])
+        if module.base_lr[1] is None:  # another class made the optimizer, and may schedule it by its hooks
+            note_rates(trainer.optimizers[0])
         prepare_plateau_schedulers(trainer)
         self._allocate(trainer, module)
         restored = module._restored
@@ -172,6 +180,13 @@ class StageCallback(KeepsDuties, Callback):
     ) -> None:
         """End the stage when it has its length. The module has already averaged this step's weights."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
+        if module.batches_seen != self._batches_before + 1:
+            msg = (
+                f"{type(module).__name__}.training_step called `super().training_step(...)` "
+                f"{module.batches_seen - self._batches_before} times for a batch: the sampler's position, stages and "
+                "schedules count on once. For more steps raise `max_epochs`."
+            )
+            raise UnsupportedError(msg)
         self._end_stage_if_due(trainer, module)
         step_plateau_schedulers(trainer, module.batches_seen, "batch", module.step_loss)
 
@@ -214,6 +229,7 @@ class StageCallback(KeepsDuties, Callback):
         An epoch's first batch shows what inputs consist of, and so where labels stand in batches to evaluate.
         """
         leave_average(pl_module)  # type: ignore[arg-type]
+        self._batches_before = pl_module.batches_seen
         if batch_idx == 0:
             pl_module.input_layout = layout(getattr(batch, "inputs", None))
         if self._visited is not None and isinstance(batch, PosNegBatch):
@@ -258,24 +274,8 @@ class StageCallback(KeepsDuties, Callback):
 
     def _allocate(self, trainer: Trainer, module: TPAUCModule) -> None:
         algorithm = module.algorithm
-        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set at run time, declared nowhere
-        sources = [getattr(source, "num_positives", None) for source in (datamodule, trainer.train_dataloader)]
-        given, found = module.num_positives, next((number for number in sources if number is not None), None)
-        if given is not None and found is not None and given != found:
-            msg = (
-                f"`num_positives={given}` of {type(module).__name__} contradicts the data, which have {found} "
-                "training positives. Leave it out."
-            )
-            raise ArgumentError(msg)
-        num_positives = given if given is not None else found
-        if num_positives is None:
-            check_first_batch(trainer)
-            msg = (
-                "The number of training positives is unknown: train with a PosNegDataModule, or pass `num_positives` "
-                f"to {type(module).__name__}."
-            )
-            raise ArgumentError(msg)
-        self._visited = VisitedPositives(num_positives) if found is None else None
+        num_positives, by_data = count_positives(trainer, module)
+        self._visited = None if by_data else VisitedPositives(num_positives)
         dtype = module.score_dtype
         algorithm.setup(num_positives, device=module.device, dtype=dtype)
         parameters = [p for group in trainer.optimizers[0].param_groups for p in group["params"]]

@@ -22,6 +22,7 @@ __all__ = (
     "accept_closure",
     "keep_monitors",
     "make_optimizer",
+    "note_rates",
     "prepare_plateau_schedulers",
     "step_plateau_schedulers",
     "step_schedulers",
@@ -109,8 +110,13 @@ def prepare_plateau_schedulers(trainer: Trainer) -> None:
                 "fall. Give it validation data, or set `monitor` to a metric of training such as 'train/loss'."
             )
             raise ArgumentError(msg)
-        for group in config.scheduler.optimizer.param_groups:
-            group.setdefault("initial_lr", float(group["lr"]))
+        note_rates(config.scheduler.optimizer)
+
+
+def note_rates(optimizer: Optimizer) -> None:
+    """Note the learning rates before any schedule, under the name at which other schedulers do."""
+    for group in optimizer.param_groups:
+        group.setdefault("initial_lr", float(group["lr"]))
 
 
 def step_plateau_schedulers(

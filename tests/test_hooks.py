@@ -310,6 +310,16 @@ def test_a_training_step_of_ones_own_is_refused(tmp_path):
             train(make(kind, "STACO1"), tmp_path)
 
 
+def test_a_training_step_that_calls_ours_twice_is_refused(tmp_path):
+    class Twice(TPAUCModule):
+        def training_step(self, batch, batch_idx):
+            super().training_step(batch, batch_idx)
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(UnsupportedError, match=r"Twice.training_step called `super\(\).training_step\(...\)` 2 times"):
+        train(make(Twice, "STACO1"), tmp_path)
+
+
 def test_errors_of_a_training_step_stay_what_they_are(tmp_path):
     class Fails(TPAUCModule):
         def training_step(self, batch, batch_idx):

@@ -202,11 +202,12 @@ def test_their_optimizer_hooks_are_called(mixed_in):
     hooks = {name: vars(WithHooks)[name] for name in (*names, "configure_gradient_clipping")}
     bases = (TPAUCModule, WithHooks) if mixed_in else (TPAUCModule, Theirs)
     kind = type("Both", bases, {} if mixed_in else hooks)
-    calls = []
+    calls, scales = [], []
 
     class Watch(Callback):
         def on_before_zero_grad(self, trainer, pl_module, optimizer):
             calls.append(optimizer)
+            scales.append(pl_module.algorithm.step_scale)
 
     module = kind(algorithm=algorithm(), num_positives=NUM_POS)
     module.rates, module.largest = [], []
@@ -214,6 +215,7 @@ def test_their_optimizer_hooks_are_called(mixed_in):
     trainer.fit(module, loader(make_batches(4)[0]))
     steps = 4
     assert module.rates == pytest.approx([0.025, 0.05, 0.075, 0.1])
+    assert scales == pytest.approx([1.0, 0.25, 0.5, 0.75])  # the dual variables' steps follow that schedule
     assert max(module.largest) == pytest.approx(1e-3)
     expected = {"on_before_zero_grad", "optimizer_zero_grad", *(["lr_scheduler_step"] if mixed_in else [])}
     assert {name: module.called.count(name) for name in expected} == dict.fromkeys(expected, steps)
