@@ -229,7 +229,7 @@ class StageCallback(KeepsDuties, Callback):
         An epoch's first batch shows what inputs consist of, and so where labels stand in batches to evaluate.
         """
         leave_average(pl_module)  # type: ignore[arg-type]
-        self._batches_before = pl_module.batches_seen
+        self._batches_before = int(pl_module.batches_seen)  # type: ignore[arg-type]
         if batch_idx == 0:
             pl_module.input_layout = layout(getattr(batch, "inputs", None))
         if self._visited is not None and isinstance(batch, PosNegBatch):
