@@ -77,7 +77,7 @@ def pairwise_terms(
         thresholds: float tensor ``(S,)``, :math:`s_i`, any real numbers; below 0 every pair is active.
         weights: float tensor ``(S,)``, :math:`y_i`; ones if ``None``.
         surrogate: name or :class:`~lightning_tpauc.functional.Surrogate`.
-        margin: m of the hinge and square surrogates.
+        margin: m of the hinge, square and ramp surrogates.
         scale: factor inside the logistic surrogate.
         method: ``"dense"``, ``"sorted"`` or ``"auto"``, which decides by S and B alone.
         gradients: whether to compute ``pos_grad`` and ``neg_grad``.
