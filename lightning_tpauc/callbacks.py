@@ -138,6 +138,7 @@ class StageCallback(KeepsDuties, Callback):
         """
         settings = {name: getattr(self, name) for name in inspect.signature(StageCallback).parameters}
         require_agreement(lambda: training_settings(trainer, pl_module, settings))  # type: ignore[arg-type]
+        checkpointing.check_savable(trainer)
         restored: dict[str, Any] | None = pl_module._restored  # type: ignore[assignment]  # a TPAUCModule's
         self._extended = restored is not None and restored["last_epoch"]
         trainer.fit_loop.epoch_loop.max_steps += self._extended

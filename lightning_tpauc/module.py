@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -30,6 +30,7 @@ from lightning_tpauc.schedules import step_schedulers
 from lightning_tpauc.scores import ScoreMemory
 from lightning_tpauc.scoring import refuse_taken
 from lightning_tpauc.support import refuse_unsupported
+from lightning_tpauc.weights import load_state, load_weights
 
 __all__ = ("TPAUCModule",)
 
@@ -79,7 +80,8 @@ class TPAUCModule(OptimizedModule):
         rectangles: further (min_tpr, max_fpr) pairs to report; the algorithm's own is always reported as ``tpauc``.
         log_objective: also report the exact training objective F, on the evaluated data.
         num_positives: number of training positives; read from the data module if ``None``.
-        init_from: checkpoint of another run, on whatever data, whose weights a new run starts from (fine-tuning).
+        init_from: checkpoint of another run, on whatever data, whose weights a new run starts from (fine-tuning), or a
+            file of the ``state_dict`` of such a module or of a ``backbone``.
         **kwargs: passed on to the next class, for mixing in.
 
     Raises:
@@ -161,7 +163,7 @@ class TPAUCModule(OptimizedModule):
         self._loss_was_logged = self._blind_said = False
         first, self._has_started = not self._has_started, True
         if self.init_from is not None and self._restored is None and first:
-            checkpointing.load_weights(self, self.init_from)
+            load_weights(self, self.init_from)
             self._is_trained = True
         if self._restored is None and (self._is_trained or self.iterates is not None):
             self.trained_start.prepare(self.trainer)
@@ -306,6 +308,11 @@ class TPAUCModule(OptimizedModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Publish the evaluation weights as ``state_dict``; keep all that training remembers beside them."""
         checkpointing.save(self, checkpoint)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load weights as torch does; what does not fit is one line of a :class:`CheckpointError`."""
+        load = super().load_state_dict
+        return load_state(self, lambda: load(state_dict, strict=strict, assign=assign), state_dict)
 
     @duty("before")
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
