@@ -61,12 +61,13 @@ def load_state(module: nn.Module, load: Callable[[], Any], state: Any) -> Any:
         return load()
     except (RuntimeError, TypeError) as error:
         if isinstance(state, Mapping):
-            what = describe_misfit(module.state_dict(), state)
+            what = describe_misfit(module.state_dict(), own_names(module, dict(state)))
         else:
             what = f"expected weights by name, but got a {type(state).__name__}"
         if not what:
             raise
         backbone = getattr(module, "backbone", None)
+        backbone = getattr(backbone, "_orig_mod", backbone)  # compiled
         name = type(module).__name__ + (f" with {type(backbone).__name__}" if backbone is not None else "")
         msg = f"The checkpoint's weights do not fit {name}: {what}. Use the model that wrote the checkpoint."
         raise CheckpointError(msg) from error

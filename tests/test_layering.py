@@ -18,14 +18,9 @@ PACKAGE = "lightning_tpauc"
 #: From the bottom up: a module imports from layers below its own and from its own folder. ``""`` is ``__init__``.
 #: What only type checkers read may name anything: a callback says which module it works on.
 LAYERS = (
-<<<<<<< HEAD
-    {"errors", "metric_names", "version"},
-    {"hooks"},
-    {"mixing"},
-=======
     {"atomic", "errors", "metric_names", "version"},
-    {"plain"},
->>>>>>> 2728a42 (Checkpoints hold only what is read back, or say at the start what could not be; saves of several processes keep apart; init_from checks its file and takes a state_dict; weights that do not fit are one line)
+    {"hooks", "plain"},
+    {"mixing"},
     {
         "checkpoint_io",
         "compiled",
