@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
     from lightning_tpauc.module import TPAUCModule
 
-__all__ = ("Adviser", "few_pairs", "few_pairs_of", "say_how_it_ended", "validated_areas")
+__all__ = (
+    "Adviser",
+    "few_pairs",
+    "few_pairs_of",
+    "say_how_it_ended",
+)
 
 #: Fewer hard examples of a class in a batch are a coin toss.
 _FEWEST = 4
@@ -130,14 +135,6 @@ def few_pairs_of(trainer: Trainer, module: TPAUCModule) -> str | None:
         return None
     num_pos, num_neg = (int(size) * trainer.world_size for size in sizes if size is not None)
     return few_pairs(algorithm.min_tpr, algorithm.max_fpr, min(num_pos, algorithm.num_positives or num_pos), num_neg)
-
-
-def validated_areas(trainer: Trainer) -> tuple[float, float]:
-    """``val/tpauc`` and ``val/auroc`` of the validation that has just ended; of the first of several data loaders."""
-    logged = trainer.callback_metrics
-    names = [(f"val/{area}", f"val/{area}/dataloader_idx_0") for area in ("tpauc", "auroc")]
-    tpauc, auroc = (float(logged.get(one, logged.get(other, math.nan))) for one, other in names)
-    return tpauc, auroc
 
 
 def say_how_it_ended(adviser: Adviser, module: TPAUCModule) -> None:

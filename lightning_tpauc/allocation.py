@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lightning_tpauc.batch_norm import batch_norm_statistics
 from lightning_tpauc.best_weights import BestWeights
-from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.iterates import WeightIterates
 from lightning_tpauc.previous import PreviousWeights
 from lightning_tpauc.rectangle_schedule import RectangleSchedule
-from lightning_tpauc.scores import ScoreMemory, check_first_batch
+from lightning_tpauc.scores import ScoreMemory, count_positives
 from lightning_tpauc.visits import VisitedPositives
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def allocate(trainer: Trainer, module: TPAUCModule, stages: StageCallback) -> Vi
     Raises:
         ArgumentError: if the number of positives is unknown, or contradicts the data.
     """
-    num_positives, found = _num_positives(trainer, module)
+    num_positives, found = count_positives(trainer, module)
     algorithm, dtype = module.algorithm, module.score_dtype
     algorithm.setup(num_positives, device=module.device, dtype=dtype)
     parameters = [p for group in trainer.optimizers[0].param_groups for p in group["params"]]
@@ -66,25 +65,3 @@ def allocate(trainer: Trainer, module: TPAUCModule, stages: StageCallback) -> Vi
     if shrinks or (stages.scores == "remembered" and algorithm.needs_scores("restart")):
         module.memory = ScoreMemory(num_positives, stages.max_negatives or _MAX_NEGATIVES, module.device, dtype)
     return None if found else VisitedPositives(num_positives)
-
-
-def _num_positives(trainer: Trainer, module: TPAUCModule) -> tuple[int, bool]:
-    """How many training positives there are, and whether the data say so."""
-    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set at run time, declared nowhere
-    sources = [getattr(source, "num_positives", None) for source in (datamodule, trainer.train_dataloader)]
-    given, found = module.num_positives, next((number for number in sources if number is not None), None)
-    if given is not None and found is not None and given != found:
-        msg = (
-            f"`num_positives={given}` of {type(module).__name__} contradicts the data, which have {found} "
-            "training positives. Leave it out."
-        )
-        raise ArgumentError(msg)
-    num_positives = given if given is not None else found
-    if num_positives is None:
-        check_first_batch(trainer)
-        msg = (
-            "The number of training positives is unknown: train with a PosNegDataModule, or pass `num_positives` "
-            f"to {type(module).__name__}."
-        )
-        raise ArgumentError(msg)
-    return int(num_positives), found is not None

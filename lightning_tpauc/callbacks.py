@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
 from lightning_tpauc import checkpoint as checkpointing
-from lightning_tpauc.advice import Adviser, few_pairs_of, say_how_it_ended, validated_areas
+from lightning_tpauc.advice import Adviser, few_pairs_of, say_how_it_ended
 from lightning_tpauc.agreement import data_and_limits, require_agreement, training_settings
 from lightning_tpauc.allocation import allocate
 from lightning_tpauc.batch_norm import agree_on_statistics, recompute
@@ -20,10 +20,17 @@ from lightning_tpauc.data.batch import PosNegBatch
 from lightning_tpauc.data.layout import layout
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_choice, check_count, is_real
+from lightning_tpauc.hooks import KeepsDuties, duty
 from lightning_tpauc.iterates import WeightIterates
 from lightning_tpauc.loop_state import stop_again
+from lightning_tpauc.metric_names import validated_areas
 from lightning_tpauc.rectangle_schedule import move_is_due, shrinking_progress, shrinking_steps
-from lightning_tpauc.schedules import prepare_plateau_schedulers, step_plateau_schedulers
+from lightning_tpauc.schedules import (
+    accept_closure,
+    note_rates,
+    prepare_plateau_schedulers,
+    step_plateau_schedulers,
+)
 from lightning_tpauc.scores import score_training_set
 from lightning_tpauc.sharding import reshard
 from lightning_tpauc.support import log_replicated
@@ -38,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ("StageCallback", "leave_average")
 
 
-class StageCallback(Callback):
+class StageCallback(KeepsDuties, Callback):
     r"""Runs the stages of STACO2 and the average of STACO1.
 
     At the training's start it sets the dual variables. At a stage's end the weights become the average of the stage's
@@ -104,6 +111,7 @@ class StageCallback(Callback):
         self.scores, self.max_negatives, self.batch_norm = scores, max_negatives, batch_norm
         self._extended = self._stops = False
         self._adviser = Adviser()
+        self._batches_before = 0
 
     def stage_length(self, stage: int, steps_per_epoch: float) -> int:
         """Number of steps of a stage; override for another policy.
@@ -121,6 +129,7 @@ class StageCallback(Callback):
     # ---------------------------------------------------------------- hooks
 
     @override
+    @duty("before")
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that the module is one of ours, that nobody else runs the stages, and that all ranks do the same."""
         if not hasattr(pl_module, "algorithm"):
@@ -134,6 +143,7 @@ class StageCallback(Callback):
         require_agreement(lambda: data_and_limits(trainer, stage))
 
     @override
+    @duty("before")
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check once more that all ranks do the same, now that the optimizer is there.
 
@@ -141,17 +151,22 @@ class StageCallback(Callback):
         """
         settings = {name: getattr(self, name) for name in inspect.signature(StageCallback).parameters}
         require_agreement(lambda: training_settings(trainer, pl_module, settings))  # type: ignore[arg-type]
+        checkpointing.check_savable(trainer)
         restored: dict[str, Any] | None = pl_module._restored  # type: ignore[assignment]  # a TPAUCModule's
         self._extended = restored is not None and restored["last_epoch"]
         trainer.fit_loop.epoch_loop.max_steps += self._extended
 
     @override
+    @duty("before")
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Allocate the state, then restore it from a checkpoint or start it."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
         reshard(module)
         settle_buckets(trainer)
         module.in_step = False  # an earlier run may have ended amid a step
+        accept_closure(trainer.optimizers[0])
+        if module.base_lr[1] is None:  # another class made the optimizer, and may schedule it by its hooks
+            note_rates(trainer.optimizers[0])
         prepare_plateau_schedulers(trainer)
         self._visited = allocate(trainer, module, self)
         self._adviser = Adviser()
@@ -169,8 +184,10 @@ class StageCallback(Callback):
                 module.memory.fill(scores)
                 module.memory.forget_negatives()
             module.algorithm.start(scores)
+            module.trained_start.offer(trainer, module.best)
 
     @override
+    @duty("before")
     def on_train_batch_end(
         self,
         trainer: Trainer,
@@ -181,11 +198,19 @@ class StageCallback(Callback):
     ) -> None:
         """End the stage when it has its length. The module has already averaged this step's weights."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
+        if module.batches_seen != self._batches_before + 1:
+            msg = (
+                f"{type(module).__name__}.training_step called `super().training_step(...)` "
+                f"{module.batches_seen - self._batches_before} times for a batch: the sampler's position, stages and "
+                "schedules count on once. For more steps raise `max_epochs`."
+            )
+            raise UnsupportedError(msg)
         self._end_stage_if_due(trainer, module)
         self._move_rectangle_if_due(trainer, module)
-        step_plateau_schedulers(trainer, module.batches_seen, "batch", outputs["loss"])
+        step_plateau_schedulers(trainer, module.batches_seen, "batch", module.step_loss)
 
     @override
+    @duty("before")
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log what the dual variables say about the run."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
@@ -203,6 +228,7 @@ class StageCallback(Callback):
             self._visited.end_epoch()
 
     @override
+    @duty("before")
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Agree on batch-norm statistics over ranks, then put the average into the model."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
@@ -211,6 +237,7 @@ class StageCallback(Callback):
             reshard(module)
 
     @override
+    @duty("before")
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Step the schedulers that follow a metric; the module puts the last iterate back after all callbacks."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
@@ -220,28 +247,34 @@ class StageCallback(Callback):
                 module.rectangle_schedule.held_out = module.held_out_ratios
             self._adviser.look_at_ratios(module.held_out_ratios)
             if module.best is not None:
-                module.best.offer(*validated_areas(trainer), module.batches_seen)
+                module.best.offer(*validated_areas(trainer.callback_metrics), module.batches_seen)
 
     @override
+    @duty("before")
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """See to it that no step starts from the average, even if a subclass's own hook did not put it back.
 
         An epoch's first batch shows what inputs consist of, and so where labels stand in batches to evaluate.
         """
         leave_average(pl_module)  # type: ignore[arg-type]
+        self._batches_before = int(pl_module.batches_seen)  # type: ignore[arg-type]
         if batch_idx == 0:
             pl_module.input_layout = layout(getattr(batch, "inputs", None))
         if self._visited is not None and isinstance(batch, PosNegBatch):
             self._visited.visit(batch.index, batch_idx)
 
     @override
+    @duty("before")
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Put the last iterate back where a validation fails."""
+        """Put the last iterate back where a validation fails, and the number of steps of the sanity check."""
+        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        module.trained_start.end(trainer)
         self._shorten(trainer)
         if trainer.validating:
-            leave_average(pl_module)  # type: ignore[arg-type]
+            leave_average(module)
 
     @override
+    @duty("before")
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the returned solution in the model: the average, or what validated best."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]
@@ -254,6 +287,7 @@ class StageCallback(Callback):
         say_how_it_ended(self._adviser, module)
 
     @override
+    @duty("before")
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restore the end of a run that was over when it was saved, so that there was nothing to train."""
         module: TPAUCModule = pl_module  # type: ignore[assignment]

@@ -6,25 +6,23 @@ solution. The last iterate, which training continues from, lies under our key to
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from lightning.pytorch.core.mixins import hparams_mixin
 from lightning.pytorch.plugins.precision import DoublePrecision
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset
 
 from lightning_tpauc import origin, random_state
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.batch_norm import agree_on_statistics, batch_norm_statistics
-from lightning_tpauc.compiled import own_names
 from lightning_tpauc.diagnosis import diagnose
 from lightning_tpauc.distributed import gather_objects, handling_exception, world_size
 from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning
-from lightning_tpauc.iterates import assign, whole
+from lightning_tpauc.iterates import whole
 from lightning_tpauc.loop_state import (
     ends_amid_epoch,
     go_on,
@@ -36,13 +34,22 @@ from lightning_tpauc.loop_state import (
     unlogged_metrics,
 )
 from lightning_tpauc.origin import FORMAT_VERSION, KEY, check_objective, objective, sign
+from lightning_tpauc.plain import make_plain
 from lightning_tpauc.schedules import without_warmup
 from lightning_tpauc.sharding import reshard
 
 if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
     from lightning_tpauc.module import TPAUCModule
 
-__all__ = ("load_weights", "prepare_loading", "restore", "save", "save_cli_hyperparameters")
+__all__ = (
+    "check_savable",
+    "prepare_loading",
+    "restore",
+    "save",
+    "save_cli_hyperparameters",
+)
 
 
 def save(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
@@ -50,9 +57,10 @@ def save(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
 
     Raises:
         NonFiniteError: if the weights or the state are not finite, before the previous checkpoint is overwritten.
-        CheckpointError: if a signal asks for it amid a step of several ranks.
+        CheckpointError: if a signal asks for it amid a step of several ranks, or if an entry could not be read back.
     """
     _leave_out_objects(checkpoint)
+    make_plain(checkpoint)
     sign(module, checkpoint)
     iterates = module.iterates
     if iterates is None:
@@ -163,35 +171,6 @@ def restore(module: TPAUCModule, *, last_epoch: bool = False) -> bool:
     return True
 
 
-def load_weights(module: nn.Module, path: str | Path) -> None:
-    """Start from the weights of another run's checkpoint (fine-tuning); nothing else of it is read.
-
-    Raises:
-        CheckpointError: if the file can't be read or its weights do not fit the model.
-    """
-    source = Path(path)
-    if not source.is_file():
-        msg = f"`init_from` names {str(path)!r}, but there is no such file."
-        raise CheckpointError(msg)
-    try:
-        weights: dict[str, Tensor] = torch.load(source, map_location="cpu", weights_only=True)["state_dict"]
-    except Exception as error:
-        msg = f"`init_from={str(path)!r}` is not a readable Lightning checkpoint: {error}"
-        raise CheckpointError(msg) from error
-    weights = own_names(module, weights)
-    own = dict(module.state_dict())
-    missing, unexpected = sorted(set(own) - set(weights)), sorted(set(weights) - set(own))
-    shapes = [n for n in own if n in weights and own[n].shape != weights[n].shape]
-    if missing or unexpected or shapes:
-        msg = (
-            f"The weights of `init_from={str(path)!r}` do not fit this model: missing {missing}, unexpected "
-            f"{unexpected}, other shapes {shapes}. Use the model that wrote the checkpoint."
-        )
-        raise CheckpointError(msg)
-    with torch.no_grad():
-        assign(own.values(), [weights[name] for name in own])
-
-
 def save_cli_hyperparameters(module: TPAUCModule) -> None:
     """Keep the configuration that LightningCLI built the module from, so that ``load_from_checkpoint`` can rebuild it.
 
@@ -203,19 +182,42 @@ def save_cli_hyperparameters(module: TPAUCModule) -> None:
         module.save_hyperparameters()
 
 
+def check_savable(trainer: Trainer) -> None:
+    """Look at the beginning at what checkpoints will hold from the beginning, if any will be saved.
+
+    Raises:
+        CheckpointError: if hyperparameters, or settings of the optimizer or the schedulers, can't be read back.
+    """
+    if not trainer.checkpoint_callbacks:
+        return
+    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
+    held = {
+        "hyper_parameters": dict(trainer.lightning_module.hparams),
+        "datamodule_hyper_parameters": dict(getattr(datamodule, "hparams", None) or {}),
+        "optimizer_states": [
+            {"param_groups": [{name: v for name, v in group.items() if name != "params"} for group in o.param_groups]}
+            for o in trainer.optimizers
+        ],
+        "lr_schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
+    }
+    _leave_out_objects(held)
+    make_plain(held)
+
+
 def _leave_out_objects(checkpoint: dict[str, Any]) -> None:
     """Hyperparameters that are objects would make the file unreadable with ``weights_only=True``.
 
     ``save_hyperparameters()`` of a subclass, or of a class mixed in, collects our arguments with its own. A backbone's
     weights are in ``state_dict``; such arguments are passed again to ``load_from_checkpoint``.
     """
-    hyperparameters = checkpoint.get("hyper_parameters")
-    if isinstance(hyperparameters, dict):
-        checkpoint["hyper_parameters"] = {
-            name: value
-            for name, value in hyperparameters.items()
-            if not isinstance(value, (Algorithm, nn.Module)) and not callable(value)
-        }
+    for key in ("hyper_parameters", "datamodule_hyper_parameters"):
+        hyperparameters = checkpoint.get(key)
+        if isinstance(hyperparameters, dict):
+            checkpoint[key] = {
+                name: value
+                for name, value in hyperparameters.items()
+                if not isinstance(value, (Algorithm, nn.Module, Dataset, DataLoader)) and not callable(value)
+            }
 
 
 def _look_at_the_moment(module: TPAUCModule) -> None:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import os
+import pickle
+import re
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from torch import Tensor
 from typing_extensions import override
 
+from lightning_tpauc.atomic import replacing
 from lightning_tpauc.errors import CheckpointError, MissingCheckpointError
+from lightning_tpauc.plain import make_plain
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-__all__ = ("AtomicCheckpointIO", "use_atomic_files")
+__all__ = ("AtomicCheckpointIO", "read_weights", "use_atomic_files")
+
+#: What a file that ``weights_only=True`` refuses holds, in torch's words.
+_UNSAFE = re.compile(r"(?:GLOBAL |class )([\w.]+)")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -26,36 +32,26 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     Lightning's own plugin writes into the folder for temporary files and moves the result. Where that folder is another
     file system than the checkpoints', as on most clusters, moving is copying, and a kill in the middle leaves
     half of ``last.ckpt`` in place of the one that was there. The module puts this plugin in place of Lightning's unless
-    the Trainer has another. Files on object stores are whole by nature and written as ever.
+    the Trainer has another. Files on object stores are whole by nature and written as ever. What could not be read back
+    is refused, see :func:`~lightning_tpauc.plain.make_plain`.
 
     Example:
         >>> import tempfile
         >>> io = AtomicCheckpointIO()
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     io.save_checkpoint({"state_dict": {}, "pytorch-lightning_version": "2.6"}, f"{folder}/last.ckpt")
-        ...     io.load_checkpoint(f"{folder}/last.ckpt")["state_dict"], os.listdir(folder)
-        ({}, ['last.ckpt'])
+        ...     io.load_checkpoint(f"{folder}/last.ckpt")["state_dict"]
+        {}
     """
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        make_plain(checkpoint)
         if storage_options is not None or not _is_local(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # One name per target: the next attempt overwrites what a kill leaves behind. It must not hold the name of the
-        # target, or Lightning would take it for a checkpoint.
-        beside = target.with_name(f".{crc32(target.name.encode()):08x}.saving")
-        try:
-            with beside.open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            beside.replace(target)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
+        with replacing(Path(path)) as file:
+            torch.save(checkpoint, file)
 
     @override
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -63,7 +59,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
         Raises:
             MissingCheckpointError: if there is no such file.
-            CheckpointError: if it is a folder, not whole, or no checkpoint of Lightning.
+            CheckpointError: if it is a folder, not whole, no checkpoint of Lightning, or not read by ``weights_only``.
         """
         if _is_local(path) and not Path(path).exists():
             msg = f"There is no checkpoint {str(path)!r} (the current folder is {str(Path.cwd())!r})."
@@ -78,7 +74,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         if damage:
             msg = f"The checkpoint {str(path)!r} is not whole: {damage}. Resume from an earlier one, or copy it again."
             raise CheckpointError(msg)
-        checkpoint: Any = super().load_checkpoint(path, *args, **kwargs)
+        try:
+            checkpoint: Any = super().load_checkpoint(path, *args, **kwargs)
+        except pickle.UnpicklingError as error:
+            msg = f"The checkpoint {str(path)!r} holds what only `weights_only=False` reads ({_reason(error)})."
+            raise CheckpointError(msg) from error
         if not isinstance(checkpoint, dict) or not {"state_dict", "pytorch-lightning_version"} <= checkpoint.keys():
             held = f"the keys {list(checkpoint)[:5]}" if isinstance(checkpoint, dict) else type(checkpoint).__name__
             msg = (
@@ -87,6 +87,39 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             )
             raise CheckpointError(msg)
         return checkpoint
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """The weights in a file: a checkpoint of Lightning, or a ``state_dict`` that ``torch.save`` wrote.
+
+    Args:
+        path: the file.
+
+    Raises:
+        MissingCheckpointError: there is no such file.
+        CheckpointError: it is not whole, or holds something else.
+    """
+    source = Path(path)
+    if not source.is_file():
+        msg = f"there is no such file (the current folder is {str(Path.cwd())!r})"
+        raise MissingCheckpointError(msg)
+    with source.open("rb") as file:
+        is_zip = file.read(2) == b"PK"  # torch.save had another format before 1.6
+    damage = _damage(source) if is_zip else None
+    if damage:
+        msg = f"it is not whole: {damage}. Take an earlier one, or copy it again"
+        raise CheckpointError(msg)
+    try:
+        content: Any = torch.load(source, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch's readers fail with anything
+        msg = f"it can't be read ({_reason(error)}). Save weights with `torch.save(model.state_dict(), path)`"
+        raise CheckpointError(msg) from error
+    weights = content.get("state_dict", content) if isinstance(content, dict) else content
+    if not isinstance(weights, dict) or not any(isinstance(value, Tensor) for value in weights.values()):
+        held = f"the keys {list(content)[:5]}" if isinstance(content, dict) else f"a {type(content).__name__}"
+        msg = f"it holds {held} instead of weights by name, such as `torch.save(model.state_dict(), path)` writes"
+        raise CheckpointError(msg)
+    return weights
 
 
 def use_atomic_files(trainer: Trainer) -> None:
@@ -112,6 +145,13 @@ def _damage(path: Path) -> str | None:
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, EOFError) as error:
         return f"it can't be read ({error})"
     return f"its part {part!r} has changed since it was written" if part else None
+
+
+def _reason(error: Exception) -> str:
+    """What torch says about a file that it does not read, without its advice."""
+    text = str(error)
+    found = _UNSAFE.search(text)
+    return found[1] if found else text.strip().partition("\n")[0]
 
 
 def _is_local(path: str | Path) -> bool:

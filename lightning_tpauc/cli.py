@@ -128,7 +128,7 @@ class TPAUCCLI(LightningCLI):
                 best = f"best {callback.monitor} = {float(callback.best_model_score):.4f}"
                 _say(f"  {best} in {_relative(callback.best_model_path)}")
         for callback in saved[:1]:
-            config = Path(callback.best_model_path).parents[1] / "config.yaml"
+            config = Path(self.trainer.log_dir or ".") / "config.yaml"  # where LightningCLI writes it
             if config.is_file():
                 command = ["lightning-tpauc", "test", "--config", _relative(config)]
                 _say(f"Test it with: {shlex.join([*command, '--ckpt_path', _relative(callback.best_model_path)])}")

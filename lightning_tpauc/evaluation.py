@@ -13,7 +13,7 @@ from lightning_tpauc.data.layout import has_label, without_label
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import check_rectangle
 from lightning_tpauc.functional.surrogates import Surrogate
-from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
+from lightning_tpauc.metrics import ExactObjective, FPRAtMinTPR, TPRAtMaxFPR, TwoWayPartialAUROC
 
 __all__ = (
     "IGNORED",
@@ -77,7 +77,10 @@ def build_metrics(
     score_activation: Literal["identity", "sigmoid"],
     prefix: str,
 ) -> MetricCollection:
-    """Metrics over one shared store of scores: ``tpauc``, further rectangles, ``auroc`` and, if asked, ``objective``.
+    """Metrics over one shared store of scores.
+
+    ``tpauc`` of the trained rectangle and of others, ``auroc``, where the ROC curve crosses the trained rectangle's
+    borders (``tpr_at_max_fpr``, ``fpr_at_min_tpr``) and, if asked, ``objective``.
 
     Args:
         trained: the rectangle that training maximises.
@@ -88,6 +91,8 @@ def build_metrics(
         prefix: ``"val/"`` or ``"test/"``.
     """
     metrics: dict[str, Metric] = {"tpauc": _tpauc(trained), "auroc": _tpauc(Rectangle(0.0, 1.0))}
+    metrics["tpr_at_max_fpr"] = TPRAtMaxFPR(trained.max_fpr, ignore_index=IGNORED)
+    metrics["fpr_at_min_tpr"] = FPRAtMinTPR(trained.min_tpr, ignore_index=IGNORED)
     metrics.update({metric_name(rectangle): _tpauc(rectangle) for rectangle in others})
     if log_objective:
         metrics["objective"] = ExactObjective(

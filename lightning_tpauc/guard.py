@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from lightning_tpauc.diagnosis import diagnose, diagnose_divergence
 from lightning_tpauc.errors import NonFiniteError
+from lightning_tpauc.hooks import KeepsDuties, duty
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -34,7 +35,7 @@ _GROWTH = 1e10
 _GRACE_SECONDS = 2.0
 
 
-class FiniteGuard(Callback):
+class FiniteGuard(KeepsDuties, Callback):
     """Stops the run at the first step whose loss or state is not finite or beyond all bounds, and says what to change.
 
     Beyond all bounds is 1e10 times what the first step of this run, new or resumed, had, and 1e10 at least: the weights
@@ -60,6 +61,7 @@ class FiniteGuard(Callback):
         self._skipped = 0
 
     @override
+    @duty("before")
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget an earlier run, which may have ended in an error."""
         self._pending.clear()
@@ -67,6 +69,7 @@ class FiniteGuard(Callback):
         self._skipped = 0
 
     @override
+    @duty("before")
     def on_train_batch_end(
         self,
         trainer: Trainer,
@@ -82,7 +85,7 @@ class FiniteGuard(Callback):
             raise NonFiniteError(_always_skipped(module))
         if module.step_skipped:
             return
-        total: Tensor = outputs["loss"] + module.algorithm.scalar_sum()  # finite only where both are
+        total: Tensor = module.step_loss + module.algorithm.scalar_sum()  # finite only where both are
         if self._limit is None:
             self._limit = total.abs().clamp_min(1.0) * _GROWTH
         within = total.abs() < self._limit  # nor is anything that is not finite
@@ -98,11 +101,13 @@ class FiniteGuard(Callback):
             self._read(1, module)
 
     @override
+    @duty("before")
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read what is still on its way."""
         self._read(len(self._pending), pl_module)  # type: ignore[arg-type]
 
     @override
+    @duty("before")
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """See to it that no rank is left behind.
 

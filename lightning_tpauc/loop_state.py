@@ -124,6 +124,10 @@ def go_on(trainer: Trainer, *, last_epoch: bool = False) -> None:
         loop.restarting = False  # nothing was trained; Lightning would count a batch that it does not take
     if total.ready == total.processed + 1:
         total.ready = total.started = total.processed  # this batch is taken again
+    if trainer.fit_loop.restarted_on_epoch_start:
+        # Lightning takes back that this epoch began, and does not count it again: later checkpoints would be misread
+        epochs = trainer.fit_loop.epoch_progress.current
+        epochs.ready = epochs.completed + 1
     _finish_saved_epoch(trainer)
     progress: Any = loop.batch_progress.current
     complete = loop.restarting and progress.ready == progress.completed > 0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
@@ -22,20 +22,36 @@ from lightning_tpauc.distributed import JointScores, gather_scores
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import as_index, check_count, is_real
 from lightning_tpauc.guard import FiniteGuard
+from lightning_tpauc.hooks import duty, refuse_replaced
 from lightning_tpauc.iterates import WeightIterates, assign
-from lightning_tpauc.optimization import OptimizedModule, take_step
+from lightning_tpauc.mixing import say_unused
+from lightning_tpauc.optimization import OptimizedModule, make_dense
 from lightning_tpauc.previous import PreviousWeights
 from lightning_tpauc.rectangle_schedule import RectangleSchedule
 from lightning_tpauc.schedules import step_schedulers
 from lightning_tpauc.scores import ScoreMemory
 from lightning_tpauc.scoring import refuse_taken
 from lightning_tpauc.support import refuse_unsupported
+from lightning_tpauc.weights import load_state, load_weights
 
 __all__ = ("TPAUCModule",)
 
+_NOT_PREPARED = (
+    "The callbacks of {0} did not prepare this training: something else stands in place of `{0}.configure_callbacks` "
+    "or of `StageCallback.on_train_start`. Override such hooks in a subclass, where ours run as well."
+)
+
 #: Attributes that are assigned in every step and never hold a tensor.
 _PLAIN = frozenset(
-    {"_current_fx_name", "_activation_checked", "_loss_was_logged", "batches_seen", "in_step", "step_skipped"}
+    {
+        "_current_fx_name",
+        "_activation_checked",
+        "_awaited",
+        "_loss_was_logged",
+        "batches_seen",
+        "in_step",
+        "step_skipped",
+    }
 )
 
 
@@ -69,7 +85,8 @@ class TPAUCModule(OptimizedModule):
         rectangles: further (min_tpr, max_fpr) pairs to report; the algorithm's own is always reported as ``tpauc``.
         log_objective: also report the exact training objective F, on the evaluated data.
         num_positives: number of training positives; read from the data module if ``None``.
-        init_from: checkpoint of another run, on whatever data, whose weights a new run starts from (fine-tuning).
+        init_from: checkpoint of another run, on whatever data, whose weights a new run starts from (fine-tuning), or a
+            file of the ``state_dict`` of such a module or of a ``backbone``.
         **kwargs: passed on to the next class, for mixing in.
 
     Raises:
@@ -113,10 +130,10 @@ class TPAUCModule(OptimizedModule):
         )
         _check_arguments(gradient_clip_val, num_positives)
         refuse_taken(self, "gradient_clip_val", "num_positives", "init_from", "iterates", "memory", "previous")
-        refuse_taken(self, "best", "rectangle_schedule", "batches_seen", "in_step", "step_skipped")
+        refuse_taken(self, "best", "rectangle_schedule", "batches_seen", "in_step", "step_loss", "step_skipped")
         self.gradient_clip_val, self.num_positives, self.init_from = gradient_clip_val, num_positives, init_from
         self._forget_training()
-        self._loss_was_logged = self._has_started = False
+        self._loss_was_logged = self._has_started = self._is_trained = False
         self._restored: dict[str, Any] | None = None
         checkpointing.save_cli_hyperparameters(self)
 
@@ -134,6 +151,8 @@ class TPAUCModule(OptimizedModule):
         self.rectangle_schedule: RectangleSchedule | None = None
         #: Number of training batches consumed so far; the position of the data module's sampler.
         self.batches_seen = 0
+        #: Loss of the last step, whatever a subclass's ``training_step`` makes of it.
+        self.step_loss = torch.zeros(())
         #: Whether a gradient scaler skipped the last step, because of infinite gradients.
         self.step_skipped = False
         #: Whether a training step goes on, of which the state holds a part already.
@@ -149,37 +168,45 @@ class TPAUCModule(OptimizedModule):
 
     # ---------------------------------------------------------------- training
 
+    @duty("before")
     def on_fit_start(self) -> None:
         """Take the weights of ``init_from``, in the first run of the module and unless that is resumed."""
-        super().on_fit_start()
-        self._loss_was_logged = False
+        self._loss_was_logged = self._blind_said = False
         first, self._has_started = not self._has_started, True
         if self.init_from is not None and self._restored is None and first:
-            checkpointing.load_weights(self, self.init_from)
+            load_weights(self, self.init_from)
+            self._is_trained = True
+        if self._restored is None:
+            self.trained_start.prepare(self.trainer, is_trained=self._is_trained or self.iterates is not None)
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:  # noqa: ARG002
-        """One step of the algorithm and of the optimizer.
+    @duty("required", cooperative=False)
+    def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
+        """One step of the algorithm and of the optimizer; a subclass's own calls it, and returns what it likes.
 
         Nothing in here waits for the device, but the gradient scaler of ``precision="16-mixed"``, once a step.
         """
         check_training_batch(batch)
+        if self.iterates is None:
+            raise UnsupportedError(_NOT_PREPARED.format(type(self).__name__))
         optimizer = self.single_optimizer()
         self.in_step = True
         self.algorithm.step_scale = self.step_scale(optimizer)
         searches = isinstance(optimizer.optimizer, torch.optim.LBFGS)
-        loss, joint = (self._line_search if searches else self._gradient_step)(optimizer, batch)
+        loss, joint = (self._line_search if searches else self._gradient_step)(optimizer, batch, batch_idx)
         self.batches_seen += 1
         self.in_step = False
         step_schedulers(self.trainer, self.batches_seen, skipped=self.step_skipped)
-        loss = loss.detach()
+        self.step_loss = loss = loss.detach()
         if self._loss_is_due():
             self.log("train/loss", loss, batch_size=sum(joint[k].numel() for k in range(3)))
         return loss
 
-    def _gradient_step(self, optimizer: LightningOptimizer, batch: PosNegBatch) -> tuple[Tensor, JointScores]:
+    def _gradient_step(
+        self, optimizer: LightningOptimizer, batch: PosNegBatch, batch_idx: int
+    ) -> tuple[Tensor, JointScores]:
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         buffers = [b.clone() for b in self.buffers()] if scaler is not None else []
-        optimizer.zero_grad()
+        self.forget_gradients(optimizer, batch_idx)
         previous = self.previous.scores(self, batch)
         joint = self.joint_scores(batch)
         undo = (joint.index, self.algorithm.snapshot(joint.index)) if scaler is not None else None
@@ -187,7 +214,7 @@ class TPAUCModule(OptimizedModule):
             loss = self.algorithm(*joint, previous=previous)
         self.manual_backward(loss)
         self.previous.remember()
-        self.step_skipped = take_step(optimizer, scaler)
+        self.step_skipped = self.take_step(optimizer, batch_idx, loss, scaler)
         if undo is not None and self.step_skipped:
             self.algorithm.rollback(*undo)
             self.previous.discard()
@@ -197,7 +224,9 @@ class TPAUCModule(OptimizedModule):
             self._after_step(joint)
         return loss, joint
 
-    def _line_search(self, optimizer: LightningOptimizer, batch: PosNegBatch) -> tuple[Tensor, JointScores]:
+    def _line_search(
+        self, optimizer: LightningOptimizer, batch: PosNegBatch, batch_idx: int
+    ) -> tuple[Tensor, JointScores]:
         """A step of L-BFGS, which evaluates one function several times."""
         if self.algorithm.sampling != "full":
             msg = (
@@ -206,16 +235,19 @@ class TPAUCModule(OptimizedModule):
             )
             raise UnsupportedError(msg)
         seen: list[JointScores] = []
+        losses: list[Tensor] = []
 
         def evaluate() -> Tensor:
-            optimizer.zero_grad()
+            self.forget_gradients(optimizer, batch_idx)
             seen[:] = [self.joint_scores(batch)]
             with self.full_precision():
                 loss = self.algorithm(*seen[0])
             self.manual_backward(loss)
+            losses.append(loss.detach())
             return loss
 
-        return cast(Tensor, optimizer.step(evaluate)), seen[0]
+        self.optimizer_step(self.current_epoch, batch_idx, optimizer, evaluate)
+        return losses[0], seen[0]  # that of the step's start, as torch's `step` returns it
 
     def _loss_is_due(self) -> bool:
         # Lightning takes as long to log a value as a small model to train a step, and hands on every n-th only. The
@@ -237,52 +269,67 @@ class TPAUCModule(OptimizedModule):
             self.iterates.update()
         self.previous.commit()
 
+    @duty("before")
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Finish the gradient estimate, clip it, then add the proximal term; all on unscaled gradients."""
-        super().on_before_optimizer_step(optimizer)
+        self.expect_final_gradients(optimizer)
         coefficient = self.algorithm.proximal_coefficient
-        if self.gradient_clip_val is None and coefficient == 0 and not self.previous.recursive:
+        clips_itself = type(self).configure_gradient_clipping is not LightningModule.configure_gradient_clipping
+        clips = clips_itself or self.gradient_clip_val is not None
+        if not clips and coefficient == 0 and not self.previous.recursive:
             return
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
             scaler.unscale_(optimizer)  # Lightning leaves this to fused optimizers, which then see scaled gradients
+        make_dense(optimizer)
         self.previous.estimate(self.algorithm)
-        if self.gradient_clip_val is not None:
+        if clips_itself:
+            self.configure_gradient_clipping(optimizer, self.gradient_clip_val, "norm")
+        elif self.gradient_clip_val is not None:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(parameters, self.gradient_clip_val)
         if coefficient != 0 and self.iterates is not None:
             self.iterates.add_proximal_gradient(coefficient)
 
+    @duty("after")
     def on_validation_end(self) -> None:
         """Put the last iterate back, after the hooks of all callbacks: they find the weights that were validated."""
-        super().on_validation_end()
         leave_average(self)
 
     # ---------------------------------------------------------------- configuration
 
-    def configure_callbacks(self) -> list[Callback]:
-        """Add the callbacks that training relies on, unless the Trainer has its own."""
+    @duty("result")
+    def configure_callbacks(self, given: Any = ()) -> list[Callback]:
+        """Add the callbacks that training relies on to what other classes ``given``, unless the Trainer has its own."""
         if self._restored is not None:  # by an earlier run that failed before its training started; this one begins
             self._restored = None
             self._forget_training()
         compile_model_alone(self)
-        given = super().configure_callbacks()
-        given = list(given) if isinstance(given, Sequence) else [given]
+        given = list(given or ()) if not isinstance(given, Callback) else [given]
         refuse_unsupported(self.trainer, given)
+        for owner in (self, *self.trainer.callbacks, *given):  # type: ignore[attr-defined]
+            refuse_replaced(owner)
+        say_unused(self)
         use_atomic_files(self.trainer)
         present = [type(callback) for callback in (*self.trainer.callbacks, *given)]  # type: ignore[attr-defined]
         needed: Iterable[type[Callback]] = (FiniteGuard, StageCallback)
-        return given + [kind() for kind in needed if not any(issubclass(p, kind) for p in present)]
+        return [*given, *(kind() for kind in needed if not any(issubclass(p, kind) for p in present))]
 
+    @duty("before")
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Publish the evaluation weights as ``state_dict``; keep all that training remembers beside them."""
-        super().on_save_checkpoint(checkpoint)
         checkpointing.save(self, checkpoint)
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load weights as torch does; what does not fit is one line of a :class:`CheckpointError`."""
+        load = super().load_state_dict
+        return load_state(self, lambda: load(state_dict, strict=strict, assign=assign), state_dict)
+
+    @duty("before")
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check that the checkpoint is ours and fits; the state of a run to resume is restored when training starts."""
-        super().on_load_checkpoint(checkpoint)
         checkpointing.prepare_loading(self, checkpoint)
+        self._is_trained = self._is_trained or self._restored is None
 
 
 def _check_arguments(gradient_clip_val: Any, num_positives: Any) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
-from torch.optim import Optimizer
+from torch import Tensor
+from torch.optim import Optimizer, SparseAdam
 
 from lightning_tpauc.algorithms.arguments import require_range
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
@@ -16,7 +18,12 @@ from lightning_tpauc.run_length import steps_of_share
 from lightning_tpauc.schedules import LinearWarmup, keep_monitors, make_optimizer, warms_up
 from lightning_tpauc.scoring import ScoringModule, refuse_taken
 
-__all__ = ("OptimizedModule", "take_step")
+__all__ = ("OptimizedModule", "make_dense")
+
+_EVALUATES = (
+    "{} evaluates the loss by itself, at other weights than those of the step, as sharpness-aware methods do; but here "
+    "an evaluation is a step of the dual variables, so there is one a batch. Use another optimizer."
+)
 
 #: A warm-up is no longer than that, however long the run.
 _MOST_WARMUP_EPOCHS, _WARMUP_WITHOUT_END = 4, 100
@@ -62,6 +69,8 @@ class OptimizedModule(ScoringModule):
         self.lr_scheduler_interval, self.warmup = lr_scheduler_interval, require_range("warmup", warmup, 0.0, 1.0)
         #: Which parameter group leads the algorithm's step sizes, and its learning rate before any schedule.
         self.base_lr: tuple[int, float | None] = (0, None)
+        #: Versions of the weights at which the optimizer is to use the gradients; empty once it has, ``None`` for any.
+        self._awaited: list[int] | None = None
 
     def configure_optimizers(self) -> Any:
         """The injected optimizer and scheduler, or those of the class mixed in."""
@@ -113,6 +122,57 @@ class OptimizedModule(ScoringModule):
             raise UnsupportedError(msg)
         return cast(LightningOptimizer, optimizer)
 
+    def forget_gradients(self, optimizer: LightningOptimizer, batch_idx: int) -> None:
+        """Set the gradients to none by the hooks that automatic optimization calls for it."""
+        self._awaited = None
+        inner = optimizer.optimizer
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]  # Trainer sets it at run time
+            callback.on_before_zero_grad(self.trainer, self, inner)
+        self.on_before_zero_grad(inner)
+        self.optimizer_zero_grad(self.current_epoch, batch_idx, inner)
+
+    def take_step(
+        self, optimizer: LightningOptimizer, batch_idx: int, loss: Tensor, scaler: torch.amp.GradScaler | None
+    ) -> bool:
+        """Step by the hook ``optimizer_step``, which may change the learning rate, on the gradients that are there.
+
+        Returns:
+            Whether a gradient scaler skipped the step.
+
+        Raises:
+            UnsupportedError: if the hook does not step once, or the optimizer evaluates the loss by itself.
+        """
+        steps = self.trainer.global_step
+        self._awaited = _versions(optimizer.optimizer)
+
+        def step() -> None:
+            self.optimizer_step(self.current_epoch, batch_idx, optimizer, loss.detach)
+
+        skipped = _step_unless_infinite(optimizer.optimizer, scaler, step)
+        taken = self.trainer.global_step - steps
+        if taken != 1:
+            msg = (
+                f"{type(self).optimizer_step.__qualname__} took {taken} optimizer steps for a batch; the dual "
+                "variables and the average count on one. Call `optimizer.step(closure=optimizer_closure)` once in it."
+            )
+            raise UnsupportedError(msg)
+        if self._awaited:
+            name = type(optimizer.optimizer).__name__
+            msg = f"{name}.step does not call the closure that Lightning passes to it. Call it first of all."
+            raise UnsupportedError(msg)
+        return skipped
+
+    def expect_final_gradients(self, optimizer: Optimizer) -> None:
+        """Check, when gradients are about to be used, that the step starts with that and does it once.
+
+        Raises:
+            UnsupportedError: if the optimizer has moved the weights before, or has used the gradients before.
+        """
+        if self._awaited is not None:
+            awaited, self._awaited = self._awaited, []
+            if _versions(optimizer) != awaited:
+                raise UnsupportedError(_EVALUATES.format(type(optimizer).__name__))
+
     def step_scale(self, optimizer: LightningOptimizer) -> float:
         """The current learning rate over the one before any schedule, which the algorithm's step sizes follow."""
         if self._trainer is not None and warms_up(self._trainer):  # the weights alone
@@ -125,7 +185,7 @@ class OptimizedModule(ScoringModule):
         return scale
 
 
-def take_step(optimizer: LightningOptimizer, scaler: torch.amp.GradScaler | None) -> bool:
+def _step_unless_infinite(inner: Any, scaler: torch.amp.GradScaler | None, step: Callable[[], None]) -> bool:
     """Take the optimizer's step, unless a gradient scaler finds infinite gradients.
 
     To know it the scaler waits for the device once a step, as it does everywhere; only a fused optimizer decides on the
@@ -135,18 +195,41 @@ def take_step(optimizer: LightningOptimizer, scaler: torch.amp.GradScaler | None
         Whether the step was skipped.
     """
     if scaler is None:
-        optimizer.step()
+        step()
         return False
-    inner = optimizer.optimizer
     if getattr(inner, "_step_supports_amp_scaling", False) or not isinstance(inner, Optimizer):
         one = torch.ones((), device=inner.param_groups[0]["params"][0].device)
         before = scaler.scale(one)
-        optimizer.step()
+        step()
         return bool(scaler.scale(one) < before)
     taken: list[bool] = []
     hook = inner.register_step_post_hook(lambda *_: taken.append(True))  # runs where the scaler lets the step run
     try:
-        optimizer.step()
+        step()
     finally:
         hook.remove()
     return not taken
+
+
+def make_dense(optimizer: Optimizer) -> None:
+    """Write sparse gradients in full: clipping, the proximal term and a running estimate concern every entry.
+
+    Raises:
+        UnsupportedError: if the optimizer takes sparse ones only.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is None or not parameter.grad.is_sparse:
+                continue
+            if isinstance(optimizer, SparseAdam):
+                msg = (
+                    "SparseAdam moves some rows only, but clipping, the proximal term (a finite `gamma`) and PAUCI's "
+                    "estimate concern all weights. Use SGD or Adam, or a method without them."
+                )
+                raise UnsupportedError(msg)
+            parameter.grad = parameter.grad.to_dense()
+
+
+def _versions(optimizer: Optimizer) -> list[int]:
+    """How often each weight has been changed in place; compared without a look at the numbers."""
+    return [p._version for group in optimizer.param_groups for p in group["params"]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.pytorch.utilities import rank_zero_warn
@@ -10,7 +12,7 @@ from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
-from lightning_tpauc.metric_names import is_area, is_ours
+from lightning_tpauc.metric_names import better_mode, is_ours
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -18,8 +20,10 @@ if TYPE_CHECKING:
 
 __all__ = (
     "LinearWarmup",
+    "accept_closure",
     "keep_monitors",
     "make_optimizer",
+    "note_rates",
     "prepare_plateau_schedulers",
     "step_plateau_schedulers",
     "step_schedulers",
@@ -47,7 +51,7 @@ def step_schedulers(trainer: Trainer, batches_seen: int, *, skipped: bool = Fals
         else:
             due = trainer.is_last_batch and (trainer.current_epoch + 1) % config.frequency == 0
         if due:
-            config.scheduler.step()
+            trainer.lightning_module.lr_scheduler_step(config.scheduler, None)
 
 
 def keep_monitors(configured: Any) -> Any:
@@ -61,7 +65,7 @@ def keep_monitors(configured: Any) -> Any:
         attributes; where nobody chose, they follow ``val/tpauc``.
 
     Raises:
-        ArgumentError: if a scheduler waits for an area to fall.
+        ArgumentError: if a scheduler waits for a metric to get worse.
     """
     return _keep_monitors(configured, None, strict=True)
 
@@ -78,8 +82,13 @@ def _keep_monitors(configured: Any, monitor: str | None, *, strict: bool) -> Any
         scheduler: Any = configured  # LightningCLI's class has a `monitor` already
         scheduler.monitor = monitor or getattr(scheduler, "monitor", "val/tpauc")
         scheduler.strict = strict
-        if scheduler.mode == "min" and is_area(scheduler.monitor):
-            msg = f"ReduceLROnPlateau(mode='min') would wait for {scheduler.monitor!r} to fall; pass `mode='max'`."
+        better = better_mode(scheduler.monitor)
+        if better is not None and scheduler.mode != better:
+            moves = "fall" if better == "max" else "rise"
+            msg = (
+                f"ReduceLROnPlateau(mode={scheduler.mode!r}) would wait for {scheduler.monitor!r} to {moves}; pass "
+                f"`mode={better!r}`."
+            )
             raise ArgumentError(msg)
     return configured
 
@@ -108,8 +117,13 @@ def prepare_plateau_schedulers(trainer: Trainer) -> None:
                 "fall. Give it validation data, or set `monitor` to a metric of training such as 'train/loss'."
             )
             raise ArgumentError(msg)
-        for group in config.scheduler.optimizer.param_groups:
-            group.setdefault("initial_lr", float(group["lr"]))
+        note_rates(config.scheduler.optimizer)
+
+
+def note_rates(optimizer: Optimizer) -> None:
+    """Note the learning rates before any schedule, under the name at which other schedulers do."""
+    for group in optimizer.param_groups:
+        group.setdefault("initial_lr", float(group["lr"]))
 
 
 def step_plateau_schedulers(
@@ -143,7 +157,7 @@ def step_plateau_schedulers(
         else:
             due = after != "batch" and (trainer.current_epoch + 1) % config.frequency == 0
         if due and name in new:
-            config.scheduler.step(float(new[name]))
+            trainer.lightning_module.lr_scheduler_step(config.scheduler, float(new[name]))
         if after == "epoch" and name not in trainer.callback_metrics and _all_is_logged(trainer):
             _say_missing(trainer, config.scheduler)
 
@@ -239,3 +253,31 @@ def make_optimizer(factory: Any, parameters: list[nn.Parameter]) -> Optimizer:
         )
         raise ArgumentError(msg)
     return optimizer
+
+
+def accept_closure(optimizer: Optimizer) -> None:
+    """Let an optimizer whose ``step`` takes no closure have one, as Lightning passes it to every optimizer.
+
+    Example:
+        >>> import torch
+        >>> class Plain(Optimizer):
+        ...     def step(self):
+        ...         print("stepped")
+        >>> plain = Plain([torch.zeros(1)], {})
+        >>> accept_closure(plain)
+        >>> plain.step(closure=lambda: 5.0)
+        stepped
+        5.0
+    """
+    step: Any = optimizer.step
+    try:
+        inspect.signature(step).bind(closure=None)
+    except TypeError:
+
+        def with_closure(closure: Callable[[], Any] | None = None) -> Any:
+            result = closure() if closure is not None else None
+            step()
+            return result
+
+        vars(with_closure).update(getattr(step, "__dict__", {}))  # a scheduler's mark, or it would warn
+        optimizer.step = with_closure  # type: ignore[method-assign]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lightning_tpauc.data.streamed import ScoredStream
     from lightning_tpauc.module import TPAUCModule
 
-__all__ = ("ScoreMemory", "check_first_batch", "score_examples", "score_training_set")
+__all__ = ("ScoreMemory", "check_first_batch", "count_positives", "score_examples", "score_training_set")
 
 
 class ScoreMemory:
@@ -159,3 +159,29 @@ def score_training_set(module: TPAUCModule, max_negatives: int | None = None) ->
         raise ArgumentError(msg)
     positives, negatives = datamodule.scoring_dataloaders(max_negatives=max_negatives)
     return TrainingScores(score_examples(module, positives), score_examples(module, negatives))
+
+
+def count_positives(trainer: Trainer, module: TPAUCModule) -> tuple[int, bool]:
+    """Number of training positives that the data or the module tell, and whether the data do.
+
+    Raises:
+        ArgumentError: if nobody knows it, or the two differ.
+    """
+    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set at run time, declared nowhere
+    sources = [getattr(source, "num_positives", None) for source in (datamodule, trainer.train_dataloader)]
+    given, found = module.num_positives, next((number for number in sources if number is not None), None)
+    if given is not None and found is not None and given != found:
+        msg = (
+            f"`num_positives={given}` of {type(module).__name__} contradicts the data, which have {found} "
+            "training positives. Leave it out."
+        )
+        raise ArgumentError(msg)
+    num_positives = given if given is not None else found
+    if num_positives is None:
+        check_first_batch(trainer)
+        msg = (
+            "The number of training positives is unknown: train with a PosNegDataModule, or pass `num_positives` "
+            f"to {type(module).__name__}."
+        )
+        raise ArgumentError(msg)
+    return num_positives, found is not None

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import CombinedLoader, rank_zero_warn
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
@@ -27,9 +28,12 @@ from lightning_tpauc.evaluation import (
     inputs_to_predict,
 )
 from lightning_tpauc.functional.checks import check_choice
+from lightning_tpauc.hooks import KeepsDuties, duty
 from lightning_tpauc.iterates import master_dtype
 from lightning_tpauc.metrics import ObjectiveRatios
+from lightning_tpauc.mixing import refuse_bases
 from lightning_tpauc.rectangle_schedule import HELD_OUT_GRID
+from lightning_tpauc.start import TrainedStart
 from lightning_tpauc.support import log_replicated
 from lightning_tpauc.transfer import explained_dtypes
 
@@ -38,8 +42,10 @@ __all__ = ("ScoringModule", "refuse_taken")
 #: Of the validation's metrics, the one that is no number and is not logged.
 RATIOS = "objective_ratios"
 
+_ATTRIBUTES = ("algorithm", "score_activation", "input_layout", "trained_start")
 
-class ScoringModule(LightningModule):
+
+class ScoringModule(KeepsDuties, LightningModule):
     """Scores by a backbone, by a subclass's ``forward`` or by a class mixed in; validation, test and prediction.
 
     Args:
@@ -61,6 +67,10 @@ class ScoringModule(LightningModule):
         (torch.Size([2]), torch.Size([2]))
     """
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        refuse_bases(cls)
+        super().__init_subclass__(**kwargs)
+
     def __init__(
         self,
         algorithm: Algorithm | None = None,
@@ -77,9 +87,7 @@ class ScoringModule(LightningModule):
         self.algorithm_is_default = algorithm is None
         algorithm = STACO() if algorithm is None else algorithm
         _check_kinds(algorithm, backbone)
-        refuse_taken(
-            self, "algorithm", "score_activation", "input_layout", *(["backbone"] if backbone is not None else [])
-        )
+        refuse_taken(self, *_ATTRIBUTES, *(["backbone"] if backbone is not None else []))
         self._has_own_backbone = backbone is not None
         #: Whether a class that is mixed in scores by itself.
         self._inherits_forward = (
@@ -92,6 +100,9 @@ class ScoringModule(LightningModule):
         self._reported = as_rectangles(rectangles), log_objective
         self.val_metrics: MetricCollection = self._metrics("val/")
         self.test_metrics: MetricCollection = self._metrics("test/")
+        #: Of weights that were trained before, which a new run starts from.
+        self.trained_start = TrainedStart()
+        self._blind_said = False
         #: What the inputs consist of that it was trained on; see :func:`~lightning_tpauc.data.layout.layout`.
         self.input_layout: Any = None
         self._activation_checked = False
@@ -209,11 +220,13 @@ class ScoringModule(LightningModule):
         surrogate = getattr(self.algorithm, "surrogate", "hinge")
         return ObjectiveRatios(rectangles, surrogate, self._algorithm_activation, ignore_index=IGNORED)
 
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:  # noqa: ARG002
+    @duty("after", cooperative=False)
+    def validation_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> None:  # noqa: ARG002
         """Collect raw scores and targets, of each data loader apart."""
         self._evaluate(self.val_metrics, batch, dataloader_idx)
 
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:  # noqa: ARG002
+    @duty("after", cooperative=False)
+    def test_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> None:  # noqa: ARG002
         """Collect raw scores and targets, of each data loader apart."""
         self._evaluate(self.test_metrics, batch, dataloader_idx)
 
@@ -224,23 +237,24 @@ class ScoringModule(LightningModule):
             return {"example_id": batch.example_id[real], "score": self.raw_scores(batch.inputs)[real]}
         return {"score": self.raw_scores(inputs_to_predict(batch, self._known_layout(batch)))}
 
+    @duty("before")
     def on_validation_epoch_start(self) -> None:
         """Forget what a validation that was broken off has collected, and look at the loaders."""
-        super().on_validation_epoch_start()
         _check_loaders(self.trainer.val_dataloaders)
         self._forget_batches(self.val_metrics)
 
+    @duty("before")
     def on_test_epoch_start(self) -> None:
         """Forget what a test that was broken off has collected, and look at the loaders."""
-        super().on_test_epoch_start()
         _check_loaders(self.trainer.test_dataloaders)
         self._forget_batches(self.test_metrics)
 
+    @duty("before")
     def on_predict_epoch_start(self) -> None:
         """Look at the loaders."""
-        super().on_predict_epoch_start()
         _check_loaders(self.trainer.predict_dataloaders)
 
+    @duty("after", cooperative=False)
     def on_validation_epoch_end(self) -> None:
         """Log ``val/tpauc`` and its companions; the sanity check logs nothing, since it sees a few batches only.
 
@@ -248,6 +262,7 @@ class ScoringModule(LightningModule):
         """
         self._log_metrics(self.val_metrics, len(self.trainer.num_val_batches))
 
+    @duty("after", cooperative=False)
     def on_test_epoch_end(self) -> None:
         """Log ``test/tpauc`` and its companions, named as in validation."""
         self._log_metrics(self.test_metrics, len(self.trainer.num_test_batches))
@@ -271,15 +286,32 @@ class ScoringModule(LightningModule):
         # as many on every rank, also where one had no batch: they are computed together
         for number, metrics in enumerate(self._metrics_of(first, num_loaders)):
             suffix = f"/dataloader_idx_{number}" if num_loaders > 1 else ""
-            values = metrics.compute()
+            checks = self.trainer.sanity_checking
+            values = metrics.compute() if not checks or self.trained_start.is_measured else {}
             ratios = values.pop(f"{metrics.prefix}{RATIOS}", None)
-            if self.trainer.sanity_checking:
-                continue
             if number == 0 and ratios is not None:
                 self.held_out_ratios = ratios.tolist()
             for name, value in values.items():
-                log_replicated(self, name + suffix, value, prog_bar=name.endswith("/tpauc"))
+                if checks:
+                    self.trained_start.note(name + suffix, value)
+                else:
+                    log_replicated(self, name + suffix, value, prog_bar=name.endswith("/tpauc"))
+            if self.trainer.state.fn == TrainerFn.FITTING and not checks:
+                self._say_blind({name.removeprefix("val/"): value for name, value in values.items()}, suffix)
         self._forget_batches(first)
+
+    def _say_blind(self, values: dict[str, Tensor], suffix: str) -> None:
+        """Say once a run that a monitor of the area can't tell epochs apart."""
+        if self._blind_said or float(values["tpauc"]) != 0:
+            return
+        self._blind_said = True
+        tpr, (min_tpr, max_fpr) = float(values["tpr_at_max_fpr"]), (self.algorithm.min_tpr, self.algorithm.max_fpr)
+        rank_zero_warn(
+            f"val/tpauc{suffix} is 0: the ROC curve passes below the rectangle (TPR {tpr:.2g} at FPR {max_fpr:g}, "
+            f"demanded {min_tpr:g}). EarlyStopping and ModelCheckpoint can't tell such epochs apart: monitor "
+            f"val/tpr_at_max_fpr{suffix} or val/auroc{suffix}, with mode='max'.",
+            category=TPAUCWarning,
+        )
 
     def _forget_batches(self, first: MetricCollection) -> None:
         first.reset()

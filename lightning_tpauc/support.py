@@ -24,7 +24,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
-from lightning_tpauc.metric_names import is_area
+from lightning_tpauc.metric_names import better_mode
+from lightning_tpauc.mixing import refuse_twin
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -81,11 +82,13 @@ def refuse_unsupported(trainer: Trainer, further: Iterable[Callback] = ()) -> No
 
     Raises:
         UnsupportedError: with the reason and the remedy.
-        ArgumentError: if a callback waits for an area to fall.
+        ArgumentError: if a callback waits for a metric to get worse.
     """
     # On every save Lightning advises users of manual optimization to keep weights from before the step in attributes
     # that it would write instead of the current ones. Our checkpoints hold the state after the step.
     warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
+    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set at run time, declared nowhere
+    refuse_twin(type(datamodule), type(datamodule).__name__)
     _refuse_flags(trainer)
     _refuse_strategies(trainer)
     _refuse_callbacks(trainer, further)
@@ -135,6 +138,7 @@ def _refuse_strategies(trainer: Trainer) -> None:
 def _refuse_callbacks(trainer: Trainer, further: Iterable[Callback]) -> None:
     own: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
     for callback in (*own, *further):
+        refuse_twin(type(callback), type(callback).__name__)
         if isinstance(callback, (StochasticWeightAveraging, WeightAveraging)):
             msg = (
                 f"{type(callback).__name__} does not work with manual optimization, and the iterates are averaged "
@@ -147,17 +151,20 @@ def _refuse_callbacks(trainer: Trainer, further: Iterable[Callback]) -> None:
             _check_saving(trainer, callback)
         if trainer.state.fn == TrainerFn.FITTING:
             if isinstance(callback, (EarlyStopping, ModelCheckpoint)):
-                _refuse_falling_area(callback)
+                _refuse_wrong_mode(callback)
             _refuse_changing(trainer, callback)
             _refuse_tuning(callback)
 
 
-def _refuse_falling_area(callback: EarlyStopping | ModelCheckpoint) -> None:
+def _refuse_wrong_mode(callback: EarlyStopping | ModelCheckpoint) -> None:
     name = callback.monitor
-    if name is not None and callback.mode == "min" and is_area(name):
+    better = better_mode(name) if name is not None else None
+    if better is not None and callback.mode != better:
+        given = "`mode='min'`, Lightning's default," if better == "max" else "`mode='max'`"
+        worst = {"max": "smallest", "min": "largest"}[better] + (" area" if "au" in str(name) else " value")
         msg = (
-            f"{type(callback).__name__}(monitor={name!r}) has `mode='min'`, Lightning's default, and would take the "
-            "smallest area for the best; pass `mode='max'`."
+            f"{type(callback).__name__}(monitor={name!r}) has {given} and would take the {worst} for the best; pass "
+            f"`mode={better!r}`."
         )
         raise ArgumentError(msg)
 
@@ -185,6 +192,13 @@ def _check_saving(trainer: Trainer, callback: ModelCheckpoint) -> None:
         rank_zero_warn(
             "ModelCheckpoint(train_time_interval=...) never saves under manual optimization; "
             "use every_n_train_steps or every_n_epochs.",
+            category=TPAUCWarning,
+        )
+    if callback.auto_insert_metric_name and re.search(r"\{[^}]*/", callback.filename or ""):
+        rank_zero_warn(
+            f"ModelCheckpoint(filename={callback.filename!r}) writes the metrics' names into the path, where each '/' "
+            "opens a folder. Pass `auto_insert_metric_name=False` and write the names yourself, such as "
+            "filename='epoch={epoch}-tpauc={val/tpauc:.3f}'.",
             category=TPAUCWarning,
         )
     strategy = trainer.strategy

@@ -3,6 +3,7 @@
 import bz2
 import logging
 import math
+import shlex
 import subprocess
 import sys
 import warnings
@@ -102,6 +103,19 @@ def test_quickstart_from_fit_to_predictions(command, tmp_cwd):
     inputs = torch.cat([batch.inputs for batch in data.predict_dataloader()])
     scores = [float(line.split(",")[1]) for line in file.read_text().splitlines()[1:]]
     assert torch.equal(torch.tensor(scores), module(inputs).detach().reshape(-1))
+
+
+@pytest.mark.filterwarnings("ignore:ModelCheckpoint.* opens a folder")
+@pytest.mark.parametrize("where", ["filename={epoch}-{val/tpauc:.3f}", "dirpath=elsewhere/deep"])
+def test_how_to_test_is_said_wherever_the_checkpoint_lies(where, command, tmp_cwd):
+    saver = ("=ModelCheckpoint", ".monitor=val/tpauc", ".mode=max", f".{where}")
+    out, _, status = command("fit", "--config", QUICKSTART, *SHORT, *(f"--trainer.callbacks{word}" for word in saver))
+    assert status == 0
+    (test,) = [line.removeprefix("Test it with: ") for line in out.splitlines() if line.startswith("Test it with: ")]
+    (config,) = tmp_cwd.rglob("config.yaml")
+    words = shlex.split(test)
+    assert (tmp_cwd / words[words.index("--config") + 1]).samefile(config)
+    assert (tmp_cwd / words[words.index("--ckpt_path") + 1]).is_file()
 
 
 def test_the_resolved_config_is_saved_and_reproduces_the_run(command, tmp_cwd):

@@ -202,7 +202,9 @@ def test_reported_metrics_do_not_depend_on_the_number_of_ranks(use_distributed_s
     sizes = [(size, batch_size) for size in range(1, 12) for batch_size in (1 + size % 3, 4)]
     options = {"use_distributed_sampler": use_distributed_sampler}
     expected = evaluate_all(0, 1, sizes, **options)
-    assert {"val/tpauc", "val/auroc", "val/tpauc_tpr25_fpr75"} == set(expected[0])
+    assert {"val/tpauc", "val/auroc", "val/tpauc_tpr25_fpr75", "val/tpr_at_max_fpr", "val/fpr_at_min_tpr"} == set(
+        expected[0]
+    )
     defined = [result["val/tpauc"] for result in expected if not math.isnan(result["val/tpauc"])]
     assert len(defined) > 15
     assert len(set(defined)) > 5

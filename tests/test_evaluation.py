@@ -1,17 +1,20 @@
 """What validation, test and prediction take, and the names of what they report."""
 
 import re
+import warnings
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
+from sklearn.metrics import roc_curve
 from torch import nn
 from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
-from lightning_tpauc.algorithms import STACO
+from lightning_tpauc.algorithms import STACO, CrossEntropy
 from lightning_tpauc.data.batch import EvalBatch
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.evaluation import inputs_and_target, inputs_to_predict
@@ -65,10 +68,47 @@ def test_each_of_several_loaders_has_its_own_metrics(subject):
                     found = torch.tensor(results[f"{prefix}/{name}/dataloader_idx_{number}"], dtype=torch.float64)
                     assert_close(found, area_of(module, part, *rectangle), "float32")
     (alone,) = getattr(trainer, subject)(module, loaders_of(slice(None)), verbose=False)
-    assert set(alone) == {f"{prefix}/tpauc", f"{prefix}/auroc"}
+    assert set(alone) == {f"{prefix}/{name}" for name in ("tpauc", "auroc", "tpr_at_max_fpr", "fpr_at_min_tpr")}
     assert_close(
         torch.tensor(alone[f"{prefix}/tpauc"], dtype=torch.float64), area_of(module, slice(None), 0.6, 0.4), "float32"
     )
+
+
+def corners(module, min_tpr, max_fpr):
+    """Where the ROC polyline crosses the rectangle's borders, by NumPy's interpolation over scikit-learn's points."""
+    x, y = make_problem()
+    with torch.no_grad():
+        fpr, tpr, _ = roc_curve(y.numpy(), module.raw_scores(x).numpy(), drop_intermediate=False)
+    return np.interp(max_fpr, fpr, tpr), np.interp(min_tpr, tpr, fpr)
+
+
+@pytest.mark.parametrize("subject", ["validate", "test"])
+def test_the_borders_of_the_rectangle_are_reported(subject):
+    module = make_module()
+    (results,) = getattr(make_trainer(precision="32-true"), subject)(module, loaders_of(slice(None)), verbose=False)
+    prefix = "val" if subject == "validate" else "test"
+    tpr, fpr = corners(module, 0.6, 0.4)
+    assert results[f"{prefix}/tpr_at_max_fpr"] == pytest.approx(tpr, abs=1e-6)
+    assert results[f"{prefix}/fpr_at_min_tpr"] == pytest.approx(fpr, abs=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:You are using the plain ModelCheckpoint")
+def test_a_run_says_once_that_its_area_is_zero():
+    """0 in every epoch, so no monitor of it can tell them apart, though the curve climbs."""
+    module = TPAUCModule(nn.Linear(DIM, 1), CrossEntropy(0.99, 0.1), lambda p: torch.optim.SGD(p, lr=0.05))
+    x, y = make_problem()
+    data = PosNegDataModule((x, y), (x, y), num_pos=6, num_neg=10)
+    trainer = make_trainer(precision="32-true", max_epochs=3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit(module, data)
+    said = [str(warning.message) for warning in caught if "val/tpauc is 0" in str(warning.message)]
+    assert len(said) == 1
+    assert re.search(
+        r"TPR 0\.\d+ at FPR 0.1, demanded 0.99\).* monitor val/tpr_at_max_fpr or val/auroc, with mode='max'", said[0]
+    )
+    assert float(trainer.callback_metrics["val/tpauc"]) == 0
+    assert float(trainer.callback_metrics["val/tpr_at_max_fpr"]) > 0
 
 
 class Fail(Callback):

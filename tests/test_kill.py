@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from functools import cache
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 from torch import nn
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
+from lightning_tpauc.atomic import replacing
 from lightning_tpauc.checkpoint_io import AtomicCheckpointIO
 from lightning_tpauc.errors import CheckpointError, MissingCheckpointError, TPAUCWarning
 from lightning_tpauc.origin import KEY
@@ -212,12 +214,16 @@ def test_a_file_of_something_else(tmp_path, content, words):
         trainer.fit(module, data, ckpt_path=tmp_path / "other.pt")
 
 
-def test_a_failed_save_leaves_the_file_that_was_there(tmp_path):
+def test_a_failed_save_leaves_the_file_that_was_there(tmp_path, monkeypatch):
     io, path = AtomicCheckpointIO(), tmp_path / "new folder" / "last.ckpt"
     content = {"state_dict": {}, "pytorch-lightning_version": "2.6"}
     io.save_checkpoint(content, path)
-    with pytest.raises(AttributeError, match="local object"):
+    with pytest.raises(CheckpointError, match="can't hold step: function"):
         io.save_checkpoint({"step": lambda: 2}, path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", Mock(side_effect=OSError("disk full")))
+        with pytest.raises(OSError, match="disk full"):
+            io.save_checkpoint({"other": 1}, path)
     assert io.load_checkpoint(path) == content
     assert [file.name for file in path.parent.iterdir()] == ["last.ckpt"]
 
@@ -245,6 +251,49 @@ def test_no_reader_sees_half_a_file(tmp_path):
     assert child.exitcode == 0
     assert reads > 3
     assert len(versions) > 1
+
+
+def test_processes_that_save_the_same_file_do_not_write_into_each_others(tmp_path):
+    path = tmp_path / "last.ckpt"
+
+    def write(number):
+        io = AtomicCheckpointIO()
+        for _ in range(30):
+            io.save_checkpoint({"weights": torch.full((100_000,), float(number))}, path)
+
+    children = [multiprocessing.get_context("fork").Process(target=write, args=(k,)) for k in range(2)]
+    for child in children:
+        child.start()
+    seen = set()
+    while any(child.is_alive() for child in children):
+        if path.exists():
+            (value,) = torch.load(path, weights_only=True)["weights"].unique().tolist()
+            seen.add(value)
+    for child in children:
+        child.join()
+        assert child.exitcode == 0
+    assert seen == {0.0, 1.0}
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_what_a_kill_left_is_removed_once_nobody_writes_it(tmp_path):
+    path = tmp_path / "last.ckpt"
+
+    def die():
+        with replacing(path) as file:
+            file.write(b"half")
+            os._exit(9)
+
+    for _ in range(2):
+        child = multiprocessing.get_context("fork").Process(target=die)
+        child.start()
+        child.join()
+    old, young = tmp_path.iterdir()
+    os.utime(old, (time.time() - 7200,) * 2)
+    with replacing(path) as file:
+        file.write(b"whole")
+    assert set(tmp_path.iterdir()) == {young, path}
+    assert path.read_bytes() == b"whole"
 
 
 def test_the_module_replaces_lightnings_plugin_only():

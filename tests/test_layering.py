@@ -18,7 +18,9 @@ PACKAGE = "lightning_tpauc"
 #: From the bottom up: a module imports from layers below its own and from its own folder. ``""`` is ``__init__``.
 #: What only type checkers read may name anything: a callback says which module it works on.
 LAYERS = (
-    {"errors", "metric_names", "version"},
+    {"atomic", "errors", "metric_names", "version"},
+    {"hooks", "plain"},
+    {"mixing"},
     {
         "advice",
         "checkpoint_io",
@@ -31,11 +33,12 @@ LAYERS = (
         "run_length",
         "schedules",
         "sharding",
+        "start",
         "support",
         "transfer",
     },
     {"algorithms", "data", "iterates", "metrics", "models"},
-    {"best_weights", "calling", "diagnosis", "rectangle_schedule"},
+    {"best_weights", "calling", "diagnosis", "rectangle_schedule", "weights"},
     {
         "agreement",
         "batch_norm",
@@ -61,7 +64,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 ONLY = {
     "functional": {"errors"},
     "algorithms": {"errors", "functional"},
-    "data": {"errors", "extras", "functional"},
+    "data": {"atomic", "errors", "extras", "functional"},
     "models": {"errors", "extras"},
 }
 

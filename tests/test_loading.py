@@ -5,11 +5,12 @@ import math
 import pytest
 import torch
 from lightning.pytorch import Callback
+from torch import nn
 
 from lightning_tpauc import TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
 from lightning_tpauc.errors import CheckpointError
-from tests.fixed import NUM_POS, LinearScore, eval_loader, loader, make_batches, make_trainer
+from tests.fixed import DIM, NUM_POS, LinearScore, eval_loader, loader, make_batches, make_trainer
 from tests.tolerances import assert_close
 
 STEPS = 6
@@ -194,3 +195,121 @@ def test_surrogates_that_another_machine_rounds_otherwise_are_the_same(saved):
     module = make_module()
     make_trainer(max_epochs=2).fit(module, loader(make_batches(STEPS)[0]), ckpt_path=path)
     assert module.batches_seen == 2 * STEPS
+
+
+# ---------------------------------------------------------------- weights of other files
+
+
+def wide(**kwargs):
+    return TPAUCModule(
+        nn.Sequential(nn.Linear(DIM, 3), nn.Tanh(), nn.Linear(3, 1)), staco(), num_positives=NUM_POS, **kwargs
+    )
+
+
+@pytest.mark.parametrize("what", ["module", "backbone", "compiled", "old format"])
+def test_init_from_takes_a_state_dict(tmp_path, what):
+    torch.manual_seed(7)
+    source = wide()
+    compiled = torch.compile(source.backbone, backend="eager")
+    holder = {"module": source, "backbone": source.backbone, "compiled": compiled, "old format": source}[what]
+    torch.save(holder.state_dict(), tmp_path / "w.pt", _use_new_zipfile_serialization=what != "old format")
+    module, seen = wide(init_from=str(tmp_path / "w.pt")), []
+
+    class First(Callback):
+        def on_train_start(self, trainer, pl_module):
+            seen.extend(p.detach().clone() for p in pl_module.parameters())
+
+    fit(module, callbacks=[First()])
+    for found, expected in zip(seen, source.parameters(), strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ([torch.ones(2)], "it holds a list instead of weights by name"),
+        ({"state_dict": [torch.ones(2)]}, r"it holds the keys \['state_dict'\] instead of weights by name"),
+        ({"epoch": 3}, r"it holds the keys \['epoch'\] instead"),
+        (torch.ones(2), "it holds a Tensor instead"),
+        (nn.Linear(2, 1), r"it can't be read \(torch.nn.modules.linear.Linear\). Save weights with"),
+    ],
+    ids=["list", "list inside", "numbers", "tensor", "module"],
+)
+def test_init_from_says_what_a_file_holds(tmp_path, content, words):
+    torch.save(content, tmp_path / "w.pt")
+    with pytest.raises(CheckpointError, match=rf"^`init_from='.*w.pt'` can't be used: {words}[^\n]*$"):
+        fit(wide(init_from=str(tmp_path / "w.pt")))
+
+
+def test_init_from_compares_check_sums(saved, tmp_path):
+    path, average = saved
+    whole = path.read_bytes()
+    start = whole.index(average.numpy().tobytes())
+    for bit in range(8):
+        content = bytearray(whole)
+        content[start + bit % 4] ^= 1 << bit
+        (tmp_path / "flipped.ckpt").write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"can't be used: it is not whole: its part '.*' has changed since"):
+            fit(make_module(init_from=str(tmp_path / "flipped.ckpt")))
+
+
+def misfits():
+    """Networks that the weights of :func:`wide` do not fit, and what is said."""
+    wider = nn.Sequential(nn.Linear(DIM, 4), nn.Tanh(), nn.Linear(4, 1))
+    bare = nn.Sequential(nn.Linear(DIM, 3, bias=False), nn.Tanh(), nn.Linear(3, 1))
+    deeper = nn.Sequential(nn.Linear(DIM, 3), nn.Tanh(), nn.Linear(3, 1), nn.BatchNorm1d(1))
+    return {
+        "shapes": (wider, rf"'backbone.0.weight' has shape \(3, {DIM}\) instead of \(4, {DIM}\), .*"),
+        "adds": (bare, "it adds 'backbone.0.bias'"),
+        "lacks": (deeper, "it lacks 'backbone.3.bias', 'backbone.3.num_batches_tracked', .* and 2 more"),
+    }
+
+
+@pytest.mark.parametrize("how", ["fit", "validate", "load_from_checkpoint", "init_from"])
+@pytest.mark.parametrize("kind", ["shapes", "adds", "lacks"])
+def test_weights_that_do_not_fit_are_one_line(tmp_path, how, kind):
+    source = wide()
+    fit(source).save_checkpoint(tmp_path / "a.ckpt")
+    backbone, words = misfits()[kind]
+    name = "TPAUCModule" if how == "init_from" else "TPAUCModule with Sequential"
+    words = rf"do not fit {name}: {words}. Use the model that wrote [^\n]*$"
+    with pytest.raises(CheckpointError, match=words):
+        load_into(backbone, how, tmp_path / "a.ckpt")
+
+
+def load_into(backbone, how, path):
+    if how == "load_from_checkpoint":
+        TPAUCModule.load_from_checkpoint(path, backbone=backbone, algorithm=staco())
+    elif how == "init_from":
+        fit(TPAUCModule(backbone, staco(), num_positives=NUM_POS, init_from=str(path)))
+    else:
+        module = TPAUCModule(backbone, staco(), num_positives=NUM_POS)
+        data = loader(make_batches(STEPS)[0]) if how == "fit" else eval_loader()
+        getattr(make_trainer(), how)(module, data, ckpt_path=path)
+
+
+def test_strict_loading_may_be_turned_off(tmp_path):
+    fit(wide()).save_checkpoint(tmp_path / "a.ckpt")
+    module = TPAUCModule(misfits()["lacks"][0], staco(), num_positives=NUM_POS)
+    module.strict_loading = False
+    make_trainer().validate(module, eval_loader(), ckpt_path=tmp_path / "a.ckpt")
+    weight = torch.load(tmp_path / "a.ckpt", weights_only=True)["state_dict"]["backbone.0.weight"]
+    assert_close(module.backbone[0].weight.detach(), weight, "float32")
+
+
+def test_a_checkpoint_whose_weights_are_a_list(saved, tmp_path):
+    path, _ = saved
+    content = torch.load(path, weights_only=True)
+    torch.save({**content, "state_dict": list(content["state_dict"].values())}, tmp_path / "list.ckpt")
+    with pytest.raises(CheckpointError, match=r"do not fit .*: expected weights by name, but got a list"):
+        make_trainer().validate(make_module(), eval_loader(), ckpt_path=tmp_path / "list.ckpt")
+
+
+def test_a_checkpoint_of_objects_is_one_line(saved, tmp_path):
+    path, _ = saved
+    content = torch.load(path, weights_only=True)
+    torch.save({**content, "mine": nn.Linear(2, 1)}, tmp_path / "objects.ckpt")
+    with pytest.raises(
+        CheckpointError, match=r"objects.ckpt' holds what only `weights_only=False` reads \(torch.nn.*Linear\)\.$"
+    ):
+        make_trainer().validate(make_module(), eval_loader(), ckpt_path=tmp_path / "objects.ckpt")

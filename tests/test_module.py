@@ -236,7 +236,15 @@ def test_other_rectangles_and_the_objective_are_logged():
     trainer = make_trainer()
     trainer.fit(module, loader(batches), eval_loader())
     names = {name for name in trainer.callback_metrics if name.startswith("val/")}
-    reported = {"tpauc", "auroc", "tpauc_tpr25_fpr75", "tpauc_tpr60_fpr30", "objective"}
+    reported = {
+        "tpauc",
+        "auroc",
+        "tpauc_tpr25_fpr75",
+        "tpauc_tpr60_fpr30",
+        "objective",
+        "tpr_at_max_fpr",
+        "fpr_at_min_tpr",
+    }
     assert names == {f"val/{name}" for name in reported}
     results = trainer.test(module, eval_loader(), verbose=False)[0]
     assert set(results) == {f"test/{name}" for name in reported}

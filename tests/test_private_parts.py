@@ -78,9 +78,12 @@ USED = {
         lambda _: torch.optim.SGD([torch.zeros(1, requires_grad=True)], fused=True),
         "steps of fused optimizers that a gradient scaler skips count as taken",
     ),
+    ("optimization", "_version"): (lambda _: torch.zeros(1), "optimizers that evaluate by themselves train on nothing"),
     ("origin", "_trainer"): (lambda t: t.lightning_module, "checkpoints of weights alone are resumed from"),
     ("schedules", "_results"): (lambda t: t, "ReduceLROnPlateau does not see what training and validation log"),
     ("scores", "_combined_loader"): (lambda t: t.fit_loop, "an ordinary DataLoader is refused for a lesser reason"),
+    ("start", "_monitor_candidates"): (lambda _: ModelCheckpoint(), "a run saves something worse than its start"),
+    ("start", "_save_topk_checkpoint"): (lambda _: ModelCheckpoint(), "a run saves something worse than its start"),
     ("support", "_save_distributed_checkpoint"): (
         lambda _: ModelParallelStrategy(),
         "nobody warns of folders that are overwritten",
@@ -96,7 +99,7 @@ USED = {
 #: Not private: what Python gives to named tuples and bound methods, and functions that torch only names so.
 NO_SECRET = {"_asdict", "_exit", "_fields", "_replace"}
 #: Attributes of our own classes that a module beside them uses.
-OURS = {"_forget_training", "_loss_was_logged", "_restored"}
+OURS = {"_duties", "_forget_training", "_loss_was_logged", "_restored"}
 
 
 def private_names(tree):

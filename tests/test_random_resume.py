@@ -22,7 +22,7 @@ from tests.scripts.random_runs import (
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 #: As many as take some seconds; ``benchmarks/random_resume.py`` takes more.
-SEEDS = range(1000, 1030)
+SEEDS = range(1036, 1060)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -90,6 +90,13 @@ CASES = {
         "saved_every": 1,
         "killed_at": (("on_train_batch_end", 4),),
     },
+    "saved where an epoch starts, and again after that": {
+        "saved_by": "hook",
+        "saved_at": "on_train_epoch_start",
+        "saved_every": 1,
+        "trainer": {"max_epochs": -1, "max_steps": 19},
+        "killed_at": (("on_train_batch_start", 1), ("on_train_batch_end", 10)),
+    },
     "saved by an exception of a validation": {"saved_by": "exception", "killed_at": (("on_validation_batch_end", 5),)},
     "saved by an exception after all of a validation": {
         "saved_by": "exception",
@@ -124,6 +131,44 @@ CASES = {
         "saved_by": "validation",
         "trainer": {"max_epochs": 12, "val_check_interval": 2},
         "killed_at": (("on_train_epoch_end", 1),),
+    },
+    "tied weights in 64-true, saved at a stage's end": {
+        "net": "tied",
+        "precision": "64-true",
+        "data": "numpy",
+        "killed_at": (("on_train_batch_start", 17),),
+    },
+    "batch norm of STACO1, a worker, the best checkpoint": {
+        "algorithm": "STACO1",
+        "net": "batch norm",
+        "precision": "64-true",
+        "stages": {"every_n_steps": 5, "batch_norm": "keep"},
+        "workers": 1,
+        "saved_by": "validation",
+        "killed_at": (("on_train_epoch_start", 3),),
+    },
+    "batch norm of STACO2, a cycle of momentum": {
+        "net": "batch norm",
+        "optimizer": "momentum",
+        "scheduler": "cyclic",
+        "interval": "step",
+        "trainer": {"max_epochs": -1, "max_steps": 13},
+        "killed_at": (("on_train_epoch_end", 2),),
+    },
+    **{
+        f"a {scheduler} schedule, killed at the training's end": {
+            "scheduler": scheduler,
+            "saved_every": 2,
+            "trainer": {"max_epochs": -1, "max_steps": 14},
+            "killed_at": (("on_train_end", 1),),
+        }
+        for scheduler in ("chained", "sequential")
+    },
+    "AUCM without stages on a stateful stream": {
+        "algorithm": "AUCM without stages",
+        "precision": "64-true",
+        "data": "stream",
+        "killed_at": (("on_validation_start", 2),),
     },
     **{
         f"{optimizer} in {precision}": {"optimizer": optimizer, "precision": precision, "algorithm": "cross-entropy"}

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from lightning_tpauc import TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
-from lightning_tpauc.metric_names import is_area, is_ours
+from lightning_tpauc.metric_names import better_mode, is_ours
 from lightning_tpauc.schedules import keep_monitors
 from tests.fixed import NUM_POS, LinearScore, eval_loader, loader, make_batches, make_trainer
 
@@ -160,7 +160,9 @@ def test_frequency_is_heeded(interval, at):
 
 
 def test_a_metric_that_nothing_logs():
-    with pytest.raises(ArgumentError, match=r"follows 'val/tpauk', which nothing has logged.*'val/auroc', 'val/tpauc'"):
+    with pytest.raises(
+        ArgumentError, match=r"follows 'val/tpauk', which nothing has logged.*'val/auroc', .*'val/tpauc'"
+    ):
         fit(mixed(monitor="val/tpauk"))
     with pytest.warns(TPAUCWarning, match="follows 'val/tpauk', which nothing has logged"):
         fit(mixed(monitor="val/tpauk", strict=False), epochs=1)
@@ -232,17 +234,19 @@ def test_other_schedulers_and_forms_pass_through():
 
 
 @pytest.mark.parametrize(
-    ("name", "area", "ours"),
+    ("name", "better", "ours"),
     [
-        ("val/tpauc", True, True),
-        ("val/tpauc/dataloader_idx_1", True, True),
-        ("val/tpauc_tpr50_fpr12p5", True, True),
-        ("test/auroc", True, False),
-        ("val/objective", False, True),
-        ("train/loss", False, False),
-        ("val/tpauc_loss", False, False),
-        ("val_auroc", False, False),
+        ("val/tpauc", "max", True),
+        ("val/tpauc/dataloader_idx_1", "max", True),
+        ("val/tpauc_tpr50_fpr12p5", "max", True),
+        ("test/auroc", "max", False),
+        ("val/objective", "min", True),
+        ("val/tpr_at_max_fpr/dataloader_idx_0", "max", True),
+        ("val/fpr_at_min_tpr", "min", True),
+        ("train/loss", None, False),
+        ("val/tpauc_loss", None, False),
+        ("val_auroc", None, False),
     ],
 )
-def test_names(name, area, ours):
-    assert (is_area(name), is_ours(name)) == (area, ours)
+def test_names(name, better, ours):
+    assert (better_mode(name), is_ours(name)) == (better, ours)

@@ -14,7 +14,7 @@ from lightning_tpauc.algorithms import STACO, CrossEntropy, FullBatch
 from lightning_tpauc.cli import TPAUCCLI, main
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.functional import exact_duals, get_surrogate
-from lightning_tpauc.functional.duals import ties_active
+from lightning_tpauc.functional.duals import activate_ties
 from tests.data.flows import Random
 from tests.fixed import LinearScore, make_trainer
 from tests.reference.staco import Settings, State, begin_stage, step
@@ -112,7 +112,7 @@ def test_the_exact_start_takes_the_first_negatives(bound, scored, expected):
     data = make_datamodule(NegativeStream(Random(dim=DIM), num_scored=scored))
     trainer.fit(module, data)
     s, *others = exact_duals(*scores, 0.6, 0.4)
-    lowered = ties_active(s, scores[0], get_surrogate("squared_hinge"))
+    lowered = activate_ties(s, scores[0], get_surrogate("squared_hinge"))
     for found, value in zip(start.found, (lowered, *others), strict=True):
         assert_close(found, value, "float32")
 
@@ -153,7 +153,7 @@ def test_two_ranks_score_a_short_stream_once(tmp_path, split):
     trainer = make_trainer(precision="32-true", callbacks=[KeepStart(tmp_path)], devices=2, strategy="ddp_fork")
     trainer.fit(module, data)
     s, *others = exact_duals(*scores, 0.6, 0.4)
-    lowered = ties_active(s, scores[0], get_surrogate("squared_hinge"))
+    lowered = activate_ties(s, scores[0], get_surrogate("squared_hinge"))
     for rank in range(2):
         for found, value in zip(torch.load(tmp_path / f"start{rank}.pt"), (lowered, *others), strict=True):
             assert_close(found, value, "float32")

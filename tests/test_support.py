@@ -1,5 +1,8 @@
 """Callbacks that would give wrong results are refused before training starts, with a remedy that works."""
 
+import warnings
+from pathlib import Path
+
 import pytest
 import torch
 from lightning.pytorch.callbacks import (
@@ -130,11 +133,13 @@ def test_finders_are_refused(tmp_path, callback, words):
 # ---------------------------------------------------------------- the best of an area
 
 
-@pytest.mark.parametrize("name", ["val/tpauc", "val/auroc", "val/tpauc_tpr60_fpr50", "val/tpauc/dataloader_idx_0"])
+@pytest.mark.parametrize(
+    "name", ["val/tpauc", "val/auroc", "val/tpauc_tpr60_fpr50", "val/tpr_at_max_fpr", "val/tpauc/dataloader_idx_0"]
+)
 @pytest.mark.parametrize("kind", [EarlyStopping, ModelCheckpoint])
 def test_the_smallest_area_is_not_the_best(tmp_path, kind, name):
     callback = kind(monitor=name, **({"dirpath": tmp_path} if kind is ModelCheckpoint else {}))
-    words = rf"{kind.__name__}\(monitor='{name}'\) has `mode='min'`, Lightning's default.* pass `mode='max'`"
+    words = rf"{kind.__name__}\(monitor='{name}'\) has `mode='min'`, .* the smallest .* pass `mode='max'`"
     with pytest.raises(ArgumentError, match=words):
         fit(make_module(), callback, enable_checkpointing=True)
     # nothing is chosen where nothing is trained
@@ -147,3 +152,32 @@ def test_losses_are_minimised(tmp_path):
     trainer = fit(make_module(log_objective=True), saver, stopper, enable_checkpointing=True, max_epochs=3)
     assert trainer.current_epoch == 3
     assert float(saver.best_model_score) > 0
+
+
+# ---------------------------------------------------------------- names of files
+
+
+@pytest.mark.parametrize(
+    ("options", "warns"),
+    [
+        ({"filename": "{epoch}-{val/tpauc:.3f}"}, True),
+        ({"filename": "tpauc={val/tpauc:.3f}", "auto_insert_metric_name": False}, False),
+        ({"filename": "{epoch}-{step}"}, False),
+        ({}, False),
+    ],
+)
+def test_a_metric_in_a_file_name_opens_no_folder_unsaid(tmp_path, options, warns):
+    saver = ModelCheckpoint(tmp_path, monitor="val/tpauc", mode="max", **options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(make_module(), saver, enable_checkpointing=True)
+    said = [str(warning.message) for warning in caught if "auto_insert_metric_name=False" in str(warning.message)]
+    assert len(said) == warns
+    assert (Path(saver.best_model_path).parent != tmp_path) == warns
+
+
+@pytest.mark.parametrize("name", ["val/fpr_at_min_tpr", "val/objective"])
+def test_the_largest_error_is_not_the_best(tmp_path, name):
+    words = rf"ModelCheckpoint\(monitor='{name}'\) has `mode='max'` and would take the largest value .*mode='min'"
+    with pytest.raises(ArgumentError, match=words):
+        fit(make_module(), ModelCheckpoint(tmp_path, monitor=name, mode="max"), enable_checkpointing=True)

@@ -28,8 +28,8 @@ class FullBatch(Algorithm):
     Args:
         min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).
         max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
-        surrogate: ``"squared_hinge"``, ``"hinge"``, ``"square"``, ``"logistic"`` or a registered one; the last two
-            take :math:`k_1 k_2` evaluations.
+        surrogate: ``"squared_hinge"``, ``"hinge"``, ``"square"``, ``"logistic"``, ``"ramp"``, ``"smooth_ramp"`` or a
+            registered one; ``"logistic"`` and most registered ones take :math:`k_1 k_2` evaluations.
         margin: m of the surrogate, in units of the score.
         scale: scale of the logistic surrogate.
 

@@ -11,7 +11,7 @@ from lightning_tpauc.algorithms.arguments import require_range
 from lightning_tpauc.algorithms.base import Algorithm, PreviousScores, TrainingScores
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import check_choice
-from lightning_tpauc.functional.duals import exact_duals, lowered, ties_active
+from lightning_tpauc.functional.duals import activate_ties, exact_duals, nudge_down
 from lightning_tpauc.functional.pairwise import pairwise_terms, weighted_excess
 from lightning_tpauc.functional.sonx import outer_selection, tracking_step, value_before
 from lightning_tpauc.functional.staco import (
@@ -143,9 +143,9 @@ class SONX(Algorithm):
         """Set s and s' to the minimisers for the initial weights, if asked for."""
         if scores is not None and self.dual_init == "exact":
             duals = exact_duals(*scores, self.min_tpr, self.max_fpr, surrogate=self.surrogate)
-            self.s.copy_(ties_active(duals.s, scores.pos_scores, self.surrogate))
+            self.s.copy_(activate_ties(duals.s, scores.pos_scores, self.surrogate))
             # below its own tie as well: equal risks are selected
-            self.s_prime.copy_(lowered(duals.s_prime, duals.s_prime))
+            self.s_prime.copy_(nudge_down(duals.s_prime, duals.s_prime))
 
     def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:  # noqa: ARG002
         r"""A step without correction: :math:`\gamma = 0`, or no previous weights yet."""

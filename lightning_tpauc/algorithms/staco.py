@@ -13,8 +13,8 @@ from lightning_tpauc.algorithms.base import Algorithm, TrainingScores
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.averaging import mean_from_changes, record_change_
 from lightning_tpauc.functional.checks import check_choice
-from lightning_tpauc.functional.duals import exact_duals, ties_active
-from lightning_tpauc.functional.pairwise import evaluate_pairs, tail_mean_loss
+from lightning_tpauc.functional.duals import activate_ties, exact_duals
+from lightning_tpauc.functional.pairwise import evaluate_pairs
 from lightning_tpauc.functional.staco import (
     dual_weight_step,
     excess_weights,
@@ -26,6 +26,7 @@ from lightning_tpauc.functional.staco import (
     threshold_step,
 )
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
+from lightning_tpauc.functional.tails import tail_mean_loss
 
 __all__ = ("STACO",)
 
@@ -48,7 +49,8 @@ class STACO(Algorithm):
     Args:
         min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).
         max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
-        surrogate: ``"squared_hinge"``, ``"hinge"``, ``"square"``, ``"logistic"`` or a registered one.
+        surrogate: ``"squared_hinge"``, ``"hinge"``, ``"square"``, ``"logistic"``, ``"ramp"``, ``"smooth_ramp"`` or a
+            registered one.
         margin: m of the surrogate, in units of the score.
         scale: scale of the logistic surrogate.
         step_units: what the three step sizes are measured in. ``"loss"``: :math:`\alpha / L`, :math:`\beta L` and
@@ -270,7 +272,7 @@ class STACO(Algorithm):
 
     def _solve(self, scores: TrainingScores) -> None:
         s, y, s_prime = exact_duals(*scores, *self.rectangle, surrogate=self.surrogate)
-        self.s.copy_(ties_active(s, scores.pos_scores, self.surrogate))
+        self.s.copy_(activate_ties(s, scores.pos_scores, self.surrogate))
         self.y.copy_(y)
         self.s_prime.copy_(s_prime)
 
@@ -278,7 +280,7 @@ class STACO(Algorithm):
         # Without the scores of the training set the first batch is the best estimate: exact on its own positives, its
         # mean threshold for the others, which keeps them out of the dead zone of "ones".
         s, y, s_prime = exact_duals(pos_scores, neg_scores, *self.rectangle, surrogate=self.surrogate)
-        s = ties_active(s, pos_scores, self.surrogate)
+        s = activate_ties(s, pos_scores, self.surrogate)
         self.s.copy_(s.mean())
         self.y.fill_(self.theta0)
         self.s.index_copy_(0, index, s.to(self.s.dtype))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.metadata
 import json
 import logging
 import pickle
-import uuid
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_tpauc.atomic import replacing
 from lightning_tpauc.data.graphs import PackedGraphs
 from lightning_tpauc.data.smiles_csv import SMILESRow, read_smiles
 from lightning_tpauc.errors import ArgumentError, DataError
@@ -185,15 +184,10 @@ def _read_cache(path: Path) -> dict[str, Any] | None:
 
 
 def _write_cache(path: Path, content: dict[str, Any]) -> None:
-    """Write under a name of its own in the same folder, then rename: readers see the whole file or none."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    """Write the whole file or none."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("xb") as file:
+        with replacing(path) as file:
             torch.save(content, file)
-        temporary.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         msg = f"Can't write to `cache_dir` {path.parent} ({error}). Set `cache_dir` to a folder that can be written."
         raise ArgumentError(msg) from error

@@ -24,7 +24,6 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.progress import Progress
 
 from lightning_tpauc.data.cache import default_cache_dir
 from lightning_tpauc.data.console import bar_console
@@ -140,6 +139,8 @@ class _Blocks:
 
     def _texts(self) -> Iterator[bytes]:
         """Blocks of whole lines; a bar shows how much of the file, compressed or not, has been read."""
+        from rich.progress import Progress  # not above: see console
+
         console = bar_console()
         with self.path.open("rb") as raw, Progress(console=console, transient=True, disable=console.quiet) as progress:
             task = progress.add_task(f"Reading {self.path.name}", total=self.path.stat().st_size)

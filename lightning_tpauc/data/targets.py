@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.progress import track
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
@@ -146,6 +145,9 @@ def _transformed(found: Any, dataset: Any) -> Any:
 
 
 def _items(dataset: Any, name: str) -> Any:
+    # not above: see console
+    from rich.progress import track
+
     console, text = bar_console(), f"Reading the labels of {name}"
     rows = track(range(len(dataset)), text, console=console, transient=True, disable=console.quiet)
     return (dataset[row] for row in rows)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import time
 import warnings
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, seed_everything
 
+from lightning_tpauc.atomic import replacing
 from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.errors import DataError, NonFiniteError
 from lightning_tpauc.evaluation import Rectangle, metric_name
@@ -75,11 +75,8 @@ def _pretrain(experiment: Experiment, trial: Trial, num_folds: int, options: Opt
     module = build_pretraining(experiment, schedule)
     best = BestWeights(experiment.rectangles)
     build_trainer(schedule, options, [best], validates=True).fit(module, datamodule)
-    path = pretrained_path(trial, options)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(f".{os.getpid()}")  # renamed when it is whole: another runner may be reading
-    torch.save(best.weights[experiment.rectangles[0]], beside)
-    beside.replace(path)
+    with replacing(pretrained_path(trial, options)) as file:  # another runner may be reading
+        torch.save(best.weights[experiment.rectangles[0]], file)
     return Outcome("finished", val={metric_name(r): value for r, value in best.values.items()})
 
 

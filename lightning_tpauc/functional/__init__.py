@@ -15,6 +15,7 @@ from lightning_tpauc.functional.surrogates import (
     register_surrogate,
     surrogate_names,
 )
+from lightning_tpauc.functional.tails import tail_mean_loss
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
 
 __all__ = (
@@ -38,6 +39,7 @@ __all__ = (
     "register_surrogate",
     "roc_polyline",
     "surrogate_names",
+    "tail_mean_loss",
     "tpauc_objective",
     "tpr_at_max_fpr",
     "two_way_partial_auroc",

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import check_finite, check_rectangle, check_scores, common_dtype
-from lightning_tpauc.functional.pairwise import pairwise_terms
 from lightning_tpauc.functional.rectangle import ceil_count
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
+from lightning_tpauc.functional.tails import in_double, tail_risk
 
-__all__ = ("ExactDuals", "exact_duals", "lowered", "ties_active")
+__all__ = ("ExactDuals", "activate_ties", "exact_duals", "nudge_down")
 
 
 class ExactDuals(NamedTuple):
@@ -61,12 +61,12 @@ def exact_duals(
         min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).
         max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
         surrogate: name or :class:`~lightning_tpauc.functional.Surrogate`; it must be monotone.
-        margin: m of the hinge surrogates.
+        margin: m of the hinge and ramp surrogates.
         scale: factor inside the logistic surrogate.
 
     Returns:
         :class:`ExactDuals` in the dtype of the scores, at least float32; all nan where an accelerator holds scores that
-        are not finite. Time is O(n log n) for the hinge surrogates;
+        are not finite. Time is O(n log n) for the hinge and ramp surrogates;
         ``logistic`` and registered ones evaluate :math:`n_+ \lceil \theta_1 n_- \rceil` pairs in blocks.
 
     Raises:
@@ -92,23 +92,17 @@ def exact_duals(
         )
         raise ArgumentError(msg)
     dtype = common_dtype(pos_scores, neg_scores)
-    # Quantiles of sums that differ in the last digits: float64 where the device has it.
-    wide = torch.float32 if pos_scores.device.type == "mps" else torch.float64
-    pos, neg = pos_scores.to(wide), neg_scores.to(wide)
-    num_neg = neg.shape[0]
-    rank = max(1, ceil_count(max_fpr, num_neg))
-    highest = torch.topk(neg, rank, sorted=False).values
-    s = loss.value(highest.min() - pos)
-    # The other negatives exceed no threshold, so their terms are 0.
-    excess = pairwise_terms(pos, highest, s, surrogate=loss, gradients=False).excess * (rank / num_neg)
-    y, s_prime = _upper_quantile(s + excess / max_fpr, 1.0 - min_tpr)
+    # Quantiles of sums that differ in the last digits.
+    pos, neg = in_double(pos_scores), in_double(neg_scores)
+    s, risk = tail_risk(pos, neg, max_fpr, loss)
+    y, s_prime = _upper_quantile(risk, 1.0 - min_tpr)
     # What the check of the scores did not read on an accelerator shows in every result.
     nan_if_not_finite = (pos.sum() + neg.sum()) * 0.0
     s, y, s_prime = (x + nan_if_not_finite for x in (s, y, s_prime))
     return ExactDuals(s.to(dtype), y.to(dtype), s_prime.to(dtype))
 
 
-def ties_active(thresholds: Tensor, pos_scores: Tensor, surrogate: Surrogate) -> Tensor:
+def activate_ties(thresholds: Tensor, pos_scores: Tensor, surrogate: Surrogate) -> Tensor:
     r"""Exact thresholds, lowered until the losses that equal them exceed them in spite of rounding.
 
     A pair is active where :math:`\ell_{ij} > s_i`. Where :math:`\ell_{ij} = s_i` the objective has a kink, and any
@@ -127,21 +121,23 @@ def ties_active(thresholds: Tensor, pos_scores: Tensor, surrogate: Surrogate) ->
 
     Example:
         >>> s = torch.tensor([0.0, 0.25])
-        >>> (s > ties_active(s, torch.tensor([1.0, 0.0]), get_surrogate("squared_hinge"))).tolist()
+        >>> (s > activate_ties(s, torch.tensor([1.0, 0.0]), get_surrogate("squared_hinge"))).tolist()
         [False, True]
     """
     slack = thresholds
     if surrogate.inverse is not None:
-        t = surrogate.inverse(thresholds)  # score of the negative at the kink less the positive's
+        # The score of the negative at the kink less the positive's. Where the loss is bounded and the threshold is its
+        # maximum, that is where it reaches the maximum: seen from just below.
+        t = surrogate.inverse(nudge_down(thresholds, thresholds))
         slack = slack + (surrogate.derivative(t) * (t.abs() + pos_scores.abs())).nan_to_num(0.0)
-    return lowered(thresholds, slack)
+    return nudge_down(thresholds, slack)
 
 
-def lowered(values: Tensor, scale: Tensor) -> Tensor:
+def nudge_down(values: Tensor, scale: Tensor) -> Tensor:
     """Float ``values`` of at least 0, less 64 times the precision of what ``scale`` measures; never below 0.
 
     Example:
-        >>> bool(lowered(torch.ones(()), torch.ones(())) < 1.0)
+        >>> bool(nudge_down(torch.ones(()), torch.ones(())) < 1.0)
         True
     """
     return (values - 64.0 * torch.finfo(values.dtype).eps * scale).clamp_min(0.0)

@@ -24,7 +24,7 @@ from lightning_tpauc.functional.dense_sums import BlockSums, DenseSums, dense_su
 from lightning_tpauc.functional.sorted_sums import SortedSums, sorted_sums
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 
-__all__ = ("Pairs", "PairwiseTerms", "evaluate_pairs", "pairwise_terms", "tail_mean_loss", "weighted_excess")
+__all__ = ("Pairs", "PairwiseTerms", "evaluate_pairs", "pairwise_terms", "weighted_excess")
 
 #: Sums of the excess and of active pairs, and ``grad_sums(weights)``.
 PairSums = DenseSums | BlockSums | SortedSums
@@ -77,7 +77,7 @@ def pairwise_terms(
         thresholds: float tensor ``(S,)``, :math:`s_i`, any real numbers; below 0 every pair is active.
         weights: float tensor ``(S,)``, :math:`y_i`; ones if ``None``.
         surrogate: name or :class:`~lightning_tpauc.functional.Surrogate`.
-        margin: m of the hinge and square surrogates.
+        margin: m of the hinge, square and ramp surrogates.
         scale: factor inside the logistic surrogate.
         method: ``"dense"``, ``"sorted"`` or ``"auto"``, which decides by S and B alone.
         gradients: whether to compute ``pos_grad`` and ``neg_grad``.
@@ -331,12 +331,3 @@ def _choose(pos: Tensor, neg: Tensor, loss: Surrogate, method: str) -> str:
     # Apple's GPUs have no float64, which the prefix sums need.
     small = pos.shape[0] * neg.shape[0] <= _CROSSOVER["cpu" if neg.device.type == "cpu" else "other"]
     return "dense" if loss.power is None or small or neg.device.type == "mps" else "sorted"
-
-
-@torch.no_grad()
-def tail_mean_loss(pos: Tensor, neg: Tensor, max_fpr: float, surrogate: str | Surrogate = "hinge") -> Tensor:
-    """Stand-in."""
-    share = max_fpr * neg.numel()
-    loss = get_surrogate(surrogate, 1.0, 1.0)
-    weights = (share - torch.arange(neg.numel(), device=neg.device, dtype=neg.dtype)).clamp(0.0, 1.0) / share
-    return (loss.value(neg - pos.unsqueeze(1)).sort(1, descending=True).values * weights).sum(1).mean()

@@ -22,7 +22,7 @@ class SortedSums(NamedTuple):
         pos: float64 tensor ``(S,)``, the positives' centred scores.
         neg: float64 tensor ``(B,)``, the negatives' centred scores.
         edge: float64 tensor ``(S,)``; the active pairs lie above it.
-        power: the form of the loss.
+        pieces: the pieces of the loss.
     """
 
     excess: Tensor
@@ -31,15 +31,18 @@ class SortedSums(NamedTuple):
     pos: Tensor
     neg: Tensor
     edge: Tensor
-    power: PowerForm
+    pieces: tuple[PowerForm, ...]
 
     def grad_sums(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         """See :meth:`~lightning_tpauc.functional.dense_sums.DenseSums.grad_sums`."""
-        y = weights.double()
-        sums = one_sided_grad_sums(self.pos, self.neg, self.edge, y, self.power)
-        if self.power.two_sided:
-            mirrored_edge, mirror = _mirrored(self.pos, self.edge, self.power)
-            sums = sums - one_sided_grad_sums(-self.pos, -self.neg, mirrored_edge, y, mirror)
+        pos, neg, y = self.pos, self.neg, weights.double()
+        first, *others = self.pieces
+        sums = one_sided_grad_sums(pos, neg, self.edge, y, first)
+        if first.two_sided:
+            mirrored_edge, mirror = _mirrored(pos, self.edge, first)
+            sums = sums - one_sided_grad_sums(-pos, -neg, mirrored_edge, y, mirror)
+        for piece in others:
+            sums = sums + one_sided_grad_sums(pos, neg, _edge_of(piece, pos, self.edge), y, piece)
         return self.pos_grad_sum, sums.to(self.excess.dtype)
 
 
@@ -50,7 +53,8 @@ def sorted_sums(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate) -> SortedS
         pos: float tensor ``(S,)``.
         neg: float tensor ``(B,)``.
         s: float tensor ``(S,)``, thresholds.
-        loss: a surrogate with a power form.
+        loss: a surrogate with a power form. Pieces that cancel each other, as those of a ramp, leave an error of
+            about 1e-16 (range of the scores / m) to the power of their degree.
 
     Example:
         >>> from lightning_tpauc.functional.surrogates import get_surrogate
@@ -58,24 +62,28 @@ def sorted_sums(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate) -> SortedS
         >>> sums.excess, sums.active, sums.grad_sums(torch.ones(1))
         (tensor([1.]), tensor([1.]), (tensor([1.]), tensor([1., 0.])))
     """
-    assert loss.power is not None  # noqa: S101 - the caller has checked it
     assert loss.inverse is not None  # noqa: S101 - Surrogate has checked it
-    power, dtype = loss.power, pos.dtype
+    dtype, (first, *others) = pos.dtype, loss.pieces
     pos, neg, s = pos.double(), neg.double(), s.double()
+    if others and pos.shape[0] and _is_bounded(loss.pieces):
+        pos, neg = _within_reach(pos, neg, first.margin, others[-1].margin)
     # Squares of uncentred scores cancel. The mean also carries a nan of any score into all results.
     centre = neg.mean()
     pos, neg = pos - centre, neg - centre
     # Below threshold 0 every pair counts as active, but pairs left of the hinge still add nothing but -s_i.
     edge = pos + loss.inverse(s.clamp_min(0.0))
     down = (-neg).sort().values
-    total, active, pos_grad_sum = one_sided_sums(pos, down, edge, power)
-    if power.two_sided:
-        mirrored_edge, mirror = _mirrored(pos, edge, power)
+    total, active, pos_grad_sum = one_sided_sums(pos, down, edge, first)
+    if first.two_sided:
+        mirrored_edge, mirror = _mirrored(pos, edge, first)
         left = one_sided_sums(-pos, -down.flip(0), mirrored_edge, mirror)
         total, active, pos_grad_sum = total + left[0], active + left[1], pos_grad_sum - left[2]
+    for piece in others:
+        more = one_sided_sums(pos, down, _edge_of(piece, pos, edge), piece)
+        total, pos_grad_sum = total + more[0], pos_grad_sum + more[2]
     active = torch.where(s < 0, float(neg.shape[0]), active)
     excess = (total - s * active).clamp_min(0.0)  # rounding may leave -1e-17
-    return SortedSums(excess.to(dtype), active.to(dtype), pos_grad_sum.to(dtype), pos, neg, edge, power)
+    return SortedSums(excess.to(dtype), active.to(dtype), pos_grad_sum.to(dtype), pos, neg, edge, loss.pieces)
 
 
 def _mirrored(pos: Tensor, edge: Tensor, power: PowerForm) -> tuple[Tensor, PowerForm]:
@@ -83,21 +91,45 @@ def _mirrored(pos: Tensor, edge: Tensor, power: PowerForm) -> tuple[Tensor, Powe
 
     The active pairs are those below the mirror image of the edge.
     """
-    return edge - 2.0 * pos + 2.0 * power.margin, PowerForm(-power.margin, 2)
+    return edge - 2.0 * pos + 2.0 * power.margin, PowerForm(-power.margin, 2, coefficient=power.coefficient)
+
+
+def _edge_of(piece: PowerForm, pos: Tensor, edge: Tensor) -> Tensor:
+    """Active pairs to the left of where a piece starts add nothing to it; the first piece starts before them all."""
+    return torch.maximum(edge, pos - piece.margin)
+
+
+def _is_bounded(pieces: tuple[PowerForm, ...]) -> bool:
+    """Whether the coefficients of t and t^2 add up to 0, so that the sum is constant right of where all have begun."""
+    squares = [piece for piece in pieces if piece.degree == 2]
+    linear = sum(p.coefficient for p in pieces if p.degree == 1) + sum(2.0 * p.coefficient * p.margin for p in squares)
+    return linear == 0.0 and sum(p.coefficient for p in squares) == 0.0
+
+
+def _within_reach(pos: Tensor, neg: Tensor, first: float, last: float) -> tuple[Tensor, Tensor]:
+    """Scores of a bounded loss, moved to where the loss is constant just as well.
+
+    The pieces of a bounded loss cancel each other where it is constant, so that one score far away would cost all
+    others their digits.
+    """
+    # The loss is constant for t <= -first and for t >= -last; as much again keeps the moved pairs clear of the kinks.
+    left, right = 2.0 * first - last, first - 2.0 * last
+    pos = pos.clamp(neg.min() - right, neg.max() + left)
+    return pos, neg.clamp(pos.min() - left, pos.max() + right)
 
 
 def one_sided_sums(pos: Tensor, down: Tensor, edge: Tensor, power: PowerForm) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Sums of :math:`(m + h_j - h_i)^p`, of 1 and of the slope over the pairs with h_j above the edge of positive i.
+    r"""Sums of :math:`c (m + h_j - h_i)^p`, of 1 and of the derivative over the pairs with h_j above each edge.
 
     Args:
         pos: float64 tensor ``(S,)``, scores h_i, centred: squares of large scores cancel.
         down: float64 tensor ``(B,)``, -h_j of scores centred likewise, in ascending order. The pairs of every positive
             then come first, so that no sum has to be taken as the difference of two larger ones.
         edge: ``(S,)``; every pair above it has :math:`m + h_j - h_i > 0` unless the loss is two-sided.
-        power: m and p; the caller handles the second side.
+        power: m, p and c; the caller handles the second side.
 
     Returns:
-        The sums over j of the power, of 1 and of the derivative :math:`p (m + h_j - h_i)^{p-1}`, each ``(S,)``.
+        The sums over j of the power, of 1 and of the derivative :math:`c p (m + h_j - h_i)^{p-1}`, each ``(S,)``.
 
     Example:
         >>> pos, neg = torch.tensor([0.0, 1.0]).double(), torch.tensor([0.5, 2.0]).double()
@@ -111,21 +143,23 @@ def one_sided_sums(pos: Tensor, down: Tensor, edge: Tensor, power: PowerForm) ->
     moments = prefix_sums(down[None] if power.degree == 1 else torch.stack([down, down.square()]))[:, count]
     linear = number * offset - moments[0]
     if power.degree == 1:
-        total, slope = linear, number
+        total, grad_sum = linear, number
     else:
-        total, slope = offset * (linear - moments[0]) + moments[1], 2.0 * linear
-    return total, number, slope
+        total, grad_sum = offset * (linear - moments[0]) + moments[1], 2.0 * linear
+    if power.coefficient != 1.0:
+        total, grad_sum = power.coefficient * total, power.coefficient * grad_sum
+    return total, number, grad_sum
 
 
 def one_sided_grad_sums(pos: Tensor, neg: Tensor, edge: Tensor, y: Tensor, power: PowerForm) -> Tensor:
-    r"""Sum over i of y_i times the slope of :math:`(m + h_j - h_i)^p`, for each j, over the pairs above the edges.
+    r"""Sums over i of y_i times the derivative of :math:`c (m + h_j - h_i)^p`, one for each j, above the edges.
 
     Args:
         pos: as in :func:`one_sided_sums`.
         neg: as in :func:`one_sided_sums`.
         edge: as in :func:`one_sided_sums`.
         y: float64 tensor ``(S,)``, weights of the positives.
-        power: m and p.
+        power: m, p and c.
 
     Returns:
         Tensor ``(B,)``.
@@ -139,7 +173,8 @@ def one_sided_grad_sums(pos: Tensor, neg: Tensor, edge: Tensor, y: Tensor, power
     edge, order = edge.sort()
     weights = prefix_sums((y[None] if power.degree == 1 else torch.stack([y, y * (power.margin - pos)]))[:, order])
     sums = weights[:, torch.searchsorted(edge, neg)]
-    return sums[0] if power.degree == 1 else 2.0 * (sums[1] + neg * sums[0])
+    total = sums[0] if power.degree == 1 else 2.0 * (sums[1] + neg * sums[0])
+    return total if power.coefficient == 1.0 else power.coefficient * total
 
 
 def prefix_sums(rows: Tensor) -> Tensor:

@@ -18,17 +18,19 @@ __all__ = ("PowerForm", "Surrogate", "SurrogateFactory", "get_surrogate", "regis
 
 @dataclass(frozen=True)
 class PowerForm:
-    r"""Says that l(t) is :math:`(m + t)_+^p` or, two-sided, :math:`(m + t)^p`, so that sorting can replace the pairs.
+    r"""A loss, or one piece of it, that sorting can sum: :math:`c (m + t)_+^p` or, two-sided, :math:`c (m + t)^p`.
 
     Attributes:
         margin: m.
         degree: p, 1 or 2.
         two_sided: whether the part left of -m counts as well; needs p = 2.
+        coefficient: c.
     """
 
     margin: float
     degree: int
     two_sided: bool = False
+    coefficient: float = 1.0
 
     def __post_init__(self) -> None:
         if self.degree not in (1, 2) or (self.two_sided and self.degree != 2):
@@ -41,20 +43,24 @@ class PowerForm:
 
 @dataclass(frozen=True)
 class Surrogate:
-    r"""A convex surrogate loss of score differences, never negative.
+    r"""A surrogate loss of score differences, never negative.
+
+    The paper's theory wants it convex. The exact dual solution wants it non-decreasing only, so it stays exact for the
+    bounded ``ramp`` and ``smooth_ramp``; the proofs of convergence do not cover these.
 
     Attributes:
         name: how it is called in arguments and configs.
         value: l, elementwise on a float tensor.
         derivative: l', elementwise on a float tensor.
-        inverse: the largest t with l(t) <= v, elementwise; -inf where no t is. ``None`` if unknown; needed with
-            ``power``, where pair (i, j) is active iff :math:`h_j > h_i + l^{-1}(s_i)`.
+        inverse: the largest t with l(t) <= v, elementwise; -inf where no t is, inf where all are. ``None`` if unknown;
+            needed with ``power``, where pair (i, j) is active iff :math:`h_j > h_i + l^{-1}(s_i)`.
         monotone: whether l is non-decreasing. If it is, the highest negatives cost every positive most, which the
             exact dual solution relies on.
-        power: set if sorting can evaluate all pairs; ``None`` evaluates them densely.
+        power: set if sorting can evaluate all pairs; ``None`` evaluates them densely. A tuple of several pieces, with
+            falling margins and none of them two-sided, stands for their sum, which must be ``monotone``.
 
     Raises:
-        ArgumentError: if ``power`` comes without ``inverse``.
+        ArgumentError: if ``power`` comes without ``inverse``, or if its pieces have no sum that sorting can take.
     """
 
     name: str
@@ -62,12 +68,28 @@ class Surrogate:
     derivative: Callable[[Tensor], Tensor]
     inverse: Callable[[Tensor], Tensor] | None = None
     monotone: bool = False
-    power: PowerForm | None = None
+    power: PowerForm | tuple[PowerForm, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.power is not None and self.inverse is None:
             msg = f"Expected `inverse` of the surrogate {self.name!r}, because it has a `power` form, but got None."
             raise ArgumentError(msg)
+        if isinstance(self.power, tuple):
+            margins = [piece.margin for piece in self.power]
+            falling = margins == sorted(set(margins), reverse=True)
+            if not (self.power and self.monotone and falling) or any(piece.two_sided for piece in self.power):
+                msg = (
+                    f"Expected the pieces of `power` of the surrogate {self.name!r} to be one-sided, with falling "
+                    f"margins and a sum that is `monotone`, but got {self.power!r} with monotone={self.monotone!r}."
+                )
+                raise ArgumentError(msg)
+
+    @property
+    def pieces(self) -> tuple[PowerForm, ...]:
+        """What ``power`` adds up; empty if sorting can't evaluate the pairs."""
+        if self.power is None:
+            return ()
+        return self.power if isinstance(self.power, tuple) else (self.power,)
 
 
 SurrogateFactory = Callable[[float, float], Surrogate]
@@ -123,6 +145,35 @@ def _logistic_inverse(v: Tensor, scale: float) -> Tensor:
     return (positive + (-torch.expm1(-positive)).log()) / scale
 
 
+def _ramp_value(t: Tensor, margin: float) -> Tensor:
+    return (t / margin + 1.0).clamp(0.0, 1.0)
+
+
+def _ramp_derivative(t: Tensor, margin: float) -> Tensor:
+    # At 0 from the left: equal scores, those of a model that starts at zero, must move.
+    return ((t > -margin) & (t <= 0.0)).to(t.dtype) / margin
+
+
+def _ramp_inverse(v: Tensor, margin: float) -> Tensor:
+    return torch.where(v < 1.0, torch.where(v < 0, -torch.inf, (v - 1.0) * margin), torch.inf)
+
+
+def _smooth_ramp_value(t: Tensor, margin: float) -> Tensor:
+    # Of u = t / m: (1 + u)^2 / 2 on [-1, 0], 1 - (1 - u)^2 / 2 on [0, 1]. No term cancels another near l = 0.
+    u = t / margin
+    return ((u + 1.0).clamp(0.0, 1.0).square() + (1.0 - (1.0 - u).clamp(0.0, 1.0).square())) * 0.5
+
+
+def _smooth_ramp_derivative(t: Tensor, margin: float) -> Tensor:
+    return (1.0 - (t / margin).abs()).clamp_min(0.0) / margin
+
+
+def _smooth_ramp_inverse(v: Tensor, margin: float) -> Tensor:
+    low, high = (2.0 * v).clamp_min(0.0).sqrt() - 1.0, 1.0 - (2.0 * (1.0 - v)).clamp_min(0.0).sqrt()
+    u = torch.where(v < 0.5, low, high)
+    return torch.where(v < 1.0, torch.where(v < 0, -torch.inf, u * margin), torch.inf)
+
+
 def _squared_hinge(margin: float, scale: float) -> Surrogate:  # noqa: ARG001
     return Surrogate(
         "squared_hinge",
@@ -166,12 +217,49 @@ def _logistic(margin: float, scale: float) -> Surrogate:  # noqa: ARG001
     )
 
 
+def _ramp(margin: float, scale: float) -> Surrogate:  # noqa: ARG001
+    _check_width(margin, "ramp")
+    return Surrogate(
+        "ramp",
+        partial(_ramp_value, margin=margin),
+        partial(_ramp_derivative, margin=margin),
+        partial(_ramp_inverse, margin=margin),
+        monotone=True,
+        power=(PowerForm(margin, 1, coefficient=1.0 / margin), PowerForm(0.0, 1, coefficient=-1.0 / margin)),
+    )
+
+
+def _smooth_ramp(margin: float, scale: float) -> Surrogate:  # noqa: ARG001
+    _check_width(margin, "smooth_ramp")
+    c = 0.5 / margin**2
+    return Surrogate(
+        "smooth_ramp",
+        partial(_smooth_ramp_value, margin=margin),
+        partial(_smooth_ramp_derivative, margin=margin),
+        partial(_smooth_ramp_inverse, margin=margin),
+        monotone=True,
+        power=(
+            PowerForm(margin, 2, coefficient=c),
+            PowerForm(0.0, 2, coefficient=-2.0 * c),
+            PowerForm(-margin, 2, coefficient=c),
+        ),
+    )
+
+
+def _check_width(margin: float, name: str) -> None:
+    if margin == 0.0:
+        msg = f"Expected `margin` to be above 0 for {name!r}, which rises over that width, but got {margin!r}."
+        raise ArgumentError(msg)
+
+
 # Each remembers what it built: a training step looks its surrogate up by name.
 _FACTORIES: dict[str, SurrogateFactory] = {
     "squared_hinge": lru_cache(_squared_hinge),
     "hinge": lru_cache(_hinge),
     "square": lru_cache(_square),
     "logistic": lru_cache(_logistic),
+    "ramp": lru_cache(_ramp),
+    "smooth_ramp": lru_cache(_smooth_ramp),
 }
 
 
@@ -188,25 +276,30 @@ def surrogate_names() -> tuple[str, ...]:
 def get_surrogate(surrogate: str | Surrogate, margin: float = 0.5, scale: float = 1.0) -> Surrogate:
     r"""Look a surrogate loss up by its name.
 
-    ============== ===================================== ======== =========
-    name           l(t)                                  monotone evaluated
-    ============== ===================================== ======== =========
-    squared_hinge  :math:`(m + t)_+^2`                   yes      sorted
-    hinge          :math:`(m + t)_+`                     yes      sorted
-    square         :math:`(m + t)^2`                     no       sorted
-    logistic       :math:`\log(1 + e^{\mathrm{scale}\,t})` yes    densely
-    ============== ===================================== ======== =========
+    ============== ============================================ ======== ====== =========
+    name           l(t)                                         monotone convex evaluated
+    ============== ============================================ ======== ====== =========
+    squared_hinge  :math:`(m + t)_+^2`                          yes      yes    sorted
+    hinge          :math:`(m + t)_+`                            yes      yes    sorted
+    square         :math:`(m + t)^2`                            no       yes    sorted
+    logistic       :math:`\log(1 + e^{\mathrm{scale}\,t})`      yes      yes    densely
+    ramp           :math:`((m + t)_+ - t_+) / m`                yes      no     sorted
+    smooth_ramp    :math:`((t + m)_+^2 - 2t_+^2 + (t - m)_+^2)  yes      no     sorted
+                   / 2m^2`
+    ============== ============================================ ======== ====== =========
+
+    The ramps rise from 0 to 1, on [-m, 0] and on [-m, m], and cost a hopeless pair no more than a wrong one.
 
     Args:
         surrogate: a name, or a :class:`Surrogate`, which comes back unchanged and keeps its own margin and scale.
-        margin: m, at least 0.
+        margin: m, at least 0; above 0 for the ramps.
         scale: factor of t in the logistic loss, above 0.
 
     Returns:
         The surrogate; equal arguments give the same object.
 
     Raises:
-        ArgumentError: if the name is unknown, ``margin`` is negative or ``scale`` is not positive.
+        ArgumentError: if the name is unknown, ``margin`` is negative, or 0 for a ramp, or ``scale`` is not positive.
 
     Example:
         >>> get_surrogate("squared_hinge", margin=0.5).value(torch.tensor([-1.0, 0.0, 0.5]))
@@ -231,12 +324,13 @@ def register_surrogate(name: str, factory: SurrogateFactory) -> None:
 
     Args:
         name: a new name.
-        factory: called as ``factory(margin, scale)``, returns a :class:`Surrogate` whose ``value`` is convex and never
-            negative. It is called once here, with margin 0.5 and scale 1, to find mistakes early.
+        factory: called as ``factory(margin, scale)``, returns a :class:`Surrogate` whose ``value`` is never negative,
+            and convex where the paper's theory is to hold. It is called once here, with margin 0.5 and scale 1, to find
+            mistakes early.
 
     Raises:
         ArgumentError: if the name is taken or empty, if ``factory`` returns no :class:`Surrogate`, or if its loss is
-            negative or claims wrongly to be monotone on a grid of score differences.
+            negative, or wrongly claims to be monotone or to equal its power form, on a grid of score differences.
 
     Example:
         >>> def exponential(margin, scale):
@@ -269,10 +363,19 @@ def _call(factory: Any, margin: float, scale: float) -> Surrogate:
 
 
 def _check_loss(loss: Surrogate) -> None:
-    values = loss.value(torch.linspace(-4.0, 4.0, 65, dtype=torch.float64))
+    grid = torch.linspace(-4.0, 4.0, 65, dtype=torch.float64)
+    values = loss.value(grid)
     if not bool((values >= 0).all()):
         msg = f"Expected the surrogate {loss.name!r} to be non-negative, but it falls to {values.min()} on [-4, 4]."
         raise ArgumentError(msg)
     if loss.monotone and not bool((values.diff() >= 0).all()):
         msg = f"Expected the surrogate {loss.name!r} to be non-decreasing, as it says, but it falls on [-4, 4]."
         raise ArgumentError(msg)
+    if loss.pieces and not torch.allclose(sum((_power(grid, p) for p in loss.pieces), 0.0 * grid), values):
+        msg = f"Expected the `power` form of the surrogate {loss.name!r} to equal its value, but it differs on [-4, 4]."
+        raise ArgumentError(msg)
+
+
+def _power(t: Tensor, piece: PowerForm) -> Tensor:
+    base = t + piece.margin
+    return piece.coefficient * (base if piece.two_sided else base.clamp_min(0.0)) ** piece.degree

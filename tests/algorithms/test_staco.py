@@ -99,7 +99,7 @@ def compare(algorithm, w, iterates, state):
         assert_close(ours[1], s_prime_bar, "trajectory64")
 
 
-@pytest.mark.parametrize("surrogate", ["squared_hinge", "hinge", "square", "logistic"])
+@pytest.mark.parametrize("surrogate", ["squared_hinge", "hinge", "square", "logistic", "ramp", "smooth_ramp"])
 @pytest.mark.parametrize("gamma", [math.inf, 5.0], ids=["STACO1", "STACO2"])
 @pytest.mark.parametrize(("dual_init", "step_units"), [("ones", "absolute"), ("zeros", "absolute"), ("zeros", "loss")])
 def test_trajectory_equals_the_paper(surrogate, gamma, dual_init, step_units):
@@ -111,7 +111,9 @@ def test_trajectory_equals_the_paper(surrogate, gamma, dual_init, step_units):
     )  # fmt: skip
     lengths = [50, 70, 80] if math.isfinite(gamma) else []
     moved, inside = False, False
-    for step in trajectory(algorithm, lengths, 200, settings, decay_at=150):
+    # Under the smooth ramp, which is not convex, two trajectories a rounding apart part tenfold in twenty steps.
+    steps = 100 if surrogate == "smooth_ramp" else 200
+    for step in trajectory(algorithm, lengths, steps, settings, decay_at=3 * steps // 4):
         compare(*step)
         moved = moved or bool(step[1].detach().abs().max() > 1e-3)
         inside = inside or bool(((algorithm.y > 0) & (algorithm.y < 1)).any())

@@ -16,12 +16,12 @@ from lightning_tpauc.functional import (
     surrogates,
     tpauc_objective,
 )
-from lightning_tpauc.functional.duals import ties_active
+from lightning_tpauc.functional.duals import activate_ties
 from tests.reference.objective import cvar_objective, fractions_of, inner, min_max_value, minimal_inner, outer
 from tests.reference.pairwise import LOSSES, loss_matrix
 from tests.tolerances import assert_close
 
-MONOTONE = ["squared_hinge", "hinge", "logistic"]
+MONOTONE = ["squared_hinge", "hinge", "logistic", "ramp", "smooth_ramp"]
 # The first rectangle gives whole counts with 12 x 20, the others fractional ones.
 RECTANGLES = [(0.25, 0.35), (0.5, 0.5), (0.37, 0.61), (0.0, 1.0), (0.95, 0.03), (0.9, 0.001)]
 
@@ -230,7 +230,7 @@ def test_cuda_gives_the_same(name, ties):
         assert_close(actual.cpu(), value)
 
 
-@pytest.mark.parametrize("name", ["squared_hinge", "hinge", "logistic"])
+@pytest.mark.parametrize("name", MONOTONE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rounding_does_not_decide_which_pairs_are_active_at_exact_thresholds(name, dtype):
     """Scores of the same model in batches of another size differ in the last digits."""
@@ -239,13 +239,36 @@ def test_rounding_does_not_decide_which_pairs_are_active_at_exact_thresholds(nam
     neg = 2.0 * torch.randn(80, generator=generator, dtype=dtype)
     loss = get_surrogate(name)
     s = exact_duals(pos, neg, 0.5, 0.25, surrogate=loss).s
-    lowered = ties_active(s, pos, loss)
+    lowered = activate_ties(s, pos, loss)
     assert_close(lowered, s, "float32" if dtype == torch.float64 else "half")
-    # the 20th highest of 80 negatives is at the threshold of every positive that it costs anything
-    expected = torch.where(s > 0, 20 / 80, 0.0).to(dtype)
-    assert torch.equal(pairwise_terms(pos, neg, lowered, surrogate=loss).active[s > 0], expected[s > 0])
-    assert int((s > 0).sum()) > 20
+    # The 20th highest of 80 negatives is at the threshold of every positive that it costs anything. Where a ramp is at
+    # its maximum there, all losses of 1 equal the threshold; where it is nearly flat, others equal it up to rounding.
+    losses = loss.value(neg.double() - pos.double()[:, None])
+    near = s - 3.0 * (s - lowered)
+    clear = (s > 0) & ~((losses < s[:, None]) & (losses > near[:, None]) & (losses < 1.0)).any(1)
+    assert int(clear.sum()) > 20
+    expected = torch.where(s == 1, (losses == 1.0).double().mean(1).clamp_min(20 / 80), 20 / 80).to(dtype)[clear]
+    assert torch.equal(pairwise_terms(pos, neg, lowered, surrogate=loss).active[clear], expected)
     for _ in range(20):
         noise = [1.0 + torch.finfo(dtype).eps * torch.randn(n, generator=generator, dtype=dtype) for n in (50, 80)]
         active = pairwise_terms(pos * noise[0], neg * noise[1], lowered, surrogate=loss).active
-        assert torch.equal(active[s > 0], expected[s > 0])
+        assert torch.equal(active[clear], expected)
+
+
+@pytest.mark.parametrize("name", MONOTONE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("height", "margin"), [(0.0, 0.5), (3.0, 0.1), (200.0, 0.05)])
+def test_equal_scores_are_active_in_spite_of_rounding(name, dtype, height, margin):
+    """At the maximum of a ramp as well, where no threshold but a lower one has an active pair."""
+    loss = get_surrogate(name, margin=margin)
+    pos, neg = torch.full((20,), height, dtype=dtype), torch.full((30,), height, dtype=dtype)
+    s = activate_ties(exact_duals(pos, neg, 0.5, 0.25, surrogate=loss).s, pos, loss)
+    generator = torch.Generator().manual_seed(0)
+    for spread in (0.0, 1.0, 2.0):
+        noise = [
+            1.0 + spread * torch.finfo(dtype).eps * torch.randn(n, generator=generator, dtype=dtype) for n in (20, 30)
+        ]
+        terms = pairwise_terms(pos * noise[0], neg * noise[1], s, surrogate=loss)
+        assert torch.equal(terms.active, torch.ones_like(pos))
+        if spread == 0.0:
+            assert torch.all(terms.pos_grad < 0)

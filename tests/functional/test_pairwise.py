@@ -18,7 +18,8 @@ from lightning_tpauc.functional import (
 from tests.reference.pairwise import LOSSES, pairwise_loops
 from tests.tolerances import assert_close
 
-SORTABLE = ["squared_hinge", "hinge", "square"]
+SORTABLE = ["squared_hinge", "hinge", "square", "ramp", "smooth_ramp"]
+BOUNDED = {"ramp", "smooth_ramp"}
 PAIRS = [
     (name, method) for name in sorted(LOSSES) for method in ("dense", "sorted") if name in SORTABLE or method == "dense"
 ]
@@ -88,7 +89,43 @@ def test_a_loss_equal_to_its_threshold_is_not_active(name, method):
     pos, neg = torch.zeros(3), torch.tensor([0.0, -0.5, 0.5])
     middle = LOSSES[name](0.0, 0.5, 1.0)[0]
     terms = pairwise_terms(pos, neg, torch.tensor([0.0, middle, 1.0]), surrogate=name, method=method)
-    assert_close(terms.active, [2 / 3, 1 / 3, 0.0], "float32")
+    higher = sum(LOSSES[name](t, 0.5, 1.0)[0] > middle for t in (0.0, -0.5, 0.5))  # the ramp is at its maximum
+    assert_close(terms.active, [2 / 3, higher / 3, 0.0], "float32")
+
+
+@pytest.mark.parametrize("method", ["dense", "sorted"])
+@pytest.mark.parametrize("name", SORTABLE)
+@pytest.mark.parametrize("margin", [0.25, 0.5, 2.0])
+def test_ties_and_thresholds_at_and_around_all_kinks(name, method, margin):
+    """All numbers are exact in binary, 32 negatives and their mean included, so that no rounding decides."""
+    rng = torch.Generator().manual_seed(5)
+    neg = torch.randint(-16, 17, (32,), generator=rng).double() / 8
+    kinks = [LOSSES[name](t, margin, 1.0)[0] for t in (-margin, -margin / 2, 0.0, margin / 2, margin)]
+    thresholds = [-0.5, *kinks, *(k + 2.0**-10 for k in kinks), max(kinks) + 0.5, 100.0]
+    pos, s = (x.reshape(-1) for x in torch.meshgrid(torch.arange(-16, 17) / 8, torch.tensor(thresholds), indexing="ij"))
+    args = pos.double(), neg, s.double(), torch.rand(pos.shape, generator=rng, dtype=torch.float64)
+    terms = pairwise_terms(*args, surrogate=name, margin=margin, method=method)
+    assert_equal_to_loops(terms, args, name, margin=margin)
+
+
+@pytest.mark.parametrize("method", ["dense", "sorted"])
+@pytest.mark.parametrize("name", sorted(BOUNDED))
+@pytest.mark.parametrize("far", [1e4, 1e9, -1e9, 1e15])
+@pytest.mark.parametrize("side", ["pos", "neg"])
+def test_bounded_losses_keep_their_digits_beside_a_score_far_away(name, method, far, side):
+    pos, neg, s, y = draw(20, 30, seed=6, low=-0.2)
+    (pos if side == "pos" else neg)[3] = far
+    terms = pairwise_terms(pos, neg, s, y, surrogate=name, method=method)
+    assert_equal_to_loops(terms, (pos, neg, s, y), name)
+
+
+@pytest.mark.parametrize("name", sorted(BOUNDED))
+def test_no_pair_is_active_at_a_threshold_that_no_loss_exceeds(name):
+    pos, neg, _, y = draw(20, 30)
+    for method in ("dense", "sorted"):
+        for s in (1.0, 7.0):
+            terms = pairwise_terms(pos, neg, torch.full_like(pos, s), y, surrogate=name, method=method)
+            assert not any(getattr(terms, field).any() for field in FIELDS)
 
 
 @pytest.mark.parametrize("method", ["dense", "sorted"])
@@ -177,7 +214,7 @@ def test_a_broken_score_spoils_the_value(name, method, broken):
     pos, neg, s, y = draw(5, 6)
     neg[2] = broken
     value, _ = weighted_excess(pos, neg, s, y, surrogate=name, method=method)
-    assert not value.isfinite()
+    assert not value.isfinite() or (broken == math.inf and name in BOUNDED)  # no pair costs more than 1
     value, _ = weighted_excess(neg, pos, *draw(6, 5)[2:], surrogate=name, method=method)
     assert not value.isfinite() or (broken == math.inf and name not in {"square"})  # an infinite positive costs nothing
 

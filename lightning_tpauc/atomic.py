@@ -1,0 +1,59 @@
+"""Files that are whole or not there, whoever else writes them and whenever the process is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+from zlib import crc32
+
+__all__ = ("replacing",)
+
+#: A file that was not written to for so long (seconds) was left by a process that was killed.
+_ABANDONED = 3600
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write, which takes the place of ``path`` when it is complete and on the disk.
+
+    It lies beside ``path`` under a name of its own, so that processes that write the same file do not write into each
+    other's: the last one to finish stays. After an error nothing is left of it, and nothing has changed. What killed
+    processes left is removed an hour later, by whoever writes the same file next.
+
+    Args:
+        path: the file to make or to replace. Its folder is made if need be.
+
+    Yields:
+        A binary file, open for writing.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "numbers.txt"
+        >>> with replacing(path) as file:
+        ...     _ = file.write(b"1 2 3")
+        >>> path.read_text(), len(list(path.parent.iterdir()))
+        ('1 2 3', 1)
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The name must not hold that of the target, or Lightning would take it for a checkpoint.
+    prefix = f".{crc32(path.name.encode()):08x}"
+    for left in path.parent.glob(f"{prefix}.*.saving"):
+        with contextlib.suppress(OSError):  # another process was quicker
+            if left.stat().st_mtime < time.time() - _ABANDONED:
+                left.unlink()
+    beside = path.with_name(f"{prefix}.{uuid.uuid4().hex}.saving")
+    try:
+        with beside.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise

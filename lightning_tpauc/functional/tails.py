@@ -1,0 +1,119 @@
+r"""The mean loss of every positive over its hardest share of the negatives: its conditional value at risk."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lightning_tpauc.functional.checks import check_rectangle, check_scores, common_dtype
+from lightning_tpauc.functional.pairwise import pairwise_terms
+from lightning_tpauc.functional.rectangle import ceil_count
+from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
+
+__all__ = ("in_double", "tail_mean_loss", "tail_risk")
+
+# Pairs whose losses are ranked at once, where nothing but ranking them all will do.
+_BLOCK = 1 << 22
+
+
+@torch.no_grad()
+def tail_mean_loss(
+    pos_scores: Tensor,
+    neg_scores: Tensor,
+    max_fpr: float = 0.5,
+    surrogate: str | Surrogate = "squared_hinge",
+    margin: float = 0.5,
+    scale: float = 1.0,
+) -> Tensor:
+    r"""The mean over all positives of the mean loss over the hardest :math:`\theta_1` share of the negatives.
+
+    .. math:: \frac{1}{n_+} \sum_i \min_s \Bigl( s + \frac{1}{\theta_1 n_-} \sum_j (\ell_{ij} - s)_+ \Bigr)
+
+    Where :math:`\theta_1 n_-` is no whole number, the last of the hardest negatives counts in part. The hardest are the
+    highest for a monotone surrogate, and each positive's own for another.
+
+    Args:
+        pos_scores: float tensor ``(n_pos,)``.
+        neg_scores: float tensor ``(n_neg,)``.
+        max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
+        surrogate: name or :class:`~lightning_tpauc.functional.Surrogate`.
+        margin: m of the hinge, square and ramp surrogates.
+        scale: factor inside the logistic surrogate.
+
+    Returns:
+        Tensor ``()`` without a graph, in the dtype of the scores, at least float32. Nothing waits for the device. Time
+        is O(n log n) where sorting evaluates the surrogate; the others take all pairs, in blocks.
+
+    Raises:
+        ArgumentError: if an argument is malformed.
+
+    Example:
+        >>> pos, neg = torch.tensor([0.0, 1.0]), torch.tensor([0.5, -2.0, -0.25])
+        >>> tail_mean_loss(pos, neg, max_fpr=0.5, surrogate="hinge")  # 1.5 negatives: (1 + 0.25 / 2) / 1.5 and 0
+        tensor(0.3750)
+    """
+    _, max_fpr = check_rectangle(0.0, max_fpr)
+    check_scores(pos_scores, "pos_scores")
+    check_scores(neg_scores, "neg_scores")
+    loss = get_surrogate(surrogate, margin, scale)
+    _, risk = tail_risk(in_double(pos_scores), in_double(neg_scores), max_fpr, loss)
+    return risk.mean().to(common_dtype(pos_scores, neg_scores))
+
+
+def tail_risk(pos: Tensor, neg: Tensor, theta: float, loss: Surrogate) -> tuple[Tensor, Tensor]:
+    r"""Each positive's threshold :math:`s_i`, and its mean loss over the hardest share of the negatives.
+
+    Args:
+        pos: float tensor ``(n_pos,)``.
+        neg: float tensor ``(n_neg,)``.
+        theta: the share, :math:`\theta_1`, in (0, 1].
+        loss: any surrogate.
+
+    Returns:
+        :math:`s_i`, the :math:`\lceil \theta_1 n_- \rceil`-th largest loss, and
+        :math:`s_i + \frac{1}{\theta_1 n_-} \sum_j (\ell_{ij} - s_i)_+`, both ``(n_pos,)``.
+
+    Example:
+        >>> from lightning_tpauc.functional.surrogates import get_surrogate
+        >>> tail_risk(torch.zeros(1), torch.tensor([0.5, 0.25, -2.0]), 0.5, get_surrogate("hinge"))
+        (tensor([0.7500]), tensor([0.9167]))
+    """
+    num_neg = neg.shape[0]
+    rank = max(1, ceil_count(theta, num_neg))
+    share = 1.0
+    if loss.monotone:
+        # The other negatives exceed no threshold, so their terms are 0.
+        neg, share = torch.topk(neg, rank, sorted=False).values, rank / num_neg
+        s = loss.value(neg.min() - pos)
+    elif loss.pieces:
+        s = _two_sided_threshold(pos, neg, rank, loss)
+    else:
+        rows = torch.split(pos, max(1, _BLOCK // num_neg))
+        s = torch.cat([torch.topk(loss.value(neg - row.unsqueeze(1)), rank).values[:, -1] for row in rows])
+    excess = pairwise_terms(pos, neg, s, surrogate=loss, gradients=False).excess * share
+    return s, s + excess / theta
+
+
+def in_double(scores: Tensor) -> Tensor:
+    """``scores`` in float64 where the device has it."""
+    return scores.to(torch.float32 if scores.device.type == "mps" else torch.float64)
+
+
+def _two_sided_threshold(pos: Tensor, neg: Tensor, rank: int, loss: Surrogate) -> Tensor:
+    """The ``rank``-th largest loss of each positive, where the loss grows with the distance from one score.
+
+    The negatives that cost least are then neighbours in order; bisection finds where they start.
+    """
+    up = neg.sort().values
+    least = neg.shape[0] - rank  # how many are cheaper
+    centre = pos - loss.pieces[0].margin
+    low, high = torch.zeros_like(pos, dtype=torch.int64), torch.full_like(pos, rank, dtype=torch.int64)
+    for _ in range(rank.bit_length()):
+        middle = (low + high) // 2
+        inside = middle.clamp(max=rank - 1)
+        right = (centre - up[inside] > up[inside + least] - centre) & (low < high)
+        low, high = torch.where(right, middle + 1, low), torch.where(right, high, middle)
+    below = loss.value(up[(low - 1).clamp(min=0)] - pos)
+    above = loss.value(up[(low + least).clamp(max=neg.shape[0] - 1)] - pos)
+    cheaper = torch.where(low == 0, above, torch.minimum(below, above))
+    return torch.where(low == rank, below, cheaper)
