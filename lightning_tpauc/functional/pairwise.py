@@ -148,7 +148,7 @@ def weighted_excess(
     """
     loss = get_surrogate(surrogate, margin, scale)
     pos, neg, s, y = _prepare(pos_scores, neg_scores, thresholds, weights)
-    pairs = Pairs(pos, neg, _sums(po_without_graph(s), neg.detach(), s.detach(), loss, method))
+    pairs = Pairs(pos, neg, _sums(pos.detach(), neg.detach(), _without_graph(s), loss, method))
     value = pairs.weighted_sum(y)
     return value, pairs.active
 
@@ -250,10 +250,10 @@ def evaluate_pairs(
     # Detached scores instead of torch.no_grad(), which costs a step of a small batch two per cent.
     if dual_neg_scores is None:
         pos, neg, s = _in_one_dtype(pos_scores, neg_scores, thresholds)
-        return Pairs(pos, neg, _sums(po_without_graph(s), neg.detach(), s.detach(), loss, method))
+        return Pairs(pos, neg, _sums(pos.detach(), neg.detach(), _without_graph(s), loss, method))
     check_scores(dual_neg_scores, "dual_neg_scores")
     pos, neg, s, dual_neg = _in_one_dtype(pos_scores, neg_scores, thresholds, dual_neg_scores)
-    constants = po_without_graph(s), neg.detach(), s.detach(), dual_neg.detach()
+    constants = pos.detach(), neg.detach(), _without_graph(s), dual_neg.detach()
     return Pairs(pos, neg, *_sums_and_dual_excess(*constants, loss, method))
 
 
