@@ -99,9 +99,9 @@ def pairwise_terms(
     """
     loss = get_surrogate(surrogate, margin, scale)
     pos, neg, s, y = _prepare(pos_scores, neg_scores, thresholds, weights)
-    pairs = Pairs(pos, neg, _sums(pos, neg, s, loss, method))
-    grads = pairs.gradients(y) if gradients else (None, None)  # first: see BlockSums
-    return PairwiseTerms(pairs.excess, pairs.active, *grads)
+    sums, num_neg = _sums(pos, neg, s, loss, method), neg.shape[0]
+    pos_grad, neg_grad = _gradients(sums, y, num_neg) if gradients else (None, None)  # first: see BlockSums
+    return PairwiseTerms(sums.excess / num_neg, sums.active / num_neg, pos_grad, neg_grad)
 
 
 def weighted_excess(
@@ -148,7 +148,7 @@ def weighted_excess(
     """
     loss = get_surrogate(surrogate, margin, scale)
     pos, neg, s, y = _prepare(pos_scores, neg_scores, thresholds, weights)
-    pairs = Pairs(pos, neg, _sums(pos.detach(), neg.detach(), s.detach(), loss, method))
+    pairs = Pairs(pos, neg, _sums(pos.detach(), neg.detach(), _without_graph(s), loss, method))
     value = pairs.weighted_sum(y)
     return value, pairs.active
 
@@ -167,31 +167,22 @@ class Pairs:
 
     def __init__(self, pos: Tensor, neg: Tensor, sums: PairSums, dual_excess: Tensor | None = None) -> None:
         self._pos, self._neg, self._sums, self._dual_excess = pos, neg, sums, dual_excess
+        self._num_neg = neg.shape[0]
 
     @cached_property
     def excess(self) -> Tensor:
         r"""``(S,)``, :math:`\frac1B \sum_j (\ell_{ij} - s_i)_+`."""
-        return self._sums.excess.detach() / self._neg.shape[0]
+        return _without_graph(self._sums.excess) / self._num_neg
 
     @cached_property
     def active(self) -> Tensor:
         r"""``(S,)``, the share of negatives with :math:`\ell_{ij} > s_i`."""
-        return self._sums.active.detach() / self._neg.shape[0]
+        return _without_graph(self._sums.active) / self._num_neg
 
     @property
     def dual_excess(self) -> Tensor:
         """``(S,)``, the mean excess losses on the dual negatives; :attr:`excess` where there are no others."""
         return self.excess if self._dual_excess is None else self._dual_excess
-
-    def gradients(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradients of :meth:`weighted_sum` by the scores, ``(S,)`` and ``(B,)``, without a graph.
-
-        Args:
-            weights: float tensor ``(S,)`` of the dtype of :attr:`excess`.
-        """
-        num_neg = self._neg.shape[0]
-        pos_grad_sum, neg_grad_sum = self._sums.grad_sums(weights)
-        return pos_grad_sum * weights / -num_neg, neg_grad_sum / num_neg
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         r""":math:`\sum_i y_i\,\mathrm{excess}_i`, differentiable with respect to the scores.
@@ -209,7 +200,7 @@ class Pairs:
         check_per_positive(weights, "weights", self._pos)
         y = weights if weights.dtype == self._pos.dtype else weights.to(self._pos.dtype)
         if torch.is_grad_enabled() and (self._pos.requires_grad or self._neg.requires_grad):
-            value: Tensor = _WeightedSum.apply(self._pos, self._neg, self, y)
+            value: Tensor = _WeightedSum.apply(self._pos, self._neg, self, self._sums, y)
             return value
         return (self.excess * y.detach()).sum()
 
@@ -259,10 +250,10 @@ def evaluate_pairs(
     # Detached scores instead of torch.no_grad(), which costs a step of a small batch two per cent.
     if dual_neg_scores is None:
         pos, neg, s = _in_one_dtype(pos_scores, neg_scores, thresholds)
-        return Pairs(pos, neg, _sums(pos.detach(), neg.detach(), s.detach(), loss, method))
+        return Pairs(pos, neg, _sums(pos.detach(), neg.detach(), _without_graph(s), loss, method))
     check_scores(dual_neg_scores, "dual_neg_scores")
     pos, neg, s, dual_neg = _in_one_dtype(pos_scores, neg_scores, thresholds, dual_neg_scores)
-    constants = pos.detach(), neg.detach(), s.detach(), dual_neg.detach()
+    constants = pos.detach(), neg.detach(), _without_graph(s), dual_neg.detach()
     return Pairs(pos, neg, *_sums_and_dual_excess(*constants, loss, method))
 
 
@@ -270,8 +261,8 @@ class _WeightedSum(torch.autograd.Function):
     """The weighted sum; backward scales the gradients that forward already has."""
 
     @staticmethod
-    def forward(ctx: Any, _pos: Tensor, _neg: Tensor, pairs: Pairs, y: Tensor) -> Tensor:
-        ctx.save_for_backward(*pairs.gradients(y))
+    def forward(ctx: Any, _pos: Tensor, neg: Tensor, pairs: Pairs, sums: PairSums, y: Tensor) -> Tensor:
+        ctx.save_for_backward(*_gradients(sums, y, neg.shape[0]))  # first: see BlockSums
         return (pairs.excess * y).sum()
 
     @staticmethod
@@ -281,7 +272,7 @@ class _WeightedSum(torch.autograd.Function):
             msg = "Pairwise losses have no second derivatives here. Call backward without `create_graph=True`."
             raise UnsupportedError(msg)
         pos_grad, neg_grad = ctx.saved_tensors
-        return grad_value * pos_grad, grad_value * neg_grad, None, None
+        return grad_value * pos_grad, grad_value * neg_grad, None, None, None
 
 
 def _prepare(pos: Tensor, neg: Tensor, s: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -299,10 +290,20 @@ def _check(pos: Tensor, neg: Tensor, s: Tensor) -> None:
 
 
 def _in_one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
-    if all(x.dtype == torch.float32 for x in tensors):
+    if {x.dtype for x in tensors} == {torch.float32}:
         return tensors  # the usual case, in every step
     dtype = common_dtype(*tensors)
     return tuple(x.to(dtype) for x in tensors)
+
+
+def _without_graph(x: Tensor) -> Tensor:
+    """A surrogate with parameters of its own leaves a graph even where the scores have none."""
+    return x.detach() if x.requires_grad else x
+
+
+def _gradients(sums: PairSums, y: Tensor, num_neg: int) -> tuple[Tensor, Tensor]:
+    pos_grad_sum, neg_grad_sum = sums.grad_sums(y)
+    return pos_grad_sum * y / -num_neg, neg_grad_sum / num_neg
 
 
 def _sums(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, method: str) -> PairSums:
@@ -315,8 +316,8 @@ def _sums_and_dual_excess(
     num_dual = dual_neg.shape[0]
     if in_one_block(pos, neg.shape[0] + num_dual) and _choose(pos, neg, loss, method) == "dense":
         sums, excess = dense_sums_of_two(pos, neg, dual_neg, s, loss)
-        return sums, excess.detach() / num_dual
-    return _sums(pos, neg, s, loss, method), _sums(pos, dual_neg, s, loss, method).excess.detach() / num_dual
+        return sums, _without_graph(excess) / num_dual
+    return _sums(pos, neg, s, loss, method), _without_graph(_sums(pos, dual_neg, s, loss, method).excess) / num_dual
 
 
 def _choose(pos: Tensor, neg: Tensor, loss: Surrogate, method: str) -> str:
