@@ -3,13 +3,13 @@
 STACO runs with its defaults; nothing is set but the rectangle, and for the rows "rate x 1/3", "rate x 3", and so on,
 what these say. Cross-entropy and class-balanced cross-entropy run at five learning rates of Adam, PAUCI and SOTA-s with
 their defaults and at three rates; a baseline's row is its rate with the best mean validation value. All methods see the
-same number of examples of the same folds and start from the same weights. Every value is that of the validation that was
-best, as `StageCallback(keep_best=True)` leaves it; test values choose nothing.
+same number of examples of the same folds and start from the same weights. Every value is that of the best validation,
+as `StageCallback(keep_best=True)` leaves it; test values choose nothing.
 
 Each cell is written to a file once it is trained, so that a run that is killed goes on where it was. Smaller parts:
 
     python -m benchmarks.defaults --sets ijcnn1-mlp,adult-linear --seeds 3 --file defaults.jsonl
-    python -m benchmarks.defaults --table --file defaults.jsonl
+    python -m benchmarks.defaults --only-table 1 --file defaults.jsonl
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -56,12 +57,14 @@ class Problem(NamedTuple):
         model: makes the network.
         rectangles: what is asked for.
         steps: length of a training.
+        sizes: of a batch; the data module's defaults if empty.
     """
 
     data: Callable[..., PosNegDataModule]
     model: Callable[[], nn.Module]
     rectangles: tuple[Rectangle, ...]
     steps: int
+    sizes: Mapping[str, int] = MappingProxyType({})
 
 
 def mlp(width: int) -> nn.Module:
@@ -69,14 +72,13 @@ def mlp(width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
 
 
-def libsvm(name: str, train: str, test: str, features: int) -> Callable[..., PosNegDataModule]:
+def libsvm(name: str, train: str, test: str) -> Callable[..., PosNegDataModule]:
     """A table from the folder of data sets, in five folds."""
     cache = Path(tempfile.gettempdir()) / "lightning_tpauc_defaults"
 
     def make(fold: int, **sizes: Any) -> PosNegDataModule:
-        root = data_folder(name)
-        files = {"train_file": train, "test_file": test, "num_features": features, "cache_dir": str(cache)}
-        return LIBSVMDataModule(root=str(root), standardize=True, num_folds=5, fold=fold, **files, **sizes)
+        root = str(data_folder() / name)
+        return LIBSVMDataModule(root, train, test, num_folds=5, fold=fold, cache_dir=str(cache), **sizes)
 
     return make
 
@@ -84,12 +86,13 @@ def libsvm(name: str, train: str, test: str, features: int) -> Callable[..., Pos
 def tox21(fold: int, **sizes: Any) -> PosNegDataModule:
     """Tox21, NR-AR, in five folds."""
     cache = Path(tempfile.gettempdir()) / "lightning_tpauc_defaults"
-    return SMILESDataModule("tox21", data_folder("tox21"), num_folds=5, fold=fold, cache_dir=str(cache), **sizes)
+    sizes = {"root": str(data_folder() / "tox21"), "cache_dir": str(cache), "num_folds": 5, "fold": fold, **sizes}
+    return SMILESDataModule(file="tox21.csv.gz", target_column="NR-AR", train_with_val=True, **sizes)
 
 
 def adrenal(fold: int, **sizes: Any) -> PosNegDataModule:
     """AdrenalMNIST3D in its given parts; the fold seeds the batches."""
-    return MedMNISTDataModule("adrenalmnist3d", data_folder("medmnist"), seed=fold, batch_size=64, **sizes)
+    return MedMNISTDataModule("adrenalmnist3d", str(data_folder() / "medmnist"), seed=fold, batch_size=64, **sizes)
 
 
 def digits(fold: int, **sizes: Any) -> PosNegDataModule:
@@ -97,16 +100,16 @@ def digits(fold: int, **sizes: Any) -> PosNegDataModule:
     return DigitsDataModule(positive_digit=8, val_fraction=0.25, split_seed=fold, **sizes)
 
 
-IJCNN1 = libsvm("ijcnn1", "ijcnn1.bz2", "ijcnn1.t.bz2", 22)
-ADULT = libsvm("adult", "adult.trn.bz2", "adult.tst.bz2", 123)
+IJCNN1 = libsvm("ijcnn1", "ijcnn1.bz2", "ijcnn1.t.bz2")
+ADULT = libsvm("adult", "adult.trn.bz2", "adult.tst.bz2")
 PROBLEMS = {
     "ijcnn1-linear": Problem(IJCNN1, lambda: nn.Linear(22, 1), CORNERS, 1000),
     "ijcnn1-mlp": Problem(IJCNN1, lambda: mlp(22), CORNERS, 1000),
     "adult-linear": Problem(ADULT, lambda: nn.Linear(123, 1), NOISY, 1000),
     "adult-mlp": Problem(ADULT, lambda: mlp(123), NOISY, 1000),
     "digits-mlp": Problem(digits, lambda: mlp(64), ((0.8, 0.2),), 500),
-    "tox21-gin": Problem(tox21, GIN, ((0.5, 0.5),), 400),
-    "adrenal-cnn3d": Problem(adrenal, CNN3D, ((0.5, 0.5), (0.75, 0.75)), 200),
+    "tox21-gin": Problem(tox21, GIN, ((0.5, 0.5),), 400, {"num_pos": 32, "num_neg": 96}),
+    "adrenal-cnn3d": Problem(adrenal, CNN3D, ((0.5, 0.5),), 200, {"num_pos": 32, "num_neg": 96}),
 }
 
 
@@ -131,13 +134,13 @@ class Row(NamedTuple):
 FIVE = (0.0003, 0.001, 0.003, 0.01, 0.03)
 SIGMOID = {"score_activation": "sigmoid"}
 MAIN = (
+    Row("STACO", lambda r: STACO(*r)),
     Row("cross-entropy", lambda r: CrossEntropy(*r), FIVE),
     Row("balanced cross-entropy", lambda r: CrossEntropy(*r, balanced=True), FIVE),
     Row("PAUCI", lambda r: PAUCI(*r), (None,), SIGMOID),
     Row("PAUCI, tuned", lambda r: PAUCI(*r), (0.001, 0.003, 0.01), SIGMOID),
     Row("SOTA-s", lambda r: SOTAs(*r), (None,)),
     Row("SOTA-s, tuned", lambda r: SOTAs(*r), (0.001, 0.003, 0.01)),
-    Row("STACO", lambda r: STACO(*r)),
 )
 SPREAD = (
     Row("STACO, rate x 1/3", lambda r: STACO(*r), (0.001,)),
@@ -161,7 +164,13 @@ ABLATION = (
         "STACO, absolute steps of 0.1", lambda r: STACO(*r, step_units="absolute", alpha=0.1, beta=0.1, beta_prime=0.1)
     ),
 )
-PARTS = {"main": MAIN, "spread": SPREAD, "ablation": ABLATION}
+DEEP = (
+    Row("STACO", lambda r: STACO(*r)),
+    Row("cross-entropy", lambda r: CrossEntropy(*r), (0.0003, 0.001, 0.003)),
+    Row("balanced cross-entropy", lambda r: CrossEntropy(*r, balanced=True), (0.0003, 0.001, 0.003)),
+    Row("PAUCI", lambda r: PAUCI(*r), (None,), SIGMOID),
+)
+PARTS = {"main": MAIN, "deep": DEEP, "spread": SPREAD, "ablation": ABLATION}
 
 
 class Cell(NamedTuple):
@@ -202,15 +211,15 @@ class Validated(Callback):
         self.values.append((*areas, float(test)))
 
 
-def train(cell: Cell, row: Row) -> dict[str, float]:
+def train(cell: Cell, row: Row) -> dict[str, Any]:
     """Train a cell; validation and test TPAUC of the best validation, the last validation's, and seconds."""
     problem = PROBLEMS[cell.problem]
     seed_everything(1000 + cell.seed, verbose=False)
-    datamodule = problem.data(cell.seed)
+    datamodule = problem.data(cell.seed, **problem.sizes)
     datamodule.prepare_data()
     datamodule.setup("fit")
     datamodule.setup("test")
-    optimizer = None if cell.rate is None else (lambda p: torch.optim.Adam(p, lr=cell.rate))
+    optimizer = None if cell.rate is None else partial(torch.optim.Adam, lr=cell.rate)
     module = TPAUCModule(problem.model(), row.algorithm(cell.rectangle), optimizer, **row.module)
     best = Validated(cell.rectangle, datamodule)
     trainer = Trainer(
@@ -228,7 +237,7 @@ def train(cell: Cell, row: Row) -> dict[str, float]:
     try:
         trainer.fit(module, datamodule)
     except Exception as error:  # a cell that diverges is a result
-        return {"val": 0.0, "test": 0.0, "last": 0.0, "failed": 1.0, "error": str(error)[:200]}  # type: ignore[dict-item]
+        return {"val": 0.0, "test": 0.0, "last": 0.0, "failed": 1.0, "error": str(error)[:200]}
     seconds = time.perf_counter() - start
     value = best.values[-1] if best.values else (0.0, 0.0, 0.0)
     last = float(trainer.callback_metrics["val/tpauc"])
@@ -252,9 +261,9 @@ def cells(problems: list[str], parts: list[str], seeds: int) -> Iterator[tuple[C
                             yield Cell(name, rectangle, row.name, rate, seed), row
 
 
-def table(results: dict[str, dict[str, float]], found: list[Cell]) -> None:
+def table(results: dict[str, dict[str, Any]], found: list[Cell]) -> None:
     """Means over seeds of validation and test, each row at its best rate, and the difference to the best baseline."""
-    by_setting: dict[tuple[str, Rectangle, str], dict[float | None, list[dict[str, float]]]] = defaultdict(dict)
+    by_setting: dict[tuple[str, Rectangle, str], dict[float | None, list[dict[str, Any]]]] = defaultdict(dict)
     for cell in found:
         by_setting[cell.problem, cell.rectangle, cell.row].setdefault(cell.rate, []).append(results[cell.key])
     print("| problem | rectangle | method | rate | validation | test | last validation | seeds |")
@@ -267,12 +276,12 @@ def table(results: dict[str, dict[str, float]], found: list[Cell]) -> None:
         print(f"| {problem} | {rectangle} | {row} | {shown} | {' | '.join(columns)} | {len(seeds)} |")
 
 
-def mean(results: list[dict[str, float]], name: str) -> float:
+def mean(results: list[dict[str, Any]], name: str) -> float:
     """Mean over seeds."""
-    return statistics.mean(result[name] for result in results)
+    return float(statistics.mean(result[name] for result in results))
 
 
-def spread(results: list[dict[str, float]], name: str) -> float:
+def spread(results: list[dict[str, Any]], name: str) -> float:
     """Standard deviation over seeds; 0 of one."""
     return statistics.stdev(result[name] for result in results) if len(results) > 1 else 0.0
 
@@ -290,7 +299,7 @@ def main(args: list[str] | None = None) -> None:
     found = []
     for cell, row in cells(problems, parts, own.seeds):
         if cell.key not in results and not own.only_table:
-            results[cell.key] = {"key": cell.key, **train(cell, row)}  # type: ignore[dict-item]
+            results[cell.key] = {"key": cell.key, **train(cell, row)}
             with path.open("a") as file:
                 file.write(json.dumps(results[cell.key]) + "\n")
         if cell.key in results:
