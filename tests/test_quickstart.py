@@ -57,7 +57,7 @@ def test_the_table(example, root, tmp_path, capsys):
 
 @pytest.mark.filterwarnings("ignore")
 def test_all_methods_have_the_same_budget(example, monkeypatch, tmp_path):
-    """64 examples a step; those that draw the classes apart take 32 of each."""
+    """256 examples a step; those that draw the classes apart take 64 positives."""
     seen = []
     step = TPAUCModule.training_step
 
@@ -67,21 +67,21 @@ def test_all_methods_have_the_same_budget(example, monkeypatch, tmp_path):
 
     monkeypatch.setattr(TPAUCModule, "training_step", count)
     monkeypatch.setattr(example, "Linear", lambda _: Linear(2))
-    x, y = torch.randn(400, 2), torch.arange(400) % 8 == 0
-    data = PosNegDataModule((x, y), num_pos=32, num_neg=32)
+    x, y = torch.randn(800, 2), torch.arange(800) % 8 == 0
+    data = PosNegDataModule((x, y))
     for name, (method, rates) in example.METHODS.items():
         example.train(data, method(), rates[0])
         assert len(seen) == 30
-        assert {sizes[0] for sizes in seen} == {64}
-        assert name == "cross-entropy" or set(seen) == {(64, 32, 32, 0)}
+        assert {sizes[0] for sizes in seen} == {256}
+        assert name == "cross-entropy" or set(seen) == {(256, 64, 192, 0)}
         seen.clear()
 
 
 class Judged:
-    """Stands in for a Trainer: validates best at 0.3, 30 and (for STACO) 1; notes which rates are tested."""
+    """Stands in for a Trainer: validates best at 0.003, or 0.01 if balanced; notes which rates are tested."""
 
     def __init__(self, algorithm, lr, tested):
-        best = (30.0 if algorithm.balanced else 0.3) if isinstance(algorithm, CrossEntropy) else 1.0
+        best = 0.01 if isinstance(algorithm, CrossEntropy) and algorithm.balanced else 0.003
         self.value = float(lr == best)
         self.lr, self.tested = lr, tested
 
@@ -98,7 +98,7 @@ def test_only_the_chosen_models_are_tested(example, root, tmp_path, monkeypatch)
     tested = []
     monkeypatch.setattr(example, "train", lambda data, algorithm, lr: (Judged(algorithm, lr, tested), None))
     example.main(root, str(tmp_path))
-    assert tested == [0.3, 0.3, 30.0, 30.0, 1.0, 1.0]
+    assert tested == [0.003, 0.003, 0.01, 0.01, 0.003, 0.003]
 
 
 def test_a_missing_network_is_one_line(tmp_path):
