@@ -46,6 +46,7 @@ class RectangleSchedule:
         hold_at: share of l(0), the loss of a constant model, that the objective must stay below.
 
     Attributes:
+        held: whether the last move was refused.
         ratio: the larger of the objectives of training and held-out scores at the present rectangle over l(0); nan
             before the first move.
         held_out: the same ratio of the last validation's scores at each tightness of :data:`HELD_OUT_GRID`; empty
@@ -54,12 +55,12 @@ class RectangleSchedule:
 
     def __init__(self, algorithm: Algorithm, hold_at: float = 0.85) -> None:
         self.algorithm, self.hold_at = algorithm, hold_at
-        self.ratio = math.nan
+        self.held, self.ratio = False, math.nan
         self.held_out: list[float] = []
 
     def start(self) -> None:
         """Begin with the unit square."""
-        self.algorithm.tightness, self.ratio, self.held_out = 0.0, math.nan, []
+        self.algorithm.tightness, self.held, self.ratio, self.held_out = 0.0, False, math.nan, []
 
     def move(self, progress: float, scores: TrainingScores | None) -> None:
         """Shrink the rectangle to where the run should be, one move at most two moves' length; or hold it.
@@ -73,7 +74,8 @@ class RectangleSchedule:
         if algorithm.tightness < 1.0:
             candidate = min(progress, algorithm.tightness + 2.0 / _MOVES)
             ratio = self.ratio_at(candidate, scores)
-            if ratio < self.hold_at:  # not where nothing is known: nan
+            self.held = ratio >= self.hold_at
+            if ratio < self.hold_at:  # neither where nothing is known: nan
                 algorithm.tightness = candidate
         self.ratio = self.ratio_at(algorithm.tightness, scores)
 
@@ -87,10 +89,14 @@ class RectangleSchedule:
         algorithm = self.algorithm
         if algorithm.tightness < 1.0:
             min_tpr, max_fpr = algorithm.rectangle
+            reason = (
+                f"nearer to it, the objective came to {self.hold_at:.0%} of that of a constant model, and training "
+                "there makes a model constant."
+            )
             rank_zero_info(
                 f"Trained at TPR >= {min_tpr:.2f}, FPR <= {max_fpr:.2f}, {algorithm.tightness:.0%} of the way to "
-                f"min_tpr={algorithm.min_tpr:g}, max_fpr={algorithm.max_fpr:g}: nearer to it, the objective came to "
-                f"{self.hold_at:.0%} of that of a constant model, and training there makes a model constant."
+                f"min_tpr={algorithm.min_tpr:g}, max_fpr={algorithm.max_fpr:g}: "
+                f"{reason if self.held else 'the run ended before.'}"
             )
 
     def diagnostics(self) -> dict[str, Tensor]:
@@ -101,11 +107,12 @@ class RectangleSchedule:
 
     def state_dict(self) -> dict[str, Any]:
         """What was seen; the algorithm keeps its tightness itself."""
-        return {"ratio": self.ratio, "held_out": list(self.held_out)}
+        return {"held": self.held, "ratio": self.ratio, "held_out": list(self.held_out)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        self.ratio, self.held_out = float(state["ratio"]), [float(ratio) for ratio in state["held_out"]]
+        self.held, self.ratio = bool(state["held"]), float(state["ratio"])
+        self.held_out = [float(ratio) for ratio in state["held_out"]]
 
     def _training_ratio(self, tightness: float, scores: TrainingScores | None) -> float:
         surrogate = getattr(self.algorithm, "surrogate", None)

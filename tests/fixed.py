@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 
 from benchmarks.common import bare_trainer
+from lightning_tpauc import StageCallback
+from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.data.batch import EvalBatch, PosNegBatch
 
 NUM_POS, NUM_NEG, DIM = 23, 40, 4
+
+#: STACO with the paper's settings, as configs/paper has them.
+paper_staco = partial(
+    STACO,
+    surrogate="squared_hinge",
+    margin=0.5,
+    step_units="absolute",
+    beta=0.3,
+    beta_prime=0.3,
+    share_negatives=False,
+)
+#: The paper's stages: a fixed rectangle, the mean of all iterates, the last solution.
+PAPER_TRAINING = {"shrink_rectangle": False, "averaging": "uniform", "keep_best": False}
+paper_stages = partial(StageCallback, **PAPER_TRAINING)
 
 
 class LinearScore(nn.Module):

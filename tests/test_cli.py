@@ -124,7 +124,7 @@ def test_the_resolved_config_is_saved_and_reproduces_the_run(command, tmp_cwd):
     config = yaml.safe_load(saved.read_text())
     algorithm = config["model"]["init_args"]["algorithm"]["init_args"]
     assert algorithm["alpha"] == 0.25
-    assert algorithm["margin"] == 0.5, "defaults are written out"
+    assert algorithm["margin"] == 1.0, "defaults are written out"
     first, second = (
         cli("fit", "--config", path, *SHORT[:2], "--trainer.logger=false")
         for path in (saved, saved)  # the second one overwrites ./config.yaml
@@ -241,7 +241,7 @@ data: {class_path: lightning_tpauc.DigitsDataModule, init_args: {num_pos: 8, num
 def test_plateau_scheduler_of_lightning_with_its_monitor():
     run = cli(
         "fit", "--config", QUICKSTART, "--trainer.max_epochs=4", "--trainer.limit_train_batches=1", *QUIET,
-        "--model.optimizer.lr=1e-3", "--model.lr_scheduler=lightning.pytorch.cli.ReduceLROnPlateau",
+        "--model.optimizer=SGD", "--model.optimizer.lr=1e-3", "--model.lr_scheduler=lightning.pytorch.cli.ReduceLROnPlateau",
         "--model.lr_scheduler.monitor=val/auroc", "--model.lr_scheduler.mode=max", "--model.lr_scheduler.patience=0",
         "--model.lr_scheduler.threshold=10", "--model.lr_scheduler.factor=0.5",
         "--trainer.logger=false", "--trainer.num_sanity_val_steps=0",
@@ -297,7 +297,7 @@ def test_version_help_and_the_whole_config(command):
     out, _, status = command("fit", "--config", QUICKSTART, "--print_config")
     assert status == 0
     config = yaml.safe_load(out)
-    assert config["data"]["init_args"]["num_pos"] == 32
+    assert config["data"]["init_args"]["num_pos"] == 64
     assert config["model"]["init_args"]["algorithm"]["init_args"]["gamma"] == math.inf
     assert "max_steps" in config["trainer"]
 
@@ -306,8 +306,9 @@ def test_version_help_and_the_whole_config(command):
 
 
 def misspelt(*path, instead_of):
-    """The quickstart's config with one key renamed."""
+    """The quickstart's config, and an optimizer, with one key renamed."""
     config = yaml.safe_load(QUICKSTART.read_text())
+    config["model"]["init_args"]["optimizer"] = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}
     place = config
     for key in path[:-1]:
         place = place[key]

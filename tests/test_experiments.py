@@ -24,7 +24,14 @@ from lightning_tpauc import algorithms
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.evaluation import Rectangle, metric_name
 from lightning_tpauc.experiments import figures, recorders
-from lightning_tpauc.experiments.build import Options, build_datamodule, build_module, build_trainer, stages
+from lightning_tpauc.experiments.build import (
+    PAPER_SETTINGS,
+    Options,
+    build_datamodule,
+    build_module,
+    build_trainer,
+    stages,
+)
 from lightning_tpauc.experiments.catalog import Experiment, Schedule, experiment_names, find_experiment
 from lightning_tpauc.experiments.figures import draw_losses, training_curves
 from lightning_tpauc.experiments.grids import at_edge, grid_values, settings_of, spread
@@ -37,6 +44,7 @@ from lightning_tpauc.experiments.store import Store
 from lightning_tpauc.experiments.tables import rows, to_markdown
 from lightning_tpauc.experiments.timing import time_methods
 from lightning_tpauc.experiments.trial import run_trial
+from tests.fixed import PAPER_TRAINING, paper_staco
 from tests.paths import ROOT
 from tests.reference.tpauc import naive_tpauc
 from tests.tolerances import assert_close
@@ -660,10 +668,17 @@ def test_every_method_of_the_catalog_takes_its_settings(grid):
     for name in experiment_names():
         for method in find_experiment(name, grid).methods:
             for settings in settings_of(method.grid, budget=3):
-                own = {**method.fixed, **spread(settings)}
+                standing = PAPER_SETTINGS if method.algorithm == "STACO" else {}
+                own = {**standing, **method.fixed, **spread(settings)}
                 own = {k: v for k, v in own.items() if k not in ("lr", "score_activation")}
                 algorithm = getattr(algorithms, method.algorithm)(**own)
                 assert algorithm.needs_dual_negatives == bool(method.sizes[2])
+
+
+def test_the_runner_trains_as_the_paper_does():
+    assert paper_staco.keywords == PAPER_SETTINGS
+    made = stages(find_experiment("ijcnn1").methods[0])
+    assert {name: getattr(made, name) for name in PAPER_TRAINING} == PAPER_TRAINING
 
 
 def test_the_tuned_grids_give_every_method_the_same_budget():

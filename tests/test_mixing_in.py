@@ -76,7 +76,7 @@ def test_their_hooks_run_beside_ours(tmp_path):
     assert module.called == ["on_fit_start", *["on_before_optimizer_step"] * 3]
     assert any(isinstance(callback, TheirCallback) for callback in trainer.callbacks)
     assert [c.max_negatives for c in trainer.callbacks if isinstance(c, StageCallback)] == [7]
-    assert module.iterates.count == 2
+    assert module.iterates.count == 3
     again = Ours.load_from_checkpoint(tmp_path / "a.ckpt", algorithm=algorithm())
     assert again.called == [5]
 

@@ -15,7 +15,18 @@ from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import AUCM, STACO, CrossEntropy
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, TPAUCWarning, UnsupportedError
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
-from tests.fixed import DIM, NUM_POS, LinearScore, eval_loader, loader, make_batches, make_data, make_trainer
+from tests.fixed import (
+    DIM,
+    NUM_POS,
+    LinearScore,
+    eval_loader,
+    loader,
+    make_batches,
+    make_data,
+    make_trainer,
+    paper_stages,
+    paper_staco,
+)
 from tests.reference import staco as reference
 from tests.reference.averages import polynomial_mean
 from tests.tolerances import assert_close
@@ -29,11 +40,11 @@ def sgd(lr, **kwargs):
 
 def staco(**kwargs):
     defaults = {"alpha": 0.7, "beta": 0.2, "beta_prime": 0.03, "dual_init": "zeros", "stage_restart": "ones"}
-    return STACO(0.6, 0.3, **{**defaults, **kwargs})
+    return paper_staco(0.6, 0.3, **{**defaults, **kwargs})
 
 
 def make_module(algorithm, optimizer, **kwargs):
-    return TPAUCModule(LinearScore(), algorithm, optimizer, num_positives=NUM_POS, **kwargs)
+    return TPAUCModule(LinearScore(), algorithm, optimizer, num_positives=NUM_POS, **{"warmup": 0, **kwargs})
 
 
 class Recorder(Callback):
@@ -53,8 +64,7 @@ def test_fit_equals_the_papers_loop(gamma):
     steps, lengths = 60, (20, 30, 45)
     batches, parts = make_batches(steps)
     module = make_module(staco(gamma=gamma), sgd(0.02))
-    stages = StageCallback(every_n_steps=20, growth=1.5)
-    trainer = make_trainer(callbacks=[stages])
+    trainer = make_trainer(callbacks=[paper_stages(every_n_steps=20, growth=1.5)])
     trainer.fit(module, loader(batches))
 
     settings = reference.Settings(0.4, 0.3, 0.5, "squared_hinge", 0.7, 0.2, 0.03, 0.02, gamma)
@@ -109,7 +119,7 @@ def test_proximal_term_is_part_of_the_gradient_for_any_optimizer(optimizer):
     gamma = 2.0
     module = make_module(staco(gamma=gamma), optimizer)
     recorder = Recorder()
-    make_trainer(callbacks=[recorder, StageCallback(every_n_steps=10)]).fit(module, loader(batches))
+    make_trainer(callbacks=[recorder, paper_stages(every_n_steps=10)]).fit(module, loader(batches))
 
     # the same with the proximal term in the loss, by autograd
     algorithm = staco(gamma=gamma)
@@ -138,7 +148,7 @@ def test_clipping_bounds_the_data_gradient_and_leaves_the_proximal_term():
     batches, parts = make_batches(6)
     module = make_module(staco(gamma=0.5), sgd(0.3), gradient_clip_val=0.01)
     recorder = Recorder()
-    make_trainer(callbacks=[recorder]).fit(module, loader(batches))
+    make_trainer(callbacks=[recorder, paper_stages()]).fit(module, loader(batches))
     algorithm = staco(gamma=0.5)
     algorithm.setup(NUM_POS, dtype=torch.float64)
     w = torch.zeros(DIM, dtype=torch.float64, requires_grad=True)
@@ -207,7 +217,7 @@ def test_validation_and_the_trained_model_use_the_average():
         def on_validation_end(self, trainer, pl_module):
             logged.setdefault("step", len(recorder.weights))
 
-    trainer = make_trainer(callbacks=[recorder, Watch()], max_epochs=2)
+    trainer = make_trainer(callbacks=[recorder, Watch(), StageCallback(keep_best=False)], max_epochs=2)
     trainer.fit(module, loader(batches[:6]), eval_loader())
     iterates = torch.stack([weights[0] for weights in recorder.weights])
     assert_close(logged["during"], polynomial_mean(iterates[:6]))
@@ -600,7 +610,9 @@ def diverging():
     y = torch.arange(60) % 3 == 0
     x = torch.randn(60, DIM, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     torch.manual_seed(0)
-    return TPAUCModule(LinearScore(), staco(), sgd(3.0)), PosNegDataModule((x, y.long()), num_pos=4, num_neg=8)
+    return TPAUCModule(LinearScore(), staco(), sgd(3.0), warmup=0), PosNegDataModule(
+        (x, y.long()), num_pos=4, num_neg=8
+    )
 
 
 def test_growth_without_bound_stops_the_run_long_before_it_overflows():

@@ -8,6 +8,7 @@ import yaml
 from lightning_tpauc import algorithms, models
 from lightning_tpauc.experiments.catalog import find_experiment
 from lightning_tpauc.experiments.grids import spread
+from tests.fixed import PAPER_TRAINING, paper_staco
 from tests.paths import ROOT
 
 CONFIGS = sorted((ROOT / "configs" / "paper").glob("*.yaml"))
@@ -122,6 +123,8 @@ def test_the_runner_runs_the_same(path):
     assert tuple(data["init_args"].get(n, 0) for n in ("num_pos", "num_neg", "num_dual_neg")) == method.sizes
     assert model.get("score_activation", "identity") == (method.activation or experiment.activation)
     stages = [c["init_args"] for c in trainer["callbacks"] if c["class_path"].endswith("StageCallback")]
-    expected = {"every_n_steps": method.stage_steps} if method.stage_steps else {"every_n_epochs": method.stage_epochs}
+    length = {"every_n_steps": method.stage_steps} if method.stage_steps else {"every_n_epochs": method.stage_epochs}
     has_stages = getattr(algorithms, algorithm)(**model["algorithm"]["init_args"]).has_stages
-    assert stages == ([expected] if has_stages else [])
+    assert stages == [{**PAPER_TRAINING, **(length if has_stages else {})}]
+    words = ("surrogate", "margin", "step_units", "share_negatives")
+    assert {name: values[name] for name in words} == {name: paper_staco.keywords[name] for name in words}

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import AUCM, PAUCI, SONX, SOTA, STACO
 from lightning_tpauc.errors import ArgumentError, NonFiniteError
-from tests.fixed import make_trainer
+from tests.fixed import make_trainer, paper_stages, paper_staco
 from tests.reference.averages import polynomial_mean
 from tests.tolerances import assert_close
 
@@ -40,18 +40,18 @@ def make_datamodule():
 
 
 def staco2(**kwargs):
-    return STACO(0.6, 0.4, **{"gamma": 1.5, "alpha": 0.3, "beta": 0.2, "beta_prime": 0.1, **kwargs})
+    return paper_staco(0.6, 0.4, **{"gamma": 1.5, "alpha": 0.3, "beta": 0.2, "beta_prime": 0.1, **kwargs})
 
 
 def sgd(lr=0.5, **kwargs):
     return lambda parameters: torch.optim.SGD(parameters, lr=lr, **kwargs)
 
 
-def fit(precision, algorithm, optimizer=None, *, net=None, callbacks=(), stage=7, trainer=None, **kwargs):
+def fit(precision, algorithm, optimizer=None, *, net=None, callbacks=(), stages=None, trainer=None, **kwargs):
     torch.manual_seed(0)
-    module = TPAUCModule(net or nn.Linear(DIM, 1), algorithm, optimizer or sgd(), **kwargs)
+    module = TPAUCModule(net or nn.Linear(DIM, 1), algorithm, optimizer or sgd(), warmup=0, **kwargs)
     limits = {"max_steps": 12, "max_epochs": -1, **(trainer or {})}
-    callbacks = [StageCallback(every_n_steps=stage), *callbacks]
+    callbacks = [stages or paper_stages(every_n_steps=7), *callbacks]
     run = scaled_trainer(precision, callbacks=callbacks, num_sanity_val_steps=0, **limits)
     run.fit(module, make_datamodule())
     return module, run
@@ -140,12 +140,14 @@ def test_state_and_pairwise_work_are_float32_or_better(precision, method):
     assert torch.isfinite(trainer.validate(module, make_datamodule(), verbose=False)[0]["val/tpauc"] * torch.ones(()))
 
 
-def test_mean_of_half_precision_weights_does_not_stand_still():
+@pytest.mark.parametrize("averaging", ["uniform", "polynomial"])
+def test_mean_of_half_precision_weights_does_not_stand_still(averaging):
     steps = AfterSteps()
+    stages = paper_stages(averaging=averaging)
     module, _ = fit(
-        "bf16-true", staco2(gamma=math.inf), sgd(0.05), callbacks=[steps], trainer={"max_steps": 300}, stage=1000
+        "bf16-true", staco2(gamma=math.inf), sgd(0.05), callbacks=[steps], trainer={"max_steps": 300}, stages=stages
     )
-    expected = polynomial_mean(steps.weights)
+    expected = polynomial_mean(steps.weights) if averaging == "polynomial" else torch.stack(steps.weights).mean(0)
     assert_close(torch.cat([m.flatten() for m in module.iterates.mean]), expected, "trajectory32")
     assert torch.equal(module.backbone.weight, module.iterates.mean[0].bfloat16()), "published in the model's dtype"
 
@@ -260,7 +262,7 @@ def test_a_skipped_step_changes_nothing(method, at, clip, fused):
         score_activation="sigmoid",
         gradient_clip_val=clip,
         # the stage's end would change everything in the same hook
-        stage=100,
+        stages=paper_stages(every_n_steps=100),
     )
     assert compare.skipped.count(True) == 1
     step = compare.skipped.index(True)
@@ -287,7 +289,7 @@ def test_a_skipped_step_leaves_statistics_and_schedules_alone(activations):
         net=nn.Sequential(parts[0], overflow, *parts[1:]),
         callbacks=[compare],
         trainer={"max_steps": 9},
-        stage=100,
+        stages=paper_stages(every_n_steps=100),
         lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=9),
         lr_scheduler_interval="step",
     )

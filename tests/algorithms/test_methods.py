@@ -232,7 +232,7 @@ def test_numbers_of_numpy_are_kept_as_plain_ones(method):
     ("algorithm", "text"),
     [
         (STACO(), "STACO(min_tpr=0.5, max_fpr=0.5)"),
-        (STACO(0.6, 0.3, gamma=5.0, margin=1.0), "STACO(min_tpr=0.6, max_fpr=0.3, margin=1.0, gamma=5.0)"),
+        (STACO(0.6, 0.3, gamma=5.0, margin=0.5), "STACO(min_tpr=0.6, max_fpr=0.3, margin=0.5, gamma=5.0)"),
         (SONX(surrogate=get_surrogate("hinge")), "SONX(min_tpr=0.5, max_fpr=0.5, surrogate='hinge')"),
         (CrossEntropy(balanced=True), "CrossEntropy(min_tpr=0.5, max_fpr=0.5, balanced=True)"),
         (AUCM(gamma=math.inf), "AUCM(min_tpr=0.5, max_fpr=0.5, gamma=inf)"),

@@ -1,7 +1,6 @@
 """STACO against the paper's algorithm in plain loops."""
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -10,22 +9,11 @@ from lightning_tpauc.algorithms import SONX, STACO, TrainingScores
 from lightning_tpauc.errors import ArgumentError, CheckpointError
 from lightning_tpauc.functional import exact_duals
 from lightning_tpauc.iterates import WeightIterates
+from tests.fixed import paper_staco
 from tests.reference import staco as reference
 from tests.tolerances import assert_close
 
 NUM_POS, NUM_NEG, DIM = 23, 40, 4
-
-
-#: STACO with the paper's settings, as configs/paper has them.
-paper_staco = partial(
-    STACO,
-    surrogate="squared_hinge",
-    margin=0.5,
-    step_units="absolute",
-    beta=0.3,
-    beta_prime=0.3,
-    share_negatives=False,
-)
 
 
 def make_data(seed=0):
@@ -103,10 +91,11 @@ def compare(algorithm, w, iterates, state):
 @pytest.mark.parametrize("gamma", [math.inf, 5.0], ids=["STACO1", "STACO2"])
 @pytest.mark.parametrize(("dual_init", "step_units"), [("ones", "absolute"), ("zeros", "absolute"), ("zeros", "loss")])
 def test_trajectory_equals_the_paper(surrogate, gamma, dual_init, step_units):
-    settings = reference.Settings(0.4, 0.3, 0.5, surrogate, 0.7, 0.2, 0.03, 0.02, gamma)
+    alpha = 0.7 if step_units == "absolute" else 0.35  # over a unit of about one half: the same steps
+    settings = reference.Settings(0.4, 0.3, 0.5, surrogate, alpha, 0.2, 0.03, 0.02, gamma)
     settings.in_units_of_the_loss = step_units == "loss"
     algorithm = paper_staco(
-        0.6, 0.3, surrogate=surrogate, alpha=0.7, beta=0.2, beta_prime=0.03, gamma=gamma,
+        0.6, 0.3, surrogate=surrogate, alpha=alpha, beta=0.2, beta_prime=0.03, gamma=gamma,
         dual_init=dual_init, stage_restart="ones", step_units=step_units,
     )  # fmt: skip
     lengths = [50, 70, 80] if math.isfinite(gamma) else []
