@@ -73,7 +73,7 @@ def save(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
     if problem:
         raise NonFiniteError(problem)
     _publish_evaluation_weights(module, checkpoint)
-    if "callbacks" not in checkpoint:  # save_weights_only
+    if "callbacks" not in checkpoint or _is_of_evaluation(module, checkpoint):  # save_weights_only
         return
     keep_what_is_due(module.trainer, checkpoint)
     together = world_size() == 1 or not handling_exception()
@@ -296,6 +296,24 @@ def _repair_optimizer(optimizer: Optimizer, states: list[dict[str, Any]] | None)
             own = optimizer.state[parameter].get(name)
             if isinstance(own, Tensor) and isinstance(value, Tensor) and own.dtype != value.dtype:
                 optimizer.state[parameter][name] = value.to(own.device, copy=True)
+
+
+def _is_of_evaluation(module: TPAUCModule, checkpoint: dict[str, Any]) -> bool:
+    """Whether a Trainer saves that did not train, so that there is nothing to go on from.
+
+    Raises:
+        CheckpointError: if one saves that did, after another one has taken the module over to evaluate it.
+    """
+    if module.trainer.optimizers:
+        return False
+    if checkpoint.get("optimizer_states"):
+        msg = (
+            f"{type(module).__name__} was evaluated by another Trainer since it was trained, so what a run goes on "
+            "from can't be saved any more. Save before, evaluate with the Trainer that trained, or pass "
+            "`weights_only=True` to `save_checkpoint`."
+        )
+        raise CheckpointError(msg)
+    return True
 
 
 def _optimizer_name(module: TPAUCModule) -> str:
