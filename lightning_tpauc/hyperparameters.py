@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from lightning.fabric.utilities.data import AttributeDict
 from torch import Tensor
 
 from lightning_tpauc.functional.surrogates import Surrogate
@@ -59,7 +60,7 @@ def offer_hyperparameters(trainer: Trainer, module: TPAUCModule) -> None:
     if schedulers:
         found["lr_scheduler"] = schedulers[0]
     new = {name: value for name, value in found.items() if value != {} and name not in elsewhere}
-    module._hparams_initial = type(module.hparams)({**new, **own})
+    module._hparams_initial = AttributeDict({**new, **own})
     module._log_hyperparams = True
     module.offered_hparams = (own, module._hparams_initial)
 

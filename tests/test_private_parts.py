@@ -112,6 +112,10 @@ USED = {
         lambda _: LightningModule,
         "scoring passes leave out the data module's hooks",
     ),
+    ("weights", "_orig_mod"): (
+        lambda _: torch.compile(nn.Linear(1, 1)),
+        "what does not fit is said under names that no plain model has",
+    ),
 }
 
 #: Not private: what Python gives to named tuples and bound methods, and functions that torch only names so.
