@@ -201,11 +201,31 @@ def _leave_out_objects(checkpoint: dict[str, Any]) -> None:
     for key in ("hyper_parameters", "datamodule_hyper_parameters"):
         hyperparameters = checkpoint.get(key)
         if isinstance(hyperparameters, dict):
+            _warn_of_defaults(hyperparameters if key == "hyper_parameters" else {})
             checkpoint[key] = {
                 name: value
                 for name, value in hyperparameters.items()
                 if not isinstance(value, (Algorithm, nn.Module, Dataset, DataLoader)) and not callable(value)
             }
+
+
+def _warn_of_defaults(hyperparameters: dict[str, Any]) -> None:
+    """Functions and classes may have a default that fits the weights and still computes something else.
+
+    Those that make optimizer and scheduler change nothing of what a trained model computes.
+    """
+    trains = {"optimizer", "lr_scheduler"}
+    lost = [
+        f"`{name}` ({getattr(value, '__name__', type(value).__name__)})"
+        for name, value in hyperparameters.items()
+        if callable(value) and not isinstance(value, (Algorithm, nn.Module)) and name not in trains
+    ]
+    if lost:
+        rank_zero_warn(
+            f"Checkpoints hold no functions and classes, and not the hyperparameter {', '.join(lost)}: "
+            "`load_from_checkpoint` would take its default. Pass it there again, or make it a name, such as 'relu'.",
+            category=TPAUCWarning,
+        )
 
 
 def _look_at_the_moment(module: TPAUCModule) -> None:

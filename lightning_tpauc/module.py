@@ -162,7 +162,8 @@ class TPAUCModule(OptimizedModule):
     @duty("before")
     def on_fit_start(self) -> None:
         """Take the weights of ``init_from``, in the first run of the module and unless that is resumed."""
-        self._loss_was_logged = self._blind_said = False
+        self._loss_was_logged = False
+        self._blind_said = set()
         first, self._has_started = not self._has_started, True
         if self.init_from is not None and self._restored is None and first:
             load_weights(self, self.init_from)
