@@ -21,6 +21,7 @@ from lightning_tpauc.data.layout import layout
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_choice, check_count, is_real
 from lightning_tpauc.hooks import KeepsDuties, duty
+from lightning_tpauc.hyperparameters import offer_hyperparameters
 from lightning_tpauc.iterates import WeightIterates
 from lightning_tpauc.loop_state import stop_again
 from lightning_tpauc.metric_names import validated_areas
@@ -152,6 +153,7 @@ class StageCallback(KeepsDuties, Callback):
         settings = {name: getattr(self, name) for name in inspect.signature(StageCallback).parameters}
         require_agreement(lambda: training_settings(trainer, pl_module, settings))  # type: ignore[arg-type]
         checkpointing.check_savable(trainer)
+        offer_hyperparameters(trainer, pl_module)  # type: ignore[arg-type]
         restored: dict[str, Any] | None = pl_module._restored  # type: ignore[assignment]  # a TPAUCModule's
         self._extended = restored is not None and restored["last_epoch"]
         trainer.fit_loop.epoch_loop.max_steps += self._extended

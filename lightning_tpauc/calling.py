@@ -79,7 +79,7 @@ def _arguments(model: Callable[..., Any], inputs: Any) -> tuple[list[Any], dict[
 def _of_mapping(signature: inspect.Signature, inputs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     parameters = _named(signature)
     known = [p for p in parameters if p.name in inputs]
-    alone = len(parameters) == 1 and len(inputs) > 1  # which may be the mapping's name
+    alone = len(parameters) == 1 and len(inputs.keys() - set(NAMES)) > 1  # which may be the mapping's name
     if _binds(signature, inputs) and (not known or (alone and not _takes_any(signature))):
         return [inputs], {}
     given = {p.name: inputs[p.name] for p in known if p.name not in NAMES or _required(p)}

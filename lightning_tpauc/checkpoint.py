@@ -74,7 +74,7 @@ def save(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
     if problem:
         raise NonFiniteError(problem)
     _publish_evaluation_weights(module, checkpoint)
-    if "callbacks" not in checkpoint:  # save_weights_only
+    if "callbacks" not in checkpoint or _is_of_evaluation(module, checkpoint):  # save_weights_only
         return
     keep_what_is_due(module.trainer, checkpoint)
     together = world_size() == 1 or not handling_exception()
@@ -213,11 +213,31 @@ def _leave_out_objects(checkpoint: dict[str, Any]) -> None:
     for key in ("hyper_parameters", "datamodule_hyper_parameters"):
         hyperparameters = checkpoint.get(key)
         if isinstance(hyperparameters, dict):
+            _warn_of_defaults(hyperparameters if key == "hyper_parameters" else {})
             checkpoint[key] = {
                 name: value
                 for name, value in hyperparameters.items()
                 if not isinstance(value, (Algorithm, nn.Module, Dataset, DataLoader)) and not callable(value)
             }
+
+
+def _warn_of_defaults(hyperparameters: dict[str, Any]) -> None:
+    """Functions and classes may have a default that fits the weights and still computes something else.
+
+    Those that make optimizer and scheduler change nothing of what a trained model computes.
+    """
+    trains = {"optimizer", "lr_scheduler"}
+    lost = [
+        f"`{name}` ({getattr(value, '__name__', type(value).__name__)})"
+        for name, value in hyperparameters.items()
+        if callable(value) and not isinstance(value, (Algorithm, nn.Module)) and name not in trains
+    ]
+    if lost:
+        rank_zero_warn(
+            f"Checkpoints hold no functions and classes, and not the hyperparameter {', '.join(lost)}: "
+            "`load_from_checkpoint` would take its default. Pass it there again, or make it a name, such as 'relu'.",
+            category=TPAUCWarning,
+        )
 
 
 def _look_at_the_moment(module: TPAUCModule) -> None:
@@ -308,6 +328,24 @@ def _repair_optimizer(optimizer: Optimizer, states: list[dict[str, Any]] | None)
             own = optimizer.state[parameter].get(name)
             if isinstance(own, Tensor) and isinstance(value, Tensor) and own.dtype != value.dtype:
                 optimizer.state[parameter][name] = value.to(own.device, copy=True)
+
+
+def _is_of_evaluation(module: TPAUCModule, checkpoint: dict[str, Any]) -> bool:
+    """Whether a Trainer saves that did not train, so that there is nothing to go on from.
+
+    Raises:
+        CheckpointError: if one saves that did, after another one has taken the module over to evaluate it.
+    """
+    if module.trainer.optimizers:
+        return False
+    if checkpoint.get("optimizer_states"):
+        msg = (
+            f"{type(module).__name__} was evaluated by another Trainer since it was trained, so what a run goes on "
+            "from can't be saved any more. Save before, evaluate with the Trainer that trained, or pass "
+            "`weights_only=True` to `save_checkpoint`."
+        )
+        raise CheckpointError(msg)
+    return True
 
 
 def _optimizer_name(module: TPAUCModule) -> str:

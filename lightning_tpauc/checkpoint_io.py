@@ -20,7 +20,7 @@ from lightning_tpauc.plain import make_plain
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-__all__ = ("AtomicCheckpointIO", "read_weights", "use_atomic_files")
+__all__ = ("AtomicCheckpointIO", "check_file", "read_weights", "use_atomic_files")
 
 #: What a file that ``weights_only=True`` refuses holds, in torch's words.
 _UNSAFE = re.compile(r"(?:GLOBAL |class )([\w.]+)")
@@ -61,19 +61,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             MissingCheckpointError: if there is no such file.
             CheckpointError: if it is a folder, not whole, no checkpoint of Lightning, or not read by ``weights_only``.
         """
-        if _is_local(path) and not Path(path).exists():
-            msg = f"There is no checkpoint {str(path)!r} (the current folder is {str(Path.cwd())!r})."
-            raise MissingCheckpointError(msg)
-        if _is_local(path) and Path(path).is_dir():
-            msg = (
-                f"The checkpoint {str(path)!r} is a folder, as ModelParallelStrategy writes with a file per process. "
-                "Resume it with that strategy, or pass it `save_distributed_checkpoint=False` for one file."
-            )
-            raise CheckpointError(msg)
-        damage = _damage(Path(path)) if _is_local(path) else None
-        if damage:
-            msg = f"The checkpoint {str(path)!r} is not whole: {damage}. Resume from an earlier one, or copy it again."
-            raise CheckpointError(msg)
+        check_file(path)
         try:
             checkpoint: Any = super().load_checkpoint(path, *args, **kwargs)
         except pickle.UnpicklingError as error:
@@ -87,6 +75,30 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             )
             raise CheckpointError(msg)
         return checkpoint
+
+
+def check_file(path: str | Path) -> None:
+    """Look at a checkpoint's check sums, where it lies on a disk.
+
+    Raises:
+        MissingCheckpointError: if there is no such file.
+        CheckpointError: if it is a folder or not whole.
+    """
+    if not _is_local(path):
+        return
+    if not Path(path).exists():
+        msg = f"There is no checkpoint {str(path)!r} (the current folder is {str(Path.cwd())!r})."
+        raise MissingCheckpointError(msg)
+    if Path(path).is_dir():
+        msg = (
+            f"The checkpoint {str(path)!r} is a folder, as ModelParallelStrategy writes with a file per process. "
+            "Resume it with that strategy, or pass it `save_distributed_checkpoint=False` for one file."
+        )
+        raise CheckpointError(msg)
+    damage = _damage(Path(path))
+    if damage:
+        msg = f"The checkpoint {str(path)!r} is not whole: {damage}. Resume from an earlier one, or copy it again."
+        raise CheckpointError(msg)
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
@@ -151,7 +163,13 @@ def _reason(error: Exception) -> str:
     """What torch says about a file that it does not read, without its advice."""
     text = str(error)
     found = _UNSAFE.search(text)
-    return found[1] if found else text.strip().partition("\n")[0]
+    if found:
+        return found[1]
+    return (
+        text.strip().partition("\n")[0]
+        if isinstance(error, pickle.UnpicklingError)
+        else "it is damaged or no such file"
+    )
 
 
 def _is_local(path: str | Path) -> bool:

@@ -190,10 +190,13 @@ def _binary(target: Tensor) -> Tensor:
     wrong = (target != 0) & (target != 1)
     if bool(wrong.any()):
         found = target[wrong][0].item()
-        bound = 0 if found < 0 else 0.5
+        if found < 0 or not float(found).is_integer():
+            chosen = "y > 0" if found < 0 else "y > 0.5"
+        else:  # of classes 1 and 2, the second
+            chosen = f"y == {target[target == target].max().item():g}"
         msg = (
-            f"Expected labels 0 and 1 in the batches, but found {found:g}. Pass, for instance, (y > {bound}) as "
-            "labels, and leave out unlabelled examples."
+            f"Expected labels 0 and 1 in the batches, but found {found:g}. Pass, for instance, ({chosen}) as labels, "
+            "and leave out unlabelled examples."
         )
         raise ArgumentError(msg)
     return labels

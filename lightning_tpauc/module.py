@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from torch import Tensor, nn
 
 from lightning_tpauc import checkpoint as checkpointing
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.best_weights import BestWeights
 from lightning_tpauc.callbacks import StageCallback, leave_average
-from lightning_tpauc.checkpoint_io import use_atomic_files
+from lightning_tpauc.checkpoint_io import check_file, use_atomic_files
 from lightning_tpauc.compiled import compile_model_alone
 from lightning_tpauc.data.batch import PosNegBatch, check_training_batch
 from lightning_tpauc.distributed import JointScores, gather_scores
@@ -171,7 +173,8 @@ class TPAUCModule(OptimizedModule):
     @duty("before")
     def on_fit_start(self) -> None:
         """Take the weights of ``init_from``, in the first run of the module and unless that is resumed."""
-        self._loss_was_logged = self._blind_said = False
+        self._loss_was_logged = False
+        self._blind_said = set()
         first, self._has_started = not self._has_started, True
         if self.init_from is not None and self._restored is None and first:
             load_weights(self, self.init_from)
@@ -319,6 +322,17 @@ class TPAUCModule(OptimizedModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Publish the evaluation weights as ``state_dict``; keep all that training remembers beside them."""
         checkpointing.save(self, checkpoint)
+
+    @_restricted_classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        """Make a module from a checkpoint as Lightning does, after a look at the file's check sums.
+
+        Raises:
+            CheckpointError: if the file is not whole, or its weights do not fit.
+        """
+        if isinstance(checkpoint_path, (str, Path)):
+            check_file(checkpoint_path)
+        return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load weights as torch does; what does not fit is one line of a :class:`CheckpointError`."""

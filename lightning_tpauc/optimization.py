@@ -115,9 +115,10 @@ class OptimizedModule(ScoringModule):
         """The optimizer; Lightning's wrapper of it counts its steps."""
         optimizer: Any = self.optimizers()
         if isinstance(optimizer, list):
+            names = ", ".join(type(each.optimizer).__name__ for each in optimizer) or "none"
             msg = (
                 "Expected `configure_optimizers` to return exactly one optimizer: global_step counts every optimizer's "
-                f"step. Got {optimizer!r}."
+                f"step. Got {len(optimizer)} ({names}). Give one optimizer all parameters, in groups."
             )
             raise UnsupportedError(msg)
         return cast(LightningOptimizer, optimizer)

@@ -31,8 +31,9 @@ class PredictionWriter(Callback):
 
     Rows are sorted by ``example_id``, the position in the predicted data set, and hold every example once, however many
     processes predict. A ``DataLoader`` may shuffle or take some of the examples only: its batch sampler says which ones
-    it took. Examples of a stream, and of an iterable that is no ``DataLoader``, are numbered as they come. Scores are
-    raw, whatever the module's ``score_activation`` is, with all digits that they have.
+    it took. Examples of a stream, and of an iterable that is no ``DataLoader``, are numbered as they come; the
+    latter may hide a loader that shuffles, and are warned of. Scores are raw, whatever the module's
+    ``score_activation`` is, with all digits that they have.
 
     Args:
         path: the file; ``None`` is ``predictions.csv`` in the Trainer's log folder.
@@ -157,7 +158,14 @@ def _positions(loader: Any, batch_idx: int, num_scores: int) -> Tensor | None:
             "process."
         )
         raise UnsupportedError(msg)
-    if isinstance(loader, DataLoader) and not _in_order(loader):
+    if not isinstance(loader, DataLoader):
+        if batch_idx == 0:
+            text = (
+                f"The batches of a {type(loader).__name__} do not say which examples they hold: `example_id` numbers "
+                f"them as they come, which is wrong if it shuffles or takes a part. {_REMEDY}, or on a DataLoader."
+            )
+            rank_zero_warn(text, category=TPAUCWarning)
+    elif not _in_order(loader):
         msg = (
             f"The batches do not say which examples they hold, and the loader does not take them in order "
             f"(`sampler={type(loader.sampler).__name__}`, `num_workers={loader.num_workers}`). {_REMEDY}, or in order."

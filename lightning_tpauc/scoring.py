@@ -102,7 +102,8 @@ class ScoringModule(KeepsDuties, LightningModule):
         self.test_metrics: MetricCollection = self._metrics("test/")
         #: Of weights that were trained before, which a new run starts from.
         self.trained_start = TrainedStart()
-        self._blind_said = False
+        #: Names of areas that were 0 in this run, of which it was said.
+        self._blind_said: set[str] = set()
         #: What the inputs consist of that it was trained on; see :func:`~lightning_tpauc.data.layout.layout`.
         self.input_layout: Any = None
         self._activation_checked = False
@@ -302,16 +303,21 @@ class ScoringModule(KeepsDuties, LightningModule):
 
     def _say_blind(self, values: dict[str, Tensor], suffix: str) -> None:
         """Say once a run that a monitor of the area can't tell epochs apart."""
-        if self._blind_said or float(values["tpauc"]) != 0:
-            return
-        self._blind_said = True
-        tpr, (min_tpr, max_fpr) = float(values["tpr_at_max_fpr"]), (self.algorithm.min_tpr, self.algorithm.max_fpr)
-        rank_zero_warn(
-            f"val/tpauc{suffix} is 0: the ROC curve passes below the rectangle (TPR {tpr:.2g} at FPR {max_fpr:g}, "
-            f"demanded {min_tpr:g}). EarlyStopping and ModelCheckpoint can't tell such epochs apart: monitor "
-            f"val/tpr_at_max_fpr{suffix} or val/auroc{suffix}, with mode='max'.",
-            category=TPAUCWarning,
-        )
+        monitored = {getattr(callback, "monitor", None) for callback in self.trainer.callbacks}  # type: ignore[attr-defined]
+        for name, value in values.items():
+            trained = name == "tpauc"
+            asked = trained or (name.startswith("tpauc") and f"val/{name}{suffix}" in monitored)
+            if name in self._blind_said or not asked or float(value) != 0:
+                continue
+            self._blind_said.add(name)
+            tpr, algorithm = float(values["tpr_at_max_fpr"]), self.algorithm
+            where = f" (TPR {tpr:.2g} at FPR {algorithm.max_fpr:g}, demanded {algorithm.min_tpr:g})" if trained else ""
+            rank_zero_warn(
+                f"val/{name}{suffix} is 0: the ROC curve passes below the rectangle{where}. EarlyStopping and "
+                "ModelCheckpoint can't tell such epochs apart: monitor "
+                f"{f'val/tpr_at_max_fpr{suffix} or ' if trained else ''}val/auroc{suffix}, with mode='max'.",
+                category=TPAUCWarning,
+            )
 
     def _forget_batches(self, first: MetricCollection) -> None:
         first.reset()

@@ -95,6 +95,11 @@ def mappings():
     return [{"left": x[k, :1], "right": x[k, 1:], "y": y[k]} for k in range(N)]
 
 
+def whole_by_name():
+    x, y = problem()
+    return [{"inputs": x[k], "y": y[k]} for k in range(N)]
+
+
 def pairs():
     x, y = problem()
     return [(x[k, :1], x[k, 1:], int(y[k])) for k in range(N)]
@@ -106,11 +111,12 @@ def pairs():
         (Keywords, mappings),
         (Mapped, mappings),
         (AsSubclass, mappings),
+        (Whole, whole_by_name),
         (lambda: torch.compile(Keywords(), backend="eager"), mappings),
         (Pair, pairs),
         (AsSubclass, pairs),
     ],
-    ids=["keywords", "one mapping", "subclass", "compiled", "two arguments", "subclass, two arguments"],
+    ids=["keywords", "one mapping", "subclass", "one keyword", "compiled", "two arguments", "subclass, two arguments"],
 )
 def test_inputs_in_parts_train_as_the_whole(net, items):
     assert_same(trained(net(), items()), trained(Whole()))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from sklearn.metrics import roc_curve
 from torch import nn
 from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset
@@ -111,6 +111,22 @@ def test_a_run_says_once_that_its_area_is_zero():
     assert float(trainer.callback_metrics["val/tpr_at_max_fpr"]) > 0
 
 
+def test_a_further_area_that_is_zero_is_said_where_it_is_monitored():
+    x, y = make_problem()
+    for monitor, said_of in (("val/tpauc_tpr99_fpr1", ["val/tpauc_tpr99_fpr1"]), ("val/auroc", [])):
+        module = TPAUCModule(
+            nn.Linear(DIM, 1), CrossEntropy(0.1, 0.9), lambda p: torch.optim.SGD(p, lr=0.05), rectangles=[(0.99, 0.01)]
+        )
+        stop = EarlyStopping(monitor, mode="max", patience=5)
+        trainer = make_trainer(precision="32-true", max_epochs=2, callbacks=[stop])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer.fit(module, PosNegDataModule((x, y), (x, y), num_pos=6, num_neg=10))
+        said = [str(warning.message) for warning in caught if " is 0: the ROC" in str(warning.message)]
+        assert [text.split()[0] for text in said] == said_of
+        assert all("monitor val/auroc, with mode='max'" in text for text in said)
+
+
 class Fail(Callback):
     """Breaks an evaluation off after its first batch."""
 
@@ -190,7 +206,7 @@ X, ONES, Y = torch.zeros(2, DIM), torch.ones(2, DIM), torch.tensor([0, 1])
         ),
         ((X, torch.tensor([0.0, torch.nan])), "labels 0 and 1 in the batches, but found nan"),
         ((X, torch.tensor([-1, 1])), "labels 0 and 1 in the batches, but found -1. Pass, for instance, (y > 0)"),
-        ((X, torch.tensor([2, 1])), "labels 0 and 1 in the batches, but found 2"),
+        ((X, torch.tensor([2, 1])), "labels 0 and 1 in the batches, but found 2. Pass, for instance, (y == 2)"),
         ((X, torch.zeros(2, 3)), "one label per example as the last entry of the batches, but got shape (2, 3)"),
         ((X, Y, Y), "but got 3 entries, and what was trained on is unknown: nobody knows which of them is the label"),
     ],

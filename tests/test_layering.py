@@ -44,6 +44,7 @@ LAYERS = (
         "batch_norm",
         "buckets",
         "evaluation",
+        "hyperparameters",
         "prediction",
         "previous",
         "random_state",

@@ -256,6 +256,35 @@ def test_init_from_compares_check_sums(saved, tmp_path):
             fit(make_module(init_from=str(tmp_path / "flipped.ckpt")))
 
 
+@pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "missing"])
+def test_load_from_checkpoint_compares_check_sums(saved, tmp_path, damage):
+    path, average = saved
+    content = bytearray(path.read_bytes())
+    content[content.index(average.numpy().tobytes())] ^= 1
+    content = content[: {"flipped": len(content), "cut": len(content) // 2}.get(damage, 0)]
+    if damage != "missing":
+        (tmp_path / "damaged.ckpt").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"^(The checkpoint .* is not whole: its|There is no checkpoint) [^\n]*$"):
+        load("load_from_checkpoint", tmp_path / "damaged.ckpt")
+    with path.open("rb") as file:  # what is no path is read as ever
+        assert torch.equal(load("load_from_checkpoint", file).backbone.weight, average.float())
+    with pytest.raises(TypeError, match="cannot be called on an instance"):
+        make_module().load_from_checkpoint(path)
+
+
+def test_another_trainer_that_evaluated_saves_weights(tmp_path):
+    module = make_module()
+    trained, evaluated = fit(module), make_trainer()
+    evaluated.validate(module, eval_loader())
+    evaluated.save_checkpoint(tmp_path / "weights.ckpt")
+    held = torch.load(tmp_path / "weights.ckpt", weights_only=True)
+    assert torch.equal(held["state_dict"]["backbone.weight"], module.backbone.weight.detach())
+    with pytest.raises(CheckpointError, match=r"^The checkpoint to resume from holds no state"):
+        fit(make_module(), ckpt_path=tmp_path / "weights.ckpt")
+    with pytest.raises(CheckpointError, match=r"^TPAUCModule was evaluated by another Trainer[^\n]*$"):
+        trained.save_checkpoint(tmp_path / "lost.ckpt")
+
+
 def misfits():
     """Networks that the weights of :func:`wide` do not fit, and what is said."""
     wider = nn.Sequential(nn.Linear(DIM, 4), nn.Tanh(), nn.Linear(4, 1))

@@ -572,7 +572,7 @@ def test_two_optimizers_are_refused():
             return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.1)]
 
     batches, _ = make_batches(1, dtype=torch.float32)
-    with pytest.raises(UnsupportedError, match="exactly one optimizer"):
+    with pytest.raises(UnsupportedError, match=r"exactly one optimizer: .* Got 2 \(SGD, SGD\)\. Give one"):
         make_trainer(precision="32-true").fit(Two(algorithm=staco(), num_positives=NUM_POS), loader(batches))
 
 

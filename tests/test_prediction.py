@@ -220,6 +220,22 @@ def test_batches_of_unknown_examples_are_refused(tmp_path, make, message):
     assert not (tmp_path / "scores.csv").exists()
 
 
+class Wrapped:
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self):
+        return iter(self.loader)
+
+
+def test_batches_of_an_unknown_iterable_are_warned_of(tmp_path):
+    x, module = make_problem()
+    with pytest.warns(TPAUCWarning, match="batches of a Wrapped do not say .* wrong if it shuffles") as said:
+        predict(module, Wrapped(DataLoader(TensorDataset(x), batch_size=4)), tmp_path / "scores.csv")
+    assert sum("do not say" in str(warning.message) for warning in said) == 1
+    check(module, x, tmp_path / "scores.csv", range(NUM))
+
+
 def test_streams_are_refused_in_several_processes(tmp_path, monkeypatch):
     x, module = make_problem()
     monkeypatch.setattr("lightning_tpauc.prediction.world_size", lambda: 2)

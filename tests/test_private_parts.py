@@ -11,6 +11,7 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.core.mixins import hparams_mixin
 from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.utilities import model_helpers
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, _utils, dataloader
 from torchmetrics import Metric
@@ -18,6 +19,14 @@ from torchmetrics import Metric
 from lightning_tpauc import PosNegDataModule, TPAUCModule
 from tests.fixed import make_trainer
 from tests.paths import ROOT
+
+
+def _with_hparams(_):
+    module = LightningModule()
+    module._set_hparams({})
+    module.save_hyperparameters({"width": 3})
+    return module
+
 
 #: Module and attribute: whose it is, and what goes wrong without it.
 USED = {
@@ -70,6 +79,15 @@ USED = {
     ("metrics.base", "_apply"): (lambda _: Metric, "casting a model rounds the scores that its metrics hold"),
     ("metrics.base", "_reduce_states"): (lambda _: Metric, "states that processes have joined are not merged"),
     ("metrics.base", "_sync_dist"): (lambda _: Metric, "metrics of ranks with uneven shares are not joined"),
+    ("hyperparameters", "_hparams_initial"): (_with_hparams, "loggers do not see what a run was made with"),
+    ("hyperparameters", "_log_hyperparams"): (
+        lambda t: t.lightning_module,
+        "loggers do not see what a run was made with",
+    ),
+    ("module", "_restricted_classmethod"): (
+        lambda _: model_helpers,
+        "modules that are called to load stay as they are",
+    ),
     ("module", "_step_supports_amp_scaling"): (
         lambda _: torch.optim.SGD([torch.zeros(1, requires_grad=True)], fused=True),
         "fused optimizers under 16-mixed clip scaled gradients",
@@ -93,6 +111,10 @@ USED = {
     ("transfer", "_on_before_batch_transfer"): (
         lambda _: LightningModule,
         "scoring passes leave out the data module's hooks",
+    ),
+    ("weights", "_orig_mod"): (
+        lambda _: torch.compile(nn.Linear(1, 1)),
+        "what does not fit is said under names that no plain model has",
     ),
 }
 

@@ -97,8 +97,8 @@ class ArrayDataset(RowsDataset):
         self.scale = None if scale is None else np.asarray(scale)
         self.dtype = dtype
         self._on_host = _host_view(self.features) is not None
-        if targets is not None and len(targets) != len(self):
-            msg = f"Expected one label per row, but got {len(targets)} labels for {len(self)} rows."
+        if self.targets is not None and len(self.targets) != len(self):
+            msg = f"Expected one label per row, but got {len(self.targets)} labels for {len(self)} rows."
             raise DataError(msg)
 
     def __len__(self) -> int:

@@ -218,6 +218,8 @@ def as_array(values: Any, name: str = "targets") -> NDArray[Any]:
     if isinstance(values, Tensor):
         dense = values.detach().cpu().to_dense()
         return (dense.float() if dense.is_floating_point() and dense.dtype != torch.float64 else dense).numpy()
+    if hasattr(values, "tocsr"):  # a sparse column of scipy
+        return np.asarray(values.toarray())
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
         return np.where(np.ma.getmaskarray(values), np.nan, values.data.astype(np.float64))
     try:

@@ -64,6 +64,15 @@ def test_rows_of_sparse_matrices(kind):
     assert torch.equal(shifted, torch.from_numpy((dense[ROWS] - 1) * 2))
 
 
+@pytest.mark.parametrize("kind", ["csr_matrix", "coo_matrix", "csc_array"])
+def test_labels_in_a_sparse_column(kind):
+    sparse = pytest.importorskip("scipy.sparse")
+    column = getattr(sparse, kind)(np.asarray(Y).reshape(-1, 1))
+    assert ArrayDataset(X, column).targets.reshape(-1).tolist() == np.asarray(Y).tolist()
+    with pytest.raises(DataError, match=f"^Expected one label per row, but got {N} labels for {N - 1} rows"):
+        ArrayDataset(X[1:], column)
+
+
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, np.longdouble, np.dtype(">f8")])
 def test_floats_of_any_kind_in_one(dtype):
     x = X.numpy().astype(dtype)
