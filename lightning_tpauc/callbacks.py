@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
 from lightning_tpauc import checkpoint as checkpointing
-from lightning_tpauc.advice import Adviser, few_pairs_of, say_how_it_ended, validated_areas
+from lightning_tpauc.advice import Adviser, few_pairs_of, look_at_duals, say_how_it_ended, validated_areas
 from lightning_tpauc.agreement import data_and_limits, require_agreement, training_settings
 from lightning_tpauc.allocation import allocate
 from lightning_tpauc.batch_norm import agree_on_statistics, recompute
@@ -161,6 +161,7 @@ class StageCallback(Callback):
         if checkpointing.restore(module, last_epoch=self._extended or self._stops):
             self._end_stage_if_due(trainer, module)
         else:
+            module.begin_warmup()
             if module.rectangle_schedule is not None:
                 module.rectangle_schedule.start()
             needed = module.algorithm.needs_scores("start")
@@ -194,7 +195,7 @@ class StageCallback(Callback):
             trainer.should_stop, self._stops = True, False
         leave_average(module)
         values, schedule = module.algorithm.diagnostics(), module.rectangle_schedule
-        self._adviser.look_at_duals(values)
+        look_at_duals(self._adviser, module, values)
         shown = schedule.diagnostics() if schedule is not None else {}
         for name, value in {**values, **shown}.items():
             log_replicated(module, f"train/{name}", value)

@@ -153,7 +153,9 @@ DATA = {
     "labels to validate": (other_labels_to_validate, "labels of `val_dataset`"),
     "a stream": (streamed, "`steps_per_epoch`: 4 on rank 0, 5 on rank 1"),
     "one has no data module's type": (
-        lambda rank: make_data() if rank == 0 else type("Other", (PosNegDataModule,), {})(make_data().train_dataset, num_neg=6),
+        lambda rank: (
+            make_data() if rank == 0 else type("Other", (PosNegDataModule,), {})(make_data().train_dataset, num_neg=6)
+        ),
         "data module: 'PosNegDataModule' on rank 0, 'Other' on rank 1",
     ),
 }

@@ -24,7 +24,14 @@ from lightning_tpauc import algorithms
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.evaluation import Rectangle, metric_name
 from lightning_tpauc.experiments import figures, recorders
-from lightning_tpauc.experiments.build import PAPER_SETTINGS, Options, build_datamodule, build_module, build_trainer, stages
+from lightning_tpauc.experiments.build import (
+    PAPER_SETTINGS,
+    Options,
+    build_datamodule,
+    build_module,
+    build_trainer,
+    stages,
+)
 from lightning_tpauc.experiments.catalog import Experiment, Schedule, experiment_names, find_experiment
 from lightning_tpauc.experiments.figures import draw_losses, training_curves
 from lightning_tpauc.experiments.grids import at_edge, grid_values, settings_of, spread

@@ -170,7 +170,10 @@ def test_a_resumed_run_keeps_the_dual_step_sizes_whatever_the_factory_says(saved
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"algorithm": staco(surrogate="squared_hinge")}, r"`surrogate` was changed \(its kind, margin or scale\) since"),
+        (
+            {"algorithm": staco(surrogate="squared_hinge")},
+            r"`surrogate` was changed \(its kind, margin or scale\) since",
+        ),
         ({"algorithm": staco(margin=0.6)}, r"`surrogate` was changed \(its kind, margin or scale\) since"),
         ({"score_activation": "sigmoid"}, "`score_activation` was changed from 'identity' to 'sigmoid' since"),
     ],
