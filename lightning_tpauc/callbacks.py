@@ -59,7 +59,8 @@ class StageCallback(Callback):
             the objective, on training and on validation scores, would come near that of a constant model. ``False``
             trains the rectangle that was asked for from the first step on, as the paper does.
         keep_best: leave the weights that validated best (by ``val/tpauc``, then ``val/auroc``) in the model after
-            training instead of the last ones. Training itself is the same.
+            training instead of the last ones. Training itself is the same. Where a callback prunes or unfreezes weights
+            amid the training, the last ones stay.
         scores: where the exact dual variables take the training scores from: ``"remembered"`` from the stage's steps,
             at no cost and stale by at most a stage, or ``"forward"``, one pass over the training set without gradients.
         max_negatives: bound on the negatives that are remembered or scored; ``None`` is no bound for the forward pass

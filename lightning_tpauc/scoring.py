@@ -270,11 +270,11 @@ class ScoringModule(LightningModule):
     def _log_metrics(self, first: MetricCollection, num_loaders: int) -> None:
         # as many on every rank, also where one had no batch: they are computed together
         for number, metrics in enumerate(self._metrics_of(first, num_loaders)):
+            if self.trainer.sanity_checking:
+                continue
             suffix = f"/dataloader_idx_{number}" if num_loaders > 1 else ""
             values = metrics.compute()
             ratios = values.pop(f"{metrics.prefix}{RATIOS}", None)
-            if self.trainer.sanity_checking:
-                continue
             if number == 0 and ratios is not None:
                 self.held_out_ratios = ratios.tolist()
             for name, value in values.items():

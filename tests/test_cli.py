@@ -227,7 +227,8 @@ data: {class_path: lightning_tpauc.DigitsDataModule, init_args: {num_pos: 8, num
 def test_plateau_scheduler_of_lightning_with_its_monitor():
     run = cli(
         "fit", "--config", QUICKSTART, "--trainer.max_epochs=4", "--trainer.limit_train_batches=1", *QUIET,
-        "--model.optimizer=SGD", "--model.optimizer.lr=1e-3", "--model.lr_scheduler=lightning.pytorch.cli.ReduceLROnPlateau",
+        "--model.optimizer=SGD", "--model.optimizer.lr=1e-3",
+        "--model.lr_scheduler=lightning.pytorch.cli.ReduceLROnPlateau",
         "--model.lr_scheduler.monitor=val/auroc", "--model.lr_scheduler.mode=max", "--model.lr_scheduler.patience=0",
         "--model.lr_scheduler.threshold=10", "--model.lr_scheduler.factor=0.5",
         "--trainer.logger=false", "--trainer.num_sanity_val_steps=0",

@@ -602,9 +602,8 @@ def diverging():
     y = torch.arange(60) % 3 == 0
     x = torch.randn(60, DIM, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     torch.manual_seed(0)
-    return TPAUCModule(LinearScore(), staco(), sgd(3.0), warmup=0), PosNegDataModule(
-        (x, y.long()), num_pos=4, num_neg=8
-    )
+    module = TPAUCModule(LinearScore(), staco(), sgd(3.0), warmup=0)
+    return module, PosNegDataModule((x, y.long()), num_pos=4, num_neg=8)
 
 
 def test_growth_without_bound_stops_the_run_long_before_it_overflows():
