@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
@@ -14,21 +15,19 @@ from lightning_tpauc.errors import TPAUCAdvice
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
+    from lightning_tpauc.functional.surrogates import Surrogate
     from lightning_tpauc.module import TPAUCModule
 
-__all__ = (
-    "Adviser",
-    "few_pairs",
-    "few_pairs_of",
-    "say_how_it_ended",
-)
+__all__ = ("Adviser", "few_pairs", "few_pairs_of", "look_at_duals", "say_how_it_ended")
 
 #: Fewer hard examples of a class in a batch are a coin toss.
 _FEWEST = 4
 #: Below that share of l(0) a model has learnt something.
 _GOOD = 0.8
-#: What is left of a running mean after some 180 steps without an active pair.
-_INACTIVE = 1e-4
+#: Below that share of l(0) the hardest negatives' loss leaves little to learn.
+_LEARNT = 0.25
+#: What is left of a running mean after some 90 steps in which no pair moved the weights.
+_INACTIVE = 1e-2
 #: Above that share of l(0) a model is as good as constant.
 _CONSTANT = 0.98
 
@@ -75,18 +74,23 @@ class Adviser:
             self._said.add(topic)
             rank_zero_warn(message, category=TPAUCAdvice)
 
-    def look_at_duals(self, diagnostics: Mapping[str, Tensor]) -> None:
+    def look_at_duals(self, diagnostics: Mapping[str, Tensor], optimum: float, constant: float) -> None:
         """Say if the dual variables have come to a standstill.
 
         Args:
-            diagnostics: of the algorithm: ``mean_y``, the mean dual weight of all positives, and ``active_share``, the
-                share of the pairs whose loss exceeds the threshold, over the last steps. Without both nothing is said.
+            diagnostics: of the algorithm: ``active_share``, the share of pairs that moved the weights over the last
+                steps, and ``mean_y``, the mean dual weight of all positives. Without both nothing is said.
+                ``loss_unit``, where it is not 0, is the mean loss of the hardest negatives over the last steps.
+            optimum: share of pairs that move the weights at the optimum.
+            constant: loss of a constant model.
         """
         if not {"mean_y", "active_share"} <= set(diagnostics):
             return
-        mean_y, active_share = float(diagnostics["mean_y"]), float(diagnostics["active_share"])
-        if mean_y == 0.0 or active_share < _INACTIVE:
-            seen = "all dual weights are 0" if mean_y == 0.0 else "no pair's loss exceeds its threshold"
+        if 0.0 < float(diagnostics.get("loss_unit", 0.0)) < _LEARNT * constant:
+            return  # the training set is ranked almost without a loss: there is little left to move
+        if float(diagnostics["active_share"]) < _INACTIVE * optimum:
+            none = float(diagnostics["mean_y"]) == 0.0
+            seen = "all dual weights are 0" if none else "no pair's loss exceeds its threshold"
             self.say(
                 "duals",
                 f"Nothing moves the weights: {seen}. Lower `beta` and `beta_prime`, or set `step_units='loss'` and "
@@ -135,6 +139,14 @@ def few_pairs_of(trainer: Trainer, module: TPAUCModule) -> str | None:
         return None
     num_pos, num_neg = (int(size) * trainer.world_size for size in sizes if size is not None)
     return few_pairs(algorithm.min_tpr, algorithm.max_fpr, min(num_pos, algorithm.num_positives or num_pos), num_neg)
+
+
+def look_at_duals(adviser: Adviser, module: TPAUCModule, diagnostics: Mapping[str, Tensor]) -> None:
+    """:meth:`Adviser.look_at_duals` of a module's algorithm."""
+    algorithm = module.algorithm
+    surrogate: Surrogate | None = getattr(algorithm, "surrogate", None)
+    constant = float(surrogate.value(torch.zeros(()))) if surrogate is not None else 0.0
+    adviser.look_at_duals(diagnostics, algorithm.theta0 * algorithm.theta1, constant)
 
 
 def say_how_it_ended(adviser: Adviser, module: TPAUCModule) -> None:

@@ -39,7 +39,7 @@ _LIMITS = (
     "precision",
 )
 #: Of a module.
-_SETTINGS = ("score_activation", "gradient_clip_val", "lr_scheduler_interval", "num_positives")
+_SETTINGS = ("score_activation", "gradient_clip_val", "lr_scheduler_interval", "warmup", "num_positives")
 
 
 #: Where an object lies in memory, in the ``repr`` of one that has none of its own.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lightning.pytorch.callbacks import BaseFinetuning, ModelPruning
+
 from lightning_tpauc.batch_norm import batch_norm_statistics
 from lightning_tpauc.best_weights import BestWeights
 from lightning_tpauc.iterates import WeightIterates
@@ -22,6 +24,8 @@ __all__ = ("allocate",)
 
 #: Of the polynomial average: its weights have a mean age of a tenth of the run.
 _DECAY = 8.0
+#: What changes which weights are trained: a copy from before would undo it, or be one of a part of the model.
+_CHANGERS = (BaseFinetuning, ModelPruning)
 #: Negatives that are remembered, unless somebody says otherwise.
 _MAX_NEGATIVES = 2**20
 
@@ -53,7 +57,8 @@ def allocate(trainer: Trainer, module: TPAUCModule, stages: StageCallback) -> Vi
         is_solution=algorithm.averages_iterates,
         decay=_DECAY if stages.averaging == "polynomial" and not algorithm.has_stages else 0.0,
     )
-    keeps_best = stages.keep_best and trainer.enable_validation
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
+    keeps_best = stages.keep_best and trainer.enable_validation and not any(isinstance(c, _CHANGERS) for c in callbacks)
     module.best = BestWeights([*parameters, *statistics]) if keeps_best else None
     # an earlier training may have left them
     algorithm.tightness, module.held_out_ratios = 1.0, []

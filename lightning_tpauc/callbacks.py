@@ -11,7 +11,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
 from lightning_tpauc import checkpoint as checkpointing
-from lightning_tpauc.advice import Adviser, few_pairs_of, say_how_it_ended
+from lightning_tpauc.advice import Adviser, few_pairs_of, look_at_duals, say_how_it_ended
 from lightning_tpauc.agreement import data_and_limits, require_agreement, training_settings
 from lightning_tpauc.allocation import allocate
 from lightning_tpauc.batch_norm import agree_on_statistics, recompute
@@ -67,7 +67,8 @@ class StageCallback(KeepsDuties, Callback):
             the objective, on training and on validation scores, would come near that of a constant model. ``False``
             trains the rectangle that was asked for from the first step on, as the paper does.
         keep_best: leave the weights that validated best (by ``val/tpauc``, then ``val/auroc``) in the model after
-            training instead of the last ones. Training itself is the same.
+            training instead of the last ones. Training itself is the same. Where a callback prunes or unfreezes weights
+            amid the training, the last ones stay.
         scores: where the exact dual variables take the training scores from: ``"remembered"`` from the stage's steps,
             at no cost and stale by at most a stage, or ``"forward"``, one pass over the training set without gradients.
         max_negatives: bound on the negatives that are remembered or scored; ``None`` is no bound for the forward pass
@@ -178,6 +179,7 @@ class StageCallback(KeepsDuties, Callback):
         if checkpointing.restore(module, last_epoch=self._extended or self._stops):
             self._end_stage_if_due(trainer, module)
         else:
+            module.begin_warmup()
             if module.rectangle_schedule is not None:
                 module.rectangle_schedule.start()
             needed = module.algorithm.needs_scores("start")
@@ -221,7 +223,7 @@ class StageCallback(KeepsDuties, Callback):
             trainer.should_stop, self._stops = True, False
         leave_average(module)
         values, schedule = module.algorithm.diagnostics(), module.rectangle_schedule
-        self._adviser.look_at_duals(values)
+        look_at_duals(self._adviser, module, values)
         shown = schedule.diagnostics() if schedule is not None else {}
         for name, value in {**values, **shown}.items():
             log_replicated(module, f"train/{name}", value)

@@ -35,7 +35,6 @@ from lightning_tpauc.loop_state import (
 )
 from lightning_tpauc.origin import FORMAT_VERSION, KEY, check_objective, objective, sign
 from lightning_tpauc.plain import make_plain
-from lightning_tpauc.schedules import without_warmup
 from lightning_tpauc.sharding import reshard
 
 if TYPE_CHECKING:
@@ -115,7 +114,6 @@ def prepare_loading(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
     if restored is not None and origin.resumes(module):
         further = {
             "optimizer_states": checkpoint.get("optimizer_states"),
-            "schedules": bool(checkpoint.get("lr_schedulers")),
             "last_epoch": ends_amid_epoch(module.trainer, checkpoint),
         }
         module._restored = {**restored, **further}
@@ -157,8 +155,6 @@ def restore(module: TPAUCModule, *, last_epoch: bool = False) -> bool:
         module.memory.load_state_dict(state["memory"])
     module.previous.load_state_dict(state["previous"])
     _repair_optimizer(module.trainer.optimizers[0], state["optimizer_states"])
-    if not state["schedules"]:
-        without_warmup(module.trainer)
     random_state.scatter(state["random_state"])
     datamodule: Any = module.trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
     if state.get("negatives") is not None and hasattr(datamodule, "load_negatives_state"):

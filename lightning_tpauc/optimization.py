@@ -15,7 +15,7 @@ from torch.optim import Optimizer, SparseAdam
 from lightning_tpauc.algorithms.arguments import require_range
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.run_length import steps_of_share
-from lightning_tpauc.schedules import LinearWarmup, keep_monitors, make_optimizer, warms_up
+from lightning_tpauc.schedules import LinearWarmup, begin_warmup, keep_monitors, make_optimizer, warms_up
 from lightning_tpauc.scoring import ScoringModule, refuse_taken
 
 __all__ = ("OptimizedModule", "make_dense")
@@ -105,11 +105,15 @@ class OptimizedModule(ScoringModule):
         """The optimizer, with a scheduler for its first steps unless every step sees all data."""
         if self.warmup == 0 or self._trainer is None or self.algorithm.sampling == "full":
             return optimizer
-        steps = steps_of_share(self.trainer, self.warmup, _MOST_WARMUP_EPOCHS, _WARMUP_WITHOUT_END)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": LinearWarmup(optimizer, steps), "interval": "step"},
-        }
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": LinearWarmup(optimizer), "interval": "step"}}
+
+    def begin_warmup(self) -> None:
+        """Begin the warm-up of a new training, when it starts.
+
+        Not before: how many batches there are, the ranks find out together, and until the stage callback has made sure
+        of it they may differ in whether they ask.
+        """
+        begin_warmup(self.trainer, steps_of_share(self.trainer, self.warmup, _MOST_WARMUP_EPOCHS, _WARMUP_WITHOUT_END))
 
     def single_optimizer(self) -> LightningOptimizer:
         """The optimizer; Lightning's wrapper of it counts its steps."""

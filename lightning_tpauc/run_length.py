@@ -15,7 +15,7 @@ def steps_of_share(trainer: Trainer, share: float, most_epochs: int, without_end
     """Number of optimizer steps in a share of the run.
 
     Args:
-        trainer: whose ``max_steps`` and ``max_epochs`` say how long the run is.
+        trainer: whose ``max_steps`` and ``max_epochs`` say how long the run is; its training data are there.
         share: of the run, in (0, 1].
         most_epochs: longest time: a run that early stopping ends does not say how long it will be.
         without_end: steps where neither the run nor its epochs have a length.
@@ -23,8 +23,6 @@ def steps_of_share(trainer: Trainer, share: float, most_epochs: int, without_end
     Returns:
         At least 1; the same on every rank.
     """
-    if trainer.train_dataloader is None:  # where `max_steps` alone says how long the run is, nobody has asked yet
-        trainer.fit_loop.setup_data()
     total = float(trainer.estimated_stepping_batches)
     if total < 0:  # -1 is what Lightning says of epochs without a length, however many
         total = math.inf

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 from torch.optim import Adam, Optimizer
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = (
     "LinearWarmup",
     "accept_closure",
+    "begin_warmup",
     "keep_monitors",
     "make_optimizer",
     "note_rates",
@@ -28,7 +30,6 @@ __all__ = (
     "step_plateau_schedulers",
     "step_schedulers",
     "warms_up",
-    "without_warmup",
 )
 
 
@@ -189,13 +190,16 @@ class LinearWarmup(LRScheduler):
 
     A network that begins at the full rate is past its best after a few steps where positives are few.
 
+    It begins when :meth:`begin` says how long it takes, which is known once there are data; until then it changes
+    nothing.
+
     Args:
         optimizer: whose learning rates grow.
-        steps: length of the warm-up, at least 1: the step of that number is the first at the full rate.
 
     Example:
         >>> optimizer = Adam([nn.Parameter(torch.zeros(1))], lr=1.0)
-        >>> warmup, rates = LinearWarmup(optimizer, steps=4), []
+        >>> warmup, rates = LinearWarmup(optimizer), []
+        >>> warmup.begin(steps=4)
         >>> for _ in range(6):
         ...     rates.append(optimizer.param_groups[0]["lr"])
         ...     optimizer.step()
@@ -204,18 +208,25 @@ class LinearWarmup(LRScheduler):
         [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
     """
 
-    def __init__(self, optimizer: Optimizer, steps: int) -> None:
-        self.steps = steps
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.steps = 0
         super().__init__(optimizer)
+
+    def begin(self, steps: int) -> None:
+        """Lower the rates to those of the first of so many steps."""
+        self.steps = steps
+        rates = self.get_lr()
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        self._last_lr = rates
 
     @property
     def is_over(self) -> bool:
         """Whether the full rate was reached; from then on it is that of the optimizer, or of whoever changes it."""
         return self.last_epoch >= self.steps - 1
-
-    def end(self) -> None:
-        """Change nothing any more."""
-        self.steps = 0
 
     def get_lr(self) -> list[float | Tensor]:
         """The rate of each parameter group in the next step."""
@@ -224,17 +235,17 @@ class LinearWarmup(LRScheduler):
         return [rate * ((self.last_epoch + 1) / self.steps) for rate in self.base_lrs]
 
 
+def begin_warmup(trainer: Trainer, steps: int) -> None:
+    """Begin the :class:`LinearWarmup` of a training, if it has one."""
+    for config in trainer.lr_scheduler_configs:
+        if isinstance(config.scheduler, LinearWarmup):
+            config.scheduler.begin(steps)
+
+
 def warms_up(trainer: Trainer) -> bool:
     """Whether the learning rate is still below that of the optimizer, in a :class:`LinearWarmup`."""
     schedulers = (config.scheduler for config in trainer.lr_scheduler_configs)
     return any(isinstance(scheduler, LinearWarmup) and not scheduler.is_over for scheduler in schedulers)
-
-
-def without_warmup(trainer: Trainer) -> None:
-    """Keep the learning rate of a checkpoint that was written without a warm-up."""
-    for config in trainer.lr_scheduler_configs:
-        if isinstance(config.scheduler, LinearWarmup):
-            config.scheduler.end()
 
 
 def make_optimizer(factory: Any, parameters: list[nn.Parameter]) -> Optimizer:

@@ -180,7 +180,12 @@ MODULES = {
     "alpha": (lambda rank: make_module(STACO(alpha=0.1 + rank)), "algorithm: STACO("),
     "surrogate": (lambda rank: make_module(STACO(surrogate=["hinge", "logistic"][rank])), "algorithm: STACO("),
     "lr": (lambda rank: make_module(lr=0.1 * 2**rank), "'lr': 0.1"),
-    "scheduler": (lambda rank: make_module(lr_scheduler=[None, step_lr][rank]), "lr_scheduler: [] on rank 0"),
+    "scheduler": (
+        lambda rank: make_module(lr_scheduler=[None, step_lr][rank]),
+        "lr_scheduler: [('LinearWarmup', 'step', 1)] on rank 0",
+    ),
+    "warm-up": (lambda rank: make_module(warmup=[0.1, 0.2][rank]), "`warmup`: 0.1 on rank 0, 0.2 on rank 1"),
+    "no warm-up": (lambda rank: make_module(warmup=[0.1, 0][rank]), "lr_scheduler: [('LinearWarmup'"),
     "activation": (
         lambda rank: make_module(score_activation=["identity", "sigmoid"][rank]),
         "`score_activation`: 'identity' on rank 0, 'sigmoid' on rank 1",

@@ -78,7 +78,7 @@ class Pair(Keywords):
 
 class AsSubclass(TPAUCModule):
     def __init__(self):
-        super().__init__(algorithm=STACO(gamma=5.0))
+        super().__init__(algorithm=STACO(gamma=5.0), optimizer=sgd)
         self.net = Keywords()
 
     def forward(self, left, right):

@@ -40,7 +40,7 @@ def write_libsvm(folder, arguments, num_features):
     for name in (arguments["train_file"], arguments.get("test_file")):
         if name is not None:
             suffix = f".{name.split('.')[-1]}"
-            labels = generator.permutation([1] * positives + [-1] * 200)
+            labels = generator.permutation([1] * positives + [-1] * 300)
             values = generator.normal(size=(len(labels), 3)) + 0.3 * labels[:, None]
             with openers.get(suffix, open)(folder / name, "wt") as file:
                 for label, (a, b, c) in zip(labels, values, strict=True):

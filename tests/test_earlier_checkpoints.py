@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
-from tests.fixed import make_trainer, paper_stages, paper_staco
+from tests.fixed import make_trainer, paper_staco, paper_stages
 from tests.paths import ROOT
 from tests.tolerances import assert_close
 

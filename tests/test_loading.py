@@ -172,7 +172,7 @@ def test_a_resumed_run_keeps_the_dual_step_sizes_whatever_the_factory_says(saved
     ("change", "words"),
     [
         (
-            {"algorithm": staco(surrogate="squared_hinge")},
+            {"algorithm": staco(surrogate="logistic")},
             r"`surrogate` was changed \(its kind, margin or scale\) since",
         ),
         ({"algorithm": staco(margin=0.6)}, r"`surrogate` was changed \(its kind, margin or scale\) since"),

@@ -24,8 +24,8 @@ from tests.fixed import (
     make_batches,
     make_data,
     make_trainer,
-    paper_stages,
     paper_staco,
+    paper_stages,
 )
 from tests.reference import staco as reference
 from tests.reference.averages import polynomial_mean
@@ -599,7 +599,7 @@ def test_divergence_stops_the_run_and_names_the_step_size(tmp_path):
 
     module = make_module(staco(beta=1e308, alpha=1.0), sgd(1e-3))
     with pytest.raises(NonFiniteError, match=r"Lower .*`beta`"):
-        make_trainer().fit(module, loader(batches))
+        make_trainer(callbacks=[paper_stages()]).fit(module, loader(batches))
     with pytest.raises(NonFiniteError, match="Not finite after"):
         trainer.save_checkpoint(tmp_path / "broken.ckpt")
     assert not (tmp_path / "broken.ckpt").exists()
@@ -610,9 +610,8 @@ def diverging():
     y = torch.arange(60) % 3 == 0
     x = torch.randn(60, DIM, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     torch.manual_seed(0)
-    return TPAUCModule(LinearScore(), staco(), sgd(3.0), warmup=0), PosNegDataModule(
-        (x, y.long()), num_pos=4, num_neg=8
-    )
+    module = TPAUCModule(LinearScore(), staco(), sgd(3.0), warmup=0)
+    return module, PosNegDataModule((x, y.long()), num_pos=4, num_neg=8)
 
 
 def test_growth_without_bound_stops_the_run_long_before_it_overflows():

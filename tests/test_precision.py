@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import AUCM, PAUCI, SONX, SOTA, STACO
 from lightning_tpauc.errors import ArgumentError, NonFiniteError
-from tests.fixed import make_trainer, paper_stages, paper_staco
+from tests.fixed import make_trainer, paper_staco, paper_stages
 from tests.reference.averages import polynomial_mean
 from tests.tolerances import assert_close
 

@@ -17,7 +17,17 @@ from lightning_tpauc.algorithms.sota import SOTA
 from lightning_tpauc.algorithms.sotas import SOTAs
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
 from lightning_tpauc.previous import PreviousWeights
-from tests.fixed import DIM, NUM_POS, LinearScore, eval_loader, loader, make_batches, make_data, make_trainer
+from tests.fixed import (
+    DIM,
+    NUM_POS,
+    LinearScore,
+    eval_loader,
+    loader,
+    make_batches,
+    make_data,
+    make_trainer,
+    paper_stages,
+)
 from tests.reference import aucm, pauci, sonx
 from tests.test_distributed import fit as fit_ranks
 from tests.test_resume import Crash, CrashError, make_problem
@@ -38,7 +48,7 @@ def sgd(lr, **kwargs):
 
 
 def fit(algorithm, optimizer, batches, net=None, callbacks=(), val=None, trainer=None, **kwargs):
-    module = TPAUCModule(net or LinearScore(), algorithm, optimizer, num_positives=NUM_POS, **kwargs)
+    module = TPAUCModule(net or LinearScore(), algorithm, optimizer, num_positives=NUM_POS, warmup=0, **kwargs)
     make_trainer(callbacks=list(callbacks), **(trainer or {})).fit(module, loader(batches), val)
     return module
 
@@ -246,7 +256,7 @@ def test_aucm_goes_on_from_the_last_iterate_and_evaluates_it():
     batches, parts = make_batches(30)
     algorithm = AUCM(eta=0.05, gamma=5.0, momentum=0.9)
     module = fit(
-        algorithm, sgd(0.05, momentum=0.9), batches, callbacks=[StageCallback(every_n_steps=12)], val=eval_loader()
+        algorithm, sgd(0.05, momentum=0.9), batches, callbacks=[paper_stages(every_n_steps=12)], val=eval_loader()
     )
     expected = aucm.Reference([0.0] * DIM, 0.05, 0.5, 0.2, 0.9, 0.0)
     for t, (pos, neg, _, _) in enumerate(parts):

@@ -10,13 +10,13 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 from torch.utils.data import IterableDataset, TensorDataset
 
 from lightning_tpauc import NegativeStream, PosNegDataModule, StageCallback, TPAUCModule
-from lightning_tpauc.algorithms import STACO, CrossEntropy, FullBatch
+from lightning_tpauc.algorithms import CrossEntropy, FullBatch
 from lightning_tpauc.cli import TPAUCCLI, main
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.functional import exact_duals, get_surrogate
 from lightning_tpauc.functional.duals import activate_ties
 from tests.data.flows import Random
-from tests.fixed import LinearScore, make_trainer
+from tests.fixed import LinearScore, make_trainer, paper_staco, paper_stages
 from tests.reference.staco import Settings, State, begin_stage, step
 from tests.test_resume import DIM, NUM_POS, Crash, CrashError, Dump, Losses, OwnGenerator, assert_same_end, make_module
 from tests.tolerances import assert_close
@@ -69,11 +69,11 @@ class Indices(Callback):
 
 
 def test_the_steps_are_those_of_the_paper_on_the_streams_rows():
-    algorithm = STACO(0.6, 0.4, alpha=0.3, beta=0.2, beta_prime=0.1, dual_init="zeros")
-    module = TPAUCModule(LinearScore(DIM), algorithm, lambda p: torch.optim.SGD(p, lr=0.1))
+    algorithm = paper_staco(0.6, 0.4, alpha=0.3, beta=0.2, beta_prime=0.1, dual_init="zeros")
+    module = TPAUCModule(LinearScore(DIM), algorithm, lambda p: torch.optim.SGD(p, lr=0.1), warmup=0)
     data = PosNegDataModule(positives(torch.float64), negatives=Random(dim=DIM), num_pos=4, num_neg=3, num_dual_neg=5)
     indices = Indices()
-    trainer = make_trainer(max_epochs=2, callbacks=[indices])
+    trainer = make_trainer(max_epochs=2, callbacks=[indices, paper_stages()])
     trainer.fit(module, data)
     assert len(indices.seen) == 12
 
@@ -103,11 +103,11 @@ class AtStart(Callback):
 @pytest.mark.parametrize(("bound", "scored", "expected"), [(None, 50, 50), (30, 50, 30)])
 def test_the_exact_start_takes_the_first_negatives(bound, scored, expected):
     torch.manual_seed(0)
-    module = TPAUCModule(nn.Linear(DIM, 1), STACO(0.6, 0.4), lambda p: torch.optim.SGD(p, lr=0.1))
+    module = TPAUCModule(nn.Linear(DIM, 1), paper_staco(0.6, 0.4), lambda p: torch.optim.SGD(p, lr=0.1))
     with torch.no_grad():
         scores = module(positives())[:, 0], module(rows(expected))[:, 0]
     start, indices = AtStart(), Indices()
-    stages = StageCallback(max_negatives=bound)
+    stages = paper_stages(max_negatives=bound)
     trainer = make_trainer(precision="32-true", callbacks=[start, indices, stages])
     data = make_datamodule(NegativeStream(Random(dim=DIM), num_scored=scored))
     trainer.fit(module, data)
@@ -144,13 +144,14 @@ class KeepStart(AtStart):
 def test_two_ranks_score_a_short_stream_once(tmp_path, split):
     """Of the parts of 17 and 16 rows, 16 each; where all read the same, the whole of it twice."""
     torch.manual_seed(0)
-    module = TPAUCModule(nn.Linear(DIM, 1), STACO(0.6, 0.4), lambda p: torch.optim.SGD(p, lr=0.1))
+    module = TPAUCModule(nn.Linear(DIM, 1), paper_staco(0.6, 0.4), lambda p: torch.optim.SGD(p, lr=0.1))
     x = rows(33)
     negatives = x.repeat(2, 1) if split == "own" else x[:32]
     with torch.no_grad():
         scores = module(positives())[:, 0], module(negatives)[:, 0]
     data = make_datamodule(NegativeStream(Short(), split), batch_size=5, steps_per_epoch=2)
-    trainer = make_trainer(precision="32-true", callbacks=[KeepStart(tmp_path)], devices=2, strategy="ddp_fork")
+    callbacks = [KeepStart(tmp_path), paper_stages()]
+    trainer = make_trainer(precision="32-true", callbacks=callbacks, devices=2, strategy="ddp_fork")
     trainer.fit(module, data)
     s, *others = exact_duals(*scores, 0.6, 0.4)
     lowered = activate_ties(s, scores[0], get_surrogate("squared_hinge"))
@@ -258,7 +259,7 @@ def test_a_stream_that_cannot_be_moved(tmp_path, workers):
     run(tmp_path / "b", make_datamodule(Unmovable(dim=DIM), workers), 14, every=3)
     ckpt = tmp_path / "b" / "last.ckpt"
     skipping = make_datamodule(NegativeStream(Unmovable(dim=DIM), resume="skip"), workers)
-    with pytest.warns(TPAUCWarning, match=r"\(Unmovable has no .*: 192 examples are read past first") as caught:
+    with pytest.warns(TPAUCWarning, match=r"\(Unmovable has no .*: 96 examples are read past first") as caught:
         resumed, _ = run(tmp_path / "b", skipping, ckpt=ckpt, every=3)
     assert len([w for w in caught if w.category is TPAUCWarning]) == 1
     assert_same_end(straight, resumed)
@@ -382,8 +383,8 @@ def test_a_config_names_a_stream(negatives, tmp_path, capsys, monkeypatch):
     assert 0 <= float(printed["val/tpauc"]) <= 1
     assert len(seen) == 10
     expected = iter(Random(seed=4) if negatives is BARE else Random(block=7))
-    first = torch.cat([next(expected).reshape(-1, 3) for _ in range(16)])
-    assert torch.equal(seen[0].inputs[4:], first[:16])
+    first = torch.cat([next(expected).reshape(-1, 3) for _ in range(8)])
+    assert torch.equal(seen[0].inputs[4:], first[:8])
 
 
 @pytest.mark.usefixtures("tmp_cwd")

@@ -167,7 +167,11 @@ class STACO(Algorithm):
         return {"y": "alpha", "s": "beta", "s_moments": "beta", "s_prime": "beta_prime", "s_prime_sum": "beta_prime"}
 
     def diagnostics(self) -> dict[str, Tensor]:
-        r""":math:`s'`, the mean threshold, and the mean dual weight, which is :math:`\theta_0` at the optimum."""
+        r""":math:`s'`, the mean threshold, and the mean dual weight, which is :math:`\theta_0` at the optimum.
+
+        Also the unit of the loss, and over the last steps the share of pairs that move the weights: their loss exceeds
+        the threshold, and each counts as much as its dual weight. It is :math:`\theta_0\theta_1` at the optimum.
+        """
         scalars = {name: getattr(self, name).clone() for name in ("s_prime", "active_share", "loss_unit")}
         return {**scalars, "mean_s": self.s.mean(), "mean_y": self.y.mean()}
 
@@ -216,7 +220,7 @@ class STACO(Algorithm):
         beta_prime = self.step_scale * self.beta_prime * unit
         self.s_prime.copy_(global_threshold_step(self.s_prime, y.mean(), beta_prime, theta0))
         self.y.index_copy_(0, index, y.to(self.y.dtype))
-        self.active_share.lerp_(pairs.active.mean().to(self.active_share.dtype), 0.05)
+        self.active_share.lerp_((pairs.active * y).mean().to(self.active_share.dtype), 0.05)
         self.stage_steps.add_(1)
         self.s_prime_sum.add_(self.s_prime)
         return loss

@@ -1,6 +1,7 @@
 """STACO against the paper's algorithm in plain loops."""
 
 import math
+from functools import partial
 
 import pytest
 import torch

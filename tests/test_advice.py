@@ -1,0 +1,214 @@
+"""What a run says when it can't work: each thing once, with value and remedy, and nothing where nothing is wrong."""
+
+import math
+import re
+import warnings
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+
+from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
+from lightning_tpauc.advice import Adviser, few_pairs
+from lightning_tpauc.algorithms import STACO, CrossEntropy
+from lightning_tpauc.errors import TPAUCAdvice
+
+
+def said(speak):
+    """The advice that ``speak`` gives."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        speak()
+    return [str(warning.message) for warning in caught if warning.category is TPAUCAdvice]
+
+
+# ---------------------------------------------------------------- each message
+
+
+@pytest.mark.parametrize("rectangle_and_sizes", [(0.8, 0.2, 32, 32), (0.8, 0.2, 20, 20), (0.0, 1.0, 4, 4)])
+def test_enough_pairs(rectangle_and_sizes):
+    assert few_pairs(*rectangle_and_sizes) is None
+
+
+@pytest.mark.parametrize(
+    ("rectangle_and_sizes", "message"),
+    [
+        ((0.8, 0.2, 19, 32), r"Only 3\.8 of the 19 positives .* min_tpr=0\.8: raise `num_pos` to 20 or more\."),
+        ((0.5, 0.05, 64, 64), r"Only 3\.2 of the 64 negatives .* max_fpr=0\.05: raise `num_neg` to 80 or more\."),
+        ((0.9, 0.1, 8, 8), r"Only 0\.8 of the 8 positives .* min_tpr=0\.9: raise `num_pos` to 40 or more\."),
+    ],
+)
+def test_few_pairs_and_how_many_are_enough(rectangle_and_sizes, message):
+    found = few_pairs(*rectangle_and_sizes)
+    assert re.fullmatch(message, found)
+    enough = int(re.search(r"to (\d+) or", found)[1])
+    min_tpr, max_fpr, num_pos, num_neg = rectangle_and_sizes
+    sizes = (enough, num_neg) if "num_pos" in found else (num_pos, enough)
+    assert few_pairs(min_tpr, max_fpr, *sizes) is None or "num_neg" in few_pairs(min_tpr, max_fpr, *sizes)
+    fewer = (enough - 1, num_neg) if "num_pos" in found else (num_pos, enough - 1)
+    assert few_pairs(min_tpr, max_fpr, *fewer) is not None
+
+
+def duals(mean_y, active_share):
+    return {"mean_y": torch.tensor(mean_y), "active_share": torch.tensor(active_share), "s_prime": torch.tensor(0.0)}
+
+
+@pytest.mark.parametrize(
+    ("values", "seen"),
+    [(duals(0.0, 0.0024), "all dual weights are 0"), (duals(0.5, 0.0), "no pair's loss exceeds its")],
+)
+def test_duals_at_a_standstill(values, seen):
+    adviser = Adviser()
+    (message,) = said(lambda: [adviser.look_at_duals(values, 0.25, 1.0) for _ in range(3)])
+    assert message.startswith(f"Nothing moves the weights: {seen}")
+    assert "Lower `beta` and `beta_prime`" in message
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        duals(0.5, 0.2),
+        duals(1e-3, 3e-5),  # little, but as much as there should be
+        duals(0.0, 0.3),  # at this moment, but not in the steps before
+        {},
+        {"mean_y": torch.tensor(0.0)},
+        {**duals(0.0, 0.0), "loss_unit": torch.tensor(0.1)},  # there is nothing left to learn
+    ],
+)
+def test_duals_that_move(values):
+    assert said(lambda: Adviser().look_at_duals(values, optimum=2e-3, constant=1.0)) == []
+
+
+def test_a_learning_rate_that_undoes_what_was_learnt():
+    adviser = Adviser()
+    (message,) = said(lambda: [adviser.look_at_ratios([ratio, ratio]) for ratio in (0.9, 0.31, 1.7, 2.5)])
+    assert "rose from 0.31 to 1.70" in message
+    assert "Lower the optimizer's `lr`" in message
+
+
+@pytest.mark.parametrize("ratios", [(1.5, 1.2, 0.9), (0.5, 0.7, 0.99), (0.5, math.nan), (), (0.9, 1.4)])
+def test_ratios_that_say_nothing_about_the_rate(ratios):
+    adviser = Adviser()
+    assert said(lambda: [adviser.look_at_ratios([ratio]) for ratio in ratios] or adviser.look_at_ratios([])) == []
+
+
+def test_a_model_that_is_constant_in_its_rectangle():
+    adviser = Adviser()
+    (message,) = said(lambda: [adviser.look_at_the_end([0.6, 1.01], tightness=1.0) for _ in range(2)])
+    assert "the objective is 1.01 of that of a constant model" in message
+    assert "`shrink_rectangle`" in message
+    assert "larger rectangle" in message
+
+
+@pytest.mark.parametrize(
+    ("ratios", "tightness"), [([0.6, 0.9], 1.0), ([0.6, 1.01], 0.4), ([], 1.0), ([0.5, math.nan], 1.0)]
+)
+def test_ends_without_a_word(ratios, tightness):
+    assert said(lambda: Adviser().look_at_the_end(ratios, tightness)) == []
+
+
+# ---------------------------------------------------------------- whole runs
+
+
+def problem(noise, features=4, rows=400):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(rows, features, generator=generator)
+    return x, (x[:, 0] + noise * torch.randn(rows, generator=generator) > 1).long()
+
+
+def fit(data, algorithm=None, stages=None, lr=0.05, steps=60, **kwargs):
+    torch.manual_seed(0)
+    sizes = {"num_pos": 16, "num_neg": 48, "val_fraction": 0.3, **kwargs}
+    module = TPAUCModule(torch.nn.Linear(4, 1), algorithm or STACO(), lambda p: torch.optim.SGD(p, lr=lr))
+    trainer = Trainer(
+        accelerator="cpu", max_steps=steps, max_epochs=-1, callbacks=[StageCallback(**(stages or {}))], logger=False,
+        enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False,
+    )  # fmt: skip
+    return said(lambda: trainer.fit(module, PosNegDataModule(data, **sizes)))
+
+
+def test_a_run_that_goes_well_says_nothing():
+    assert fit(problem(0.3)) == []
+
+
+def test_a_run_that_separates_its_training_set_says_nothing():
+    """No loss is left, so no pair is active; nothing is wrong with that."""
+    assert fit(problem(0.0), lr=0.5, steps=400) == []
+
+
+def test_a_run_of_small_batches_says_so_once():
+    (message,) = fit(problem(0.3), num_pos=2)
+    assert message.startswith("Only 1 of the 2 positives a step")
+
+
+def test_of_few_positives_there_are_no_more_to_take():
+    x, y = problem(0.3)
+    few = torch.cat([torch.nonzero(y == 1)[:9, 0], torch.nonzero(y == 0)[:, 0]])
+    (message,) = fit((x[few], y[few]), STACO(0.6, 0.5), num_pos=64)
+    assert re.match(r"Only 2\.\d of the [67] positives", message)
+
+
+def test_a_method_without_a_rectangle_to_train_is_not_judged_by_it():
+    assert fit(problem(0.3), CrossEntropy(), num_pos=2) == []
+
+
+def test_a_run_in_a_rectangle_out_of_reach_says_so():
+    messages = fit(problem(20.0), STACO(0.75, 0.25), {"shrink_rectangle": False}, steps=120)
+    assert len(messages) == 1
+    assert "of that of a constant model" in messages[0]
+    assert fit(problem(20.0), STACO(0.75, 0.25), steps=120) == [], "where it is held the run works"
+
+
+def test_a_rate_that_is_too_large_is_named():
+    algorithm = STACO(0.0, 1.0, alpha=0.0)
+    x, y = problem(0.3)
+
+    class Jump(StageCallback):
+        """Reverses a good model amid the training."""
+
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+            if pl_module.batches_seen == 40:
+                with torch.no_grad():
+                    for tensor in (*pl_module.parameters(), *pl_module.iterates.mean):
+                        tensor.mul_(-1.0)
+
+    torch.manual_seed(0)
+    module = TPAUCModule(torch.nn.Linear(4, 1), algorithm, lambda p: torch.optim.SGD(p, lr=0.02))
+    trainer = Trainer(
+        accelerator="cpu", max_steps=48, max_epochs=-1, callbacks=[Jump()], logger=False, val_check_interval=1,
+        enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False,
+    )  # fmt: skip
+    data = PosNegDataModule((x, y), num_pos=16, num_neg=48, val_fraction=0.3)
+    message = said(lambda: trainer.fit(module, data))[0]  # that the model is lost is said as well
+    assert "the learning rate is too large" in message
+
+
+def test_a_second_run_speaks_for_itself():
+    """What the first one's validations found is not the second one's."""
+    data = problem(20.0)
+    torch.manual_seed(0)
+    module = TPAUCModule(torch.nn.Linear(4, 1), STACO(0.75, 0.25), lambda p: torch.optim.SGD(p, lr=0.05))
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
+    sizes = {"num_pos": 16, "num_neg": 48}
+
+    def run(callback, **split):
+        trainer = Trainer(accelerator="cpu", max_steps=40, max_epochs=-1, callbacks=[callback], **quiet)
+        trainer.fit(module, PosNegDataModule(data, **sizes, **split))
+
+    assert len(said(lambda: run(StageCallback(shrink_rectangle=False), val_fraction=0.3))) == 1
+    assert said(lambda: run(StageCallback(shrink_rectangle=False))) == []
+    assert module.held_out_ratios == []
+
+
+def test_a_rectangle_that_one_run_was_held_at_is_not_the_next_ones():
+    data = problem(20.0)
+    torch.manual_seed(0)
+    module = TPAUCModule(torch.nn.Linear(4, 1), STACO(0.75, 0.25), lambda p: torch.optim.SGD(p, lr=0.05))
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
+    for shrinks in (True, False):
+        trainer = Trainer(
+            accelerator="cpu", max_steps=10, max_epochs=-1, callbacks=[StageCallback(shrink_rectangle=shrinks)], **quiet
+        )
+        trainer.fit(module, PosNegDataModule(data, num_pos=16, num_neg=48))
+        assert (module.algorithm.tightness < 1.0) == shrinks
