@@ -286,8 +286,6 @@ class ScoringModule(KeepsDuties, LightningModule):
     def _log_metrics(self, first: MetricCollection, num_loaders: int) -> None:
         # as many on every rank, also where one had no batch: they are computed together
         for number, metrics in enumerate(self._metrics_of(first, num_loaders)):
-            if self.trainer.sanity_checking:
-                continue
             suffix = f"/dataloader_idx_{number}" if num_loaders > 1 else ""
             checks = self.trainer.sanity_checking
             values = metrics.compute() if not checks or self.trained_start.is_measured else {}

@@ -91,6 +91,10 @@ def subclass(name, mixed_in=False, base=TPAUCModule):
     return type("Mine", (base,), {name: hook}), calls
 
 
+#: What is compared are the last weights.
+STAGES = {"every_n_steps": 3, "keep_best": False}
+
+
 def quiet(**kwargs):
     return make_trainer(precision="32-true", **kwargs)
 
@@ -114,7 +118,7 @@ def make(kind, algorithm, **kwargs):
 def train(module, folder, ckpt_path=None, epochs=EPOCHS):
     saver = ModelCheckpoint(folder, filename="{epoch}-{step}", every_n_train_steps=4, save_top_k=-1)
     trainer = quiet(
-        max_epochs=epochs, callbacks=[saver, StageCallback(every_n_steps=3, keep_best=False)], enable_checkpointing=True
+        max_epochs=epochs, callbacks=[saver, StageCallback(**STAGES)], enable_checkpointing=True
     )
     trainer.fit(module, loader(make_batches(STEPS, dtype=F32)[0]), eval_loader(F32), ckpt_path=ckpt_path)
     return trainer
@@ -273,7 +277,7 @@ def test_a_callback_hook_without_super_changes_nothing(kind, name, plain, tmp_pa
     module = make(TPAUCModule, "STACO2")
     saver = ModelCheckpoint(tmp_path, filename="{epoch}-{step}", every_n_train_steps=4, save_top_k=-1)
     own = (
-        [mine(every_n_steps=3)] if kind is StageCallback else [mine(), StageCallback(every_n_steps=3, keep_best=False)]
+        [mine(**STAGES)] if kind is StageCallback else [mine(), StageCallback(**STAGES)]
     )
     trainer = quiet(max_epochs=EPOCHS, callbacks=[saver, *own], enable_checkpointing=True)
     trainer.fit(module, loader(make_batches(STEPS, dtype=F32)[0]), eval_loader(F32))
