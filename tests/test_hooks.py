@@ -117,9 +117,7 @@ def make(kind, algorithm, **kwargs):
 
 def train(module, folder, ckpt_path=None, epochs=EPOCHS):
     saver = ModelCheckpoint(folder, filename="{epoch}-{step}", every_n_train_steps=4, save_top_k=-1)
-    trainer = quiet(
-        max_epochs=epochs, callbacks=[saver, StageCallback(**STAGES)], enable_checkpointing=True
-    )
+    trainer = quiet(max_epochs=epochs, callbacks=[saver, StageCallback(**STAGES)], enable_checkpointing=True)
     trainer.fit(module, loader(make_batches(STEPS, dtype=F32)[0]), eval_loader(F32), ckpt_path=ckpt_path)
     return trainer
 
@@ -276,9 +274,7 @@ def test_a_callback_hook_without_super_changes_nothing(kind, name, plain, tmp_pa
     mine = type("Mine", (kind,), {name: lambda self, *args, **kwargs: calls.append(name)})
     module = make(TPAUCModule, "STACO2")
     saver = ModelCheckpoint(tmp_path, filename="{epoch}-{step}", every_n_train_steps=4, save_top_k=-1)
-    own = (
-        [mine(**STAGES)] if kind is StageCallback else [mine(), StageCallback(**STAGES)]
-    )
+    own = [mine(**STAGES)] if kind is StageCallback else [mine(), StageCallback(**STAGES)]
     trainer = quiet(max_epochs=EPOCHS, callbacks=[saver, *own], enable_checkpointing=True)
     trainer.fit(module, loader(make_batches(STEPS, dtype=F32)[0]), eval_loader(F32))
     assert_equal(outcome(module, trainer, tmp_path), plain["STACO2", False])
