@@ -31,6 +31,9 @@ from lightning_tpauc.functional.checks import check_count
 
 __all__ = ("Datasets", "PosNegDataModule")
 
+#: Negatives per step and rank where nobody says how many.
+_NUM_NEG = 192
+
 #: Pairs of arrays and the like are accepted as well; the command line makes data sets from class names.
 AnyDataset = Dataset | Any  # type: ignore[type-arg]  # it can't fill in a generic type
 
@@ -54,7 +57,7 @@ class PosNegDataModule(EvaluationData):
         negatives: a stream of training negatives (an iterable data set of inputs, or a
             :class:`~lightning_tpauc.NegativeStream` of one); ``train_dataset`` then holds the positives alone.
         num_pos: positives per step and rank, S. With fewer positives than S over all ranks, every step has all of them.
-        num_neg: negatives per step and rank, B~.
+        num_neg: negatives per step and rank, B~. ``None``: 192, or all that there are of fewer.
         num_dual_neg: size of the second, independent batch of negatives per step and rank, B; drawn only if the
             module's algorithm reads one. ``None``: ``num_neg``.
         sampling: ``"pos_neg"`` draws the classes apart, ``"uniform"`` draws ``num_pos + num_neg`` examples of the whole
@@ -107,7 +110,7 @@ class PosNegDataModule(EvaluationData):
         *,
         negatives: NegativeStream | IterableDataset | DataLoader | None = None,  # type: ignore[type-arg]  # see there
         num_pos: int = 64,
-        num_neg: int = 192,
+        num_neg: int | None = None,
         num_dual_neg: int | None = None,
         sampling: Literal["auto", "pos_neg", "uniform", "full"] = "auto",
         steps_per_epoch: int | None = None,
@@ -125,7 +128,8 @@ class PosNegDataModule(EvaluationData):
         super().__init__()
         self.train_dataset, self.val_dataset = train_dataset, val_dataset
         self.test_dataset, self.predict_dataset, self.negatives = test_dataset, predict_dataset, negatives
-        self.num_pos, self.num_neg, self.num_dual_neg = num_pos, num_neg, num_dual_neg
+        self.num_pos, self.num_dual_neg = num_pos, num_dual_neg
+        self.num_neg, self._takes_what_there_is = (_NUM_NEG, True) if num_neg is None else (num_neg, False)
         self.sampling, self.batch_size, self.targets = sampling, batch_size, targets
         self.val_fraction, self.num_folds, self.fold = val_fraction, num_folds, fold
         self.split_seed, self.seed = as_seed(split_seed, "split_seed", bits=32), as_seed(seed, "seed")
@@ -251,11 +255,14 @@ class PosNegDataModule(EvaluationData):
         """
         kind = self._algorithm_says("sampling", self.sampling if self.sampling != "auto" else None) or "pos_neg"
         needs = self._algorithm_says("needs_dual_negatives")
-        dual = self.num_dual_neg if self.num_dual_neg is not None else self.num_neg if needs else 0
+        world_size, stream = current_world().size, self._stream()
+        num_neg = self.num_neg
+        if self._takes_what_there_is and stream is None:
+            num_neg = min(num_neg, max(1, self.num_negatives // world_size))
+        dual = self.num_dual_neg if self.num_dual_neg is not None else num_neg if needs else 0
         read = kind == "pos_neg" and needs is not False  # without an algorithm nobody knows
-        sizes = BatchSizes(self.num_pos, self.num_neg, dual if read else 0)
-        sampler = make_sampler(kind, self._training_part(), self._stream(), sizes, self.seed, self._epoch_steps)
-        world_size = current_world().size
+        sizes = BatchSizes(self.num_pos, num_neg, dual if read else 0)
+        sampler = make_sampler(kind, self._training_part(), stream, sizes, self.seed, self._epoch_steps)
         sampler.global_sizes(world_size)
         message = sampler.cap_message(world_size)
         if message and not self._said_capped:
