@@ -53,7 +53,7 @@ LAYERS = (
     {"checkpoint", "scoring"},
     {"callbacks", "guard", "optimization"},
     {"module"},
-    {"cli_errors", "experiments"},
+    {"cli_errors", "cli_words", "experiments"},
     {"cli"},
     {"", "__main__"},
 )
