@@ -126,7 +126,6 @@ USED = {
         lambda _: torch.compile(nn.Linear(1, 1)),
         "what does not fit is said under names that no plain model has",
     ),
-    ("weights", "_orig_mod"): (lambda _: torch.compile(nn.Linear(1, 1)), "messages name torch's wrapper for the model"),
 }
 
 #: Not private: what Python gives to named tuples and bound methods, and functions that torch only names so.
