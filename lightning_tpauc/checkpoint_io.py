@@ -20,7 +20,7 @@ from lightning_tpauc.plain import make_plain
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-__all__ = ("AtomicCheckpointIO", "check_file", "read_weights", "use_atomic_files")
+__all__ = ("AtomicCheckpointIO", "check_file", "read_checkpoint", "read_weights", "use_atomic_files")
 
 #: What a file that ``weights_only=True`` refuses holds, in torch's words.
 _UNSAFE = re.compile(r"(?:GLOBAL |class )([\w.]+)")
@@ -99,6 +99,11 @@ def check_file(path: str | Path) -> None:
     if damage:
         msg = f"The checkpoint {str(path)!r} is not whole: {damage}. Resume from an earlier one, or copy it again."
         raise CheckpointError(msg)
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """A checkpoint of Lightning, after a look at its check sums; see :meth:`AtomicCheckpointIO.load_checkpoint`."""
+    return AtomicCheckpointIO().load_checkpoint(path, map_location="cpu", weights_only=True)
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
+import os
 import shlex
+import signal
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.utilities import rank_zero_only
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.multiprocessing.spawn import ProcessRaisedException
 from typing_extensions import override
 
 from lightning_tpauc import algorithms, data, models
+from lightning_tpauc.checkpoint_io import read_checkpoint
 from lightning_tpauc.cli_errors import explain
+from lightning_tpauc.cli_words import full_names, given_checkpoint, with_environment
 from lightning_tpauc.data import PosNegDataModule
-from lightning_tpauc.errors import TPAUCError
+from lightning_tpauc.errors import ArgumentError, MissingCheckpointError, TPAUCError, TPAUCWarning
 from lightning_tpauc.module import TPAUCModule
 from lightning_tpauc.prediction import PredictionWriter
 from lightning_tpauc.roc_figure import ROCFigure
@@ -42,7 +48,19 @@ _CLASSES: tuple[type, ...] = (
     *(getattr(models, name) for name in models.__all__),
 )
 
-_BACKBONE = re.compile(r"--model(\.init_args)?\.backbone")
+#: Values of ``--ckpt_path`` that Lightning looks up itself.
+_LOOKED_UP = ("last", "hpc")
+
+_DESCRIPTION = """{what} Classes have options of their own, which `--NAME.help=CLASS` lists, for example
+--model.algorithm.help=STACO (with min_tpr and max_fpr), --model.help=TPAUCModule, --model.backbone.help=MLP and
+--data.help=LIBSVMDataModule; --print_config shows all of a command line. Environment variables such as
+PL_{name}__TRAINER__MAX_EPOCHS=3 stand for options, here --trainer.max_epochs=3."""
+_WHAT = {
+    "fit": "Train a model.",
+    "validate": "Evaluate a checkpoint on the validation data.",
+    "test": "Evaluate a checkpoint on the test data.",
+    "predict": "Score data with a checkpoint.",
+}
 
 
 class TPAUCArgumentParser(LightningArgumentParser):
@@ -83,7 +101,13 @@ class TPAUCCLI(LightningCLI):
             parser_class=TPAUCArgumentParser,
             parser_kwargs={
                 "description": "Train a model to maximise two-way partial AUC, test it and predict with it.",
-                **{name: {"usage": f"lightning-tpauc {name} [options]"} for name in self.subcommands()},
+                **{
+                    name: {
+                        "usage": f"lightning-tpauc {name} [options]",
+                        "description": _DESCRIPTION.format(what=_WHAT[name], name=name.upper()),
+                    }
+                    for name in self.subcommands()
+                },
             },
             args=args,
             run=run,
@@ -97,9 +121,77 @@ class TPAUCCLI(LightningCLI):
     @override
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         if args is None or isinstance(args, list):
-            self.config = parser.parse_args(_with_own_backbone(sys.argv[1:] if args is None else args))
+            words = with_environment(sys.argv[1:] if args is None else args, list(self.subcommands()), os.environ)
+            subcommand = next((word for word in words if word in self.subcommands()), None)
+            if subcommand is not None:
+                self._take_options_of_checkpoint(subcommand, given_checkpoint(words, subcommand))
+            self.config = parser.parse_args(full_names(words))
         else:
             super().parse_arguments(parser, args)
+
+    def _take_options_of_checkpoint(self, subcommand: str, path: str | None) -> None:
+        """Let options of the model that are not given be those that a checkpoint was trained with.
+
+        Raises:
+            TPAUCError: if the checkpoint is missing, damaged or is not known by its name.
+        """
+        if path == "best":
+            msg = (
+                "`--ckpt_path best` is the best checkpoint of a training of the same process, and this one has trained "
+                "nothing. Give the file's path."
+            )
+            raise ArgumentError(msg)
+        if not path or path in _LOOKED_UP or "://" in path or Path(path).is_dir():
+            return
+        options = read_checkpoint(path).get("hyper_parameters", {})
+        class_path = options.pop("_class_path", None)  # missing unless the command line wrote it
+        if class_path is None:
+            return
+        options.pop("_instantiator", None)
+        model = {"class_path": class_path, "init_args": options}
+        parser = TPAUCArgumentParser(exit_on_error=False)
+        parser.add_lightning_class_args(self._model_class, "model", subclass_mode=True)
+        try:
+            parser.parse_object({"model": model})
+        except Exception as error:  # of whatever class the checkpoint names
+            reason = explain(str(error), ["model"]).partition("\n")[0]
+            rank_zero_warn(f"The options in the checkpoint {path!r} are not used: {reason}", category=TPAUCWarning)
+        else:
+            self._subcommand_parsers[subcommand].set_defaults({"model": model})
+
+    @override
+    def _parse_ckpt_path(self) -> None:
+        """Nothing is left to do: Lightning would put the checkpoint's options in place of those that are given."""
+
+    @override
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        kwargs = super()._prepare_subcommand_kwargs(subcommand)
+        if subcommand != "fit":
+            kwargs["ckpt_path"] = self._evaluated(subcommand, kwargs.get("ckpt_path"))
+        return kwargs
+
+    def _evaluated(self, subcommand: str, path: str | Path | None) -> str | Path | None:
+        """The checkpoint to evaluate; what comes without one is said, since nobody has trained it."""
+        if path is None and not SLURMEnvironment.detect():
+            rank_zero_warn(
+                "No `--ckpt_path` is given: the model is evaluated as it was made, untrained unless its class loads "
+                "weights.",
+                category=TPAUCWarning,
+            )
+        if path != "last":
+            return path
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = self.trainer._checkpoint_connector._parse_ckpt_path(
+                TrainerFn(subcommand), path, model_provided=True, model_connected=False
+            )
+        if found is None:  # Lightning would evaluate what nobody has trained
+            msg = (
+                "There is no last checkpoint for `--ckpt_path last`: give the file's path, or the folder of one as "
+                "`dirpath` of ModelCheckpoint."
+            )
+            raise MissingCheckpointError(msg)
+        return found
 
     @override
     def before_instantiate_classes(self) -> None:
@@ -140,9 +232,15 @@ def main(args: ArgsType = None) -> None:
     Args:
         args: the command line without the program's name; ``sys.argv`` if ``None``.
     """
-    with _without_noise():
+    with _without_noise(), _own_folder():
         try:
             TPAUCCLI(args)
+        except SIGTERMException:  # Lightning's would end the process as if all were done
+            sys.exit(128 + signal.SIGTERM)
+        except SystemExit as stop:
+            if isinstance(stop.__context__, KeyboardInterrupt):
+                sys.exit(128 + signal.SIGINT)
+            raise
         except Exception as error:
             message = _own_message(error)
             if message is None:
@@ -169,6 +267,18 @@ def _own_message(error: BaseException | None) -> str | None:
 
 
 @contextlib.contextmanager
+def _own_folder() -> Iterator[None]:
+    """Let classes of the current folder be imported, as ``python -m`` does and a console script does not."""
+    before, here = list(sys.path), str(Path.cwd())
+    if not getattr(sys.flags, "safe_path", False) and not {"", here} & set(sys.path):
+        sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+@contextlib.contextmanager
 def _without_noise() -> Iterator[None]:
     """Keep back what is no use to whoever runs the command; Python programs see it as ever."""
     log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
@@ -185,16 +295,6 @@ def _without_noise() -> Iterator[None]:
 def _is_no_advertisement(record: logging.LogRecord) -> bool:
     """False for Lightning's tips to install its makers' paid services."""
     return "Tip: For seamless cloud" not in record.getMessage()
-
-
-def _with_own_backbone(args: Sequence[str]) -> list[str]:
-    """Full paths of this package's backbones: a short name such as ``Linear`` would fit a class of torch as well."""
-    words = []
-    for before, word in zip(["", *args], args, strict=False):
-        option, equals, name = word.rpartition("=")
-        own = _BACKBONE.fullmatch(option or before) and name in models.__all__
-        words.append(f"{option}{equals}lightning_tpauc.models.{name}" if own else word)
-    return words
 
 
 def _relative(path: str | Path) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_tpauc.errors import CheckpointError
 
@@ -40,7 +42,7 @@ def read(module: TPAUCModule, checkpoint: dict[str, Any]) -> dict[str, Any] | No
 
     Raises:
         CheckpointError: if it was written by a newer format; if training is to go on from it and it holds weights
-            alone, or was trained for another rectangle.
+            alone, was trained for another rectangle, or by an optimizer or schedule with other options.
     """
     ours: dict[str, Any] | None = checkpoint.get(KEY)
     if ours is None and resumes(module):
@@ -55,6 +57,8 @@ def read(module: TPAUCModule, checkpoint: dict[str, Any]) -> dict[str, Any] | No
             f"{FORMAT_VERSION}. Upgrade with `pip install -U lightning-tpauc`."
         )
         raise CheckpointError(msg)
+    if resumes(module):
+        _check_options(module.hparams, checkpoint.get("hyper_parameters") or {})
     module.input_layout = checkpoint.get(INPUTS, module.input_layout)
     rectangle = checkpoint.get(RECTANGLE)
     if rectangle is not None:
@@ -95,6 +99,37 @@ def _same(now: Any, before: Any) -> bool:
     return torch.allclose(values, others, rtol=1e-9, atol=1e-12, equal_nan=True)  # processors round exp differently
 
 
+def _check_options(given: Mapping[str, Any], written: Mapping[str, Any]) -> None:
+    """Optimizer and schedule go on with the options in their state, so that others would be ignored.
+
+    Only the command line writes down their options.
+    """
+    if not {"_class_path"} <= given.keys() & written.keys():
+        return
+    changes = [line for name in ("optimizer", "lr_scheduler") for line in _changes(name, written, given)]
+    if changes:
+        msg = (
+            f"A resumed run goes on with the optimizer and the schedule of its checkpoint, but {'; '.join(changes)}. "
+            "Leave that option as it was, or pass the checkpoint as `init_from` to start a new run from its weights."
+        )
+        raise CheckpointError(msg)
+
+
+def _changes(path: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """What differs below a dotted path; options that one of both releases did not know yet are left aside."""
+    name = path.rpartition(".")[2]
+    old, new = before.get(name), now.get(name)
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in sorted(old.keys() & new.keys()):
+            yield from _changes(f"{path}.{key}", old, new)
+    elif old != new:
+        yield f"`{path.replace('.init_args', '')}` was changed from {_brief(old)} to {_brief(new)}"
+
+
+def _brief(value: Any) -> str:
+    return str(value["class_path"]) if isinstance(value, Mapping) and "class_path" in value else repr(value)
+
+
 def _compare(module: TPAUCModule, min_tpr: float, max_fpr: float) -> None:
     algorithm = module.algorithm
     if (min_tpr, max_fpr) == (algorithm.min_tpr, algorithm.max_fpr):
@@ -109,3 +144,8 @@ def _compare(module: TPAUCModule, min_tpr: float, max_fpr: float) -> None:
         raise CheckpointError(msg)
     if module.algorithm_is_default:
         module.evaluate_for(min_tpr, max_fpr)
+    else:
+        rank_zero_info(
+            f"The checkpoint was trained for TPR >= {min_tpr:g} and FPR <= {max_fpr:g}; the algorithm that is given "
+            f"evaluates TPR >= {algorithm.min_tpr:g} and FPR <= {algorithm.max_fpr:g}."
+        )

@@ -4,21 +4,25 @@ import bz2
 import logging
 import math
 import shlex
+import signal
 import subprocess
 import sys
+import time
 import warnings
 
 import numpy as np
 import pytest
 import torch
 import yaml
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 
 import lightning_tpauc
 from lightning_tpauc import DigitsDataModule, TPAUCModule
+from lightning_tpauc.__main__ import main as entry
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.cli import TPAUCCLI, main
 from lightning_tpauc.errors import TPAUCWarning
+from lightning_tpauc.functional import two_way_partial_auroc
 from lightning_tpauc.models import MLP, Linear
 from tests.paths import ROOT
 
@@ -280,6 +284,12 @@ def test_short_names_and_own_classes():
     assert own.model.net[0].out_features == 5
 
 
+class Hyper(TwoLayers):
+    def __init__(self, width: int = 4, **kwargs):
+        super().__init__(width, **kwargs)
+        self.save_hyperparameters()
+
+
 # ---------------------------------------------------------------- help
 
 
@@ -393,7 +403,10 @@ def test_a_file_without_options(command, tmp_cwd, text, held):
     ("path", "line"),
     [
         ("nowhere.ckpt", "There is no checkpoint 'nowhere.ckpt' (the current folder is"),
-        ("best", '`.test(ckpt_path="best")` is set but `ModelCheckpoint` is not configured'),
+        ("best", "`--ckpt_path best` is the best checkpoint of a training of the same process, and this one has"),
+        ("last", "There is no last checkpoint for `--ckpt_path last`: give the file's path, or"),
+        ("hpc", '`.test(ckpt_path="hpc")` is set but no HPC checkpoint was found'),
+        ("", "`.test()` found no path for the best weights: ''"),
     ],
 )
 def test_a_checkpoint_that_is_not_there(command, tmp_cwd, path, line):
@@ -448,6 +461,267 @@ def test_an_error_of_another_kind_in_a_process_is_not_taken_for_ours(monkeypatch
     )
     for other in ("KeyError: 'x'", handled):
         assert module._own_message(ProcessRaisedException(text.format(other), 1, 7)) is None
+
+
+# ---------------------------------------------------------------- options beside a checkpoint
+
+
+@pytest.fixture
+def trained(tmp_cwd):
+    """A checkpoint of the quickstart at another rectangle than its file's."""
+    run = cli(
+        "fit", "--config", QUICKSTART, *SHORT, "--trainer.logger=false", "--model.algorithm.min_tpr=0.3",
+        "--model.algorithm.alpha=0.25", "--trainer.callbacks.init_args.dirpath=saved",
+        "--trainer.callbacks.init_args.filename=one",
+    )  # fmt: skip
+    assert run.model.algorithm.min_tpr == 0.3
+    return tmp_cwd / "saved" / "one.ckpt"
+
+
+DATA = ("--data=DigitsDataModule", "--data.val_fraction=0.25")
+ALONE = ("--trainer.logger=false", *QUIET)
+
+
+@pytest.mark.parametrize("subcommand", ["validate", "test"])
+def test_options_win_over_those_of_the_checkpoint(trained, subcommand):
+    """Evaluated as given, with the checkpoint's for what is not given; compared with scores that Python ranks."""
+    both = ("--model.algorithm.min_tpr=0.9", "--model.algorithm.max_fpr=0.25")
+    runs = {
+        (0.3, 0.5): cli(subcommand, "--ckpt_path", trained, *DATA, *ALONE),
+        (0.9, 0.25): cli(subcommand, f"--ckpt_path={trained}", *DATA, *ALONE, *both),
+        (0.9, 0.5): cli(subcommand, *both[:1], *DATA, *ALONE, "--ckpt_path", trained),
+        (0.5, 0.5): cli(subcommand, "--config", QUICKSTART, *ALONE, "--ckpt_path", trained),
+    }
+    module = TPAUCModule.load_from_checkpoint(trained)
+    for (min_tpr, max_fpr), run in runs.items():
+        stage = {"validate": "val", "test": "test"}[subcommand]
+        run.datamodule.setup(subcommand)
+        batches = list(getattr(run.datamodule, f"{stage}_dataloader")())
+        scores = torch.cat([module(batch.inputs).detach().reshape(-1) for batch in batches])
+        expected = two_way_partial_auroc(
+            scores, torch.cat([batch.target for batch in batches]), min_tpr=min_tpr, max_fpr=max_fpr
+        )
+        logged = "val/tpauc" if subcommand == "validate" else "test/tpauc"
+        assert float(run.trainer.callback_metrics[logged]) == pytest.approx(float(expected), abs=1e-6)
+        assert run.model.algorithm.alpha == 0.25, "not given"
+
+
+def test_another_rectangle_than_the_checkpoints_is_said(trained, caplog):
+    cli("test", "--ckpt_path", trained, *DATA, *ALONE)
+    assert "was trained for" not in caplog.text
+    cli("test", "--ckpt_path", trained, *DATA, *ALONE, "--model.algorithm.min_tpr=0.9")
+    said = "The checkpoint was trained for TPR >= 0.3 and FPR <= 0.5; the algorithm that is given evaluates TPR >= 0.9"
+    assert said in caplog.text
+
+
+def test_predict_takes_the_model_from_the_checkpoint(trained, tmp_cwd):
+    config = write(tmp_cwd / "p.yaml", f"ckpt_path: {trained}\ndata: {{class_path: DigitsDataModule}}\n")
+    run = cli("predict", "--config", config, *ALONE)
+    assert run.model.algorithm.min_tpr == 0.3
+    state = torch.load(trained, weights_only=True)["state_dict"]
+    assert torch.equal(run.model.backbone.linear.weight, state["backbone.linear.weight"])
+
+
+def test_a_resumed_run_trains_with_the_options_that_are_given(trained):
+    words = ("fit", "--config", QUICKSTART, "--ckpt_path", trained, "--trainer.max_epochs=2", *SHORT[1:])
+    run = cli(*words, "--trainer.logger=false", "--model.algorithm.min_tpr=0.3", "--model.algorithm.alpha=0.125")
+    assert run.trainer.global_step == 12
+    assert run.model.algorithm.alpha == 0.125
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([], "The checkpoint was trained for min_tpr=0.3 and max_fpr=0.5, but the module's STACO for 0.5 and 0.5"),
+        (["--model.algorithm=CrossEntropy"], "The checkpoint was trained for min_tpr=0.3"),
+        (
+            ["--model.algorithm.min_tpr=0.3", "--model.optimizer.lr=0.01", "--model.optimizer.momentum=0.9"],
+            "A resumed run goes on with the optimizer and the schedule of its checkpoint, but `optimizer.lr` was "
+            "changed from 0.1 to 0.01; `optimizer.momentum` was changed from 0.0 to 0.9. Leave",
+        ),
+        (
+            ["--model.algorithm.min_tpr=0.3", "--model.optimizer=Adam", "--model.optimizer.lr=0.1"],
+            "A resumed run goes on with the optimizer and the schedule of its checkpoint, but `optimizer.class_path` "
+            "was changed from 'torch.optim.SGD' to 'torch.optim.Adam'",
+        ),
+        (
+            ["--model.algorithm.min_tpr=0.3", "--model.lr_scheduler=StepLR", "--model.lr_scheduler.step_size=3"],
+            "A resumed run goes on with the optimizer and the schedule of its checkpoint, but `lr_scheduler` was "
+            "changed from None to torch.optim.lr_scheduler.StepLR",
+        ),
+        (["--model.algorithm.min_tpr=0.3", "--model.score_activation=sigmoid"], "The `score_activation` was changed"),
+        (["--model.algorithm.min_tpr=0.3", "--model.backbone=MLP"], "The checkpoint's weights do not fit TPAUCModule"),
+    ],
+    ids=["rectangle", "algorithm", "rate", "optimizer", "schedule", "activation", "network"],
+)
+def test_what_a_resumed_run_can_not_take_is_refused(command, trained, words, line):
+    fit = ("fit", "--config", QUICKSTART, "--ckpt_path", trained, "--trainer.max_epochs=2", *SHORT[1:])
+    _, err, status = command(*fit, "--trainer.logger=false", *words)
+    assert status == 1
+    assert err.splitlines()[-1].startswith(f"lightning-tpauc: error: {line}")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("subcommand", ["fit", "validate", "test", "predict"])
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"", "The checkpoint 'bad.ckpt' is not whole: its 0 bytes end too early"),
+        (b"PK\x03\x04", "The checkpoint 'bad.ckpt' is not whole: its 4 bytes end too early"),
+        (None, "There is no checkpoint 'bad.ckpt'"),
+    ],
+)
+def test_damaged_checkpoints_are_one_line(command, tmp_cwd, subcommand, content, line):
+    if content is not None:
+        (tmp_cwd / "bad.ckpt").write_bytes(content)
+    _, err, status = command(subcommand, *DATA, *ALONE, "--ckpt_path=bad.ckpt")
+    assert status == 1
+    assert err.splitlines()[-1].startswith(f"lightning-tpauc: error: {line}")
+
+
+def test_options_of_a_checkpoint_that_are_no_more(command, trained):
+    """A class that was renamed since: what the user gives is used, and that the rest is not is said."""
+    content = torch.load(trained, weights_only=True)
+    content["hyper_parameters"]["_class_path"] = "gone.Module"
+    torch.save(content, trained)
+    with pytest.warns(TPAUCWarning, match=r"one.ckpt' are not used: model: No module named 'gone'"):
+        run = cli("test", "--config", QUICKSTART, *ALONE, "--ckpt_path", trained)
+    assert run.model.algorithm.min_tpr == 0.5
+
+
+def test_hyperparameters_that_python_saved_are_no_options(tmp_cwd):
+    module = Hyper(width=3)
+    trainer = Trainer(max_steps=1, accelerator="cpu", logger=False, enable_progress_bar=False)
+    trainer.fit(module, DigitsDataModule())
+    trainer.save_checkpoint("python.ckpt")
+    run = cli("test", "--model=tests.test_cli.Hyper", "--model.width=3", *DATA, *ALONE, "--ckpt_path=python.ckpt")
+    assert torch.equal(run.model.net[0].weight, module.net[0].weight)
+
+
+def test_evaluating_what_nobody_trained_is_said():
+    with pytest.warns(TPAUCWarning, match="No `--ckpt_path` is given: the model is evaluated as it was made"):
+        cli("test", "--config", QUICKSTART, *ALONE)
+
+
+def test_last_is_found_in_the_folder_of_the_saver(trained):
+    trained.rename(trained.with_name("last.ckpt"))
+    run = cli(
+        "test", "--config", QUICKSTART, *ALONE, "--ckpt_path=last",
+        "--trainer.callbacks.init_args.dirpath=saved",
+    )  # fmt: skip
+    state = torch.load(trained.with_name("last.ckpt"), weights_only=True)["state_dict"]
+    assert torch.equal(run.model.backbone.linear.weight, state["backbone.linear.weight"])
+
+
+# ---------------------------------------------------------------- environment, names, signals
+
+
+def test_environment_variables_are_options(command, monkeypatch, tmp_cwd):
+    for name, value in {
+        "CONFIG": QUICKSTART,
+        "TRAINER__MAX_STEPS": 4,
+        "TRAINER__LOGGER": "false",
+        "TRAINER__ENABLE_PROGRESS_BAR": "false",
+        "MODEL__ALGORITHM__ALPHA": 0.5,
+    }.items():
+        monkeypatch.setenv(f"PL_FIT__{name}", str(value))
+    monkeypatch.setenv("PL_TEST__TRAINER__MAX_STEPS", "9")  # of another subcommand
+    run = cli("fit")
+    assert run.trainer.global_step == 4
+    assert run.model.algorithm.alpha == 0.5
+    assert cli("fit", "--trainer.max_steps=2").trainer.global_step == 2, "what is typed wins"
+    monkeypatch.setenv("PL_FIT__TRAINER__MAX_STEP", "9")
+    _, err, status = command("fit")
+    assert status == 2
+    assert error_line(err).startswith("there is no option '--trainer.max_step'; did you mean '--trainer.max_steps'")
+
+
+@pytest.mark.parametrize("monitored", [True, False])
+def test_the_short_name_of_the_plateau_schedule(monitored):
+    words = (
+        "--model.lr_scheduler",
+        "ReduceLROnPlateau",
+        "--model.lr_scheduler.mode=max",
+        "--model.lr_scheduler.factor=0.5",
+    )
+    run = cli(
+        "fit", "--config", QUICKSTART, *SHORT, "--trainer.logger=false", *words,
+        *(["--model.lr_scheduler.monitor=val/auroc"] if monitored else []),
+    )  # fmt: skip
+    (config,) = run.trainer.lr_scheduler_configs
+    assert config.scheduler.factor == 0.5
+    assert getattr(config.scheduler, "monitor", "val/tpauc") == ("val/auroc" if monitored else "val/tpauc")
+
+
+OWN = """
+import pathlib, torch
+from lightning.pytorch import Callback, Trainer
+from lightning_tpauc.models import Linear
+
+class Mine(Linear):
+    pass
+
+class Say(Callback):
+    def on_train_batch_end(self, *args):
+        pathlib.Path("started").touch()
+"""
+
+
+def test_the_console_script_finds_own_classes_and_ends_as_signals_ask(tmp_cwd, tmp_path_factory):
+    """Both of its kind: a process that Python starts from another folder than the current one."""
+    (tmp_cwd / "own.py").write_text(OWN)
+    script = tmp_path_factory.mktemp("bin") / "lightning-tpauc"
+    script.write_text("from lightning_tpauc.__main__ import main\nmain()\n")
+    words = (
+        "fit", "--config", str(QUICKSTART), "--trainer.max_epochs=100000", "--model.backbone=own.Mine",
+        "--trainer.callbacks+=own.Say", "--trainer.logger=false", *QUIET,
+    )  # fmt: skip
+    with subprocess.Popen([sys.executable, str(script), *words], stderr=subprocess.PIPE, text=True) as run:
+        deadline = time.monotonic() + 120
+        while not (tmp_cwd / "started").exists() and run.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        run.terminate()
+        try:
+            _, err = run.communicate(timeout=60)
+        finally:
+            run.kill()
+    assert run.returncode == 128 + signal.SIGTERM, err
+    assert "Traceback" not in err
+
+
+class Interrupt(Callback):
+    def on_train_batch_end(self, *args):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_ends_with_its_status(command):
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        words = ("--trainer.logger=false", "--trainer.callbacks+=tests.test_cli.Interrupt")
+        _, err, status = command("fit", "--config", QUICKSTART, *SHORT, *words)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert status == 128 + signal.SIGINT
+    assert "Traceback" not in err
+
+
+def test_version_does_not_import_torch():
+    code = "import sys; sys.argv = ['x', '--version']; from lightning_tpauc.__main__ import main; main()"
+    code += "; print(sorted({'torch', 'lightning', 'jsonargparse'} & set(sys.modules)))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == f"lightning-tpauc {lightning_tpauc.__version__}\n[]\n"
+
+
+@pytest.mark.parametrize("words", [["fit", "--help"], ["--help"], ["fit", "--model.algorithm.help=STACO"]])
+def test_help_says_that_it_is_loading(monkeypatch, capsys, words):
+    monkeypatch.setattr(sys, "argv", ["lightning-tpauc", *words])
+    with pytest.raises(SystemExit) as stop:
+        entry()
+    assert stop.value.code == 0
+    out, err = capsys.readouterr()
+    assert err == "Loading PyTorch and Lightning ...\n"
+    if words[0] == "fit":
+        assert "min_tpr" in out
 
 
 # ---------------------------------------------------------------- noise

@@ -55,7 +55,7 @@ LAYERS = (
     {"allocation", "checkpoint", "scoring"},
     {"callbacks", "guard", "optimization"},
     {"module"},
-    {"cli_errors", "experiments"},
+    {"cli_errors", "cli_words", "experiments"},
     {"cli"},
     {"", "__main__"},
 )

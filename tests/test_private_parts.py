@@ -9,6 +9,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.core.mixins import hparams_mixin
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.utilities import model_helpers
@@ -37,6 +38,15 @@ USED = {
         "a checkpoint of the command line can't be loaded without arguments",
     ),
     ("checkpoint", "_trainer"): (lambda t: t.lightning_module, "checkpoints carry no fingerprint of the data"),
+    ("cli", "_checkpoint_connector"): (lambda t: t, "`test --ckpt_path last` without a file tests untrained weights"),
+    ("cli", "_parse_ckpt_path"): (
+        lambda t: t._checkpoint_connector,
+        "`test --ckpt_path last` without a file tests untrained weights",
+    ),
+    ("cli", "_prepare_subcommand_kwargs"): (
+        lambda _: LightningCLI,
+        "`test --ckpt_path last` without a file tests untrained weights",
+    ),
     ("compiled", "_compiler_ctx"): (
         lambda t: t.lightning_module,
         "steps of a compiled module are compiled, with wrong gradients",

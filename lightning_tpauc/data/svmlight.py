@@ -24,9 +24,9 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from lightning_tpauc.data.cache import default_cache_dir
-from lightning_tpauc.data.console import bar_console
 from lightning_tpauc.errors import ArgumentError, DataError
 
 __all__ = ("SVMLightData", "read_svmlight")
@@ -139,11 +139,9 @@ class _Blocks:
 
     def _texts(self) -> Iterator[bytes]:
         """Blocks of whole lines; a bar shows how much of the file, compressed or not, has been read."""
-        from rich.progress import Progress  # not above: see console
-
-        console = bar_console()
-        with self.path.open("rb") as raw, Progress(console=console, transient=True, disable=console.quiet) as progress:
-            task = progress.add_task(f"Reading {self.path.name}", total=self.path.stat().st_size)
+        size = self.path.stat().st_size
+        bar = tqdm(desc=f"Reading {self.path.name}", total=size, unit="B", unit_scale=True, leave=False, disable=None)
+        with self.path.open("rb") as raw, bar:
             rest = b""
             with _decompressed(raw, self.path.suffix) as file:
                 while chunk := self._read(file):
@@ -154,7 +152,7 @@ class _Blocks:
                     else:
                         rest += chunk
                     self._check_text(chunk, rest)
-                    progress.update(task, completed=raw.tell())
+                    bar.update(raw.tell() - bar.n)
             if rest.strip():
                 yield rest
 

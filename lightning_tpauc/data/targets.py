@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from tqdm import tqdm
 
-from lightning_tpauc.data.console import bar_console
 from lightning_tpauc.data.positions import as_positions
 from lightning_tpauc.data.seeding import seeded_items
 from lightning_tpauc.errors import DataError
@@ -145,11 +145,7 @@ def _transformed(found: Any, dataset: Any) -> Any:
 
 
 def _items(dataset: Any, name: str) -> Any:
-    # not above: see console
-    from rich.progress import track
-
-    console, text = bar_console(), f"Reading the labels of {name}"
-    rows = track(range(len(dataset)), text, console=console, transient=True, disable=console.quiet)
+    rows = tqdm(range(len(dataset)), f"Reading the labels of {name}", leave=False, disable=None)  # on terminals
     return (dataset[row] for row in rows)
 
 

@@ -10,11 +10,9 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Literal
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from tqdm import tqdm
 
 from lightning_tpauc.evaluation import Rectangle, metric_name
 from lightning_tpauc.experiments.build import Options
@@ -201,14 +199,14 @@ def run_missing(
     lost = _lost_starts(missing, options)
     for part, total, name in ((lost, len(lost), "pre-training, whose weights are gone"), (missing, len(trials), title)):
         if part:
-            with _progress() as bar:
-                done = total - len(part)
-                task = bar.add_task(f"{plan.experiment.name}: {name}", total=total, completed=done)
-                jobs = _jobs(part, plan, methods, store, options, partial(bar.advance, task))
+            # trials take seconds to hours: the speed is measured over all of them
+            bar = tqdm(desc=f"{plan.experiment.name}: {name}", initial=total - len(part), total=total, smoothing=0)
+            with bar:
+                jobs = _jobs(part, plan, methods, store, options, bar.update)
                 with closing(_outcomes(jobs, run, processes)) as outcomes:
                     for trial, outcome in outcomes:
                         store.add(trial, outcome)
-                        bar.advance(task)
+                        bar.update()
 
 
 def _jobs(
@@ -217,7 +215,7 @@ def _jobs(
     methods: dict[str, Method],
     store: Store,
     options: Options,
-    skip: Callable[[], None],
+    skip: Callable[[], object],
 ) -> Iterator[Job]:
     """The work, looked up when it is handed out: another runner of the same results may have done it by then."""
     for trial in trials:
@@ -233,14 +231,6 @@ def _lost_starts(trials: list[Trial], options: Options) -> list[Trial]:
     starts = [Trial(**trial.protocol["pretrained"]) for trial in trials if "pretrained" in trial.protocol]
     unique = {start.key: start for start in starts}
     return [start for start in unique.values() if not pretrained_path(start, options).is_file()]
-
-
-def _progress() -> Progress:
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    left = (TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=False))
-    # trials take seconds to hours: the speed is measured over all of them
-    return Progress(*columns, *left, console=console, speed_estimate_period=1e9)
 
 
 def _outcomes(jobs: Iterable[Job], run: RunTrial, processes: int) -> Generator[tuple[Trial, Outcome]]:

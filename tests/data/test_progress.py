@@ -1,0 +1,41 @@
+"""Bars while labels and files are read: on terminals alone, and without a change to what is imported."""
+
+import io
+import subprocess
+import sys
+
+import pytest
+
+from lightning_tpauc.data.svmlight import read_svmlight
+from lightning_tpauc.data.targets import find_targets
+
+
+class Items(list):
+    """Labels are found in the items alone."""
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+def test_bars_are_for_terminals(monkeypatch, tmp_path, stream):
+    (tmp_path / "two.txt").write_text("+1 1:0.5\n-1 2:1\n")
+    monkeypatch.setattr(sys, "stderr", stream())
+    assert find_targets(Items([(0.0, 1), (1.0, 0)])).tolist() == [1, 0]
+    assert read_svmlight(tmp_path / "two.txt").features.shape == (2, 2)
+    written = sys.stderr.getvalue()
+    for text in ("Reading the labels of train_dataset", "Reading two.txt"):
+        assert (text in written) == (stream is Terminal)
+    assert written == "" or stream is Terminal
+
+
+@pytest.mark.parametrize("module", ["targets", "arrays", "svmlight", "datamodule"])
+def test_the_order_of_imports_leaves_lightnings_types_alone(module):
+    code = (
+        f"import lightning_tpauc.data.{module}, typing; from lightning.pytorch import Trainer; "
+        "print(typing.get_args(typing.get_type_hints(Trainer.__init__)['limit_train_batches'])[0])"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "<class 'int'>"
