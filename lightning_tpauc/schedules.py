@@ -282,7 +282,8 @@ def accept_closure(optimizer: Optimizer) -> None:
     """
     step: Any = optimizer.step
     try:
-        inspect.signature(step).bind(closure=None)
+        # of the class: a scheduler puts a wrapper in its place that has the signature of the unbound function
+        inspect.signature(type(optimizer).step).bind(optimizer, closure=None)
     except TypeError:
 
         def with_closure(closure: Callable[[], Any] | None = None) -> Any:

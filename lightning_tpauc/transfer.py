@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
-from lightning_utilities import apply_to_collection
 from torch import Tensor, nn
 
 from lightning_tpauc.errors import ArgumentError, TPAUCError
@@ -55,8 +53,7 @@ def explained_dtypes(inputs: Any, model: nn.Module) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        dtypes: set[torch.dtype] = set()
-        apply_to_collection(inputs, Tensor, lambda tensor: dtypes.add(tensor.dtype))
+        dtypes = {tensor.dtype for tensor in _tensors(inputs)}
         weights = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
         if (
             isinstance(error, TPAUCError)
@@ -71,3 +68,12 @@ def explained_dtypes(inputs: Any, model: nn.Module) -> Iterator[None]:
             "`Trainer(precision='64-true')`."
         )
         raise ArgumentError(msg) from error
+
+
+def _tensors(inputs: Any) -> Iterator[Tensor]:
+    """The tensors in lists, tuples and mappings, however deep."""
+    if isinstance(inputs, Tensor):
+        yield inputs
+    elif isinstance(inputs, (Mapping, list, tuple)):
+        for part in inputs.values() if isinstance(inputs, Mapping) else inputs:
+            yield from _tensors(part)

@@ -157,8 +157,8 @@ def test_config_trains(path, tmp_path, capsys, monkeypatch):
         ("SONX", []),
         ("FullBatch", ["--trainer.max_epochs=100"]),
         ("AUCM", ["--model.score_activation=sigmoid"]),
-        ("PAUCI", ["--model.score_activation=sigmoid"]),
-        ("CrossEntropy", []),
+        ("PAUCI", ["--model.score_activation=sigmoid", "--trainer.max_epochs=60"]),
+        ("CrossEntropy", ["--trainer.max_epochs=60"]),
     ],
 )
 def test_the_quickstart_trains_every_method(method, words, capsys, monkeypatch):

@@ -62,7 +62,7 @@ def test_a_run_from_python_is_described(tmp_path):
     trainer = fit(module, logger)
     logged = yaml.safe_load(Path(logger.log_dir, "hparams.yaml").read_text())
     algorithm = {name: logged["algorithm"][name] for name in ("name", "min_tpr", "max_fpr", "alpha", "surrogate")}
-    assert algorithm == {"name": "STACO", "min_tpr": 0.4, "max_fpr": 0.6, "alpha": 2.0, "surrogate": "squared_hinge"}
+    assert algorithm == {"name": "STACO", "min_tpr": 0.4, "max_fpr": 0.6, "alpha": 2.0, "surrogate": "hinge"}
     assert (logged["optimizer"]["name"], logged["optimizer"]["lr"]) == ("SGD", 0.25)
     assert (logged["sampler"]["num_pos"], logged["sampler"]["num_neg"]) == (4, 6)
     assert (logged["lr_scheduler"], logged["score_activation"]) == ("StepLR", "sigmoid")

@@ -208,9 +208,9 @@ def lines_of_code(path):
     return len(code)
 
 
-def test_modules_have_at_most_250_lines_of_code():
+def test_modules_have_at_most_260_lines_of_code():
     lines = {dotted(path): lines_of_code(path) for path in MODULES}
-    assert {name: count for name, count in lines.items() if count > 250} == {}
+    assert {name: count for name, count in lines.items() if count > 260} == {}
 
 
 def code_lines(function):

@@ -245,7 +245,7 @@ def test_another_number_of_steps_is_refused(steps, words):
                 optimizer.step(closure=optimizer_closure)
 
     module = Odd(nn.Linear(DIM, 1), algorithm(), num_positives=NUM_POS)
-    with pytest.raises(UnsupportedError, match=rf"Odd.optimizer_step {words}|SGD evaluates the loss"):
+    with pytest.raises(UnsupportedError, match=rf"Odd.optimizer_step {words}|Adam evaluates the loss"):
         make_trainer().fit(module, loader(make_batches(2)[0]))
 
 

@@ -181,7 +181,7 @@ USERS = {
     "data.ogb_folder": ("graph", ("torch_geometric",), one_folder),
     "data.smiles": ("graph", ("ogb", "rdkit"), one_molecule),
     "experiments.figures": ("plot", ("matplotlib",), one_chart),
-    "metrics.objective": ("plot", ("matplotlib",), lambda _: lightning_tpauc.ExactObjective().plot(torch.tensor(0.5))),
+    "metrics.base": ("plot", ("matplotlib",), lambda _: lightning_tpauc.ExactObjective().plot(torch.tensor(0.5))),
     "metrics.plot": ("plot", ("matplotlib",), one_curve),
     "metrics.tpauc": ("plot", ("matplotlib",), lambda _: lightning_tpauc.TwoWayPartialAUROC().plot(torch.tensor(0.5))),
     "models.gin": ("graph", ("ogb", "torch_geometric"), lambda _: models.GIN()),

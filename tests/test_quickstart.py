@@ -59,13 +59,13 @@ def test_the_table(example, root, tmp_path, capsys):
 def test_all_methods_have_the_same_budget(example, monkeypatch, tmp_path):
     """256 examples a step; those that draw the classes apart take 64 positives and 192 negatives."""
     seen = []
-    step = TPAUCModule.training_step
+    score = TPAUCModule.joint_scores
 
-    def count(self, batch, batch_idx):
+    def count(self, batch):
         seen.append((len(batch.inputs), batch.num_pos, batch.num_neg, batch.num_dual_neg))
-        return step(self, batch, batch_idx)
+        return score(self, batch)
 
-    monkeypatch.setattr(TPAUCModule, "training_step", count)
+    monkeypatch.setattr(TPAUCModule, "joint_scores", count)
     monkeypatch.setattr(example, "Linear", lambda _: Linear(2))
     x, y = torch.randn(1600, 2), torch.arange(1600) % 8 == 0
     data = PosNegDataModule((x, y), val_fraction=0.2)

@@ -126,11 +126,10 @@ class PosNegDataModule(EvaluationData):
         **loader_options: Unpack[LoaderOptions],
     ) -> None:
         super().__init__()
-        self.train_dataset, self.val_dataset = train_dataset, val_dataset
-        self.test_dataset, self.predict_dataset, self.negatives = test_dataset, predict_dataset, negatives
-        self.num_pos, self.num_dual_neg = num_pos, num_dual_neg
+        self.train_dataset, self.val_dataset, self.test_dataset = train_dataset, val_dataset, test_dataset
+        self.predict_dataset, self.negatives, self.batch_size = predict_dataset, negatives, batch_size
         self.num_neg, self._takes_what_there_is = (_NUM_NEG, True) if num_neg is None else (num_neg, False)
-        self.sampling, self.batch_size, self.targets = sampling, batch_size, targets
+        self.num_pos, self.num_dual_neg, self.sampling, self.targets = num_pos, num_dual_neg, sampling, targets
         self.val_fraction, self.num_folds, self.fold = val_fraction, num_folds, fold
         self.split_seed, self.seed = as_seed(split_seed, "split_seed", bits=32), as_seed(seed, "seed")
         self.num_workers, self.pin_memory, self._epoch_steps = num_workers, pin_memory, steps_per_epoch
