@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,7 +26,7 @@ paper_staco = partial(
     share_negatives=False,
 )
 #: The paper's stages: a fixed rectangle, the mean of all iterates, the last solution.
-PAPER_TRAINING = {"shrink_rectangle": False, "averaging": "uniform", "keep_best": False}
+PAPER_TRAINING: dict[str, Any] = {"shrink_rectangle": False, "averaging": "uniform", "keep_best": False}
 paper_stages = partial(StageCallback, **PAPER_TRAINING)
 
 

@@ -40,7 +40,7 @@ def write_libsvm(folder, arguments, num_features):
     for name in (arguments["train_file"], arguments.get("test_file")):
         if name is not None:
             suffix = f".{name.split('.')[-1]}"
-            labels = generator.permutation([1] * positives + [-1] * 300)
+            labels = generator.permutation([1] * positives + [-1] * 200)
             values = generator.normal(size=(len(labels), 3)) + 0.3 * labels[:, None]
             with openers.get(suffix, open)(folder / name, "wt") as file:
                 for label, (a, b, c) in zip(labels, values, strict=True):
@@ -123,6 +123,8 @@ def words_for(config, folder):
     if shrink is not None:
         num_features = model["backbone"].get("init_args", {}).get("num_features")
         words += [f"--data.root={folder}", *shrink(folder, data["init_args"], num_features)]
+        if "num_neg" not in data["init_args"]:  # the default is more than these data have
+            words += ["--data.num_pos=8", "--data.num_neg=24"]
     if model.get("init_from") is not None:
         make_checkpoint(folder / "start.ckpt", model["backbone"])
         words.append(f"--model.init_from={folder / 'start.ckpt'}")
@@ -157,8 +159,8 @@ def test_config_trains(path, tmp_path, capsys, monkeypatch):
         ("SONX", []),
         ("FullBatch", ["--trainer.max_epochs=100"]),
         ("AUCM", ["--model.score_activation=sigmoid"]),
-        ("PAUCI", ["--model.score_activation=sigmoid"]),
-        ("CrossEntropy", ["--model.optimizer.lr=1"]),
+        ("PAUCI", ["--model.score_activation=sigmoid", "--trainer.max_epochs=40"]),
+        ("CrossEntropy", ["--trainer.max_epochs=40"]),
     ],
 )
 def test_the_quickstart_trains_every_method(method, words, capsys, monkeypatch):

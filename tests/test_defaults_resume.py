@@ -35,8 +35,8 @@ def make_data(world=1, dtype=torch.float32):
 def make_module(gamma, dtype=torch.float32):
     """Nothing is set but the rectangle, and gamma for STACO2.
 
-    Without a bias of the score, which has no gradient but rounding: Adam divides it by its own size, and no two orders of
-    a sum would agree on it.
+    Without a bias of the score, which has no gradient but rounding: Adam divides it by its own size, and no two orders
+    of a sum would agree on it.
     """
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1, bias=False)).to(dtype)

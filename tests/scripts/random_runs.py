@@ -257,7 +257,7 @@ def draw_stages(rng: random.Random) -> dict[str, Any]:
     return {
         "every_n_steps": rng.choice([3, 5, 8]),
         "growth": rng.choice([1.0, 1.5]),
-        "burn_in": rng.choice([0, 0, 4]),
+        "averaging": rng.choice(["polynomial", "polynomial", "uniform"]),
         "scores": rng.choice(["remembered", "forward"]),
         "max_negatives": rng.choice([None, 20]),
         "batch_norm": rng.choice(["average", "average", "keep", "recompute"]),
