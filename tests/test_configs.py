@@ -160,7 +160,7 @@ def test_config_trains(path, tmp_path, capsys, monkeypatch):
         ("FullBatch", ["--trainer.max_epochs=100"]),
         ("AUCM", ["--model.score_activation=sigmoid"]),
         ("PAUCI", ["--model.score_activation=sigmoid", "--trainer.max_epochs=40"]),
-        ("CrossEntropy", ["--trainer.max_epochs=40"]),
+        ("CrossEntropy", ["--model.optimizer=Adam", "--model.optimizer.lr=0.1"]),
     ],
 )
 def test_the_quickstart_trains_every_method(method, words, capsys, monkeypatch):
