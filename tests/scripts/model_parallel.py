@@ -93,8 +93,11 @@ def fit(
     y = (torch.arange(96) % 3 == 0).long()
     x = torch.randn(96, DIM, generator=generator) + 0.5 * y[:, None]
     data = PosNegDataModule((x, y), val_dataset=(x, y), num_pos=4 // devices, num_neg=8 // devices, batch_size=10)
-    module = Module(
-        algorithm=algorithm, optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5), gradient_clip_val=0.2
+    module = Module(  # the run is broken by a smaller `max_steps`: nothing here may go by its length
+        algorithm=algorithm,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5),
+        gradient_clip_val=0.2,
+        warmup=0,
     )
     module.batch_norm = batch_norm
     strategy = ModelParallelStrategy(
@@ -111,7 +114,7 @@ def fit(
         max_epochs=-1,
         val_check_interval=3,  # amid a stage, and of an epoch
         check_val_every_n_epoch=None,
-        callbacks=[StageCallback(every_n_steps=7), record, saver],
+        callbacks=[StageCallback(every_n_steps=7, shrink_rectangle=False), record, saver],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
