@@ -56,6 +56,8 @@ def make_plain(checkpoint: dict[str, Any]) -> None:
         >>> checkpoint
         {'callbacks': {'Mine': {'best': 0.5, 'file': 'a/b'}}}
     """
+    # the class of configurations of omegaconf, which are saved as dictionaries
+    checkpoint.pop("hparams_type", None)
     for name in list(checkpoint):
         checkpoint[name] = plain(checkpoint[name], name)
 
