@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from lightning_tpauc import algorithms, data, models
 from lightning_tpauc.checkpoint_io import read_checkpoint
-from lightning_tpauc.cli_errors import explain
+from lightning_tpauc.cli_errors import explain, options_of
 from lightning_tpauc.cli_words import full_names, given_checkpoint, with_environment
 from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.errors import ArgumentError, MissingCheckpointError, TPAUCError, TPAUCWarning
@@ -148,7 +148,10 @@ class TPAUCCLI(LightningCLI):
         if class_path is None:
             return
         options.pop("_instantiator", None)
-        model = {"class_path": class_path, "init_args": options}
+        known = options_of(class_path)
+        model = {"class_path": class_path, "init_args": {k: v for k, v in options.items() if k in known}}
+        if options.keys() - set(known):  # what only the class's **kwargs take
+            model["dict_kwargs"] = {k: v for k, v in options.items() if k not in known}
         parser = TPAUCArgumentParser(exit_on_error=False)
         parser.add_lightning_class_args(self._model_class, "model", subclass_mode=True)
         try:
@@ -192,6 +195,23 @@ class TPAUCCLI(LightningCLI):
             )
             raise MissingCheckpointError(msg)
         return found
+
+    @override
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Without Lightning's broadcast amid a signal, which meets that of the step on other ranks and waits forever.
+
+        The loops tell all ranks, at every batch, that rank 0 was asked to end.
+        """
+        trainer = super().instantiate_trainer(**kwargs)
+        connector, launcher = trainer._signal_connector, trainer.strategy.launcher
+
+        def note(signum: int, _: Any) -> None:
+            if not connector.received_sigterm and launcher is not None:
+                launcher.kill(signum)
+            connector.received_sigterm = True
+
+        connector._sigterm_notifier_fn = note  # type: ignore[method-assign]
+        return trainer
 
     @override
     def before_instantiate_classes(self) -> None:

@@ -10,7 +10,7 @@ import argparse
 import io
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableSequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import PurePath
@@ -25,7 +25,9 @@ from lightning_tpauc.errors import CheckpointError
 
 __all__ = ("make_plain", "plain")
 
-_READ_BACK = frozenset({type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device})
+_READ_BACK = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, bytearray, torch.Size, torch.dtype, torch.device}
+)
 _TENSORS = frozenset({Tensor, nn.Parameter, DTensor})
 _MAPPINGS = frozenset({dict, OrderedDict, Counter})
 _SEQUENCES = frozenset({list, tuple, set})
@@ -56,6 +58,8 @@ def make_plain(checkpoint: dict[str, Any]) -> None:
         >>> checkpoint
         {'callbacks': {'Mine': {'best': 0.5, 'file': 'a/b'}}}
     """
+    # the class of configurations of omegaconf, which are saved as dictionaries
+    checkpoint.pop("hparams_type", None)
     for name in list(checkpoint):
         checkpoint[name] = plain(checkpoint[name], name)
 
@@ -110,13 +114,13 @@ def _equivalent(value: Any) -> Any:
 
 
 def _container(value: Any) -> Any:
-    if isinstance(value, deque) and value.maxlen is None:
-        return list(value)
+    if isinstance(value, deque) and value.maxlen is not None:
+        raise _NoEquivalentError
     if isinstance(value, (Mapping, defaultdict)):
         return dict(value)
     if isinstance(value, (set, frozenset)):
         return set(value)
-    if isinstance(value, list):
+    if isinstance(value, MutableSequence):
         return list(value)
     if isinstance(value, tuple):
         return tuple(value)

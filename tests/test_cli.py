@@ -598,6 +598,21 @@ def test_hyperparameters_that_python_saved_are_no_options(tmp_cwd):
     assert torch.equal(run.model.net[0].weight, module.net[0].weight)
 
 
+class Takes(TwoLayers):
+    def __init__(self, width: int = 4, **kwargs):
+        self.extra = kwargs.pop("extra", None)
+        super().__init__(width, **kwargs)
+
+
+def test_arguments_of_no_signature_come_from_the_checkpoint_too(tmp_cwd):
+    model = ("--model=tests.test_cli.Takes", "--model.dict_kwargs.extra=3", "--model.width=5")
+    cli("fit", *model, *DATA, *ALONE, "--trainer.max_steps=1")
+    (path,) = tmp_cwd.rglob("*.ckpt")
+    run = cli("test", *DATA, *ALONE, "--ckpt_path", path)
+    assert run.model.net[0].out_features == 5
+    assert run.model.extra == 3
+
+
 def test_evaluating_what_nobody_trained_is_said():
     with pytest.warns(TPAUCWarning, match="No `--ckpt_path` is given: the model is evaluated as it was made"):
         cli("test", "--config", QUICKSTART, *ALONE)
@@ -662,31 +677,37 @@ class Mine(Linear):
     pass
 
 class Say(Callback):
-    def on_train_batch_end(self, *args):
-        pathlib.Path("started").touch()
+    def on_train_batch_end(self, trainer, *args):
+        pathlib.Path(f"started{trainer.global_rank}").touch()
 """
 
 
-def test_the_console_script_finds_own_classes_and_ends_as_signals_ask(tmp_cwd, tmp_path_factory):
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.ddp)])
+def test_the_console_script_finds_own_classes_and_ends_as_signals_ask(tmp_cwd, tmp_path_factory, ranks):
     """Both of its kind: a process that Python starts from another folder than the current one."""
     (tmp_cwd / "own.py").write_text(OWN)
     script = tmp_path_factory.mktemp("bin") / "lightning-tpauc"
     script.write_text("from lightning_tpauc.__main__ import main\nmain()\n")
-    words = (
+    words = [
         "fit", "--config", str(QUICKSTART), "--trainer.max_epochs=100000", "--model.backbone=own.Mine",
         "--trainer.callbacks+=own.Say", "--trainer.logger=false", *QUIET,
-    )  # fmt: skip
-    with subprocess.Popen([sys.executable, str(script), *words], stderr=subprocess.PIPE, text=True) as run:
-        deadline = time.monotonic() + 120
-        while not (tmp_cwd / "started").exists() and run.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.1)
-        run.terminate()
+    ]  # fmt: skip
+    if ranks == 2:
+        words += ["--trainer.devices=2", "--trainer.strategy=ddp", "--data.num_pos=8", "--data.num_neg=8"]
+    # a child that outlives its parent would keep a pipe open
+    with (tmp_cwd / "err.txt").open("w") as err:
+        run = subprocess.Popen([sys.executable, str(script), *words], stderr=err)
         try:
-            _, err = run.communicate(timeout=60)
+            deadline = time.monotonic() + 120
+            while len(list(tmp_cwd.glob("started*"))) < ranks and run.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.1)
+            run.terminate()
+            status = run.wait(60)
         finally:
             run.kill()
-    assert run.returncode == 128 + signal.SIGTERM, err
-    assert "Traceback" not in err
+    said = (tmp_cwd / "err.txt").read_text()
+    assert status == 128 + signal.SIGTERM, said
+    assert "Traceback" not in said
 
 
 class Interrupt(Callback):

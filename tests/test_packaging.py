@@ -23,6 +23,7 @@ from tests.test_layering import EXTRAS, MODULES, dotted, imports, parse
 CORE = {
     "jsonargparse",
     "lightning",
+    "lightning-utilities",
     "numpy",
     "scikit-learn",
     "tensorboard",
@@ -105,7 +106,7 @@ def test_whatever_is_imported_is_a_declared_requirement():
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
     foreign = {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - {"lightning_tpauc"}
-    assert foreign <= {name.replace("scikit-learn", "sklearn") for name in CORE} | EXTRAS
+    assert foreign <= {name.replace("scikit-learn", "sklearn").replace("-", "_") for name in CORE} | EXTRAS
 
 
 def test_importing_the_package_is_free_and_no_module_needs_an_extra():

@@ -21,7 +21,7 @@ from torch import nn
 from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.errors import CheckpointError, TPAUCWarning
-from lightning_tpauc.plain import plain
+from lightning_tpauc.plain import make_plain, plain
 from tests.fixed import make_trainer
 
 
@@ -91,6 +91,7 @@ def same(a, b):
         (frozenset({1}), {1}),
         (collections.deque([1, 2]), [1, 2]),
         (collections.defaultdict(list, a=[1]), {"a": [1]}),
+        (collections.UserList([collections.UserDict(a=np.int8(1))]), [{"a": 1}]),
         ([collections.Counter({np.int64(3): 2})], [collections.Counter({3: 2})]),
         (collections.OrderedDict(a=np.int64(1)), collections.OrderedDict(a=1)),
     ],
@@ -287,6 +288,13 @@ def test_what_users_add_is_converted_or_refused_at_the_first_save(tmp_path, how)
         CheckpointError, match=r"can't hold .*mine.*: slice \(slice\(None, 7, None\)\) is not read back"
     ):
         run(slice(7))
+
+
+def test_the_class_of_all_hyperparameters_is_left_out():
+    """Lightning writes it down where they are a configuration of omegaconf, and makes one of them again."""
+    checkpoint = {"hyper_parameters": collections.UserDict(a=1), "hparams_type": collections.UserDict}
+    make_plain(checkpoint)
+    assert checkpoint == {"hyper_parameters": {"a": 1}}
 
 
 def test_another_plugin_for_files_gets_plain_values_as_well(tmp_path):

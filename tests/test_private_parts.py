@@ -47,6 +47,11 @@ USED = {
         lambda _: LightningCLI,
         "`test --ckpt_path last` without a file tests untrained weights",
     ),
+    ("cli", "_signal_connector"): (lambda t: t, "several processes that are asked to end wait for each other"),
+    ("cli", "_sigterm_notifier_fn"): (
+        lambda t: t._signal_connector,
+        "several processes that are asked to end wait for each other",
+    ),
     ("compiled", "_compiler_ctx"): (
         lambda t: t.lightning_module,
         "steps of a compiled module are compiled, with wrong gradients",
