@@ -23,7 +23,6 @@ from tests.test_layering import EXTRAS, MODULES, dotted, imports, parse
 CORE = {
     "jsonargparse",
     "lightning",
-    "lightning-utilities",
     "numpy",
     "scikit-learn",
     "tensorboard",
