@@ -9,7 +9,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Timer
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
-from lightning_tpauc.algorithms import STACO, TrainingScores
+from lightning_tpauc.algorithms import STACO, Algorithm, TrainingScores
 from lightning_tpauc.functional import objective_ratio
 from lightning_tpauc.metrics import ObjectiveRatios
 from lightning_tpauc.rectangle_schedule import (
@@ -122,6 +122,44 @@ def test_ratio_of_large_classes_is_that_of_their_quantiles():
 
 def test_ratio_of_a_rectangle_without_an_example_is_nan():
     assert objective_ratio(torch.zeros(3), torch.zeros(3), 0.9, 0.5).isnan()
+
+
+@pytest.mark.parametrize("empty", [0, 1])
+def test_ratio_without_a_class_is_nan(empty):
+    scores = [torch.zeros(3), torch.zeros(3)]
+    scores[empty] = torch.zeros(0)
+    assert objective_ratio(*scores, 0.5, 0.5).isnan()
+
+
+def test_a_run_that_ends_before_says_so_and_not_that_it_was_held(caplog):
+    made = schedule()
+    with caplog.at_level("INFO"):
+        made.move(0.05, separable())
+        made.say_if_held()
+    assert "5% of the way to min_tpr=0.8, max_fpr=0.2: the run ended before." in caplog.text
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        made.held_out = [2.0] * len(HELD_OUT_GRID)
+        made.move(0.1, separable())
+        made.say_if_held()
+    assert "nearer to it, the objective came to 85%" in caplog.text
+
+
+def test_any_algorithm_whose_rectangle_shrinks_keeps_how_far_it_has():
+    class Own(Algorithm):
+        can_shrink_rectangle = True
+
+        def step(self, pos_scores, neg_scores, dual_neg_scores, index):
+            return pos_scores.sum()
+
+    first, second = Own(), Own()
+    for algorithm in (first, second):
+        algorithm.setup(3)
+    first.tightness = 0.25
+    second.load_state_dict(first.state_dict())
+    assert second.tightness == 0.25
+    second.load_state_dict({"num_positives": 3})
+    assert second.tightness == 1.0, "of a version whose rectangles did not shrink"
 
 
 def test_metric_gives_the_ratio_of_each_rectangle():

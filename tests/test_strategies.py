@@ -39,6 +39,7 @@ pytestmark = [
 SCRIPTS = Path(__file__).parent / "scripts"
 
 #: 1,347 digits, a linear model, STACO2 with a stage an epoch; S and B are sums over processes.
+#: A job that is stopped is one of fewer steps: nothing may go by the number of them.
 CONFIG = """
 seed_everything: 0
 model:
@@ -47,6 +48,7 @@ model:
     backbone: {{class_path: lightning_tpauc.models.Linear, init_args: {{num_features: 64}}}}
     algorithm: {{class_path: lightning_tpauc.algorithms.STACO, init_args: {{gamma: 50.0}}}}
     optimizer: {{class_path: torch.optim.SGD, init_args: {{lr: 0.1}}}}
+    warmup: 0
 data:
   class_path: lightning_tpauc.DigitsDataModule
   init_args: {{num_pos: {num_pos}, num_neg: {num_neg}, val_fraction: 0.25, batch_size: 7}}
@@ -58,6 +60,7 @@ trainer:
   enable_progress_bar: false
   enable_model_summary: false
   callbacks:
+    - {{class_path: lightning_tpauc.StageCallback, init_args: {{shrink_rectangle: false}}}}
     - class_path: lightning.pytorch.callbacks.ModelCheckpoint
       init_args: {{dirpath: {folder}, save_last: true, every_n_train_steps: 30}}
 """

@@ -186,7 +186,7 @@ def test_command_line(root):
     parser.add_subclass_arguments(PosNegDataModule, "data")
     config = parser.parse_args([
         "--data=lightning_tpauc.data.libsvm.LIBSVMDataModule", f"--data.root={root}", "--data.train_file=all.txt",
-        "--data.test_fraction=0.2", "--data.num_pos=7",
+        "--data.test_fraction=0.2", "--data.num_pos=7", "--data.num_neg=9",
     ])  # fmt: skip
     datamodule = parser.instantiate_classes(config).data
     datamodule.setup()
