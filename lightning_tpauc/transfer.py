@@ -47,6 +47,7 @@ def explained_dtypes(inputs: Any, model: nn.Module) -> Iterator[None]:
         ArgumentError: instead of torch's RuntimeError.
 
     Example:
+        >>> import torch
         >>> with explained_dtypes(torch.zeros(2), nn.Linear(2, 1)):
         ...     pass
     """
