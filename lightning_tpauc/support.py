@@ -87,7 +87,7 @@ def refuse_unsupported(trainer: Trainer, further: Iterable[Callback] = ()) -> No
     # On every save Lightning advises users of manual optimization to keep weights from before the step in attributes
     # that it would write instead of the current ones. Our checkpoints hold the state after the step.
     warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
-    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set at run time, declared nowhere
+    datamodule: Any = getattr(trainer, "datamodule", None)  # set at run time, declared nowhere
     refuse_twin(type(datamodule), type(datamodule).__name__)
     _refuse_flags(trainer)
     _refuse_strategies(trainer)

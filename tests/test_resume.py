@@ -179,12 +179,12 @@ def test_checkpoint_is_safe_and_published_weights_are_the_average(tmp_path):
     assert torch.equal(module.backbone[0].weight, weight), "evaluation loads the published weights too"
 
 
-def test_weights_only_checkpoint_holds_the_average_alone(tmp_path):
+def test_weights_only_checkpoint_holds_the_solution_alone(tmp_path):
     module, trainer, _ = run(tmp_path / "x", limits={"max_steps": 3, "max_epochs": -1})
     trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
     saved = torch.load(tmp_path / "weights.ckpt", weights_only=True)
     assert KEY not in saved
-    assert torch.equal(saved["state_dict"]["backbone.0.weight"], module.iterates.mean[0])
+    assert torch.equal(saved["state_dict"]["backbone.0.weight"], module.backbone[0].weight)
     with pytest.raises(CheckpointError, match="holds no state of lightning_tpauc"):
         run(tmp_path / "y", ckpt=tmp_path / "weights.ckpt")
 
