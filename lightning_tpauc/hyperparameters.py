@@ -10,6 +10,7 @@ import numpy as np
 from lightning.fabric.utilities.data import AttributeDict
 from torch import Tensor
 
+from lightning_tpauc.data.evaluated import SAMPLING_ARGUMENTS
 from lightning_tpauc.functional.surrogates import Surrogate
 
 if TYPE_CHECKING:
@@ -20,18 +21,6 @@ if TYPE_CHECKING:
 __all__ = ("offer_hyperparameters",)
 
 _OF_MODULE = ("score_activation", "gradient_clip_val", "lr_scheduler_interval")
-_OF_DATA = (
-    "num_pos",
-    "num_neg",
-    "num_dual_neg",
-    "sampling",
-    "batch_size",
-    "val_fraction",
-    "num_folds",
-    "fold",
-    "split_seed",
-    "seed",
-)
 
 
 def offer_hyperparameters(trainer: Trainer, module: TPAUCModule) -> None:
@@ -53,7 +42,7 @@ def offer_hyperparameters(trainer: Trainer, module: TPAUCModule) -> None:
     found: dict[str, Any] = {
         "algorithm": {"name": type(algorithm).__name__, **_simple({n: getattr(algorithm, n, None) for n in arguments})},
         "optimizer": {"name": type(optimizer).__name__, **_simple(optimizer.param_groups[0])},
-        "sampler": _simple({name: getattr(datamodule, name, None) for name in _OF_DATA}),
+        "sampler": _simple({name: getattr(datamodule, name, None) for name in SAMPLING_ARGUMENTS}),
         **_simple({name: getattr(module, name) for name in _OF_MODULE}),
     }
     schedulers = [type(config.scheduler).__name__ for config in trainer.lr_scheduler_configs]

@@ -24,10 +24,10 @@ from lightning_tpauc.data.parts import (
 )
 from lightning_tpauc.errors import DataError, TPAUCWarning
 
-__all__ = ("EvaluationData",)
+__all__ = ("SAMPLING_ARGUMENTS", "EvaluationData")
 
 #: Arguments that change what is trained on or how it is divided.
-_ARGUMENTS = (
+SAMPLING_ARGUMENTS = (
     "num_pos",
     "num_neg",
     "num_dual_neg",
@@ -75,7 +75,7 @@ class EvaluationData(LightningDataModule):
             stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
         """
         datasets = self._datasets()
-        found: dict[str, Any] = {f"`{name}`": getattr(self, name) for name in _ARGUMENTS}
+        found: dict[str, Any] = {f"`{name}`": getattr(self, name) for name in SAMPLING_ARGUMENTS}
         found["`steps_per_epoch`"] = self._epoch_steps
         splits = stage == "fit" or (stage == "validate" and datasets.val is None)
         named = {"fit": ("train", "val"), "validate": ("val",)}.get(stage, (stage,))
