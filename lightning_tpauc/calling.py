@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lightning_tpauc.data.targets import NAMES
+from lightning_tpauc.data.core.targets import NAMES
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.eager import eager
 from lightning_tpauc.functional.notify import warn_on_rank_zero

@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from lightning_tpauc.data.batch import EvalBatch
-from lightning_tpauc.data.layout import has_label, without_label
+from lightning_tpauc.data.core.batch import EvalBatch
+from lightning_tpauc.data.core.layout import has_label, without_label
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import check_rectangle
 from lightning_tpauc.functional.surrogates import Surrogate
@@ -25,7 +25,7 @@ __all__ = (
     "metric_name",
 )
 
-#: Target of rows that no metric counts; see :class:`~lightning_tpauc.data.batch.EvalBatch`.
+#: Target of rows that no metric counts; see :class:`~lightning_tpauc.data.core.batch.EvalBatch`.
 IGNORED = -1
 
 
@@ -108,11 +108,11 @@ def inputs_and_target(batch: Any, known: Any = None) -> tuple[Any, Tensor]:
     """Inputs and labels of a batch for validation or test.
 
     Args:
-        batch: an :class:`~lightning_tpauc.data.batch.EvalBatch`, or what the loader of a data set of tuples gives, with
+        batch: an :class:`~lightning_tpauc.EvalBatch`, or what the loader of a data set of tuples gives, with
             the label as its last entry, as in the training set: ``(inputs, target)`` or ``(a, b, target)``. The target
             has N entries; floats 0.0 and 1.0 are labels, too.
-        known: the :func:`~lightning_tpauc.data.layout.layout` of the inputs that the model was trained on. Without it
-            only pairs are unambiguous.
+        known: the :func:`~lightning_tpauc.data.core.layout.layout` of the inputs that the model was trained on. Without
+            it only pairs are unambiguous.
 
     Returns:
         The inputs, several of them as a tuple, and an integer tensor ``(N,)``.

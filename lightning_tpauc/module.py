@@ -19,7 +19,7 @@ from lightning_tpauc.best_weights import BestWeights
 from lightning_tpauc.callbacks import StageCallback, leave_average
 from lightning_tpauc.checkpoint_io import check_file, use_atomic_files
 from lightning_tpauc.compiled import compile_model_alone
-from lightning_tpauc.data.batch import PosNegBatch, check_training_batch
+from lightning_tpauc.data.core.batch import PosNegBatch, check_training_batch
 from lightning_tpauc.distributed import JointScores, gather_scores
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import as_index, check_count, is_real

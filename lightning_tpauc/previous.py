@@ -20,7 +20,7 @@ from lightning_tpauc.iterates import assign, master_dtype, whole
 from lightning_tpauc.sharding import reshard
 
 if TYPE_CHECKING:
-    from lightning_tpauc.data.batch import PosNegBatch
+    from lightning_tpauc.data.core.batch import PosNegBatch
     from lightning_tpauc.module import TPAUCModule
 
 __all__ = ("PreviousWeights",)

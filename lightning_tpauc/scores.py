@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.algorithms.base import TrainingScores
-from lightning_tpauc.data.batch import check_training_batch
+from lightning_tpauc.data.core.batch import check_training_batch
 from lightning_tpauc.distributed import gather_variable
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.transfer import device_batches
@@ -16,8 +16,8 @@ from lightning_tpauc.transfer import device_batches
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-    from lightning_tpauc.data.loader import EvalLoader
-    from lightning_tpauc.data.streamed import ScoredStream
+    from lightning_tpauc.data.core.loader import EvalLoader
+    from lightning_tpauc.data.streaming.loader import ScoredStream
     from lightning_tpauc.module import TPAUCModule
 
 __all__ = ("ScoreMemory", "check_first_batch", "count_positives", "score_examples", "score_training_set")

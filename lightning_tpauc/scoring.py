@@ -16,8 +16,8 @@ from torchmetrics import MetricCollection
 from lightning_tpauc.algorithms import STACO, Algorithm
 from lightning_tpauc.calling import call_model, is_squashed, one_score, scores_of
 from lightning_tpauc.compiled import own_names
-from lightning_tpauc.data.batch import EvalBatch
-from lightning_tpauc.data.positions import check_loader
+from lightning_tpauc.data.core.batch import EvalBatch
+from lightning_tpauc.data.core.subset_indices import check_loader
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.evaluation import (
     IGNORED,
@@ -104,7 +104,7 @@ class ScoringModule(KeepsDuties, LightningModule):
         self.trained_start = TrainedStart()
         #: Names of areas that were 0 in this run, of which it was said.
         self._blind_said: set[str] = set()
-        #: What the inputs consist of that it was trained on; see :func:`~lightning_tpauc.data.layout.layout`.
+        #: What the inputs consist of that it was trained on; see :func:`~lightning_tpauc.data.core.layout.layout`.
         self.input_layout: Any = None
         self._activation_checked = False
         #: Of all data loaders but the first, whose metrics are the two above; there while they are evaluated.

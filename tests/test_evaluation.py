@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorData
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
-from lightning_tpauc.data.batch import EvalBatch
+from lightning_tpauc.data.core.batch import EvalBatch
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.evaluation import inputs_and_target, inputs_to_predict
 from lightning_tpauc.functional import two_way_partial_auroc

@@ -76,6 +76,8 @@ EXTRAS = {"matplotlib", "medmnist", "ogb", "rdkit", "torch_geometric", "torchvis
 
 MODULES = sorted((ROOT / PACKAGE).rglob("*.py"))
 FOLDERS = {"", "algorithms", "data", "functional", "metrics", "models"}
+#: Within ``data``, from the bottom up.
+DATA_LAYERS = ("core", "streaming", "sampler_factory", "evaluated", "datamodule", "sources")
 
 
 @cache
@@ -84,7 +86,7 @@ def parse(path):
 
 
 def dotted(path):
-    """``lightning_tpauc/data/batch.py`` -> ``data.batch``, ``lightning_tpauc/__init__.py`` -> ``""``."""
+    """``lightning_tpauc/data/core/batch.py`` -> ``data.core.batch``, ``lightning_tpauc/__init__.py`` -> ``""``."""
     return ".".join(path.relative_to(ROOT / PACKAGE).with_suffix("").parts).removesuffix("__init__").removesuffix(".")
 
 
@@ -162,13 +164,25 @@ def test_imports_go_one_way():
     [
         pytest.param("functional.staco", "from lightning_tpauc.algorithms.base import Algorithm", id="upwards"),
         pytest.param("metrics.roc", "from lightning_tpauc import iterates", id="sideways"),
-        pytest.param("data.batch", "def f():\n    from lightning_tpauc.distributed import rank", id="in a function"),
+        pytest.param("data.datamodule", "def f():\n    from lightning_tpauc.hooks import rank", id="in a function"),
         pytest.param("callbacks", "from lightning_tpauc import TPAUCModule", id="through the root"),
         pytest.param("algorithms.base", "import lightning_tpauc.extras", id="more than it may know"),
     ],
 )
 def test_a_backward_import_is_noticed(own, source):
     assert len(list(wrong_edges(own, ast.parse(source)))) == 1
+
+
+def test_data_are_imported_one_way():
+    """Data sets and batches know nothing of streams, and neither knows the data module nor what is built on it."""
+
+    def find(own, tree):
+        if own.startswith("data."):
+            inner = own.split(".")[1]
+            others = [name.split(".")[1] for name in own_imports(at_run_time(tree)) if name.startswith("data.")]
+            yield from (o for o in others if o != inner and DATA_LAYERS.index(o) >= DATA_LAYERS.index(inner))
+
+    assert violations(find) == {}
 
 
 def test_no_cycle_among_modules():

@@ -139,7 +139,7 @@ def test_modules_need_no_import_of_their_own(module):
 
 
 def one_graph(_):
-    graphs = importlib.import_module("lightning_tpauc.data.graphs")
+    graphs = importlib.import_module("lightning_tpauc.data.sources.graphs")
     edges, sizes = torch.zeros(2, 0, dtype=torch.int64), [torch.tensor([1]), torch.tensor([0])]
     return graphs.GraphDataset(graphs.PackedGraphs(torch.zeros(1, 9), edges, torch.zeros(0, 3), *sizes), [1])
 
@@ -147,7 +147,7 @@ def one_graph(_):
 def one_molecule(folder):
     path = folder / "few.csv"
     path.write_text("smiles,active\nCCO,1\nC,0\n")
-    smiles = importlib.import_module("lightning_tpauc.data.smiles")
+    smiles = importlib.import_module("lightning_tpauc.data.sources.smiles")
     return smiles.load_molecules(path, "smiles", "active", scaffolds_of_all=False, cache_dir=folder)
 
 
@@ -157,7 +157,7 @@ def one_curve(_):
 
 
 def one_folder(folder):
-    with importlib.import_module("lightning_tpauc.data.ogb_folder").reading_ogb(folder):
+    with importlib.import_module("lightning_tpauc.data.sources.ogb_folder").reading_ogb(folder):
         pass
 
 

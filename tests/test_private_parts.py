@@ -56,17 +56,17 @@ USED = {
         lambda t: t.lightning_module,
         "steps of a compiled module are compiled, with wrong gradients",
     ),
-    ("data.loader", "_iterator"): (
+    ("data.core.loader", "_iterator"): (
         lambda _: DataLoader(TensorDataset(torch.zeros(1))),
         "workers of a run that fails end five seconds late each",
     ),
-    ("data.loader", "_shutdown_workers"): (
+    ("data.core.loader", "_shutdown_workers"): (
         lambda _: dataloader._MultiProcessingDataLoaderIter,
         "workers of a run that fails end five seconds late each",
     ),
-    ("data.position", "_combined_loader"): (lambda t: t.fit_loop, "a resumed epoch starts from its first batch"),
-    ("data.stream_reader", "_utils"): (lambda _: torch.utils.data, "streams do not see which worker reads them"),
-    ("data.stream_reader", "_worker_info"): (lambda _: _utils.worker, "streams do not see which worker reads them"),
+    ("data.core.position", "_combined_loader"): (lambda t: t.fit_loop, "a resumed epoch starts from its first batch"),
+    ("data.streaming.reader", "_utils"): (lambda _: torch.utils.data, "streams do not see which worker reads them"),
+    ("data.streaming.reader", "_worker_info"): (lambda _: _utils.worker, "streams do not see which worker reads them"),
     ("loop_state", "_batches_that_stepped"): (
         lambda t: t.fit_loop.epoch_loop,
         "points logged again after a kill lie at a wrong step",

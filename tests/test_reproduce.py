@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lightning_tpauc.data import download
-from lightning_tpauc.data.download import Source
+from lightning_tpauc.data.sources import download
+from lightning_tpauc.data.sources.download import Source
 from lightning_tpauc.errors import DataError, MissingExtraError
 from lightning_tpauc.experiments.build import Options, build_datamodule
 from lightning_tpauc.experiments.catalog import find_experiment

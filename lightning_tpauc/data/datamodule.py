@@ -13,19 +13,26 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from typing_extensions import Unpack
 
-from lightning_tpauc.data.cursor import StreamCursor
+from lightning_tpauc.data.core.datasets import (
+    Datasets,
+    EvaluatedPart,
+    TrainingPart,
+    as_dataset,
+    float_dtype,
+    sampled_rows,
+)
+from lightning_tpauc.data.core.loader import EvalLoader, PosNegLoader
+from lightning_tpauc.data.core.loader_options import LoaderOptions, checked_options
+from lightning_tpauc.data.core.position import training_position
+from lightning_tpauc.data.core.sampler import SAMPLERS, BatchSampler, BatchSizes
+from lightning_tpauc.data.core.seeding import as_seed, say_what_seeds
+from lightning_tpauc.data.core.shards import current_world
+from lightning_tpauc.data.core.splits import as_fraction, check_validation_source
 from lightning_tpauc.data.evaluated import EvaluationData
-from lightning_tpauc.data.loader import EvalLoader, PosNegLoader
-from lightning_tpauc.data.negatives import NegativeStream, as_stream
-from lightning_tpauc.data.options import LoaderOptions, checked_options
-from lightning_tpauc.data.parts import Datasets, EvaluatedPart, TrainingPart, as_dataset, float_dtype, sampled_rows
-from lightning_tpauc.data.planning import Split, make_sampler, make_training_part
-from lightning_tpauc.data.position import training_position
-from lightning_tpauc.data.sampler import SAMPLERS, BatchSampler, BatchSizes
-from lightning_tpauc.data.seeding import as_seed, say_what_seeds
-from lightning_tpauc.data.shards import current_world
-from lightning_tpauc.data.splits import as_fraction, check_validation_source
-from lightning_tpauc.data.streamed import ScoredStream, StreamedLoader
+from lightning_tpauc.data.sampler_factory import Split, make_sampler, make_training_part
+from lightning_tpauc.data.streaming.cursor import StreamCursor
+from lightning_tpauc.data.streaming.loader import ScoredStream, StreamedLoader
+from lightning_tpauc.data.streaming.negatives import NegativeStream, as_stream
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from lightning_tpauc.functional.checks import check_count
 
@@ -84,7 +91,7 @@ class PosNegDataModule(EvaluationData):
         worker_init_fn: called in each worker with its number when it starts.
         multiprocessing_context: how workers start, ``"fork"`` or ``"spawn"`` for instance.
         targets: the labels of the training set, or the name (attribute or key) under which all data sets keep theirs;
-            ``None`` looks for them as :func:`~lightning_tpauc.data.targets.find_targets` says.
+            ``None`` looks for them as :func:`~lightning_tpauc.data.core.targets.find_targets` says.
 
     Raises:
         ArgumentError: if arguments contradict each other or are out of range.

@@ -11,10 +11,7 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 
-from lightning_tpauc.data.description import describe, digest
-from lightning_tpauc.data.fetch import Fetcher, collate_by, fetcher_for, is_random, unaugmented
-from lightning_tpauc.data.loader import EvalLoader, PosNegLoader
-from lightning_tpauc.data.parts import (
+from lightning_tpauc.data.core.datasets import (
     Datasets,
     EvaluatedPart,
     TrainingPart,
@@ -22,6 +19,9 @@ from lightning_tpauc.data.parts import (
     predicted_part,
     training_layout,
 )
+from lightning_tpauc.data.core.description import describe, digest
+from lightning_tpauc.data.core.fetch import Fetcher, collate_by, fetcher_for, is_random, unaugmented
+from lightning_tpauc.data.core.loader import EvalLoader, PosNegLoader
 from lightning_tpauc.errors import DataError, TPAUCWarning
 
 __all__ = ("SAMPLING_ARGUMENTS", "EvaluationData")
@@ -127,7 +127,7 @@ class EvaluationData(LightningDataModule):
     def input_layout(self) -> Any:
         """What the model's inputs consist of: what its module knows from its training, else the training set's first.
 
-        ``None`` if there is neither; see :func:`~lightning_tpauc.data.layout.layout`.
+        ``None`` if there is neither; see :func:`~lightning_tpauc.data.core.layout.layout`.
         """
         known = getattr(getattr(self.trainer, "lightning_module", None), "input_layout", None)
         if self.collate_fn is not None:  # items are asked for, and the model sees something else

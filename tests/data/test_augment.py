@@ -3,8 +3,8 @@ import itertools
 import pytest
 import torch
 
-from lightning_tpauc.data.arrays import ArrayDataset
-from lightning_tpauc.data.augment import AugmentedImages, flip_and_shift, shift
+from lightning_tpauc.data.core.arrays import ArrayDataset
+from lightning_tpauc.data.sources.augment import AugmentedImages, flip_and_shift, shift
 from lightning_tpauc.errors import ArgumentError
 
 

@@ -1,6 +1,6 @@
 import os
 
-from lightning_tpauc.data.cache import default_cache_dir
+from lightning_tpauc.data.sources.cache import default_cache_dir
 
 
 def test_the_default_cache_is_the_users(tmp_path, monkeypatch):

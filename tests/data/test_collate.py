@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, Subset, TensorDataset, get_worker_
 
 from lightning_tpauc import DigitsDataModule, PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.data import EvalBatch, PosNegBatch, RowsDataset
-from lightning_tpauc.data.parts import EvaluatedPart
+from lightning_tpauc.data.core.datasets import EvaluatedPart
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from tests.data.items import Items
 from tests.fixed import make_trainer

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_tpauc.data.cursor import StreamCursor
-from lightning_tpauc.data.negatives import NegativeStream
-from lightning_tpauc.data.stream_reader import Place
+from lightning_tpauc.data.streaming.cursor import StreamCursor
+from lightning_tpauc.data.streaming.negatives import NegativeStream
+from lightning_tpauc.data.streaming.reader import Place
 from lightning_tpauc.errors import DataError, TPAUCWarning
 from tests.data.flows import Plain, Shards, Stateful
 from tests.data.test_streamed import negatives_of, ready

@@ -10,9 +10,9 @@ import torch
 from jsonargparse import ArgumentParser
 from torch.utils.data import Subset, TensorDataset
 
-from lightning_tpauc.data.arrays import ArrayDataset
+from lightning_tpauc.data.core.arrays import ArrayDataset
+from lightning_tpauc.data.core.datasets import Datasets
 from lightning_tpauc.data.datamodule import PosNegDataModule
-from lightning_tpauc.data.parts import Datasets
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from tests.data.items import Items, N, X, Y, draw, mapping, noisy, pair
 from tests.data.module import Recorder, make_trainer

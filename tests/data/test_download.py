@@ -8,8 +8,8 @@ from urllib.error import URLError
 
 import pytest
 
-from lightning_tpauc.data import download
-from lightning_tpauc.data.download import SOURCES, Source, download_missing
+from lightning_tpauc.data.sources import download
+from lightning_tpauc.data.sources.download import SOURCES, Source, download_missing
 from lightning_tpauc.errors import ArgumentError, DataError
 
 CONTENT = b"+1 1:0.5\n-1 1:0.25\n" * 100

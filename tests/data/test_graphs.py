@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_tpauc.data.fetch import fetcher_for
-from lightning_tpauc.data.graphs import GraphDataset, PackedGraphs
+from lightning_tpauc.data.core.fetch import fetcher_for
+from lightning_tpauc.data.sources.graphs import GraphDataset, PackedGraphs
 from lightning_tpauc.errors import DataError
 from lightning_tpauc.extras import import_extra
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from jsonargparse import ArgumentParser
 
-from lightning_tpauc.data import download, libsvm
 from lightning_tpauc.data.datamodule import PosNegDataModule
-from lightning_tpauc.data.download import Source
-from lightning_tpauc.data.libsvm import LIBSVMDataModule
+from lightning_tpauc.data.sources import download, libsvm
+from lightning_tpauc.data.sources.download import Source
+from lightning_tpauc.data.sources.libsvm import LIBSVMDataModule
 from lightning_tpauc.errors import ArgumentError, DataError
 from tests.data.module import Recorder, make_trainer
 from tests.paths import SHARED_DATA
@@ -185,7 +185,7 @@ def test_command_line(root):
     parser = ArgumentParser()
     parser.add_subclass_arguments(PosNegDataModule, "data")
     config = parser.parse_args([
-        "--data=lightning_tpauc.data.libsvm.LIBSVMDataModule", f"--data.root={root}", "--data.train_file=all.txt",
+        "--data=lightning_tpauc.data.LIBSVMDataModule", f"--data.root={root}", "--data.train_file=all.txt",
         "--data.test_fraction=0.2", "--data.num_pos=7", "--data.num_neg=9",
     ])  # fmt: skip
     datamodule = parser.instantiate_classes(config).data

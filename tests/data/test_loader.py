@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from lightning_tpauc.data.fetch import fetcher_for
-from lightning_tpauc.data.loader import EvalLoader, Position, PosNegLoader
-from lightning_tpauc.data.sampler import BatchSizes, PosNegSampler, UniformSampler
+from lightning_tpauc.data.core.fetch import fetcher_for
+from lightning_tpauc.data.core.loader import EvalLoader, Position, PosNegLoader
+from lightning_tpauc.data.core.sampler import BatchSizes, PosNegSampler, UniformSampler
 from tests.data.items import Items, N, X, Y, draw, noisy, pair
 from tests.data.worlds import rank_of
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_tpauc.data.medmnist import MEDMNIST, MedMNISTDataModule, read_medmnist
+from lightning_tpauc.data.sources.medmnist import MEDMNIST, MedMNISTDataModule, read_medmnist
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.models import CNN3D

@@ -7,7 +7,7 @@ from urllib.error import URLError
 
 import pytest
 
-from lightning_tpauc.data.molecules import OGBMoleculesDataModule
+from lightning_tpauc.data.sources.molecules import OGBMoleculesDataModule
 from lightning_tpauc.errors import DataError
 from lightning_tpauc.extras import import_extra
 from tests.data.fake_ogb import make_molecules, write_ogb

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from lightning_tpauc.data.svmlight import read_svmlight
-from lightning_tpauc.data.targets import find_targets
+from lightning_tpauc.data.core.targets import find_targets
+from lightning_tpauc.data.sources.svmlight import read_svmlight
 
 
 class Items(list):

@@ -6,7 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from lightning_tpauc.data.sampler import BatchSizes, PosNegSampler, UniformSampler
+from lightning_tpauc.data.core.sampler import BatchSizes, PosNegSampler, UniformSampler
 from lightning_tpauc.errors import ArgumentError, DataError
 from tests.data.worlds import rank_of
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_tpauc.data.scaffolds import random_split, scaffold_split
+from lightning_tpauc.data.sources.scaffolds import random_split, scaffold_split
 from lightning_tpauc.errors import ArgumentError
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_tpauc.data.seeding import as_seed, say_what_seeds, seeded_items
+from lightning_tpauc.data.core.seeding import as_seed, say_what_seeds, seeded_items
 from lightning_tpauc.errors import ArgumentError
 from tests.data.items import draw
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_tpauc.data import smiles
-from lightning_tpauc.data.smiles import load_molecules
+from lightning_tpauc.data.sources import smiles
+from lightning_tpauc.data.sources.smiles import load_molecules
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.extras import import_extra
 from tests.data.smiles_rows import ROWS, write_csv

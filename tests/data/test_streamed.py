@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from lightning_tpauc.data.core.datasets import Datasets
 from lightning_tpauc.data.datamodule import PosNegDataModule
-from lightning_tpauc.data.negatives import NegativeStream
-from lightning_tpauc.data.parts import Datasets
+from lightning_tpauc.data.streaming.negatives import NegativeStream
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from tests.data.flows import (
     WIDTH,

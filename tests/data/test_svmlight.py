@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from lightning_tpauc.data import svmlight
-from lightning_tpauc.data.cache import default_cache_dir
-from lightning_tpauc.data.svmlight import read_svmlight
+from lightning_tpauc.data.sources import svmlight
+from lightning_tpauc.data.sources.cache import default_cache_dir
+from lightning_tpauc.data.sources.svmlight import read_svmlight
 from lightning_tpauc.errors import ArgumentError, DataError
 
 OPENERS = {".txt": open, ".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open}

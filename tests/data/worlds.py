@@ -4,13 +4,16 @@ from contextlib import contextmanager
 
 import pytest
 
-from lightning_tpauc.data import cursor, datamodule, loader, sampler, streamed
-from lightning_tpauc.data.shards import World
+from lightning_tpauc.data import datamodule
+from lightning_tpauc.data.core import loader, sampler
+from lightning_tpauc.data.core.shards import World
+from lightning_tpauc.data.streaming import cursor
+from lightning_tpauc.data.streaming import loader as streaming_loader
 
 
 @contextmanager
 def rank_of(rank, size):
     with pytest.MonkeyPatch.context() as patch:
-        for module in (cursor, datamodule, loader, sampler, streamed):
+        for module in (cursor, datamodule, loader, sampler, streaming_loader):
             patch.setattr(module, "current_world", lambda: World(rank, size))
         yield

@@ -1,0 +1,185 @@
+"""Data sets that fetch a whole batch at once; one over arrays: tensors, numpy arrays, memory maps, sparse matrices."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lightning_tpauc.data.core.targets import as_array
+from lightning_tpauc.data.core.tree_utils import cut_inputs
+from lightning_tpauc.errors import DataError
+
+__all__ = ("ArrayDataset", "RowsDataset", "as_features")
+
+
+class RowsDataset(Dataset[Any], ABC):
+    """Base of map-style data sets that fetch and collate the inputs of a whole batch at once, without random numbers.
+
+    The labels are an attribute ``targets``. Data sets of single items that differ in size need no more than a
+    ``collate_fn``; see :class:`~lightning_tpauc.PosNegDataModule`.
+
+    Example:
+        >>> class Words(RowsDataset):
+        ...     def __init__(self, lines, targets):
+        ...         self.lines, self.targets = lines, targets
+        ...     def __len__(self):
+        ...         return len(self.lines)
+        ...     def rows(self, rows):
+        ...         lines = [torch.tensor([len(word) for word in self.lines[row].split()]) for row in rows]
+        ...         return torch.nn.utils.rnn.pad_sequence(lines, batch_first=True)
+        >>> Words(["to be or", "not to be"], [1, 0]).rows(np.array([1, 0]))
+        tensor([[3, 2, 2],
+                [2, 2, 2]])
+    """
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def rows(self, rows: NDArray[np.int64]) -> Any:
+        """Collated inputs, without labels, of the rows (int64 array)."""
+
+    def __getitem__(self, row: int) -> Any:
+        inputs, targets = self.rows(np.array([row])), getattr(self, "targets", None)
+        if isinstance(inputs, (Tensor, np.ndarray, Mapping, tuple, list)):
+            inputs = cut_inputs(inputs, 0)
+        entries = inputs if isinstance(inputs, tuple) else (inputs,)
+        return inputs if targets is None else (*entries, int(targets[row]))
+
+
+class ArrayDataset(RowsDataset):
+    """Rows of one array and their labels; a whole batch is fetched by one indexing call.
+
+    Args:
+        features: tensor or numpy array (also a memory map) of shape ``(n, ...)``, table, or sparse matrix of scipy of
+            shape ``(n, m)``, whose rows become dense when they are fetched; any dtype of numbers.
+        targets: tensor, array, sequence or column of a table with n labels; ``None`` if there are none.
+        shift: float array that broadcasts against a row; subtracted from what is fetched.
+        scale: float array that broadcasts against a row; multiplies what is fetched, after the shift. A memory map is
+            thus standardised without a copy.
+        dtype: what floats are fetched as, ``np.float32`` for instance; ``None`` leaves them as they are.
+
+    Raises:
+        DataError: if lengths differ, or features are no numbers.
+
+    Example:
+        >>> data = ArrayDataset(np.arange(6.0).reshape(3, 2), [0, 1, 0])
+        >>> data.rows(np.array([2, 0]))
+        tensor([[4., 5.],
+                [0., 1.]], dtype=torch.float64)
+        >>> data[1]
+        (tensor([2., 3.], dtype=torch.float64), 1)
+    """
+
+    def __init__(
+        self,
+        features: Any,
+        targets: Any,
+        shift: NDArray[Any] | None = None,
+        scale: NDArray[Any] | None = None,
+        *,
+        dtype: type[np.floating[Any]] | None = None,
+    ) -> None:
+        features = features if isinstance(features, Tensor) else as_features(features, "ArrayDataset")
+        # compressed rows can be indexed, whatever format comes in
+        self.features = features.tocsr() if hasattr(features, "tocsr") else features
+        # an array, since a column of a table is indexed by the labels of its rows and not by position
+        is_array = targets is None or isinstance(targets, (Tensor, np.ndarray))
+        self.targets = targets if is_array else as_array(targets)
+        self.shift = None if shift is None else np.asarray(shift)
+        self.scale = None if scale is None else np.asarray(scale)
+        self.dtype = dtype
+        self._on_host = _host_view(self.features) is not None
+        if self.targets is not None and len(self.targets) != len(self):
+            msg = f"Expected one label per row, but got {len(self.targets)} labels for {len(self)} rows."
+            raise DataError(msg)
+
+    def __len__(self) -> int:
+        return int(self.features.shape[0])
+
+    def __getitem__(self, row: int) -> Any:
+        features = self.rows(np.array([row]))[0]
+        if self.targets is None:
+            return features
+        label = self.targets[row]
+        return features, int(label.item() if hasattr(label, "item") else label)
+
+    def rows(self, rows: NDArray[np.int64]) -> Tensor:
+        """Features of shape ``(len(rows), ...)``."""
+        # made anew each time: a tensor's memory moves when it is shared with a spawned process
+        host = _host_view(self.features) if self._on_host else None
+        if host is None:
+            found: Tensor = self.features.index_select(0, torch.from_numpy(rows).to(self.features.device))
+            if self.shift is not None:
+                found = found - torch.from_numpy(self.shift).to(found.device)
+            return found if self.scale is None else found * torch.from_numpy(self.scale).to(found.device)
+        if hasattr(host, "toarray"):
+            array = host[rows].toarray()
+        else:
+            array = host.take(rows, axis=0) if host.flags.c_contiguous else host[rows]
+        if self.shift is not None:
+            array = array - self.shift
+        if self.scale is not None:
+            array = array * self.scale
+        if self.dtype is not None and array.dtype.kind == "f":
+            array = array.astype(self.dtype, copy=False)
+        return torch.from_numpy(array)
+
+
+def _host_view(features: Any) -> Any:
+    """A plain numpy view: on the CPU, ``take`` fetches a small batch ten times as fast as torch's indexing does."""
+    if not isinstance(features, Tensor):
+        return features.view(np.ndarray) if isinstance(features, np.ndarray) else features
+    try:
+        array: NDArray[Any] = features.detach().numpy()
+    except TypeError:  # on a GPU, or a dtype or layout that numpy does not have
+        return None
+    return array
+
+
+def as_features(x: Any, name: str = "train_dataset") -> Any:
+    """Features that :class:`ArrayDataset` takes: tensors, arrays and sparse matrices, and tables as arrays.
+
+    Args:
+        x: what the user gave. Rows of tables are taken in their order, whatever their labels are.
+        name: how messages call it.
+
+    Raises:
+        DataError: if it is something else, or holds no numbers, or has masked entries.
+
+    Example:
+        >>> as_features(np.eye(2)).shape
+        (2, 2)
+    """
+    if isinstance(x, Tensor):
+        _require(x.layout == torch.strided, name, f"a tensor of layout {x.layout}", "Pass `x.to_dense()`")
+        return x
+    if hasattr(x, "tocsr"):
+        return x
+    if hasattr(x, "to_numpy"):
+        columns = zip(x.columns, x.dtypes, strict=True) if hasattr(x, "columns") else [("x", x.dtype)]
+        wrong = [str(column) for column, kind in columns if getattr(kind, "kind", "f") not in "buif"]
+        _require(not wrong, name, f"no numbers in {', '.join(wrong[:5])}", "Encode or drop these columns")
+        found = x.to_numpy()  # objects where kinds are mixed, all of which float64 holds
+        x = found if found.dtype.kind != "O" else x.to_numpy(dtype=np.float64, na_value=np.nan)
+    _require(isinstance(x, np.ndarray), name, f"a {type(x).__name__}", "Convert it with `torch.tensor(x)`")
+    _require(x.dtype.kind in "buifc", name, f"an array of dtype {x.dtype}", "Encode it as numbers")
+    masked = int(np.ma.getmaskarray(x).sum()) if isinstance(x, np.ma.MaskedArray) else 0
+    _require(not masked, name, f"{masked} masked entries", "Fill them, for instance with `x.filled(0)`")
+    return x
+
+
+def _require(fits: bool, name: str, found: str, remedy: str) -> None:
+    if not fits:
+        msg = (
+            f"Expected x in `{name}` to be a tensor, a numpy array, a sparse matrix or a table, all of numbers, but "
+            f"got {found}. {remedy}, or pass a data set."
+        )
+        raise DataError(msg)

@@ -1,0 +1,312 @@
+"""Data sets as given by users, and their rows and labels as loaders need them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from lightning_tpauc.data.core.arrays import ArrayDataset, RowsDataset, as_features
+from lightning_tpauc.data.core.layout import WithoutLabels, has_label, layout, without_label
+from lightning_tpauc.data.core.permutation import permute
+from lightning_tpauc.data.core.seeding import seeded_items
+from lightning_tpauc.data.core.subset_indices import check_positions
+from lightning_tpauc.data.core.targets import as_array, binary_labels, find_targets, label_of_item, stored_targets
+from lightning_tpauc.errors import DataError
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+__all__ = (
+    "Datasets",
+    "EvaluatedPart",
+    "TrainingPart",
+    "as_dataset",
+    "evaluated_part",
+    "float_dtype",
+    "labels_of_positives",
+    "predicted_part",
+    "sampled_rows",
+    "training_layout",
+)
+
+# Stream of the sample of negatives that scoring uses; see the samplers' streams.
+_SCORING = 6
+
+
+class Datasets(NamedTuple):
+    """The data sets of a run; ``None`` where there is none.
+
+    Attributes:
+        train: training set; validation may be split off from it.
+        val: validation set of its own.
+        test: test set.
+        predict: data to predict on; labels are not needed.
+        negatives: a stream of training negatives; ``train`` then holds the positives.
+    """
+
+    train: Any = None
+    val: Any = None
+    test: Any = None
+    predict: Any = None
+    negatives: Any = None
+
+
+class EvaluatedPart(NamedTuple):
+    """Rows of a data set to evaluate, and their labels.
+
+    Attributes:
+        dataset: map-style data set.
+        rows: int64 array ``(n,)``.
+        labels: int8 array ``(n,)`` of 0 and 1; -1 where unknown.
+    """
+
+    dataset: Any
+    rows: NDArray[np.int64]
+    labels: NDArray[np.int8]
+
+
+class TrainingPart:
+    """Labels of the training set, and which of its rows train and which validate.
+
+    Args:
+        labels: int8 array ``(n,)`` of 0 and 1.
+        rows: int64 array of the rows that train; all if ``None``.
+        held_out: int64 array of the rows that validate.
+    """
+
+    def __init__(
+        self,
+        labels: NDArray[np.int8],
+        rows: NDArray[np.int64] | None = None,
+        held_out: NDArray[np.int64] | None = None,
+    ) -> None:
+        self.labels = labels
+        self.rows = np.arange(len(labels), dtype=np.int64) if rows is None else rows
+        self.held_out = np.empty(0, dtype=np.int64) if held_out is None else held_out
+        #: rows of the positives and of the negatives; position i among the positives is what ``index`` calls i
+        self.by_class = self.rows[labels[self.rows] == 1], self.rows[labels[self.rows] == 0]
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits that identify which examples the positives 0 .. n+ - 1 are."""
+        digest = hashlib.blake2b(f"{len(self.labels)}:".encode(), digest_size=8)
+        digest.update(self.by_class[0].astype("<i8").data)
+        return digest.hexdigest()
+
+
+def labels_of_positives(dataset: Any, targets: Any) -> NDArray[np.int8]:
+    """Labels of a training set beside a stream of negatives: all 1, whether or not it keeps them.
+
+    Args:
+        dataset: map-style data set of positives.
+        targets: as in :func:`~lightning_tpauc.data.core.targets.find_targets`.
+
+    Raises:
+        DataError: if it has negatives.
+
+    Example:
+        >>> labels_of_positives(ArrayDataset(np.zeros((2, 3)), [1, 1]), None)
+        array([1, 1], dtype=int8)
+    """
+    try:
+        if targets is None and stored_targets(dataset) is None:
+            label_of_item(dataset[0])
+    except DataError:  # inputs alone
+        return np.ones(len(dataset), dtype=np.int8)
+    labels = find_targets(dataset, targets)
+    count = int((labels == 0).sum())
+    if count:
+        msg = (
+            f"Expected positives only in `train_dataset` beside a stream of `negatives`, but {count} of its "
+            f"{len(labels)} labels are 0. Put them into the stream, and take the others with torch.utils.data.Subset."
+        )
+        raise DataError(msg)
+    return labels
+
+
+def as_dataset(dataset: Any, name: str, dtype: type[np.floating[Any]] | None = None) -> Any:
+    """Turn arrays and pairs ``(x, y)`` of them into a data set, and refuse what has no length or no items.
+
+    Args:
+        dataset: what the user gave; ``None`` stays ``None``.
+        name: how messages call it.
+        dtype: what floats of numpy, pandas and scipy are fetched as; ``None`` leaves them as they are.
+
+    Raises:
+        DataError: if it is not a map-style data set, is empty, or is a subset with a mask as indices.
+
+    Example:
+        >>> type(as_dataset((np.zeros((2, 3)), [0, 1]), "train_dataset")).__name__
+        'ArrayDataset'
+    """
+    if dataset is None:
+        return None
+    dataset = _from_arrays(dataset, name, dtype)
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        msg = (
+            f"Expected `{name}` to be a map-style data set (`__len__` and `__getitem__`), but got a "
+            f"{type(dataset).__name__}. Sampling by class needs access by row; only `negatives` may be a stream."
+        )
+        raise DataError(msg)
+    if len(dataset) == 0:
+        msg = f"Expected `{name}` to have examples, but got 0. Pass None where there is no data."
+        raise DataError(msg)
+    check_positions(dataset, name)
+    return dataset
+
+
+def _from_arrays(dataset: Any, name: str, dtype: type[np.floating[Any]] | None) -> Any:
+    if isinstance(dataset, (tuple, list)) and _are_columns(dataset):
+        if len(dataset) > 2:
+            msg = (
+                f"`{name}` is a {type(dataset).__name__} of {len(dataset)} arrays. Pass a data set: "
+                "`TensorDataset(*map(torch.as_tensor, arrays))`, whose last array is the label."
+            )
+            raise DataError(msg)
+        features, targets = dataset
+        x = as_features(features, name)
+        return ArrayDataset(x, targets, dtype=None if isinstance(x, Tensor) else dtype)
+    if isinstance(dataset, Mapping) and 0 not in dataset:
+        msg = (
+            f"`{name}` is a {type(dataset).__name__} with {', '.join(map(repr, list(dataset)[:5]))}, not a data set. "
+            "Pass one of its data sets, or a pair of arrays (x, y)."
+        )
+        raise DataError(msg)
+    if _has(dataset, "columns") and _has(dataset, "to_numpy"):
+        msg = (
+            f"`{name}` is a {type(dataset).__name__}, of which nobody knows which column is the label. Pass a pair: "
+            "`(table.drop(columns='label'), table['label'])`; to predict, `table.to_numpy()`."
+        )
+        raise DataError(msg)
+    if isinstance(dataset, np.ndarray) or (not isinstance(dataset, Dataset) and _has(dataset, "to_numpy", "tocsr")):
+        return ArrayDataset(as_features(dataset, name), None, dtype=dtype)
+    return dataset
+
+
+def _are_columns(arrays: Any) -> bool:
+    """Whether entries are whole arrays and not items: a pair as a tuple, or a vector of labels behind a matrix."""
+    entries = list(arrays)
+    if isinstance(arrays, tuple) and len(entries) == 2 and _is_array(entries[0]):
+        return True
+    shapes: list[Any] = [getattr(array, "shape", ()) for array in (*entries[:1], *entries[-1:])]
+    return len(entries) > 1 and len(shapes[0]) > 1 and len(shapes[1]) == 1 and shapes[0][0] == shapes[1][0]
+
+
+def float_dtype(trainer: Trainer | None) -> type[np.floating[Any]] | None:
+    """What floats of numpy are fetched as, which has float64 where a model has float32: the model's dtype.
+
+    Args:
+        trainer: the attached Trainer; without one nobody knows the model, and they are left as they are.
+
+    Returns:
+        ``np.float32`` or ``None``. Precisions such as ``"64-true"`` convert inputs by themselves.
+    """
+    module = getattr(trainer, "lightning_module", None)
+    if trainer is None or module is None or str(trainer.precision) in ("64-true", "16-true", "bf16-true"):
+        return None
+    parameter = next((p for p in module.parameters() if p.is_floating_point()), None)
+    model_dtype = torch.get_default_dtype() if parameter is None else parameter.dtype
+    return np.float32 if model_dtype == torch.float32 else None
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, (Tensor, list)) or _has(x, "__array__", "to_numpy", "tocsr")
+
+
+def _has(x: Any, *names: str) -> bool:
+    return any(hasattr(x, name) for name in names)
+
+
+def sampled_rows(rows: NDArray[np.int64], count: int | None, seed: int) -> NDArray[np.int64]:
+    """A random sample of the sorted rows, sorted; all of them if there are at most ``count``, or that is ``None``.
+
+    Example:
+        >>> len(sampled_rows(np.arange(10), 4, seed=0))
+        4
+    """
+    if count is None or count >= len(rows):
+        return rows
+    return rows[np.sort(permute(np.arange(count), np.array(0), len(rows), seed=seed, stream=_SCORING))]
+
+
+def evaluated_part(dataset: Any, targets: Any, name: str) -> EvaluatedPart:
+    """All rows of a data set to evaluate, with labels.
+
+    Args:
+        dataset: map-style data set.
+        targets: the name under which it keeps its labels; anything else is ignored, since arrays of labels belong to
+            the training set.
+        name: ``"val_dataset"`` or ``"test_dataset"``.
+
+    Example:
+        >>> evaluated_part(ArrayDataset(np.zeros((2, 3)), [0, 1]), None, "val_dataset").labels
+        array([0, 1], dtype=int8)
+    """
+    key = targets if isinstance(targets, str) else None
+    return EvaluatedPart(dataset, np.arange(len(dataset), dtype=np.int64), find_targets(dataset, key, name))
+
+
+def predicted_part(dataset: Any, targets: Any, inputs: Callable[[], Any]) -> EvaluatedPart:
+    """All rows of a data set to predict on, which may have labels or not.
+
+    Args:
+        dataset: map-style data set. Tuples as long as those of the training set end with a label, shorter ones do not.
+        targets: as in :func:`evaluated_part`.
+        inputs: returns the :func:`~lightning_tpauc.data.core.layout.layout` of the inputs that the model was trained
+            on, or ``None``.
+
+    Raises:
+        DataError: if nobody knows whether the items' last entry is a label.
+
+    Example:
+        >>> part = predicted_part([("some words", 3.0)], None, lambda: ["words", "tensor"])
+        >>> part.labels, part.dataset[0]
+        (array([-1], dtype=int8), (('some words', 3.0),))
+    """
+    rows, unknown = np.arange(len(dataset), dtype=np.int64), np.full(len(dataset), -1, dtype=np.int8)
+    if not isinstance(dataset, (Tensor, RowsDataset)):
+        with seeded_items(0, 0):
+            item = dataset[0]
+        if isinstance(item, (tuple, list)) and len(item) > 1:
+            labelled = has_label(item, inputs())
+            if labelled is None and not (len(item) == 2 and np.size(as_array(item[1])) == 1):
+                msg = (
+                    f"Nobody knows whether the last of the {len(item)} entries of the items of `predict_dataset` is a "
+                    "label: pass `train_dataset`, too, or predict with a module that was trained or loaded from a "
+                    "checkpoint; or let the items be `((a, b), label)`."
+                )
+                raise DataError(msg)
+            if labelled is False:
+                return EvaluatedPart(_inputs_alone(dataset), rows, unknown)
+    stored = stored_targets(dataset, targets if isinstance(targets, str) else None)
+    try:
+        return EvaluatedPart(dataset, rows, unknown if stored is None else binary_labels(stored, "predict_dataset"))
+    except DataError:  # placeholders, such as nan or zeros of another shape: there is nothing to measure
+        return EvaluatedPart(dataset, rows, unknown)
+
+
+def _inputs_alone(dataset: Any) -> Any:
+    if isinstance(dataset, TensorDataset):  # fetched at once, without its last tensor
+        return TensorDataset(*dataset.tensors, torch.empty(len(dataset), 0))
+    return WithoutLabels(dataset)
+
+
+def training_layout(dataset: Any) -> Any:
+    """The :func:`~lightning_tpauc.data.core.layout.layout` of the inputs of a training set, from its first item.
+
+    Example:
+        >>> training_layout([("some words", 3.0, 1)])
+        ['words', 'tensor']
+    """
+    if isinstance(dataset, (Tensor, RowsDataset)):
+        return "tensor"
+    with seeded_items(0, 0):
+        item = dataset[0]
+    return layout(without_label(item) if isinstance(item, (tuple, list)) and len(item) > 1 else item)

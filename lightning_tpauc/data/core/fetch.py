@@ -1,0 +1,326 @@
+"""From rows of a data set to collated inputs, whatever the items are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Subset, TensorDataset, default_collate
+
+from lightning_tpauc.data.core.arrays import ArrayDataset, RowsDataset
+from lightning_tpauc.data.core.layout import without_label
+from lightning_tpauc.data.core.seeding import seeded_items
+from lightning_tpauc.data.core.subset_indices import as_positions
+from lightning_tpauc.data.core.targets import as_array, labels_of_items
+from lightning_tpauc.data.core.tree_utils import inputs_differ, join_inputs
+from lightning_tpauc.errors import DataError
+from lightning_tpauc.extras import import_extra
+
+__all__ = (
+    "collate_by",
+    "collate_inputs",
+    "collate_items",
+    "collate_with_rows",
+    "fetcher_for",
+    "is_random",
+    "unaugmented",
+)
+
+Indices = NDArray[np.int64]
+#: ``fetch(rows, step) -> inputs``
+Fetcher = Callable[[Indices, int], Any]
+#: Makes the collated inputs of items.
+Collate = Callable[[list[Any]], Any]
+
+
+def fetcher_for(dataset: Any, seed: int = 0, collate: Collate | None = None) -> Fetcher:
+    """The quickest way to load a batch of a data set.
+
+    Tensors, arrays, :class:`~torch.utils.data.TensorDataset` and any :class:`~lightning_tpauc.data.RowsDataset` (also
+    inside a :class:`~torch.utils.data.Subset`) are indexed once per batch. Other data sets are read by their
+    ``__getitems__`` if they have one, else item by item. The random generators are then seeded as
+    :func:`~lightning_tpauc.data.core.seeding.seeded_items` says: once per batch for ``__getitems__``, else per item.
+
+    Args:
+        dataset: map-style data set; its items are inputs, or tuples whose last entry is the label (which is left out),
+            or mappings or PyG graphs (kept whole).
+        seed: seed of the augmentations.
+        collate: makes the inputs of items, which then are read one by one, as :func:`collate_by` does. ``None`` stacks
+            them.
+
+    Returns:
+        A function of (rows, step) that returns the collated inputs; picklable.
+
+    Example:
+        >>> import torch
+        >>> fetch = fetcher_for(TensorDataset(torch.arange(4.0), torch.tensor([0, 1, 0, 1])))
+        >>> fetch(np.array([3, 1]), 0)
+        tensor([3., 1.])
+    """
+    if collate is not None:
+        return _FetchItems(dataset, seed, collate)
+    if isinstance(dataset, Subset):
+        inner = fetcher_for(dataset.dataset, seed)
+        if not isinstance(inner, _FetchItems):
+            return _FetchSubset(inner, as_positions(dataset.indices, len(dataset.dataset)))  # type: ignore[arg-type]
+    if isinstance(dataset, RowsDataset):
+        return _FetchArrays([dataset])
+    if isinstance(dataset, (Tensor, np.ndarray)):
+        return _FetchArrays([ArrayDataset(dataset, dataset)])
+    if isinstance(dataset, TensorDataset):
+        tensors = dataset.tensors[:-1] or dataset.tensors
+        return _FetchArrays([ArrayDataset(tensor, tensor) for tensor in tensors])
+    return _FetchItems(dataset, seed)
+
+
+def unaugmented(dataset: Any) -> Any:
+    """The data set without its random augmentations, for evaluation and scoring.
+
+    That is its attribute ``without_augmentation``, a data set with the same rows, where it has one; else itself.
+    :class:`~torch.utils.data.Subset` is looked through.
+    """
+    if isinstance(dataset, Subset):
+        inner = unaugmented(dataset.dataset)
+        return dataset if inner is dataset.dataset else Subset(inner, dataset.indices)
+    return getattr(dataset, "without_augmentation", dataset)
+
+
+def is_random(dataset: Any, rows: Indices) -> bool:
+    """Whether items differ each time they are read, as far as a few of them show.
+
+    Args:
+        dataset: map-style data set.
+        rows: which ones to read twice.
+
+    Example:
+        >>> import torch
+        >>> is_random(torch.zeros(5), np.arange(4))
+        False
+    """
+    fetch = fetcher_for(dataset)
+    return isinstance(fetch, _FetchItems) and not _equal(*(fetch.items(rows.tolist(), step) for step in (0, 1)))
+
+
+def _equal(first: Any, second: Any) -> bool:
+    if isinstance(first, Tensor):
+        return first.shape == second.shape and bool(((first == second) | (first.isnan() & second.isnan())).all())
+    if isinstance(first, Mapping):
+        return all(_equal(first[key], second[key]) for key in first)
+    if isinstance(first, (tuple, list)):
+        return len(first) == len(second) and all(map(_equal, first, second))
+    if isinstance(first, (np.ndarray, np.generic, int, float)):
+        return np.array_equal(first, second, equal_nan=np.asarray(first).dtype.kind == "f")
+    return True  # nobody knows
+
+
+class _FetchArrays:
+    """Several arrays give a tuple of inputs."""
+
+    def __init__(self, arrays: Sequence[RowsDataset]) -> None:
+        self.arrays = arrays
+
+    def __call__(self, rows: Indices, step: int) -> Any:  # noqa: ARG002  # one signature for all fetchers
+        if len(self.arrays) == 1:
+            return self.arrays[0].rows(rows)
+        return tuple(array.rows(rows) for array in self.arrays)
+
+
+class _FetchSubset:
+    def __init__(self, fetch: Fetcher, indices: Indices) -> None:
+        self.fetch = fetch
+        self.indices = indices
+
+    def __call__(self, rows: Indices, step: int) -> Any:
+        return self.fetch(self.indices[rows], step)
+
+
+class _FetchItems:
+    def __init__(self, dataset: Any, seed: int, collate: Collate | None = None) -> None:
+        self.dataset = dataset
+        self.seed = seed
+        self.collate = collate
+
+    def __call__(self, rows: Indices, step: int) -> Any:
+        items = self.items(rows.tolist(), step)
+        return collate_inputs(items) if self.collate is None else self.collated(items, step, rows)
+
+    def items(self, rows: list[int], step: int) -> list[Any]:
+        with seeded_items(self.seed, step) as reseed:
+            if _reads_batches(self.dataset):
+                reseed(rows[0])
+                return list(self.dataset.__getitems__(rows))
+            items = []
+            for row in rows:
+                reseed(row)
+                items.append(self.dataset[row])
+            return items
+
+    def collated(self, items: list[Any], step: int, rows: Indices | None) -> Any:
+        """What the given function makes of items; random numbers that it draws depend on the step and the rows."""
+        with seeded_items(self.seed, step) as reseed:
+            reseed(-1 if rows is None else -1 - int(rows[0]))
+            return cast(Collate, self.collate)(items)
+
+    @cached_property
+    def _ends_with_labels(self) -> bool:
+        (own,) = self.items([0], 0)
+        return isinstance(own, (tuple, list)) and len(own) > 1
+
+    def like_own(self, inputs: list[Any]) -> list[Any]:
+        """Inputs of negatives as items of this data set: with the label 0 behind them if its tuples end with one."""
+        if not self._ends_with_labels:
+            return inputs
+        return [(*entry, 0) if isinstance(entry, (tuple, list)) else (entry, 0) for entry in inputs]
+
+
+def _reads_batches(dataset: Any) -> bool:
+    # a Subset always has the method, whatever it wraps
+    return _reads_batches(dataset.dataset) if isinstance(dataset, Subset) else hasattr(dataset, "__getitems__")
+
+
+def collate_inputs(items: list[Any]) -> Any:
+    """Collate the inputs of items and leave their labels out.
+
+    Args:
+        items: what the data set returned, all of one kind. Of tuples the last entry is the label: ``(x, y)`` gives x,
+            ``(a, b, y)`` gives ``(a, b)``. Everything else is kept whole: mappings as a mapping of collated values, PyG
+            graphs as a ``Batch``.
+
+    Example:
+        >>> import torch
+        >>> collate_inputs([(torch.zeros(2), 1), (torch.ones(2), 0)])
+        tensor([[0., 0.],
+                [1., 1.]])
+    """
+    return collate_items(_without_labels(items))
+
+
+def collate_by(collate_fn: Callable[[list[Any]], Any], key: str | None, items: list[Any]) -> Any:
+    """The inputs in what a ``collate_fn`` makes of items.
+
+    Args:
+        collate_fn: as for a ``DataLoader``.
+        key: the name of the items' label; the usual places if ``None``.
+        items: as the data set returns them. If they have labels, a tuple or list that ``collate_fn`` makes of them ends
+            with the labels, which are left out; everything else is inputs.
+
+    Raises:
+        DataError: if it does not end with the labels.
+
+    Example:
+        >>> collate_by(lambda items: ([x for x, _ in items], [y for _, y in items]), None, [("some", 0), ("words", 1)])
+        ['some', 'words']
+    """
+    items, labels = _items_and_labels(items, key)
+    batch = collate_fn(items)
+    if type(batch) not in (tuple, list):
+        return batch
+    if labels is None:
+        return batch[0] if len(batch) == 1 else tuple(batch)
+    if len(batch) < 2 or not _holds(batch[-1], labels):
+        msg = (
+            f"Expected `collate_fn` to return (inputs, labels) for items with labels, but the last of {len(batch)} "
+            f"entries does not hold the {len(labels)} labels. Let it end with them, or return a mapping."
+        )
+        raise DataError(msg)
+    return without_label(batch)
+
+
+def _items_and_labels(items: list[Any], key: str | None) -> tuple[list[Any], list[Any] | None]:
+    """Items as the data set has them, and their labels; those of unlabelled tuples come in a form of their own."""
+    first = items[0]
+    if isinstance(first, tuple) and len(first) == 1 and isinstance(first[0], tuple):
+        return [item[0] for item in items], None
+    if isinstance(first, tuple) and isinstance(first[-1], Tensor) and first[-1].shape == (0,):
+        return [item[:-1] for item in items], None
+    return items, labels_of_items(items, key)
+
+
+def _holds(entry: Any, labels: list[Any]) -> bool:
+    try:
+        found, expected = (as_array(values).reshape(-1).astype(np.float64) for values in (entry, labels))
+    except (DataError, TypeError, ValueError):
+        return False
+    return np.array_equal(found, expected, equal_nan=True)
+
+
+def collate_items(items: list[Any]) -> Any:
+    """Collate items that are inputs, without labels; several inputs, in tuples or lists, give a tuple.
+
+    Raises:
+        DataError: if they can't be stacked.
+
+    Example:
+        >>> collate_items([1.5, 2.5])
+        tensor([1.5000, 2.5000], dtype=torch.float64)
+    """
+    try:
+        return _stacked(items)
+    except (RuntimeError, TypeError) as error:
+        msg = (
+            f"Items of type {type(items[0]).__name__} can't be put into one batch ({str(error).splitlines()[0]}). Pass "
+            "a `collate_fn` that can, as to a DataLoader: it may pad items that differ in size."
+        )
+        raise DataError(msg) from error
+
+
+def _stacked(items: list[Any]) -> Any:
+    if _holds_graphs(items[0]):
+        collated = import_extra("torch_geometric.loader.dataloader", "graph").Collater(items)(items)
+    else:
+        collated = default_collate(items)
+    # torch and PyG make lists of tuples; a model is to see the same as from arrays
+    several = isinstance(collated, list) and isinstance(items[0], (tuple, list))
+    return tuple(collated) if several else collated
+
+
+def collate_with_rows(fetch: Fetcher | None, rows: Indices | None, step: int, items: list[Any]) -> Any:
+    """Collate the inputs of some rows, and behind them items from elsewhere.
+
+    Args:
+        fetch: what :func:`fetcher_for` returned; ``None`` collates as usual.
+        rows: rows of its data set; ``None`` for the items alone.
+        step: global step t.
+        items: inputs without labels.
+
+    Raises:
+        DataError: if the items differ from the rows' inputs in kind or shape.
+
+    Example:
+        >>> import torch
+        >>> collate_with_rows(fetcher_for(torch.tensor([1.0, 2.0])), np.array([1]), 0, [torch.tensor(5.0)])
+        tensor([2., 5.])
+    """
+    if isinstance(fetch, _FetchItems) and fetch.collate is not None:
+        own = [] if rows is None else fetch.items(rows.tolist(), step)
+        return fetch.collated(own + fetch.like_own(items), step, rows)
+    if fetch is None or rows is None:
+        return collate_items(items)
+    if not isinstance(fetch, _FetchItems):
+        return join_inputs([fetch(rows, step), collate_items(items)])
+    own = _without_labels(fetch.items(rows.tolist(), step))
+    try:
+        return _stacked(own + items)
+    except (AttributeError, KeyError, RuntimeError, TypeError) as error:
+        raise inputs_differ([*own[:1], items[0]]) from error
+
+
+def _without_labels(items: list[Any]) -> list[Any]:
+    first = items[0]
+    if isinstance(first, (tuple, list)) and len(first) > 0:  # a single entry is no label
+        return [item[0] if len(item) == 1 else without_label(item) for item in items]
+    return items
+
+
+def _holds_graphs(item: Any) -> bool:
+    """Whether PyG has to collate, without importing it for data sets that have nothing to do with it."""
+    module = sys.modules.get("torch_geometric.data.data")
+    if module is None:
+        return False
+    parts = item.values() if isinstance(item, dict) else item if isinstance(item, (tuple, list)) else (item,)
+    return any(isinstance(part, module.BaseData) for part in parts)

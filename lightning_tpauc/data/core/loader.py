@@ -1,0 +1,288 @@
+"""Loaders that Lightning leaves alone, for training and for evaluation.
+
+They are plain iterables with a length, not :class:`torch.utils.data.DataLoader`: Lightning rebuilds those under DDP,
+for prediction and for ``overfit_batches``, which would undo the sampling. Worker processes, where wanted, still come
+from a ``DataLoader`` inside. Iteration is lazy: the position in the stream is read when the first batch is asked for,
+which is after Lightning has restored a checkpoint, while ``iter()`` itself comes before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_tpauc.data.core.batch import EvalBatch, PosNegBatch
+from lightning_tpauc.data.core.fetch import Fetcher
+from lightning_tpauc.data.core.sampler import BatchPlan, BatchSampler
+from lightning_tpauc.data.core.shards import current_world
+
+__all__ = ("BatchSource", "EvalLoader", "PosNegLoader", "Position")
+
+Indices = NDArray[np.int64]
+
+
+class Position(NamedTuple):
+    """Where training stands.
+
+    Attributes:
+        step: number of training batches consumed since the beginning, t.
+        done_in_epoch: how many of them belong to the epoch that goes on.
+    """
+
+    step: int
+    done_in_epoch: int = 0
+
+
+class PosNegLoader:
+    """Joint training batches from global step t on; one iteration is (the rest of) one epoch.
+
+    A checkpoint needs to keep t only: batch t is a pure function of the seed, t and the number of ranks.
+
+    Args:
+        sampler: what to load in each step.
+        fetch: loads rows of the training set; see :func:`~lightning_tpauc.data.core.fetch.fetcher_for`.
+        position: called with this loader when the first batch of an iteration is asked for. ``None`` counts the batches
+            handed out.
+        num_workers: worker processes; 0 loads in the training process.
+        pin_memory: whether to put batches into page-locked memory.
+        **options: how workers run, as arguments of :class:`~torch.utils.data.DataLoader`; they live on between
+            iterations unless ``persistent_workers`` says otherwise.
+
+    Example:
+        >>> import numpy as np, torch
+        >>> from lightning_tpauc.data.core.fetch import fetcher_for
+        >>> from lightning_tpauc.data.core.sampler import BatchSizes, PosNegSampler
+        >>> sampler = PosNegSampler(np.array([0, 1]), np.array([2, 3, 4, 5]), BatchSizes(1, 2))
+        >>> loader = PosNegLoader(sampler, fetcher_for(torch.arange(6.0)))
+        >>> [batch.inputs.shape for batch in loader]
+        [torch.Size([3]), torch.Size([3])]
+    """
+
+    def __init__(
+        self,
+        sampler: BatchSampler,
+        fetch: Fetcher,
+        position: Callable[[PosNegLoader], Position] | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        **options: Any,
+    ) -> None:
+        self.batch_plans = sampler
+        self.position = position
+        self._handed_out = Position(0)
+        self._source = BatchSource(_TrainBatches(fetch), num_workers, pin_memory, **options)
+
+    def __len__(self) -> int:
+        return len(self.batch_plans)
+
+    @property
+    def num_positives(self) -> int:
+        """Number of training positives, n+."""
+        return len(self.batch_plans.positives)
+
+    def __iter__(self) -> Iterator[PosNegBatch]:
+        start = self._where()
+        length = len(self)
+        remaining = max(0, length - start.done_in_epoch)
+        for batch in self._batches(start.step, remaining):
+            step, done = self._handed_out if self.position is None else start
+            start = self._handed_out = Position(step + 1, (done + 1) % length)
+            yield batch
+        self._handed_out = self._handed_out._replace(done_in_epoch=0)
+
+    def _batches(self, step: int, count: int) -> Iterator[PosNegBatch]:
+        """The batches of ``count`` steps."""
+        return self._source.run(self.batch_plans.plans(step, count))
+
+    def whole_epoch(self) -> Iterator[PosNegBatch]:
+        """As many batches as an epoch has, beside an iteration that goes on, which is not disturbed.
+
+        They begin at the current step, wherever in the epoch that is.
+        """
+        yield from self._source.aside(self._source.batches).run(self.batch_plans.plans(self._where().step, len(self)))
+
+    def _where(self) -> Position:
+        return self._handed_out if self.position is None else self.position(self)
+
+    def state_dict(self) -> dict[str, int]:
+        """Position after the last batch handed out; Lightning stores it in mid-epoch checkpoints."""
+        return self._handed_out._asdict()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue there, where no ``position`` is given to ask."""
+        self._handed_out = Position(**state)
+
+    def close(self) -> None:
+        """Stop the worker processes; the next iteration starts new ones."""
+        self._source.close()
+
+
+class EvalLoader:
+    """Evaluation batches, dealt whole to the ranks: rank r gets batches r, r + W, r + 2 W, ...
+
+    The batches' contents do not depend on the number of ranks, so scores are the same bit for bit. Ranks that would get
+    fewer batches repeat one with ``target = example_id = -1``: all ranks make the same number of forward passes.
+
+    Args:
+        rows: int array ``(n,)``: which rows of the data set to evaluate; row k has ``example_id`` k.
+        targets: int array ``(n,)`` of 0, 1, or -1 for rows that no metric may count.
+        fetch: loads rows of the data set.
+        batch_size: examples per batch.
+        num_workers: worker processes.
+        pin_memory: whether to put batches into page-locked memory.
+        **options: as in :class:`PosNegLoader`.
+
+    Example:
+        >>> import numpy as np, torch
+        >>> from lightning_tpauc.data.core.fetch import fetcher_for
+        >>> loader = EvalLoader(np.array([4, 2, 0]), np.array([1, 0, 1]), fetcher_for(torch.arange(6.0)), batch_size=2)
+        >>> [(batch.inputs.tolist(), batch.target.tolist(), batch.example_id.tolist()) for batch in loader]
+        [([4.0, 2.0], [1, 0], [0, 1]), ([0.0], [1], [2])]
+    """
+
+    def __init__(
+        self,
+        rows: Indices,
+        targets: NDArray[Any],
+        fetch: Fetcher,
+        batch_size: int = 1024,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        **options: Any,
+    ) -> None:
+        self.rows = rows
+        self.batch_size = batch_size
+        self._source = BatchSource(_EvalBatches(fetch, rows, targets), num_workers, pin_memory, **options)
+
+    @property
+    def num_examples(self) -> int:
+        """Examples over all ranks."""
+        return len(self.rows)
+
+    def __len__(self) -> int:
+        """Batches on each rank."""
+        return -(-self._num_batches() // current_world().size)
+
+    def __iter__(self) -> Iterator[EvalBatch]:
+        # a generator: workers start when the first batch is asked for
+        yield from self._source.run(self._plans())
+
+    def _num_batches(self) -> int:
+        return -(-len(self.rows) // self.batch_size)
+
+    def _plans(self) -> Iterator[_EvalPlan]:
+        world = current_world()
+        total = self._num_batches()
+        for batch in range(world.rank, world.size * len(self), world.size):
+            # the repeated batch: the last one, which is the smallest
+            start = min(batch, total - 1) * self.batch_size
+            yield _EvalPlan(start, min(start + self.batch_size, len(self.rows)), batch >= total)
+
+    def close(self) -> None:
+        """Stop the worker processes; the next iteration starts new ones."""
+        self._source.close()
+
+
+class _EvalPlan(NamedTuple):
+    start: int
+    stop: int
+    repeated: bool
+
+
+class _TrainBatches(Dataset[PosNegBatch]):
+    """Turns plans into batches; "items" of the inner loader are whole batches."""
+
+    def __init__(self, fetch: Fetcher) -> None:
+        self.fetch = fetch
+
+    def __getitem__(self, plan: BatchPlan) -> PosNegBatch:
+        inputs = self.fetch(plan.rows, plan.step)
+        return PosNegBatch(inputs, torch.from_numpy(plan.index), *plan.sizes, shares=plan.shares)
+
+
+class _EvalBatches(Dataset[EvalBatch]):
+    def __init__(self, fetch: Fetcher, rows: Indices, targets: NDArray[Any]) -> None:
+        self.fetch = fetch
+        self.rows = rows
+        self.targets = targets
+
+    def __getitem__(self, plan: _EvalPlan) -> EvalBatch:
+        inputs = self.fetch(np.asarray(self.rows[plan.start : plan.stop], dtype=np.int64), 0)
+        if plan.repeated:
+            ignored = torch.full((plan.stop - plan.start,), -1)
+            return EvalBatch(inputs, ignored, ignored.clone())
+        target = torch.from_numpy(self.targets[plan.start : plan.stop].astype(np.int64))
+        return EvalBatch(inputs, target, torch.arange(plan.start, plan.stop))
+
+
+class BatchSource:
+    """Makes batches from plans, here or in worker processes that live on between iterations."""
+
+    def __init__(self, batches: Dataset[Any], num_workers: int, pin_memory: bool, **options: Any) -> None:
+        self.batches = batches
+        self.num_workers = num_workers
+        self.pin_memory = pin_memory
+        self.options = {"persistent_workers": True, **options} if num_workers else {}
+        self._plans = _Plans()
+        self._loader: DataLoader[Any] | None = None
+
+    @property
+    def keeps_workers(self) -> bool:
+        """Whether the next iteration goes on with the same workers, or in the same process."""
+        return bool(self.options.get("persistent_workers", True))
+
+    def aside(self, batches: Dataset[Any]) -> BatchSource:
+        """A source beside this one, for one iteration."""
+        options = self.options | {"persistent_workers": False}
+        return BatchSource(batches, self.num_workers, self.pin_memory, **options)
+
+    def run(self, plans: Iterator[Any]) -> Iterator[Any]:
+        """The batches of these plans, in order."""
+        if not self.num_workers and not self.pin_memory:
+            return map(self.batches.__getitem__, plans)
+        self._plans.plans = plans
+        if self._loader is None:
+            self._loader = self._make_loader()
+        return iter(self._loader)
+
+    def _make_loader(self) -> DataLoader[Any]:
+        return DataLoader(
+            self.batches,
+            batch_size=None,
+            sampler=self._plans,
+            collate_fn=_unchanged,
+            num_workers=self.num_workers,
+            pin_memory=self.pin_memory,
+            # iter() draws a seed; from an own generator, so that it leaves the global one alone
+            generator=torch.Generator().manual_seed(0),
+            **self.options,
+        )
+
+    def close(self) -> None:
+        """Stop the worker processes.
+
+        Now and not when they are forgotten: an exception leaves the iteration in a cycle of references, and by the time
+        the garbage collector finds it the workers can't be told any more, so that torch waits five seconds for each.
+        """
+        iterator: Any = getattr(self._loader, "_iterator", None)
+        self._loader = None
+        if hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()
+
+
+class _Plans(Iterable[Any]):
+    """Sampler of the inner loader: the plans of the iteration that begins."""
+
+    plans: Iterator[Any] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.plans
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch

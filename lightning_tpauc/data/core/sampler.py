@@ -1,0 +1,268 @@
+"""Which rows of the training set each rank loads in step t: a pure function of (seed, t, rank, number of ranks)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_tpauc.data.core.batch_indices import ExampleStream
+from lightning_tpauc.data.core.shards import World, current_world, share_of, slice_of
+from lightning_tpauc.errors import ArgumentError, DataError
+
+__all__ = ("SAMPLERS", "BatchPlan", "BatchSampler", "BatchSizes", "FullSampler", "PosNegSampler", "UniformSampler")
+
+Indices = NDArray[np.int64]
+
+# Numbers of the independent streams; part of the sampling order, so never renumber them.
+_POSITIVES, _NEGATIVES, _DUAL_NEGATIVES, _ALL = 1, 2, 3, 4
+# Indices are computed for this many examples at once (4 MB with all temporaries), which makes them cheap per step.
+_BLOCK = 1 << 15
+
+
+class BatchSizes(NamedTuple):
+    """Positives, negatives and dual negatives in a batch: S, B~ and B."""
+
+    num_pos: int
+    num_neg: int
+    num_dual_neg: int = 0
+
+
+class BatchPlan(NamedTuple):
+    """What one rank loads in one step.
+
+    Attributes:
+        step: global step t.
+        rows: int64 array ``(num_pos + num_neg + num_dual_neg,)``: rows of the training set, ordered
+            [positives | negatives | dual negatives].
+        index: int64 array ``(num_pos,)``: the positives' positions among all training positives.
+        sizes: sizes on this rank.
+        shares: sizes on every rank; ``None`` in one process.
+    """
+
+    step: int
+    rows: Indices
+    index: Indices  # type: ignore[assignment]  # shadows tuple.index, which nobody calls on a plan
+    sizes: BatchSizes
+    shares: tuple[BatchSizes, ...] | None
+
+
+class BatchSampler(ABC):
+    """Base of the samplers.
+
+    Memory beside the two index arrays does not depend on their lengths.
+
+    Args:
+        positives: int array ``(n_pos,)``: rows of the positive examples; position i in it is what the algorithm's
+            ``index`` calls positive i.
+        negatives: int array ``(n_neg,)``: rows of the negative examples.
+        sizes: examples per step **on each rank**.
+        seed: other seeds give unrelated orders.
+
+    Raises:
+        ArgumentError: if a size is negative.
+        DataError: if a class has no example.
+    """
+
+    #: Classes of which there must be examples.
+    needed: ClassVar[tuple[str, ...]] = ("positive", "negative")
+    #: Steps of an epoch, where the user wants another number.
+    epoch_steps: int | None = None
+
+    def __init__(self, positives: Indices, negatives: Indices, sizes: BatchSizes, seed: int = 0) -> None:
+        for name, size in zip(BatchSizes._fields, sizes, strict=True):
+            least = 0 if name == "num_dual_neg" else 1
+            if size < least:
+                msg = f"Expected `{name}` to be at least {least}, but got {size}."
+                raise ArgumentError(msg)
+        for name, rows in (("positive", positives), ("negative", negatives)):
+            if len(rows) == 0 and name in self.needed:
+                msg = f"Expected both classes in the training set, but got 0 {name} examples."
+                raise DataError(msg)
+        self.positives = positives
+        self.negatives = negatives
+        self.sizes = sizes
+        self.seed = seed
+
+    @abstractmethod
+    def global_sizes(self, world_size: int) -> BatchSizes:
+        """Sizes summed over ``world_size`` ranks, after all caps."""
+
+    @abstractmethod
+    def steps_per_epoch(self, world_size: int) -> int:
+        """Steps of one epoch on ``world_size`` ranks."""
+
+    def cap_message(self, world_size: int) -> str | None:  # noqa: ARG002
+        """What to tell the user if a step holds fewer positives than asked for."""
+        return None
+
+    @abstractmethod
+    def block(self, start: int, stop: int, world: World) -> Iterator[BatchPlan]:
+        """The plans of steps ``start .. stop - 1``, computed together."""
+
+    def __len__(self) -> int:
+        """Steps of one epoch with the current number of ranks, before and during iteration."""
+        return self.epoch_steps or self.steps_per_epoch(current_world().size)
+
+    def plans(self, start: int, count: int) -> Iterator[BatchPlan]:
+        """This rank's plans for ``count`` steps from global step ``start`` on."""
+        world = current_world()
+        steps = max(1, _BLOCK // sum(self.global_sizes(world.size)))
+        for first in range(start, start + count, steps):
+            yield from self.block(first, min(first + steps, start + count), world)
+
+
+class PosNegSampler(BatchSampler):
+    """Positives and negatives apart, in fixed numbers, and optionally a second, independent batch of negatives.
+
+    The global batch of step t has ``sizes`` times W examples; rank r takes a contiguous slice of each of its three
+    parts, ``total // W + (r < total % W)`` examples. No example occurs twice in a part, so none of the positives does.
+    With fewer positives than S W, all of them are in every step.
+
+    An epoch is one pass over the larger of n+/S and n-/B steps (global sizes), rounded up.
+
+    Example:
+        >>> sampler = PosNegSampler(np.array([0, 5, 9]), np.array([1, 2, 3, 4, 6, 7, 8]), BatchSizes(2, 2))
+        >>> len(sampler)
+        4
+        >>> plan = next(sampler.plans(start=0, count=1))
+        >>> plan.rows.shape, plan.index.shape
+        ((4,), (2,))
+    """
+
+    def global_sizes(self, world_size: int) -> BatchSizes:
+        """See :meth:`BatchSampler.global_sizes`; positives are capped to n+.
+
+        Raises:
+            DataError: if there are fewer negatives than one step takes.
+        """
+        num_pos, num_neg, num_dual_neg = (size * world_size for size in self.sizes)
+        n_neg = len(self.negatives)
+        for name, size in (("num_neg", num_neg), ("num_dual_neg", num_dual_neg)):
+            if size > n_neg:
+                msg = (
+                    f"One step takes {size} negatives (`{name}`={size // world_size} on {world_size} rank(s)), but the "
+                    f"training set has only {n_neg}. Set `{name}` to at most {n_neg // world_size}."
+                )
+                raise DataError(msg)
+        return BatchSizes(min(num_pos, len(self.positives)), num_neg, num_dual_neg)
+
+    def steps_per_epoch(self, world_size: int) -> int:
+        """See :meth:`BatchSampler.steps_per_epoch`."""
+        sizes = self.global_sizes(world_size)
+        return max(-(-len(self.positives) // sizes.num_pos), -(-len(self.negatives) // sizes.num_neg))
+
+    def cap_message(self, world_size: int) -> str | None:
+        """See :meth:`BatchSampler.cap_message`."""
+        asked, n_pos = self.sizes.num_pos * world_size, len(self.positives)
+        if asked <= n_pos:
+            return None
+        return (
+            f"The training set has {n_pos} positives, fewer than the {asked} of one step "
+            f"(`num_pos`={self.sizes.num_pos} on {world_size} rank(s)): every step takes all of them."
+        )
+
+    def block(self, start: int, stop: int, world: World) -> Iterator[BatchPlan]:
+        """See :meth:`BatchSampler.block`."""
+        totals = self.global_sizes(world.size)
+        shares = tuple(
+            BatchSizes(*(share_of(total, World(rank, world.size)) for total in totals)) for rank in range(world.size)
+        )
+        index = self._part(len(self.positives), totals.num_pos, _POSITIVES, start, stop, world)
+        rows = np.hstack([self.positives[index], *self._negatives(totals, start, stop, world)]).astype(np.int64)
+        own, everyone = shares[world.rank], shares if world.size > 1 else None
+        for step, its_rows, its_index in zip(range(start, stop), rows, index, strict=True):
+            yield BatchPlan(step, its_rows, its_index, own, everyone)
+
+    def _negatives(self, totals: BatchSizes, start: int, stop: int, world: World) -> list[Indices]:
+        """Rows of the negatives of each step, for the weights and for the dual weights."""
+        neg = self._part(len(self.negatives), totals.num_neg, _NEGATIVES, start, stop, world)
+        dual = self._part(len(self.negatives), totals.num_dual_neg, _DUAL_NEGATIVES, start, stop, world)
+        return [self.negatives[neg], self.negatives[dual]]
+
+    def _part(self, n: int, size: int, stream: int, start: int, stop: int, world: World) -> Indices:
+        return ExampleStream(n, size, self.seed, stream).batches(start, stop, slice_of(size, world))
+
+
+class UniformSampler(BatchSampler):
+    """Uniform batches from the whole training set, for cross-entropy.
+
+    A global batch has ``num_pos + num_neg`` times W examples, sorted [positives | negatives]; the number of positives
+    varies and may be 0. Batches run through passes over all examples and the last batch of a pass is filled from the
+    next pass, so nothing is dropped and all batches have one size. Rank r takes a contiguous slice of each class.
+
+    An epoch is one pass, rounded up. A training set of fewer than two batches is not cut into passes: each batch then
+    is an independent subset.
+
+    Example:
+        >>> sampler = UniformSampler(np.array([0, 5, 9]), np.array([1, 2, 3, 4, 6, 7, 8]), BatchSizes(2, 3))
+        >>> plans = list(sampler.plans(start=0, count=len(sampler)))
+        >>> sorted(np.concatenate([plan.rows for plan in plans]).tolist())
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    """
+
+    def global_sizes(self, world_size: int) -> BatchSizes:
+        """Sizes of the global batch as (0, all, 0): the classes' sizes vary; at most the whole training set."""
+        total = (self.sizes.num_pos + self.sizes.num_neg) * world_size
+        return BatchSizes(0, min(total, len(self.positives) + len(self.negatives)), 0)
+
+    def steps_per_epoch(self, world_size: int) -> int:
+        """See :meth:`BatchSampler.steps_per_epoch`."""
+        return -(-(len(self.positives) + len(self.negatives)) // self.global_sizes(world_size).num_neg)
+
+    def block(self, start: int, stop: int, world: World) -> Iterator[BatchPlan]:
+        """See :meth:`BatchSampler.block`."""
+        n_pos, n_neg = len(self.positives), len(self.negatives)
+        # examples are numbered positives first, so that the class of an example needs no table
+        numbers = ExampleStream(n_pos + n_neg, self.global_sizes(world.size).num_neg, self.seed, _ALL).batches(
+            start, stop
+        )
+        is_neg = numbers >= n_pos
+        numbers = np.take_along_axis(numbers, np.argsort(is_neg, axis=1, kind="stable"), axis=1)
+        totals = (~is_neg).sum(axis=1).tolist()
+        for step, batch, num_pos in zip(range(start, stop), numbers, totals, strict=True):
+            pos, neg = batch[:num_pos], batch[num_pos:]
+            ranks = [World(rank, world.size) for rank in range(world.size)]
+            shares = tuple(BatchSizes(share_of(len(pos), rank), share_of(len(neg), rank)) for rank in ranks)
+            index = pos[slice_of(len(pos), world)]
+            rows = np.concatenate([self.positives[index], self.negatives[neg[slice_of(len(neg), world)] - n_pos]])
+            everyone = shares if world.size > 1 else None
+            yield BatchPlan(step, rows.astype(np.int64), index, shares[world.rank], everyone)
+
+
+class FullSampler(BatchSampler):
+    """All positives and all negatives in every step; an epoch is one step.
+
+    ``sizes`` are ignored. Rank r takes a contiguous slice of each class.
+
+    Example:
+        >>> sampler = FullSampler(np.array([0, 5, 9]), np.array([1, 2, 3]), BatchSizes(1, 1))
+        >>> [(plan.step, plan.rows.tolist()) for plan in sampler.plans(start=7, count=len(sampler))]
+        [(7, [0, 5, 9, 1, 2, 3])]
+    """
+
+    def global_sizes(self, world_size: int) -> BatchSizes:  # noqa: ARG002
+        """The numbers of positives and negatives."""
+        return BatchSizes(len(self.positives), len(self.negatives))
+
+    def steps_per_epoch(self, world_size: int) -> int:  # noqa: ARG002
+        """One."""
+        return 1
+
+    def block(self, start: int, stop: int, world: World) -> Iterator[BatchPlan]:
+        """See :meth:`BatchSampler.block`."""
+        n_pos, n_neg = len(self.positives), len(self.negatives)
+        ranks = [World(rank, world.size) for rank in range(world.size)]
+        shares = tuple(BatchSizes(share_of(n_pos, rank), share_of(n_neg, rank)) for rank in ranks)
+        pos, neg = slice_of(n_pos, world), slice_of(n_neg, world)
+        rows = np.concatenate([self.positives[pos], self.negatives[neg]]).astype(np.int64)
+        index = np.arange(pos.start, pos.stop)
+        for step in range(start, stop):
+            yield BatchPlan(step, rows, index, shares[world.rank], shares if world.size > 1 else None)
+
+
+#: What a data module's ``sampling`` stands for.
+SAMPLERS: dict[str, type[BatchSampler]] = {"pos_neg": PosNegSampler, "uniform": UniformSampler, "full": FullSampler}

@@ -1,0 +1,98 @@
+"""Random numbers inside data sets that depend on the example and the step, and on nothing else."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+
+from lightning_tpauc.data.core.permutation import stream_key
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.checks import is_whole
+
+__all__ = ("as_seed", "say_what_seeds", "seeded_items")
+
+# The stream of augmentation seeds; see the samplers' streams.
+_AUGMENTATION = 5
+
+
+def as_seed(seed: Any, name: str, bits: int = 64) -> int:
+    """A seed as a Python integer.
+
+    Args:
+        seed: a whole number in ``0 .. 2**bits - 1``, also of numpy.
+        name: how messages call it.
+        bits: how large it may be.
+
+    Raises:
+        ArgumentError: if it is something else. None would draw one that no other process and no later run knows.
+
+    Example:
+        >>> as_seed(np.uint8(3), "seed")
+        3
+    """
+    if not is_whole(seed) or not 0 <= int(seed) < 1 << bits:
+        msg = f"Expected `{name}` to be a whole number in 0 .. 2**{bits} - 1, but got {seed!r}."
+        raise ArgumentError(msg)
+    return int(seed)
+
+
+def say_what_seeds(seed: int, split_seed: int) -> None:
+    """Tell users of Lightning's ``seed_everything`` that neither the order nor the split depends on it.
+
+    A run that is resumed or tested has to see the same order and split, whether or not its script calls that.
+    """
+    everything = os.environ.get("PL_GLOBAL_SEED", "0")
+    if everything != "0" and (seed, split_seed) == (0, 0):
+        rank_zero_info(
+            f"seed_everything({everything}) sets initial weights, but the order of the batches and the split follow "
+            f"`seed=0` and `split_seed=0` of the data module. Pass other values there for runs that are to differ in "
+            "these, too."
+        )
+
+
+@contextmanager
+def seeded_items(seed: int, step: int) -> Iterator[Callable[[int], None]]:
+    """Give the global generators a seed per item, and restore their state afterwards.
+
+    An augmentation that draws from ``random``, ``numpy.random`` or ``torch`` (on the CPU) then depends on (seed, step,
+    row) only: not on what ran before, on the number of workers or ranks, or on where training was resumed.
+
+    Args:
+        seed: the run's seed.
+        step: global step t.
+
+    Yields:
+        A function to be called with the row of each item before the item is read.
+
+    Example:
+        >>> with seeded_items(seed=0, step=3) as reseed:
+        ...     reseed(7)
+        ...     first = torch.rand(2)
+        ...     reseed(7)
+        ...     print(torch.equal(first, torch.rand(2)))
+        True
+    """
+    # only the default CPU generator: torch.manual_seed would also queue seeds for every GPU
+    generator = torch.default_generator
+    step_key = int(stream_key(seed, _AUGMENTATION, np.array([step]))[0])
+    states = random.getstate(), np.random.get_state(), generator.get_state()
+
+    def reseed(row: int) -> None:
+        word = int(stream_key(step_key, _AUGMENTATION, np.array([row]))[0])
+        random.seed(word)
+        np.random.seed(word & 0xFFFFFFFF)
+        generator.manual_seed(word)
+
+    try:
+        yield reseed
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        generator.set_state(states[2])

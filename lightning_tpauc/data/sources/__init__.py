@@ -1,0 +1,1 @@
+"""Data modules of public data sets and file formats."""

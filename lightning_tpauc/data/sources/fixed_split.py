@@ -1,0 +1,66 @@
+"""Data modules of data sets that come with a training, a validation and a test part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lightning_tpauc.data.core.datasets import Datasets
+from lightning_tpauc.data.datamodule import PosNegDataModule
+from lightning_tpauc.errors import ArgumentError, DataError
+
+__all__ = ("GivenSplitDataModule", "require_file")
+
+
+class GivenSplitDataModule(PosNegDataModule):
+    """Base of data modules that read a data set with a given split; subclasses define :meth:`load`.
+
+    Args:
+        train_with_val: train on the given training and validation part together. Validation then is what
+            ``val_fraction`` or ``num_folds`` split off from both (cross-validation, as in the paper), or nothing.
+        **kwargs: arguments of :class:`~lightning_tpauc.PosNegDataModule`.
+
+    Raises:
+        ArgumentError: validation has two sources: the given part, and ``val_fraction`` or ``num_folds``.
+    """
+
+    def __init__(self, *, train_with_val: bool = False, **kwargs: Any) -> None:
+        # Named, so that the command line does not offer data sets as arguments.
+        super().__init__(
+            train_dataset=None, val_dataset=None, test_dataset=None, predict_dataset=None, negatives=None, **kwargs
+        )
+        self.train_with_val = train_with_val
+        self._loaded: Datasets | None = None
+        splits = [name for name in ("val_fraction", "num_folds") if getattr(self, name) is not None]
+        if splits and not train_with_val:
+            msg = (
+                f"Got `{splits[0]}`, but the data set has a validation part already. Set `train_with_val=True` to join "
+                f"it to the training part and split both, or leave `{splits[0]}` out."
+            )
+            raise ArgumentError(msg)
+
+    def load(self) -> Datasets:
+        """Read the files; if ``train_with_val``, ``train`` holds both parts and ``val`` is ``None``."""
+        raise NotImplementedError
+
+    def build_datasets(self, stage: str | None) -> Datasets:  # noqa: ARG002  # the parts share their files
+        """The parts; predictions are made on the test part."""
+        if self._loaded is None:
+            loaded = self.load()
+            self._loaded = loaded._replace(predict=loaded.test)
+        return self._loaded
+
+
+def require_file(path: Path, *, downloads: bool) -> None:
+    """Raise :class:`DataError` unless the file or folder exists; the message says where it was looked for.
+
+    Args:
+        path: what is needed.
+        downloads: whether the data module can download it.
+    """
+    if path.exists():
+        return
+    remedy = "Set `--data.root` to the folder that holds it"
+    remedy += ", or `--data.download true` to fetch it." if downloads else "."
+    msg = f"{path} does not exist. {remedy}"
+    raise DataError(msg)

@@ -1,0 +1,216 @@
+"""LIBSVM data sets: ijcnn1, HIGGS, SUSY and others of that format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+from lightning.pytorch.utilities import rank_zero_info
+from numpy.typing import NDArray
+from torch.utils.data import Subset
+
+from lightning_tpauc.data.core.arrays import ArrayDataset
+from lightning_tpauc.data.core.datasets import Datasets
+from lightning_tpauc.data.core.permutation import permute
+from lightning_tpauc.data.datamodule import PosNegDataModule
+from lightning_tpauc.data.sources.download import SOURCES, download_missing
+from lightning_tpauc.data.sources.fixed_split import require_file
+from lightning_tpauc.data.sources.svmlight import SVMLightData, read_svmlight
+from lightning_tpauc.errors import ArgumentError, DataError
+
+__all__ = ("LIBSVMDataModule",)
+
+# Stream of the positives that stay; see the samplers' streams.
+_REMOVAL = 7
+_ROWS_AT_ONCE = 1 << 16
+_PAIRS = ((-1.0, 1.0), (0.0, 1.0), (1.0, 2.0))
+# Both arrays of files without a cache on disk, as long as a data module holds them.
+_HELD: WeakValueDictionary[tuple[Any, ...], NDArray[Any]] = WeakValueDictionary()
+
+
+class LIBSVMDataModule(PosNegDataModule):
+    r"""Features and labels from svmlight text, dense and standardised.
+
+    Args:
+        root: folder of the files (``--data.root``).
+        train_file: training file in ``root``: plain text, ``.bz2``, ``.gz`` or ``.xz``.
+        test_file: test file in ``root``.
+        test_fraction: share of the training file's last rows that test instead, in (0, 1), for sets that come as one
+            file (0.2 for HIGGS and SUSY).
+        remove_positives: share of the positives to remove at random, from training and test rows alike, in [0, 1);
+            0.995 in the paper's HIGGS and SUSY.
+        standardize: whether to shift and scale features to mean 0 and standard deviation 1 over the training rows
+            (without validation rows).
+        positive_label: the label of the positive class; all others are negative. ``None``: the larger of -1/1, 0/1 or
+            1/2.
+        zero_based: whether feature indices start at 0; LIBSVM's start at 1.
+        cache_dir: where parsed arrays are kept; ``None`` keeps those of files above 64 MiB, or that take 256 MiB
+            themselves, in the user's cache folder.
+        max_gib: refuse dense arrays larger than this, in GiB; those of HIGGS take 1.2.
+        download: download the files to ``root`` if they are not there: those of ijcnn1, HIGGS and SUSY, under the names
+            of :data:`~lightning_tpauc.data.sources.download.SOURCES`.
+        **kwargs: arguments of :class:`~lightning_tpauc.PosNegDataModule`, without its data sets.
+
+    Raises:
+        ArgumentError: if arguments contradict each other or are out of range; in ``prepare_data``: ``download`` of a
+            file without a known source; the arrays can't be kept in ``cache_dir``.
+        DataError: in ``prepare_data`` and ``setup``: a file is missing, can't be downloaded or does not parse.
+
+    Example:
+        >>> import tempfile
+        >>> root = Path(tempfile.mkdtemp())
+        >>> _ = (root / "tiny.txt").write_text("+1 1:3 2:1\n-1 1:1\n-1 2:1\n-1 1:2\n+1 1:4\n")
+        >>> datamodule = LIBSVMDataModule(str(root), "tiny.txt", test_fraction=0.2, num_pos=1, num_neg=1)
+        >>> datamodule.setup("fit")
+        >>> datamodule.num_positives, datamodule.num_negatives
+        (1, 3)
+    """
+
+    def __init__(
+        self,
+        root: str,
+        train_file: str,
+        test_file: str | None = None,
+        *,
+        test_fraction: float | None = None,
+        remove_positives: float = 0.0,
+        standardize: bool = True,
+        positive_label: float | None = None,
+        zero_based: bool = False,
+        cache_dir: str | None = None,
+        max_gib: float = 4.0,
+        download: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            train_dataset=None, val_dataset=None, test_dataset=None, predict_dataset=None, negatives=None, **kwargs
+        )
+        if test_file is not None and test_fraction is not None:
+            msg = f"Set `test_file` or `test_fraction`, but got both: {test_file!r} and {test_fraction}."
+            raise ArgumentError(msg)
+        for name, share, least in (("test_fraction", test_fraction, "("), ("remove_positives", remove_positives, "[")):
+            if share is not None and not (0.0 < share < 1.0 or (share == 0.0 and least == "[")):
+                msg = f"Expected `{name}` to be in {least}0, 1), but got {share}."
+                raise ArgumentError(msg)
+        self.root = root
+        self.train_file, self.test_file = train_file, test_file
+        self.test_fraction, self.remove_positives = test_fraction, remove_positives
+        self.standardize, self.positive_label = standardize, positive_label
+        self.zero_based, self.cache_dir, self.max_gib = zero_based, cache_dir, max_gib
+        self.download = download
+        self._read: Datasets | None = None
+        self._held: list[SVMLightData] = []
+
+    def prepare_data(self) -> None:
+        """Download if asked to; parse large files once per machine, so that all ranks map the same arrays."""
+        if self.download:
+            for name in self._names():
+                download_missing(Path(self.root) / name)
+        self._files()
+
+    def build_datasets(self, stage: str | None) -> Datasets:  # noqa: ARG002  # test rows need the training rows' scale
+        """Read the files at the first call."""
+        if self._read is None:
+            files = self._files()
+            path = str(Path(self.root) / self.train_file)
+            labels = _binary([file.labels for file in files], self.positive_label, path)
+            data = [ArrayDataset(file.features, label) for file, label in zip(files, labels, strict=True)]
+            rows = [np.arange(len(label)) for label in labels]
+            if self.test_fraction is not None:
+                cut = len(rows[0]) - round(self.test_fraction * len(rows[0]))
+                data, labels, rows = data * 2, labels * 2, [rows[0][:cut], rows[0][cut:]]
+            rows = [self._without_positives(r, labels[i], i) for i, r in enumerate(rows)]
+            parts = [Subset(d, r) for d, r in zip(data, rows, strict=True)]  # type: ignore[arg-type]  # any sequence does
+            test = parts[1] if len(parts) > 1 else None
+            self._read = Datasets(train=parts[0], test=test, predict=test)
+        return self._read
+
+    def fit_transforms(self, datasets: Datasets, train_rows: NDArray[np.int64]) -> Datasets:
+        """Standardise all parts with the training rows' mean and standard deviation."""
+        if not self.standardize:
+            return datasets
+        shift, scale = _moments(datasets.train.dataset.features, datasets.train.indices[train_rows])
+
+        def transformed(part: Any) -> Any:
+            data = part.dataset
+            return Subset(ArrayDataset(data.features, data.targets, shift, scale), part.indices)
+
+        return Datasets(*(None if part is None else transformed(part) for part in datasets))
+
+    def _names(self) -> list[str]:
+        return [name for name in (self.train_file, self.test_file) if name is not None]
+
+    def _files(self) -> list[SVMLightData]:
+        names = self._names()
+        files = [self._file(name) for name in names]
+        # a stage after this one, and another data module, need not parse what is not mapped
+        self._held = [file for file in files if not isinstance(file.features, np.memmap)]
+        width = max(file.features.shape[1] for file in files)
+        return [self._widened(name, file, width) for name, file in zip(names, files, strict=True)]
+
+    def _widened(self, name: str, file: SVMLightData, width: int) -> SVMLightData:
+        missing = width - file.features.shape[1]
+        if missing == 0:
+            return file
+        if isinstance(file.features, np.memmap):  # its copy is kept on disk as well
+            return self._file(name, width)
+        return file._replace(features=np.pad(file.features, ((0, 0), (0, missing))))
+
+    def _file(self, name: str, num_features: int | None = None) -> SVMLightData:
+        path = Path(self.root) / name
+        if path.name in SOURCES:
+            require_file(path, downloads=True)
+        cache_dir = None if self.cache_dir is None else Path(self.cache_dir)
+        options: dict[str, Any] = {"num_features": num_features, "zero_based": self.zero_based, "max_gib": self.max_gib}
+        key = *_identity(path), cache_dir, *options.values()
+        features, labels = _HELD.get(("features", *key)), _HELD.get(("labels", *key))
+        if features is None or labels is None:
+            features, labels = read_svmlight(path, cache_dir=cache_dir, **options)
+            features.flags.writeable = labels.flags.writeable = False  # others may hold the same
+            _HELD.update({("features", *key): features, ("labels", *key): labels})
+        return SVMLightData(features, labels)
+
+    def _without_positives(self, rows: NDArray[np.int64], labels: NDArray[np.int8], part: int) -> NDArray[np.int64]:
+        positives = rows[labels[rows] == 1]
+        left = len(positives) - round(self.remove_positives * len(positives))
+        if left == len(positives):
+            return rows
+        kept = permute(np.arange(left), np.array(part), len(positives), seed=self.split_seed, stream=_REMOVAL)
+        return np.sort(np.concatenate([rows[labels[rows] == 0], positives[kept]]))
+
+
+def _identity(path: Path) -> tuple[Any, ...]:
+    """What changes when the file does."""
+    if not path.is_file():
+        return (path,)
+    status = path.stat()
+    return path.resolve(), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _binary(labels: list[NDArray[np.float64]], positive: float | None, path: str) -> list[NDArray[np.int8]]:
+    """Map labels to 0 and 1, and say how."""
+    values = np.unique(np.concatenate([np.unique(part) for part in labels])).tolist()
+    if positive is None:
+        pair = next((pair for pair in _PAIRS if set(values) <= set(pair)), None)
+        if pair is None:
+            msg = f"Expected the labels -1/1, 0/1 or 1/2 in {path}, but found {values[:6]}. Set `positive_label`."
+            raise DataError(msg)
+        positive = pair[1]
+    if positive not in values:
+        msg = f"Expected the positive label {positive} in {path}, but found {values[:6]}. Set `positive_label`."
+        raise DataError(msg)
+    rank_zero_info(f"{path}: label {positive:g} is the positive class; labels {[f'{v:g}' for v in values]}.")
+    return [(part == positive).astype(np.int8) for part in labels]
+
+
+def _moments(features: NDArray[np.float32], rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Mean and inverse standard deviation over ``rows``, in two passes of bounded memory; constants keep scale 1."""
+    blocks = [rows[start : start + _ROWS_AT_ONCE] for start in range(0, len(rows), _ROWS_AT_ONCE)]
+    total = sum(features[block].sum(axis=0, dtype=np.float64) for block in blocks)
+    mean = np.asarray(total) / len(rows)
+    squares = sum(np.square(features[block] - mean).sum(axis=0) for block in blocks)
+    deviation = np.sqrt(np.asarray(squares) / len(rows))
+    deviation[deviation == 0] = 1.0
+    return mean.astype(np.float32), (1.0 / deviation).astype(np.float32)

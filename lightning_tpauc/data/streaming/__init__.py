@@ -1,0 +1,1 @@
+"""Negatives that are read one after another instead of being indexed."""

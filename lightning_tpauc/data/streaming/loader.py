@@ -1,0 +1,290 @@
+"""Training batches of indexed positives and streamed negatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from lightning_tpauc.data.core.batch import EvalBatch, PosNegBatch
+from lightning_tpauc.data.core.fetch import Fetcher, collate_with_rows
+from lightning_tpauc.data.core.loader import Position, PosNegLoader
+from lightning_tpauc.data.core.sampler import BatchPlan, BatchSampler, BatchSizes, PosNegSampler
+from lightning_tpauc.data.core.seeding import seeded_items
+from lightning_tpauc.data.core.shards import World, current_world, least_of_ranks
+from lightning_tpauc.data.core.tree_utils import cut_inputs, join_inputs, num_examples
+from lightning_tpauc.data.streaming.cursor import Places, StreamCursor
+from lightning_tpauc.data.streaming.negatives import NegativeStream, refuse_nested_workers
+from lightning_tpauc.data.streaming.reader import Place, StreamReader, inputs_of_negatives
+
+__all__ = ("ScoredStream", "StreamSampler", "StreamedLoader")
+
+Indices = NDArray[np.int64]
+
+
+class StreamSampler(PosNegSampler):
+    """Positives as :class:`PosNegSampler` draws them; rows of negatives are left out of the plans.
+
+    An epoch is one pass over the positives, or the negatives of one pass of the stream, if that has a length and
+    takes more steps.
+
+    Args:
+        positives: int array ``(n_pos,)``: rows of the positives.
+        num_negatives: examples in one pass of the stream; ``None`` if unknown.
+        sizes: examples per step on each rank.
+        seed: seed of the order of the positives.
+
+    Example:
+        >>> sampler = StreamSampler(np.arange(5), None, BatchSizes(2, 8, 8))
+        >>> len(sampler), next(sampler.plans(start=0, count=1)).rows.shape
+        (3, (2,))
+    """
+
+    needed: ClassVar[tuple[str, ...]] = ("positive",)
+
+    def __init__(self, positives: Indices, num_negatives: int | None, sizes: BatchSizes, seed: int = 0) -> None:
+        super().__init__(positives, np.empty(0, dtype=np.int64), sizes, seed)
+        self.num_negatives = num_negatives
+
+    def global_sizes(self, world_size: int) -> BatchSizes:
+        """See :meth:`BatchSampler.global_sizes`; positives are capped to n+."""
+        num_pos, num_neg, num_dual_neg = (size * world_size for size in self.sizes)
+        return BatchSizes(min(num_pos, len(self.positives)), num_neg, num_dual_neg)
+
+    def steps_per_epoch(self, world_size: int) -> int:
+        """See :meth:`BatchSampler.steps_per_epoch`."""
+        sizes = self.global_sizes(world_size)
+        read = sizes.num_neg + sizes.num_dual_neg
+        return max(-(-len(self.positives) // sizes.num_pos), -(-(self.num_negatives or 0) // read))
+
+    def _negatives(self, totals: BatchSizes, start: int, stop: int, world: World) -> list[Indices]:  # noqa: ARG002
+        return []
+
+
+class StreamPlan(NamedTuple):
+    """What one rank loads in one step, and where its negatives lie.
+
+    Attributes:
+        plan: the sampler's plan, with the rows of the positives.
+        world: this process among all.
+        lane: which part of what this process reads the negatives come from.
+        lanes: number of these parts.
+        target: examples that the part's reader has read before.
+        place: where readers begin that have not begun or are past the target.
+    """
+
+    plan: BatchPlan
+    world: World
+    lane: int
+    lanes: int
+    target: int
+    place: Place | None
+
+
+class _StreamBatches(Dataset[Any]):
+    """Turns plans into batches, and brings along where the stream then stands."""
+
+    def __init__(self, stream: NegativeStream, fetch: Fetcher, seed: int) -> None:
+        self.stream, self.fetch, self.seed = stream, fetch, seed
+        self._reader: StreamReader | None = None
+
+    def __getitem__(self, step: StreamPlan | None) -> tuple[PosNegBatch, int, Place] | None:
+        if step is None:
+            return None
+        plan, world = step.plan, step.world
+        reader = self._reader_of(step)
+        reader.seek(step.place, step.target)
+        own = plan.sizes.num_neg + plan.sizes.num_dual_neg
+        if self.stream.split == "deal":
+            negatives = self._read(reader, step, own * world.size)
+            keep = slice(world.rank, None, world.size)
+        else:
+            negatives, keep = self._read(reader, step, own), slice(None)
+        if self.stream.blocks:
+            inputs = join_inputs([self.fetch(plan.rows, plan.step), cut_inputs(join_inputs(negatives), keep)])
+        else:
+            inputs = collate_with_rows(self.fetch, plan.rows, plan.step, inputs_of_negatives(negatives[keep]))
+        batch = PosNegBatch(inputs, torch.from_numpy(plan.index), *plan.sizes, shares=plan.shares)
+        return batch, step.lane, reader.place
+
+    def _reader_of(self, step: StreamPlan) -> StreamReader:
+        if self._reader is None:
+            number = step.world.rank * step.lanes + step.lane
+            self._reader = StreamReader(self.stream, number, step.world.size * step.lanes)
+        return self._reader
+
+    def _read(self, reader: StreamReader, step: StreamPlan, count: int) -> list[Any]:
+        if self.stream.blocks:  # seeding takes as long as reading a large block
+            return reader.take(count)
+        number = 0 if self.stream.split == "deal" else reader.which[0]
+        with seeded_items(self.seed, step.plan.step) as reseed:
+            reseed(-1 - number)  # rows of the positives are not negative
+            return reader.take(count)
+
+
+class StreamedLoader(PosNegLoader):
+    """Training batches whose negatives come from a stream.
+
+    Args:
+        sampler: a :class:`StreamSampler`.
+        fetch: loads rows of the positives' data set.
+        position: as in :class:`PosNegLoader`.
+        num_workers: as in :class:`PosNegLoader`.
+        pin_memory: as in :class:`PosNegLoader`.
+        cursor: where the stream stands.
+        seed: seed of random numbers that the stream draws from the global generators.
+        **options: as in :class:`PosNegLoader`.
+
+    Example:
+        >>> from lightning_tpauc.data.core.fetch import fetcher_for
+        >>> class Noise(torch.utils.data.IterableDataset):
+        ...     def __iter__(self):
+        ...         while True:
+        ...             yield torch.rand(2)
+        >>> sampler = StreamSampler(np.arange(6), None, BatchSizes(2, 4))
+        >>> cursor = StreamCursor(NegativeStream(Noise()))
+        >>> loader = StreamedLoader(sampler, fetcher_for(torch.ones(6, 2)), cursor=cursor)
+        >>> [batch.inputs.shape for batch in loader]
+        [torch.Size([6, 2]), torch.Size([6, 2]), torch.Size([6, 2])]
+    """
+
+    def __init__(
+        self,
+        sampler: BatchSampler,
+        fetch: Fetcher,
+        position: Callable[[PosNegLoader], Position] | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        *,
+        cursor: StreamCursor,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        refuse_nested_workers(cursor.stream, num_workers)
+        super().__init__(sampler, fetch, position, num_workers, pin_memory, **options)
+        self.cursor = cursor
+        self._make = partial(_StreamBatches, cursor.stream, fetch, seed)
+        self._source.batches = self._make()
+        self._fresh = True
+
+    def _batches(self, step: int, count: int) -> Iterator[PosNegBatch]:
+        lanes = self.cursor.stream.lanes(self._source.num_workers)
+        places = self.cursor.begin(step, lanes, fresh=self._fresh)
+        self._fresh = not self._source.keeps_workers
+        for result in self._source.run(self._plans(step, count, places, self.cursor.request)):
+            if result is not None:
+                batch, lane, place = result
+                step += 1
+                self.cursor.record(step, lane, place)
+                yield batch
+
+    def whole_epoch(self) -> Iterator[PosNegBatch]:
+        """See :meth:`PosNegLoader.whole_epoch`; readers of its own read what training will read next, if they can."""
+        aside = self._source.aside(self._make())
+        places = self.cursor.aside(self._where().step, self.cursor.stream.lanes(self._source.num_workers))
+        positions = {lane: place.position for lane, place in places.items()}
+
+        def request(lane: int, count: int) -> int:
+            positions[lane] += count
+            return positions[lane] - count
+
+        for result in aside.run(self._plans(self._where().step, len(self), places, request)):
+            if result is not None:
+                yield result[0]
+
+    def _plans(self, step: int, count: int, places: Places, request: Any) -> Iterator[StreamPlan | None]:
+        lanes, readers = len(places), max(1, self._source.num_workers)
+        # torch gives the k-th plan to the k-th worker, in turns; a part of the stream stays with its worker
+        yield from [None] * (step % lanes)
+        world = current_world()
+        for k, plan in enumerate(self.batch_plans.plans(step, count)):
+            lane = plan.step % lanes
+            own = plan.sizes.num_neg + plan.sizes.num_dual_neg
+            target = request(lane, own * (world.size if self.cursor.stream.split == "deal" else 1))
+            yield StreamPlan(plan, world, lane, lanes, target, places[lane] if k < readers else None)
+
+    def close(self) -> None:
+        """See :meth:`PosNegLoader.close`."""
+        super().close()
+        self._fresh = True
+
+
+class ScoredStream:
+    """Evaluation batches of the first negatives of a stream, for solving the dual variables.
+
+    Every rank scores as many, so that forward passes are equal in number. ``example_id`` counts
+    ``0 .. num_examples - 1``. A stream that ends before is scored once, up to where the first rank's part of it ends.
+    What training reads is not changed.
+
+    Args:
+        stream: the stream.
+        max_negatives: how many to score at most, over all ranks.
+        batch_size: examples per batch.
+        fetch: of the training set, which knows how its items are collated; ``None``: as usual.
+
+    Example:
+        >>> class Two(torch.utils.data.IterableDataset):
+        ...     def __iter__(self):
+        ...         return iter([0.5, 2.0])
+        >>> loader = ScoredStream(NegativeStream(Two()), 4, batch_size=3)
+        >>> [(batch.inputs.tolist(), batch.example_id.tolist()) for batch in loader]
+        [([0.5, 2.0], [0, 1])]
+    """
+
+    def __init__(
+        self, stream: NegativeStream, max_negatives: int | None, batch_size: int, fetch: Fetcher | None = None
+    ) -> None:
+        self.stream, self.batch_size, self._fetch = stream, batch_size, fetch
+        count = stream.num_scored if max_negatives is None else max_negatives
+        self._count = count if stream.length is None else min(count, stream.length)
+        self._read: int | None = None
+
+    @property
+    def num_examples(self) -> int:
+        """Negatives that are scored over all ranks, a multiple of their number: at most, until they have been read."""
+        own = max(1, self._count // current_world().size) if self._read is None else self._read
+        return own * current_world().size
+
+    def __len__(self) -> int:
+        return -(-self.num_examples // current_world().size // self.batch_size)
+
+    def __iter__(self) -> Iterator[EvalBatch]:
+        self._read = None
+        world, own = current_world(), self.num_examples // current_world().size
+        reader = StreamReader(self.stream, world.rank, world.size)
+        reader.seek(Place(), 0)
+        start, size = 0, 1
+        while size and start < own:
+            inputs, size = self._next(reader, start, min(self.batch_size, own - start), world)
+            if size:
+                ids = torch.arange(start, start + size) * world.size + world.rank
+                yield EvalBatch(inputs, torch.zeros(size, dtype=torch.int64), ids)
+            start += size
+        self._read = start
+
+    def _next(self, reader: StreamReader, start: int, count: int, world: World) -> tuple[Any, int]:
+        """This rank's inputs behind its first ``start``, and how many they are on every rank; 0 where a pass ends."""
+        dealt = world.size if self.stream.split == "deal" else 1
+        with seeded_items(0, start) as reseed:
+            reseed(-1 - (world.rank if dealt == 1 else 0))
+            negatives = reader.take(count * dealt, within_pass=True)
+            size = self._count_of(negatives) // dealt
+            if size == start == 0:  # fewer examples than ranks
+                negatives += reader.take(dealt - self._count_of(negatives))
+                size = 1
+        if dealt == 1:
+            size = least_of_ranks(size)
+        if size == 0:
+            return None, 0
+        keep = slice(world.rank if dealt > 1 else 0, size * dealt, dealt)
+        if self.stream.blocks:
+            return cut_inputs(join_inputs(negatives), keep), size
+        return collate_with_rows(self._fetch, None, start, inputs_of_negatives(negatives[keep])), size
+
+    def _count_of(self, negatives: list[Any]) -> int:
+        return sum(map(num_examples, negatives)) if self.stream.blocks else len(negatives)
