@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Union, get_args
 
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -115,6 +115,7 @@ class TPAUCCLI(LightningCLI):
 
     @override
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        _put_int_before_float(Trainer.__init__.__annotations__)
         kwargs.update(prog="lightning-tpauc", version=__version__, allow_abbrev=False)
         return super().init_parser(**kwargs)
 
@@ -284,6 +285,19 @@ def _own_message(error: BaseException | None) -> str | None:
             return last.partition(": ")[2].strip() if "\nTraceback" not in last and ": " in last else None
         error = error.__cause__
     return None
+
+
+def _put_int_before_float(annotations: dict[str, Any]) -> None:
+    """Let ``--trainer.limit_train_batches 1`` mean one batch; only ``1.0`` means all of them.
+
+    The parser takes the first type that a value fits, and 1 fits float. Lightning's annotation has int first, but
+    typing keeps one object for ``Optional[Union[int, float]]`` and ``Optional[Union[float, int]]``, in the order of
+    whichever was imported first.
+    """
+    for name, hint in annotations.items():
+        kinds = get_args(hint)
+        if int in kinds and float in kinds:
+            annotations[name] = Union[tuple(sorted(kinds, key=lambda kind: kind is float))]  # noqa: UP007
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import bz2
 import logging
 import math
+import re
 import shlex
 import signal
 import subprocess
@@ -764,7 +765,25 @@ def test_nothing_but_results_greets_a_newcomer(tmp_cwd):
         "`Trainer.fit` stopped",
         "The model holds the weights that",
     )
-    assert [line for line in run.stderr.splitlines() if line and not line.startswith(allowed)] == []
+    said = [line for line in run.stderr.splitlines() if line and not line.startswith(allowed)]
+    # Lightning's summary of the model, which is a picture where rich is installed
+    summary = re.compile(r" +\| Name |\d+ +\| |-+$|[\d.]+ +(Trainable|Non-trainable|Total|Modules) ")
+    assert [line for line in said if not summary.match(line)] == []
+
+
+@pytest.mark.parametrize("first", ["int, float", "float, int"])
+def test_a_number_of_batches_is_no_share(first):
+    """`typing` keeps the order of whichever annotation of a process comes first, also of another package's."""
+    code = f"""
+import typing
+typing.Optional[typing.Union[{first}]]
+from lightning_tpauc.cli import TPAUCCLI
+for word, flag in (("1", "limit_train_batches"), ("1.0", "limit_val_batches"), ("2", "val_check_interval")):
+    config = TPAUCCLI(["--config", {str(QUICKSTART)!r}, f"--trainer.{{flag}}={{word}}"], run=False).config
+    print(repr(config.trainer[flag]))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.stdout.split() == ["1", "1.0", "2"], run.stderr
 
 
 def test_filters_end_with_the_command(command):

@@ -1,7 +1,6 @@
-"""Bars while labels and files are read: on terminals alone, and without a change to what is imported."""
+"""Bars while labels and files are read: on terminals alone."""
 
 import io
-import subprocess
 import sys
 
 import pytest
@@ -29,13 +28,3 @@ def test_bars_are_for_terminals(monkeypatch, tmp_path, stream):
     for text in ("Reading the labels of train_dataset", "Reading two.txt"):
         assert (text in written) == (stream is Terminal)
     assert written == "" or stream is Terminal
-
-
-@pytest.mark.parametrize("module", ["targets", "arrays", "svmlight", "datamodule"])
-def test_the_order_of_imports_leaves_lightnings_types_alone(module):
-    code = (
-        f"import lightning_tpauc.data.{module}, typing; from lightning.pytorch import Trainer; "
-        "print(typing.get_args(typing.get_type_hints(Trainer.__init__)['limit_train_batches'])[0])"
-    )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == "<class 'int'>"
