@@ -25,6 +25,7 @@ METHODS = {
     "PAUCI": PAUCI,
     "STACO1": STACO,
     "STACO2": lambda: STACO(gamma=5.0),
+    "tracked": lambda: STACO(duals="tracked"),
     "FullBatch": FullBatch,
 }
 

@@ -32,8 +32,8 @@ def make_data(world=1, dtype=torch.float32):
     return PosNegDataModule((x.to(dtype), y), val_fraction=0.4, **sizes)
 
 
-def make_module(gamma, dtype=torch.float32):
-    """Nothing is set but the rectangle, and gamma for STACO2.
+def make_module(gamma, duals="per_positive", dtype=torch.float32):
+    """Nothing is set but the rectangle, gamma for STACO2, and the kind of duals.
 
     Without a bias of the score, which has no gradient but rounding: Adam divides it by its own size, and no two orders
     of a sum would agree on it.
@@ -43,7 +43,7 @@ def make_module(gamma, dtype=torch.float32):
     with torch.no_grad():  # it knows a little, so that these few steps at the default rate lead somewhere
         net[0].weight[:4, 0] += 1.0
         net[2].weight[0, :4] += 0.3
-    return TPAUCModule(net, STACO(0.7, 0.3, gamma=gamma))
+    return TPAUCModule(net, STACO(0.7, 0.3, gamma=gamma, duals=duals))
 
 
 class Record(Callback):
@@ -59,8 +59,8 @@ class Record(Callback):
         self.steps[pl_module.batches_seen] = (float(outputs["loss"]), rate, pl_module.algorithm.tightness, held_out)
 
 
-def run(folder, gamma, crash=None, ckpt=None, every=None):
-    module, record = make_module(gamma), Record()
+def run(folder, gamma, duals="per_positive", crash=None, ckpt=None, every=None):
+    module, record = make_module(gamma, duals), Record()
     saver = ModelCheckpoint(folder, save_last=True, every_n_train_steps=every)
     callbacks = [StageCallback(every_n_steps=14), record, saver, *([Crash(crash)] if crash is not None else [])]
     trainer = make_trainer(
@@ -101,6 +101,7 @@ def assert_equal(first, second, name=""):
 
 # the warm-up lasts 6 steps, the shrinking 30; a validation every 4, a stage of STACO2 every 14
 @pytest.mark.parametrize("gamma", [math.inf, 20.0], ids=["STACO1", "STACO2"])
+@pytest.mark.parametrize("duals", ["per_positive", "tracked"])
 @pytest.mark.parametrize(
     ("every", "crash"),
     [
@@ -111,8 +112,8 @@ def assert_equal(first, second, name=""):
         pytest.param(9, 50, id="after all of it"),
     ],
 )
-def test_a_killed_run_resumes_bit_for_bit(tmp_path, gamma, every, crash):
-    straight, steps = run(tmp_path / "a", gamma, every=every)
+def test_a_killed_run_resumes_bit_for_bit(tmp_path, gamma, duals, every, crash):
+    straight, steps = run(tmp_path / "a", gamma, duals, every=every)
     assert set(range(1, STEPS + 1)) == set(steps)
     rates, tightness = [step[1] for step in steps.values()], [step[2] for step in steps.values()]
     assert rates[0] < rates[3] < rates[5] == rates[-1] == 3e-3
@@ -120,9 +121,9 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, gamma, every, crash):
     assert all(step[3] for step in list(steps.values())[8:])
     assert straight.best.weights
 
-    run(tmp_path / "b", gamma, crash=crash, every=every)
+    run(tmp_path / "b", gamma, duals, crash=crash, every=every)
     torch.manual_seed(99)
-    resumed, later = run(tmp_path / "b", gamma, ckpt=tmp_path / "b" / "last.ckpt", every=every)
+    resumed, later = run(tmp_path / "b", gamma, duals, ckpt=tmp_path / "b" / "last.ckpt", every=every)
     assert later
     assert min(later) > 1
     for step, values in later.items():
@@ -151,14 +152,15 @@ class Dump(Callback):
 @pytest.mark.ddp
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 @pytest.mark.parametrize("gamma", [math.inf, 20.0], ids=["STACO1", "STACO2"])
-def test_two_ranks_do_what_one_does(tmp_path, gamma):
+@pytest.mark.parametrize("duals", ["per_positive", "tracked"])
+def test_two_ranks_do_what_one_does(tmp_path, gamma, duals):
     for world in (1, 2):
         trainer = make_trainer(
             devices=world, strategy="ddp_spawn" if world > 1 else "auto", max_steps=STEPS, max_epochs=-1,
             callbacks=[Dump(tmp_path), StageCallback(every_n_steps=14)], val_check_interval=4,
             check_val_every_n_epoch=None, num_sanity_val_steps=1,
         )  # fmt: skip
-        trainer.fit(make_module(gamma, torch.float64), make_data(world, torch.float64))
+        trainer.fit(make_module(gamma, duals, torch.float64), make_data(world, torch.float64))
     single = torch.load(tmp_path / "rank0of1.pt")
     for rank in range(2):
         other = torch.load(tmp_path / f"rank{rank}of2.pt")

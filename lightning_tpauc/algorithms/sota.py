@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.algorithms.arguments import require_range
+from lightning_tpauc.algorithms.duals import PerPositiveDuals
 from lightning_tpauc.algorithms.staco import STACO
 from lightning_tpauc.functional.sota import full_threshold_step, sparse_threshold_gradient
 from lightning_tpauc.functional.surrogates import Surrogate
@@ -90,19 +91,24 @@ class SOTA(STACO):
             share_negatives=share_negatives,
         )
         require_range("gamma", gamma, 0.0, open_low=True)
-        # Every step changes all thresholds.
-        self.add_state("s", "dense", fill=0.0 if dual_init == "zeros" else 1.0)
-        self.add_state("s_moments", "dense")
+        self._duals = _FullVectorDuals(self)
 
     @property
     def can_shrink_rectangle(self) -> bool:
         """False: the method is compared as it was published."""
         return False
 
-    def _update_thresholds(self, index: Tensor, s: Tensor, y: Tensor, active: Tensor, beta: float | Tensor) -> None:  # noqa: ARG002
-        gradient = torch.zeros_like(self.s)
-        sampled = sparse_threshold_gradient(y, active, self.theta0, self.theta1)
+
+class _FullVectorDuals(PerPositiveDuals):
+    """Every step changes all thresholds."""
+
+    _threshold_kind = "dense"
+
+    def _descend_thresholds(self, index: Tensor, s: Tensor, y: Tensor, active: Tensor, beta: float | Tensor) -> None:  # noqa: ARG002
+        own = self.algorithm
+        gradient = torch.zeros_like(own.s)
+        sampled = sparse_threshold_gradient(y, active, own.theta0, own.theta1)
         gradient.index_copy_(0, index, sampled.to(gradient.dtype))
-        new = full_threshold_step(self.s, gradient, self.s_anchor, float(beta), self.gamma)
-        self.s_moments.add_((new - self.s) * self.stage_steps)
-        self.s.copy_(new)
+        new = full_threshold_step(own.s, gradient, own.s_anchor, float(beta), own.gamma)
+        own.s_moments.add_((new - own.s) * own.stage_steps)
+        own.s.copy_(new)

@@ -10,25 +10,23 @@ from torch import Tensor
 
 from lightning_tpauc.algorithms.arguments import require_positive, require_range
 from lightning_tpauc.algorithms.base import Algorithm, TrainingScores
-from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.averaging import mean_from_changes, record_change_
+from lightning_tpauc.algorithms.duals import Duals, PerPositiveDuals, TrackedDuals
+from lightning_tpauc.errors import CheckpointError
 from lightning_tpauc.functional.checks import check_choice
-from lightning_tpauc.functional.duals import activate_ties, exact_duals
 from lightning_tpauc.functional.pairwise import evaluate_pairs
 from lightning_tpauc.functional.staco import (
-    dual_weight_step,
     excess_weights,
-    global_threshold_step,
     loss_unit_step,
     minmax_loss,
     per_positive_risk,
     proximal_coefficient,
-    threshold_step,
 )
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 from lightning_tpauc.functional.tails import tail_mean_loss
 
 __all__ = ("STACO",)
+
+_DUALS: dict[str, type[Duals]] = {"per_positive": PerPositiveDuals, "tracked": TrackedDuals}
 
 
 class STACO(Algorithm):
@@ -46,6 +44,11 @@ class STACO(Algorithm):
     STACO2: proximal terms pull :math:`s` and the weights to their values at the stage's start, and every stage starts
     from the previous one's averages.
 
+    For a monotone surrogate the optimal dual variables follow from two scores: the negative on the border of the
+    hardest :math:`\theta_1` and the positive on the border of the lowest :math:`\theta_0`. ``duals="tracked"`` takes
+    running means of the batches' own instead of variables of each positive, and has no step sizes but the optimizer's;
+    see :mod:`lightning_tpauc.functional.tracked`.
+
     Args:
         min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).
         max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
@@ -57,6 +60,9 @@ class STACO(Algorithm):
             :math:`\beta' L` are taken, and the weights' loss is divided by :math:`L`, the running mean of the loss on
             the hardest :math:`\theta_1` of the negatives; the same numbers then suit any score, surrogate and margin.
             ``"absolute"``: as they are, as in the paper.
+        duals: ``"per_positive"``: :math:`y_i` and :math:`s_i` are variables of each positive, as in the paper.
+            ``"tracked"``: both follow from two running means, so ``alpha``, ``beta``, ``beta_prime``, ``dual_init`` and
+            ``stage_restart`` keep their defaults, and the surrogate must be monotone.
         alpha: step size of the dual weights :math:`y`.
         beta: step size of the thresholds :math:`s`.
         beta_prime: step size :math:`\beta'` of the global threshold :math:`s'`.
@@ -70,7 +76,8 @@ class STACO(Algorithm):
             its pairs are then evaluated once, and a step scores fewer examples.
 
     Raises:
-        ArgumentError: if an argument is out of range, or if ``"exact"`` is asked for with a non-monotone surrogate.
+        ArgumentError: if an argument is out of range, if ``"exact"`` or ``"tracked"`` is asked for with a non-monotone
+            surrogate, or if an argument steers variables that ``"tracked"`` does not have.
 
     Example:
         >>> algorithm = STACO(min_tpr=0.5, max_fpr=0.5, dual_init="zeros")
@@ -91,6 +98,9 @@ class STACO(Algorithm):
     s_moments: Tensor
     s_prime_sum: Tensor
     stage_steps: Tensor
+    neg_border: Tensor
+    pos_border: Tensor
+    border_steps: Tensor
 
     def __init__(
         self,
@@ -101,6 +111,7 @@ class STACO(Algorithm):
         margin: float = 1.0,
         scale: float = 1.0,
         step_units: Literal["loss", "absolute"] = "loss",
+        duals: Literal["per_positive", "tracked"] = "per_positive",
         alpha: float = 1.0,
         beta: float = 1.0,
         beta_prime: float = 1.0,
@@ -115,26 +126,17 @@ class STACO(Algorithm):
         self.beta_prime = require_range("beta_prime", beta_prime, 0.0)
         self.gamma = require_positive("gamma", gamma, "STACO1")
         check_choice(step_units, "step_units", ("loss", "absolute"))
+        check_choice(duals, "duals", tuple(_DUALS))
         check_choice(dual_init, "dual_init", ("exact", "ones", "zeros"))
         check_choice(stage_restart, "stage_restart", ("exact", "ones"))
         self.surrogate = get_surrogate(surrogate, margin=margin, scale=scale)
         self.margin, self.scale = float(margin), float(scale)
-        self.step_units, self.dual_init, self.stage_restart = step_units, dual_init, stage_restart
+        self.step_units, self.duals, self.dual_init, self.stage_restart = step_units, duals, dual_init, stage_restart
         self.share_negatives = share_negatives
-        self._check_exact_is_right()
-        self._declare(start=0.0 if dual_init == "zeros" else 1.0)
-        self._started = False
-
-    def _declare(self, start: float) -> None:
-        self.add_state("y", "positive", fill=1.0)
-        self.add_state("s", "positive", fill=start)
-        self.add_state("s_prime", "scalar", fill=start)
         self.add_state("loss_unit", "scalar")
         self.add_state("active_share", "scalar", fill=1.0)
-        self.add_state("s_anchor", "positive", fill=start)
-        self.add_state("s_moments", "positive")
-        self.add_state("s_prime_sum", "scalar")
-        self.add_state("stage_steps", "scalar", dtype=torch.int32)
+        self._duals: Duals = _DUALS[duals](self)
+        self._started = False
 
     @property
     def needs_dual_negatives(self) -> bool:
@@ -164,16 +166,17 @@ class STACO(Algorithm):
     @property
     def step_sizes(self) -> dict[str, str]:
         """The step size of each variable."""
-        return {"y": "alpha", "s": "beta", "s_moments": "beta", "s_prime": "beta_prime", "s_prime_sum": "beta_prime"}
+        return self._duals.step_sizes
 
     def diagnostics(self) -> dict[str, Tensor]:
-        r""":math:`s'`, the mean threshold, and the mean dual weight, which is :math:`\theta_0` at the optimum.
+        r"""Of each positive's duals :math:`s'`, the mean threshold, and the mean dual weight, :math:`\theta_0` at best.
 
-        Also the unit of the loss, and over the last steps the share of pairs that move the weights: their loss exceeds
-        the threshold, and each counts as much as its dual weight. It is :math:`\theta_0\theta_1` at the optimum.
+        Of tracked ones the two borders. Of both the unit of the loss, and over the last steps the share of pairs that
+        move the weights: their loss exceeds the threshold, and each counts as much as its dual weight. It is
+        :math:`\theta_0\theta_1` at the optimum.
         """
-        scalars = {name: getattr(self, name).clone() for name in ("s_prime", "active_share", "loss_unit")}
-        return {**scalars, "mean_s": self.s.mean(), "mean_y": self.y.mean()}
+        scalars = {name: getattr(self, name).clone() for name in ("active_share", "loss_unit")}
+        return {**scalars, **self._duals.diagnostics()}
 
     def needs_scores(self, event: Literal["start", "restart"]) -> bool:
         """Whether the exact solution is asked for."""
@@ -182,7 +185,7 @@ class STACO(Algorithm):
     def setup(
         self, num_positives: int, *, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32
     ) -> None:
-        """Allocate 16 bytes a positive in single precision; see :meth:`Algorithm.setup`."""
+        """Allocate 16 bytes a positive in single precision, none if tracked; see :meth:`Algorithm.setup`."""
         super().setup(num_positives, device=device, dtype=dtype)
         self._started = self.dual_init != "exact"
 
@@ -191,7 +194,18 @@ class STACO(Algorithm):
         return {**super().state_dict(), "started": self._started}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned, in place."""
+        """Restore what :meth:`state_dict` returned, in place.
+
+        Raises:
+            CheckpointError: if the state belongs to other data, another algorithm or the other kind of duals.
+        """
+        written = "tracked" if "neg_border" in state else "per_positive"
+        if written != self.duals:
+            msg = (
+                f"The checkpoint was written with duals={written!r}, but the algorithm has duals={self.duals!r}. Set "
+                f"`duals={written!r}`, or pass the checkpoint as `init_from` to start a new run from its weights."
+            )
+            raise CheckpointError(msg)
         known = {name: value for name, value in state.items() if name != "started"}
         # what earlier versions did not keep: the next step sets the unit, and the others bring the share up
         new = {"loss_unit": torch.zeros_like(self.loss_unit), "active_share": torch.ones_like(self.active_share)}
@@ -203,26 +217,22 @@ class STACO(Algorithm):
     def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:
         """Lines 1 to 4, all with the values from before the step except the new dual weights."""
         if not self._started:
-            self._start_from_batch(pos_scores.detach(), dual_neg_scores.detach(), index)
+            self._duals.start_from_batch(pos_scores.detach(), dual_neg_scores.detach(), index)
+            self.start()
         theta0, theta1 = self.theta0, self.theta1
         unit = self._unit(pos_scores.detach(), dual_neg_scores.detach())
-        y, s = self.y.index_select(0, index), self.s.index_select(0, index)
+        s = self._duals.thresholds(pos_scores.detach(), dual_neg_scores.detach(), index)
         dual = None if self.share_negatives else dual_neg_scores
         pairs = evaluate_pairs(pos_scores, neg_scores, s, surrogate=self.surrogate, dual_neg_scores=dual)
         # line 1, on the dual negatives
         risk = per_positive_risk(s, pairs.dual_excess, theta1)
-        y = dual_weight_step(y, risk, self.s_prime, self.step_scale * self.alpha / unit, theta0)
+        y = self._duals.ascend(index, pos_scores.detach(), risk, unit)
         # line 3, the loss for the weights, on the other negatives
         weighted = pairs.weighted_sum(excess_weights(y, theta0, theta1))
-        loss = minmax_loss(weighted, y, s, self.s_prime, theta0) / unit
+        loss = minmax_loss(weighted, y, s, self._duals.global_threshold, theta0) / unit
         # lines 2 and 4
-        self._update_thresholds(index, s, y, pairs.active, self.step_scale * self.beta * unit)
-        beta_prime = self.step_scale * self.beta_prime * unit
-        self.s_prime.copy_(global_threshold_step(self.s_prime, y.mean(), beta_prime, theta0))
-        self.y.index_copy_(0, index, y.to(self.y.dtype))
+        self._duals.descend(index, s, y, pairs.active, unit)
         self.active_share.lerp_((pairs.active * y).mean().to(self.active_share.dtype), 0.05)
-        self.stage_steps.add_(1)
-        self.s_prime_sum.add_(self.s_prime)
         return loss
 
     def _unit(self, pos_scores: Tensor, neg_scores: Tensor) -> Tensor | float:
@@ -233,74 +243,25 @@ class STACO(Algorithm):
         self.loss_unit.copy_(loss_unit_step(self.loss_unit, batch_loss))
         return self.loss_unit.clone()
 
-    def _update_thresholds(self, index: Tensor, s: Tensor, y: Tensor, active: Tensor, beta: float | Tensor) -> None:
-        anchor = self.s_anchor.index_select(0, index) if self.has_stages else None
-        new = threshold_step(s, y, active, beta, self.theta0, self.theta1, anchor=anchor, gamma=self.gamma)
-        self.s.index_copy_(0, index, new.to(self.s.dtype))
-        record_change_(self.s_moments, index, new - s, self.stage_steps)
-
     # ---------------------------------------------------------------- stages
 
     def averages(self) -> tuple[Tensor, Tensor]:
-        r"""The averages :math:`(\bar s, \bar s')` over the stage's iterates so far, at a cost of O(n_pos)."""
-        steps = self.stage_steps.clamp(min=1)
-        s_bar = mean_from_changes(self.s_moments, self.s, self.stage_steps)
-        s_prime_bar = torch.where(self.stage_steps > 0, self.s_prime_sum / steps, self.s_prime)
-        return s_bar, s_prime_bar
+        r"""The averages :math:`(\bar s, \bar s')` over the stage's iterates so far, at a cost of O(n_pos).
+
+        Raises:
+            UnsupportedError: if the duals are tracked.
+        """
+        return self._duals.averages()
 
     def start(self, scores: TrainingScores | None = None) -> None:
         """Set the dual variables before the first step."""
-        if scores is not None and self.dual_init == "exact":
-            self._solve(scores)
+        self._duals.start(scores if self.dual_init == "exact" else None)
         self._started = True
-        self._anchor()
 
     def finish_stage(self) -> None:
         r""":math:`(s, s') \leftarrow (\bar s, \bar s')`; these are the next anchors."""
-        s_bar, s_prime_bar = self.averages()
-        self.s.copy_(s_bar)
-        self.s_prime.copy_(s_prime_bar)
-        self._anchor()
+        self._duals.finish_stage()
 
     def restart(self, scores: TrainingScores | None = None) -> None:
         r""":math:`y \leftarrow 1`, or the exact solution for the averaged weights."""
-        self.y.fill_(1.0)
-        if scores is not None and self.stage_restart == "exact":
-            self._solve(scores)
-            self._anchor()
-
-    def _anchor(self) -> None:
-        self.s_anchor.copy_(self.s)
-        for accumulator in (self.s_moments, self.s_prime_sum, self.stage_steps):
-            accumulator.zero_()
-
-    def _solve(self, scores: TrainingScores) -> None:
-        s, y, s_prime = exact_duals(*scores, *self.rectangle, surrogate=self.surrogate)
-        self.s.copy_(activate_ties(s, scores.pos_scores, self.surrogate))
-        self.y.copy_(y)
-        self.s_prime.copy_(s_prime)
-
-    def _start_from_batch(self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor) -> None:
-        # Without the scores of the training set the first batch is the best estimate: exact on its own positives, its
-        # mean threshold for the others, which keeps them out of the dead zone of "ones".
-        s, y, s_prime = exact_duals(pos_scores, neg_scores, *self.rectangle, surrogate=self.surrogate)
-        s = activate_ties(s, pos_scores, self.surrogate)
-        self.s.copy_(s.mean())
-        self.y.fill_(self.theta0)
-        self.s.index_copy_(0, index, s.to(self.s.dtype))
-        self.y.index_copy_(0, index, y.to(self.y.dtype))
-        self.s_prime.copy_(s_prime)
-        self.start()
-
-    def _check_exact_is_right(self) -> None:
-        exact = [n for n in ("dual_init", "stage_restart") if getattr(self, n) == "exact" and self._uses(n)]
-        if exact and not self.surrogate.monotone:
-            msg = (
-                f"`{exact[0]}='exact'` needs a non-decreasing surrogate, but {self.surrogate.name!r} falls again on "
-                "the left of -margin, so the hardest negatives differ between positives. "
-                "Set `dual_init='zeros'` and `stage_restart='ones'`, or use 'squared_hinge'."
-            )
-            raise ArgumentError(msg)
-
-    def _uses(self, option: str) -> bool:
-        return option == "dual_init" or self.has_stages
+        self._duals.restart(scores if self.stage_restart == "exact" else None)

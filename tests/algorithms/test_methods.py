@@ -22,6 +22,7 @@ from tests.algorithms.loop import Loop
 
 METHODS = {
     "STACO": lambda: STACO(dual_init="zeros"),
+    "tracked": lambda: STACO(duals="tracked"),
     "SOTA": lambda: SOTA(dual_init="zeros", gamma=2.0, stage_restart="ones"),
     "SOTAs": lambda: SOTAs(lam=0.5, lam_prime=2.0),
     "SONX": lambda: SONX(gamma=0.1),
