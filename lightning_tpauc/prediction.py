@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from lightning.pytorch import Callback
 from lightning.pytorch.utilities import CombinedLoader, rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 from typing_extensions import override
 
-from lightning_tpauc.distributed import rank, world_size
+from lightning_tpauc.distributed import gather_objects, rank, world_size
 from lightning_tpauc.errors import TPAUCWarning, UnsupportedError
 
 if TYPE_CHECKING:
@@ -109,9 +108,7 @@ class PredictionWriter(Callback):
         nothing = {"example_id": torch.empty(0, dtype=torch.int64), "score": torch.empty(0)}
         parts = self._parts or [nothing]  # a loader without batches
         own = {name: torch.cat([part[name] for part in parts]) for name in nothing}
-        ranks: list[Any] = [own] * world_size()
-        if world_size() > 1:
-            dist.all_gather_object(ranks, own)
+        ranks = gather_objects(own)
         if rank() == 0:
             ids, scores = (torch.cat([part[name] for part in ranks]) for name in ("example_id", "score"))
             self._write(ids, scores)

@@ -65,7 +65,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 ONLY = {
     "functional": {"errors"},
     "algorithms": {"errors", "functional"},
-    "data": {"atomic", "errors", "extras", "functional"},
+    "data": {"atomic", "distributed", "errors", "extras", "functional"},
     "models": {"errors", "extras"},
 }
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lightning_tpauc.data.sources import download
-from lightning_tpauc.data.sources.download import Source
+from lightning_tpauc.data.sources import files
+from lightning_tpauc.data.sources.files import Source
 from lightning_tpauc.errors import DataError, MissingExtraError
 from lightning_tpauc.experiments.build import Options, build_datamodule
 from lightning_tpauc.experiments.catalog import find_experiment
@@ -79,7 +79,7 @@ def test_downloads_before_it_runs(plot, reproduce, words, tmp_path, monkeypatch)
     origin.mkdir()
     names = ("ijcnn1.bz2", "ijcnn1.t.bz2")
     sources = {name: Source((tmp_path / name).rename(origin / name).as_uri(), None) for name in names}
-    monkeypatch.setattr(download, "SOURCES", sources)
+    monkeypatch.setattr(files, "SOURCES", sources)
     monkeypatch.setattr(reproduce, "run_plan", lambda *_: None)
     with pytest.raises(DataError, match=r"ijcnn1.bz2 does not exist"):
         build_datamodule(find_experiment("ijcnn1"), Options(str(tmp_path), ""), 0, 2, (1, 1, 1)).prepare_data()

@@ -3,7 +3,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from lightning_tpauc.data.core.datasets import Datasets
-from lightning_tpauc.data.sources.fixed_split import GivenSplitDataModule, require_file
+from lightning_tpauc.data.sources.files import require_file
+from lightning_tpauc.data.sources.fixed_split import GivenSplitDataModule
 from lightning_tpauc.errors import DataError
 
 

@@ -10,8 +10,8 @@ import torch
 from jsonargparse import ArgumentParser
 
 from lightning_tpauc.data.datamodule import PosNegDataModule
-from lightning_tpauc.data.sources import download, libsvm
-from lightning_tpauc.data.sources.download import Source
+from lightning_tpauc.data.sources import files, libsvm
+from lightning_tpauc.data.sources.files import Source
 from lightning_tpauc.data.sources.libsvm import LIBSVMDataModule
 from lightning_tpauc.errors import ArgumentError, DataError
 from tests.data.module import Recorder, make_trainer
@@ -222,7 +222,7 @@ def test_downloads_what_is_missing(root, tmp_path, monkeypatch):
         "train.txt": Source("https://example.invalid", None),
         "test.txt": Source(f"file://{root}/test.txt", None),
     }
-    monkeypatch.setattr(download, "SOURCES", sources)
+    monkeypatch.setattr(files, "SOURCES", sources)
     folder = tmp_path / "new" / "data"
     folder.mkdir(parents=True)
     write(folder / "train.txt", X[:50], Y[:50])
@@ -236,7 +236,7 @@ def test_downloads_what_is_missing(root, tmp_path, monkeypatch):
 
 
 def test_nothing_is_downloaded_unless_asked_to(tmp_path, monkeypatch):
-    monkeypatch.setattr(download, "download_url_to_file", pytest.fail)
+    monkeypatch.setattr(files, "download_url_to_file", pytest.fail)
     with pytest.raises(DataError, match=r"ijcnn1.bz2 does not exist"):
         LIBSVMDataModule(str(tmp_path), "ijcnn1.bz2").prepare_data()
 

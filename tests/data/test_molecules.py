@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lightning_tpauc.data.sources import molecules as module
-from lightning_tpauc.data.sources.download import Source
+from lightning_tpauc.data.sources.files import Source
 from lightning_tpauc.data.sources.molecules import OGB_TASKS, OGBMoleculesDataModule, SMILESDataModule
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from lightning_tpauc.extras import import_extra
@@ -279,11 +279,11 @@ def test_names_a_missing_file(tmp_path):
 @needs_graph
 def test_downloads_a_missing_file(file, tmp_path, monkeypatch):
     sources = {"rings.csv": Source(file.as_uri(), hashlib.sha256(file.read_bytes()).hexdigest())}
-    monkeypatch.setattr("lightning_tpauc.data.sources.download.SOURCES", sources)
+    monkeypatch.setattr("lightning_tpauc.data.sources.files.SOURCES", sources)
     datamodule = smiles_module(file, root=str(tmp_path / "new"), download=True)
     datamodule.prepare_data()
     assert (tmp_path / "new" / "rings.csv").read_bytes() == file.read_bytes()
-    monkeypatch.setattr("lightning_tpauc.data.sources.download.SOURCES", {})  # not looked at again
+    monkeypatch.setattr("lightning_tpauc.data.sources.files.SOURCES", {})  # not looked at again
     datamodule.prepare_data()
     datamodule.setup("fit")
     there = smiles_module(file)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from lightning_tpauc.data.core.permutation import permute, stream_key
+from lightning_tpauc.data.core.permutation import permute, random_keys
 from lightning_tpauc.errors import ArgumentError
 
 # both sides of the switch between sorting and the Feistel network, squares, primes, powers of two
@@ -21,7 +21,7 @@ def chi_square_p(counts, expected):
 @pytest.mark.parametrize("n", SIZES)
 def test_is_a_bijection(n):
     for which in (0, 1, 12_345):
-        values = permute(np.arange(n), np.array(which), n, seed=3, stream=2)
+        values = permute(np.arange(n), np.array(which), n, seed=3, purpose=2)
         assert values.dtype == np.int64
         assert np.array_equal(np.sort(values), np.arange(n))
 
@@ -95,10 +95,10 @@ def test_all_orders_of_three_occur_alike():
 
 
 @pytest.mark.parametrize("n", [1000, 50_000])
-@pytest.mark.parametrize("change", [{"seed": 1}, {"stream": 1}, {"which": 1}, {"seed": -1}, {"seed": 2**64 + 5}])
+@pytest.mark.parametrize("change", [{"seed": 1}, {"purpose": 1}, {"which": 1}, {"seed": -1}, {"seed": 2**64 + 5}])
 def test_seed_stream_and_pass_give_unrelated_orders(n, change):
-    def order(seed=0, stream=0, which=0):
-        return permute(np.arange(n), np.array(which), n, seed=seed, stream=stream)
+    def order(seed=0, purpose=0, which=0):
+        return permute(np.arange(n), np.array(which), n, seed=seed, purpose=purpose)
 
     # two random permutations agree in one place on average
     assert (order() == order(**change)).sum() < 12
@@ -108,8 +108,8 @@ def test_seed_stream_and_pass_give_unrelated_orders(n, change):
 def test_the_order_is_part_of_the_format():
     """A changed order would silently change resumed runs: these numbers must stay."""
     assert permute(np.arange(8), np.array(0), 8, seed=0).tolist() == ORDER_OF_8
-    assert permute(np.arange(4), np.array(2), 10**6, seed=1, stream=3).tolist() == START_OF_MILLION
-    assert stream_key(0, 0, np.array([0])).tolist() == [FIRST_KEY]
+    assert permute(np.arange(4), np.array(2), 10**6, seed=1, purpose=3).tolist() == START_OF_MILLION
+    assert random_keys(0, 0, np.array([0])).tolist() == [FIRST_KEY]
 
 
 ORDER_OF_8 = [0, 4, 1, 2, 3, 7, 6, 5]

@@ -5,18 +5,18 @@ import gzip
 import lzma
 import os
 import pickle
-import shutil
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import sparse
+from torch import distributed
 
 from lightning_tpauc.data.sources import svmlight
-from lightning_tpauc.data.sources.cache import default_cache_dir
+from lightning_tpauc.data.sources.files import default_cache_dir
 from lightning_tpauc.data.sources.svmlight import read_svmlight
 from lightning_tpauc.errors import ArgumentError, DataError
+from tests.ddp import run_distributed
 
 OPENERS = {".txt": open, ".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open}
 
@@ -104,13 +104,10 @@ def test_the_cache_notices_another_file(tmp_path):
     assert len(list(cache.iterdir())) == 3
 
 
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-4])
-
-
-def archive(path):
-    with path.open("wb") as file:
-        np.savez(file, a=np.zeros(2))
+def flip(path, at):
+    content = bytearray(path.read_bytes())
+    content[int(at * len(content))] ^= 1
+    path.write_bytes(content)
 
 
 def claim(path):
@@ -120,77 +117,97 @@ def claim(path):
         np.lib.format.write_array_header_1_0(file, header)
 
 
-@pytest.mark.parametrize("name", ["features.npy", "labels.npy"])
 @pytest.mark.parametrize(
     "damage",
     [
-        Path.unlink,
-        cut,
+        lambda path: path.write_bytes(path.read_bytes()[:-4]),
         claim,
         lambda path: path.write_bytes(b""),
         lambda path: path.write_bytes(b"no array at all"),
         lambda path: path.write_bytes(pickle.dumps([1, 2])),
-        lambda path: np.save(path, np.array([{}, "x"], dtype=object)),
-        lambda path: np.save(path, np.zeros(1)),
-        lambda path: np.save(path, np.float32(1)),
-        archive,
+        lambda path: np.save(path, np.zeros((2, 1), dtype=np.float32)),
+        lambda path: flip(path, 0),
+        lambda path: flip(path, 0.4),
+        lambda path: flip(path, 0.97),
+        lambda path: path.write_bytes(path.read_bytes() + b"0"),
     ],
-    ids=["missing", "cut", "claims", "empty", "other", "pickled", "objects", "shorter", "0-d", "npz"],
+    ids=["cut", "claims", "empty", "other", "pickled", "no checksum", "magic", "feature", "label", "longer"],
 )
-def test_a_damaged_cache_is_made_again(tmp_path, caplog, name, damage):
+def test_a_damaged_cache_is_made_again(tmp_path, caplog, damage):
     path, cache = tmp_path / "data.txt", tmp_path / "cache"
     path.write_text("1 1:2\n0 1:3\n")
     read_svmlight(path, cache_dir=cache)
-    (folder,) = cache.iterdir()
-    damage(folder / name)
+    (cached,) = cache.iterdir()
+    damage(cached)
     caplog.clear()
     read = read_svmlight(path, cache_dir=cache)
     assert (read.features.tolist(), read.labels.tolist()) == ([[2], [3]], [1, 0])
-    assert f"The cache {folder} can't be read" in caplog.text
+    assert f"The cache {cached} is damaged and is made again" in caplog.text
     caplog.clear()
     assert read_svmlight(path, cache_dir=cache).features.tolist() == [[2], [3]]
     assert caplog.text == ""
-    assert list(cache.iterdir()) == [folder]
+    assert list(cache.iterdir()) == [cached]
 
 
-def test_a_damaged_cache_that_stays_is_named(tmp_path, monkeypatch):
+def test_no_flipped_byte_is_loaded(tmp_path, monkeypatch, data):
+    path, cache = tmp_path / "data.txt", tmp_path / "cache"
+    path.write_text("".join(lines_of(*data)))
+    read_svmlight(path, cache_dir=cache)
+    (cached,) = cache.iterdir()
+    whole = cached.read_bytes()
+    for at in np.linspace(0, len(whole) - 1, 40, dtype=int):
+        cached.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
+        check(read_svmlight(path, cache_dir=cache), data)
+        assert cached.read_bytes() == whole
+
+
+def test_the_folder_of_an_earlier_version_is_replaced(tmp_path):
     path, cache = tmp_path / "data.txt", tmp_path / "cache"
     path.write_text("1 1:2\n0 1:3\n")
     read_svmlight(path, cache_dir=cache)
-    (folder,) = cache.iterdir()
-    cut(folder / "labels.npy")
-    rmtree = shutil.rmtree
-    monkeypatch.setattr(shutil, "rmtree", lambda tree, **kwargs: None if tree == folder else rmtree(tree, **kwargs))
-    with pytest.raises(DataError, match=rf"data.txt can't be read back from {folder}. Remove that folder"):
-        read_svmlight(path, cache_dir=cache)
+    (cached,) = cache.iterdir()
+    cached.unlink()
+    earlier = cached.with_suffix("")
+    earlier.mkdir()
+    np.save(earlier / "features.npy", np.full((2, 1), 9, dtype=np.float32))
+    np.save(earlier / "labels.npy", np.zeros(2))
+    read = read_svmlight(path, cache_dir=cache)
+    assert (read.features.tolist(), read.labels.tolist()) == ([[2], [3]], [1, 0])
+    assert list(cache.iterdir()) == [cached]
 
 
-def test_a_quicker_process_is_no_error(tmp_path, monkeypatch):
+def test_a_cache_that_stays_damaged_is_named(tmp_path, monkeypatch):
     path, cache = tmp_path / "data.txt", tmp_path / "cache"
     path.write_text("1 1:2\n0 1:3\n")
-    rename = Path.rename
-
-    def later(work, folder):
-        monkeypatch.undo()
+    monkeypatch.setattr(svmlight, "add_checksum", lambda file: None)
+    with pytest.raises(
+        DataError, match=rf"data.txt can't be read back from {cache}/data.txt-.*Set another `cache_dir`"
+    ):
         read_svmlight(path, cache_dir=cache)
-        rename(work, folder)
 
-    monkeypatch.setattr(Path, "rename", later)
-    assert read_svmlight(path, cache_dir=cache).features.tolist() == [[2], [3]]
+
+@pytest.mark.ddp
+def test_processes_may_write_one_cache_at_once(tmp_path, data):
+    path, cache = tmp_path / "data.txt", tmp_path / "cache"
+    path.write_text("".join(lines_of(*data)))
+
+    def read(rank, size):
+        sums = []
+        for i in range(5):
+            distributed.barrier()
+            if rank == 0 and i % 2:
+                for cached in cache.glob("*.npy"):
+                    flip(cached, 0.5)
+            distributed.barrier()
+            found = read_svmlight(path, cache_dir=cache)
+            sums.append((float(found.features.sum()), float(found.labels.sum())))
+        return sums
+
+    matrix, labels = data
+    expected = float(matrix.toarray().astype(np.float32).sum()), float(labels.sum())
+    for sums in run_distributed(read, 2):
+        assert sums == [expected] * 5
     assert len(list(cache.iterdir())) == 1
-
-
-def test_what_a_kill_left_is_removed_a_day_later(tmp_path):
-    path, cache = tmp_path / "data.txt", tmp_path / "cache"
-    path.write_text("1 1:2\n0 1:3\n")
-    read_svmlight(path, cache_dir=cache)
-    (folder,) = cache.iterdir()
-    old, recent = (folder.with_name(f"{folder.name}.{name}") for name in ("old", "recent"))
-    folder.rename(old)
-    os.utime(old, (0, 0))
-    recent.mkdir()
-    assert read_svmlight(path, cache_dir=cache).features.tolist() == [[2], [3]]
-    assert sorted(cache.iterdir()) == sorted([folder, recent])
 
 
 def test_a_crash_leaves_no_cache(tmp_path):
@@ -210,8 +227,8 @@ def test_others_may_read_a_cache_as_the_umask_says(tmp_path):
         read_svmlight(path, cache_dir=cache)
     finally:
         os.umask(mask)
-    (folder,) = cache.iterdir()
-    assert folder.stat().st_mode & 0o777 == 0o755
+    (cached,) = cache.iterdir()
+    assert cached.stat().st_mode & 0o777 == 0o644
 
 
 def test_memory_is_bounded(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Endless streams of examples, cut into batches: which examples step t draws is a pure function of (seed, t)."""
+"""Which examples the batch of step t draws: a pure function of (seed, t)."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ from numpy.typing import NDArray
 
 from lightning_tpauc.data.core.permutation import permute
 
-__all__ = ("ExampleStream",)
+__all__ = ("BatchIndices",)
 
 Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class ExampleStream:
+class BatchIndices:
     """Batches of ``size`` distinct numbers out of ``range(n)``, pass after pass, each pass in a new random order.
 
-    Passes follow each other without a gap, so a batch may hold the tail of one pass and the head of the next. What
-    the tail holds and the next pass would draw into the same batch is put off by less than ``size`` places; every pass
-    still visits every example once. Where two batches do not fit into a pass (``n < 2 size``), each batch is an
-    independent uniform subset instead.
+    Passes follow each other without a gap, so a batch may hold the tail of one pass and the head of the next. If both
+    would hold the same example, the new pass visits it later, by less than ``size`` places. Every pass still visits
+    every example once. Where two batches do not fit into a pass (``n < 2 size``), each batch is an independent uniform
+    subset instead.
 
     Args:
         n: number of examples, at least ``size``.
         size: examples per batch, at least 0.
         seed: any integer.
-        stream: any integer; streams of one seed are independent.
+        purpose: a :class:`~lightning_tpauc.data.core.permutation.Purpose`, or any integer.
 
     Example:
-        >>> stream = ExampleStream(n=6, size=3, seed=0)
-        >>> two_batches = stream.batches(0, 2)
+        >>> indices = BatchIndices(n=6, size=3, seed=0)
+        >>> two_batches = indices.batches(0, 2)
         >>> np.sort(two_batches, axis=None).tolist()
         [0, 1, 2, 3, 4, 5]
-        >>> bool((stream.batches(1, 2) == two_batches[1:]).all())
+        >>> bool((indices.batches(1, 2) == two_batches[1:]).all())
         True
     """
 
     n: int
     size: int
     seed: int = 0
-    stream: int = 0
+    purpose: int = 0
 
     def batches(self, start: int, stop: int, columns: slice | None = None) -> Indices:
-        """Batches ``start .. stop - 1``, or only some columns of each.
+        """Batches ``start .. stop - 1``, or some columns of each.
 
         Args:
             start: first step, at least 0.
             stop: one past the last step.
-            columns: the part of each batch to compute; the whole batch if ``None``.
+            columns: the columns to compute; the whole batch if ``None``.
 
         Returns:
             int64 array ``(stop - start, number of columns)``; the ``size`` entries of a full row are distinct.
@@ -70,8 +70,9 @@ class ExampleStream:
     def _separate_passes(self, drawn: Indices, start: int, stop: int, low: int, high: int) -> None:
         """Reorder the first ``size`` entries of each pass that begins inside a batch, in place.
 
-        Entries that the previous pass's tail holds move behind the others. The tail has fewer than ``size`` entries and
-        lies outside the previous pass's own first ``size`` (n >= 2 size), so both windows are known without replay.
+        Entries that the previous pass's tail holds move behind the others. The tail has fewer than ``size`` entries.
+        Because n >= 2 size, it lies outside the previous pass's own first ``size``, which alone are reordered. So both
+        windows are known without replay.
         """
         first = max(1, -(-(start - 1) * self.size // self.n))
         last = (stop * self.size - 1) // self.n
@@ -83,7 +84,7 @@ class ExampleStream:
         columns = np.arange(self.size, dtype=np.int64)
         head = self._permute(columns, passes[:, None])
         tail = self._permute(self.n - self.size + columns, passes[:, None] - 1)
-        # one membership test for all passes: entries are tagged with their row
+        # Entries are tagged with their row, so that one membership test serves all passes.
         tag = np.arange(passes.size, dtype=np.int64)[:, None] * self.n
         in_tail = columns >= self.size - tail_length[:, None]
         repeated = np.isin(head + tag, (tail + tag)[in_tail])
@@ -93,4 +94,4 @@ class ExampleStream:
         drawn[step[wanted] - start, column[wanted] - low] = head[wanted]
 
     def _permute(self, slots: Indices, passes: Indices) -> Indices:
-        return permute(slots, passes, self.n, seed=self.seed, stream=self.stream)
+        return permute(slots, passes, self.n, seed=self.seed, purpose=self.purpose)

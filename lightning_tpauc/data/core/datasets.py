@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lightning_tpauc.data.core.arrays import ArrayDataset, RowsDataset, as_features
 from lightning_tpauc.data.core.layout import WithoutLabels, has_label, layout, without_label
-from lightning_tpauc.data.core.permutation import permute
+from lightning_tpauc.data.core.permutation import Purpose, permute
 from lightning_tpauc.data.core.seeding import seeded_items
 from lightning_tpauc.data.core.subset_indices import check_positions
 from lightning_tpauc.data.core.targets import as_array, binary_labels, find_targets, label_of_item, stored_targets
@@ -35,9 +35,6 @@ __all__ = (
     "sampled_rows",
     "training_layout",
 )
-
-# Stream of the sample of negatives that scoring uses; see the samplers' streams.
-_SCORING = 6
 
 
 class Datasets(NamedTuple):
@@ -233,7 +230,7 @@ def sampled_rows(rows: NDArray[np.int64], count: int | None, seed: int) -> NDArr
     """
     if count is None or count >= len(rows):
         return rows
-    return rows[np.sort(permute(np.arange(count), np.array(0), len(rows), seed=seed, stream=_SCORING))]
+    return rows[np.sort(permute(np.arange(count), np.array(0), len(rows), seed=seed, purpose=Purpose.SCORING))]
 
 
 def evaluated_part(dataset: Any, targets: Any, name: str) -> EvaluatedPart:

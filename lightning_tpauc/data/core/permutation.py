@@ -1,25 +1,26 @@
 """Pseudo-random permutations of ``range(n)`` that are evaluated entry by entry.
 
 Sampling without replacement usually stores a shuffled copy of the index; with 10^9 examples that is 8 GB, and resuming
-means replaying every shuffle. Here entry k of the permutation is a pure function of ``(seed, stream, pass, k)``:
-nothing is stored, and any step of any pass is computed directly. Only wrapping 64-bit integer arithmetic is used, so
-the order is the same on every platform and with every version of numpy.
+means replaying every shuffle. Here entry k of a permutation is a pure function of ``(seed, purpose, pass, k)``. Nothing
+is stored, and any step of any pass is computed directly. Only wrapping 64-bit integer arithmetic is used, so the order
+is the same on every platform and with every version of numpy.
 """
 
 from __future__ import annotations
 
 import math
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_tpauc.errors import ArgumentError
 
-__all__ = ("permute", "stream_key")
+__all__ = ("Purpose", "permute", "random_keys")
 
-# Up to this size a pass is sorted by random keys: exactly uniform, where a Feistel network on so few values is not.
+# Up to this size, a pass is sorted by random keys. That is exactly uniform; a Feistel network on so few values is not.
 _SORTED_UP_TO = 4096
-# Three alternations of both halves, about 50 ns an entry.
+# Each half is changed three times. An entry takes about 50 ns.
 _ROUNDS = 6
 _WORD = (1 << 64) - 1
 # Odd constants of the splitmix64 generator.
@@ -31,15 +32,30 @@ Words = NDArray[np.uint64]
 Indices = NDArray[np.int64]
 
 
-def permute(slots: Indices, passes: Indices, n: int, *, seed: int = 0, stream: int = 0) -> Indices:
+class Purpose(IntEnum):
+    """What random numbers of one seed are drawn for; purposes are independent of each other.
+
+    The values are part of the sampling order: never change one, or a resumed run draws other examples.
+    """
+
+    POSITIVES = 1
+    NEGATIVES = 2
+    DUAL_NEGATIVES = 3
+    ALL_EXAMPLES = 4
+    AUGMENTATION = 5
+    SCORING = 6
+    REMOVAL = 7
+
+
+def permute(slots: Indices, passes: Indices, n: int, *, seed: int = 0, purpose: int = 0) -> Indices:
     """Entry ``slots`` of the permutations of ``range(n)`` that belong to ``passes``.
 
     Args:
         slots: int64 array, positions inside a pass, in ``0 .. n - 1``.
-        passes: int64 array that broadcasts against ``slots``: which permutation, ``>= 0``.
+        passes: int64 array that broadcasts against ``slots``: the number of the permutation, ``>= 0``.
         n: number of elements, in ``1 .. 2**62``.
-        seed: any integer, of which the last 64 bits count; other seeds give unrelated permutations.
-        stream: any integer; streams of one seed are independent of each other.
+        seed: any integer, of which the last 64 bits count. Other seeds give unrelated permutations.
+        purpose: a :class:`Purpose`, or any integer.
 
     Returns:
         int64 array of the broadcast shape, with values in ``0 .. n - 1``. For a fixed pass, ``slots -> values`` is a
@@ -61,33 +77,33 @@ def permute(slots: Indices, passes: Indices, n: int, *, seed: int = 0, stream: i
     slots, passes = np.broadcast_arrays(slots, passes)
     shape = slots.shape
     distinct, group = np.unique(passes, return_inverse=True)
-    keys = stream_key(seed, stream, distinct)
+    keys = random_keys(seed, purpose, distinct)
     if n <= _SORTED_UP_TO:
-        # argsort of independent 64-bit keys; equal keys (probability n^2 / 2^65) only make the order stable
+        # Independent 64-bit keys are sorted. Equal keys, of probability n^2 / 2^65, keep their order.
         tables = np.argsort(_mix(keys[:, None] + _words(np.arange(n)) * np.uint64(_GOLDEN)), axis=1, kind="stable")
         return tables[group.reshape(shape), slots]
     walker = _Feistel(n, keys)
     return walker(_words(slots.ravel()), group.ravel()).view(np.int64).reshape(shape)
 
 
-def stream_key(seed: int, stream: int, passes: Indices) -> Words:
-    """64-bit keys of shape ``passes.shape``, hashed from (seed, stream, pass).
+def random_keys(seed: int, purpose: int, passes: Indices) -> Words:
+    """64-bit keys of shape ``passes.shape``, hashed from (seed, purpose, pass).
 
     Example:
         >>> import numpy as np
-        >>> stream_key(0, 1, np.arange(3)).dtype
+        >>> random_keys(0, 1, np.arange(3)).dtype
         dtype('uint64')
     """
     key = np.array([int(seed) & _WORD], dtype=np.uint64)
-    key = _mix(key + np.uint64(_GOLDEN)) + np.array([stream * _GOLDEN & _WORD], dtype=np.uint64)
+    key = _mix(key + np.uint64(_GOLDEN)) + np.array([int(purpose) * _GOLDEN & _WORD], dtype=np.uint64)
     return _mix(_mix(key) + _words(np.asarray(passes)) * np.uint64(_GOLDEN))
 
 
 class _Feistel:
-    """Feistel network on Z_a x Z_b with a b slightly above n; values at n or above are sent through it again.
+    """Feistel network on Z_a x Z_b, where a b is slightly above n. A value of n or more is sent through it again.
 
-    With a = ceil(sqrt(n)) and b = ceil(n / a), fewer than a of the a b values lie outside ``range(n)``, so walking the
-    cycle touches less than one entry in sqrt(n).
+    With a = ceil(sqrt(n)) and b = ceil(n / a), fewer than a of the a b values lie outside ``range(n)``. Less than one
+    entry in sqrt(n) is sent through it again.
 
     Args:
         n: number of elements.
@@ -116,7 +132,7 @@ class _Feistel:
         halves = high, low
         for i in range(_ROUNDS):
             changed, side = halves[i % 2], self.sides[i % 2]
-            # one permutation: its key is broadcast; several: each entry takes its own
+            # The key of a single permutation is broadcast. Of several permutations, each entry takes its own.
             keys = self.round_keys[:, i] if len(self.round_keys) == 1 else self.round_keys[group, i]
             changed += _reduced_hash(halves[1 - i % 2], keys, side)
             changed -= (changed >= side) * side
@@ -138,7 +154,7 @@ def _reduced_hash(x: Words, keys: Words, side: np.uint64) -> Words:
 
 
 def _mix(x: Words) -> Words:
-    """Finaliser of splitmix64: a bijection of 64-bit words that spreads every input bit."""
+    """Finaliser of splitmix64, a bijection of 64-bit words that spreads every input bit."""
     x = x ^ (x >> np.uint64(30))
     x *= _MIX_A
     x ^= x >> np.uint64(27)

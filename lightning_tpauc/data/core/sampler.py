@@ -9,7 +9,8 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_tpauc.data.core.batch_indices import ExampleStream
+from lightning_tpauc.data.core.batch_indices import BatchIndices
+from lightning_tpauc.data.core.permutation import Purpose
 from lightning_tpauc.data.core.shards import World, current_world, share_of, slice_of
 from lightning_tpauc.errors import ArgumentError, DataError
 
@@ -17,8 +18,6 @@ __all__ = ("SAMPLERS", "BatchPlan", "BatchSampler", "BatchSizes", "FullSampler",
 
 Indices = NDArray[np.int64]
 
-# Numbers of the independent streams; part of the sampling order, so never renumber them.
-_POSITIVES, _NEGATIVES, _DUAL_NEGATIVES, _ALL = 1, 2, 3, 4
 # Indices are computed for this many examples at once (4 MB with all temporaries), which makes them cheap per step.
 _BLOCK = 1 << 15
 
@@ -171,7 +170,7 @@ class PosNegSampler(BatchSampler):
         shares = tuple(
             BatchSizes(*(share_of(total, World(rank, world.size)) for total in totals)) for rank in range(world.size)
         )
-        index = self._part(len(self.positives), totals.num_pos, _POSITIVES, start, stop, world)
+        index = self._part(len(self.positives), totals.num_pos, Purpose.POSITIVES, start, stop, world)
         rows = np.hstack([self.positives[index], *self._negatives(totals, start, stop, world)]).astype(np.int64)
         own, everyone = shares[world.rank], shares if world.size > 1 else None
         for step, its_rows, its_index in zip(range(start, stop), rows, index, strict=True):
@@ -179,12 +178,12 @@ class PosNegSampler(BatchSampler):
 
     def _negatives(self, totals: BatchSizes, start: int, stop: int, world: World) -> list[Indices]:
         """Rows of the negatives of each step, for the weights and for the dual weights."""
-        neg = self._part(len(self.negatives), totals.num_neg, _NEGATIVES, start, stop, world)
-        dual = self._part(len(self.negatives), totals.num_dual_neg, _DUAL_NEGATIVES, start, stop, world)
+        neg = self._part(len(self.negatives), totals.num_neg, Purpose.NEGATIVES, start, stop, world)
+        dual = self._part(len(self.negatives), totals.num_dual_neg, Purpose.DUAL_NEGATIVES, start, stop, world)
         return [self.negatives[neg], self.negatives[dual]]
 
-    def _part(self, n: int, size: int, stream: int, start: int, stop: int, world: World) -> Indices:
-        return ExampleStream(n, size, self.seed, stream).batches(start, stop, slice_of(size, world))
+    def _part(self, n: int, size: int, purpose: Purpose, start: int, stop: int, world: World) -> Indices:
+        return BatchIndices(n, size, self.seed, purpose).batches(start, stop, slice_of(size, world))
 
 
 class UniformSampler(BatchSampler):
@@ -217,9 +216,9 @@ class UniformSampler(BatchSampler):
         """See :meth:`BatchSampler.block`."""
         n_pos, n_neg = len(self.positives), len(self.negatives)
         # examples are numbered positives first, so that the class of an example needs no table
-        numbers = ExampleStream(n_pos + n_neg, self.global_sizes(world.size).num_neg, self.seed, _ALL).batches(
-            start, stop
-        )
+        numbers = BatchIndices(
+            n_pos + n_neg, self.global_sizes(world.size).num_neg, self.seed, Purpose.ALL_EXAMPLES
+        ).batches(start, stop)
         is_neg = numbers >= n_pos
         numbers = np.take_along_axis(numbers, np.argsort(is_neg, axis=1, kind="stable"), axis=1)
         totals = (~is_neg).sum(axis=1).tolist()

@@ -12,14 +12,11 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_tpauc.data.core.permutation import stream_key
+from lightning_tpauc.data.core.permutation import Purpose, random_keys
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import is_whole
 
 __all__ = ("as_seed", "say_what_seeds", "seeded_items")
-
-# The stream of augmentation seeds; see the samplers' streams.
-_AUGMENTATION = 5
 
 
 def as_seed(seed: Any, name: str, bits: int = 64) -> int:
@@ -81,11 +78,11 @@ def seeded_items(seed: int, step: int) -> Iterator[Callable[[int], None]]:
     """
     # only the default CPU generator: torch.manual_seed would also queue seeds for every GPU
     generator = torch.default_generator
-    step_key = int(stream_key(seed, _AUGMENTATION, np.array([step]))[0])
+    step_key = int(random_keys(seed, Purpose.AUGMENTATION, np.array([step]))[0])
     states = random.getstate(), np.random.get_state(), generator.get_state()
 
     def reseed(row: int) -> None:
-        word = int(stream_key(step_key, _AUGMENTATION, np.array([row]))[0])
+        word = int(random_keys(step_key, Purpose.AUGMENTATION, np.array([row]))[0])
         random.seed(word)
         np.random.seed(word & 0xFFFFFFFF)
         generator.manual_seed(word)

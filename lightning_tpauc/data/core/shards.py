@@ -1,10 +1,10 @@
-"""Who processes what: ranks, and the contiguous slice of a batch that each of them takes."""
+"""The contiguous slice of a batch that each rank takes."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch.distributed as dist
+from lightning_tpauc.distributed import gather_objects, rank, world_size
 
 __all__ = ("World", "current_world", "least_of_ranks", "share_of", "slice_of")
 
@@ -24,15 +24,13 @@ class World(NamedTuple):
 def current_world() -> World:
     """Rank and number of processes, ``World(0, 1)`` without a process group.
 
-    Read when an iteration starts, never when an object is built: a sampler is usually built before the group exists.
+    Call it when an iteration starts, never when an object is built: most samplers are built before the group exists.
 
     Example:
         >>> current_world()
         World(rank=0, size=1)
     """
-    if dist.is_available() and dist.is_initialized():
-        return World(dist.get_rank(), dist.get_world_size())
-    return World(0, 1)
+    return World(rank(), world_size())
 
 
 def least_of_ranks(value: int) -> int:
@@ -42,10 +40,7 @@ def least_of_ranks(value: int) -> int:
         >>> least_of_ranks(3)
         3
     """
-    values = [value] * current_world().size
-    if len(values) > 1:
-        dist.all_gather_object(values, value)
-    return min(values)
+    return min(int(own) for own in gather_objects(value))
 
 
 def share_of(total: int, world: World) -> int:

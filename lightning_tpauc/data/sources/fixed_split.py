@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from lightning_tpauc.data.core.datasets import Datasets
 from lightning_tpauc.data.datamodule import PosNegDataModule
-from lightning_tpauc.errors import ArgumentError, DataError
+from lightning_tpauc.errors import ArgumentError
 
-__all__ = ("GivenSplitDataModule", "require_file")
+__all__ = ("GivenSplitDataModule",)
 
 
 class GivenSplitDataModule(PosNegDataModule):
@@ -49,18 +48,3 @@ class GivenSplitDataModule(PosNegDataModule):
             loaded = self.load()
             self._loaded = loaded._replace(predict=loaded.test)
         return self._loaded
-
-
-def require_file(path: Path, *, downloads: bool) -> None:
-    """Raise :class:`DataError` unless the file or folder exists; the message says where it was looked for.
-
-    Args:
-        path: what is needed.
-        downloads: whether the data module can download it.
-    """
-    if path.exists():
-        return
-    remedy = "Set `--data.root` to the folder that holds it"
-    remedy += ", or `--data.download true` to fetch it." if downloads else "."
-    msg = f"{path} does not exist. {remedy}"
-    raise DataError(msg)

@@ -13,17 +13,14 @@ from torch.utils.data import Subset
 
 from lightning_tpauc.data.core.arrays import ArrayDataset
 from lightning_tpauc.data.core.datasets import Datasets
-from lightning_tpauc.data.core.permutation import permute
+from lightning_tpauc.data.core.permutation import Purpose, permute
 from lightning_tpauc.data.datamodule import PosNegDataModule
-from lightning_tpauc.data.sources.download import SOURCES, download_missing
-from lightning_tpauc.data.sources.fixed_split import require_file
+from lightning_tpauc.data.sources.files import SOURCES, download_missing, require_file
 from lightning_tpauc.data.sources.svmlight import SVMLightData, read_svmlight
 from lightning_tpauc.errors import ArgumentError, DataError
 
 __all__ = ("LIBSVMDataModule",)
 
-# Stream of the positives that stay; see the samplers' streams.
-_REMOVAL = 7
 _ROWS_AT_ONCE = 1 << 16
 _PAIRS = ((-1.0, 1.0), (0.0, 1.0), (1.0, 2.0))
 # Both arrays of files without a cache on disk, as long as a data module holds them.
@@ -50,7 +47,7 @@ class LIBSVMDataModule(PosNegDataModule):
             themselves, in the user's cache folder.
         max_gib: refuse dense arrays larger than this, in GiB; those of HIGGS take 1.2.
         download: download the files to ``root`` if they are not there: those of ijcnn1, HIGGS and SUSY, under the names
-            of :data:`~lightning_tpauc.data.sources.download.SOURCES`.
+            of :data:`~lightning_tpauc.data.sources.files.SOURCES`.
         **kwargs: arguments of :class:`~lightning_tpauc.PosNegDataModule`, without its data sets.
 
     Raises:
@@ -145,7 +142,7 @@ class LIBSVMDataModule(PosNegDataModule):
     def _files(self) -> list[SVMLightData]:
         names = self._names()
         files = [self._file(name) for name in names]
-        # a stage after this one, and another data module, need not parse what is not mapped
+        # Other stages and other data modules find them in _HELD as long as this one lives.
         self._held = [file for file in files if not isinstance(file.features, np.memmap)]
         width = max(file.features.shape[1] for file in files)
         return [self._widened(name, file, width) for name, file in zip(names, files, strict=True)]
@@ -154,8 +151,8 @@ class LIBSVMDataModule(PosNegDataModule):
         missing = width - file.features.shape[1]
         if missing == 0:
             return file
-        if isinstance(file.features, np.memmap):  # its copy is kept on disk as well
-            return self._file(name, width)
+        if isinstance(file.features, np.memmap):
+            return self._file(name, width)  # The wider array is cached on disk, too.
         return file._replace(features=np.pad(file.features, ((0, 0), (0, missing))))
 
     def _file(self, name: str, num_features: int | None = None) -> SVMLightData:
@@ -177,7 +174,7 @@ class LIBSVMDataModule(PosNegDataModule):
         left = len(positives) - round(self.remove_positives * len(positives))
         if left == len(positives):
             return rows
-        kept = permute(np.arange(left), np.array(part), len(positives), seed=self.split_seed, stream=_REMOVAL)
+        kept = permute(np.arange(left), np.array(part), len(positives), seed=self.split_seed, purpose=Purpose.REMOVAL)
         return np.sort(np.concatenate([rows[labels[rows] == 0], positives[kept]]))
 
 
@@ -206,11 +203,10 @@ def _binary(labels: list[NDArray[np.float64]], positive: float | None, path: str
 
 
 def _moments(features: NDArray[np.float32], rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Mean and inverse standard deviation over ``rows``, in two passes of bounded memory; constants keep scale 1."""
-    blocks = [rows[start : start + _ROWS_AT_ONCE] for start in range(0, len(rows), _ROWS_AT_ONCE)]
-    total = sum(features[block].sum(axis=0, dtype=np.float64) for block in blocks)
-    mean = np.asarray(total) / len(rows)
-    squares = sum(np.square(features[block] - mean).sum(axis=0) for block in blocks)
-    deviation = np.sqrt(np.asarray(squares) / len(rows))
-    deviation[deviation == 0] = 1.0
-    return mean.astype(np.float32), (1.0 / deviation).astype(np.float32)
+    """Mean and inverse standard deviation over ``rows``, in bounded memory; constant features keep scale 1."""
+    from sklearn.preprocessing import StandardScaler
+
+    scaler = StandardScaler()
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        scaler.partial_fit(features[rows[start : start + _ROWS_AT_ONCE]])
+    return scaler.mean_.astype(np.float32), (1.0 / scaler.scale_).astype(np.float32)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tokenize
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,27 +14,13 @@ from torch import Tensor
 from lightning_tpauc.data.core.arrays import ArrayDataset
 from lightning_tpauc.data.core.datasets import Datasets
 from lightning_tpauc.data.sources.augment import AugmentedImages
-from lightning_tpauc.data.sources.fixed_split import GivenSplitDataModule, require_file
+from lightning_tpauc.data.sources.files import DAMAGES, require_file
+from lightning_tpauc.data.sources.fixed_split import GivenSplitDataModule
 from lightning_tpauc.errors import ArgumentError, DataError, MissingExtraError
 from lightning_tpauc.extras import import_extra
 
 __all__ = ("MEDMNIST", "MedMNISTDataModule", "read_medmnist")
 
-# What zipfile, zlib and numpy raise on bytes that are not what they expect.
-# A header may claim more than the memory holds.
-_DAMAGES = (
-    EOFError,
-    KeyError,
-    MemoryError,
-    OSError,
-    OverflowError,
-    RuntimeError,
-    SyntaxError,
-    ValueError,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 _SIZES_2D = (28, 64, 128, 224)
 _SIZES_3D = (28, 64)
 #: The sets with two classes, and the sizes that each is offered in.
@@ -225,7 +208,7 @@ def read_medmnist(path: Path) -> dict[str, Images]:
                 part: _images(*(np.asarray(arrays[f"{part}_{kind}"]) for kind in ("images", "labels")))
                 for part in ("train", "val", "test")
             }
-    except _DAMAGES as error:
+    except DAMAGES as error:
         msg = f"{path} is damaged or not a file in MedMNIST's format: {error}. Remove it and download it again."
         raise DataError(msg) from error
 

@@ -13,9 +13,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_tpauc.data.core.datasets import Datasets
-from lightning_tpauc.data.sources.cache import default_cache_dir
-from lightning_tpauc.data.sources.download import SOURCES, download_missing
-from lightning_tpauc.data.sources.fixed_split import GivenSplitDataModule, require_file
+from lightning_tpauc.data.sources.files import SOURCES, default_cache_dir, download_missing, require_file
+from lightning_tpauc.data.sources.fixed_split import GivenSplitDataModule
 from lightning_tpauc.data.sources.graphs import GraphDataset, PackedGraphs
 from lightning_tpauc.data.sources.ogb_folder import check_ogb_folder, reading_ogb
 from lightning_tpauc.data.sources.scaffolds import check_fractions, random_split, scaffold_split

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
-import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from lightning_tpauc.data.sources.files import DAMAGES
 from lightning_tpauc.errors import DataError
 from lightning_tpauc.extras import import_extra
 
 __all__ = ("check_ogb_folder", "reading_ogb")
 
-# What it and what it calls raise on files that are not what they expect.
-_DAMAGES = (
-    OSError,
-    EOFError,
-    RuntimeError,
-    ValueError,
-    LookupError,
-    pickle.UnpicklingError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 # What ogb looks for before it reads a folder.
 _FILES = ("RELEASE_v1.txt", *(f"raw/{name}.csv.gz" for name in ("edge", "node-feat", "edge-feat")))
 
@@ -78,7 +65,7 @@ def reading_ogb(folder: Path) -> Iterator[None]:
     try:
         with _safe_globals():
             yield
-    except _DAMAGES as error:
+    except DAMAGES as error:
         what = f"({type(error).__name__}: {error})"
         msg = f"{folder} can't be downloaded {what}. Remove it and try again, or copy the whole folder from elsewhere."
         if (folder / _FILES[0]).is_file():

@@ -6,8 +6,6 @@ import hashlib
 import importlib.metadata
 import json
 import logging
-import pickle
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.atomic import replacing
+from lightning_tpauc.data.sources.files import add_checksum, has_checksum
 from lightning_tpauc.data.sources.graphs import PackedGraphs
 from lightning_tpauc.data.sources.smiles_csv import SMILESRow, read_smiles
 from lightning_tpauc.errors import ArgumentError, DataError
@@ -53,9 +52,6 @@ class Molecules(NamedTuple):
     num_rows: int
     num_unlabelled: int
     invalid: tuple[tuple[int, str], ...]
-
-
-_CONTENT = {*_GRAPHS, *Molecules._fields} - {"graphs"}
 
 
 def load_molecules(
@@ -164,23 +160,14 @@ def _pack(graphs: list[dict[str, Any]]) -> dict[str, Tensor]:
 
 
 def _read_cache(path: Path) -> dict[str, Any] | None:
-    """The stored content, or ``None`` if there is none or it can't be read."""
+    """The stored content; ``None`` if there is none, or the file is damaged."""
     if not path.is_file():
         return None
-    try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()  # torch.load takes what it finds and looks at no checksum
-        if damaged is not None:
-            msg = f"checksum of {damaged}"
-            raise zipfile.BadZipFile(msg)
-        content: Any = torch.load(path, weights_only=True)
-        if not isinstance(content, dict) or set(content) != _CONTENT:
-            msg = "other entries"
-            raise ValueError(msg)
-    except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
-        _log.warning("The cache %s can't be read (%s) and is built again.", path, error)
+    if not has_checksum(path):
+        _log.warning("The cache %s is damaged, or of an earlier version, and is built again.", path)
         return None
-    return dict(content)
+    content: dict[str, Any] = torch.load(path, weights_only=True)
+    return content
 
 
 def _write_cache(path: Path, content: dict[str, Any]) -> None:
@@ -188,6 +175,7 @@ def _write_cache(path: Path, content: dict[str, Any]) -> None:
     try:
         with replacing(path) as file:
             torch.save(content, file)
+            add_checksum(file)
     except OSError as error:
         msg = f"Can't write to `cache_dir` {path.parent} ({error}). Set `cache_dir` to a folder that can be written."
         raise ArgumentError(msg) from error

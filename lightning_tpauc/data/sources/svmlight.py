@@ -1,7 +1,7 @@
 """Reading svmlight / LIBSVM text of any size into dense float32 arrays, with bounded memory.
 
-The text is parsed in blocks. Small files stay in memory; large ones become ``.npy`` files in a cache, which are memory
-mapped: HIGGS (11 million rows, 8 GB of text) is parsed once, and later runs start at once and share one copy.
+The text is parsed in blocks. Arrays of small files stay in memory. Those of large files are cached on disk and memory
+mapped: HIGGS (11 million rows, 8 GB of text) is parsed once, and later runs share one copy.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import logging
 import lzma
 import re
 import shutil
-import time
-import tokenize
-import uuid
+import tempfile
 import zlib
+from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -26,27 +25,28 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from lightning_tpauc.data.sources.cache import default_cache_dir
+from lightning_tpauc.atomic import replacing
+from lightning_tpauc.data.sources.files import add_checksum, default_cache_dir, has_checksum
 from lightning_tpauc.errors import ArgumentError, DataError
 
 __all__ = ("SVMLightData", "read_svmlight")
 
 _log = logging.getLogger(__name__)
 
-# Files from this size on are parsed into the cache: 100 bytes a line make about 700,000 rows.
+# Text files of this size or more are cached. They have about 700,000 rows of 100 bytes.
 CACHED_FROM_BYTES = 64 << 20
-# So are those whose arrays exceed this: text of sparse rows, or compressed text, may be small.
+# Larger arrays are cached, too. Their text may be small if rows are sparse or the file is compressed.
 CACHED_FROM_ARRAY_BYTES = 256 << 20
 _BLOCK_BYTES = 16 << 20
-# Rows are made dense so many bytes at a time, or one by one.
+# Rows are made dense in blocks of at most this size, or one by one.
 _DENSE_BYTES = 64 << 20
-# A line is at most so long, 10 million features, and a dense array at most so many times as large as its text.
+# 10 million features fit into the longest line.
 _LONGEST_LINE = 256 << 20
+# A dense array that is more often larger than its text points to a wrong index.
 _MOST_SPARSE = 10_000
-_DAY = 86_400
-# Python reads 1_0 as 10; names in comments may have them.
+# Python reads 1_0 as 10. Comments may hold underscores.
 _UNDERSCORE = re.compile(rb"^[^#\n]*_", re.MULTILINE)
-# Part of the cache's key: raise it when the stored arrays change.
+# Part of the cache's key. Raise it when the stored arrays change.
 _VERSION = 1
 
 Features = NDArray[np.float32]
@@ -79,15 +79,15 @@ def read_svmlight(
         path: the file.
         num_features: number of columns; the largest index in the file if ``None``.
         zero_based: whether feature indices start at 0.
-        cache_dir: where to keep the arrays of this file; ``None`` keeps only those of files of 64 MiB or more, or that
-            take 256 MiB themselves, in the user's cache folder. The key is the path,
-            size, modification time and the options. What can't be read back there is made again.
-        max_gib: refuse to make dense arrays larger than this, in GiB; those of HIGGS take 1.2.
+        cache_dir: where to cache the arrays of this file. ``None`` caches only text files of 64 MiB or more and arrays
+            of 256 MiB or more, in the user's cache folder. The key is the file's path, size and modification time and
+            the options. A damaged cache is made again.
+        max_gib: largest dense array that is made, in GiB. That of HIGGS takes 1.2.
 
     Raises:
         ArgumentError: if the cache can't be written.
-        DataError: if the file is missing, damaged or does not parse, holds values that are not finite, or is too large
-            when dense: beyond ``max_gib`` or the memory, or out of proportion with its text.
+        DataError: if the file is missing, is damaged, does not parse or holds values that are not finite; if the dense
+            array exceeds ``max_gib`` or is out of proportion with the text.
 
     Example:
         >>> import tempfile
@@ -100,21 +100,21 @@ def read_svmlight(
         msg = f"There is no file {path}. Set the folder with `root` (`--data.root DIR`), or correct the file's name."
         raise DataError(msg)
     blocks = _Blocks(path, num_features, zero_based, max_gib)
-    folder = (cache_dir or default_cache_dir()) / f"{path.name}-{_key(path, num_features, zero_based)}"
-    found = _read_cache(folder)
+    cached = _cache_path(cache_dir or default_cache_dir(), path, num_features, zero_based)
+    found = _read_cache(cached)
     if found is None and cache_dir is None and path.stat().st_size < CACHED_FROM_BYTES:
         found = _read_small(blocks)
     if found is None:
-        _write_cache(blocks, folder)
-        found = _read_cache(folder)
+        _write_cache(blocks, cached)
+        found = _read_cache(cached)
     if found is None:
-        msg = f"The arrays of {path} can't be read back from {folder}. Remove that folder, or set another `cache_dir`."
+        msg = f"The arrays of {path} can't be read back from {cached}: its disk is faulty. Set another `cache_dir`."
         raise DataError(msg)
     return found
 
 
 class _Blocks:
-    """Iterates over a file as dense blocks of some ten thousand rows."""
+    """Iterates over a file in dense blocks of some ten thousand rows."""
 
     def __init__(self, path: Path, num_features: int | None, zero_based: bool, max_gib: float) -> None:
         self.path = path
@@ -138,7 +138,7 @@ class _Blocks:
             raise DataError(msg)
 
     def _texts(self) -> Iterator[bytes]:
-        """Blocks of whole lines; a bar shows how much of the file, compressed or not, has been read."""
+        """Blocks of whole lines. A bar shows how many bytes of the file have been read, before decompression."""
         size = self.path.stat().st_size
         bar = tqdm(desc=f"Reading {self.path.name}", total=size, unit="B", unit_scale=True, leave=False, disable=None)
         with self.path.open("rb") as raw, bar:
@@ -176,10 +176,14 @@ class _Blocks:
         try:
             return self._parse(text)
         except (ValueError, OverflowError) as error:  # an index beyond 32 bits overflows
-            line, content = self._first_bad_line(text)
+            lines = text.split(b"\n")
+            # Longer and longer parts of the block parse, up to the bad line.
+            bad = bisect_left(range(len(lines)), True, key=lambda last: not self._parses(lines[: last + 1]))
+            content = lines[bad][:60].decode(errors="replace")
             msg = (
-                f"{self.path} does not parse as svmlight text: line {lines_before + line} reads {content!r} ({error}). "
-                "Lines read `label index:value ...`, indices growing; set `zero_based=True` if indices start at 0."
+                f"{self.path} does not parse as svmlight text: line {lines_before + bad + 1} reads {content!r} "
+                f"({error}). Lines read `label index:value ...`, indices growing; set `zero_based=True` if indices "
+                "start at 0."
             )
             raise DataError(msg) from error
 
@@ -194,18 +198,12 @@ class _Blocks:
         )
         return sparse, labels.astype(np.float64)
 
-    def _first_bad_line(self, text: bytes) -> tuple[int, str]:
-        """Number, from 1, and beginning of the line at which parsing fails, in as long as a second parse takes."""
-        lines = text.split(b"\n")
-        good, bad = 0, len(lines)  # the first `good` lines parse, the first `bad` don't
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            try:
-                self._parse(b"\n".join(lines[good:middle]))
-                good = middle
-            except (ValueError, OverflowError):
-                bad = middle
-        return bad, lines[good][:60].decode(errors="replace")
+    def _parses(self, lines: list[bytes]) -> bool:
+        try:
+            self._parse(b"\n".join(lines))
+        except (ValueError, OverflowError):
+            return False
+        return True
 
     def _check_finite(self, sparse: Any, labels: Labels, first_row: int) -> None:
         finite = np.isfinite(labels)
@@ -241,34 +239,24 @@ def _decompressed(raw: IO[bytes], suffix: str) -> IO[bytes]:
     return gzip.GzipFile(fileobj=raw) if suffix == ".gz" else raw  # type: ignore[return-value]
 
 
-def _key(path: Path, num_features: int | None, zero_based: bool) -> str:
+def _cache_path(folder: Path, path: Path, num_features: int | None, zero_based: bool) -> Path:
     status = path.stat()
     what = (_VERSION, str(path.resolve()), status.st_size, status.st_mtime_ns, num_features, zero_based)
-    return hashlib.blake2b(repr(what).encode(), digest_size=8).hexdigest()
+    key = hashlib.blake2b(repr(what).encode(), digest_size=8).hexdigest()
+    return folder / f"{path.name}-{key}.npy"
 
 
-def _read_cache(folder: Path) -> SVMLightData | None:
-    """What an earlier call stored; ``None`` if it is not there or damaged, and it then is removed."""
-    if not folder.is_dir():
+def _read_cache(cached: Path) -> SVMLightData | None:
+    """What an earlier call stored; ``None`` if there is nothing, or the file is damaged."""
+    if not cached.is_file():
         return None
-    try:
-        # a map compares the header's shape with the file's size before anything is read
-        features, labels = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("features", "labels"))
-        if (features.ndim, features.dtype, labels.shape, labels.dtype) == (
-            2,
-            np.float32,
-            features.shape[:1],
-            np.float64,
-        ):
-            return SVMLightData(features, np.array(labels))
-        error: Exception = ValueError(
-            f"features {features.dtype} {features.shape}, labels {labels.dtype} {labels.shape}"
-        )
-    except (AttributeError, EOFError, OSError, OverflowError, SyntaxError, tokenize.TokenError, ValueError) as failure:
-        error = failure
-    _log.warning("The cache %s can't be read (%s) and is made again.", folder, error)
-    shutil.rmtree(folder, ignore_errors=True)
-    return None
+    if not has_checksum(cached):
+        _log.warning("The cache %s is damaged and is made again.", cached)
+        return None
+    features = np.load(cached, mmap_mode="r")
+    with cached.open("rb") as file:
+        file.seek(features.offset + features.nbytes)
+        return SVMLightData(features, np.load(file))
 
 
 def _read_small(blocks: _Blocks) -> SVMLightData | None:
@@ -284,50 +272,39 @@ def _read_small(blocks: _Blocks) -> SVMLightData | None:
     return SVMLightData(features, np.concatenate([part.labels for part in parts]))
 
 
-def _write_cache(blocks: _Blocks, folder: Path) -> None:
-    """Make the folder of both arrays, or say why that is not possible."""
+def _write_cache(blocks: _Blocks, cached: Path) -> None:
+    """Write one file: the features, the labels, and a checksum.
+
+    It is not written through a memory map, since a full disk then kills the process.
+    """
     try:
-        _write_folder(blocks, folder)
+        # The number of features is known at the end only. Until then, dense blocks wait in a file without a name, which
+        # the system removes even if the process is killed.
+        with replacing(cached) as file, tempfile.TemporaryFile(dir=cached.parent) as waiting:
+            labels, shapes = [], []
+            for block in blocks:
+                waiting.write(block.features.data)
+                labels.append(block.labels)
+                shapes.append(block.features.shape)
+            total, width = sum(rows for rows, _ in shapes), max(width for _, width in shapes)
+            header = {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": (total, width)}
+            np.lib.format.write_array_header_1_0(file, header)
+            waiting.seek(0)
+            for shape in shapes:
+                features = np.frombuffer(waiting.read(4 * shape[0] * shape[1]), np.float32).reshape(shape)
+                file.write(_widened(features, width).data)
+            np.save(file, np.concatenate(labels))
+            add_checksum(file)
+        # Earlier versions kept two arrays without a checksum, in a folder of this name.
+        shutil.rmtree(cached.with_suffix(""), ignore_errors=True)
     except OSError as error:
         msg = (
-            f"Can't keep the arrays of {blocks.path} in {folder.parent} ({error}). Set `cache_dir` to a folder that "
+            f"Can't keep the arrays of {blocks.path} in {cached.parent} ({error}). Set `cache_dir` to a folder that "
             "can be written and has room."
         )
         raise ArgumentError(msg) from error
 
 
-def _write_folder(blocks: _Blocks, folder: Path) -> None:
-    """Write both arrays under another name and rename the folder, so that a crash leaves no half-written cache."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in folder.parent.glob(f"{folder.name}.*"):  # by a process that was killed; another one may be at work
-        if left.stat().st_mtime < time.time() - _DAY:
-            shutil.rmtree(left, ignore_errors=True)
-    work = folder.with_name(f"{folder.name}.{uuid.uuid4().hex}")  # not mkdtemp's, which nobody else may read
-    work.mkdir()
-    try:
-        # the width is known at the end only, so blocks are kept as files of their own until then
-        labels, shapes = [], []
-        for i, block in enumerate(blocks):
-            np.save(work / f"{i}.npy", block.features)
-            labels.append(block.labels)
-            shapes.append(block.features.shape)
-        total, width = sum(rows for rows, _ in shapes), max(width for _, width in shapes)
-        header = {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": (total, width)}
-        # not through a memory map: where the disk is full, that kills the process
-        with (work / "features.npy").open("wb") as file:
-            np.lib.format.write_array_header_1_0(file, header)
-            for i in range(len(shapes)):
-                file.write(_widened(np.load(work / f"{i}.npy"), width).data)
-                (work / f"{i}.npy").unlink()
-        np.save(work / "labels.npy", np.concatenate(labels))
-        try:
-            work.rename(folder)
-        except OSError:  # another process was quicker
-            if not folder.is_dir():
-                raise
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
-
 def _widened(features: Features, width: int) -> Features:
-    return np.pad(features, ((0, 0), (0, width - features.shape[1])))
+    missing = width - features.shape[1]
+    return np.pad(features, ((0, 0), (0, missing))) if missing else features

@@ -17,7 +17,7 @@ from lightning_tpauc.errors import DataError, TPAUCWarning
 
 __all__ = ("StreamCursor",)
 
-#: Places of each lane: the parts of the stream that this process, or each of its workers, reads.
+#: Places of each substream: the parts of the stream that this process, or each of its workers, reads.
 Places = dict[int, Place]
 
 
@@ -32,7 +32,7 @@ class StreamCursor:
 
     Example:
         >>> cursor = StreamCursor(NegativeStream(torch.utils.data.ChainDataset([])))
-        >>> cursor.begin(step=0, lanes=1, fresh=True)
+        >>> cursor.begin(step=0, num_substreams=1, fresh=True)
         {0: Place(position=0, passes=0, index=0, state=None, offset=0)}
         >>> cursor.record(1, 0, Place(position=64, index=64))
         >>> cursor.state(1)
@@ -47,17 +47,17 @@ class StreamCursor:
         self._requested: dict[int, int] = {}
         self._checked = False
 
-    def begin(self, step: int, lanes: int, *, fresh: bool) -> Places:
-        """Where the lanes go on when an iteration begins.
+    def begin(self, step: int, num_substreams: int, *, fresh: bool) -> Places:
+        """Where the num_substreams go on when an iteration begins.
 
         Args:
             step: number of batches that were trained on.
-            lanes: number of parts that this process reads.
+            num_substreams: number of parts that this process reads.
             fresh: whether nothing has been read by its readers.
         """
         fresh = fresh or self._loaded is not None
-        self._adopt_loaded(lanes)
-        start = dict.fromkeys(range(lanes), Place())
+        self._adopt_loaded(num_substreams)
+        start = dict.fromkeys(range(num_substreams), Place())
         places = start if step == 0 else self._at(step)
         if places is None or set(places) != set(start):
             _say_starts_over(*self._unknown())
@@ -65,54 +65,56 @@ class StreamCursor:
         elif any(place.state is None and place.position for place in places.values()):
             places = self._resumed(places) if fresh else self._after_prefetched(places)
         self._history.append((step, places))
-        self._requested = {lane: place.position for lane, place in places.items()}
+        self._requested = {substream: place.position for substream, place in places.items()}
         return dict(places)
 
-    def aside(self, step: int, lanes: int) -> Places:
+    def aside(self, step: int, num_substreams: int) -> Places:
         """Where a pass beside training begins: at training's own place if readers can be put there, else anywhere."""
-        start = dict.fromkeys(range(lanes), Place())
+        start = dict.fromkeys(range(num_substreams), Place())
         loaded = self._loaded is not None and self._loaded[0] == step
-        places = (self._loaded_places(lanes) if loaded else self._at(step)) or start
-        return {lane: place if place.state is not None else Place() for lane, place in (start | places).items()}
+        places = (self._loaded_places(num_substreams) if loaded else self._at(step)) or start
+        return {
+            substream: place if place.state is not None else Place() for substream, place in (start | places).items()
+        }
 
-    def request(self, lane: int, count: int) -> int:
-        """Take note that a lane will read further examples; returns how many it has read before."""
-        position = self._requested[lane]
-        self._requested[lane] += count
+    def request(self, substream: int, count: int) -> int:
+        """Take note that a substream will read further examples; returns how many it has read before."""
+        position = self._requested[substream]
+        self._requested[substream] += count
         return position
 
-    def record(self, step: int, lane: int, place: Place) -> None:
-        """Take note that ``step`` batches were handed out and that a lane stands where the last one ends."""
+    def record(self, step: int, substream: int, place: Place) -> None:
+        """Take note that ``step`` batches were handed out and that a substream stands where the last one ends."""
         if place.state is not None and not self._checked:
             _check_can_be_saved(self.stream, place.state)
             self._checked = True
         latest = self._history[-1][1] if self._history else {}
-        self._history.append((step, latest | {lane: place}))
+        self._history.append((step, latest | {substream: place}))
 
     def state(self, step: int) -> dict[str, Any] | None:
         """This process's part of a checkpoint that is written after ``step`` steps."""
         places = self._at(step)
         if not places:
             return None
-        lanes = [place._replace(state=_unpickled(place.state)) for _, place in sorted(places.items())]
-        return {"lanes": [list(place) for place in lanes]}
+        plain = [place._replace(state=_unpickled(place.state)) for _, place in sorted(places.items())]
+        return {"lanes": [list(place) for place in plain]}
 
     def load(self, step: int, states: list[dict[str, Any] | None]) -> None:
         """Go on from a checkpoint that holds the :meth:`state` of each process."""
         self._loaded = step, states
 
-    def _adopt_loaded(self, lanes: int) -> None:
+    def _adopt_loaded(self, num_substreams: int) -> None:
         if self._loaded is None:
             return
-        places = self._loaded_places(lanes)
+        places = self._loaded_places(num_substreams)
         step, _ = self._loaded
         self._loaded = None
         self._history.clear()
         if places is not None:
             self._history.append((step, places))
 
-    def _loaded_places(self, lanes: int) -> Places | None:
-        """Where the checkpoint puts this process's lanes; ``None`` if it does not say."""
+    def _loaded_places(self, num_substreams: int) -> Places | None:
+        """Where the checkpoint puts this process's num_substreams; ``None`` if it does not say."""
         if self._loaded is None:
             return None
         world, states = current_world(), self._loaded[1]
@@ -120,7 +122,7 @@ class StreamCursor:
             own = states[min(world.rank, len(states) - 1)]  # all have read the same
         else:
             own = states[world.rank] if len(states) == world.size else None
-        if own is None or len(own["lanes"]) != lanes:
+        if own is None or len(own["lanes"]) != num_substreams:
             return None
         places = [Place(*entries) for entries in own["lanes"]]
         return dict(enumerate(p if p.state is None else p._replace(state=pickle.dumps(p.state)) for p in places))
@@ -137,11 +139,14 @@ class StreamCursor:
             return places
         remedy = "Give it both, or pass NegativeStream(..., resume='skip') to read past what was consumed."
         _say_starts_over(why, remedy)
-        return {lane: Place(position=place.position) for lane, place in places.items()}
+        return {substream: Place(position=place.position) for substream, place in places.items()}
 
     def _after_prefetched(self, places: Places) -> Places:
         """An epoch cut short leaves prefetched examples unused; what can't go back goes on behind them."""
-        return {lane: p._replace(position=max(p.position, self._requested[lane])) for lane, p in places.items()}
+        return {
+            substream: p._replace(position=max(p.position, self._requested[substream]))
+            for substream, p in places.items()
+        }
 
     def _unknown(self) -> tuple[str, str]:
         if self.stream.split == "deal":

@@ -72,16 +72,16 @@ class StreamPlan(NamedTuple):
     Attributes:
         plan: the sampler's plan, with the rows of the positives.
         world: this process among all.
-        lane: which part of what this process reads the negatives come from.
-        lanes: number of these parts.
+        substream: which part of what this process reads the negatives come from.
+        num_substreams: number of these parts.
         target: examples that the part's reader has read before.
         place: where readers begin that have not begun or are past the target.
     """
 
     plan: BatchPlan
     world: World
-    lane: int
-    lanes: int
+    substream: int
+    num_substreams: int
     target: int
     place: Place | None
 
@@ -110,12 +110,12 @@ class _StreamBatches(Dataset[Any]):
         else:
             inputs = collate_with_rows(self.fetch, plan.rows, plan.step, inputs_of_negatives(negatives[keep]))
         batch = PosNegBatch(inputs, torch.from_numpy(plan.index), *plan.sizes, shares=plan.shares)
-        return batch, step.lane, reader.place
+        return batch, step.substream, reader.place
 
     def _reader_of(self, step: StreamPlan) -> StreamReader:
         if self._reader is None:
-            number = step.world.rank * step.lanes + step.lane
-            self._reader = StreamReader(self.stream, number, step.world.size * step.lanes)
+            number = step.world.rank * step.num_substreams + step.substream
+            self._reader = StreamReader(self.stream, number, step.world.size * step.num_substreams)
         return self._reader
 
     def _read(self, reader: StreamReader, step: StreamPlan, count: int) -> list[Any]:
@@ -173,40 +173,40 @@ class StreamedLoader(PosNegLoader):
         self._fresh = True
 
     def _batches(self, step: int, count: int) -> Iterator[PosNegBatch]:
-        lanes = self.cursor.stream.lanes(self._source.num_workers)
-        places = self.cursor.begin(step, lanes, fresh=self._fresh)
+        num_substreams = self.cursor.stream.num_substreams(self._source.num_workers)
+        places = self.cursor.begin(step, num_substreams, fresh=self._fresh)
         self._fresh = not self._source.keeps_workers
         for result in self._source.run(self._plans(step, count, places, self.cursor.request)):
             if result is not None:
-                batch, lane, place = result
+                batch, substream, place = result
                 step += 1
-                self.cursor.record(step, lane, place)
+                self.cursor.record(step, substream, place)
                 yield batch
 
     def whole_epoch(self) -> Iterator[PosNegBatch]:
         """See :meth:`PosNegLoader.whole_epoch`; readers of its own read what training will read next, if they can."""
         aside = self._source.aside(self._make())
-        places = self.cursor.aside(self._where().step, self.cursor.stream.lanes(self._source.num_workers))
-        positions = {lane: place.position for lane, place in places.items()}
+        places = self.cursor.aside(self._where().step, self.cursor.stream.num_substreams(self._source.num_workers))
+        positions = {substream: place.position for substream, place in places.items()}
 
-        def request(lane: int, count: int) -> int:
-            positions[lane] += count
-            return positions[lane] - count
+        def request(substream: int, count: int) -> int:
+            positions[substream] += count
+            return positions[substream] - count
 
         for result in aside.run(self._plans(self._where().step, len(self), places, request)):
             if result is not None:
                 yield result[0]
 
     def _plans(self, step: int, count: int, places: Places, request: Any) -> Iterator[StreamPlan | None]:
-        lanes, readers = len(places), max(1, self._source.num_workers)
+        num_substreams, readers = len(places), max(1, self._source.num_workers)
         # torch gives the k-th plan to the k-th worker, in turns; a part of the stream stays with its worker
-        yield from [None] * (step % lanes)
+        yield from [None] * (step % num_substreams)
         world = current_world()
         for k, plan in enumerate(self.batch_plans.plans(step, count)):
-            lane = plan.step % lanes
+            substream = plan.step % num_substreams
             own = plan.sizes.num_neg + plan.sizes.num_dual_neg
-            target = request(lane, own * (world.size if self.cursor.stream.split == "deal" else 1))
-            yield StreamPlan(plan, world, lane, lanes, target, places[lane] if k < readers else None)
+            target = request(substream, own * (world.size if self.cursor.stream.split == "deal" else 1))
+            yield StreamPlan(plan, world, substream, num_substreams, target, places[substream] if k < readers else None)
 
     def close(self) -> None:
         """See :meth:`PosNegLoader.close`."""

@@ -87,7 +87,7 @@ class NegativeStream:
         # a reader holds an iterator, which can't travel to a worker; that there was one still matters there
         return self.__dict__ | {"owner": self.owner and "in another process"}
 
-    def lanes(self, num_workers: int) -> int:
+    def num_substreams(self, num_workers: int) -> int:
         """Number of parts that one process reads: one, or one for each of its workers."""
         return 1 if self.split == "deal" else max(1, num_workers)
 

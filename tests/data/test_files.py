@@ -1,6 +1,7 @@
 """Downloads, without a network: urllib reads ``file://`` addresses and those of a server on this machine."""
 
 import hashlib
+import os
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -8,8 +9,15 @@ from urllib.error import URLError
 
 import pytest
 
-from lightning_tpauc.data.sources import download
-from lightning_tpauc.data.sources.download import SOURCES, Source, download_missing
+from lightning_tpauc.data.sources import files
+from lightning_tpauc.data.sources.files import (
+    SOURCES,
+    Source,
+    add_checksum,
+    default_cache_dir,
+    download_missing,
+    has_checksum,
+)
 from lightning_tpauc.errors import ArgumentError, DataError
 
 CONTENT = b"+1 1:0.5\n-1 1:0.25\n" * 100
@@ -22,7 +30,7 @@ def offer(tmp_path, monkeypatch):
     def put(sha256, url=None):
         origin = tmp_path / "origin"
         origin.write_bytes(CONTENT)
-        monkeypatch.setattr(download, "SOURCES", {"data.txt": Source(url or origin.as_uri(), sha256)})
+        monkeypatch.setattr(files, "SOURCES", {"data.txt": Source(url or origin.as_uri(), sha256)})
         return tmp_path / "new" / "folder" / "data.txt"
 
     return put
@@ -128,3 +136,46 @@ def test_the_hash_is_that_of_the_real_file(name, shared_data):
     if not found:
         pytest.skip(f"needs {name} below {shared_data}")
     assert hashlib.sha256(found[0].read_bytes()).hexdigest() == SOURCES[name].sha256
+
+
+def test_the_default_cache_is_the_users(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_cache_dir() == tmp_path / "lightning_tpauc"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", os.fspath(tmp_path / "home"))
+    assert default_cache_dir() == tmp_path / "home" / ".cache" / "lightning_tpauc"
+
+
+@pytest.mark.parametrize("where", [0, 3, -5, -4, -1])
+def test_every_flipped_bit_changes_the_checksum(tmp_path, where):
+    path = tmp_path / "some.bin"
+    with path.open("wb") as file:
+        file.write(b"some content")
+        add_checksum(file)
+    assert has_checksum(path)
+    whole = bytearray(path.read_bytes())
+    for bit in range(8):
+        damaged = whole.copy()
+        damaged[where] ^= 1 << bit
+        path.write_bytes(damaged)
+        assert not has_checksum(path)
+    path.write_bytes(whole)
+    assert has_checksum(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"abc", b"\0\0\0\0", b"some content"])
+def test_files_without_a_checksum(tmp_path, content):
+    path = tmp_path / "some.bin"
+    assert not has_checksum(path)
+    assert not has_checksum(tmp_path)
+    path.write_bytes(content)
+    assert not has_checksum(path)
+
+
+def test_a_checksum_of_several_chunks(tmp_path, monkeypatch):
+    path = tmp_path / "some.bin"
+    with path.open("wb") as file:
+        file.write(b"some content" * 10)
+        add_checksum(file)
+    monkeypatch.setattr(files, "_CHUNK_BYTES", 7)
+    assert has_checksum(path)
