@@ -1,10 +1,11 @@
 """Do the defaults win untuned? One set of them on every data set, model and rectangle, against tuned baselines.
 
 STACO runs with its defaults; nothing is set but the rectangle, and for the rows "rate x 1/3", "rate x 3", and so on,
-what these say. Cross-entropy and class-balanced cross-entropy run at five learning rates of Adam, PAUCI and SOTA-s with
-their defaults and at three rates; a baseline's row is its rate with the best mean validation value. All methods see the
-same number of examples of the same folds and start from the same weights. Every value is that of the best validation,
-as `StageCallback(keep_best=True)` leaves it; test values choose nothing.
+what these say. Cross-entropy and class-balanced cross-entropy, each as it is and with the average of its weights that
+STACO takes, run at five learning rates of Adam, PAUCI and SOTA-s with their defaults and at three rates; a baseline's
+row is its rate with the best mean validation value. All methods see the same number of examples of the same folds and start
+from the same weights. Every value is that of the best validation, as `StageCallback(keep_best=True)` leaves it; test
+values choose nothing. Cross-entropy knows nothing of the rectangle: one training is judged at all of them.
 
 Each cell is written to a file once it is trained, so that a run that is killed goes on where it was. Smaller parts:
 
@@ -72,13 +73,13 @@ def mlp(width: int) -> nn.Module:
     return nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
 
 
-def libsvm(name: str, train: str, test: str) -> Callable[..., PosNegDataModule]:
+def libsvm(name: str, train: str, test: str, **options: Any) -> Callable[..., PosNegDataModule]:
     """A table from the folder of data sets, in five folds."""
     cache = Path(tempfile.gettempdir()) / "lightning_tpauc_defaults"
 
     def make(fold: int, **sizes: Any) -> PosNegDataModule:
         root = str(data_folder() / name)
-        return LIBSVMDataModule(root, train, test, num_folds=5, fold=fold, cache_dir=str(cache), **sizes)
+        return LIBSVMDataModule(root, train, test, num_folds=5, fold=fold, cache_dir=str(cache), **options, **sizes)
 
     return make
 
@@ -101,7 +102,7 @@ def digits(fold: int, **sizes: Any) -> PosNegDataModule:
 
 
 IJCNN1 = libsvm("ijcnn1", "ijcnn1.bz2", "ijcnn1.t.bz2")
-ADULT = libsvm("adult", "adult.trn.bz2", "adult.tst.bz2")
+ADULT = libsvm("adult", "adult.trn.bz2", "adult.tst.bz2", zero_based=True)
 PROBLEMS = {
     "ijcnn1-linear": Problem(IJCNN1, lambda: nn.Linear(22, 1), CORNERS, 1000),
     "ijcnn1-mlp": Problem(IJCNN1, lambda: mlp(22), CORNERS, 1000),
@@ -122,6 +123,8 @@ class Row(NamedTuple):
         rates: learning rates of Adam; the best of them, by validation, is shown. ``None``: the module's default.
         module: further arguments of the module.
         stages: arguments of :class:`StageCallback`.
+        every_rectangle: one training is judged at every rectangle.
+        steps: length of a training; the problem's if 0.
     """
 
     name: str
@@ -129,18 +132,49 @@ class Row(NamedTuple):
     rates: tuple[float | None, ...] = (None,)
     module: Mapping[str, Any] = MappingProxyType({})
     stages: Mapping[str, Any] = MappingProxyType({})
+    every_rectangle: bool = False
+    steps: int = 0
+
+
+class AveragedCrossEntropy(CrossEntropy):
+    """Cross-entropy with STACO's average of the weights."""
+
+    @property
+    def averages_iterates(self) -> bool:
+        """True: validated and left is the average."""
+        return True
 
 
 FIVE = (0.0003, 0.001, 0.003, 0.01, 0.03)
 SIGMOID = {"score_activation": "sigmoid"}
 MAIN = (
     Row("STACO", lambda r: STACO(*r)),
-    Row("cross-entropy", lambda r: CrossEntropy(*r), FIVE),
-    Row("balanced cross-entropy", lambda r: CrossEntropy(*r, balanced=True), FIVE),
+    Row("cross-entropy", lambda r: CrossEntropy(*r), FIVE, every_rectangle=True),
+    Row("cross-entropy, averaged", lambda r: AveragedCrossEntropy(*r), FIVE, every_rectangle=True),
+    Row("balanced cross-entropy", lambda r: CrossEntropy(*r, balanced=True), FIVE, every_rectangle=True),
+    Row(
+        "balanced cross-entropy, averaged",
+        lambda r: AveragedCrossEntropy(*r, balanced=True),
+        FIVE,
+        every_rectangle=True,
+    ),
+)
+TRACKED = (Row("STACO, tracked duals", lambda r: STACO(*r, duals="tracked")),)
+COMPARED = (
     Row("PAUCI", lambda r: PAUCI(*r), (None,), SIGMOID),
     Row("PAUCI, tuned", lambda r: PAUCI(*r), (0.001, 0.003, 0.01), SIGMOID),
     Row("SOTA-s", lambda r: SOTAs(*r), (None,)),
     Row("SOTA-s, tuned", lambda r: SOTAs(*r), (0.001, 0.003, 0.01)),
+)
+LONGER = (
+    Row("cross-entropy, 3000 steps", lambda r: CrossEntropy(*r), FIVE, every_rectangle=True, steps=3000),
+    Row(
+        "balanced cross-entropy, 3000 steps",
+        lambda r: CrossEntropy(*r, balanced=True),
+        FIVE,
+        every_rectangle=True,
+        steps=3000,
+    ),
 )
 SPREAD = (
     Row("STACO, rate x 1/3", lambda r: STACO(*r), (0.001,)),
@@ -152,6 +186,15 @@ SPREAD = (
     Row("STACO, logistic", lambda r: STACO(*r, surrogate="logistic")),
     Row("STACO, ramp", lambda r: STACO(*r, surrogate="ramp")),
     Row("STACO, smooth ramp", lambda r: STACO(*r, surrogate="smooth_ramp")),
+)
+TRACKED_SPREAD = (
+    Row("tracked, rate x 1/3", lambda r: STACO(*r, duals="tracked"), (0.001,)),
+    Row("tracked, rate x 3", lambda r: STACO(*r, duals="tracked"), (0.009,)),
+    Row("tracked, sigmoid", lambda r: STACO(*r, duals="tracked"), (None,), SIGMOID),
+    Row("tracked, squared hinge", lambda r: STACO(*r, duals="tracked", surrogate="squared_hinge")),
+    Row("tracked, logistic", lambda r: STACO(*r, duals="tracked", surrogate="logistic")),
+    Row("tracked, ramp", lambda r: STACO(*r, duals="tracked", surrogate="ramp")),
+    Row("tracked, smooth ramp", lambda r: STACO(*r, duals="tracked", surrogate="smooth_ramp")),
 )
 ABLATION = (
     Row("STACO, fixed rectangle", lambda r: STACO(*r), (None,), {}, {"shrink_rectangle": False}),
@@ -166,11 +209,25 @@ ABLATION = (
 )
 DEEP = (
     Row("STACO", lambda r: STACO(*r)),
-    Row("cross-entropy", lambda r: CrossEntropy(*r), (0.0003, 0.001, 0.003)),
-    Row("balanced cross-entropy", lambda r: CrossEntropy(*r, balanced=True), (0.0003, 0.001, 0.003)),
+    Row("cross-entropy", lambda r: CrossEntropy(*r), (0.0003, 0.001, 0.003), every_rectangle=True),
+    Row(
+        "balanced cross-entropy",
+        lambda r: CrossEntropy(*r, balanced=True),
+        (0.0003, 0.001, 0.003),
+        every_rectangle=True,
+    ),
     Row("PAUCI", lambda r: PAUCI(*r), (None,), SIGMOID),
 )
-PARTS = {"main": MAIN, "deep": DEEP, "spread": SPREAD, "ablation": ABLATION}
+PARTS = {
+    "main": MAIN,
+    "tracked": TRACKED,
+    "compared": COMPARED,
+    "longer": LONGER,
+    "deep": DEEP,
+    "spread": SPREAD,
+    "tracked_spread": TRACKED_SPREAD,
+    "ablation": ABLATION,
+}
 
 
 class Cell(NamedTuple):
@@ -189,29 +246,44 @@ class Cell(NamedTuple):
 
 
 class Validated(Callback):
-    """Test TPAUC of the weights of every validation, and the validation's own."""
+    """The best validation of each rectangle, and the test TPAUC of its weights.
 
-    def __init__(self, rectangle: Rectangle, datamodule: PosNegDataModule) -> None:
-        self.rectangle, self.datamodule = rectangle, datamodule
-        self.values: list[tuple[float, float, float]] = []
+    Args:
+        rectangles: at which the model is judged; the first is the algorithm's.
+        datamodule: whose validation and test examples.
+    """
+
+    def __init__(self, rectangles: tuple[Rectangle, ...], datamodule: PosNegDataModule) -> None:
+        self.rectangles, self.datamodule = rectangles, datamodule
+        self.best: dict[Rectangle, tuple[float, float, float]] = {}
+        self.last: dict[Rectangle, float] = {}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep ``(val/tpauc, val/auroc, test TPAUC)`` if it is the best so far; test scores are not looked at else."""
-        logged = trainer.callback_metrics
-        areas = float(logged["val/tpauc"]), float(logged["val/auroc"])
-        if math.isnan(areas[0]) or any(value[:2] >= areas for value in self.values):
-            return
+        """Keep ``(val/tpauc, val/auroc, test TPAUC)`` where they are the best; test scores are not looked at else."""
         module: Any = pl_module
-        scores, labels = [], []
-        with torch.no_grad():
-            for batch in self.datamodule.test_dataloader():
-                scores.append(module.raw_scores(batch.inputs))
-                labels.append(batch.target)
-        test = two_way_partial_auroc(torch.cat(scores), torch.cat(labels), *self.rectangle)
-        self.values.append((*areas, float(test)))
+        logged = trainer.callback_metrics
+        scores = scored(module, self.datamodule.val_dataloader()) if len(self.rectangles) > 1 else None
+        better = []
+        for rectangle in self.rectangles:
+            area = float(logged["val/tpauc"] if scores is None else two_way_partial_auroc(*scores, *rectangle))
+            self.last[rectangle] = area
+            areas = area, float(logged["val/auroc"])
+            if not math.isnan(area) and areas > self.best.get(rectangle, (-1.0,))[:2]:
+                better.append((rectangle, areas))
+        if better:
+            scores = scored(module, self.datamodule.test_dataloader())
+            for rectangle, areas in better:
+                self.best[rectangle] = (*areas, float(two_way_partial_auroc(*scores, *rectangle)))
 
 
-def train(cell: Cell, row: Row) -> dict[str, Any]:
+def scored(module: Any, batches: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores and labels of all examples."""
+    with torch.no_grad():
+        pairs = [(module.raw_scores(batch.inputs), batch.target) for batch in batches]
+    return torch.cat([score for score, _ in pairs]), torch.cat([label for _, label in pairs])
+
+
+def train(cell: Cell, row: Row, rectangles: tuple[Rectangle, ...]) -> dict[Rectangle, dict[str, Any]]:
     """Train a cell; validation and test TPAUC of the best validation, the last validation's, and seconds."""
     problem = PROBLEMS[cell.problem]
     seed_everything(1000 + cell.seed, verbose=False)
@@ -221,11 +293,11 @@ def train(cell: Cell, row: Row) -> dict[str, Any]:
     datamodule.setup("test")
     optimizer = None if cell.rate is None else partial(torch.optim.Adam, lr=cell.rate)
     module = TPAUCModule(problem.model(), row.algorithm(cell.rectangle), optimizer, **row.module)
-    best = Validated(cell.rectangle, datamodule)
+    best = Validated(rectangles, datamodule)
     trainer = Trainer(
         accelerator="cpu",
         devices=1,
-        max_steps=problem.steps,
+        max_steps=row.steps or problem.steps,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -237,16 +309,18 @@ def train(cell: Cell, row: Row) -> dict[str, Any]:
     try:
         trainer.fit(module, datamodule)
     except Exception as error:  # a cell that diverges is a result
-        return {"val": 0.0, "test": 0.0, "last": 0.0, "failed": 1.0, "error": str(error)[:200]}
+        failed = {"val": 0.0, "test": 0.0, "last": 0.0, "failed": 1.0, "error": str(error)[:200]}
+        return dict.fromkeys(rectangles, failed)
     seconds = time.perf_counter() - start
-    value = best.values[-1] if best.values else (0.0, 0.0, 0.0)
-    last = float(trainer.callback_metrics["val/tpauc"])
     return {
-        "val": value[0],
-        "test": value[2],
-        "last": last,
-        "tightness": module.algorithm.tightness,
-        "seconds": seconds,
+        rectangle: {
+            "val": best.best.get(rectangle, (0.0, 0.0, 0.0))[0],
+            "test": best.best.get(rectangle, (0.0, 0.0, 0.0))[2],
+            "last": best.last[rectangle],
+            "tightness": module.algorithm.tightness,
+            "seconds": seconds,
+        }
+        for rectangle in rectangles
     }
 
 
@@ -299,9 +373,13 @@ def main(args: list[str] | None = None) -> None:
     found = []
     for cell, row in cells(problems, parts, own.seeds):
         if cell.key not in results and not own.only_table:
-            results[cell.key] = {"key": cell.key, **train(cell, row)}
+            rectangles = PROBLEMS[cell.problem].rectangles if row.every_rectangle else (cell.rectangle,)
+            trained = train(cell, row, rectangles)
             with path.open("a") as file:
-                file.write(json.dumps(results[cell.key]) + "\n")
+                for rectangle, result in trained.items():
+                    key = cell._replace(rectangle=rectangle).key
+                    results[key] = {"key": key, **result}
+                    file.write(json.dumps(results[key]) + "\n")
         if cell.key in results:
             found.append(cell)
     table(results, found)
