@@ -3,9 +3,9 @@
 STACO runs with its defaults; nothing is set but the rectangle, and for the rows "rate x 1/3", "rate x 3", and so on,
 what these say. Cross-entropy and class-balanced cross-entropy, each as it is and with the average of its weights that
 STACO takes, run at five learning rates of Adam, PAUCI and SOTA-s with their defaults and at three rates; a baseline's
-row is its rate with the best mean validation value. All methods see the same number of examples of the same folds and start
-from the same weights. Every value is that of the best validation, as `StageCallback(keep_best=True)` leaves it; test
-values choose nothing. Cross-entropy knows nothing of the rectangle: one training is judged at all of them.
+row is its rate with the best mean validation value. All methods see the same number of examples of the same folds and
+start from the same weights. Every value is that of the best validation, as `StageCallback(keep_best=True)` leaves it;
+test values choose nothing. Cross-entropy knows nothing of the rectangle: one training is judged at all of them.
 
 Each cell is written to a file once it is trained, so that a run that is killed goes on where it was. Smaller parts:
 
