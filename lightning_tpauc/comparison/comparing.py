@@ -1,0 +1,306 @@
+"""Runs a comparison: trains what is missing, chooses on validation data, tests at the end, writes the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import LightningDataModule
+from torch import nn
+
+from lightning_tpauc.comparison.methods import BASELINE, Method, chosen_methods, rate_factors
+from lightning_tpauc.comparison.notes import notes_of, title_of
+from lightning_tpauc.comparison.plan import Budget, Cell, Outcome, Run, as_budget, best_factor, examples_per_step
+from lightning_tpauc.comparison.report import Report, write_report
+from lightning_tpauc.comparison.results import Results, Row, evaluate
+from lightning_tpauc.comparison.running import missing_bar
+from lightning_tpauc.comparison.setup import ObjectSetup, Setup, weights_digest
+from lightning_tpauc.comparison.statistics import Evaluated
+from lightning_tpauc.comparison.store import Store
+from lightning_tpauc.comparison.training import build_module, quiet, score_test_set, train_cell
+from lightning_tpauc.errors import DataError
+from lightning_tpauc.extras import import_extra
+from lightning_tpauc.functional.checks import check_count, check_rectangle
+
+__all__ = ("Comparison", "compare")
+
+_BAR = "{desc}{percentage:3.0f}%|{bar}| {n:.1f} of {total}, {elapsed} gone, {remaining} left"
+
+
+class Comparison:
+    """Methods x learning rates x runs on one problem, in a folder that a run which was stopped goes on in.
+
+    :func:`compare` makes one of Python objects, ``lightning-tpauc compare`` one of a configuration.
+
+    Args:
+        setup: makes modules, data and Trainers.
+        folder: what is written; finished trainings lie in its folder ``cells``.
+        rectangle: (min_tpr, max_fpr), which methods train for.
+        methods: names or :class:`Method` objects; see :func:`compare`.
+        trials: learning rates per method.
+        seeds: number of seeds.
+        folds: number of folds, or ``None``.
+        rectangles: further ones to report.
+        first_seed: of the seeds.
+
+    Raises:
+        ArgumentError: if an argument is out of range.
+
+    Example:
+        >>> import torch
+        >>> setup = ObjectSetup(torch.nn.Linear(3, 1), None, {}, {"max_steps": 5})
+        >>> [method.name for method in Comparison(setup, "somewhere", (0.5, 0.5), trials=3).methods][:2]
+        ['cross-entropy', 'balanced cross-entropy']
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        folder: str | Path,
+        rectangle: tuple[float, float],
+        *,
+        methods: Sequence[str | Method] | None = None,
+        trials: int = 1,
+        seeds: int = 1,
+        folds: int | None = None,
+        rectangles: Sequence[tuple[float, float]] = (),
+        first_seed: int = 0,
+    ) -> None:
+        check_count(seeds, "seeds", 1)
+        if folds is not None:
+            check_count(folds, "folds", 2)
+        self.setup, self.folder, self.folds = setup, Path(folder), folds
+        self.methods, self.factors = chosen_methods(methods), rate_factors(trials)
+        given = [check_rectangle(*r) for r in (rectangle, *rectangles)]
+        self.rectangles = list(dict.fromkeys(given))
+        parts = [None] if folds is None else list(range(folds))
+        self.runs = [Run(first_seed + k, fold) for k in range(seeds) for fold in parts]
+        self.store = Store(self.folder / "cells", Outcome)
+        self._identities: dict[Run, dict[str, Any]] = {}
+        self._budget = Budget(0, 1)
+        self._per_step: dict[str, int] = {}
+
+    @property
+    def baseline(self) -> str:
+        """Cross-entropy if it takes part, else the first method."""
+        names = [method.name for method in self.methods]
+        return BASELINE if BASELINE in names else names[0]
+
+    def run(self) -> Report:
+        """Train what is missing, choose, test, and write the report.
+
+        Raises:
+            DataError: if there is no validation set.
+            MissingExtraError: if matplotlib is not installed.
+        """
+        import_extra("matplotlib.figure", "plot")  # found out now, not when everything is trained
+        with quiet():
+            has_test = self._prepare()
+            self._train()
+            chosen = {m: best_factor(self.store, {f: self._cells(m, f) for f in self.factors}) for m in self.methods}
+            part = "test" if has_test else "train"
+            if has_test:
+                self._test(chosen)
+            scores = {m.name: self._scores(m, factor, part) for m, factor in _known(chosen)}
+        results = self._results(chosen, scores, "test" if has_test else "validation")
+        return write_report(results, self.folder, title_of(results, self.runs))
+
+    # ---------------------------------------------------------------- what is to be done
+
+    def _prepare(self) -> bool:
+        """Look at the data and the initial weights of each run; returns whether there is a test set."""
+        has_test = True
+        for run in self.runs:
+            datamodule: Any = self.setup.datamodule(run, self.folds)
+            datamodule.prepare_data()
+            datamodule.setup("fit")
+            _require_validation(datamodule)
+            if not self._per_step:
+                self._measure(datamodule)
+            module = build_module(self.setup, self.methods[0], self.rectangles[0], run.seed, 1.0)
+            self._identities[run] = {
+                **self.setup.identity(),
+                "weights": weights_digest(module),
+                "positives": getattr(datamodule, "fingerprint", None),
+                "rectangle": list(self.rectangles[0]),
+                "budget": self._budget._asdict(),
+                "num_folds": self.folds,
+            }
+            has_test = has_test and _has_test(datamodule)
+        return has_test
+
+    def _measure(self, datamodule: Any) -> None:
+        for method in self.methods:
+            algorithm = method.algorithm(*self.rectangles[0])
+            self._per_step[method.name] = examples_per_step(datamodule, algorithm)
+        usual = sum(datamodule.batch_sampler().global_sizes(1)[:2])
+        self._budget = as_budget(self.setup.trainer_options, datamodule.steps_per_epoch, usual)
+
+    def _cells(self, method: Method, factor: float, kind: Any = "train") -> list[Cell]:
+        own = {
+            "algorithm": repr(method.algorithm(*self.rectangles[0])),
+            "options": dict(method.options),
+            "per_step": self._per_step[method.name],
+        }
+        return [Cell(method.name, factor, run, kind, {**self._identities[run], **own}) for run in self.runs]
+
+    # ---------------------------------------------------------------- doing it
+
+    def _train(self) -> None:
+        methods = {method.name: method for method in self.methods}
+        cells = [cell for m in self.methods for factor in self.factors for cell in self._cells(m, factor)]
+        cells.sort(
+            key=lambda cell: self.runs.index(cell.run)
+        )  # all methods of a run first: a table may be made of them
+        for cell, advance in self._missing(cells, "training"):
+            common = self.rectangles[0], self._budget, self.folds, advance
+            self.store.add(cell, *train_cell(self.setup, methods[cell.method], cell, *common))
+
+    def _test(self, chosen: Mapping[Method, float | None]) -> None:
+        trained: dict[str, tuple[Cell, Method, Cell]] = {}
+        for method, factor in _known(chosen):
+            for cell, source in zip(self._cells(method, factor, "test"), self._cells(method, factor), strict=True):
+                trained[cell.key] = cell, method, source
+        for cell, _ in self._missing([cell for cell, _, _ in trained.values()], "testing"):
+            _, method, source = trained[cell.key]
+            weights = self.store.tensors(source)["weights"]
+            self.store.add(cell, *score_test_set(self.setup, method, cell, self.rectangles[0], self.folds, weights))
+
+    def _missing(self, cells: Sequence[Cell], what: str) -> Iterator[tuple[Cell, Callable[[float], object]]]:
+        missing, make_bar = missing_bar(cells, self.store, what, bar_format=_BAR)
+        if not missing:
+            return
+        with make_bar() as bar:
+            for done, cell in enumerate(missing, start=len(cells) - len(missing)):
+                bar.set_description(f"{what} {cell.method}")
+                yield cell, bar.update
+                bar.update(done + 1 - bar.n)
+
+    def _scores(self, method: Method, factor: float, kind: str) -> list[Evaluated]:
+        found = [self.store.tensors(cell) for cell in self._cells(method, factor, kind)]
+        return [Evaluated(tensors["scores"], tensors["target"]) for tensors in found]
+
+    # ---------------------------------------------------------------- what came out
+
+    def _results(
+        self, chosen: Mapping[Method, float | None], scores: Mapping[str, list[Evaluated]], part: str
+    ) -> Results:
+        measured, intervals, differences, count = evaluate(scores, self.baseline, self.rectangles)
+        rows = [self._row(method, factor, measured, intervals) for method, factor in chosen.items()]
+        curves = {method.name: [o.curve for o in self._outcomes(method, factor)] for method, factor in _known(chosen)}
+        shown = (self.rectangles, rows, differences, self.baseline, part, scores, curves, count)
+        return Results(*shown, notes_of(Results(*shown), self.runs, self.setup.notes()))
+
+    def _row(self, method: Method, factor: float | None, measured: Any, intervals: Any) -> Row:
+        if factor is None:
+            return Row(method.name, {}, failed=self._why_failed(method), tried=len(self.factors))
+        found = self._outcomes(method, factor)
+        return Row(
+            method.name,
+            measured[method.name],
+            intervals[method.name],
+            [outcome.seconds for outcome in found],
+            found[0].examples,
+            found[0].optimizer,
+            len(self.factors),
+            len(self.factors) > 1 and factor in (min(self.factors), max(self.factors)),
+        )
+
+    def _outcomes(self, method: Method, factor: float) -> list[Outcome]:
+        found = [self.store.get(cell) for cell in self._cells(method, factor)]
+        return [outcome for outcome in found if outcome is not None]
+
+    def _why_failed(self, method: Method) -> str:
+        outcomes = [self.store.get(cell) for factor in self.factors for cell in self._cells(method, factor)]
+        return next((o.message for o in outcomes if o is not None and o.message), "did not finish")
+
+
+def _known(chosen: Mapping[Method, float | None]) -> Iterator[tuple[Method, float]]:
+    """Methods that have finished, and their best learning rate."""
+    for method, factor in chosen.items():
+        if factor is not None:
+            yield method, factor
+
+
+def _require_validation(datamodule: Any) -> None:
+    loader = datamodule.val_dataloader()
+    if isinstance(loader, list) and not loader:
+        msg = (
+            "A comparison chooses weights and settings on validation data, but there are none: pass `val_dataset`, or "
+            "split a part off with `val_fraction` or `folds`."
+        )
+        raise DataError(msg)
+
+
+def _has_test(datamodule: Any) -> bool:
+    datamodule.setup("test")
+    try:
+        return datamodule.test_dataloader() is not None
+    except (DataError, MisconfigurationException):
+        return False
+
+
+def compare(
+    model: nn.Module | Callable[..., Any],
+    datamodule: LightningDataModule | Callable[..., LightningDataModule],
+    folder: str | Path = "comparison",
+    *,
+    min_tpr: float = 0.5,
+    max_fpr: float = 0.5,
+    methods: Sequence[str | Method] | None = None,
+    trials: int = 1,
+    seeds: int = 1,
+    folds: int | None = None,
+    rectangles: Sequence[tuple[float, float]] = (),
+    module: Mapping[str, Any] | None = None,
+    **trainer: Any,
+) -> Report:
+    """Train several methods on the same data, model, split and number of examples, and say which one is ahead.
+
+    All start from the same weights and see the same number of examples. What validates best is kept of each; test data
+    are looked at in the end alone, with these weights. A comparison that was stopped goes on where it was, if it is
+    made again in the same folder.
+
+    Args:
+        model: a backbone, whose weights all methods start from; a function that makes one; or a subclass of
+            :class:`~lightning_tpauc.TPAUCModule`, or ``functools.partial`` of one with its own arguments.
+        datamodule: a data module; or a function that makes one, ``datamodule(seed=...)``, with ``folds``
+            ``datamodule(seed=..., fold=..., num_folds=...)``.
+        folder: where results go: ``report.html``, ``report.txt``, tables as CSV, pictures.
+        min_tpr: lower bound of the true positive rate of the rectangle that is trained for.
+        max_fpr: upper bound of its false positive rate.
+        methods: names of :func:`~lightning_tpauc.comparison.method_names` or
+            :class:`~lightning_tpauc.comparison.Method` objects; ``None``: cross-entropy, balanced cross-entropy, STACO
+            and PAUCI.
+        trials: learning rates of each method, chosen on validation data: its default, and such half a power of ten
+            apart around it.
+        seeds: number of repetitions with other initial weights and batches.
+        folds: number of folds of a cross-validation; each is a repetition.
+        rectangles: further (min_tpr, max_fpr) pairs to report.
+        module: arguments of the module for all methods, such as ``{"optimizer": ...}``.
+        **trainer: arguments of the Trainer; ``max_epochs`` or ``max_steps`` among them.
+
+    Returns:
+        The report; printing it shows the table and the verdicts.
+
+    Raises:
+        ArgumentError: if an argument is out of range.
+        DataError: if there is no validation set.
+        MissingExtraError: if matplotlib is not installed.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from lightning_tpauc import DigitsDataModule
+        >>> data = DigitsDataModule(positive_digit=8, val_fraction=0.25)
+        >>> report = compare(
+        ...     torch.nn.Linear(64, 1), data, tempfile.mkdtemp(), methods=["cross-entropy", "STACO"], max_steps=4,
+        ...     accelerator="cpu",
+        ... )
+        >>> sorted(report.verdicts)
+        ['STACO']
+    """
+    setup = ObjectSetup(model, datamodule, module or {}, trainer)
+    options: dict[str, Any] = {"methods": methods, "trials": trials, "seeds": seeds, "folds": folds}
+    return Comparison(setup, folder, (min_tpr, max_fpr), rectangles=rectangles, **options).run()

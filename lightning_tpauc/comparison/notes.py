@@ -1,0 +1,93 @@
+"""What a reader of a comparison has to know beside its table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning_tpauc.comparison.plan import Run
+from lightning_tpauc.comparison.results import Results
+from lightning_tpauc.version import __version__
+
+__all__ = ("notes_of", "title_of")
+
+
+def title_of(results: Results, runs: Sequence[Run]) -> str:
+    """What was compared, in one line."""
+    min_tpr, max_fpr = results.rectangles[0]
+    return f"TPR >= {min_tpr:g} and FPR <= {max_fpr:g} on {results.part} data, {_repetitions(runs)}"
+
+
+def _repetitions(runs: Sequence[Run]) -> str:
+    seeds, folds = len({run.seed for run in runs}), len({run.fold for run in runs})
+    parts = [f"{folds} folds"] if folds > 1 else []
+    if seeds > 1 or not parts:
+        parts.append("one seed" if seeds == 1 else f"{seeds} seeds")
+    return " and ".join(parts)
+
+
+def notes_of(results: Results, runs: Sequence[Run], left_out: Sequence[str]) -> tuple[str, ...]:
+    """The notes, in the order in which a reader asks for them.
+
+    Args:
+        results: without notes.
+        runs: the repetitions.
+        left_out: what of the given configuration a comparison does without.
+    """
+    return (
+        *_data(results),
+        *_settings(results),
+        *_intervals(results, runs),
+        *left_out,
+        f"lightning-tpauc {__version__}.",
+    )
+
+
+def _data(results: Results) -> list[str]:
+    notes = []
+    if results.scores:
+        run = next(iter(results.scores.values()))[0]
+        positives = int(run.target.sum())
+        notes.append(f"Evaluated on {len(run.target):,} {results.part} examples, {positives:,} of them positive.")
+    if results.part == "test":
+        notes.append("The weights are those that validated best; test data chose nothing.")
+    else:
+        notes.append(
+            "There is no test set: values are those of the validation data, which also chose the weights and settings, "
+            "so they flatter all methods. Data that nothing was chosen on say more."
+        )
+    return notes
+
+
+def _settings(results: Results) -> list[str]:
+    tried = max(row.tried for row in results.rows)
+    notes = [
+        "All methods start from the same weights and see the same number of examples. Settings of the methods are the "
+        "package's defaults, and so is the optimizer if none was given.",
+    ]
+    if tried == 1:
+        notes.append(
+            "Each method ran with one learning rate. Another one may suit a baseline better: --trials 5 (trials=5) "
+            "tries five, and chooses on validation data."
+        )
+    else:
+        notes.append(f"Each method tried {tried} learning rates; the best mean validation TPAUC chose.")
+    edges = [row.method for row in results.rows if row.at_edge]
+    if edges:
+        notes.append(f"The best learning rate is at the edge of what was tried for {', '.join(edges)}: try more.")
+    notes += [f"{row.method} failed: {row.failed}" for row in results.rows if row.failed]
+    return notes
+
+
+def _intervals(results: Results, runs: Sequence[Run]) -> list[str]:
+    if not results.scores:
+        return []
+    found = (
+        f"Intervals hold 95% of {results.num_resamples} stratified bootstrap resamples, which are the same for all "
+        "methods."
+    )
+    if len(runs) == 1:
+        return [f"{found} With one run they hold the error of the finite data, not that of training: use more seeds."]
+    return [
+        f"{found} Each also draws the {len(runs)} runs with replacement, so they hold the error of training, too; of "
+        "few runs, somewhat less than all of it. Values are means over runs, with standard deviations in brackets."
+    ]

@@ -1,0 +1,170 @@
+"""Pictures of comparisons: ROC curves and training curves of all methods."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_tpauc.atomic import replacing
+from lightning_tpauc.comparison.statistics import Evaluated
+from lightning_tpauc.extras import import_extra
+from lightning_tpauc.functional import roc_polyline
+
+__all__ = ("COLOURS", "as_png", "draw_band", "draw_progress", "draw_roc", "dress", "new_figure", "save")
+
+COLOURS = (
+    "#1f3b57",
+    "#f2a33a",
+    "#4c9a6a",
+    "#b0413e",
+    "#7b6ba8",
+    "#5aa5c8",
+    "#8a8f98",
+    "#c77fb0",
+    "#9a7b4f",
+    "#2f7f7a",
+)
+_RECTANGLE = "#f2a33a"
+_MOST_VERTICES = 4000
+
+
+def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
+    """A figure and its axes.
+
+    Raises:
+        MissingExtraError: if matplotlib is not installed.
+    """
+    # a figure without pyplot: no window system, no global state to clean up
+    module = import_extra("matplotlib.figure", "plot")
+    figure = module.Figure(figsize=size, layout="constrained")
+    return figure, list(np.ravel(figure.subplots(rows, columns)))
+
+
+def dress(ax: Any) -> None:
+    """A light grid, and no frame on top and on the right."""
+    ax.grid(visible=True, color="#8a8f98", alpha=0.18, linewidth=0.8)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+
+
+def as_png(figure: Any) -> bytes:
+    """The picture; the same figure gives the same bytes."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=110, metadata={"Software": None})
+    return file.getvalue()
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write the picture."""
+    with replacing(path) as file:
+        file.write(as_png(figure))
+
+
+def draw_band(
+    ax: Any, runs: Sequence[Sequence[Mapping[str, float]]], name: str, label: str, colour: str, x: str = "step"
+) -> None:
+    """Mean over the runs that have recorded this at the same places as the first one, and the lowest and highest.
+
+    Args:
+        ax: axes.
+        runs: points of each run.
+        name: of the value to draw; points that lack it are left out.
+        label: of the line.
+        colour: of line and band.
+        x: name of what the horizontal axis shows.
+    """
+    drawn = [run for run in ({p[x]: p[name] for p in points if name in p} for points in runs) if run]
+    drawn = [run for run in drawn if run.keys() == drawn[0].keys()]
+    if not drawn:
+        return
+    places, values = list(drawn[0]), np.array([list(run.values()) for run in drawn])
+    ax.plot(places, values.mean(axis=0), color=colour, label=label, linewidth=1.8)
+    ax.fill_between(places, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
+
+
+def draw_roc(methods: Mapping[str, Sequence[Evaluated]], rectangle: tuple[float, float], title: str) -> Any:
+    """ROC curves of all methods, the rectangle shaded: the whole square, and the rectangle with a margin.
+
+    Args:
+        methods: by method, its runs; several are averaged at equal false positive rates.
+        rectangle: (min_tpr, max_fpr).
+        title: of the figure.
+
+    Returns:
+        A matplotlib figure.
+    """
+    patches = import_extra("matplotlib.patches", "plot")
+    figure, (whole, close) = new_figure(1, 2, (11, 5.4))
+    min_tpr, max_fpr = rectangle
+    right, bottom = min(1.0, max_fpr * 1.25), max(0.0, min_tpr - 0.25 * (1 - min_tpr))
+    for ax in (whole, close):
+        shaded = {"facecolor": _RECTANGLE, "alpha": 0.18, "linewidth": 0, "zorder": 0}
+        region = f"TPR ≥ {min_tpr:g}, FPR ≤ {max_fpr:g}"
+        ax.add_patch(patches.Rectangle((0, min_tpr), max_fpr, 1 - min_tpr, label=region, **shaded))
+        for k, (name, runs) in enumerate(methods.items()):
+            fpr, tpr = _mean_roc(runs)
+            ax.plot(fpr, tpr, color=COLOURS[k % len(COLOURS)], label=name, linewidth=1.8)
+        ax.set(xlabel="False positive rate", ylabel="True positive rate")
+        dress(ax)
+    whole.plot([0, 1], [0, 1], color="#8a8f98", linewidth=1, linestyle=(0, (4, 4)), zorder=1)
+    whole.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal", title="all of it")
+    close.set(xlim=(-0.01 * right, right), ylim=(bottom, 1 + 0.01 * (1 - bottom)), title="around the rectangle")
+    whole.legend(loc="lower right", fontsize=8, frameon=True, framealpha=0.9, edgecolor="none")
+    figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def _mean_roc(runs: Sequence[Evaluated]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean height of the curves; where one jumps, both ends of the jump are there."""
+    curves = [tuple(part.cpu().numpy() for part in roc_polyline(*run)) for run in runs]
+    places = np.concatenate([fpr for fpr, _ in curves])
+    grid = np.unique(places if len(places) <= _MOST_VERTICES else np.linspace(0, 1, _MOST_VERTICES))
+    ends = [np.mean([_heights(grid, *curve, side) for curve in curves], axis=0) for side in ("left", "right")]
+    return np.repeat(grid, 2), np.stack(ends, axis=1).ravel()
+
+
+def _heights(
+    grid: NDArray[np.float64], fpr: NDArray[np.float64], tpr: NDArray[np.float64], side: Literal["left", "right"]
+) -> NDArray[np.float64]:
+    """Height where the curve comes to each place (left), or where it leaves it (right)."""
+    at = np.searchsorted(fpr, grid, side=side) - (side == "right")
+    height: NDArray[np.float64] = np.where(fpr[at] == grid, tpr[at], np.interp(grid, fpr, tpr))
+    return height
+
+
+def draw_progress(curves: Mapping[str, Sequence[Sequence[Mapping[str, float]]]], title: str) -> Any:
+    """Validation TPAUC of all methods against the examples that were seen, and each method's own training loss.
+
+    Args:
+        curves: by method, the points of its runs: ``examples``, ``tpauc`` and, if known, ``loss``.
+        title: of the figure.
+
+    Returns:
+        A matplotlib figure.
+    """
+    columns = min(4, max(2, len(curves)))
+    rows = math.ceil(len(curves) / columns)
+    figure = import_extra("matplotlib.figure", "plot").Figure(figsize=(11, 3.6 + 2.2 * rows), layout="constrained")
+    grid = figure.add_gridspec(rows + 1, columns, height_ratios=[1.7, *([1] * rows)])
+    top = figure.add_subplot(grid[0, :])
+    for k, (name, runs) in enumerate(curves.items()):
+        colour = COLOURS[k % len(COLOURS)]
+        draw_band(top, runs, "tpauc", name, colour, x="examples")
+        ax = figure.add_subplot(grid[1 + k // columns, k % columns])
+        draw_band(ax, runs, "loss", name, colour, x="examples")
+        ax.set_title(f"{name}: own training loss", fontsize=8)
+        ax.set_xlabel("examples", fontsize=8)
+        ax.tick_params(labelsize=7)
+        dress(ax)
+    top.set(xlabel="examples that were trained on", ylabel="validation TPAUC")
+    dress(top)
+    if top.has_data():
+        top.legend(fontsize=8, frameon=False, loc="lower right")
+    figure.suptitle(title, fontsize=11)
+    return figure

@@ -1,0 +1,181 @@
+"""What is trained: cells, how long each of them lasts, and which setting of a method is chosen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from lightning_tpauc.comparison.store import Store
+from lightning_tpauc.errors import ArgumentError
+
+__all__ = ("Budget", "Cell", "Outcome", "Run", "as_budget", "best_factor", "examples_per_step")
+
+
+class Run(NamedTuple):
+    """A repetition.
+
+    Attributes:
+        seed: of the initial weights and of the batches.
+        fold: fold that validates; ``None`` for the data's own split.
+    """
+
+    seed: int
+    fold: int | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training, or the test of its weights.
+
+    Attributes:
+        method: name of the method.
+        factor: of the learning rate.
+        run: the repetition.
+        kind: ``"train"`` sees training and validation data only; ``"test"`` scores the test set by its weights.
+        identity: whatever else changes the result.
+    """
+
+    method: str
+    factor: float
+    run: Run
+    kind: Literal["train", "test"]
+    identity: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """All of it as text: cells with equal keys have equal results.
+
+        Example:
+            >>> one, other = (Cell("STACO", factor, Run(0, None), "train") for factor in (1.0, 10.0))
+            >>> one.key == other.key
+            False
+        """
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+@dataclass
+class Outcome:
+    """What a cell yields, beside tensors.
+
+    Attributes:
+        status: ``"failed"`` if the numbers became infinite: a result about the setting, not a fault of the run.
+        message: why it failed.
+        seconds: wall-clock time of the training, validations included.
+        examples: how many were trained on, repetitions included.
+        optimizer: what the weights were trained by.
+        validation: ``tpauc`` and ``auroc`` on validation data of the weights that are kept.
+        curve: a point for each validation: ``step``, ``examples``, ``tpauc``, ``auroc``, ``loss``.
+    """
+
+    status: Literal["finished", "failed"]
+    message: str = ""
+    seconds: float = 0.0
+    examples: int = 0
+    optimizer: str = ""
+    validation: dict[str, float] = field(default_factory=dict)
+    curve: list[dict[str, float]] = field(default_factory=list)
+
+
+class Budget(NamedTuple):
+    """How long all methods are trained.
+
+    Attributes:
+        examples: to train on, repetitions included.
+        validations: how often to validate.
+    """
+
+    examples: int
+    validations: int
+
+    def steps(self, per_step: int) -> tuple[int, int]:
+        """Steps of so many examples, and steps between two validations, of which the last one is the end.
+
+        Example:
+            >>> Budget(examples=10_000, validations=5).steps(per_step=100)
+            (100, 20)
+        """
+        between = max(1, round(self.examples / per_step / self.validations))
+        return between * self.validations, between
+
+
+def as_budget(trainer: Mapping[str, Any], steps_per_epoch: int, per_step: int) -> Budget:
+    """The examples and validations of a training by these arguments of the Trainer.
+
+    Args:
+        trainer: arguments; missing ones are Lightning's defaults.
+        steps_per_epoch: of the method that they were made for.
+        per_step: its examples per step.
+
+    Raises:
+        ArgumentError: if neither ``max_epochs`` nor ``max_steps`` bounds the training.
+
+    Example:
+        >>> as_budget({"max_epochs": 10, "check_val_every_n_epoch": 2}, steps_per_epoch=7, per_step=256)
+        Budget(examples=17920, validations=5)
+    """
+    limit = _given(trainer, "limit_train_batches", 1.0)
+    epoch = min(steps_per_epoch, limit) if isinstance(limit, int) else max(1, int(limit * steps_per_epoch))
+    epochs, most = trainer.get("max_epochs"), _given(trainer, "max_steps", -1)
+    if (epochs is None and most == -1) or (epochs == -1 and most == -1):
+        msg = (
+            "Expected `max_epochs` or `max_steps` of the Trainer to say how long methods train, but got neither: they "
+            "are compared on the same number of examples."
+        )
+        raise ArgumentError(msg)
+    counts = ([epochs * epoch] if epochs not in (None, -1) else []) + ([most] if most != -1 else [])
+    steps = max(1, min(counts))
+    return Budget(steps * per_step, max(1, min(steps, round(steps / _between(trainer, epoch)))))
+
+
+def _between(trainer: Mapping[str, Any], epoch: int) -> float:
+    """Steps between two validations."""
+    interval, epochs = _given(trainer, "val_check_interval", 1.0), trainer.get("check_val_every_n_epoch", 1)
+    if isinstance(interval, int):
+        return interval
+    return float(epoch * (epochs or 1) * interval) if isinstance(interval, float) else float(epoch)
+
+
+def _given(trainer: Mapping[str, Any], name: str, default: Any) -> Any:
+    value = trainer.get(name)
+    return default if value is None else value
+
+
+def examples_per_step(datamodule: Any, algorithm: Any) -> int:
+    """How many examples a method trains on in a step, on data that are set up and belong to no Trainer.
+
+    Args:
+        datamodule: a :class:`~lightning_tpauc.PosNegDataModule`.
+        algorithm: the method's.
+    """
+    sizes = datamodule.batch_sampler().global_sizes(1)
+    kind = algorithm.sampling if datamodule.sampling == "auto" else datamodule.sampling
+    if kind == "full":
+        return int(datamodule.num_positives + datamodule.num_negatives)
+    if kind == "uniform":
+        return int(min(datamodule.num_pos + sizes.num_neg, datamodule.num_positives + datamodule.num_negatives))
+    given = datamodule.num_dual_neg
+    dual = (sizes.num_neg if given is None else given) if algorithm.needs_dual_negatives else 0
+    return int(sizes.num_pos + sizes.num_neg + dual)
+
+
+def best_factor(store: Store[Outcome], cells: Mapping[float, Sequence[Cell]]) -> float | None:
+    """The learning rate with the best mean ``tpauc`` on validation data, then ``auroc``; the first of equals.
+
+    Args:
+        store: what has finished.
+        cells: by factor, the trainings of all runs.
+
+    Returns:
+        ``None`` if none has finished in all runs.
+    """
+    best, chosen = (-1.0, -1.0), None
+    for factor, own in cells.items():
+        found = [store.get(cell) for cell in own]
+        done = [outcome.validation for outcome in found if outcome is not None and outcome.status == "finished"]
+        if len(done) == len(own):
+            areas = [sum(values[name] for values in done) / len(done) for name in ("tpauc", "auroc")]
+            if (areas[0], areas[1]) > best:
+                best, chosen = (areas[0], areas[1]), factor
+    return chosen

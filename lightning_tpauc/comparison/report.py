@@ -1,0 +1,158 @@
+"""The folder that a comparison writes: tables, pictures and a page."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning_tpauc.atomic import replacing
+from lightning_tpauc.comparison.page import as_page
+from lightning_tpauc.comparison.pictures import as_png, draw_progress, draw_roc
+from lightning_tpauc.comparison.results import Results, Row
+from lightning_tpauc.comparison.statistics import verdict
+from lightning_tpauc.comparison.tables import as_csv, as_text, mean_and_std
+
+__all__ = ("Report", "write_report")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a comparison found; ``print(report)`` shows it.
+
+    Attributes:
+        results: values, intervals and differences.
+        folder: where tables, pictures and ``report.html`` lie.
+        text: the table, the verdicts and what has to be known beside them.
+    """
+
+    results: Results
+    folder: Path
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def verdicts(self) -> dict[str, str]:
+        """By method, whether it is ahead of the baseline on the rectangle that was trained for."""
+        return {name: verdict(found[0], self.results.baseline) for name, found in self.results.differences.items()}
+
+
+def write_report(results: Results, folder: Path, title: str) -> Report:
+    """Write ``report.txt``, ``table.csv``, ``differences.csv``, ``runs.csv``, two pictures and ``report.html``.
+
+    Raises:
+        MissingExtraError: if matplotlib is not installed.
+    """
+    header, rows = _columns(results), [_cells(row, results) for row in results.rows]
+    verdicts = _verdicts(results)
+    parts = [title, as_text(header, rows), "\n".join(verdicts), "\n".join(f"- {note}" for note in results.notes)]
+    text = "\n\n".join(part for part in parts if part)
+    pictures = {}
+    if results.scores:
+        pictures["roc.png"] = as_png(draw_roc(results.scores, results.rectangles[0], f"ROC on {results.part} data"))
+        pictures["training.png"] = as_png(draw_progress(results.curves, "Training: mean over runs, lowest to highest"))
+    files = {
+        "report.txt": text + "\n",
+        "table.csv": _table(results),
+        "differences.csv": _differences(results),
+        "runs.csv": _runs(results),
+        "report.html": as_page(title, header, rows, verdicts, results.notes, pictures),
+        **pictures,
+    }
+    for name, content in files.items():
+        with replacing(folder / name) as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
+    return Report(results, folder, text)
+
+
+def _of(rectangle: tuple[float, float]) -> str:
+    return f"TPR >= {rectangle[0]:g}, FPR <= {rectangle[1]:g}"
+
+
+def _columns(results: Results) -> list[str]:
+    areas = [f"TPAUC ({min_tpr:g}, {max_fpr:g})" for min_tpr, max_fpr in results.rectangles]
+    min_tpr, max_fpr = results.rectangles[0]
+    points = [f"TPR at FPR {max_fpr:g}", f"FPR at TPR {min_tpr:g}"]
+    return ["method", *areas, "95% interval", "AUROC", "AP", *points, "seconds", "examples", "optimizer"]
+
+
+def _cells(row: Row, results: Results) -> list[str]:
+    if row.failed:
+        return [row.method, "failed", *[""] * (len(_columns(results)) - 2)]
+    low, high = row.interval[0]
+    areas, others = _names(results)
+    return [
+        row.method,
+        *(mean_and_std(row.measured[name]) for name in areas),
+        f"{low:.3f} to {high:.3f}",
+        *(mean_and_std(row.measured[name]) for name in others),
+        f"{statistics.fmean(row.seconds):.1f}",
+        f"{row.examples:,}",
+        row.optimizer,
+    ]
+
+
+def _names(results: Results) -> tuple[list[str], list[str]]:
+    areas = [f"tpauc {k}" for k in range(len(results.rectangles))]
+    return areas, ["auroc", "average_precision", "tpr_at_max_fpr", "fpr_at_min_tpr"]
+
+
+def _verdicts(results: Results) -> list[str]:
+    lines = []
+    for k, rectangle in enumerate(results.rectangles):
+        for name, found in results.differences.items():
+            lines.append(f"{name} against {results.baseline}, {_of(rectangle)}: {verdict(found[k], results.baseline)}")
+    return lines
+
+
+def _table(results: Results) -> str:
+    areas, others = _names(results)
+    named = {f"tpauc {k}": f"tpauc_{r[0]:g}_{r[1]:g}" for k, r in enumerate(results.rectangles)}
+    columns = [f"{named.get(name, name)}_{what}" for name in (*areas, *others) for what in ("mean", "std")]
+    header = [
+        "method",
+        *columns,
+        "interval_low",
+        "interval_high",
+        "seconds",
+        "examples",
+        "optimizer",
+        "tried",
+        "failed",
+    ]
+    rows: list[list[Any]] = []
+    for row in results.rows:
+        values: list[Any] = []
+        for name in (*areas, *others):
+            own = row.measured.get(name, ())
+            values += [statistics.fmean(own) if own else None, statistics.stdev(own) if len(own) > 1 else None]
+        ends: Sequence[Any] = row.interval[0] if row.interval else (None, None)
+        seconds = statistics.fmean(row.seconds) if row.seconds else None
+        rows.append([row.method, *values, *ends, seconds, row.examples, row.optimizer, row.tried, row.failed])
+    return as_csv(header, rows)
+
+
+def _differences(results: Results) -> str:
+    rows = [
+        [name, results.baseline, *results.rectangles[k], *found, verdict(found, results.baseline)]
+        for name, all_found in results.differences.items()
+        for k, found in enumerate(all_found)
+    ]
+    header = ["method", "baseline", "min_tpr", "max_fpr", "difference", "interval_low", "interval_high", "verdict"]
+    return as_csv(header, rows)
+
+
+def _runs(results: Results) -> str:
+    areas, others = _names(results)
+    header = ["method", "run", "seconds", *(f"tpauc_{r[0]:g}_{r[1]:g}" for r in results.rectangles), *others]
+    rows = [
+        [row.method, k, seconds, *(row.measured[name][k] for name in (*areas, *others))]
+        for row in results.rows
+        for k, seconds in enumerate(row.seconds)
+        if row.measured
+    ]
+    return as_csv(header, rows)
