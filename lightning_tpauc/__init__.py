@@ -12,6 +12,7 @@ from lightning_tpauc.version import __version__
 
 if TYPE_CHECKING:
     from lightning_tpauc.callbacks import StageCallback
+    from lightning_tpauc.comparison import compare
     from lightning_tpauc.data import (
         DigitsDataModule,
         EvalBatch,
@@ -48,6 +49,8 @@ __all__ = (
     "TwoWayPartialAUROC",
     "__version__",
     "algorithms",
+    "compare",
+    "comparison",
     "data",
     "errors",
     "functional",
@@ -55,9 +58,10 @@ __all__ = (
     "models",
 )
 
-_MODULES = ("algorithms", "data", "errors", "functional", "metrics", "models")
+_MODULES = ("algorithms", "comparison", "data", "errors", "functional", "metrics", "models")
 
 _HOME = {
+    "compare": "comparison",
     "FiniteGuard": "guard",
     "StageCallback": "callbacks",
     "ExactObjective": "metrics",

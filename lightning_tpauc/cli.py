@@ -1,4 +1,4 @@
-"""The command ``lightning-tpauc {fit,validate,test,predict} --config FILE``."""
+"""The command ``lightning-tpauc {fit,validate,test,predict,compare} --config FILE``."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from typing_extensions import override
 
 from lightning_tpauc import algorithms, data, models
 from lightning_tpauc.checkpoint_io import read_checkpoint
+from lightning_tpauc.cli_compare import ComparingTrainer, run_comparison
 from lightning_tpauc.cli_errors import explain, options_of
-from lightning_tpauc.cli_words import full_names, given_checkpoint, with_environment
+from lightning_tpauc.cli_words import description, full_names, given_checkpoint, with_environment
 from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.errors import ArgumentError, MissingCheckpointError, TPAUCError, TPAUCWarning
 from lightning_tpauc.module import TPAUCModule
@@ -50,17 +51,6 @@ _CLASSES: tuple[type, ...] = (
 
 #: Values of ``--ckpt_path`` that Lightning looks up itself.
 _LOOKED_UP = ("last", "hpc")
-
-_DESCRIPTION = """{what} Classes have options of their own, which `--NAME.help=CLASS` lists, for example
---model.algorithm.help=STACO (with min_tpr and max_fpr), --model.help=TPAUCModule, --model.backbone.help=MLP and
---data.help=LIBSVMDataModule; --print_config shows all of a command line. Environment variables such as
-PL_{name}__TRAINER__MAX_EPOCHS=3 stand for options, here --trainer.max_epochs=3."""
-_WHAT = {
-    "fit": "Train a model.",
-    "validate": "Evaluate a checkpoint on the validation data.",
-    "test": "Evaluate a checkpoint on the test data.",
-    "predict": "Score data with a checkpoint.",
-}
 
 
 class TPAUCArgumentParser(LightningArgumentParser):
@@ -94,6 +84,7 @@ class TPAUCCLI(LightningCLI):
             PosNegDataModule,
             subclass_mode_model=True,
             subclass_mode_data=True,
+            trainer_class=ComparingTrainer,
             seed_everything_default=0,
             auto_configure_optimizers=False,  # the module takes optimizer and scheduler itself
             save_config_callback=KeepGivenConfig,
@@ -104,7 +95,7 @@ class TPAUCCLI(LightningCLI):
                 **{
                     name: {
                         "usage": f"lightning-tpauc {name} [options]",
-                        "description": _DESCRIPTION.format(what=_WHAT[name], name=name.upper()),
+                        "description": description(name),
                     }
                     for name in self.subcommands()
                 },
@@ -112,6 +103,11 @@ class TPAUCCLI(LightningCLI):
             args=args,
             run=run,
         )
+
+    @override
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        return {**LightningCLI.subcommands(), "compare": {"model", "datamodule"}}
 
     @override
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
@@ -170,7 +166,7 @@ class TPAUCCLI(LightningCLI):
     @override
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
-        if subcommand != "fit":
+        if subcommand not in ("fit", "compare"):
             kwargs["ckpt_path"] = self._evaluated(subcommand, kwargs.get("ckpt_path"))
         return kwargs
 
@@ -220,6 +216,11 @@ class TPAUCCLI(LightningCLI):
         if self.subcommand != "fit":
             # ModelCheckpoint says so about its own bookkeeping, which only training goes on with.
             warnings.filterwarnings("ignore", message="The dirpath has changed from")
+
+    def compare(self, **_: Any) -> None:
+        """Train several methods, print the table, and say where the page lies."""
+        parser, config = self._parser("compare"), self.config["compare"]
+        _say(run_comparison(config, parser.instantiate, self.model))
 
     def after_fit(self) -> None:
         """Print what the run reached, and how to test it."""

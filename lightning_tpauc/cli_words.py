@@ -11,11 +11,33 @@ from jsonargparse import get_loader
 
 from lightning_tpauc import models
 
-__all__ = ("full_names", "given_checkpoint", "with_environment")
+__all__ = ("description", "full_names", "given_checkpoint", "with_environment")
 
 _BACKBONE = re.compile(r"--model(\.init_args)?\.backbone")
 _SCHEDULER = re.compile(r"--model(\.init_args)?\.lr_scheduler")
 _MONITOR = re.compile(r"--model(\.init_args)?\.lr_scheduler(\.init_args)?\.monitor(=.*)?")
+
+_DESCRIPTION = """{what} Classes have options of their own, which `--NAME.help=CLASS` lists, for example
+--model.algorithm.help=STACO (with min_tpr and max_fpr), --model.help=TPAUCModule, --model.backbone.help=MLP and
+--data.help=LIBSVMDataModule; --print_config shows all of a command line. Environment variables such as
+PL_{name}__TRAINER__MAX_EPOCHS=3 stand for options, here --trainer.max_epochs=3."""
+_WHAT = {
+    "fit": "Train a model.",
+    "validate": "Evaluate a checkpoint on the validation data.",
+    "test": "Evaluate a checkpoint on the test data.",
+    "predict": "Score data with a checkpoint.",
+    "compare": "Train several methods on what a configuration of fit describes, and say which one is ahead.",
+}
+
+
+def description(subcommand: str) -> str:
+    """What ``--help`` says a subcommand does.
+
+    Example:
+        >>> description("predict").partition(".")[0]
+        'Score data with a checkpoint'
+    """
+    return _DESCRIPTION.format(what=_WHAT[subcommand], name=subcommand.upper())
 
 
 def full_names(words: Sequence[str]) -> list[str]:

@@ -55,7 +55,8 @@ LAYERS = (
     {"allocation", "checkpoint", "scoring"},
     {"callbacks", "guard", "optimization"},
     {"module"},
-    {"cli_errors", "cli_words", "experiments"},
+    {"cli_errors", "cli_words", "comparison", "experiments"},
+    {"cli_compare"},
     {"cli"},
     {"", "__main__"},
 )
@@ -75,7 +76,7 @@ WITHOUT_LIGHTNING = {"algorithms", "errors", "extras", "functional", "models"}
 EXTRAS = {"matplotlib", "medmnist", "ogb", "rdkit", "torch_geometric", "torchvision"}
 
 MODULES = sorted((ROOT / PACKAGE).rglob("*.py"))
-FOLDERS = {"", "algorithms", "data", "functional", "metrics", "models"}
+FOLDERS = {"", "algorithms", "comparison", "data", "functional", "metrics", "models"}
 #: Within ``data``, from the bottom up.
 DATA_LAYERS = ("core", "streaming", "sampler_factory", "evaluated", "datamodule", "sources")
 

@@ -16,7 +16,7 @@ from lightning_tpauc.comparison.plan import Budget, Cell, Outcome, Run, as_budge
 from lightning_tpauc.comparison.report import Report, write_report
 from lightning_tpauc.comparison.results import Results, Row, evaluate
 from lightning_tpauc.comparison.running import missing_bar
-from lightning_tpauc.comparison.setup import ObjectSetup, Setup, weights_digest
+from lightning_tpauc.comparison.setup import ObjectSetup, Setup, shown, weights_digest
 from lightning_tpauc.comparison.statistics import Evaluated
 from lightning_tpauc.comparison.store import Store
 from lightning_tpauc.comparison.training import build_module, quiet, score_test_set, train_cell
@@ -141,7 +141,7 @@ class Comparison:
     def _cells(self, method: Method, factor: float, kind: Any = "train") -> list[Cell]:
         own = {
             "algorithm": repr(method.algorithm(*self.rectangles[0])),
-            "options": dict(method.options),
+            "options": {name: shown(value) for name, value in method.options.items()},
             "per_step": self._per_step[method.name],
         }
         return [Cell(method.name, factor, run, kind, {**self._identities[run], **own}) for run in self.runs]
@@ -206,6 +206,7 @@ class Comparison:
             found[0].optimizer,
             len(self.factors),
             len(self.factors) > 1 and factor in (min(self.factors), max(self.factors)),
+            any(outcome.kept_start for outcome in found),
         )
 
     def _outcomes(self, method: Method, factor: float) -> list[Outcome]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from lightning_tpauc.comparison.plan import Run
@@ -74,8 +75,26 @@ def _settings(results: Results) -> list[str]:
     edges = [row.method for row in results.rows if row.at_edge]
     if edges:
         notes.append(f"The best learning rate is at the edge of what was tried for {', '.join(edges)}: try more.")
+    untrained = [row.method for row in results.rows if row.kept_start]
+    if untrained:
+        notes.append(
+            f"Nothing validated better than the untrained weights for {', '.join(untrained)}: the training is too "
+            "short, or the learning rate does not suit it, and its row says nothing about the method."
+        )
+    notes += _below(results)
     notes += [f"{row.method} failed: {row.failed}" for row in results.rows if row.failed]
     return notes
+
+
+def _below(results: Results) -> list[str]:
+    """Where a value of 0 says that the curve never comes into the rectangle."""
+    _, max_fpr = results.rectangles[0]
+    below = [row for row in results.rows if row.measured and statistics.fmean(row.measured["tpauc 0"]) == 0]
+    return [
+        f"The ROC curve of {row.method} passes below the rectangle: TPR "
+        f"{statistics.fmean(row.measured['tpr_at_max_fpr']):.2f} at FPR {max_fpr:g}."
+        for row in below
+    ]
 
 
 def _intervals(results: Results, runs: Sequence[Run]) -> list[str]:

@@ -9,7 +9,7 @@ from html import escape
 __all__ = ("as_page",)
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1c2630; max-width: 1180px; margin: 2rem auto; padding: 0 1rem; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #1c2630; max-width: 1400px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13.5px; }

@@ -32,6 +32,7 @@ COLOURS = (
 )
 _RECTANGLE = "#f2a33a"
 _MOST_VERTICES = 4000
+_SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
 
 
 def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
@@ -122,10 +123,10 @@ def draw_roc(methods: Mapping[str, Sequence[Evaluated]], rectangle: tuple[float,
 
 def _mean_roc(runs: Sequence[Evaluated]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Mean height of the curves; where one jumps, both ends of the jump are there."""
-    curves = [tuple(part.cpu().numpy() for part in roc_polyline(*run)) for run in runs]
+    curves = [(fpr.cpu().numpy(), tpr.cpu().numpy()) for fpr, tpr in (roc_polyline(*run) for run in runs)]
     places = np.concatenate([fpr for fpr, _ in curves])
     grid = np.unique(places if len(places) <= _MOST_VERTICES else np.linspace(0, 1, _MOST_VERTICES))
-    ends = [np.mean([_heights(grid, *curve, side) for curve in curves], axis=0) for side in ("left", "right")]
+    ends = [np.mean([_heights(grid, fpr, tpr, side) for fpr, tpr in curves], axis=0) for side in _SIDES]
     return np.repeat(grid, 2), np.stack(ends, axis=1).ravel()
 
 
@@ -165,6 +166,6 @@ def draw_progress(curves: Mapping[str, Sequence[Sequence[Mapping[str, float]]]],
     top.set(xlabel="examples that were trained on", ylabel="validation TPAUC")
     dress(top)
     if top.has_data():
-        top.legend(fontsize=8, frameon=False, loc="lower right")
+        top.legend(fontsize=8, frameon=False, loc="best")
     figure.suptitle(title, fontsize=11)
     return figure

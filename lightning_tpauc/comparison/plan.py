@@ -66,6 +66,7 @@ class Outcome:
         examples: how many were trained on, repetitions included.
         optimizer: what the weights were trained by.
         validation: ``tpauc`` and ``auroc`` on validation data of the weights that are kept.
+        kept_start: whether the untrained weights validated best.
         curve: a point for each validation: ``step``, ``examples``, ``tpauc``, ``auroc``, ``loss``.
     """
 
@@ -75,6 +76,7 @@ class Outcome:
     examples: int = 0
     optimizer: str = ""
     validation: dict[str, float] = field(default_factory=dict)
+    kept_start: bool = False
     curve: list[dict[str, float]] = field(default_factory=list)
 
 

@@ -55,7 +55,7 @@ def write_report(results: Results, folder: Path, title: str) -> Report:
     if results.scores:
         pictures["roc.png"] = as_png(draw_roc(results.scores, results.rectangles[0], f"ROC on {results.part} data"))
         pictures["training.png"] = as_png(draw_progress(results.curves, "Training: mean over runs, lowest to highest"))
-    files = {
+    files: dict[str, str | bytes] = {
         "report.txt": text + "\n",
         "table.csv": _table(results),
         "differences.csv": _differences(results),

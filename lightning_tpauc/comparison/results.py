@@ -32,6 +32,7 @@ class Row:
         optimizer: that trained the weights.
         tried: learning rates that were tried.
         at_edge: whether the best of several learning rates is the smallest or the largest of them.
+        kept_start: whether, of some run, the untrained weights validated best.
         failed: why it has no values.
     """
 
@@ -43,6 +44,7 @@ class Row:
     optimizer: str = ""
     tried: int = 1
     at_edge: bool = False
+    kept_start: bool = False
     failed: str = ""
 
 

@@ -17,7 +17,7 @@ from lightning_tpauc.comparison.plan import Run
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.module import TPAUCModule
 
-__all__ = ("ObjectSetup", "Setup", "kept_callbacks", "left_out", "weights_digest")
+__all__ = ("ObjectSetup", "Setup", "as_list", "kept_callbacks", "left_out", "shown", "weights_digest")
 
 #: Callbacks that end, save or show a training; a comparison does these things itself.
 _LEFT_OUT = ("Checkpoint", "EarlyStopping", "ProgressBar", "ROCFigure", "PredictionWriter", "LearningRateMonitor")
@@ -26,8 +26,9 @@ _LEFT_OUT = ("Checkpoint", "EarlyStopping", "ProgressBar", "ROCFigure", "Predict
 class Setup(Protocol):
     """Makes everything anew for each training."""
 
-    trainer_options: Mapping[str, Any]
-    """Arguments of the Trainer, as far as they say how long to train."""
+    @property
+    def trainer_options(self) -> Mapping[str, Any]:
+        """Arguments of the Trainer, as far as they say how long to train."""
 
     def module(self, algorithm: Algorithm, options: Mapping[str, Any]) -> TPAUCModule:
         """A module with this algorithm; its initial weights depend on the global seed alone."""
@@ -59,9 +60,9 @@ class ObjectSetup:
             raise ArgumentError(msg)
         if isinstance(model, TPAUCModule):
             msg = (
-                "Expected `model` to be a backbone, a function that makes one, or a subclass of TPAUCModule, but got an "
-                f"object with an algorithm of its own. Pass its class, or `functools.partial({type(model).__name__}, "
-                "...)` with its other arguments."
+                "Expected `model` to be a backbone, a function that makes one, or a subclass of TPAUCModule, but got "
+                f"an object with an algorithm of its own. Pass its class, or `partial({type(model).__name__}, ...)` "
+                "with its other arguments."
             )
             raise ArgumentError(msg)
         if not callable(model):
@@ -101,21 +102,17 @@ class ObjectSetup:
 
     def trainer(self, callbacks: list[Callback], options: Mapping[str, Any]) -> Trainer:
         """See :class:`Setup`."""
-        kept = copy.deepcopy(kept_callbacks(self._callbacks())[0])
+        kept = copy.deepcopy(kept_callbacks(as_list(self.trainer_options.get("callbacks")))[0])
         return Trainer(**{**self.trainer_options, **options, "callbacks": [*kept, *callbacks]})
-
-    def _callbacks(self) -> list[Callback]:
-        given = self.trainer_options.get("callbacks") or []
-        return given if isinstance(given, list) else [given]
 
     def identity(self) -> dict[str, Any]:
         """See :class:`Setup`."""
-        shown = {"module": self._options, "trainer": self.trainer_options}
-        return {name: {k: _shown(v) for k, v in sorted(values.items())} for name, values in shown.items()}
+        given = {"module": self._options, "trainer": self.trainer_options}
+        return {name: {k: shown(v) for k, v in sorted(values.items())} for name, values in given.items()}
 
     def notes(self) -> list[str]:
         """See :class:`Setup`."""
-        return left_out(kept_callbacks(self._callbacks())[1], self.trainer_options)
+        return left_out(kept_callbacks(as_list(self.trainer_options.get("callbacks")))[1], self.trainer_options)
 
 
 def left_out(callbacks: list[str], trainer: Mapping[str, Any]) -> list[str]:
@@ -136,12 +133,32 @@ def _makes_module(model: Callable[..., Any]) -> bool:
     return isinstance(made, type) and issubclass(made, TPAUCModule)
 
 
-def _shown(value: Any) -> str:
-    """A value as text that is the same in the next process."""
+def shown(value: Any) -> str:
+    """A value as text that is the same in the next process: an object is its class.
+
+    Example:
+        >>> shown([1, "a", nn.ReLU()]), shown(functools.partial(int, base=2))
+        ("[1, 'a', ReLU]", 'int(base=2)')
+    """
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_shown, value))}]"
+        return f"[{', '.join(map(shown, value))}]"
+    if isinstance(value, functools.partial):
+        given = [*map(shown, value.args), *(f"{name}={shown(entry)}" for name, entry in value.keywords.items())]
+        return f"{shown(value.func)}({', '.join(given)})"
     plain = value is None or isinstance(value, (bool, int, float, str))
     return repr(value) if plain else getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def as_list(value: Any) -> list[Any]:
+    """One thing, several or nothing, as Lightning takes callbacks, as a list.
+
+    Example:
+        >>> as_list(None), as_list("one"), as_list(("one", "two"))
+        ([], ['one'], ['one', 'two'])
+    """
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def kept_callbacks(callbacks: list[Callback]) -> tuple[list[Callback], list[str]]:

@@ -39,13 +39,12 @@ class Store(Generic[Outcome]):
 
     Example:
         >>> import tempfile
-        >>> from dataclasses import dataclass
-        >>> Cell = dataclass(type("Cell", (), {"__annotations__": {"key": str}}))
-        >>> Score = dataclass(type("Score", (), {"__annotations__": {"value": float}}))
-        >>> store = Store(Path(tempfile.mkdtemp()), Score)
-        >>> store.add(Cell("a"), Score(0.5), {"w": torch.zeros(2)})
-        >>> store.get(Cell("a")).value, store.tensors(Cell("a"))["w"].shape, store.get(Cell("b"))
-        (0.5, torch.Size([2]), None)
+        >>> from lightning_tpauc.comparison.plan import Cell, Outcome, Run
+        >>> store = Store(Path(tempfile.mkdtemp()), Outcome)
+        >>> one, other = (Cell("STACO", 1.0, Run(seed, None), "train") for seed in range(2))
+        >>> store.add(one, Outcome("finished", seconds=2.5), {"scores": torch.zeros(2)})
+        >>> store.get(one).seconds, store.tensors(one)["scores"].shape, store.get(other)
+        (2.5, torch.Size([2]), None)
     """
 
     def __init__(self, folder: Path, kind: type[Outcome]) -> None:

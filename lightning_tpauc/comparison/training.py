@@ -157,6 +157,7 @@ def train_cell(
     tpauc, auroc = validated_areas(values)
     outcome = Outcome("finished", "", seconds, recorder.examples, recorder.optimizer, curve=recorder.curve)
     outcome.validation = {"tpauc": tpauc, "auroc": auroc}
+    outcome.kept_start = all((point["tpauc"], point["auroc"]) < (tpauc, auroc) for point in recorder.curve)
     return outcome, {"weights": _on_cpu(module), **_as_tensors(scores)}
 
 

@@ -1,0 +1,397 @@
+"""Comparisons from Python and from the command line, on small data."""
+
+import base64
+import csv
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+import lightning_tpauc
+from lightning_tpauc import PosNegDataModule, TPAUCModule
+from lightning_tpauc.algorithms import STACO
+from lightning_tpauc.cli import main
+from lightning_tpauc.comparison import Method, compare, comparing, training
+from lightning_tpauc.comparison.plan import Outcome
+from lightning_tpauc.comparison.store import Store
+from lightning_tpauc.errors import ArgumentError, DataError, UnsupportedError
+from tests.paths import ROOT
+from tests.reference.tpauc import naive_tpauc
+
+pytestmark = pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")
+
+TWO = ["cross-entropy", "STACO"]
+SHORT = {"max_steps": 12, "max_epochs": -1, "check_val_every_n_epoch": None, "val_check_interval": 4}
+
+
+def part(seed, count=120):
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(count) % 4 == 0
+    return torch.randn(count, 3, generator=generator) + 0.8 * y[:, None], y
+
+
+def problem(seed=0, **options):
+    given = {"val_dataset": part(1), "test_dataset": part(2), **options}
+    return PosNegDataModule(part(0), num_pos=8, num_neg=16, seed=seed, **given)
+
+
+def model():
+    return torch.nn.Linear(3, 1)
+
+
+def run(folder, **options):
+    given = {"model": model, "datamodule": problem(), "methods": TWO, "accelerator": "cpu", **SHORT, **options}
+    return compare(given.pop("model"), given.pop("datamodule"), folder, **given)
+
+
+def cells(folder):
+    store = Store(folder / "cells", Outcome)
+    return [(json.loads(key), outcome) for key, outcome in store]
+
+
+def table(folder, name="table.csv"):
+    with (folder / name).open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def without_times(folder):
+    """All that a comparison writes, but what clocks say."""
+    clock = re.compile(r'"?seconds"?: [0-9.e-]+')
+    found = {path.name: clock.sub("", path.read_text()) for path in sorted((folder / "cells").glob("*.json"))}
+    for path in (folder / "cells").glob("*.pt"):
+        tensors = torch.load(path, weights_only=True)
+        found[path.name] = {k: v.tolist() for k, v in {**tensors.pop("weights", {}), **tensors}.items()}
+    rows = [
+        {k: v for k, v in row.items() if k != "seconds"}
+        for name in ("table", "runs")
+        for row in table(folder, f"{name}.csv")
+    ]
+    return found, rows, (folder / "differences.csv").read_text(), (folder / "roc.png").read_bytes()
+
+
+# ---------------------------------------------------------------- what is compared
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("comparison")
+    return folder, run(folder, seeds=2, trials=2, rectangles=[(0.25, 0.75)])
+
+
+def test_values_are_those_of_the_stored_scores(finished):
+    folder, report = finished
+    for row in report.results.rows:
+        tests = [key for key, _ in cells(folder) if key["kind"] == "test" and key["method"] == row.method]
+        assert [key["run"] for key in sorted(tests, key=lambda key: key["run"])] == [[0, None], [1, None]]
+        for k, scored in enumerate(report.results.scores[row.method]):
+            pos, neg = (scored.scores[scored.target == label].double().numpy() for label in (1, 0))
+            assert row.measured["tpauc 0"][k] == pytest.approx(naive_tpauc(pos, neg, 0.5, 0.5), abs=1e-9)
+            assert row.measured["tpauc 1"][k] == pytest.approx(naive_tpauc(pos, neg, 0.25, 0.75), abs=1e-9)
+            assert row.measured["auroc"][k] == pytest.approx(roc_auc_score(scored.target, scored.scores))
+            expected = average_precision_score(scored.target, scored.scores)
+            assert row.measured["average_precision"][k] == pytest.approx(expected)
+            assert torch.equal(scored.target, part(2)[1].long())
+    means = {row["method"]: float(row["tpauc_0.5_0.5_mean"]) for row in table(folder)}
+    assert means == {r.method: pytest.approx(np.mean(r.measured["tpauc 0"]), abs=1e-5) for r in report.results.rows}
+    (found,) = (d for d in table(folder, "differences.csv") if d["min_tpr"] == "0.50000")
+    assert float(found["difference"]) == pytest.approx(means["STACO"] - means["cross-entropy"], abs=2e-5)
+    assert found["verdict"] == report.verdicts["STACO"]
+
+
+def test_test_scores_are_those_of_the_weights_that_validated_best(finished):
+    folder, report = finished
+    store = Store(folder / "cells", Outcome)
+    for key, outcome in cells(folder):
+        if key["kind"] == "train":
+            weights = torch.load(store.path(Keyed(key)).with_suffix(".pt"), weights_only=True)["weights"]
+            points = [(point["tpauc"], point["auroc"]) for point in outcome.curve]
+            best = outcome.validation["tpauc"], outcome.validation["auroc"]
+            assert best == pytest.approx(max(points), abs=1e-6) or (outcome.kept_start and best > max(points))
+            x, y = part(1)
+            scores = x @ weights["backbone.weight"][0] + weights["backbone.bias"]
+            assert best[1] == pytest.approx(roc_auc_score(y, scores), abs=1e-6)
+    for method, runs in report.results.scores.items():
+        trained = [(k, o) for k, o in cells(folder) if k["kind"] == "train" and k["method"] == method]
+        means = {}
+        for key, outcome in trained:
+            means.setdefault(key["factor"], []).append(outcome.validation["tpauc"])
+        best = max(means, key=lambda factor: np.mean(means[factor]))
+        for seed, scored in enumerate(runs):
+            (key,) = (k for k, _ in trained if k["factor"] == best and k["run"] == [seed, None])
+            weights = torch.load(store.path(Keyed(key)).with_suffix(".pt"), weights_only=True)["weights"]
+            expected = part(2)[0] @ weights["backbone.weight"][0] + weights["backbone.bias"]
+            torch.testing.assert_close(scored.scores, expected)
+
+
+class Keyed:
+    def __init__(self, key):
+        self.key = json.dumps(key, sort_keys=True)
+
+
+def test_all_methods_start_alike_and_see_as_many_examples(finished):
+    trained = [(key, outcome) for key, outcome in cells(finished[0]) if key["kind"] == "train"]
+    assert len(trained) == 2 * 2 * 2
+    assert {outcome.examples for _, outcome in trained} == {12 * 24}
+    starts = {seed: {k["identity"]["weights"] for k, _ in trained if k["run"][0] == seed} for seed in (0, 1)}
+    assert all(len(found) == 1 for found in starts.values())
+    assert starts[0] != starts[1]
+    assert {outcome.optimizer for _, outcome in trained} == {"Adam, lr 0.003", "Adam, lr 0.00949"}
+    assert all(len(outcome.curve) == 3 for _, outcome in trained)
+
+
+def test_a_method_that_reads_more_negatives_takes_fewer_steps(tmp_path):
+    two = Method("two batches", lambda *rectangle: STACO(*rectangle, share_negatives=False))
+    run(tmp_path, methods=["STACO", two], datamodule=problem(num_dual_neg=24))
+    found = {key["method"]: outcome for key, outcome in cells(tmp_path) if key["kind"] == "train"}
+    assert {name: outcome.curve[-1]["step"] for name, outcome in found.items()} == {"STACO": 12, "two batches": 6}
+    assert {outcome.examples for outcome in found.values()} == {288}
+
+
+def test_a_backbone_is_where_all_methods_start_and_stays_as_it_is(tmp_path):
+    net = model()
+    before = net.weight.detach().clone()
+    run(tmp_path, model=net)
+    assert torch.equal(net.weight, before)
+
+
+def test_a_module_of_ones_own(tmp_path):
+    class Own(TPAUCModule):
+        def __init__(self, width, **kwargs):
+            super().__init__(**kwargs)
+            self.net = torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.ReLU(), torch.nn.Linear(width, 1))
+
+        def forward(self, x):
+            return self.net(x)
+
+    sgd = functools.partial(torch.optim.SGD, lr=0.25)
+    report = run(tmp_path, model=functools.partial(Own, 5), module={"optimizer": sgd}, trials=2)
+    rates = {float(row.optimizer.removeprefix("SGD, lr ")) for row in report.results.rows}
+    assert rates <= {0.25, 0.791}
+
+
+def test_folds(tmp_path):
+    def data(seed, fold, num_folds):
+        return PosNegDataModule(part(0), num_pos=8, num_neg=16, seed=seed, fold=fold, num_folds=num_folds)
+
+    report = run(tmp_path, datamodule=data, folds=3)
+    assert report.results.part == "validation"
+    assert sum(len(scored.target) for scored in report.results.scores["STACO"]) == 120
+    assert "There is no test set" in report.text
+    assert "3 folds" in report.text
+
+
+def test_a_method_that_diverges_is_a_row_and_not_the_end(tmp_path):
+    wild = Method("wild", STACO, {"optimizer": functools.partial(torch.optim.SGD, lr=1e38)})
+    report = run(tmp_path, methods=["cross-entropy", wild])
+    assert report.results.rows[1].failed.startswith(("Not finite", "Diverged"))
+    assert "wild failed: " in report.text
+    assert report.verdicts == {}
+    assert [row["failed"] == "" for row in table(tmp_path)] == [True, False]
+    assert "wild" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_callbacks_that_would_end_a_training_are_left_out(tmp_path):
+    report = run(tmp_path, callbacks=EarlyStopping("val/tpauc", patience=0, mode="min"))
+    assert "Without EarlyStopping" in report.text
+    assert {outcome.examples for key, outcome in cells(tmp_path) if key["kind"] == "train"} == {288}
+
+
+# ---------------------------------------------------------------- going on
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from lightning_tpauc.comparison import training
+from tests.comparison import test_comparing
+
+batches = []
+record = training._Recorder.on_train_batch_end
+
+def count(self, *args):
+    batches.append(0)
+    if len(batches) == 30:  # amid the third training
+        os.kill(os.getpid(), signal.SIGKILL)
+    record(self, *args)
+
+training._Recorder.on_train_batch_end = count
+test_comparing.run(Path(sys.argv[1]), trials=2)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_comparison_goes_on_to_the_same_end(tmp_path):
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path / "killed")], cwd=ROOT, capture_output=True, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    assert len(cells(tmp_path / "killed")) == 2
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed" / "cells").glob("*.json")}
+    run(tmp_path / "killed", trials=2)
+    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+    run(tmp_path / "straight", trials=2)
+    assert without_times(tmp_path / "killed") == without_times(tmp_path / "straight")
+
+
+def test_what_has_finished_is_not_trained_again_and_what_differs_is(tmp_path, monkeypatch):
+    trained = []
+
+    def note(setup, method, cell, *args):
+        trained.append((method.name, cell.factor, cell.run.seed))
+        return training.train_cell(setup, method, cell, *args)
+
+    monkeypatch.setattr(comparing, "train_cell", note)
+    first = run(tmp_path)
+    assert len(trained) == 2
+    assert run(tmp_path).text == first.text
+    assert len(trained) == 2
+    run(tmp_path, trials=2)
+    assert [factor for _, factor, _ in trained[2:]] == pytest.approx([10**0.5] * 2)
+    assert len(trained) == 4
+    run(tmp_path, seeds=2)
+    assert [seed for _, _, seed in trained[4:]] == [1, 1]
+    run(tmp_path, min_tpr=0.25)
+    run(tmp_path, model=lambda: torch.nn.Sequential(model()))
+    run(tmp_path, **{**SHORT, "max_steps": 8})
+    run(tmp_path, methods=[*TWO, "SOTAs"])
+    assert [name for name, _, _ in trained[6:]] == TWO * 3 + ["SOTAs"]
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def test_what_cant_be_compared_is_one_line(tmp_path):
+    with pytest.raises(DataError, match="on validation data, but there are none: pass `val_dataset`"):
+        run(tmp_path, datamodule=problem(val_dataset=None))
+    with pytest.raises(ArgumentError, match="`folds` needs a data module for each"):
+        run(tmp_path, folds=2)
+    with pytest.raises(ArgumentError, match="'max_step'"):
+        run(tmp_path, max_step=3)
+    with pytest.raises(ArgumentError, match="Expected `model` to be a backbone"):
+        run(tmp_path, model=TPAUCModule(model()))
+    with pytest.raises(ArgumentError, match=r"Expected `model` to be a torch\.nn\.Module"):
+        run(tmp_path, model=3)
+    with pytest.raises(ArgumentError, match="Expected `datamodule` to be a LightningDataModule"):
+        run(tmp_path, datamodule=3)
+    with pytest.raises(ArgumentError, match="`seeds`"):
+        run(tmp_path, seeds=0)
+
+
+def test_a_function_that_returns_trained_weights_is_noticed(tmp_path):
+    net = model()
+    with pytest.raises(ArgumentError, match="must make a new one in each call"):
+        run(tmp_path, model=lambda: net)
+
+
+def test_an_optimizer_that_the_module_makes_has_no_rate_to_try(tmp_path):
+    class Own(TPAUCModule):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    mine = functools.partial(Own, model())
+    assert "SGD" in run(tmp_path, model=mine).text
+    with pytest.raises(UnsupportedError, match="Own makes its own in `configure_optimizers`"):
+        run(tmp_path, model=mine, trials=2)
+
+
+# ---------------------------------------------------------------- the page
+
+
+def test_the_page_holds_everything_and_is_well_formed(finished):
+    folder, report = finished
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    page = ElementTree.fromstring(text.removeprefix("<!DOCTYPE html>"))  # noqa: S314  # our own page
+    assert not re.findall(r"https?://|<script|<link|@import|url\(", text)
+    pictures = [image.get("src") for image in page.iter("img")]
+    kinds = [base64.b64decode(source.removeprefix("data:image/png;base64,"))[:8] for source in pictures]
+    assert kinds == [b"\x89PNG\r\n\x1a\n"] * 2
+    shown = [[cell.text or "" for cell in row] for row in page.iter("tr")]
+    assert [row[0] for row in shown] == ["method", *TWO]
+    assert {len(row) for row in shown} == {len(shown[0])}
+    for line in report.text.splitlines():
+        if line.startswith(("- ", "STACO against")):
+            assert line.removeprefix("- ") in [entry.text for entry in page.iter("li")]
+
+
+BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="no browser is installed")
+def test_a_browser_shows_the_page(finished, tmp_path):
+    own = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
+    script = tmp_path / "page.html"
+    text = (finished[0] / "report.html").read_text(encoding="utf-8")
+    look = "<script>document.title = [...document.images].map(i => i.naturalWidth).join()</script></body>"
+    script.write_text(text.replace("</body>", look))
+    shown = subprocess.run([BROWSER, *own, script.as_uri()], capture_output=True, text=True, check=True, timeout=60)
+    widths = re.search(r"<title>([0-9,]*)</title>", shown.stdout)[1]
+    assert len(widths.split(",")) == 2
+    assert all(int(width) > 500 for width in widths.split(","))
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def config(tmp_path):
+    text = (ROOT / "configs" / "quickstart.yaml").read_text(encoding="utf-8")
+    path = tmp_path / "my.yaml"
+    path.write_text(text.replace("max_epochs: 40", "max_epochs: 2"))
+    return path
+
+
+def test_the_command(config, tmp_path, capsys):
+    words = ["compare", "--config", str(config), "--folder", str(tmp_path / "found"), "--methods", str(TWO)]
+    main([*words, "--model.rectangles", "[[0.25, 0.75]]"])
+    printed = capsys.readouterr().out
+    assert (tmp_path / "found" / "report.txt").read_text().strip() in printed
+    assert "report.html shows the curves" in printed
+    assert "STACO against cross-entropy, TPR >= 0.25, FPR <= 0.75: " in printed
+    assert "Without ModelCheckpoint" in printed
+    assert {row["method"] for row in table(tmp_path / "found")} == set(TWO)
+    assert {key["method"] for key, _ in cells(tmp_path / "found")} == set(TWO)
+    assert not (tmp_path / "lightning_logs").exists()
+    main([*words, "--model.rectangles", "[[0.25, 0.75]]"])  # nothing is left to do
+    assert capsys.readouterr().out == printed
+    main([*words[:-2], "--methods", "[cross-entropy, balanced cross-entropy]", "--folds", "2", "--seeds", "2"])
+    assert "2 folds and 2 seeds" in capsys.readouterr().out
+
+
+def test_the_command_says_what_it_cant_do(config, tmp_path, capsys):
+    words = ["compare", "--config", str(config), "--folder", str(tmp_path / "found")]
+    for more, message in (
+        (["--methods", "[STACO, STACO4]"], "names out of cross-entropy, .*but got 'STACO4'"),
+        (["--trials", "0"], "`trials`"),
+        (["--data.val_fraction", "null"], "there are none"),
+        (["--trainer.max_epochs", "-1"], "`max_epochs` or `max_steps`"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            main([*words, *more])
+
+
+def test_help_lists_it(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert re.search(r"compare +Train several methods on the same data", capsys.readouterr().out)
+    with pytest.raises(SystemExit):
+        main(["compare", "--help"])
+    shown = capsys.readouterr().out
+    assert all(f"--{name}" in shown for name in ("folder", "methods", "trials", "seeds", "folds", "model", "data"))
+
+
+def test_the_names_are_there():
+    assert lightning_tpauc.compare is compare
+    assert os.path.basename(lightning_tpauc.comparison.__file__) == "__init__.py"  # noqa: PTH119
