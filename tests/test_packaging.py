@@ -165,21 +165,32 @@ def one_chart(folder):
     importlib.import_module("lightning_tpauc.experiments.figures").draw_times({"A": [1.0]}, "time", folder / "time.png")
 
 
+def one_comparison(folder):
+    data = lightning_tpauc.DigitsDataModule(positive_digit=8, val_fraction=0.25)
+    lightning_tpauc.compare(torch.nn.Linear(64, 1), data, folder, max_steps=1, accelerator="cpu")
+
+
+def one_figure(_):
+    importlib.import_module("lightning_tpauc.comparison.pictures").new_figure(1, 1, (2, 2))
+
+
 #: Module that asks for extras -> extra, the dependencies it imports, a call that needs each of them.
 USERS = {
-    "data.graphs": ("graph", ("torch_geometric",), one_graph),
-    "data.medmnist": (
+    "comparison.comparing": ("plot", ("matplotlib",), one_comparison),
+    "comparison.pictures": ("plot", ("matplotlib",), one_figure),
+    "data.sources.graphs": ("graph", ("torch_geometric",), one_graph),
+    "data.sources.medmnist": (
         "medical",
         ("medmnist", "torchvision"),
         lambda folder: lightning_tpauc.MedMNISTDataModule(root=folder, download=True).prepare_data(),
     ),
-    "data.molecules": (
+    "data.sources.molecules": (
         "graph",
         ("ogb",),
         lambda folder: lightning_tpauc.OGBMoleculesDataModule(root=folder, download=True).prepare_data(),
     ),
-    "data.ogb_folder": ("graph", ("torch_geometric",), one_folder),
-    "data.smiles": ("graph", ("ogb", "rdkit"), one_molecule),
+    "data.sources.ogb_folder": ("graph", ("torch_geometric",), one_folder),
+    "data.sources.smiles": ("graph", ("ogb", "rdkit"), one_molecule),
     "experiments.figures": ("plot", ("matplotlib",), one_chart),
     "metrics.base": ("plot", ("matplotlib",), lambda _: lightning_tpauc.ExactObjective().plot(torch.tensor(0.5))),
     "metrics.plot": ("plot", ("matplotlib",), one_curve),
@@ -190,7 +201,7 @@ USERS = {
 }
 
 #: Modules that import an extra only when handed its objects, so that it can't be missing.
-ALREADY_THERE = {"data.fetch"}
+ALREADY_THERE = {"data.core.fetch"}
 
 
 def asked_for(tree):
