@@ -17,7 +17,7 @@ from lightning_tpauc.allocation import allocate
 from lightning_tpauc.batch_norm import agree_on_statistics, recompute
 from lightning_tpauc.buckets import settle_buckets
 from lightning_tpauc.data.core.batch import PosNegBatch
-from lightning_tpauc.data.core.layout import layout
+from lightning_tpauc.data.core.tree_utils import layout
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_choice, check_count, is_real
 from lightning_tpauc.hooks import KeepsDuties, duty

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from lightning_tpauc.data.core.batch import EvalBatch
-from lightning_tpauc.data.core.layout import has_label, without_label
+from lightning_tpauc.data.core.tree_utils import has_label, without_label
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import check_rectangle
 from lightning_tpauc.functional.surrogates import Surrogate
@@ -111,8 +111,8 @@ def inputs_and_target(batch: Any, known: Any = None) -> tuple[Any, Tensor]:
         batch: an :class:`~lightning_tpauc.EvalBatch`, or what the loader of a data set of tuples gives, with
             the label as its last entry, as in the training set: ``(inputs, target)`` or ``(a, b, target)``. The target
             has N entries; floats 0.0 and 1.0 are labels, too.
-        known: the :func:`~lightning_tpauc.data.core.layout.layout` of the inputs that the model was trained on. Without
-            it only pairs are unambiguous.
+        known: the :func:`~lightning_tpauc.data.core.tree_utils.layout` of the inputs that the model was trained on.
+            Without it only pairs are unambiguous.
 
     Returns:
         The inputs, several of them as a tuple, and an integer tensor ``(N,)``.

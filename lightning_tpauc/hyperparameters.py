@@ -10,7 +10,7 @@ import numpy as np
 from lightning.fabric.utilities.data import AttributeDict
 from torch import Tensor
 
-from lightning_tpauc.data.evaluated import SAMPLING_ARGUMENTS
+from lightning_tpauc.data.datamodule import SAMPLING_ARGUMENTS
 from lightning_tpauc.functional.surrogates import Surrogate
 
 if TYPE_CHECKING:

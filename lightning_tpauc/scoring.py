@@ -104,7 +104,7 @@ class ScoringModule(KeepsDuties, LightningModule):
         self.trained_start = TrainedStart()
         #: Names of areas that were 0 in this run, of which it was said.
         self._blind_said: set[str] = set()
-        #: What the inputs consist of that it was trained on; see :func:`~lightning_tpauc.data.core.layout.layout`.
+        #: What the inputs consist of that it was trained on; see :func:`~lightning_tpauc.data.core.tree_utils.layout`.
         self.input_layout: Any = None
         self._activation_checked = False
         #: Of all data loaders but the first, whose metrics are the two above; there while they are evaluated.

@@ -9,7 +9,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 from lightning_tpauc import NegativeStream, PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.agreement import require_agreement
 from lightning_tpauc.algorithms import SOTA, STACO
-from lightning_tpauc.data.core.description import describe
+from lightning_tpauc.data.core.prepared import describe
 from lightning_tpauc.errors import ArgumentError, DataError
 from tests.data.flows import Random
 from tests.ddp import RankError, run_distributed

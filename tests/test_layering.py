@@ -78,7 +78,7 @@ EXTRAS = {"matplotlib", "medmnist", "ogb", "rdkit", "torch_geometric", "torchvis
 MODULES = sorted((ROOT / PACKAGE).rglob("*.py"))
 FOLDERS = {"", "algorithms", "comparison", "data", "functional", "metrics", "models"}
 #: Within ``data``, from the bottom up.
-DATA_LAYERS = ("core", "streaming", "sampler_factory", "evaluated", "datamodule", "sources")
+DATA_LAYERS = ("core", "streaming", "datamodule", "sources")
 
 
 @cache

@@ -64,7 +64,7 @@ USED = {
         lambda _: dataloader._MultiProcessingDataLoaderIter,
         "workers of a run that fails end five seconds late each",
     ),
-    ("data.core.position", "_combined_loader"): (lambda t: t.fit_loop, "a resumed epoch starts from its first batch"),
+    ("data.core.loader", "_combined_loader"): (lambda t: t.fit_loop, "a resumed epoch starts from its first batch"),
     ("data.streaming.reader", "_utils"): (lambda _: torch.utils.data, "streams do not see which worker reads them"),
     ("data.streaming.reader", "_worker_info"): (lambda _: _utils.worker, "streams do not see which worker reads them"),
     ("loop_state", "_batches_that_stepped"): (

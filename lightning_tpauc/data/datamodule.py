@@ -16,82 +16,100 @@ from typing_extensions import Unpack
 from lightning_tpauc.data.core.datasets import (
     Datasets,
     EvaluatedPart,
-    TrainingPart,
     as_dataset,
     float_dtype,
-    sampled_rows,
+    predicted_part,
+    training_layout,
 )
-from lightning_tpauc.data.core.loader import EvalLoader, PosNegLoader
+from lightning_tpauc.data.core.fetch import Fetcher, collate_by, fetcher_for, unaugmented
+from lightning_tpauc.data.core.loader import EvalLoader, PosNegLoader, training_position
 from lightning_tpauc.data.core.loader_options import LoaderOptions, checked_options
-from lightning_tpauc.data.core.position import training_position
-from lightning_tpauc.data.core.sampler import SAMPLERS, BatchSampler, BatchSizes
+from lightning_tpauc.data.core.prepared import PreparedData, Split
+from lightning_tpauc.data.core.sampler import SAMPLERS, BatchSampler, BatchSizes, make_sampler
 from lightning_tpauc.data.core.seeding import as_seed, say_what_seeds
 from lightning_tpauc.data.core.shards import current_world
 from lightning_tpauc.data.core.splits import as_fraction, check_validation_source
-from lightning_tpauc.data.evaluated import EvaluationData
-from lightning_tpauc.data.sampler_factory import Split, make_sampler, make_training_part
 from lightning_tpauc.data.streaming.cursor import StreamCursor
 from lightning_tpauc.data.streaming.loader import ScoredStream, StreamedLoader
 from lightning_tpauc.data.streaming.negatives import NegativeStream, as_stream
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from lightning_tpauc.functional.checks import check_count
 
-__all__ = ("Datasets", "PosNegDataModule")
+__all__ = ("SAMPLING_ARGUMENTS", "Datasets", "PosNegDataModule")
 
-#: Negatives per step and rank where nobody says how many.
+# Negatives per step and rank where `num_neg` is None.
 _NUM_NEG = 192
 
-#: Pairs of arrays and the like are accepted as well; the command line makes data sets from class names.
+#: Arguments that change what is trained on or how it is divided.
+SAMPLING_ARGUMENTS = (
+    "num_pos",
+    "num_neg",
+    "num_dual_neg",
+    "sampling",
+    "batch_size",
+    "val_fraction",
+    "num_folds",
+    "fold",
+    "split_seed",
+    "seed",
+)
+
+# Pairs of arrays and the like are accepted, too. The command line builds data sets from class names.
 AnyDataset = Dataset | Any  # type: ignore[type-arg]  # it can't fill in a generic type
 
 
-class PosNegDataModule(EvaluationData):
-    """Joint batches of positives and negatives for training, whole unrepeated batches for evaluation.
+class PosNegDataModule(LightningDataModule):
+    """Joint batches of positives and negatives for training; every example once for evaluation.
 
-    Pass data sets, or subclass and return them from :meth:`build_datasets`. Any map-style data set does: tensors, numpy
-    arrays and memory maps, a pair ``(x, y)`` of these, of tables of pandas or of a sparse matrix of scipy and labels,
-    :class:`~torch.utils.data.TensorDataset`, data sets of tuples ``(x, y)``, of mappings, of PyG graphs. Of tuples the
-    last entry is the label, and what stands before it are the inputs. Floats of numpy come as float32 where the model's
-    weights are; tensors keep their dtype. The batch of global step t depends on ``seed`` and t alone, so a checkpoint
-    needs to keep nothing but the number of batches consumed (``batches_seen`` of the module); resuming replays nothing.
+    Pass data sets, or subclass and return them from :meth:`build_datasets`. A data set is one of these:
+
+    - a tensor, numpy array or memory map, or a pair ``(x, y)`` of these;
+    - a pair ``(x, y)`` with a table of pandas or a sparse matrix of scipy;
+    - a :class:`~torch.utils.data.TensorDataset`, or any map-style data set of tuples, mappings or PyG graphs.
+
+    The last entry of a tuple is the label, and all others are inputs. Floats of numpy arrive as float32 if the model's
+    weights are float32; tensors keep their dtype. The batch of global step t depends on ``seed`` and t alone. So a
+    checkpoint holds only the number of batches consumed (the module's ``batches_seen``), and resuming replays nothing.
 
     Args:
         train_dataset: training set, with labels 0 and 1.
-        val_dataset: validation set; or let ``val_fraction`` or ``num_folds`` split one off.
+        val_dataset: validation set. Instead, ``val_fraction`` or ``num_folds`` can split one off.
         test_dataset: test set.
-        predict_dataset: data to predict on, with or without labels: tuples that are shorter than those the model was
-            trained on have none.
-        negatives: a stream of training negatives (an iterable data set of inputs, or a
-            :class:`~lightning_tpauc.NegativeStream` of one); ``train_dataset`` then holds the positives alone.
-        num_pos: positives per step and rank, S. With fewer positives than S over all ranks, every step has all of them.
-        num_neg: negatives per step and rank, B~. ``None``: 192, or all that there are of fewer.
-        num_dual_neg: size of the second, independent batch of negatives per step and rank, B; drawn only if the
-            module's algorithm reads one. ``None``: ``num_neg``.
-        sampling: ``"pos_neg"`` draws the classes apart, ``"uniform"`` draws ``num_pos + num_neg`` examples of the whole
-            training set (for cross-entropy), ``"full"`` takes all of it in every step. ``"auto"`` asks the algorithm.
-        steps_per_epoch: length of an epoch; ``None``: one pass over the larger of n+/S and n-/B steps, where a stream
-            counts if it has a length, with its negatives divided by B~ + B.
+        predict_dataset: data to predict on, with or without labels. Tuples that are shorter than those that the model
+            was trained on have none.
+        negatives: a stream of training negatives: an iterable data set of inputs, or a
+            :class:`~lightning_tpauc.NegativeStream` of one. ``train_dataset`` then holds only the positives.
+        num_pos: positives per step and rank, S. If the training set has fewer than S for each rank, every step takes
+            all of them.
+        num_neg: negatives per step and rank, B~. ``None``: 192, or all negatives if there are fewer.
+        num_dual_neg: size of the second, independent batch of negatives per step and rank, B. It is drawn only if the
+            module's algorithm reads it. ``None``: ``num_neg``.
+        sampling: ``"pos_neg"`` draws the classes apart. ``"uniform"`` draws ``num_pos + num_neg`` examples of the whole
+            training set, for cross-entropy. ``"full"`` takes the whole training set in every step. ``"auto"`` asks the
+            algorithm.
+        steps_per_epoch: length of an epoch. ``None``: one pass over the class that takes more steps, n+/S or n-/B. For
+            a stream of known length, the negatives take its length divided by B~ + B steps.
         batch_size: examples per evaluation batch.
-        val_fraction: share of the training set that validates instead, stratified, in (0, 1); both parts have both
-            classes. Where items are augmented, it is validated on the data set's ``without_augmentation``: an attribute
-            with a data set of the same rows as they are.
+        val_fraction: share of the training set that validates instead, stratified, in (0, 1). Both parts have both
+            classes. An augmented data set validates on its attribute ``without_augmentation``, a data set of the same
+            rows without augmentation.
         num_folds: number of folds of a stratified cross-validation over the training set.
         fold: the fold that validates, in ``0 .. num_folds - 1``.
         split_seed: seed of the split or of the folds, in ``0 .. 2**32 - 1``.
         seed: seed of the sampling order and of augmentations, in ``0 .. 2**64 - 1``. Lightning's ``seed_everything``
-            changes neither this nor the split, so that a run that is resumed or tested elsewhere sees the same ones.
+            changes neither this seed nor the split, so a resumed run and a later test see the same order and split.
         num_workers: worker processes per loader.
-        pin_memory: whether to use page-locked memory; ``None``: with workers on a GPU.
-        collate_fn: makes a batch of a list of items, as a ``DataLoader``'s does; needed where items differ in size. It
-            sees items as the data set returns them, and if they have labels, a tuple that it returns ends with them:
-            ``(inputs, labels)``. What else it returns goes to the model whole.
-        persistent_workers: whether workers live on for the next epoch; they do unless this is ``False``.
-        prefetch_factor: batches that each worker loads ahead; ``None``: 2.
-        timeout: seconds to wait for a worker's batch; 0 waits for ever.
-        worker_init_fn: called in each worker with its number when it starts.
-        multiprocessing_context: how workers start, ``"fork"`` or ``"spawn"`` for instance.
-        targets: the labels of the training set, or the name (attribute or key) under which all data sets keep theirs;
-            ``None`` looks for them as :func:`~lightning_tpauc.data.core.targets.find_targets` says.
+        pin_memory: whether to use page-locked memory. ``None``: with workers on a GPU.
+        collate_fn: makes a batch of a list of items, as in a ``DataLoader``; needed for items that differ in size. It
+            receives items as the data set returns them. If they have labels, a returned tuple must end with the labels:
+            ``(inputs, labels)``. Anything else that it returns is passed to the model as a whole.
+        persistent_workers: whether workers stay alive between epochs. They do, unless this is ``False``.
+        prefetch_factor: batches that each worker loads ahead. ``None``: 2.
+        timeout: seconds to wait for a batch of a worker; 0 waits without limit.
+        worker_init_fn: called with the worker's number when a worker starts.
+        multiprocessing_context: how workers start, for instance ``"fork"`` or ``"spawn"``.
+        targets: the labels of the training set, or the name (attribute or key) under which all data sets keep them.
+            ``None`` searches as :func:`~lightning_tpauc.data.core.targets.find_targets` does.
 
     Raises:
         ArgumentError: if arguments contradict each other or are out of range.
@@ -143,11 +161,10 @@ class PosNegDataModule(EvaluationData):
         self.collate_fn, self.worker_options = checked_options(loader_options, num_workers)
         self._check_arguments()
         self._said_capped = False
-        self._raw: Datasets | None = None
-        self._dtype: type[np.floating[Any]] | None = None
-        self._training: TrainingPart | None = None
-        self._transformed: Datasets | None = None
+        self._prepared = PreparedData(Datasets())
+        self._prepared_from: tuple[Any, ...] = ()
         self._cursor: StreamCursor | None = None
+        self._loaders: list[PosNegLoader | EvalLoader] = []
 
     def _check_arguments(self) -> None:
         for name, least in {"num_pos": 1, "num_neg": 1, "batch_size": 1, "num_workers": 0}.items():
@@ -185,63 +202,59 @@ class PosNegDataModule(EvaluationData):
 
     def setup(self, stage: str | None = None) -> None:
         """Build the data sets; for ``"fit"`` also find labels, split and check sizes. Called by the Trainer."""
-        raw, dtype = self.build_datasets(stage), float_dtype(self.trainer)
-        known = (*(self._raw or ()), self._dtype)
-        if self._raw is None or any(new is not old for new, old in zip((*raw, dtype), known, strict=True)):
-            self._raw, self._training, self._transformed, self._cursor, self._dtype = raw, None, None, None, dtype
-            given = {n: as_dataset(d, f"{n}_dataset", dtype) for n, d in raw._asdict().items() if n != "negatives"}
-            self._given = Datasets(**given, negatives=raw.negatives)
-        if stage in ("fit", None) and self._given.train is not None:
+        self._prepare(self.build_datasets(stage), float_dtype(self.trainer))
+        if stage in ("fit", None) and self._prepared.given.train is not None:
             self.batch_sampler()
             say_what_seeds(self.seed, self.split_seed)
-        if stage == "validate" and not self._has_validation():
+        if stage == "validate" and not self._prepared.has_validation:
             msg = "There is no validation set: pass `val_dataset`, or split one off with `val_fraction` or `num_folds`."
             raise DataError(msg)
-        if stage == "fit" and self.trainer is not None and not self._has_validation():
-            # an empty list of loaders makes Lightning warn; a hook that is not overridden means "no validation" to it
+        if stage == "fit" and self.trainer is not None and not self._prepared.has_validation:
+            # Lightning warns of an empty list of loaders. It takes a hook that is not overridden for "no validation".
             self.__dict__["val_dataloader"] = MethodType(LightningDataModule.val_dataloader, self)
+
+    def _prepare(self, raw: Datasets, dtype: type[np.floating[Any]] | None) -> None:
+        """Keep labels and split as long as the data sets and the dtype stay the same."""
+        origin = (*raw, dtype)
+        if self._prepared_from and all(new is old for new, old in zip(origin, self._prepared_from, strict=True)):
+            return
+        given = {n: as_dataset(d, f"{n}_dataset", dtype) for n, d in raw._asdict().items() if n != "negatives"}
+        split = Split(self.val_fraction, self.num_folds, self.fold, self.split_seed)
+        overridden = type(self).fit_transforms is not PosNegDataModule.fit_transforms
+        transforms = self.fit_transforms if overridden else None
+        self._prepared = PreparedData(Datasets(**given, negatives=raw.negatives), self.targets, split, transforms)
+        self._prepared_from, self._cursor = origin, None
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002
         """Stop worker processes."""
         self.__dict__.pop("val_dataloader", None)  # see setup
-        for loader in self._loaders:
-            loader.close()
+        self._close()
         self._loaders.clear()
 
-    def _training_part(self) -> TrainingPart:
-        if self._given.train is None:
-            msg = "There is no training set: pass `train_dataset`, and call `setup('fit')` first."
-            raise DataError(msg)
-        if self._training is None:
-            split = Split(self.val_fraction, self.num_folds, self.fold, self.split_seed)
-            streamed = self._given.negatives is not None
-            self._training = make_training_part(self._given.train, self.targets, split, positives_only=streamed)
-        return self._training
+    def on_exception(self, exception: BaseException) -> None:  # noqa: ARG002
+        """Stop worker processes. The Trainer calls it instead of ``teardown``."""
+        self._close()
 
-    def _datasets(self) -> Datasets:
-        """The data sets after :meth:`fit_transforms`, which needs the split only if it is overridden."""
-        if self._transformed is None:
-            overridden = type(self).fit_transforms is not PosNegDataModule.fit_transforms
-            fit = overridden and self._given.train is not None
-            self._transformed = self.fit_transforms(self._given, self._training_part().rows) if fit else self._given
-        return self._transformed
+    def _close(self) -> None:
+        for loader in self._loaders:
+            loader.close()
 
     # ---------------------------------------------------------------- what is known after setup
 
     @property
     def num_positives(self) -> int:
         """Number of training positives, n+."""
-        return len(self._training_part().by_class[0])
+        return len(self._prepared.training.by_class[0])
 
     @property
     def num_negatives(self) -> int:
-        """Number of training negatives, n-; those of one pass where they are a stream.
+        """Number of training negatives, n-; for a stream, those of one pass.
 
         Raises:
-            DataError: if they are a stream of unknown length.
+            DataError: if the length of the stream is unknown.
         """
         stream = self._stream()
-        return len(self._training_part().by_class[1]) if stream is None else stream.known_length()
+        return len(self._prepared.training.by_class[1]) if stream is None else stream.known_length()
 
     @property
     def steps_per_epoch(self) -> int:
@@ -251,7 +264,7 @@ class PosNegDataModule(EvaluationData):
     @property
     def fingerprint(self) -> str | None:
         """16 hex digits that identify which examples the positives 0 .. n+ - 1 are; ``None`` without a training set."""
-        return None if self._given.train is None else self._training_part().fingerprint
+        return None if self._prepared.given.train is None else self._prepared.training.fingerprint
 
     def batch_sampler(self) -> BatchSampler:
         """The sampler for the current algorithm.
@@ -260,15 +273,14 @@ class PosNegDataModule(EvaluationData):
             DataError: if a class is missing, or one step takes more negatives than there are.
         """
         kind = self._algorithm_says("sampling", self.sampling if self.sampling != "auto" else None) or "pos_neg"
-        needs = self._algorithm_says("needs_dual_negatives")
         world_size, stream = current_world().size, self._stream()
-        num_neg = self.num_neg
-        if self._takes_what_there_is and stream is None:
-            num_neg = min(num_neg, max(1, self.num_negatives // world_size))
-        dual = self.num_dual_neg if self.num_dual_neg is not None else num_neg if needs else 0
-        read = kind == "pos_neg" and needs is not False  # without an algorithm nobody knows
-        sizes = BatchSizes(self.num_pos, num_neg, dual if read else 0)
-        sampler = make_sampler(kind, self._training_part(), stream, sizes, self.seed, self._epoch_steps)
+        positives, negatives = self._prepared.training.by_class
+        if stream is not None:
+            length, seed = stream.length, self.seed
+            sampler = make_sampler(kind, positives, None, self._sizes(kind, None), seed, length=length)
+        else:
+            sampler = make_sampler(kind, positives, negatives, self._sizes(kind, len(negatives)), self.seed)
+        sampler.epoch_steps = self._epoch_steps
         sampler.global_sizes(world_size)
         message = sampler.cap_message(world_size)
         if message and not self._said_capped:
@@ -276,9 +288,47 @@ class PosNegDataModule(EvaluationData):
             rank_zero_warn(message, category=TPAUCWarning)
         return sampler
 
+    def _sizes(self, kind: str, num_negatives: int | None) -> BatchSizes:
+        num_neg, needs_dual = self.num_neg, self._algorithm_says("needs_dual_negatives")
+        if self._takes_what_there_is and num_negatives is not None:
+            num_neg = min(num_neg, max(1, num_negatives // current_world().size))
+        num_dual_neg = self.num_dual_neg
+        if num_dual_neg is None:
+            num_dual_neg = num_neg if needs_dual else 0
+        reads_dual = kind == "pos_neg" and needs_dual is not False  # None: no algorithm says
+        return BatchSizes(self.num_pos, num_neg, num_dual_neg if reads_dual else 0)
+
     def _algorithm_says(self, attribute: str, explicit: Any = None) -> Any:
         algorithm = getattr(getattr(self.trainer, "lightning_module", None), "algorithm", None)
         return explicit if explicit is not None else getattr(algorithm, attribute, None)
+
+    def input_layout(self) -> Any:
+        """The :func:`~lightning_tpauc.data.core.tree_utils.layout` of the model's inputs; ``None`` if it is unknown.
+
+        The module knows it from its training. Otherwise the first item of the training set shows it.
+        """
+        known = getattr(getattr(self.trainer, "lightning_module", None), "input_layout", None)
+        if self.collate_fn is not None:  # The layout of items is asked for. The model sees another one.
+            known = None
+        unknown = known is None and self._prepared.given.train is not None
+        return training_layout(self._prepared.datasets.train) if unknown else known
+
+    def description(self, stage: str) -> dict[str, Any]:
+        """What all processes of a run must have in common: arguments, and short descriptions of the data.
+
+        Args:
+            stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
+        """
+        splits = stage == "fit" or (stage == "validate" and self._prepared.datasets.val is None)
+        names = {"fit": ("train", "val"), "validate": ("val",)}.get(stage, (stage,))
+        # A subclass with an own loader need not have labels that can be found.
+        loaders = {name: f"{name}_dataloader" for name in ("val", "test")}
+        own = [n for n, loader in loaders.items() if getattr(type(self), loader) is getattr(PosNegDataModule, loader)]
+        arguments = {f"`{name}`": getattr(self, name) for name in SAMPLING_ARGUMENTS}
+        names = tuple(dict.fromkeys(("train", *names))) if splits else names
+        return (
+            arguments | {"`steps_per_epoch`": self._epoch_steps} | self._prepared.description(names, own, splits=splits)
+        )
 
     # ---------------------------------------------------------------- loaders
 
@@ -286,32 +336,62 @@ class PosNegDataModule(EvaluationData):
         """Joint batches, from the position of the attached Trainer on."""
         sampler = self.batch_sampler()
         position = None if self.trainer is None else partial(training_position, self.trainer)
-        fetch = self._fetcher(self._datasets().train)
+        fetch = self._fetcher(self._prepared.datasets.train)
         cursor = self._stream_cursor()
         kind = PosNegLoader if cursor is None else partial(StreamedLoader, cursor=cursor, seed=self.seed)
         loader = kind(sampler, fetch, position, self.num_workers, self._pins_memory(), **self.worker_options)
         self._loaders.append(loader)
         return loader
 
+    def val_dataloader(self) -> EvalLoader | list[Any]:
+        """Batches of the validation set, or of the part split off from the training set; no loader without either."""
+        part = self._prepared.validation
+        return [] if part is None else self._eval_loader(part)
+
+    def test_dataloader(self) -> EvalLoader:
+        """Batches of the test set."""
+        return self._eval_loader(self._prepared.labelled("test"))
+
+    def predict_dataloader(self) -> EvalLoader:
+        """Batches of the data to predict on; the target is -1 where there are no labels."""
+        dataset = unaugmented(self._prepared.require("predict"))
+        return self._eval_loader(predicted_part(dataset, self.targets, self.input_layout))
+
     def scoring_dataloaders(self, max_negatives: int | None = None) -> tuple[EvalLoader, EvalLoader | ScoredStream]:
         """Loaders over the training positives and negatives, for solving the dual variables exactly.
 
         Args:
-            max_negatives: take a random sample of this many negatives, the same each time; all if ``None``. Of a stream
-                the first ones; ``None`` takes ``NegativeStream(num_scored=...)``.
+            max_negatives: size of a random sample of the negatives, which is always the same; ``None`` takes all. Of a
+                stream, the first negatives are taken; ``None`` takes ``NegativeStream(num_scored=...)``.
 
         Returns:
             (positives, negatives). ``example_id`` counts positives as ``index`` does, 0 .. n+ - 1, and negatives
             0 .. ``num_examples`` - 1.
         """
-        positives, negatives = self._training_part().by_class
-        negatives = sampled_rows(negatives, max_negatives, self.seed)
-        train, labels, stream = self._datasets().train, self._training_part().labels, self._stream()
-        pos, neg = (EvaluatedPart(train, rows, labels[rows]) for rows in (positives, negatives))
+        stream = self._stream()
+        pos, neg = self._prepared.scored(max_negatives, self.seed)
         first = self._eval_loader(pos, persistent=False)
         if stream is not None:
-            return first, ScoredStream(stream, max_negatives, self.batch_size, self._fetcher(train))
+            return first, ScoredStream(stream, max_negatives, self.batch_size, self._fetcher(pos.dataset))
         return first, self._eval_loader(neg, persistent=False)
+
+    def _eval_loader(self, part: EvaluatedPart, *, persistent: bool = True) -> EvalLoader:
+        how = self.batch_size, self.num_workers, self._pins_memory()
+        options = self.worker_options if persistent else self.worker_options | {"persistent_workers": False}
+        loader = EvalLoader(part.rows, part.labels, self._fetcher(unaugmented(part.dataset)), *how, **options)
+        if persistent:
+            self._loaders.append(loader)
+        return loader
+
+    def _fetcher(self, dataset: Any) -> Fetcher:
+        key = self.targets if isinstance(self.targets, str) else None
+        collate = None if self.collate_fn is None else partial(collate_by, self.collate_fn, key)
+        return fetcher_for(dataset, self.seed, collate)
+
+    def _pins_memory(self) -> bool:
+        if self.pin_memory is not None or self.trainer is None:
+            return bool(self.pin_memory)
+        return self.num_workers > 0 and self.trainer.strategy.root_device.type == "cuda"
 
     # ---------------------------------------------------------------- a stream of negatives
 
@@ -330,6 +410,6 @@ class PosNegDataModule(EvaluationData):
         return None if cursor is None else cursor.stream
 
     def _stream_cursor(self) -> StreamCursor | None:
-        if self._cursor is None and self._given.negatives is not None:
-            self._cursor = StreamCursor(as_stream(self._datasets().negatives))
+        if self._cursor is None and self._prepared.given.negatives is not None:
+            self._cursor = StreamCursor(as_stream(self._prepared.datasets.negatives))
         return self._cursor

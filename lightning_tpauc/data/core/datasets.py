@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_tpauc.data.core.arrays import ArrayDataset, RowsDataset, as_features
-from lightning_tpauc.data.core.layout import WithoutLabels, has_label, layout, without_label
 from lightning_tpauc.data.core.permutation import Purpose, permute
 from lightning_tpauc.data.core.seeding import seeded_items
 from lightning_tpauc.data.core.subset_indices import check_positions
 from lightning_tpauc.data.core.targets import as_array, binary_labels, find_targets, label_of_item, stored_targets
+from lightning_tpauc.data.core.tree_utils import has_label, layout, without_label
 from lightning_tpauc.errors import DataError
 
 if TYPE_CHECKING:
@@ -256,8 +256,8 @@ def predicted_part(dataset: Any, targets: Any, inputs: Callable[[], Any]) -> Eva
     Args:
         dataset: map-style data set. Tuples as long as those of the training set end with a label, shorter ones do not.
         targets: as in :func:`evaluated_part`.
-        inputs: returns the :func:`~lightning_tpauc.data.core.layout.layout` of the inputs that the model was trained
-            on, or ``None``.
+        inputs: returns the :func:`~lightning_tpauc.data.core.tree_utils.layout` of the inputs that the model was
+            trained on, or ``None``.
 
     Raises:
         DataError: if nobody knows whether the items' last entry is a label.
@@ -292,11 +292,32 @@ def predicted_part(dataset: Any, targets: Any, inputs: Callable[[], Any]) -> Eva
 def _inputs_alone(dataset: Any) -> Any:
     if isinstance(dataset, TensorDataset):  # fetched at once, without its last tensor
         return TensorDataset(*dataset.tensors, torch.empty(len(dataset), 0))
-    return WithoutLabels(dataset)
+    return InputsAlone(dataset)
+
+
+class InputsAlone(Dataset[Any]):
+    """A data set of unlabelled tuples, for readers that take the last entry of a tuple for its label.
+
+    Args:
+        dataset: map-style data set of tuples.
+
+    Example:
+        >>> InputsAlone([(1, 2)])[0]
+        ((1, 2),)
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.items = dataset
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, row: int) -> tuple[Any]:
+        return (tuple(self.items[row]),)
 
 
 def training_layout(dataset: Any) -> Any:
-    """The :func:`~lightning_tpauc.data.core.layout.layout` of the inputs of a training set, from its first item.
+    """The :func:`~lightning_tpauc.data.core.tree_utils.layout` of the inputs of a training set, from its first item.
 
     Example:
         >>> training_layout([("some words", 3.0, 1)])

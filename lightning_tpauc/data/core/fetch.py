@@ -13,11 +13,10 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from lightning_tpauc.data.core.arrays import ArrayDataset, RowsDataset
-from lightning_tpauc.data.core.layout import without_label
 from lightning_tpauc.data.core.seeding import seeded_items
 from lightning_tpauc.data.core.subset_indices import as_positions
 from lightning_tpauc.data.core.targets import as_array, labels_of_items
-from lightning_tpauc.data.core.tree_utils import inputs_differ, join_inputs
+from lightning_tpauc.data.core.tree_utils import inputs_differ, join_inputs, without_label
 from lightning_tpauc.errors import DataError
 from lightning_tpauc.extras import import_extra
 

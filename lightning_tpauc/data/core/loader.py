@@ -9,7 +9,7 @@ which is after Lightning has restored a checkpoint, while ``iter()`` itself come
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,10 @@ from lightning_tpauc.data.core.fetch import Fetcher
 from lightning_tpauc.data.core.sampler import BatchPlan, BatchSampler
 from lightning_tpauc.data.core.shards import current_world
 
-__all__ = ("BatchSource", "EvalLoader", "PosNegLoader", "Position")
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+__all__ = ("BatchSource", "EvalLoader", "PosNegLoader", "Position", "training_position")
 
 Indices = NDArray[np.int64]
 
@@ -286,3 +289,31 @@ class _Plans(Iterable[Any]):
 
 def _unchanged(batch: Any) -> Any:
     return batch
+
+
+def training_position(trainer: Trainer, loader: PosNegLoader) -> Position:
+    """Where a Trainer's fit stands when the first batch of an epoch is asked for.
+
+    Only the fit loop's own loader can be in the middle of an epoch; any other one yields a whole epoch.
+
+    The step is the module's ``batches_seen``. For modules without it, the step follows from the fit loop's counters;
+    that is right if all epochs have the same number of batches. With ``overfit_batches``, every epoch takes the same
+    batches.
+
+    Args:
+        trainer: the Trainer.
+        loader: the loader that asks.
+    """
+    loop = trainer.fit_loop
+    # The counters keep their last values after fit.
+    ready = loop.epoch_loop.batch_progress.current.ready if trainer.training else 0
+    combined = loop._combined_loader
+    done = ready if combined is not None and any(loader is other for other in combined.flattened) else 0
+    if trainer.overfit_batches > 0:  # type: ignore[attr-defined]  # Trainer sets it at run time
+        return Position(done, done)
+    seen = getattr(trainer.lightning_module, "batches_seen", None)
+    if isinstance(seen, int):
+        return Position(seen, done)
+    epochs = loop.epoch_progress.current.completed
+    # Lightning counts infinitely many batches before the first epoch, if it does not know their number yet.
+    return Position((epochs * int(trainer.num_training_batches) if epochs else 0) + ready, done)

@@ -14,7 +14,17 @@ from lightning_tpauc.data.core.permutation import Purpose
 from lightning_tpauc.data.core.shards import World, current_world, share_of, slice_of
 from lightning_tpauc.errors import ArgumentError, DataError
 
-__all__ = ("SAMPLERS", "BatchPlan", "BatchSampler", "BatchSizes", "FullSampler", "PosNegSampler", "UniformSampler")
+__all__ = (
+    "SAMPLERS",
+    "BatchPlan",
+    "BatchSampler",
+    "BatchSizes",
+    "FullSampler",
+    "PosNegSampler",
+    "StreamSampler",
+    "UniformSampler",
+    "make_sampler",
+)
 
 Indices = NDArray[np.int64]
 
@@ -263,5 +273,78 @@ class FullSampler(BatchSampler):
             yield BatchPlan(step, rows, index, shares[world.rank], shares if world.size > 1 else None)
 
 
-#: What a data module's ``sampling`` stands for.
+class StreamSampler(PosNegSampler):
+    """Draws positives as :class:`PosNegSampler` does. The negatives are a stream, so plans have no rows of them.
+
+    An epoch is one pass over the positives, or one pass of the stream if its length is known and takes more steps.
+
+    Args:
+        positives: int array ``(n_pos,)``: rows of the positives.
+        num_negatives: length of the stream; ``None`` if unknown.
+        sizes: examples per step on each rank.
+        seed: seed of the order of the positives.
+
+    Example:
+        >>> sampler = StreamSampler(np.arange(5), None, BatchSizes(2, 8, 8))
+        >>> len(sampler), next(sampler.plans(start=0, count=1)).rows.shape
+        (3, (2,))
+    """
+
+    needed: ClassVar[tuple[str, ...]] = ("positive",)
+
+    def __init__(self, positives: Indices, num_negatives: int | None, sizes: BatchSizes, seed: int = 0) -> None:
+        super().__init__(positives, np.empty(0, dtype=np.int64), sizes, seed)
+        self.num_negatives = num_negatives
+
+    def global_sizes(self, world_size: int) -> BatchSizes:
+        """See :meth:`BatchSampler.global_sizes`; positives are capped to n+."""
+        num_pos, num_neg, num_dual_neg = (size * world_size for size in self.sizes)
+        return BatchSizes(min(num_pos, len(self.positives)), num_neg, num_dual_neg)
+
+    def steps_per_epoch(self, world_size: int) -> int:
+        """See :meth:`BatchSampler.steps_per_epoch`."""
+        sizes = self.global_sizes(world_size)
+        read = sizes.num_neg + sizes.num_dual_neg
+        return max(-(-len(self.positives) // sizes.num_pos), -(-(self.num_negatives or 0) // read))
+
+    def _negatives(self, totals: BatchSizes, start: int, stop: int, world: World) -> list[Indices]:  # noqa: ARG002
+        return []
+
+
+#: The samplers that a data module's ``sampling`` names.
 SAMPLERS: dict[str, type[BatchSampler]] = {"pos_neg": PosNegSampler, "uniform": UniformSampler, "full": FullSampler}
+
+
+def make_sampler(
+    kind: str, positives: Indices, negatives: Indices | None, sizes: BatchSizes, seed: int, *, length: int | None = None
+) -> BatchSampler:
+    """A sampler by its name.
+
+    Args:
+        kind: ``"pos_neg"``, ``"uniform"`` or ``"full"``.
+        positives: int array ``(n_pos,)``: rows of the positives.
+        negatives: int array ``(n_neg,)``: rows of the negatives; ``None`` if they are a stream.
+        sizes: examples per step on each rank.
+        seed: seed of the order.
+        length: length of the stream; ``None`` if unknown.
+
+    Raises:
+        ArgumentError: if the kind needs negatives that can be indexed.
+
+    Example:
+        >>> len(make_sampler("pos_neg", np.array([1, 4]), np.array([0, 2, 3, 5]), BatchSizes(1, 2), seed=0))
+        2
+    """
+    if negatives is not None:
+        return SAMPLERS[kind](positives, negatives, sizes, seed)
+    if kind == "pos_neg":
+        return StreamSampler(positives, length, sizes, seed)
+    reason = {
+        "uniform": "draws from positives and negatives together; set `sampling='pos_neg'` to draw them apart,",
+        "full": "takes all negatives in every step; train with another algorithm, such as STACO,",
+    }
+    msg = (
+        f"`sampling={kind!r}` {reason[kind]} or put the negatives into `train_dataset`: `negatives` is a stream, "
+        "which can't be indexed."
+    )
+    raise ArgumentError(msg)

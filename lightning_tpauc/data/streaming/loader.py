@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from lightning_tpauc.data.core.batch import EvalBatch, PosNegBatch
 from lightning_tpauc.data.core.fetch import Fetcher, collate_with_rows
 from lightning_tpauc.data.core.loader import Position, PosNegLoader
-from lightning_tpauc.data.core.sampler import BatchPlan, BatchSampler, BatchSizes, PosNegSampler
+from lightning_tpauc.data.core.sampler import BatchPlan, BatchSampler
 from lightning_tpauc.data.core.seeding import seeded_items
 from lightning_tpauc.data.core.shards import World, current_world, least_of_ranks
 from lightning_tpauc.data.core.tree_utils import cut_inputs, join_inputs, num_examples
@@ -22,48 +20,7 @@ from lightning_tpauc.data.streaming.cursor import Places, StreamCursor
 from lightning_tpauc.data.streaming.negatives import NegativeStream, refuse_nested_workers
 from lightning_tpauc.data.streaming.reader import Place, StreamReader, inputs_of_negatives
 
-__all__ = ("ScoredStream", "StreamSampler", "StreamedLoader")
-
-Indices = NDArray[np.int64]
-
-
-class StreamSampler(PosNegSampler):
-    """Positives as :class:`PosNegSampler` draws them; rows of negatives are left out of the plans.
-
-    An epoch is one pass over the positives, or the negatives of one pass of the stream, if that has a length and
-    takes more steps.
-
-    Args:
-        positives: int array ``(n_pos,)``: rows of the positives.
-        num_negatives: examples in one pass of the stream; ``None`` if unknown.
-        sizes: examples per step on each rank.
-        seed: seed of the order of the positives.
-
-    Example:
-        >>> sampler = StreamSampler(np.arange(5), None, BatchSizes(2, 8, 8))
-        >>> len(sampler), next(sampler.plans(start=0, count=1)).rows.shape
-        (3, (2,))
-    """
-
-    needed: ClassVar[tuple[str, ...]] = ("positive",)
-
-    def __init__(self, positives: Indices, num_negatives: int | None, sizes: BatchSizes, seed: int = 0) -> None:
-        super().__init__(positives, np.empty(0, dtype=np.int64), sizes, seed)
-        self.num_negatives = num_negatives
-
-    def global_sizes(self, world_size: int) -> BatchSizes:
-        """See :meth:`BatchSampler.global_sizes`; positives are capped to n+."""
-        num_pos, num_neg, num_dual_neg = (size * world_size for size in self.sizes)
-        return BatchSizes(min(num_pos, len(self.positives)), num_neg, num_dual_neg)
-
-    def steps_per_epoch(self, world_size: int) -> int:
-        """See :meth:`BatchSampler.steps_per_epoch`."""
-        sizes = self.global_sizes(world_size)
-        read = sizes.num_neg + sizes.num_dual_neg
-        return max(-(-len(self.positives) // sizes.num_pos), -(-(self.num_negatives or 0) // read))
-
-    def _negatives(self, totals: BatchSizes, start: int, stop: int, world: World) -> list[Indices]:  # noqa: ARG002
-        return []
+__all__ = ("ScoredStream", "StreamedLoader")
 
 
 class StreamPlan(NamedTuple):
@@ -131,7 +88,7 @@ class StreamedLoader(PosNegLoader):
     """Training batches whose negatives come from a stream.
 
     Args:
-        sampler: a :class:`StreamSampler`.
+        sampler: a :class:`~lightning_tpauc.data.core.sampler.StreamSampler`.
         fetch: loads rows of the positives' data set.
         position: as in :class:`PosNegLoader`.
         num_workers: as in :class:`PosNegLoader`.
@@ -141,7 +98,9 @@ class StreamedLoader(PosNegLoader):
         **options: as in :class:`PosNegLoader`.
 
     Example:
+        >>> import numpy as np
         >>> from lightning_tpauc.data.core.fetch import fetcher_for
+        >>> from lightning_tpauc.data.core.sampler import BatchSizes, StreamSampler
         >>> class Noise(torch.utils.data.IterableDataset):
         ...     def __iter__(self):
         ...         while True:

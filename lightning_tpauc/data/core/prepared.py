@@ -1,0 +1,237 @@
+"""The data sets of a run, with their labels and their split: each is found once, when it is first needed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Subset, TensorDataset
+
+from lightning_tpauc.data.core.arrays import RowsDataset
+from lightning_tpauc.data.core.datasets import (
+    Datasets,
+    EvaluatedPart,
+    TrainingPart,
+    evaluated_part,
+    labels_of_positives,
+    sampled_rows,
+)
+from lightning_tpauc.data.core.fetch import is_random, unaugmented
+from lightning_tpauc.data.core.splits import stratified_fold, stratified_holdout
+from lightning_tpauc.data.core.targets import find_targets
+from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
+
+__all__ = ("PreparedData", "Split", "describe")
+
+#: Fits preprocessing on rows of the training set, and returns transformed data sets.
+FitTransforms = Callable[[Datasets, NDArray[np.int64]], Datasets]
+
+
+class Split(NamedTuple):
+    """Which part of the training set validates instead of training.
+
+    Attributes:
+        val_fraction: share of the training set.
+        num_folds: number of folds.
+        fold: number of the fold.
+        seed: seed of the split.
+    """
+
+    val_fraction: float | None = None
+    num_folds: int | None = None
+    fold: int | None = None
+    seed: int = 0
+
+
+class PreparedData:
+    """The data sets of a run. It owns their labels, the split and the transformed data sets.
+
+    Args:
+        given: data sets as loaders can read them.
+        targets: as in :func:`~lightning_tpauc.data.core.targets.find_targets`.
+        split: what is split off from the training set for validation.
+        fit_transforms: preprocessing to fit on the rows that train; ``None`` leaves the data sets as they are.
+
+    Example:
+        >>> prepared = PreparedData(Datasets(train=torch.zeros(4, 2)), [0, 1, 0, 1])
+        >>> prepared.training.by_class
+        (array([1, 3]), array([0, 2]))
+    """
+
+    def __init__(
+        self,
+        given: Datasets,
+        targets: Any = None,
+        split: Split | None = None,
+        fit_transforms: FitTransforms | None = None,
+    ) -> None:
+        self.given, self.targets, self.split = given, targets, split or Split()
+        self._fit_transforms = fit_transforms
+        self._labelled: dict[str, EvaluatedPart] = {}
+
+    @cached_property
+    def training(self) -> TrainingPart:
+        """Labels of the training set, and which of its rows train.
+
+        Raises:
+            ArgumentError: if a part is to be split off from positives alone.
+            DataError: if there is no training set.
+        """
+        if self.given.train is None:
+            msg = "There is no training set: pass `train_dataset`, and call `setup('fit')` first."
+            raise DataError(msg)
+        split = self.split
+        if self.given.negatives is not None:
+            self._refuse_split_of_stream()
+            return TrainingPart(labels_of_positives(self.given.train, self.targets))
+        labels = find_targets(self.given.train, self.targets)
+        if split.val_fraction is not None:
+            return TrainingPart(labels, *stratified_holdout(labels, split.val_fraction, split.seed))
+        if split.num_folds is not None and split.fold is not None:
+            return TrainingPart(labels, *stratified_fold(labels, split.num_folds, split.fold, split.seed))
+        return TrainingPart(labels)
+
+    def _refuse_split_of_stream(self) -> None:
+        name = "val_fraction" if self.split.val_fraction is not None else "num_folds"
+        value = getattr(self.split, name)
+        if value is not None:
+            msg = (
+                f"`{name}={value}` can't split a stream of `negatives`. Pass a `val_dataset` with both classes instead."
+            )
+            raise ArgumentError(msg)
+
+    @cached_property
+    def datasets(self) -> Datasets:
+        """The data sets after ``fit_transforms``; labels and split are found for it only if it is given."""
+        if self._fit_transforms is None or self.given.train is None:
+            return self.given
+        return self._fit_transforms(self.given, self.training.rows)
+
+    @property
+    def splits_validation(self) -> bool:
+        """Whether the validation set is split off from the training set."""
+        split = self.split.val_fraction is not None or self.split.num_folds is not None
+        return self.given.val is None and self.given.train is not None and split
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there is a validation set, of its own or split off."""
+        return self.given.val is not None or self.splits_validation
+
+    def require(self, name: str) -> Any:
+        """A data set by its field in :class:`~lightning_tpauc.data.Datasets`.
+
+        Raises:
+            DataError: if there is none.
+        """
+        dataset = getattr(self.datasets, name)
+        if dataset is None:
+            msg = f"There is no data set for this: pass `{name}_dataset`, or return `{name}` from `build_datasets`."
+            raise DataError(msg)
+        return dataset
+
+    def labelled(self, name: str) -> EvaluatedPart:
+        """The validation or test set with its labels. Finding them may take a pass over all items, so it is done once.
+
+        Args:
+            name: ``"val"`` or ``"test"``.
+        """
+        if name not in self._labelled:
+            self._labelled[name] = evaluated_part(self.require(name), self.targets, f"{name}_dataset")
+        return self._labelled[name]
+
+    @cached_property
+    def validation(self) -> EvaluatedPart | None:
+        """The validation set, or the part that is split off from the training set; ``None`` if there is neither."""
+        if not self.has_validation:
+            return None
+        if not self.splits_validation:
+            return self.labelled("val")
+        dataset, rows = self.datasets.train, self.training.held_out
+        if unaugmented(dataset) is dataset and is_random(dataset, rows[:4]):
+            rank_zero_warn(
+                "The items of `train_dataset` are random, augmented perhaps, and so are those that validate. Give the "
+                "data set an attribute `without_augmentation`, a data set with the same rows as they are, or pass a "
+                "`val_dataset`.",
+                category=TPAUCWarning,
+            )
+        return EvaluatedPart(dataset, rows, self.training.labels[rows])
+
+    def scored(self, max_negatives: int | None, seed: int) -> tuple[EvaluatedPart, EvaluatedPart]:
+        """The training positives, and the training negatives or a random sample of them.
+
+        Args:
+            max_negatives: size of the sample; ``None`` takes all negatives.
+            seed: seed of the sample.
+        """
+        positives, negatives = self.training.by_class
+        labels, train = self.training.labels, self.datasets.train
+        parts = positives, sampled_rows(negatives, max_negatives, seed)
+        pos, neg = (EvaluatedPart(train, rows, labels[rows]) for rows in parts)
+        return pos, neg
+
+    def description(self, names: Collection[str], labelled: Collection[str], *, splits: bool) -> dict[str, Any]:
+        """Short descriptions, by name, of what all processes of a run must have in common.
+
+        Args:
+            names: data sets to describe, by field.
+            labelled: those whose labels are compared, too.
+            splits: whether to describe the split.
+        """
+        found: dict[str, Any] = {}
+        for name in names:
+            dataset = getattr(self.datasets, name)
+            found[f"`{name}_dataset`"] = None if dataset is None else describe(dataset)
+            if dataset is not None and name in labelled:
+                found[f"labels of `{name}_dataset`"] = _digest(self.labelled(name).labels)
+        if splits and self.given.train is not None:
+            part = self.training
+            found["rows of the training positives"] = part.fingerprint
+            found["rows that train"], found["rows that validate"] = _digest(part.rows), _digest(part.held_out)
+        return found
+
+
+def describe(dataset: Any) -> str:
+    """Number of examples and checksums of a data set, as far as they cost next to nothing.
+
+    Checksums are made of the indices of subsets, and of a few rows in memory. Other items may be expensive to read, or
+    random.
+
+    Args:
+        dataset: map-style data set.
+
+    Example:
+        >>> describe(TensorDataset(torch.zeros(5, 2))) == describe(TensorDataset(torch.zeros(5, 2)))
+        True
+    """
+    if isinstance(dataset, Subset):
+        return f"{len(dataset)} examples, {_digest(np.asarray(dataset.indices))}, of {describe(dataset.dataset)}"
+    count = len(dataset)
+    rows = np.array(sorted({0, count // 2, count - 1}))
+    fetched: tuple[Any, ...] = ()
+    if isinstance(dataset, RowsDataset):
+        fetched = (dataset.rows(rows),)
+    elif isinstance(dataset, (Tensor, TensorDataset)):
+        tensors = (dataset,) if isinstance(dataset, Tensor) else dataset.tensors
+        fetched = tuple(t[torch.from_numpy(rows).to(t.device)] for t in tensors if t.layout == torch.strided)
+    found = [part for part in fetched if isinstance(part, Tensor)]
+    shapes = [f"{tuple(part.shape[1:])} {part.dtype}" for part in found]
+    return ", ".join([f"{count} examples", *shapes, *(_digest(_bytes(part)) for part in found)])
+
+
+def _digest(values: NDArray[Any]) -> str:
+    """Eight hex digits that depend on an array's shape, dtype and content."""
+    array = np.ascontiguousarray(values)
+    text = f"{array.shape}{array.dtype.newbyteorder('=')}".encode()
+    return hashlib.blake2b(text + array.tobytes(), digest_size=4).hexdigest()
+
+
+def _bytes(tensor: Tensor) -> NDArray[Any]:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
