@@ -5,6 +5,7 @@ from lightning_tpauc.functional.duals import ExactDuals, exact_duals
 from lightning_tpauc.functional.objective import objective_ratio, tpauc_objective
 from lightning_tpauc.functional.operating_points import fpr_at_min_tpr, tpr_at_max_fpr
 from lightning_tpauc.functional.pairwise import Pairs, PairwiseTerms, evaluate_pairs, pairwise_terms, weighted_excess
+from lightning_tpauc.functional.per_label import multiclass_two_way_partial_auroc, multilabel_two_way_partial_auroc
 from lightning_tpauc.functional.polyline import clip_polyline, roc_polyline
 from lightning_tpauc.functional.rectangle import ceil_count, floor_count
 from lightning_tpauc.functional.surrogates import (
@@ -16,7 +17,7 @@ from lightning_tpauc.functional.surrogates import (
     surrogate_names,
 )
 from lightning_tpauc.functional.tails import tail_mean_loss
-from lightning_tpauc.functional.tpauc import two_way_partial_auroc
+from lightning_tpauc.functional.tpauc import binary_two_way_partial_auroc, two_way_partial_auroc
 
 __all__ = (
     "BootstrapInterval",
@@ -26,6 +27,7 @@ __all__ = (
     "PowerForm",
     "Surrogate",
     "SurrogateFactory",
+    "binary_two_way_partial_auroc",
     "bootstrap_interval",
     "ceil_count",
     "clip_polyline",
@@ -34,6 +36,8 @@ __all__ = (
     "floor_count",
     "fpr_at_min_tpr",
     "get_surrogate",
+    "multiclass_two_way_partial_auroc",
+    "multilabel_two_way_partial_auroc",
     "objective_ratio",
     "pairwise_terms",
     "register_surrogate",

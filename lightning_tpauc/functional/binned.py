@@ -37,44 +37,51 @@ def confusion_counts(scores: Tensor, labels: Tensor, thresholds: Tensor) -> Tens
     """Confusion matrix of ``score >= threshold`` at every threshold, in one pass over the scores.
 
     Args:
-        scores: tensor of any shape and real dtype. Thresholds are rounded to float32 for scores of at most that
-            precision, so that a score of 0.7 reaches the threshold 0.7 in either.
-        labels: tensor of the same shape: 1, 0, or anything else for rows to leave out.
+        scores: tensor ``(N,)``, or ``(N, K)`` with a column for each of K labels, of any real dtype. Thresholds are
+            rounded to float32 for scores of at most that precision, so that a score of 0.7 reaches the threshold 0.7
+            in either.
+        labels: tensor of the same shape: 1, 0, or anything else for entries to leave out.
         thresholds: float64 tensor ``(T,)``, ascending.
 
     Returns:
-        int64 tensor ``(T, 2, 2)``, indexed by threshold, label, and whether the score reaches the threshold.
+        int64 tensor ``(T, 2, 2)`` or ``(T, K, 2, 2)``, indexed by threshold, column, label, and whether the score
+        reaches the threshold.
 
     Example:
         >>> confusion_counts(torch.tensor([0.2, 0.5, 0.9]), torch.tensor([0, 1, 0]), adjust_thresholds([0.5]))
         tensor([[[1, 1],
                  [0, 1]]])
     """
-    scores, labels = scores.detach().reshape(-1), labels.detach().reshape(-1)
+    scores, labels = scores.detach(), labels.detach()
     low_precision = scores.is_floating_point() and scores.dtype != torch.float64
     if scores.device.type == "mps" and not low_precision:  # Apple's GPUs know no float64
         scores, labels = scores.cpu(), labels.cpu()
     dtype = torch.float32 if low_precision else torch.float64
     edges = thresholds.to(dtype).to(scores.device)
-    size = edges.shape[0] + 1
+    size, columns = edges.shape[0] + 1, scores.shape[1:]
     reached = torch.bucketize(
         scores.to(dtype).contiguous(), edges, right=True
     )  # 0 .. T: how many thresholds the score reaches
-    # Rows of neither class fill a third histogram, which is dropped: cheaper than to take them out.
+    # Entries of neither class fill a third histogram, which is dropped: cheaper than to take them out.
     kind = torch.where(labels == 1, size, torch.where(labels == 0, 0, 2 * size))
-    histogram = torch.bincount(reached + kind, minlength=3 * size)[: 2 * size].view(2, size)
-    at_least = histogram.flip(1).cumsum(1).flip(1)  # [label, k]: scores that reach at least k thresholds
-    reaching = at_least[:, 1:].T
-    return torch.stack([at_least[:, 0] - reaching, reaching], dim=2)
+    place = reached + kind
+    if columns:
+        place = place + 3 * size * torch.arange(columns[0], device=place.device)
+    histogram = torch.bincount(place.reshape(-1), minlength=3 * size * columns.numel())
+    counted = histogram.view(*columns, 3, size)[..., :2, :]
+    # [column, label, k]: scores that reach at least k thresholds
+    at_least = counted.flip(-1).cumsum(-1).flip(-1)
+    reaching = at_least[..., 1:]
+    return torch.stack([at_least[..., :1] - reaching, reaching], dim=-1).movedim(-2, 0).contiguous()
 
 
 def count_nan(scores: Tensor, labels: Tensor) -> Tensor:
-    """How many scores of the rows labelled 1 or 0 are nan, int64 of shape ``()``.
+    """How many scores labelled 1 or 0 are nan, int64 of shape ``()``, or ``(K,)`` for columns.
 
     In the confusion counts they stand above every threshold, as the best of all.
     """
     labels = labels.detach()
-    return (rankable(scores).isnan() & ((labels == 1) | (labels == 0))).sum()
+    return (rankable(scores).isnan() & ((labels == 1) | (labels == 0))).sum(0)
 
 
 def binned_segments(counts: Tensor) -> tuple[Tensor, Tensor]:

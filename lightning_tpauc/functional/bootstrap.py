@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.area import exact_area, unrankable
 from lightning_tpauc.functional.checks import check_rectangle, is_real, is_whole
 from lightning_tpauc.functional.eager import eager
 from lightning_tpauc.functional.order import split_classes
-from lightning_tpauc.functional.tpauc import exact_area, unrankable
 from lightning_tpauc.functional.validation import check_ignore_index, check_preds_and_target
 
 __all__ = ("BootstrapInterval", "bootstrap_interval")
@@ -83,8 +83,8 @@ def bootstrap_interval(
     if validate_args:
         min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
         check_ignore_index(ignore_index)
-        check_preds_and_target(preds, target, ignore_index)
         _check_bootstrap(confidence, num_resamples, seed)
+    check_preds_and_target(preds, target, ignore_index, values=validate_args)
     pos, neg = (scores.cpu() for scores in split_classes(preds, target))
     if unrankable(pos, neg):
         return BootstrapInterval(*torch.full((3,), math.nan, dtype=torch.float64))

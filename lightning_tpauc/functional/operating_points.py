@@ -10,11 +10,11 @@ import math
 import torch
 from torch import Tensor
 
+from lightning_tpauc.functional.area import segment_at, unrankable
 from lightning_tpauc.functional.checks import check_rectangle
 from lightning_tpauc.functional.eager import eager
 from lightning_tpauc.functional.order import sorted_ranks, split_classes
 from lightning_tpauc.functional.rectangle import ceil_count, floor_count
-from lightning_tpauc.functional.tpauc import segment_at, unrankable
 from lightning_tpauc.functional.validation import check_ignore_index, check_preds_and_target
 
 __all__ = ("exact_fpr", "exact_tpr", "fpr_at_min_tpr", "tpr_at_max_fpr")
@@ -55,7 +55,7 @@ def tpr_at_max_fpr(
     if validate_args:
         _, max_fpr = check_rectangle(0.0, max_fpr)
         check_ignore_index(ignore_index)
-        check_preds_and_target(preds, target, ignore_index)
+    check_preds_and_target(preds, target, ignore_index, values=validate_args)
     return exact_tpr(preds, target, max_fpr)
 
 
@@ -92,7 +92,7 @@ def fpr_at_min_tpr(
     if validate_args:
         min_tpr, _ = check_rectangle(min_tpr, 1.0)
         check_ignore_index(ignore_index)
-        check_preds_and_target(preds, target, ignore_index)
+    check_preds_and_target(preds, target, ignore_index, values=validate_args)
     return exact_fpr(preds, target, min_tpr)
 
 

@@ -8,35 +8,114 @@ interpolated at both borders, so :math:`\theta_0 n_+` and :math:`\theta_1 n_-` n
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from lightning_tpauc.functional.binned import adjust_thresholds, binned_area, confusion_counts, count_nan
-from lightning_tpauc.functional.checks import check_rectangle
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.area import binned_tpauc, exact_tpauc
+from lightning_tpauc.functional.binned import adjust_thresholds, confusion_counts, count_nan
+from lightning_tpauc.functional.checks import check_choice, check_rectangle
 from lightning_tpauc.functional.eager import eager
-from lightning_tpauc.functional.notify import warn_on_rank_zero
-from lightning_tpauc.functional.order import between, count_above, count_pairs, has_nan, sorted_ranks, split_classes
+from lightning_tpauc.functional.per_label import (
+    Average,
+    Rates,
+    multiclass_two_way_partial_auroc,
+    multilabel_two_way_partial_auroc,
+)
 from lightning_tpauc.functional.validation import check_ignore_index, check_preds_and_target, check_thresholds
 
-__all__ = (
-    "Segment",
-    "binned_tpauc",
-    "exact_area",
-    "exact_tpauc",
-    "segment_at",
-    "two_way_partial_auroc",
-    "unrankable",
-)
+__all__ = ("binary_two_way_partial_auroc", "check_task", "two_way_partial_auroc")
+
+
+def two_way_partial_auroc(
+    preds: Tensor,
+    target: Tensor,
+    min_tpr: Rates = 0.5,
+    max_fpr: Rates = 0.5,
+    thresholds: int | Sequence[float] | Tensor | np.ndarray[Any, Any] | None = None,
+    ignore_index: int | None = None,
+    validate_args: bool = True,
+    *,
+    task: Literal["binary", "multiclass", "multilabel"] = "binary",
+    num_classes: int | None = None,
+    num_labels: int | None = None,
+    average: Average = "macro",
+) -> Tensor:
+    r"""Area of the ROC polyline inside the rectangle [0, max_fpr] x [min_tpr, 1], over the rectangle's area.
+
+    Without a ``task`` this is :func:`binary_two_way_partial_auroc`, which says what the value means; else
+    :func:`multilabel_two_way_partial_auroc` of ``num_labels`` columns, or :func:`multiclass_two_way_partial_auroc` of
+    each of ``num_classes`` against the others.
+
+    Args:
+        preds: scores, tensor ``(N,)``, or ``(N, K)`` for K labels or classes.
+        target: labels, tensor ``(N,)``, or ``(N, K)`` for K labels.
+        min_tpr: lower bound of the true positive rate, in [0, 1); for labels and classes also one each.
+        max_fpr: upper bound of the false positive rate, in (0, 1]; ``None`` is 1.
+        thresholds: ``None`` is exact; several, or a number of them, bin the scores.
+        ignore_index: label of rows, for labels of entries, to leave out.
+        validate_args: check arguments and values; costs a pass over the data.
+        task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
+        num_classes: number of classes, for ``"multiclass"`` only.
+        num_labels: number of labels, for ``"multilabel"`` only.
+        average: over classes or labels: ``"macro"``, ``"weighted"``, or ``None`` for one value each.
+
+    Returns:
+        float64 tensor of shape ``()``, or one entry per class or label without an average.
+
+    Raises:
+        ArgumentError: if an argument is out of range or belongs to another task, or values or shapes are not those of
+            the task.
+
+    Example:
+        >>> import torch
+        >>> preds = torch.tensor([0.9, 0.8, 0.7, 0.3, 0.6, 0.5, 0.4, 0.1])
+        >>> target = torch.tensor([1, 1, 1, 1, 0, 0, 0, 0])
+        >>> two_way_partial_auroc(preds, target, min_tpr=0.5, max_fpr=0.5)
+        tensor(0.5000, dtype=torch.float64)
+        >>> columns = torch.stack([preds, -preds], dim=1), torch.stack([target, target], dim=1)
+        >>> two_way_partial_auroc(*columns, task="multilabel", num_labels=2, average=None)
+        tensor([0.5000, 0.0000], dtype=torch.float64)
+    """
+    check_task(task, min_tpr, num_classes, num_labels, average)
+    options: dict[str, Any] = {
+        "min_tpr": min_tpr,
+        "max_fpr": max_fpr,
+        "thresholds": thresholds,
+        "ignore_index": ignore_index,
+        "validate_args": validate_args,
+    }
+    if num_labels is not None:
+        return multilabel_two_way_partial_auroc(preds, target, num_labels, average=average, **options)
+    if num_classes is not None:
+        return multiclass_two_way_partial_auroc(preds, target, num_classes, average=average, **options)
+    return binary_two_way_partial_auroc(preds, target, **options)
+
+
+def check_task(task: Any, min_tpr: Any, num_classes: Any, num_labels: Any, average: Any) -> None:
+    """Raise :class:`ArgumentError` for a task that is none, or arguments that belong to another."""
+    if isinstance(min_tpr, str):
+        msg = f"Expected `min_tpr` to be a number in [0, 1), but got {min_tpr!r}. Name the task: `task={min_tpr!r}`."
+        raise ArgumentError(msg)
+    check_choice(task, "task", ("binary", "multiclass", "multilabel"))
+    for name, value, owner in (("num_classes", num_classes, "multiclass"), ("num_labels", num_labels, "multilabel")):
+        if value is None and task == owner:
+            msg = f"Expected `{name}` with `task='{owner}'`, but got none."
+            raise ArgumentError(msg)
+        if value is not None and task != owner:
+            msg = f"Expected `{name}` only with `task='{owner}'`, but got {value!r} with `task={str(task)!r}`."
+            raise ArgumentError(msg)
+    if task == "binary" and average != "macro":
+        msg = f"Expected `average` only with several labels or classes, but got {average!r} with `task='binary'`."
+        raise ArgumentError(msg)
 
 
 @eager
-def two_way_partial_auroc(
+def binary_two_way_partial_auroc(
     preds: Tensor,
     target: Tensor,
     min_tpr: float = 0.5,
@@ -76,19 +155,22 @@ def two_way_partial_auroc(
             other labels, ``preds`` holds nan, or ``thresholds`` is an int and a score lies outside [0, 1].
 
     Example:
+        >>> import torch
         >>> preds = torch.tensor([0.9, 0.8, 0.7, 0.3, 0.6, 0.5, 0.4, 0.1])
         >>> target = torch.tensor([1, 1, 1, 1, 0, 0, 0, 0])
-        >>> two_way_partial_auroc(preds, target, min_tpr=0.5, max_fpr=0.5)
+        >>> binary_two_way_partial_auroc(preds, target, min_tpr=0.5, max_fpr=0.5)
         tensor(0.5000, dtype=torch.float64)
-        >>> two_way_partial_auroc(preds, target, min_tpr=0.0, max_fpr=1.0)
+        >>> binary_two_way_partial_auroc(preds, target, min_tpr=0.0, max_fpr=1.0)
         tensor(0.8125, dtype=torch.float64)
     """
     max_fpr = 1.0 if max_fpr is None else max_fpr
     if validate_args:
         min_tpr, max_fpr = _tpauc_arg_validation(min_tpr, max_fpr, thresholds, ignore_index)
-        check_preds_and_target(preds, target, ignore_index, unit_range=isinstance(thresholds, Integral))
+    unit_range = isinstance(thresholds, Integral)
+    check_preds_and_target(preds, target, ignore_index, unit_range=unit_range, values=validate_args)
     if thresholds is None:
         return exact_tpauc(preds, target, min_tpr, max_fpr)
+    preds, target = preds.reshape(-1), target.reshape(-1)
     counts = confusion_counts(preds, target, adjust_thresholds(thresholds))
     num_nan = 0 if validate_args else int(count_nan(preds, target))
     return binned_tpauc(counts, num_nan, min_tpr, max_fpr)
@@ -99,100 +181,3 @@ def _tpauc_arg_validation(min_tpr: float, max_fpr: float, thresholds: Any, ignor
         check_thresholds(thresholds)
     check_ignore_index(ignore_index)
     return check_rectangle(min_tpr, max_fpr)
-
-
-@eager
-def exact_tpauc(scores: Tensor, labels: Tensor, min_tpr: float, max_fpr: float) -> Tensor:
-    """Exact metric of scores with labels 1, 0 or anything else for rows to leave out."""
-    pos, neg = split_classes(scores, labels)
-    if unrankable(pos, neg):
-        return torch.tensor(math.nan, dtype=torch.float64, device=pos.device)
-    return torch.tensor(exact_area(pos, neg, min_tpr, max_fpr), dtype=torch.float64, device=pos.device)
-
-
-@eager
-def binned_tpauc(counts: Tensor, num_nan: int, min_tpr: float, max_fpr: float) -> Tensor:
-    """Metric of confusion counts ``(T, 2, 2)``, among them ``num_nan`` of scores that are nan."""
-    if _undefined(int(counts[0, 1].sum()), int(counts[0, 0].sum()), num_nan > 0):
-        return torch.tensor(math.nan, dtype=torch.float64, device=counts.device)
-    return binned_area(counts, min_tpr, max_fpr)
-
-
-def unrankable(pos: Tensor, neg: Tensor, value: str = "two-way partial AUC") -> bool:
-    """Whether a class has no example or a score is nan, with a :class:`TPAUCWarning` that says which."""
-    return _undefined(pos.shape[0], neg.shape[0], has_nan(pos) or has_nan(neg), value)
-
-
-def _undefined(num_pos: int, num_neg: int, any_nan: bool, value: str = "two-way partial AUC") -> bool:
-    if num_pos and num_neg:
-        if any_nan:
-            warn_on_rank_zero(f"The {value} is nan: some scores are nan, which have no rank. Has the model diverged?")
-        return any_nan
-    missing = "example" if not num_pos and not num_neg else "positive example" if not num_pos else "negative example"
-    warn_on_rank_zero(
-        f"The {value} is nan: there was no {missing} to rank. "
-        "This is normal for a few batches of a sanity check; evaluate on a set that holds both classes."
-    )
-    return True
-
-
-class Segment(NamedTuple):
-    """The piece of the ROC polyline that belongs to one score.
-
-    From ``tp`` true and ``fp`` false positives it rises by ``num_pos`` and runs right by ``num_neg``.
-    """
-
-    score: float
-    tp: int
-    fp: int
-    num_pos: int
-    num_neg: int
-
-    def area(self, start: float, most_fp: float) -> float:
-        r"""Area right of the segment: :math:`p \int_{start}^{1} \max(0, \theta_1 n_- - fp - n u) du`."""
-        room = most_fp - self.fp
-        if room <= 0:
-            return 0.0
-        end = 1.0 if self.num_neg <= room else room / self.num_neg
-        return self.num_pos * max(0.0, end - start) * (room - self.num_neg * (start + end) / 2)
-
-
-def segment_at(score: Tensor, pos: Tensor, neg: Tensor) -> Segment:
-    """The segment of a ``score``, shape ``()``, that occurs among ``pos`` or ``neg``."""
-    value = score.item()
-    (tp, tp_end), (fp, fp_end) = count_above(pos, value), count_above(neg, value)
-    return Segment(value, tp, fp, tp_end - tp, fp_end - fp)
-
-
-def exact_area(pos: Tensor, neg: Tensor, min_tpr: float, max_fpr: float) -> float:
-    r"""Normalised area for at least one score of each class.
-
-    Walking up the curve, the rectangle is entered on the segment of the :math:`\theta_0 n_+`-th lowest positive's
-    score, ``first``, and left at the latest on that of the :math:`\theta_1 n_-`-th highest negative's, ``last``. Only
-    scores between the two have to be put in order, and of these only pairs are counted: in whole numbers, so the result
-    does not depend on the order of the samples.
-    """
-    n_pos, n_neg = pos.shape[0], neg.shape[0]
-    least_tp, most_fp = min_tpr * n_pos, max_fpr * n_neg
-    total = most_fp * (n_pos - least_tp)
-
-    low_pos = sorted_ranks(pos, 0, math.ceil(n_pos - least_tp))
-    first = segment_at(low_pos[-1], pos, neg)
-    start = (least_tp - first.tp) / first.num_pos
-    fp = first.fp + first.num_neg
-    if fp >= most_fp:
-        return _clamp(first.area(start, most_fp) / total)
-
-    high_neg = sorted_ranks(neg, n_neg - fp - math.ceil(most_fp - fp), n_neg - fp)
-    last = segment_at(high_neg[0], pos, neg)
-    pos_mid = between(low_pos, last.score, first.score)
-    neg_mid = between(high_neg, last.score, first.score)
-    # Height times width, less what lies left of the curve: a perfect curve loses nothing and gives exactly 1.
-    height = last.tp - least_tp
-    lost_first = first.num_pos * (1 - start) * (first.fp + first.num_neg * (1 + start) / 2)
-    lost_mid = pos_mid.shape[0] * fp + count_pairs(pos_mid, neg_mid) / 2
-    return _clamp((most_fp * height - (lost_first + lost_mid) + last.area(0.0, most_fp)) / total)
-
-
-def _clamp(value: float) -> float:
-    return min(1.0, max(0.0, value))

@@ -2,6 +2,16 @@
 
 from lightning_tpauc.metrics.objective import ExactObjective, ObjectiveRatios
 from lightning_tpauc.metrics.operating_points import FPRAtMinTPR, TPRAtMaxFPR
-from lightning_tpauc.metrics.tpauc import TwoWayPartialAUROC
+from lightning_tpauc.metrics.per_label import MulticlassTwoWayPartialAUROC, MultilabelTwoWayPartialAUROC
+from lightning_tpauc.metrics.tpauc import BinaryTwoWayPartialAUROC, TwoWayPartialAUROC
 
-__all__ = ("ExactObjective", "FPRAtMinTPR", "ObjectiveRatios", "TPRAtMaxFPR", "TwoWayPartialAUROC")
+__all__ = (
+    "BinaryTwoWayPartialAUROC",
+    "ExactObjective",
+    "FPRAtMinTPR",
+    "MulticlassTwoWayPartialAUROC",
+    "MultilabelTwoWayPartialAUROC",
+    "ObjectiveRatios",
+    "TPRAtMaxFPR",
+    "TwoWayPartialAUROC",
+)

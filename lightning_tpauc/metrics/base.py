@@ -44,6 +44,8 @@ class ScoreMetric(Metric):
     if TYPE_CHECKING:  # torch.jit.script reads annotations, and can't read those that are strings
         scores: list[Tensor]
         classes: list[Tensor]
+        _score_row: tuple[int, ...]
+        _label_row: tuple[int, ...]
 
     def __init__(self, ignore_index: int | None = None, validate_args: bool = True, **kwargs: Any) -> None:
         # A model that is made on the meta device can't make up first values: states start on the CPU there.
@@ -54,6 +56,8 @@ class ScoreMetric(Metric):
         self.ignore_index = ignore_index
         self.validate_args = validate_args
         self._result_dtype = torch.float64
+        #: Shape of the scores, and of the labels, of one example.
+        self._score_row = self._label_row = ()
 
     def collect_scores(self) -> None:
         """Declare the states of the store; called by subclasses at the end of ``__init__``."""
@@ -76,21 +80,29 @@ class ScoreMetric(Metric):
             target: integer or bool tensor of the same shape: 1, 0, or ``ignore_index``.
 
         Raises:
-            ArgumentError: with ``validate_args``, if shapes differ or hold several scores per example, ``target`` has
-                other labels or ``preds`` holds nan.
+            ArgumentError: if shapes differ or hold several scores per example; with ``validate_args`` also if
+                ``target`` has other labels or ``preds`` holds nan.
         """
-        if self.validate_args:
-            check_preds_and_target(preds, target, self.ignore_index)
+        self.check_batch(preds, target)
         scores = rankable(preds)
         copied = scores.clone(memory_format=torch.contiguous_format) if scores.dtype == preds.dtype else scores
-        self.scores.append(copied.reshape(-1))
-        self.classes.append(encode_labels(target).reshape(-1))
+        self.scores.append(copied.reshape(-1, *self._score_row))
+        self.classes.append(self.encode(target).reshape(-1, *self._label_row))
+
+    def check_batch(self, preds: Tensor, target: Tensor, *, unit_range: bool = False) -> None:
+        """Raise :class:`ArgumentError` unless shapes, and with ``validate_args`` values, are those of a batch."""
+        check_preds_and_target(preds, target, self.ignore_index, unit_range=unit_range, values=self.validate_args)
+
+    def encode(self, target: Tensor) -> Tensor:
+        """Targets as the store keeps them, which does not depend on ``ignore_index``."""
+        return encode_labels(target)
 
     def collected(self) -> tuple[Tensor, Tensor]:
         """All scores and labels so far, each ``(N,)``; labels are 1, 0, or -1 for rows that count for neither class."""
+        empty = torch.empty(0, *self._score_row, device=self.device)
         return (
-            concatenate(self.scores, torch.empty(0, device=self.device)),
-            concatenate(self.classes, torch.empty(0, dtype=torch.int8, device=self.device)),
+            concatenate(self.scores, empty),
+            concatenate(self.classes, self.encode(empty.new_empty(0, *self._label_row))),
         )
 
     def result(self, value: Tensor) -> Tensor:
@@ -173,7 +185,7 @@ class ScoreMetric(Metric):
 
 
 def encode_labels(target: Tensor) -> Tensor:
-    """Targets as int8: 1 and 0 as they are, anything else as -1, so the store does not depend on ``ignore_index``."""
+    """Targets as int8: 1 and 0 as they are, anything else as -1."""
     positive, negative = target.detach() == 1, target.detach() == 0
     return positive.to(torch.int8) - (~(positive | negative)).to(torch.int8)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional.polyline import clip_polyline
 
-__all__ = ("plot_roc",)
+__all__ = ("plot_roc", "plot_rocs")
 
 CURVE = "#1f3b57"
 RECTANGLE = "#f2a33a"
@@ -37,12 +38,9 @@ def plot_roc(
     Raises:
         MissingExtraError: if matplotlib is not installed.
     """
-    pyplot = import_extra("matplotlib.pyplot", "plot")
     patches = import_extra("matplotlib.patches", "plot")
-    if ax is None:
-        _, ax = pyplot.subplots(figsize=(5.2, 5.2), layout="constrained")
+    ax = _axes(ax)
     fpr, tpr = fpr.double().cpu(), tpr.double().cpu()
-    ax.plot([0, 1], [0, 1], color=NEUTRAL, linewidth=1, linestyle=(0, (4, 4)), zorder=1)
     corner, width, height = (0, min_tpr), max_fpr, 1 - min_tpr
     region = f"TPR ≥ {min_tpr:g}, FPR ≤ {max_fpr:g}"
     ax.add_patch(patches.Rectangle(corner, width, height, facecolor=RECTANGLE, alpha=0.16, linewidth=0, zorder=0))
@@ -62,6 +60,49 @@ def plot_roc(
     ax.plot(fpr.numpy(), tpr.numpy(), color=CURVE, linewidth=2, solid_joinstyle="round", zorder=4, label=label)
     _dress(ax)
     return ax.figure, ax
+
+
+def plot_rocs(
+    curves: Sequence[tuple[Tensor, Tensor, Tensor]],
+    labels: Sequence[str],
+    rectangles: Sequence[tuple[float, float]],
+    ax: Any = None,
+) -> tuple[Any, Any]:
+    """Draw several ROC curves and the rectangle of each, one rectangle where all are the same.
+
+    Args:
+        curves: ``(fpr, tpr, thresholds)`` of each, float tensors ``(V_k,)``.
+        labels: what the legend says of each.
+        rectangles: ``(min_tpr, max_fpr)`` of each.
+        ax: matplotlib axes to draw into; a new figure if ``None``.
+
+    Returns:
+        The figure and the axes.
+
+    Raises:
+        MissingExtraError: if matplotlib is not installed.
+    """
+    colormaps = import_extra("matplotlib", "plot").colormaps
+    patches = import_extra("matplotlib.patches", "plot")
+    ax = _axes(ax)
+    colors = colormaps["tab10"].colors if len(curves) <= 10 else colormaps["viridis"].resampled(len(curves)).colors
+    shared = len(set(rectangles)) == 1
+    for (min_tpr, max_fpr), color in zip(rectangles[:1] if shared else rectangles, colors, strict=False):
+        edge, region = RECTANGLE if shared else color, f"TPR ≥ {min_tpr:g}, FPR ≤ {max_fpr:g}" if shared else None
+        box = {"fill": False, "edgecolor": edge, "linewidth": 1.4, "zorder": 3, "label": region}
+        ax.add_patch(patches.Rectangle((0, min_tpr), max_fpr, 1 - min_tpr, **box))
+    for (fpr, tpr, _), color, label in zip(curves, colors, labels, strict=False):
+        ax.plot(fpr.numpy(force=True), tpr.numpy(force=True), color=color, linewidth=1.6, zorder=4, label=label)
+    _dress(ax)
+    return ax.figure, ax
+
+
+def _axes(ax: Any) -> Any:
+    """The axes to draw into, with the diagonal that guessing follows."""
+    if ax is None:
+        _, ax = import_extra("matplotlib.pyplot", "plot").subplots(figsize=(5.2, 5.2), layout="constrained")
+    ax.plot([0, 1], [0, 1], color=NEUTRAL, linewidth=1, linestyle=(0, (4, 4)), zorder=1)
+    return ax
 
 
 def _dress(ax: Any) -> None:

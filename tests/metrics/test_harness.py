@@ -22,15 +22,19 @@ from tests.ddp import run_distributed
 from tests.reference.tpauc import naive_binned_tpauc, naive_tpauc
 from tests.tolerances import assert_close
 
-NUM_BATCHES, BATCH_SIZE = 4, 24
+NUM_BATCHES, BATCH_SIZE, COLUMNS = 4, 24, 3
 THRESHOLDS = [-1.0, 0.0, 0.5, 1.0, 2.0]
 IGNORED = -1
 
 
 class Case(NamedTuple):
+    """A metric, its function, and a loop over positives and negatives, one for each column if there are columns."""
+
     make: Callable[..., Any]
     functional: Callable[..., Any]
-    reference: Callable[[list[float], list[float]], float]
+    reference: Any
+    task: str = "binary"
+    average: str | None = None
 
 
 def mean_of_pairs(pos, neg):
@@ -46,6 +50,22 @@ def on_the_curve(pos, neg, at_fpr=None, at_tpr=None):
 
 def objective(preds, target, ignore_index=None):
     return tpauc_objective(preds[target == 1].double(), preds[target == 0].double())
+
+
+def columns_case(task, average, thresholds):
+    """Three columns, each with a rectangle of its own."""
+    number = {"multilabel": "num_labels", "multiclass": "num_classes"}[task]
+    lows, high = [0.3, 0.0, 0.6], 0.8
+    options = {"task": task, number: COLUMNS, "average": average, "thresholds": thresholds}
+    binned = partial(naive_binned_tpauc, thresholds=thresholds)
+    reference = [partial(binned if thresholds else naive_tpauc, min_tpr=low, max_fpr=high) for low in lows]
+    return Case(
+        partial(TwoWayPartialAUROC, lows, high, **options),
+        partial(two_way_partial_auroc, min_tpr=lows, max_fpr=high, **options),
+        reference,
+        task,
+        average,
+    )
 
 
 CASES = {
@@ -67,28 +87,60 @@ CASES = {
     "objective": Case(ExactObjective, objective, mean_of_pairs),
     "tpr": Case(partial(TPRAtMaxFPR, 0.3), partial(tpr_at_max_fpr, max_fpr=0.3), partial(on_the_curve, at_fpr=0.3)),
     "fpr": Case(partial(FPRAtMinTPR, 0.7), partial(fpr_at_min_tpr, min_tpr=0.7), partial(on_the_curve, at_tpr=0.7)),
+    **{
+        f"{task} {average} {'binned' if thresholds else 'exact'}": columns_case(task, average, thresholds)
+        for task, average, thresholds in [
+            ("multilabel", None, None),
+            ("multilabel", "macro", None),
+            ("multilabel", "weighted", THRESHOLDS),
+            ("multilabel", None, THRESHOLDS),
+            ("multiclass", None, None),
+            ("multiclass", "weighted", None),
+            ("multiclass", "macro", THRESHOLDS),
+        ]
+    },
 }
 EACH = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
-def make_inputs(kind):
+def make_inputs(kind, task):
     generator = torch.Generator().manual_seed(7)
-    target = torch.randint(2, (NUM_BATCHES, BATCH_SIZE), generator=generator)
-    preds = torch.randn(NUM_BATCHES, BATCH_SIZE, generator=generator) + target
+    shape = (NUM_BATCHES, BATCH_SIZE) if task == "binary" else (NUM_BATCHES, BATCH_SIZE, COLUMNS)
+    target = torch.randint(2, shape, generator=generator)
+    preds = torch.randn(shape, generator=generator) + target
+    if task == "multiclass":
+        target = (preds + torch.randn(shape, generator=generator)).argmax(-1)
     if kind == "ties":
         preds = preds.round()
     if kind == "ignored":
-        target = target.where(torch.rand(preds.shape, generator=generator) > 0.2, torch.tensor(IGNORED))
+        target = target.where(torch.rand(target.shape, generator=generator) > 0.2, torch.tensor(IGNORED))
     return (preds.double() if kind == "float64" else preds), target
 
 
-INPUTS = {kind: make_inputs(kind) for kind in ("plain", "ties", "ignored", "float64")}
-WITH = pytest.mark.parametrize("inputs", INPUTS.values(), ids=INPUTS)
+KINDS = ("plain", "ties", "ignored", "float64")
+WITH = pytest.mark.parametrize("kind", KINDS)
+INPUTS = {(kind, task): make_inputs(kind, task) for kind in KINDS for task in ("binary", "multilabel", "multiclass")}
+
+
+def inputs_of(case, kind="plain"):
+    return INPUTS[kind, case.task]
 
 
 def expected(case, preds, target):
-    preds, target = preds.double(), target
-    return case.reference(preds[target == 1].tolist(), preds[target == 0].tolist())
+    preds = preds.double()
+    if case.task == "binary":
+        return case.reference(preds[target == 1].tolist(), preds[target == 0].tolist())
+    preds, values, support = preds.reshape(-1, COLUMNS), [], []
+    for k, reference in enumerate(case.reference):
+        if case.task == "multilabel":
+            is_pos, is_neg = (target.reshape(-1, COLUMNS)[:, k] == label for label in (1, 0))
+        else:
+            is_pos, is_neg = target.flatten() == k, (target.flatten() != k) & (target.flatten() != IGNORED)
+        values.append(reference(preds[is_pos, k].tolist(), preds[is_neg, k].tolist()))
+        support.append(int(is_pos.sum()))
+    if case.average is None:
+        return torch.tensor(values, dtype=torch.float64)
+    return np.average(values, weights=support if case.average == "weighted" else None)
 
 
 # ---------------------------------------------------------------- one process
@@ -96,8 +148,8 @@ def expected(case, preds, target):
 
 @EACH
 @WITH
-def test_the_function(case, inputs):
-    for preds, target in zip(*inputs, strict=True):
+def test_the_function(case, kind):
+    for preds, target in zip(*inputs_of(case, kind), strict=True):
         assert_close(case.functional(preds, target, ignore_index=IGNORED), expected(case, preds, target))
 
 
@@ -105,9 +157,9 @@ def test_the_function(case, inputs):
 @WITH
 @pytest.mark.parametrize("compute_on_cpu", [False, True])
 @pytest.mark.parametrize("compute_with_cache", [False, True])
-def test_the_class(case, inputs, compute_on_cpu, compute_with_cache):
+def test_the_class(case, kind, compute_on_cpu, compute_with_cache):
     metric = case.make(ignore_index=IGNORED, compute_on_cpu=compute_on_cpu, compute_with_cache=compute_with_cache)
-    use(metric, case, inputs)
+    use(metric, case, inputs_of(case, kind))
 
 
 def use(metric, case, inputs, rank=0, world_size=1):
@@ -138,7 +190,7 @@ def use(metric, case, inputs, rank=0, world_size=1):
 
 @EACH
 def test_copies_go_their_own_ways(case):
-    preds, target = INPUTS["plain"]
+    preds, target = inputs_of(case)
     metric = case.make()
     metric.update(preds[0], target[0])
     copies = [metric.clone(), pickle.loads(pickle.dumps(metric))]  # noqa: S301  # our own
@@ -153,7 +205,7 @@ def test_copies_go_their_own_ways(case):
 
 @EACH
 def test_hashes_of_equal_metrics_differ_and_follow_the_state(case):
-    preds, target = INPUTS["plain"]
+    preds, target = inputs_of(case)
     metric, other = case.make(), case.make()
     before = hash(metric)
     assert before == hash(metric)
@@ -165,7 +217,7 @@ def test_hashes_of_equal_metrics_differ_and_follow_the_state(case):
 @EACH
 @pytest.mark.parametrize("as_dict", [False, True])
 def test_stores_are_merged(case, as_dict):
-    preds, target = INPUTS["plain"]
+    preds, target = inputs_of(case)
     metric, other = case.make(), case.make()
     metric.update(preds[0], target[0])
     other.update(preds[1], target[1])
@@ -179,7 +231,7 @@ def test_stores_are_merged(case, as_dict):
 @EACH
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision(case, dtype):
-    preds, target = INPUTS["plain"]
+    preds, target = inputs_of(case)
     preds = preds.to(dtype)
     metric = case.make().to(dtype).half().set_dtype(torch.float64)
     for part in zip(preds, target, strict=True):
@@ -193,15 +245,15 @@ def test_half_precision(case, dtype):
     "cast", [torch.bfloat16, torch.float16, torch.float32, torch.float64, "torch.HalfTensor"], ids=str
 )
 def test_a_cast_never_touches_what_was_collected(case, cast):
-    preds, target = INPUTS["plain"]
+    preds, target = inputs_of(case)
     metric = case.make()
-    metric.update(preds[:2].flatten(), target[:2].flatten())
+    metric.update(preds[:2].flatten(0, 1), target[:2].flatten(0, 1))
     before = {name: str(value) for name, value in metric.metric_state.items()}
     metric.set_dtype(cast)
     if isinstance(cast, torch.dtype):
         torch.nn.ModuleList([metric]).to(cast).half().bfloat16()
     assert {name: str(value) for name, value in metric.metric_state.items()} == before
-    metric.update(preds[2:].flatten(), target[2:].flatten())
+    metric.update(preds[2:].flatten(0, 1), target[2:].flatten(0, 1))
     value = metric.compute()
     assert value.dtype == (torch.float64 if cast is torch.float64 else torch.float32)
     assert_close(value, expected(case, preds, target), "float64" if cast is torch.float64 else "float32")
@@ -209,13 +261,13 @@ def test_a_cast_never_touches_what_was_collected(case, cast):
 
 @EACH
 def test_counts_past_half_precision_are_not_rounded(case):
-    preds, target = INPUTS["plain"]
+    preds, target = inputs_of(case)
     metric = case.make()
     for _ in range(40):  # 3,840 examples: bfloat16 holds whole numbers up to 256, float16 up to 2,048
-        metric.update(preds.flatten(), target.flatten())
+        metric.update(preds.flatten(0, 1), target.flatten(0, 1))
         metric.set_dtype(torch.bfloat16)
     alone = case.make()
-    alone.update(preds.flatten().repeat(40), target.flatten().repeat(40))
+    alone.update(torch.cat([*preds] * 40), torch.cat([*target] * 40))
     assert_close(metric.compute(), alone.compute().float(), "float32")
 
 
@@ -228,7 +280,7 @@ def test_scripting(case):
 
 @EACH
 def test_nothing_is_differentiable(case):
-    preds, target = INPUTS["plain"]
+    preds, target = inputs_of(case)
     preds = preds.clone().requires_grad_()
     metric = case.make()
     assert not metric.is_differentiable
@@ -238,7 +290,7 @@ def test_nothing_is_differentiable(case):
 
 @EACH
 def test_later_changes_of_the_inputs_do_not_matter(case):
-    preds, target = (part[0].clone() for part in INPUTS["plain"])
+    preds, target = (part[0].clone() for part in inputs_of(case))
     wide = torch.stack([preds, torch.zeros_like(preds)], dim=1)
     metric, column = case.make(), case.make()
     metric.update(preds, target)
@@ -264,8 +316,8 @@ def test_metrics_of_a_model_on_the_meta_device(case):
     nested.to_empty(device="cpu")
     for metric in (made.to("cpu"), emptied.to_empty(device="cpu"), nested["m"]):
         assert metric.device.type == "cpu"
-        metric.update(INPUTS["plain"][0][0], INPUTS["plain"][1][0])
-        assert_close(metric.compute(), expected(case, *(part[0] for part in INPUTS["plain"])))
+        metric.update(*(part[0] for part in inputs_of(case)))
+        assert_close(metric.compute(), expected(case, *(part[0] for part in inputs_of(case))))
 
 
 @EACH
@@ -273,7 +325,7 @@ def test_metrics_of_a_model_on_the_meta_device(case):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_moves_between_devices(case, dtype):
-    preds, target = INPUTS["plain"]
+    preds, target = inputs_of(case)
     preds = preds.to(dtype)
     metric = case.make()
     metric.update(preds[0], target[0])
@@ -287,14 +339,17 @@ def test_moves_between_devices(case, dtype):
 
 
 def test_the_whole_table_in_one_collection():
-    preds, target = INPUTS["plain"]
-    collection = MetricCollection({name.replace(" ", "_"): case.make() for name, case in CASES.items()})
+    preds, target = INPUTS["plain", "binary"]
+    collection = MetricCollection(
+        {name.replace(" ", "_"): case.make() for name, case in CASES.items() if case.task == "binary"}
+    )
     for _ in range(2):
         for part in zip(preds, target, strict=True):
             collection.update(*part)
         values = collection.compute()
         for name, case in CASES.items():
-            assert_close(values[name.replace(" ", "_")], expected(case, preds, target))
+            if case.task == "binary":
+                assert_close(values[name.replace(" ", "_")], expected(case, preds, target))
         collection.reset()
     assert len(collection.compute_groups) == 2  # scores for all, and counts
 
@@ -303,7 +358,7 @@ def test_the_whole_table_in_one_collection():
 def test_reset_while_the_states_are_merged(case):
     """As after a computation that failed: the lists are one tensor each."""
     metric = case.make()
-    preds, target = INPUTS["plain"]
+    preds, target = inputs_of(case)
     metric.update(preds[0], target[0])
     metric.sync(lambda tensor, group=None: [tensor], distributed_available=lambda: True)
     assert all(isinstance(state, torch.Tensor) for state in metric.metric_state.values())
@@ -320,11 +375,14 @@ def test_reset_while_the_states_are_merged(case):
 def test_two_processes(dist_sync_on_step):
     """All cases in one pair of processes: starting them takes longer than all of this."""
 
+    def metric_of(case):
+        return case.make(ignore_index=IGNORED, dist_sync_on_step=dist_sync_on_step)
+
     def life(rank, world_size):
         return [
-            use(case.make(ignore_index=IGNORED, dist_sync_on_step=dist_sync_on_step), case, inputs, rank, world_size)
+            use(metric_of(case), case, inputs_of(case, kind), rank, world_size)
             for case in CASES.values()
-            for inputs in INPUTS.values()
+            for kind in KINDS
         ]
 
     first, second = run_distributed(life, 2)
@@ -337,7 +395,7 @@ def test_nan_of_one_process_is_nan_on_all():
         values = []
         for name in ("exact", "binned", "objective", "tpr", "fpr"):
             metric = CASES[name].make(validate_args=False)
-            preds, target = (part[rank].clone() for part in INPUTS["plain"])
+            preds, target = (part[rank].clone() for part in INPUTS["plain", "binary"])
             if rank == 1:
                 preds[5] = math.nan
             metric.update(preds, target)
