@@ -156,6 +156,10 @@ def one_curve(_):
     return importlib.import_module("lightning_tpauc.metrics.plot").plot_roc(rates, rates, 0.5, 0.5, 0.5)
 
 
+def several_labels():
+    return lightning_tpauc.TwoWayPartialAUROC(task="multilabel", num_labels=2)
+
+
 def one_folder(folder):
     with importlib.import_module("lightning_tpauc.data.sources.ogb_folder").reading_ogb(folder):
         pass
@@ -193,6 +197,7 @@ USERS = {
     "data.sources.smiles": ("graph", ("ogb", "rdkit"), one_molecule),
     "experiments.figures": ("plot", ("matplotlib",), one_chart),
     "metrics.base": ("plot", ("matplotlib",), lambda _: lightning_tpauc.ExactObjective().plot(torch.tensor(0.5))),
+    "metrics.per_label": ("plot", ("matplotlib",), lambda _: several_labels().plot(torch.tensor([0.5, 0.6]))),
     "metrics.plot": ("plot", ("matplotlib",), one_curve),
     "metrics.tpauc": ("plot", ("matplotlib",), lambda _: lightning_tpauc.TwoWayPartialAUROC().plot(torch.tensor(0.5))),
     "models.gin": ("graph", ("ogb", "torch_geometric"), lambda _: models.GIN()),
