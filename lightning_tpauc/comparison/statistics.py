@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional import fpr_at_min_tpr, tpr_at_max_fpr, two_way_partial_auroc
+from lightning_tpauc.functional.area import exact_area
 from lightning_tpauc.functional.order import split_classes
-from lightning_tpauc.functional.tpauc import exact_area
 
 __all__ = ("Difference", "Evaluated", "difference", "measures", "num_resamples_for", "resampled_areas", "verdict")
 
