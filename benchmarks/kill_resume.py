@@ -28,7 +28,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from lightning_tpauc import StageCallback, TPAUCModule
-from lightning_tpauc.checkpoint_io import AtomicCheckpointIO
+from lightning_tpauc.lightning_fixes.checkpoint_files import AtomicCheckpointIO
 from tests.scripts.survive import Setting, checkpoint_of, differences, run
 
 FORK = multiprocessing.get_context("fork")

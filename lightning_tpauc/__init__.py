@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from lightning_tpauc.version import __version__
 
 if TYPE_CHECKING:
-    from lightning_tpauc.callbacks import StageCallback
     from lightning_tpauc.comparison import compare
     from lightning_tpauc.data import (
         DigitsDataModule,
@@ -24,11 +23,12 @@ if TYPE_CHECKING:
         PosNegDataModule,
         SMILESDataModule,
     )
-    from lightning_tpauc.guard import FiniteGuard
     from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
+    from lightning_tpauc.metrics.roc_figure import ROCFigure
     from lightning_tpauc.module import TPAUCModule
-    from lightning_tpauc.prediction import PredictionWriter
-    from lightning_tpauc.roc_figure import ROCFigure
+    from lightning_tpauc.scoring.prediction import PredictionWriter
+    from lightning_tpauc.training.finite_guard import FiniteGuard
+    from lightning_tpauc.training.stages import StageCallback
 
 __all__ = (
     "DigitsDataModule",
@@ -62,13 +62,13 @@ _MODULES = ("algorithms", "comparison", "data", "errors", "functional", "metrics
 
 _HOME = {
     "compare": "comparison",
-    "FiniteGuard": "guard",
-    "StageCallback": "callbacks",
+    "FiniteGuard": "training.finite_guard",
+    "StageCallback": "training.stages",
     "ExactObjective": "metrics",
     "TwoWayPartialAUROC": "metrics",
     "TPAUCModule": "module",
-    "PredictionWriter": "prediction",
-    "ROCFigure": "roc_figure",
+    "PredictionWriter": "scoring.prediction",
+    "ROCFigure": "metrics.roc_figure",
 }
 
 

@@ -14,27 +14,25 @@ from pathlib import Path
 from typing import Any, NoReturn, Union, get_args
 
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from torch.multiprocessing.spawn import ProcessRaisedException
 from typing_extensions import override
 
 from lightning_tpauc import algorithms, data, models
-from lightning_tpauc.checkpoint_io import read_checkpoint
 from lightning_tpauc.cli_compare import ComparingTrainer, run_comparison
-from lightning_tpauc.cli_errors import explain, options_of
+from lightning_tpauc.cli_errors import explain, options_of, own_message
 from lightning_tpauc.cli_words import description, full_names, given_checkpoint, with_environment
 from lightning_tpauc.data import PosNegDataModule
-from lightning_tpauc.errors import ArgumentError, MissingCheckpointError, TPAUCError, TPAUCWarning
+from lightning_tpauc.errors import ArgumentError, MissingCheckpointError, TPAUCWarning
+from lightning_tpauc.lightning_fixes.checkpoint_files import read_checkpoint
+from lightning_tpauc.lightning_fixes.unsupported import refuse_strategy_name
+from lightning_tpauc.metrics.roc_figure import ROCFigure
 from lightning_tpauc.module import TPAUCModule
-from lightning_tpauc.prediction import PredictionWriter
-from lightning_tpauc.roc_figure import ROCFigure
-from lightning_tpauc.support import refuse_strategy_name
+from lightning_tpauc.scoring.prediction import PredictionWriter
 from lightning_tpauc.version import __version__
 
 __all__ = ("TPAUCCLI", "main")
@@ -264,28 +262,10 @@ def main(args: ArgsType = None) -> None:
                 sys.exit(128 + signal.SIGINT)
             raise
         except Exception as error:
-            message = _own_message(error)
+            message = own_message(error)
             if message is None:
                 raise
             sys.exit(f"lightning-tpauc: error: {message}")
-
-
-def _own_message(error: BaseException | None) -> str | None:
-    """The message of the :class:`TPAUCError` behind an exception, if there is one.
-
-    jsonargparse raises its own error from one in a constructor, and torch hands an error of a process over as text.
-    Lightning says likewise what is wrong with the Trainer's flags, and with ``--ckpt_path best``.
-    """
-    if isinstance(error, ValueError) and "(ckpt_path=" in str(error):
-        return str(error)
-    while error is not None:
-        if isinstance(error, (TPAUCError, MisconfigurationException)):
-            return str(error)
-        if isinstance(error, ProcessRaisedException):
-            last = str(error).rpartition("\nlightning_tpauc.errors.")[2]
-            return last.partition(": ")[2].strip() if "\nTraceback" not in last and ": " in last else None
-        error = error.__cause__
-    return None
 
 
 def _put_int_before_float(annotations: dict[str, Any]) -> None:

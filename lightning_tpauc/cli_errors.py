@@ -1,4 +1,4 @@
-"""What the command says about options that do not exist.
+"""What the command says about options that do not exist, and about errors.
 
 A value of LightningCLI may be one of several types, so jsonargparse reports a misspelt key together with why none of
 the types fits, ten lines and more of which one matters. Here the report is taken apart, and that one line is said again
@@ -15,8 +15,12 @@ from difflib import SequenceMatcher, get_close_matches
 from typing import NamedTuple
 
 from jsonargparse import ArgumentParser
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from torch.multiprocessing.spawn import ProcessRaisedException
 
-__all__ = ("explain", "options_of")
+from lightning_tpauc.errors import TPAUCError
+
+__all__ = ("explain", "options_of", "own_message")
 
 _KEY = re.compile(r'Parser key "(?P<name>[^"]+)":\s*(?P<rest>.*)')
 _CLASS = re.compile(r"Problem with given class_path '(?P<name>[^']+)':\s*(?P<rest>.*)")
@@ -162,3 +166,21 @@ def _shortened(findings: Sequence[_Finding]) -> str:
 
 def _behind(key: str, text: str) -> str:
     return f"{key}: {text}" if key else text
+
+
+def own_message(error: BaseException | None) -> str | None:
+    """The message of the :class:`TPAUCError` behind an exception, if there is one.
+
+    jsonargparse raises its own error from one in a constructor, and torch hands an error of a process over as text.
+    Lightning says likewise what is wrong with the Trainer's flags, and with ``--ckpt_path best``.
+    """
+    if isinstance(error, ValueError) and "(ckpt_path=" in str(error):
+        return str(error)
+    while error is not None:
+        if isinstance(error, (TPAUCError, MisconfigurationException)):
+            return str(error)
+        if isinstance(error, ProcessRaisedException):
+            last = str(error).rpartition("\nlightning_tpauc.errors.")[2]
+            return last.partition(": ")[2].strip() if "\nTraceback" not in last and ": " in last else None
+        error = error.__cause__
+    return None

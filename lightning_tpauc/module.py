@@ -13,28 +13,29 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from torch import Tensor, nn
 
-from lightning_tpauc import checkpoint as checkpointing
 from lightning_tpauc.algorithms import Algorithm
-from lightning_tpauc.best_weights import BestWeights
-from lightning_tpauc.callbacks import StageCallback, leave_average
-from lightning_tpauc.checkpoint_io import check_file, use_atomic_files
-from lightning_tpauc.compiled import compile_model_alone
+from lightning_tpauc.algorithms.base import PreviousScores
+from lightning_tpauc.algorithms.recursive import RecursiveAlgorithm
 from lightning_tpauc.data.core.batch import PosNegBatch, check_training_batch
-from lightning_tpauc.distributed import JointScores, gather_scores
+from lightning_tpauc.distributed import GatheredScores, gather_scores
+from lightning_tpauc.distributed.fsdp import assign
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import as_index, check_count, is_real
-from lightning_tpauc.guard import FiniteGuard
-from lightning_tpauc.hooks import duty, refuse_replaced
-from lightning_tpauc.iterates import WeightIterates, assign
-from lightning_tpauc.mixing import say_unused
-from lightning_tpauc.optimization import OptimizedModule, make_dense
-from lightning_tpauc.previous import PreviousWeights
-from lightning_tpauc.rectangle_schedule import RectangleSchedule
-from lightning_tpauc.schedules import step_schedulers
-from lightning_tpauc.scores import ScoreMemory
-from lightning_tpauc.scoring import refuse_taken
-from lightning_tpauc.support import refuse_unsupported
-from lightning_tpauc.weights import load_state, load_weights
+from lightning_tpauc.lightning_fixes.checkpoint_files import check_file, use_atomic_files
+from lightning_tpauc.lightning_fixes.compiled import compile_model_alone
+from lightning_tpauc.lightning_fixes.hooks import duty, refuse_replaced
+from lightning_tpauc.lightning_fixes.mixing import refuse_taken, say_unused
+from lightning_tpauc.lightning_fixes.schedulers import step_schedulers
+from lightning_tpauc.lightning_fixes.unsupported import refuse_unsupported
+from lightning_tpauc.lightning_fixes.weight_loading import load_state, load_weights
+from lightning_tpauc.optimization.optimized_module import make_dense
+from lightning_tpauc.training.checkpoint import prepare_loading
+from lightning_tpauc.training.checkpoint import save as save_checkpoint
+from lightning_tpauc.training.finite_guard import FiniteGuard
+from lightning_tpauc.training.saved_hyperparameters import save_cli_hyperparameters
+from lightning_tpauc.training.stages import StageCallback
+from lightning_tpauc.training.state import Phase
+from lightning_tpauc.training.trained_module import TrainedModule
 
 __all__ = ("TPAUCModule",)
 
@@ -43,21 +44,8 @@ _NOT_PREPARED = (
     "or of `StageCallback.on_train_start`. Override such hooks in a subclass, where ours run as well."
 )
 
-#: Attributes that are assigned in every step and never hold a tensor.
-_PLAIN = frozenset(
-    {
-        "_current_fx_name",
-        "_activation_checked",
-        "_awaited",
-        "_loss_was_logged",
-        "batches_seen",
-        "in_step",
-        "step_skipped",
-    }
-)
 
-
-class TPAUCModule(OptimizedModule):
+class TPAUCModule(TrainedModule):
     r"""Trains a model that gives one score per example to maximise two-way partial AUC.
 
     Three ways to use it: pass a ``backbone``; subclass it and define ``forward(inputs) -> scores``; or mix it into an
@@ -131,56 +119,23 @@ class TPAUCModule(OptimizedModule):
             **kwargs,
         )
         _check_arguments(gradient_clip_val, num_positives)
-        refuse_taken(self, "gradient_clip_val", "num_positives", "init_from", "iterates", "memory", "previous")
-        refuse_taken(self, "best", "rectangle_schedule", "batches_seen", "in_step", "step_loss", "step_skipped")
+        refuse_taken(self, "gradient_clip_val", "num_positives", "init_from")
         self.gradient_clip_val, self.num_positives, self.init_from = gradient_clip_val, num_positives, init_from
-        self._forget_training()
-        self._loss_was_logged = self._has_started = self._is_trained = False
-        self._restored: dict[str, Any] | None = None
-        checkpointing.save_cli_hyperparameters(self)
-
-    def _forget_training(self) -> None:
-        """No run has left anything; the state of one stays after it, so that its end can be saved."""
-        #: Anchor and running mean of the weights; there from a training on, until other weights are loaded.
-        self.iterates: WeightIterates | None = None
-        #: Scores remembered for the exact restart; there as long, if the stage callback asks for them.
-        self.memory: ScoreMemory | None = None
-        #: Weights before the last update; empty unless the algorithm needs them.
-        self.previous = PreviousWeights()
-        #: The weights that validated best; there as long, if the stage callback keeps them.
-        self.best: BestWeights | None = None
-        #: What shrinks the trained rectangle; there as long, if the stage callback does.
-        self.rectangle_schedule: RectangleSchedule | None = None
-        #: Number of training batches consumed so far; the position of the data module's sampler.
-        self.batches_seen = 0
-        #: Loss of the last step, whatever a subclass's ``training_step`` makes of it.
-        self.step_loss = torch.zeros(())
-        #: Whether a gradient scaler skipped the last step, because of infinite gradients.
-        self.step_skipped = False
-        #: Whether a training step goes on, of which the state holds a part already.
-        self.in_step = False
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        # nn.Module looks for parameters, modules and buffers in whatever is assigned, and Lightning assigns the name of
-        # the hook it enters or leaves some thirty times a step.
-        if name in _PLAIN:
-            object.__setattr__(self, name, value)
-        else:
-            super().__setattr__(name, value)
+        save_cli_hyperparameters(self)
 
     # ---------------------------------------------------------------- training
 
     @duty("before")
     def on_fit_start(self) -> None:
         """Take the weights of ``init_from``, in the first run of the module and unless that is resumed."""
-        self._loss_was_logged = False
         self._blind_said = set()
-        first, self._has_started = not self._has_started, True
-        if self.init_from is not None and self._restored is None and first:
+        state = self.training_state
+        first, is_new = state.begin_run(), state.phase is not Phase.LOADED
+        if self.init_from is not None and is_new and first:
             load_weights(self, self.init_from)
-            self._is_trained = True
-        if self._restored is None:
-            self.trained_start.prepare(self.trainer, is_trained=self._is_trained or self.iterates is not None)
+            state.note_weights_from_file()
+        if is_new:
+            self.trained_start.prepare(self.trainer, is_trained=state.is_trained or state.average is not None)
 
     @duty("required", cooperative=False)
     def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
@@ -189,47 +144,60 @@ class TPAUCModule(OptimizedModule):
         Nothing in here waits for the device, but the gradient scaler of ``precision="16-mixed"``, once a step.
         """
         check_training_batch(batch)
-        if self.iterates is None:
+        state = self.training_state
+        if state.average is None:
             raise UnsupportedError(_NOT_PREPARED.format(type(self).__name__))
         optimizer = self.single_optimizer()
-        self.in_step = True
+        state.begin_step()
         self.algorithm.step_scale = self.step_scale(optimizer)
         searches = isinstance(optimizer.optimizer, torch.optim.LBFGS)
-        loss, joint = (self._line_search if searches else self._gradient_step)(optimizer, batch, batch_idx)
-        self.batches_seen += 1
-        self.in_step = False
-        step_schedulers(self.trainer, self.batches_seen, skipped=self.step_skipped)
-        self.step_loss = loss = loss.detach()
+        joint = (self._line_search if searches else self._gradient_step)(optimizer, batch, batch_idx)
+        step_schedulers(self.trainer, state.batches_seen, skipped=state.step_skipped)
+        loss = state.step_loss
         if self._loss_is_due():
             self.log("train/loss", loss, batch_size=sum(joint[k].numel() for k in range(3)))
         return loss
 
-    def _gradient_step(
-        self, optimizer: LightningOptimizer, batch: PosNegBatch, batch_idx: int
-    ) -> tuple[Tensor, JointScores]:
+    def _gradient_step(self, optimizer: LightningOptimizer, batch: PosNegBatch, batch_idx: int) -> GatheredScores:
+        state = self.training_state
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         buffers = [b.clone() for b in self.buffers()] if scaler is not None else []
         self.forget_gradients(optimizer, batch_idx)
-        previous = self.previous.scores(self, batch)
+        previous = self._previous_scores(batch)
         joint = self.joint_scores(batch)
         undo = (joint.index, self.algorithm.snapshot(joint.index)) if scaler is not None else None
         with self.full_precision():
             loss = self.algorithm(*joint, previous=previous)
         self.manual_backward(loss)
-        self.previous.remember()
-        self.step_skipped = self.take_step(optimizer, batch_idx, loss, scaler)
-        if undo is not None and self.step_skipped:
+        state.previous.remember()
+        skipped = self.take_step(optimizer, batch_idx, loss, scaler)
+        if undo is not None and skipped:
             self.algorithm.rollback(*undo)
-            self.previous.discard()
             # running statistics among them, which activations that overflowed would spoil for good
             assign(self.buffers(), buffers)
+            state.skip_step(loss)
         else:
-            self._after_step(joint)
-        return loss, joint
+            state.commit_step(loss, joint)
+        return joint
 
-    def _line_search(
-        self, optimizer: LightningOptimizer, batch: PosNegBatch, batch_idx: int
-    ) -> tuple[Tensor, JointScores]:
+    def _previous_scores(self, batch: PosNegBatch) -> PreviousScores | None:
+        """Scores of ``batch`` under the weights before the last update, for algorithms that need them.
+
+        ``None`` before the first step. For a recursive method this also leaves the gradients of
+        :meth:`RecursiveAlgorithm.previous_loss` in the parameters, to which the step's own are then added.
+        """
+        previous, algorithm = self.training_state.previous, self.algorithm
+        if not previous.weights:
+            return None
+        with previous.swapped_in(self):
+            joint = self.joint_scores(batch)
+            if isinstance(algorithm, RecursiveAlgorithm):
+                with self.full_precision():
+                    loss = algorithm.previous_loss(joint.pos_scores, joint.neg_scores)
+                self.manual_backward(loss)
+        return PreviousScores(joint.pos_scores.detach(), joint.neg_scores.detach())
+
+    def _line_search(self, optimizer: LightningOptimizer, batch: PosNegBatch, batch_idx: int) -> GatheredScores:
         """A step of L-BFGS, which evaluates one function several times."""
         if self.algorithm.sampling != "full":
             msg = (
@@ -237,7 +205,7 @@ class TPAUCModule(OptimizedModule):
                 "or its samples with each of them. Use `FullBatch`, or another optimizer."
             )
             raise UnsupportedError(msg)
-        seen: list[JointScores] = []
+        seen: list[GatheredScores] = []
         losses: list[Tensor] = []
 
         def evaluate() -> Tensor:
@@ -250,63 +218,56 @@ class TPAUCModule(OptimizedModule):
             return loss
 
         self.optimizer_step(self.current_epoch, batch_idx, optimizer, evaluate)
-        return losses[0], seen[0]  # that of the step's start, as torch's `step` returns it
+        self.training_state.commit_step(losses[0], None)  # the loss at the step's start, as torch's `step` returns it
+        return seen[0]
 
     def _loss_is_due(self) -> bool:
         # Lightning takes as long to log a value as a small model to train a step, and hands on every n-th only. The
         # first one tells callbacks that the metric exists, the last one is what they find at the epoch's end.
-        first, self._loss_was_logged = not self._loss_was_logged, True
+        first = not self.training_state.loss_was_logged
+        self.training_state.note_logged_loss()
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]  # Trainer sets it at run time
         return first or self.trainer.is_last_batch or bool(every and self.trainer.global_step % every == 0)
 
-    def joint_scores(self, batch: PosNegBatch) -> JointScores:
+    def joint_scores(self, batch: PosNegBatch) -> GatheredScores:
         """One forward pass over the joint batch, then the scores of all ranks."""
         scores = self.algorithm_scores(batch.inputs)
         sizes = batch.num_pos, batch.num_neg, batch.num_dual_neg
         return gather_scores(scores, as_index(batch.index, scores.device), sizes, batch.shares)
 
-    def _after_step(self, joint: JointScores) -> None:
-        if self.memory is not None:
-            self.memory.update(joint.pos_scores, joint.neg_scores, joint.index)
-        if self.iterates is not None and self.iterates.averaged:
-            self.iterates.update()
-        self.previous.commit()
-
     @duty("before")
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Finish the gradient estimate, clip it, then add the proximal term; all on unscaled gradients."""
         self.expect_final_gradients(optimizer)
-        coefficient = self.algorithm.proximal_coefficient
+        state, coefficient = self.training_state, self.algorithm.proximal_coefficient
         clips_itself = type(self).configure_gradient_clipping is not LightningModule.configure_gradient_clipping
         clips = clips_itself or self.gradient_clip_val is not None
-        if not clips and coefficient == 0 and not self.previous.recursive:
+        if not clips and coefficient == 0 and not state.previous.recursive:
             return
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
             scaler.unscale_(optimizer)  # Lightning leaves this to fused optimizers, which then see scaled gradients
         make_dense(optimizer)
-        self.previous.estimate(self.algorithm)
+        state.previous.estimate(self.algorithm)
         if clips_itself:
             self.configure_gradient_clipping(optimizer, self.gradient_clip_val, "norm")
         elif self.gradient_clip_val is not None:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             nn.utils.clip_grad_norm_(parameters, self.gradient_clip_val)
-        if coefficient != 0 and self.iterates is not None:
-            self.iterates.add_proximal_gradient(coefficient)
+        if coefficient != 0 and state.average is not None:
+            state.average.add_proximal_gradient(coefficient)
 
     @duty("after")
     def on_validation_end(self) -> None:
         """Put the last iterate back, after the hooks of all callbacks: they find the weights that were validated."""
-        leave_average(self)
+        self.training_state.restore_last_iterate()
 
     # ---------------------------------------------------------------- configuration
 
     @duty("result")
     def configure_callbacks(self, given: Any = ()) -> list[Callback]:
         """Add the callbacks that training relies on to what other classes ``given``, unless the Trainer has its own."""
-        if self._restored is not None:  # by an earlier run that failed before its training started; this one begins
-            self._restored = None
-            self._forget_training()
+        self.training_state.drop_unused_checkpoint()
         compile_model_alone(self)
         given = list(given or ()) if not isinstance(given, Callback) else [given]
         refuse_unsupported(self.trainer, given)
@@ -321,7 +282,7 @@ class TPAUCModule(OptimizedModule):
     @duty("before")
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Publish the evaluation weights as ``state_dict``; keep all that training remembers beside them."""
-        checkpointing.save(self, checkpoint)
+        save_checkpoint(self, checkpoint)
 
     @_restricted_classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
@@ -342,8 +303,7 @@ class TPAUCModule(OptimizedModule):
     @duty("before")
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check that the checkpoint is ours and fits; the state of a run to resume is restored when training starts."""
-        checkpointing.prepare_loading(self, checkpoint)
-        self._is_trained = self._is_trained or self._restored is None
+        prepare_loading(self, checkpoint)
 
 
 def _check_arguments(gradient_clip_val: Any, num_positives: Any) -> None:

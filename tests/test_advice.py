@@ -9,9 +9,9 @@ import torch
 from lightning.pytorch import Trainer
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
-from lightning_tpauc.advice import Adviser, few_pairs
 from lightning_tpauc.algorithms import STACO, CrossEntropy
 from lightning_tpauc.errors import TPAUCAdvice
+from lightning_tpauc.training.advice import Adviser, few_pairs
 
 
 def said(speak):

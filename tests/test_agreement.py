@@ -7,10 +7,10 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
 from lightning_tpauc import NegativeStream, PosNegDataModule, StageCallback, TPAUCModule
-from lightning_tpauc.agreement import require_agreement
 from lightning_tpauc.algorithms import SOTA, STACO
 from lightning_tpauc.data.core.prepared import describe
 from lightning_tpauc.errors import ArgumentError, DataError
+from lightning_tpauc.training.agreement import require_agreement
 from tests.data.flows import Random
 from tests.ddp import RankError, run_distributed
 from tests.fixed import make_trainer

@@ -8,7 +8,7 @@ from lightning.pytorch import Callback, Trainer
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
-from lightning_tpauc.best_weights import BestWeights
+from lightning_tpauc.training.best_weights import BestWeights
 
 
 def test_keeps_the_best_and_not_a_later_one_that_is_worse_or_nan():

@@ -10,10 +10,11 @@ from torch.nn.functional import hardsigmoid
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import PAUCI, STACO, CrossEntropy, FullBatch
-from lightning_tpauc.calling import call_model, is_squashed
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional import tpauc_objective, two_way_partial_auroc
+from lightning_tpauc.scoring.activation import is_squashed
+from lightning_tpauc.scoring.calling import call_model
 from tests.fixed import make_trainer
 from tests.tolerances import assert_close
 

@@ -452,16 +452,16 @@ def test_other_errors_keep_their_traceback(monkeypatch):
 def test_an_error_of_another_kind_in_a_process_is_not_taken_for_ours(monkeypatch):
     from torch.multiprocessing.spawn import ProcessRaisedException
 
-    from lightning_tpauc import cli as module
+    from lightning_tpauc.cli_errors import own_message
 
     text = "-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n{}\n"
     ours = ProcessRaisedException(text.format("lightning_tpauc.errors.DataError: no positives: none\nat all"), 1, 7)
-    assert module._own_message(ours) == "no positives: none\nat all"
+    assert own_message(ours) == "no positives: none\nat all"
     handled = (
         "lightning_tpauc.errors.DataError: x\n\nDuring handling ...\n\nTraceback (most recent call last):\nKeyError: 3"
     )
     for other in ("KeyError: 'x'", handled):
-        assert module._own_message(ProcessRaisedException(text.format(other), 1, 7)) is None
+        assert own_message(ProcessRaisedException(text.format(other), 1, 7)) is None
 
 
 # ---------------------------------------------------------------- options beside a checkpoint

@@ -10,6 +10,7 @@ from torch import nn
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO
+from lightning_tpauc.training.rectangle_schedule import shrinking_steps
 from tests.fixed import make_trainer
 from tests.test_resume import Crash, CrashError
 from tests.tolerances import assert_close
@@ -59,13 +60,14 @@ class Record(Callback):
         self.steps[pl_module.batches_seen] = (float(outputs["loss"]), rate, pl_module.algorithm.tightness, held_out)
 
 
-def run(folder, gamma, duals="per_positive", crash=None, ckpt=None, every=None):
+def run(folder, gamma, duals="per_positive", crash=None, ckpt=None, every=None, steps=STEPS, validate=4):
     module, record = make_module(gamma, duals), Record()
     saver = ModelCheckpoint(folder, save_last=True, every_n_train_steps=every)
-    callbacks = [StageCallback(every_n_steps=14), record, saver, *([Crash(crash)] if crash is not None else [])]
+    crash = Crash(crash) if isinstance(crash, int) else crash
+    callbacks = [StageCallback(every_n_steps=14), record, saver, *([crash] if crash is not None else [])]
     trainer = make_trainer(
-        precision="32-true", callbacks=callbacks, enable_checkpointing=True, max_steps=STEPS, max_epochs=-1,
-        val_check_interval=4, check_val_every_n_epoch=None, num_sanity_val_steps=0,
+        precision="32-true", callbacks=callbacks, enable_checkpointing=True, max_steps=steps, max_epochs=-1,
+        val_check_interval=validate, check_val_every_n_epoch=None, num_sanity_val_steps=0,
     )  # fmt: skip
     try:
         trainer.fit(module, make_data(), ckpt_path=ckpt)
@@ -128,6 +130,37 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, gamma, duals, every, crash):
     assert min(later) > 1
     for step, values in later.items():
         assert values == steps[step], f"step {step}"
+    assert_equal(whole_state(straight), whole_state(resumed))
+
+
+class CrashInValidation(Callback):
+    """Raises when the validation after a step begins; a checkpoint of that step is saved already."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_validation_start(self, trainer, pl_module):
+        if pl_module.batches_seen == self.step:
+            raise CrashError
+
+
+@pytest.mark.parametrize("steps", [57, 59])
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_the_rectangle_of_a_run_of_odd_length_shrinks_alike_after_resuming(tmp_path, steps, at_the_end, monkeypatch):
+    asked = []
+
+    def count(trainer):
+        asked.append(shrinking_steps(trainer))
+        return asked[-1]
+
+    monkeypatch.setattr("lightning_tpauc.training.stages.shrinking_steps", count)
+    kwargs = {"every": steps if at_the_end else 5, "steps": steps, "validate": steps if at_the_end else 4}
+    straight, seen = run(tmp_path / "a", math.inf, **kwargs)
+    run(tmp_path / "b", math.inf, crash=CrashInValidation(steps) if at_the_end else 19, **kwargs)
+    resumed, later = run(tmp_path / "b", math.inf, ckpt=tmp_path / "b" / "last.ckpt", **kwargs)
+    assert asked == [steps // 2] * 3, "once a run"
+    assert (later == {}) == at_the_end
+    assert all(values == seen[step] for step, values in later.items())
     assert_equal(whole_state(straight), whole_state(resumed))
 
 

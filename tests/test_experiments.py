@@ -22,7 +22,6 @@ import torch
 
 from lightning_tpauc import algorithms
 from lightning_tpauc.errors import ArgumentError, DataError
-from lightning_tpauc.evaluation import Rectangle, metric_name
 from lightning_tpauc.experiments import figures, recorders
 from lightning_tpauc.experiments.build import (
     PAPER_SETTINGS,
@@ -44,6 +43,7 @@ from lightning_tpauc.experiments.store import Store
 from lightning_tpauc.experiments.tables import rows, to_markdown
 from lightning_tpauc.experiments.timing import time_methods
 from lightning_tpauc.experiments.trial import run_trial
+from lightning_tpauc.metrics.reporting import Rectangle, metric_name
 from tests.fixed import PAPER_TRAINING, paper_staco
 from tests.paths import ROOT
 from tests.reference.tpauc import naive_tpauc

@@ -17,9 +17,9 @@ from torch import nn
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.atomic import replacing
-from lightning_tpauc.checkpoint_io import AtomicCheckpointIO
 from lightning_tpauc.errors import CheckpointError, MissingCheckpointError, TPAUCWarning
-from lightning_tpauc.origin import KEY
+from lightning_tpauc.lightning_fixes.checkpoint_files import AtomicCheckpointIO
+from lightning_tpauc.training.compatibility import KEY
 from tests.ddp import run_distributed
 from tests.fixed import make_trainer
 from tests.scripts.survive import Kill, Setting, checkpoint_of, curves, differences, run

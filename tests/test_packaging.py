@@ -199,10 +199,10 @@ USERS = {
     "metrics.base": ("plot", ("matplotlib",), lambda _: lightning_tpauc.ExactObjective().plot(torch.tensor(0.5))),
     "metrics.per_label": ("plot", ("matplotlib",), lambda _: several_labels().plot(torch.tensor([0.5, 0.6]))),
     "metrics.plot": ("plot", ("matplotlib",), one_curve),
+    "metrics.roc_figure": ("plot", ("matplotlib",), lambda _: lightning_tpauc.ROCFigure()),
     "metrics.tpauc": ("plot", ("matplotlib",), lambda _: lightning_tpauc.TwoWayPartialAUROC().plot(torch.tensor(0.5))),
     "models.gin": ("graph", ("ogb", "torch_geometric"), lambda _: models.GIN()),
     "models.resnet3d": ("medical", ("torchvision",), lambda _: models.ResNet3D()),
-    "roc_figure": ("plot", ("matplotlib",), lambda _: lightning_tpauc.ROCFigure()),
 }
 
 #: Modules that import an extra only when handed its objects, so that it can't be missing.

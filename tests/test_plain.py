@@ -21,7 +21,7 @@ from torch import nn
 from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.errors import CheckpointError, TPAUCWarning
-from lightning_tpauc.plain import make_plain, plain
+from lightning_tpauc.lightning_fixes.plain_values import make_plain, plain
 from tests.fixed import make_trainer
 
 

@@ -238,7 +238,7 @@ def test_batches_of_an_unknown_iterable_are_warned_of(tmp_path):
 
 def test_streams_are_refused_in_several_processes(tmp_path, monkeypatch):
     x, module = make_problem()
-    monkeypatch.setattr("lightning_tpauc.prediction.world_size", lambda: 2)
+    monkeypatch.setattr("lightning_tpauc.scoring.prediction.world_size", lambda: 2)
     with pytest.raises(UnsupportedError, match="the batches do not say which examples they hold"):
         predict(module, DataLoader(Stream(x), batch_size=4), tmp_path / "scores.csv")
 

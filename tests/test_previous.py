@@ -16,7 +16,7 @@ from lightning_tpauc.algorithms.sonx import SONX
 from lightning_tpauc.algorithms.sota import SOTA
 from lightning_tpauc.algorithms.sotas import SOTAs
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
-from lightning_tpauc.previous import PreviousWeights
+from lightning_tpauc.training.previous_weights import PreviousWeights
 from tests.fixed import (
     DIM,
     NUM_POS,
@@ -279,4 +279,4 @@ def test_without_parameters_nothing_is_kept():
     weights.remember()
     weights.commit()
     assert weights.state_dict() == {"weights": [], "estimates": []}
-    assert weights.scores(None, None) is None
+    assert weights.weights == [], "there is nothing to score a batch with"

@@ -31,13 +31,19 @@ def _with_hparams(_):
 
 #: Module and attribute: whose it is, and what goes wrong without it.
 USED = {
-    ("batch_norm", "_NormBase"): (lambda _: nn.modules.batchnorm, "statistics are neither averaged nor agreed on"),
-    ("calling", "_orig_mod"): (lambda _: torch.compile(nn.Linear(1, 1)), "compiled models get mappings as they are"),
-    ("checkpoint", "_given_hyperparameters"): (
+    ("training.batch_norm", "_NormBase"): (
+        lambda _: nn.modules.batchnorm,
+        "statistics are neither averaged nor agreed on",
+    ),
+    ("scoring.calling", "_orig_mod"): (
+        lambda _: torch.compile(nn.Linear(1, 1)),
+        "compiled models get mappings as they are",
+    ),
+    ("training.saved_hyperparameters", "_given_hyperparameters"): (
         lambda _: hparams_mixin,
         "a checkpoint of the command line can't be loaded without arguments",
     ),
-    ("checkpoint", "_trainer"): (lambda t: t.lightning_module, "checkpoints carry no fingerprint of the data"),
+    ("training.checkpoint", "_trainer"): (lambda t: t.lightning_module, "checkpoints carry no fingerprint of the data"),
     ("cli", "_checkpoint_connector"): (lambda t: t, "`test --ckpt_path last` without a file tests untrained weights"),
     ("cli", "_parse_ckpt_path"): (
         lambda t: t._checkpoint_connector,
@@ -52,7 +58,7 @@ USED = {
         lambda t: t._signal_connector,
         "several processes that are asked to end wait for each other",
     ),
-    ("compiled", "_compiler_ctx"): (
+    ("lightning_fixes.compiled", "_compiler_ctx"): (
         lambda t: t.lightning_module,
         "steps of a compiled module are compiled, with wrong gradients",
     ),
@@ -67,35 +73,47 @@ USED = {
     ("data.core.loader", "_combined_loader"): (lambda t: t.fit_loop, "a resumed epoch starts from its first batch"),
     ("data.streaming.reader", "_utils"): (lambda _: torch.utils.data, "streams do not see which worker reads them"),
     ("data.streaming.reader", "_worker_info"): (lambda _: _utils.worker, "streams do not see which worker reads them"),
-    ("loop_state", "_batches_that_stepped"): (
+    ("lightning_fixes.resuming", "_batches_that_stepped"): (
         lambda t: t.fit_loop.epoch_loop,
         "points logged again after a kill lie at a wrong step",
     ),
-    ("loop_state", "_callback_metrics"): (
+    ("lightning_fixes.resuming", "_callback_metrics"): (
         lambda t: t._logger_connector,
         "EarlyStopping fails where a resumed run ends an epoch before its first validation",
     ),
-    ("loop_state", "_can_stop_early"): (lambda t: t.fit_loop, "a run that stopped early trains on when it is resumed"),
-    ("loop_state", "_data_fetcher"): (lambda t: t.fit_loop, "validation after a killed run's last checkpoint is lost"),
-    ("loop_state", "_logged_outputs"): (
+    ("lightning_fixes.resuming", "_can_stop_early"): (
+        lambda t: t.fit_loop,
+        "a run that stopped early trains on when it is resumed",
+    ),
+    ("lightning_fixes.resuming", "_data_fetcher"): (
+        lambda t: t.fit_loop,
+        "validation after a killed run's last checkpoint is lost",
+    ),
+    ("lightning_fixes.resuming", "_logged_outputs"): (
         lambda t: t.fit_loop.epoch_loop.val_loop,
         "a validation that an exception breaks off is never logged",
     ),
-    ("loop_state", "_logger_connector"): (lambda t: t, "a kill right after a checkpoint loses a logged point"),
-    ("loop_state", "_num_ready_batches_reached"): (
+    ("lightning_fixes.resuming", "_logger_connector"): (
+        lambda t: t,
+        "a kill right after a checkpoint loses a logged point",
+    ),
+    ("lightning_fixes.resuming", "_num_ready_batches_reached"): (
         lambda t: t.fit_loop.epoch_loop,
         "a run resumed from an epoch's last batch counts that batch twice",
     ),
-    ("loop_state", "_restarting"): (lambda t: t.fit_loop, "a run with max_steps stops an epoch early when resumed"),
-    ("loop_state", "_should_check_val_fx"): (
+    ("lightning_fixes.resuming", "_restarting"): (
+        lambda t: t.fit_loop,
+        "a run with max_steps stops an epoch early when resumed",
+    ),
+    ("lightning_fixes.resuming", "_should_check_val_fx"): (
         lambda t: t.fit_loop.epoch_loop,
         "validation after a killed run's last checkpoint is lost",
     ),
     ("metrics.base", "_apply"): (lambda _: Metric, "casting a model rounds the scores that its metrics hold"),
     ("metrics.base", "_reduce_states"): (lambda _: Metric, "states that processes have joined are not merged"),
     ("metrics.base", "_sync_dist"): (lambda _: Metric, "metrics of ranks with uneven shares are not joined"),
-    ("hyperparameters", "_hparams_initial"): (_with_hparams, "loggers do not see what a run was made with"),
-    ("hyperparameters", "_log_hyperparams"): (
+    ("training.hyperparameters", "_hparams_initial"): (_with_hparams, "loggers do not see what a run was made with"),
+    ("training.hyperparameters", "_log_hyperparams"): (
         lambda t: t.lightning_module,
         "loggers do not see what a run was made with",
     ),
@@ -107,27 +125,51 @@ USED = {
         lambda _: torch.optim.SGD([torch.zeros(1, requires_grad=True)], fused=True),
         "fused optimizers under 16-mixed clip scaled gradients",
     ),
-    ("optimization", "_step_supports_amp_scaling"): (
+    ("optimization.optimized_module", "_step_supports_amp_scaling"): (
         lambda _: torch.optim.SGD([torch.zeros(1, requires_grad=True)], fused=True),
         "steps of fused optimizers that a gradient scaler skips count as taken",
     ),
-    ("optimization", "_version"): (lambda _: torch.zeros(1), "optimizers that evaluate by themselves train on nothing"),
-    ("origin", "_trainer"): (lambda t: t.lightning_module, "checkpoints of weights alone are resumed from"),
-    ("schedules", "_results"): (lambda t: t, "ReduceLROnPlateau does not see what training and validation log"),
-    ("scores", "_combined_loader"): (lambda t: t.fit_loop, "an ordinary DataLoader is refused for a lesser reason"),
-    ("start", "_monitor_candidates"): (lambda _: ModelCheckpoint(), "a run saves something worse than its start"),
-    ("start", "_save_topk_checkpoint"): (lambda _: ModelCheckpoint(), "a run saves something worse than its start"),
-    ("support", "_save_distributed_checkpoint"): (
+    ("optimization.optimized_module", "_version"): (
+        lambda _: torch.zeros(1),
+        "optimizers that evaluate by themselves train on nothing",
+    ),
+    ("training.compatibility", "_trainer"): (
+        lambda t: t.lightning_module,
+        "checkpoints of weights alone are resumed from",
+    ),
+    ("lightning_fixes.schedulers", "_results"): (
+        lambda t: t,
+        "ReduceLROnPlateau does not see what training and validation log",
+    ),
+    ("training.training_scores", "_combined_loader"): (
+        lambda t: t.fit_loop,
+        "an ordinary DataLoader is refused for a lesser reason",
+    ),
+    ("scoring.trained_start", "_monitor_candidates"): (
+        lambda _: ModelCheckpoint(),
+        "a run saves something worse than its start",
+    ),
+    ("scoring.trained_start", "_save_topk_checkpoint"): (
+        lambda _: ModelCheckpoint(),
+        "a run saves something worse than its start",
+    ),
+    ("lightning_fixes.unsupported", "_save_distributed_checkpoint"): (
         lambda _: ModelParallelStrategy(),
         "nobody warns of folders that are overwritten",
     ),
-    ("support", "_tensor_parallel_size"): (lambda _: ModelParallelStrategy(), "tensor parallelism is not refused"),
-    ("support", "_train_time_interval"): (lambda _: ModelCheckpoint(), "nobody warns of a saver that never saves"),
-    ("transfer", "_on_before_batch_transfer"): (
+    ("lightning_fixes.unsupported", "_tensor_parallel_size"): (
+        lambda _: ModelParallelStrategy(),
+        "tensor parallelism is not refused",
+    ),
+    ("lightning_fixes.unsupported", "_train_time_interval"): (
+        lambda _: ModelCheckpoint(),
+        "nobody warns of a saver that never saves",
+    ),
+    ("scoring.forward_passes", "_on_before_batch_transfer"): (
         lambda _: LightningModule,
         "scoring passes leave out the data module's hooks",
     ),
-    ("weights", "_orig_mod"): (
+    ("lightning_fixes.weight_loading", "_orig_mod"): (
         lambda _: torch.compile(nn.Linear(1, 1)),
         "what does not fit is said under names that no plain model has",
     ),
@@ -136,7 +178,7 @@ USED = {
 #: Not private: what Python gives to named tuples and bound methods, and functions that torch only names so.
 NO_SECRET = {"_asdict", "_exit", "_fields", "_replace"}
 #: Attributes of our own classes that a module beside them uses.
-OURS = {"_duties", "_forget_training", "_loss_was_logged", "_restored"}
+OURS = {"_duties"}
 
 
 def private_names(tree):

@@ -10,10 +10,10 @@ from lightning.pytorch.callbacks import Timer
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO, Algorithm, TrainingScores
+from lightning_tpauc.algorithms.base import TIGHTNESS_GRID
 from lightning_tpauc.functional import objective_ratio
 from lightning_tpauc.metrics import ObjectiveRatios
-from lightning_tpauc.rectangle_schedule import (
-    HELD_OUT_GRID,
+from lightning_tpauc.training.rectangle_schedule import (
     RectangleSchedule,
     move_is_due,
     shrinking_progress,
@@ -35,7 +35,7 @@ def shuffled(n=200):
 def schedule(min_tpr=0.8, max_fpr=0.2):
     algorithm = STACO(min_tpr, max_fpr)
     algorithm.setup(200)
-    made = RectangleSchedule(algorithm)
+    made = RectangleSchedule(algorithm, 500)
     made.start()
     return made
 
@@ -82,7 +82,7 @@ def test_is_held_where_the_objective_comes_near_that_of_a_constant_model():
 
 def test_held_out_scores_hold_it_even_where_training_scores_are_perfect():
     made = schedule()
-    made.held_out = [0.8 + 0.2 * t for t in HELD_OUT_GRID]  # 0.85 at a quarter of the way
+    made.held_out = [0.8 + 0.2 * t for t in TIGHTNESS_GRID]  # 0.85 at a quarter of the way
     for k in range(1, 21):
         made.move(k / 20, separable())
     assert made.algorithm.tightness == pytest.approx(0.2)
@@ -139,7 +139,7 @@ def test_a_run_that_ends_before_says_so_and_not_that_it_was_held(caplog):
     assert "5% of the way to min_tpr=0.8, max_fpr=0.2: the run ended before." in caplog.text
     caplog.clear()
     with caplog.at_level("INFO"):
-        made.held_out = [2.0] * len(HELD_OUT_GRID)
+        made.held_out = [2.0] * len(TIGHTNESS_GRID)
         made.move(0.1, separable())
         made.say_if_held()
     assert "nearer to it, the objective came to 85%" in caplog.text
@@ -231,3 +231,21 @@ def test_a_fixed_rectangle_is_trained_from_the_first_step_on():
     assert module.rectangle_schedule is None
     assert module.algorithm.tightness == 1.0
     assert "train/min_tpr" not in trainer.callback_metrics
+
+
+@pytest.mark.parametrize(("shrinks", "rectangles"), [(True, 21), (False, 2)])
+def test_validation_evaluates_only_the_rectangles_that_something_reads(shrinks, rectangles, monkeypatch):
+    evaluated = []
+
+    def count(*args):
+        evaluated.append(args)
+        return objective_ratio(*args)
+
+    monkeypatch.setattr("lightning_tpauc.metrics.objective.objective_ratio", count)
+    trainer, module = fit(*problem(0.05), shrink_rectangle=shrinks)
+    validations = 60 // trainer.num_training_batches
+    assert validations > 1
+    assert len(evaluated) == rectangles * validations
+    evaluated.clear()
+    trainer.validate(module, trainer.datamodule, verbose=False)
+    assert evaluated == []

@@ -11,7 +11,7 @@ from torch import nn
 from lightning_tpauc import PosNegDataModule, ROCFigure, TPAUCModule
 from lightning_tpauc.algorithms import CrossEntropy
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
-from lightning_tpauc.roc_figure import SHOW
+from lightning_tpauc.metrics.roc_figure import SHOW
 from tests.fixed import make_trainer
 
 pytest.importorskip("matplotlib").use("Agg")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lightning_tpauc.algorithms import TrainingScores
-from lightning_tpauc.scores import ScoreMemory
+from lightning_tpauc.training.training_scores import ScoreMemory
 
 NUM_POS = 5
 

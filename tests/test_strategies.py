@@ -20,8 +20,8 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lightning_tpauc.cli import main
 from lightning_tpauc.errors import TPAUCWarning, UnsupportedError
-from lightning_tpauc.origin import KEY
-from lightning_tpauc.support import refuse_unsupported
+from lightning_tpauc.lightning_fixes.unsupported import refuse_unsupported
+from lightning_tpauc.training.compatibility import KEY
 from tests.paths import ROOT
 from tests.test_distributed import fit as fit_ranks
 from tests.tolerances import assert_close

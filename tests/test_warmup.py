@@ -13,8 +13,8 @@ from torch.utils.data import IterableDataset
 from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy, FullBatch
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.run_length import steps_of_share
-from lightning_tpauc.schedules import LinearWarmup
+from lightning_tpauc.optimization.run_length import steps_of_share
+from lightning_tpauc.optimization.warmup import LinearWarmup
 from tests.fixed import NUM_POS, LinearScore, loader, make_batches, make_trainer, paper_stages
 
 pytestmark = pytest.mark.filterwarnings(

@@ -14,7 +14,10 @@ from lightning_tpauc.functional.checks import as_index, check_rectangle
 from lightning_tpauc.functional.eager import eager
 from lightning_tpauc.functional.surrogates import Surrogate
 
-__all__ = ("Algorithm", "PreviousScores", "TrainingScores")
+__all__ = ("TIGHTNESS_GRID", "Algorithm", "PreviousScores", "TrainingScores")
+
+#: Values of :attr:`Algorithm.tightness` at which validation evaluates the objective.
+TIGHTNESS_GRID: tuple[float, ...] = tuple(k / 20 for k in range(21))
 
 
 class TrainingScores(NamedTuple):

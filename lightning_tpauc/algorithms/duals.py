@@ -4,22 +4,43 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from lightning_tpauc.algorithms.base import Algorithm, TrainingScores
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.averaging import mean_from_changes, record_change_
 from lightning_tpauc.functional.duals import activate_ties, exact_duals
 from lightning_tpauc.functional.staco import dual_weight_step, global_threshold_step, threshold_step
+from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.functional.tracked import border_scores, border_step, border_thresholds, border_weights
 
-if TYPE_CHECKING:
-    from lightning_tpauc.algorithms.base import TrainingScores
-    from lightning_tpauc.algorithms.staco import STACO
+__all__ = ("DualAlgorithm", "Duals", "PerPositiveDuals", "TrackedDuals")
 
-__all__ = ("Duals", "PerPositiveDuals", "TrackedDuals")
+
+class DualAlgorithm(Algorithm):
+    """An algorithm with dual variables: the settings and the state that its :class:`Duals` work on."""
+
+    surrogate: Surrogate
+    alpha: float
+    beta: float
+    beta_prime: float
+    gamma: float
+    dual_init: Literal["exact", "ones", "zeros"]
+    stage_restart: Literal["exact", "ones"]
+
+    y: Tensor
+    s: Tensor
+    s_prime: Tensor
+    s_anchor: Tensor
+    s_moments: Tensor
+    s_prime_sum: Tensor
+    stage_steps: Tensor
+    neg_border: Tensor
+    pos_border: Tensor
+    border_steps: Tensor
 
 
 class Duals(ABC):
@@ -37,7 +58,7 @@ class Duals(ABC):
     #: Which argument is the step size of which variable.
     step_sizes: ClassVar[dict[str, str]] = {}
 
-    def __init__(self, algorithm: STACO) -> None:
+    def __init__(self, algorithm: DualAlgorithm) -> None:
         self.algorithm = algorithm
         self._check()
         self._declare()

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.algorithms.arguments import require_positive, require_range
-from lightning_tpauc.algorithms.base import Algorithm, TrainingScores
-from lightning_tpauc.algorithms.duals import Duals, PerPositiveDuals, TrackedDuals
+from lightning_tpauc.algorithms.base import TrainingScores
+from lightning_tpauc.algorithms.duals import DualAlgorithm, Duals, PerPositiveDuals, TrackedDuals
 from lightning_tpauc.errors import CheckpointError
 from lightning_tpauc.functional.checks import check_choice
 from lightning_tpauc.functional.pairwise import evaluate_pairs
@@ -29,7 +29,7 @@ __all__ = ("STACO",)
 _DUALS: dict[str, type[Duals]] = {"per_positive": PerPositiveDuals, "tracked": TrackedDuals}
 
 
-class STACO(Algorithm):
+class STACO(DualAlgorithm):
     r"""Stochastic primal-dual double block-coordinate algorithm for two-way partial AUC.
 
     Solves the min-max form of the CVaR-CVaR objective, with :math:`\theta_0 = 1 -` ``min_tpr``,
@@ -89,18 +89,8 @@ class STACO(Algorithm):
         tensor([-1.6000, -1.6000])
     """
 
-    y: Tensor
-    s: Tensor
-    s_prime: Tensor
     loss_unit: Tensor
     active_share: Tensor
-    s_anchor: Tensor
-    s_moments: Tensor
-    s_prime_sum: Tensor
-    stage_steps: Tensor
-    neg_border: Tensor
-    pos_border: Tensor
-    border_steps: Tensor
 
     def __init__(
         self,

@@ -20,9 +20,9 @@ from lightning_tpauc.comparison.plan import Budget, Cell, Outcome
 from lightning_tpauc.comparison.setup import Setup, weights_digest
 from lightning_tpauc.comparison.statistics import Evaluated
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, UnsupportedError
-from lightning_tpauc.metric_names import validated_areas
+from lightning_tpauc.metrics.names import validated_areas
 from lightning_tpauc.module import TPAUCModule
-from lightning_tpauc.schedules import make_optimizer
+from lightning_tpauc.optimization.warmup import make_optimizer
 
 __all__ = ("build_module", "quiet", "score_test_set", "train_cell")
 

@@ -13,13 +13,13 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.cli import LRSchedulerCallable
 
 from lightning_tpauc import algorithms, data, models
-from lightning_tpauc.callbacks import StageCallback
 from lightning_tpauc.data import PosNegDataModule
-from lightning_tpauc.evaluation import Rectangle
 from lightning_tpauc.experiments.catalog import Experiment, Schedule
 from lightning_tpauc.experiments.grids import Settings, spread
 from lightning_tpauc.experiments.methods import WEIGHT_DECAY, Method
+from lightning_tpauc.metrics.reporting import Rectangle
 from lightning_tpauc.module import TPAUCModule
+from lightning_tpauc.training.stages import StageCallback
 
 __all__ = ("Options", "build_datamodule", "build_module", "build_pretraining", "build_trainer", "stages")
 

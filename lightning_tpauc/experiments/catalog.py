@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.evaluation import Rectangle
 from lightning_tpauc.experiments.grids import with_values
 from lightning_tpauc.experiments.methods import (
     Method,
@@ -16,6 +15,7 @@ from lightning_tpauc.experiments.methods import (
     tuned_deep_methods,
     tuned_linear_methods,
 )
+from lightning_tpauc.metrics.reporting import Rectangle
 
 __all__ = ("Experiment", "Schedule", "experiment_names", "find_experiment")
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from lightning_tpauc.evaluation import Rectangle, metric_name
 from lightning_tpauc.experiments.recorders import objective_name
 from lightning_tpauc.experiments.runner import Plan, chosen_settings
 from lightning_tpauc.experiments.store import Store
 from lightning_tpauc.extras import import_extra
+from lightning_tpauc.metrics.reporting import Rectangle, metric_name
 
 __all__ = ("Curves", "draw_curves", "draw_losses", "draw_times", "training_curves")
 

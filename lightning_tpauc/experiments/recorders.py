@@ -12,10 +12,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_tpauc.data.core.batch import EvalBatch
-from lightning_tpauc.evaluation import Rectangle, metric_name
 from lightning_tpauc.functional import tpauc_objective, two_way_partial_auroc
-from lightning_tpauc.scores import score_training_set
-from lightning_tpauc.transfer import device_batches
+from lightning_tpauc.metrics.reporting import Rectangle, metric_name
+from lightning_tpauc.scoring.forward_passes import device_batches
+from lightning_tpauc.training.training_scores import score_training_set
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

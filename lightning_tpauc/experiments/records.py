@@ -49,7 +49,7 @@ class Trial:
 
 @dataclass
 class Outcome:
-    """What a trial yields; rectangles are named as in :func:`~lightning_tpauc.evaluation.metric_name`.
+    """What a trial yields; rectangles are named as in :func:`~lightning_tpauc.metrics.reporting.metric_name`.
 
     Attributes:
         status: ``"failed"`` if the numbers became infinite: a result about the setting, not a fault of the run.

@@ -8,12 +8,12 @@ from pathlib import Path
 import lightning
 import torch
 
-from lightning_tpauc.evaluation import metric_name
 from lightning_tpauc.experiments.figures import draw_curves, draw_losses, training_curves
 from lightning_tpauc.experiments.grids import settings_of
 from lightning_tpauc.experiments.runner import Plan
 from lightning_tpauc.experiments.store import Store
 from lightning_tpauc.experiments.tables import rows, to_csv, to_markdown
+from lightning_tpauc.metrics.reporting import metric_name
 from lightning_tpauc.version import __version__
 
 __all__ = ("environment", "write_report")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_tpauc.evaluation import Rectangle
+from lightning_tpauc.metrics.reporting import Rectangle
 
 __all__ = ("SECONDS_PER_ITERATION", "SURROGATES", "TPAUC", "reported_tpauc")
 

@@ -14,7 +14,6 @@ from typing import Literal
 
 from tqdm import tqdm
 
-from lightning_tpauc.evaluation import Rectangle, metric_name
 from lightning_tpauc.experiments.build import Options
 from lightning_tpauc.experiments.catalog import Experiment, Schedule
 from lightning_tpauc.experiments.grids import Settings, settings_of
@@ -22,6 +21,7 @@ from lightning_tpauc.experiments.methods import Method
 from lightning_tpauc.experiments.records import Outcome, Trial
 from lightning_tpauc.experiments.store import Store
 from lightning_tpauc.experiments.trial import pretrained_path, run_trial
+from lightning_tpauc.metrics.reporting import Rectangle, metric_name
 
 __all__ = ("Plan", "choose", "chosen_settings", "run_missing", "run_plan")
 

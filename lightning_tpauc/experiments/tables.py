@@ -7,13 +7,13 @@ import io
 import statistics
 from dataclasses import dataclass
 
-from lightning_tpauc.evaluation import Rectangle, metric_name
 from lightning_tpauc.experiments.grids import Settings, at_edge, settings_of
 from lightning_tpauc.experiments.methods import Method
 from lightning_tpauc.experiments.records import Outcome
 from lightning_tpauc.experiments.reported import reported_tpauc
 from lightning_tpauc.experiments.runner import Plan, choose
 from lightning_tpauc.experiments.store import Store
+from lightning_tpauc.metrics.reporting import Rectangle, metric_name
 
 __all__ = ("Row", "rows", "to_csv", "to_markdown")
 

@@ -16,7 +16,6 @@ from lightning.pytorch import Callback, seed_everything
 from lightning_tpauc.atomic import replacing
 from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.errors import DataError, NonFiniteError
-from lightning_tpauc.evaluation import Rectangle, metric_name
 from lightning_tpauc.experiments.build import (
     Options,
     build_datamodule,
@@ -30,6 +29,7 @@ from lightning_tpauc.experiments.methods import Method
 from lightning_tpauc.experiments.recorders import BestWeights, CurveRecorder, raw_scores
 from lightning_tpauc.experiments.records import Outcome, Trial
 from lightning_tpauc.functional import bootstrap_interval, two_way_partial_auroc
+from lightning_tpauc.metrics.reporting import Rectangle, metric_name
 from lightning_tpauc.module import TPAUCModule
 
 __all__ = ("pretrained_path", "run_trial")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ("mean_from_changes", "record_change_", "running_mean_")
+__all__ = ("master_dtype", "mean_from_changes", "record_change_", "running_mean_")
 
 
 @torch.no_grad()
@@ -81,3 +81,8 @@ def mean_from_changes(moments: Tensor, values: Tensor, steps_done: Tensor) -> Te
         tensor([0.5000, 0.7500])
     """
     return values - moments / steps_done.clamp(min=1)
+
+
+def master_dtype(dtype: torch.dtype) -> torch.dtype:
+    """``dtype``, or float32 where it is a half-precision type: means and anchors must not lose small steps."""
+    return torch.promote_types(dtype, torch.float32)

@@ -93,7 +93,7 @@ class ObjectiveRatios(ScoreMetric):
     r"""The objective over that of a constant model, :math:`F / \ell(0)`, of several rectangles at once.
 
     Args:
-        rectangles: pairs ``(min_tpr, max_fpr)``.
+        rectangles: pairs ``(min_tpr, max_fpr)``; the attribute may be changed before ``compute``.
         surrogate: name or :class:`~lightning_tpauc.functional.Surrogate`.
         score_activation: ``"sigmoid"`` if training sees the scores through a sigmoid, which ``preds`` lack.
         ignore_index: label of rows that count for neither class.
@@ -131,6 +131,8 @@ class ObjectiveRatios(ScoreMetric):
     @eager
     def compute(self) -> Tensor:
         """The ratios over everything collected, on all processes."""
+        if not self.rectangles:
+            return self.result(torch.empty(0, dtype=torch.float64))
         scores, labels = self.collected()
         pos, neg = split_classes(scores.sigmoid() if self.score_activation == "sigmoid" else scores, labels)
         pos, neg = pos.double(), neg.double()

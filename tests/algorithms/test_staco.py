@@ -9,7 +9,7 @@ import torch
 from lightning_tpauc.algorithms import SONX, STACO, TrainingScores
 from lightning_tpauc.errors import ArgumentError, CheckpointError
 from lightning_tpauc.functional import exact_duals
-from lightning_tpauc.iterates import WeightIterates
+from lightning_tpauc.training.averaging import IterateAverage
 from tests.fixed import paper_staco
 from tests.reference import staco as reference
 from tests.tolerances import assert_close
@@ -38,7 +38,7 @@ def trajectory(algorithm, stage_lengths, steps, settings, decay_at=None, optimiz
     algorithm.setup(NUM_POS, dtype=torch.float64)
     algorithm.start(None)
     sgd = optimizer([w], lr=settings.eta, weight_decay=settings.weight_decay)
-    iterates = WeightIterates([w])
+    iterates = IterateAverage([w])
     state = reference.State([0.0] * DIM, algorithm.y.tolist(), algorithm.s.tolist(), algorithm.s_prime.item())
     anchors = reference.begin_stage(state)
     stage_end = iter(stage_lengths)

@@ -8,7 +8,7 @@ import torch
 from lightning_tpauc.algorithms import STACO, TrainingScores
 from lightning_tpauc.errors import ArgumentError, CheckpointError, UnsupportedError
 from lightning_tpauc.functional import exact_duals, tpauc_objective
-from lightning_tpauc.iterates import WeightIterates
+from lightning_tpauc.training.averaging import IterateAverage
 from tests.algorithms.test_staco import DIM, NUM_POS, draw, make_data
 from tests.reference.tracked import Tracked
 from tests.tolerances import assert_close
@@ -29,7 +29,7 @@ def test_trajectory_equals_the_loops(surrogate, gamma, step_units, share_negativ
     pos, neg, generator = make_data()
     w = torch.zeros(DIM, dtype=torch.float64, requires_grad=True)
     algorithm.setup(NUM_POS, dtype=torch.float64)
-    sgd, iterates = torch.optim.SGD([w], lr=0.02), WeightIterates([w])
+    sgd, iterates = torch.optim.SGD([w], lr=0.02), IterateAverage([w])
     moved = 0.0
     for t in range(60):
         index, first, second = draw(generator)

@@ -1,0 +1,203 @@
+"""One step over several processes: gather the scores, then let every process apply the same update.
+
+The loss is a function of all scores together, so it can't be computed on parts. Each process sends its scores and its
+positives' index once; with the gathered tensors all processes compute the same loss and the same new state, and
+no process owns state that others lack. Backward needs no communication: the gradient with respect to all scores is
+known everywhere, and each process takes its own slice of it, times the number of processes because data-parallel
+training averages the parameters' gradients over processes.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lightning_tpauc.errors import ArgumentError
+
+__all__ = (
+    "GatheredScores",
+    "Shares",
+    "gather_objects",
+    "gather_scores",
+    "gather_variable",
+    "handling_exception",
+    "rank",
+    "split_scores",
+    "world_size",
+)
+
+# torch 2.14 renamed all_gather_into_tensor.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+#: ``(num_pos, num_neg, num_dual_neg)`` of every rank.
+Shares = tuple[tuple[int, int, int], ...]
+
+
+class GatheredScores(NamedTuple):
+    """Scores of one global batch, identical on every rank, in the order of an algorithm's arguments."""
+
+    pos_scores: Tensor
+    neg_scores: Tensor
+    dual_neg_scores: Tensor
+    index: Tensor  # type: ignore[assignment]  # shadows tuple.index, which nobody calls on a batch
+
+
+def world_size() -> int:
+    """Number of processes; 1 without a process group."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Rank of this process; 0 without a process group."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def handling_exception() -> bool:
+    """Whether an exception is being handled here: other ranks may not take part in a collective then."""
+    return sys.exc_info()[0] is not None
+
+
+def split_scores(scores: Tensor, sizes: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Cut joint scores into positives, negatives and dual negatives.
+
+    Args:
+        scores: float tensor ``(num_pos + num_neg + num_dual_neg,)``.
+        sizes: the three sizes.
+
+    Raises:
+        ArgumentError: if the number of scores is not the sum of the sizes.
+    """
+    if scores.ndim != 1 or scores.numel() != sum(sizes):
+        msg = (
+            f"Expected one score per example, shape ({sum(sizes)},) for {sizes[0]} positives, {sizes[1]} negatives and "
+            f"{sizes[2]} dual negatives, but `forward` returned shape {tuple(scores.shape)}."
+        )
+        raise ArgumentError(msg)
+    pos, neg, dual = scores.split_with_sizes(sizes)  # what Tensor.split calls after looking at its arguments
+    return pos, neg, dual
+
+
+def gather_scores(scores: Tensor, index: Tensor, sizes: tuple[int, int, int], shares: Shares | None) -> GatheredScores:
+    """Scores and index of all ranks, rank after rank within each class; differentiable.
+
+    Args:
+        scores: float32 or float64 tensor ``(num_pos + num_neg + num_dual_neg,)`` of this rank.
+        index: int64 tensor ``(num_pos,)`` of this rank.
+        sizes: the three sizes on this rank.
+        shares: the sizes on all ranks; ``None`` lets the ranks exchange them, which synchronises the device.
+    """
+    world = world_size()
+    if world == 1:
+        return GatheredScores(*split_scores(scores, sizes), index)
+    if shares is None:
+        shares = _exchange_sizes(sizes, scores.device)
+    _check_shares(shares, sizes, world)
+    gathered, joint_index = _exchange(scores.detach(), index, shares)
+    joint: Tensor = _Joint.apply(scores, gathered, shares, rank())
+    totals = [sum(share[k] for share in shares) for k in range(3)]
+    pos, neg, dual = torch.split(joint, totals)
+    return GatheredScores(pos, neg, dual, joint_index)
+
+
+def gather_variable(values: Tensor) -> list[Tensor]:
+    """Tensors of all ranks, which may differ in their first size; not differentiable, not for training steps.
+
+    Args:
+        values: tensor ``(n, ...)`` with the same trailing shape and dtype on all ranks.
+
+    Returns:
+        One tensor per rank.
+    """
+    world = world_size()
+    if world == 1:
+        return [values]
+    sizes = [torch.zeros(1, dtype=torch.int64, device=values.device) for _ in range(world)]
+    dist.all_gather(sizes, torch.tensor([len(values)], device=values.device))
+    counts = [int(size) for size in sizes]
+    padded = values.new_zeros((max(counts), *values.shape[1:]))
+    padded[: len(values)] = values
+    parts = [torch.empty_like(padded) for _ in range(world)]
+    dist.all_gather(parts, padded)
+    return [part[:count] for part, count in zip(parts, counts, strict=True)]
+
+
+def gather_objects(own: Any) -> list[Any]:
+    """Picklable objects of all ranks, in rank order, for checkpoints; a collective.
+
+    While an exception is handled other ranks may not take part, so the list then holds this rank's object only.
+    """
+    if world_size() == 1 or handling_exception():
+        return [own]
+    objects: list[Any] = [None] * world_size()
+    dist.all_gather_object(objects, own)
+    return objects
+
+
+class _Joint(torch.autograd.Function):
+    """All ranks' scores in the forward pass, this rank's slice of the gradient in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, gathered: Tensor, shares: Shares, rank: int) -> Tensor:  # noqa: ARG004
+        ctx.slices = _own_slices(shares, rank)
+        ctx.world_size = len(shares)
+        return gathered.view_as(gathered)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        own = torch.cat([grad[s] for s in ctx.slices])
+        return own * ctx.world_size, None, None, None
+
+
+def _exchange(scores: Tensor, index: Tensor, shares: Shares) -> tuple[Tensor, Tensor]:
+    """One collective for scores and index together: both travel as raw 32-bit words, padded to the largest share."""
+    message = torch.cat([_words(scores), _words(index)])
+    per_score, per_index = scores.element_size() // 4, index.element_size() // 4
+    lengths = [sum(share) * per_score + share[0] * per_index for share in shares]
+    width = max(lengths)
+    padded = message.new_zeros(width)
+    padded[: message.numel()] = message
+    received = message.new_empty(len(shares) * width)
+    _all_gather(received, padded)
+    score_parts: list[list[Tensor]] = [[], [], []]
+    index_parts: list[Tensor] = []
+    for row, share in zip(torch.split(received, width), shares, strict=True):
+        cut = sum(share) * per_score
+        rank_scores = row[:cut].clone().view(scores.dtype)
+        for k, part in enumerate(torch.split(rank_scores, list(share))):
+            score_parts[k].append(part)
+        index_parts.append(row[cut : cut + share[0] * per_index].clone().view(index.dtype))
+    return torch.cat([part for parts in score_parts for part in parts]), torch.cat(index_parts)
+
+
+def _words(tensor: Tensor) -> Tensor:
+    # a fresh copy: tensors of one entry count as contiguous with any stride, and view() looks at the stride
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format).copy_(tensor).view(torch.int32)
+
+
+def _own_slices(shares: Shares, rank: int) -> list[slice]:
+    slices, start = [], 0
+    for k in range(3):
+        begin = start + sum(share[k] for share in shares[:rank])
+        slices.append(slice(begin, begin + shares[rank][k]))
+        start += sum(share[k] for share in shares)
+    return slices
+
+
+def _exchange_sizes(sizes: tuple[int, int, int], device: torch.device) -> Shares:
+    received = torch.empty(3 * world_size(), dtype=torch.int64, device=device)
+    _all_gather(received, torch.tensor(sizes, device=device))
+    return tuple((int(p), int(n), int(d)) for p, n, d in received.view(-1, 3).tolist())
+
+
+def _check_shares(shares: Shares, sizes: tuple[int, int, int], world: int) -> None:
+    if len(shares) != world or shares[rank()] != tuple(sizes):
+        msg = (
+            f"Expected `shares` to hold the sizes of {world} ranks with {tuple(sizes)} at rank {rank()}, but got "
+            f"{shares}: the batch was made for another number of processes. Build its loader after the process group."
+        )
+        raise ArgumentError(msg)

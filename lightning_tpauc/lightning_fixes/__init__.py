@@ -1,0 +1,1 @@
+"""Corrections of what Lightning does: resumed loops, checkpoint files, schedulers, hooks and unsupported flags."""

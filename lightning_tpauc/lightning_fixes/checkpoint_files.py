@@ -1,0 +1,181 @@
+"""Checkpoint files that are whole or not there, whenever the process is killed."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_tpauc.atomic import replacing
+from lightning_tpauc.errors import CheckpointError, MissingCheckpointError
+from lightning_tpauc.lightning_fixes.plain_values import make_plain
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+__all__ = ("AtomicCheckpointIO", "check_file", "read_checkpoint", "read_weights", "use_atomic_files")
+
+#: What a file that ``weights_only=True`` refuses holds, in torch's words.
+_UNSAFE = re.compile(r"(?:GLOBAL |class )([\w.]+)")
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes beside the target, waits for the disk, then renames: the name always belongs to a whole checkpoint.
+
+    Lightning's own plugin writes into the folder for temporary files and moves the result. Where that folder is another
+    file system than the checkpoints', as on most clusters, moving is copying, and a kill in the middle leaves
+    half of ``last.ckpt`` in place of the one that was there. The module puts this plugin in place of Lightning's unless
+    the Trainer has another. Files on object stores are whole by nature and written as ever. What could not be read back
+    is refused, see :func:`~lightning_tpauc.lightning_fixes.plain_values.make_plain`.
+
+    Example:
+        >>> import tempfile
+        >>> io = AtomicCheckpointIO()
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     io.save_checkpoint({"state_dict": {}, "pytorch-lightning_version": "2.6"}, f"{folder}/last.ckpt")
+        ...     io.load_checkpoint(f"{folder}/last.ckpt")["state_dict"]
+        {}
+    """
+
+    @override
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        make_plain(checkpoint)
+        if storage_options is not None or not _is_local(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        with replacing(Path(path)) as file:
+            torch.save(checkpoint, file)
+
+    @override
+    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Load as Lightning does, after a look at the check sums.
+
+        Raises:
+            MissingCheckpointError: if there is no such file.
+            CheckpointError: if it is a folder, not whole, no checkpoint of Lightning, or not read by ``weights_only``.
+        """
+        check_file(path)
+        try:
+            checkpoint: Any = super().load_checkpoint(path, *args, **kwargs)
+        except pickle.UnpicklingError as error:
+            msg = f"The checkpoint {str(path)!r} holds what only `weights_only=False` reads ({_reason(error)})."
+            raise CheckpointError(msg) from error
+        if not isinstance(checkpoint, dict) or not {"state_dict", "pytorch-lightning_version"} <= checkpoint.keys():
+            held = f"the keys {list(checkpoint)[:5]}" if isinstance(checkpoint, dict) else type(checkpoint).__name__
+            msg = (
+                f"{str(path)!r} is no checkpoint of Lightning: it holds {held}. Load weights that something else saved "
+                "with `model.load_state_dict(torch.load(path))`."
+            )
+            raise CheckpointError(msg)
+        return checkpoint
+
+
+def check_file(path: str | Path) -> None:
+    """Look at a checkpoint's check sums, where it lies on a disk.
+
+    Raises:
+        MissingCheckpointError: if there is no such file.
+        CheckpointError: if it is a folder or not whole.
+    """
+    if not _is_local(path):
+        return
+    if not Path(path).exists():
+        msg = f"There is no checkpoint {str(path)!r} (the current folder is {str(Path.cwd())!r})."
+        raise MissingCheckpointError(msg)
+    if Path(path).is_dir():
+        msg = (
+            f"The checkpoint {str(path)!r} is a folder, as ModelParallelStrategy writes with a file per process. "
+            "Resume it with that strategy, or pass it `save_distributed_checkpoint=False` for one file."
+        )
+        raise CheckpointError(msg)
+    damage = _damage(Path(path))
+    if damage:
+        msg = f"The checkpoint {str(path)!r} is not whole: {damage}. Resume from an earlier one, or copy it again."
+        raise CheckpointError(msg)
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """A checkpoint of Lightning, after a look at its check sums; see :meth:`AtomicCheckpointIO.load_checkpoint`."""
+    return AtomicCheckpointIO().load_checkpoint(path, map_location="cpu", weights_only=True)
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """The weights in a file: a checkpoint of Lightning, or a ``state_dict`` that ``torch.save`` wrote.
+
+    Args:
+        path: the file.
+
+    Raises:
+        MissingCheckpointError: there is no such file.
+        CheckpointError: it is not whole, or holds something else.
+    """
+    source = Path(path)
+    if not source.is_file():
+        msg = f"there is no such file (the current folder is {str(Path.cwd())!r})"
+        raise MissingCheckpointError(msg)
+    with source.open("rb") as file:
+        is_zip = file.read(2) == b"PK"  # torch.save had another format before 1.6
+    damage = _damage(source) if is_zip else None
+    if damage:
+        msg = f"it is not whole: {damage}. Take an earlier one, or copy it again"
+        raise CheckpointError(msg)
+    try:
+        content: Any = torch.load(source, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch's readers fail with anything
+        msg = f"it can't be read ({_reason(error)}). Save weights with `torch.save(model.state_dict(), path)`"
+        raise CheckpointError(msg) from error
+    weights = content.get("state_dict", content) if isinstance(content, dict) else content
+    if not isinstance(weights, dict) or not any(isinstance(value, Tensor) for value in weights.values()):
+        held = f"the keys {list(content)[:5]}" if isinstance(content, dict) else f"a {type(content).__name__}"
+        msg = f"it holds {held} instead of weights by name, such as `torch.save(model.state_dict(), path)` writes"
+        raise CheckpointError(msg)
+    return weights
+
+
+def use_atomic_files(trainer: Trainer) -> None:
+    """Put :class:`AtomicCheckpointIO` in place of Lightning's default plugin, and of no other."""
+    strategy = trainer.strategy
+    if type(strategy.checkpoint_io) is TorchCheckpointIO:
+        strategy.checkpoint_io = AtomicCheckpointIO()
+
+
+def _damage(path: Path) -> str | None:
+    """What is wrong with a file; ``None`` if nothing is.
+
+    torch does not compare check sums when it reads, so a changed bit would go into the weights unnoticed.
+    """
+    if not zipfile.is_zipfile(path):
+        return f"its {path.stat().st_size} bytes end too early or were never a checkpoint"
+    get_options = getattr(torch.serialization, "get_crc32_options", None)
+    if get_options is not None and not get_options():  # whoever turned check sums off has none to compare
+        return None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            part = archive.testzip()
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, EOFError) as error:
+        return f"it can't be read ({error})"
+    return f"its part {part!r} has changed since it was written" if part else None
+
+
+def _reason(error: Exception) -> str:
+    """What torch says about a file that it does not read, without its advice."""
+    text = str(error)
+    found = _UNSAFE.search(text)
+    if found:
+        return found[1]
+    return (
+        text.strip().partition("\n")[0]
+        if isinstance(error, pickle.UnpicklingError)
+        else "it is damaged or no such file"
+    )
+
+
+def _is_local(path: str | Path) -> bool:
+    return "://" not in str(path)

@@ -1,0 +1,120 @@
+"""Classes mixed with ours: in which order, from which of Lightning's two packages, and what of theirs is not called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
+
+from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
+from lightning_tpauc.lightning_fixes.hooks import reaches_super
+
+__all__ = ("is_own_class", "raise_taken", "refuse_bases", "refuse_taken", "refuse_twin", "say_unused")
+
+#: Lightning is published under both names; classes of one do not know those of the other.
+_TWINS = {"lightning": "pytorch_lightning", "pytorch_lightning": "lightning"}
+_PACKAGE = LightningModule.__module__.split(".")[0]
+_OURS = __name__.split(".")[0]
+#: Hooks of a class mixed in that ours stand in place of; ``training_step`` is what it is mixed in for.
+_REPLACED = (
+    "validation_step",
+    "test_step",
+    "predict_step",
+    "on_validation_epoch_end",
+    "on_test_epoch_end",
+)
+
+
+def refuse_twin(cls: type, what: str) -> None:
+    """Refuse a class that was made with the other of Lightning's two packages.
+
+    Args:
+        cls: the class to look at, with its bases.
+        what: how to call it in the message.
+
+    Raises:
+        UnsupportedError: if one of its bases comes from there.
+    """
+    twin = _TWINS[_PACKAGE]
+    for base in cls.__mro__:
+        if base.__module__.split(".")[0] == twin:
+            msg = (
+                f"{what} comes from the package `{twin}` ({base.__module__}.{base.__name__}), but TPAUCModule from "
+                f"`{_PACKAGE}`: neither knows the other's classes. Import it from `{_PACKAGE}.pytorch`, and nothing "
+                f"from `{twin}`."
+            )
+            raise UnsupportedError(msg)
+
+
+def refuse_bases(cls: type) -> None:
+    """Refuse a class that mixes ours with a LightningModule in the wrong order, or with one of the other package.
+
+    Raises:
+        UnsupportedError: with the right order.
+    """
+    refuse_twin(cls, f"A base of {cls.__name__}")
+    for base in cls.__mro__:
+        if is_own_class(base):
+            return
+        steps = vars(base).get("training_step")
+        mixed_in = issubclass(base, LightningModule) and not any(is_own_class(b) for b in base.__mro__)
+        if mixed_in and steps is not None and not reaches_super(steps):
+            msg = (
+                f"In class {cls.__name__}({', '.join(b.__name__ for b in cls.__bases__)}) the training_step of "
+                f"{base.__name__} comes before TPAUCModule's. Put TPAUCModule in front: class "
+                f"{cls.__name__}(TPAUCModule, {base.__name__})."
+            )
+            raise UnsupportedError(msg)
+
+
+def refuse_taken(module: LightningModule, *names: str) -> None:
+    """Raise :class:`ArgumentError` if a class that is mixed in uses one of our attributes' names for its own."""
+    held = {*vars(module), *dict(module.named_children()), *dict(module.named_buffers(recurse=False))}
+    held |= set(dict(module.named_parameters(recurse=False)))
+    held |= {name for base in type(module).__mro__ if not is_own_class(base) for name in vars(base)}
+    taken = [name for name in names if name in held]
+    if taken:
+        raise_taken(module, *taken)
+
+
+def raise_taken(module: LightningModule, *names: str) -> NoReturn:
+    """Raise :class:`ArgumentError`: a class that is mixed in uses these names of ours."""
+    msg = (
+        f"{type(module).__name__} mixes TPAUCModule into a class that has {' and '.join(f'`{n}`' for n in names)} "
+        "already, which would be overwritten. Give it another name there."
+    )
+    raise ArgumentError(msg)
+
+
+def say_unused(module: LightningModule) -> None:
+    """Warn, once for a class, of hooks of a class mixed in that are not called since ours stand in their place."""
+    cls = type(module)
+    unused = list(_unused(cls)) if "_unused_said" not in vars(cls) else []
+    cls._unused_said = True  # type: ignore[attr-defined]
+    if unused:
+        arguments = "(batch.inputs, batch.target), batch_idx" if unused[0].endswith("_step") else "..."
+        rank_zero_warn(
+            f"{cls.__name__} does not call {', '.join(unused)}, nor logs what they log: TPAUCModule validates, tests "
+            f"and predicts in their place. To have one as well, override it in {cls.__name__} and call it there, "
+            f"`{unused[0]}(self, {arguments})`; ours runs beside it.",
+            category=TPAUCWarning,
+        )
+
+
+def _unused(cls: type) -> Iterable[str]:
+    for name in _REPLACED:
+        definers = [base for base in cls.__mro__ if name in vars(base)]
+        if definers and is_own_class(definers[0]):
+            others = [b for b in definers if not is_own_class(b) and _root(b) not in (*_TWINS, "torch")]
+            yield from (f"{base.__name__}.{name}" for base in others[:1])
+
+
+def _root(cls: type) -> str:
+    return cls.__module__.split(".")[0]
+
+
+def is_own_class(cls: Any) -> bool:
+    """Whether a class is one of this package."""
+    return _root(cls) == _OURS

@@ -1,0 +1,105 @@
+"""What validation and test report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from torchmetrics import Metric, MetricCollection
+
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.checks import check_rectangle
+from lightning_tpauc.functional.surrogates import Surrogate
+from lightning_tpauc.metrics.objective import ExactObjective
+from lightning_tpauc.metrics.operating_points import FPRAtMinTPR, TPRAtMaxFPR
+from lightning_tpauc.metrics.tpauc import TwoWayPartialAUROC
+
+__all__ = (
+    "IGNORED",
+    "Rectangle",
+    "as_rectangles",
+    "build_metrics",
+    "metric_name",
+)
+
+#: Target of rows that no metric counts; see :class:`~lightning_tpauc.data.core.batch.EvalBatch`.
+IGNORED = -1
+
+
+class Rectangle(NamedTuple):
+    """Lower bound of the true positive rate and upper bound of the false positive rate."""
+
+    min_tpr: float
+    max_fpr: float
+
+
+def as_rectangles(pairs: Any) -> list[Rectangle]:
+    """What came in as ``rectangles``, checked.
+
+    Raises:
+        ArgumentError: if it is no sequence of pairs of numbers, or a rectangle is not inside the unit square.
+
+    Example:
+        >>> as_rectangles([(0.7, 0.3)])
+        [Rectangle(min_tpr=0.7, max_fpr=0.3)]
+    """
+    try:
+        rectangles = [Rectangle(*pair) for pair in pairs]
+    except TypeError:
+        msg = (
+            f"Expected `rectangles` to be a list of pairs (min_tpr, max_fpr), such as [(0.7, 0.3)], but got {pairs!r}."
+        )
+        raise ArgumentError(msg) from None
+    return [Rectangle(*check_rectangle(*rectangle)) for rectangle in rectangles]
+
+
+def metric_name(rectangle: Rectangle) -> str:
+    """Name under which a rectangle is logged, in percent; the trained one is logged as ``tpauc`` anyway.
+
+    Neither module names nor the fields of a checkpoint's file name may hold a dot; ``p`` stands for it.
+
+    Example:
+        >>> metric_name(Rectangle(0.25, 0.75)), metric_name(Rectangle(0.5, 0.125))
+        ('tpauc_tpr25_fpr75', 'tpauc_tpr50_fpr12p5')
+    """
+    tpr, fpr = (f"{100 * bound:.6g}".replace(".", "p") for bound in rectangle)
+    return f"tpauc_tpr{tpr}_fpr{fpr}"
+
+
+def build_metrics(
+    trained: Rectangle,
+    others: Sequence[Rectangle],
+    log_objective: bool,
+    surrogate: Surrogate | None,
+    score_activation: Literal["identity", "sigmoid"],
+    prefix: str,
+) -> MetricCollection:
+    """Metrics over one shared store of scores.
+
+    ``tpauc`` of the trained rectangle and of others, ``auroc``, where the ROC curve crosses the trained rectangle's
+    borders (``tpr_at_max_fpr``, ``fpr_at_min_tpr``) and, if asked, ``objective``.
+
+    Args:
+        trained: the rectangle that training maximises.
+        others: rectangles to report by their names; the trained one may be among them.
+        log_objective: whether to report the exact training objective.
+        surrogate: the objective's surrogate; squared hinge if ``None``.
+        score_activation: what the objective applies to the raw scores, as training does.
+        prefix: ``"val/"`` or ``"test/"``.
+    """
+    metrics: dict[str, Metric] = {"tpauc": _tpauc(trained), "auroc": _tpauc(Rectangle(0.0, 1.0))}
+    metrics["tpr_at_max_fpr"] = TPRAtMaxFPR(trained.max_fpr, ignore_index=IGNORED)
+    metrics["fpr_at_min_tpr"] = FPRAtMinTPR(trained.min_tpr, ignore_index=IGNORED)
+    metrics.update({metric_name(rectangle): _tpauc(rectangle) for rectangle in others})
+    if log_objective:
+        metrics["objective"] = ExactObjective(
+            *trained,
+            surrogate=surrogate or "squared_hinge",
+            score_activation=score_activation,
+            ignore_index=IGNORED,
+        )
+    return MetricCollection(dict(metrics), prefix=prefix)
+
+
+def _tpauc(rectangle: Rectangle) -> TwoWayPartialAUROC:
+    return TwoWayPartialAUROC(*rectangle, ignore_index=IGNORED)

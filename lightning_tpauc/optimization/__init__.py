@@ -1,0 +1,1 @@
+"""The LightningModule with an optimizer and its schedule."""

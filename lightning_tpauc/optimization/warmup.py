@@ -1,0 +1,102 @@
+"""The optimizer and the warm-up of a run for which nobody chose others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.optim import Adam, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from lightning_tpauc.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+    from torch import Tensor
+
+__all__ = ("LinearWarmup", "begin_warmup", "make_optimizer", "warms_up")
+
+#: Of Adam, where nobody chose an optimizer; see benchmarks/defaults.py.
+DEFAULT_LR = 3e-3
+
+
+class LinearWarmup(LRScheduler):
+    """Lets the learning rate grow linearly to the optimizer's own over the first steps, then leaves it alone.
+
+    A network that begins at the full rate is past its best after a few steps where positives are few.
+
+    It begins when :meth:`begin` says how long it takes, which is known once there are data; until then it changes
+    nothing.
+
+    Args:
+        optimizer: whose learning rates grow.
+
+    Example:
+        >>> optimizer = Adam([nn.Parameter(torch.zeros(1))], lr=1.0)
+        >>> warmup, rates = LinearWarmup(optimizer), []
+        >>> warmup.begin(steps=4)
+        >>> for _ in range(6):
+        ...     rates.append(optimizer.param_groups[0]["lr"])
+        ...     optimizer.step()
+        ...     warmup.step()
+        >>> rates
+        [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.steps = 0
+        super().__init__(optimizer)
+
+    def begin(self, steps: int) -> None:
+        """Lower the rates to those of the first of so many steps."""
+        self.steps = steps
+        rates = self.get_lr()
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        self._last_lr = rates
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the full rate was reached; from then on it is that of the optimizer, or of whoever changes it."""
+        return self.last_epoch >= self.steps - 1
+
+    def get_lr(self) -> list[float | Tensor]:
+        """The rate of each parameter group in the next step."""
+        if self.last_epoch >= self.steps:
+            return [group["lr"] for group in self.optimizer.param_groups]
+        return [rate * ((self.last_epoch + 1) / self.steps) for rate in self.base_lrs]
+
+
+def begin_warmup(trainer: Trainer, steps: int) -> None:
+    """Begin the :class:`LinearWarmup` of a training, if it has one."""
+    for config in trainer.lr_scheduler_configs:
+        if isinstance(config.scheduler, LinearWarmup):
+            config.scheduler.begin(steps)
+
+
+def warms_up(trainer: Trainer) -> bool:
+    """Whether the learning rate is still below that of the optimizer, in a :class:`LinearWarmup`."""
+    schedulers = (config.scheduler for config in trainer.lr_scheduler_configs)
+    return any(isinstance(scheduler, LinearWarmup) and not scheduler.is_over for scheduler in schedulers)
+
+
+def make_optimizer(factory: Any, parameters: list[nn.Parameter]) -> Optimizer:
+    """The optimizer of ``factory``, or Adam with learning rate 0.003 if that is ``None``.
+
+    Raises:
+        ArgumentError: if ``factory`` does not map parameters to one optimizer.
+    """
+    if factory is None:
+        return Adam(parameters, lr=DEFAULT_LR)
+    optimizer = factory(parameters) if callable(factory) else factory
+    if not callable(factory) or not isinstance(optimizer, Optimizer):
+        msg = (
+            "Expected `optimizer` to map parameters to one torch.optim.Optimizer, such as "
+            f"`lambda p: torch.optim.SGD(p, lr=0.1)`, but got {optimizer!r}."
+        )
+        raise ArgumentError(msg)
+    return optimizer

@@ -1,0 +1,1 @@
+"""The LightningModule that scores examples: how inputs reach the model, and what validation and test report."""

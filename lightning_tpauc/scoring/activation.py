@@ -1,0 +1,86 @@
+"""Whether a sigmoid too many or too few lies between the model's output and the algorithm."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+
+from lightning_tpauc.algorithms import Algorithm
+from lightning_tpauc.errors import TPAUCWarning
+
+__all__ = ("is_squashed", "warn_of_activation")
+
+#: Nodes of autograd's graph that only rearrange or convert what comes in.
+_REARRANGING = (
+    "Alias",
+    "AsStrided",
+    "Clone",
+    "Reshape",
+    "Select",
+    "Slice",
+    "Split",
+    "Squeeze",
+    "ToCopy",
+    "Unbind",
+    "Unsqueeze",
+    "UnsafeView",
+    "View",
+)
+_SQUASHING = ("Sigmoid", "Hardsigmoid", "Softmax")
+
+
+def is_squashed(scores: Tensor, model: Any = None) -> bool:
+    """Whether scores with a gradient come out of a sigmoid or softmax; autograd's graph tells, no value is looked at.
+
+    Args:
+        scores: what a model returned.
+        model: the model, whose last module decides where it was compiled.
+
+    Example:
+        >>> import torch
+        >>> weight = torch.ones(3, requires_grad=True)
+        >>> is_squashed(weight.sigmoid()[:, None].double()), is_squashed(weight * 2)
+        (True, False)
+    """
+    node: Any = scores.grad_fn
+    while node is not None and node.name().startswith(_REARRANGING):
+        node = node.next_functions[0][0]
+    if node is None:
+        return False
+    if node.name().startswith("Compiled") and isinstance(model, nn.Module):
+        return isinstance(list(model.modules())[-1], (nn.Sigmoid, nn.Softmax))
+    return bool(node.name().startswith(_SQUASHING))
+
+
+def warn_of_activation(
+    algorithm: Algorithm, score_activation: Literal["identity", "sigmoid"], *, squashed: bool
+) -> None:
+    """Warn of a sigmoid too many or too few, which would change the training without an error.
+
+    Args:
+        algorithm: what the scores are for.
+        score_activation: what the module applies to the model's output.
+        squashed: whether the model's output comes out of a sigmoid or softmax.
+    """
+    name = type(algorithm).__name__
+    if squashed and algorithm.takes_logits:
+        rank_zero_warn(
+            f"{name} takes raw scores, but the model ends in a sigmoid or softmax. Leave it out of the model, and "
+            "set `score_activation='sigmoid'` for the methods that want one.",
+            category=TPAUCWarning,
+        )
+    elif squashed and score_activation == "sigmoid":
+        rank_zero_warn(
+            "The model ends in a sigmoid or softmax, and `score_activation='sigmoid'` applies another: all scores "
+            "lie between 0.27 and 0.74, with small gradients. Leave out one of the two.",
+            category=TPAUCWarning,
+        )
+    elif not squashed and algorithm.takes_probabilities and score_activation == "identity":
+        rank_zero_warn(
+            f"{name} is made for scores in [0, 1], but `score_activation` is 'identity'. Set "
+            "`score_activation='sigmoid'` (`--model.score_activation sigmoid`), unless the model's scores are "
+            "probabilities already.",
+            category=TPAUCWarning,
+        )

@@ -1,0 +1,178 @@
+"""How inputs reach a model, whatever kind they have, and how its output becomes one score per example."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from inspect import Parameter
+from typing import Any
+
+from torch import Tensor, nn
+
+from lightning_tpauc.data.core.targets import NAMES
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.eager import eager
+from lightning_tpauc.functional.notify import warn_on_rank_zero
+
+__all__ = ("call_model", "one_score", "scores_of")
+
+
+def call_model(model: Callable[..., Any], inputs: Any) -> Any:
+    """Call ``model`` on the inputs of a batch, by position or by keyword, as its ``forward`` takes them.
+
+    A mapping whose keys are parameters' names is passed by keyword, and so are the tensors of a PyG graph to a
+    ``forward`` that names them, such as ``(x, edge_index, batch)``; labels are left out, unless ``forward`` requires
+    what is called like them. A tuple or list goes in as several arguments where ``forward`` requires several. Anything
+    else is the only argument.
+
+    Args:
+        model: a module or a function.
+        inputs: the collated inputs.
+
+    Raises:
+        ArgumentError: if some are named and another one is missing.
+
+    Example:
+        >>> call_model(lambda tokens, mask: tokens * mask, {"tokens": 2, "mask": 3})
+        6
+    """
+    if isinstance(inputs, Tensor):  # the usual case, in every step
+        return model(inputs)
+    positional, named = _arguments(model, inputs)
+    return model(*positional, **named)
+
+
+@eager
+def _arguments(model: Callable[..., Any], inputs: Any) -> tuple[list[Any], dict[str, Any]]:
+    function = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    function = function.forward if isinstance(function, nn.Module) else function
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of what is not written in Python
+        return [inputs], {}
+    if isinstance(inputs, Mapping):
+        return _of_mapping(signature, inputs)
+    if hasattr(inputs, "edge_index") or hasattr(inputs, "edge_index_dict"):
+        return _of_graph(signature, inputs)
+    several = isinstance(inputs, (tuple, list)) and not _binds(signature, inputs) and _binds(signature, *inputs)
+    return (list(inputs) if several else [inputs]), {}
+
+
+def _of_mapping(signature: inspect.Signature, inputs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    parameters = _named(signature)
+    known = [p for p in parameters if p.name in inputs]
+    alone = len(parameters) == 1 and len(inputs.keys() - set(NAMES)) > 1  # which may be the mapping's name
+    if _binds(signature, inputs) and (not known or (alone and not _takes_any(signature))):
+        return [inputs], {}
+    given = {p.name: inputs[p.name] for p in known if p.name not in NAMES or _required(p)}
+    others = {name: value for name, value in inputs.items() if name not in given and name not in NAMES}
+    _check_complete(parameters, given, inputs)
+    if _takes_any(signature):
+        return [], {**given, **others}
+    if others:
+        warn_on_rank_zero(
+            f"`forward` of the model takes no {' and no '.join(f'`{name}`' for name in others)}, which the batches "
+            "hold: left out. Leave them out of the data set's items, or write a `forward(batch)`."
+        )
+    return [], given
+
+
+def _of_graph(signature: inspect.Signature, inputs: Any) -> tuple[list[Any], dict[str, Any]]:
+    parameters = _named(signature)
+    stored = set(inputs.keys()) - set(NAMES)
+    # a heterogeneous graph keeps x_dict and edge_index_dict under other names
+    given = [
+        p.name for p in parameters if p.name in stored or (_required(p) and getattr(inputs, p.name, None) is not None)
+    ]
+    if len(given) < 2:
+        return [inputs], {}
+    _check_complete(parameters, given, sorted(stored))
+    return [], {name: getattr(inputs, name) for name in given}
+
+
+def _check_complete(parameters: list[Parameter], given: Iterable[str], offered: Iterable[str]) -> None:
+    missing = [p.name for p in parameters if _required(p) and p.name not in given]
+    if missing:
+        msg = (
+            f"`forward` of the model requires {' and '.join(f'`{name}`' for name in missing)}, but the batches hold "
+            f"{', '.join(offered)}. Let the data set's items hold them, or write a `forward(batch)`."
+        )
+        raise ArgumentError(msg)
+
+
+def _takes_any(signature: inspect.Signature) -> bool:
+    return any(p.kind is Parameter.VAR_KEYWORD for p in signature.parameters.values())
+
+
+def _named(signature: inspect.Signature) -> list[Parameter]:
+    kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    return [p for p in signature.parameters.values() if p.kind in kinds]
+
+
+def _required(parameter: Parameter) -> bool:
+    return parameter.default is Parameter.empty
+
+
+def _binds(signature: inspect.Signature, *positional: Any, **named: Any) -> bool:
+    try:
+        signature.bind(*positional, **named)
+    except TypeError:
+        return False
+    return True
+
+
+def scores_of(output: Any) -> Tensor:
+    """The tensor in what a model returns: itself, or its ``logits``, as models of Hugging Face call it.
+
+    Raises:
+        ArgumentError: if there is none, or it holds no floating numbers.
+    """
+    if isinstance(output, Mapping):
+        output = output.get("logits", output)
+    scores = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if not isinstance(scores, Tensor):
+        msg = (
+            f"Expected `forward` to return one score per example, a tensor of shape (N,) or (N, 1), but got "
+            f"{_described(output)}. Wrap the model in one whose `forward` returns the scores alone."
+        )
+        raise ArgumentError(msg)
+    if not scores.is_floating_point():
+        msg = (
+            f"Expected `forward` to return one score per example, but got {scores.dtype}, which has no gradient: "
+            "return what the classes are decided from, before any `argmax` or threshold."
+        )
+        raise ArgumentError(msg)
+    return scores
+
+
+def one_score(scores: Tensor) -> Tensor:
+    """One score per example, shape ``(N,)``, from shape ``(N,)``, ``(N, 1, ...)`` or that of two classes, ``(N, 2)``.
+
+    The score of two logits is their difference, the logit of the second class.
+
+    Raises:
+        ArgumentError: if the shape is another.
+
+    Example:
+        >>> import torch
+        >>> one_score(torch.tensor([[1.0, 3.0], [2.0, 0.5]]))
+        tensor([ 2.0000, -1.5000])
+    """
+    if scores.ndim == 2 and scores.shape[1] == 2:
+        return scores[:, 1] - scores[:, 0]
+    if scores.ndim < 2 or all(size == 1 for size in scores.shape[1:]):
+        return scores.reshape(-1)
+    msg = (
+        "Expected `forward` to return one score per example, shape (N,) or (N, 1), or the logits of two classes, "
+        f"(N, 2), but got {tuple(scores.shape)}. Return the score of the class that counts as positive."
+    )
+    raise ArgumentError(msg)
+
+
+def _described(output: Any) -> str:
+    kind = type(output).__name__
+    if isinstance(output, Mapping):
+        return f"a {kind} of {', '.join(map(repr, output))}"
+    if isinstance(output, (tuple, list)):
+        return f"a {kind} of {', '.join(type(part).__name__ for part in output)}"
+    return f"a {kind}"

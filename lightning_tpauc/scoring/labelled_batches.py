@@ -1,0 +1,111 @@
+"""Where the inputs and the labels of a batch stand that is evaluated or predicted on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from lightning_tpauc.data.core.batch import EvalBatch
+from lightning_tpauc.data.core.tree_utils import has_label, without_label
+from lightning_tpauc.errors import ArgumentError
+
+__all__ = ("inputs_and_target", "inputs_to_predict")
+
+
+def inputs_and_target(batch: Any, known: Any = None) -> tuple[Any, Tensor]:
+    """Inputs and labels of a batch for validation or test.
+
+    Args:
+        batch: an :class:`~lightning_tpauc.EvalBatch`, or what the loader of a data set of tuples gives, with
+            the label as its last entry, as in the training set: ``(inputs, target)`` or ``(a, b, target)``. The target
+            has N entries; floats 0.0 and 1.0 are labels, too.
+        known: the :func:`~lightning_tpauc.data.core.tree_utils.layout` of the inputs that the model was trained on.
+            Without it only pairs are unambiguous.
+
+    Returns:
+        The inputs, several of them as a tuple, and an integer tensor ``(N,)``.
+
+    Raises:
+        ArgumentError: if the batch is nothing of the kind, nobody knows where its label stands, or a label is neither
+            0 nor 1.
+
+    Example:
+        >>> import torch
+        >>> inputs_and_target([torch.zeros(2, 3), torch.tensor([[1.0], [0.0]])])[1]
+        tensor([1, 0])
+    """
+    if isinstance(batch, EvalBatch):
+        return batch.inputs, batch.target
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2 or not isinstance(batch[-1], Tensor):
+        kinds = f" of {', '.join(type(part).__name__ for part in batch)}" if isinstance(batch, (tuple, list)) else ""
+        msg = (
+            f"Expected batches (inputs, target) to validate and test on, but got a {type(batch).__name__}{kinds}. Let "
+            "the data set return such pairs, or give it to PosNegDataModule, which takes mappings and PyG graphs, too."
+        )
+        raise ArgumentError(msg)
+    labelled = has_label(batch, known)
+    if labelled is False or (labelled is None and len(batch) > 2):
+        _refuse_entries(batch, known, "(inputs, target)")
+    return without_label(batch), _binary(batch[-1])
+
+
+def inputs_to_predict(batch: Any, known: Any = None) -> Any:
+    """Inputs of a batch to predict on, which may hold labels or not.
+
+    Args:
+        batch: inputs; or a tuple of several inputs, or of inputs and a label, or of all these.
+        known: as in :func:`inputs_and_target`. Without it the second of two entries is a label if it holds one number
+            per example.
+
+    Raises:
+        ArgumentError: if nobody knows whether the last entry is a label.
+
+    Example:
+        >>> import torch
+        >>> ids, mask, y = torch.zeros(2, 5), torch.ones(2, 5), torch.tensor([0, 1])
+        >>> [len(inputs_to_predict(batch, ["tensor", "tensor"])) for batch in ((ids, mask), (ids, mask, y))]
+        [2, 2]
+    """
+    if not isinstance(batch, (tuple, list)):
+        return batch
+    if len(batch) == 1:
+        return batch[0]
+    labelled = has_label(batch, known)
+    if labelled is None and not (len(batch) == 2 and isinstance(batch[1], Tensor) and _one_per_example(batch[1])):
+        _refuse_entries(batch, known, "inputs or (inputs, target)")
+    return tuple(batch) if labelled is False else without_label(batch)
+
+
+def _refuse_entries(batch: Any, known: Any, expected: str) -> None:
+    trained = "what was trained on is unknown" if known is None else f"the model was trained on inputs {known}"
+    msg = (
+        f"Expected batches {expected}, but got {len(batch)} entries, and {trained}: nobody knows which of them is the "
+        "label. Let the data set return pairs, several inputs as a tuple of their own: `((a, b), target)`."
+    )
+    raise ArgumentError(msg)
+
+
+def _one_per_example(target: Tensor) -> bool:
+    return target.ndim > 0 and target.numel() == len(target)
+
+
+def _binary(target: Tensor) -> Tensor:
+    if not _one_per_example(target):
+        msg = f"Expected one label per example as the last entry of the batches, but got shape {tuple(target.shape)}."
+        raise ArgumentError(msg)
+    target = target.detach().reshape(-1)
+    labels = target.long() if target.is_floating_point() else target
+    wrong = (target != 0) & (target != 1)
+    if bool(wrong.any()):
+        found = target[wrong][0].item()
+        if found < 0 or not float(found).is_integer():
+            chosen = "y > 0" if found < 0 else "y > 0.5"
+        else:  # of classes 1 and 2, the second
+            chosen = f"y == {target[target == target].max().item():g}"
+        msg = (
+            f"Expected labels 0 and 1 in the batches, but found {found:g}. Pass, for instance, ({chosen}) as labels, "
+            "and leave out unlabelled examples."
+        )
+        raise ArgumentError(msg)
+    return labels

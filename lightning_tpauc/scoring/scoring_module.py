@@ -1,0 +1,337 @@
+"""A LightningModule that scores examples and reports how well it ranks them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, cast
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import CombinedLoader, rank_zero_warn
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+
+from lightning_tpauc.algorithms import STACO, Algorithm
+from lightning_tpauc.data.core.batch import EvalBatch
+from lightning_tpauc.data.core.subset_indices import check_loader
+from lightning_tpauc.errors import ArgumentError, TPAUCWarning
+from lightning_tpauc.functional.averaging import master_dtype
+from lightning_tpauc.functional.checks import check_choice
+from lightning_tpauc.lightning_fixes.compiled import own_names
+from lightning_tpauc.lightning_fixes.hooks import KeepsDuties, duty
+from lightning_tpauc.lightning_fixes.mixing import refuse_bases, refuse_taken
+from lightning_tpauc.lightning_fixes.unsupported import log_replicated
+from lightning_tpauc.metrics import ObjectiveRatios
+from lightning_tpauc.metrics.reporting import (
+    IGNORED,
+    Rectangle,
+    as_rectangles,
+    build_metrics,
+)
+from lightning_tpauc.scoring.activation import is_squashed, warn_of_activation
+from lightning_tpauc.scoring.calling import call_model, one_score, scores_of
+from lightning_tpauc.scoring.forward_passes import explained_dtypes
+from lightning_tpauc.scoring.labelled_batches import inputs_and_target, inputs_to_predict
+from lightning_tpauc.scoring.trained_start import TrainedStart
+
+__all__ = ("ScoringModule",)
+
+#: Of the validation's metrics, the one that is no number and is not logged.
+RATIOS = "objective_ratios"
+
+_ATTRIBUTES = ("algorithm", "score_activation", "input_layout", "trained_start")
+
+
+class ScoringModule(KeepsDuties, LightningModule):
+    """Scores by a backbone, by a subclass's ``forward`` or by a class mixed in; validation, test and prediction.
+
+    Args:
+        algorithm: the training method; it knows the rectangle to report and whether it wants raw scores. STACO if
+            ``None``.
+        backbone: maps ``inputs`` to scores; see :class:`~lightning_tpauc.TPAUCModule`.
+        score_activation: what lies between raw scores and the algorithm, ``"identity"`` or ``"sigmoid"``.
+        rectangles: further (min_tpr, max_fpr) pairs to report.
+        log_objective: also report the exact training objective F, on the evaluated data.
+        **kwargs: passed on to the next class, for mixing in.
+
+    Raises:
+        ArgumentError: if ``score_activation`` is unknown or a rectangle is not inside the unit square.
+
+    Example:
+        >>> from lightning_tpauc.algorithms import STACO
+        >>> module = ScoringModule(STACO(), torch.nn.Linear(3, 1), score_activation="sigmoid")
+        >>> module.raw_scores(torch.zeros(2, 3)).shape, module.algorithm_scores(torch.zeros(2, 3)).shape
+        (torch.Size([2]), torch.Size([2]))
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        refuse_bases(cls)
+        super().__init_subclass__(**kwargs)
+
+    def __init__(
+        self,
+        algorithm: Algorithm | None = None,
+        backbone: nn.Module | None = None,
+        score_activation: Literal["identity", "sigmoid"] = "identity",
+        rectangles: Sequence[tuple[float, float]] = (),
+        log_objective: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check_choice(score_activation, "score_activation", ("identity", "sigmoid"))
+        self.register_load_state_dict_pre_hook(_accept)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        #: Whether nobody chose the algorithm; a checkpoint then says which rectangle is evaluated.
+        self.algorithm_is_default = algorithm is None
+        algorithm = STACO() if algorithm is None else algorithm
+        _check_kinds(algorithm, backbone)
+        refuse_taken(self, *_ATTRIBUTES, *(["backbone"] if backbone is not None else []))
+        self._has_own_backbone = backbone is not None
+        #: Whether a class that is mixed in scores by itself.
+        self._inherits_forward = (
+            backbone is None and getattr(super().forward, "__func__", None) is not LightningModule.forward
+        )
+        if backbone is not None:
+            self.backbone: Any = backbone  # any type, so that a class mixed in may say what its own is
+        self.algorithm = algorithm
+        self.score_activation = score_activation
+        self._reported = as_rectangles(rectangles), log_objective
+        self.val_metrics: MetricCollection = self._metrics("val/")
+        self.test_metrics: MetricCollection = self._metrics("test/")
+        #: Of weights that were trained before, which a new run starts from.
+        self.trained_start = TrainedStart()
+        #: Names of areas that were 0 in this run, of which it was said.
+        self._blind_said: set[str] = set()
+        #: What the inputs consist of that it was trained on; see :func:`~lightning_tpauc.data.core.tree_utils.layout`.
+        self.input_layout: Any = None
+        self._activation_checked = False
+        #: Of all data loaders but the first, whose metrics are the two above; there while they are evaluated.
+        self._further_metrics: list[MetricCollection] = []
+        #: Objective of the last validation's scores over that of a constant model, at growing tightness.
+        self.held_out_ratios: list[float] = []
+
+    # ---------------------------------------------------------------- scores
+
+    def forward(self, inputs: Any) -> Tensor:
+        """The output of the backbone, or of the class mixed in, for ``inputs``; see :func:`call_model`.
+
+        Raises:
+            ArgumentError: if there is no model.
+        """
+        if self._inherits_forward:
+            return cast(Tensor, call_model(super().forward, inputs))
+        if not self._has_own_backbone:  # a subclass may have its own
+            self.require_model()
+        return cast(Tensor, call_model(self.backbone, inputs))
+
+    @property
+    def has_model(self) -> bool:
+        """Whether there is something that scores."""
+        defines_forward = type(self).forward is not ScoringModule.forward
+        return defines_forward or self._inherits_forward or hasattr(self, "backbone")
+
+    def require_model(self) -> None:
+        """Raise :class:`ArgumentError` unless there is something that scores."""
+        if not self.has_model:
+            msg = (
+                f"{type(self).__name__} has no model: pass `backbone=`, define `forward(inputs) -> scores`, or mix "
+                "TPAUCModule into a LightningModule that has a `forward`."
+            )
+            raise ArgumentError(msg)
+
+    @property
+    def score_dtype(self) -> torch.dtype:
+        """float32, or float64 where the model computes in double precision."""
+        parameter = next(self.parameters(), None)
+        return master_dtype(parameter.dtype if parameter is not None else torch.float32)
+
+    def raw_scores(self, inputs: Any) -> Tensor:
+        """Scores as a 1-D tensor in float32 or better, whatever precision the model computes in.
+
+        Raises:
+            ArgumentError: if the model does not return one score per example.
+        """
+        with explained_dtypes(inputs, self):
+            output = call_model(self, inputs)
+        scores = scores_of(output)
+        if not self._activation_checked and scores.requires_grad:
+            self._activation_checked = True
+            squashed = is_squashed(scores, getattr(self, "backbone", None))
+            warn_of_activation(self.algorithm, self.score_activation, squashed=squashed)
+        return one_score(scores.to(master_dtype(scores.dtype)))
+
+    def algorithm_scores(self, inputs: Any) -> Tensor:
+        """Scores as the algorithm sees them: :meth:`raw_scores` after ``score_activation``."""
+        scores = self.raw_scores(inputs)
+        return scores.sigmoid() if self._algorithm_activation == "sigmoid" else scores
+
+    @property
+    def _algorithm_activation(self) -> Literal["identity", "sigmoid"]:
+        return "identity" if self.algorithm.takes_logits else self.score_activation
+
+    def full_precision(self) -> AbstractContextManager[Any]:
+        """Context for pairwise work, which mixed precision must not run in half precision."""
+        kind = self.device.type
+        return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+    # ---------------------------------------------------------------- evaluation
+
+    def evaluate_for(self, min_tpr: float, max_fpr: float) -> None:
+        """Report another rectangle as ``tpauc``: the one that a checkpoint was trained for."""
+        self.algorithm.min_tpr, self.algorithm.max_fpr = min_tpr, max_fpr
+        self.val_metrics = self._metrics("val/").to(self.device)
+        self.test_metrics = self._metrics("test/").to(self.device)
+        self._further_metrics.clear()
+
+    def _metrics(self, prefix: str) -> MetricCollection:
+        others, log_objective = self._reported
+        surrogate = getattr(self.algorithm, "surrogate", None) if log_objective else None
+        own = Rectangle(self.algorithm.min_tpr, self.algorithm.max_fpr)
+        metrics = build_metrics(own, others, log_objective, surrogate, self._algorithm_activation, prefix)
+        if prefix == "val/" and self.algorithm.can_shrink_rectangle:
+            metrics.add_metrics({RATIOS: self._ratios()})
+        return metrics
+
+    def _ratios(self) -> ObjectiveRatios:
+        surrogate = getattr(self.algorithm, "surrogate", "hinge")
+        return ObjectiveRatios((), surrogate, self._algorithm_activation, ignore_index=IGNORED)
+
+    def objective_grid(self) -> Sequence[float]:
+        """Values of the algorithm's ``tightness`` at which this evaluation computes the objective; none by default."""
+        return ()
+
+    @duty("after", cooperative=False)
+    def validation_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> None:  # noqa: ARG002
+        """Collect raw scores and targets, of each data loader apart."""
+        self._evaluate(self.val_metrics, batch, dataloader_idx)
+
+    @duty("after", cooperative=False)
+    def test_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> None:  # noqa: ARG002
+        """Collect raw scores and targets, of each data loader apart."""
+        self._evaluate(self.test_metrics, batch, dataloader_idx)
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:  # noqa: ARG002
+        """Raw scores and, for batches of a ``PosNegDataModule``, which examples they belong to."""
+        if isinstance(batch, EvalBatch):
+            real = batch.example_id >= 0
+            return {"example_id": batch.example_id[real], "score": self.raw_scores(batch.inputs)[real]}
+        return {"score": self.raw_scores(inputs_to_predict(batch, self._known_layout(batch)))}
+
+    @duty("before")
+    def on_validation_epoch_start(self) -> None:
+        """Forget what a validation that was broken off has collected, and look at the loaders."""
+        _check_loaders(self.trainer.val_dataloaders)
+        self._forget_batches(self.val_metrics)
+
+    @duty("before")
+    def on_test_epoch_start(self) -> None:
+        """Forget what a test that was broken off has collected, and look at the loaders."""
+        _check_loaders(self.trainer.test_dataloaders)
+        self._forget_batches(self.test_metrics)
+
+    @duty("before")
+    def on_predict_epoch_start(self) -> None:
+        """Look at the loaders."""
+        _check_loaders(self.trainer.predict_dataloaders)
+
+    @duty("after", cooperative=False)
+    def on_validation_epoch_end(self) -> None:
+        """Log ``val/tpauc`` and its companions; the sanity check logs nothing, since it sees a few batches only.
+
+        Of several data loaders the second one's value is ``val/tpauc/dataloader_idx_1``.
+        """
+        self._log_metrics(self.val_metrics, len(self.trainer.num_val_batches))
+
+    @duty("after", cooperative=False)
+    def on_test_epoch_end(self) -> None:
+        """Log ``test/tpauc`` and its companions, named as in validation."""
+        self._log_metrics(self.test_metrics, len(self.trainer.num_test_batches))
+
+    def _evaluate(self, first: MetricCollection, batch: Any, dataloader_idx: int) -> None:
+        inputs, target = inputs_and_target(batch, self._known_layout(batch))
+        self._metrics_of(first, dataloader_idx + 1)[-1].update(self.raw_scores(inputs), target)
+
+    def _known_layout(self, batch: Any) -> Any:
+        datamodule: Any = getattr(self._trainer, "datamodule", None)
+        if self.input_layout is None and not isinstance(batch, EvalBatch) and hasattr(datamodule, "input_layout"):
+            self.input_layout = datamodule.input_layout()  # before the first step of a training
+        return self.input_layout
+
+    def _metrics_of(self, first: MetricCollection, num_loaders: int) -> list[MetricCollection]:
+        while len(self._further_metrics) < num_loaders - 1:
+            self._further_metrics.append(self._metrics(first.prefix or "").to(self.device))
+        return [first, *self._further_metrics][:num_loaders]
+
+    def _log_metrics(self, first: MetricCollection, num_loaders: int) -> None:
+        # as many on every rank, also where one had no batch: they are computed together
+        for number, metrics in enumerate(self._metrics_of(first, num_loaders)):
+            suffix = f"/dataloader_idx_{number}" if num_loaders > 1 else ""
+            checks = self.trainer.sanity_checking
+            grid = self.objective_grid() if number == 0 else ()
+            for metric in metrics.values(copy_state=False):
+                if isinstance(metric, ObjectiveRatios):
+                    metric.rectangles = [self.algorithm.rectangle_at(tightness) for tightness in grid]
+            values = metrics.compute() if not checks or self.trained_start.is_measured else {}
+            ratios = values.pop(f"{metrics.prefix}{RATIOS}", None)
+            if number == 0 and ratios is not None:
+                self.held_out_ratios = ratios.tolist()
+            for name, value in values.items():
+                if checks:
+                    self.trained_start.note(name + suffix, value)
+                else:
+                    log_replicated(self, name + suffix, value, prog_bar=name.endswith("/tpauc"))
+            if self.trainer.state.fn == TrainerFn.FITTING and not checks:
+                self._say_blind({name.removeprefix("val/"): value for name, value in values.items()}, suffix)
+        self._forget_batches(first)
+
+    def _say_blind(self, values: dict[str, Tensor], suffix: str) -> None:
+        """Say once a run that a monitor of the area can't tell epochs apart."""
+        monitored = {getattr(callback, "monitor", None) for callback in self.trainer.callbacks}  # type: ignore[attr-defined]
+        for name, value in values.items():
+            trained = name == "tpauc"
+            asked = trained or (name.startswith("tpauc") and f"val/{name}{suffix}" in monitored)
+            if name in self._blind_said or not asked or float(value) != 0:
+                continue
+            self._blind_said.add(name)
+            tpr, algorithm = float(values["tpr_at_max_fpr"]), self.algorithm
+            where = f" (TPR {tpr:.2g} at FPR {algorithm.max_fpr:g}, demanded {algorithm.min_tpr:g})" if trained else ""
+            rank_zero_warn(
+                f"val/{name}{suffix} is 0: the ROC curve passes below the rectangle{where}. EarlyStopping and "
+                "ModelCheckpoint can't tell such epochs apart: monitor "
+                f"{f'val/tpr_at_max_fpr{suffix} or ' if trained else ''}val/auroc{suffix}, with mode='max'.",
+                category=TPAUCWarning,
+            )
+
+    def _forget_batches(self, first: MetricCollection) -> None:
+        first.reset()
+        self._further_metrics.clear()
+
+
+def _check_loaders(loaders: Any) -> None:
+    for loader in CombinedLoader(loaders).flattened:
+        check_loader(loader)
+
+
+def _accept(module: ScoringModule, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Before weights are loaded: see that there is a model for them, and call them by its names."""
+    if not module.has_model and any(name.startswith(f"{prefix}backbone.") for name in state):
+        msg = (
+            f"The weights are those of a backbone, which {type(module).__name__} does not have: pass `backbone=`, "
+            "as in `TPAUCModule.load_from_checkpoint(path, backbone=net)`."
+        )
+        raise ArgumentError(msg)
+    ours = {name.removeprefix(prefix): state.pop(name) for name in list(state) if name.startswith(prefix)}
+    state.update({prefix + name: value for name, value in own_names(module, ours).items()})
+
+
+def _check_kinds(algorithm: Any, backbone: Any) -> None:
+    if not isinstance(algorithm, Algorithm):
+        msg = f"Expected `algorithm` to be an Algorithm such as STACO(min_tpr=0.5, max_fpr=0.5), but got {algorithm!r}."
+        raise ArgumentError(msg)
+    if backbone is not None and not isinstance(backbone, nn.Module):
+        msg = (
+            f"Expected `backbone` to be a torch.nn.Module, but got {backbone!r}. "
+            "Arguments of a class that is mixed in are passed by keyword."
+        )
+        raise ArgumentError(msg)

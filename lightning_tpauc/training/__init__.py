@@ -1,0 +1,1 @@
+"""What a training does besides the step: its state, its stages, and its checkpoints."""

@@ -1,0 +1,165 @@
+"""What a run says when it can't work: one line each, with the value and the remedy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor
+
+from lightning_tpauc.errors import TPAUCAdvice
+
+if TYPE_CHECKING:
+    from lightning_tpauc.algorithms import Algorithm
+    from lightning_tpauc.functional.surrogates import Surrogate
+    from lightning_tpauc.training.state import TrainingState
+
+__all__ = ("Adviser", "few_pairs", "few_pairs_of", "look_at_duals", "say_how_it_ended")
+
+#: Fewer hard examples of a class in a batch are a coin toss.
+_FEWEST = 4
+#: Below that share of l(0) a model has learnt something.
+_GOOD = 0.8
+#: Below that share of l(0) the hardest negatives' loss leaves little to learn.
+_LEARNT = 0.25
+#: What is left of a running mean after some 90 steps in which no pair moved the weights.
+_INACTIVE = 1e-2
+#: Above that share of l(0) a model is as good as constant.
+_CONSTANT = 0.98
+
+
+def few_pairs(min_tpr: float, max_fpr: float, num_pos: int, num_neg: int) -> str | None:
+    """What is wrong with batches of which the rectangle holds a handful of examples; ``None`` if nothing is.
+
+    Args:
+        min_tpr: of the rectangle.
+        max_fpr: of the rectangle.
+        num_pos: positives a step, over all ranks.
+        num_neg: negatives a step, over all ranks.
+
+    Example:
+        >>> few_pairs(0.8, 0.2, num_pos=32, num_neg=32) is None
+        True
+        >>> few_pairs(0.8, 0.2, num_pos=8, num_neg=32)
+        'Only 1.6 of the 8 positives a step lie in the rectangle with min_tpr=0.8: raise `num_pos` to 20 or more.'
+    """
+    # 1 - 0.8 is 0.199999...: counts are compared with a tolerance
+    parts = (
+        ("positives", "min_tpr", min_tpr, 1.0 - min_tpr, "num_pos", num_pos),
+        ("negatives", "max_fpr", max_fpr, max_fpr, "num_neg", num_neg),
+    )
+    for kind, bound, value, share, argument, count in parts:
+        if share * count < _FEWEST - 1e-9:
+            return (
+                f"Only {share * count:.2g} of the {count} {kind} a step lie in the rectangle with {bound}={value:g}: "
+                f"raise `{argument}` to {math.ceil(_FEWEST / share - 1e-9)} or more."
+            )
+    return None
+
+
+class Adviser:
+    """Says each thing once a run."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+        self._lowest = math.inf
+
+    def say(self, topic: str, message: str | None) -> None:
+        """Warn with ``message``, unless there is none or ``topic`` was said before."""
+        if message is not None and topic not in self._said:
+            self._said.add(topic)
+            rank_zero_warn(message, category=TPAUCAdvice)
+
+    def look_at_duals(self, diagnostics: Mapping[str, Tensor], optimum: float, constant: float) -> None:
+        """Say if the dual variables have come to a standstill.
+
+        Args:
+            diagnostics: of the algorithm: ``active_share``, the share of pairs that moved the weights over the last
+                steps, and ``mean_y``, the mean dual weight of all positives. Without both nothing is said.
+                ``loss_unit``, where it is not 0, is the mean loss of the hardest negatives over the last steps.
+            optimum: share of pairs that move the weights at the optimum.
+            constant: loss of a constant model.
+        """
+        if not {"mean_y", "active_share"} <= set(diagnostics):
+            return
+        if 0.0 < float(diagnostics.get("loss_unit", 0.0)) < _LEARNT * constant:
+            return  # the training set is ranked almost without a loss: there is little left to move
+        if float(diagnostics["active_share"]) < _INACTIVE * optimum:
+            none = float(diagnostics["mean_y"]) == 0.0
+            seen = "all dual weights are 0" if none else "no pair's loss exceeds its threshold"
+            self.say(
+                "duals",
+                f"Nothing moves the weights: {seen}. Lower `beta` and `beta_prime`, or set `step_units='loss'` and "
+                "`dual_init='exact'`.",
+            )
+
+    def look_at_ratios(self, ratios: list[float]) -> None:
+        """Say if the model has fallen apart.
+
+        Args:
+            ratios: objective of the validation's scores over that of a constant model, from the unit square, first, to
+                the rectangle that was asked for, last.
+        """
+        if not ratios:
+            return
+        if self._lowest < _GOOD and ratios[0] >= 1.0:  # not where a class is missing: nan
+            self.say(
+                "rate",
+                f"The objective over all pairs rose from {self._lowest:.2f} to {ratios[0]:.2f} of that of a constant "
+                "model: the learning rate is too large. Lower the optimizer's `lr`.",
+            )
+        self._lowest = min(self._lowest, ratios[0])
+
+    def look_at_the_end(self, ratios: list[float], tightness: float) -> None:
+        """Say if the model that was trained in the rectangle is as good as constant there.
+
+        Args:
+            ratios: as in :meth:`look_at_ratios`.
+            tightness: of the rectangle in use.
+        """
+        if ratios and tightness == 1.0 and ratios[-1] >= _CONSTANT:  # not where the rectangle holds no example: nan
+            self.say(
+                "constant",
+                f"In the rectangle the objective is {ratios[-1]:.2f} of that of a constant model: none that is better "
+                "was in reach, and training there makes a model constant. Leave `shrink_rectangle` on, or ask for a "
+                "larger rectangle.",
+            )
+
+
+def few_pairs_of(algorithm: Algorithm, datamodule: Any, world_size: int) -> str | None:
+    """:func:`few_pairs` of a PosNegDataModule's batches and the rectangle that was asked for."""
+    sizes = [getattr(datamodule, name, None) for name in ("num_pos", "num_neg")]
+    if algorithm.sampling != "pos_neg" or not algorithm.can_shrink_rectangle or None in sizes:
+        return None
+    num_pos, num_neg = (int(size) * world_size for size in sizes if size is not None)
+    return few_pairs(algorithm.min_tpr, algorithm.max_fpr, min(num_pos, algorithm.num_positives or num_pos), num_neg)
+
+
+def look_at_duals(adviser: Adviser, algorithm: Algorithm, diagnostics: Mapping[str, Tensor]) -> None:
+    """:meth:`Adviser.look_at_duals` of an algorithm."""
+    surrogate: Surrogate | None = getattr(algorithm, "surrogate", None)
+    constant = float(surrogate.value(torch.zeros(()))) if surrogate is not None else 0.0
+    adviser.look_at_duals(diagnostics, algorithm.theta0 * algorithm.theta1, constant)
+
+
+def say_how_it_ended(adviser: Adviser, state: TrainingState, ratios: list[float], tightness: float) -> None:
+    """Say at a training's end what the model is worth, which rectangle was reached and whose weights are left.
+
+    Args:
+        adviser: says it.
+        state: of the training that ended.
+        ratios: as in :meth:`Adviser.look_at_ratios`, of the last validation.
+        tightness: of the rectangle in use.
+    """
+    adviser.look_at_the_end(ratios, tightness)
+    schedule, best = state.rectangle_schedule, state.best
+    if schedule is not None:
+        schedule.say_if_held()
+    if best is not None and best.weights and best.step < state.batches_seen:
+        rank_zero_info(
+            f"The model holds the weights that validated best: val/tpauc {best.value[0]:.4f} after {best.step} of "
+            f"{state.batches_seen} steps. StageCallback(keep_best=False) leaves the last ones."
+        )

@@ -1,0 +1,84 @@
+"""The weights that validated best, which training leaves in the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_tpauc.distributed.fsdp import assign, whole
+
+__all__ = ("BestWeights",)
+
+
+class BestWeights:
+    """A copy of the weights that validated best so far.
+
+    Few positives are memorised after some passes, and what validates then falls while the training's objective still
+    improves. Where two validations have the same ``val/tpauc``, such as 0.0 before the ROC curve has reached the
+    rectangle, the larger ``val/auroc`` counts.
+
+    Args:
+        tensors: what is evaluated: the parameters that the optimizer updates, and running statistics.
+
+    Attributes:
+        value: ``(tpauc, auroc)`` of the copy; ``-inf`` before the first validation.
+        step: how many training batches had been seen then.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self.tensors = list(tensors)
+        self.weights: list[Tensor] = []
+        self.value = (-math.inf, -math.inf)
+        self.step = 0
+        self._last: list[Tensor] | None = None
+
+    @torch.no_grad()
+    def offer(self, tpauc: float, auroc: float, step: int) -> None:
+        """Copy the weights that the model holds if they validated better than any before; nan is never better."""
+        if math.isnan(tpauc) or not (tpauc, auroc) > self.value:
+            return
+        self.value, self.step = (tpauc, auroc), step
+        if self.weights:
+            assign(self.weights, [t.detach() for t in self.tensors])
+        else:
+            self.weights = [t.detach().clone() for t in self.tensors]
+
+    @torch.no_grad()
+    def swap_in(self) -> bool:
+        """Put the best weights into the model, if there are any; returns whether this call did."""
+        if not self.weights or self._last is not None:
+            return False
+        self._last = [t.detach().clone() for t in self.tensors]
+        assign(self.tensors, self.weights)
+        return True
+
+    @torch.no_grad()
+    def swap_out(self) -> None:
+        """Put back what the model held before :meth:`swap_in`."""
+        if self._last is not None:
+            assign(self.tensors, self._last)
+            self._last = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Value, step and whole tensors (a collective for sharded ones)."""
+        return {
+            "value": list(self.value),
+            "step": self.step,
+            "weights": [whole(t) for t in self.weights],
+            "last": [whole(t) for t in self._last or ()],
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned; the model then holds what training goes on from."""
+        tpauc, auroc = (float(v) for v in state["value"])
+        self.value, self.step, self._last = (tpauc, auroc), int(state["step"]), None
+        if state["weights"]:
+            self.weights = [t.detach().clone() for t in self.tensors]
+            assign(self.weights, state["weights"])
+        if state["last"]:
+            assign(self.tensors, state["last"])

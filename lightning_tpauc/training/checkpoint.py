@@ -1,0 +1,210 @@
+"""What a checkpoint holds beside Lightning's own parts, under one key and of primitives and tensors only.
+
+``state_dict`` holds the evaluation weights (the average), so that ``load_from_checkpoint`` and any other reader get the
+solution. The last iterate, which training continues from, lies under our key together with the algorithm's state.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.plugins.precision import DoublePrecision
+from lightning.pytorch.utilities import rank_zero_warn
+from torch.distributed.tensor import DTensor
+
+from lightning_tpauc.distributed import gather_objects, handling_exception, world_size
+from lightning_tpauc.distributed.fsdp import reshard, whole
+from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning
+from lightning_tpauc.lightning_fixes.optimizers import restore_dtypes
+from lightning_tpauc.lightning_fixes.plain_values import make_plain
+from lightning_tpauc.lightning_fixes.resuming import (
+    continue_loops,
+    ends_amid_epoch,
+    known_metrics,
+    mark_validation_pending,
+    replay_unlogged_metrics,
+    restore_known_metrics,
+    stopped_early,
+    unlogged_metrics,
+)
+from lightning_tpauc.training import compatibility, random_state
+from lightning_tpauc.training.batch_norm import agree_on_statistics, batch_norm_statistics
+from lightning_tpauc.training.compatibility import FORMAT_VERSION, KEY
+from lightning_tpauc.training.diagnosis import diagnose
+from lightning_tpauc.training.saved_hyperparameters import leave_out_objects
+from lightning_tpauc.training.state import Phase
+
+if TYPE_CHECKING:
+    from lightning_tpauc.training.trained_module import TrainedModule
+
+__all__ = ("prepare_loading", "restore", "save")
+
+
+def save(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
+    """Fill ``checkpoint``; runs on all ranks.
+
+    Raises:
+        NonFiniteError: if the weights or the state are not finite, before the previous checkpoint is overwritten.
+        CheckpointError: if a signal asks for it amid a step of several ranks, or if an entry could not be read back.
+    """
+    state = module.training_state
+    leave_out_objects(checkpoint)
+    make_plain(checkpoint)
+    compatibility.record_rectangle(module, checkpoint)
+    if state.average is None:
+        return
+    if state.phase is Phase.IN_STEP:
+        _check_not_mid_step()
+    reshard(module)
+    if not handling_exception():
+        agree_on_statistics(module, state.average)  # the file holds rank 0's, which all resumed ranks start from
+        _refresh_statistics(module, checkpoint["state_dict"])
+    problem = diagnose(module, only_if_broken=True)
+    if problem:
+        raise NonFiniteError(problem)
+    _publish_evaluation_weights(module, checkpoint)
+    if "callbacks" not in checkpoint or _is_of_evaluation(module, checkpoint):  # save_weights_only
+        return
+    mark_validation_pending(module.trainer, checkpoint)
+    together = world_size() == 1 or not handling_exception()
+    checkpoint[KEY] = {
+        "format_version": FORMAT_VERSION,
+        "algorithm": {"name": type(module.algorithm).__name__, "state": module.algorithm.state_dict()},
+        **state.state_dict(),
+        "objective": compatibility.objective(module),
+        "base_lr": module.base_lr[1],
+        "fingerprint": compatibility.fingerprint(module),
+        "optimizer": compatibility.optimizer_name(module),
+        "random_state": random_state.gather(),
+        "negatives": _negatives(module),
+        "stopped_early": stopped_early(module.trainer),
+        # a metric may ask other ranks for their share
+        "unlogged": unlogged_metrics(module.trainer) if together else None,
+        "known": known_metrics(module.trainer) if together else {},
+    }
+
+
+def prepare_loading(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
+    """Take note of a loaded checkpoint, before Lightning puts its weights into the module.
+
+    A Trainer in double precision converts the module only after that, and the weights would be rounded to float32.
+
+    Raises:
+        CheckpointError: if training is to go on from it and it is not ours or does not fit.
+    """
+    entry = compatibility.training_entry(module, checkpoint)
+    trainer = module._trainer
+    if trainer is not None and isinstance(trainer.precision_plugin, DoublePrecision):
+        trainer.precision_plugin.convert_module(module)
+    if entry is not None and compatibility.is_resuming(module):
+        further = {
+            "optimizer_states": checkpoint.get("optimizer_states"),
+            "last_epoch": ends_amid_epoch(module.trainer, checkpoint),
+        }
+        module.training_state.load_checkpoint({**entry, **further})
+    else:
+        module.training_state.forget()
+        module.training_state.note_weights_from_file()
+
+
+def restore(module: TrainedModule, *, last_epoch: bool = False) -> bool:
+    """Put back what :func:`save` wrote, when training starts and everything is allocated.
+
+    Args:
+        module: the module that was loaded.
+        last_epoch: whether no step is left, only an epoch's end.
+
+    Returns:
+        Whether training goes on from a checkpoint.
+
+    Raises:
+        CheckpointError: if the checkpoint belongs to another algorithm or other data.
+    """
+    state, trainer = module.training_state, module.trainer
+    entry = state.take_restored()
+    if entry is None:
+        return False
+    compatibility.check_same_run(module, entry)
+    module.algorithm.load_state_dict(entry["algorithm"]["state"])
+    # the optimizer goes on with the checkpoint's learning rate, whatever a factory says now
+    module.base_lr = (module.base_lr[0], entry.get("base_lr", module.base_lr[1]))
+    state.load_state_dict(entry)
+    if state.rectangle_schedule is None:  # whatever it was when the checkpoint was written
+        module.algorithm.tightness = 1.0
+    restore_dtypes(trainer.optimizers[0], entry["optimizer_states"])
+    random_state.scatter(entry["random_state"])
+    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
+    if entry.get("negatives") is not None and hasattr(datamodule, "load_negatives_state"):
+        datamodule.load_negatives_state(entry["batches_seen"], entry["negatives"])
+    continue_loops(trainer, last_epoch=last_epoch)
+    known = entry.get("known", {})
+    restore_known_metrics(trainer, known)
+    if "train/loss" in known:
+        state.note_logged_loss()
+    replay_unlogged_metrics(trainer, entry["unlogged"])
+    return True
+
+
+def _check_not_mid_step() -> None:
+    """Refuse, or warn of, a checkpoint that a signal handler or an exception asks for in the middle of a step."""
+    if world_size() > 1 and not handling_exception():
+        msg = (
+            "A checkpoint was asked for amid a training step, where other ranks are elsewhere and can't take part. "
+            "Save between steps (ModelCheckpoint) and resume from the last one; under SLURM, requeue by yourself: "
+            "`Trainer(plugins=[SLURMEnvironment(auto_requeue=False)])`."
+        )
+        raise CheckpointError(msg)
+    rank_zero_warn(
+        "This checkpoint is saved amid a training step: a run resumed from it takes half a step twice, so it will not "
+        "equal the unbroken run to the last bit.",
+        category=TPAUCWarning,
+    )
+
+
+def _refresh_statistics(module: TrainedModule, state: dict[str, Any]) -> None:
+    for name, statistic in batch_norm_statistics(module):
+        if name in state:  # a copy, where the strategy makes the state_dict
+            state[name] = statistic.detach().to(state[name].device)
+
+
+def _publish_evaluation_weights(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
+    average = module.training_state.average
+    weights = average.evaluation_weights() if average is not None else None
+    if average is None or weights is None or average.swapped:  # swapped in, the model holds what is published
+        return
+    state = checkpoint["state_dict"]
+    # either every rank holds its shards, or rank 0 holds everything and the others an empty dictionary
+    sharded = any(isinstance(value, DTensor) for value in state.values())
+    mean_of = {id(tensor): mean for tensor, mean in zip(average.averaged, weights, strict=True)}
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    for name, tensor in named:
+        mean = mean_of.get(id(tensor))
+        if mean is not None:
+            published = mean if sharded else whole(mean)  # a collective
+            if name in state:
+                state[name] = published.to(dtype=state[name].dtype, device=state[name].device)
+
+
+def _is_of_evaluation(module: TrainedModule, checkpoint: dict[str, Any]) -> bool:
+    """Whether a Trainer saves that did not train, so that there is nothing to go on from.
+
+    Raises:
+        CheckpointError: if one saves that did, after another one has taken the module over to evaluate it.
+    """
+    if module.trainer.optimizers:
+        return False
+    if checkpoint.get("optimizer_states"):
+        msg = (
+            f"{type(module).__name__} was evaluated by another Trainer since it was trained, so what a run goes on "
+            "from can't be saved any more. Save before, evaluate with the Trainer that trained, or pass "
+            "`weights_only=True` to `save_checkpoint`."
+        )
+        raise CheckpointError(msg)
+    return True
+
+
+def _negatives(module: TrainedModule) -> list[Any] | None:
+    """Where each rank's part of a stream of negatives stands; ``None`` if there is no stream."""
+    datamodule: Any = getattr(module._trainer, "datamodule", None)
+    own = datamodule.negatives_state(module.batches_seen) if hasattr(datamodule, "negatives_state") else None
+    return None if own is None else gather_objects(own)

@@ -1,0 +1,211 @@
+"""Where a checkpoint comes from: which format, which kind of module, which rectangle, which inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
+
+from lightning_tpauc.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from lightning_tpauc.functional.surrogates import Surrogate
+    from lightning_tpauc.training.trained_module import TrainedModule
+
+__all__ = (
+    "FORMAT_VERSION",
+    "KEY",
+    "check_same_run",
+    "fingerprint",
+    "is_resuming",
+    "objective",
+    "optimizer_name",
+    "record_rectangle",
+    "training_entry",
+)
+
+#: What training continues from; missing in a checkpoint of weights alone.
+KEY = "lightning_tpauc"
+#: What was trained for; in every checkpoint.
+RECTANGLE = "lightning_tpauc_rectangle"
+#: What its inputs consist of; in every checkpoint of a module that was trained.
+INPUTS = "lightning_tpauc_inputs"
+FORMAT_VERSION = 1
+#: Score differences at which two surrogates are told apart.
+_POINTS = (-2.0, -0.7, -0.1, 0.0, 0.3, 1.0)
+
+
+def record_rectangle(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
+    """Write down the rectangle, ``[min_tpr, max_fpr]``, and the inputs' layout."""
+    checkpoint[RECTANGLE] = [float(module.algorithm.min_tpr), float(module.algorithm.max_fpr)]
+    if module.input_layout is not None:
+        checkpoint[INPUTS] = module.input_layout
+
+
+def training_entry(module: TrainedModule, checkpoint: dict[str, Any]) -> dict[str, Any] | None:
+    """Our part of a loaded checkpoint; ``None`` if it has none, which is enough for inference.
+
+    A module that was made without an algorithm evaluates the checkpoint's rectangle.
+
+    Raises:
+        CheckpointError: if it was written by a newer format; if training is to go on from it and it holds weights
+            alone, was trained for another rectangle, or by an optimizer or schedule with other options.
+    """
+    ours: dict[str, Any] | None = checkpoint.get(KEY)
+    if ours is None and is_resuming(module):
+        msg = (
+            "The checkpoint to resume from holds no state of lightning_tpauc: it was saved with save_weights_only=True "
+            "or by another module. Pass its path as `init_from` of TPAUCModule to start a new run from its weights."
+        )
+        raise CheckpointError(msg)
+    if ours is not None and ours.get("format_version", 0) > FORMAT_VERSION:
+        msg = (
+            f"The checkpoint has format {ours['format_version']} of lightning_tpauc, but this release reads up to "
+            f"{FORMAT_VERSION}. Upgrade with `pip install -U lightning-tpauc`."
+        )
+        raise CheckpointError(msg)
+    if is_resuming(module):
+        _check_options(module.hparams, checkpoint.get("hyper_parameters") or {})
+    module.input_layout = checkpoint.get(INPUTS, module.input_layout)
+    rectangle = checkpoint.get(RECTANGLE)
+    if rectangle is not None:
+        _compare(module, *rectangle)
+    return ours
+
+
+def is_resuming(module: TrainedModule) -> bool:
+    """Whether a checkpoint that is being loaded is one that training goes on from, and not one to evaluate."""
+    trainer = module._trainer
+    return trainer is not None and trainer.state.fn == TrainerFn.FITTING
+
+
+def objective(module: TrainedModule) -> dict[str, Any]:
+    """What the dual variables belong to: the scores' activation, and the surrogate by its values at a few points."""
+    surrogate: Surrogate | None = getattr(module.algorithm, "surrogate", None)
+    values = [] if surrogate is None else surrogate.value(torch.tensor(_POINTS, dtype=torch.float64)).tolist()
+    return {"score_activation": module.score_activation, "surrogate": values}
+
+
+def check_same_run(module: TrainedModule, state: dict[str, Any]) -> None:
+    """Check that a training can go on from a checkpoint's entry.
+
+    Raises:
+        CheckpointError: if it was written by another algorithm or optimizer, for another objective or on other data.
+    """
+    name, average = type(module.algorithm).__name__, module.training_state.average
+    if state["algorithm"]["name"] != name:
+        msg = (
+            f"The checkpoint was written by {state['algorithm']['name']}, but the module trains with {name}. "
+            "Pass the checkpoint as `init_from` to start a new run from its weights."
+        )
+        raise CheckpointError(msg)
+    _check_objective(module, state.get("objective"))
+    before, now = state.get("optimizer"), optimizer_name(module)
+    if before is not None and before != now:
+        msg = (
+            f"The checkpoint was written with the optimizer {before}, but the module trains with {now}, which "
+            "can't go on from that state. Pass the checkpoint as `init_from` to start a new run from its weights."
+        )
+        raise CheckpointError(msg)
+    if average is not None and not average.fits(state["iterates"]):
+        msg = (
+            "The checkpoint's run kept other anchors and averages than this one: `gamma` was changed between infinity "
+            "(STACO1) and a number (STACO2), `batch_norm` of StageCallback was, or what the optimizer trains. Restore "
+            "the setting, or pass the checkpoint as `init_from` to start a new run from its weights."
+        )
+        raise CheckpointError(msg)
+    module.algorithm.check_num_positives(state["algorithm"]["state"])
+    written, present = state["fingerprint"], fingerprint(module)
+    if written is not None and present is not None and written != present:
+        msg = (
+            f"The checkpoint was written on other training data (fingerprint {written}, now {present}): its dual "
+            "variables belong to other positives. Pass the checkpoint as `init_from` to start anew from its weights."
+        )
+        raise CheckpointError(msg)
+
+
+def optimizer_name(module: TrainedModule) -> str:
+    """Class name of the optimizer that trains the module."""
+    return type(module.trainer.optimizers[0]).__name__
+
+
+def fingerprint(module: TrainedModule) -> str | None:
+    """The fingerprint of the training data; ``None`` if there is none."""
+    trainer: Any = module._trainer
+    found = getattr(getattr(trainer, "datamodule", None), "fingerprint", None)
+    return str(found) if found is not None else None
+
+
+def _check_objective(module: TrainedModule, written: dict[str, Any] | None) -> None:
+    """Raise :class:`CheckpointError` if a checkpoint's dual variables belong to another surrogate or activation."""
+    now = objective(module)
+    for name, value in (written or {}).items():
+        if not _same(now[name], value):
+            change = f"from {value!r} to {now[name]!r}" if name == "score_activation" else "(its kind, margin or scale)"
+            msg = (
+                f"The `{name}` was changed {change} since the checkpoint was written: its dual variables belong to "
+                "other losses. Restore it, or pass the checkpoint as `init_from` to start a new run from its weights."
+            )
+            raise CheckpointError(msg)
+
+
+def _same(now: Any, before: Any) -> bool:
+    if isinstance(now, str) or len(now) != len(before):
+        return bool(now == before)
+    values, others = (torch.tensor(numbers, dtype=torch.float64) for numbers in (now, before))
+    return torch.allclose(values, others, rtol=1e-9, atol=1e-12, equal_nan=True)  # processors round exp differently
+
+
+def _check_options(given: Mapping[str, Any], written: Mapping[str, Any]) -> None:
+    """Optimizer and schedule go on with the options in their state, so that others would be ignored.
+
+    Only the command line writes down their options.
+    """
+    if not {"_class_path"} <= given.keys() & written.keys():
+        return
+    changes = [line for name in ("optimizer", "lr_scheduler") for line in _changes(name, written, given)]
+    if changes:
+        msg = (
+            f"A resumed run goes on with the optimizer and the schedule of its checkpoint, but {'; '.join(changes)}. "
+            "Leave that option as it was, or pass the checkpoint as `init_from` to start a new run from its weights."
+        )
+        raise CheckpointError(msg)
+
+
+def _changes(path: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """What differs below a dotted path; options that one of both releases did not know yet are left aside."""
+    name = path.rpartition(".")[2]
+    old, new = before.get(name), now.get(name)
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in sorted(old.keys() & new.keys()):
+            yield from _changes(f"{path}.{key}", old, new)
+    elif old != new:
+        yield f"`{path.replace('.init_args', '')}` was changed from {_brief(old)} to {_brief(new)}"
+
+
+def _brief(value: Any) -> str:
+    return str(value["class_path"]) if isinstance(value, Mapping) and "class_path" in value else repr(value)
+
+
+def _compare(module: TrainedModule, min_tpr: float, max_fpr: float) -> None:
+    algorithm = module.algorithm
+    if (min_tpr, max_fpr) == (algorithm.min_tpr, algorithm.max_fpr):
+        return
+    if is_resuming(module):
+        msg = (
+            f"The checkpoint was trained for min_tpr={min_tpr:g} and max_fpr={max_fpr:g}, but the module's "
+            f"{type(algorithm).__name__} for {algorithm.min_tpr:g} and {algorithm.max_fpr:g}: the dual variables "
+            "belong to another objective. Pass an algorithm for the same rectangle, or the checkpoint as `init_from` "
+            "to start a new run from its weights."
+        )
+        raise CheckpointError(msg)
+    if module.algorithm_is_default:
+        module.evaluate_for(min_tpr, max_fpr)
+    else:
+        rank_zero_info(
+            f"The checkpoint was trained for TPR >= {min_tpr:g} and FPR <= {max_fpr:g}; the algorithm that is given "
+            f"evaluates TPR >= {algorithm.min_tpr:g} and FPR <= {algorithm.max_fpr:g}."
+        )

@@ -1,0 +1,151 @@
+"""Stops a run whose numbers are no longer finite, instead of letting it write worthless checkpoints."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch import Callback
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_tpauc.errors import NonFiniteError
+from lightning_tpauc.lightning_fixes.hooks import KeepsDuties, duty
+from lightning_tpauc.training.diagnosis import diagnose, diagnose_divergence
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+    from lightning_tpauc.training.trained_module import TrainedModule
+
+__all__ = ("FiniteGuard",)
+
+#: Steps between a check on an accelerator and its reading: enough for the host to run ahead, and the same on all ranks,
+#: so that they stop at the same step and none waits for the others.
+_LAG = 4
+#: Halving the scale so often in a row leaves nothing of any float16 gradient.
+_MOST_SKIPPED = 50
+#: Losses this many times that of the first step are those of a run that diverges.
+_GROWTH = 1e10
+#: What the other processes get to say why they stop.
+_GRACE_SECONDS = 2.0
+
+
+class FiniteGuard(KeepsDuties, Callback):
+    """Stops the run at the first step whose loss or state is not finite or beyond all bounds, and says what to change.
+
+    Beyond all bounds is 1e10 times what the first step of this run, new or resumed, had, and 1e10 at least: the weights
+    diverge, though single precision may take many steps more to overflow.
+
+    On a CPU the check is immediate. On an accelerator the flag travels to the host without blocking and is read a few
+    steps later; no checkpoint is written in between, since saving looks at everything itself. A run in which a gradient
+    scaler skips every step is stopped as well. When rank 0 fails, the processes that it started end with it.
+
+    Raises:
+        NonFiniteError: on every rank at the same step.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> trainer = Trainer(accelerator="cpu", logger=False, callbacks=[FiniteGuard()])  # added if left out
+        >>> any(isinstance(callback, FiniteGuard) for callback in trainer.callbacks)
+        True
+    """
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[Tensor, Tensor, Any]] = []
+        self._limit: Tensor | None = None
+        self._skipped = 0
+
+    @override
+    @duty("before")
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Forget an earlier run, which may have ended in an error."""
+        self._pending.clear()
+        self._limit = None
+        self._skipped = 0
+
+    @override
+    @duty("before")
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Check the step that has just been taken; one that a gradient scaler skipped only counts."""
+        module: TrainedModule = pl_module  # type: ignore[assignment]
+        self._skipped = self._skipped + 1 if module.step_skipped else 0
+        if self._skipped >= _MOST_SKIPPED:
+            raise NonFiniteError(_always_skipped(module))
+        if module.step_skipped:
+            return
+        total: Tensor = module.step_loss + module.algorithm.scalar_sum()  # finite only where both are
+        if self._limit is None:
+            self._limit = total.abs().clamp_min(1.0) * _GROWTH
+        within = total.abs() < self._limit  # nor is anything that is not finite
+        if total.device.type != "cuda":
+            self._stop_unless(bool(within), module, total)
+            return
+        flag = torch.empty((), dtype=torch.bool, pin_memory=True)
+        flag.copy_(within, non_blocking=True)
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        event.record()
+        self._pending.append((flag, total, event))
+        if len(self._pending) > _LAG:
+            self._read(1, module)
+
+    @override
+    @duty("before")
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Read what is still on its way."""
+        self._read(len(self._pending), pl_module)  # type: ignore[arg-type]
+
+    @override
+    @duty("before")
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """See to it that no rank is left behind.
+
+        Lightning ends the other processes when one of them fails, but not when rank 0, which started them, does:
+        they would wait for it in a collective, minutes under NCCL, and keep their GPUs.
+        """
+        started = getattr(trainer.strategy.launcher, "procs", ())
+        children = [process for process in started if isinstance(process, subprocess.Popen)]
+        if children:
+            atexit.register(_end, children)
+
+    def _read(self, count: int, module: TrainedModule) -> None:
+        for _ in range(count):
+            flag, total, event = self._pending.pop(0)
+            event.synchronize()  # of a step that is _LAG steps old: as a rule it is long over
+            self._stop_unless(bool(flag), module, total)
+
+    def _stop_unless(self, within: bool, module: TrainedModule, total: Tensor) -> None:
+        if within:
+            return
+        if math.isfinite(total):
+            raise NonFiniteError(diagnose_divergence(module, float(total)))
+        raise NonFiniteError(diagnose(module))
+
+
+def _end(children: list[subprocess.Popen[bytes]]) -> None:
+    deadline = time.monotonic() + _GRACE_SECONDS
+    while any(child.poll() is None for child in children) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for child in children:
+        if child.poll() is None:
+            child.kill()  # SIGTERM does not reach one that waits in a collective
+
+
+def _always_skipped(module: TrainedModule) -> str:
+    scaler: Any = getattr(module.trainer.precision_plugin, "scaler", None)
+    return (
+        f"Not finite after {module.batches_seen} steps: the gradient scaler skipped {_MOST_SKIPPED} steps in a row and "
+        f"is down to a scale of {scaler.get_scale():.1g}, so the gradients are infinite or nan at any scale. Look for "
+        "such numbers in the inputs, or train with precision='bf16-mixed', which has the range of float32."
+    )

@@ -1,0 +1,60 @@
+"""The start of a training: room for what it remembers, warm-up, rectangle and dual variables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightning_tpauc.training.training_scores import count_positives, score_training_set
+from lightning_tpauc.training.visited_positives import VisitedPositives
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+    from lightning_tpauc.training.state import ToRemember
+    from lightning_tpauc.training.trained_module import TrainedModule
+
+__all__ = ("allocate", "start")
+
+
+def allocate(trainer: Trainer, module: TrainedModule, wanted: ToRemember) -> VisitedPositives | None:
+    """Make room for all that the algorithm and the settings need; it is filled or restored afterwards.
+
+    Args:
+        trainer: whose optimizer and data are there.
+        module: what is trained.
+        wanted: what the settings ask for.
+
+    Returns:
+        What counts the positives that training visits; ``None`` if the data say how many there are.
+
+    Raises:
+        ArgumentError: if the number of positives is unknown, or contradicts the data.
+    """
+    algorithm, device, dtype = module.algorithm, module.device, module.score_dtype
+    given = getattr(module, "num_positives", None)
+    num_positives, found = count_positives(trainer, given, type(module).__name__)
+    algorithm.setup(num_positives, device=device, dtype=dtype)
+    algorithm.tightness, module.held_out_ratios = 1.0, []  # an earlier training may have left others
+    parameters = [p for group in trainer.optimizers[0].param_groups for p in group["params"]]
+    module.training_state.allocate(wanted, algorithm, module, parameters, device=device, dtype=dtype)
+    return None if found else VisitedPositives(num_positives)
+
+
+def start(trainer: Trainer, module: TrainedModule, max_negatives: int | None) -> None:
+    """Begin a new training: warm-up, rectangle and dual variables.
+
+    Args:
+        trainer: the Trainer that fits.
+        module: what is trained.
+        max_negatives: bound on the negatives that are scored for the exact start; ``None`` is none.
+    """
+    state, algorithm = module.training_state, module.algorithm
+    module.begin_warmup()
+    if state.rectangle_schedule is not None:
+        state.rectangle_schedule.start()
+    scores = score_training_set(module, max_negatives) if algorithm.needs_scores("start") else None
+    if scores is not None and state.memory is not None:
+        state.memory.fill(scores)
+        state.memory.forget_negatives()
+    algorithm.start(scores)
+    module.trained_start.offer(trainer, state.best.offer if state.best is not None else None)

@@ -1,0 +1,288 @@
+"""What a training remembers besides the model, the algorithm and the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from lightning_tpauc.algorithms import Algorithm
+from lightning_tpauc.distributed import GatheredScores
+from lightning_tpauc.training.averaging import IterateAverage
+from lightning_tpauc.training.batch_norm import batch_norm_statistics
+from lightning_tpauc.training.best_weights import BestWeights
+from lightning_tpauc.training.previous_weights import PreviousWeights
+from lightning_tpauc.training.rectangle_schedule import RectangleSchedule
+from lightning_tpauc.training.training_scores import ScoreMemory
+
+__all__ = ("Phase", "ToRemember", "TrainingState")
+
+#: Negatives that are remembered if nobody sets a number.
+_MAX_NEGATIVES = 2**20
+
+
+class Phase(Enum):
+    """How far the training has come that the state belongs to."""
+
+    #: There was no training, or other weights were loaded since.
+    UNTRAINED = "untrained"
+    #: A checkpoint was loaded to resume from. Its state is put back when training starts.
+    LOADED = "loaded"
+    #: Training is going on, or was interrupted, between two steps.
+    BETWEEN_STEPS = "between steps"
+    #: A training step is going on. The algorithm's state may hold a part of it already.
+    IN_STEP = "in step"
+    #: Training has ended, and the model holds its result.
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class ToRemember:
+    """What the settings of the stages ask a training to remember.
+
+    Attributes:
+        decay: how fast the average forgets; see :class:`~lightning_tpauc.training.averaging.IterateAverage`.
+        averages_statistics: whether running statistics of batch normalisation are averaged like weights.
+        best_weights: whether to keep the weights that validated best.
+        shrinking_steps: in how many steps the rectangle shrinks; ``None`` if it does not.
+        scores: whether to remember the scores of training steps, even if the rectangle does not shrink.
+        max_negatives: bound on the remembered negatives; ``None`` is 2**20.
+    """
+
+    decay: float = 0.0
+    averages_statistics: bool = False
+    best_weights: bool = False
+    shrinking_steps: int | None = None
+    scores: bool = False
+    max_negatives: int | None = None
+
+
+class TrainingState:
+    """Owns what a training remembers: only its methods rebind the attributes.
+
+    A training calls :meth:`allocate` when it starts, then :meth:`begin_step` and either :meth:`commit_step` or
+    :meth:`skip_step` for every batch, and :meth:`finish` at its end. What it remembers stays in place after that, so
+    that a checkpoint can still be saved, until :meth:`forget`.
+
+    Attributes:
+        phase: how far the training has come.
+        batches_seen: number of training batches consumed so far, which is the position of the data module's sampler.
+        step_loss: loss of the last step, whatever a subclass's ``training_step`` returns.
+        step_skipped: whether a gradient scaler skipped the last step because of infinite gradients.
+        average: anchor and running mean of the weights; ``None`` without a training.
+        memory: the remembered training scores; ``None`` unless they are needed.
+        previous: the weights before the last update; empty unless the algorithm needs them.
+        best: the weights that validated best; ``None`` unless they are kept.
+        rectangle_schedule: shrinks the trained rectangle; ``None`` unless that is wanted.
+        restored: the loaded checkpoint's content in phase ``LOADED``.
+        loss_was_logged: whether callbacks know ``train/loss`` in this run.
+        has_started: whether the module has begun a run in this process.
+        is_trained: whether the weights came from a file.
+
+    Example:
+        >>> from lightning_tpauc.algorithms import STACO
+        >>> net, algorithm, state = nn.Linear(3, 1), STACO(), TrainingState()
+        >>> algorithm.setup(num_positives=5)
+        >>> state.allocate(ToRemember(scores=True), algorithm, net, list(net.parameters()))
+        >>> state.phase, state.memory.pos_scores.shape
+        (<Phase.BETWEEN_STEPS: 'between steps'>, torch.Size([5]))
+    """
+
+    def __init__(self) -> None:
+        self.loss_was_logged = self.has_started = self.is_trained = False
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget every training; called when other weights are loaded, which the averages do not belong to."""
+        self.phase = Phase.UNTRAINED
+        self.batches_seen = 0
+        self.step_loss = torch.zeros(())
+        self.step_skipped = False
+        self.average: IterateAverage | None = None
+        self.memory: ScoreMemory | None = None
+        self.previous = PreviousWeights()
+        self.best: BestWeights | None = None
+        self.rectangle_schedule: RectangleSchedule | None = None
+        self.restored: dict[str, Any] | None = None
+        self._sharded: list[FSDPModule] = []
+
+    # ---------------------------------------------------------------- a run's beginning
+
+    def begin_run(self) -> bool:
+        """Note that a run begins, new or resumed; returns whether it is the module's first."""
+        first, self.has_started = not self.has_started, True
+        self.loss_was_logged = False
+        return first
+
+    def load_checkpoint(self, content: dict[str, Any]) -> None:
+        """Keep a checkpoint's content until training starts; the sampler asks for its position before that."""
+        self.forget()
+        self.phase, self.restored, self.batches_seen = Phase.LOADED, content, content["batches_seen"]
+
+    def drop_unused_checkpoint(self) -> None:
+        """Forget a loaded checkpoint whose run failed before its training started, since another run begins."""
+        if self.phase is Phase.LOADED:
+            self.forget()
+
+    def note_weights_from_file(self) -> None:
+        """Note that the model holds weights that were trained before."""
+        self.is_trained = True
+
+    def allocate(
+        self,
+        wanted: ToRemember,
+        algorithm: Algorithm,
+        model: nn.Module,
+        parameters: Sequence[Tensor],
+        *,
+        device: torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Make room for all that the algorithm and the stages' settings need.
+
+        Args:
+            wanted: what the stages' settings ask for.
+            algorithm: the training method, which knows the number of positives already.
+            model: the model that is trained.
+            parameters: those that the optimizer updates.
+            device: where scores are remembered.
+            dtype: of scores, ``torch.float32`` or ``torch.float64``.
+        """
+        averages, needed = algorithm.averages_iterates, algorithm.needs_previous
+        statistics = [statistic for _, statistic in batch_norm_statistics(model)]
+        self._sharded = [child for child in model.modules() if isinstance(child, FSDPModule)]
+        self.average = IterateAverage(
+            parameters,
+            statistics if wanted.averages_statistics and averages else [],
+            anchored=algorithm.proximal_coefficient != 0,
+            averaged=averages or algorithm.has_stages,
+            is_solution=averages,
+            decay=0.0 if algorithm.has_stages else wanted.decay,
+        )
+        self.best = BestWeights([*parameters, *statistics]) if wanted.best_weights else None
+        steps = wanted.shrinking_steps
+        self.rectangle_schedule = RectangleSchedule(algorithm, steps) if steps is not None else None
+        self.previous = PreviousWeights(parameters if needed else (), recursive=needed == "gradients")
+        self.memory = None
+        if (steps is not None or wanted.scores) and algorithm.num_positives is not None:
+            capacity = wanted.max_negatives or _MAX_NEGATIVES
+            self.memory = ScoreMemory(algorithm.num_positives, capacity, device, dtype)
+        if self.phase is not Phase.LOADED:
+            self.phase = Phase.BETWEEN_STEPS
+
+    # ---------------------------------------------------------------- steps
+
+    def begin_step(self) -> None:
+        """Note that a training step begins; a checkpoint that is saved before its end holds half of it."""
+        self.phase = Phase.IN_STEP
+
+    def commit_step(self, loss: Tensor, scores: GatheredScores | None) -> None:
+        """Take in a step that was taken: the weights that it led to, and its scores unless a line search took it."""
+        if self.memory is not None and scores is not None:
+            self.memory.update(scores.pos_scores, scores.neg_scores, scores.index)
+        if self.average is not None and self.average.averaged:
+            self.average.update()
+        self.previous.commit()
+        self._end_step(loss, skipped=False)
+
+    def skip_step(self, loss: Tensor) -> None:
+        """Count a batch whose step a gradient scaler skipped; nothing of it is remembered."""
+        self.previous.discard()
+        self._end_step(loss, skipped=True)
+
+    def _end_step(self, loss: Tensor, *, skipped: bool) -> None:
+        self.batches_seen += 1
+        self.step_loss, self.step_skipped = loss.detach(), skipped
+        self.phase = Phase.BETWEEN_STEPS
+
+    def note_logged_loss(self) -> None:
+        """Note that callbacks know ``train/loss`` from now on."""
+        self.loss_was_logged = True
+
+    def finish_stage(self, *, adopt: bool) -> None:
+        """End a stage: the average is the next anchor and, with ``adopt``, the current weights."""
+        if self.average is not None:
+            self.average.finish_stage(adopt)
+            self.reshard()
+
+    # ---------------------------------------------------------------- which weights the model holds
+
+    def reshard(self) -> None:
+        """Let FSDP2 gather the weights anew that were written into its shards."""
+        for child in self._sharded:
+            child.reshard()
+
+    def show_average(self) -> bool:
+        """Put the average into the model, if the algorithm has one to evaluate; returns whether this call did."""
+        shown = self.average is not None and self.average.swap_in()
+        if shown:
+            self.reshard()
+        return shown
+
+    def restore_last_iterate(self) -> None:
+        """Put the last iterate back where the average stands in its place; a training's result stays."""
+        if self.phase is not Phase.FINISHED and self.average is not None and self.average.swap_out():
+            self.reshard()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The model holds the average inside, and what it held before afterwards."""
+        shown = self.show_average()
+        try:
+            yield
+        finally:
+            if shown and self.average is not None and self.average.swap_out():
+                self.reshard()
+
+    def finish(self) -> bool:
+        """Leave the result in the model, the best weights or the average; returns whether that changed the weights."""
+        changed = self.average is not None and self.average.swap_in()
+        changed = (self.best is not None and self.best.swap_in()) or changed
+        if changed:
+            self.reshard()
+        self.phase = Phase.FINISHED
+        return changed
+
+    # ---------------------------------------------------------------- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that is remembered, as whole tensors (a collective for sharded ones); needs :meth:`allocate` before."""
+        parts = {
+            "iterates": self.average,
+            "memory": self.memory,
+            "previous": self.previous,
+            "best": self.best,
+            "rectangle_schedule": self.rectangle_schedule,
+        }
+        held = {name: part.state_dict() if part is not None else None for name, part in parts.items()}
+        return {**held, "batches_seen": self.batches_seen}
+
+    def take_restored(self) -> dict[str, Any] | None:
+        """The loaded checkpoint's content, once; ``None`` if the run is a new one."""
+        restored, self.restored = self.restored, None
+        if restored is not None:
+            self.phase = Phase.BETWEEN_STEPS
+        return restored
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Fill in what :meth:`state_dict` returned, and what earlier releases wrote; the model gets the last iterate.
+
+        What the settings do not ask for any more is left out.
+        """
+        # the best weights come first: they know what the model held if there is no average
+        for name, part in (
+            ("best", self.best),
+            ("iterates", self.average),
+            ("rectangle_schedule", self.rectangle_schedule),
+            ("memory", self.memory),
+            ("previous", self.previous),
+        ):
+            if part is not None and state.get(name) is not None:
+                part.load_state_dict(state[name])
+        self.batches_seen = state["batches_seen"]

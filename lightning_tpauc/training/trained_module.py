@@ -1,0 +1,122 @@
+"""A LightningModule whose training remembers something."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+from typing_extensions import override
+
+from lightning_tpauc.algorithms.base import TIGHTNESS_GRID
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.lightning_fixes.mixing import raise_taken, refuse_taken
+from lightning_tpauc.optimization.optimized_module import OptimizedModule
+from lightning_tpauc.training.averaging import IterateAverage
+from lightning_tpauc.training.best_weights import BestWeights
+from lightning_tpauc.training.previous_weights import PreviousWeights
+from lightning_tpauc.training.rectangle_schedule import RectangleSchedule
+from lightning_tpauc.training.state import Phase, TrainingState
+from lightning_tpauc.training.training_scores import ScoreMemory
+
+__all__ = ("TrainedModule",)
+
+#: Attributes that are assigned in every step and never hold a tensor.
+_PLAIN = frozenset({"_current_fx_name", "_activation_checked", "_awaited"})
+#: What the module shows of its training state.
+_SHOWN = frozenset(
+    {
+        "batches_seen",
+        "best",
+        "in_step",
+        "iterates",
+        "memory",
+        "previous",
+        "rectangle_schedule",
+        "step_loss",
+        "step_skipped",
+    }
+)
+
+
+class TrainedModule(OptimizedModule):
+    """Adds the :class:`TrainingState` to a module, and shows parts of it as read-only attributes.
+
+    Args:
+        **kwargs: of :class:`~lightning_tpauc.optimization.optimized_module.OptimizedModule`.
+
+    Raises:
+        ArgumentError: if a class that is mixed in uses one of these names for an attribute of its own.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        refuse_taken(self, "training_state", *sorted(_SHOWN))
+        #: What the training remembers; see :class:`TrainingState`.
+        self.training_state = TrainingState()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # nn.Module looks for parameters, modules and buffers in whatever is assigned, and Lightning assigns the name of
+        # the hook it enters or leaves some thirty times a step.
+        if name in _PLAIN:
+            object.__setattr__(self, name, value)
+        elif name in _SHOWN:
+            if "training_state" not in vars(self):
+                raise_taken(self, name)
+            msg = f"`{name}` of {type(self).__name__} shows a part of its training state: it can't be set."
+            raise ArgumentError(msg)
+        else:
+            super().__setattr__(name, value)
+
+    @override
+    def objective_grid(self) -> Sequence[float]:
+        """The whole grid if the rectangle shrinks; else its ends, which the advice looks at. Nothing outside of fit."""
+        if self.trainer.state.fn != TrainerFn.FITTING or self.trainer.sanity_checking:
+            return ()
+        return TIGHTNESS_GRID if self.training_state.rectangle_schedule is not None else (0.0, 1.0)
+
+    @property
+    def batches_seen(self) -> int:
+        """Number of training batches consumed so far; the position of the data module's sampler."""
+        return self.training_state.batches_seen
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a training step is going on, of which the state may hold a part already."""
+        return self.training_state.phase is Phase.IN_STEP
+
+    @property
+    def step_loss(self) -> Tensor:
+        """Loss of the last step, whatever a subclass's ``training_step`` returns."""
+        return self.training_state.step_loss
+
+    @property
+    def step_skipped(self) -> bool:
+        """Whether a gradient scaler skipped the last step because of infinite gradients."""
+        return self.training_state.step_skipped
+
+    @property
+    def iterates(self) -> IterateAverage | None:
+        """Anchor and running mean of the weights; there from a training on, until other weights are loaded."""
+        return self.training_state.average
+
+    @property
+    def memory(self) -> ScoreMemory | None:
+        """The remembered training scores, where they are needed."""
+        return self.training_state.memory
+
+    @property
+    def previous(self) -> PreviousWeights:
+        """The weights before the last update; empty unless the algorithm needs them."""
+        return self.training_state.previous
+
+    @property
+    def best(self) -> BestWeights | None:
+        """The weights that validated best, if they are kept."""
+        return self.training_state.best
+
+    @property
+    def rectangle_schedule(self) -> RectangleSchedule | None:
+        """What shrinks the trained rectangle, if it shrinks."""
+        return self.training_state.rectangle_schedule
