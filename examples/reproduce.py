@@ -14,15 +14,17 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where `examples.paper` is found
+
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+from examples.paper.build import Options, build_datamodule
+from examples.paper.catalog import Experiment, experiment_names, find_experiment
+from examples.paper.records import results_in
+from examples.paper.report import write_report
+from examples.paper.runner import Plan, run_plan
+from examples.paper.timing import time_methods
 from lightning_tpauc.errors import TPAUCError
-from lightning_tpauc.experiments.build import Options, build_datamodule
-from lightning_tpauc.experiments.catalog import Experiment, experiment_names, find_experiment
-from lightning_tpauc.experiments.report import write_report
-from lightning_tpauc.experiments.runner import Plan, run_plan
-from lightning_tpauc.experiments.store import Store
-from lightning_tpauc.experiments.timing import time_methods
 from lightning_tpauc.extras import import_extra
 
 TIMING = "seconds-per-step"
@@ -121,10 +123,10 @@ def main(arguments: list[str] | None = None) -> None:
     )
     suffix = "" if args.grid == "tuned" else "-paper-grid"
     folder = args.results / f"{experiment.name}{suffix}"
-    with Store(folder / "results.sqlite") as store:
-        if not args.only_report:
-            run_plan(plan, store, options, args.processes)
-        print(write_report(plan, store, folder, command).read_text())
+    store = results_in(folder)
+    if not args.only_report:
+        run_plan(plan, store, options, args.processes)
+    print(write_report(plan, store, folder, command).read_text())
 
 
 def command() -> None:

@@ -7,11 +7,9 @@ import math
 import os
 import re
 import signal
-import sqlite3
 import statistics
 import subprocess
 import sys
-from contextlib import closing
 from dataclasses import replace
 from importlib.util import find_spec
 from statistics import fmean
@@ -20,10 +18,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_tpauc import algorithms
-from lightning_tpauc.errors import ArgumentError, DataError
-from lightning_tpauc.experiments import figures, recorders
-from lightning_tpauc.experiments.build import (
+from examples.paper import figures, recorders
+from examples.paper.build import (
     PAPER_SETTINGS,
     Options,
     build_datamodule,
@@ -31,18 +27,19 @@ from lightning_tpauc.experiments.build import (
     build_trainer,
     stages,
 )
-from lightning_tpauc.experiments.catalog import Experiment, Schedule, experiment_names, find_experiment
-from lightning_tpauc.experiments.figures import draw_losses, training_curves
-from lightning_tpauc.experiments.grids import at_edge, grid_values, settings_of, spread
-from lightning_tpauc.experiments.methods import Method
-from lightning_tpauc.experiments.records import Outcome, Trial
-from lightning_tpauc.experiments.report import write_report
-from lightning_tpauc.experiments.reported import reported_tpauc
-from lightning_tpauc.experiments.runner import Plan, choose, run_plan
-from lightning_tpauc.experiments.store import Store
-from lightning_tpauc.experiments.tables import rows, to_markdown
-from lightning_tpauc.experiments.timing import time_methods
-from lightning_tpauc.experiments.trial import run_trial
+from examples.paper.catalog import Experiment, Schedule, experiment_names, find_experiment
+from examples.paper.figures import draw_losses, training_curves
+from examples.paper.grids import at_edge, grid_values, settings_of, spread
+from examples.paper.methods import Method
+from examples.paper.records import Outcome, Trial, results_in
+from examples.paper.report import write_report
+from examples.paper.reported import reported_tpauc
+from examples.paper.runner import Plan, choose, run_plan
+from examples.paper.tables import rows, to_markdown
+from examples.paper.timing import time_methods
+from examples.paper.trial import run_trial
+from lightning_tpauc import algorithms
+from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.metrics.reporting import Rectangle, metric_name
 from tests.fixed import PAPER_TRAINING, paper_staco
 from tests.paths import ROOT
@@ -93,9 +90,9 @@ def finished(options, tmp_path_factory):
     """A finished plan: two folds to search on, three to report."""
     folder = tmp_path_factory.mktemp("results")
     plan = Plan(replace(TINY, methods=(CE, STACO, BROKEN)), num_folds=3, search_folds=2)
-    with Store(folder / "results.sqlite") as store:
-        run_plan(plan, store, options)
-        yield plan, store, folder
+    store = results_in(folder)
+    run_plan(plan, store, options)
+    return plan, store, folder
 
 
 def everything(store):
@@ -153,59 +150,6 @@ def test_edges_of_what_was_tried():
         "gamma"
     ]
     assert at_edge(grid, tried[1], settings_of(grid)) == at_edge(grid, tried[1])
-
-
-# ---------------------------------------------------------------- store
-
-
-def test_the_store_keeps_what_it_got(tmp_path):
-    trial = Trial("e", "m", {"lr": 0.1}, 0, rectangle=(0.5, 0.5))
-    outcome = Outcome("finished", "", 1.5, {"a": 0.25}, {}, {}, [{"step": 1.0}])
-    with Store(tmp_path / "sub" / "results.sqlite") as store:
-        assert store.get(trial) is None
-        store.add(trial, outcome)
-    with Store(tmp_path / "sub" / "results.sqlite") as store:
-        assert store.get(trial) == outcome
-        assert store.get(replace(trial, seed=1)) is None
-
-
-def test_a_full_disk_is_told_and_loses_nothing(tmp_path):
-    path = tmp_path / "results.sqlite"
-    trial = Trial("e", "m", {"lr": 0.1}, 0)
-    with Store(path) as store:
-        store.add(trial, Outcome("finished"))
-        pages = store._connection.execute("PRAGMA page_count").fetchone()[0]
-        store._connection.execute(f"PRAGMA max_page_count = {pages}")  # no page more, as on a full disk
-        with pytest.raises(DataError, match=r"Can't write results to .*results\.sqlite .*full.*give the same command"):
-            store.add(replace(trial, seed=1), Outcome("failed", message="long" * 5000))
-    with Store(path) as store:
-        assert [json.loads(key)["seed"] for key, _ in store] == [0]
-
-
-def test_a_folder_that_cant_be_written(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(DataError, match=r"Can't write results to .*File exists"):
-        Store(tmp_path / "file" / "results.sqlite")
-    (tmp_path / "results.sqlite").mkdir()
-    with pytest.raises(DataError, match=r"Can't write results to .*unable to open"):
-        Store(tmp_path / "results.sqlite")
-
-
-def test_a_store_that_is_locked_is_not_to_be_removed(tmp_path, monkeypatch):
-    path = tmp_path / "results.sqlite"
-    connect = sqlite3.connect
-    monkeypatch.setattr(sqlite3, "connect", lambda path, timeout: connect(path, timeout=timeout / 600))
-    with closing(connect(path)) as other:
-        other.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(DataError, match=r"database is locked.*What is there is kept"):
-            Store(path)
-
-
-def test_another_file_is_no_store(tmp_path):
-    path = tmp_path / "results.sqlite"
-    path.write_text("not a database, but long enough to look at: " * 50)
-    with pytest.raises(DataError, match=r"results\.sqlite is not a file of results"):
-        Store(path)
 
 
 # ---------------------------------------------------------------- search and choice
@@ -266,8 +210,8 @@ def test_one_search_may_serve_all_rectangles(finished, options, tmp_path):
         jobs.append(trial)
         return Outcome("finished", val={"tpauc_tpr50_fpr50": 0.5, "tpauc_tpr25_fpr75": 0.5})
 
-    with Store(tmp_path / "results.sqlite") as empty:
-        run_plan(once, empty, options, run=run)
+    empty = results_in(tmp_path)
+    run_plan(once, empty, options, run=run)
     assert {t.rectangle for t in jobs if t.kind == "search"} == {(0.5, 0.5)}
     assert {t.rectangle for t in jobs if t.kind == "final"} == {(0.5, 0.5), (0.25, 0.75)}
 
@@ -292,41 +236,41 @@ def counted(calls, stop_at=None):
 
 def test_a_run_that_was_stopped_goes_on_without_repeating(options, tmp_path):
     plan, calls = Plan(TINY, num_folds=2), []
-    with Store(tmp_path / "results.sqlite") as store, pytest.raises(KeyboardInterrupt):
+    store = results_in(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
         run_plan(plan, store, options, run=counted(calls, stop_at=5))
     assert len(calls) == 5
-    with Store(tmp_path / "results.sqlite") as store:
-        run_plan(plan, store, options, run=counted(calls))
-        assert len(calls) == len(set(calls)) == len(list(store))
-        before = len(calls)
-        run_plan(plan, store, options, run=counted(calls))
+    store = results_in(tmp_path)
+    run_plan(plan, store, options, run=counted(calls))
+    assert len(calls) == len(set(calls)) == len(list(store))
+    before = len(calls)
+    run_plan(plan, store, options, run=counted(calls))
     assert len(calls) == before
 
 
 def test_what_another_runner_has_finished_is_not_repeated(options, tmp_path):
     """Two runners of one results file: the second does what the first one hasn't done by then."""
     plan, calls = Plan(replace(TINY, methods=(CE,)), num_folds=2), []
-    path = tmp_path / "results.sqlite"
+    path = tmp_path / "results"
 
     def run(*job):
         calls.append(job[2].key)
         if len(calls) == 2:  # meanwhile another one does it all
-            with Store(path) as other:
-                run_plan(plan, other, options, run=lambda *job: done)
+            other = results_in(path)
+            run_plan(plan, other, options, run=lambda *job: done)
         return done
 
     done = Outcome("finished", val={"tpauc_tpr50_fpr50": 0.5, "tpauc_tpr25_fpr75": 0.5})
-    with Store(path) as store:
-        run_plan(plan, store, options, run=run)
-        assert len(list(store)) == 2 * 3 + 2
+    store = results_in(path)
+    run_plan(plan, store, options, run=run)
+    assert len(list(store)) == 2 * 3 + 2
     assert len(calls) == 2
 
 
 KILLED = """
 import os, signal, sys
-from lightning_tpauc.experiments.runner import Plan, run_plan
-from lightning_tpauc.experiments.store import Store
-from lightning_tpauc.experiments.records import Outcome
+from examples.paper.runner import Plan, run_plan
+from examples.paper.records import Outcome, results_in
 from tests.test_experiments import TINY
 
 calls = []
@@ -337,18 +281,17 @@ def run(*job):
     calls.append(job)
     return Outcome("finished", val={"tpauc_tpr50_fpr50": 0.5, "tpauc_tpr25_fpr75": 0.5})
 
-run_plan(Plan(TINY), Store(sys.argv[1]), None, run=run)
+run_plan(Plan(TINY), results_in(sys.argv[1]), None, run=run)
 """
 
 
 @pytest.mark.slow
 def test_what_had_finished_survives_a_kill(tmp_path):
-    path = tmp_path / "results.sqlite"
+    path = tmp_path / "results"
     code = KILLED.replace("sys.argv[1]", "__import__('pathlib').Path(sys.argv[1])")
     killed = subprocess.run([sys.executable, "-c", code, str(path)], cwd=ROOT, capture_output=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    with sqlite3.connect(path) as connection:
-        assert connection.execute("SELECT count(*) FROM trials").fetchone() == (3,)
+    assert len(list(results_in(path))) == 3
 
 
 def in_process(experiment, method, trial, num_folds, options):
@@ -361,10 +304,10 @@ def test_two_processes_find_the_same(options, tmp_path):
     plan = Plan(replace(TINY, methods=(CE,)), num_folds=2)
     results = []
     for processes in (1, 2):
-        with Store(tmp_path / f"{processes}.sqlite") as store:
-            run_plan(plan, store, options, processes, run=in_process)
-            results.append({key: (outcome.val, outcome.test, outcome.curve) for key, outcome in store})
-            workers = {outcome.message for _, outcome in store}
+        store = results_in(tmp_path / str(processes))
+        run_plan(plan, store, options, processes, run=in_process)
+        results.append({key: (outcome.val, outcome.test, outcome.curve) for key, outcome in store})
+        workers = {outcome.message for _, outcome in store}
     assert results[0] == results[1]
     assert str(os.getpid()) not in workers
 
@@ -380,10 +323,11 @@ def test_pretraining_comes_first_and_is_the_start_of_all(options, tmp_path):
         methods=(staco2,),
     )
     plan = Plan(experiment, num_folds=2, search_folds=1)
-    with Store(tmp_path / "results.sqlite") as store:
-        run_plan(plan, store, options)
-        found = everything(store)
+    store = results_in(tmp_path)
+    run_plan(plan, store, options)
+    found = everything(store)
     assert not list(tmp_path.glob("*.[0-9]*"))
+    found.sort(key=lambda pair: (pair[0]["kind"] != "pretrain", pair[0]["kind"] != "search", pair[0]["fold"]))
     assert [trial["kind"] for trial, _ in found] == ["pretrain", "pretrain", "search", "final", "final"]
     pretrained, searched = found[0][1], found[2][1]
     # with a learning rate of zero the start is the solution; its best epoch is that of the first rectangle
@@ -401,14 +345,14 @@ def test_lost_starts_are_made_again_when_needed(options, tmp_path):
         kinds.append((trial.kind, trial.fold))
         return run_trial(experiment, method, trial, num_folds, options)
 
-    with Store(tmp_path / "results.sqlite") as store:
-        run_plan(plan, store, elsewhere, run=run)
-        for path in tmp_path.glob("pretrained-*"):
-            path.unlink()
-        done, kinds[:] = len(kinds), []
-        run_plan(plan, store, elsewhere, run=run)
-        assert kinds == []  # nothing needs them
-        run_plan(replace(plan, search_folds=2), store, elsewhere, run=run)
+    store = results_in(tmp_path)
+    run_plan(plan, store, elsewhere, run=run)
+    for path in tmp_path.glob("pretrained-*"):
+        path.unlink()
+    done, kinds[:] = len(kinds), []
+    run_plan(plan, store, elsewhere, run=run)
+    assert kinds == []  # nothing needs them
+    run_plan(replace(plan, search_folds=2), store, elsewhere, run=run)
     assert done == 2 + 1 + 2
     assert kinds == [("pretrain", 1), ("search", 1)]
 
@@ -421,11 +365,9 @@ def test_a_start_that_failed_is_named(options, tmp_path):
     def run(experiment, method, trial, num_folds, options):
         return failed if method is None else run_trial(experiment, method, trial, num_folds, options)
 
-    with (
-        Store(tmp_path / "results.sqlite") as store,
-        pytest.raises(
-            DataError, match=r"no weights of the shared start in .*pretrained-tiny-.*: its pre-training failed"
-        ),
+    store = results_in(tmp_path)
+    with pytest.raises(
+        DataError, match=r"no weights of the shared start in .*pretrained-tiny-.*: its pre-training failed"
     ):
         run_plan(plan, store, replace(options, cache_dir=str(tmp_path)), run=run)
 
@@ -509,9 +451,9 @@ def test_a_gpu_runs_all_kinds_of_trials(options, tmp_path):
     experiment = replace(
         TINY, schedule=Schedule(epochs=2), pretrain=Schedule(epochs=1), activation="sigmoid", methods=(CE, STACO)
     )
-    with Store(tmp_path / "results.sqlite") as store:
-        run_plan(Plan(experiment, num_folds=2), store, replace(options, accelerator="gpu", cache_dir=str(tmp_path)))
-        assert {outcome.status for _, outcome in store} == {"finished"}
+    store = results_in(tmp_path)
+    run_plan(Plan(experiment, num_folds=2), store, replace(options, accelerator="gpu", cache_dir=str(tmp_path)))
+    assert {outcome.status for _, outcome in store} == {"finished"}
 
 
 def test_a_joint_name_sets_all_its_arguments():
@@ -558,13 +500,13 @@ def test_the_report_has_tables_and_figures(finished):
 def test_results_of_earlier_versions_are_still_reported(finished, tmp_path):
     """Their points hold the objective of the rectangle that was trained on, and no loss of the method."""
     plan, store, _ = finished
-    with Store(tmp_path / "results.sqlite") as old:
-        for key, outcome in store:
-            trial = Trial(**json.loads(key))
-            kept = ("step", "objective", *map(metric_name, plan.experiment.rectangles))
-            old.add(trial, replace(outcome, curve=[{name: p[name] for name in kept} for p in outcome.curve]))
-        text = write_report(plan, old, tmp_path, "x").read_text(encoding="utf-8")
-        narrow, wide = (training_curves(plan, old, r) for r in plan.experiment.rectangles)
+    old = results_in(tmp_path)
+    for key, outcome in store:
+        trial = Trial(**json.loads(key))
+        kept = ("step", "objective", *map(metric_name, plan.experiment.rectangles))
+        old.add(trial, replace(outcome, curve=[{name: p[name] for name in kept} for p in outcome.curve]))
+    text = write_report(plan, old, tmp_path, "x").read_text(encoding="utf-8")
+    narrow, wide = (training_curves(plan, old, r) for r in plan.experiment.rectangles)
     assert (tmp_path / "curves_tpauc_tpr25_fpr75.png").is_file()
     assert "losses_" not in text
     assert not list(tmp_path.glob("losses_*"))
@@ -603,8 +545,8 @@ def test_the_table_says_where_the_grid_ended_and_who_is_ahead(finished):
 def test_unequal_budgets_are_told(options, tmp_path, finished):
     plan, _, folder = finished
     assert "NOT the same budget" in write_report(plan, finished[1], folder, "x").read_text(encoding="utf-8")
-    with Store(tmp_path / "none.sqlite") as empty:
-        path = write_report(replace(plan, budget=2), empty, tmp_path, "x")
+    empty = results_in(tmp_path / "none")
+    path = write_report(replace(plan, budget=2), empty, tmp_path, "x")
     assert "Every method tries 2 settings per rectangle" in path.read_text(encoding="utf-8")
 
 
@@ -615,11 +557,11 @@ def test_epochs_of_unequal_length_are_told(options, tmp_path):
     half = replace(STACO, name="STACO1, half", sizes=(4, 4, 4))
     by_epochs = replace(TINY, methods=(wide, STACO, half), schedule=Schedule(epochs=2, milestones=(1,)))
     plan = Plan(by_epochs, num_folds=3, search_folds=1, budget=1)
-    with Store(tmp_path / "results.sqlite") as store:
-        run_plan(plan, store, options)
-        text = write_report(plan, store, tmp_path, "x").read_text(encoding="utf-8")
-        curves = training_curves(plan, store, WIDE)
-        alone = write_report(replace(plan, experiment=replace(by_epochs, methods=(wide,))), store, tmp_path, "x")
+    store = results_in(tmp_path)
+    run_plan(plan, store, options)
+    text = write_report(plan, store, tmp_path, "x").read_text(encoding="utf-8")
+    curves = training_curves(plan, store, WIDE)
+    alone = write_report(replace(plan, experiment=replace(by_epochs, methods=(wide,))), store, tmp_path, "x")
     assert "all for the same number of epochs, which is NOT the same number of steps: " in text
     told = dict(reversed(part) for part in re.findall(r"(\d+) \(['\"]([^'\"]+)['\"]\)", text))
     assert told == {name: f"{runs[0][-1]['step']:.0f}" for name, runs in curves.items()}
@@ -632,10 +574,10 @@ def test_epochs_may_be_as_long_as_the_others(options, tmp_path):
     same = replace(CE, sizes=(8, 16, 0), epoch_sizes=SIZES[:2])
     by_epochs = replace(TINY, methods=(same, STACO), schedule=Schedule(epochs=2, milestones=(1,)))
     plan = Plan(by_epochs, num_folds=3, search_folds=1, budget=1)
-    with Store(tmp_path / "results.sqlite") as store:
-        run_plan(plan, store, options)
-        curves = training_curves(plan, store, WIDE)
-        text = write_report(plan, store, tmp_path, "x").read_text(encoding="utf-8")
+    store = results_in(tmp_path)
+    run_plan(plan, store, options)
+    curves = training_curves(plan, store, WIDE)
+    text = write_report(plan, store, tmp_path, "x").read_text(encoding="utf-8")
     assert {runs[0][-1]["step"] for runs in curves.values()} == {2 * math.ceil(53 / 8)}
     assert len(curves) == 2
     assert "all for the same number of epochs. " in text

@@ -28,7 +28,7 @@ LAYERS = (
     {"optimization"},
     {"training"},
     {"module"},
-    {"cli_errors", "cli_words", "comparison", "experiments"},
+    {"cli_errors", "cli_words", "comparison"},
     {"cli_compare"},
     {"cli"},
     {"", "__main__"},

@@ -165,10 +165,6 @@ def one_folder(folder):
         pass
 
 
-def one_chart(folder):
-    importlib.import_module("lightning_tpauc.experiments.figures").draw_times({"A": [1.0]}, "time", folder / "time.png")
-
-
 def one_comparison(folder):
     data = lightning_tpauc.DigitsDataModule(positive_digit=8, val_fraction=0.25)
     lightning_tpauc.compare(torch.nn.Linear(64, 1), data, folder, max_steps=1, accelerator="cpu")
@@ -195,7 +191,6 @@ USERS = {
     ),
     "data.sources.ogb_folder": ("graph", ("torch_geometric",), one_folder),
     "data.sources.smiles": ("graph", ("ogb", "rdkit"), one_molecule),
-    "experiments.figures": ("plot", ("matplotlib",), one_chart),
     "metrics.base": ("plot", ("matplotlib",), lambda _: lightning_tpauc.ExactObjective().plot(torch.tensor(0.5))),
     "metrics.per_label": ("plot", ("matplotlib",), lambda _: several_labels().plot(torch.tensor([0.5, 0.6]))),
     "metrics.plot": ("plot", ("matplotlib",), one_curve),

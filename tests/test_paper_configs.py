@@ -5,9 +5,9 @@ import inspect
 import pytest
 import yaml
 
+from examples.paper.catalog import find_experiment
+from examples.paper.grids import spread
 from lightning_tpauc import algorithms, models
-from lightning_tpauc.experiments.catalog import find_experiment
-from lightning_tpauc.experiments.grids import spread
 from tests.fixed import PAPER_TRAINING, paper_staco
 from tests.paths import ROOT
 

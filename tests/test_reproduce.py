@@ -4,7 +4,9 @@ import bz2
 import csv
 import importlib.util
 import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 from concurrent.futures.process import BrokenProcessPool
@@ -13,11 +15,11 @@ import numpy as np
 import pytest
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+from examples.paper.build import Options, build_datamodule
+from examples.paper.catalog import find_experiment
 from lightning_tpauc.data.sources import files
 from lightning_tpauc.data.sources.files import Source
 from lightning_tpauc.errors import DataError, MissingExtraError
-from lightning_tpauc.experiments.build import Options, build_datamodule
-from lightning_tpauc.experiments.catalog import find_experiment
 from tests.paths import ROOT
 
 
@@ -50,6 +52,18 @@ def words(tmp_path):
 def read_table(tmp_path):
     with (tmp_path / "results" / "ijcnn1" / "table.csv").open(encoding="utf-8") as file:
         return {(row["min_tpr"], row["method"]): row for row in csv.DictReader(file)}
+
+
+@pytest.mark.parametrize("name", ["ijcnn1-gamma", "surrogates"])
+def test_stored_results_are_reported_as_they_were(plot, reproduce, name, tmp_path):
+    stored = ROOT / "examples" / "results" / name
+    shutil.copytree(stored / "cells", tmp_path / name / "cells")
+    text = (stored / "README.md").read_text(encoding="utf-8")
+    words = shlex.split(re.search(r"Command: `python examples/reproduce.py (.*)`", text)[1])
+    reproduce.main([*words, "--only-report", "--results", str(tmp_path)])
+    assert (tmp_path / name / "table.csv").read_text() == (stored / "table.csv").read_text()
+    again = (tmp_path / name / "README.md").read_text(encoding="utf-8")
+    assert again[again.index("## ") :] == text[text.index("## ") :]
 
 
 def test_runs_goes_on_and_reports(plot, reproduce, words, tmp_path, capsys):

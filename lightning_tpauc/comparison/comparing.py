@@ -15,7 +15,7 @@ from lightning_tpauc.comparison.notes import notes_of, title_of
 from lightning_tpauc.comparison.plan import Budget, Cell, Outcome, Run, as_budget, best_factor, examples_per_step
 from lightning_tpauc.comparison.report import Report, write_report
 from lightning_tpauc.comparison.results import Results, Row, evaluate
-from lightning_tpauc.comparison.running import missing_bar
+from lightning_tpauc.comparison.running import missing_cells, progress_bar
 from lightning_tpauc.comparison.setup import ObjectSetup, Setup, shown, weights_digest
 from lightning_tpauc.comparison.statistics import Evaluated
 from lightning_tpauc.comparison.store import Store
@@ -169,11 +169,12 @@ class Comparison:
             self.store.add(cell, *score_test_set(self.setup, method, cell, self.rectangles[0], self.folds, weights))
 
     def _missing(self, cells: Sequence[Cell], what: str) -> Iterator[tuple[Cell, Callable[[float], object]]]:
-        missing, make_bar = missing_bar(cells, self.store, what, bar_format=_BAR)
+        missing = missing_cells(cells, self.store)
         if not missing:
             return
-        with make_bar() as bar:
-            for done, cell in enumerate(missing, start=len(cells) - len(missing)):
+        before = len(cells) - len(missing)
+        with progress_bar(what, before, len(cells), bar_format=_BAR) as bar:
+            for done, cell in enumerate(missing, start=before):
                 bar.set_description(f"{what} {cell.method}")
                 yield cell, bar.update
                 bar.update(done + 1 - bar.n)

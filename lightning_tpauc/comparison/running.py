@@ -1,30 +1,33 @@
-"""Runs what is missing, with a bar that says how much is left."""
+"""What is left to run, and a bar that shows it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from tqdm import tqdm
 
 from lightning_tpauc.comparison.store import Keyed, Store
 
-__all__ = ("missing_bar",)
+__all__ = ("missing_cells", "progress_bar")
 
 Cell = TypeVar("Cell", bound=Keyed)
 
 
-def missing_bar(
-    cells: Sequence[Cell], store: Store[Any], title: str, **bar: Any
-) -> tuple[list[Cell], Callable[[], tqdm[Any]]]:
-    """The cells that the store lacks, and what makes a bar that counts all of them.
+def missing_cells(cells: Iterable[Cell], store: Store[Any]) -> list[Cell]:
+    """The cells that the store lacks."""
+    return [cell for cell in cells if store.get(cell) is None]
+
+
+def progress_bar(title: str, done: int, total: int, **options: Any) -> tqdm[Any]:
+    """A bar that says how long the rest will take, by the speed of all that has been done in this run.
+
+    Cells take seconds to hours, so the speed of the last ones says little.
 
     Args:
-        cells: all that are wanted.
-        store: what has finished.
         title: what the bar is called.
-        **bar: further arguments of the bar.
+        done: how many of them an earlier run has done.
+        total: how many there are in all.
+        **options: further arguments of the bar.
     """
-    missing = [cell for cell in cells if store.get(cell) is None]
-    # cells take seconds to hours: the speed is measured over all of them
-    return missing, lambda: tqdm(desc=title, initial=len(cells) - len(missing), total=len(cells), smoothing=0, **bar)
+    return tqdm(desc=title, initial=done, total=total, smoothing=0, **options)
