@@ -474,3 +474,21 @@ def test_sparse_gradients_train_as_dense_ones_do():
 def test_sparse_adam_is_refused_where_all_weights_move():
     with pytest.raises(UnsupportedError, match="SparseAdam moves some rows only, but clipping, the proximal term"):
         trained(lambda p: torch.optim.SparseAdam(p, lr=0.1), backbone=partial(Embedded, sparse=True))
+
+
+@pytest.mark.parametrize("stage", ["fit", "validate", "test", "predict"])
+@pytest.mark.parametrize("given", ["datamodule", "dataloaders", "val_dataloaders"])
+def test_a_data_module_of_the_twin_package_is_refused(twin, stage, given):
+    """Passed by position, Lightning takes it for a data loader."""
+
+    class TwinData(twin.LightningDataModule):
+        def train_dataloader(self):
+            return loader(make_batches(1)[0])
+
+    if given == "val_dataloaders" and stage != "fit":
+        pytest.skip("only fit has two kinds of loaders")
+    name = "train_dataloaders" if (stage, given) == ("fit", "dataloaders") else given
+    with pytest.raises(UnsupportedError, match="TwinData comes from the package `pytorch_lightning`"):
+        getattr(make_trainer(), stage)(
+            TPAUCModule(nn.Linear(DIM, 1), algorithm(), num_positives=NUM_POS), **{name: TwinData()}
+        )

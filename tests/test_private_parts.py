@@ -153,6 +153,10 @@ USED = {
         lambda _: ModelCheckpoint(),
         "a run saves something worse than its start",
     ),
+    ("lightning_fixes.unsupported", "_data_source"): (
+        lambda t: t.fit_loop,
+        "a data module of the other package is taken for a loader, with an AttributeError of its `__str__`",
+    ),
     ("lightning_fixes.unsupported", "_save_distributed_checkpoint"): (
         lambda _: ModelParallelStrategy(),
         "nobody warns of folders that are overwritten",

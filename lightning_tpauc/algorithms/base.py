@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from torch import Tensor
 
 from lightning_tpauc.algorithms.state import DeclaredState
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
-from lightning_tpauc.functional.checks import as_index, check_rectangle
+from lightning_tpauc.functional.checks import as_index, check_range, check_rectangle
 from lightning_tpauc.functional.eager import eager
 from lightning_tpauc.functional.surrogates import Surrogate
 
@@ -201,7 +201,8 @@ class Algorithm(DeclaredState, ABC):
             Scalar tensor, differentiable with respect to ``pos_scores`` and ``neg_scores``.
 
         Raises:
-            ArgumentError: if shapes do not fit together, if ``index`` holds no integers, if a class is missing from a
+            ArgumentError: if shapes do not fit together, if ``index`` holds no
+                integers or, on the CPU, is out of range, if a class is missing from a
                 batch that holds both by design, or if :meth:`setup` was not called.
             UnsupportedError: if ``previous`` is given to an algorithm without :attr:`needs_previous`.
         """
@@ -213,6 +214,7 @@ class Algorithm(DeclaredState, ABC):
                 f"{None if index is None else tuple(index.shape)} and {tuple(pos_scores.shape)}."
             )
             raise ArgumentError(msg)
+        check_range(index, cast(int, self.num_positives))
         if neg_scores.ndim != 1:
             msg = f"Expected `neg_scores` to have shape (B,), but got {tuple(neg_scores.shape)}."
             raise ArgumentError(msg)

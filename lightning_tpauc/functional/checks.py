@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.eager import eager
 
 __all__ = (
     "as_index",
@@ -18,6 +19,7 @@ __all__ = (
     "check_count",
     "check_finite",
     "check_per_positive",
+    "check_range",
     "check_rectangle",
     "check_scores",
     "common_dtype",
@@ -99,6 +101,26 @@ def as_index(index: Any, device: torch.device | None = None) -> Tensor:
         raise ArgumentError(msg)
     positions: Tensor = found.long()
     return positions
+
+
+@eager
+def check_range(index: Tensor, count: int) -> None:
+    """Raise :class:`ArgumentError` unless all of ``index`` is in ``0 .. count - 1``.
+
+    Only on the CPU: on a GPU, looking would wait for the device, which refuses such an index by itself.
+
+    Args:
+        index: int64 tensor.
+        count: number of positives.
+    """
+    if index.device.type == "cpu" and index.numel():
+        low, high = (int(value) for value in index.aminmax())
+        if low < 0 or high >= count:
+            msg = (
+                f"Expected `index` to be in 0 .. {count - 1}, since `setup(num_positives={count})` was called, but got "
+                f"{low if low < 0 else high}. Count the training positives, and number them from 0."
+            )
+            raise ArgumentError(msg)
 
 
 def check_choice(value: Any, name: str, choices: Sequence[str]) -> None:

@@ -88,7 +88,11 @@ def refuse_unsupported(trainer: Trainer, further: Iterable[Callback] = ()) -> No
     # that it would write instead of the current ones. Our checkpoints hold the state after the step.
     warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
     datamodule: Any = getattr(trainer, "datamodule", None)  # set at run time, declared nowhere
-    refuse_twin(type(datamodule), type(datamodule).__name__)
+    validation = trainer.fit_loop.epoch_loop.val_loop
+    loops = trainer.fit_loop, validation, trainer.validate_loop, trainer.test_loop, trainer.predict_loop
+    # Lightning takes a data module of the other package for a data loader if it is passed by position.
+    for source in (datamodule, *(loop._data_source.instance for loop in loops)):
+        refuse_twin(type(source), type(source).__name__)
     _refuse_flags(trainer)
     _refuse_strategies(trainer)
     _refuse_callbacks(trainer, further)

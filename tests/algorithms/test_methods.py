@@ -242,3 +242,19 @@ def test_numbers_of_numpy_are_kept_as_plain_ones(method):
 )
 def test_repr_says_what_differs_from_the_defaults(algorithm, text):
     assert repr(algorithm) == text
+
+
+@each_method
+@pytest.mark.parametrize(("wrong", "shown"), [(5, 5), (-1, -1), (10**9, 10**9)])
+def test_an_index_out_of_range_is_named_and_changes_nothing(method, wrong, shown):
+    algorithm = METHODS[method]()
+    algorithm.setup(num_positives=5)
+    scores = torch.linspace(-1, 1, 3, requires_grad=True)
+    before = {name: value.clone() for name, value in tensors_of(algorithm.state_dict()).items()}
+    with pytest.raises(ArgumentError, match=rf"Expected `index` to be in 0 .. 4, .*num_positives=5.* got {shown}\."):
+        algorithm(scores, scores + 0.5, scores - 0.5, torch.tensor([0, wrong, 2]))
+    for name, value in tensors_of(algorithm.state_dict()).items():
+        assert torch.equal(
+            value,
+            before[name],
+        ), name

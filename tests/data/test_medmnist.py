@@ -341,3 +341,31 @@ def test_a_download_names_the_extra(tmp_path, monkeypatch, module):
 def test_refuses_wrong_arguments(tmp_path, arguments, message):
     with pytest.raises(ArgumentError, match=message):
         tiny(tmp_path, **arguments)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_no_flipped_byte_is_read_in_silence(root, save):
+    path = root / "nodulemnist3d.npz"
+    save(path, **make_arrays())
+    whole, expected = path.read_bytes(), read_medmnist(path)
+    refused = 0
+    for at in np.linspace(0, len(whole) - 1, 150, dtype=int):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
+        try:
+            found = read_medmnist(path)
+        except DataError:
+            refused += 1
+            continue
+        for part, images in expected.items():  # a byte that means nothing, such as a date in a header
+            assert torch.equal(found[part].pixels, images.pixels)
+            assert torch.equal(found[part].labels, images.labels)
+    assert refused > 100
+
+
+def test_every_cut_is_refused(root):
+    path = root / "nodulemnist3d.npz"
+    whole = path.read_bytes()
+    for size in np.linspace(0, len(whole) - 1, 60, dtype=int):
+        path.write_bytes(whole[:size])
+        with pytest.raises(DataError, match="is damaged or not a file"):
+            read_medmnist(path)

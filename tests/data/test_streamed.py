@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_tpauc.data.core.datasets import Datasets
 from lightning_tpauc.data.datamodule import PosNegDataModule
@@ -573,3 +573,56 @@ def test_subclasses_return_a_stream():
     batch = next(iter(datamodule.train_dataloader()))
     stream = iter(Random(seed=3))
     assert torch.equal(batch.inputs[2:], torch.stack([next(stream) for _ in range(3)]))
+
+
+class Always(IterableDataset):
+    def __init__(self, item):
+        self.item = item
+
+    def __iter__(self):
+        while True:
+            yield self.item
+
+
+def padded(items):
+    return torch.stack([x for x, _ in items]), torch.tensor([label for _, label in items])
+
+
+NEGATIVE = torch.zeros(WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("negative", "shown"),
+    [
+        ({"x": NEGATIVE}, r"a mapping with \['x'\]"),
+        ({"x": {"y": NEGATIVE}}, "a mapping with"),
+        ((NEGATIVE, NEGATIVE, 0), "a tuple of 2"),
+        ("words", "a (str|tuple of 5)"),
+        (None, "a NoneType"),
+    ],
+    ids=["mapping", "nested", "tuple", "words", "none"],
+)
+@pytest.mark.parametrize("collate_fn", [None, padded])
+@pytest.mark.parametrize("train", [Items(lambda k: (NEGATIVE, 1), 7), POSITIVES], ids=["items", "tensor"])
+def test_negatives_of_another_kind_are_named(train, collate_fn, negative, shown):
+    if collate_fn is not None and train is POSITIVES:
+        pytest.skip("the function wants labels")
+    with pytest.raises(DataError, match=rf"of one kind, but got a float32 tensor .* and {shown}.*Let the stream|batch"):
+        batches_of(ready(Always(negative), train, collate_fn=collate_fn))
+
+
+def test_mappings_beside_arrays_are_named():
+    train = Items(lambda k: ({"x": NEGATIVE}, 1), 7)
+    with pytest.raises(DataError, match=r"a mapping with \['x'\] and a ndarray"):
+        batches_of(ready(Always(np.zeros(WIDTH, dtype=np.float32)), train))
+
+
+def test_errors_of_a_collate_fn_stay_as_they_are():
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
+        batches_of(ready(Always(torch.zeros(WIDTH + 1)), Items(lambda k: (NEGATIVE, 1), 7), collate_fn=padded))
+
+
+@pytest.mark.parametrize("block", ["words", ["words"], {"x": "words"}, torch.tensor(0.0)], ids=str)
+def test_blocks_without_examples_are_refused(block):
+    with pytest.raises(DataError, match="leave out `blocks=True`"):
+        batches_of(ready(NegativeStream(Always(block), blocks=True)))

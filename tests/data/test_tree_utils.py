@@ -55,3 +55,9 @@ def test_arrays_share_their_memory():
 def test_two_kinds_are_refused(first, second):
     with pytest.raises(DataError, match=r"of one kind, but got .* Let the stream of negatives yield"):
         join_inputs([first, second])
+
+
+@pytest.mark.parametrize("block", ["word", 1.5, torch.tensor(1.0), (), {}, ["word"], {"x": None}], ids=str)
+def test_refuses_blocks_without_examples(block):
+    with pytest.raises(DataError, match=r"Expected a block of negatives to be a tensor.*leave out `blocks=True`"):
+        num_examples(block)

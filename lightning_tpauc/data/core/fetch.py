@@ -16,7 +16,7 @@ from lightning_tpauc.data.core.arrays import ArrayDataset, RowsDataset
 from lightning_tpauc.data.core.seeding import seeded_items
 from lightning_tpauc.data.core.subset_indices import as_positions
 from lightning_tpauc.data.core.targets import as_array, labels_of_items
-from lightning_tpauc.data.core.tree_utils import inputs_differ, join_inputs, without_label
+from lightning_tpauc.data.core.tree_utils import inputs_differ, join_inputs, layout, without_label
 from lightning_tpauc.errors import DataError
 from lightning_tpauc.extras import import_extra
 
@@ -297,7 +297,12 @@ def collate_with_rows(fetch: Fetcher | None, rows: Indices | None, step: int, it
     """
     if isinstance(fetch, _FetchItems) and fetch.collate is not None:
         own = [] if rows is None else fetch.items(rows.tolist(), step)
-        return fetch.collated(own + fetch.like_own(items), step, rows)
+        try:
+            return fetch.collated(own + fetch.like_own(items), step, rows)
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            if own and layout(_without_labels(own)[0]) != layout(items[0]):
+                raise inputs_differ([_without_labels(own)[0], items[0]]) from error
+            raise
     if fetch is None or rows is None:
         return collate_items(items)
     if not isinstance(fetch, _FetchItems):
@@ -305,7 +310,7 @@ def collate_with_rows(fetch: Fetcher | None, rows: Indices | None, step: int, it
     own = _without_labels(fetch.items(rows.tolist(), step))
     try:
         return _stacked(own + items)
-    except (AttributeError, KeyError, RuntimeError, TypeError) as error:
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise inputs_differ([*own[:1], items[0]]) from error
 
 

@@ -79,12 +79,17 @@ def as_tensors(inputs: Any) -> Any:
 def num_examples(inputs: Any) -> int:
     """Length of the first axis.
 
+    Raises:
+        DataError: if the inputs are not tensors or arrays with a first axis.
+
     Example:
         >>> num_examples((torch.zeros(3, 2), torch.zeros(3)))
         3
     """
-    while not isinstance(inputs, (Tensor, np.ndarray)):
+    while isinstance(inputs, (Mapping, tuple, list)) and len(inputs):
         inputs = next(iter(inputs.values() if isinstance(inputs, Mapping) else inputs))
+    if not isinstance(inputs, (Tensor, np.ndarray)) or inputs.ndim == 0:
+        raise _no_block(inputs)
     return len(inputs)
 
 
@@ -95,11 +100,14 @@ def _mapped(inputs: Any, change: Callable[[Any], Any]) -> Any:
         return tuple(_mapped(value, change) for value in inputs)
     if isinstance(inputs, (Tensor, np.ndarray)):
         return change(inputs)
-    msg = (
-        f"Expected a block of negatives to be a tensor, an array, or a tuple or mapping of these, but got a "
-        f"{type(inputs).__name__}. Yield single examples and leave out `blocks=True`."
+    raise _no_block(inputs)
+
+
+def _no_block(inputs: Any) -> DataError:
+    return DataError(
+        f"Expected a block of negatives to be a tensor, an array, or a tuple or mapping of these, but got "
+        f"{_described(inputs)}. Yield single examples and leave out `blocks=True`."
     )
-    raise DataError(msg)
 
 
 def inputs_differ(parts: Sequence[Any]) -> DataError:
