@@ -125,7 +125,7 @@ class TPAUCCLI(LightningCLI):
             super().parse_arguments(parser, args)
 
     def _take_options_of_checkpoint(self, subcommand: str, path: str | None) -> None:
-        """Let options of the model that are not given be those that a checkpoint was trained with.
+        """Use the options that a checkpoint was trained with for options of the model that are not given.
 
         Raises:
             TPAUCError: if the checkpoint is missing, damaged or is not known by its name.
@@ -169,7 +169,7 @@ class TPAUCCLI(LightningCLI):
         return kwargs
 
     def _evaluated(self, subcommand: str, path: str | Path | None) -> str | Path | None:
-        """The checkpoint to evaluate; what comes without one is said, since nobody has trained it."""
+        """The checkpoint to evaluate; warns if there is none, since the model is untrained then."""
         if path is None and not SLURMEnvironment.detect():
             rank_zero_warn(
                 "No `--ckpt_path` is given: the model is evaluated as it was made, untrained unless its class loads "
@@ -193,9 +193,10 @@ class TPAUCCLI(LightningCLI):
 
     @override
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Without Lightning's broadcast amid a signal, which meets that of the step on other ranks and waits forever.
+        """Make the Trainer, and remove the broadcast from Lightning's handler of SIGTERM.
 
-        The loops tell all ranks, at every batch, that rank 0 was asked to end.
+        The signal arrives at any time, so that the broadcast would meet another collective of other ranks and wait
+        forever. It is not needed: at every batch the loops tell all ranks that rank 0 was asked to end.
         """
         trainer = super().instantiate_trainer(**kwargs)
         connector, launcher = trainer._signal_connector, trainer.strategy.launcher

@@ -74,9 +74,9 @@ class TPAUCModule(TrainedModule):
             is a pull to the anchor like weight decay and not noise. ``None`` does not clip.
         rectangles: further (min_tpr, max_fpr) pairs to report; the algorithm's own is always reported as ``tpauc``.
         log_objective: also report the exact training objective F, on the evaluated data.
-        num_positives: number of training positives; read from the data module if ``None``.
-        init_from: checkpoint of another run, on whatever data, whose weights a new run starts from (fine-tuning), or a
-            file of the ``state_dict`` of such a module or of a ``backbone``.
+        num_positives: number of training positives; the data module's if ``None``.
+        init_from: file with the weights that a new run starts from (fine-tuning): a checkpoint of another run, whatever
+            its data, or the ``state_dict`` of such a module or of a ``backbone``.
         **kwargs: passed on to the next class, for mixing in.
 
     Raises:
@@ -127,7 +127,7 @@ class TPAUCModule(TrainedModule):
 
     @duty("before")
     def on_fit_start(self) -> None:
-        """Take the weights of ``init_from``, in the first run of the module and unless that is resumed."""
+        """Load the weights of ``init_from`` in the module's first run, unless that is resumed."""
         self._blind_said = set()
         state = self.training_state
         first, is_new = state.begin_run(), state.phase is not Phase.LOADED
@@ -139,9 +139,10 @@ class TPAUCModule(TrainedModule):
 
     @duty("required", cooperative=False)
     def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
-        """One step of the algorithm and of the optimizer; a subclass's own calls it, and returns what it likes.
+        """Take one step of the algorithm and of the optimizer.
 
-        Nothing in here waits for the device, but the gradient scaler of ``precision="16-mixed"``, once a step.
+        A subclass that overrides it calls it once per batch, and may return something else. Only the gradient scaler of
+        ``precision="16-mixed"`` waits for the device, once per step.
         """
         check_training_batch(batch)
         state = self.training_state
@@ -173,7 +174,7 @@ class TPAUCModule(TrainedModule):
         skipped = self.take_step(optimizer, batch_idx, loss, scaler)
         if undo is not None and skipped:
             self.algorithm.rollback(*undo)
-            # running statistics among them, which activations that overflowed would spoil for good
+            # running statistics are buffers, and activations that overflowed have spoilt them
             assign(self.buffers(), buffers)
             state.skip_step(loss)
         else:
@@ -222,8 +223,8 @@ class TPAUCModule(TrainedModule):
         return seen[0]
 
     def _loss_is_due(self) -> bool:
-        # Lightning takes as long to log a value as a small model to train a step, and hands on every n-th only. The
-        # first one tells callbacks that the metric exists, the last one is what they find at the epoch's end.
+        # Logging a value takes Lightning as long as a step of a small model, and loggers get only every n-th value. The
+        # first value tells callbacks that the metric exists, and the last one is what they find at the epoch's end.
         first = not self.training_state.loss_was_logged
         self.training_state.note_logged_loss()
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]  # Trainer sets it at run time
@@ -237,7 +238,7 @@ class TPAUCModule(TrainedModule):
 
     @duty("before")
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Finish the gradient estimate, clip it, then add the proximal term; all on unscaled gradients."""
+        """Finish the gradient estimate, clip it, then add the proximal term, all on unscaled gradients."""
         self.expect_final_gradients(optimizer)
         state, coefficient = self.training_state, self.algorithm.proximal_coefficient
         clips_itself = type(self).configure_gradient_clipping is not LightningModule.configure_gradient_clipping
@@ -246,7 +247,9 @@ class TPAUCModule(TrainedModule):
             return
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
-            scaler.unscale_(optimizer)  # Lightning leaves this to fused optimizers, which then see scaled gradients
+            scaler.unscale_(
+                optimizer
+            )  # Lightning leaves this to fused optimizers, so that hooks would see scaled gradients
         make_dense(optimizer)
         state.previous.estimate(self.algorithm)
         if clips_itself:
@@ -259,14 +262,14 @@ class TPAUCModule(TrainedModule):
 
     @duty("after")
     def on_validation_end(self) -> None:
-        """Put the last iterate back, after the hooks of all callbacks: they find the weights that were validated."""
+        """Put the last iterate back, after the hooks of all callbacks, which find the weights that were validated."""
         self.training_state.restore_last_iterate()
 
     # ---------------------------------------------------------------- configuration
 
     @duty("result")
     def configure_callbacks(self, given: Any = ()) -> list[Callback]:
-        """Add the callbacks that training relies on to what other classes ``given``, unless the Trainer has its own."""
+        """Add the callbacks that training needs to those of other classes, unless the Trainer has them already."""
         self.training_state.drop_unused_checkpoint()
         compile_model_alone(self)
         given = list(given or ()) if not isinstance(given, Callback) else [given]
@@ -281,28 +284,28 @@ class TPAUCModule(TrainedModule):
 
     @duty("before")
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Publish the evaluation weights as ``state_dict``; keep all that training remembers beside them."""
+        """Save the evaluation weights as ``state_dict``, and beside them all that training remembers."""
         save_checkpoint(self, checkpoint)
 
     @_restricted_classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        """Make a module from a checkpoint as Lightning does, after a look at the file's check sums.
+        """Verify the file's check sums, then make a module from the checkpoint as Lightning does.
 
         Raises:
-            CheckpointError: if the file is not whole, or its weights do not fit.
+            CheckpointError: if the file is damaged, or its weights do not fit.
         """
         if isinstance(checkpoint_path, (str, Path)):
             check_file(checkpoint_path)
         return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load weights as torch does; what does not fit is one line of a :class:`CheckpointError`."""
+        """Load weights as torch does; a :class:`CheckpointError` says in one line what does not fit."""
         load = super().load_state_dict
         return load_state(self, lambda: load(state_dict, strict=strict, assign=assign), state_dict)
 
     @duty("before")
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check that the checkpoint is ours and fits; the state of a run to resume is restored when training starts."""
+        """Check that the checkpoint fits; the state of a run to resume is restored when training starts."""
         prepare_loading(self, checkpoint)
 
 

@@ -1,10 +1,10 @@
 """One step over several processes: gather the scores, then let every process apply the same update.
 
-The loss is a function of all scores together, so it can't be computed on parts. Each process sends its scores and its
-positives' index once; with the gathered tensors all processes compute the same loss and the same new state, and
-no process owns state that others lack. Backward needs no communication: the gradient with respect to all scores is
-known everywhere, and each process takes its own slice of it, times the number of processes because data-parallel
-training averages the parameters' gradients over processes.
+The loss is a function of all scores together, so it can't be computed on parts. Each process sends its scores and the
+index of its positives once. From the gathered tensors all processes compute the same loss and the same new state, so no
+process owns state that others lack. The backward pass needs no communication, since every process knows the gradient
+with respect to all scores. Each takes its own slice, times the number of processes, because data-parallel training
+averages the parameters' gradients over processes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def rank() -> int:
 
 
 def handling_exception() -> bool:
-    """Whether an exception is being handled here: other ranks may not take part in a collective then."""
+    """Whether this process is handling an exception; other ranks may not take part in a collective then."""
     return sys.exc_info()[0] is not None
 
 

@@ -1,4 +1,4 @@
-"""DDP's buckets: gradients are added over ranks in one order from a process's first step on."""
+"""DDP's buckets: makes a resumed run add up gradients over ranks in the same order as the unbroken run."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ("prebuild_ddp_buckets",)
 def prebuild_ddp_buckets(trainer: Trainer) -> None:
     """Let DDP arrange its buckets before the first step; a collective.
 
-    DDP reduces gradients in buckets, which it arranges anew after the first backward pass of a process, and where a
-    number lies in a bucket decides from which rank on it is added up. A resumed run would therefore round its first
-    step's gradients otherwise than the unbroken run did, for which it was no first step. A backward pass of zeros
-    before training leaves the same arrangement to all steps. Two ranks need none: a + b = b + a.
+    DDP reduces gradients in buckets, and rearranges these after the first backward pass of a process. The place of a
+    number in its bucket decides in which order the ranks' values are added, and so how the sum is rounded. The first
+    step of a resumed run is a later step of the unbroken run, so the two would round differently. A backward pass of
+    zeros before training gives all steps the same buckets. Two ranks do not need it, since a + b = b + a.
     """
     model = trainer.strategy.model
     if world_size() < 3 or not isinstance(model, DistributedDataParallel) or model.static_graph:

@@ -12,10 +12,10 @@ __all__ = ("assign", "reshard", "whole")
 
 
 def reshard(module: nn.Module) -> None:
-    """Free unsharded copies in every FSDP2 module, so that the next forward pass gathers the current weights.
+    """Free the unsharded copies in every FSDP2 module, so that the next forward pass gathers the current weights.
 
-    After a forward pass without backward a root module may stay unsharded; it would then ignore an average or a
-    checkpoint written into its shards. Does nothing for ordinary modules.
+    After a forward pass without backward a root module may keep its unsharded copy. It would then ignore weights that
+    were written into its shards. Ordinary modules are left alone.
     """
     for child in module.modules():
         if isinstance(child, FSDPModule):

@@ -1,4 +1,4 @@
-"""Checkpoint files that are whole or not there, whenever the process is killed."""
+"""Checkpoint files that are complete or absent, even if the process is killed while it writes one."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 __all__ = ("AtomicCheckpointIO", "check_file", "read_checkpoint", "read_weights", "use_atomic_files")
 
-#: What a file that ``weights_only=True`` refuses holds, in torch's words.
+#: How torch names the class that ``weights_only=True`` refuses.
 _UNSAFE = re.compile(r"(?:GLOBAL |class )([\w.]+)")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes beside the target, waits for the disk, then renames: the name always belongs to a whole checkpoint.
+    """Writes to a temporary file beside the target, waits for the disk, then renames the file to the target.
 
-    Lightning's own plugin writes into the folder for temporary files and moves the result. Where that folder is another
-    file system than the checkpoints', as on most clusters, moving is copying, and a kill in the middle leaves
-    half of ``last.ckpt`` in place of the one that was there. The module puts this plugin in place of Lightning's unless
-    the Trainer has another. Files on object stores are whole by nature and written as ever. What could not be read back
-    is refused, see :func:`~lightning_tpauc.lightning_fixes.plain_values.make_plain`.
+    Lightning's own plugin writes into the folder for temporary files and moves the result. On most clusters that folder
+    lies on another file system, so moving means copying, and a process that is killed meanwhile leaves half a
+    ``last.ckpt`` in place of the previous one. The module replaces Lightning's default plugin by this one, and no
+    other. Object stores never show a file before it is complete, so these files are written as Lightning does. What
+    could not be read back is refused; see :func:`~lightning_tpauc.lightning_fixes.plain_values.make_plain`.
 
     Example:
         >>> import tempfile
@@ -55,11 +55,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     @override
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Load as Lightning does, after a look at the check sums.
+        """Verify the check sums, then load as Lightning does.
 
         Raises:
             MissingCheckpointError: if there is no such file.
-            CheckpointError: if it is a folder, not whole, no checkpoint of Lightning, or not read by ``weights_only``.
+            CheckpointError: if it is a folder, is damaged, is no checkpoint of Lightning, or holds something that
+                ``weights_only=True`` does not read.
         """
         check_file(path)
         try:
@@ -78,11 +79,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def check_file(path: str | Path) -> None:
-    """Look at a checkpoint's check sums, where it lies on a disk.
+    """Verify the check sums of a checkpoint on a local disk; others are not looked at.
 
     Raises:
         MissingCheckpointError: if there is no such file.
-        CheckpointError: if it is a folder or not whole.
+        CheckpointError: if it is a folder or damaged.
     """
     if not _is_local(path):
         return
@@ -102,19 +103,19 @@ def check_file(path: str | Path) -> None:
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """A checkpoint of Lightning, after a look at its check sums; see :meth:`AtomicCheckpointIO.load_checkpoint`."""
+    """Read a checkpoint of Lightning and verify its check sums; see :meth:`AtomicCheckpointIO.load_checkpoint`."""
     return AtomicCheckpointIO().load_checkpoint(path, map_location="cpu", weights_only=True)
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """The weights in a file: a checkpoint of Lightning, or a ``state_dict`` that ``torch.save`` wrote.
+    """Read the weights in a file: a checkpoint of Lightning, or a ``state_dict`` that ``torch.save`` wrote.
 
     Args:
         path: the file.
 
     Raises:
-        MissingCheckpointError: there is no such file.
-        CheckpointError: it is not whole, or holds something else.
+        MissingCheckpointError: if there is no such file.
+        CheckpointError: if the file is damaged or holds something else.
     """
     source = Path(path)
     if not source.is_file():
@@ -140,21 +141,21 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def use_atomic_files(trainer: Trainer) -> None:
-    """Put :class:`AtomicCheckpointIO` in place of Lightning's default plugin, and of no other."""
+    """Replace Lightning's default plugin by :class:`AtomicCheckpointIO`; any other plugin stays."""
     strategy = trainer.strategy
     if type(strategy.checkpoint_io) is TorchCheckpointIO:
         strategy.checkpoint_io = AtomicCheckpointIO()
 
 
 def _damage(path: Path) -> str | None:
-    """What is wrong with a file; ``None`` if nothing is.
+    """Describe what is wrong with a file; ``None`` if nothing is.
 
-    torch does not compare check sums when it reads, so a changed bit would go into the weights unnoticed.
+    torch does not compare check sums when it reads, so nobody would notice a flipped bit in the weights.
     """
     if not zipfile.is_zipfile(path):
         return f"its {path.stat().st_size} bytes end too early or were never a checkpoint"
     get_options = getattr(torch.serialization, "get_crc32_options", None)
-    if get_options is not None and not get_options():  # whoever turned check sums off has none to compare
+    if get_options is not None and not get_options():  # check sums are turned off: the file has none
         return None
     try:
         with zipfile.ZipFile(path) as archive:
@@ -165,7 +166,7 @@ def _damage(path: Path) -> str | None:
 
 
 def _reason(error: Exception) -> str:
-    """What torch says about a file that it does not read, without its advice."""
+    """Why torch does not read a file, without torch's advice."""
     text = str(error)
     found = _UNSAFE.search(text)
     if found:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ("compile_model_alone", "own_names")
 
-#: Under which ``torch.compile`` keeps the module that it wraps.
+#: Attribute under which ``torch.compile`` keeps the module that it wraps.
 _WRAPPED = "_orig_mod"
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
 
@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 def compile_model_alone(module: LightningModule) -> None:
-    """Run a module that was given to a Trainer as ``torch.compile(module)`` with a compiled ``forward`` only.
+    """Leave only ``forward`` compiled in a module that a Trainer was given as ``torch.compile(module)``.
 
-    Lightning compiles the steps, too. They change state that a compiled backward pass still reads, so that its
-    gradients would be wrong, and all their heavy work besides the model's is a few sorts.
+    Lightning compiles the steps as well. They change state that a compiled backward pass reads later, so the gradients
+    would be wrong. Little is lost: besides the model's own work a step consists of a few sorts.
     """
     context: Any = module._compiler_ctx
     for step in _STEPS if context is not None else ():
@@ -29,7 +29,7 @@ def compile_model_alone(module: LightningModule) -> None:
 
 
 def own_names(module: nn.Module, state: dict[str, T]) -> dict[str, T]:
-    """A ``state_dict`` under the names that ``module`` has for it, whichever of the two has compiled parts.
+    """Rename the entries of a ``state_dict`` to those of ``module``; either may have compiled parts.
 
     Example:
         >>> from torch import nn

@@ -1,8 +1,8 @@
-"""Hooks that people override without ``super()``, as Lightning's recipes do: our part of them is done all the same.
+"""Hooks that do their part even if a subclass overrides them without calling ``super()``, as Lightning's recipes do.
 
-A class whose hooks have duties derives from :class:`KeepsDuties` and marks them with :func:`duty`. The hook of that
-name of every subclass, its own or that of a class in front of ours, is then seen to: where it does not come to ours by
-``super()``, our part is done beside it, once.
+A class with such hooks derives from :class:`KeepsDuties` and marks each of them with :func:`duty`. When a subclass, or
+a class mixed in before ours, defines a hook of the same name, that hook is wrapped. If it does not reach our hook by
+``super()``, the wrapper does our part once.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ class _Duty(NamedTuple):
 
 
 def duty(when: _When, *, cooperative: bool = True) -> Callable[[_Hook], _Hook]:
-    """Mark a hook of a :class:`KeepsDuties`. Its body holds our part alone; the next class's hook is called before it.
+    """Mark a hook of a :class:`KeepsDuties`; the body holds our part only.
 
     Args:
-        when: what happens beside a subclass's hook that does not call ours. Our part is done ``"before"`` or
-            ``"after"`` it; or it is ``"required"`` that ours is called, which is an error otherwise. ``"result"`` is
-            for hooks that return something: our part takes what they return and returns what is used, perhaps twice.
-        cooperative: whether the hook calls that of the next class; without, a class mixed in keeps quiet.
+        when: what happens if a subclass's hook does not call ours. ``"before"`` and ``"after"`` do our part before or
+            after it. ``"required"`` raises an error. ``"result"`` is for hooks that return something: our part always
+            gets what they return and returns what is used. It may run twice.
+        cooperative: whether the hook of the next class in the method resolution order is called before our part; if
+            not, the hook of a class mixed in is never called.
     """
 
     def mark(hook: _Hook) -> _Hook:
@@ -44,10 +45,10 @@ def duty(when: _When, *, cooperative: bool = True) -> Callable[[_Hook], _Hook]:
 
 
 class KeepsDuties:
-    """Sees to it that hooks marked by :func:`duty` do their part in every subclass.
+    """Makes hooks that are marked by :func:`duty` do their part in every subclass.
 
     Raises:
-        UnsupportedError: on the call of a hook that does not call a required one of ours.
+        UnsupportedError: when a hook is called that does not call our required one.
 
     Example:
         >>> class Base(KeepsDuties):
@@ -66,7 +67,7 @@ class KeepsDuties:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # of all bases: a class mixed into two of ours has the duties of both
+        # collected from all bases, since a class may derive from two of ours
         cls._duties = {
             name: kept for base in reversed(cls.__mro__) for name, kept in vars(base).get("_duties", {}).items()
         }
@@ -81,10 +82,12 @@ class KeepsDuties:
 
 
 def refuse_replaced(instance: object) -> None:
-    """Look for hooks that were assigned to an instance or to a class that was there already, unseen by this class.
+    """Refuse hooks that were assigned to an instance, or to a class after its definition, in place of ours.
+
+    Such an assignment can't be wrapped.
 
     Raises:
-        UnsupportedError: if there is one in place of ours, with its name.
+        UnsupportedError: with the hook's name.
 
     Example:
         >>> class Base(KeepsDuties):
@@ -110,7 +113,7 @@ def refuse_replaced(instance: object) -> None:
 
 
 def reaches_super(function: Any) -> bool:
-    """Whether a method calls the next class's, as far as its own code tells; ``True`` where there is no code.
+    """Whether a method's code calls the method of the next class; ``True`` if there is no code to look at.
 
     Example:
         >>> class Mine(dict):
@@ -135,7 +138,7 @@ def _done(instance: Any) -> set[str]:
 
 
 def _ours(owner: type, name: str, kept: _Duty) -> Callable[..., Any]:
-    """Our hook: that of the next class, then our part."""
+    """Wrap our hook: it calls the hook of the next class, then does our part."""
 
     @wraps(kept.run)
     def hook(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -149,7 +152,7 @@ def _ours(owner: type, name: str, kept: _Duty) -> Callable[..., Any]:
 
 
 def _theirs(name: str, hook: Callable[..., Any], kept: _Duty) -> Callable[..., Any]:
-    """A hook that comes before ours and may not call it."""
+    """Wrap a hook that comes before ours and may not call it."""
     silent = not reaches_super(hook)
 
     @wraps(hook)

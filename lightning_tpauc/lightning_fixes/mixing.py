@@ -1,4 +1,4 @@
-"""Classes mixed with ours: in which order, from which of Lightning's two packages, and what of theirs is not called."""
+"""Checks of classes that are mixed with ours: their order, their names, their package, and hooks that never run."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from lightning_tpauc.lightning_fixes.hooks import reaches_super
 
 __all__ = ("is_own_class", "raise_taken", "refuse_bases", "refuse_taken", "refuse_twin", "say_unused")
 
-#: Lightning is published under both names; classes of one do not know those of the other.
+#: Lightning is published as two packages, whose classes do not know each other.
 _TWINS = {"lightning": "pytorch_lightning", "pytorch_lightning": "lightning"}
 _PACKAGE = LightningModule.__module__.split(".")[0]
 _OURS = __name__.split(".")[0]
-#: Hooks of a class mixed in that ours stand in place of; ``training_step`` is what it is mixed in for.
+#: Hooks that ours replace in a class mixed in. ``training_step`` is not among them: replacing it is the purpose.
 _REPLACED = (
     "validation_step",
     "test_step",
@@ -28,14 +28,14 @@ _REPLACED = (
 
 
 def refuse_twin(cls: type, what: str) -> None:
-    """Refuse a class that was made with the other of Lightning's two packages.
+    """Refuse a class that was made with the other one of Lightning's two packages.
 
     Args:
         cls: the class to look at, with its bases.
         what: how to call it in the message.
 
     Raises:
-        UnsupportedError: if one of its bases comes from there.
+        UnsupportedError: if one of its bases comes from that package.
     """
     twin = _TWINS[_PACKAGE]
     for base in cls.__mro__:
@@ -89,7 +89,7 @@ def raise_taken(module: LightningModule, *names: str) -> NoReturn:
 
 
 def say_unused(module: LightningModule) -> None:
-    """Warn, once for a class, of hooks of a class mixed in that are not called since ours stand in their place."""
+    """Warn, once per class, of hooks of a class mixed in that never run because ours replace them."""
     cls = type(module)
     unused = list(_unused(cls)) if "_unused_said" not in vars(cls) else []
     cls._unused_said = True  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Optimizers that Lightning's ways of stepping and loading do not fit."""
+"""Optimizers that do not fit how Lightning steps and loads them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ("accept_closure", "restore_dtypes")
 
 
 def accept_closure(optimizer: Optimizer) -> None:
-    """Let an optimizer whose ``step`` takes no closure have one, as Lightning passes it to every optimizer.
+    """Let ``step`` of an optimizer take a closure, which Lightning passes to every optimizer.
 
     Example:
         >>> import torch
@@ -28,7 +28,7 @@ def accept_closure(optimizer: Optimizer) -> None:
     """
     step: Any = optimizer.step
     try:
-        # of the class: a scheduler puts a wrapper in its place that has the signature of the unbound function
+        # Look at the class: a scheduler wraps the method of the instance, and the wrapper has another signature.
         inspect.signature(type(optimizer).step).bind(optimizer, closure=None)
     except TypeError:
 
@@ -37,15 +37,16 @@ def accept_closure(optimizer: Optimizer) -> None:
             step()
             return result
 
-        vars(with_closure).update(getattr(step, "__dict__", {}))  # a scheduler's mark, or it would warn
+        # schedulers mark the method, and warn if the mark is missing
+        vars(with_closure).update(getattr(step, "__dict__", {}))
         optimizer.step = with_closure  # type: ignore[method-assign]
 
 
 def restore_dtypes(optimizer: Optimizer, states: list[dict[str, Any]] | None) -> None:
-    """Undo the casts of ``Optimizer.load_state_dict``, which gives all but ``step`` the dtype of its parameter.
+    """Give an optimizer's state the dtypes back that it was saved with.
 
-    What is no moment of the gradient is kept in float32 whatever the parameter is: NAdam's ``mu_product``, ASGD's
-    ``eta`` and ``mu``.
+    ``Optimizer.load_state_dict`` casts everything but ``step`` to the dtype of its parameter. Some entries are kept in
+    float32 whatever the parameter's dtype is, such as NAdam's ``mu_product`` and ASGD's ``eta`` and ``mu``.
     """
     saved = (states or [{}])[0].get("state", {})
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

@@ -1,7 +1,7 @@
-"""Checkpoints of what ``torch.load(weights_only=True)`` reads back: tensors, numbers, text and containers of these.
+"""Checkpoints that ``torch.load(weights_only=True)`` can read: tensors, numbers, text, and containers of these.
 
-Lightning reads checkpoints that way and writes whatever it is given, so that a file that nothing reads would come to
-light when it is needed.
+Lightning reads checkpoints that way, but writes whatever it is given. Without a check, nobody would notice an
+unreadable file until it is needed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _READ_BACK = frozenset(
 _TENSORS = frozenset({Tensor, nn.Parameter, DTensor})
 _MAPPINGS = frozenset({dict, OrderedDict, Counter})
 _SEQUENCES = frozenset({list, tuple, set})
-#: Types whose subclasses have values of the type itself, such as text that is also a member of an enumeration.
+#: Types whose subclasses are converted to the type itself, such as members of an enumeration that are text as well.
 _BASES: tuple[tuple[type, Any], ...] = ((int, int.__int__), (float, float.__float__), (str, str.__str__))
 #: Ranges up to this length are written as lists.
 _LONGEST_RANGE = 10_000
@@ -39,17 +39,17 @@ _HYPERPARAMETERS = ("hyper_parameters", "datamodule_hyper_parameters")
 
 
 class _NoEquivalentError(Exception):
-    """Raised for a value that nothing plain stands for."""
+    """Raised for a value without a plain equivalent."""
 
 
 def make_plain(checkpoint: dict[str, Any]) -> None:
-    """Put plain equivalents in place of what a checkpoint holds, in the dictionary itself.
+    """Replace the entries of a checkpoint by their plain equivalents, in place.
 
     Args:
         checkpoint: what is about to be written.
 
     Raises:
-        CheckpointError: an entry has no plain equivalent; the message names it.
+        CheckpointError: if an entry has no plain equivalent; the message names it.
 
     Example:
         >>> from pathlib import PurePosixPath
@@ -65,17 +65,18 @@ def make_plain(checkpoint: dict[str, Any]) -> None:
 
 
 def plain(value: Any, place: str) -> Any:
-    """The plain equivalent of a value: itself, if ``torch.load(weights_only=True)`` reads it back.
+    """The plain equivalent of a value, which is the value itself if ``torch.load(weights_only=True)`` reads it.
 
-    Numbers and arrays of NumPy become numbers and tensors, paths text, dataclasses and namespaces dictionaries, ranges
-    lists, and instances of subclasses of numbers, text and containers what they are without.
+    NumPy's numbers and arrays become numbers and tensors. Paths become text. Dataclasses and namespaces become
+    dictionaries, and ranges become lists. Instances of subclasses of numbers, text and containers become instances of
+    the base class.
 
     Args:
         value: what is to be saved.
         place: its name for the error message, such as ``"hyper_parameters"``.
 
     Raises:
-        CheckpointError: it, or something that it contains, has no plain equivalent.
+        CheckpointError: if the value, or something that it contains, has no plain equivalent.
     """
     kind = type(value)
     if kind in _READ_BACK or kind in _TENSORS:
@@ -96,7 +97,7 @@ def plain(value: Any, place: str) -> Any:
 
 
 def _equivalent(value: Any) -> Any:
-    """A value of another type that stands for this one; it may hold others that need one as well."""
+    """A value of another type that stands for this one; its parts may need equivalents as well."""
     if isinstance(value, (np.generic, np.ndarray)):
         return _from_numpy(value)
     if isinstance(value, PurePath):
@@ -142,13 +143,13 @@ def _from_numpy(value: Any) -> Any:
 
 
 def _is_read_back(value: Any) -> bool:
-    """Whether torch reads it: it allows some types more, and whoever runs the program may have allowed others."""
+    """Whether torch reads the value: it allows some more types, and the user may have allowed others."""
     file = io.BytesIO()
     try:
         torch.save(value, file)
         file.seek(0)
         torch.load(file, weights_only=True)
-    except Exception:  # whatever fails in code of others, while pickling
+    except Exception:  # pickling runs code of others, which may fail in any way
         return False
     return True
 

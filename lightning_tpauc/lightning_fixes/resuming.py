@@ -1,4 +1,8 @@
-"""Where a resumed run goes on: corrections of what Lightning does after a checkpoint at a batch's or epoch's end."""
+"""Resuming Lightning's loops exactly where a checkpoint was saved.
+
+Lightning writes some checkpoints in the middle of its bookkeeping: after a batch's step but before its validation, or
+after an epoch's batches but before the epoch's end. The functions here correct what is saved and what is resumed.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +31,16 @@ __all__ = (
 
 
 def mark_validation_pending(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
-    """Let a resumed run take up the validation, and the epoch's end, that a checkpoint of the last batch comes before.
+    """Mark the validation that follows a checkpoint as pending, so that a resumed run does it.
 
-    ``ModelCheckpoint(every_n_train_steps=...)`` saves before them, and Lightning goes on after them: a run that is
-    killed during validation would never log it, nor would ``ReduceLROnPlateau`` and ``EarlyStopping`` see it. Lightning
-    can take up a validation that was interrupted, so the saved counters say that this one was, at its first batch, and
-    that the training batch is complete. The Trainer's own counters are left alone.
+    ``ModelCheckpoint(every_n_train_steps=...)`` saves a batch before the validation and the epoch's end that follow it.
+    Lightning resumes after them: if a run was killed during validation, its resumed run would never log that
+    validation, and ``ReduceLROnPlateau`` and ``EarlyStopping`` would never see it. Lightning does resume a validation
+    that was interrupted. So this function writes into the saved counters that the training batch is complete and that
+    the validation was interrupted at its first batch. The Trainer's own counters do not change.
 
-    A validation that a checkpoint is saved amid, as when an exception ends it, is taken up at its first batch as well:
-    what the metrics have seen is not in the file.
+    A checkpoint that is saved during a validation, as after an exception, restarts it at its first batch too, since the
+    file does not hold what the metrics have seen.
 
     Args:
         trainer: the Trainer that saves.
@@ -44,19 +49,19 @@ def mark_validation_pending(trainer: Trainer, checkpoint: dict[str, Any]) -> Non
     loop = trainer.fit_loop.epoch_loop
     fetcher = trainer.fit_loop._data_fetcher
     if _at_epoch_start(trainer):
-        # a signal may ask for a checkpoint here; Lightning would take the epoch to come for finished
+        # A signal may ask for a checkpoint here. Lightning would count the coming epoch as finished.
         for counters in _counters(checkpoint["loops"]["fit_loop"]["epoch_progress"]):
             counters["ready"] = counters["processed"]
             counters["completed"] = counters["processed"] - 1
     state: dict[str, Any] = checkpoint["loops"]["fit_loop"]
     if _amid_batch(trainer):
-        # the batch is taken again, but Lightning would count it
+        # The resumed run takes this batch again, but Lightning would count it twice.
         state["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
     if _amid_validation(trainer):
         _take_up_validation(state)
     if not _at_batch_end(trainer) or fetcher is None:
         return
-    # a run that is asked to stop validates now, whatever the batch, but the resumed one may not stop
+    # A run that is asked to stop validates at once, but the resumed run may not be asked to stop.
     stops, trainer.should_stop = trainer.should_stop, stopped_early(trainer)
     validation_due = bool(trainer.enable_validation and loop._should_check_val_fx(fetcher))
     trainer.should_stop = stops
@@ -65,16 +70,17 @@ def mark_validation_pending(trainer: Trainer, checkpoint: dict[str, Any]) -> Non
     for counters in _counters(state["epoch_loop.batch_progress"]):
         counters["completed"] = counters["processed"]
     if not validation_due:
-        # there is nothing to take up, so the batch is not counted again
+        # Nothing is pending, so Lightning does not count the batch again when it resumes.
         state["epoch_loop.state_dict"]["_batches_that_stepped"] += 1
         return
     _take_up_validation(state)
 
 
 def ends_amid_epoch(trainer: Trainer, checkpoint: dict[str, Any]) -> bool:
-    """Whether ``max_steps`` were taken when a checkpoint was written, but the epoch that they end in was not ended.
+    """Whether a checkpoint was written after the last of ``max_steps``, but before the end of that epoch.
 
-    Lightning would call the run over at once. Its last validation, and what is logged at an epoch's end, would be lost.
+    Lightning would end the resumed run at once. The last validation, and what is logged at an epoch's end, would be
+    lost.
     """
     state: dict[str, Any] = checkpoint["loops"]["fit_loop"]
     steps: int = state["epoch_loop.manual_optimization.optim_step_progress"]["total"]["completed"]
@@ -83,18 +89,18 @@ def ends_amid_epoch(trainer: Trainer, checkpoint: dict[str, Any]) -> bool:
 
 
 def stopped_early(trainer: Trainer) -> bool:
-    """Whether ``EarlyStopping`` has ended the run, which it would do again in a resumed one, but an epoch later.
+    """Whether ``EarlyStopping`` has ended the run; a resumed run would notice that only an epoch later.
 
-    Other requests to stop, such as that of a ``Timer``, are for the process that they are made in.
+    Other requests to stop, such as a ``Timer``'s, concern only the process that made them.
     """
     callbacks = [c for c in trainer.callbacks if isinstance(c, EarlyStopping)]  # type: ignore[attr-defined]
     return bool(trainer.should_stop and any(c.stopped_epoch > 0 or c.wait_count >= c.patience for c in callbacks))
 
 
 class ResumedLoop:
-    """What a resumed run changes in the Trainer's loops until the epoch that it was saved in has ended.
+    """What a resumed run changes in the Trainer's loops until its first epoch has ended.
 
-    A run that was saved after its last step, or after ``EarlyStopping`` had ended it, has only that epoch's end left.
+    A run that was saved after its last step, or that ``EarlyStopping`` had ended, has only an epoch's end left to do.
     """
 
     def __init__(self) -> None:
@@ -102,7 +108,7 @@ class ResumedLoop:
         self._stops = False
 
     def prepare(self, trainer: Trainer, *, last_epoch: bool) -> None:
-        """Let the loop begin, before training starts, although no step is left, where only an epoch's end is."""
+        """Add a step to ``max_steps`` if only an epoch's end is left, since Lightning would not enter the loop."""
         self._extra_steps = int(last_epoch)
         trainer.fit_loop.epoch_loop.max_steps += self._extra_steps
 
@@ -120,14 +126,14 @@ class ResumedLoop:
         return bool(self._extra_steps) or self._stops
 
     def end_epoch(self, trainer: Trainer) -> None:
-        """Give the loop its own number of steps back, and end the run where ``EarlyStopping`` had."""
+        """Restore ``max_steps``, and end a run that ``EarlyStopping`` had ended."""
         self.restore_max_steps(trainer)
         if self._stops:
             trainer.should_stop, self._stops = True, False
 
     @contextmanager
     def own_length(self, trainer: Trainer) -> Iterator[None]:
-        """The loop has its own number of steps inside, which schedules go by."""
+        """``max_steps`` has the user's value inside, so that schedules see the true length of the run."""
         loop = trainer.fit_loop.epoch_loop
         loop.max_steps -= self._extra_steps
         try:
@@ -136,16 +142,16 @@ class ResumedLoop:
             loop.max_steps += self._extra_steps
 
     def restore_max_steps(self, trainer: Trainer) -> None:
-        """Give the loop its own number of steps back."""
+        """Take back what :meth:`prepare` added."""
         trainer.fit_loop.epoch_loop.max_steps -= self._extra_steps
         self._extra_steps = 0
 
 
 def _stop_again(trainer: Trainer) -> bool:
-    """Let a run that ``EarlyStopping`` had ended end, when training starts.
+    """End a run that ``EarlyStopping`` had ended, when training starts.
 
     Returns:
-        Whether the epoch that was stopped in is to be ended first, and the run only then.
+        Whether the run must first finish the epoch in which it was stopped.
     """
     if not any(isinstance(c, EarlyStopping) for c in trainer.callbacks):  # type: ignore[attr-defined]
         return False
@@ -159,41 +165,41 @@ def _stop_again(trainer: Trainer) -> bool:
 
 
 def continue_loops(trainer: Trainer, *, last_epoch: bool = False) -> None:
-    """Correct where a resumed run takes up its loops; called when training starts, before the first epoch.
+    """Correct Lightning's counters of a resumed run, when training starts and before the first epoch.
 
     Args:
         trainer: the Trainer that resumes.
-        last_epoch: whether no step is left, only an epoch's end.
+        last_epoch: whether only an epoch's end is left.
     """
     loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
-    if fetcher is None:  # the run is over, and nothing goes on
+    if fetcher is None:  # the run is over: there is nothing to resume
         epochs: Any = trainer.fit_loop.epoch_progress
         if epochs.current.completed == epochs.current.processed - 1:
             epochs.increment_completed()
         return
     total: Any = loop.batch_progress.total
     if total.ready == 0:
-        loop.restarting = False  # nothing was trained; Lightning would count a batch that it does not take
+        loop.restarting = False  # nothing was trained: Lightning would count a batch that it does not take
     if total.ready == total.processed + 1:
-        total.ready = total.started = total.processed  # this batch is taken again
+        total.ready = total.started = total.processed  # the resumed run takes this batch again
     if trainer.fit_loop.restarted_on_epoch_start:
-        # Lightning takes back that this epoch began, and does not count it again: later checkpoints would be misread
+        # Lightning forgets that this epoch began and does not count it again, so later checkpoints would be misread.
         epochs = trainer.fit_loop.epoch_progress.current
         epochs.ready = epochs.completed + 1
     _finish_saved_epoch(trainer)
     progress: Any = loop.batch_progress.current
     complete = loop.restarting and progress.ready == progress.completed > 0
     if last_epoch or (complete and loop._num_ready_batches_reached()):
-        # Lightning would ask for a further batch, and `limit_train_batches` leaves one to take
+        # Lightning would ask for another batch, and there is one if `limit_train_batches` cuts the epoch short.
         fetcher.done = True
         fetcher.batches = []  # type: ignore[attr-defined]  # fetched ahead, where the length is unknown
 
 
 def _finish_saved_epoch(trainer: Trainer) -> None:
-    """Count the epoch at whose end the checkpoint was written as finished.
+    """Count the epoch as finished if the checkpoint was written at its end.
 
-    With ``max_steps`` Lightning takes it for unfinished: it would go through that epoch's end once more, count it twice
-    and stop an epoch early where ``max_epochs`` is set as well.
+    With ``max_steps`` Lightning believes that the epoch is unfinished. It would run the epoch's end again, count the
+    epoch twice, and so stop an epoch early if ``max_epochs`` is set as well.
     """
     loop = trainer.fit_loop
     if loop.restarted_on_epoch_end:
@@ -204,23 +210,23 @@ def _finish_saved_epoch(trainer: Trainer) -> None:
 
 
 def known_metrics(trainer: Trainer) -> dict[str, Any]:
-    """What callbacks find in ``trainer.callback_metrics``: values may be as old as the last validation."""
+    """What callbacks find in ``trainer.callback_metrics``, where values may be as old as the last validation."""
     connector = trainer._logger_connector
-    # reading the property computes what is logged so far, of which a validation has a part only
+    # Reading the property computes what is logged so far, which is incomplete during a validation.
     metrics = trainer.callback_metrics if trainer.training else connector._callback_metrics
     return {name: value.detach().cpu() for name, value in metrics.items()}
 
 
 def restore_known_metrics(trainer: Trainer, metrics: dict[str, Any]) -> None:
-    """Give callbacks the :func:`known_metrics` of the run that is resumed; some fail without what they monitor."""
+    """Show callbacks the :func:`known_metrics` of the resumed run; some fail if their monitored metric is missing."""
     trainer._logger_connector._callback_metrics.update(metrics)
 
 
 def unlogged_metrics(trainer: Trainer) -> dict[str, Any] | None:
-    """What Lightning logs for this batch or epoch only after its checkpoint is written.
+    """What Lightning will log for this batch or epoch after it has written the checkpoint.
 
     Returns:
-        ``step``, the position on the loggers' axis, and ``metrics``, numbers by name; ``None`` if nothing is due.
+        ``step``, the position on the loggers' axis, and ``metrics``, numbers by name; ``None`` if there is nothing.
     """
     connector = trainer._logger_connector
     at_batch_end = _at_batch_end(trainer)
@@ -237,7 +243,10 @@ def unlogged_metrics(trainer: Trainer) -> dict[str, Any] | None:
 
 
 def replay_unlogged_metrics(trainer: Trainer, unlogged: dict[str, Any] | None) -> None:
-    """Log what a run that was killed at its checkpoint may not have logged; else the same point is there twice."""
+    """Log what the run may not have logged if it was killed right after its checkpoint.
+
+    If it had logged that, loggers hold the same point twice.
+    """
     if unlogged is not None:
         for logger in trainer.loggers:
             logger.log_metrics(unlogged["metrics"], step=unlogged["step"])
@@ -245,7 +254,7 @@ def replay_unlogged_metrics(trainer: Trainer, unlogged: dict[str, Any] | None) -
 
 
 def _take_up_validation(state: dict[str, Any]) -> None:
-    """Say in saved counters that a validation was interrupted at its first batch."""
+    """Write into saved counters that a validation was interrupted at its first batch."""
     validation = state["epoch_loop.val_loop.batch_progress"]
     validation["is_last_batch"] = False
     validation["current"] = dict.fromkeys(validation["current"], 0)
@@ -255,13 +264,13 @@ def _take_up_validation(state: dict[str, Any]) -> None:
 
 
 def _amid_batch(trainer: Trainer) -> bool:
-    """Whether a training batch has been fetched whose step is not over."""
+    """Whether a training batch was fetched and its step is not over."""
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current
     return bool(trainer.training and progress.processed == progress.ready - 1)
 
 
 def _amid_validation(trainer: Trainer) -> bool:
-    """Whether a validation of the training has begun, but not yet logged what it found."""
+    """Whether a validation of the training has begun and has not logged its results yet."""
     loop = trainer.fit_loop.epoch_loop.val_loop
     progress: Any = loop.batch_progress.current
     over = loop.batch_progress.is_last_batch and progress.completed == progress.ready and not loop._logged_outputs
@@ -274,7 +283,7 @@ def _at_batch_end(trainer: Trainer) -> bool:
 
 
 def _at_epoch_start(trainer: Trainer) -> bool:
-    """Whether an epoch is over, at whose end :func:`_finish_saved_epoch` goes on, and the next has not begun."""
+    """Whether an epoch is over, including its end, and the next one has not begun."""
     progress: Any = trainer.fit_loop.epoch_progress.current
     over = progress.started == progress.processed == progress.completed == progress.ready - 1
     return bool(trainer.training and over and progress.completed > 0)

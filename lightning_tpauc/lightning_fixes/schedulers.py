@@ -1,4 +1,4 @@
-"""Optimizer and learning-rate schedulers; under manual optimization Lightning keeps but never steps the latter."""
+"""Stepping learning-rate schedulers, which Lightning never does under manual optimization."""
 
 from __future__ import annotations
 
@@ -25,11 +25,16 @@ __all__ = (
 
 
 def step_schedulers(trainer: Trainer, batches_seen: int, *, skipped: bool = False) -> None:
-    """Step what is due after a batch: ``interval="step"``, and ``"epoch"`` after the epoch's last batch.
+    """Step the schedulers that are due after a batch, except those that follow a metric.
 
-    A batch whose step a gradient scaler ``skipped`` is none to a schedule by steps; the epoch is over all the same.
+    Schedulers with ``interval="step"`` are due after every batch, those with ``interval="epoch"`` after an epoch's last
+    batch. They do not wait for the epoch's end, so that a checkpoint of the last batch holds their new state.
 
-    Epoch schedulers step here and not at the epoch's end so that a checkpoint of the last batch already holds them.
+    Args:
+        trainer: whose schedulers are stepped.
+        batches_seen: number of training batches so far.
+        skipped: whether a gradient scaler skipped the batch. Skipped batches do not advance per-step schedulers;
+            per-epoch schedulers still advance.
     """
     for config in trainer.lr_scheduler_configs:
         if isinstance(config.scheduler, ReduceLROnPlateau):
@@ -43,14 +48,14 @@ def step_schedulers(trainer: Trainer, batches_seen: int, *, skipped: bool = Fals
 
 
 def keep_monitors(configured: Any) -> Any:
-    """Note at every ``ReduceLROnPlateau`` which metric it follows, since Lightning's manual optimization drops that.
+    """Store in every ``ReduceLROnPlateau`` which metric it follows, since Lightning drops that in manual optimization.
 
     Args:
         configured: what a ``configure_optimizers`` returns, in any of Lightning's forms.
 
     Returns:
-        The same without ``monitor`` and ``strict``, which Lightning would call ignored. The schedulers have both as
-        attributes; where nobody chose, they follow ``val/tpauc``.
+        The same without ``monitor`` and ``strict``, of which Lightning would warn that they are ignored. Both become
+        attributes of the schedulers. A scheduler without a ``monitor`` follows ``val/tpauc``.
 
     Raises:
         ArgumentError: if a scheduler waits for a metric to get worse.
@@ -82,13 +87,13 @@ def _keep_monitors(configured: Any, monitor: str | None, *, strict: bool) -> Any
 
 
 def prepare_plateau_schedulers(trainer: Trainer) -> None:
-    """See to it, before training, that every ``ReduceLROnPlateau`` will find what it follows.
+    """Check, before training, that every ``ReduceLROnPlateau`` will find the metric that it follows.
 
-    Also notes the learning rates that it starts from, as other schedulers do by themselves: the algorithm's step sizes
-    are to fall by the same factor, in a resumed run, too.
+    Also stores the learning rates that it starts from, as other schedulers do by themselves. The algorithm's step sizes
+    fall by the same factor, also in a resumed run.
 
     Raises:
-        ArgumentError: if what it follows is unknown, or comes from a validation and there is none.
+        ArgumentError: if the metric is unknown, or comes from a validation and the run has none.
     """
     for config in _plateaus(trainer):
         name = getattr(config.scheduler, "monitor", None)
@@ -109,7 +114,7 @@ def prepare_plateau_schedulers(trainer: Trainer) -> None:
 
 
 def note_rates(optimizer: Optimizer) -> None:
-    """Note the learning rates before any schedule, under the name at which other schedulers do."""
+    """Store the learning rates from before any schedule as ``initial_lr``, as other schedulers do."""
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", float(group["lr"]))
 
@@ -120,14 +125,20 @@ def step_plateau_schedulers(
     after: Literal["batch", "epoch", "validation"],
     loss: Tensor | None = None,
 ) -> None:
-    """Step every ``ReduceLROnPlateau`` that is due and whose metric the batch, epoch or validation has brought.
+    """Step every ``ReduceLROnPlateau`` that is due and whose metric has a new value.
 
-    A scheduler by epochs is due after what comes in every ``frequency``-th epoch, one by steps when the number of steps
-    is a multiple of ``frequency``. Its metric may be one of training or of validation. The ``loss`` of a batch is
-    ``train/loss`` also where that is not logged: Lightning would hand on the one that was logged last.
+    A scheduler with ``interval="epoch"`` is due in every ``frequency``-th epoch, one with ``interval="step"`` when the
+    number of steps is a multiple of ``frequency``. Its metric may come from training or from validation.
+
+    Args:
+        trainer: whose schedulers are stepped.
+        batches_seen: number of training batches so far.
+        after: what has just ended and brought new values.
+        loss: loss of the last batch. It is the value of ``train/loss`` even if that is not logged at this step;
+            Lightning would hand on the value that was logged last.
 
     Raises:
-        ArgumentError: if nothing has logged the metric once an epoch is over, and ``strict`` was left on.
+        ArgumentError: if nothing has logged the metric when an epoch is over, and ``strict`` was left on.
     """
     plateaus = _plateaus(trainer)
     if not plateaus or (after == "batch" and all(config.interval == "epoch" for config in plateaus)):
@@ -155,7 +166,10 @@ def _plateaus(trainer: Trainer) -> list[Any]:
 
 
 def _all_is_logged(trainer: Trainer) -> bool:
-    """Whether this run has trained and, where an epoch brings one, validated; one resumed at an epoch's end has not."""
+    """Whether this run has logged its training and, if the epoch has one, its validation.
+
+    A run that was resumed at an epoch's end has done neither yet.
+    """
     every: int | None = trainer.check_val_every_n_epoch
     validated = (every is not None and (trainer.current_epoch + 1) % every == 0) or not trainer.enable_validation
     return "train/loss" in trainer.callback_metrics and (validated or "val/tpauc" in trainer.callback_metrics)

@@ -1,4 +1,4 @@
-"""Trainer flags, strategies and callbacks that would give wrong results are refused before training starts."""
+"""Refuses Trainer flags, strategies and callbacks that would give wrong results, before training starts."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ _TUNER_LEFT = "If a Tuner put the callback there, it stays in that Trainer: make
 
 
 def log_replicated(module: LightningModule, name: str, value: Tensor, *, prog_bar: bool = False) -> None:
-    """Log a value that all ranks hold alike.
+    """Log a value that is the same on all ranks.
 
-    Lightning advises to average whatever is logged over ranks; here that would cost a collective and could only round.
+    Lightning advises to average logged values over ranks. Here that would cost a collective and gain nothing.
     """
     warnings.filterwarnings("ignore", message=re.escape(f"It is recommended to use `self.log({name!r}"))
-    # the name holds the number of the data loader where there are several
+    # if there are several data loaders, the name holds the loader's number already
     module.log(name, value, prog_bar=prog_bar, batch_size=1, add_dataloader_idx=False)
 
 
 def refuse_unsupported(trainer: Trainer, further: Iterable[Callback] = ()) -> None:
-    """Check the Trainer; called before Lightning's own checks, whose remedies do not fit here.
+    """Check the Trainer, before Lightning's own checks do, whose advice does not fit here.
 
     Args:
         trainer: with its callbacks.
@@ -84,8 +84,8 @@ def refuse_unsupported(trainer: Trainer, further: Iterable[Callback] = ()) -> No
         UnsupportedError: with the reason and the remedy.
         ArgumentError: if a callback waits for a metric to get worse.
     """
-    # On every save Lightning advises users of manual optimization to keep weights from before the step in attributes
-    # that it would write instead of the current ones. Our checkpoints hold the state after the step.
+    # On every save Lightning advises users of manual optimization to store the weights from before the step in an
+    # attribute, to be saved instead of the current ones. Our checkpoints hold the state after the step.
     warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
     datamodule: Any = getattr(trainer, "datamodule", None)  # set at run time, declared nowhere
     validation = trainer.fit_loop.epoch_loop.val_loop
@@ -99,7 +99,7 @@ def refuse_unsupported(trainer: Trainer, further: Iterable[Callback] = ()) -> No
 
 
 def refuse_strategy_name(name: object) -> None:
-    """The same for a strategy's name, before Lightning builds it and asks for a device or a package that it needs.
+    """Refuse a strategy by its name, before Lightning builds it and asks for a device or a package that it needs.
 
     Args:
         name: what ``Trainer(strategy=...)`` is given; anything but a string passes.

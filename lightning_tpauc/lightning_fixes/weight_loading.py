@@ -1,4 +1,4 @@
-"""Weights of another run or model: what takes them, and what is said where they do not fit."""
+"""Loading weights of another run or model, with an error in one line if they do not fit."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ("describe_misfit", "load_state", "load_weights")
 
 
 def load_weights(module: nn.Module, path: str | Path) -> None:
-    """Start from the weights of another run's checkpoint, or of a ``state_dict`` (fine-tuning).
+    """Load the weights of another run's checkpoint, or of a ``state_dict``, into a module (fine-tuning).
 
-    Nothing else of a checkpoint is read. A ``state_dict`` may be that of the module or that of its ``backbone``.
+    Nothing else of a checkpoint is read. A ``state_dict`` may be the module's or its ``backbone``'s.
 
     Raises:
         CheckpointError: if the file can't be read or its weights do not fit the model.
@@ -47,15 +47,15 @@ def load_weights(module: nn.Module, path: str | Path) -> None:
 
 
 def load_state(module: nn.Module, load: Callable[[], Any], state: Any) -> Any:
-    """Let torch load a ``state_dict``, and say in one line what does not fit.
+    """Let torch load a ``state_dict``, and turn its error into one line.
 
     Args:
-        module: the module that is loaded.
-        load: loads.
-        state: what is loaded.
+        module: the module that gets the weights.
+        load: loads them.
+        state: the ``state_dict``.
 
     Raises:
-        CheckpointError: weights are missing, unknown, or of another shape.
+        CheckpointError: if weights are missing, unknown, or of another shape.
     """
     try:
         return load()
@@ -74,7 +74,7 @@ def load_state(module: nn.Module, load: Callable[[], Any], state: Any) -> Any:
 
 
 def describe_misfit(own: Mapping[str, Any], weights: Mapping[str, Any]) -> str:
-    """What keeps weights from being loaded into a model with a ``state_dict`` of its own; empty if nothing does.
+    """Describe how weights differ from a model's own ``state_dict``; empty if they fit.
 
     Example:
         >>> describe_misfit({"w": torch.zeros(2), "b": torch.zeros(1)}, {"w": torch.zeros(3), "c": torch.zeros(1)})

@@ -1,4 +1,4 @@
-"""Names under which validation and test log what they measure, as callbacks and schedulers monitor them."""
+"""Names of the logged metrics of validation and test, which callbacks and schedulers monitor."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _SMALLER = r"(val|test)/(objective|fpr_at_min_tpr)(/.+)?"
 
 
 def better_mode(name: str) -> Literal["max", "min"] | None:
-    """Whether a larger or a smaller value is better, of any rectangle and of any of several data loaders.
+    """Whether a larger or a smaller value of a metric is better, for any rectangle and any data loader.
 
     Returns:
-        As ``mode`` of a callback or scheduler; ``None`` for what others log.
+        The ``mode`` of a callback or scheduler; ``None`` for metrics that are not ours.
 
     Example:
         >>> [better_mode(name) for name in ("val/tpauc", "test/tpauc_tpr25_fpr75", "val/objective", "val/auroc_loss")]
@@ -29,7 +29,7 @@ def better_mode(name: str) -> Literal["max", "min"] | None:
 
 
 def is_ours(name: str) -> bool:
-    """Whether a validation of ours logs it.
+    """Whether our validation logs a metric of this name.
 
     Example:
         >>> is_ours("val/objective"), is_ours("val/loss")
@@ -39,7 +39,7 @@ def is_ours(name: str) -> bool:
 
 
 def validated_areas(metrics: Mapping[str, Any]) -> tuple[float, float]:
-    """``val/tpauc`` and ``val/auroc``, of the first of several data loaders; nan where there is none.
+    """``val/tpauc`` and ``val/auroc`` of the first data loader; nan if they were not logged.
 
     Example:
         >>> validated_areas({"val/tpauc/dataloader_idx_0": 0.5, "val/auroc/dataloader_idx_0": 0.75})

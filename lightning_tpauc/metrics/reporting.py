@@ -1,4 +1,4 @@
-"""What validation and test report."""
+"""The metrics that validation and test report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = (
     "metric_name",
 )
 
-#: Target of rows that no metric counts; see :class:`~lightning_tpauc.data.core.batch.EvalBatch`.
+#: Target of rows that metrics leave out; see :class:`~lightning_tpauc.data.core.batch.EvalBatch`.
 IGNORED = -1
 
 
@@ -34,10 +34,10 @@ class Rectangle(NamedTuple):
 
 
 def as_rectangles(pairs: Any) -> list[Rectangle]:
-    """What came in as ``rectangles``, checked.
+    """Check the argument ``rectangles``.
 
     Raises:
-        ArgumentError: if it is no sequence of pairs of numbers, or a rectangle is not inside the unit square.
+        ArgumentError: if it is no sequence of pairs of numbers, or if a rectangle is not inside the unit square.
 
     Example:
         >>> as_rectangles([(0.7, 0.3)])
@@ -54,9 +54,9 @@ def as_rectangles(pairs: Any) -> list[Rectangle]:
 
 
 def metric_name(rectangle: Rectangle) -> str:
-    """Name under which a rectangle is logged, in percent; the trained one is logged as ``tpauc`` anyway.
+    """Name under which a rectangle's area is logged, with the bounds in percent; the trained one's is also ``tpauc``.
 
-    Neither module names nor the fields of a checkpoint's file name may hold a dot; ``p`` stands for it.
+    ``p`` stands for the decimal point, since names of modules and fields of a checkpoint's file name can't hold a dot.
 
     Example:
         >>> metric_name(Rectangle(0.25, 0.75)), metric_name(Rectangle(0.5, 0.125))
@@ -76,8 +76,8 @@ def build_metrics(
 ) -> MetricCollection:
     """Metrics over one shared store of scores.
 
-    ``tpauc`` of the trained rectangle and of others, ``auroc``, where the ROC curve crosses the trained rectangle's
-    borders (``tpr_at_max_fpr``, ``fpr_at_min_tpr``) and, if asked, ``objective``.
+    They are the area ``tpauc`` in the trained rectangle and in others, ``auroc``, the points at which the ROC curve
+    crosses the trained rectangle's borders (``tpr_at_max_fpr``, ``fpr_at_min_tpr``) and, if asked, ``objective``.
 
     Args:
         trained: the rectangle that training maximises.

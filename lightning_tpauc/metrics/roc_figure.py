@@ -1,4 +1,4 @@
-"""The ROC curve of every validation as a picture in the logger."""
+"""Draws the ROC curve of every validation and gives the figure to the logger."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ("ROCFigure",)
 
 NAME = "val/roc"
 
-#: How a logger shows a figure, by the name of its class: the classes of ``pytorch_lightning`` are others.
+#: How a logger shows a figure, by the class's name, since ``pytorch_lightning`` has classes of its own.
 SHOW: dict[str, Callable[[Any, Any, int], object]] = {
     "TensorBoardLogger": lambda logger, figure, step: logger.experiment.add_figure(NAME, figure, step),
     "WandbLogger": lambda logger, figure, step: logger.log_image(NAME, [figure], step),
@@ -34,8 +34,8 @@ SHOW: dict[str, Callable[[Any, Any, int], object]] = {
 class ROCFigure(Callback):
     """Draws the ROC curve, the trained rectangle and the area under it, as ``val/roc``.
 
-    It is shown by the loggers of TensorBoard, Weights & Biases, MLflow (as an artifact) and Comet. Where a run has none
-    of them, a :class:`TPAUCWarning` says so at its start.
+    The loggers of TensorBoard, Weights & Biases, MLflow (as an artifact) and Comet show it. If a run has none of them,
+    there is a :class:`TPAUCWarning` at its start.
 
     Args:
         every_n_validations: draw at every n-th validation.
@@ -59,14 +59,14 @@ class ROCFigure(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Say once that no logger of this run can show figures."""
+        """Warn once if no logger of this run can show figures."""
         if stage in ("fit", "validate") and not trainer.fast_dev_run and not _able(trainer):  # type: ignore[attr-defined]
             found = ", ".join(type(logger).__name__ for logger in trainer.loggers) or "no logger"
             warn_on_rank_zero(f"`ROCFigure` draws nothing: {found} can't show figures. Use one of {', '.join(SHOW)}.")
 
     @override
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw before the module resets its metrics; scores come together from all ranks, rank 0 draws."""
+        """Draw before the module resets its metrics. The scores of all ranks are gathered, and rank 0 draws."""
         able = _able(trainer)
         if trainer.sanity_checking or not able:
             return
@@ -88,6 +88,6 @@ class ROCFigure(Callback):
 
 
 def _able(trainer: Trainer) -> list[tuple[Any, Callable[[Any, Any, int], object]]]:
-    """The loggers that show figures, and how; by class alone, which is the same on all ranks."""
+    """The loggers that show figures, and how they do; only classes decide, which are the same on all ranks."""
     kinds = [(logger, {kind.__name__ for kind in type(logger).__mro__} & set(SHOW)) for logger in trainer.loggers]
     return [(logger, SHOW[kind.pop()]) for logger, kind in kinds if kind]

@@ -1,4 +1,4 @@
-"""A LightningModule with one optimizer: injected, or that of a class mixed in."""
+"""A LightningModule with one optimizer, which is an argument or comes from a class mixed in."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _EVALUATES = (
     "an evaluation is a step of the dual variables, so there is one a batch. Use another optimizer."
 )
 
-#: A warm-up is no longer than that, however long the run.
+#: A warm-up takes at most this many epochs, and this many steps in a run without an end.
 _MOST_WARMUP_EPOCHS, _WARMUP_WITHOUT_END = 4, 100
 
 
 class OptimizedModule(ScoringModule):
-    """Makes the optimizer and its schedule, and says how far the schedule has come.
+    """Makes the optimizer and its schedule, takes the steps, and tells how far the schedule has lowered the rate.
 
     Args:
         optimizer: maps parameters to a :class:`torch.optim.Optimizer`. If ``None``, the mixed-in module's
             ``configure_optimizers`` is used, and without one Adam with learning rate 0.003.
         lr_scheduler: maps the optimizer to a scheduler; needs ``optimizer``, or a module that makes none.
         lr_scheduler_interval: whether the scheduler steps after every ``"step"`` or every ``"epoch"``.
-        warmup: share of the run, and of at most 4 epochs, in which the learning rate grows linearly to that of the
-            optimizer, where no ``lr_scheduler`` and no class mixed in says otherwise; 0 for none.
+        warmup: share of the run in which the learning rate grows linearly to that of the optimizer, at most 4 epochs;
+            0 for none. An ``lr_scheduler``, or the optimizer of a class mixed in, replaces the warm-up.
         **kwargs: of :class:`~lightning_tpauc.scoring.scoring_module.ScoringModule`.
 
     Raises:
@@ -112,8 +112,8 @@ class OptimizedModule(ScoringModule):
     def begin_warmup(self) -> None:
         """Begin the warm-up of a new training, when it starts.
 
-        Not before: how many batches there are, the ranks find out together, and until the stage callback has made sure
-        of it they may differ in whether they ask.
+        It can't begin earlier: counting the batches is a collective, and before the stage callback has compared the
+        ranks' settings, some of them might not take part.
         """
         begin_warmup(self.trainer, steps_of_share(self.trainer, self.warmup, _MOST_WARMUP_EPOCHS, _WARMUP_WITHOUT_END))
 
@@ -130,7 +130,7 @@ class OptimizedModule(ScoringModule):
         return cast(LightningOptimizer, optimizer)
 
     def forget_gradients(self, optimizer: LightningOptimizer, batch_idx: int) -> None:
-        """Set the gradients to none by the hooks that automatic optimization calls for it."""
+        """Set the gradients to ``None`` by the hooks that automatic optimization calls."""
         self._awaited = None
         inner = optimizer.optimizer
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]  # Trainer sets it at run time
@@ -141,7 +141,7 @@ class OptimizedModule(ScoringModule):
     def take_step(
         self, optimizer: LightningOptimizer, batch_idx: int, loss: Tensor, scaler: torch.amp.GradScaler | None
     ) -> bool:
-        """Step by the hook ``optimizer_step``, which may change the learning rate, on the gradients that are there.
+        """Take a step with the present gradients, by the hook ``optimizer_step``, which may change the learning rate.
 
         Returns:
             Whether a gradient scaler skipped the step.
@@ -170,10 +170,10 @@ class OptimizedModule(ScoringModule):
         return skipped
 
     def expect_final_gradients(self, optimizer: Optimizer) -> None:
-        """Check, when gradients are about to be used, that the step starts with that and does it once.
+        """Check, when the optimizer is about to use the gradients, that its step begins with that and does it once.
 
         Raises:
-            UnsupportedError: if the optimizer has moved the weights before, or has used the gradients before.
+            UnsupportedError: if the optimizer has moved the weights, or has used the gradients, before.
         """
         if self._awaited is not None:
             awaited, self._awaited = self._awaited, []
@@ -181,12 +181,12 @@ class OptimizedModule(ScoringModule):
                 raise UnsupportedError(_EVALUATES.format(type(optimizer).__name__))
 
     def step_scale(self, optimizer: LightningOptimizer) -> float:
-        """The current learning rate over the one before any schedule, which the algorithm's step sizes follow."""
+        """The current learning rate divided by the one before any schedule; the algorithm's step sizes follow it."""
         if self._trainer is not None and warms_up(self._trainer):  # the weights alone
             return 1.0
         number, base = self.base_lr
         group = optimizer.param_groups[number]
-        if base is None:  # another class made the scheduler; OneCycleLR leaves a part of the rate as "initial"
+        if base is None:  # another class made the scheduler; OneCycleLR calls a part of the rate "initial"
             base = group.get("max_lr", group.get("initial_lr", group["lr"]))
         scale: float = group["lr"] / base if base else 1.0
         return scale
@@ -195,8 +195,8 @@ class OptimizedModule(ScoringModule):
 def _step_unless_infinite(inner: Any, scaler: torch.amp.GradScaler | None, step: Callable[[], None]) -> bool:
     """Take the optimizer's step, unless a gradient scaler finds infinite gradients.
 
-    To know it the scaler waits for the device once a step, as it does everywhere; only a fused optimizer decides on the
-    device, and then this waits once instead: averages, stages and schedules count the steps that were taken.
+    Averages, stages and schedules count the steps that were taken, so the host must know. The scaler waits for the
+    device once a step in any case. Only a fused optimizer decides on the device; then this function waits instead.
 
     Returns:
         Whether the step was skipped.
@@ -210,7 +210,7 @@ def _step_unless_infinite(inner: Any, scaler: torch.amp.GradScaler | None, step:
         step()
         return bool(scaler.scale(one) < before)
     taken: list[bool] = []
-    hook = inner.register_step_post_hook(lambda *_: taken.append(True))  # runs where the scaler lets the step run
+    hook = inner.register_step_post_hook(lambda *_: taken.append(True))  # runs only if the scaler lets the step run
     try:
         step()
     finally:
@@ -219,10 +219,10 @@ def _step_unless_infinite(inner: Any, scaler: torch.amp.GradScaler | None, step:
 
 
 def make_dense(optimizer: Optimizer) -> None:
-    """Write sparse gradients in full: clipping, the proximal term and a running estimate concern every entry.
+    """Make sparse gradients dense, since clipping, the proximal term and a running estimate concern every entry.
 
     Raises:
-        UnsupportedError: if the optimizer takes sparse ones only.
+        UnsupportedError: if the optimizer takes sparse gradients only.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -238,5 +238,5 @@ def make_dense(optimizer: Optimizer) -> None:
 
 
 def _versions(optimizer: Optimizer) -> list[int]:
-    """How often each weight has been changed in place; compared without a look at the numbers."""
+    """How often each weight has been changed in place, which tells of a change without reading numbers."""
     return [p._version for group in optimizer.param_groups for p in group["params"]]

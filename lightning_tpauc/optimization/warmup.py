@@ -1,4 +1,4 @@
-"""The optimizer and the warm-up of a run for which nobody chose others."""
+"""The default optimizer and the default schedule, which warms up."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ if TYPE_CHECKING:
 
 __all__ = ("LinearWarmup", "begin_warmup", "make_optimizer", "warms_up")
 
-#: Of Adam, where nobody chose an optimizer; see benchmarks/defaults.py.
+#: Learning rate of Adam, the default optimizer; see benchmarks/defaults.py.
 DEFAULT_LR = 3e-3
 
 
 class LinearWarmup(LRScheduler):
     """Lets the learning rate grow linearly to the optimizer's own over the first steps, then leaves it alone.
 
-    A network that begins at the full rate is past its best after a few steps where positives are few.
+    If positives are few, a network that begins at the full rate has its best validation after a few steps.
 
-    It begins when :meth:`begin` says how long it takes, which is known once there are data; until then it changes
-    nothing.
+    The number of steps is known only when there are data. Until :meth:`begin` is called with it, nothing changes.
 
     Args:
         optimizer: whose learning rates grow.
@@ -49,7 +48,7 @@ class LinearWarmup(LRScheduler):
         super().__init__(optimizer)
 
     def begin(self, steps: int) -> None:
-        """Lower the rates to those of the first of so many steps."""
+        """Set the number of steps of the warm-up, and lower the rates to those of its first step."""
         self.steps = steps
         rates = self.get_lr()
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
@@ -61,7 +60,7 @@ class LinearWarmup(LRScheduler):
 
     @property
     def is_over(self) -> bool:
-        """Whether the full rate was reached; from then on it is that of the optimizer, or of whoever changes it."""
+        """Whether the full rate is reached; after that the rate belongs to the optimizer, or to whoever changes it."""
         return self.last_epoch >= self.steps - 1
 
     def get_lr(self) -> list[float | Tensor]:
@@ -79,7 +78,7 @@ def begin_warmup(trainer: Trainer, steps: int) -> None:
 
 
 def warms_up(trainer: Trainer) -> bool:
-    """Whether the learning rate is still below that of the optimizer, in a :class:`LinearWarmup`."""
+    """Whether a :class:`LinearWarmup` still keeps the learning rate below the optimizer's own."""
     schedulers = (config.scheduler for config in trainer.lr_scheduler_configs)
     return any(isinstance(scheduler, LinearWarmup) and not scheduler.is_over for scheduler in schedulers)
 

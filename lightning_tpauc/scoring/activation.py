@@ -12,7 +12,7 @@ from lightning_tpauc.errors import TPAUCWarning
 
 __all__ = ("is_squashed", "warn_of_activation")
 
-#: Nodes of autograd's graph that only rearrange or convert what comes in.
+#: Nodes of autograd's graph that only rearrange or convert their input.
 _REARRANGING = (
     "Alias",
     "AsStrided",
@@ -32,11 +32,11 @@ _SQUASHING = ("Sigmoid", "Hardsigmoid", "Softmax")
 
 
 def is_squashed(scores: Tensor, model: Any = None) -> bool:
-    """Whether scores with a gradient come out of a sigmoid or softmax; autograd's graph tells, no value is looked at.
+    """Whether scores with a gradient are the output of a sigmoid or softmax, according to autograd's graph.
 
     Args:
-        scores: what a model returned.
-        model: the model, whose last module decides where it was compiled.
+        scores: what a model returned; no value is read.
+        model: the model, whose last module decides if it was compiled.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""How inputs reach a model, whatever kind they have, and how its output becomes one score per example."""
+"""How inputs of any kind are passed to a model, and how its output becomes one score per example."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ("call_model", "one_score", "scores_of")
 
 
 def call_model(model: Callable[..., Any], inputs: Any) -> Any:
-    """Call ``model`` on the inputs of a batch, by position or by keyword, as its ``forward`` takes them.
+    """Call ``model`` on the inputs of a batch, by position or by keyword, depending on its ``forward``.
 
-    A mapping whose keys are parameters' names is passed by keyword, and so are the tensors of a PyG graph to a
-    ``forward`` that names them, such as ``(x, edge_index, batch)``; labels are left out, unless ``forward`` requires
-    what is called like them. A tuple or list goes in as several arguments where ``forward`` requires several. Anything
-    else is the only argument.
+    A mapping is passed by keyword if its keys are names of parameters. The tensors of a PyG graph are passed by keyword
+    if ``forward`` names them, such as ``(x, edge_index, batch)``. Labels are left out unless ``forward`` requires a
+    parameter of that name. A tuple or list becomes several arguments if ``forward`` requires several. Anything else is
+    the only argument.
 
     Args:
         model: a module or a function.
@@ -48,7 +48,7 @@ def _arguments(model: Callable[..., Any], inputs: Any) -> tuple[list[Any], dict[
     function = function.forward if isinstance(function, nn.Module) else function
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of what is not written in Python
+    except (TypeError, ValueError):  # functions that are not written in Python may have no signature
         return [inputs], {}
     if isinstance(inputs, Mapping):
         return _of_mapping(signature, inputs)
@@ -122,7 +122,7 @@ def _binds(signature: inspect.Signature, *positional: Any, **named: Any) -> bool
 
 
 def scores_of(output: Any) -> Tensor:
-    """The tensor in what a model returns: itself, or its ``logits``, as models of Hugging Face call it.
+    """The scores in a model's output: the output itself, or its ``logits``, as models of Hugging Face call them.
 
     Raises:
         ArgumentError: if there is none, or it holds no floating numbers.
@@ -146,7 +146,7 @@ def scores_of(output: Any) -> Tensor:
 
 
 def one_score(scores: Tensor) -> Tensor:
-    """One score per example, shape ``(N,)``, from shape ``(N,)``, ``(N, 1, ...)`` or that of two classes, ``(N, 2)``.
+    """Reshape scores to one per example, ``(N,)``, from ``(N,)``, ``(N, 1, ...)`` or ``(N, 2)`` for two classes.
 
     The score of two logits is their difference, the logit of the second class.
 

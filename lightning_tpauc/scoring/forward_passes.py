@@ -1,4 +1,4 @@
-"""Batches on their way to the model, outside Lightning's loops as in its steps."""
+"""Forward passes outside Lightning's loops, in which batches reach the model as they do in its steps."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ("device_batches", "explained_dtypes")
 
 
 def device_batches(module: LightningModule, loader: Iterable[Any]) -> Iterator[Any]:
-    """Batches as steps get them: in the precision's dtype, through the transfer hooks, on the device.
+    """Yield batches as steps get them: in the precision's dtype, through the transfer hooks, on the device.
 
-    What the caller does with a batch runs in the precision plugin's context, mixed precision included.
+    The caller works on each batch in the precision plugin's context, which includes mixed precision.
 
     Args:
         module: attached to a Trainer.
@@ -37,7 +37,7 @@ def device_batches(module: LightningModule, loader: Iterable[Any]) -> Iterator[A
 
 @contextmanager
 def explained_dtypes(inputs: Any, model: nn.Module) -> Iterator[None]:
-    """Say what to do if the model fails because its inputs have another dtype than its weights.
+    """Explain the error if the model fails because its inputs and its weights differ in dtype.
 
     Args:
         inputs: what the model is called with.
@@ -72,7 +72,7 @@ def explained_dtypes(inputs: Any, model: nn.Module) -> Iterator[None]:
 
 
 def _tensors(inputs: Any) -> Iterator[Tensor]:
-    """The tensors in lists, tuples and mappings, however deep."""
+    """All tensors in nested lists, tuples and mappings."""
     if isinstance(inputs, Tensor):
         yield inputs
     elif isinstance(inputs, (Mapping, list, tuple)):

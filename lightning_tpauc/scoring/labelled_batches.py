@@ -1,4 +1,4 @@
-"""Where the inputs and the labels of a batch stand that is evaluated or predicted on."""
+"""Which entries of a batch are inputs and which is the label, in validation, test and prediction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def inputs_and_target(batch: Any, known: Any = None) -> tuple[Any, Tensor]:
     Args:
         batch: an :class:`~lightning_tpauc.EvalBatch`, or what the loader of a data set of tuples gives, with
             the label as its last entry, as in the training set: ``(inputs, target)`` or ``(a, b, target)``. The target
-            has N entries; floats 0.0 and 1.0 are labels, too.
+            has N entries, which may be the floats 0.0 and 1.0.
         known: the :func:`~lightning_tpauc.data.core.tree_utils.layout` of the inputs that the model was trained on.
             Without it only pairs are unambiguous.
 
@@ -27,8 +27,8 @@ def inputs_and_target(batch: Any, known: Any = None) -> tuple[Any, Tensor]:
         The inputs, several of them as a tuple, and an integer tensor ``(N,)``.
 
     Raises:
-        ArgumentError: if the batch is nothing of the kind, nobody knows where its label stands, or a label is neither
-            0 nor 1.
+        ArgumentError: if the batch has another form, if it is unknown which entry is the label, or if a label is
+            neither 0 nor 1.
 
     Example:
         >>> import torch
@@ -59,7 +59,7 @@ def inputs_to_predict(batch: Any, known: Any = None) -> Any:
             per example.
 
     Raises:
-        ArgumentError: if nobody knows whether the last entry is a label.
+        ArgumentError: if it is unknown whether the last entry is a label.
 
     Example:
         >>> import torch

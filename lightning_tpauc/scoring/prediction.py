@@ -1,4 +1,4 @@
-"""Predictions as a file."""
+"""Writes predictions to a file."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _REMEDY = "Predict on a PosNegDataModule, whose batches say it"
 class PredictionWriter(Callback):
     r"""Writes the scores of ``Trainer.predict`` to one CSV file with the columns ``example_id`` and ``score``.
 
-    Rows are sorted by ``example_id``, the position in the predicted data set, and hold every example once, however many
-    processes predict. A ``DataLoader`` may shuffle or take some of the examples only: its batch sampler says which ones
-    it took. Examples of a stream, and of an iterable that is no ``DataLoader``, are numbered as they come; the
-    latter may hide a loader that shuffles, and are warned of. Scores are raw, whatever the module's
-    ``score_activation`` is, with all digits that they have.
+    Rows are sorted by ``example_id``, the position in the predicted data set. Every example is there once, even if
+    several processes predict. A ``DataLoader`` may shuffle, or take only some of the examples: its batch sampler tells
+    which ones it took. Examples of a stream, and of an iterable that is no ``DataLoader``, are numbered in the order in
+    which they come. Such an iterable may hide a loader that shuffles, so there is a warning. Scores are raw, whatever
+    the module's ``score_activation`` is, and have all their digits.
 
     Args:
         path: the file; ``None`` is ``predictions.csv`` in the Trainer's log folder.
 
     Raises:
-        UnsupportedError: if there are several data loaders, if nobody knows which examples a batch holds, or if
-            ``predict_step`` returns something else than a dictionary with ``"score"``.
+        UnsupportedError: if there are several data loaders, if it is unknown which examples a batch holds, or if
+            ``predict_step`` does not return a dictionary with ``"score"``.
 
     Example:
         >>> from lightning.pytorch import Trainer
@@ -133,10 +133,10 @@ class PredictionWriter(Callback):
 
 
 def _positions(loader: Any, batch_idx: int, num_scores: int) -> Tensor | None:
-    """Positions in the data set of a batch's examples; ``None`` if they are read in order, in one process.
+    """Positions of a batch's examples in the data set; ``None`` if one process reads all examples in order.
 
     Raises:
-        UnsupportedError: if nobody knows them.
+        UnsupportedError: if they are unknown.
     """
     # Lightning wraps the batch samplers of loaders to predict on
     batches = getattr(getattr(loader, "batch_sampler", None), "seen_batch_indices", None)
@@ -172,7 +172,7 @@ def _positions(loader: Any, batch_idx: int, num_scores: int) -> Tensor | None:
 
 
 def _in_order(loader: DataLoader[Any]) -> bool:
-    """Whether a loader that does not batch by itself, or reads a stream, yields the examples as they lie."""
+    """Whether a loader yields the examples in order; it does not batch by itself, or it reads a stream."""
     if isinstance(loader.dataset, IterableDataset):
         return loader.num_workers < 2  # several workers take turns
     sampler = loader.sampler

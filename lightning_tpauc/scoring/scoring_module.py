@@ -38,17 +38,17 @@ from lightning_tpauc.scoring.trained_start import TrainedStart
 
 __all__ = ("ScoringModule",)
 
-#: Of the validation's metrics, the one that is no number and is not logged.
+#: Name of the only metric of a validation that is not a number and is not logged.
 RATIOS = "objective_ratios"
 
 _ATTRIBUTES = ("algorithm", "score_activation", "input_layout", "trained_start")
 
 
 class ScoringModule(KeepsDuties, LightningModule):
-    """Scores by a backbone, by a subclass's ``forward`` or by a class mixed in; validation, test and prediction.
+    """Scores examples by a backbone, a subclass's ``forward`` or a class mixed in; validates, tests and predicts.
 
     Args:
-        algorithm: the training method; it knows the rectangle to report and whether it wants raw scores. STACO if
+        algorithm: the training method, which knows the rectangle to report and whether it takes raw scores. STACO if
             ``None``.
         backbone: maps ``inputs`` to scores; see :class:`~lightning_tpauc.TPAUCModule`.
         score_activation: what lies between raw scores and the algorithm, ``"identity"`` or ``"sigmoid"``.
@@ -82,33 +82,33 @@ class ScoringModule(KeepsDuties, LightningModule):
         super().__init__(**kwargs)
         check_choice(score_activation, "score_activation", ("identity", "sigmoid"))
         self.register_load_state_dict_pre_hook(_accept)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        #: Whether nobody chose the algorithm; a checkpoint then says which rectangle is evaluated.
+        #: Whether the user left the algorithm to us; a checkpoint then sets the rectangle to evaluate.
         self.algorithm_is_default = algorithm is None
         algorithm = STACO() if algorithm is None else algorithm
         _check_kinds(algorithm, backbone)
         refuse_taken(self, *_ATTRIBUTES, *(["backbone"] if backbone is not None else []))
         self._has_own_backbone = backbone is not None
-        #: Whether a class that is mixed in scores by itself.
+        #: Whether a class mixed in has a ``forward`` that scores.
         self._inherits_forward = (
             backbone is None and getattr(super().forward, "__func__", None) is not LightningModule.forward
         )
         if backbone is not None:
-            self.backbone: Any = backbone  # any type, so that a class mixed in may say what its own is
+            self.backbone: Any = backbone  # any type, so that a class mixed in may declare another one
         self.algorithm = algorithm
         self.score_activation = score_activation
         self._reported = as_rectangles(rectangles), log_objective
         self.val_metrics: MetricCollection = self._metrics("val/")
         self.test_metrics: MetricCollection = self._metrics("test/")
-        #: Of weights that were trained before, which a new run starts from.
+        #: Measures the weights that a new run starts from.
         self.trained_start = TrainedStart()
-        #: Names of areas that were 0 in this run, of which it was said.
+        #: Names of areas that were 0 in this run, of which a warning told.
         self._blind_said: set[str] = set()
-        #: What the inputs consist of that it was trained on; see :func:`~lightning_tpauc.data.core.tree_utils.layout`.
+        #: What the inputs in training consist of; see :func:`~lightning_tpauc.data.core.tree_utils.layout`.
         self.input_layout: Any = None
         self._activation_checked = False
-        #: Of all data loaders but the first, whose metrics are the two above; there while they are evaluated.
+        #: Metrics of all data loaders but the first, during an evaluation; the first one's are the two above.
         self._further_metrics: list[MetricCollection] = []
-        #: Objective of the last validation's scores over that of a constant model, at growing tightness.
+        #: Objective of the last validation's scores divided by that of a constant model, at growing tightness.
         self.held_out_ratios: list[float] = []
 
     # ---------------------------------------------------------------- scores
@@ -127,12 +127,12 @@ class ScoringModule(KeepsDuties, LightningModule):
 
     @property
     def has_model(self) -> bool:
-        """Whether there is something that scores."""
+        """Whether there is a model that scores."""
         defines_forward = type(self).forward is not ScoringModule.forward
         return defines_forward or self._inherits_forward or hasattr(self, "backbone")
 
     def require_model(self) -> None:
-        """Raise :class:`ArgumentError` unless there is something that scores."""
+        """Raise :class:`ArgumentError` unless there is a model that scores."""
         if not self.has_model:
             msg = (
                 f"{type(self).__name__} has no model: pass `backbone=`, define `forward(inputs) -> scores`, or mix "
@@ -162,7 +162,7 @@ class ScoringModule(KeepsDuties, LightningModule):
         return one_score(scores.to(master_dtype(scores.dtype)))
 
     def algorithm_scores(self, inputs: Any) -> Tensor:
-        """Scores as the algorithm sees them: :meth:`raw_scores` after ``score_activation``."""
+        """Scores for the algorithm: :meth:`raw_scores`, to which ``score_activation`` is applied."""
         scores = self.raw_scores(inputs)
         return scores.sigmoid() if self._algorithm_activation == "sigmoid" else scores
 
@@ -171,14 +171,14 @@ class ScoringModule(KeepsDuties, LightningModule):
         return "identity" if self.algorithm.takes_logits else self.score_activation
 
     def full_precision(self) -> AbstractContextManager[Any]:
-        """Context for pairwise work, which mixed precision must not run in half precision."""
+        """Context that turns mixed precision off, for the pairwise loss."""
         kind = self.device.type
         return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
     # ---------------------------------------------------------------- evaluation
 
     def evaluate_for(self, min_tpr: float, max_fpr: float) -> None:
-        """Report another rectangle as ``tpauc``: the one that a checkpoint was trained for."""
+        """Report the rectangle that a checkpoint was trained for as ``tpauc``."""
         self.algorithm.min_tpr, self.algorithm.max_fpr = min_tpr, max_fpr
         self.val_metrics = self._metrics("val/").to(self.device)
         self.test_metrics = self._metrics("test/").to(self.device)
@@ -203,12 +203,12 @@ class ScoringModule(KeepsDuties, LightningModule):
 
     @duty("after", cooperative=False)
     def validation_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> None:  # noqa: ARG002
-        """Collect raw scores and targets, of each data loader apart."""
+        """Collect raw scores and targets, separately for each data loader."""
         self._evaluate(self.val_metrics, batch, dataloader_idx)
 
     @duty("after", cooperative=False)
     def test_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> None:  # noqa: ARG002
-        """Collect raw scores and targets, of each data loader apart."""
+        """Collect raw scores and targets, separately for each data loader."""
         self._evaluate(self.test_metrics, batch, dataloader_idx)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:  # noqa: ARG002
@@ -220,32 +220,32 @@ class ScoringModule(KeepsDuties, LightningModule):
 
     @duty("before")
     def on_validation_epoch_start(self) -> None:
-        """Forget what a validation that was broken off has collected, and look at the loaders."""
+        """Forget what an interrupted validation has collected, and check the loaders."""
         _check_loaders(self.trainer.val_dataloaders)
         self._forget_batches(self.val_metrics)
 
     @duty("before")
     def on_test_epoch_start(self) -> None:
-        """Forget what a test that was broken off has collected, and look at the loaders."""
+        """Forget what an interrupted test has collected, and check the loaders."""
         _check_loaders(self.trainer.test_dataloaders)
         self._forget_batches(self.test_metrics)
 
     @duty("before")
     def on_predict_epoch_start(self) -> None:
-        """Look at the loaders."""
+        """Check the loaders."""
         _check_loaders(self.trainer.predict_dataloaders)
 
     @duty("after", cooperative=False)
     def on_validation_epoch_end(self) -> None:
-        """Log ``val/tpauc`` and its companions; the sanity check logs nothing, since it sees a few batches only.
+        """Log ``val/tpauc`` and the other metrics; the sanity check logs nothing, since it sees only a few batches.
 
-        Of several data loaders the second one's value is ``val/tpauc/dataloader_idx_1``.
+        If there are several data loaders, the second one's value is ``val/tpauc/dataloader_idx_1``.
         """
         self._log_metrics(self.val_metrics, len(self.trainer.num_val_batches))
 
     @duty("after", cooperative=False)
     def on_test_epoch_end(self) -> None:
-        """Log ``test/tpauc`` and its companions, named as in validation."""
+        """Log ``test/tpauc`` and the other metrics, named as in validation."""
         self._log_metrics(self.test_metrics, len(self.trainer.num_test_batches))
 
     def _evaluate(self, first: MetricCollection, batch: Any, dataloader_idx: int) -> None:
@@ -264,7 +264,7 @@ class ScoringModule(KeepsDuties, LightningModule):
         return [first, *self._further_metrics][:num_loaders]
 
     def _log_metrics(self, first: MetricCollection, num_loaders: int) -> None:
-        # as many on every rank, also where one had no batch: they are computed together
+        # Every rank computes the same metrics, even if it had no batch, since computing them is a collective.
         for number, metrics in enumerate(self._metrics_of(first, num_loaders)):
             suffix = f"/dataloader_idx_{number}" if num_loaders > 1 else ""
             checks = self.trainer.sanity_checking
@@ -286,7 +286,7 @@ class ScoringModule(KeepsDuties, LightningModule):
         self._forget_batches(first)
 
     def _say_blind(self, values: dict[str, Tensor], suffix: str) -> None:
-        """Say once a run that a monitor of the area can't tell epochs apart."""
+        """Warn once per run that a callback that monitors the area can't compare epochs."""
         monitored = {getattr(callback, "monitor", None) for callback in self.trainer.callbacks}  # type: ignore[attr-defined]
         for name, value in values.items():
             trained = name == "tpauc"
@@ -314,7 +314,7 @@ def _check_loaders(loaders: Any) -> None:
 
 
 def _accept(module: ScoringModule, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Before weights are loaded: see that there is a model for them, and call them by its names."""
+    """Before weights are loaded: check that there is a model for them, and rename them to its names."""
     if not module.has_model and any(name.startswith(f"{prefix}backbone.") for name in state):
         msg = (
             f"The weights are those of a backbone, which {type(module).__name__} does not have: pass `backbone=`, "

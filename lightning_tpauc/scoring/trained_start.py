@@ -1,4 +1,4 @@
-"""The weights that a run starts from: they compete with what it makes of them for the best ones."""
+"""Lets the weights that a run starts from compete with later ones for the best weights."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ("TrainedStart",)
 
 
 class TrainedStart:
-    """Lets Lightning's sanity check measure the start, on all validation data.
+    """Measures the start by Lightning's sanity check, run on all validation data.
 
-    The start is the first candidate for the weights that training leaves in the model. Weights that were trained before
-    are saved by every ``ModelCheckpoint`` that follows a metric of ours, too. The check draws no random number of the
-    run's, and other callbacks take no notice of it: schedules and patience begin with the training, as ever. A run that
-    is resumed has no such check.
+    The start is the first candidate for the weights that training leaves in the model. If these weights were trained
+    before, every ``ModelCheckpoint`` that follows a metric of ours saves them, too. The check does not change the run's
+    random numbers, and other callbacks do not notice it: schedules and patience begin with the training as usual. A
+    resumed run has no such check.
     """
 
     def __init__(self) -> None:
@@ -33,16 +33,15 @@ class TrainedStart:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the sanity check that goes on is such a one."""
+        """Whether the present sanity check measures the start."""
         return self._metrics is not None
 
     def prepare(self, trainer: Trainer, *, is_trained: bool) -> None:
-        """Ask for the check before it begins, if somebody wants to know.
+        """Extend the coming sanity check to all validation data, if a callback uses the result.
 
         Args:
             trainer: whose callbacks keep the best weights or save them.
-            is_trained: whether the weights were trained before. Those that were not are left alone by
-                ``num_sanity_val_steps=0``.
+            is_trained: whether the weights were trained before. If not, ``num_sanity_val_steps=0`` turns the check off.
         """
         self._metrics = None
         monitors = [saver.monitor for saver in trainer.checkpoint_callbacks if isinstance(saver, ModelCheckpoint)]
@@ -54,21 +53,21 @@ class TrainedStart:
             self._steps, trainer.num_sanity_val_steps = trainer.num_sanity_val_steps, math.inf
 
     def note(self, name: str, value: Tensor) -> None:
-        """Keep what was measured."""
+        """Store a value that was measured."""
         if self._metrics is not None:
             self._metrics[name] = value
 
     def end(self, trainer: Trainer) -> None:
-        """Give the Trainer its own number of steps back, also after an error."""
+        """Restore the Trainer's number of sanity steps, also after an error."""
         if self._steps is not None:
             trainer.num_sanity_val_steps, self._steps = self._steps, None
 
     def offer(self, trainer: Trainer, keep: Callable[[float, float, int], None] | None) -> None:
-        """Let the start be kept and saved, once everything is ready that a checkpoint holds.
+        """Keep and save the start, when everything that a checkpoint holds is ready.
 
         Args:
             trainer: whose callbacks save.
-            keep: takes ``val/tpauc``, ``val/auroc`` and the number of steps, 0; ``None`` if nobody keeps weights.
+            keep: is called with ``val/tpauc``, ``val/auroc`` and the number of steps, 0; ``None`` for nobody.
         """
         self.end(trainer)
         measured, self._metrics = self._metrics or {}, None

@@ -1,4 +1,4 @@
-"""What a run says when it can't work: one line each, with the value and the remedy."""
+"""Advice for a run that can't work: one line each, with the value and the remedy."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 
 __all__ = ("Adviser", "few_pairs", "few_pairs_of", "look_at_duals", "say_how_it_ended")
 
-#: Fewer hard examples of a class in a batch are a coin toss.
+#: With fewer examples of a class in the rectangle, a batch says hardly anything about it.
 _FEWEST = 4
-#: Below that share of l(0) a model has learnt something.
+#: A model whose objective is below this share of l(0) has learnt something.
 _GOOD = 0.8
-#: Below that share of l(0) the hardest negatives' loss leaves little to learn.
+#: If the hardest negatives' loss is below this share of l(0), there is little left to learn.
 _LEARNT = 0.25
-#: What is left of a running mean after some 90 steps in which no pair moved the weights.
+#: A running mean has fallen to this share after some 90 steps in which no pair moved the weights.
 _INACTIVE = 1e-2
-#: Above that share of l(0) a model is as good as constant.
+#: A model whose objective is above this share of l(0) is as good as constant.
 _CONSTANT = 0.98
 
 
 def few_pairs(min_tpr: float, max_fpr: float, num_pos: int, num_neg: int) -> str | None:
-    """What is wrong with batches of which the rectangle holds a handful of examples; ``None`` if nothing is.
+    """Advice if the rectangle holds too few examples of a batch; ``None`` if it holds enough.
 
     Args:
-        min_tpr: of the rectangle.
-        max_fpr: of the rectangle.
-        num_pos: positives a step, over all ranks.
-        num_neg: negatives a step, over all ranks.
+        min_tpr: lower bound of the rectangle's true positive rate.
+        max_fpr: upper bound of the rectangle's false positive rate.
+        num_pos: positives per step, over all ranks.
+        num_neg: negatives per step, over all ranks.
 
     Example:
         >>> few_pairs(0.8, 0.2, num_pos=32, num_neg=32) is None
@@ -46,7 +46,7 @@ def few_pairs(min_tpr: float, max_fpr: float, num_pos: int, num_neg: int) -> str
         >>> few_pairs(0.8, 0.2, num_pos=8, num_neg=32)
         'Only 1.6 of the 8 positives a step lie in the rectangle with min_tpr=0.8: raise `num_pos` to 20 or more.'
     """
-    # 1 - 0.8 is 0.199999...: counts are compared with a tolerance
+    # 1 - 0.8 is 0.199999..., so counts are compared with a tolerance
     parts = (
         ("positives", "min_tpr", min_tpr, 1.0 - min_tpr, "num_pos", num_pos),
         ("negatives", "max_fpr", max_fpr, max_fpr, "num_neg", num_neg),
@@ -61,32 +61,32 @@ def few_pairs(min_tpr: float, max_fpr: float, num_pos: int, num_neg: int) -> str
 
 
 class Adviser:
-    """Says each thing once a run."""
+    """Warns of each topic once per run."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
         self._lowest = math.inf
 
     def say(self, topic: str, message: str | None) -> None:
-        """Warn with ``message``, unless there is none or ``topic`` was said before."""
+        """Warn with ``message``, unless it is ``None`` or there was a warning of this ``topic`` before."""
         if message is not None and topic not in self._said:
             self._said.add(topic)
             rank_zero_warn(message, category=TPAUCAdvice)
 
     def look_at_duals(self, diagnostics: Mapping[str, Tensor], optimum: float, constant: float) -> None:
-        """Say if the dual variables have come to a standstill.
+        """Warn if no pair moves the weights any more.
 
         Args:
-            diagnostics: of the algorithm: ``active_share``, the share of pairs that moved the weights over the last
-                steps, and ``mean_y``, the mean dual weight of all positives. Without both nothing is said.
-                ``loss_unit``, where it is not 0, is the mean loss of the hardest negatives over the last steps.
+            diagnostics: the algorithm's. ``active_share`` is the share of pairs that moved the weights over the last
+                steps, and ``mean_y`` is the mean dual weight of all positives; both are needed. ``loss_unit``, unless
+                it is 0, is the mean loss of the hardest negatives over the last steps.
             optimum: share of pairs that move the weights at the optimum.
             constant: loss of a constant model.
         """
         if not {"mean_y", "active_share"} <= set(diagnostics):
             return
         if 0.0 < float(diagnostics.get("loss_unit", 0.0)) < _LEARNT * constant:
-            return  # the training set is ranked almost without a loss: there is little left to move
+            return  # the training set is ranked almost without a loss, so few pairs are left to move
         if float(diagnostics["active_share"]) < _INACTIVE * optimum:
             none = float(diagnostics["mean_y"]) == 0.0
             seen = "all dual weights are 0" if none else "no pair's loss exceeds its threshold"
@@ -97,11 +97,11 @@ class Adviser:
             )
 
     def look_at_ratios(self, ratios: list[float]) -> None:
-        """Say if the model has fallen apart.
+        """Warn if the model has become worse than a constant one.
 
         Args:
-            ratios: objective of the validation's scores over that of a constant model, from the unit square, first, to
-                the rectangle that was asked for, last.
+            ratios: objective of the validation's scores divided by that of a constant model. The first entry belongs
+                to the unit square, the last one to the rectangle that was asked for.
         """
         if not ratios:
             return
@@ -114,11 +114,11 @@ class Adviser:
         self._lowest = min(self._lowest, ratios[0])
 
     def look_at_the_end(self, ratios: list[float], tightness: float) -> None:
-        """Say if the model that was trained in the rectangle is as good as constant there.
+        """Warn if the model that was trained in the rectangle is as good as constant there.
 
         Args:
             ratios: as in :meth:`look_at_ratios`.
-            tightness: of the rectangle in use.
+            tightness: the algorithm's present ``tightness``.
         """
         if ratios and tightness == 1.0 and ratios[-1] >= _CONSTANT:  # not where the rectangle holds no example: nan
             self.say(
@@ -146,13 +146,13 @@ def look_at_duals(adviser: Adviser, algorithm: Algorithm, diagnostics: Mapping[s
 
 
 def say_how_it_ended(adviser: Adviser, state: TrainingState, ratios: list[float], tightness: float) -> None:
-    """Say at a training's end what the model is worth, which rectangle was reached and whose weights are left.
+    """Tell, at a training's end, which rectangle was reached and which weights the model holds.
 
     Args:
-        adviser: says it.
-        state: of the training that ended.
-        ratios: as in :meth:`Adviser.look_at_ratios`, of the last validation.
-        tightness: of the rectangle in use.
+        adviser: warns if the model is as good as constant.
+        state: what the training remembers.
+        ratios: the last validation's, as in :meth:`Adviser.look_at_ratios`.
+        tightness: the algorithm's present ``tightness``.
     """
     adviser.look_at_the_end(ratios, tightness)
     schedule, best = state.rectangle_schedule, state.best

@@ -1,6 +1,6 @@
-"""Processes that train or evaluate together have the same data and settings: compared once, before anything uneven.
+"""Checks that all processes of a run have the same data and settings, before they could act differently.
 
-What differs would mix validation rows into training, or leave a process waiting for batches that another one lacks.
+A difference would mix validation rows into training, or leave a process waiting for batches that another one lacks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ("data_and_limits", "require_agreement", "training_settings")
 
-#: Of a Trainer: how many batches and passes there are.
+#: Attributes of a Trainer that decide how many batches and passes there are.
 _LIMITS = (
     "max_epochs",
     "max_steps",
@@ -38,22 +38,22 @@ _LIMITS = (
     "num_sanity_val_steps",
     "precision",
 )
-#: Of a module.
+#: Attributes of a module that all ranks must share.
 _SETTINGS = ("score_activation", "gradient_clip_val", "lr_scheduler_interval", "warmup", "num_positives")
 
 
-#: Where an object lies in memory, in the ``repr`` of one that has none of its own.
+#: The address in the default ``repr`` of an object.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def require_agreement(describe: Callable[[], dict[str, Any]]) -> None:
-    """Compare what every rank describes; a collective, in which a rank that fails takes part as well.
+    """Compare the descriptions of all ranks; a collective, in which a rank takes part even if ``describe`` fails.
 
     Args:
         describe: returns values by name, which are compared by their ``repr``.
 
     Raises:
-        ArgumentError: on every rank, if ranks differ, with what differs and who has what.
+        ArgumentError: on every rank, if ranks differ. The message says what differs and which rank has which value.
     """
     if world_size() == 1:
         return
@@ -61,7 +61,7 @@ def require_agreement(describe: Callable[[], dict[str, Any]]) -> None:
     own: dict[str, str] = {}
     try:
         own = {name: _ADDRESS.sub("", repr(value)) for name, value in describe().items()}
-    except Exception as error:  # raised again once the others know of it
+    except Exception as error:  # raised again below, when the other ranks know of it
         failure = error
     said: list[tuple[str, dict[str, str]]] = gather_objects(("" if failure is None else str(failure), own))
     if failure is not None:
@@ -81,7 +81,7 @@ def require_agreement(describe: Callable[[], dict[str, Any]]) -> None:
 
 
 def data_and_limits(trainer: Trainer, stage: str) -> dict[str, Any]:
-    """What is to be the same before batches are drawn: the data module's data and arguments, the Trainer's limits."""
+    """What must be the same on all ranks before batches are drawn: data, their arguments, and the Trainer's limits."""
     datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
     data = datamodule.description(TrainerFn(stage).value) if hasattr(datamodule, "description") else {}
     return {
@@ -92,7 +92,7 @@ def data_and_limits(trainer: Trainer, stage: str) -> dict[str, Any]:
 
 
 def training_settings(trainer: Trainer, module: TrainedModule, stages: dict[str, Any]) -> dict[str, Any]:
-    """What is to be the same before the first step: algorithm, optimizer, schedules and the point to go on from.
+    """What must be the same on all ranks before the first step: algorithm, optimizer, schedules and starting point.
 
     Args:
         trainer: the Trainer that fits.
@@ -113,7 +113,7 @@ def training_settings(trainer: Trainer, module: TrainedModule, stages: dict[str,
 
 
 def _difference(name: str, values: list[str | None]) -> str:
-    """Who has what, ranks with the same value together; empty if all have the same."""
+    """Which ranks have which value; empty if all have the same."""
     ranks: dict[str | None, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)

@@ -1,7 +1,7 @@
-r"""The weights' side of a stage: anchor :math:`w_0`, running mean :math:`\bar w`, and the swap for evaluation.
+r"""The weights of a stage: anchor :math:`w_0`, running mean :math:`\bar w`, and swapping the mean in for evaluation.
 
-Parameters are taken from the optimizer's groups, not from the module: under FSDP2 only those are always the sharded
-tensors. Every operation is elementwise, so the same code is right on plain tensors and on DTensors.
+The parameters come from the optimizer's groups and not from the module, because under FSDP2 only the former are always
+the sharded tensors. Every operation is elementwise, so that the same code works on plain tensors and on DTensors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class IterateAverage:
         buffers: floating buffers that are averaged like weights (running statistics of batch normalisation).
         anchored: whether a proximal term needs the anchor.
         averaged: whether the mean of the iterates is needed.
-        is_solution: whether the mean is what is evaluated and published; if not, it only becomes the next anchor.
+        is_solution: whether the mean is evaluated and saved as the model's weights; if not, it only becomes the next
+            anchor.
         decay: how fast the mean forgets; see :func:`~lightning_tpauc.functional.averaging.running_mean_`.
 
     Attributes:
@@ -62,7 +63,7 @@ class IterateAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        r"""Take the current weights into the mean, after a step."""
+        r"""Add the current weights to the mean, after a step."""
         self.count += 1
         for means, values in self._by_layout(self.mean, self.averaged):
             running_mean_(means, values, self.count, self.decay)
@@ -107,10 +108,10 @@ class IterateAverage:
 
     @torch.no_grad()
     def swap_in(self) -> bool:
-        """Put the mean into the model for evaluation; nothing happens while the mean is empty or already there.
+        """Put the mean into the model for evaluation, unless the mean is empty or already in the model.
 
         Returns:
-            Whether this call put it there.
+            Whether this call changed the model.
         """
         if self.evaluation_weights() is None or self._iterate is not None:
             return False
@@ -132,7 +133,7 @@ class IterateAverage:
         return True
 
     def evaluation_weights(self) -> list[Tensor] | None:
-        """The weights to evaluate and to publish, aligned with ``averaged``; ``None`` if they are the current ones."""
+        """The weights to evaluate and to save, in the order of ``averaged``; ``None`` if these are the current ones."""
         return self.mean if self.count and self.mean and self.is_solution else None
 
     def state_dict(self) -> dict[str, Any]:

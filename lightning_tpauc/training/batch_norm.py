@@ -1,4 +1,4 @@
-"""Running statistics of batch normalisation beside averaged weights and over ranks."""
+"""Running statistics of batch normalisation: the same on all ranks, and fitting for averaged weights."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def batch_norm_statistics(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def average_over_ranks(statistics: Iterable[Tensor]) -> None:
     """Replace each tensor by its mean over ranks, in place; a collective.
 
-    Under manual optimization Lightning's DDP does not synchronise buffers after the first forward pass, so statistics
-    drift apart, and ranks would validate different models.
+    Under manual optimization DDP does not synchronise buffers after the first forward pass. The ranks' statistics drift
+    apart, and without this the ranks would validate different models.
     """
     world = world_size()
     if world == 1:
@@ -66,7 +66,7 @@ def recompute(module: LightningModule, trainer: Trainer) -> None:
         layer.reset_running_stats()
         layer.momentum = None  # cumulative moving average
     loader: Any = trainer.train_dataloader
-    # the fit loop may stand in the middle, or at the end, of its own iteration
+    # the fit loop's own iteration over the loader must not be disturbed
     batches = loader.whole_epoch() if hasattr(loader, "whole_epoch") else loader
     for batch in device_batches(module, batches):
         call_model(module, batch.inputs)

@@ -1,4 +1,4 @@
-"""The weights that validated best, which training leaves in the model."""
+"""The weights with the best validation, which training leaves in the model."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ("BestWeights",)
 
 
 class BestWeights:
-    """A copy of the weights that validated best so far.
+    """A copy of the weights with the best validation so far.
 
-    Few positives are memorised after some passes, and what validates then falls while the training's objective still
-    improves. Where two validations have the same ``val/tpauc``, such as 0.0 before the ROC curve has reached the
-    rectangle, the larger ``val/auroc`` counts.
+    After some passes a model has memorised a small number of positives. Validation then gets worse while the training's
+    objective still improves. If two validations have the same ``val/tpauc``, such as 0.0 before the ROC curve has
+    reached the rectangle, the larger ``val/auroc`` decides.
 
     Args:
-        tensors: what is evaluated: the parameters that the optimizer updates, and running statistics.
+        tensors: what is copied: the parameters that the optimizer updates, and running statistics.
 
     Attributes:
         value: ``(tpauc, auroc)`` of the copy; ``-inf`` before the first validation.
-        step: how many training batches had been seen then.
+        step: number of training batches that had been seen at that validation.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
@@ -38,7 +38,7 @@ class BestWeights:
 
     @torch.no_grad()
     def offer(self, tpauc: float, auroc: float, step: int) -> None:
-        """Copy the weights that the model holds if they validated better than any before; nan is never better."""
+        """Copy the model's weights if their validation is better than all before; nan is never better."""
         if math.isnan(tpauc) or not (tpauc, auroc) > self.value:
             return
         self.value, self.step = (tpauc, auroc), step
@@ -49,7 +49,7 @@ class BestWeights:
 
     @torch.no_grad()
     def swap_in(self) -> bool:
-        """Put the best weights into the model, if there are any; returns whether this call did."""
+        """Put the best weights into the model, if there are any; returns whether this call changed the model."""
         if not self.weights or self._last is not None:
             return False
         self._last = [t.detach().clone() for t in self.tensors]

@@ -1,7 +1,8 @@
-"""What a checkpoint holds beside Lightning's own parts, under one key and of primitives and tensors only.
+"""Saving a training's state in a checkpoint, and resuming from it.
 
-``state_dict`` holds the evaluation weights (the average), so that ``load_from_checkpoint`` and any other reader get the
-solution. The last iterate, which training continues from, lies under our key together with the algorithm's state.
+Everything is stored under one key and consists of primitives and tensors. ``state_dict`` holds the evaluation weights,
+which are the average, so that ``load_from_checkpoint`` and any other reader get the solution. The last iterate, from
+which training resumes, is stored under our key.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def save(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
     """Fill ``checkpoint``; runs on all ranks.
 
     Raises:
-        NonFiniteError: if the weights or the state are not finite, before the previous checkpoint is overwritten.
-        CheckpointError: if a signal asks for it amid a step of several ranks, or if an entry could not be read back.
+        NonFiniteError: if the weights or the state are not finite, so that no good checkpoint is overwritten.
+        CheckpointError: if a signal asks for it during a step of several ranks, or if an entry could not be read back.
     """
     state = module.training_state
     leave_out_objects(checkpoint)
@@ -57,7 +58,7 @@ def save(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
         _check_not_mid_step()
     reshard(module)
     if not handling_exception():
-        agree_on_statistics(module, state.average)  # the file holds rank 0's, which all resumed ranks start from
+        agree_on_statistics(module, state.average)  # the file holds rank 0's statistics for all ranks
         _refresh_statistics(module, checkpoint["state_dict"])
     problem = diagnose(module, only_if_broken=True)
     if problem:
@@ -78,19 +79,20 @@ def save(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
         "random_state": random_state.gather(),
         "negatives": _negatives(module),
         "stopped_early": stopped_early(module.trainer),
-        # a metric may ask other ranks for their share
+        # computing a metric may be a collective, and after an exception other ranks may not take part
         "unlogged": unlogged_metrics(module.trainer) if together else None,
         "known": known_metrics(module.trainer) if together else {},
     }
 
 
 def prepare_loading(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
-    """Take note of a loaded checkpoint, before Lightning puts its weights into the module.
+    """Keep what a loaded checkpoint holds of a training, before Lightning loads its weights into the module.
 
-    A Trainer in double precision converts the module only after that, and the weights would be rounded to float32.
+    A Trainer in double precision converts the module only after that, which would round the weights to float32. So the
+    module is converted here already.
 
     Raises:
-        CheckpointError: if training is to go on from it and it is not ours or does not fit.
+        CheckpointError: if training is to resume from the checkpoint, and it is not ours or does not fit.
     """
     entry = compatibility.training_entry(module, checkpoint)
     trainer = module._trainer
@@ -112,10 +114,10 @@ def restore(module: TrainedModule, *, last_epoch: bool = False) -> bool:
 
     Args:
         module: the module that was loaded.
-        last_epoch: whether no step is left, only an epoch's end.
+        last_epoch: whether only an epoch's end is left.
 
     Returns:
-        Whether training goes on from a checkpoint.
+        Whether this run resumes from a checkpoint.
 
     Raises:
         CheckpointError: if the checkpoint belongs to another algorithm or other data.
@@ -126,10 +128,10 @@ def restore(module: TrainedModule, *, last_epoch: bool = False) -> bool:
         return False
     compatibility.check_same_run(module, entry)
     module.algorithm.load_state_dict(entry["algorithm"]["state"])
-    # the optimizer goes on with the checkpoint's learning rate, whatever a factory says now
+    # the optimizer resumes with the checkpoint's learning rate, even if its factory has another one now
     module.base_lr = (module.base_lr[0], entry.get("base_lr", module.base_lr[1]))
     state.load_state_dict(entry)
-    if state.rectangle_schedule is None:  # whatever it was when the checkpoint was written
+    if state.rectangle_schedule is None:  # the checkpoint's run may have shrunk its rectangle
         module.algorithm.tightness = 1.0
     restore_dtypes(trainer.optimizers[0], entry["optimizer_states"])
     random_state.scatter(entry["random_state"])
@@ -163,17 +165,17 @@ def _check_not_mid_step() -> None:
 
 def _refresh_statistics(module: TrainedModule, state: dict[str, Any]) -> None:
     for name, statistic in batch_norm_statistics(module):
-        if name in state:  # a copy, where the strategy makes the state_dict
+        if name in state:  # some strategies copy the state_dict
             state[name] = statistic.detach().to(state[name].device)
 
 
 def _publish_evaluation_weights(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
     average = module.training_state.average
     weights = average.evaluation_weights() if average is not None else None
-    if average is None or weights is None or average.swapped:  # swapped in, the model holds what is published
+    if average is None or weights is None or average.swapped:  # once swapped in, the state_dict holds the average
         return
     state = checkpoint["state_dict"]
-    # either every rank holds its shards, or rank 0 holds everything and the others an empty dictionary
+    # either every rank holds its own shards, or rank 0 holds everything and the others hold nothing
     sharded = any(isinstance(value, DTensor) for value in state.values())
     mean_of = {id(tensor): mean for tensor, mean in zip(average.averaged, weights, strict=True)}
     named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
@@ -186,10 +188,10 @@ def _publish_evaluation_weights(module: TrainedModule, checkpoint: dict[str, Any
 
 
 def _is_of_evaluation(module: TrainedModule, checkpoint: dict[str, Any]) -> bool:
-    """Whether a Trainer saves that did not train, so that there is nothing to go on from.
+    """Whether the saving Trainer only evaluates, so that there is no training to resume.
 
     Raises:
-        CheckpointError: if one saves that did, after another one has taken the module over to evaluate it.
+        CheckpointError: if the saving Trainer has trained the module, but another one has evaluated it since.
     """
     if module.trainer.optimizers:
         return False
@@ -204,7 +206,7 @@ def _is_of_evaluation(module: TrainedModule, checkpoint: dict[str, Any]) -> bool
 
 
 def _negatives(module: TrainedModule) -> list[Any] | None:
-    """Where each rank's part of a stream of negatives stands; ``None`` if there is no stream."""
+    """The position of each rank in its part of a stream of negatives; ``None`` if there is no stream."""
     datamodule: Any = getattr(module._trainer, "datamodule", None)
     own = datamodule.negatives_state(module.batches_seen) if hasattr(datamodule, "negatives_state") else None
     return None if own is None else gather_objects(own)

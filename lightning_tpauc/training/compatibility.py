@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from: which format, which kind of module, which rectangle, which inputs."""
+"""Whether a checkpoint fits the module that loads it: its format, rectangle, inputs, objective, optimizer and data."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ __all__ = (
     "training_entry",
 )
 
-#: What training continues from; missing in a checkpoint of weights alone.
+#: Key of the training's state; missing in a checkpoint of weights alone.
 KEY = "lightning_tpauc"
-#: What was trained for; in every checkpoint.
+#: Key of the rectangle that was trained; in every checkpoint.
 RECTANGLE = "lightning_tpauc_rectangle"
-#: What its inputs consist of; in every checkpoint of a module that was trained.
+#: Key of what the inputs consist of; in every checkpoint of a module that was trained.
 INPUTS = "lightning_tpauc_inputs"
 FORMAT_VERSION = 1
-#: Score differences at which two surrogates are told apart.
+#: Score differences at which two surrogates are compared.
 _POINTS = (-2.0, -0.7, -0.1, 0.0, 0.3, 1.0)
 
 
 def record_rectangle(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
-    """Write down the rectangle, ``[min_tpr, max_fpr]``, and the inputs' layout."""
+    """Store the rectangle, ``[min_tpr, max_fpr]``, and the inputs' layout in a checkpoint."""
     checkpoint[RECTANGLE] = [float(module.algorithm.min_tpr), float(module.algorithm.max_fpr)]
     if module.input_layout is not None:
         checkpoint[INPUTS] = module.input_layout
 
 
 def training_entry(module: TrainedModule, checkpoint: dict[str, Any]) -> dict[str, Any] | None:
-    """Our part of a loaded checkpoint; ``None`` if it has none, which is enough for inference.
+    """The training's state in a loaded checkpoint; ``None`` if it holds weights alone, which is enough for inference.
 
-    A module that was made without an algorithm evaluates the checkpoint's rectangle.
+    A module that was made without an algorithm evaluates the checkpoint's rectangle from then on.
 
     Raises:
-        CheckpointError: if it was written by a newer format; if training is to go on from it and it holds weights
-            alone, was trained for another rectangle, or by an optimizer or schedule with other options.
+        CheckpointError: if the checkpoint has a newer format; or if training is to resume from it, and it holds weights
+            alone, was trained for another rectangle, or with other options of the optimizer or the schedule.
     """
     ours: dict[str, Any] | None = checkpoint.get(KEY)
     if ours is None and is_resuming(module):
@@ -77,13 +77,13 @@ def training_entry(module: TrainedModule, checkpoint: dict[str, Any]) -> dict[st
 
 
 def is_resuming(module: TrainedModule) -> bool:
-    """Whether a checkpoint that is being loaded is one that training goes on from, and not one to evaluate."""
+    """Whether training will resume from the checkpoint that is being loaded; else it is to be evaluated."""
     trainer = module._trainer
     return trainer is not None and trainer.state.fn == TrainerFn.FITTING
 
 
 def objective(module: TrainedModule) -> dict[str, Any]:
-    """What the dual variables belong to: the scores' activation, and the surrogate by its values at a few points."""
+    """The objective that the dual variables belong to: activation of scores, and the surrogate's values at points."""
     surrogate: Surrogate | None = getattr(module.algorithm, "surrogate", None)
     values = [] if surrogate is None else surrogate.value(torch.tensor(_POINTS, dtype=torch.float64)).tolist()
     return {"score_activation": module.score_activation, "surrogate": values}
@@ -160,9 +160,9 @@ def _same(now: Any, before: Any) -> bool:
 
 
 def _check_options(given: Mapping[str, Any], written: Mapping[str, Any]) -> None:
-    """Optimizer and schedule go on with the options in their state, so that others would be ignored.
+    """Refuse changed options of optimizer and schedule: both resume with the options in their saved state.
 
-    Only the command line writes down their options.
+    Only the command line stores these options.
     """
     if not {"_class_path"} <= given.keys() & written.keys():
         return
@@ -176,7 +176,7 @@ def _check_options(given: Mapping[str, Any], written: Mapping[str, Any]) -> None
 
 
 def _changes(path: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """What differs below a dotted path; options that one of both releases did not know yet are left aside."""
+    """Describe what differs below a dotted path, leaving out options that only one of both releases knows."""
     name = path.rpartition(".")[2]
     old, new = before.get(name), now.get(name)
     if isinstance(old, Mapping) and isinstance(new, Mapping):

@@ -1,4 +1,4 @@
-"""What went wrong in a run whose numbers are no longer finite, or on their way there, and what to change."""
+"""Explains why a run's numbers are not finite any more, or grow without bound, and what to change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ __all__ = ("diagnose", "diagnose_divergence")
 
 
 def diagnose(module: TrainedModule, only_if_broken: bool = False) -> str:
-    """Say what is not finite and what to change; empty if nothing is and ``only_if_broken``."""
+    """Say what is not finite and what to change.
+
+    Args:
+        module: the module that is trained.
+        only_if_broken: return an empty text if the weights and the algorithm's state are finite.
+    """
     broken = module.algorithm.non_finite_states()
     weights = [name for name, p in module.named_parameters() if not bool(torch.isfinite(whole(p.detach())).all())]
     if only_if_broken and not broken and not weights:
@@ -33,7 +38,7 @@ def diagnose(module: TrainedModule, only_if_broken: bool = False) -> str:
 
 
 def diagnose_divergence(module: TrainedModule, reached: float) -> str:
-    """Say that numbers grow without bound, though they are finite yet."""
+    """Say that numbers grow without bound, although they are still finite."""
     return f"Diverged after {module.batches_seen} steps: loss and state have grown to {reached:.2g}. {_remedy(module)}"
 
 
@@ -44,7 +49,7 @@ def _remedy(module: TrainedModule, also: str = "") -> str:
 
 
 def _half_precision(module: TrainedModule) -> str:
-    """What weights in float16 break by themselves, at any learning rate."""
+    """Say what float16 weights break by themselves, at any learning rate; empty for other weights."""
     if all(p.dtype != torch.float16 for p in module.parameters()):
         return ""
     optimizer: Any = module.trainer.optimizers[0]

@@ -1,4 +1,4 @@
-"""Stops a run whose numbers are no longer finite, instead of letting it write worthless checkpoints."""
+"""Stops a run whose numbers are not finite any more, before it writes worthless checkpoints."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 
 __all__ = ("FiniteGuard",)
 
-#: Steps between a check on an accelerator and its reading: enough for the host to run ahead, and the same on all ranks,
-#: so that they stop at the same step and none waits for the others.
+#: On an accelerator, the result of a check is read this many steps later, so that the host can run ahead. The number is
+#: the same on all ranks, so that they stop at the same step and none waits for the others.
 _LAG = 4
-#: Halving the scale so often in a row leaves nothing of any float16 gradient.
+#: After this many halvings of the scale in a row, every float16 gradient would be zero.
 _MOST_SKIPPED = 50
-#: Losses this many times that of the first step are those of a run that diverges.
+#: A run diverges if its loss is this many times that of the first step.
 _GROWTH = 1e10
-#: What the other processes get to say why they stop.
+#: How long the other processes have to print why they stop.
 _GRACE_SECONDS = 2.0
 
 
 class FiniteGuard(KeepsDuties, Callback):
-    """Stops the run at the first step whose loss or state is not finite or beyond all bounds, and says what to change.
+    """Stops the run at the first step whose loss or state is not finite or far too large, and says what to change.
 
-    Beyond all bounds is 1e10 times what the first step of this run, new or resumed, had, and 1e10 at least: the weights
-    diverge, though single precision may take many steps more to overflow.
+    Far too large is 1e10 times the value at the first step of this run, new or resumed, and at least 1e10. The weights
+    diverge then, although single precision may take many more steps to overflow.
 
-    On a CPU the check is immediate. On an accelerator the flag travels to the host without blocking and is read a few
-    steps later; no checkpoint is written in between, since saving looks at everything itself. A run in which a gradient
-    scaler skips every step is stopped as well. When rank 0 fails, the processes that it started end with it.
+    On a CPU the check is immediate. On an accelerator the result is copied to the host without blocking and read a few
+    steps later. No bad checkpoint is written meanwhile, since saving checks everything itself. A run is also stopped if
+    a gradient scaler skips every step. When rank 0 fails, the processes that it started end with it.
 
     Raises:
         NonFiniteError: on every rank at the same step.
@@ -78,17 +78,17 @@ class FiniteGuard(KeepsDuties, Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Check the step that has just been taken; one that a gradient scaler skipped only counts."""
+        """Check the last step; a step that a gradient scaler skipped is only counted."""
         module: TrainedModule = pl_module  # type: ignore[assignment]
         self._skipped = self._skipped + 1 if module.step_skipped else 0
         if self._skipped >= _MOST_SKIPPED:
             raise NonFiniteError(_always_skipped(module))
         if module.step_skipped:
             return
-        total: Tensor = module.step_loss + module.algorithm.scalar_sum()  # finite only where both are
+        total: Tensor = module.step_loss + module.algorithm.scalar_sum()  # finite only if both are
         if self._limit is None:
             self._limit = total.abs().clamp_min(1.0) * _GROWTH
-        within = total.abs() < self._limit  # nor is anything that is not finite
+        within = total.abs() < self._limit  # false for nan, too
         if total.device.type != "cuda":
             self._stop_unless(bool(within), module, total)
             return
@@ -103,16 +103,16 @@ class FiniteGuard(KeepsDuties, Callback):
     @override
     @duty("before")
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Read what is still on its way."""
+        """Read the checks that were not read yet."""
         self._read(len(self._pending), pl_module)  # type: ignore[arg-type]
 
     @override
     @duty("before")
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """See to it that no rank is left behind.
+        """End the other processes when rank 0 fails.
 
-        Lightning ends the other processes when one of them fails, but not when rank 0, which started them, does:
-        they would wait for it in a collective, minutes under NCCL, and keep their GPUs.
+        Lightning ends all processes when one of them fails, but not when rank 0 does, which started them. They would
+        wait for rank 0 in a collective, under NCCL for minutes, and keep their GPUs.
         """
         started = getattr(trainer.strategy.launcher, "procs", ())
         children = [process for process in started if isinstance(process, subprocess.Popen)]
@@ -122,7 +122,7 @@ class FiniteGuard(KeepsDuties, Callback):
     def _read(self, count: int, module: TrainedModule) -> None:
         for _ in range(count):
             flag, total, event = self._pending.pop(0)
-            event.synchronize()  # of a step that is _LAG steps old: as a rule it is long over
+            event.synchronize()  # the step is _LAG steps old, so this hardly ever waits
             self._stop_unless(bool(flag), module, total)
 
     def _stop_unless(self, within: bool, module: TrainedModule, total: Tensor) -> None:
@@ -139,7 +139,7 @@ def _end(children: list[subprocess.Popen[bytes]]) -> None:
         time.sleep(0.05)
     for child in children:
         if child.poll() is None:
-            child.kill()  # SIGTERM does not reach one that waits in a collective
+            child.kill()  # a process that waits in a collective ignores SIGTERM
 
 
 def _always_skipped(module: TrainedModule) -> str:

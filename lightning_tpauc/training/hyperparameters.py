@@ -1,4 +1,4 @@
-"""What a run was made with, for loggers."""
+"""The settings of a run, for loggers."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _OF_MODULE = ("score_activation", "gradient_clip_val", "lr_scheduler_interval")
 
 
 def offer_hyperparameters(trainer: Trainer, module: TrainedModule) -> None:
-    """Add algorithm, optimizer and sampling to what Lightning is about to log of the module's own hyperparameters.
+    """Add algorithm, optimizer and sampling to the hyperparameters that Lightning is about to log.
 
-    Those that the module or the data module has by the same names stay; what checkpoints hold does not change.
+    Hyperparameters of the module or the data module with the same names win. Checkpoints do not change.
 
     Args:
         trainer: has its optimizers, and logs afterwards.
@@ -55,7 +55,7 @@ def offer_hyperparameters(trainer: Trainer, module: TrainedModule) -> None:
 
 
 def _simple(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What is given and that loggers show: numbers, words, and lists of them."""
+    """The values that loggers can show: numbers, words, and lists of them."""
     plain = {name: _plain(value) for name, value in values.items()}
     return {name: value for name, value in plain.items() if isinstance(value, (bool, int, float, str, list))}
 

@@ -1,8 +1,8 @@
-"""The weights before the last update, for methods that see every batch under both.
+"""The weights before the last update, for methods that score every batch under these as well.
 
-SONX corrects its running estimates by the change of the scores; PAUCI's gradient estimate is a recursion over the
-gradients. The second forward pass is part of the step: it draws the same dropout masks as the first, and leaves running
-statistics alone.
+SONX corrects its running estimates by the change of the scores. PAUCI's gradient estimate is a recursion over the
+gradients at both weights. The additional forward pass draws the same dropout masks as the step's own one and does not
+change running statistics.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class PreviousWeights:
     step.
 
     Args:
-        parameters: the parameters that the optimizer updates; none for an algorithm without use for them, for which
-            nothing in here has an effect.
+        parameters: the parameters that the optimizer updates. If there are none, because the algorithm does not need
+            the previous weights, no method has an effect.
         recursive: whether the gradient estimate is needed.
     """
 
@@ -62,14 +62,14 @@ class PreviousWeights:
         self._next_weights = [p.detach().clone() for p in self.parameters]
 
     def commit(self) -> None:
-        """The step was taken: what was remembered is now the previous point."""
+        """After a step that was taken, make the remembered weights the previous ones."""
         self.weights = self._next_weights
         if self.recursive:
             self.estimates = self._next_estimates
         self.discard()
 
     def discard(self) -> None:
-        """The step was skipped: the previous point stays."""
+        """After a step that was skipped, keep the previous weights."""
         self._next_weights, self._next_estimates = [], []
 
     def state_dict(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class PreviousWeights:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned; a run that had or has no use for it starts without."""
+        """Restore what :meth:`state_dict` returned, if both runs need the previous weights."""
         if self.parameters and state["weights"]:
             self.weights = [p.detach().clone() for p in self.parameters]
             assign(self.weights, state["weights"])

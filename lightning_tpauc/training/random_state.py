@@ -1,4 +1,4 @@
-"""State of the random generators that a model draws from (dropout), per rank and safe for ``weights_only=True``."""
+"""State of the random generators that a model draws from, as in dropout: per rank, and readable by ``weights_only``."""
 
 from __future__ import annotations
 

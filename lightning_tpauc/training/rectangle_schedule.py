@@ -1,9 +1,9 @@
-"""When the trained rectangle shrinks, and when it is held.
+"""When the trained rectangle shrinks, and when it stays as it is.
 
-The corner holds few pairs, chosen by a model that knows nothing yet; so training begins with the unit square, where
-every pair counts, and shrinks it to the rectangle that was asked for. One that is out of reach would destroy the
-model: once the mean loss of its pairs is near that of a constant model, l(0), the constant model is the minimiser of
-every convex surrogate. So the rectangle is held where the loss would come near it.
+A small rectangle holds few pairs, which a model that knows nothing yet would choose badly. So training begins with the
+unit square, where every pair counts, and shrinks it to the rectangle that was asked for. A rectangle that is out of
+reach would destroy the model: once the mean loss of its pairs is near l(0), the loss of a constant model, the constant
+model minimises every convex surrogate. So the rectangle stops shrinking before the loss comes near l(0).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 __all__ = ("RectangleSchedule", "move_is_due", "shrinking_progress", "shrinking_steps")
 
-#: Share of the run in which the rectangle shrinks; the rest trains on the rectangle that was asked for.
+#: Share of the run in which the rectangle shrinks. The rest of the run trains on the rectangle that was asked for.
 _SHARE = 0.5
-#: At most so many epochs: a run that early stopping ends says nothing about its own length.
+#: The shrinking takes at most this many epochs, since early stopping may end a run long before its nominal length.
 _MAX_EPOCHS = 20
-#: Steps of a run that has neither an end nor epochs.
+#: Number of steps of the shrinking if the run has neither an end nor epochs.
 _WITHOUT_END = 1000
-#: In so many moves.
+#: Number of moves of the shrinking.
 _MOVES = 20
 
 
@@ -48,9 +48,9 @@ class RectangleSchedule:
 
     Attributes:
         held: whether the last move was refused.
-        ratio: the larger of the objectives of training and held-out scores at the present rectangle over l(0); nan
+        ratio: objective at the present rectangle divided by l(0), the larger one of training and held-out scores; nan
             before the first move.
-        held_out: the same ratio of the last validation's scores at each tightness of :data:`TIGHTNESS_GRID`; empty
+        held_out: the same ratio for the last validation's scores at each tightness of :data:`TIGHTNESS_GRID`; empty
             before the first validation.
     """
 
@@ -64,25 +64,27 @@ class RectangleSchedule:
         self.algorithm.tightness, self.held, self.ratio, self.held_out = 0.0, False, math.nan, []
 
     def move_if_due(self, trainer: Trainer, batches_seen: int, memory: ScoreMemory | None) -> None:
-        """Move after a step, where a move is due; all ranks move alike."""
+        """Move the rectangle after a step if a move is due; all ranks move alike."""
         if move_is_due(batches_seen, self.steps):
             progress = trainer.strategy.broadcast(shrinking_progress(trainer, batches_seen, self.steps))
             self.move(progress, memory.known_scores() if memory is not None else None)
 
     def move(self, progress: float, scores: TrainingScores | None) -> None:
-        """Shrink the rectangle to where the run should be, one move at most two moves' length; or hold it.
+        """Shrink the rectangle to where it should be by now, unless the objective would come too near to l(0).
+
+        One call moves it by two regular moves at most.
 
         Args:
             progress: how far the shrinking should be, in [0, 1].
-            scores: the last known training scores; without any the held-out ones decide alone, and without these
-                nothing moves.
+            scores: the last known training scores. If there are none, the held-out ones decide alone. If there are none
+                of these either, nothing moves.
         """
         algorithm = self.algorithm
         if algorithm.tightness < 1.0:
             candidate = min(progress, algorithm.tightness + 2.0 / _MOVES)
             ratio = self.ratio_at(candidate, scores)
             self.held = ratio >= self.hold_at
-            if ratio < self.hold_at:  # neither where nothing is known: nan
+            if ratio < self.hold_at:  # false for nan, where nothing is known
                 algorithm.tightness = candidate
         self.ratio = self.ratio_at(algorithm.tightness, scores)
 
@@ -92,7 +94,7 @@ class RectangleSchedule:
         return max((ratio for ratio in known if not math.isnan(ratio)), default=math.nan)
 
     def say_if_held(self) -> None:
-        """One line at the run's end if the rectangle that was asked for was not reached."""
+        """Print one line at the run's end if the rectangle that was asked for was not reached."""
         algorithm = self.algorithm
         if algorithm.tightness < 1.0:
             min_tpr, max_fpr = algorithm.rectangle
@@ -113,7 +115,7 @@ class RectangleSchedule:
         return {name: torch.tensor(value) for name, value in values.items() if not math.isnan(value)}
 
     def state_dict(self) -> dict[str, Any]:
-        """What was seen; the algorithm keeps its tightness itself."""
+        """The last decision and what it was based on; the tightness is part of the algorithm's state."""
         return {"held": self.held, "ratio": self.ratio, "held_out": list(self.held_out)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

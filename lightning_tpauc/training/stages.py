@@ -1,4 +1,4 @@
-"""Stages of the algorithm: when they begin and end, and which weights are evaluated."""
+"""The stages of the algorithm: when they begin and end, and which weights are evaluated."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ _CHANGERS = (BaseFinetuning, ModelPruning)
 class StageCallback(KeepsDuties, Callback):
     r"""Runs the stages of STACO2 and the average of STACO1.
 
-    At the training's start it sets the dual variables. At a stage's end the weights become the average of the stage's
-    iterates, thresholds likewise, both are the next anchors, and the dual weights restart. Validation, and the model
-    after training, use the average of the current stage's iterates; for STACO1, which is one stage, of the whole run.
+    When training starts, it sets the dual variables. At a stage's end the weights and the thresholds become their
+    averages over the stage, which are also the next anchors, and the dual weights restart. Validation uses the average
+    of the current stage's iterates, and so does the model after training. STACO1 has one stage, the whole run.
 
     The module adds this callback with its defaults if the Trainer has none.
 
@@ -76,12 +76,13 @@ class StageCallback(KeepsDuties, Callback):
         keep_best: leave the weights that validated best (by ``val/tpauc``, then ``val/auroc``) in the model after
             training instead of the last ones. Training itself is the same. Where a callback prunes or unfreezes weights
             amid the training, the last ones stay.
-        scores: where the exact dual variables take the training scores from: ``"remembered"`` from the stage's steps,
-            at no cost and stale by at most a stage, or ``"forward"``, one pass over the training set without gradients.
+        scores: the training scores that the exact dual variables are solved from: those that are ``"remembered"`` from
+            the stage's steps, which cost nothing and are at most a stage old, or those of a ``"forward"`` pass over the
+            training set without gradients.
         max_negatives: bound on the negatives that are remembered or scored; ``None`` is no bound for the forward pass
             (``num_scored`` of a stream) and 2**20 for the memory.
-        batch_norm: running statistics of batch normalisation that go with averaged weights: ``"average"`` them like
-            weights, ``"keep"`` the last iterate's, or ``"recompute"`` them by a pass over an epoch, at a
+        batch_norm: what to do with running statistics of batch normalisation when weights are averaged: ``"average"``
+            them like weights, ``"keep"`` the last iterate's, or ``"recompute"`` them by a pass over an epoch, at a
             stage's end and after training. The default did best in ``benchmarks/batch_norm.py``.
 
     Raises:
@@ -140,7 +141,7 @@ class StageCallback(KeepsDuties, Callback):
     @override
     @duty("before")
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check that the module is one of ours, that nobody else runs the stages, and that all ranks do the same."""
+        """Check that the module is one of ours, that no other callback runs the stages, and that all ranks agree."""
         if not hasattr(pl_module, "algorithm"):
             msg = f"StageCallback trains a TPAUCModule, but got {type(pl_module).__name__}."
             raise UnsupportedError(msg)
@@ -154,9 +155,9 @@ class StageCallback(KeepsDuties, Callback):
     @override
     @duty("before")
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check once more that all ranks do the same, now that the optimizer is there.
+        """Check that all ranks agree on the optimizer, too.
 
-        A run that was saved after its last step comes to its last epoch's end, without a step.
+        A run that was saved after its last step still does its last epoch's end, without a step.
         """
         module: TrainedModule = pl_module  # type: ignore[assignment]
         settings = {name: getattr(self, name) for name in inspect.signature(StageCallback).parameters}
@@ -213,7 +214,7 @@ class StageCallback(KeepsDuties, Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """End the stage when it has its length. The module has already averaged this step's weights."""
+        """End the stage when it is long enough. The module has already averaged this step's weights."""
         module: TrainedModule = pl_module  # type: ignore[assignment]
         state = module.training_state
         if state.batches_seen != self._batches_before + 1:
@@ -231,7 +232,7 @@ class StageCallback(KeepsDuties, Callback):
     @override
     @duty("before")
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log what the dual variables say about the run."""
+        """Log the algorithm's diagnostics."""
         module: TrainedModule = pl_module  # type: ignore[assignment]
         state = module.training_state
         self._resumed.end_epoch(trainer)
@@ -271,9 +272,9 @@ class StageCallback(KeepsDuties, Callback):
     @override
     @duty("before")
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """See to it that no step starts from the average, even if a subclass's own hook did not put it back.
+        """Put the last iterate back, if a subclass's own hook has not: no step may start from the average.
 
-        An epoch's first batch shows what inputs consist of, and so where labels stand in batches to evaluate.
+        An epoch's first batch shows what inputs consist of, which tells inputs from labels in batches to evaluate.
         """
         state: TrainingState = pl_module.training_state  # type: ignore[assignment]  # a TrainedModule has one
         state.restore_last_iterate()
@@ -286,7 +287,7 @@ class StageCallback(KeepsDuties, Callback):
     @override
     @duty("before")
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Put the last iterate back where a validation fails, and the number of steps of the sanity check."""
+        """Put the last iterate back if a validation fails, and restore what was changed in the Trainer."""
         module: TrainedModule = pl_module  # type: ignore[assignment]
         module.trained_start.end(trainer)
         self._resumed.restore_max_steps(trainer)
@@ -296,7 +297,7 @@ class StageCallback(KeepsDuties, Callback):
     @override
     @duty("before")
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the returned solution in the model: the average, or what validated best."""
+        """Leave the result in the model: the best weights, or the average."""
         module: TrainedModule = pl_module  # type: ignore[assignment]
         state = module.training_state
         agree_on_statistics(module, state.average)
@@ -307,7 +308,7 @@ class StageCallback(KeepsDuties, Callback):
     @override
     @duty("before")
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore the end of a run that was over when it was saved, so that there was nothing to train."""
+        """Restore a run that was over when it was saved, so that nothing was left to train."""
         module: TrainedModule = pl_module  # type: ignore[assignment]
         if module.training_state.phase is Phase.LOADED:
             self._visited = allocate(trainer, module, self._to_remember(trainer, module.algorithm))

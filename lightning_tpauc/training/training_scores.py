@@ -1,4 +1,4 @@
-"""Scores of the training set for the exact dual variables: remembered from the steps, or from a forward pass."""
+"""Scores of the training set, from which the exact dual variables are solved: remembered, or from a forward pass."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ("ScoreMemory", "check_first_batch", "count_positives", "score_example
 class ScoreMemory:
     """The last score of every positive and of the most recent negatives, as training steps computed them.
 
-    Remembering costs O(S + B) a step and no forward pass; an entry is stale by at most the time since its last visit.
+    Remembering costs O(S + B) per step and no forward pass. The score of a positive is as old as its last visit.
 
     Args:
         num_positives: number of positive training examples.
@@ -99,7 +99,7 @@ class ScoreMemory:
 
 
 def check_first_batch(trainer: Trainer) -> None:
-    """Raise :class:`ArgumentError` if nothing here trains on such batches; reads one, for a run that fails anyway."""
+    """Raise :class:`ArgumentError` if the first batch is none to train on; called in runs that fail in any case."""
     loader: Any = trainer.fit_loop._combined_loader
     for batch, _, _ in loader or ():
         check_training_batch(batch)
@@ -112,8 +112,8 @@ def score_examples(module: ScoringModule, loader: EvalLoader | ScoredStream) -> 
 
     Args:
         module: attached to a Trainer; its ``forward`` scores, in evaluation mode.
-        loader: yields this rank's share as :class:`~lightning_tpauc.EvalBatch`. Then it knows the number of examples
-            over all ranks; ``example_id`` runs over ``0 .. loader.num_examples - 1``.
+        loader: yields this rank's share as :class:`~lightning_tpauc.EvalBatch`. After that it knows the number of
+            examples over all ranks; ``example_id`` runs over ``0 .. loader.num_examples - 1``.
 
     Returns:
         Float tensor ``(loader.num_examples,)`` on the module's device.

@@ -1,4 +1,4 @@
-"""Which positives training has seen, where only the user says how many there are."""
+"""Counts the positives that training visits, to check a number of positives that only the user knows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ("VisitedPositives",)
 
 
 class VisitedPositives:
-    """Holds ``num_positives`` against the positives that batches number; nothing in a step waits for a GPU.
+    """Compares ``num_positives`` with the indices of positives in batches; no step waits for a GPU.
 
     Args:
-        num_positives: what the user said.
+        num_positives: the number that the user passed.
 
     Example:
         >>> visited = VisitedPositives(num_positives=3)
@@ -29,19 +29,19 @@ class VisitedPositives:
     def __init__(self, num_positives: int) -> None:
         self.num_positives = num_positives
         self._seen = torch.zeros(num_positives, dtype=torch.bool)
-        #: Whether the first epoch goes on, and was seen from its first batch on.
+        #: Whether this is the first epoch and it was seen from its first batch on; ``None`` before the first batch.
         self._counts: bool | None = None
 
     @property
     def count(self) -> int:
-        """How many were seen."""
+        """Number of positives seen."""
         return int(self._seen.sum())
 
     def visit(self, index: Tensor, batch_idx: int) -> None:
         """Note a batch's positives.
 
         Raises:
-            ArgumentError: if one of them is beyond ``num_positives``; batches on a GPU are not looked at.
+            ArgumentError: if an index is not below ``num_positives``. Batches on a GPU are not checked.
         """
         index = as_index(index)
         if self._counts is None:
@@ -58,7 +58,7 @@ class VisitedPositives:
         self._seen[index] = True
 
     def end_epoch(self) -> None:
-        """Warn if the first epoch has visited every positive up to one, and none beyond."""
+        """Warn if the first epoch has visited all positives up to some index, and none above it."""
         counts, self._counts = self._counts, False
         complete = bool(self._seen[: self.count].all())
         if counts and complete and world_size() == 1 and 0 < self.count < self.num_positives:
