@@ -1,4 +1,4 @@
-"""Data sets that fetch a whole batch at once; one over arrays: tensors, numpy arrays, memory maps, sparse matrices."""
+"""Data sets that fetch a whole batch at once, and one of them over arrays."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ __all__ = ("ArrayDataset", "RowsDataset", "as_features")
 class RowsDataset(Dataset[Any], ABC):
     """Base of map-style data sets that fetch and collate the inputs of a whole batch at once, without random numbers.
 
-    The labels are an attribute ``targets``. Data sets of single items that differ in size need no more than a
-    ``collate_fn``; see :class:`~lightning_tpauc.PosNegDataModule`.
+    The labels are an attribute ``targets``. To collate single items that differ in size, you need no subclass: pass a
+    ``collate_fn`` to :class:`~lightning_tpauc.PosNegDataModule`.
 
     Example:
         >>> class Words(RowsDataset):
@@ -55,19 +55,19 @@ class RowsDataset(Dataset[Any], ABC):
 
 
 class ArrayDataset(RowsDataset):
-    """Rows of one array and their labels; a whole batch is fetched by one indexing call.
+    """Rows of one array and their labels. A whole batch is fetched by one indexing call.
 
     Args:
-        features: tensor or numpy array (also a memory map) of shape ``(n, ...)``, table, or sparse matrix of scipy of
-            shape ``(n, m)``, whose rows become dense when they are fetched; any dtype of numbers.
+        features: tensor, numpy array or memory map of shape ``(n, ...)``, a table, or a sparse matrix of scipy of shape
+            ``(n, m)``, of any dtype of numbers. Sparse rows become dense when they are fetched.
         targets: tensor, array, sequence or column of a table with n labels; ``None`` if there are none.
-        shift: float array that broadcasts against a row; subtracted from what is fetched.
-        scale: float array that broadcasts against a row; multiplies what is fetched, after the shift. A memory map is
-            thus standardised without a copy.
-        dtype: what floats are fetched as, ``np.float32`` for instance; ``None`` leaves them as they are.
+        shift: float array that broadcasts against a row. It is subtracted from fetched rows.
+        scale: float array that broadcasts against a row. Fetched rows are multiplied by it after the shift, so that a
+            memory map is standardised without a copy.
+        dtype: dtype of fetched floats, for instance ``np.float32``; ``None`` leaves it as it is.
 
     Raises:
-        DataError: if lengths differ, or features are no numbers.
+        DataError: if lengths differ, or features are not numbers.
 
     Example:
         >>> data = ArrayDataset(np.arange(6.0).reshape(3, 2), [0, 1, 0])
@@ -88,9 +88,9 @@ class ArrayDataset(RowsDataset):
         dtype: type[np.floating[Any]] | None = None,
     ) -> None:
         features = features if isinstance(features, Tensor) else as_features(features, "ArrayDataset")
-        # compressed rows can be indexed, whatever format comes in
+        # Rows of this format can be indexed.
         self.features = features.tocsr() if hasattr(features, "tocsr") else features
-        # an array, since a column of a table is indexed by the labels of its rows and not by position
+        # A column of a table is indexed by the labels of its rows. An array is indexed by position.
         is_array = targets is None or isinstance(targets, (Tensor, np.ndarray))
         self.targets = targets if is_array else as_array(targets)
         self.shift = None if shift is None else np.asarray(shift)
@@ -113,7 +113,7 @@ class ArrayDataset(RowsDataset):
 
     def rows(self, rows: NDArray[np.int64]) -> Tensor:
         """Features of shape ``(len(rows), ...)``."""
-        # made anew each time: a tensor's memory moves when it is shared with a spawned process
+        # The view is made anew each time: a tensor's memory moves when it is shared with a spawned process.
         host = _host_view(self.features) if self._on_host else None
         if host is None:
             found: Tensor = self.features.index_select(0, torch.from_numpy(rows).to(self.features.device))
@@ -134,7 +134,7 @@ class ArrayDataset(RowsDataset):
 
 
 def _host_view(features: Any) -> Any:
-    """A plain numpy view: on the CPU, ``take`` fetches a small batch ten times as fast as torch's indexing does."""
+    """A plain numpy view. On the CPU, its ``take`` fetches a small batch ten times as fast as torch's indexing."""
     if not isinstance(features, Tensor):
         return features.view(np.ndarray) if isinstance(features, np.ndarray) else features
     try:
@@ -145,14 +145,14 @@ def _host_view(features: Any) -> Any:
 
 
 def as_features(x: Any, name: str = "train_dataset") -> Any:
-    """Features that :class:`ArrayDataset` takes: tensors, arrays and sparse matrices, and tables as arrays.
+    """Features in a form that :class:`ArrayDataset` takes; tables become arrays.
 
     Args:
-        x: what the user gave. Rows of tables are taken in their order, whatever their labels are.
-        name: how messages call it.
+        x: the user's features. Rows of tables are taken in their order, whatever their labels are.
+        name: name of the data set in messages.
 
     Raises:
-        DataError: if it is something else, or holds no numbers, or has masked entries.
+        DataError: if the type is another one, entries are not numbers, or entries are masked.
 
     Example:
         >>> as_features(np.eye(2)).shape
@@ -167,7 +167,7 @@ def as_features(x: Any, name: str = "train_dataset") -> Any:
         columns = zip(x.columns, x.dtypes, strict=True) if hasattr(x, "columns") else [("x", x.dtype)]
         wrong = [str(column) for column, kind in columns if getattr(kind, "kind", "f") not in "buif"]
         _require(not wrong, name, f"no numbers in {', '.join(wrong[:5])}", "Encode or drop these columns")
-        found = x.to_numpy()  # objects where kinds are mixed, all of which float64 holds
+        found = x.to_numpy()  # Columns of several kinds become objects. All kinds fit into float64.
         x = found if found.dtype.kind != "O" else x.to_numpy(dtype=np.float64, na_value=np.nan)
     _require(isinstance(x, np.ndarray), name, f"a {type(x).__name__}", "Convert it with `torch.tensor(x)`")
     _require(x.dtype.kind in "buifc", name, f"an array of dtype {x.dtype}", "Encode it as numbers")

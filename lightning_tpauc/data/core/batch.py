@@ -1,4 +1,4 @@
-"""What a loader hands to the module."""
+"""Batches for training and for evaluation."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ("EvalBatch", "PosNegBatch", "check_training_batch")
 class PosNegBatch(NamedTuple):
     """One joint training batch, ordered [positives | negatives | dual negatives].
 
-    The model sees ``inputs`` in a single forward pass; its scores are then cut by the three sizes.
+    The model sees ``inputs`` in a single forward pass. Its scores are then split by the three sizes.
 
     Attributes:
-        inputs: the collated items, whatever the data set's items are; the first axis (or the graphs of a PyG batch)
-            holds ``num_pos + num_neg + num_dual_neg`` examples.
+        inputs: the collated items. The first axis, or the graphs of a PyG batch, are ``num_pos + num_neg +
+            num_dual_neg`` examples.
         index: int64 tensor ``(num_pos,)``: position of each positive among the training positives, ``0 .. n_pos - 1``,
             without repetition.
         num_pos: number of positives on this rank, S.
@@ -38,7 +38,7 @@ class PosNegBatch(NamedTuple):
     shares: tuple[tuple[int, int, int], ...] | None = None
 
     def to(self, device: torch.device | str) -> PosNegBatch:
-        """The batch on ``device``. Lightning calls it, and then need not look for tensors among the sizes."""
+        """The batch on ``device``. Lightning calls this method, so it does not search the sizes for tensors."""
         inputs, index = move_data_to_device(self.inputs, device), move_data_to_device(self.index, device)
         return self._replace(inputs=inputs, index=index)
 
@@ -48,8 +48,8 @@ class EvalBatch(NamedTuple):
 
     Attributes:
         inputs: the collated items.
-        target: int64 tensor ``(N,)``: 0 or 1, and -1 for rows that no metric may count: unlabelled examples, and the
-            repeated batches that keep the number of forward passes equal on all ranks.
+        target: int64 tensor ``(N,)``: 0 or 1. Metrics ignore rows with -1. These are unlabelled examples, and rows of
+            batches that are repeated to make the number of forward passes equal on all ranks.
         example_id: int64 tensor ``(N,)``: position in the evaluated data set; -1 for rows of repeated batches.
     """
 
@@ -63,7 +63,7 @@ class EvalBatch(NamedTuple):
 
 
 def check_training_batch(batch: Any) -> None:
-    """Raise :class:`ArgumentError` unless ``batch`` is one to train on, with the way to get such batches."""
+    """Raise :class:`ArgumentError` unless ``batch`` is a :class:`PosNegBatch`."""
     if isinstance(batch, PosNegBatch):
         return
     msg = (

@@ -1,4 +1,4 @@
-"""Data sets as given by users, and their rows and labels as loaders need them."""
+"""Data sets of users, and their rows and labels as loaders need them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class EvaluatedPart(NamedTuple):
 
 
 class TrainingPart:
-    """Labels of the training set, and which of its rows train and which validate.
+    """Labels of the training set; the rows that train, and the rows that validate.
 
     Args:
         labels: int8 array ``(n,)`` of 0 and 1.
@@ -87,7 +87,7 @@ class TrainingPart:
         self.labels = labels
         self.rows = np.arange(len(labels), dtype=np.int64) if rows is None else rows
         self.held_out = np.empty(0, dtype=np.int64) if held_out is None else held_out
-        #: rows of the positives and of the negatives; position i among the positives is what ``index`` calls i
+        #: Training rows of the positives and of the negatives. ``index`` counts the positives in this order.
         self.by_class = self.rows[labels[self.rows] == 1], self.rows[labels[self.rows] == 0]
 
     @property
@@ -99,7 +99,7 @@ class TrainingPart:
 
 
 def labels_of_positives(dataset: Any, targets: Any) -> NDArray[np.int8]:
-    """Labels of a training set beside a stream of negatives: all 1, whether or not it keeps them.
+    """Labels of a training set whose negatives are a stream: all 1, with or without stored labels.
 
     Args:
         dataset: map-style data set of positives.
@@ -129,12 +129,12 @@ def labels_of_positives(dataset: Any, targets: Any) -> NDArray[np.int8]:
 
 
 def as_dataset(dataset: Any, name: str, dtype: type[np.floating[Any]] | None = None) -> Any:
-    """Turn arrays and pairs ``(x, y)`` of them into a data set, and refuse what has no length or no items.
+    """Turn arrays and pairs ``(x, y)`` of them into a data set; refuse what is no map-style data set.
 
     Args:
-        dataset: what the user gave; ``None`` stays ``None``.
-        name: how messages call it.
-        dtype: what floats of numpy, pandas and scipy are fetched as; ``None`` leaves them as they are.
+        dataset: the user's data set; ``None`` stays ``None``.
+        name: name of the argument in messages.
+        dtype: dtype of fetched floats of numpy, pandas and scipy; ``None`` leaves it as it is.
 
     Raises:
         DataError: if it is not a map-style data set, is empty, or is a subset with a mask as indices.
@@ -188,7 +188,7 @@ def _from_arrays(dataset: Any, name: str, dtype: type[np.floating[Any]] | None) 
 
 
 def _are_columns(arrays: Any) -> bool:
-    """Whether entries are whole arrays and not items: a pair as a tuple, or a vector of labels behind a matrix."""
+    """Whether entries are whole arrays and not items: a tuple of two, or a matrix and a vector of labels."""
     entries = list(arrays)
     if isinstance(arrays, tuple) and len(entries) == 2 and _is_array(entries[0]):
         return True
@@ -197,13 +197,13 @@ def _are_columns(arrays: Any) -> bool:
 
 
 def float_dtype(trainer: Trainer | None) -> type[np.floating[Any]] | None:
-    """What floats of numpy are fetched as, which has float64 where a model has float32: the model's dtype.
+    """The dtype that floats of numpy are fetched as: numpy's default is float64, most models are float32.
 
     Args:
-        trainer: the attached Trainer; without one nobody knows the model, and they are left as they are.
+        trainer: the attached Trainer, which knows the model; ``None`` leaves the dtype as it is.
 
     Returns:
-        ``np.float32`` or ``None``. Precisions such as ``"64-true"`` convert inputs by themselves.
+        ``np.float32``, or ``None`` to keep the dtype. Precisions such as ``"64-true"`` convert inputs themselves.
     """
     module = getattr(trainer, "lightning_module", None)
     if trainer is None or module is None or str(trainer.precision) in ("64-true", "16-true", "bf16-true"):
@@ -222,7 +222,7 @@ def _has(x: Any, *names: str) -> bool:
 
 
 def sampled_rows(rows: NDArray[np.int64], count: int | None, seed: int) -> NDArray[np.int64]:
-    """A random sample of the sorted rows, sorted; all of them if there are at most ``count``, or that is ``None``.
+    """A sorted random sample of sorted rows; all rows if ``count`` is ``None`` or not smaller than their number.
 
     Example:
         >>> len(sampled_rows(np.arange(10), 4, seed=0))
@@ -238,7 +238,7 @@ def evaluated_part(dataset: Any, targets: Any, name: str) -> EvaluatedPart:
 
     Args:
         dataset: map-style data set.
-        targets: the name under which it keeps its labels; anything else is ignored, since arrays of labels belong to
+        targets: name under which the data set keeps its labels. Anything else is ignored: arrays of labels belong to
             the training set.
         name: ``"val_dataset"`` or ``"test_dataset"``.
 
@@ -251,7 +251,7 @@ def evaluated_part(dataset: Any, targets: Any, name: str) -> EvaluatedPart:
 
 
 def predicted_part(dataset: Any, targets: Any, inputs: Callable[[], Any]) -> EvaluatedPart:
-    """All rows of a data set to predict on, which may have labels or not.
+    """All rows of a data set to predict on, with or without labels.
 
     Args:
         dataset: map-style data set. Tuples as long as those of the training set end with a label, shorter ones do not.
@@ -285,12 +285,14 @@ def predicted_part(dataset: Any, targets: Any, inputs: Callable[[], Any]) -> Eva
     stored = stored_targets(dataset, targets if isinstance(targets, str) else None)
     try:
         return EvaluatedPart(dataset, rows, unknown if stored is None else binary_labels(stored, "predict_dataset"))
-    except DataError:  # placeholders, such as nan or zeros of another shape: there is nothing to measure
+    except DataError:  # placeholders, such as nan or zeros of another shape
         return EvaluatedPart(dataset, rows, unknown)
 
 
 def _inputs_alone(dataset: Any) -> Any:
-    if isinstance(dataset, TensorDataset):  # fetched at once, without its last tensor
+    if isinstance(
+        dataset, TensorDataset
+    ):  # The empty last tensor stands for the label, so that the others are fetched at once.
         return TensorDataset(*dataset.tensors, torch.empty(len(dataset), 0))
     return InputsAlone(dataset)
 

@@ -1,4 +1,4 @@
-"""From rows of a data set to collated inputs, whatever the items are."""
+"""From rows of a data set to collated inputs."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ __all__ = (
 )
 
 Indices = NDArray[np.int64]
-#: ``fetch(rows, step) -> inputs``
+#: ``fetch(rows, step) -> inputs``.
 Fetcher = Callable[[Indices, int], Any]
-#: Makes the collated inputs of items.
+#: Collates items and returns their inputs.
 Collate = Callable[[list[Any]], Any]
 
 
@@ -46,11 +46,10 @@ def fetcher_for(dataset: Any, seed: int = 0, collate: Collate | None = None) -> 
     :func:`~lightning_tpauc.data.core.seeding.seeded_items` says: once per batch for ``__getitems__``, else per item.
 
     Args:
-        dataset: map-style data set; its items are inputs, or tuples whose last entry is the label (which is left out),
-            or mappings or PyG graphs (kept whole).
+        dataset: map-style data set. The last entry of items that are tuples is the label and is left out. Other items
+            are kept whole: inputs, mappings, PyG graphs.
         seed: seed of the augmentations.
-        collate: makes the inputs of items, which then are read one by one, as :func:`collate_by` does. ``None`` stacks
-            them.
+        collate: collates items, as :func:`collate_by` does. Items are then read one by one. ``None`` stacks them.
 
     Returns:
         A function of (rows, step) that returns the collated inputs; picklable.
@@ -80,8 +79,8 @@ def fetcher_for(dataset: Any, seed: int = 0, collate: Collate | None = None) -> 
 def unaugmented(dataset: Any) -> Any:
     """The data set without its random augmentations, for evaluation and scoring.
 
-    That is its attribute ``without_augmentation``, a data set with the same rows, where it has one; else itself.
-    :class:`~torch.utils.data.Subset` is looked through.
+    This is its attribute ``without_augmentation``, a data set with the same rows. Without that attribute, it is the
+    data set itself. A :class:`~torch.utils.data.Subset` of such a data set becomes a subset of the attribute.
     """
     if isinstance(dataset, Subset):
         inner = unaugmented(dataset.dataset)
@@ -90,11 +89,11 @@ def unaugmented(dataset: Any) -> Any:
 
 
 def is_random(dataset: Any, rows: Indices) -> bool:
-    """Whether items differ each time they are read, as far as a few of them show.
+    """Whether a few items differ when they are read twice.
 
     Args:
         dataset: map-style data set.
-        rows: which ones to read twice.
+        rows: the rows to read twice.
 
     Example:
         >>> import torch
@@ -114,11 +113,11 @@ def _equal(first: Any, second: Any) -> bool:
         return len(first) == len(second) and all(map(_equal, first, second))
     if isinstance(first, (np.ndarray, np.generic, int, float)):
         return np.array_equal(first, second, equal_nan=np.asarray(first).dtype.kind == "f")
-    return True  # nobody knows
+    return True  # Objects of unknown types are taken as equal.
 
 
 class _FetchArrays:
-    """Several arrays give a tuple of inputs."""
+    """Fetches rows of one array, or a tuple of rows of several arrays."""
 
     def __init__(self, arrays: Sequence[RowsDataset]) -> None:
         self.arrays = arrays
@@ -160,7 +159,7 @@ class _FetchItems:
             return items
 
     def collated(self, items: list[Any], step: int, rows: Indices | None) -> Any:
-        """What the given function makes of items; random numbers that it draws depend on the step and the rows."""
+        """Call the user's ``collate_fn``. Random numbers that it draws depend on the step and the rows alone."""
         with seeded_items(self.seed, step) as reseed:
             reseed(-1 if rows is None else -1 - int(rows[0]))
             return cast(Collate, self.collate)(items)
@@ -171,14 +170,14 @@ class _FetchItems:
         return isinstance(own, (tuple, list)) and len(own) > 1
 
     def like_own(self, inputs: list[Any]) -> list[Any]:
-        """Inputs of negatives as items of this data set: with the label 0 behind them if its tuples end with one."""
+        """Inputs of negatives as items of this data set. If its items end with a label, the label 0 is appended."""
         if not self._ends_with_labels:
             return inputs
         return [(*entry, 0) if isinstance(entry, (tuple, list)) else (entry, 0) for entry in inputs]
 
 
 def _reads_batches(dataset: Any) -> bool:
-    # a Subset always has the method, whatever it wraps
+    # A Subset has the method even if the data set inside has not.
     return _reads_batches(dataset.dataset) if isinstance(dataset, Subset) else hasattr(dataset, "__getitems__")
 
 
@@ -186,9 +185,9 @@ def collate_inputs(items: list[Any]) -> Any:
     """Collate the inputs of items and leave their labels out.
 
     Args:
-        items: what the data set returned, all of one kind. Of tuples the last entry is the label: ``(x, y)`` gives x,
-            ``(a, b, y)`` gives ``(a, b)``. Everything else is kept whole: mappings as a mapping of collated values, PyG
-            graphs as a ``Batch``.
+        items: items of the data set, all of one kind. The last entry of a tuple is the label: ``(x, y)`` gives x, and
+            ``(a, b, y)`` gives ``(a, b)``. Other items are kept whole: mappings become a mapping of collated values,
+            PyG graphs a ``Batch``.
 
     Example:
         >>> import torch
@@ -200,16 +199,16 @@ def collate_inputs(items: list[Any]) -> Any:
 
 
 def collate_by(collate_fn: Callable[[list[Any]], Any], key: str | None, items: list[Any]) -> Any:
-    """The inputs in what a ``collate_fn`` makes of items.
+    """The inputs in a batch that a ``collate_fn`` makes of items.
 
     Args:
         collate_fn: as for a ``DataLoader``.
-        key: the name of the items' label; the usual places if ``None``.
-        items: as the data set returns them. If they have labels, a tuple or list that ``collate_fn`` makes of them ends
-            with the labels, which are left out; everything else is inputs.
+        key: name of the items' label; ``None`` searches the usual places.
+        items: items of the data set. If they have labels and the batch is a tuple or list, the batch must end with the
+            labels, which are left out. Everything else is inputs.
 
     Raises:
-        DataError: if it does not end with the labels.
+        DataError: if the batch does not end with the labels.
 
     Example:
         >>> collate_by(lambda items: ([x for x, _ in items], [y for _, y in items]), None, [("some", 0), ("words", 1)])
@@ -231,7 +230,7 @@ def collate_by(collate_fn: Callable[[list[Any]], Any], key: str | None, items: l
 
 
 def _items_and_labels(items: list[Any], key: str | None) -> tuple[list[Any], list[Any] | None]:
-    """Items as the data set has them, and their labels; those of unlabelled tuples come in a form of their own."""
+    """Items as the data set returns them, and their labels. Undoes what ``predicted_part`` did to unlabelled ones."""
     first = items[0]
     if isinstance(first, tuple) and len(first) == 1 and isinstance(first[0], tuple):
         return [item[0] for item in items], None
@@ -249,7 +248,7 @@ def _holds(entry: Any, labels: list[Any]) -> bool:
 
 
 def collate_items(items: list[Any]) -> Any:
-    """Collate items that are inputs, without labels; several inputs, in tuples or lists, give a tuple.
+    """Collate items without labels. Items of several inputs, tuples or lists, give a tuple.
 
     Raises:
         DataError: if they can't be stacked.
@@ -273,22 +272,22 @@ def _stacked(items: list[Any]) -> Any:
         collated = import_extra("torch_geometric.loader.dataloader", "graph").Collater(items)(items)
     else:
         collated = default_collate(items)
-    # torch and PyG make lists of tuples; a model is to see the same as from arrays
+    # torch and PyG collate tuples into a list. Arrays give a tuple, and the model should see no difference.
     several = isinstance(collated, list) and isinstance(items[0], (tuple, list))
     return tuple(collated) if several else collated
 
 
 def collate_with_rows(fetch: Fetcher | None, rows: Indices | None, step: int, items: list[Any]) -> Any:
-    """Collate the inputs of some rows, and behind them items from elsewhere.
+    """Collate the inputs of some rows, followed by items of another source.
 
     Args:
-        fetch: what :func:`fetcher_for` returned; ``None`` collates as usual.
-        rows: rows of its data set; ``None`` for the items alone.
+        fetch: a function of :func:`fetcher_for`; ``None`` stacks the items.
+        rows: rows of its data set; ``None`` collates the items alone.
         step: global step t.
         items: inputs without labels.
 
     Raises:
-        DataError: if the items differ from the rows' inputs in kind or shape.
+        DataError: if the items and the rows' inputs differ in kind or shape.
 
     Example:
         >>> import torch
@@ -316,13 +315,13 @@ def collate_with_rows(fetch: Fetcher | None, rows: Indices | None, step: int, it
 
 def _without_labels(items: list[Any]) -> list[Any]:
     first = items[0]
-    if isinstance(first, (tuple, list)) and len(first) > 0:  # a single entry is no label
+    if isinstance(first, (tuple, list)) and len(first) > 0:  # a single entry is not a label
         return [item[0] if len(item) == 1 else without_label(item) for item in items]
     return items
 
 
 def _holds_graphs(item: Any) -> bool:
-    """Whether PyG has to collate, without importing it for data sets that have nothing to do with it."""
+    """Whether PyG has to collate. PyG is not imported: without an import there are no graphs."""
     module = sys.modules.get("torch_geometric.data.data")
     if module is None:
         return False

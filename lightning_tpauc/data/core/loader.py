@@ -1,9 +1,9 @@
 """Loaders that Lightning leaves alone, for training and for evaluation.
 
-They are plain iterables with a length, not :class:`torch.utils.data.DataLoader`: Lightning rebuilds those under DDP,
-for prediction and for ``overfit_batches``, which would undo the sampling. Worker processes, where wanted, still come
-from a ``DataLoader`` inside. Iteration is lazy: the position in the stream is read when the first batch is asked for,
-which is after Lightning has restored a checkpoint, while ``iter()`` itself comes before.
+They are plain iterables with a length, not :class:`torch.utils.data.DataLoader`. Lightning rebuilds DataLoaders under
+DDP, for prediction and for ``overfit_batches``, which would undo the sampling. Worker processes come from a
+``DataLoader`` inside. Iteration is lazy: Lightning calls ``iter()`` before it restores a checkpoint and asks for the
+first batch afterwards, so the position is read with the first batch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Position(NamedTuple):
 
     Attributes:
         step: number of training batches consumed since the beginning, t.
-        done_in_epoch: how many of them belong to the epoch that goes on.
+        done_in_epoch: number of them in the current epoch.
     """
 
     step: int
@@ -42,19 +42,19 @@ class Position(NamedTuple):
 
 
 class PosNegLoader:
-    """Joint training batches from global step t on; one iteration is (the rest of) one epoch.
+    """Joint training batches from global step t on. One iteration is one epoch, or the rest of it.
 
-    A checkpoint needs to keep t only: batch t is a pure function of the seed, t and the number of ranks.
+    Batch t is a pure function of the seed, t and the number of ranks, so a checkpoint holds only t.
 
     Args:
         sampler: what to load in each step.
         fetch: loads rows of the training set; see :func:`~lightning_tpauc.data.core.fetch.fetcher_for`.
-        position: called with this loader when the first batch of an iteration is asked for. ``None`` counts the batches
-            handed out.
+        position: returns the position. It is called with this loader when the first batch of an iteration is asked for.
+            ``None`` counts the batches that were handed out.
         num_workers: worker processes; 0 loads in the training process.
         pin_memory: whether to put batches into page-locked memory.
-        **options: how workers run, as arguments of :class:`~torch.utils.data.DataLoader`; they live on between
-            iterations unless ``persistent_workers`` says otherwise.
+        **options: further arguments of :class:`~torch.utils.data.DataLoader` about workers. Workers stay alive between
+            iterations, unless ``persistent_workers`` is ``False``.
 
     Example:
         >>> import numpy as np, torch
@@ -103,21 +103,18 @@ class PosNegLoader:
         return self._source.run(self.batch_plans.plans(step, count))
 
     def whole_epoch(self) -> Iterator[PosNegBatch]:
-        """As many batches as an epoch has, beside an iteration that goes on, which is not disturbed.
-
-        They begin at the current step, wherever in the epoch that is.
-        """
+        """The batches of one epoch from the current step on. A running iteration is not disturbed."""
         yield from self._source.aside(self._source.batches).run(self.batch_plans.plans(self._where().step, len(self)))
 
     def _where(self) -> Position:
         return self._handed_out if self.position is None else self.position(self)
 
     def state_dict(self) -> dict[str, int]:
-        """Position after the last batch handed out; Lightning stores it in mid-epoch checkpoints."""
+        """Position after the last batch that was handed out. Lightning stores it in checkpoints within an epoch."""
         return self._handed_out._asdict()
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue there, where no ``position`` is given to ask."""
+        """Continue at a stored position; it counts only without a ``position`` function."""
         self._handed_out = Position(**state)
 
     def close(self) -> None:
@@ -126,14 +123,14 @@ class PosNegLoader:
 
 
 class EvalLoader:
-    """Evaluation batches, dealt whole to the ranks: rank r gets batches r, r + W, r + 2 W, ...
+    """Evaluation batches. Rank r gets batches r, r + W, r + 2 W, ...
 
-    The batches' contents do not depend on the number of ranks, so scores are the same bit for bit. Ranks that would get
-    fewer batches repeat one with ``target = example_id = -1``: all ranks make the same number of forward passes.
+    The content of a batch does not depend on the number of ranks, so scores are the same bit for bit. A rank that would
+    get fewer batches repeats one with ``target = example_id = -1``, so that all ranks make as many forward passes.
 
     Args:
-        rows: int array ``(n,)``: which rows of the data set to evaluate; row k has ``example_id`` k.
-        targets: int array ``(n,)`` of 0, 1, or -1 for rows that no metric may count.
+        rows: int array ``(n,)``: the rows of the data set to evaluate. The k-th of them has ``example_id`` k.
+        targets: int array ``(n,)`` of 0 and 1, or -1 for rows that metrics ignore.
         fetch: loads rows of the data set.
         batch_size: examples per batch.
         num_workers: worker processes.
@@ -172,7 +169,7 @@ class EvalLoader:
         return -(-self._num_batches() // current_world().size)
 
     def __iter__(self) -> Iterator[EvalBatch]:
-        # a generator: workers start when the first batch is asked for
+        # In a generator, workers start when the first batch is asked for.
         yield from self._source.run(self._plans())
 
     def _num_batches(self) -> int:
@@ -182,7 +179,7 @@ class EvalLoader:
         world = current_world()
         total = self._num_batches()
         for batch in range(world.rank, world.size * len(self), world.size):
-            # the repeated batch: the last one, which is the smallest
+            # The last batch, which is the smallest, is repeated.
             start = min(batch, total - 1) * self.batch_size
             yield _EvalPlan(start, min(start + self.batch_size, len(self.rows)), batch >= total)
 
@@ -198,7 +195,7 @@ class _EvalPlan(NamedTuple):
 
 
 class _TrainBatches(Dataset[PosNegBatch]):
-    """Turns plans into batches; "items" of the inner loader are whole batches."""
+    """Makes batches of plans. The "items" of the inner DataLoader are whole batches."""
 
     def __init__(self, fetch: Fetcher) -> None:
         self.fetch = fetch
@@ -224,7 +221,7 @@ class _EvalBatches(Dataset[EvalBatch]):
 
 
 class BatchSource:
-    """Makes batches from plans, here or in worker processes that live on between iterations."""
+    """Makes batches of plans, in this process or in workers."""
 
     def __init__(self, batches: Dataset[Any], num_workers: int, pin_memory: bool, **options: Any) -> None:
         self.batches = batches
@@ -236,11 +233,11 @@ class BatchSource:
 
     @property
     def keeps_workers(self) -> bool:
-        """Whether the next iteration goes on with the same workers, or in the same process."""
+        """Whether the next iteration runs in the same workers, or in this process."""
         return bool(self.options.get("persistent_workers", True))
 
     def aside(self, batches: Dataset[Any]) -> BatchSource:
-        """A source beside this one, for one iteration."""
+        """A second source with own workers, for one iteration."""
         options = self.options | {"persistent_workers": False}
         return BatchSource(batches, self.num_workers, self.pin_memory, **options)
 
@@ -261,7 +258,7 @@ class BatchSource:
             collate_fn=_unchanged,
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
-            # iter() draws a seed; from an own generator, so that it leaves the global one alone
+            # iter() draws a seed. An own generator keeps it from changing the global one.
             generator=torch.Generator().manual_seed(0),
             **self.options,
         )
@@ -269,8 +266,8 @@ class BatchSource:
     def close(self) -> None:
         """Stop the worker processes.
 
-        Now and not when they are forgotten: an exception leaves the iteration in a cycle of references, and by the time
-        the garbage collector finds it the workers can't be told any more, so that torch waits five seconds for each.
+        Without this call, an exception leaves the iterator in a cycle of references. When the garbage collector finds
+        it, torch can't tell the workers to stop any more and waits five seconds for each.
         """
         iterator: Any = getattr(self._loader, "_iterator", None)
         self._loader = None
@@ -279,7 +276,7 @@ class BatchSource:
 
 
 class _Plans(Iterable[Any]):
-    """Sampler of the inner loader: the plans of the iteration that begins."""
+    """Sampler of the inner DataLoader: the plans of the next iteration."""
 
     plans: Iterator[Any] = iter(())
 

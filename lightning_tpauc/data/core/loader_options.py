@@ -1,4 +1,4 @@
-"""Arguments of :class:`torch.utils.data.DataLoader` that data modules take as well, under the same names."""
+"""Arguments of :class:`torch.utils.data.DataLoader` that data modules take, too."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from lightning_tpauc.functional.checks import check_count, is_real
 
 __all__ = ("LoaderOptions", "checked_options")
 
-# They say which examples a batch holds, which is the samplers' business here.
+# These choose the examples of a batch. Here, the samplers choose them.
 _DRAWING = ("shuffle", "sampler", "batch_sampler", "drop_last", "generator")
-# Without workers they mean nothing, and torch refuses them, too.
+# These mean nothing without workers; torch refuses them as well.
 _OF_WORKERS = ("persistent_workers", "prefetch_factor", "timeout", "multiprocessing_context")
 
 
 class LoaderOptions(TypedDict, total=False):
-    """What may be given; see :class:`~lightning_tpauc.PosNegDataModule`."""
+    """The arguments; see :class:`~lightning_tpauc.PosNegDataModule`."""
 
     collate_fn: Callable[[list[Any]], Any] | None
     persistent_workers: bool | None
@@ -30,7 +30,7 @@ class LoaderOptions(TypedDict, total=False):
 def checked_options(
     options: LoaderOptions, num_workers: int
 ) -> tuple[Callable[[list[Any]], Any] | None, dict[str, Any]]:
-    """``collate_fn``, and the other options that are given, without those that are ``None`` or need workers in vain.
+    """``collate_fn``, and the other options without those that are ``None``.
 
     Args:
         options: what the user gave.

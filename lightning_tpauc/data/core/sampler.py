@@ -1,4 +1,4 @@
-"""Which rows of the training set each rank loads in step t: a pure function of (seed, t, rank, number of ranks)."""
+"""The rows that each rank loads in step t: a pure function of (seed, t, rank, number of ranks)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = (
 
 Indices = NDArray[np.int64]
 
-# Indices are computed for this many examples at once (4 MB with all temporaries), which makes them cheap per step.
+# Indices of many steps are computed at once, which makes them cheap: for so many examples, with temporaries of 4 MB.
 _BLOCK = 1 << 15
 
 
@@ -41,7 +41,7 @@ class BatchSizes(NamedTuple):
 
 
 class BatchPlan(NamedTuple):
-    """What one rank loads in one step.
+    """The examples of one step on one rank.
 
     Attributes:
         step: global step t.
@@ -62,11 +62,11 @@ class BatchPlan(NamedTuple):
 class BatchSampler(ABC):
     """Base of the samplers.
 
-    Memory beside the two index arrays does not depend on their lengths.
+    Apart from the two index arrays, the memory used does not depend on their lengths.
 
     Args:
-        positives: int array ``(n_pos,)``: rows of the positive examples; position i in it is what the algorithm's
-            ``index`` calls positive i.
+        positives: int array ``(n_pos,)``: rows of the positive examples. The algorithm's ``index`` counts positives in
+            this order.
         negatives: int array ``(n_neg,)``: rows of the negative examples.
         sizes: examples per step **on each rank**.
         seed: other seeds give unrelated orders.
@@ -76,9 +76,9 @@ class BatchSampler(ABC):
         DataError: if a class has no example.
     """
 
-    #: Classes of which there must be examples.
+    #: Classes that must have examples.
     needed: ClassVar[tuple[str, ...]] = ("positive", "negative")
-    #: Steps of an epoch, where the user wants another number.
+    #: Steps of an epoch if the user sets them; ``None`` leaves them to the sampler.
     epoch_steps: int | None = None
 
     def __init__(self, positives: Indices, negatives: Indices, sizes: BatchSizes, seed: int = 0) -> None:
@@ -105,7 +105,7 @@ class BatchSampler(ABC):
         """Steps of one epoch on ``world_size`` ranks."""
 
     def cap_message(self, world_size: int) -> str | None:  # noqa: ARG002
-        """What to tell the user if a step holds fewer positives than asked for."""
+        """A message for the user if a step has fewer positives than asked for; ``None`` if it has not."""
         return None
 
     @abstractmethod
@@ -113,7 +113,7 @@ class BatchSampler(ABC):
         """The plans of steps ``start .. stop - 1``, computed together."""
 
     def __len__(self) -> int:
-        """Steps of one epoch with the current number of ranks, before and during iteration."""
+        """Steps of one epoch with the current number of ranks."""
         return self.epoch_steps or self.steps_per_epoch(current_world().size)
 
     def plans(self, start: int, count: int) -> Iterator[BatchPlan]:
@@ -125,13 +125,13 @@ class BatchSampler(ABC):
 
 
 class PosNegSampler(BatchSampler):
-    """Positives and negatives apart, in fixed numbers, and optionally a second, independent batch of negatives.
+    """Draws fixed numbers of positives and negatives, and optionally a second, independent batch of negatives.
 
-    The global batch of step t has ``sizes`` times W examples; rank r takes a contiguous slice of each of its three
-    parts, ``total // W + (r < total % W)`` examples. No example occurs twice in a part, so none of the positives does.
-    With fewer positives than S W, all of them are in every step.
+    The global batch of step t has ``sizes`` times W examples. Rank r takes a contiguous slice of each of its three
+    parts, ``total // W + (r < total % W)`` examples. No example occurs twice in a part. If there are fewer positives
+    than S W, every step takes all of them.
 
-    An epoch is one pass over the larger of n+/S and n-/B steps (global sizes), rounded up.
+    An epoch has n+/S or n-/B steps (global sizes), whichever is larger, rounded up.
 
     Example:
         >>> sampler = PosNegSampler(np.array([0, 5, 9]), np.array([1, 2, 3, 4, 6, 7, 8]), BatchSizes(2, 2))
@@ -197,14 +197,14 @@ class PosNegSampler(BatchSampler):
 
 
 class UniformSampler(BatchSampler):
-    """Uniform batches from the whole training set, for cross-entropy.
+    """Draws uniform batches from the whole training set, for cross-entropy.
 
-    A global batch has ``num_pos + num_neg`` times W examples, sorted [positives | negatives]; the number of positives
-    varies and may be 0. Batches run through passes over all examples and the last batch of a pass is filled from the
-    next pass, so nothing is dropped and all batches have one size. Rank r takes a contiguous slice of each class.
+    A global batch has ``num_pos + num_neg`` times W examples, sorted [positives | negatives]. The number of positives
+    varies and may be 0. The last batch of a pass is filled from the next pass, so no example is dropped and all batches
+    have one size. Rank r takes a contiguous slice of each class.
 
-    An epoch is one pass, rounded up. A training set of fewer than two batches is not cut into passes: each batch then
-    is an independent subset.
+    An epoch is one pass, rounded up. If the training set has fewer than two batches, each batch is an independent
+    subset instead.
 
     Example:
         >>> sampler = UniformSampler(np.array([0, 5, 9]), np.array([1, 2, 3, 4, 6, 7, 8]), BatchSizes(2, 3))
@@ -225,7 +225,7 @@ class UniformSampler(BatchSampler):
     def block(self, start: int, stop: int, world: World) -> Iterator[BatchPlan]:
         """See :meth:`BatchSampler.block`."""
         n_pos, n_neg = len(self.positives), len(self.negatives)
-        # examples are numbered positives first, so that the class of an example needs no table
+        # Positives have the lowest numbers, so the number of an example gives its class.
         numbers = BatchIndices(
             n_pos + n_neg, self.global_sizes(world.size).num_neg, self.seed, Purpose.ALL_EXAMPLES
         ).batches(start, stop)
@@ -243,7 +243,7 @@ class UniformSampler(BatchSampler):
 
 
 class FullSampler(BatchSampler):
-    """All positives and all negatives in every step; an epoch is one step.
+    """Takes all positives and all negatives in every step. An epoch is one step.
 
     ``sizes`` are ignored. Rank r takes a contiguous slice of each class.
 

@@ -1,4 +1,4 @@
-"""Random numbers inside data sets that depend on the example and the step, and on nothing else."""
+"""Random numbers in data sets that depend only on the seed, the step and the example."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ def as_seed(seed: Any, name: str, bits: int = 64) -> int:
     """A seed as a Python integer.
 
     Args:
-        seed: a whole number in ``0 .. 2**bits - 1``, also of numpy.
-        name: how messages call it.
-        bits: how large it may be.
+        seed: a whole number in ``0 .. 2**bits - 1`` of Python or numpy.
+        name: name of the argument in messages.
+        bits: number of bits of the largest seed.
 
     Raises:
-        ArgumentError: if it is something else. None would draw one that no other process and no later run knows.
+        ArgumentError: if it is something else. ``None`` is refused, since other processes and later runs would not know
+            the seed that is drawn.
 
     Example:
         >>> as_seed(np.uint8(3), "seed")
@@ -41,9 +42,9 @@ def as_seed(seed: Any, name: str, bits: int = 64) -> int:
 
 
 def say_what_seeds(seed: int, split_seed: int) -> None:
-    """Tell users of Lightning's ``seed_everything`` that neither the order nor the split depends on it.
+    """Tell users of Lightning's ``seed_everything`` that it changes neither the order nor the split.
 
-    A run that is resumed or tested has to see the same order and split, whether or not its script calls that.
+    A resumed run and a later test must see the same order and split, whether or not their scripts call it.
     """
     everything = os.environ.get("PL_GLOBAL_SEED", "0")
     if everything != "0" and (seed, split_seed) == (0, 0):
@@ -56,17 +57,17 @@ def say_what_seeds(seed: int, split_seed: int) -> None:
 
 @contextmanager
 def seeded_items(seed: int, step: int) -> Iterator[Callable[[int], None]]:
-    """Give the global generators a seed per item, and restore their state afterwards.
+    """Seed the global generators for each item, and restore their state afterwards.
 
     An augmentation that draws from ``random``, ``numpy.random`` or ``torch`` (on the CPU) then depends on (seed, step,
-    row) only: not on what ran before, on the number of workers or ranks, or on where training was resumed.
+    row) only. It does not depend on earlier draws, on the number of workers or ranks, or on a resume.
 
     Args:
         seed: the run's seed.
         step: global step t.
 
     Yields:
-        A function to be called with the row of each item before the item is read.
+        A function. Call it with the row of each item before you read the item.
 
     Example:
         >>> with seeded_items(seed=0, step=3) as reseed:
@@ -76,7 +77,7 @@ def seeded_items(seed: int, step: int) -> Iterator[Callable[[int], None]]:
         ...     print(torch.equal(first, torch.rand(2)))
         True
     """
-    # only the default CPU generator: torch.manual_seed would also queue seeds for every GPU
+    # Only the default CPU generator is seeded. torch.manual_seed would also queue seeds for every GPU.
     generator = torch.default_generator
     step_key = int(random_keys(seed, Purpose.AUGMENTATION, np.array([step]))[0])
     states = random.getstate(), np.random.get_state(), generator.get_state()

@@ -1,4 +1,4 @@
-"""Stratified splits: both parts keep the share of positives."""
+"""Stratified splits, whose parts have the same share of positives."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def check_validation_source(
 
 
 def as_fraction(fraction: Any) -> float:
-    """A share as a Python float; numpy's float32 means the decimal number that it is printed as.
+    """A share as a Python float. A numpy float32 is taken as the decimal number that it prints.
 
     Args:
         fraction: a number in (0, 1).
 
     Raises:
-        ArgumentError: if it is none.
+        ArgumentError: if it is something else.
 
     Example:
         >>> as_fraction(np.float32(0.3))
@@ -54,11 +54,11 @@ def stratified_holdout(labels: NDArray[np.int8], fraction: float, seed: int) -> 
     Args:
         labels: int array ``(n,)`` of 0 and 1.
         fraction: share to hold out, in (0, 1).
-        seed: which split.
+        seed: seed of the split.
 
     Returns:
-        Two sorted int64 arrays that partition ``range(n)``, both with both classes: of a class so rare that its share
-        would round to nothing, one example is exchanged.
+        Two sorted int64 arrays that partition ``range(n)``. Both have both classes: if the share of a rare class rounds
+        to 0, one example is exchanged.
 
     Raises:
         ArgumentError: if ``fraction`` is not in (0, 1).
@@ -87,7 +87,7 @@ def stratified_holdout(labels: NDArray[np.int8], fraction: float, seed: int) -> 
 
 
 def _exchange(labels: NDArray[np.int8], kept: Indices, held_out: Indices, seed: int) -> None:
-    """Swap, in place, one example for one of a class that a part lacks; sizes stay."""
+    """If a part lacks a class, swap one of its examples, in place, for one of that class."""
     generator = np.random.default_rng(seed)
     for part, other in ((held_out, kept), (kept, held_out)):
         for value in (0, 1):
@@ -103,8 +103,8 @@ def stratified_fold(labels: NDArray[np.int8], num_folds: int, fold: int, seed: i
     Args:
         labels: int array ``(n,)`` of 0 and 1.
         num_folds: number of folds, at least 2.
-        fold: which fold validates, in ``0 .. num_folds - 1``.
-        seed: which partition into folds.
+        fold: the fold that validates, in ``0 .. num_folds - 1``.
+        seed: seed of the folds.
 
     Returns:
         Two sorted int64 arrays that partition ``range(n)``; the validation parts of all folds do so, too.

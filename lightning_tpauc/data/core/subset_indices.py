@@ -1,4 +1,4 @@
-"""Positions in a data set, as users give them: masks and labels of rows are told apart from positions."""
+"""Checks of indices that users give to subsets and samplers: positions are accepted, masks and row labels refused."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ("as_positions", "check_loader", "check_positions")
 
 
 def as_positions(indices: Any, count: int, name: str = "train_dataset", who: str = "Subset") -> NDArray[np.int64]:
-    """Positions of a :class:`~torch.utils.data.Subset` as whole numbers from 0 on.
+    """Indices of a :class:`~torch.utils.data.Subset` as positions from 0 on.
 
     Args:
-        indices: sequence, array or tensor of whole numbers in ``-count .. count - 1``, in any order, also repeated.
-        count: number of items that they choose from.
-        name: how messages call the data set.
-        who: what has the indices.
+        indices: sequence, array or tensor of whole numbers in ``-count .. count - 1``, in any order, with repetitions.
+        count: number of items of the data set.
+        name: name of the data set in messages.
+        who: class that holds the indices, in messages.
 
     Returns:
         int64 array in ``0 .. count - 1``.
 
     Raises:
-        DataError: if it is a mask (torch would read it as many times the items 0 and 1), a pandas Series (which is
-            indexed by its own labels), not whole numbers, or out of range.
+        DataError: if they are a mask, a pandas Series, not whole numbers, or out of range. torch reads a mask as the
+            items 0 and 1 over and over, and a Series by its row labels.
 
     Example:
         >>> as_positions([2, -1, 2], count=4)
@@ -44,7 +44,7 @@ def as_positions(indices: Any, count: int, name: str = "train_dataset", who: str
     if array.size == 0:
         return np.empty(0, dtype=np.int64)
     is_whole = array.dtype.kind in "iu"
-    # zeros and ones, one for each item: nobody wants so many copies of the first two
+    # One zero or one for each item is a mask: nobody wants so many copies of the first two items.
     if array.dtype.kind == "b" or (is_whole and 2 < array.size == count and array.min() == 0 and array.max() == 1):
         msg = (
             f"{who} in `{name}` has a mask as indices, which would be read as the items 0 and 1 over and over. Pass "
@@ -68,11 +68,11 @@ def as_positions(indices: Any, count: int, name: str = "train_dataset", who: str
 def check_positions(dataset: Any, name: str = "train_dataset") -> None:
     """Raise :class:`DataError` if a subset inside the data set has a mask or the like as indices.
 
-    Data sets that keep another one as ``dataset``, and :class:`~torch.utils.data.ConcatDataset`, are looked through.
+    Data sets in an attribute ``dataset`` or in a :class:`~torch.utils.data.ConcatDataset` are checked, too.
 
     Args:
         dataset: any data set.
-        name: how messages call it.
+        name: name of the data set in messages.
 
     Raises:
         DataError: see :func:`as_positions`.
@@ -91,11 +91,11 @@ def check_positions(dataset: Any, name: str = "train_dataset") -> None:
 
 
 def check_loader(loader: Any, name: str = "the data loader") -> None:
-    """The same for a data loader: its data set, and the indices that its sampler draws from.
+    """Check the data set of a data loader, and the indices of its sampler.
 
     Args:
-        loader: any iterable; only what has a ``dataset`` is looked at.
-        name: how messages call it.
+        loader: any iterable. Without an attribute ``dataset``, it is not checked.
+        name: name of the loader in messages.
 
     Raises:
         DataError: see :func:`as_positions`.
@@ -106,7 +106,7 @@ def check_loader(loader: Any, name: str = "the data loader") -> None:
     """
     dataset = getattr(loader, "dataset", None)
     check_positions(dataset, name)
-    # Lightning gives a loader to predict on another sampler, and leaves the old one with the batch sampler
+    # For prediction, Lightning replaces the loader's sampler. The batch sampler keeps the old one.
     for holder in (loader, getattr(loader, "batch_sampler", None)):
         sampler = getattr(holder, "sampler", None)
         if isinstance(sampler, SubsetRandomSampler):

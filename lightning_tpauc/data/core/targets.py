@@ -1,4 +1,4 @@
-"""Labels of a data set: where they are found, and what is accepted as a label."""
+"""The labels of a data set: finding them and checking them."""
 
 from __future__ import annotations
 
@@ -19,34 +19,39 @@ from lightning_tpauc.errors import DataError
 
 __all__ = ("as_array", "binary_labels", "find_targets", "label_of_item", "labels_of_items", "stored_targets")
 
-#: Names under which labels are looked for, in this order, among attributes of data sets and keys of items.
+#: Attributes of data sets, and keys of items, that are searched for labels in this order.
 NAMES = ("targets", "labels", "y", "target", "label")
-#: Stands for a label that is not there; None is one that is missing.
+#: Stands for "no label found". None is a label that is missing.
 _NOTHING = object()
-#: Items of each class whose labels are compared with those that the data set keeps.
+#: Number of items of each class whose own labels are compared with the stored ones.
 _COMPARED = 4
 
 
 def find_targets(dataset: Any, targets: Any = None, name: str = "train_dataset") -> NDArray[np.int8]:
     """Labels of all items of a map-style data set.
 
-    Looked for in this order: the given array; the given name, as an attribute of the data set or key of its items; the
-    attributes ``targets``, ``labels``, ``y``, ``target``, ``label``, after the data set's ``target_transform``, if it
-    has one; the last tensor of a ``TensorDataset``; one pass over all items, with a progress bar.
-    :class:`~torch.utils.data.Subset` and :class:`~torch.utils.data.ConcatDataset` are looked through. Labels that the
-    data set keeps are compared with those of a few items.
+    The first of these is taken:
+
+    1. ``targets``, if it is an array;
+    2. ``targets``, if it is the name of an attribute of the data set or of a key of its items;
+    3. the attribute ``targets``, ``labels``, ``y``, ``target`` or ``label``, after the data set's ``target_transform``;
+    4. the last tensor of a ``TensorDataset``;
+    5. the labels of all items, read in one pass with a progress bar.
+
+    The data sets inside :class:`~torch.utils.data.Subset` and :class:`~torch.utils.data.ConcatDataset` are searched,
+    too. Stored labels are compared with those of a few items.
 
     Args:
         dataset: map-style data set with n items.
         targets: n labels, or the name under which the data set keeps them.
-        name: how messages call the data set.
+        name: name of the data set in messages.
 
     Returns:
         int8 array ``(n,)`` of 0 and 1.
 
     Raises:
-        DataError: if no labels are found, or they are not 0 and 1 (see :func:`binary_labels`), or those that the data
-            set keeps are not those of its items.
+        DataError: if no labels are found, if they are not 0 and 1 (see :func:`binary_labels`), or if stored labels
+            differ from those of the items.
 
     Example:
         >>> import torch
@@ -55,7 +60,7 @@ def find_targets(dataset: Any, targets: Any = None, name: str = "train_dataset")
     """
     if targets is not None and not isinstance(targets, str):
         return _one_per_item(targets, dataset, name)
-    # augmentations and target transforms draw random numbers here, too: the state from before is restored
+    # Augmentations and target transforms may draw random numbers here. The state of the generators is restored.
     with seeded_items(0, 0):
         stored = stored_targets(dataset, targets)
         if stored is None:
@@ -74,14 +79,14 @@ def _one_per_item(values: Any, dataset: Any, name: str) -> NDArray[np.int8]:
 
 
 def _compare_with_items(dataset: Any, labels: NDArray[np.int8], key: str | None, name: str) -> None:
-    """Raise :class:`DataError` if a few items of each class say otherwise than the labels that the data set keeps."""
+    """Raise :class:`DataError` if the stored labels differ from those of a few items of each class."""
     by_class = [np.flatnonzero(labels == value) for value in (0, 1)]
     rows = np.concatenate([c[np.linspace(0, len(c) - 1, min(_COMPARED, len(c)), dtype=np.int64)] for c in by_class])
     entries = [_entry(dataset[int(row)], None if key in NAMES else key) for row in rows]
     if not entries or any(entry is _NOTHING for entry in entries):
         return
     own = [_own_numbers(entry) for entry in entries]
-    # of several numbers, such as the labels of several tasks or a one-hot code, one has to be this label everywhere
+    # An item may have several numbers: labels of several tasks, or a one-hot code. One of them must always agree.
     agree = [[number == labels[row] for number in numbers] for numbers, row in zip(own, rows, strict=True)]
     if any(all(column) for column in zip(*agree, strict=False)):
         return
@@ -103,11 +108,11 @@ def _own_numbers(entry: Any) -> list[Any]:
 
 
 def stored_targets(dataset: Any, key: str | None = None) -> Any:
-    """Labels that the data set keeps together, unchecked, or ``None``.
+    """Stored labels of a data set, unchecked; ``None`` if it stores none.
 
     Args:
         dataset: map-style data set.
-        key: the attribute that holds them; the usual names if ``None``.
+        key: attribute that holds them; ``None`` searches the usual names.
 
     Example:
         >>> import torch
@@ -122,7 +127,7 @@ def stored_targets(dataset: Any, key: str | None = None) -> Any:
         return None if any(part is None for part in parts) else np.concatenate([as_array(part) for part in parts])
     for attribute in NAMES if key is None else (key,):
         found = getattr(dataset, attribute, None)
-        # `y` of a data set of graphs may hold one value per node; `len` of a 0-d tensor fails
+        # `y` of a data set of graphs may hold one value per node.
         if found is not None and _is_array(found) and len(found) == len(dataset):
             return _transformed(found, dataset) if attribute in NAMES else found
     if isinstance(dataset, TensorDataset) and key is None and len(dataset.tensors) > 1:
@@ -131,13 +136,13 @@ def stored_targets(dataset: Any, key: str | None = None) -> Any:
 
 
 def _is_array(found: Any) -> bool:
-    # columns of pandas and polars; `len` of a 0-d array fails
+    # Columns of pandas and polars have `to_numpy`. A 0-d array has no length.
     is_column = hasattr(found, "to_numpy") and not isinstance(found, type) and getattr(found, "ndim", 1) == 1
     return isinstance(found, (list, tuple)) or (isinstance(found, (Tensor, np.ndarray)) and found.ndim > 0) or is_column
 
 
 def _transformed(found: Any, dataset: Any) -> Any:
-    """Labels as the items have them: data sets in the manner of torchvision transform a label when they read it."""
+    """Labels as the items have them: data sets like torchvision's transform a label when an item is read."""
     transform = getattr(dataset, "target_transform", None)
     if not callable(transform):
         return found
@@ -150,12 +155,12 @@ def _items(dataset: Any, name: str) -> Any:
 
 
 def label_of_item(item: Any, key: str | None = None, name: str = "train_dataset") -> Any:
-    """Label inside one item: under ``key`` or one of :data:`NAMES`, or the last entry of a tuple.
+    """Label of one item: under ``key`` or one of :data:`NAMES`, or the last entry of a tuple.
 
     Args:
         item: mapping, object with attributes (such as a PyG ``Data``), or tuple whose last entry is the label.
-        key: the label's name; tried before the usual ones.
-        name: how messages call the data set.
+        key: name of the label; ``None`` searches the usual names.
+        name: name of the data set in messages.
 
     Raises:
         DataError: if the item has no label.
@@ -176,7 +181,7 @@ def label_of_item(item: Any, key: str | None = None, name: str = "train_dataset"
 
 
 def labels_of_items(items: list[Any], key: str | None = None) -> list[Any] | None:
-    """Labels inside items, where :func:`label_of_item` finds them; ``None`` if they have none.
+    """Labels of items, as :func:`label_of_item` finds them; ``None`` if an item has none.
 
     Example:
         >>> labels_of_items([("some", 0), ("words", 1)]), labels_of_items(["some", "words"])
@@ -198,14 +203,14 @@ def _entry(item: Any, key: str | None) -> Any:
 
 
 def as_array(values: Any, name: str = "targets") -> NDArray[Any]:
-    """Labels in their order, whatever holds them; missing entries of a masked array become nan.
+    """Labels of any container as an array, in their order. Masked entries become nan.
 
     Args:
         values: tensor, array, sequence or column of a table.
-        name: how messages call them.
+        name: name of the labels in messages.
 
     Raises:
-        DataError: if they make no array, such as rows of different lengths.
+        DataError: if they can't form an array, for instance rows of different lengths.
 
     Example:
         >>> as_array([np.array([0]), 1])
@@ -230,7 +235,7 @@ def as_array(values: Any, name: str = "targets") -> NDArray[Any]:
 
 
 def _as_numbers(values: NDArray[Any]) -> NDArray[Any]:
-    """Objects as floats where they are numbers, and nan where they are None or another sign that a label is missing."""
+    """Objects as floats; None and other signs of a missing label become nan. Unchanged if an object is no number."""
     try:
         return np.array([np.nan if _is_missing(value) else _number(value) for value in values.tolist()])
     except (TypeError, ValueError):
@@ -257,7 +262,7 @@ def binary_labels(values: Any, name: str = "targets") -> NDArray[np.int8]:
     Args:
         values: tensor, array, sequence or column of a table, of shape ``(n,)`` or with further axes of length 1; bool,
             integers, or floats 0.0 and 1.0. Columns are read in their order, whatever the labels of their rows are.
-        name: how messages call them.
+        name: name of the labels in messages.
 
     Returns:
         int8 array ``(n,)``.

@@ -1,4 +1,4 @@
-"""Collated inputs as trees of tensors: join them, cut them, count their examples."""
+"""Collated inputs are trees of tensors: joining them, cutting them, counting examples, telling labels from inputs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def join_inputs(parts: Sequence[Any]) -> Any:
 
 
 def cut_inputs(inputs: Any, part: slice | int) -> Any:
-    """Some of the examples, or one.
+    """A slice of the examples, or one example.
 
     Example:
         >>> cut_inputs({"x": torch.arange(4)}, slice(1, 3))
@@ -67,7 +67,7 @@ def cut_inputs(inputs: Any, part: slice | int) -> Any:
 
 
 def as_tensors(inputs: Any) -> Any:
-    """Arrays become tensors that share their memory.
+    """Turn arrays into tensors that share their memory.
 
     Example:
         >>> as_tensors((np.arange(2), torch.zeros(2)))
@@ -135,7 +135,7 @@ def _described(inputs: Any) -> str:
 
 
 def layout(inputs: Any) -> Any:
-    """What collated inputs consist of, as strings and lists of these, which a checkpoint can hold.
+    """The kinds of collated inputs, as a string or a list of strings, which a checkpoint can hold.
 
     Args:
         inputs: tensor, mapping, graphs, words, or a tuple or list of these.
@@ -146,18 +146,18 @@ def layout(inputs: Any) -> Any:
         ['tensor', 'mapping', 'words']
     """
     if isinstance(inputs, (Tensor, np.ndarray, np.generic, bool, int, float)):
-        return "tensor"  # numbers become tensors when they are collated
+        return "tensor"  # Numbers are collated to tensors.
     if isinstance(inputs, Mapping):
         return "mapping"
     if isinstance(inputs, str):
         return "words"
     if isinstance(inputs, (tuple, list)):
         return "words" if inputs and all(isinstance(entry, str) for entry in inputs) else [layout(e) for e in inputs]
-    return type(inputs).__name__.removesuffix("Batch")  # PyG makes a DataBatch of Data
+    return type(inputs).__name__.removesuffix("Batch")  # PyG collates Data to a DataBatch.
 
 
 def without_label(entries: Any) -> Any:
-    """The inputs in an item or batch whose last entry is the label: ``(a, b, y)`` gives ``(a, b)``, ``(a, y)`` a.
+    """The inputs of an item or batch that ends with the label: ``(a, b, y)`` gives ``(a, b)``, and ``(a, y)`` gives a.
 
     Example:
         >>> without_label([1, 2, 0]), without_label([1, 0])
@@ -167,7 +167,7 @@ def without_label(entries: Any) -> Any:
 
 
 def has_label(entries: Any, known: Any) -> bool | None:
-    """Whether the last of several entries is a label; ``None`` if nobody knows.
+    """Whether the last of several entries is a label; ``None`` if it is unknown.
 
     Args:
         entries: tuple or list.

@@ -15,7 +15,7 @@ __all__ = ("AugmentedImages", "flip_and_shift", "shift")
 
 
 def shift(image: Tensor, offsets: list[int]) -> Tensor:
-    """Move an image along its spatial axes; what enters at the border is zero.
+    """Move an image along its spatial axes. Voxels that enter at the border are zero.
 
     Args:
         image: ``(C, ...)``, any dtype.
@@ -44,7 +44,7 @@ def flip_and_shift(image: Tensor, max_shift: int) -> Tensor:
         max_shift: largest shift per axis; 0 only flips.
 
     Returns:
-        A new tensor; its content depends on the state of torch's CPU generator.
+        A new tensor. The random numbers come from torch's CPU generator.
     """
     axes = image.ndim - 1
     flipped = [axis + 1 for axis, heads in enumerate((torch.rand(axes) < 0.5).tolist()) if heads]
@@ -53,10 +53,10 @@ def flip_and_shift(image: Tensor, max_shift: int) -> Tensor:
 
 
 class AugmentedImages(Dataset[tuple[Tensor, int]]):
-    """Images with labels; each one is flipped and shifted at random whenever it is read.
+    """Images with labels. Each image is flipped and shifted at random whenever it is read.
 
     Args:
-        images: the images as they are; :attr:`without_augmentation` gives them to evaluation and scoring.
+        images: the unchanged images. Evaluation and scoring read them as :attr:`without_augmentation`.
         max_shift: largest shift per axis, at least 0.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Scikit-learn's handwritten digits: data that need no download."""
+"""Scikit-learn's handwritten digits, which need no download."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DigitsDataModule(PosNegDataModule):
 
     Args:
         positive_digit: the positive class, 0 to 9.
-        test_fraction: share that tests, stratified and the same for every seed, in (0, 1).
+        test_fraction: share of the test set, in (0, 1). The split is stratified and the same for every seed.
         **kwargs: arguments of :class:`~lightning_tpauc.PosNegDataModule`, without its data sets.
 
     Raises:

@@ -12,11 +12,11 @@ __all__ = ("GivenSplitDataModule",)
 
 
 class GivenSplitDataModule(PosNegDataModule):
-    """Base of data modules that read a data set with a given split; subclasses define :meth:`load`.
+    """Base of data modules of a data set with a fixed split; subclasses define :meth:`load`.
 
     Args:
-        train_with_val: train on the given training and validation part together. Validation then is what
-            ``val_fraction`` or ``num_folds`` split off from both (cross-validation, as in the paper), or nothing.
+        train_with_val: whether to join the validation part to the training part. ``val_fraction`` or ``num_folds`` can
+            then split off validation rows (cross-validation, as in the paper).
         **kwargs: arguments of :class:`~lightning_tpauc.PosNegDataModule`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Many small graphs in a few long arrays."""
+"""Many small graphs, packed into a few long arrays."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Indices = NDArray[np.int64]
 class PackedGraphs:
     """The nodes of all graphs one after the other, and the same for their edges.
 
-    A batch is a gather from four arrays, whatever the number of graphs, where ``Batch.from_data_list`` touches every
-    graph in Python. Integer features are kept in one byte where they fit (those of OGB's molecules do).
+    A batch is gathered from four arrays. ``Batch.from_data_list``, in contrast, touches every graph in Python. Integer
+    features that fit into a byte, as those of OGB's molecules do, are kept as bytes.
 
     Args:
         x: node features ``(nodes, F)``.
@@ -74,7 +74,7 @@ class PackedGraphs:
         )
 
     def joined(self) -> dict[str, Tensor]:
-        """All graphs as one unconnected graph: the fields of a PyG batch.
+        """The fields of a PyG batch: all graphs as one unconnected graph.
 
         Returns:
             ``x``, ``edge_attr`` (integers as int64), ``edge_index`` (nodes numbered through), ``batch`` int64
@@ -91,7 +91,7 @@ class PackedGraphs:
 
 
 class GraphDataset(RowsDataset):
-    """Labelled graphs; items are PyG graphs, and a whole batch is fetched by a few indexing calls.
+    """Labelled graphs. Items are PyG graphs; a whole batch is fetched by a few indexing calls.
 
     Args:
         graphs: N graphs.
@@ -126,7 +126,7 @@ class GraphDataset(RowsDataset):
         return len(self.targets)
 
     def __getitem__(self, row: int) -> Any:
-        index = torch.arange(len(self))[row].reshape(1)  # refuses rows past the end, as iteration needs
+        index = torch.arange(len(self))[row].reshape(1)  # raises IndexError past the end, as iteration needs
         graph = self.graphs.take(index)
         return self._item_type(
             x=_widen(graph.x), edge_index=graph.edge_index, edge_attr=_widen(graph.edge_attr), y=self.targets[index]

@@ -23,7 +23,7 @@ __all__ = ("LIBSVMDataModule",)
 
 _ROWS_AT_ONCE = 1 << 16
 _PAIRS = ((-1.0, 1.0), (0.0, 1.0), (1.0, 2.0))
-# Both arrays of files without a cache on disk, as long as a data module holds them.
+# Arrays of files without a cache on disk. They are kept as long as a data module holds them.
 _HELD: WeakValueDictionary[tuple[Any, ...], NDArray[Any]] = WeakValueDictionary()
 
 
@@ -34,20 +34,20 @@ class LIBSVMDataModule(PosNegDataModule):
         root: folder of the files (``--data.root``).
         train_file: training file in ``root``: plain text, ``.bz2``, ``.gz`` or ``.xz``.
         test_file: test file in ``root``.
-        test_fraction: share of the training file's last rows that test instead, in (0, 1), for sets that come as one
-            file (0.2 for HIGGS and SUSY).
-        remove_positives: share of the positives to remove at random, from training and test rows alike, in [0, 1);
-            0.995 in the paper's HIGGS and SUSY.
-        standardize: whether to shift and scale features to mean 0 and standard deviation 1 over the training rows
-            (without validation rows).
+        test_fraction: for data sets of one file, the share of its last rows that is the test set, in (0, 1); 0.2 for
+            HIGGS and SUSY.
+        remove_positives: share of the positives that is removed at random from the training and the test rows, in
+            [0, 1); 0.995 in the paper's HIGGS and SUSY.
+        standardize: whether to shift and scale features to mean 0 and standard deviation 1 over the training rows,
+            without validation rows.
         positive_label: the label of the positive class; all others are negative. ``None``: the larger of -1/1, 0/1 or
             1/2.
         zero_based: whether feature indices start at 0; LIBSVM's start at 1.
-        cache_dir: where parsed arrays are kept; ``None`` keeps those of files above 64 MiB, or that take 256 MiB
-            themselves, in the user's cache folder.
-        max_gib: refuse dense arrays larger than this, in GiB; those of HIGGS take 1.2.
-        download: download the files to ``root`` if they are not there: those of ijcnn1, HIGGS and SUSY, under the names
-            of :data:`~lightning_tpauc.data.sources.files.SOURCES`.
+        cache_dir: where to cache parsed arrays. ``None`` caches only files of 64 MiB or more and arrays of 256 MiB or
+            more, in the user's cache folder.
+        max_gib: largest dense array that is made, in GiB. That of HIGGS takes 1.2.
+        download: whether to download missing files of ijcnn1, HIGGS and SUSY to ``root``, under the names of
+            :data:`~lightning_tpauc.data.sources.files.SOURCES`.
         **kwargs: arguments of :class:`~lightning_tpauc.PosNegDataModule`, without its data sets.
 
     Raises:
@@ -101,7 +101,7 @@ class LIBSVMDataModule(PosNegDataModule):
         self._held: list[SVMLightData] = []
 
     def prepare_data(self) -> None:
-        """Download if asked to; parse large files once per machine, so that all ranks map the same arrays."""
+        """Download if asked to, and parse large files once per machine, so that all ranks map the same arrays."""
         if self.download:
             for name in self._names():
                 download_missing(Path(self.root) / name)
@@ -165,7 +165,7 @@ class LIBSVMDataModule(PosNegDataModule):
         features, labels = _HELD.get(("features", *key)), _HELD.get(("labels", *key))
         if features is None or labels is None:
             features, labels = read_svmlight(path, cache_dir=cache_dir, **options)
-            features.flags.writeable = labels.flags.writeable = False  # others may hold the same
+            features.flags.writeable = labels.flags.writeable = False  # Other data modules may hold the same arrays.
             _HELD.update({("features", *key): features, ("labels", *key): labels})
         return SVMLightData(features, labels)
 
@@ -179,7 +179,7 @@ class LIBSVMDataModule(PosNegDataModule):
 
 
 def _identity(path: Path) -> tuple[Any, ...]:
-    """What changes when the file does."""
+    """A key that changes when the file does."""
     if not path.is_file():
         return (path,)
     status = path.stat()
@@ -187,7 +187,7 @@ def _identity(path: Path) -> tuple[Any, ...]:
 
 
 def _binary(labels: list[NDArray[np.float64]], positive: float | None, path: str) -> list[NDArray[np.int8]]:
-    """Map labels to 0 and 1, and say how."""
+    """Map labels to 0 and 1, and log the mapping."""
     values = np.unique(np.concatenate([np.unique(part) for part in labels])).tolist()
     if positive is None:
         pair = next((pair for pair in _PAIRS if set(values) <= set(pair)), None)

@@ -1,4 +1,4 @@
-"""The MedMNIST sets with two classes: images and volumes of 28 to 224 pixels a side."""
+"""The MedMNIST sets with two classes: images and volumes with sides of 28 to 224 pixels."""
 
 from __future__ import annotations
 
@@ -37,21 +37,22 @@ MEDMNIST = {
 class MedMNISTDataModule(GivenSplitDataModule):
     """A MedMNIST set with two classes and its given split; images are float32 in [0, 1], channel first.
 
-    All images are held in memory as bytes, and a batch is one indexing call. Label 1 is the positive class as the
-    data set numbers them; in ``breastmnist`` and ``synapsemnist3d`` label 1 is the majority, so consider
-    ``positive_class=0``, which is "malignant" in the former.
+    All images are held in memory as bytes, and a batch is one indexing call. The data set's label 1 is the positive
+    class. In ``breastmnist`` and ``synapsemnist3d``, label 1 is the majority, so consider ``positive_class=0``, which
+    is "malignant" in the former.
 
     Args:
         name: one of :data:`MEDMNIST`.
         root: folder of the files, ``adrenalmnist3d.npz`` or ``adrenalmnist3d_64.npz`` for instance.
         size: pixels a side.
-        download: download the file to ``root`` if it is not there, through the ``medmnist`` package.
-        augment: flip and shift training images at random, whenever they are read. The numbers depend on the data
-            module's ``seed``, the step and the image alone. Validation, test and scoring see images as they are.
+        download: whether to download a missing file to ``root``, through the ``medmnist`` package.
+        augment: whether to flip and shift training images at random whenever they are read. The random numbers depend
+            only on the data module's ``seed``, the step and the image. Validation, test and scoring read unchanged
+            images.
         max_shift: largest shift along each axis, in pixels.
         positive_class: which of the set's labels counts as positive, 0 or 1.
-        verify: compare the numbers of images and the file's checksum with those that the ``medmnist`` package knows, if
-            it is installed; set it to ``False`` for files of your own in the same format.
+        verify: whether to compare the numbers of images and the file's checksum with those in the ``medmnist`` package,
+            if that is installed. Set it to ``False`` for your own files in the same format.
         train_with_val: see :class:`~lightning_tpauc.data.sources.fixed_split.GivenSplitDataModule`.
         **kwargs: arguments of :class:`~lightning_tpauc.PosNegDataModule`.
 
@@ -202,7 +203,7 @@ def read_medmnist(path: Path) -> dict[str, Images]:
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
             msg = "one array instead of an archive of several"
-            raise ValueError(msg)  # what is wrong is the file
+            raise ValueError(msg)  # caught below, as other damages
         with loaded as arrays:
             return {
                 part: _images(*(np.asarray(arrays[f"{part}_{kind}"]) for kind in ("images", "labels")))

@@ -42,9 +42,9 @@ OGB_TASKS = {
 class SMILESDataModule(GivenSplitDataModule):
     r"""Molecules of a CSV file with a column of SMILES and a column of 0/1 labels, as graphs with OGB's features.
 
-    Rows without a label are dropped. SMILES that rdkit can't parse are skipped and reported, and are an error beyond
-    ``max_invalid``. Graphs are built once and cached under a key of the file's content. Inputs are PyG batches for
-    :class:`~lightning_tpauc.models.GIN`; after ``setup``, :attr:`molecules` says which line of the file each one is.
+    Rows without a label are dropped. SMILES that rdkit can't parse are skipped and reported; more than ``max_invalid``
+    are an error. Graphs are built once and cached under a key of the file's content. Inputs are PyG batches for
+    :class:`~lightning_tpauc.models.GIN`. After ``setup``, :attr:`molecules` holds the line of each molecule.
 
     Args:
         file: CSV file with a header, possibly gzipped (``.gz``), relative to ``root``.
@@ -55,13 +55,13 @@ class SMILESDataModule(GivenSplitDataModule):
             scaffolds, see :func:`~lightning_tpauc.data.sources.scaffolds.scaffold_split`; ``"random"`` shuffles each
             class by ``split_seed``.
         fractions: shares of training, validation and test part.
-        split_over: whether the scaffold split is made over ``"all"`` molecules of the file, as OGB does before a task
-            is chosen, or over the ``"labelled"`` ones only. All scaffolds of a sparse file take a while: about a minute
-            for the 93,127 molecules of MUV, once.
+        split_over: the molecules that the scaffold split is made over: ``"all"`` molecules of the file, as OGB does, or
+            only the ``"labelled"`` ones. Finding all scaffolds takes about a minute for the 93,127 molecules of MUV,
+            once.
         max_invalid: share of labelled rows whose SMILES may fail to parse, in [0, 1].
-        cache_dir: where graphs are cached; ``None``: ``$XDG_CACHE_HOME/lightning_tpauc`` or
+        cache_dir: where to cache graphs; ``None``: ``$XDG_CACHE_HOME/lightning_tpauc`` or
             ``~/.cache/lightning_tpauc``.
-        download: download the file to ``root`` if it is not there: ``tox21.csv.gz`` or ``muv.csv.gz`` of MoleculeNet.
+        download: whether to download a missing ``tox21.csv.gz`` or ``muv.csv.gz`` of MoleculeNet to ``root``.
         train_with_val: see :class:`~lightning_tpauc.data.sources.fixed_split.GivenSplitDataModule`.
         **kwargs: arguments of :class:`~lightning_tpauc.PosNegDataModule`.
 
@@ -146,7 +146,7 @@ class SMILESDataModule(GivenSplitDataModule):
         )
 
     def _check_parts(self, targets: Sequence[Tensor]) -> None:
-        """A scaffold split deals whole groups, so a part may come out without positives, or empty."""
+        """Check that no part lacks positives: a scaffold split deals whole groups."""
         counts = [(int(labels.sum()), len(labels)) for labels in targets]
         names = ("training", "validation", "test")
         found = ", ".join(f"{p} of {n} in the {part} part" for (p, n), part in zip(counts, names, strict=True))
@@ -155,7 +155,7 @@ class SMILESDataModule(GivenSplitDataModule):
         if not any(positives for positives, _ in counts):
             remedy = f"Check `target_column`={self.target_column!r}: no label in it is 1"
         trained = counts[0][0] + (counts[1][0] if self.train_with_val else 0)
-        if trained == 0 and self.fractions[0] > 0:  # else the file is there to be tested on
+        if trained == 0 and self.fractions[0] > 0:  # Without training rows, the file is meant for testing.
             msg = f"{msg}. There is none to train on. {remedy}."
             raise DataError(msg)
         evaluated = counts[2:] if self.train_with_val else counts[1:]
@@ -186,9 +186,9 @@ class OGBMoleculesDataModule(GivenSplitDataModule):
 
     Args:
         name: one of :data:`OGB_TASKS`.
-        task: which column of labels; the paper uses 0 of ``ogbg-moltox21`` and 1 of ``ogbg-molmuv``.
+        task: number of the column of labels; the paper uses 0 of ``ogbg-moltox21`` and 1 of ``ogbg-molmuv``.
         root: folder that holds the data set's folder, ``ogbg_moltox21`` for instance, as OGB lays it out.
-        download: download it to ``root`` if it is not there.
+        download: whether to download a missing data set to ``root``.
         train_with_val: see :class:`~lightning_tpauc.data.sources.fixed_split.GivenSplitDataModule`.
         **kwargs: arguments of :class:`~lightning_tpauc.PosNegDataModule`.
 
@@ -238,7 +238,7 @@ class OGBMoleculesDataModule(GivenSplitDataModule):
         """Pack the task's labelled molecules."""
         dataset = self._open()
         with warnings.catch_warnings():
-            # PyG warns whoever reads the joint storage instead of single graphs, which is what is wanted here.
+            # PyG warns about reading the joint storage instead of single graphs. Here, that is intended.
             warnings.simplefilter("ignore", UserWarning)
             storage = dataset.data
         slices = dataset.slices
@@ -251,12 +251,12 @@ class OGBMoleculesDataModule(GivenSplitDataModule):
         labelled = ~labels.isnan() if labels.is_floating_point() else torch.ones_like(labels, dtype=torch.bool)
         parts = [split[part][labelled[split[part]]] for part in ("train", "valid", "test")]
         kept = torch.cat(parts)
-        # The unlabelled molecules of a sparse set are let go before the parts are copied out.
+        # Drop unlabelled molecules, which may be most, before the parts are copied.
         everything = GraphDataset(graphs.take(kept), labels[kept].long())
         return _datasets(everything, _consecutive([len(part) for part in parts]), self.train_with_val)
 
     def _open(self) -> Any:
-        """OGB's data set; what it would ask on the terminal is answered by an error before."""
+        """OGB's data set. Raises an error where ogb would ask on the terminal."""
         graphproppred = import_extra("ogb.graphproppred", "graph")
         if not self.download or self.folder.exists():
             require_file(self.folder, downloads=True)

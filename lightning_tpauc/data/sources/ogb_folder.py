@@ -1,4 +1,4 @@
-"""The folder of a data set of the Open Graph Benchmark, read by ogb, with errors that say what to do."""
+"""The folder of a data set of the Open Graph Benchmark, which ogb reads: checks, and errors that say what to do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FILES = ("RELEASE_v1.txt", *(f"raw/{name}.csv.gz" for name in ("edge", "node-fe
 
 
 def check_ogb_folder(folder: Path) -> None:
-    """Refuse a folder for which ogb would ask on the terminal, or fetch files that nobody asked for.
+    """Refuse a folder for which ogb would ask on the terminal or download files without being asked.
 
     Args:
         folder: an existing folder.
@@ -46,16 +46,16 @@ def check_ogb_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def reading_ogb(folder: Path) -> Iterator[None]:
-    """Let ``torch.load`` read the files that ogb writes, and say which folder can't be read.
+    """Allow ``torch.load`` to read ogb's files, and turn errors into one that names the folder.
 
-    ogb 1.3.6 passes no ``weights_only``. Only the three classes that its files hold are allowed, and only within the
-    context; see snap-stanford/ogb#497. A process that is killed while ogb processes a folder leaves half a file.
+    ogb 1.3.6 passes no ``weights_only``; see snap-stanford/ogb#497. The three classes that its files hold are allowed
+    within the context. A process that is killed while ogb processes a folder leaves half a file.
 
     Args:
-        folder: what is read; ogb fetches it where it is not there.
+        folder: the folder that is read, or downloaded by ogb if it is missing.
 
     Raises:
-        DataError: whatever ogb raises on files that are damaged or missing, and if it can't fetch them.
+        DataError: if ogb can't read or download the folder.
 
     Example:
         >>> with reading_ogb(Path("data/ogbg_molmuv")):

@@ -17,10 +17,10 @@ def scaffold_split(
 ) -> tuple[list[int], list[int], list[int]]:
     """Deal whole scaffold groups to training, validation and test set, the largest groups first.
 
-    The rule of MoleculeNet and OGB, deterministic: groups in order of size, among equals the one whose first molecule
-    comes later first; a group goes to the training set unless that would exceed its fraction, else to the validation
-    set unless training and validation set together would exceed theirs, else to the test set. The test set so holds the
-    rare scaffolds.
+    This is the deterministic rule of MoleculeNet and OGB. Groups are sorted by size, largest first; of two groups of
+    one size, the one whose first molecule comes later is first. A group goes to the training set unless that would
+    exceed its fraction. Otherwise it goes to the validation set unless training and validation set together would
+    exceed theirs. All other groups, with the rare scaffolds, go to the test set.
 
     Args:
         scaffolds: the scaffold of each of n molecules.
@@ -40,7 +40,7 @@ def scaffold_split(
     groups: dict[Hashable, list[int]] = {}
     for position, scaffold in enumerate(scaffolds):
         groups.setdefault(scaffold, []).append(position)
-    # Tolerance: 0.8 * 10 + 0.1 * 10 is 9 in exact arithmetic and may not be in floats.
+    # With rounding, 0.8 * 10 + 0.1 * 10 may be slightly below 9.
     train_limit = fractions[0] * len(scaffolds) + 1e-9
     both_limit = (fractions[0] + fractions[1]) * len(scaffolds) + 1e-9
     train: list[int] = []
@@ -62,7 +62,7 @@ def random_split(targets: Tensor, fractions: tuple[float, float, float], seed: i
     Args:
         targets: int64 ``(n,)``, 0 or 1.
         fractions: shares of training, validation and test set; they add up to 1.
-        seed: which split.
+        seed: seed of the split.
 
     Returns:
         Sorted int64 positions of the three parts.

@@ -1,4 +1,4 @@
-"""From a CSV file of SMILES and labels to packed graphs, once per content of the file."""
+"""From a CSV file of SMILES and labels to packed graphs, cached by the content of the file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ("Molecules", "load_molecules")
 
 _log = logging.getLogger(__name__)
 
-# Changes whenever the cached content does.
+# Part of the cache's key. Raise it when the cached content changes.
 _CACHE_FORMAT = 1
 _GRAPHS = ("x", "edge_index", "edge_attr", "num_nodes", "num_edges")
 
@@ -59,9 +59,9 @@ def load_molecules(
 ) -> Molecules:
     """Read, parse and featurise a file, or load what an earlier call with the same content and columns stored.
 
-    Unlabelled rows are dropped before any graph is built. The cache's key is a hash of the file's bytes, the columns
-    and the versions that decide the result; its file is written under another name and renamed, so processes may start
-    at once and a crash leaves no half-written cache. A damaged one is rebuilt.
+    Unlabelled rows are dropped before graphs are built. The cache's key is a hash of the file's bytes, the columns and
+    the versions of the libraries that determine the result. The cache is written atomically, so processes may start at
+    the same time. A damaged cache is built again.
 
     Args:
         path: the file; see :func:`~lightning_tpauc.data.sources.smiles_csv.read_smiles`.
@@ -89,7 +89,7 @@ def load_molecules(
 
 
 def _version_of_ogb() -> str | None:
-    """What says how atoms and bonds are encoded, without the seconds that an import takes."""
+    """The version of ogb, which determines the encoding of atoms and bonds; an import would take seconds."""
     try:
         return importlib.metadata.version("ogb")
     except importlib.metadata.PackageNotFoundError:  # graphs from the cache need no ogb
@@ -104,7 +104,7 @@ def _build(path: Path, smiles_column: str, target_column: str, scaffolds_of_all:
     labelled: list[SMILESRow] = []
     scaffolds: dict[int, str] = {}
     invalid: list[tuple[int, str]] = []
-    # rdkit reports every SMILES that does not parse on stderr; they are counted here instead.
+    # rdkit writes every SMILES that does not parse to stderr. Here, they are counted instead.
     with import_extra("rdkit.rdBase", "graph").BlockLogs():
         for row in rows if scaffolds_of_all else [row for row in rows if row.label is not None]:
             scaffold = find_scaffold(row.smiles)
@@ -140,7 +140,7 @@ def _scaffold_finder() -> Callable[[str], str | None]:
         molecule = chem.MolFromSmiles(smiles)
         if molecule is None or molecule.GetNumAtoms() == 0:
             return None
-        # With chirality, as OGB's splits were made.
+        # OGB's splits were made with chirality.
         scaffold: str = murcko.MurckoScaffoldSmiles(mol=molecule, includeChirality=True)
         return scaffold
 

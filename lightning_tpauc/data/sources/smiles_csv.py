@@ -1,4 +1,4 @@
-"""Reading a column of SMILES and a column of labels from a CSV file, as people save them."""
+"""Reading a column of SMILES and a column of labels from a CSV file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SMILESRow(NamedTuple):
 def read_smiles(path: Path, smiles_column: str, target_column: str) -> Iterator[SMILESRow]:
     r"""Read a CSV file with a header, plain or with a name that ends in ``.gz``.
 
-    Columns are separated by commas, or by tabs or semicolons where the header is. Blank lines are skipped.
+    The separator is that of the header: commas, tabs or semicolons. Blank lines are skipped.
 
     Args:
         path: the file.
@@ -53,8 +53,8 @@ def read_smiles(path: Path, smiles_column: str, target_column: str) -> Iterator[
             needed = {"smiles_column": smiles_column, "target_column": target_column}
             reader, lines = _csv_reader(file, path, needed)
             for row in _rows(reader, lines, path):
-                # a comma that should have been quoted moves what follows into other columns
-                if any(row.get(None, ())):  # DictReader keeps what is left over there
+                # An unquoted comma in a cell moves the cells behind it into other columns.
+                if any(row.get(None, ())):  # DictReader keeps surplus cells under None.
                     msg = (
                         f"Line {reader.line_num} of {path} has more columns than the header. Put text that holds the "
                         "separator in quotes."
@@ -68,9 +68,9 @@ def read_smiles(path: Path, smiles_column: str, target_column: str) -> Iterator[
 
 
 class _Lines:
-    """The lines of a file and a mark, which becomes part of a cell where a quote is still open."""
+    """The lines of a file, followed by a mark. If a quote is never closed, the mark becomes part of a cell."""
 
-    MARK = "\x03end"  # the control character for this; before Python 3.11, csv refuses NUL
+    MARK = "\x03end"  # \x03 means "end of text". Before Python 3.11, csv refuses NUL.
 
     def __init__(self, file: TextIO) -> None:
         self.file = file
@@ -85,7 +85,7 @@ class _Lines:
 
 
 def _rows(reader: csv.DictReader[str], lines: _Lines, path: Path) -> Iterator[dict[str | Any, str | Any]]:
-    """The rows up to the mark; all that follows a quote that is never closed would otherwise vanish in one of them."""
+    """The rows up to the mark. Without it, all rows behind a quote that is never closed would vanish in one cell."""
     last = reader.line_num
     for row in reader:
         if lines.ended:
@@ -99,7 +99,7 @@ def _rows(reader: csv.DictReader[str], lines: _Lines, path: Path) -> Iterator[di
 
 def _csv_reader(file: TextIO, path: Path, needed: dict[str, str]) -> tuple[csv.DictReader[str], _Lines]:
     """A reader with the separator of the header, which must hold the needed columns (by argument) once."""
-    for separator in ",\t;,":  # commas again for the message
+    for separator in ",\t;,":  # The last attempt, commas again, is for the message.
         file.seek(0)
         lines = _Lines(file)
         reader = csv.DictReader(lines, delimiter=separator)
@@ -116,7 +116,7 @@ def _csv_reader(file: TextIO, path: Path, needed: dict[str, str]) -> tuple[csv.D
 
 
 def _open_text(path: Path) -> TextIO:
-    # utf-8-sig: spreadsheets put a byte order mark before the first column's name
+    # Spreadsheets write a byte order mark before the first column's name, which utf-8-sig skips.
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
     return path.open(encoding="utf-8-sig", newline="")

@@ -1,4 +1,4 @@
-"""What the training process knows of where a stream of negatives stands, in whichever processes it is read."""
+"""The position of a stream of negatives, kept by the training process for whichever processes read the stream."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from lightning_tpauc.errors import DataError, TPAUCWarning
 
 __all__ = ("StreamCursor",)
 
-#: Places of each substream: the parts of the stream that this process, or each of its workers, reads.
+#: The place of each substream. Substreams are the parts of the stream that this process or its workers read.
 Places = dict[int, Place]
 
 
 class StreamCursor:
-    """Remembers after which step the stream stood where, for checkpoints and for the next epoch.
+    """Remembers the stream's place after each of the last steps, for checkpoints and for the next epoch.
 
-    Readers run ahead of training where batches are prefetched. Each batch brings the place behind it along, so what is
-    saved is the place behind the last batch that was trained on.
+    If batches are prefetched, readers run ahead of training. So each batch carries the place behind it, and a
+    checkpoint holds the place behind the last batch that was trained on.
 
     Args:
         stream: the stream.
@@ -41,19 +41,19 @@ class StreamCursor:
 
     def __init__(self, stream: NegativeStream) -> None:
         self.stream = stream
-        # a batch may be handed out before the one before it is trained on
+        # A batch may be handed out before training on the previous one has ended.
         self._history: deque[tuple[int, Places]] = deque(maxlen=4)
         self._loaded: tuple[int, list[Any]] | None = None
         self._requested: dict[int, int] = {}
         self._checked = False
 
     def begin(self, step: int, num_substreams: int, *, fresh: bool) -> Places:
-        """Where the num_substreams go on when an iteration begins.
+        """The places where the substreams continue when an iteration begins.
 
         Args:
             step: number of batches that were trained on.
-            num_substreams: number of parts that this process reads.
-            fresh: whether nothing has been read by its readers.
+            num_substreams: number of substreams that this process reads.
+            fresh: whether its readers have read nothing yet.
         """
         fresh = fresh or self._loaded is not None
         self._adopt_loaded(num_substreams)
@@ -69,7 +69,7 @@ class StreamCursor:
         return dict(places)
 
     def aside(self, step: int, num_substreams: int) -> Places:
-        """Where a pass beside training begins: at training's own place if readers can be put there, else anywhere."""
+        """Where a pass beside training begins: training's place if readers can be put there, else the beginning."""
         start = dict.fromkeys(range(num_substreams), Place())
         loaded = self._loaded is not None and self._loaded[0] == step
         places = (self._loaded_places(num_substreams) if loaded else self._at(step)) or start
@@ -78,13 +78,13 @@ class StreamCursor:
         }
 
     def request(self, substream: int, count: int) -> int:
-        """Take note that a substream will read further examples; returns how many it has read before."""
+        """Note that a substream will read ``count`` examples; returns how many it has read before."""
         position = self._requested[substream]
         self._requested[substream] += count
         return position
 
     def record(self, step: int, substream: int, place: Place) -> None:
-        """Take note that ``step`` batches were handed out and that a substream stands where the last one ends."""
+        """Note that ``step`` batches were handed out, and the substream's place behind the last one."""
         if place.state is not None and not self._checked:
             _check_can_be_saved(self.stream, place.state)
             self._checked = True
@@ -92,7 +92,7 @@ class StreamCursor:
         self._history.append((step, latest | {substream: place}))
 
     def state(self, step: int) -> dict[str, Any] | None:
-        """This process's part of a checkpoint that is written after ``step`` steps."""
+        """This process's part of a checkpoint after ``step`` steps."""
         places = self._at(step)
         if not places:
             return None
@@ -100,7 +100,7 @@ class StreamCursor:
         return {"lanes": [list(place) for place in plain]}
 
     def load(self, step: int, states: list[dict[str, Any] | None]) -> None:
-        """Go on from a checkpoint that holds the :meth:`state` of each process."""
+        """Continue from a checkpoint that holds the :meth:`state` of each process."""
         self._loaded = step, states
 
     def _adopt_loaded(self, num_substreams: int) -> None:
@@ -114,12 +114,12 @@ class StreamCursor:
             self._history.append((step, places))
 
     def _loaded_places(self, num_substreams: int) -> Places | None:
-        """Where the checkpoint puts this process's num_substreams; ``None`` if it does not say."""
+        """The places of this process's substreams in the checkpoint; ``None`` if it does not hold them."""
         if self._loaded is None:
             return None
         world, states = current_world(), self._loaded[1]
         if self.stream.split == "deal":
-            own = states[min(world.rank, len(states) - 1)]  # all have read the same
+            own = states[min(world.rank, len(states) - 1)]  # All processes have read the same examples.
         else:
             own = states[world.rank] if len(states) == world.size else None
         if own is None or len(own["lanes"]) != num_substreams:
@@ -142,7 +142,7 @@ class StreamCursor:
         return {substream: Place(position=place.position) for substream, place in places.items()}
 
     def _after_prefetched(self, places: Places) -> Places:
-        """An epoch cut short leaves prefetched examples unused; what can't go back goes on behind them."""
+        """An epoch cut short leaves prefetched examples unused. A stream that can't go back continues behind them."""
         return {
             substream: p._replace(position=max(p.position, self._requested[substream]))
             for substream, p in places.items()
@@ -165,7 +165,7 @@ def _unpickled(state: bytes | None) -> Any:
 
 
 def _check_can_be_saved(stream: NegativeStream, state: bytes) -> None:
-    """A checkpoint that can't be read again is noticed now, not when it is needed."""
+    """Raise now if a checkpoint with this state could not be read later."""
     file = io.BytesIO()
     torch.save(_unpickled(state), file)
     file.seek(0)

@@ -24,15 +24,15 @@ __all__ = ("ScoredStream", "StreamedLoader")
 
 
 class StreamPlan(NamedTuple):
-    """What one rank loads in one step, and where its negatives lie.
+    """The examples of one step on one rank, and the place of its negatives.
 
     Attributes:
         plan: the sampler's plan, with the rows of the positives.
         world: this process among all.
-        substream: which part of what this process reads the negatives come from.
-        num_substreams: number of these parts.
-        target: examples that the part's reader has read before.
-        place: where readers begin that have not begun or are past the target.
+        substream: number of the substream that the negatives come from.
+        num_substreams: number of substreams of this process.
+        target: number of examples that the substream's reader has read before.
+        place: where a reader begins that has not begun or is past the target.
     """
 
     plan: BatchPlan
@@ -44,7 +44,7 @@ class StreamPlan(NamedTuple):
 
 
 class _StreamBatches(Dataset[Any]):
-    """Turns plans into batches, and brings along where the stream then stands."""
+    """Makes batches of plans; each comes with its substream and the place behind it."""
 
     def __init__(self, stream: NegativeStream, fetch: Fetcher, seed: int) -> None:
         self.stream, self.fetch, self.seed = stream, fetch, seed
@@ -76,11 +76,11 @@ class _StreamBatches(Dataset[Any]):
         return self._reader
 
     def _read(self, reader: StreamReader, step: StreamPlan, count: int) -> list[Any]:
-        if self.stream.blocks:  # seeding takes as long as reading a large block
+        if self.stream.blocks:  # Blocks are not seeded: that takes as long as reading a large block.
             return reader.take(count)
         number = 0 if self.stream.split == "deal" else reader.which[0]
         with seeded_items(self.seed, step.plan.step) as reseed:
-            reseed(-1 - number)  # rows of the positives are not negative
+            reseed(-1 - number)  # Positives are seeded by their rows, which are not negative.
             return reader.take(count)
 
 
@@ -93,8 +93,8 @@ class StreamedLoader(PosNegLoader):
         position: as in :class:`PosNegLoader`.
         num_workers: as in :class:`PosNegLoader`.
         pin_memory: as in :class:`PosNegLoader`.
-        cursor: where the stream stands.
-        seed: seed of random numbers that the stream draws from the global generators.
+        cursor: knows the stream's place.
+        seed: seed of the random numbers that the stream draws from the global generators.
         **options: as in :class:`PosNegLoader`.
 
     Example:
@@ -143,7 +143,7 @@ class StreamedLoader(PosNegLoader):
                 yield batch
 
     def whole_epoch(self) -> Iterator[PosNegBatch]:
-        """See :meth:`PosNegLoader.whole_epoch`; readers of its own read what training will read next, if they can."""
+        """See :meth:`PosNegLoader.whole_epoch`. Separate readers read what training reads next, if they can."""
         aside = self._source.aside(self._make())
         places = self.cursor.aside(self._where().step, self.cursor.stream.num_substreams(self._source.num_workers))
         positions = {substream: place.position for substream, place in places.items()}
@@ -158,7 +158,7 @@ class StreamedLoader(PosNegLoader):
 
     def _plans(self, step: int, count: int, places: Places, request: Any) -> Iterator[StreamPlan | None]:
         num_substreams, readers = len(places), max(1, self._source.num_workers)
-        # torch gives the k-th plan to the k-th worker, in turns; a part of the stream stays with its worker
+        # torch gives plans to the workers in turns. Empty plans keep each substream with its worker.
         yield from [None] * (step % num_substreams)
         world = current_world()
         for k, plan in enumerate(self.batch_plans.plans(step, count)):
@@ -176,15 +176,15 @@ class StreamedLoader(PosNegLoader):
 class ScoredStream:
     """Evaluation batches of the first negatives of a stream, for solving the dual variables.
 
-    Every rank scores as many, so that forward passes are equal in number. ``example_id`` counts
-    ``0 .. num_examples - 1``. A stream that ends before is scored once, up to where the first rank's part of it ends.
-    What training reads is not changed.
+    All ranks score the same number, so that they make the same number of forward passes. ``example_id`` counts
+    ``0 .. num_examples - 1``. A shorter stream is scored once, up to the end of the part that ends first. What training
+    reads does not change.
 
     Args:
         stream: the stream.
-        max_negatives: how many to score at most, over all ranks.
+        max_negatives: largest number of negatives to score, over all ranks.
         batch_size: examples per batch.
-        fetch: of the training set, which knows how its items are collated; ``None``: as usual.
+        fetch: the training set's fetcher, which knows how to collate items; ``None`` stacks them.
 
     Example:
         >>> class Two(torch.utils.data.IterableDataset):
@@ -205,7 +205,7 @@ class ScoredStream:
 
     @property
     def num_examples(self) -> int:
-        """Negatives that are scored over all ranks, a multiple of their number: at most, until they have been read."""
+        """Number of negatives over all ranks, a multiple of the number of ranks; an upper bound until they are read."""
         own = max(1, self._count // current_world().size) if self._read is None else self._read
         return own * current_world().size
 
@@ -227,7 +227,7 @@ class ScoredStream:
         self._read = start
 
     def _next(self, reader: StreamReader, start: int, count: int, world: World) -> tuple[Any, int]:
-        """This rank's inputs behind its first ``start``, and how many they are on every rank; 0 where a pass ends."""
+        """This rank's inputs after its first ``start``, and their number on every rank; 0 at the end of the pass."""
         dealt = world.size if self.stream.split == "deal" else 1
         with seeded_items(0, start) as reseed:
             reseed(-1 - (world.rank if dealt == 1 else 0))

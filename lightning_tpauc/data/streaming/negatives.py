@@ -15,33 +15,32 @@ __all__ = ("NegativeStream", "as_stream", "is_stateful", "refuse_nested_workers"
 
 
 class NegativeStream:
-    """A stream of negatives, and how it is read; a bare iterable data set stands for one with the defaults.
+    """A stream of negatives, and how it is read. A plain iterable data set is read with the defaults.
 
-    Each step reads ``num_neg`` examples and, behind them, ``num_dual_neg`` others, so the two batches are disjoint.
-    They are taken in the stream's order: shuffle there if neighbours resemble each other. A stream that ends starts
-    again with ``iter(dataset)``, after ``dataset.set_epoch(pass)`` if it has that method.
+    Each step reads ``num_neg`` examples and then ``num_dual_neg`` others, so the two batches are disjoint. Examples are
+    taken in the stream's order: shuffle in the stream if neighbours resemble each other. When the stream ends, it is
+    started again with ``iter(dataset)``, after ``dataset.set_epoch(pass)`` if it has that method.
 
     Args:
-        dataset: yields the inputs of negatives, of the same kind as the positives', or tuples whose last entry is the
-            label 0. If it has ``state_dict()`` and ``load_state_dict()`` (or its iterator has), as torchdata's and
-            Hugging Face's streams do, a resumed run goes on where this state says: exactly where the stream stood,
-            unless the state leaves something out (that of Hugging Face's ``shuffle`` leaves out its buffer). It may
-            hold what ``torch.load(weights_only=True)`` reads: numbers, strings, tensors, and lists, tuples and
-            dictionaries of these.
-        split: how processes and workers share it. ``"deal"``: each reads the whole stream and keeps its examples of
-            each step, so a step's negatives depend neither on the number of workers nor, their order aside, of
-            processes; reading costs as many times as much. ``"shard"``: each reads its own
+        dataset: yields inputs of negatives, of the same kind as those of the positives, or tuples that end with the
+            label 0. If it or its iterator has ``state_dict()`` and ``load_state_dict()``, as torchdata's and Hugging
+            Face's streams have, a resumed run continues exactly where the stream stood. (The state of Hugging Face's
+            ``shuffle`` leaves out its buffer.) The state must be readable by ``torch.load(weights_only=True)``:
+            numbers, strings, tensors, and lists, tuples and dictionaries of these.
+        split: how processes and workers share the stream. ``"deal"``: each process reads the whole stream and keeps its
+            part of each step. So the negatives of a step do not depend on the number of workers and processes (their
+            order may), but every process pays for reading all. ``"shard"``: each reads its own
             ``dataset.shard(num_shards=..., index=...)``. ``"own"``: the data set divides itself by the rank and
-            :func:`torch.utils.data.get_worker_info`, as WebDataset and litdata do; with the other two it does not see
-            that it is in a worker.
-        blocks: whether it yields blocks of examples (tensors, arrays, or tuples and mappings of these, with the
-            examples along the first axis), which is quicker than one by one. A ``DataLoader`` does, unless its
-            ``batch_size`` is ``None``, and needs no word of it. ``len(dataset)``, if there is one, is the number of
-            examples all the same.
-        resume: what a resumed run does if the data set has no ``state_dict``: ``"restart"`` begins with its first
-            example, ``"skip"`` reads past as many as were consumed. A warning says that either happens.
-        num_scored: how many negatives are scored for the exact start of the dual variables, where
-            ``StageCallback(max_negatives=...)`` does not say.
+            :func:`torch.utils.data.get_worker_info`, as WebDataset and litdata do. Only with ``"own"``, the data set
+            sees that it runs in a worker.
+        blocks: whether the data set yields blocks of examples, which is faster than single examples. A block is a
+            tensor, an array, or a tuple or mapping of these, with the examples along the first axis. ``None``: a
+            ``DataLoader`` yields blocks unless its ``batch_size`` is ``None``; other data sets do not. Even with
+            blocks, ``len(dataset)`` is the number of examples.
+        resume: what a resumed run does, with a warning, if the data set has no ``state_dict``. ``"restart"`` begins
+            with its first example. ``"skip"`` reads past as many examples as were consumed.
+        num_scored: number of negatives that are scored for the exact start of the dual variables, unless
+            ``StageCallback(max_negatives=...)`` sets it.
 
     Raises:
         ArgumentError: if an argument is out of range or the data set can't be iterated.
@@ -78,26 +77,26 @@ class NegativeStream:
         self.dataset = cast(Any, dataset)
         self.split, self.resume, self.num_scored = split, resume, num_scored
         self.blocks = _yields_blocks(dataset, blocks)
-        #: The state before anything was read; pickled, since data sets may change what they return.
+        #: The state before the first read. It is pickled, since a data set may change the object that it returned.
         self.initial = _initial_state(self.dataset) if is_stateful(dataset) else None
-        #: The reader that iterates now: a data set that keeps its position in itself serves one at a time.
+        #: The reader that iterates now. A data set that holds its own position serves one reader at a time.
         self.owner: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # a reader holds an iterator, which can't travel to a worker; that there was one still matters there
+        # A reader's iterator can't be sent to a worker. The worker only needs to know that there was a reader.
         return self.__dict__ | {"owner": self.owner and "in another process"}
 
     def num_substreams(self, num_workers: int) -> int:
-        """Number of parts that one process reads: one, or one for each of its workers."""
+        """Number of substreams that one process reads: one, or one for each worker."""
         return 1 if self.split == "deal" else max(1, num_workers)
 
     def part(self, index: int, count: int) -> Any:
-        """The data set that one of ``count`` readers iterates."""
+        """The data set that reader ``index`` of ``count`` readers iterates."""
         return self.dataset.shard(num_shards=count, index=index) if self.split == "shard" else self.dataset
 
     @property
     def length(self) -> int | None:
-        """Number of examples of one pass, if the data set says so."""
+        """Number of examples of one pass; ``None`` if the data set does not say."""
         try:
             batches = isinstance(self.dataset, DataLoader) and self.blocks
             return _num_examples(self.dataset) if batches else len(self.dataset)
@@ -117,7 +116,7 @@ class NegativeStream:
 
 
 def as_stream(negatives: Any) -> NegativeStream:
-    """Give a bare data set the default way of reading.
+    """A plain data set as a :class:`NegativeStream` with the defaults.
 
     Example:
         >>> as_stream(iter([0.5, 1.5])).resume
@@ -140,7 +139,7 @@ def _yields_blocks(dataset: Any, blocks: bool | None) -> bool:
 
 
 def _num_examples(loader: DataLoader[Any]) -> int | None:
-    """Examples in all batches of a loader, as far as it makes them itself."""
+    """Number of examples in all batches; ``None`` if the loader has a batch sampler of its own."""
     if loader.batch_size is None:  # it has a batch sampler of its own
         return None
     of_stream = isinstance(loader.dataset, IterableDataset)
@@ -164,7 +163,7 @@ def refuse_nested_workers(stream: NegativeStream, num_workers: int) -> None:
 
 
 def is_stateful(source: Any) -> bool:
-    """Whether a data set or iterator can be asked where it stands and be put there.
+    """Whether a data set or iterator can save and load its position.
 
     Example:
         >>> is_stateful(iter([]))
@@ -175,8 +174,8 @@ def is_stateful(source: Any) -> bool:
 
 def _initial_state(dataset: Any) -> bytes:
     state = pickle.dumps(dataset.state_dict())
-    # torchdata's loaders make their iterator when they are asked for the state, return it at the next `iter`, and
-    # ignore a state that is loaded in between: this is that `iter`
+    # torchdata's loaders make an iterator when they are asked for the state, and return it at the next `iter`. A state
+    # that is loaded before this `iter` would be ignored, so call it now.
     iter(dataset)
     return state
 

@@ -1,4 +1,4 @@
-"""Reads a stream of negatives in order, in whichever process, and knows where it stands."""
+"""Reads a stream of negatives in order and knows its place; runs in the training process or in a worker."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from lightning_tpauc.errors import DataError
 
 __all__ = ("Place", "StreamReader", "inputs_of_negatives")
 
-# Examples that are read at once to be passed over.
+# Number of skipped examples that are read at once.
 _CHUNK = 4096
 _END = object()
 
 
 class Place(NamedTuple):
-    """Where the next example of a stream lies.
+    """The place of the next example of a stream.
 
     Attributes:
-        position: examples that the run has read before, over all passes.
-        passes: finished passes.
-        index: examples read in the pass that goes on.
-        state: pickled states of data set and iterator; ``None`` if they can't be moved.
-        offset: examples to pass over from there, since a state says where a block begins.
+        position: number of examples that the run has read, over all passes.
+        passes: number of finished passes.
+        index: number of examples read in the current pass.
+        state: pickled states of data set and iterator; ``None`` if they have none. A state is that of a block's begin.
+        offset: number of examples to skip from the state on.
     """
 
     position: int = 0
@@ -44,7 +44,7 @@ class StreamReader:
 
     Args:
         stream: the stream.
-        index: which of ``count`` parts.
+        index: number of the part.
         count: number of parts.
 
     Example:
@@ -67,11 +67,11 @@ class StreamReader:
         self._block: Any = None
 
     def seek(self, place: Place | None, target: int) -> None:
-        """Go to where ``target`` examples have been read before.
+        """Go to the place behind ``target`` examples.
 
         Args:
-            place: a place not behind ``target``, to start from where this reader has not begun or is past it.
-            target: at least the reader's own position, unless a place is given.
+            place: a place at or before ``target``. The reader starts from it if it has not begun or is past the target.
+            target: number of examples. Without a place, it is at least the reader's own position.
 
         Raises:
             DataError: if the stream has no example.
@@ -87,8 +87,9 @@ class StreamReader:
         """The next examples: a list of items, or of blocks of inputs.
 
         Args:
-            count: how many.
-            within_pass: whether to take fewer rather than begin another pass; the first example is always taken.
+            count: number of examples.
+            within_pass: whether to return fewer examples rather than begin another pass. The first example is always
+                returned.
 
         Raises:
             DataError: if the stream has no example, or a label is not 0.
@@ -121,7 +122,7 @@ class StreamReader:
         return items, len(items)
 
     def _source(self) -> Iterator[Any]:
-        # not by its truth value, which is that of its length
+        # The truth value of an iterator with a length is False at its end.
         return iter(()) if self._iterator is None else self._iterator
 
     def _from_block(self, count: int) -> tuple[list[Any], int]:
@@ -158,7 +159,7 @@ class StreamReader:
         self._open(Place(self.place.position, self.place.passes + 1))
 
     def _open(self, place: Place) -> None:
-        """Iterate anew, from a place."""
+        """Start a new iteration from a place."""
         if hasattr(self._dataset, "set_epoch"):
             self._dataset.set_epoch(place.passes)
         dataset_state, iterator_state = (None, None) if place.state is None else pickle.loads(place.state)  # noqa: S301
@@ -190,12 +191,12 @@ class StreamReader:
         return self.stream.initial is not None and self._dataset is self.stream.dataset
 
     def _lost_its_place(self) -> bool:
-        """Whether nothing was read yet, or another reader has moved the data set meanwhile."""
+        """Whether nothing was read yet, or another reader has moved the data set in the meantime."""
         return self._iterator is None or (self._shares_object() and self.stream.owner is not self)
 
     @contextlib.contextmanager
     def _as_split(self) -> Iterator[None]:
-        """Hide from the data set that it is in a worker, unless it is to divide itself."""
+        """Hide from the data set that it runs in a worker, unless ``split="own"``."""
         worker = _utils.worker
         info = worker._worker_info
         if self.stream.split != "own":
@@ -207,10 +208,10 @@ class StreamReader:
 
 
 def inputs_of_negatives(items: list[Any]) -> list[Any]:
-    """Leave the labels of items or blocks out, after a look at them.
+    """Check that the labels of items or blocks are 0, and leave them out.
 
     Args:
-        items: inputs, or tuples whose last entry is the label 0, as in map-style data sets; a single entry is no label.
+        items: inputs, or tuples whose last entry is the label 0. A single entry is an input.
 
     Raises:
         DataError: if a label is not 0.
