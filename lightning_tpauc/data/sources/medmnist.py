@@ -203,7 +203,7 @@ def read_medmnist(path: Path) -> dict[str, Images]:
         loaded = np.load(path, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
             msg = "one array instead of an archive of several"
-            raise ValueError(msg)  # caught below, as other damages
+            raise ValueError(msg)  # caught below, with all other damage
         with loaded as arrays:
             return {
                 part: _images(*(np.asarray(arrays[f"{part}_{kind}"]) for kind in ("images", "labels")))

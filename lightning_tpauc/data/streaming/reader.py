@@ -28,7 +28,7 @@ class Place(NamedTuple):
         position: number of examples that the run has read, over all passes.
         passes: number of finished passes.
         index: number of examples read in the current pass.
-        state: pickled states of data set and iterator; ``None`` if they have none. A state is that of a block's begin.
+        state: pickled states of data set and iterator; ``None`` if they have none. It belongs to the start of a block.
         offset: number of examples to skip from the state on.
     """
 
@@ -122,7 +122,7 @@ class StreamReader:
         return items, len(items)
 
     def _source(self) -> Iterator[Any]:
-        # The truth value of an iterator with a length is False at its end.
+        # An iterator with a length is False at its end, so compare with None.
         return iter(()) if self._iterator is None else self._iterator
 
     def _from_block(self, count: int) -> tuple[list[Any], int]:
