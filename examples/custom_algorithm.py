@@ -15,7 +15,7 @@ class QuantileHinge(Algorithm):
         self.rate = rate
         self.add_state("threshold", "scalar")  # from here on allocated, moved, saved and rolled back
 
-    def step(self, pos_scores, neg_scores, dual_neg_scores, index):  # noqa: ANN001, ANN201, ARG002
+    def step(self, pos_scores, neg_scores, dual_neg_scores, index):  # noqa: ANN001, ANN201
         """Move the threshold, return the loss for the weights."""
         self.threshold.lerp_(neg_scores.detach().quantile(1 - self.max_fpr), self.rate)
         threshold = self.threshold.clone()  # the loss keeps it for backward while the state moves on

@@ -1,7 +1,7 @@
-"""The README's shell commands, so that they are run as they are printed.
+"""Shell commands of the README and of docs/, so that they are run as they are printed.
 
-A fenced ``bash`` block right below the comment ``<!-- ci: NAME -->`` is the command NAME, which
-``python tests/readme.py NAME`` prints.
+A fenced ``bash`` block right below the comment ``<!-- ci: NAME -->`` is the command NAME of the README, which
+``python tests/readme.py NAME`` prints. One below ``<!-- run: NAME -->`` is run by a test.
 """
 
 import re
@@ -25,6 +25,11 @@ def commands(text):
         msg = f"Every `<!-- ci: NAME -->` needs a name of its own and a bash block right below it, but got {marked}."
         raise ValueError(msg)
     return dict(found)
+
+
+def runnable(text):
+    """The commands of a page that a test runs, by name."""
+    return dict(re.findall(r"^<!-- run: ([\w -]+) -->\n```bash\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
 
 
 if __name__ == "__main__":

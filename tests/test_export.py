@@ -1,0 +1,87 @@
+"""What was trained leaves the package: as weights of the plain network, by torch.export and as ONNX."""
+
+import pytest
+import torch
+from lightning.pytorch import Trainer, seed_everything
+from torch import nn
+
+from lightning_tpauc import DigitsDataModule, TPAUCModule
+from lightning_tpauc.algorithms import STACO
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+ROWS = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+
+
+def network():
+    return nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+
+
+class Subclass(TPAUCModule):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.net = network()
+
+    def forward(self, inputs):
+        return self.net(inputs).squeeze(1)
+
+
+def train(module):
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(accelerator="cpu", max_epochs=2, enable_checkpointing=False, **quiet)
+    trainer.fit(module, DigitsDataModule(val_fraction=0.25, num_pos=32, num_neg=96))
+    return module.eval()
+
+
+@pytest.fixture(scope="module")
+def trained():
+    seed_everything(0, verbose=False)
+    return train(TPAUCModule(network(), STACO()))
+
+
+def scores(module):
+    with torch.no_grad():
+        return module(ROWS)
+
+
+def test_the_weights_fit_the_plain_network(trained, tmp_path):
+    torch.save(trained.backbone.state_dict(), tmp_path / "weights.pt")
+    plain = network()
+    plain.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
+    assert torch.equal(scores(plain.eval()), scores(trained))
+
+
+def test_so_do_those_of_a_checkpoint(trained, tmp_path):
+    """Without this package: the names that `backbone.` is cut off from."""
+    trained.trainer.save_checkpoint(tmp_path / "run.ckpt")
+    state = torch.load(tmp_path / "run.ckpt", weights_only=True)["state_dict"]
+    plain = network()
+    plain.load_state_dict({name.removeprefix("backbone."): value for name, value in state.items()})
+    assert torch.equal(scores(plain.eval()), scores(trained))
+
+
+@pytest.mark.parametrize("kind", ["backbone", "module", "subclass"])
+def test_torch_export(kind, trained, tmp_path):
+    model = {"backbone": lambda: trained.backbone, "module": lambda: trained, "subclass": lambda: train(Subclass())}
+    model = model[kind]()
+    rows = torch.export.Dim("rows")
+    exported = torch.export.export(model, (torch.zeros(2, 64),), dynamic_shapes=({0: rows},), strict=False)
+    torch.export.save(exported, tmp_path / "model.pt2")
+    again = torch.export.load(tmp_path / "model.pt2").module()
+    torch.testing.assert_close(scores(again), scores(model))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["backbone", "module"])
+def test_onnx(kind, trained, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    from onnx.reference import ReferenceEvaluator
+
+    model = trained.backbone if kind == "backbone" else trained
+    path, rows = tmp_path / "model.onnx", torch.export.Dim("rows")
+    torch.onnx.export(
+        model, (torch.zeros(2, 64),), path, dynamo=True, dynamic_shapes=({0: rows},), input_names=["x"], verbose=False
+    )
+    (found,) = ReferenceEvaluator(onnx.load(path)).run(None, {"x": ROWS.numpy()})
+    torch.testing.assert_close(torch.from_numpy(found), scores(model), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,61 @@
+"""Weights & Biases (offline) and MLflow (local) show what a run logs, the picture included."""
+
+import pytest
+import torch
+from lightning.pytorch import Trainer, seed_everything
+
+from lightning_tpauc import DigitsDataModule, ROCFigure, TPAUCModule
+from lightning_tpauc.algorithms import STACO
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("tmp_cwd")]
+
+
+def train(logger):
+    pytest.importorskip("matplotlib").use("agg")
+    seed_everything(0, verbose=False)
+    module = TPAUCModule(torch.nn.Linear(64, 1), STACO(min_tpr=0.5, max_fpr=0.5))
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1}
+    trainer = Trainer(accelerator="cpu", max_epochs=3, logger=logger, callbacks=[ROCFigure()], **quiet)
+    trainer.fit(module, DigitsDataModule(val_fraction=0.25, num_pos=32, num_neg=96))
+    return trainer
+
+
+@pytest.mark.slow
+def test_mlflow(tmp_cwd):
+    mlflow = pytest.importorskip("mlflow")
+    from lightning.pytorch.loggers import MLFlowLogger
+
+    logger = MLFlowLogger(
+        tracking_uri="sqlite:///runs.db", artifact_location=str(tmp_cwd / "artifacts"), log_model=True
+    )
+    trainer = train(logger)
+    client = mlflow.tracking.MlflowClient("sqlite:///runs.db")
+    run = client.get_run(logger.run_id)
+    assert run.data.metrics["val/tpauc"] == pytest.approx(float(trainer.callback_metrics["val/tpauc"]))
+    history = client.get_metric_history(logger.run_id, "val/tpauc")
+    assert [point.step for point in history] == sorted({point.step for point in history})
+    assert len(history) == 3
+    assert run.data.params["algorithm/min_tpr"] == "0.5"
+    pictures = client.list_artifacts(logger.run_id, "val/roc")
+    assert len(pictures) == 3
+    assert run.info.status == "FINISHED"
+
+
+@pytest.mark.slow
+def test_wandb_offline(tmp_cwd, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    from lightning.pytorch.loggers import WandbLogger
+
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_cwd))
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_cwd / "cache"))
+    logger = WandbLogger(save_dir=str(tmp_cwd), offline=True, project="tpauc")
+    trainer = train(logger)
+    summary = dict(logger.experiment.summary)
+    config = dict(logger.experiment.config)
+    wandb.finish()
+    assert summary["val/tpauc"] == pytest.approx(float(trainer.callback_metrics["val/tpauc"]))
+    assert any(name.startswith("train/") for name in summary)
+    assert "val/roc" in summary
+    assert "STACO" in str(config)
+    assert list(tmp_cwd.glob("wandb/offline-run-*/*.wandb"))
