@@ -30,6 +30,7 @@ from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.errors import ArgumentError, MissingCheckpointError, TPAUCWarning
 from lightning_tpauc.lightning_fixes.checkpoint_files import read_checkpoint
 from lightning_tpauc.lightning_fixes.unsupported import refuse_strategy_name
+from lightning_tpauc.metrics.names import passes_below
 from lightning_tpauc.metrics.roc_figure import ROCFigure
 from lightning_tpauc.module import TPAUCModule
 from lightning_tpauc.scoring.prediction import PredictionWriter
@@ -235,6 +236,9 @@ class TPAUCCLI(LightningCLI):
         algorithm = self.model.algorithm
         _say(f"{type(algorithm).__name__}, TPR >= {algorithm.min_tpr:g} and FPR <= {algorithm.max_fpr:g}:")
         _say(*(f"  {name} = {float(metrics[name]):.4f}" for name in sorted(metrics) if name.startswith("val/")))
+        if float(metrics.get("val/tpauc", 1.0)) == 0:
+            reached = float(metrics["val/tpr_at_max_fpr"])
+            _say(f"  {passes_below(reached, algorithm.min_tpr, algorithm.max_fpr)}")
         saved = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.best_model_path]
         for callback in saved:
             if callback.monitor and callback.best_model_score is not None:

@@ -111,6 +111,27 @@ def test_a_run_says_once_that_its_area_is_zero():
     assert float(trainer.callback_metrics["val/tpr_at_max_fpr"]) > 0
 
 
+@pytest.mark.parametrize("stage", ["validate", "test"])
+def test_an_evaluation_says_how_far_below_the_rectangle_the_curve_passes(stage):
+    """Of four positives one is above all negatives, of which every second one follows it."""
+    scores = torch.tensor([9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0])
+    target = torch.tensor([1, 0, 0, 1, 0, 0, 1, 1])
+    for min_tpr, said in ((0.75, 1), (0.2, 0)):
+        module = TPAUCModule(nn.Linear(1, 1), CrossEntropy(min_tpr, 0.25))
+        nn.init.ones_(module.backbone.weight)
+        loader = DataLoader(TensorDataset(scores[:, None], target), batch_size=8)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            (values,) = getattr(make_trainer(precision="32-true"), stage)(module, loader, verbose=False)
+        name = f"{'val' if stage == 'validate' else 'test'}/tpauc"
+        found = [str(warning.message) for warning in caught if " is 0: the ROC" in str(warning.message)]
+        line = f"{name} is 0: the ROC curve passes below the rectangle (TPR 0.25 at FPR 0.25, demanded 0.75)."
+        assert found == [line] * said
+        assert (values[name] == 0) == bool(said)
+        assert values[name.replace("tpauc", "tpr_at_max_fpr")] == 0.25
+        assert values[name.replace("tpauc", "fpr_at_min_tpr")] == (1.0 if said else 0.0)
+
+
 def test_a_further_area_that_is_zero_is_said_where_it_is_monitored():
     x, y = make_problem()
     for monitor, said_of in (("val/tpauc_tpr99_fpr1", ["val/tpauc_tpr99_fpr1"]), ("val/auroc", [])):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from lightning_tpauc.comparison.plan import Run
 from lightning_tpauc.comparison.results import Results
+from lightning_tpauc.metrics.names import passes_below
 from lightning_tpauc.version import __version__
 
 __all__ = ("notes_of", "title_of")
@@ -88,13 +89,9 @@ def _settings(results: Results) -> list[str]:
 
 def _below(results: Results) -> list[str]:
     """Where a value of 0 says that the curve never comes into the rectangle."""
-    _, max_fpr = results.rectangles[0]
     below = [row for row in results.rows if row.measured and statistics.fmean(row.measured["tpauc 0"]) == 0]
-    return [
-        f"The ROC curve of {row.method} passes below the rectangle: TPR "
-        f"{statistics.fmean(row.measured['tpr_at_max_fpr']):.2f} at FPR {max_fpr:g}."
-        for row in below
-    ]
+    reached = {row.method: statistics.fmean(row.measured["tpr_at_max_fpr"]) for row in below}
+    return [f"{name}: {passes_below(tpr, *results.rectangles[0])}." for name, tpr in reached.items()]
 
 
 def _intervals(results: Results, runs: Sequence[Run]) -> list[str]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-__all__ = ("better_mode", "is_ours", "validated_areas")
+__all__ = ("better_mode", "is_ours", "passes_below", "validated_areas")
 
 _LARGER = r"(val|test)/(auroc|tpr_at_max_fpr|tpauc(_tpr[0-9p]+_fpr[0-9p]+)?)(/.+)?"
 _SMALLER = r"(val|test)/(objective|fpr_at_min_tpr)(/.+)?"
@@ -48,3 +48,18 @@ def validated_areas(metrics: Mapping[str, Any]) -> tuple[float, float]:
     names = [(f"val/{area}", f"val/{area}/dataloader_idx_0") for area in ("tpauc", "auroc")]
     tpauc, auroc = (float(metrics.get(one, metrics.get(other, math.nan))) for one, other in names)
     return tpauc, auroc
+
+
+def passes_below(tpr: float, min_tpr: float, max_fpr: float) -> str:
+    """What an area of 0 means: how high the ROC curve comes at the rectangle's right border.
+
+    Args:
+        tpr: the true positive rate at ``max_fpr``.
+        min_tpr: lower bound of the true positive rate.
+        max_fpr: upper bound of the false positive rate.
+
+    Example:
+        >>> passes_below(0.7132, 0.8, 0.2)
+        'the ROC curve passes below the rectangle (TPR 0.71 at FPR 0.2, demanded 0.8)'
+    """
+    return f"the ROC curve passes below the rectangle (TPR {tpr:.2g} at FPR {max_fpr:g}, demanded {min_tpr:g})"

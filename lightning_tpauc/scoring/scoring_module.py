@@ -24,6 +24,7 @@ from lightning_tpauc.lightning_fixes.hooks import KeepsDuties, duty
 from lightning_tpauc.lightning_fixes.mixing import refuse_bases, refuse_taken
 from lightning_tpauc.lightning_fixes.unsupported import log_replicated
 from lightning_tpauc.metrics import ObjectiveRatios
+from lightning_tpauc.metrics.names import passes_below
 from lightning_tpauc.metrics.reporting import (
     IGNORED,
     Rectangle,
@@ -281,27 +282,34 @@ class ScoringModule(KeepsDuties, LightningModule):
                     self.trained_start.note(name + suffix, value)
                 else:
                     log_replicated(self, name + suffix, value, prog_bar=name.endswith("/tpauc"))
-            if self.trainer.state.fn == TrainerFn.FITTING and not checks:
-                self._say_blind({name.removeprefix("val/"): value for name, value in values.items()}, suffix)
+            if not checks:
+                self._say_blind(metrics.prefix or "", values, suffix)
         self._forget_batches(first)
 
-    def _say_blind(self, values: dict[str, Tensor], suffix: str) -> None:
-        """Warn once per run that a callback that monitors the area can't compare epochs."""
+    def _say_blind(self, prefix: str, values: dict[str, Tensor], suffix: str) -> None:
+        """Warn that an area of 0 is a curve below the rectangle: in every evaluation, and once in a training.
+
+        A training also warns once of a further area that a callback monitors.
+        """
+        fits = self.trainer.state.fn == TrainerFn.FITTING
         monitored = {getattr(callback, "monitor", None) for callback in self.trainer.callbacks}  # type: ignore[attr-defined]
         for name, value in values.items():
-            trained = name == "tpauc"
-            asked = trained or (name.startswith("tpauc") and f"val/{name}{suffix}" in monitored)
-            if name in self._blind_said or not asked or float(value) != 0:
+            trained = name == f"{prefix}tpauc"
+            asked = trained or (fits and name.startswith(f"{prefix}tpauc") and f"{name}{suffix}" in monitored)
+            if not asked or float(value) != 0 or (fits and name in self._blind_said):
                 continue
-            self._blind_said.add(name)
-            tpr, algorithm = float(values["tpr_at_max_fpr"]), self.algorithm
-            where = f" (TPR {tpr:.2g} at FPR {algorithm.max_fpr:g}, demanded {algorithm.min_tpr:g})" if trained else ""
-            rank_zero_warn(
-                f"val/{name}{suffix} is 0: the ROC curve passes below the rectangle{where}. EarlyStopping and "
-                "ModelCheckpoint can't tell such epochs apart: monitor "
-                f"{f'val/tpr_at_max_fpr{suffix} or ' if trained else ''}val/auroc{suffix}, with mode='max'.",
-                category=TPAUCWarning,
-            )
+            where = "the ROC curve passes below the rectangle"
+            if trained:
+                tpr = float(values[f"{prefix}tpr_at_max_fpr"])
+                where = passes_below(tpr, self.algorithm.min_tpr, self.algorithm.max_fpr)
+            if fits:
+                self._blind_said.add(name)
+                also = f"{prefix}tpr_at_max_fpr{suffix} or " if trained else ""
+                where += (
+                    ". EarlyStopping and ModelCheckpoint can't tell such epochs apart: monitor "
+                    f"{also}{prefix}auroc{suffix}, with mode='max'"
+                )
+            rank_zero_warn(f"{name}{suffix} is 0: {where}.", category=TPAUCWarning)
 
     def _forget_batches(self, first: MetricCollection) -> None:
         first.reset()
