@@ -113,6 +113,9 @@ class ConfigSetup:
         given = as_list(self._instantiate(copy.deepcopy(self._config)).trainer.get("callbacks"))
         return left_out(kept_callbacks(given)[1], self.trainer_options)
 
+    def close(self) -> None:
+        """Nothing was changed."""
+
 
 def _flat(value: Any, name: str = "") -> dict[str, str]:
     if isinstance(value, Mapping):

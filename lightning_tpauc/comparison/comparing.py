@@ -96,14 +96,19 @@ class Comparison:
             MissingExtraError: if matplotlib is not installed.
         """
         import_extra("matplotlib.figure", "plot")  # found out now, not when everything is trained
-        with quiet():
-            has_test = self._prepare()
-            self._train()
-            chosen = {m: best_factor(self.store, {f: self._cells(m, f) for f in self.factors}) for m in self.methods}
-            part = "test" if has_test else "train"
-            if has_test:
-                self._test(chosen)
-            scores = {m.name: self._scores(m, factor, part) for m, factor in _known(chosen)}
+        try:
+            with quiet():
+                return self._run()
+        finally:
+            self.setup.close()
+
+    def _run(self) -> Report:
+        has_test = self._prepare()
+        self._train()
+        chosen = {m: best_factor(self.store, {f: self._cells(m, f) for f in self.factors}) for m in self.methods}
+        if has_test:
+            self._test(chosen)
+        scores = {m.name: self._scores(m, f, "test" if has_test else "train") for m, f in _known(chosen)}
         results = self._results(chosen, scores, "test" if has_test else "validation")
         return write_report(results, self.folder, title_of(results, self.runs))
 

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from lightning_tpauc.comparison.store import Store
-from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.data import PosNegDataModule
+from lightning_tpauc.errors import ArgumentError, UnsupportedError
 
 __all__ = ("Budget", "Cell", "Outcome", "Run", "as_budget", "best_factor", "examples_per_step")
 
@@ -150,9 +151,23 @@ def examples_per_step(datamodule: Any, algorithm: Any) -> int:
     Args:
         datamodule: a :class:`~lightning_tpauc.PosNegDataModule`.
         algorithm: the method's.
+
+    Raises:
+        ArgumentError: if it is another data module.
+        UnsupportedError: if the method needs a training set whose negatives are a stream.
     """
+    if not isinstance(datamodule, PosNegDataModule):
+        kind = type(datamodule).__name__
+        msg = f"Expected `datamodule` to be a PosNegDataModule, but got a {kind}: pass its data sets to one."
+        raise ArgumentError(msg)
     sizes = datamodule.batch_sampler().global_sizes(1)
     kind = algorithm.sampling if datamodule.sampling == "auto" else datamodule.sampling
+    if kind != "pos_neg" and datamodule.negatives is not None:
+        msg = (
+            f"{algorithm!r} draws from the whole training set, but negatives are a stream. Leave it out of `methods`, "
+            "for instance ['balanced cross-entropy', 'STACO']."
+        )
+        raise UnsupportedError(msg)
     if kind == "full":
         return int(datamodule.num_positives + datamodule.num_negatives)
     if kind == "uniform":

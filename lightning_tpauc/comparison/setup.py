@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import torch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from torch import nn
 
@@ -45,6 +46,9 @@ class Setup(Protocol):
     def notes(self) -> list[str]:
         """What of the given objects a comparison leaves out."""
 
+    def close(self) -> None:
+        """Leave the given objects as they were."""
+
 
 class ObjectSetup:
     """A :class:`Setup` of Python objects; see :func:`~lightning_tpauc.comparison.compare`."""
@@ -52,8 +56,10 @@ class ObjectSetup:
     def __init__(
         self, model: Any, datamodule: Any, module_options: Mapping[str, Any], trainer: Mapping[str, Any]
     ) -> None:
-        self._model, self._datamodule = model, datamodule
+        self._model: Any = model
+        self._datamodule: Any = datamodule
         self._options, self.trainer_options = dict(module_options), dict(trainer)
+        self._seed = getattr(datamodule, "seed", None) if isinstance(datamodule, LightningDataModule) else None
         unknown = sorted(set(trainer) - set(inspect.signature(Trainer).parameters))
         if unknown:
             msg = f"Expected arguments of `compare` or of lightning's Trainer, but got {', '.join(map(repr, unknown))}."
@@ -87,9 +93,10 @@ class ObjectSetup:
                     "fold, num_folds: PosNegDataModule(data, seed=seed, fold=fold, num_folds=num_folds)`."
                 )
                 raise ArgumentError(msg)
-            if hasattr(self._datamodule, "seed"):
-                self._datamodule.seed = run.seed
-            return self._datamodule
+            if self._seed is not None:
+                self._datamodule.seed = self._seed + run.seed
+            found: LightningDataModule = self._datamodule
+            return found
         if not callable(self._datamodule):
             msg = (
                 "Expected `datamodule` to be a LightningDataModule or a function that makes one, but got "
@@ -114,6 +121,11 @@ class ObjectSetup:
         """See :class:`Setup`."""
         return left_out(kept_callbacks(as_list(self.trainer_options.get("callbacks")))[1], self.trainer_options)
 
+    def close(self) -> None:
+        """See :class:`Setup`."""
+        if self._seed is not None:
+            self._datamodule.seed = self._seed
+
 
 def left_out(callbacks: list[str], trainer: Mapping[str, Any]) -> list[str]:
     """Notes on callbacks and devices that a comparison does without.
@@ -122,6 +134,8 @@ def left_out(callbacks: list[str], trainer: Mapping[str, Any]) -> list[str]:
         >>> left_out(["EarlyStopping"], {"devices": 1})
         ['Without EarlyStopping: all methods train to the end of the budget.']
     """
+    if trainer.get("max_time") is not None:
+        callbacks = [*callbacks, "max_time"]
     notes = [f"Without {', '.join(callbacks)}: all methods train to the end of the budget."] if callbacks else []
     if trainer.get("devices", "auto") not in (1, "1", "auto") or trainer.get("num_nodes", 1) != 1:
         notes.append("Trained on one device, whatever the Trainer's arguments say.")
@@ -184,5 +198,5 @@ def weights_digest(module: nn.Module) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for name, tensor in module.state_dict().items():
         digest.update(name.encode() + str(tuple(tensor.shape)).encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(-1).numpy().tobytes())
+        digest.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

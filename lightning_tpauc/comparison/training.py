@@ -189,7 +189,7 @@ def score_test_set(
 def _alone() -> dict[str, Any]:
     """Nothing is written or shown but what the comparison writes and shows."""
     shown = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    return {**dict.fromkeys(shown, False), "devices": 1, "num_nodes": 1}
+    return {**dict.fromkeys(shown, False), "devices": 1, "num_nodes": 1, "max_time": None, "fast_dev_run": False}
 
 
 def _as_tensors(scores: _Scores) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.callbacks import EarlyStopping
 from sklearn.metrics import average_precision_score, roc_auc_score
 
@@ -44,7 +45,7 @@ def part(seed, count=120):
 
 def problem(seed=0, **options):
     given = {"val_dataset": part(1), "test_dataset": part(2), **options}
-    return PosNegDataModule(part(0), num_pos=8, num_neg=16, seed=seed, **given)
+    return PosNegDataModule(given.pop("train_dataset", part(0)), num_pos=8, num_neg=16, seed=seed, **given)
 
 
 def model():
@@ -166,6 +167,20 @@ def test_a_backbone_is_where_all_methods_start_and_stays_as_it_is(tmp_path):
     assert torch.equal(net.weight, before)
 
 
+def test_seeds_draw_other_batches_and_leave_the_data_module_as_it_was(tmp_path):
+    net, data = model(), problem(seed=7)
+    run(tmp_path, model=net, datamodule=data, seeds=2)
+    losses = {o.curve[0]["loss"] for key, o in cells(tmp_path) if key["kind"] == "train" and key["method"] == "STACO"}
+    starts = {key["identity"]["weights"] for key, _ in cells(tmp_path)}
+    assert (len(losses), len(starts), data.seed) == (2, 1, 7)
+
+
+def test_weights_of_half_precision_and_limits_of_time(tmp_path):
+    report = run(tmp_path, model=lambda: model().bfloat16(), precision="bf16-true", max_time={"seconds": 1})
+    assert "Without max_time" in report.text
+    assert {outcome.examples for key, outcome in cells(tmp_path) if key["kind"] == "train"} == {288}
+
+
 def test_a_module_of_ones_own(tmp_path):
     class Own(TPAUCModule):
         def __init__(self, width, **kwargs):
@@ -272,6 +287,17 @@ def test_what_has_finished_is_not_trained_again_and_what_differs_is(tmp_path, mo
 # ---------------------------------------------------------------- what is refused
 
 
+class Plain(LightningDataModule):
+    def val_dataloader(self):
+        return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*part(1)))
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        while True:
+            yield torch.zeros(3)
+
+
 def test_what_cant_be_compared_is_one_line(tmp_path):
     with pytest.raises(DataError, match="on validation data, but there are none: pass `val_dataset`"):
         run(tmp_path, datamodule=problem(val_dataset=None))
@@ -285,6 +311,12 @@ def test_what_cant_be_compared_is_one_line(tmp_path):
         run(tmp_path, model=3)
     with pytest.raises(ArgumentError, match="Expected `datamodule` to be a LightningDataModule"):
         run(tmp_path, datamodule=3)
+    with pytest.raises(ArgumentError, match="Expected `datamodule` to be a PosNegDataModule, but got a Plain"):
+        run(tmp_path, datamodule=Plain())
+    streamed = problem(negatives=Endless(), train_dataset=(torch.ones(9, 3), torch.ones(9)), steps_per_epoch=4)
+    with pytest.raises(UnsupportedError, match=r"negatives are a stream\. Leave it out"):
+        run(tmp_path, datamodule=streamed)
+    assert "STACO" in run(tmp_path, datamodule=streamed, methods=["STACO", "balanced cross-entropy"]).text
     with pytest.raises(ArgumentError, match="`seeds`"):
         run(tmp_path, seeds=0)
 
@@ -370,11 +402,20 @@ def test_the_command(config, tmp_path, capsys):
     assert "2 folds and 2 seeds" in capsys.readouterr().out
 
 
+def test_the_command_takes_the_configuration_that_fit_saved(config, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main(["fit", "--config", str(config), "--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "logs"])
+    (saved,) = (tmp_path / "logs").rglob("config.yaml")
+    main(["compare", "--config", str(saved), "--folder", "found", "--methods", str(TWO)])
+    assert "STACO against cross-entropy" in capsys.readouterr().out
+
+
 def test_the_command_says_what_it_cant_do(config, tmp_path, capsys):
     words = ["compare", "--config", str(config), "--folder", str(tmp_path / "found")]
     for more, message in (
         (["--methods", "[STACO, STACO4]"], "names out of cross-entropy, .*but got 'STACO4'"),
         (["--trials", "0"], "`trials`"),
+        (["--ckpt_path", "some.ckpt"], "takes no `ckpt_path`|some.ckpt"),
         (["--data.val_fraction", "null"], "there are none"),
         (["--trainer.max_epochs", "-1"], "`max_epochs` or `max_steps`"),
     ):
