@@ -86,7 +86,8 @@ class ObjectSetup:
 
     def datamodule(self, run: Run, num_folds: int | None) -> LightningDataModule:
         """See :class:`Setup`."""
-        if isinstance(self._datamodule, LightningDataModule):
+        given: Any = self._datamodule  # whether it has a `seed` is its own affair
+        if isinstance(given, LightningDataModule):
             if num_folds is not None:
                 msg = (
                     "`folds` needs a data module for each of them: pass a function, such as `datamodule=lambda seed, "
@@ -95,8 +96,7 @@ class ObjectSetup:
                 raise ArgumentError(msg)
             if self._seed is not None:
                 self._datamodule.seed = self._seed + run.seed
-            found: LightningDataModule = self._datamodule
-            return found
+            return given
         if not callable(self._datamodule):
             msg = (
                 "Expected `datamodule` to be a LightningDataModule or a function that makes one, but got "
