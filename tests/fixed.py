@@ -10,21 +10,17 @@ from torch import nn
 
 from benchmarks.common import bare_trainer
 from lightning_tpauc import StageCallback
-from lightning_tpauc.algorithms import STACO
+from lightning_tpauc.algorithms import SONX, SOTA, STACO, SOTAs
 from lightning_tpauc.data.core.batch import EvalBatch, PosNegBatch
 
 NUM_POS, NUM_NEG, DIM = 23, 40, 4
 
-#: STACO with the paper's settings, as configs/paper has them.
-paper_staco = partial(
-    STACO,
-    surrogate="squared_hinge",
-    margin=0.5,
-    step_units="absolute",
-    beta=0.3,
-    beta_prime=0.3,
-    share_negatives=False,
-)
+_PAPER_LOSS: dict[str, Any] = {"surrogate": "squared_hinge", "margin": 0.5, "step_units": "absolute"}
+#: Methods with the settings of the papers, as configs/paper has them.
+paper_staco = partial(STACO, **_PAPER_LOSS, beta=0.3, beta_prime=0.3, share_negatives=False)
+paper_sota = partial(SOTA, **_PAPER_LOSS, alpha=0.1, beta=0.1, beta_prime=0.1)
+paper_sonx = partial(SONX, **_PAPER_LOSS, beta=0.1, beta_prime=0.1)
+paper_sotas = partial(SOTAs, **_PAPER_LOSS, lam=1.0, lam_prime=1.0)
 #: The paper's stages: a fixed rectangle, the mean of all iterates, the last solution.
 PAPER_TRAINING: dict[str, Any] = {"shrink_rectangle": False, "averaging": "uniform", "keep_best": False}
 paper_stages = partial(StageCallback, **PAPER_TRAINING)

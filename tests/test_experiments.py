@@ -41,7 +41,7 @@ from examples.paper.trial import run_trial
 from lightning_tpauc import algorithms
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.metrics.reporting import Rectangle, metric_name
-from tests.fixed import PAPER_TRAINING, paper_staco
+from tests.fixed import PAPER_TRAINING, paper_sonx, paper_sota, paper_sotas, paper_staco
 from tests.paths import ROOT
 from tests.reference.tpauc import naive_tpauc
 from tests.tolerances import assert_close
@@ -610,7 +610,7 @@ def test_every_method_of_the_catalog_takes_its_settings(grid):
     for name in experiment_names():
         for method in find_experiment(name, grid).methods:
             for settings in settings_of(method.grid, budget=3):
-                standing = PAPER_SETTINGS if method.algorithm == "STACO" else {}
+                standing = PAPER_SETTINGS.get(method.algorithm, {})
                 own = {**standing, **method.fixed, **spread(settings)}
                 own = {k: v for k, v in own.items() if k not in ("lr", "score_activation")}
                 algorithm = getattr(algorithms, method.algorithm)(**own)
@@ -618,7 +618,8 @@ def test_every_method_of_the_catalog_takes_its_settings(grid):
 
 
 def test_the_runner_trains_as_the_paper_does():
-    assert paper_staco.keywords == PAPER_SETTINGS
+    for name, made in (("STACO", paper_staco), ("SOTA", paper_sota), ("SONX", paper_sonx), ("SOTAs", paper_sotas)):
+        assert made.keywords == PAPER_SETTINGS[name], name
     made = stages(find_experiment("ijcnn1").methods[0])
     assert {name: getattr(made, name) for name in PAPER_TRAINING} == PAPER_TRAINING
 

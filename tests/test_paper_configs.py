@@ -5,10 +5,11 @@ import inspect
 import pytest
 import yaml
 
+from examples.paper.build import PAPER_SETTINGS
 from examples.paper.catalog import find_experiment
 from examples.paper.grids import spread
 from lightning_tpauc import algorithms, models
-from tests.fixed import PAPER_TRAINING, paper_staco
+from tests.fixed import PAPER_TRAINING
 from tests.paths import ROOT
 
 CONFIGS = sorted((ROOT / "configs" / "paper").glob("*.yaml"))
@@ -36,8 +37,8 @@ CHOICES = {
     ("SOTAs", "gamma1"): {0.9},
     ("CrossEntropy", "balanced"): {False},
     ("CrossEntropy", "pos_weight"): {1.0},
-    **{(name, "margin"): {0.5} for name in ("STACO", "SOTA", "SONX", "AUCM")},
-    **{(name, "surrogate"): {"squared_hinge"} for name in ("STACO", "SOTA", "SONX")},
+    **{(name, "margin"): {0.5} for name in ("STACO", "SOTA", "SOTAs", "SONX", "AUCM")},
+    **{(name, "surrogate"): {"squared_hinge"} for name in ("STACO", "SOTA", "SOTAs", "SONX")},
     **{(name, start): {"ones"} for name in ("STACO", "SOTA") for start in ("dual_init", "stage_restart")},
 }
 RANGES = {("PAUCI", n): ends for n, ends in {"k": (1, 10), "m": (10, 100), "kappa": (2, 6)}.items()}
@@ -126,5 +127,6 @@ def test_the_runner_runs_the_same(path):
     length = {"every_n_steps": method.stage_steps} if method.stage_steps else {"every_n_epochs": method.stage_epochs}
     has_stages = getattr(algorithms, algorithm)(**model["algorithm"]["init_args"]).has_stages
     assert stages == [{**PAPER_TRAINING, **(length if has_stages else {})}]
-    words = ("surrogate", "margin", "step_units", "share_negatives") if algorithm == "STACO" else ()
-    assert {name: values[name] for name in words} == {name: paper_staco.keywords[name] for name in words}
+    standing = PAPER_SETTINGS.get(algorithm, {})
+    words = {name for name in ("surrogate", "margin", "step_units", "share_negatives") if name in standing}
+    assert {name: values[name] for name in words} == {name: standing[name] for name in words}

@@ -26,6 +26,7 @@ from tests.fixed import (
     make_batches,
     make_data,
     make_trainer,
+    paper_sonx,
     paper_stages,
 )
 from tests.reference import aucm, pauci, sonx
@@ -57,7 +58,7 @@ def fit(algorithm, optimizer, batches, net=None, callbacks=(), val=None, trainer
 def test_sonx_equals_its_loop(gamma):
     batches, parts = make_batches(STEPS)
     settings = {"tau": 0.6, "gamma": gamma, "beta": 0.8, "beta_prime": 0.05}
-    module = fit(SONX(0.4, 0.7, **settings), sgd(0.1), batches)
+    module = fit(paper_sonx(0.4, 0.7, **settings), sgd(0.1), batches)
     start = [0.0] * DIM
     expected = sonx.Reference(start, NUM_POS, 0.1, **settings, theta0=0.6, theta1=0.7, start=0.0, name="squared_hinge")
     for pos, neg, _, index in parts:

@@ -47,14 +47,13 @@ class Options:
     download: bool = False
 
 
-#: What the paper's STACO has where it says nothing else.
-PAPER_SETTINGS: Mapping[str, Any] = {
-    "surrogate": "squared_hinge",
-    "margin": 0.5,
-    "step_units": "absolute",
-    "beta": 0.3,
-    "beta_prime": 0.3,
-    "share_negatives": False,
+_PAPER_LOSS: Mapping[str, Any] = {"surrogate": "squared_hinge", "margin": 0.5, "step_units": "absolute"}
+#: What the paper's methods have where it says nothing else.
+PAPER_SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "STACO": {**_PAPER_LOSS, "beta": 0.3, "beta_prime": 0.3, "share_negatives": False},
+    "SOTA": {**_PAPER_LOSS, "alpha": 0.1, "beta": 0.1, "beta_prime": 0.1},
+    "SONX": {**_PAPER_LOSS, "beta": 0.1, "beta_prime": 0.1},
+    "SOTAs": {**_PAPER_LOSS, "lam": 1.0, "lam_prime": 1.0},
 }
 #: How the paper trains: a fixed rectangle, the mean of all iterates, the last solution.
 PAPER_TRAINING: Mapping[str, Any] = {"averaging": "uniform", "shrink_rectangle": False, "keep_best": False}
@@ -111,7 +110,7 @@ def build_module(
     activation = own.pop("score_activation", method.activation or experiment.activation)
     if rectangle is not None:
         own["min_tpr"], own["max_fpr"] = rectangle
-    standing = PAPER_SETTINGS if method.algorithm == "STACO" else {}
+    standing = PAPER_SETTINGS.get(method.algorithm, {})
     algorithm = getattr(algorithms, method.algorithm)(**{**standing, **method.fixed, **own})
     return TPAUCModule(
         _backbone(experiment.model),

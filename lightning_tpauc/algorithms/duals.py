@@ -9,21 +9,20 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from lightning_tpauc.algorithms.base import Algorithm, TrainingScores
+from lightning_tpauc.algorithms.base import TrainingScores
+from lightning_tpauc.algorithms.pairwise import PairwiseAlgorithm
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.averaging import mean_from_changes, record_change_
 from lightning_tpauc.functional.duals import activate_ties, exact_duals
 from lightning_tpauc.functional.staco import dual_weight_step, global_threshold_step, threshold_step
-from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.functional.tracked import border_scores, border_step, border_thresholds, border_weights
 
 __all__ = ("DualAlgorithm", "Duals", "PerPositiveDuals", "TrackedDuals")
 
 
-class DualAlgorithm(Algorithm):
+class DualAlgorithm(PairwiseAlgorithm):
     """An algorithm with dual variables: the settings and the state that its :class:`Duals` work on."""
 
-    surrogate: Surrogate
     alpha: float
     beta: float
     beta_prime: float
@@ -167,16 +166,19 @@ class PerPositiveDuals(Duals):
     def descend(self, index: Tensor, s: Tensor, y: Tensor, active: Tensor, unit: Tensor | float) -> None:
         r"""Lines 2 and 4: :math:`s_i` and :math:`s'` take theirs."""
         own = self.algorithm
-        self._descend_thresholds(index, s, y, active, own.step_scale * own.beta * unit)
+        # the proximal term divides s by gamma, and has no unit where gamma has that of s
+        self._descend_thresholds(index, s, y, active, own.step_scale * own.beta * unit, own.gamma * unit)
         beta_prime = own.step_scale * own.beta_prime * unit
         own.s_prime.copy_(global_threshold_step(own.s_prime, y.mean(), beta_prime, own.theta0))
         own.stage_steps.add_(1)
         own.s_prime_sum.add_(own.s_prime)
 
-    def _descend_thresholds(self, index: Tensor, s: Tensor, y: Tensor, active: Tensor, beta: float | Tensor) -> None:
+    def _descend_thresholds(
+        self, index: Tensor, s: Tensor, y: Tensor, active: Tensor, beta: float | Tensor, gamma: float | Tensor
+    ) -> None:
         own = self.algorithm
         anchor = own.s_anchor.index_select(0, index) if own.has_stages else None
-        new = threshold_step(s, y, active, beta, own.theta0, own.theta1, anchor=anchor, gamma=own.gamma)
+        new = threshold_step(s, y, active, beta, own.theta0, own.theta1, anchor=anchor, gamma=gamma)
         own.s.index_copy_(0, index, new.to(own.s.dtype))
         record_change_(own.s_moments, index, new - s, own.stage_steps)
 

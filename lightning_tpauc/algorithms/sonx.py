@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.algorithms.arguments import require_range
-from lightning_tpauc.algorithms.base import Algorithm, PreviousScores, TrainingScores
+from lightning_tpauc.algorithms.base import PreviousScores, TrainingScores
+from lightning_tpauc.algorithms.pairwise import PairwiseAlgorithm
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import check_choice
 from lightning_tpauc.functional.duals import activate_ties, exact_duals, nudge_down
@@ -21,12 +22,12 @@ from lightning_tpauc.functional.staco import (
     per_positive_risk,
     threshold_step,
 )
-from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
+from lightning_tpauc.functional.surrogates import Surrogate
 
 __all__ = ("SONX",)
 
 
-class SONX(Algorithm):
+class SONX(PairwiseAlgorithm):
     r"""Single-loop method for non-smooth weakly convex compositional problems, applied to the exact CVaR-CVaR loss.
 
     From Hu, Zhu, Yang: Non-Smooth Weakly-Convex Finite-sum Coupled Compositional Optimization, NeurIPS 2023. With
@@ -51,8 +52,12 @@ class SONX(Algorithm):
         min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).
         max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
         surrogate: name of the pairwise loss, or a :class:`~lightning_tpauc.functional.Surrogate`.
-        margin: m of the hinge and square surrogates, in units of the score.
+        margin: m of the hinge, square and ramp surrogates, in units of the score.
         scale: factor inside the logistic surrogate.
+        step_units: what the step sizes are measured in. ``"loss"``: :math:`\beta L` and :math:`\beta' L` are taken, and
+            the weights' loss is divided by :math:`L`, the running mean of the loss on the hardest :math:`\theta_1` of
+            the negatives, or the batch's own or a constant model's where that is larger: the same numbers then suit any
+            score, surrogate and margin. ``"absolute"``: as they are, as in the source.
         tau: rate of the moving average, in (0, 1].
         gamma: weight of the correction, at least 0; 0 needs no second forward pass. Tuned in {0, 1e-3, 1e-2, 1e-1}.
         beta: step size of the thresholds; note the division by S.
@@ -85,23 +90,22 @@ class SONX(Algorithm):
         min_tpr: float = 0.5,
         max_fpr: float = 0.5,
         *,
-        surrogate: str | Surrogate = "squared_hinge",
-        margin: float = 0.5,
+        surrogate: str | Surrogate = "hinge",
+        margin: float = 1.0,
         scale: float = 1.0,
+        step_units: Literal["loss", "absolute"] = "loss",
         tau: float = 0.9,
         gamma: float = 0.0,
-        beta: float = 0.1,
-        beta_prime: float = 0.1,
+        beta: float = 1.0,
+        beta_prime: float = 1.0,
         dual_init: Literal["exact", "ones", "zeros"] = "zeros",
     ) -> None:
-        super().__init__(min_tpr, max_fpr)
+        super().__init__(min_tpr, max_fpr, surrogate, margin, scale, step_units)
         self.tau = require_range("tau", tau, 0.0, 1.0, open_low=True)
         self.gamma = require_range("gamma", gamma, 0.0)
         self.beta = require_range("beta", beta, 0.0)
         self.beta_prime = require_range("beta_prime", beta_prime, 0.0)
         check_choice(dual_init, "dual_init", ("exact", "ones", "zeros"))
-        self.surrogate = get_surrogate(surrogate, margin=margin, scale=scale)
-        self.margin, self.scale = float(margin), float(scale)
         if dual_init == "exact" and not self.surrogate.monotone:
             msg = (
                 f"`dual_init='exact'` needs a non-decreasing surrogate, but got {self.surrogate.name!r}: the hardest "
@@ -128,8 +132,9 @@ class SONX(Algorithm):
         return {"s": "beta", "s_replaced": "beta", "s_prime": "beta_prime"}
 
     def diagnostics(self) -> dict[str, Tensor]:
-        r""":math:`s'`, the mean threshold, and the share of positives above :math:`s'`."""
+        r""":math:`s'`, the mean threshold, the share of positives above :math:`s'`, and the unit of the loss."""
         return {
+            **super().diagnostics(),
             "s_prime": self.s_prime.clone(),
             "mean_s": self.s.mean(),
             "selected": outer_selection(self.u, self.s_prime).mean(),
@@ -166,16 +171,17 @@ class SONX(Algorithm):
 
     def _step(self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, previous_risk: Tensor | None) -> Tensor:
         s = self.s[index]
+        unit = self.update_unit(pos_scores, neg_scores, bounded=True)
         risk = self._risk(pos_scores, neg_scores, s)
         u = self.u[index].where(self.s_changed_at[index] >= 0, risk)
         selected = outer_selection(u, self.s_prime)
         weights = excess_weights(selected, self.theta0, self.theta1)
         weighted, active = weighted_excess(pos_scores, neg_scores, s, weights, surrogate=self.surrogate)
-        loss = minmax_loss(weighted, selected, s, self.s_prime, self.theta0)
+        loss = self.per_unit(minmax_loss(weighted, selected, s, self.s_prime, self.theta0), unit)
         u = tracking_step(u, risk, previous_risk, self.tau, self.gamma)
-        beta = self.step_scale * self.beta / selected.numel()
+        beta = self.step_scale * self.beta * unit / selected.numel()
         new = threshold_step(s, selected, active, beta, self.theta0, self.theta1)
-        beta_prime = self.step_scale * self.beta_prime
+        beta_prime = self.step_scale * self.beta_prime * unit
         self.s_prime.copy_(global_threshold_step(self.s_prime, selected.mean(), beta_prime, self.theta0))
         self.u.index_copy_(0, index, u.to(self.u.dtype))
         self.s_replaced.index_copy_(0, index, s)

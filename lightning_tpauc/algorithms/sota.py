@@ -39,6 +39,7 @@ class SOTA(STACO):
         surrogate: as in :class:`STACO`.
         margin: as in :class:`STACO`.
         scale: as in :class:`STACO`.
+        step_units: as in :class:`STACO`.
         alpha: as in :class:`STACO`.
         beta: step size of the proximal step on s, at least 0.
         beta_prime: as in :class:`STACO`.
@@ -64,12 +65,13 @@ class SOTA(STACO):
         min_tpr: float = 0.5,
         max_fpr: float = 0.5,
         *,
-        surrogate: str | Surrogate = "squared_hinge",
-        margin: float = 0.5,
+        surrogate: str | Surrogate = "hinge",
+        margin: float = 1.0,
         scale: float = 1.0,
-        alpha: float = 0.1,
-        beta: float = 0.1,
-        beta_prime: float = 0.1,
+        step_units: Literal["loss", "absolute"] = "loss",
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        beta_prime: float = 1.0,
         gamma: float = 500.0,
         dual_init: Literal["exact", "ones", "zeros"] = "exact",
         stage_restart: Literal["exact", "ones"] = "exact",
@@ -81,7 +83,7 @@ class SOTA(STACO):
             surrogate=surrogate,
             margin=margin,
             scale=scale,
-            step_units="absolute",
+            step_units=step_units,
             alpha=alpha,
             beta=beta,
             beta_prime=beta_prime,
@@ -104,11 +106,19 @@ class _FullVectorDuals(PerPositiveDuals):
 
     _threshold_kind = "dense"
 
-    def _descend_thresholds(self, index: Tensor, s: Tensor, y: Tensor, active: Tensor, beta: float | Tensor) -> None:  # noqa: ARG002
+    def _descend_thresholds(
+        self,
+        index: Tensor,
+        s: Tensor,  # noqa: ARG002
+        y: Tensor,
+        active: Tensor,
+        beta: float | Tensor,
+        gamma: float | Tensor,
+    ) -> None:
         own = self.algorithm
         gradient = torch.zeros_like(own.s)
         sampled = sparse_threshold_gradient(y, active, own.theta0, own.theta1)
         gradient.index_copy_(0, index, sampled.to(gradient.dtype))
-        new = full_threshold_step(own.s, gradient, own.s_anchor, float(beta), own.gamma)
+        new = full_threshold_step(own.s, gradient, own.s_anchor, beta, gamma)
         own.s_moments.add_((new - own.s) * own.stage_steps)
         own.s.copy_(new)

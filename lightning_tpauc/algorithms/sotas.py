@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import Tensor
 
 from lightning_tpauc.algorithms.arguments import require_range
-from lightning_tpauc.algorithms.base import Algorithm
+from lightning_tpauc.algorithms.pairwise import PairwiseAlgorithm
 from lightning_tpauc.functional.checks import common_dtype
 from lightning_tpauc.functional.sotas import (
     log_mean_exp_loss,
@@ -14,7 +16,7 @@ from lightning_tpauc.functional.sotas import (
     log_pair_weights,
     weighted_pair_loss,
 )
-from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
+from lightning_tpauc.functional.surrogates import Surrogate
 
 __all__ = ("SOTAs",)
 
@@ -23,7 +25,7 @@ __all__ = ("SOTAs",)
 _LOG_ZERO = -1e30
 
 
-class SOTAs(Algorithm):
+class SOTAs(PairwiseAlgorithm):
     r"""Stochastic optimisation of the KL-regularised, smooth two-way partial AUC loss.
 
     The hardest positives and negatives are weighted softly instead of cut out (Zhu, Li, Wang, Wu, Yang: When AUC meets
@@ -44,9 +46,13 @@ class SOTAs(Algorithm):
         min_tpr: lower bound of the true positive rate, in [0, 1); only reported on.
         max_fpr: upper bound of the false positive rate, in (0, 1]; only reported on.
         surrogate: name of the pairwise loss, or a :class:`~lightning_tpauc.functional.Surrogate`.
-        margin: m of the hinge and square surrogates, in units of the score.
+        margin: m of the hinge, square and ramp surrogates, in units of the score.
         scale: factor inside the logistic surrogate.
-        lam: :math:`\lambda`, above 0; the source tunes it in {0.1, 1, 10}.
+        step_units: what :math:`\lambda` and :math:`\lambda'` are measured in. ``"loss"``: :math:`\lambda L` and
+            :math:`\lambda' L` are taken, and the weights' loss is divided by :math:`L`, the running mean of the loss on
+            the hardest :math:`\theta_1` of the negatives, or the batch's own or a constant model's where that is larger:
+            the same numbers then suit any score, surrogate and margin. ``"absolute"``: as they are, as in the source.
+        lam: :math:`\lambda`, above 0; the source tunes it, absolute, in {0.1, 1, 10}.
         lam_prime: :math:`\lambda'`, above 0; the same grid.
         gamma0: rate of the inner averages, in (0, 1].
         gamma1: rate of the outer average, in (0, 1].
@@ -71,37 +77,38 @@ class SOTAs(Algorithm):
         min_tpr: float = 0.5,
         max_fpr: float = 0.5,
         *,
-        surrogate: str | Surrogate = "squared_hinge",
-        margin: float = 0.5,
+        surrogate: str | Surrogate = "hinge",
+        margin: float = 1.0,
         scale: float = 1.0,
-        lam: float = 1.0,
-        lam_prime: float = 1.0,
+        step_units: Literal["loss", "absolute"] = "loss",
+        lam: float = 3.0,
+        lam_prime: float = 3.0,
         gamma0: float = 0.9,
         gamma1: float = 0.9,
     ) -> None:
-        super().__init__(min_tpr, max_fpr)
+        super().__init__(min_tpr, max_fpr, surrogate, margin, scale, step_units)
         self.lam = require_range("lam", lam, 0.0, open_low=True)
         self.lam_prime = require_range("lam_prime", lam_prime, 0.0, open_low=True)
         self.gamma0 = require_range("gamma0", gamma0, 0.0, 1.0, open_low=True)
         self.gamma1 = require_range("gamma1", gamma1, 0.0, 1.0, open_low=True)
-        self.surrogate = get_surrogate(surrogate, margin=margin, scale=scale)
-        self.margin, self.scale = float(margin), float(scale)
         self.add_state("log_u", "positive", fill=_LOG_ZERO)
         self.add_state("log_v", "scalar", fill=_LOG_ZERO)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        r"""The running estimate of F, :math:`\lambda' \log v`."""
-        return {"soft_objective": self.lam_prime * self.log_v}
+        r"""The running estimate of F, :math:`\lambda' \log v`, in its unit, and the unit of the loss."""
+        return {**super().diagnostics(), "soft_objective": self.lam_prime * self.log_v}
 
     def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:  # noqa: ARG002
         """Updates of u, then v; the loss has the new values."""
         dtype = common_dtype(pos_scores, neg_scores, self.log_v)
         pos, neg = pos_scores.to(dtype), neg_scores.to(dtype)
-        inner = log_mean_exp_loss(pos, neg, self.surrogate, self.lam)
+        unit = self.update_unit(pos, neg, bounded=True)
+        lam = self.lam * unit
+        inner = log_mean_exp_loss(pos, neg, self.surrogate, lam)
         log_u = log_moving_average(self.log_u[index].to(dtype), inner, self.gamma0)
         outer = log_outer_mean(log_u, self.lam, self.lam_prime)
         log_v = log_moving_average(self.log_v.to(dtype), outer, self.gamma1)
         self.log_u.index_copy_(0, index, log_u.to(self.log_u.dtype))
         self.log_v.copy_(log_v)
         log_weights = log_pair_weights(log_u, log_v, self.lam, self.lam_prime)
-        return weighted_pair_loss(pos, neg, log_weights, self.surrogate, self.lam)
+        return self.per_unit(weighted_pair_loss(pos, neg, log_weights, self.surrogate, lam), unit)

@@ -16,13 +16,11 @@ from lightning_tpauc.functional.checks import check_choice
 from lightning_tpauc.functional.pairwise import evaluate_pairs
 from lightning_tpauc.functional.staco import (
     excess_weights,
-    loss_unit_step,
     minmax_loss,
     per_positive_risk,
     proximal_coefficient,
 )
-from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
-from lightning_tpauc.functional.tails import tail_mean_loss
+from lightning_tpauc.functional.surrogates import Surrogate
 
 __all__ = ("STACO",)
 
@@ -57,8 +55,9 @@ class STACO(DualAlgorithm):
         margin: m of the surrogate, in units of the score.
         scale: scale of the logistic surrogate.
         step_units: what the three step sizes are measured in. ``"loss"``: :math:`\alpha / L`, :math:`\beta L` and
-            :math:`\beta' L` are taken, and the weights' loss is divided by :math:`L`, the running mean of the loss on
-            the hardest :math:`\theta_1` of the negatives; the same numbers then suit any score, surrogate and margin.
+            :math:`\beta' L` are taken, :math:`\gamma L` for :math:`s`, and the weights' loss is divided by :math:`L`,
+            the running mean of the loss on the hardest :math:`\theta_1` of the negatives; the same numbers then suit
+            any score, surrogate and margin.
             ``"absolute"``: as they are, as in the paper.
         duals: ``"per_positive"``: :math:`y_i` and :math:`s_i` are variables of each positive, as in the paper.
             ``"tracked"``: both follow from two running means, so ``alpha``, ``beta``, ``beta_prime``, ``dual_init`` and
@@ -89,7 +88,6 @@ class STACO(DualAlgorithm):
         tensor([-1.6000, -1.6000])
     """
 
-    loss_unit: Tensor
     active_share: Tensor
 
     def __init__(
@@ -110,20 +108,16 @@ class STACO(DualAlgorithm):
         stage_restart: Literal["exact", "ones"] = "exact",
         share_negatives: bool = True,
     ) -> None:
-        super().__init__(min_tpr, max_fpr)
+        super().__init__(min_tpr, max_fpr, surrogate, margin, scale, step_units)
         self.alpha = require_range("alpha", alpha, 0.0)
         self.beta = require_range("beta", beta, 0.0)
         self.beta_prime = require_range("beta_prime", beta_prime, 0.0)
         self.gamma = require_positive("gamma", gamma, "STACO1")
-        check_choice(step_units, "step_units", ("loss", "absolute"))
         check_choice(duals, "duals", tuple(_DUALS))
         check_choice(dual_init, "dual_init", ("exact", "ones", "zeros"))
         check_choice(stage_restart, "stage_restart", ("exact", "ones"))
-        self.surrogate = get_surrogate(surrogate, margin=margin, scale=scale)
-        self.margin, self.scale = float(margin), float(scale)
-        self.step_units, self.duals, self.dual_init, self.stage_restart = step_units, duals, dual_init, stage_restart
+        self.duals, self.dual_init, self.stage_restart = duals, dual_init, stage_restart
         self.share_negatives = share_negatives
-        self.add_state("loss_unit", "scalar")
         self.add_state("active_share", "scalar", fill=1.0)
         self._duals: Duals = _DUALS[duals](self)
         self._started = False
@@ -165,8 +159,11 @@ class STACO(DualAlgorithm):
         move the weights: their loss exceeds the threshold, and each counts as much as its dual weight. It is
         :math:`\theta_0\theta_1` at the optimum.
         """
-        scalars = {name: getattr(self, name).clone() for name in ("active_share", "loss_unit")}
-        return {**scalars, **self._duals.diagnostics()}
+        return {
+            **super().diagnostics(),
+            "active_share": self.active_share.clone(),
+            **self._duals.diagnostics(),
+        }
 
     def needs_scores(self, event: Literal["start", "restart"]) -> bool:
         """Whether the exact solution is asked for."""
@@ -197,9 +194,8 @@ class STACO(DualAlgorithm):
             )
             raise CheckpointError(msg)
         known = {name: value for name, value in state.items() if name != "started"}
-        # what earlier versions did not keep: the next step sets the unit, and the others bring the share up
-        new = {"loss_unit": torch.zeros_like(self.loss_unit), "active_share": torch.ones_like(self.active_share)}
-        super().load_state_dict({**new, **known})
+        # earlier versions kept no share: the next steps bring it up
+        super().load_state_dict({"active_share": torch.ones_like(self.active_share), **known})
         self._started = state.get("started", True)
 
     # ---------------------------------------------------------------- one step
@@ -210,7 +206,7 @@ class STACO(DualAlgorithm):
             self._duals.start_from_batch(pos_scores.detach(), dual_neg_scores.detach(), index)
             self.start()
         theta0, theta1 = self.theta0, self.theta1
-        unit = self._unit(pos_scores.detach(), dual_neg_scores.detach())
+        unit = self.update_unit(pos_scores, dual_neg_scores)
         s = self._duals.thresholds(pos_scores.detach(), dual_neg_scores.detach(), index)
         dual = None if self.share_negatives else dual_neg_scores
         pairs = evaluate_pairs(pos_scores, neg_scores, s, surrogate=self.surrogate, dual_neg_scores=dual)
@@ -219,19 +215,11 @@ class STACO(DualAlgorithm):
         y = self._duals.ascend(index, pos_scores.detach(), risk, unit)
         # line 3, the loss for the weights, on the other negatives
         weighted = pairs.weighted_sum(excess_weights(y, theta0, theta1))
-        loss = minmax_loss(weighted, y, s, self._duals.global_threshold, theta0) / unit
+        loss = self.per_unit(minmax_loss(weighted, y, s, self._duals.global_threshold, theta0), unit)
         # lines 2 and 4
         self._duals.descend(index, s, y, pairs.active, unit)
         self.active_share.lerp_((pairs.active * y).mean().to(self.active_share.dtype), 0.05)
         return loss
-
-    def _unit(self, pos_scores: Tensor, neg_scores: Tensor) -> Tensor | float:
-        """What one is in the step sizes: the running mean of the hardest negatives' loss, or 1."""
-        if self.step_units == "absolute":
-            return 1.0
-        batch_loss = tail_mean_loss(pos_scores, neg_scores, self.theta1, surrogate=self.surrogate)
-        self.loss_unit.copy_(loss_unit_step(self.loss_unit, batch_loss))
-        return self.loss_unit.clone()
 
     # ---------------------------------------------------------------- stages
 

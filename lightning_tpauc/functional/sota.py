@@ -30,7 +30,9 @@ def sparse_threshold_gradient(dual_weights: Tensor, active: Tensor, theta0: floa
     return dual_weights * (1.0 - active / theta1) / (theta0 * dual_weights.numel())
 
 
-def full_threshold_step(thresholds: Tensor, gradient: Tensor, anchor: Tensor, beta: float, gamma: float) -> Tensor:
+def full_threshold_step(
+    thresholds: Tensor, gradient: Tensor, anchor: Tensor, beta: float | Tensor, gamma: float | Tensor
+) -> Tensor:
     r"""The proximal step on all thresholds, in closed form.
 
     .. math:: \arg\min_z \langle G, z \rangle + \frac{|z - s_0|^2}{2 \gamma n_+} + \frac{|z - s|^2}{2 \beta}
@@ -40,8 +42,8 @@ def full_threshold_step(thresholds: Tensor, gradient: Tensor, anchor: Tensor, be
         thresholds: float tensor ``(n_pos,)``, s.
         gradient: float tensor ``(n_pos,)``, G.
         anchor: float tensor ``(n_pos,)``, :math:`s_0`.
-        beta: step size, at least 0.
-        gamma: proximal parameter, above 0.
+        beta: step size, at least 0: a number, or a tensor ``()``.
+        gamma: proximal parameter, above 0: a number, or a tensor ``()``.
 
     Returns:
         Float tensor ``(n_pos,)``.

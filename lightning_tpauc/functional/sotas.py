@@ -22,14 +22,14 @@ _BLOCK = 1 << 22
 
 
 @torch.no_grad()
-def log_mean_exp_loss(pos_scores: Tensor, neg_scores: Tensor, surrogate: Surrogate, lam: float) -> Tensor:
+def log_mean_exp_loss(pos_scores: Tensor, neg_scores: Tensor, surrogate: Surrogate, lam: float | Tensor) -> Tensor:
     r"""For every positive, :math:`\log E_N \exp(\ell_{ij} / \lambda)`.
 
     Args:
         pos_scores: float tensor ``(S,)``.
         neg_scores: float tensor ``(B,)``.
         surrogate: the pairwise loss.
-        lam: :math:`\lambda`, above 0.
+        lam: :math:`\lambda`, above 0: a number, or a tensor ``()``.
 
     Returns:
         Float tensor ``(S,)``. Memory O(S + B) plus one block of pairs.
@@ -104,7 +104,7 @@ def log_pair_weights(log_inner: Tensor, log_outer: Tensor, lam: float, lam_prime
 
 
 def weighted_pair_loss(
-    pos_scores: Tensor, neg_scores: Tensor, log_weights: Tensor, surrogate: Surrogate, lam: float
+    pos_scores: Tensor, neg_scores: Tensor, log_weights: Tensor, surrogate: Surrogate, lam: float | Tensor
 ) -> Tensor:
     r"""The mean of :math:`p_{ij} \ell_{ij}` over all pairs, with constant :math:`p_{ij}`.
 
@@ -113,7 +113,7 @@ def weighted_pair_loss(
         neg_scores: float tensor ``(B,)``.
         log_weights: float tensor ``(S,)``, see :func:`log_pair_weights`.
         surrogate: the pairwise loss.
-        lam: :math:`\lambda`, above 0.
+        lam: :math:`\lambda`, above 0: a number, or a tensor ``()``.
 
     Returns:
         Scalar tensor, differentiable with respect to the scores. The gradients are computed with the value, so the
@@ -134,7 +134,7 @@ def weighted_pair_loss(
 
 @torch.no_grad()
 def _pair_sums(
-    pos_scores: Tensor, neg_scores: Tensor, log_weights: Tensor, surrogate: Surrogate, lam: float
+    pos_scores: Tensor, neg_scores: Tensor, log_weights: Tensor, surrogate: Surrogate, lam: float | Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     pairs = pos_scores.numel() * neg_scores.numel()
     value, neg_grad, pos_grads = pos_scores.new_zeros(()), torch.zeros_like(neg_scores), []

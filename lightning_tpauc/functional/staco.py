@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 __all__ = (
+    "bounded_loss_unit",
     "dual_weight_step",
     "excess_weights",
     "global_threshold_step",
@@ -52,6 +53,27 @@ def loss_unit_step(unit: Tensor, batch_loss: Tensor) -> Tensor:
     batch_loss = batch_loss.to(unit.dtype)  # scores may be in double precision where the state is not
     updated = torch.where(unit > 0, torch.lerp(unit, batch_loss, _UNIT_RATE), batch_loss)
     return updated.clamp_min(torch.finfo(updated.dtype).tiny ** 0.5)
+
+
+def bounded_loss_unit(unit: Tensor, batch_loss: Tensor, constant_loss: Tensor) -> Tensor:
+    r"""The unit :math:`\max(L, L_B, \ell(0))`, for methods that return their last iterate and not an average.
+
+    Neither a batch of outliers, whose loss is far above the running mean, nor a model that fits well, whose loss is far
+    below that of a constant one, makes their steps larger.
+
+    Args:
+        unit: float tensor ``()``, L.
+        batch_loss: float tensor ``()``, :math:`L_B`, as for :func:`loss_unit_step`.
+        constant_loss: float tensor ``()``, :math:`\ell(0)`, the loss of a constant model.
+
+    Returns:
+        Float tensor ``()`` of ``unit``'s dtype.
+
+    Example:
+        >>> bounded_loss_unit(torch.tensor(0.1), torch.tensor(0.5), torch.tensor(0.25))
+        tensor(0.5000)
+    """
+    return torch.maximum(torch.maximum(unit, batch_loss.to(unit.dtype)), constant_loss.to(unit.dtype))
 
 
 def per_positive_risk(thresholds: Tensor, excess: Tensor, theta1: float) -> Tensor:
@@ -103,7 +125,7 @@ def threshold_step(
     theta0: float,
     theta1: float,
     anchor: Tensor | None = None,
-    gamma: float = math.inf,
+    gamma: float | Tensor = math.inf,
 ) -> Tensor:
     r"""Line 2, (eqn:s) and (eqn:ss).
 
@@ -119,8 +141,8 @@ def threshold_step(
         beta: step size, at least 0: a number, or a tensor ``()``.
         theta0: one minus the lower bound of the true positive rate, in (0, 1].
         theta1: the upper bound of the false positive rate, in (0, 1].
-        anchor: float tensor ``(S,)``, :math:`s_{0,i}` at the stage's start; read only for finite ``gamma``.
-        gamma: proximal parameter, above 0; infinity for STACO1.
+        anchor: float tensor ``(S,)``, :math:`s_{0,i}` at the stage's start; ``None`` for STACO1.
+        gamma: proximal parameter, above 0: a number, or a tensor ``()``.
 
     Returns:
         Float tensor ``(S,)``.
@@ -131,8 +153,8 @@ def threshold_step(
         tensor([0.7000])
     """
     gradient = torch.addcmul(dual_weights, dual_weights, active, value=-1.0 / theta1)
-    if anchor is not None and math.isfinite(gamma):
-        gradient = torch.add(gradient, thresholds - anchor, alpha=1.0 / gamma)
+    if anchor is not None:
+        gradient = gradient + (thresholds - anchor) / gamma
     return thresholds - gradient * (beta / theta0)
 
 

@@ -3,6 +3,7 @@
 import copy
 import inspect
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,8 +18,9 @@ from lightning_tpauc.algorithms.sonx import SONX
 from lightning_tpauc.algorithms.sota import SOTA
 from lightning_tpauc.algorithms.sotas import SOTAs
 from lightning_tpauc.errors import ArgumentError, CheckpointError, UnsupportedError
-from lightning_tpauc.functional import get_surrogate
+from lightning_tpauc.functional import Surrogate, get_surrogate
 from tests.algorithms.loop import Loop
+from tests.tolerances import assert_close
 
 METHODS = {
     "STACO": lambda: STACO(dual_init="zeros"),
@@ -29,6 +31,15 @@ METHODS = {
     "PAUCI": PAUCI,
     "AUCM": lambda: AUCM(gamma=5.0),
     "CrossEntropy": CrossEntropy,
+}
+#: Methods whose settings are in units of the loss, with what these are given.
+IN_UNITS = {
+    "STACO": (STACO, {}),
+    "STACO2": (STACO, {"gamma": 5.0}),
+    "tracked": (STACO, {"duals": "tracked"}),
+    "SOTA": (SOTA, {"gamma": 5.0}),
+    "SOTAs": (SOTAs, {}),
+    "SONX": (SONX, {"gamma": 0.0}),
 }
 each_method = pytest.mark.parametrize("method", METHODS)
 
@@ -142,6 +153,72 @@ def test_only_positions_in_the_index_change(method):
         assert torch.equal(getattr(algorithm, name)[[1, 2]], before[name][[1, 2]]), name
 
 
+@pytest.mark.parametrize("method", IN_UNITS)
+@pytest.mark.parametrize(("surrogate", "degree"), [("hinge", 1), ("squared_hinge", 2)])
+@pytest.mark.parametrize("factor", [2.0**-10, 8.0, 2.0**13])  # exact in doubles: rounding decides about pairs
+def test_in_units_of_the_loss_the_scale_of_the_scores_does_not_matter(method, surrogate, degree, factor):
+    kind, given = IN_UNITS[method]
+    runs = []
+    for scale in (1.0, factor):
+        loop = Loop(kind(0.6, 0.3, surrogate=surrogate, margin=scale, **given), lr=0.0)
+        gradients = []
+        for batch in loop.batches[:40]:
+            pos, neg, dual, index = loop.tensors(batch)
+            pos, neg, dual = (scale * loop.scores(x).detach() for x in (pos, neg, dual))
+            pos.requires_grad_()
+            loop.algorithm(pos, neg, dual, index).backward()
+            gradients.append(pos.grad * scale)
+        state = [
+            getattr(loop.algorithm, n) / scale**degree for n in ("loss_unit", "s", "s_prime") if n in state_of(loop)
+        ]
+        runs.append([*gradients, *state])
+    assert all(bool(gradient.isfinite().all()) for gradient in runs[0])
+    assert any(bool(gradient.any()) for gradient in runs[0][-10:-3])
+    for one, other in zip(*runs, strict=True):
+        assert_close(other, one, "trajectory64")
+
+
+def state_of(loop):
+    return loop.algorithm.state_dict()
+
+
+@pytest.mark.parametrize("method", IN_UNITS)
+def test_in_units_of_the_loss_a_multiple_of_the_loss_trains_the_same(method):
+    """Weights, anchors and all: one unit for the steps, the weights' loss and the pull to the anchor."""
+    kind, given = IN_UNITS[method]
+    hinge = get_surrogate("hinge", margin=1.0)
+    once = replace(hinge, power=None)  # evaluated pair by pair, as the multiple is
+    multiple = Surrogate(
+        "multiple", lambda t: 128 * hinge.value(t), lambda t: 128 * hinge.derivative(t),
+        lambda v: hinge.inverse(v / 128), monotone=True,
+    )  # fmt: skip
+    loops = [Loop(kind(0.6, 0.3, surrogate=surrogate, **given), lr=0.2) for surrogate in (once, multiple)]
+    for t in range(60):
+        for loop in loops:
+            loop.step(loop.batches[t])
+            if t == 30 and loop.algorithm.has_stages:
+                loop.finish_stage()
+        one, other = loops
+        assert_close(other.w.detach(), one.w.detach(), "trajectory64")
+        for name in {"loss_unit", "s", "s_prime"} & set(state_of(one)):
+            assert_close(getattr(other.algorithm, name) / 128, getattr(one.algorithm, name), "trajectory64")
+    assert not torch.equal(one.w.detach(), torch.tensor(one.start))
+
+
+@pytest.mark.parametrize("method", ["SOTA", "SOTAs", "SONX"])
+def test_a_state_without_a_unit_gets_it_in_the_next_step(method):
+    """As earlier versions wrote it."""
+    algorithm = METHODS[method]()
+    algorithm.setup(4)
+    x = torch.tensor([0.7, 0.2])
+    algorithm(x, x, x, torch.tensor([3, 0]))
+    state = {name: value for name, value in algorithm.state_dict().items() if name != "loss_unit"}
+    algorithm.load_state_dict(copy.deepcopy(state))
+    assert algorithm.loss_unit == 0.0
+    algorithm(x, x, x, torch.tensor([3, 0]))
+    assert algorithm.loss_unit > 0.0
+
+
 @each_method
 def test_use_before_setup(method):
     with pytest.raises(ArgumentError, match=r"has no state yet: call `setup\(num_positives\)` first"):
@@ -234,7 +311,7 @@ def test_numbers_of_numpy_are_kept_as_plain_ones(method):
     [
         (STACO(), "STACO(min_tpr=0.5, max_fpr=0.5)"),
         (STACO(0.6, 0.3, gamma=5.0, margin=0.5), "STACO(min_tpr=0.6, max_fpr=0.3, margin=0.5, gamma=5.0)"),
-        (SONX(surrogate=get_surrogate("hinge")), "SONX(min_tpr=0.5, max_fpr=0.5, surrogate='hinge')"),
+        (SONX(surrogate=get_surrogate("logistic")), "SONX(min_tpr=0.5, max_fpr=0.5, surrogate='logistic')"),
         (CrossEntropy(balanced=True), "CrossEntropy(min_tpr=0.5, max_fpr=0.5, balanced=True)"),
         (AUCM(gamma=math.inf), "AUCM(min_tpr=0.5, max_fpr=0.5, gamma=inf)"),
     ],

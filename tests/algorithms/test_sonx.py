@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -6,9 +8,13 @@ from lightning_tpauc.algorithms.sonx import SONX
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.duals import exact_duals
 from tests.algorithms.loop import Loop, finite_difference, random_scores
+from tests.fixed import paper_sonx
 from tests.reference.sonx import Reference
+from tests.reference.units import Unit
 from tests.tolerances import assert_close
 
+#: Loss of a constant model.
+FLOOR = {"squared_hinge": 0.25, "logistic": math.log(2.0)}
 STEP_SIZES = {"tau": 0.6, "beta": 0.8, "beta_prime": 0.05}
 
 
@@ -29,13 +35,17 @@ def step_with_previous(loop, batch, previous_w):
 @pytest.mark.parametrize("surrogate", ["squared_hinge", "logistic"])
 @pytest.mark.parametrize("gamma", [0.0, 0.1])
 @pytest.mark.parametrize(("dual_init", "start"), [("zeros", 0.0), ("ones", 1.0)])
-def test_trajectory_is_that_of_loops(dual_init, start, gamma, surrogate):
-    algorithm = SONX(0.4, 0.7, surrogate=surrogate, gamma=gamma, dual_init=dual_init, **STEP_SIZES)
+@pytest.mark.parametrize("step_units", ["absolute", "loss"])
+def test_trajectory_is_that_of_loops(step_units, dual_init, start, gamma, surrogate):
+    algorithm = paper_sonx(
+        0.4, 0.7, surrogate=surrogate, gamma=gamma, dual_init=dual_init, step_units=step_units, **STEP_SIZES
+    )
     loop = Loop(algorithm, lr=0.2)
     n = len(loop.positives)
     expected = Reference(
-        loop.start, n, 0.2, gamma=gamma, **STEP_SIZES, theta0=0.6, theta1=0.7, start=start, name=surrogate
-    )
+        loop.start, n, 0.2, gamma=gamma, **STEP_SIZES, theta0=0.6, theta1=0.7, start=start, name=surrogate,
+        unit=Unit(0.7, bounded=True, floor=FLOOR[surrogate]) if step_units == "loss" else None,
+    )  # fmt: skip
     previous_w = None
     for index, neg, dual in loop.batches:
         previous_w = step_with_previous(loop, (index, neg, dual), previous_w if algorithm.needs_previous else None)
@@ -48,7 +58,7 @@ def test_trajectory_is_that_of_loops(dual_init, start, gamma, surrogate):
 
 
 def test_selection_uses_the_estimate_from_before_the_update():
-    algorithm = SONX(tau=1.0)
+    algorithm = paper_sonx(tau=1.0)
     algorithm.setup(1, dtype=torch.float64)
     index = torch.tensor([0])
     low, high = torch.tensor([-9.0], dtype=torch.float64), torch.tensor([9.0], dtype=torch.float64)
@@ -63,7 +73,7 @@ def test_selection_uses_the_estimate_from_before_the_update():
 
 def test_gradient_is_that_of_the_compositional_loss_at_the_first_visit():
     pos, neg = random_scores()
-    algorithm = SONX(0.4, 0.7)
+    algorithm = paper_sonx(0.4, 0.7)
     algorithm.setup(6, dtype=torch.float64)
     algorithm.s.copy_(torch.linspace(0.0, 0.5, 6))
     algorithm.s_prime.fill_(1.0)
@@ -82,7 +92,7 @@ def test_gradient_is_that_of_the_compositional_loss_at_the_first_visit():
 
 
 def test_exact_start_needs_scores_and_takes_their_duals():
-    algorithm = SONX(dual_init="exact")
+    algorithm = paper_sonx(dual_init="exact")
     assert algorithm.needs_scores("start")
     assert not algorithm.needs_scores("restart")
     assert not SONX().needs_scores("start")

@@ -6,23 +6,29 @@ import torch
 from lightning_tpauc.algorithms.sota import SOTA
 from lightning_tpauc.errors import ArgumentError
 from tests.algorithms.loop import Loop
+from tests.fixed import paper_sota
 from tests.reference.sota import Reference
+from tests.reference.units import Unit
 from tests.tolerances import assert_close
 
 STEP_SIZES = {"alpha": 0.3, "beta": 0.7, "beta_prime": 0.1, "gamma": 2.0}
 
 
 def paper_start(dual_init="zeros", **settings):
-    return SOTA(min_tpr=0.4, max_fpr=0.7, dual_init=dual_init, stage_restart="ones", **{**STEP_SIZES, **settings})
+    return paper_sota(0.4, 0.7, dual_init=dual_init, stage_restart="ones", **{**STEP_SIZES, **settings})
 
 
 @pytest.mark.parametrize(("dual_init", "start"), [("zeros", 0.0), ("ones", 1.0)])
 @pytest.mark.parametrize("surrogate", ["squared_hinge", "logistic"])
-def test_trajectory_over_stages_is_that_of_loops(dual_init, start, surrogate):
-    algorithm = paper_start(dual_init, surrogate=surrogate)
+@pytest.mark.parametrize("step_units", ["absolute", "loss"])
+def test_trajectory_over_stages_is_that_of_loops(step_units, dual_init, start, surrogate):
+    algorithm = paper_start(dual_init, surrogate=surrogate, step_units=step_units)
     loop = Loop(algorithm, lr=0.2)
     n = len(loop.positives)
-    expected = Reference(loop.start, n, 0.2, **STEP_SIZES, theta0=0.6, theta1=0.7, start=start, name=surrogate)
+    unit = Unit(0.7) if step_units == "loss" else None
+    expected = Reference(
+        loop.start, n, 0.2, **STEP_SIZES, theta0=0.6, theta1=0.7, start=start, name=surrogate, unit=unit
+    )
     algorithm.start()
     for t, (index, neg, dual) in enumerate(loop.batches):
         if t in (35, 60):

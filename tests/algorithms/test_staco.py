@@ -6,11 +6,11 @@ from functools import partial
 import pytest
 import torch
 
-from lightning_tpauc.algorithms import SONX, STACO, TrainingScores
+from lightning_tpauc.algorithms import STACO, TrainingScores
 from lightning_tpauc.errors import ArgumentError, CheckpointError
 from lightning_tpauc.functional import exact_duals
 from lightning_tpauc.training.averaging import IterateAverage
-from tests.fixed import paper_staco
+from tests.fixed import paper_sonx, paper_staco
 from tests.reference import staco as reference
 from tests.tolerances import assert_close
 
@@ -240,7 +240,7 @@ def test_a_state_from_before_the_first_step_starts_from_the_first_batch_as_well(
         restored.load_state_dict(original.state_dict())
 
 
-@pytest.mark.parametrize("make", [paper_staco, partial(SONX, dual_init="exact")])
+@pytest.mark.parametrize("make", [paper_staco, partial(paper_sonx, dual_init="exact")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("margin", [0.3, 0.5, 1.1])
 @pytest.mark.parametrize("score", [0.0, 0.7, -31.4])

@@ -2,10 +2,14 @@
 
 from tests.reference.linear import descend, mean, score, weight_gradient
 from tests.reference.pairwise import LOSSES, loss_matrix
+from tests.reference.units import One
 
 
 class Reference:
-    def __init__(self, w, num_pos, eta, tau, gamma, beta, beta_prime, theta0, theta1, start, name, margin=0.5):
+    def __init__(
+        self, w, num_pos, eta, tau, gamma, beta, beta_prime, theta0, theta1, start, name, margin=0.5, unit=None
+    ):
+        self.unit = unit or One()
         self.w, self.w_previous = list(w), list(w)
         self.s, self.s_previous = [start] * num_pos, [start] * num_pos
         self.s_prime, self.u = start, [None] * num_pos
@@ -20,6 +24,7 @@ class Reference:
 
     def step(self, pos_x, neg_x, index):
         hp, hn = [score(self.w, x) for x in pos_x], [score(self.w, x) for x in neg_x]
+        unit = self.unit.step(loss_matrix(hp, hn, self.name, self.margin))
         psi = self.risks(self.w, self.s, pos_x, neg_x, index)
         psi_previous = self.risks(self.w_previous, self.s_previous, pos_x, neg_x, index)
         s_new, q = list(self.s), []
@@ -33,11 +38,11 @@ class Reference:
                 value, slope = LOSSES[self.name](hj - hp[a], self.margin, 1.0)
                 if value > self.s[i]:
                     active += 1
-                    share = q[a] * slope / (self.theta1 * len(hn) * len(index))
+                    share = q[a] * slope / (self.theta1 * len(hn) * len(index)) / unit
                     pos_grad[a] -= share
                     neg_grad[b] += share
-            s_new[i] = self.s[i] - self.beta * q[a] * (1 - active / len(hn) / self.theta1) / len(index)
+            s_new[i] = self.s[i] - self.beta * unit * q[a] * (1 - active / len(hn) / self.theta1) / len(index)
         self.s_previous, self.s = self.s, s_new
-        self.s_prime -= self.beta_prime * (1 - mean(q))
+        self.s_prime -= self.beta_prime * unit * (1 - mean(q))
         self.w_previous = self.w
         self.w = descend(self.w, weight_gradient(len(self.w), [*pos_x, *neg_x], pos_grad + neg_grad), self.eta)

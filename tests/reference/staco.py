@@ -85,7 +85,7 @@ def step(state: State, anchors, positives, negatives, dual_negatives, index, p: 
         new_y[i] = min(1.0, max(0.0, state.y[i] + scale * p.alpha / unit * (g - state.s_prime) / p.theta0))
         # (eqn:ss), on B~, with the old s_i inside
         dg_ds = sum(1.0 - (loss(h - h_pos[k], p.margin) > s_i) / p.theta1 for h in h_neg) / len(h_neg)
-        bracket = new_y[i] * dg_ds + (s_i - s0[i]) / p.gamma
+        bracket = new_y[i] * dg_ds + (s_i - s0[i]) / (p.gamma * unit)
         new_s[i] = s_i - scale * p.beta * unit / p.theta0 * bracket
         # (eqn:ww), the data part
         for j, h in enumerate(h_neg):

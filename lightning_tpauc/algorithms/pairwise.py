@@ -1,0 +1,82 @@
+"""What methods with a pairwise surrogate loss share: the surrogate, and what their step sizes are measured in."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lightning_tpauc.algorithms.base import Algorithm
+from lightning_tpauc.functional.checks import check_choice
+from lightning_tpauc.functional.staco import bounded_loss_unit, loss_unit_step
+from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
+from lightning_tpauc.functional.tails import tail_mean_loss
+
+__all__ = ("PairwiseAlgorithm",)
+
+
+class PairwiseAlgorithm(Algorithm):
+    r"""A method whose settings are measured in the loss of its surrogate, or absolutely.
+
+    The unit L is a running mean of the loss on the hardest :math:`\theta_1` of the negatives; see
+    :func:`~lightning_tpauc.functional.staco.loss_unit_step`.
+
+    Args:
+        min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).
+        max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
+        surrogate: name of the pairwise loss, or a :class:`~lightning_tpauc.functional.Surrogate`.
+        margin: m of the hinge, square and ramp surrogates, in units of the score.
+        scale: factor inside the logistic surrogate.
+        step_units: ``"loss"`` or ``"absolute"``.
+
+    Raises:
+        ArgumentError: if an argument is out of range.
+    """
+
+    loss_unit: Tensor
+
+    def __init__(
+        self,
+        min_tpr: float,
+        max_fpr: float,
+        surrogate: str | Surrogate,
+        margin: float,
+        scale: float,
+        step_units: Literal["loss", "absolute"],
+    ) -> None:
+        super().__init__(min_tpr, max_fpr)
+        check_choice(step_units, "step_units", ("loss", "absolute"))
+        self.surrogate = get_surrogate(surrogate, margin=margin, scale=scale)
+        self.margin, self.scale = float(margin), float(scale)
+        self.step_units = step_units
+        self.add_state("loss_unit", "scalar")
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned, in place; see :meth:`DeclaredState.load_state_dict`."""
+        # earlier versions kept no unit: the next step sets it
+        super().load_state_dict({"loss_unit": torch.zeros_like(self.loss_unit), **state})
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """The unit of the loss; 0 where nothing is measured in it."""
+        return {"loss_unit": self.loss_unit.clone()}
+
+    def update_unit(self, pos_scores: Tensor, neg_scores: Tensor, *, bounded: bool = False) -> Tensor | float:
+        r"""What one is in the step sizes of this step: L, with the batch's loss taken in, or 1.
+
+        Args:
+            pos_scores: float tensor ``(S,)``.
+            neg_scores: float tensor ``(B,)``.
+            bounded: whether the batch's own loss and that of a constant model are the least it can be.
+        """
+        if self.step_units == "absolute":
+            return 1.0
+        batch_loss = tail_mean_loss(pos_scores.detach(), neg_scores.detach(), self.theta1, surrogate=self.surrogate)
+        self.loss_unit.copy_(loss_unit_step(self.loss_unit, batch_loss))
+        if bounded:
+            return bounded_loss_unit(self.loss_unit, batch_loss, self.surrogate.value(torch.zeros_like(batch_loss)))
+        return self.loss_unit.clone()
+
+    def per_unit(self, loss: Tensor, unit: Tensor | float) -> Tensor:
+        """The loss for the weights over its unit, so that a learning rate suits any score and surrogate."""
+        return loss if self.step_units == "absolute" else loss / unit
