@@ -75,7 +75,7 @@ class SONX(PairwiseAlgorithm):
         >>> pos = torch.tensor([0.2, 0.9], requires_grad=True)
         >>> algorithm(pos, torch.tensor([0.1, 0.8]), index=torch.tensor([0, 2])).backward()
         >>> pos.grad
-        tensor([-3.0000, -0.8000])
+        tensor([-1.6000, -1.6000])
     """
 
     u: Tensor

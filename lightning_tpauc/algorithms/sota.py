@@ -57,7 +57,7 @@ class SOTA(STACO):
         >>> algorithm.setup(num_positives=3)
         >>> loss = algorithm(torch.tensor([0.2, 0.9]), torch.tensor([0.8]), torch.tensor([0.8]), torch.tensor([0, 2]))
         >>> algorithm.s
-        tensor([0.7500, 0.0000, 0.7500])
+        tensor([0.9375, 0.0000, 0.9375])
     """
 
     def __init__(

@@ -50,7 +50,7 @@ class SOTAs(PairwiseAlgorithm):
         scale: factor inside the logistic surrogate.
         step_units: what :math:`\lambda` and :math:`\lambda'` are measured in. ``"loss"``: :math:`\lambda L` and
             :math:`\lambda' L` are taken, and the weights' loss is divided by :math:`L`, the running mean of the loss on
-            the hardest :math:`\theta_1` of the negatives, or the batch's own or a constant model's where that is larger:
+            the hardest :math:`\theta_1` of the negatives, or the batch's own or a constant model's where that is more:
             the same numbers then suit any score, surrogate and margin. ``"absolute"``: as they are, as in the source.
         lam: :math:`\lambda`, above 0; the source tunes it, absolute, in {0.1, 1, 10}.
         lam_prime: :math:`\lambda'`, above 0; the same grid.
