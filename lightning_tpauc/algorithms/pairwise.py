@@ -74,7 +74,8 @@ class PairwiseAlgorithm(Algorithm):
         batch_loss = tail_mean_loss(pos_scores.detach(), neg_scores.detach(), self.theta1, surrogate=self.surrogate)
         self.loss_unit.copy_(loss_unit_step(self.loss_unit, batch_loss))
         if bounded:
-            return bounded_loss_unit(self.loss_unit, batch_loss, self.surrogate.value(torch.zeros_like(batch_loss)))
+            constant_loss = self.surrogate.value(torch.zeros_like(batch_loss)).detach()
+            return bounded_loss_unit(self.loss_unit, batch_loss, constant_loss)
         return self.loss_unit.clone()
 
     def per_unit(self, loss: Tensor, unit: Tensor | float) -> Tensor:

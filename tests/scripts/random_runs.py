@@ -111,6 +111,9 @@ def staco(rng: random.Random, gamma: float) -> Algorithm:
 ALGORITHMS: dict[str, Callable[[random.Random], Algorithm]] = {
     "STACO1": lambda rng: staco(rng, math.inf),
     "STACO2": lambda rng: staco(rng, 4.0),
+    "tracked": lambda rng: STACO(
+        **RECTANGLE, surrogate=rng.choice(MONOTONE), gamma=rng.choice([math.inf, 4.0]), duals="tracked"
+    ),
     "SOTA": lambda rng: SOTA(**RECTANGLE, surrogate=rng.choice(MONOTONE), gamma=rng.choice([4.0, 500.0])),
     "SOTAs": lambda rng: SOTAs(**RECTANGLE, surrogate=rng.choice(PAIRWISE)),
     "SONX": lambda rng: SONX(**RECTANGLE, surrogate=rng.choice(MONOTONE), gamma=rng.choice([0.0, 0.1])),
