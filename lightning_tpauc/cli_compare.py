@@ -74,6 +74,7 @@ class ConfigSetup:
         self._config, self._instantiate = config, instantiate
         self.trainer_options = config.trainer.as_dict()
         self._first_seed = first_seed(config)
+        self._data: tuple[Run, LightningDataModule] | None = None
 
     def module(self, algorithm: Algorithm, options: Mapping[str, Any]) -> TPAUCModule:
         """The configuration's model with another algorithm."""
@@ -85,14 +86,16 @@ class ConfigSetup:
         return module
 
     def datamodule(self, run: Run, num_folds: int | None) -> LightningDataModule:
-        """The configuration's data, of a fold and with a seed."""
+        """The configuration's data, of a fold and with a seed: read once for all methods."""
+        if self._data is not None and self._data[0] == run:
+            return self._data[1]
         config = copy.deepcopy(self._config)
         config.data.init_args.seed = int(config.data.init_args.get("seed") or 0) + run.seed - self._first_seed
         if num_folds is not None:
             for name, value in {"num_folds": num_folds, "fold": run.fold, "val_fraction": None}.items():
                 config.data.init_args[name] = value
-        datamodule: LightningDataModule = self._instantiate(config).data
-        return datamodule
+        self._data = run, self._instantiate(config).data
+        return self._data[1]
 
     def trainer(self, callbacks: list[Callback], options: Mapping[str, Any]) -> Trainer:
         """The configuration's Trainer, without callbacks that end, save or show a training."""

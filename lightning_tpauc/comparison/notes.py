@@ -82,6 +82,10 @@ def _settings(results: Results) -> list[str]:
             f"Nothing validated better than the untrained weights for {', '.join(untrained)}: the training is too "
             "short, or the learning rate does not suit it, and its row says nothing about the method."
         )
+    if any(row.method.startswith("STACO") for row in results.rows):
+        notes.append(
+            "STACO's own loss need not fall: the rectangle that it trains shrinks to the one that was asked for."
+        )
     notes += _below(results)
     notes += [f"{row.method} failed: {row.failed}" for row in results.rows if row.failed]
     return notes

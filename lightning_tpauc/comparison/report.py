@@ -77,7 +77,7 @@ def _columns(results: Results) -> list[str]:
     areas = [f"TPAUC ({min_tpr:g}, {max_fpr:g})" for min_tpr, max_fpr in results.rectangles]
     min_tpr, max_fpr = results.rectangles[0]
     points = [f"TPR at FPR {max_fpr:g}", f"FPR at TPR {min_tpr:g}"]
-    return ["method", *areas, "95% interval", "AUROC", "AP", *points, "seconds", "examples", "optimizer"]
+    return ["method", areas[0], "95% interval", *areas[1:], "AUROC", "AP", *points, "seconds", "examples", "optimizer"]
 
 
 def _cells(row: Row, results: Results) -> list[str]:
@@ -87,9 +87,9 @@ def _cells(row: Row, results: Results) -> list[str]:
     areas, others = _names(results)
     return [
         row.method,
-        *(mean_and_std(row.measured[name]) for name in areas),
+        mean_and_std(row.measured[areas[0]]),
         f"{low:.3f} to {high:.3f}",
-        *(mean_and_std(row.measured[name]) for name in others),
+        *(mean_and_std(row.measured[name]) for name in (*areas[1:], *others)),
         f"{statistics.fmean(row.seconds):.1f}",
         f"{row.examples:,}",
         row.optimizer,

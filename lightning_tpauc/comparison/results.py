@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from tqdm import tqdm
 
 from lightning_tpauc.comparison.statistics import (
     Difference,
@@ -93,7 +95,7 @@ def evaluate(
     measured = {name: {key: [run[key] for run in runs] for key in runs[0]} for name, runs in values.items()}
     drawn = sum(run.scores.numel() for runs in scores.values() for run in runs) * len(rectangles)
     count = num_resamples_for(drawn)
-    areas = resampled_areas(scores, rectangles, count) if scores else {}
+    areas = resampled_areas(scores, rectangles, count, progress=_shown) if scores else {}
     found: dict[str, list[Difference]] = {}
     intervals: dict[str, list[tuple[float, float]]] = {}
     for name, own in areas.items():
@@ -106,3 +108,9 @@ def evaluate(
                 difference(mean - theirs[k], own[:, k], areas[baseline][:, k]) for k, mean in enumerate(means)
             ]
     return measured, intervals, found, count
+
+
+def _shown(numbers: Iterable[int]) -> Iterable[int]:
+    """With a bar, if it takes more than two seconds."""
+    bar: Iterable[int] = tqdm(numbers, desc="resampling", delay=2)
+    return bar

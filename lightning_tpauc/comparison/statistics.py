@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,8 +15,8 @@ from lightning_tpauc.functional.order import split_classes
 
 __all__ = ("Difference", "Evaluated", "difference", "measures", "num_resamples_for", "resampled_areas", "verdict")
 
-#: Scores that 1000 resamples may draw in all; of larger sets fewer resamples do, since they differ less.
-_DRAWS = 4_000_000_000
+#: Scores that resamples draw in all, at most; of larger sets fewer resamples do, since they differ less.
+_DRAWS = 1_000_000_000
 
 
 class Evaluated(NamedTuple):
@@ -87,6 +87,7 @@ def resampled_areas(
     rectangles: Sequence[tuple[float, float]],
     num_resamples: int = 1000,
     seed: int = 0,
+    progress: Callable[[Iterable[int]], Iterable[int]] = iter,
 ) -> dict[str, Tensor]:
     r"""TPAUC of every method in stratified resamples that are the same for all of them.
 
@@ -100,6 +101,7 @@ def resampled_areas(
         rectangles: (min_tpr, max_fpr) pairs.
         num_resamples: number of resamples.
         seed: of the draws.
+        progress: is handed the numbers of the resamples, and may show how many are done.
 
     Returns:
         By method, a float64 tensor ``(num_resamples, len(rectangles))``: means over the drawn runs.
@@ -116,7 +118,7 @@ def resampled_areas(
         raise ArgumentError(msg)
     generator = torch.Generator().manual_seed(seed)
     found = {name: torch.zeros(num_resamples, len(rectangles), dtype=torch.float64) for name in methods}
-    for k in range(num_resamples):
+    for k in progress(range(num_resamples)):
         drawn = torch.randint(len(targets), (len(targets),), generator=generator).tolist()
         rows = [_draw(counts[0], generator)] * len(drawn) if shared else [_draw(counts[r], generator) for r in drawn]
         for name, runs in split.items():

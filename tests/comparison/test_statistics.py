@@ -151,4 +151,4 @@ def test_small_numbers_have_no_sign_of_nothing():
 
 
 def test_huge_data_get_fewer_resamples():
-    assert [num_resamples_for(n) for n in (0, 10**6, 8 * 10**6, 10**9)] == [1000, 1000, 500, 200]
+    assert [num_resamples_for(n) for n in (0, 10**6, 2 * 10**6, 10**9)] == [1000, 1000, 500, 200]
