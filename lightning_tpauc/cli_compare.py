@@ -90,10 +90,17 @@ class ConfigSetup:
         if self._data is not None and self._data[0] == run:
             return self._data[1]
         config = copy.deepcopy(self._config)
-        config.data.init_args.seed = int(config.data.init_args.get("seed") or 0) + run.seed - self._first_seed
+        given, known = config.data.get("init_args") or {}, options_of(config.data.class_path)
+        values: dict[str, Any] = {}
+        if "seed" in known:
+            values["seed"] = int(given.get("seed") or 0) + run.seed - self._first_seed
         if num_folds is not None:
-            for name, value in {"num_folds": num_folds, "fold": run.fold, "val_fraction": None}.items():
-                config.data.init_args[name] = value
+            values.update(num_folds=num_folds, fold=run.fold, val_fraction=None)
+        if not values.keys() <= set(known):
+            msg = f"`folds` needs data that can be cut into folds, but {config.data.class_path} takes no `num_folds`."
+            raise ArgumentError(msg)
+        for name, value in values.items():
+            config.data[f"init_args.{name}"] = value
         self._data = run, self._instantiate(config).data
         return self._data[1]
 

@@ -423,6 +423,23 @@ def test_the_command_says_what_it_cant_do(config, tmp_path, capsys):
             main([*words, *more])
 
 
+class Fixed(PosNegDataModule):
+    """Takes nothing."""
+
+    def __init__(self):
+        super().__init__(part(0), part(1), part(2), num_pos=8, num_neg=16)
+
+
+def test_the_command_takes_data_and_models_of_ones_own(tmp_path, capsys):
+    words = ["compare", "--model", "TPAUCModule", "--model.backbone", "lightning_tpauc.models.Linear"]
+    words += ["--model.backbone.num_features", "3", "--data", f"{__name__}.Fixed", "--trainer.max_steps", "4"]
+    words += ["--folder", str(tmp_path), "--methods", str(TWO), "--trainer.accelerator", "cpu"]
+    main([*words, "--seeds", "2"])
+    assert "2 seeds" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match=r"`folds` needs data that can be cut into folds, but .*Fixed takes no"):
+        main([*words, "--folds", "2"])
+
+
 def test_help_lists_it(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
