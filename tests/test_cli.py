@@ -452,7 +452,7 @@ def test_other_errors_keep_their_traceback(monkeypatch):
 def test_an_error_of_another_kind_in_a_process_is_not_taken_for_ours(monkeypatch):
     from torch.multiprocessing.spawn import ProcessRaisedException
 
-    from lightning_tpauc.cli_errors import own_message
+    from lightning_tpauc.cli.errors import own_message
 
     text = "-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n{}\n"
     ours = ProcessRaisedException(text.format("lightning_tpauc.errors.DataError: no positives: none\nat all"), 1, 7)

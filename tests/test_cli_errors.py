@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_tpauc.cli_errors import explain, options_of
+from lightning_tpauc.cli.errors import explain, options_of
 
 OPTIONS = ["model", "data", "trainer.max_epochs", "trainer.accelerator", "ckpt_path"]
 CLASSES = ["STACO", "SOTA", "TPAUCModule", "DigitsDataModule"]

@@ -44,17 +44,20 @@ USED = {
         "a checkpoint of the command line can't be loaded without arguments",
     ),
     ("training.checkpoint", "_trainer"): (lambda t: t.lightning_module, "checkpoints carry no fingerprint of the data"),
-    ("cli", "_checkpoint_connector"): (lambda t: t, "`test --ckpt_path last` without a file tests untrained weights"),
-    ("cli", "_parse_ckpt_path"): (
+    ("cli.command", "_checkpoint_connector"): (
+        lambda t: t,
+        "`test --ckpt_path last` without a file tests untrained weights",
+    ),
+    ("cli.command", "_parse_ckpt_path"): (
         lambda t: t._checkpoint_connector,
         "`test --ckpt_path last` without a file tests untrained weights",
     ),
-    ("cli", "_prepare_subcommand_kwargs"): (
+    ("cli.command", "_prepare_subcommand_kwargs"): (
         lambda _: LightningCLI,
         "`test --ckpt_path last` without a file tests untrained weights",
     ),
-    ("cli", "_signal_connector"): (lambda t: t, "several processes that are asked to end wait for each other"),
-    ("cli", "_sigterm_notifier_fn"): (
+    ("cli.command", "_signal_connector"): (lambda t: t, "several processes that are asked to end wait for each other"),
+    ("cli.command", "_sigterm_notifier_fn"): (
         lambda t: t._signal_connector,
         "several processes that are asked to end wait for each other",
     ),

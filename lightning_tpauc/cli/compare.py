@@ -11,7 +11,7 @@ from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 
 from lightning_tpauc.algorithms import Algorithm
-from lightning_tpauc.cli_errors import options_of
+from lightning_tpauc.cli.errors import options_of
 from lightning_tpauc.comparison import Comparison
 from lightning_tpauc.comparison.setup import as_list, kept_callbacks, left_out
 from lightning_tpauc.errors import ArgumentError

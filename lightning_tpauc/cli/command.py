@@ -23,9 +23,9 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from typing_extensions import override
 
 from lightning_tpauc import algorithms, data, models
-from lightning_tpauc.cli_compare import ComparingTrainer, run_comparison
-from lightning_tpauc.cli_errors import explain, options_of, own_message
-from lightning_tpauc.cli_words import description, full_names, given_checkpoint, with_environment
+from lightning_tpauc.cli.compare import ComparingTrainer, run_comparison
+from lightning_tpauc.cli.errors import explain, options_of, own_message
+from lightning_tpauc.cli.words import description, full_names, given_checkpoint, with_environment
 from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.errors import ArgumentError, MissingCheckpointError, TPAUCWarning
 from lightning_tpauc.lightning_fixes.checkpoint_files import read_checkpoint
