@@ -10,6 +10,10 @@ from latex2mathml.converter import convert
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 
 
+# A prime is raised already; in a superscript browsers raise it twice.
+_PRIME = re.compile(r"<msup><mi>([^<]+)</mi><m[io]>&#x02032;</m[io]></msup>")
+
+
 def on_page_content(page_html: str, **_: Any) -> str:
     """Called by MkDocs for each page."""
     return _FORMULA.sub(_mathml, page_html)
@@ -17,4 +21,5 @@ def on_page_content(page_html: str, **_: Any) -> str:
 
 def _mathml(match: re.Match[str]) -> str:
     display = "block" if match[2] == "[" else "inline"
-    return convert(html.unescape(match[3]).strip(), display=display)
+    formula = convert(html.unescape(match[3]).strip(), display=display)
+    return _PRIME.sub(r'<mrow><mi>\1</mi><mo lspace="0" rspace="0">&#x02032;</mo></mrow>', formula)
