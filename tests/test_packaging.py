@@ -224,6 +224,7 @@ def test_a_missing_extra_is_named_with_its_remedy(name, missing, monkeypatch, tm
     absent = [other for other in needed if other != missing and find_spec(other) is None]
     if absent:
         pytest.skip(f"{', '.join(absent)} is not installed and would be named instead")
+    importlib.import_module(f"lightning_tpauc.{name}")  # with torchmetrics, which takes matplotlib if it is installed
     for module in [missing, *sys.modules]:
         if module.split(".")[0] == missing:
             monkeypatch.setitem(sys.modules, module, None)
