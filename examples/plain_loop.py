@@ -36,7 +36,7 @@ def main() -> None:
 
     model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
     average = AveragedModel(model, avg_fn=lambda mean, new, count: mean + (new - mean) * 9 / (count + 9))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.003)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     algorithm = STACO(min_tpr=0.8, max_fpr=0.2)
     algorithm.setup(num_positives=int(y.sum()))
     algorithm.tightness = 0.0  # the rectangle is the whole square at first

@@ -26,7 +26,7 @@ STEPS, SEEDS = 1000, range(5)
 METHODS = {
     "cross-entropy": (lambda: CrossEntropy(0.5, 0.5), (0.003, 0.01, 0.03, 0.1)),
     "balanced cross-entropy": (lambda: CrossEntropy(0.5, 0.5, balanced=True), (0.003, 0.01, 0.03, 0.1)),
-    "STACO": (lambda: STACO(0.5, 0.5), (0.003,)),
+    "STACO": (lambda: STACO(0.5, 0.5), (0.01,)),
 }
 
 

@@ -78,10 +78,10 @@ def test_all_methods_have_the_same_budget(example, monkeypatch, tmp_path):
 
 
 class Judged:
-    """Stands in for a Trainer: validates best at 0.01, 0.03 and (for STACO) 0.003; notes which rates are tested."""
+    """Stands in for a Trainer: validates best at 0.01, 0.03 and (for STACO) 0.01; notes which rates are tested."""
 
     def __init__(self, algorithm, lr, tested):
-        best = (0.03 if algorithm.balanced else 0.01) if isinstance(algorithm, CrossEntropy) else 0.003
+        best = (0.03 if algorithm.balanced else 0.01) if isinstance(algorithm, CrossEntropy) else 0.01
         self.value = float(lr == best)
         self.lr, self.tested = lr, tested
 
@@ -98,7 +98,7 @@ def test_only_the_chosen_models_are_tested(example, root, tmp_path, monkeypatch)
     tested = []
     monkeypatch.setattr(example, "train", lambda data, algorithm, lr: (Judged(algorithm, lr, tested), None))
     example.main(root, str(tmp_path))
-    assert tested == [0.01, 0.01, 0.03, 0.03, 0.003, 0.003]
+    assert tested == [0.01, 0.01, 0.03, 0.03, 0.01, 0.01]
 
 
 def test_a_missing_network_is_one_line(tmp_path):

@@ -232,8 +232,8 @@ def test_the_default_is_adam_at_three_thousandths():
     module = TPAUCModule(LinearScore())
     optimizer = module.configure_optimizers()
     assert type(optimizer) is torch.optim.Adam
-    assert optimizer.param_groups[0]["lr"] == 3e-3
-    assert rates_of(num_batches=10).rates == [3e-3] * 10
+    assert optimizer.param_groups[0]["lr"] == 1e-2
+    assert rates_of(num_batches=10).rates == [1e-2] * 10
 
 
 def test_the_default_trains_as_adam_does():
@@ -242,5 +242,5 @@ def test_the_default_trains_as_adam_does():
         make_trainer().fit(module, loader(make_batches(20)[0]))
         return module.backbone.weight
 
-    assert torch.equal(weights(None), weights(lambda p: torch.optim.Adam(p, lr=3e-3)))
+    assert torch.equal(weights(None), weights(lambda p: torch.optim.Adam(p, lr=1e-2)))
     assert not torch.equal(weights(None), weights(sgd(3e-3)))

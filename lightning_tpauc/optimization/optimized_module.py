@@ -36,7 +36,7 @@ class OptimizedModule(ScoringModule):
 
     Args:
         optimizer: maps parameters to a :class:`torch.optim.Optimizer`. If ``None``, the mixed-in module's
-            ``configure_optimizers`` is used, and without one Adam with learning rate 0.003.
+            ``configure_optimizers`` is used, and without one Adam with learning rate 0.01.
         lr_scheduler: maps the optimizer to a scheduler; needs ``optimizer``, or a module that makes none.
         lr_scheduler_interval: whether the scheduler steps after every ``"step"`` or every ``"epoch"``.
         warmup: share of the run in which the learning rate grows linearly to that of the optimizer, at most 4 epochs;
@@ -50,7 +50,7 @@ class OptimizedModule(ScoringModule):
         >>> from torch import nn
         >>> module = OptimizedModule(backbone=nn.Linear(3, 1))
         >>> module.configure_optimizers().param_groups[0]["lr"]
-        0.003
+        0.01
     """
 
     def __init__(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ("LinearWarmup", "begin_warmup", "make_optimizer", "warms_up")
 
 #: Learning rate of Adam, the default optimizer; see benchmarks/defaults.py.
-DEFAULT_LR = 3e-3
+DEFAULT_LR = 1e-2
 
 
 class LinearWarmup(LRScheduler):
@@ -84,7 +84,7 @@ def warms_up(trainer: Trainer) -> bool:
 
 
 def make_optimizer(factory: Any, parameters: list[nn.Parameter]) -> Optimizer:
-    """The optimizer of ``factory``, or Adam with learning rate 0.003 if that is ``None``.
+    """The optimizer of ``factory``, or Adam with learning rate 0.01 if that is ``None``.
 
     Raises:
         ArgumentError: if ``factory`` does not map parameters to one optimizer.
