@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
     from lightning_tpauc.metrics.roc_figure import ROCFigure
     from lightning_tpauc.module import TPAUCModule
+    from lightning_tpauc.scoring.decision_threshold import DecisionThreshold
     from lightning_tpauc.scoring.prediction import PredictionWriter
     from lightning_tpauc.training.finite_guard import FiniteGuard
     from lightning_tpauc.training.stages import StageCallback
 
 __all__ = (
+    "DecisionThreshold",
     "DigitsDataModule",
     "EvalBatch",
     "ExactObjective",
@@ -67,6 +69,7 @@ _HOME = {
     "ExactObjective": "metrics",
     "TwoWayPartialAUROC": "metrics",
     "TPAUCModule": "module",
+    "DecisionThreshold": "scoring.decision_threshold",
     "PredictionWriter": "scoring.prediction",
     "ROCFigure": "metrics.roc_figure",
 }

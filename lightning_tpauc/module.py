@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,9 +31,8 @@ from lightning_tpauc.lightning_fixes.weight_loading import load_state, load_weig
 from lightning_tpauc.optimization.optimized_module import make_dense
 from lightning_tpauc.training.checkpoint import prepare_loading
 from lightning_tpauc.training.checkpoint import save as save_checkpoint
-from lightning_tpauc.training.finite_guard import FiniteGuard
+from lightning_tpauc.training.needed_callbacks import needed_callbacks
 from lightning_tpauc.training.saved_hyperparameters import save_cli_hyperparameters
-from lightning_tpauc.training.stages import StageCallback
 from lightning_tpauc.training.state import Phase
 from lightning_tpauc.training.trained_module import TrainedModule
 
@@ -135,6 +134,7 @@ class TPAUCModule(TrainedModule):
             load_weights(self, self.init_from)
             state.note_weights_from_file()
         if is_new:
+            self.operating_point = None
             self.trained_start.prepare(self.trainer, is_trained=state.is_trained or state.average is not None)
 
     @duty("required", cooperative=False)
@@ -279,8 +279,7 @@ class TPAUCModule(TrainedModule):
         say_unused(self)
         use_atomic_files(self.trainer)
         present = [type(callback) for callback in (*self.trainer.callbacks, *given)]  # type: ignore[attr-defined]
-        needed: Iterable[type[Callback]] = (FiniteGuard, StageCallback)
-        return [*given, *(kind() for kind in needed if not any(issubclass(p, kind) for p in present))]
+        return [*given, *needed_callbacks(present)]
 
     @duty("before")
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -33,6 +33,7 @@ from lightning_tpauc.lightning_fixes.unsupported import refuse_strategy_name
 from lightning_tpauc.metrics.names import passes_below
 from lightning_tpauc.metrics.roc_figure import ROCFigure
 from lightning_tpauc.module import TPAUCModule
+from lightning_tpauc.scoring.decision_threshold import DecisionThreshold
 from lightning_tpauc.scoring.prediction import PredictionWriter
 from lightning_tpauc.version import __version__
 
@@ -41,6 +42,7 @@ __all__ = ("TPAUCCLI", "main")
 #: Imported here so that the command line finds them by their short names.
 _CLASSES: tuple[type, ...] = (
     TPAUCModule,
+    DecisionThreshold,
     PredictionWriter,
     ROCFigure,
     *(getattr(algorithms, name) for name in algorithms.__all__),

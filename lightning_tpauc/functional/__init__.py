@@ -1,6 +1,8 @@
 """Pure functions: tensors in, tensors out."""
 
 from lightning_tpauc.functional.bootstrap import BootstrapInterval, bootstrap_interval
+from lightning_tpauc.functional.calibration import Calibration, calibrated_probability, fit_calibration
+from lightning_tpauc.functional.decision_threshold import Decisions, count_decisions, decision_threshold
 from lightning_tpauc.functional.duals import ExactDuals, exact_duals
 from lightning_tpauc.functional.objective import objective_ratio, tpauc_objective
 from lightning_tpauc.functional.operating_points import fpr_at_min_tpr, tpr_at_max_fpr
@@ -21,6 +23,8 @@ from lightning_tpauc.functional.tpauc import binary_two_way_partial_auroc, two_w
 
 __all__ = (
     "BootstrapInterval",
+    "Calibration",
+    "Decisions",
     "ExactDuals",
     "Pairs",
     "PairwiseTerms",
@@ -29,10 +33,14 @@ __all__ = (
     "SurrogateFactory",
     "binary_two_way_partial_auroc",
     "bootstrap_interval",
+    "calibrated_probability",
     "ceil_count",
     "clip_polyline",
+    "count_decisions",
+    "decision_threshold",
     "evaluate_pairs",
     "exact_duals",
+    "fit_calibration",
     "floor_count",
     "fpr_at_min_tpr",
     "get_surrogate",

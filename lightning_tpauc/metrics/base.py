@@ -105,6 +105,14 @@ class ScoreMetric(Metric):
             concatenate(self.classes, self.encode(empty.new_empty(0, *self._label_row))),
         )
 
+    @eager
+    def gathered(self) -> tuple[Tensor, Tensor]:
+        """:meth:`collected` of all processes, all of which have to call this."""
+        with self.sync_context(
+            dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync, should_unsync=self._should_unsync
+        ):
+            return self.collected()
+
     def result(self, value: Tensor) -> Tensor:
         """What ``compute`` returns: ``value`` in the dtype that :meth:`set_dtype` asks for."""
         return value.to(self._result_dtype)

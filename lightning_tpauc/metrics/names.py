@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 __all__ = ("better_mode", "is_ours", "passes_below", "validated_areas")
 
-_LARGER = r"(val|test)/(auroc|tpr_at_max_fpr|tpauc(_tpr[0-9p]+_fpr[0-9p]+)?)(/.+)?"
+_AT_THRESHOLD = "(sensitivity|specificity|precision)_at_threshold"
+_LARGER = rf"(val|test)/(auroc|tpr_at_max_fpr|{_AT_THRESHOLD}|tpauc(_tpr[0-9p]+_fpr[0-9p]+)?)(/.+)?"
 _SMALLER = r"(val|test)/(objective|fpr_at_min_tpr)(/.+)?"
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import check_rectangle
 from lightning_tpauc.functional.surrogates import Surrogate
+from lightning_tpauc.metrics.base import ScoreMetric
 from lightning_tpauc.metrics.objective import ExactObjective
 from lightning_tpauc.metrics.operating_points import FPRAtMinTPR, TPRAtMaxFPR
 from lightning_tpauc.metrics.tpauc import TwoWayPartialAUROC
@@ -19,6 +21,7 @@ __all__ = (
     "Rectangle",
     "as_rectangles",
     "build_metrics",
+    "gathered_scores",
     "metric_name",
 )
 
@@ -99,6 +102,19 @@ def build_metrics(
             ignore_index=IGNORED,
         )
     return MetricCollection(dict(metrics), prefix=prefix)
+
+
+def gathered_scores(metrics: MetricCollection) -> tuple[Tensor, Tensor]:
+    """Scores and labels that :func:`build_metrics`' metrics have collected, of all processes; a collective.
+
+    Example:
+        >>> import torch
+        >>> metrics = build_metrics(Rectangle(0.5, 0.5), (), False, None, "identity", "val/")
+        >>> metrics.update(torch.tensor([2.0, 1.0]), torch.tensor([1, 0]))
+        >>> gathered_scores(metrics)
+        (tensor([2., 1.]), tensor([1, 0], dtype=torch.int8))
+    """
+    return next(m for m in metrics.values(copy_state=False) if isinstance(m, ScoreMetric)).gathered()
 
 
 def _tpauc(rectangle: Rectangle) -> TwoWayPartialAUROC:

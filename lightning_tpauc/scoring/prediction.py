@@ -22,11 +22,16 @@ if TYPE_CHECKING:
 
 __all__ = ("PredictionWriter",)
 
+#: What a module may say of an example beside its score.
+_FURTHER = ("probability", "decision")
 _REMEDY = "Predict on a PosNegDataModule, whose batches say it"
 
 
 class PredictionWriter(Callback):
     r"""Writes the scores of ``Trainer.predict`` to one CSV file with the columns ``example_id`` and ``score``.
+
+    A module that has a threshold adds ``decision``, 1 or 0, and before it ``probability`` if its scores are calibrated;
+    see :class:`~lightning_tpauc.DecisionThreshold`.
 
     Rows are sorted by ``example_id``, the position in the predicted data set. Every example is there once, even if
     several processes predict. A ``DataLoader`` may shuffle, or take only some of the examples: its batch sampler tells
@@ -100,24 +105,23 @@ class PredictionWriter(Callback):
             if ids is None:
                 first = sum(len(part["score"]) for part in self._parts)
                 ids = torch.arange(first, first + len(score))
-        self._parts.append({"example_id": ids, "score": score})
+        further = {name: outputs[name].detach().cpu() for name in _FURTHER if name in outputs}
+        self._parts.append({"example_id": ids, "score": score, **further})
 
     @override
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Bring the ranks' scores together; rank 0 writes them."""
-        nothing = {"example_id": torch.empty(0, dtype=torch.int64), "score": torch.empty(0)}
-        parts = self._parts or [nothing]  # a loader without batches
-        own = {name: torch.cat([part[name] for part in parts]) for name in nothing}
-        ranks = gather_objects(own)
+        own = {name: torch.cat([part[name] for part in self._parts]) for name in (self._parts or [()])[0]}
+        ranks = [part for part in gather_objects(own) if part]  # without those that had no batch
         if rank() == 0:
-            ids, scores = (torch.cat([part[name] for part in ranks]) for name in ("example_id", "score"))
-            self._write(ids, scores)
+            nothing = {"example_id": torch.empty(0, dtype=torch.int64), "score": torch.empty(0)}
+            names = ranks[0] if ranks else nothing
+            self._write({name: torch.cat([part[name] for part in ranks or [nothing]]) for name in names})
             rank_zero_info(f"Predictions written to {self.path}")
         self._parts = []
 
-    def _write(self, ids: Tensor, scores: Tensor) -> None:
-        digits = 17 if scores.dtype == torch.float64 else 9
-        ids, order = ids.sort(stable=True)
+    def _write(self, columns: dict[str, Tensor]) -> None:
+        ids, order = columns["example_id"].sort(stable=True)
         first = torch.ones_like(ids, dtype=torch.bool)
         first[1:] = ids[1:] != ids[:-1]
         if not first.all():
@@ -125,11 +129,16 @@ class PredictionWriter(Callback):
                 f"{int((~first).sum())} predictions were made again of examples that had one; the first one is written."
             )
             rank_zero_warn(text, category=TPAUCWarning)
-        rows = zip(ids[first].tolist(), scores[order][first].tolist(), strict=True)
+        rows = zip(*(column[order][first].tolist() for column in columns.values()), strict=True)
+        line = ",".join(f"{{:{_format(column.dtype)}}}" for column in columns.values()) + "\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("w", encoding="utf-8") as file:
-            file.write("example_id,score\n")
-            file.writelines(f"{example},{score:.{digits}g}\n" for example, score in rows)
+            file.write(",".join(columns) + "\n")
+            file.writelines(line.format(*row) for row in rows)
+
+
+def _format(dtype: torch.dtype) -> str:
+    return ".17g" if dtype == torch.float64 else ".9g" if dtype.is_floating_point else "d"
 
 
 def _positions(loader: Any, batch_idx: int, num_scores: int) -> Tensor | None:

@@ -35,6 +35,7 @@ from lightning_tpauc.scoring.activation import is_squashed, warn_of_activation
 from lightning_tpauc.scoring.calling import call_model, one_score, scores_of
 from lightning_tpauc.scoring.forward_passes import explained_dtypes
 from lightning_tpauc.scoring.labelled_batches import inputs_and_target, inputs_to_predict
+from lightning_tpauc.scoring.operating_point import OperatingPoint
 from lightning_tpauc.scoring.trained_start import TrainedStart
 
 __all__ = ("ScoringModule",)
@@ -42,7 +43,7 @@ __all__ = ("ScoringModule",)
 #: Name of the only metric of a validation that is not a number and is not logged.
 RATIOS = "objective_ratios"
 
-_ATTRIBUTES = ("algorithm", "score_activation", "input_layout", "trained_start")
+_ATTRIBUTES = ("algorithm", "score_activation", "input_layout", "operating_point", "trained_start")
 
 
 class ScoringModule(KeepsDuties, LightningModule):
@@ -66,6 +67,9 @@ class ScoringModule(KeepsDuties, LightningModule):
         >>> module.raw_scores(torch.zeros(2, 3)).shape, module.algorithm_scores(torch.zeros(2, 3)).shape
         (torch.Size([2]), torch.Size([2]))
     """
+
+    #: What the model decides by; see :class:`~lightning_tpauc.DecisionThreshold`.
+    operating_point: OperatingPoint | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         refuse_bases(cls)
@@ -213,11 +217,16 @@ class ScoringModule(KeepsDuties, LightningModule):
         self._evaluate(self.test_metrics, batch, dataloader_idx)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:  # noqa: ARG002
-        """Raw scores and, for batches of a ``PosNegDataModule``, which examples they belong to."""
+        """Raw scores, what is decided on them and, for batches of a ``PosNegDataModule``, which examples they are."""
         if isinstance(batch, EvalBatch):
             real = batch.example_id >= 0
-            return {"example_id": batch.example_id[real], "score": self.raw_scores(batch.inputs)[real]}
-        return {"score": self.raw_scores(inputs_to_predict(batch, self._known_layout(batch)))}
+            scores = self.raw_scores(batch.inputs)[real]
+            return {"example_id": batch.example_id[real], "score": scores, **self._decided(scores)}
+        scores = self.raw_scores(inputs_to_predict(batch, self._known_layout(batch)))
+        return {"score": scores, **self._decided(scores)}
+
+    def _decided(self, scores: Tensor) -> dict[str, Tensor]:
+        return self.operating_point.decide(scores) if self.operating_point is not None else {}
 
     @duty("before")
     def on_validation_epoch_start(self) -> None:
@@ -242,12 +251,12 @@ class ScoringModule(KeepsDuties, LightningModule):
 
         If there are several data loaders, the second one's value is ``val/tpauc/dataloader_idx_1``.
         """
-        self._log_metrics(self.val_metrics, len(self.trainer.num_val_batches))
+        self._log_metrics(self.val_metrics, self.loader_metrics("val"))
 
     @duty("after", cooperative=False)
     def on_test_epoch_end(self) -> None:
         """Log ``test/tpauc`` and the other metrics, named as in validation."""
-        self._log_metrics(self.test_metrics, len(self.trainer.num_test_batches))
+        self._log_metrics(self.test_metrics, self.loader_metrics("test"))
 
     def _evaluate(self, first: MetricCollection, batch: Any, dataloader_idx: int) -> None:
         inputs, target = inputs_and_target(batch, self._known_layout(batch))
@@ -264,10 +273,20 @@ class ScoringModule(KeepsDuties, LightningModule):
             self._further_metrics.append(self._metrics(first.prefix or "").to(self.device))
         return [first, *self._further_metrics][:num_loaders]
 
-    def _log_metrics(self, first: MetricCollection, num_loaders: int) -> None:
+    def loader_metrics(self, stage: Literal["val", "test"]) -> list[tuple[str, MetricCollection]]:
+        """The metrics of each data loader, with what their names end in if there are several."""
+        trainer = self.trainer
+        first, num_loaders = (
+            (self.val_metrics, len(trainer.num_val_batches))
+            if stage == "val"
+            else (self.test_metrics, len(trainer.num_test_batches))
+        )
+        several = self._metrics_of(first, num_loaders)
+        return [(f"/dataloader_idx_{k}" if num_loaders > 1 else "", metrics) for k, metrics in enumerate(several)]
+
+    def _log_metrics(self, first: MetricCollection, several: list[tuple[str, MetricCollection]]) -> None:
         # Every rank computes the same metrics, even if it had no batch, since computing them is a collective.
-        for number, metrics in enumerate(self._metrics_of(first, num_loaders)):
-            suffix = f"/dataloader_idx_{number}" if num_loaders > 1 else ""
+        for number, (suffix, metrics) in enumerate(several):
             checks = self.trainer.sanity_checking
             grid = self.objective_grid() if number == 0 else ()
             for metric in metrics.values(copy_state=False):

@@ -13,6 +13,8 @@ from torch import Tensor
 from lightning_tpauc.errors import TPAUCAdvice
 
 if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
     from lightning_tpauc.algorithms import Algorithm
     from lightning_tpauc.functional.surrogates import Surrogate
     from lightning_tpauc.training.state import TrainingState
@@ -129,12 +131,13 @@ class Adviser:
             )
 
 
-def few_pairs_of(algorithm: Algorithm, datamodule: Any, world_size: int) -> str | None:
+def few_pairs_of(algorithm: Algorithm, trainer: Trainer) -> str | None:
     """:func:`few_pairs` of a PosNegDataModule's batches and the rectangle that was asked for."""
+    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set at run time, declared nowhere
     sizes = [getattr(datamodule, name, None) for name in ("num_pos", "num_neg")]
     if algorithm.sampling != "pos_neg" or not algorithm.can_shrink_rectangle or None in sizes:
         return None
-    num_pos, num_neg = (int(size) * world_size for size in sizes if size is not None)
+    num_pos, num_neg = (int(size) * trainer.world_size for size in sizes if size is not None)
     return few_pairs(algorithm.min_tpr, algorithm.max_fpr, min(num_pos, algorithm.num_positives or num_pos), num_neg)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.distributed.fsdp import assign, whole
+from lightning_tpauc.scoring.operating_point import OperatingPoint
 
 __all__ = ("BestWeights",)
 
@@ -27,6 +28,7 @@ class BestWeights:
     Attributes:
         value: ``(tpauc, auroc)`` of the copy; ``-inf`` before the first validation.
         step: number of training batches that had been seen at that validation.
+        operating_point: the threshold that this validation gave, if any.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
@@ -34,14 +36,15 @@ class BestWeights:
         self.weights: list[Tensor] = []
         self.value = (-math.inf, -math.inf)
         self.step = 0
+        self.operating_point: OperatingPoint | None = None
         self._last: list[Tensor] | None = None
 
     @torch.no_grad()
-    def offer(self, tpauc: float, auroc: float, step: int) -> None:
+    def offer(self, tpauc: float, auroc: float, step: int, operating_point: OperatingPoint | None = None) -> None:
         """Copy the model's weights if their validation is better than all before; nan is never better."""
         if math.isnan(tpauc) or not (tpauc, auroc) > self.value:
             return
-        self.value, self.step = (tpauc, auroc), step
+        self.value, self.step, self.operating_point = (tpauc, auroc), step, operating_point
         if self.weights:
             assign(self.weights, [t.detach() for t in self.tensors])
         else:
@@ -68,6 +71,7 @@ class BestWeights:
         return {
             "value": list(self.value),
             "step": self.step,
+            "operating_point": None if self.operating_point is None else self.operating_point.state_dict(),
             "weights": [whole(t) for t in self.weights],
             "last": [whole(t) for t in self._last or ()],
         }
@@ -77,6 +81,8 @@ class BestWeights:
         """Restore what :meth:`state_dict` returned; the model then holds what training goes on from."""
         tpauc, auroc = (float(v) for v in state["value"])
         self.value, self.step, self._last = (tpauc, auroc), int(state["step"]), None
+        point = state.get("operating_point")  # earlier releases had none
+        self.operating_point = None if point is None else OperatingPoint.from_state_dict(point)
         if state["weights"]:
             self.weights = [t.detach().clone() for t in self.tensors]
             assign(self.weights, state["weights"])

@@ -33,6 +33,7 @@ from lightning_tpauc.training.batch_norm import agree_on_statistics, batch_norm_
 from lightning_tpauc.training.compatibility import FORMAT_VERSION, KEY
 from lightning_tpauc.training.diagnosis import diagnose
 from lightning_tpauc.training.saved_hyperparameters import leave_out_objects
+from lightning_tpauc.training.settled_threshold import record_operating_point, recorded_operating_point
 from lightning_tpauc.training.state import Phase
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def save(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
     leave_out_objects(checkpoint)
     make_plain(checkpoint)
     compatibility.record_rectangle(module, checkpoint)
+    record_operating_point(module, checkpoint)
     if state.average is None:
         return
     if state.phase is Phase.IN_STEP:
@@ -95,6 +97,7 @@ def prepare_loading(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
         CheckpointError: if training is to resume from the checkpoint, and it is not ours or does not fit.
     """
     entry = compatibility.training_entry(module, checkpoint)
+    module.operating_point = recorded_operating_point(checkpoint)
     trainer = module._trainer
     if trainer is not None and isinstance(trainer.precision_plugin, DoublePrecision):
         trainer.precision_plugin.convert_module(module)

@@ -34,6 +34,7 @@ from lightning_tpauc.training.checkpoint import restore
 from lightning_tpauc.training.hyperparameters import offer_hyperparameters
 from lightning_tpauc.training.rectangle_schedule import shrinking_steps
 from lightning_tpauc.training.saved_hyperparameters import check_savable
+from lightning_tpauc.training.settled_threshold import settle_threshold
 from lightning_tpauc.training.start import allocate, start
 from lightning_tpauc.training.state import Phase, ToRemember, TrainingState
 from lightning_tpauc.training.training_scores import score_training_set
@@ -145,8 +146,7 @@ class StageCallback(KeepsDuties, Callback):
         if not hasattr(pl_module, "algorithm"):
             msg = f"StageCallback trains a TPAUCModule, but got {type(pl_module).__name__}."
             raise UnsupportedError(msg)
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
-        stages = [type(callback).__name__ for callback in callbacks if isinstance(callback, StageCallback)]
+        stages = [type(c).__name__ for c in trainer.callbacks if isinstance(c, StageCallback)]  # type: ignore[attr-defined]
         if len(stages) > 1:
             msg = f"The Trainer has {' and '.join(stages)}: each would start and end all stages. Keep one of them."
             raise UnsupportedError(msg)
@@ -180,8 +180,7 @@ class StageCallback(KeepsDuties, Callback):
         prepare_plateau_schedulers(trainer)
         self._visited = allocate(trainer, module, self._to_remember(trainer, module.algorithm))
         self._adviser = Adviser()
-        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set at run time, declared nowhere
-        self._adviser.say("pairs", few_pairs_of(module.algorithm, datamodule, trainer.world_size))
+        self._adviser.say("pairs", few_pairs_of(module.algorithm, trainer))
         restored = module.training_state.restored or {}
         last_epoch = self._resumed.start(trainer, stopped=restored.get("stopped_early", False))
         if restore(module, last_epoch=last_epoch):
@@ -267,7 +266,7 @@ class StageCallback(KeepsDuties, Callback):
                 state.rectangle_schedule.held_out = module.held_out_ratios
             self._adviser.look_at_ratios(module.held_out_ratios)
             if state.best is not None:
-                state.best.offer(*validated_areas(trainer.callback_metrics), state.batches_seen)
+                state.best.offer(*validated_areas(trainer.callback_metrics), state.batches_seen, module.operating_point)
 
     @override
     @duty("before")
@@ -301,8 +300,9 @@ class StageCallback(KeepsDuties, Callback):
         module: TrainedModule = pl_module  # type: ignore[assignment]
         state = module.training_state
         agree_on_statistics(module, state.average)
-        if state.finish() and self.batch_norm == "recompute":
+        if recomputed := state.finish() and self.batch_norm == "recompute":
             recompute(module, trainer)
+        settle_threshold(module, trainer, rescore=recomputed)
         say_how_it_ended(self._adviser, state, module.held_out_ratios, module.algorithm.tightness)
 
     @override

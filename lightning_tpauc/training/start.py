@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from lightning_tpauc.training.training_scores import count_positives, score_training_set
@@ -57,4 +58,5 @@ def start(trainer: Trainer, module: TrainedModule, max_negatives: int | None) ->
         state.memory.fill(scores)
         state.memory.forget_negatives()
     algorithm.start(scores)
-    module.trained_start.offer(trainer, state.best.offer if state.best is not None else None)
+    keep = partial(state.best.offer, operating_point=module.operating_point) if state.best is not None else None
+    module.trained_start.offer(trainer, keep)

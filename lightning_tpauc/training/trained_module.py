@@ -36,6 +36,7 @@ _SHOWN = frozenset(
         "rectangle_schedule",
         "step_loss",
         "step_skipped",
+        "threshold",
     }
 )
 
@@ -95,6 +96,14 @@ class TrainedModule(OptimizedModule):
     def step_skipped(self) -> bool:
         """Whether a gradient scaler skipped the last step because of infinite gradients."""
         return self.training_state.step_skipped
+
+    @property
+    def threshold(self) -> float | None:
+        """An example is called positive if its raw score is at least that; ``None`` if none was chosen yet.
+
+        It was chosen on validation scores by :class:`~lightning_tpauc.DecisionThreshold`, and comes with checkpoints.
+        """
+        return None if self.operating_point is None else self.operating_point.threshold
 
     @property
     def iterates(self) -> IterateAverage | None:

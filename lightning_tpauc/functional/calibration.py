@@ -1,0 +1,119 @@
+r"""From scores to probabilities: a monotone map that scikit-learn fits and torch applies."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.checks import check_choice
+from lightning_tpauc.functional.eager import eager
+from lightning_tpauc.functional.order import split_classes
+
+__all__ = ("Calibration", "CalibrationMethod", "calibrated_probability", "fit_calibration")
+
+CalibrationMethod = Literal["isotonic", "sigmoid"]
+
+
+class Calibration(NamedTuple):
+    r"""A map from scores to probabilities that never falls.
+
+    Attributes:
+        method: ``"isotonic"``: straight lines between points; ``"sigmoid"``: :math:`\sigma(a x + b)`.
+        first: float64 tensor: of isotonic, the points' scores; of sigmoid, a, shape ``()``.
+        second: float64 tensor of the same shape: of isotonic, the points' probabilities; of sigmoid, b.
+    """
+
+    method: CalibrationMethod
+    first: Tensor
+    second: Tensor
+
+
+@eager
+def fit_calibration(preds: Tensor, target: Tensor, method: CalibrationMethod = "isotonic") -> Calibration:
+    r"""Fit probabilities to scores of examples whose class is known, by scikit-learn.
+
+    Probabilities are those at the share of positives among these examples.
+
+    Args:
+        preds: scores, tensor of any shape and real dtype, of both classes and without nan.
+        target: tensor of the same shape; rows labelled neither 1 nor 0 are left out.
+        method: ``"isotonic"``: the best of all maps that never fall, for some thousand examples or more; ``"sigmoid"``:
+            Platt's :math:`\sigma(a x + b)`, for few.
+
+    Raises:
+        ArgumentError: if the method is unknown, a class is missing, a score is not finite, or higher scores mean fewer
+            positives, so that a sigmoid would turn the order around.
+
+    Example:
+        >>> preds, target = torch.tensor([-1.0, 0.0, 1.0, 2.0]), torch.tensor([0, 1, 0, 1])
+        >>> calibrated_probability(preds, fit_calibration(preds, target)).tolist()
+        [0.0, 0.5, 0.5, 1.0]
+    """
+    check_choice(method, "calibration", ("isotonic", "sigmoid"))
+    pos, neg = (scores.cpu().double() for scores in split_classes(preds, target))
+    scores = torch.cat([pos, neg])
+    if not pos.numel() or not neg.numel() or not bool(scores.isfinite().all()):
+        what = "a class has no example" if not pos.numel() or not neg.numel() else "some scores are not finite"
+        msg = f"Expected finite scores of both classes to calibrate on, but {what}."
+        raise ArgumentError(msg)
+    labels = torch.cat([torch.ones_like(pos), torch.zeros_like(neg)])
+    if method == "sigmoid":
+        return _fit_sigmoid(scores, labels)
+    from sklearn.isotonic import IsotonicRegression  # takes a second to import
+
+    fitted: Any = IsotonicRegression(y_min=0.0, y_max=1.0, increasing=True).fit(scores.numpy(), labels.numpy())
+    points, values = (torch.tensor(each, dtype=torch.float64) for each in (fitted.X_thresholds_, fitted.y_thresholds_))
+    return Calibration(method, points, values)
+
+
+def _fit_sigmoid(scores: Tensor, labels: Tensor) -> Calibration:
+    """Platt's fit: each class's target is moved away from 0 or 1 as one more example of the other would."""
+    from sklearn.linear_model import LogisticRegression
+
+    num_pos = labels.sum()
+    target = torch.where(labels == 1, (num_pos + 1) / (num_pos + 2), 1 / (len(labels) - num_pos + 2))
+    # in units of the spread, so that the solver meets the same problem whatever unit scores have
+    centre, spread = scores.mean(), scores.std().clamp(min=torch.finfo(torch.float64).tiny)
+    column = ((scores - centre) / spread)[:, None].repeat(2, 1).numpy()
+    classes = torch.cat([torch.ones_like(target), torch.zeros_like(target)]).numpy()
+    # a penalty of 1e-10 is none; how scikit-learn spells none has changed between its releases
+    solver: Any = LogisticRegression(C=1e10, tol=1e-8, max_iter=1000)
+    solver.fit(column, classes, sample_weight=torch.cat([target, 1 - target]).numpy())
+    slope = torch.tensor(float(solver.coef_[0, 0]), dtype=torch.float64) / spread
+    if not slope > 0:
+        msg = (
+            f"A sigmoid through these scores would fall (slope {float(slope):.2g}): they rank positives below "
+            "negatives on the whole. Use calibration='isotonic', or train longer."
+        )
+        raise ArgumentError(msg)
+    return Calibration(
+        "sigmoid", slope, torch.tensor(float(solver.intercept_[0]), dtype=torch.float64) - slope * centre
+    )
+
+
+@eager
+def calibrated_probability(scores: Tensor, calibration: Calibration) -> Tensor:
+    """Probabilities of scores: float64 tensor of the same shape, on the same device.
+
+    Args:
+        scores: tensor of any shape and real dtype; beyond the scores that were fitted, isotonic ones are constant.
+        calibration: see :func:`fit_calibration`.
+
+    Example:
+        >>> halves = Calibration("sigmoid", torch.tensor(1.0), torch.tensor(0.0))
+        >>> calibrated_probability(torch.tensor([0.0]), halves)
+        tensor([0.5000], dtype=torch.float64)
+    """
+    x = scores.detach().double()
+    first, second = (each.to(x) for each in (calibration.first, calibration.second))
+    if calibration.method == "sigmoid":
+        return (first * x + second).sigmoid()
+    if first.numel() == 1:  # all scores were equal
+        return second.expand(x.shape).clone()
+    right = torch.bucketize(x, first, right=True).clamp(1, first.numel() - 1)
+    x0, x1, y0, y1 = first[right - 1], first[right], second[right - 1], second[right]
+    share = ((x - x0) / (x1 - x0)).clamp(0, 1)
+    return y0 + share * (y1 - y0)

@@ -1,0 +1,82 @@
+"""What a model decides by: a threshold, and the map from scores to probabilities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from lightning_tpauc.functional.calibration import Calibration, calibrated_probability
+from lightning_tpauc.functional.decision_threshold import Decisions
+
+__all__ = ("OperatingPoint",)
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """The threshold that validation scores gave, and what it did to them.
+
+    Attributes:
+        decisions: the threshold, and the counts at it on validation data.
+        criterion: by which it was chosen.
+        step: how many training batches the weights had seen that gave the scores.
+        nearest: where no threshold lies in the rectangle, true and false positive rate of that which is nearest to it.
+        calibration: the map to probabilities, if it was asked for.
+
+    Example:
+        >>> import torch
+        >>> point = OperatingPoint(Decisions(0.5, tp=3, fp=1, num_pos=4, num_neg=10), "youden", step=7)
+        >>> point.decide(torch.tensor([0.4, 0.5]))
+        {'decision': tensor([0, 1])}
+        >>> OperatingPoint.from_state_dict(point.state_dict()) == point
+        True
+    """
+
+    decisions: Decisions
+    criterion: str
+    step: int
+    nearest: tuple[float, float] | None = None
+    calibration: Calibration | None = None
+
+    @property
+    def threshold(self) -> float:
+        """An example is called positive if its raw score is at least that."""
+        return self.decisions.threshold
+
+    def decide(self, scores: Tensor) -> dict[str, Tensor]:
+        """``decision``, int64: 1 for positive, 0 for negative; before it ``probability``, float64, if calibrated.
+
+        Args:
+            scores: raw scores, tensor ``(N,)``.
+        """
+        if scores.device.type == "mps":  # Apple's GPUs know no float64
+            scores = scores.cpu()
+        # in float64: the threshold lies between two scores, which float32 may not tell from it
+        decision = (scores.detach().double() >= self.threshold).long()
+        if self.calibration is None:
+            return {"decision": decision}
+        return {"probability": calibrated_probability(scores, self.calibration), "decision": decision}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Numbers, text and tensors."""
+        calibration = None if self.calibration is None else self.calibration._asdict()
+        return {
+            **self.decisions._asdict(),
+            "criterion": self.criterion,
+            "step": self.step,
+            "nearest": None if self.nearest is None else list(self.nearest),
+            "calibration": calibration,
+        }
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any]) -> OperatingPoint:
+        """What :meth:`state_dict` was made of."""
+        nearest, calibration = state["nearest"], state["calibration"]
+        return cls(
+            Decisions(*(state[name] for name in Decisions._fields)),
+            state["criterion"],
+            state["step"],
+            None if nearest is None else (nearest[0], nearest[1]),
+            None if calibration is None else Calibration(**calibration),
+        )

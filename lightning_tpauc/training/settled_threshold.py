@@ -1,0 +1,50 @@
+"""The threshold of the weights that training leaves, and what checkpoints say of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning_tpauc.scoring.decision_threshold import DecisionThreshold, say_if_outside
+from lightning_tpauc.scoring.operating_point import OperatingPoint
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+    from lightning_tpauc.training.trained_module import TrainedModule
+
+__all__ = ("record_operating_point", "recorded_operating_point", "settle_threshold")
+
+#: In every checkpoint of a module that has one.
+OPERATING_POINT = "lightning_tpauc_operating_point"
+
+
+def settle_threshold(module: TrainedModule, trainer: Trainer, *, rescore: bool) -> None:
+    """See to it that the operating point is that of the weights that training left.
+
+    Args:
+        module: holds the result of its training.
+        trainer: that trained it.
+        rescore: whether something else than the weights has changed since they were validated.
+    """
+    state, best = module.training_state, module.best
+    step = state.batches_seen
+    if best is not None and best.weights:
+        module.operating_point, step = best.operating_point, best.step
+    choosers = [c for c in trainer.callbacks if isinstance(c, DecisionThreshold)]  # type: ignore[attr-defined]
+    point = module.operating_point
+    if choosers and trainer.enable_validation and trainer.val_dataloaders is not None:
+        if rescore or point is None or point.step != step:  # the last steps were not validated
+            choosers[0].choose_again(trainer, module)
+        say_if_outside(module)
+
+
+def record_operating_point(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
+    """Write down what the published weights decide by."""
+    if module.operating_point is not None:
+        checkpoint[OPERATING_POINT] = module.operating_point.state_dict()
+
+
+def recorded_operating_point(checkpoint: dict[str, Any]) -> OperatingPoint | None:
+    """What :func:`record_operating_point` wrote; ``None`` if it wrote nothing."""
+    state = checkpoint.get(OPERATING_POINT)
+    return None if state is None else OperatingPoint.from_state_dict(state)
