@@ -205,7 +205,7 @@ def _candidates(pos: Tensor, neg: Tensor) -> _Curve:
     A score that negatives alone have is no candidate: the next higher one finds as many positives with fewer alarms.
     """
     dtype = torch.promote_types(pos.dtype, neg.dtype)
-    values, counts = pos.to(dtype).unique(return_counts=True)
+    values, counts = torch.unique(pos.to(dtype), return_counts=True)
     reached = torch.bucketize(neg.to(dtype), values, right=True)  # how many of the values, for each negative
     neg_counts = reached.bincount(minlength=values.shape[0] + 1)[1:]
     nobody = torch.zeros(1, dtype=torch.int64)

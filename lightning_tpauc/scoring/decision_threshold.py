@@ -112,17 +112,16 @@ class DecisionThreshold(Callback):
         module: ScoringModule = pl_module  # type: ignore[assignment]
         if trainer.sanity_checking and not module.trained_start.is_measured:
             return
-        suffix, metrics = module.loader_metrics("val")[0]
-        scores, labels = gathered_scores(metrics)
+        loaders = [(suffix, gathered_scores(metrics)) for suffix, metrics in module.loader_metrics("val")]
         if trainer.state.fn == TrainerFn.FITTING or self.renews or module.operating_point is None:
-            module.operating_point = self.choose(module, scores, labels)
+            module.operating_point = self.choose(module, *loaders[0][1])
             if trainer.state.fn != TrainerFn.FITTING:
                 say_if_outside(module)
         if module.operating_point is not None and not trainer.sanity_checking:
-            decisions = count_decisions(scores, labels, module.operating_point.threshold)
-            _log(module, f"val/threshold{suffix}", decisions.threshold)
-            for name, count, total in _shares(decisions):
-                if total:
+            for suffix, scored in loaders:
+                decisions = count_decisions(*scored, module.operating_point.threshold)
+                _log(module, f"val/threshold{suffix}", decisions.threshold)
+                for name, count, total in _shares(decisions):
                     _log(module, f"val/{name}{suffix}", count / total)
 
     @override
@@ -135,11 +134,10 @@ class DecisionThreshold(Callback):
             decisions = count_decisions(*gathered_scores(metrics), module.operating_point.threshold)
             _log(module, f"test/threshold{suffix}", decisions.threshold)
             for name, count, total in _shares(decisions):
-                if total:
-                    lower, upper = exact_interval(count, total)
-                    _log(module, f"test/{name}{suffix}", count / total)
-                    _log(module, f"test/{name}_lower{suffix}", lower)
-                    _log(module, f"test/{name}_upper{suffix}", upper)
+                lower, upper = exact_interval(count, total)
+                _log(module, f"test/{name}{suffix}", count / total)
+                _log(module, f"test/{name}_lower{suffix}", lower)
+                _log(module, f"test/{name}_upper{suffix}", upper)
 
     def choose(self, module: ScoringModule, scores: Tensor, labels: Tensor) -> OperatingPoint | None:
         """The operating point of scores, the same on every rank that has the same; ``None`` if a class is missing.
@@ -200,10 +198,10 @@ def say_if_outside(module: ScoringModule) -> None:
 
 
 def _shares(decisions: Decisions) -> list[tuple[str, int, int]]:
-    """What is reported, as counts out of how many."""
+    """What is reported, as counts out of how many; a share of nothing is left out."""
     tp, fp, num_pos, num_neg = decisions[1:]
     counts = {"sensitivity": (tp, num_pos), "specificity": (num_neg - fp, num_neg), "precision": (tp, tp + fp)}
-    return [(f"{name}_at_threshold", *pair) for name, pair in counts.items()]
+    return [(f"{name}_at_threshold", count, total) for name, (count, total) in counts.items() if total]
 
 
 def _log(module: ScoringModule, name: str, value: float) -> None:

@@ -111,7 +111,7 @@ class PredictionWriter(Callback):
     @override
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Bring the ranks' scores together; rank 0 writes them."""
-        own = {name: torch.cat([part[name] for part in self._parts]) for name in (self._parts or [()])[0]}
+        own = {name: torch.cat([part[name] for part in self._parts]) for name in (self._parts or [{}])[0]}
         ranks = [part for part in gather_objects(own) if part]  # without those that had no batch
         if rank() == 0:
             nothing = {"example_id": torch.empty(0, dtype=torch.int64), "score": torch.empty(0)}
