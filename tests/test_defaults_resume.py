@@ -97,6 +97,8 @@ def assert_equal(first, second, name=""):
         assert len(first) == len(second), name
         for k, (a, b) in enumerate(zip(first, second, strict=True)):
             assert_equal(a, b, f"{name}[{k}]")
+    elif first is None or isinstance(first, str):
+        assert first == second, name
     else:
         assert torch.equal(torch.as_tensor(first).nan_to_num(7.5), torch.as_tensor(second).nan_to_num(7.5)), name
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CometLogger, CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from torch import nn
 
@@ -24,7 +25,8 @@ def fit(logger, callback, epochs=4, val_rows=slice(None)):
     x = torch.randn(60, 3)
     y = (torch.arange(60) % 3 == 0).long()
     data = PosNegDataModule((x, y), val_dataset=(x[val_rows], y[val_rows]), num_pos=10, num_neg=10)
-    trainer = make_trainer(precision="32-true", max_epochs=epochs, logger=logger, callbacks=[callback])
+    callbacks = callback if isinstance(callback, list) else [callback]
+    trainer = make_trainer(precision="32-true", max_epochs=epochs, logger=logger, callbacks=callbacks)
     trainer.fit(TPAUCModule(nn.Linear(3, 1), CrossEntropy()), data)
 
 
@@ -44,11 +46,41 @@ def test_a_picture_for_every_nth_validation(tmp_path, every, count):
 
     logger = TensorBoardLogger(tmp_path)
     fit(logger, ROCFigure(every))
-    (found,) = pictures(logger).values()
+    by_name = pictures(logger)
+    assert set(by_name) == {"val/roc", "val/scores"}
+    found = by_name["val/roc"]
+    assert [image.step for image in by_name["val/scores"]] == [image.step for image in found]
     assert len(found) == count
     assert found[0].step == 3 * every - 1, "60 examples by 20 are 3 steps an epoch; TensorBoard counts them from 0"
     assert found[0].encoded_image_string.startswith(b"\x89PNG")
     assert pyplot.get_fignums() == []
+
+
+def test_the_pictures_show_the_point_and_the_threshold_of_their_validation(monkeypatch):
+    seen = []
+    monkeypatch.setitem(SHOW, "Standing", lambda logger, name, figure, step: seen.append((name, inspect(figure))))
+
+    def inspect(figure):
+        (ax,) = figure.axes
+        return {line.get_label(): [float(v) for v in (line.get_xdata()[0], line.get_ydata()[0])] for line in ax.lines}
+
+    class Watch(Callback):
+        def __init__(self):
+            self.points = []
+
+        def on_validation_end(self, trainer, pl_module):
+            if not trainer.sanity_checking:
+                self.points.append(pl_module.operating_point.decisions)
+
+    watch = Watch()
+    fit(Standing(), [ROCFigure(), watch], epochs=3)
+    assert len(watch.points) == 3
+    for k, decisions in enumerate(watch.points):
+        (roc, lines), (scores, marks) = seen[2 * k : 2 * k + 2]
+        assert (roc, scores) == ("val/roc", "val/scores")
+        (label,) = (name for name in lines if name.startswith("decisions"))
+        assert lines[label] == pytest.approx([1 - decisions.specificity, decisions.sensitivity])
+        assert marks["threshold"][0] == decisions.threshold
 
 
 def test_a_missing_class_gives_no_picture(tmp_path):
@@ -95,8 +127,11 @@ def test_weights_and_biases_shows_an_image(monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        (MLFlowLogger, [(("run", "Figure", f"val/roc/step_{step:08d}.png"), {}) for step in (5, 11)]),
-        (CometLogger, [(("val/roc", "Figure"), {"step": step}) for step in (5, 11)]),
+        (
+            MLFlowLogger,
+            [(("run", "Figure", f"val/{k}/step_{s:08d}.png"), {}) for s in (5, 11) for k in ("roc", "scores")],
+        ),
+        (CometLogger, [((f"val/{kind}", "Figure"), {"step": step}) for step in (5, 11) for kind in ("roc", "scores")]),
     ],
 )
 def test_loggers_whose_experiment_takes_a_figure(kind, expected, tmp_cwd):

@@ -183,9 +183,12 @@ class PerPositiveDuals(Duals):
         record_change_(own.s_moments, index, new - s, own.stage_steps)
 
     def diagnostics(self) -> dict[str, Tensor]:
-        r""":math:`s'`, and the means of :math:`s_i` and :math:`y_i`."""
-        own = self.algorithm
-        return {"s_prime": own.s_prime.clone(), "mean_s": own.s.mean(), "mean_y": own.y.mean()}
+        r""":math:`s'`, the means of :math:`s_i` and :math:`y_i`, and the deciles 1, 5 and 9 of :math:`s_i`."""
+        own, size = self.algorithm, self.algorithm.s.numel()
+        means = {"s_prime": own.s_prime.clone(), "mean_s": own.s.mean(), "mean_y": own.y.mean()}
+        # by rank: torch's quantiles end at 16 million values
+        ranks = {f"s_q{10 * tenths}": -(-tenths * size // 10) for tenths in (1, 5, 9)}
+        return {**means, **{name: own.s.kthvalue(max(1, rank)).values for name, rank in ranks.items()}}
 
     def averages(self) -> tuple[Tensor, Tensor]:
         r""":math:`(\bar s, \bar s')` over the stage's iterates so far; O(n_pos)."""

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional.polyline import clip_polyline
 
-__all__ = ("plot_roc", "plot_rocs")
+__all__ = ("plot_roc", "plot_rocs", "plot_scores")
 
 CURVE = "#1f3b57"
 RECTANGLE = "#f2a33a"
 AREA = "#a4c8e4"
 NEUTRAL = "#8a8f98"
+POSITIVE = "#c8452f"
+
+_NUM_BINS = 60
 
 
 def plot_roc(
-    fpr: Tensor, tpr: Tensor, value: float, min_tpr: float, max_fpr: float, ax: Any = None, label: str = "ROC curve"
+    fpr: Tensor,
+    tpr: Tensor,
+    value: float,
+    min_tpr: float,
+    max_fpr: float,
+    ax: Any = None,
+    point: tuple[float, float] | None = None,
 ) -> tuple[Any, Any]:
     """Draw a ROC curve, the rectangle [0, max_fpr] x [min_tpr, 1] and the part of it under the curve.
 
@@ -30,7 +41,7 @@ def plot_roc(
         min_tpr: lower border of the rectangle, in [0, 1).
         max_fpr: right border of the rectangle, in (0, 1].
         ax: matplotlib axes to draw into; a new figure if ``None``.
-        label: name of the curve.
+        point: false and true positive rate that decisions have, to mark.
 
     Returns:
         The figure and the axes.
@@ -57,8 +68,46 @@ def plot_roc(
     ax.add_patch(
         patches.Rectangle(corner, width, height, fill=False, edgecolor=RECTANGLE, linewidth=1.4, zorder=3, label=region)
     )
-    ax.plot(fpr.numpy(), tpr.numpy(), color=CURVE, linewidth=2, solid_joinstyle="round", zorder=4, label=label)
+    ax.plot(fpr.numpy(), tpr.numpy(), color=CURVE, linewidth=2, solid_joinstyle="round", zorder=4, label="ROC curve")
+    if point is not None:
+        text = f"decisions: TPR {point[1]:.3f}, FPR {point[0]:.3f}"
+        ax.plot(*point, "o", color=POSITIVE, markersize=7, markeredgecolor="white", zorder=5, label=text)
     _dress(ax)
+    return ax.figure, ax
+
+
+def plot_scores(scores: Tensor, labels: Tensor, threshold: float | None = None, ax: Any = None) -> tuple[Any, Any]:
+    """Draw how the scores of both classes are distributed, each class by its share of examples per bin.
+
+    Args:
+        scores: raw scores, float tensor ``(N,)``; infinite ones are left out.
+        labels: 1, 0, or anything else for rows to leave out, tensor ``(N,)``.
+        threshold: what decides, to mark.
+        ax: matplotlib axes to draw into; a new figure if ``None``.
+
+    Returns:
+        The figure and the axes.
+
+    Raises:
+        MissingExtraError: if matplotlib is not installed.
+    """
+    if ax is None:
+        _, ax = import_extra("matplotlib.pyplot", "plot").subplots(figsize=(6.4, 4.0), layout="constrained")
+    scores, labels = scores.detach().double().cpu(), labels.detach().cpu()
+    kept = scores.isfinite()
+    low, high = (float(x) for x in scores[kept & ((labels == 0) | (labels == 1))].aminmax())
+    margin = 0.5 if low == high else 0.0
+    bins = torch.linspace(low - margin, high + margin, _NUM_BINS + 1, dtype=torch.float64).numpy()
+    for label, color, name in ((0, CURVE, "negatives"), (1, POSITIVE, "positives")):
+        values = scores[kept & (labels == label)]
+        weights = torch.full_like(values, 1 / max(1, len(values)))
+        shown = {"color": color, "alpha": 0.55, "label": f"{len(values):,} {name}", "zorder": 2 + label}
+        ax.hist(values.numpy(), bins=bins, weights=weights.numpy(), **shown)
+    if threshold is not None and math.isfinite(threshold):
+        ax.axvline(threshold, color="#222222", linewidth=1.4, linestyle=(0, (4, 3)), zorder=4, label="threshold")
+    ax.set(xlabel="Score", ylabel="Share of the class")
+    _dress_frame(ax)
+    ax.legend(loc="upper right", frameon=True, framealpha=0.9, edgecolor="none")
     return ax.figure, ax
 
 
@@ -89,8 +138,10 @@ def plot_rocs(
     shared = len(set(rectangles)) == 1
     for (min_tpr, max_fpr), color in zip(rectangles[:1] if shared else rectangles, colors, strict=False):
         edge, region = RECTANGLE if shared else color, f"TPR ≥ {min_tpr:g}, FPR ≤ {max_fpr:g}" if shared else None
-        box = {"fill": False, "edgecolor": edge, "linewidth": 1.4, "zorder": 3, "label": region}
-        ax.add_patch(patches.Rectangle((0, min_tpr), max_fpr, 1 - min_tpr, **box))
+        place, box = ((0, min_tpr), max_fpr, 1 - min_tpr), {"edgecolor": edge, "linewidth": 1.4, "zorder": 3}
+        ax.add_patch(patches.Rectangle(*place, fill=False, label=region, **box))
+        if shared:
+            ax.add_patch(patches.Rectangle(*place, facecolor=RECTANGLE, alpha=0.12, linewidth=0, zorder=0))
     for (fpr, tpr, _), color, label in zip(curves, colors, labels, strict=False):
         ax.plot(fpr.numpy(force=True), tpr.numpy(force=True), color=color, linewidth=1.6, zorder=4, label=label)
     _dress(ax)
@@ -108,6 +159,11 @@ def _axes(ax: Any) -> Any:
 def _dress(ax: Any) -> None:
     ax.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal")
     ax.set(xlabel="False positive rate", ylabel="True positive rate")
+    _dress_frame(ax)
+    ax.legend(loc="lower right", frameon=True, framealpha=0.9, edgecolor="none", reverse=True)
+
+
+def _dress_frame(ax: Any) -> None:
     ax.grid(visible=True, color=NEUTRAL, alpha=0.18, linewidth=0.8)
     ax.set_axisbelow(True)
     for side in ("top", "right"):
@@ -115,4 +171,3 @@ def _dress(ax: Any) -> None:
     for side in ("left", "bottom"):
         ax.spines[side].set_color(NEUTRAL)
     ax.tick_params(colors="#4a4f57")
-    ax.legend(loc="lower right", frameon=True, framealpha=0.9, edgecolor="none", reverse=True)

@@ -1,40 +1,46 @@
-"""Draws the ROC curve of every validation and gives the figure to the logger."""
+"""The ROC curve and the scores of every validation, as pictures in the logger."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback
+from torch import Tensor
 from typing_extensions import override
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.extras import import_extra
+from lightning_tpauc.functional.area import exact_tpauc
+from lightning_tpauc.functional.decision_threshold import count_decisions
 from lightning_tpauc.functional.notify import warn_on_rank_zero
-from lightning_tpauc.metrics.plot import plot_roc
+from lightning_tpauc.functional.polyline import roc_points
+from lightning_tpauc.metrics.plot import plot_roc, plot_scores
+from lightning_tpauc.metrics.reporting import gathered_scores
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
 __all__ = ("ROCFigure",)
 
-NAME = "val/roc"
-
-#: How a logger shows a figure, by the class's name, since ``pytorch_lightning`` has classes of its own.
-SHOW: dict[str, Callable[[Any, Any, int], object]] = {
-    "TensorBoardLogger": lambda logger, figure, step: logger.experiment.add_figure(NAME, figure, step),
-    "WandbLogger": lambda logger, figure, step: logger.log_image(NAME, [figure], step),
-    "MLFlowLogger": lambda logger, figure, step: logger.experiment.log_figure(
-        logger.run_id, figure, f"{NAME}/step_{step:08d}.png"
+#: How a logger shows a figure by its name, by the name of its class: the classes of ``pytorch_lightning`` are others.
+SHOW: dict[str, Callable[[Any, str, Any, int], object]] = {
+    "TensorBoardLogger": lambda logger, name, figure, step: logger.experiment.add_figure(name, figure, step),
+    "WandbLogger": lambda logger, name, figure, step: logger.log_image(name, [figure], step),
+    "MLFlowLogger": lambda logger, name, figure, step: logger.experiment.log_figure(
+        logger.run_id, figure, f"{name}/step_{step:08d}.png"
     ),
-    "CometLogger": lambda logger, figure, step: logger.experiment.log_figure(NAME, figure, step=step),
+    "CometLogger": lambda logger, name, figure, step: logger.experiment.log_figure(name, figure, step=step),
 }
 
 
 class ROCFigure(Callback):
-    """Draws the ROC curve, the trained rectangle and the area under it, as ``val/roc``.
+    """Draws the ROC curve with what decisions reach, ``val/roc``, and the scores of both classes, ``val/scores``.
 
-    The loggers of TensorBoard, Weights & Biases, MLflow (as an artifact) and Comet show it. If a run has none of them,
+    The rectangle is the one that was asked for, with the area under the curve. The threshold is that of
+    :class:`~lightning_tpauc.DecisionThreshold`.
+
+    The loggers of TensorBoard, Weights & Biases, MLflow (as artifacts) and Comet show them. If a run has none of these,
     there is a :class:`TPAUCWarning` at its start.
 
     Args:
@@ -56,6 +62,7 @@ class ROCFigure(Callback):
         import_extra("matplotlib", "plot")
         self.every_n_validations = every_n_validations
         self._validations = 0
+        self._drawn: tuple[Tensor, Tensor] | None = None
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -66,28 +73,45 @@ class ROCFigure(Callback):
 
     @override
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw before the module resets its metrics. The scores of all ranks are gathered, and rank 0 draws."""
-        able = _able(trainer)
-        if trainer.sanity_checking or not able:
+        """Take the scores of all ranks, before the module forgets them."""
+        if trainer.sanity_checking or not _able(trainer):
             return
         self._validations += 1
         if self._validations % self.every_n_validations:
             return
-        metric: Any = pl_module.val_metrics["tpauc"]  # type: ignore[index]  # a TPAUCModule has them
-        value = float(metric.compute())
-        if value != value:  # a class is missing, which the metric has said
+        module: Any = pl_module  # a TPAUCModule
+        scores, labels = gathered_scores(module.val_metrics)
+        if bool((labels == 1).any() and (labels == 0).any()):  # else the metrics have said which class is missing
+            self._drawn = scores, labels
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw on rank 0, when every callback has done its part and the threshold is chosen."""
+        drawn, self._drawn = self._drawn, None
+        if drawn is None or not trainer.is_global_zero:
             return
-        fpr, tpr, _ = metric.roc()
-        if trainer.is_global_zero:
-            pyplot = import_extra("matplotlib.pyplot", "plot")
-            step = trainer.global_step - 1  # where Lightning puts this validation's scalars
-            for logger, show in able:
-                figure, _ = plot_roc(fpr, tpr, value, metric.min_tpr, metric.max_fpr)
-                show(logger, figure, step)
+        pyplot = import_extra("matplotlib.pyplot", "plot")
+        step = trainer.global_step - 1  # where Lightning puts this validation's scalars
+        for logger, show in _able(trainer):
+            for name, figure in _figures(pl_module, *drawn):
+                show(logger, name, figure, step)
                 pyplot.close(figure)
 
 
-def _able(trainer: Trainer) -> list[tuple[Any, Callable[[Any, Any, int], object]]]:
+def _figures(module: Any, scores: Tensor, labels: Tensor) -> Iterator[tuple[str, Any]]:
+    """The pictures of a validation, by their names."""
+    rectangle, threshold = (module.algorithm.min_tpr, module.algorithm.max_fpr), module.threshold
+    point = None
+    if threshold is not None:
+        decisions = count_decisions(scores, labels, threshold)
+        point = 1 - decisions.specificity, decisions.sensitivity
+    fpr, tpr, _ = roc_points(scores, labels)
+    value = float(exact_tpauc(scores, labels, *rectangle))
+    yield "val/roc", plot_roc(fpr, tpr, value, *rectangle, point=point)[0]
+    yield "val/scores", plot_scores(scores, labels, threshold)[0]
+
+
+def _able(trainer: Trainer) -> list[tuple[Any, Callable[[Any, str, Any, int], object]]]:
     """The loggers that show figures, and how they do; only classes decide, which are the same on all ranks."""
     kinds = [(logger, {kind.__name__ for kind in type(logger).__mro__} & set(SHOW)) for logger in trainer.loggers]
     return [(logger, SHOW[kind.pop()]) for logger, kind in kinds if kind]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from lightning_tpauc.functional.polyline import roc_points
 from lightning_tpauc.functional.tpauc import check_task
 from lightning_tpauc.metrics.area import AreaMetric, Thresholds, binned_roc
 from lightning_tpauc.metrics.per_label import MulticlassTwoWayPartialAUROC, MultilabelTwoWayPartialAUROC
-from lightning_tpauc.metrics.plot import plot_roc
+from lightning_tpauc.metrics.plot import plot_roc, plot_rocs
 
 __all__ = ("BinaryTwoWayPartialAUROC", "TwoWayPartialAUROC")
 
@@ -95,8 +96,14 @@ class BinaryTwoWayPartialAUROC(AreaMetric):
                 return binned_roc(self.confmat.cpu(), int(self.num_nan), self.thresholds)
             return roc_points(*self.collected())
 
-    def plot(self, val: Any = None, ax: Any = None) -> Any:
-        """Draw the ROC curve, the rectangle, and the area that the metric measures.
+    def plot(
+        self,
+        val: Any = None,
+        ax: Any = None,
+        others: Mapping[str, BinaryTwoWayPartialAUROC] | None = None,
+        label: str = "this",
+    ) -> Any:
+        """Draw the ROC curve, the rectangle, and the area that the metric measures; with ``others`` all their curves.
 
         Under several processes all of them have to call this.
 
@@ -104,14 +111,25 @@ class BinaryTwoWayPartialAUROC(AreaMetric):
             val: value to print; computed if ``None``. Several values, in a sequence, tensor or array, are drawn against
                 their position instead.
             ax: matplotlib axes to draw into; a new figure if ``None``.
+            others: metrics to compare with, by the names that the legend gives them. All have their own rectangles.
+            label: name of this one beside others.
 
         Returns:
             The figure and the axes.
 
         Raises:
             MissingExtraError: if matplotlib is not installed.
+            ArgumentError: if a value is given beside others, whose values are computed.
         """
         import_extra("matplotlib", "plot")
+        if others:
+            if val is not None:
+                msg = f"`plot(others=...)` computes the values of all curves: leave out `val`, which is {val!r}."
+                raise ArgumentError(msg)
+            named = {label: self, **others}
+            values = [f"{name}: TPAUC = {float(metric.compute()):.3f}" for name, metric in named.items()]
+            rectangles = [(metric.min_tpr, metric.max_fpr) for metric in named.values()]
+            return plot_rocs([metric.roc() for metric in named.values()], values, rectangles, ax)
         if val is not None and not isinstance(val, Real) and (not isinstance(val, Tensor) or val.numel() != 1):
             return super().plot(val, ax)
         value = float(self.compute() if val is None else val)

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_tpauc.errors import MissingExtraError, TPAUCWarning
+from lightning_tpauc.errors import ArgumentError, MissingExtraError, TPAUCWarning
 from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
+from lightning_tpauc.metrics.plot import plot_scores
 
 mpl = pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
@@ -51,6 +52,33 @@ def test_what_the_picture_shows():
     texts = {text.get_text() for text in ax.get_legend().get_texts()}
     assert texts == {"ROC curve", "TPR ≥ 0.5, FPR ≤ 0.5", f"TPAUC = {float(metric.compute()):.3f}"}
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("False positive rate", "True positive rate")
+
+
+def test_several_curves_are_compared():
+    generator = torch.Generator().manual_seed(5)
+    target = torch.randint(2, (100,), generator=generator)
+    other = TwoWayPartialAUROC(0.5, 0.5)
+    other.update(torch.randn(100, generator=generator) + 0.4 * target, target)
+    metric = filled()
+    _, ax = metric.plot(others={"cross-entropy": other}, label="STACO")
+    curves = [torch.as_tensor(line.get_xydata()) for line in ax.lines[1:]]
+    assert all(torch.equal(c, torch.stack(m.roc()[:2], dim=1)) for c, m in zip(curves, (metric, other), strict=True))
+    named = {"STACO": metric, "cross-entropy": other}
+    texts = {text.get_text() for text in ax.get_legend().get_texts()}
+    values = {f"{name}: TPAUC = {float(each.compute()):.3f}" for name, each in named.items()}
+    assert texts == {"TPR ≥ 0.5, FPR ≤ 0.5", *values}
+    with pytest.raises(ArgumentError, match="leave out `val`"):
+        metric.plot(0.5, others={"cross-entropy": other})
+
+
+def test_the_scores_of_both_classes_are_counted_apart():
+    scores = torch.tensor([0.0, 1.0, 1.0, 2.0, float("inf"), 9.0])
+    _, ax = plot_scores(scores, torch.tensor([0, 0, 1, 1, 1, -1]), threshold=1.5)
+    drawn = [[float(bar.get_height()) for bar in bars if bar.get_height() > 0] for bars in ax.containers]
+    assert drawn == [[0.5, 0.5], [0.5, 0.5]]
+    assert {"2 negatives", "2 positives"} < {text.get_text() for text in ax.get_legend().get_texts()}
+    assert [line.get_xdata()[0] for line in ax.lines] == [1.5]
+    plot_scores(torch.zeros(3), torch.tensor([0, 1, 1]))  # all in one bin
 
 
 def test_own_axes_and_given_value():
