@@ -10,6 +10,7 @@ from lightning_tpauc.algorithms.sonx import SONX
 from lightning_tpauc.algorithms.sota import SOTA
 from lightning_tpauc.algorithms.sotas import SOTAs
 from lightning_tpauc.algorithms.staco import STACO
+from lightning_tpauc.algorithms.tasks import Task
 
 __all__ = (
     "AUCM",
@@ -23,5 +24,6 @@ __all__ = (
     "PreviousScores",
     "RecursiveAlgorithm",
     "SOTAs",
+    "Task",
     "TrainingScores",
 )

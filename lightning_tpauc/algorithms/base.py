@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, cast
 
+import torch
 from torch import Tensor
 
 from lightning_tpauc.algorithms.state import DeclaredState
+from lightning_tpauc.algorithms.tasks import Task, check_tasks, describe_tasks
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import as_index, check_range, check_rectangle
 from lightning_tpauc.functional.eager import eager
 from lightning_tpauc.functional.surrogates import Surrogate
+from lightning_tpauc.functional.tasks import TaskMasks, in_play, there
 
 __all__ = ("TIGHTNESS_GRID", "Algorithm", "PreviousScores", "TrainingScores")
 
@@ -62,6 +66,8 @@ class Algorithm(DeclaredState, ABC):
     def __init__(self, min_tpr: float = 0.5, max_fpr: float = 0.5) -> None:
         super().__init__()
         self.min_tpr, self.max_fpr = check_rectangle(min_tpr, max_fpr)
+        #: What :meth:`setup` was told about each of several tasks.
+        self.tasks: tuple[Task, ...] | None = None
         #: Current learning rate over the initial one; multiplies the algorithm's own step sizes.
         self.step_scale = 1.0
         #: How far the trained rectangle has shrunk from the unit square, 0, to the one that was asked for, 1.
@@ -93,6 +99,42 @@ class Algorithm(DeclaredState, ABC):
         return tightness * self.min_tpr, 1.0 - tightness * (1.0 - self.max_fpr)
 
     @property
+    def bounds(self) -> tuple[float | Tensor, float | Tensor]:
+        """:attr:`rectangle`, or float64 tensors ``(K,)`` of K tasks that have rectangles of their own."""
+        if "min_tpr" not in self._per_task:
+            return self.rectangle
+        min_tpr, max_fpr = self._per_task["min_tpr"], self._per_task["max_fpr"]
+        if self.tightness == 1.0:  # exactly, as in `rectangle_at`
+            return min_tpr, max_fpr
+        return self.tightness * min_tpr, 1.0 - self.tightness * (1.0 - max_fpr)
+
+    @property
+    def thetas(self) -> tuple[float | Tensor, float | Tensor]:
+        r""":math:`\theta_0` and :math:`\theta_1` of :attr:`bounds`, in the dtype of the state."""
+        min_tpr, max_fpr = self.bounds
+        if isinstance(min_tpr, float) or isinstance(max_fpr, float):
+            return 1.0 - min_tpr, max_fpr
+        dtype = self._per_task["weights"].dtype
+        return (1.0 - min_tpr).to(dtype), max_fpr.to(dtype)
+
+    def bounds_of(self, task: int) -> tuple[float, float]:
+        """:attr:`bounds` of one task as numbers; waits for the device where tasks have their own."""
+        min_tpr, max_fpr = (float(b[task]) if isinstance(b, Tensor) else b for b in self.bounds)
+        return min_tpr, max_fpr
+
+    def scores_of_tasks(self, scores: TrainingScores | Sequence[TrainingScores]) -> Sequence[TrainingScores]:
+        """Scores of each task, in a sequence of one where there is one.
+
+        Raises:
+            ArgumentError: if there are scores for another number of tasks.
+        """
+        found = [scores] if isinstance(scores, TrainingScores) else list(scores)
+        if len(found) != (self.num_tasks or 1):
+            msg = f"Expected `scores` of each of {self.num_tasks or 1} tasks, but got {len(found)}."
+            raise ArgumentError(msg)
+        return found
+
+    @property
     def theta0(self) -> float:
         r""":math:`\theta_0`, one minus the lower bound of the true positive rate of :attr:`rectangle`."""
         return 1.0 - self.rectangle[0]
@@ -101,6 +143,37 @@ class Algorithm(DeclaredState, ABC):
     def theta1(self) -> float:
         r""":math:`\theta_1`, the upper bound of the false positive rate of :attr:`rectangle`."""
         return self.rectangle[1]
+
+    def setup(
+        self,
+        num_positives: int | Sequence[int | Task],
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Allocate the declared state, for one task or for several; see :meth:`DeclaredState.setup`.
+
+        Args:
+            num_positives: number of positive training examples, of each of several tasks; a :class:`Task` for one with
+                a rectangle or a weight of its own.
+            device: where the state lives; the default device if ``None``.
+            dtype: ``torch.float32`` or ``torch.float64``.
+
+        Raises:
+            ArgumentError: as :meth:`DeclaredState.setup`, or if a task's rectangle or weight is out of range.
+            UnsupportedError: if several tasks are given to a method that takes one.
+        """
+        self.tasks = None
+        if not isinstance(num_positives, Sequence):
+            super().setup(num_positives, device=device, dtype=dtype)
+            return
+        if not self.takes_tasks:
+            msg = f"{type(self).__name__} trains one task: pass `num_positives` as one number, one algorithm a task."
+            raise UnsupportedError(msg)
+        tasks = [task if isinstance(task, Task) else Task(task) for task in num_positives]
+        super().setup([task.num_positives for task in tasks], device=device, dtype=dtype)
+        self.tasks = tuple(tasks)
+        self._per_task.update(describe_tasks(tasks, (self.min_tpr, self.max_fpr), device, dtype))
 
     # ---------------------------------------------------------------- capabilities
 
@@ -155,6 +228,11 @@ class Algorithm(DeclaredState, ABC):
         return False
 
     @property
+    def takes_tasks(self) -> bool:
+        """Whether a step takes several tasks at once; then :meth:`step` takes ``masks``."""
+        return False
+
+    @property
     def step_sizes(self) -> dict[str, str]:
         """Which argument is the step size of which state; an error about that state names it."""
         return {}
@@ -183,6 +261,7 @@ class Algorithm(DeclaredState, ABC):
         index: Tensor | None = None,
         *,
         previous: PreviousScores | None = None,
+        masks: TaskMasks | None = None,
     ) -> Tensor:
         """Take one step on the algorithm's variables and return the loss for the model's weights.
 
@@ -196,6 +275,9 @@ class Algorithm(DeclaredState, ABC):
                 one would be kept.
             previous: the same batch under the weights before the last update, for algorithms with
                 :attr:`needs_previous`; ``None`` at the first step.
+            masks: of K tasks, whose scores and ``index`` have a leading dimension K, which of them are there. A task
+                without a positive or without a negative is not in play: none of its variables changes. ``index`` counts
+                the positives of each task from 0.
 
         Returns:
             Scalar tensor, differentiable with respect to ``pos_scores`` and ``neg_scores``.
@@ -207,6 +289,8 @@ class Algorithm(DeclaredState, ABC):
             UnsupportedError: if ``previous`` is given to an algorithm without :attr:`needs_previous`.
         """
         self._require_setup()
+        if masks is not None or self.num_tasks is not None:
+            return self._step_of_tasks(pos_scores, neg_scores, dual_neg_scores, index, masks)
         index = None if index is None else as_index(index, pos_scores.device)
         if index is None or index.shape != pos_scores.shape or pos_scores.ndim != 1:
             msg = (
@@ -224,18 +308,44 @@ class Algorithm(DeclaredState, ABC):
                 f"{neg_scores.numel()}. Draw the classes apart, as PosNegDataModule does."
             )
             raise ArgumentError(msg)
+        second = self._second_negatives(neg_scores, dual_neg_scores)
+        if previous is not None:
+            return self.step_from_previous(pos_scores, neg_scores, index, previous)
+        return self.step(pos_scores, neg_scores, second, index)
+
+    def _second_negatives(self, neg_scores: Tensor, dual_neg_scores: Tensor | None) -> Tensor:
         if not self.needs_dual_negatives:
-            dual_neg_scores = neg_scores
-        elif dual_neg_scores is None or dual_neg_scores.ndim != 1 or dual_neg_scores.numel() == 0:
+            return neg_scores
+        if dual_neg_scores is None or dual_neg_scores.ndim != 1 or dual_neg_scores.numel() == 0:
             msg = (
                 f"{type(self).__name__} needs a second batch of negatives in `dual_neg_scores`, but got "
                 f"{None if dual_neg_scores is None else tuple(dual_neg_scores.shape)}. "
                 "Draw one (`num_dual_neg`), or set `share_negatives=True`."
             )
             raise ArgumentError(msg)
-        if previous is not None:
-            return self.step_from_previous(pos_scores, neg_scores, index, previous)
-        return self.step(pos_scores, neg_scores, dual_neg_scores, index)
+        return dual_neg_scores
+
+    def _step_of_tasks(
+        self,
+        pos_scores: Tensor,
+        neg_scores: Tensor,
+        dual_neg_scores: Tensor | None,
+        index: Tensor | None,
+        masks: TaskMasks | None,
+    ) -> Tensor:
+        """One step of all tasks in play; the loss is their weighted mean, in which the others count as 0."""
+        dual = (dual_neg_scores, None if masks is None else masks.dual_neg) if self.needs_dual_negatives else None
+        masks = check_tasks(self.num_tasks, pos_scores, neg_scores, index, masks, dual)
+        assert index is not None  # noqa: S101  # just checked
+        index = self.place(as_index(index, pos_scores.device), masks.pos)
+        pos_scores, neg_scores = there(pos_scores, masks.pos), there(neg_scores, masks.neg)
+        second = neg_scores
+        if self.needs_dual_negatives and dual_neg_scores is not None and masks.dual_neg is not None:
+            second = there(dual_neg_scores, masks.dual_neg)
+        step: Any = self.step  # takes masks, as `takes_tasks` promises
+        losses: Tensor = step(pos_scores, neg_scores, second, index, masks=masks)
+        total: Tensor = (in_play(losses, 0.0, masks) * self._per_task["weights"]).sum()
+        return total
 
     @abstractmethod
     def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:

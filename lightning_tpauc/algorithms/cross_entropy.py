@@ -9,6 +9,7 @@ from torch import Tensor
 from lightning_tpauc.algorithms.arguments import require_range
 from lightning_tpauc.algorithms.base import Algorithm
 from lightning_tpauc.functional.cross_entropy import two_class_cross_entropy
+from lightning_tpauc.functional.tasks import TaskMasks
 
 __all__ = ("CrossEntropy",)
 
@@ -61,6 +62,18 @@ class CrossEntropy(Algorithm):
         """True: the logistic function is part of the loss."""
         return True
 
-    def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:  # noqa: ARG002
+    @property
+    def takes_tasks(self) -> bool:
+        """True."""
+        return True
+
+    def step(
+        self,
+        pos_scores: Tensor,
+        neg_scores: Tensor,
+        dual_neg_scores: Tensor,  # noqa: ARG002
+        index: Tensor,  # noqa: ARG002
+        masks: TaskMasks | None = None,
+    ) -> Tensor:
         """The mean cross-entropy of the batch; either class may be missing from a uniform batch."""
-        return two_class_cross_entropy(pos_scores, neg_scores, self.pos_weight, self.balanced)
+        return two_class_cross_entropy(pos_scores, neg_scores, self.pos_weight, self.balanced, masks)

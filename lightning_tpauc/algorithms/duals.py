@@ -1,9 +1,9 @@
-"""Where STACO's dual variables come from: each positive has its own, or two tracked scores stand for all."""
+"""Where STACO's dual variables come from: each positive has its own; two tracked scores stand for all elsewhere."""
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -11,13 +11,14 @@ from torch import Tensor
 
 from lightning_tpauc.algorithms.base import TrainingScores
 from lightning_tpauc.algorithms.pairwise import PairwiseAlgorithm
-from lightning_tpauc.errors import ArgumentError, UnsupportedError
+from lightning_tpauc.algorithms.state import put_, take
+from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.averaging import mean_from_changes, record_change_
 from lightning_tpauc.functional.duals import activate_ties, exact_duals
 from lightning_tpauc.functional.staco import dual_weight_step, global_threshold_step, threshold_step
-from lightning_tpauc.functional.tracked import border_scores, border_step, border_thresholds, border_weights
+from lightning_tpauc.functional.tasks import TaskMasks, in_play, masked_mean, there, with_dual_negatives
 
-__all__ = ("DualAlgorithm", "Duals", "PerPositiveDuals", "TrackedDuals")
+__all__ = ("DualAlgorithm", "Duals", "PerPositiveDuals")
 
 
 class DualAlgorithm(PairwiseAlgorithm):
@@ -74,15 +75,25 @@ class Duals(ABC):
         """:math:`s'`, shape ``()``."""
 
     @abstractmethod
-    def thresholds(self, pos_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:
+    def thresholds(self, pos_scores: Tensor, dual_neg_scores: Tensor, index: Tensor, masks: TaskMasks | None) -> Tensor:
         """The thresholds ``(S,)`` of the sampled positives that the step goes by."""
 
     @abstractmethod
-    def ascend(self, index: Tensor, pos_scores: Tensor, risk: Tensor, unit: Tensor | float) -> Tensor:
+    def ascend(
+        self, index: Tensor, pos_scores: Tensor, risk: Tensor, unit: Tensor | float, masks: TaskMasks | None
+    ) -> Tensor:
         """Line 1: the dual weights ``(S,)`` of the sampled positives, given their risks and the unit of the loss."""
 
     @abstractmethod
-    def descend(self, index: Tensor, s: Tensor, y: Tensor, active: Tensor, unit: Tensor | float) -> None:
+    def descend(
+        self,
+        index: Tensor,
+        s: Tensor,
+        y: Tensor,
+        active: Tensor,
+        unit: Tensor | float,
+        masks: TaskMasks | None,
+    ) -> None:
         """Lines 2 and 4, given the thresholds, the new dual weights and the share of active pairs, all ``(S,)``."""
 
     @abstractmethod
@@ -94,11 +105,11 @@ class Duals(ABC):
         r""":math:`(\bar s, \bar s')` over the stage's iterates."""
 
     @abstractmethod
-    def start_from_batch(self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor) -> None:
+    def start_from_batch(self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, masks: TaskMasks | None) -> None:
         """Without the scores of the training set the first batch is the best estimate."""
 
     @abstractmethod
-    def start(self, scores: TrainingScores | None) -> None:
+    def start(self, scores: TrainingScores | Sequence[TrainingScores] | None) -> None:
         """Before the first step: solve for ``scores``, if there are any."""
 
     @abstractmethod
@@ -106,7 +117,7 @@ class Duals(ABC):
         """The weights become averages."""
 
     @abstractmethod
-    def restart(self, scores: TrainingScores | None) -> None:
+    def restart(self, scores: TrainingScores | Sequence[TrainingScores] | None) -> None:
         """Begin a stage: solve for ``scores``, if there are any."""
 
 
@@ -151,67 +162,95 @@ class PerPositiveDuals(Duals):
         """:math:`s'`."""
         return self.algorithm.s_prime
 
-    def thresholds(self, pos_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:  # noqa: ARG002
+    def thresholds(self, pos_scores: Tensor, dual_neg_scores: Tensor, index: Tensor, masks: TaskMasks | None) -> Tensor:  # noqa: ARG002
         r""":math:`s_i` from before the step."""
-        return self.algorithm.s.index_select(0, index)
+        return take(self.algorithm.s, index)
 
-    def ascend(self, index: Tensor, pos_scores: Tensor, risk: Tensor, unit: Tensor | float) -> Tensor:  # noqa: ARG002
+    def ascend(
+        self,
+        index: Tensor,
+        pos_scores: Tensor,  # noqa: ARG002
+        risk: Tensor,
+        unit: Tensor | float,
+        masks: TaskMasks | None,
+    ) -> Tensor:
         r"""Line 1: :math:`y_i` takes its step."""
         own = self.algorithm
-        y = own.y.index_select(0, index)
-        y = dual_weight_step(y, risk, own.s_prime, own.step_scale * own.alpha / unit, own.theta0)
-        own.y.index_copy_(0, index, y.to(own.y.dtype))
+        y = dual_weight_step(take(own.y, index), risk, own.s_prime, own.step_scale * own.alpha / unit, own.thetas[0])
+        y = y if masks is None else there(y, masks.pos)
+        put_(own.y, index, y)
         return y
 
-    def descend(self, index: Tensor, s: Tensor, y: Tensor, active: Tensor, unit: Tensor | float) -> None:
+    def descend(
+        self,
+        index: Tensor,
+        s: Tensor,
+        y: Tensor,
+        active: Tensor,
+        unit: Tensor | float,
+        masks: TaskMasks | None,
+    ) -> None:
         r"""Lines 2 and 4: :math:`s_i` and :math:`s'` take theirs."""
         own = self.algorithm
         # the proximal term divides s by gamma, and has no unit where gamma has that of s
-        self._descend_thresholds(index, s, y, active, own.step_scale * own.beta * unit, own.gamma * unit)
+        self._descend_thresholds(index, s, y, active, own.step_scale * own.beta * unit, own.gamma * unit, masks)
         beta_prime = own.step_scale * own.beta_prime * unit
-        own.s_prime.copy_(global_threshold_step(own.s_prime, y.mean(), beta_prime, own.theta0))
-        own.stage_steps.add_(1)
-        own.s_prime_sum.add_(own.s_prime)
+        mean = masked_mean(y, None if masks is None else masks.pos)
+        s_prime = global_threshold_step(own.s_prime, mean, beta_prime, own.thetas[0])
+        own.s_prime.copy_(in_play(s_prime, own.s_prime, masks))
+        own.stage_steps.add_(1 if masks is None else masks.pos.any(-1))
+        own.s_prime_sum.add_(in_play(own.s_prime, 0.0, masks))
 
     def _descend_thresholds(
-        self, index: Tensor, s: Tensor, y: Tensor, active: Tensor, beta: float | Tensor, gamma: float | Tensor
+        self,
+        index: Tensor,
+        s: Tensor,
+        y: Tensor,
+        active: Tensor,
+        beta: float | Tensor,
+        gamma: float | Tensor,
+        masks: TaskMasks | None,
     ) -> None:
         own = self.algorithm
-        anchor = own.s_anchor.index_select(0, index) if own.has_stages else None
-        new = threshold_step(s, y, active, beta, own.theta0, own.theta1, anchor=anchor, gamma=gamma)
-        own.s.index_copy_(0, index, new.to(own.s.dtype))
+        anchor = take(own.s_anchor, index) if own.has_stages else None
+        new = threshold_step(s, y, active, beta, *own.thetas, anchor=anchor, gamma=gamma)
+        new = new if masks is None else torch.where(masks.pos, new, s)
+        put_(own.s, index, new)
         record_change_(own.s_moments, index, new - s, own.stage_steps)
 
     def diagnostics(self) -> dict[str, Tensor]:
         r""":math:`s'`, the means of :math:`s_i` and :math:`y_i`, and the deciles 1, 5 and 9 of :math:`s_i`."""
-        own, size = self.algorithm, self.algorithm.s.numel()
-        means = {"s_prime": own.s_prime.clone(), "mean_s": own.s.mean(), "mean_y": own.y.mean()}
+        own = self.algorithm
+        s, y = own.entries(own.s), own.entries(own.y)
+        means = {"s_prime": own.s_prime.mean(), "mean_s": s.mean(), "mean_y": y.mean()}
         # by rank: torch's quantiles end at 16 million values
-        ranks = {f"s_q{10 * tenths}": -(-tenths * size // 10) for tenths in (1, 5, 9)}
-        return {**means, **{name: own.s.kthvalue(max(1, rank)).values for name, rank in ranks.items()}}
+        ranks = {f"s_q{10 * tenths}": -(-tenths * s.numel() // 10) for tenths in (1, 5, 9)}
+        return {**means, **{name: s.kthvalue(max(1, rank)).values for name, rank in ranks.items()}}
 
     def averages(self) -> tuple[Tensor, Tensor]:
         r""":math:`(\bar s, \bar s')` over the stage's iterates so far; O(n_pos)."""
         own = self.algorithm
-        s_bar = mean_from_changes(own.s_moments, own.s, own.stage_steps)
+        s_bar = mean_from_changes(own.s_moments, own.s, own.of_each_positive(own.stage_steps))
         s_prime_bar = torch.where(own.stage_steps > 0, own.s_prime_sum / own.stage_steps.clamp(min=1), own.s_prime)
         return s_bar, s_prime_bar
 
-    def start_from_batch(self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor) -> None:
+    def start_from_batch(self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, masks: TaskMasks | None) -> None:
         """Exact on the batch's own positives; its mean threshold for the others.
 
         That keeps them out of the dead zone of a start from ones.
         """
         own = self.algorithm
-        s, y, s_prime = exact_duals(pos_scores, neg_scores, *own.rectangle, surrogate=own.surrogate)
-        s = activate_ties(s, pos_scores, own.surrogate)
-        own.s.copy_(s.mean())
-        own.y.fill_(own.theta0)
-        own.s.index_copy_(0, index, s.to(own.s.dtype))
-        own.y.index_copy_(0, index, y.to(own.y.dtype))
-        own.s_prime.copy_(s_prime)
+        for task, (rows, pos, neg) in enumerate(_of_each_task(pos_scores, neg_scores, index, masks)):
+            if pos.numel() and neg.numel():
+                s, y, s_prime = exact_duals(pos, neg, *own.bounds_of(task), surrogate=own.surrogate)
+                s = activate_ties(s, pos, own.surrogate)
+                own.entries_of(own.s, task).copy_(s.mean())
+                own.entries_of(own.y, task).fill_(1.0 - own.bounds_of(task)[0])
+                put_(own.s, rows, s)
+                put_(own.y, rows, y)
+                own.entry_of(own.s_prime, task).copy_(s_prime)
 
-    def start(self, scores: TrainingScores | None) -> None:
+    def start(self, scores: TrainingScores | Sequence[TrainingScores] | None) -> None:
         """The exact solution, or what the state was filled with."""
         if scores is not None:
             self._solve(scores)
@@ -224,7 +263,7 @@ class PerPositiveDuals(Duals):
         self.algorithm.s_prime.copy_(s_prime_bar)
         self._anchor()
 
-    def restart(self, scores: TrainingScores | None) -> None:
+    def restart(self, scores: TrainingScores | Sequence[TrainingScores] | None) -> None:
         r""":math:`y \leftarrow 1`, or the exact solution."""
         self.algorithm.y.fill_(1.0)
         if scores is not None:
@@ -237,91 +276,21 @@ class PerPositiveDuals(Duals):
         for accumulator in (own.s_moments, own.s_prime_sum, own.stage_steps):
             accumulator.zero_()
 
-    def _solve(self, scores: TrainingScores) -> None:
+    def _solve(self, scores: TrainingScores | Sequence[TrainingScores]) -> None:
         own = self.algorithm
-        s, y, s_prime = exact_duals(*scores, *own.rectangle, surrogate=own.surrogate)
-        own.s.copy_(activate_ties(s, scores.pos_scores, own.surrogate))
-        own.y.copy_(y)
-        own.s_prime.copy_(s_prime)
+        for task, of_task in enumerate(own.scores_of_tasks(scores)):
+            s, y, s_prime = exact_duals(*of_task, *own.bounds_of(task), surrogate=own.surrogate)
+            own.entries_of(own.s, task).copy_(activate_ties(s, of_task.pos_scores, own.surrogate))
+            own.entries_of(own.y, task).copy_(y)
+            own.entry_of(own.s_prime, task).copy_(s_prime)
 
 
-class TrackedDuals(Duals):
-    r"""The optimal ones for two scores on the rectangle's borders, which are running means over the batches.
-
-    See :mod:`lightning_tpauc.functional.tracked`. Nothing is kept for a positive, and nothing has a step size.
-    """
-
-    def _check(self) -> None:
-        own = self.algorithm
-        if not own.surrogate.monotone:
-            msg = (
-                f"`duals='tracked'` needs a non-decreasing surrogate, but {own.surrogate.name!r} falls again on the "
-                "left of -margin, so no one score is the border for all. Set `duals='per_positive'` with "
-                "`dual_init='zeros'` and `stage_restart='ones'`, or use 'squared_hinge'."
-            )
-            raise ArgumentError(msg)
-        parameters = inspect.signature(type(own)).parameters
-        for name in ("alpha", "beta", "beta_prime", "dual_init", "stage_restart"):
-            value = getattr(own, name)
-            if value != parameters[name].default:
-                msg = (
-                    f"`{name}={value!r}` is for dual variables that each positive has of its own, which "
-                    f"duals='tracked' does without. Leave out `{name}`, or set `duals='per_positive'`."
-                )
-                raise ArgumentError(msg)
-
-    def _declare(self) -> None:
-        self.algorithm.add_state("neg_border", "scalar")
-        self.algorithm.add_state("pos_border", "scalar")
-        self.algorithm.add_state("border_steps", "scalar", dtype=torch.int32)
-
-    @property
-    def global_threshold(self) -> Tensor:
-        r"""0: :math:`s'` cancels where the mean of y is :math:`\theta_0`, and no gradient depends on it."""
-        return torch.zeros_like(self.algorithm.neg_border)
-
-    def thresholds(self, pos_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:  # noqa: ARG002
-        r"""The borders take in the batch; then :math:`s_i = \ell(c - h_i)`."""
-        own = self.algorithm
-        self._track(pos_scores, dual_neg_scores)
-        return border_thresholds(pos_scores, own.neg_border, surrogate=own.surrogate)
-
-    def ascend(self, index: Tensor, pos_scores: Tensor, risk: Tensor, unit: Tensor | float) -> Tensor:  # noqa: ARG002
-        r""":math:`y_i = 1[h_i \le p]`."""
-        return border_weights(pos_scores, self.algorithm.pos_border, self.algorithm.theta0)
-
-    def descend(self, index: Tensor, s: Tensor, y: Tensor, active: Tensor, unit: Tensor | float) -> None:
-        """Nothing is left to do."""
-
-    def diagnostics(self) -> dict[str, Tensor]:
-        """The two borders."""
-        return {name: getattr(self.algorithm, name).clone() for name in ("neg_border", "pos_border")}
-
-    def averages(self) -> tuple[Tensor, Tensor]:
-        """Raise :class:`UnsupportedError`: no thresholds are kept."""
-        msg = "`duals='tracked'` keeps no thresholds to average. Set `duals='per_positive'`."
-        raise UnsupportedError(msg)
-
-    def start_from_batch(self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor) -> None:
-        """Every first step takes its batch's own borders."""
-
-    def start(self, scores: TrainingScores | None) -> None:
-        """The borders of ``scores``, or of the first batch."""
-        self.algorithm.border_steps.zero_()
-        if scores is not None:
-            self._track(*scores)
-
-    def finish_stage(self) -> None:
-        """The averaged weights have other scores: begin anew."""
-        self.algorithm.border_steps.zero_()
-
-    def restart(self, scores: TrainingScores | None) -> None:
-        """The borders of ``scores``, or of the next batch."""
-        self.start(scores)
-
-    def _track(self, pos_scores: Tensor, neg_scores: Tensor) -> None:
-        own = self.algorithm
-        pos, neg = border_scores(pos_scores, neg_scores, *own.rectangle)
-        own.pos_border.copy_(border_step(own.pos_border, pos, own.border_steps))
-        own.neg_border.copy_(border_step(own.neg_border, neg, own.border_steps))
-        own.border_steps.add_(1)
+def _of_each_task(
+    pos: Tensor, neg: Tensor, index: Tensor, masks: TaskMasks | None
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Places, scores of positives and scores of negatives; waits for the device where there are several tasks."""
+    second = with_dual_negatives(masks)
+    if second is None:
+        return [(index, pos, neg)]
+    rows = zip(index, pos, second.pos, neg, second.neg, strict=True)
+    return [(i[is_pos], p[is_pos], n[is_neg]) for i, p, is_pos, n, is_neg in rows]

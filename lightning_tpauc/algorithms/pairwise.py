@@ -12,6 +12,7 @@ from lightning_tpauc.functional.checks import check_choice
 from lightning_tpauc.functional.staco import bounded_loss_unit, loss_unit_step
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 from lightning_tpauc.functional.tails import tail_mean_loss
+from lightning_tpauc.functional.tasks import TaskMasks, in_play, with_dual_negatives
 
 __all__ = ("PairwiseAlgorithm",)
 
@@ -59,24 +60,33 @@ class PairwiseAlgorithm(Algorithm):
 
     def diagnostics(self) -> dict[str, Tensor]:
         """The unit of the loss; 0 where nothing is measured in it."""
-        return {"loss_unit": self.loss_unit.clone()}
+        return {"loss_unit": self.loss_unit.mean()}
 
-    def update_unit(self, pos_scores: Tensor, neg_scores: Tensor, *, bounded: bool = False) -> Tensor | float:
+    def update_unit(
+        self, pos_scores: Tensor, neg_scores: Tensor, *, bounded: bool = False, masks: TaskMasks | None = None
+    ) -> Tensor | float:
         r"""What one is in the step sizes of this step: L, with the batch's loss taken in, or 1.
 
         Args:
             pos_scores: float tensor ``(S,)``.
             neg_scores: float tensor ``(B,)``.
             bounded: whether the batch's own loss and that of a constant model are the least it can be.
+            masks: which scores of K tasks are there. The units of tasks that are not in play stay, and count as 1.
         """
         if self.step_units == "absolute":
             return 1.0
-        batch_loss = tail_mean_loss(pos_scores.detach(), neg_scores.detach(), self.theta1, surrogate=self.surrogate)
-        self.loss_unit.copy_(loss_unit_step(self.loss_unit, batch_loss))
+        batch_loss = tail_mean_loss(
+            pos_scores.detach(),
+            neg_scores.detach(),
+            self.bounds[1],
+            surrogate=self.surrogate,
+            masks=with_dual_negatives(masks),
+        )
+        self.loss_unit.copy_(in_play(loss_unit_step(self.loss_unit, batch_loss), self.loss_unit, masks))
         if bounded:
             constant_loss = self.surrogate.value(torch.zeros_like(batch_loss)).detach()
-            return bounded_loss_unit(self.loss_unit, batch_loss, constant_loss)
-        return self.loss_unit.clone()
+            return in_play(bounded_loss_unit(self.loss_unit, batch_loss, constant_loss), 1.0, masks)
+        return self.loss_unit.clone() if masks is None else in_play(self.loss_unit, 1.0, masks)
 
     def per_unit(self, loss: Tensor, unit: Tensor | float) -> Tensor:
         """The loss for the weights over its unit, so that a learning rate suits any score and surrogate."""

@@ -12,6 +12,7 @@ from lightning_tpauc.algorithms.duals import PerPositiveDuals
 from lightning_tpauc.algorithms.staco import STACO
 from lightning_tpauc.functional.sota import full_threshold_step, sparse_threshold_gradient
 from lightning_tpauc.functional.surrogates import Surrogate
+from lightning_tpauc.functional.tasks import TaskMasks
 
 __all__ = ("SOTA",)
 
@@ -96,6 +97,11 @@ class SOTA(STACO):
         self._duals = _FullVectorDuals(self)
 
     @property
+    def takes_tasks(self) -> bool:
+        """False."""
+        return False
+
+    @property
     def can_shrink_rectangle(self) -> bool:
         """False: the method is compared as it was published."""
         return False
@@ -114,6 +120,7 @@ class _FullVectorDuals(PerPositiveDuals):
         active: Tensor,
         beta: float | Tensor,
         gamma: float | Tensor,
+        masks: TaskMasks | None,  # noqa: ARG002
     ) -> None:
         own = self.algorithm
         gradient = torch.zeros_like(own.s)

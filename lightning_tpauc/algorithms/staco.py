@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -10,7 +11,9 @@ from torch import Tensor
 
 from lightning_tpauc.algorithms.arguments import require_positive, require_range
 from lightning_tpauc.algorithms.base import TrainingScores
-from lightning_tpauc.algorithms.duals import DualAlgorithm, Duals, PerPositiveDuals, TrackedDuals
+from lightning_tpauc.algorithms.duals import DualAlgorithm, Duals, PerPositiveDuals
+from lightning_tpauc.algorithms.tasks import Task
+from lightning_tpauc.algorithms.tracked_duals import TrackedDuals
 from lightning_tpauc.errors import CheckpointError
 from lightning_tpauc.functional.checks import check_choice
 from lightning_tpauc.functional.pairwise import evaluate_pairs
@@ -21,6 +24,7 @@ from lightning_tpauc.functional.staco import (
     proximal_coefficient,
 )
 from lightning_tpauc.functional.surrogates import Surrogate
+from lightning_tpauc.functional.tasks import TaskMasks, in_play, masked_mean
 
 __all__ = ("STACO",)
 
@@ -133,6 +137,11 @@ class STACO(DualAlgorithm):
         return True
 
     @property
+    def takes_tasks(self) -> bool:
+        """True."""
+        return True
+
+    @property
     def has_stages(self) -> bool:
         """Whether this is STACO2."""
         return math.isfinite(self.gamma)
@@ -144,8 +153,13 @@ class STACO(DualAlgorithm):
 
     @property
     def proximal_coefficient(self) -> float:
-        r""":math:`1 / (\gamma\theta_0)`, 0 for STACO1."""
-        return proximal_coefficient(self.gamma, self.theta0)
+        r""":math:`1 / (\gamma\theta_0)`, 0 for STACO1; of several tasks the weighted mean."""
+        if self.tasks is None:
+            return proximal_coefficient(self.gamma, self.theta0)
+        lows = [self.min_tpr if task.min_tpr is None else task.min_tpr for task in self.tasks]
+        own = [proximal_coefficient(self.gamma, 1.0 - self.tightness * low) for low in lows]
+        weights = [task.weight for task in self.tasks]
+        return sum(w * c for w, c in zip(weights, own, strict=True)) / sum(weights)
 
     @property
     def step_sizes(self) -> dict[str, str]:
@@ -161,7 +175,7 @@ class STACO(DualAlgorithm):
         """
         return {
             **super().diagnostics(),
-            "active_share": self.active_share.clone(),
+            "active_share": self.active_share.mean(),
             **self._duals.diagnostics(),
         }
 
@@ -170,7 +184,11 @@ class STACO(DualAlgorithm):
         return self.dual_init == "exact" if event == "start" else self.has_stages and self.stage_restart == "exact"
 
     def setup(
-        self, num_positives: int, *, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32
+        self,
+        num_positives: int | Sequence[int | Task],
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         """Allocate 16 bytes a positive in single precision, none if tracked; see :meth:`Algorithm.setup`."""
         super().setup(num_positives, device=device, dtype=dtype)
@@ -200,25 +218,35 @@ class STACO(DualAlgorithm):
 
     # ---------------------------------------------------------------- one step
 
-    def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:
+    def step(
+        self,
+        pos_scores: Tensor,
+        neg_scores: Tensor,
+        dual_neg_scores: Tensor,
+        index: Tensor,
+        masks: TaskMasks | None = None,
+    ) -> Tensor:
         """Lines 1 to 4, all with the values from before the step except the new dual weights."""
+        pos, dual_neg = pos_scores.detach(), dual_neg_scores.detach()
         if not self._started:
-            self._duals.start_from_batch(pos_scores.detach(), dual_neg_scores.detach(), index)
+            self._duals.start_from_batch(pos, dual_neg, index, masks)
             self.start()
-        theta0, theta1 = self.theta0, self.theta1
-        unit = self.update_unit(pos_scores, dual_neg_scores)
-        s = self._duals.thresholds(pos_scores.detach(), dual_neg_scores.detach(), index)
+        theta0, theta1 = self.thetas
+        pos_mask = None if masks is None else masks.pos
+        unit = self.update_unit(pos, dual_neg, masks=masks)
+        s = self._duals.thresholds(pos, dual_neg, index, masks)
         dual = None if self.share_negatives else dual_neg_scores
-        pairs = evaluate_pairs(pos_scores, neg_scores, s, surrogate=self.surrogate, dual_neg_scores=dual)
+        pairs = evaluate_pairs(pos_scores, neg_scores, s, surrogate=self.surrogate, dual_neg_scores=dual, masks=masks)
         # line 1, on the dual negatives
         risk = per_positive_risk(s, pairs.dual_excess, theta1)
-        y = self._duals.ascend(index, pos_scores.detach(), risk, unit)
+        y = self._duals.ascend(index, pos, risk, unit, masks)
         # line 3, the loss for the weights, on the other negatives
-        weighted = pairs.weighted_sum(excess_weights(y, theta0, theta1))
-        loss = self.per_unit(minmax_loss(weighted, y, s, self._duals.global_threshold, theta0), unit)
+        weighted = pairs.weighted_sum(excess_weights(y, theta0, theta1, pos_mask))
+        loss = self.per_unit(minmax_loss(weighted, y, s, self._duals.global_threshold, theta0, pos_mask), unit)
         # lines 2 and 4
-        self._duals.descend(index, s, y, pairs.active, unit)
-        self.active_share.lerp_((pairs.active * y).mean().to(self.active_share.dtype), 0.05)
+        self._duals.descend(index, s, y, pairs.active, unit, masks)
+        share = in_play(masked_mean(pairs.active * y, pos_mask), self.active_share, masks)
+        self.active_share.lerp_(share.to(self.active_share.dtype), 0.05)
         return loss
 
     # ---------------------------------------------------------------- stages
@@ -231,7 +259,7 @@ class STACO(DualAlgorithm):
         """
         return self._duals.averages()
 
-    def start(self, scores: TrainingScores | None = None) -> None:
+    def start(self, scores: TrainingScores | Sequence[TrainingScores] | None = None) -> None:
         """Set the dual variables before the first step."""
         self._duals.start(scores if self.dual_init == "exact" else None)
         self._started = True
@@ -240,6 +268,6 @@ class STACO(DualAlgorithm):
         r""":math:`(s, s') \leftarrow (\bar s, \bar s')`; these are the next anchors."""
         self._duals.finish_stage()
 
-    def restart(self, scores: TrainingScores | None = None) -> None:
+    def restart(self, scores: TrainingScores | Sequence[TrainingScores] | None = None) -> None:
         r""":math:`y \leftarrow 1`, or the exact solution for the averaged weights."""
         self._duals.restart(scores if self.stage_restart == "exact" else None)

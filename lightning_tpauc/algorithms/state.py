@@ -7,6 +7,7 @@ DistributedDataParallel, which overwrites them with rank 0's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from lightning_tpauc.functional.checks import as_index, check_count
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ("DeclaredState", "StateKind", "StateSpec")
+__all__ = ("DeclaredState", "StateKind", "StateSpec", "put_", "take")
 
 StateKind = Literal["positive", "dense", "scalar", "vector"]
 
@@ -32,11 +33,20 @@ class StateSpec(NamedTuple):
 
 
 class DeclaredState:
-    """Named tensors, declared with :meth:`add_state` and allocated by :meth:`setup`."""
+    """Named tensors, declared with :meth:`add_state` and allocated by :meth:`setup`.
+
+    For K tasks the positives of one task follow those of the one before, and one spare entry at the end takes what pads
+    a batch; what is a scalar for one task has an entry for each.
+    """
 
     def __init__(self) -> None:
+        #: Of all tasks together.
         self.num_positives: int | None = None
+        #: Of each of several tasks.
+        self.task_sizes: tuple[int, ...] | None = None
         self._specs: dict[str, StateSpec] = {}
+        #: What has an entry for each of several tasks and is no state: it stays as it was set up.
+        self._per_task: dict[str, Tensor] = {}
 
     def add_state(
         self,
@@ -51,7 +61,7 @@ class DeclaredState:
             name: attribute name and key in :meth:`state_dict`.
             kind: ``"positive"`` for one entry per positive example, of which a step changes those in ``index`` only;
                 ``"dense"`` for one entry per positive, all of which a step may change; ``"scalar"`` for a tensor of
-                shape ``()``; ``"vector"`` for a short tensor with the entries of ``fill``.
+                shape ``()``, or ``(K,)`` for K tasks; ``"vector"`` for a short tensor with the entries of ``fill``.
             fill: initial value; one per entry for a vector.
             dtype: fixed dtype, for counters; ``None`` takes the dtype given to :meth:`setup`.
         """
@@ -59,7 +69,7 @@ class DeclaredState:
 
     def setup(
         self,
-        num_positives: int,
+        num_positives: int | Sequence[int],
         *,
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
@@ -67,21 +77,29 @@ class DeclaredState:
         """Allocate the declared state.
 
         Args:
-            num_positives: number of positive training examples; ``index`` runs over ``0 .. num_positives - 1``.
+            num_positives: number of positive training examples; ``index`` runs over ``0 .. num_positives - 1``. A
+                sequence of K numbers stands for K tasks, also if K is 1.
             device: where the state lives; the default device if ``None``.
             dtype: ``torch.float32`` or ``torch.float64``.
 
         Raises:
-            ArgumentError: if ``num_positives`` is no whole number of at least 1 or ``dtype`` is a half-precision type.
+            ArgumentError: if ``num_positives`` is, or holds, no whole number of at least 1, or ``dtype`` is a
+                half-precision type.
         """
-        check_count(num_positives, "num_positives", 1)
+        counts = tuple(num_positives) if isinstance(num_positives, Sequence) else (num_positives,)
+        for count in counts:
+            check_count(count, "num_positives", 1)
         if dtype not in (torch.float32, torch.float64):
             msg = (
                 f"Expected `dtype` to be torch.float32 or torch.float64, but got {dtype}: "
                 "a running mean in half precision stops moving."
             )
             raise ArgumentError(msg)
-        self.num_positives = int(num_positives)
+        self.num_positives, self.task_sizes, self._per_task = sum(map(int, counts)), None, {}
+        if isinstance(num_positives, Sequence):
+            self.task_sizes = tuple(map(int, counts))
+            ends = torch.tensor([0, *self.task_sizes], device=device).cumsum(0)
+            self._per_task = {"offsets": ends[:-1], "counts": ends.diff()}
         for name, spec in self._specs.items():
             setattr(self, name, self._initial(spec, device, spec.dtype or dtype))
 
@@ -90,12 +108,46 @@ class DeclaredState:
         for name in self._specs:
             if hasattr(self, name):
                 setattr(self, name, getattr(self, name).to(device))
+        self._per_task = {name: value.to(device) for name, value in self._per_task.items()}
         return self
+
+    @property
+    def num_tasks(self) -> int | None:
+        """K where :meth:`setup` was given several numbers of positives; ``None`` for one task without that."""
+        return None if self.task_sizes is None else len(self.task_sizes)
+
+    def of_each_positive(self, values: Tensor) -> Tensor:
+        """Values of the tasks, ``(K,)``, repeated for all entries of per-positive state; of one task as they are."""
+        if self.task_sizes is None:
+            return values
+        repeated = values.repeat_interleave(self._per_task["counts"], output_size=self.num_positives)
+        return torch.cat([repeated, values[-1:]])  # the spare entry
+
+    def entries(self, state: Tensor) -> Tensor:
+        """A view of per-positive state without the spare entry that several tasks have."""
+        return state if self.num_tasks is None else state[:-1]
+
+    def entries_of(self, state: Tensor, task: int) -> Tensor:
+        """A view of per-positive state: the entries of one task."""
+        if self.task_sizes is None:
+            return state
+        start = sum(self.task_sizes[:task])
+        return state[start : start + self.task_sizes[task]]
+
+    def entry_of(self, state: Tensor, task: int) -> Tensor:
+        """A view of what is a scalar for one task: the entry of one of several."""
+        return state if self.num_tasks is None else state[task]
+
+    def place(self, index: Tensor, pos_mask: Tensor) -> Tensor:
+        """Where the state of K tasks keeps the positives that are ``index`` ``(K, S)`` of their task."""
+        spare = torch.full_like(index, self.num_positives or 0)
+        return torch.where(pos_mask, index + self._per_task["offsets"].unsqueeze(-1), spare)
 
     def state_dict(self) -> dict[str, Any]:
         """All that the algorithm remembers, as tensors and primitives (loadable with ``weights_only=True``)."""
         self._require_setup()
-        return {"num_positives": self.num_positives, **{name: getattr(self, name) for name in self._specs}}
+        counts = self.num_positives if self.task_sizes is None else list(self.task_sizes)
+        return {"num_positives": counts, **{name: getattr(self, name) for name in self._specs}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, in place.
@@ -117,15 +169,17 @@ class DeclaredState:
 
     def check_num_positives(self, state: dict[str, Any]) -> None:
         """Raise :class:`CheckpointError` if ``state`` belongs to another number of positives."""
-        if state.get("num_positives") != self.num_positives:
+        written = state.get("num_positives")
+        own = self.num_positives if self.task_sizes is None else list(self.task_sizes)
+        if written != own:
             msg = (
-                f"The checkpoint was written for {state.get('num_positives')} positive examples, but the training set "
-                f"has {self.num_positives}. Resume on the same data, or start a new run from the weights alone."
+                f"The checkpoint was written for {written} positive examples, but the training set "
+                f"has {own}. Resume on the same data, or start a new run from the weights alone."
             )
             raise CheckpointError(msg)
 
     def snapshot(self, index: Tensor) -> dict[str, Tensor]:
-        """Copy of what a step on ``index`` may change; see :meth:`rollback`."""
+        """Copy of what a step on ``index`` may change; see :meth:`rollback`. Of several tasks it is a :meth:`place`."""
         return {
             name: getattr(self, name)[as_index(index)] if spec.kind == "positive" else getattr(self, name).clone()
             for name, spec in self._specs.items()
@@ -136,7 +190,7 @@ class DeclaredState:
         for name, spec in self._specs.items():
             state: Tensor = getattr(self, name)
             if spec.kind == "positive":
-                state.index_copy_(0, as_index(index, state.device), snapshot[name])
+                put_(state, as_index(index, state.device), snapshot[name])
             else:
                 state.copy_(snapshot[name])
 
@@ -156,11 +210,38 @@ class DeclaredState:
         return [n for n, s in states.items() if s.is_floating_point() and not bool(torch.isfinite(s).all())]
 
     def _initial(self, spec: StateSpec, device: torch.device | str | None, dtype: torch.dtype) -> Tensor:
-        per_positive = spec.kind in ("positive", "dense")
         values = torch.tensor(spec.fill, device=device, dtype=dtype)
-        return values.repeat(self.num_positives or 0) if per_positive else values
+        if spec.kind in ("positive", "dense"):
+            return values.repeat((self.num_positives or 0) + (self.task_sizes is not None))
+        return values if self.num_tasks is None else values.repeat(self.num_tasks)
 
     def _require_setup(self) -> None:
         if self.num_positives is None:
             msg = f"{type(self).__name__} has no state yet: call `setup(num_positives)` first."
             raise ArgumentError(msg)
+
+
+def take(state: Tensor, index: Tensor) -> Tensor:
+    """The entries ``index`` of per-positive state, in the shape of ``index``.
+
+    Example:
+        >>> take(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([[0, 2]]))
+        tensor([[1., 3.]])
+    """
+    return state.index_select(0, index) if index.ndim == 1 else state[index]
+
+
+def put_(state: Tensor, index: Tensor, values: Tensor) -> None:
+    """Write ``values`` into the entries ``index`` of per-positive state; those that come twice have equal values.
+
+    Example:
+        >>> state = torch.zeros(3)
+        >>> put_(state, torch.tensor([[0, 2]]), torch.tensor([[1.0, 2.0]]))
+        >>> state
+        tensor([1., 0., 2.])
+    """
+    values = values.to(state.dtype)
+    if index.ndim == 1:  # one task: a step of a small batch costs by the operation
+        state.index_copy_(0, index, values)
+    else:
+        state.index_copy_(0, index.reshape(-1), values.reshape(-1))

@@ -19,6 +19,7 @@ from lightning_tpauc.functional.surrogates import (
     surrogate_names,
 )
 from lightning_tpauc.functional.tails import tail_mean_loss
+from lightning_tpauc.functional.tasks import TaskMasks
 from lightning_tpauc.functional.tpauc import binary_two_way_partial_auroc, two_way_partial_auroc
 
 __all__ = (
@@ -31,6 +32,7 @@ __all__ = (
     "PowerForm",
     "Surrogate",
     "SurrogateFactory",
+    "TaskMasks",
     "binary_two_way_partial_auroc",
     "bootstrap_interval",
     "calibrated_probability",

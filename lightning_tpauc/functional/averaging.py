@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lightning_tpauc.functional.tasks import column
+
 __all__ = ("master_dtype", "mean_from_changes", "record_change_", "running_mean_")
 
 
@@ -50,7 +52,8 @@ def record_change_(moments: Tensor, index: Tensor, change: Tensor, steps_before:
         moments: float tensor ``(n_pos,)``, M, zero at the stage's start; updated in place.
         index: int64 tensor ``(S,)``, the entries that change in this step, without repetition.
         change: float tensor ``(S,)``, :math:`\Delta_{k,i} = s_{k,i} - s_{k-1,i}`.
-        steps_before: int32 tensor ``()``, k - 1: steps of this stage that are complete.
+        steps_before: int32 tensor ``()``, k - 1: steps of this stage that are complete. Of K tasks it is ``(K,)``, and
+            ``index`` and ``change`` are ``(K, S)``; an entry that comes twice does not change.
 
     Example:
         >>> moments = torch.zeros(3)
@@ -58,7 +61,11 @@ def record_change_(moments: Tensor, index: Tensor, change: Tensor, steps_before:
         >>> moments
         tensor([0., 2., 0.])
     """
-    moments.index_add_(0, index, (change * steps_before).to(moments.dtype))
+    added = (change * column(steps_before)).to(moments.dtype)
+    if index.ndim == 1:
+        moments.index_add_(0, index, added)
+    else:
+        moments.index_add_(0, index.reshape(-1), added.reshape(-1))
 
 
 def mean_from_changes(moments: Tensor, values: Tensor, steps_done: Tensor) -> Tensor:

@@ -6,12 +6,17 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from lightning_tpauc.functional.checks import check_scores, common_dtype
+from lightning_tpauc.functional.tasks import TaskMasks, there
 
 __all__ = ("two_class_cross_entropy",)
 
 
 def two_class_cross_entropy(
-    pos_scores: Tensor, neg_scores: Tensor, pos_weight: float = 1.0, balanced: bool = False
+    pos_scores: Tensor,
+    neg_scores: Tensor,
+    pos_weight: float = 1.0,
+    balanced: bool = False,
+    masks: TaskMasks | None = None,
 ) -> Tensor:
     r"""Mean binary cross-entropy of raw logits.
 
@@ -22,9 +27,10 @@ def two_class_cross_entropy(
         neg_scores: float tensor ``(B,)``, logits of negatives; B may be 0.
         pos_weight: :math:`\omega`, factor of each positive's term.
         balanced: give each class the weight 1/2 whatever S and B, instead of a weight in proportion to its size.
+        masks: which scores of K tasks are there; scores then have a leading K.
 
     Returns:
-        Scalar tensor in [0, inf), at least float32; 0 for an empty batch.
+        Scalar tensor, or ``(K,)``, in [0, inf), at least float32; 0 for an empty batch.
 
     Raises:
         ArgumentError: if the scores are not one-dimensional float tensors.
@@ -34,12 +40,21 @@ def two_class_cross_entropy(
         >>> two_class_cross_entropy(torch.tensor([0.0, 1000.0]), torch.tensor([-1000.0, 0.0]))
         tensor(0.3466)
     """
-    check_scores(pos_scores, "pos_scores", allow_empty=True)
-    check_scores(neg_scores, "neg_scores", allow_empty=True)
+    if masks is None:
+        check_scores(pos_scores, "pos_scores", allow_empty=True)
+        check_scores(neg_scores, "neg_scores", allow_empty=True)
     dtype = common_dtype(pos_scores, neg_scores)
-    pos_sum = pos_weight * softplus(-pos_scores.to(dtype)).sum()
-    neg_sum = softplus(neg_scores.to(dtype)).sum()
-    num_pos, num_neg = pos_scores.numel(), neg_scores.numel()
+    pos_losses, neg_losses = softplus(-pos_scores.to(dtype)), softplus(neg_scores.to(dtype))
+    num_pos: int | Tensor = pos_scores.shape[-1]
+    num_neg: int | Tensor = neg_scores.shape[-1]
+    if masks is not None:
+        pos_losses, neg_losses = there(pos_losses, masks.pos), there(neg_losses, masks.neg)
+        num_pos, num_neg = masks.pos.sum(-1), masks.neg.sum(-1)
+    pos_sum, neg_sum = pos_weight * pos_losses.sum(-1), neg_losses.sum(-1)
     if balanced:
-        return 0.5 * (pos_sum / max(num_pos, 1) + neg_sum / max(num_neg, 1))
-    return (pos_sum + neg_sum) / max(num_pos + num_neg, 1)
+        return 0.5 * (pos_sum / _at_least_one(num_pos) + neg_sum / _at_least_one(num_neg))
+    return (pos_sum + neg_sum) / _at_least_one(num_pos + num_neg)
+
+
+def _at_least_one(number: int | Tensor) -> int | Tensor:
+    return number.clamp_min(1) if isinstance(number, Tensor) else max(number, 1)

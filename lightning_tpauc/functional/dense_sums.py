@@ -21,7 +21,7 @@ class DenseSums(NamedTuple):
     r"""Sums over the negatives j of each positive i, with the pairs that they were taken from.
 
     Attributes:
-        excess: ``(S,)``, of :math:`(\ell_{ij} - s_i)_+`.
+        excess: ``(S,)``, or ``(K, S)`` and likewise below for K tasks, of :math:`(\ell_{ij} - s_i)_+`.
         active: ``(S,)``, number of pairs with :math:`\ell_{ij} > s_i`.
         differences: ``(S, B)``, :math:`h_j - h_i`.
         is_active: ``(S, B)``, 1 for active pairs and 0 for the others.
@@ -46,7 +46,7 @@ class DenseSums(NamedTuple):
         """
         slopes = self.is_active * self.loss.derivative(self.differences)
         # No matrix product: autocast would run it in half precision.
-        return slopes.sum(1), slopes.mul_(weights.unsqueeze(1)).sum(0)
+        return slopes.sum(-1), slopes.mul_(weights.unsqueeze(-1)).sum(-2)
 
 
 class BlockSums:
@@ -55,8 +55,10 @@ class BlockSums:
     :meth:`grad_sums` finds ``excess`` and ``active`` on its way; only who asks for these before pays for two rounds.
     """
 
-    def __init__(self, pos: Tensor, neg: Tensor, thresholds: Tensor, loss: Surrogate) -> None:
-        self._pairs = pos, neg, thresholds, loss
+    def __init__(
+        self, pos: Tensor, neg: Tensor, thresholds: Tensor, loss: Surrogate, neg_mask: Tensor | None = None
+    ) -> None:
+        self._pairs = pos, neg, thresholds, loss, neg_mask
         self._totals: tuple[Tensor, Tensor] | None = None
 
     @property
@@ -84,17 +86,20 @@ class BlockSums:
 
 def in_one_block(pos: Tensor, num_neg: int) -> bool:
     """Whether the pairs of ``pos`` with so many negatives are formed at once."""
-    return pos.shape[0] * num_neg <= _BLOCK[_kind(pos)]
+    return pos.numel() * num_neg <= _BLOCK[_kind(pos)]
 
 
-def dense_sums(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate) -> DenseSums | BlockSums:
+def dense_sums(
+    pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None = None
+) -> DenseSums | BlockSums:
     """Sums over all pairs, at once or block by block; the caller switches gradients off.
 
     Args:
-        pos: float tensor ``(S,)``.
-        neg: float tensor ``(B,)``.
-        s: float tensor ``(S,)``, thresholds.
+        pos: float tensor ``(S,)``, or ``(K, S)`` for K tasks.
+        neg: float tensor ``(B,)``, or ``(K, B)``.
+        s: float tensor ``(S,)``, or ``(K, S)``, thresholds.
         loss: any surrogate.
+        neg_mask: bool tensor ``(K, B)``: which negatives are there.
 
     Example:
         >>> from lightning_tpauc.functional.surrogates import get_surrogate
@@ -102,9 +107,9 @@ def dense_sums(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate) -> DenseSum
         >>> sums.excess, sums.active, sums.grad_sums(torch.ones(1))
         (tensor([1.]), tensor([1.]), (tensor([1.]), tensor([1., 0.])))
     """
-    if in_one_block(pos, neg.shape[0]):
-        return _one_block(pos, neg, s, loss)
-    return BlockSums(pos, neg, s, loss)
+    if in_one_block(pos, neg.shape[-1]):
+        return _one_block(pos, neg, s, loss, neg_mask)
+    return BlockSums(pos, neg, s, loss, neg_mask)
 
 
 def dense_sums_of_two(
@@ -128,18 +133,19 @@ def dense_sums_of_two(
 
 @torch.no_grad()
 def _sums_over_blocks(
-    pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, weights: Tensor | None
+    pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None, weights: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """``excess``, ``active``, ``pos_grad_sum`` and ``neg_grad_sum``; the last two stay 0 without weights."""
-    num_pos, num_neg, limit = pos.shape[0], neg.shape[0], _BLOCK[_kind(neg)]
-    rows, cols = max(1, limit // num_neg), min(num_neg, limit)
-    excess, active, pos_grad_sum = pos.new_zeros(3, num_pos)
+    num_pos, num_neg, limit = pos.shape[-1], neg.shape[-1], _BLOCK[_kind(neg)]
+    per_row = neg.numel()  # pairs of one positive of each task
+    rows, cols = max(1, limit // per_row), max(1, min(num_neg, limit * num_neg // per_row))
+    excess, active, pos_grad_sum = pos.new_zeros(3, *pos.shape)
     neg_grad_sum = torch.zeros_like(neg)
     for i in range(0, num_pos, rows):
-        row = slice(i, i + rows)
+        row = (..., slice(i, i + rows))
         for j in range(0, num_neg, cols):
-            col = slice(j, j + cols)
-            block = _one_block(pos[row], neg[col], s[row], loss)
+            col = (..., slice(j, j + cols))
+            block = _one_block(pos[row], neg[col], s[row], loss, None if neg_mask is None else neg_mask[col])
             excess[row] += block.excess
             active[row] += block.active
             if weights is not None:
@@ -149,15 +155,18 @@ def _sums_over_blocks(
     return excess, active, pos_grad_sum, neg_grad_sum
 
 
-def _one_block(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate) -> DenseSums:
-    t = neg - pos.unsqueeze(1)  # (S, B)
-    return _reduce(t, loss.value(t) - s.unsqueeze(1), loss)
+def _one_block(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None = None) -> DenseSums:
+    t = (neg if neg_mask is None else neg.unsqueeze(-2)) - pos.unsqueeze(-1)  # (S, B)
+    over = loss.value(t) - s.unsqueeze(-1)
+    if neg_mask is not None:  # what is not there exceeds no threshold, not even one below 0
+        over.masked_fill_(~neg_mask.unsqueeze(-2), -torch.inf)
+    return _reduce(t, over, loss)
 
 
 def _reduce(t: Tensor, over: Tensor, loss: Surrogate) -> DenseSums:
     # Small batches cost what their number of operations costs, so temporaries are overwritten where they are ours.
     is_active = over.sign().clamp_min_(0.0)
-    return DenseSums(over.clamp_min_(0.0).sum(1), is_active.sum(1), t, is_active, loss)
+    return DenseSums(over.clamp_min_(0.0).sum(-1), is_active.sum(-1), t, is_active, loss)
 
 
 def _kind(scores: Tensor) -> str:

@@ -23,6 +23,7 @@ from lightning_tpauc.functional.checks import check_per_positive, check_scores, 
 from lightning_tpauc.functional.dense_sums import BlockSums, DenseSums, dense_sums, dense_sums_of_two, in_one_block
 from lightning_tpauc.functional.sorted_sums import SortedSums, sorted_sums
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
+from lightning_tpauc.functional.tasks import TaskMasks, column, number
 
 __all__ = ("Pairs", "PairwiseTerms", "evaluate_pairs", "pairwise_terms", "weighted_excess")
 
@@ -64,6 +65,7 @@ def pairwise_terms(
     scale: float = 1.0,
     method: str = "auto",
     gradients: bool = True,
+    masks: TaskMasks | None = None,
 ) -> PairwiseTerms:
     r"""Mean excess loss and share of active pairs of every positive, and the gradients of their weighted sum.
 
@@ -81,6 +83,7 @@ def pairwise_terms(
         scale: factor inside the logistic surrogate.
         method: ``"dense"``, ``"sorted"`` or ``"auto"``, which decides by S and B alone.
         gradients: whether to compute ``pos_grad`` and ``neg_grad``.
+        masks: which scores of K tasks are there; all shapes above then have a leading K.
 
     Returns:
         :class:`PairwiseTerms` in the widest dtype of the inputs, at least float32.
@@ -98,8 +101,9 @@ def pairwise_terms(
         (tensor([-1., -0.]), tensor([1., 0.]))
     """
     loss = get_surrogate(surrogate, margin, scale)
-    pos, neg, s, y = _prepare(pos_scores, neg_scores, thresholds, weights)
-    sums, num_neg = _sums(pos, neg, s, loss, method), neg.shape[0]
+    pos, neg, s, y = _prepare(pos_scores, neg_scores, thresholds, weights, masks)
+    neg_mask = None if masks is None else masks.neg
+    sums, num_neg = _sums(pos, neg, s, loss, method, neg_mask), column(number(neg, neg_mask))
     pos_grad, neg_grad = _gradients(sums, y, num_neg) if gradients else (None, None)  # first: see BlockSums
     return PairwiseTerms(sums.excess / num_neg, sums.active / num_neg, pos_grad, neg_grad)
 
@@ -165,19 +169,26 @@ class Pairs:
         (tensor([0.5000, 0.0000]), tensor([0.5000, 0.0000]), tensor(0.5000))
     """
 
-    def __init__(self, pos: Tensor, neg: Tensor, sums: PairSums, dual_excess: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        pos: Tensor,
+        neg: Tensor,
+        sums: PairSums,
+        dual_excess: Tensor | None = None,
+        neg_mask: Tensor | None = None,
+    ) -> None:
         self._pos, self._neg, self._sums, self._dual_excess = pos, neg, sums, dual_excess
-        self._num_neg = neg.shape[0]
+        self.num_neg = column(number(neg, neg_mask))
 
     @cached_property
     def excess(self) -> Tensor:
         r"""``(S,)``, :math:`\frac1B \sum_j (\ell_{ij} - s_i)_+`."""
-        return _without_graph(self._sums.excess) / self._num_neg
+        return _without_graph(self._sums.excess) / self.num_neg
 
     @cached_property
     def active(self) -> Tensor:
         r"""``(S,)``, the share of negatives with :math:`\ell_{ij} > s_i`."""
-        return _without_graph(self._sums.active) / self._num_neg
+        return _without_graph(self._sums.active) / self.num_neg
 
     @property
     def dual_excess(self) -> Tensor:
@@ -191,7 +202,7 @@ class Pairs:
             weights: float tensor ``(S,)``, :math:`y_i`: constants, which get no gradient.
 
         Returns:
-            Scalar tensor. A backward pass with ``create_graph=True`` raises
+            Scalar tensor, or the sum of each task, ``(K,)``. A backward pass with ``create_graph=True`` raises
             :class:`~lightning_tpauc.errors.UnsupportedError`.
 
         Raises:
@@ -202,7 +213,7 @@ class Pairs:
         if torch.is_grad_enabled() and (self._pos.requires_grad or self._neg.requires_grad):
             value: Tensor = _WeightedSum.apply(self._pos, self._neg, self, self._sums, y)
             return value
-        return (self.excess * y.detach()).sum()
+        return (self.excess * y.detach()).sum(-1)
 
 
 def evaluate_pairs(
@@ -214,6 +225,7 @@ def evaluate_pairs(
     scale: float = 1.0,
     method: str = "auto",
     dual_neg_scores: Tensor | None = None,
+    masks: TaskMasks | None = None,
 ) -> Pairs:
     r"""Evaluate all pairs once, for weights that follow from their mean excess losses.
 
@@ -230,6 +242,8 @@ def evaluate_pairs(
         method: as in :func:`pairwise_terms`.
         dual_neg_scores: float tensor ``(B',)``, an independent batch of negatives for ``dual_excess``; constants, which
             get no gradient.
+        masks: which scores of K tasks are there; all shapes then have a leading K, and a padded positive has to have
+            the weight 0.
 
     Returns:
         :class:`Pairs`, in the widest dtype of the inputs, at least float32.
@@ -246,24 +260,27 @@ def evaluate_pairs(
         (0.5, tensor([-1., -0.]))
     """
     loss = get_surrogate(surrogate, margin, scale)
-    _check(pos_scores, neg_scores, thresholds)
+    _check(pos_scores, neg_scores, thresholds, masks)
+    neg_mask = None if masks is None else masks.neg
     # Detached scores instead of torch.no_grad(), which costs a step of a small batch two per cent.
     if dual_neg_scores is None:
         pos, neg, s = _in_one_dtype(pos_scores, neg_scores, thresholds)
-        return Pairs(pos, neg, _sums(pos.detach(), neg.detach(), _without_graph(s), loss, method))
-    check_scores(dual_neg_scores, "dual_neg_scores")
+        sums = _sums(pos.detach(), neg.detach(), _without_graph(s), loss, method, neg_mask)
+        return Pairs(pos, neg, sums, neg_mask=neg_mask)
+    if masks is None:
+        check_scores(dual_neg_scores, "dual_neg_scores")
     pos, neg, s, dual_neg = _in_one_dtype(pos_scores, neg_scores, thresholds, dual_neg_scores)
     constants = pos.detach(), neg.detach(), _without_graph(s), dual_neg.detach()
-    return Pairs(pos, neg, *_sums_and_dual_excess(*constants, loss, method))
+    return Pairs(pos, neg, *_sums_and_dual_excess(*constants, loss, method, masks), neg_mask)
 
 
 class _WeightedSum(torch.autograd.Function):
     """The weighted sum; backward scales the gradients that forward already has."""
 
     @staticmethod
-    def forward(ctx: Any, _pos: Tensor, neg: Tensor, pairs: Pairs, sums: PairSums, y: Tensor) -> Tensor:
-        ctx.save_for_backward(*_gradients(sums, y, neg.shape[0]))  # first: see BlockSums
-        return (pairs.excess * y).sum()
+    def forward(ctx: Any, _pos: Tensor, _neg: Tensor, pairs: Pairs, sums: PairSums, y: Tensor) -> Tensor:
+        ctx.save_for_backward(*_gradients(sums, y, pairs.num_neg))  # first: see BlockSums
+        return (pairs.excess * y).sum(-1)
 
     @staticmethod
     def backward(ctx: Any, grad_value: Tensor) -> tuple[Tensor | None, ...]:
@@ -272,20 +289,30 @@ class _WeightedSum(torch.autograd.Function):
             msg = "Pairwise losses have no second derivatives here. Call backward without `create_graph=True`."
             raise UnsupportedError(msg)
         pos_grad, neg_grad = ctx.saved_tensors
+        grad_value = grad_value.unsqueeze(-1) if grad_value.ndim else grad_value
         return grad_value * pos_grad, grad_value * neg_grad, None, None, None
 
 
-def _prepare(pos: Tensor, neg: Tensor, s: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    _check(pos, neg, s)
+def _prepare(
+    pos: Tensor, neg: Tensor, s: Tensor, weights: Tensor | None, masks: TaskMasks | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _check(pos, neg, s, masks)
     y = torch.ones_like(s) if weights is None else weights
     check_per_positive(y, "weights", pos)
     pos, neg, s, y = _in_one_dtype(pos, neg, s, y)
     return pos, neg, s, y
 
 
-def _check(pos: Tensor, neg: Tensor, s: Tensor) -> None:
-    check_scores(pos, "pos_scores", allow_empty=True)
-    check_scores(neg, "neg_scores")
+def _check(pos: Tensor, neg: Tensor, s: Tensor, masks: TaskMasks | None = None) -> None:
+    if masks is None:
+        check_scores(pos, "pos_scores", allow_empty=True)
+        check_scores(neg, "neg_scores")
+    elif (masks.pos.shape, masks.neg.shape) != (pos.shape, neg.shape):
+        msg = (
+            f"Expected `masks` of the scores' shapes, {tuple(pos.shape)} and {tuple(neg.shape)}, but got "
+            f"{tuple(masks.pos.shape)} and {tuple(masks.neg.shape)}."
+        )
+        raise ArgumentError(msg)
     check_per_positive(s, "thresholds", pos)
 
 
@@ -301,18 +328,25 @@ def _without_graph(x: Tensor) -> Tensor:
     return x.detach() if x.requires_grad else x
 
 
-def _gradients(sums: PairSums, y: Tensor, num_neg: int) -> tuple[Tensor, Tensor]:
+def _gradients(sums: PairSums, y: Tensor, num_neg: float | Tensor) -> tuple[Tensor, Tensor]:
     pos_grad_sum, neg_grad_sum = sums.grad_sums(y)
     return pos_grad_sum * y / -num_neg, neg_grad_sum / num_neg
 
 
-def _sums(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, method: str) -> PairSums:
-    return (sorted_sums if _choose(pos, neg, loss, method) == "sorted" else dense_sums)(pos, neg, s, loss)
+def _sums(
+    pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, method: str, neg_mask: Tensor | None = None
+) -> PairSums:
+    return (sorted_sums if _choose(pos, neg, loss, method) == "sorted" else dense_sums)(pos, neg, s, loss, neg_mask)
 
 
 def _sums_and_dual_excess(
-    pos: Tensor, neg: Tensor, s: Tensor, dual_neg: Tensor, loss: Surrogate, method: str
+    pos: Tensor, neg: Tensor, s: Tensor, dual_neg: Tensor, loss: Surrogate, method: str, masks: TaskMasks | None
 ) -> tuple[PairSums, Tensor]:
+    if masks is not None:
+        sums, dual_sums = (
+            _sums(pos, scores, s, loss, method, mask) for scores, mask in ((neg, masks.neg), (dual_neg, masks.dual_neg))
+        )
+        return sums, _without_graph(dual_sums.excess) / column(number(dual_neg, masks.dual_neg))
     num_dual = dual_neg.shape[0]
     if in_one_block(pos, neg.shape[0] + num_dual) and _choose(pos, neg, loss, method) == "dense":
         sums, excess = dense_sums_of_two(pos, neg, dual_neg, s, loss)
@@ -330,5 +364,5 @@ def _choose(pos: Tensor, neg: Tensor, loss: Surrogate, method: str) -> str:
     if method != "auto":
         return method
     # Apple's GPUs have no float64, which the prefix sums need.
-    small = pos.shape[0] * neg.shape[0] <= _CROSSOVER["cpu" if neg.device.type == "cpu" else "other"]
+    small = pos.numel() * neg.shape[-1] <= _CROSSOVER["cpu" if neg.device.type == "cpu" else "other"]
     return "dense" if loss.power is None or small or neg.device.type == "mps" else "sorted"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.functional.surrogates import PowerForm, Surrogate
+from lightning_tpauc.functional.tasks import masked_mean
 
 __all__ = ("SortedSums", "one_sided_grad_sums", "one_sided_sums", "prefix_sums", "sorted_sums")
 
@@ -16,13 +17,14 @@ class SortedSums(NamedTuple):
     r"""Sums over the negatives j of each positive i, and what the sums over the positives need.
 
     Attributes:
-        excess: ``(S,)``, of :math:`(\ell_{ij} - s_i)_+`.
+        excess: ``(S,)``, or ``(K, S)`` and likewise below for K tasks, of :math:`(\ell_{ij} - s_i)_+`.
         active: ``(S,)``, number of pairs with :math:`\ell_{ij} > s_i`.
         pos_grad_sum: ``(S,)``, of :math:`\ell'` over the active pairs.
         pos: float64 tensor ``(S,)``, the positives' centred scores.
         neg: float64 tensor ``(B,)``, the negatives' centred scores.
         edge: float64 tensor ``(S,)``; the active pairs lie above it.
         pieces: the pieces of the loss.
+        neg_mask: bool tensor ``(K, B)`` of several tasks: which negatives are there.
     """
 
     excess: Tensor
@@ -32,6 +34,7 @@ class SortedSums(NamedTuple):
     neg: Tensor
     edge: Tensor
     pieces: tuple[PowerForm, ...]
+    neg_mask: Tensor | None = None
 
     def grad_sums(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         """See :meth:`~lightning_tpauc.functional.dense_sums.DenseSums.grad_sums`."""
@@ -43,10 +46,12 @@ class SortedSums(NamedTuple):
             sums = sums - one_sided_grad_sums(-pos, -neg, mirrored_edge, y, mirror)
         for piece in others:
             sums = sums + one_sided_grad_sums(pos, neg, _edge_of(piece, pos, self.edge), y, piece)
+        if self.neg_mask is not None:
+            sums = sums * self.neg_mask
         return self.pos_grad_sum, sums.to(self.excess.dtype)
 
 
-def sorted_sums(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate) -> SortedSums:
+def sorted_sums(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None = None) -> SortedSums:
     """Sums over all pairs by sorting.
 
     Args:
@@ -55,6 +60,7 @@ def sorted_sums(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate) -> SortedS
         s: float tensor ``(S,)``, thresholds.
         loss: a surrogate with a power form. Pieces that cancel each other, as those of a ramp, leave an error of
             about 1e-16 (range of the scores / m) to the power of their degree.
+        neg_mask: bool tensor ``(K, B)`` of K tasks, whose scores have a leading K: which negatives are there.
 
     Example:
         >>> from lightning_tpauc.functional.surrogates import get_surrogate
@@ -65,25 +71,31 @@ def sorted_sums(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate) -> SortedS
     assert loss.inverse is not None  # noqa: S101 - Surrogate has checked it
     dtype, (first, *others) = pos.dtype, loss.pieces
     pos, neg, s = pos.double(), neg.double(), s.double()
-    if others and pos.shape[0] and _is_bounded(loss.pieces):
+    if neg_mask is not None:
+        neg = torch.where(neg_mask, neg, masked_mean(neg, neg_mask).unsqueeze(-1))
+    if others and pos.shape[-1] and _is_bounded(loss.pieces):
         pos, neg = _within_reach(pos, neg, first.margin, others[-1].margin)
     # Squares of uncentred scores cancel. The mean also carries a nan of any score into all results.
-    centre = neg.mean()
+    centre = masked_mean(neg, neg_mask).unsqueeze(-1)
     pos, neg = pos - centre, neg - centre
+    if neg_mask is not None:
+        neg = neg * neg_mask  # what is not there adds 0 to every sum but that of the number
     # Below threshold 0 every pair counts as active, but pairs left of the hinge still add nothing but -s_i.
     edge = pos + loss.inverse(s.clamp_min(0.0))
-    down = (-neg).sort().values
-    total, active, pos_grad_sum = one_sided_sums(pos, down, edge, first)
+    down, order = (-neg).sort()
+    there = None if neg_mask is None else neg_mask.gather(-1, order).double()
+    total, active, pos_grad_sum = one_sided_sums(pos, down, edge, first, there)
     if first.two_sided:
         mirrored_edge, mirror = _mirrored(pos, edge, first)
-        left = one_sided_sums(-pos, -down.flip(0), mirrored_edge, mirror)
+        left = one_sided_sums(-pos, -down.flip(-1), mirrored_edge, mirror, None if there is None else there.flip(-1))
         total, active, pos_grad_sum = total + left[0], active + left[1], pos_grad_sum - left[2]
     for piece in others:
-        more = one_sided_sums(pos, down, _edge_of(piece, pos, edge), piece)
+        more = one_sided_sums(pos, down, _edge_of(piece, pos, edge), piece, there)
         total, pos_grad_sum = total + more[0], pos_grad_sum + more[2]
-    active = torch.where(s < 0, float(neg.shape[0]), active)
+    every = float(neg.shape[0]) if neg_mask is None else neg_mask.sum(-1, keepdim=True, dtype=neg.dtype)
+    active = torch.where(s < 0, every, active)
     excess = (total - s * active).clamp_min(0.0)  # rounding may leave -1e-17
-    return SortedSums(excess.to(dtype), active.to(dtype), pos_grad_sum.to(dtype), pos, neg, edge, loss.pieces)
+    return SortedSums(excess.to(dtype), active.to(dtype), pos_grad_sum.to(dtype), pos, neg, edge, loss.pieces, neg_mask)
 
 
 def _mirrored(pos: Tensor, edge: Tensor, power: PowerForm) -> tuple[Tensor, PowerForm]:
@@ -114,11 +126,13 @@ def _within_reach(pos: Tensor, neg: Tensor, first: float, last: float) -> tuple[
     """
     # The loss is constant for t <= -first and for t >= -last; as much again keeps the moved pairs clear of the kinks.
     left, right = 2.0 * first - last, first - 2.0 * last
-    pos = pos.clamp(neg.min() - right, neg.max() + left)
-    return pos, neg.clamp(pos.min() - left, pos.max() + right)
+    pos = pos.clamp(neg.amin(-1, keepdim=True) - right, neg.amax(-1, keepdim=True) + left)
+    return pos, neg.clamp(pos.amin(-1, keepdim=True) - left, pos.amax(-1, keepdim=True) + right)
 
 
-def one_sided_sums(pos: Tensor, down: Tensor, edge: Tensor, power: PowerForm) -> tuple[Tensor, Tensor, Tensor]:
+def one_sided_sums(
+    pos: Tensor, down: Tensor, edge: Tensor, power: PowerForm, there: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     r"""Sums of :math:`c (m + h_j - h_i)^p`, of 1 and of the derivative over the pairs with h_j above each edge.
 
     Args:
@@ -127,6 +141,8 @@ def one_sided_sums(pos: Tensor, down: Tensor, edge: Tensor, power: PowerForm) ->
             then come first, so that no sum has to be taken as the difference of two larger ones.
         edge: ``(S,)``; every pair above it has :math:`m + h_j - h_i > 0` unless the loss is two-sided.
         power: m, p and c; the caller handles the second side.
+        there: float64 tensor of the shape of ``down``, 1 for negatives that are there and 0 for others, whose ``down``
+            is 0.
 
     Returns:
         The sums over j of the power, of 1 and of the derivative :math:`c p (m + h_j - h_i)^{p-1}`, each ``(S,)``.
@@ -139,8 +155,9 @@ def one_sided_sums(pos: Tensor, down: Tensor, edge: Tensor, power: PowerForm) ->
     """
     offset = power.margin - pos  # m + h_j - h_i = offset_i + h_j
     count = torch.searchsorted(down, -edge)
-    number = count.to(pos.dtype)
-    moments = prefix_sums(down[None] if power.degree == 1 else torch.stack([down, down.square()]))[:, count]
+    rows = [down] if power.degree == 1 else [down, down.square()]
+    moments = _entries(prefix_sums(torch.stack(rows if there is None else [*rows, there])), count)
+    number = count.to(pos.dtype) if there is None else moments[-1]
     linear = number * offset - moments[0]
     if power.degree == 1:
         total, grad_sum = linear, number
@@ -171,20 +188,27 @@ def one_sided_grad_sums(pos: Tensor, neg: Tensor, edge: Tensor, y: Tensor, power
     """
     # A negative counts for the positives whose edge lies below it: the first ones in ascending order of edges.
     edge, order = edge.sort()
-    weights = prefix_sums((y[None] if power.degree == 1 else torch.stack([y, y * (power.margin - pos)]))[:, order])
-    sums = weights[:, torch.searchsorted(edge, neg)]
+    rows = _entries(y[None] if power.degree == 1 else torch.stack([y, y * (power.margin - pos)]), order)
+    sums = _entries(prefix_sums(rows), torch.searchsorted(edge, neg))
     total = sums[0] if power.degree == 1 else 2.0 * (sums[1] + neg * sums[0])
     return total if power.coefficient == 1.0 else power.coefficient * total
+
+
+def _entries(rows: Tensor, places: Tensor) -> Tensor:
+    """Those entries of each row."""
+    if places.ndim == 1:
+        return rows[:, places]
+    return rows.gather(-1, places.expand(rows.shape[0], *places.shape))
 
 
 def prefix_sums(rows: Tensor) -> Tensor:
     """Running sums along each row, starting from 0.
 
     Args:
-        rows: float tensor ``(R, n)``.
+        rows: float tensor ``(..., n)``.
 
     Returns:
-        Tensor ``(R, n + 1)`` whose column k holds the sums of the first k entries.
+        Tensor ``(..., n + 1)`` whose column k holds the sums of the first k entries.
 
     Example:
         >>> prefix_sums(torch.tensor([[1.0, 2.0, 4.0]]))
@@ -193,13 +217,13 @@ def prefix_sums(rows: Tensor) -> Tensor:
     if rows.is_cuda and torch.are_deterministic_algorithms_enabled():
         # Older releases of torch refuse cumsum there, because its order of summation varied.
         return torch.nn.functional.pad(_scan(rows), (1, 0))
-    return torch.nn.functional.pad(rows.cumsum(1), (1, 0))
+    return torch.nn.functional.pad(rows.cumsum(-1), (1, 0))
 
 
 def _scan(rows: Tensor) -> Tensor:
     """Running sums by doubling: after the k-th pass each entry holds the sum of up to 2^k entries ending there."""
     shift = 1
-    while shift < rows.shape[1]:
-        rows = rows + torch.nn.functional.pad(rows[:, :-shift], (shift, 0))
+    while shift < rows.shape[-1]:
+        rows = rows + torch.nn.functional.pad(rows[..., :-shift], (shift, 0))
         shift *= 2
     return rows

@@ -4,7 +4,9 @@ Symbols, with the names used here: :math:`y` dual weights, :math:`s` thresholds 
 threshold, :math:`\theta_0 = 1 -` ``min_tpr``, :math:`\theta_1 =` ``max_fpr``. Labels such as (eqn:y) are those of the
 paper's source (Zhou, Wang, Thai, Yang, TMLR 2025). :math:`\gamma = \infty` turns each line of STACO2 into STACO1's.
 
-All functions are pure. The per-positive arguments hold the entries of the sampled positives only, shape ``(S,)``.
+All functions are pure. The per-positive arguments hold the entries of the sampled positives only, shape ``(S,)``. For K
+tasks they have shape ``(K, S)``, and what is ``()`` here has shape ``(K,)``; so may :math:`\theta_0` and
+:math:`\theta_1`. See :mod:`lightning_tpauc.functional.tasks`.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import math
 
 import torch
 from torch import Tensor
+
+from lightning_tpauc.functional.tasks import add_scaled, column, number
 
 __all__ = (
     "bounded_loss_unit",
@@ -76,7 +80,7 @@ def bounded_loss_unit(unit: Tensor, batch_loss: Tensor, constant_loss: Tensor) -
     return torch.maximum(torch.maximum(unit, batch_loss.to(unit.dtype)), constant_loss.to(unit.dtype))
 
 
-def per_positive_risk(thresholds: Tensor, excess: Tensor, theta1: float) -> Tensor:
+def per_positive_risk(thresholds: Tensor, excess: Tensor, theta1: float | Tensor) -> Tensor:
     r"""The CVaR of each positive: :math:`g_i(w, s_i; B) = s_i + \frac{1}{\theta_1|B|}\sum_j (\ell_{ij} - s_i)_+`.
 
     Args:
@@ -91,11 +95,15 @@ def per_positive_risk(thresholds: Tensor, excess: Tensor, theta1: float) -> Tens
         >>> per_positive_risk(torch.tensor([0.5]), torch.tensor([0.1]), theta1=0.5)
         tensor([0.7000])
     """
-    return torch.add(thresholds, excess, alpha=1.0 / theta1)
+    return add_scaled(thresholds, excess, 1.0 / theta1)
 
 
 def dual_weight_step(
-    dual_weights: Tensor, risk: Tensor, global_threshold: Tensor, alpha: float | Tensor, theta0: float
+    dual_weights: Tensor,
+    risk: Tensor,
+    global_threshold: Tensor,
+    alpha: float | Tensor,
+    theta0: float | Tensor,
 ) -> Tensor:
     r"""Line 1, (eqn:y) and (eqn:yy): :math:`y_i \leftarrow \Pi_{[0,1]}(y_i + \alpha (g_i - s') / \theta_0)`.
 
@@ -114,7 +122,7 @@ def dual_weight_step(
         >>> y
         tensor([0.3000, 1.0000])
     """
-    return (dual_weights + (risk - global_threshold) * (alpha / theta0)).clamp_(0.0, 1.0)
+    return (dual_weights + (risk - column(global_threshold)) * column(alpha / theta0)).clamp_(0.0, 1.0)
 
 
 def threshold_step(
@@ -122,8 +130,8 @@ def threshold_step(
     dual_weights: Tensor,
     active: Tensor,
     beta: float | Tensor,
-    theta0: float,
-    theta1: float,
+    theta0: float | Tensor,
+    theta1: float | Tensor,
     anchor: Tensor | None = None,
     gamma: float | Tensor = math.inf,
 ) -> Tensor:
@@ -152,19 +160,25 @@ def threshold_step(
         >>> threshold_step(s, torch.tensor([1.0]), torch.tensor([1.0]), beta=0.1, theta0=0.5, theta1=0.5)
         tensor([0.7000])
     """
-    gradient = torch.addcmul(dual_weights, dual_weights, active, value=-1.0 / theta1)
+    if isinstance(theta1, Tensor):
+        gradient = dual_weights - dual_weights * active / column(theta1)
+    else:
+        gradient = torch.addcmul(dual_weights, dual_weights, active, value=-1.0 / theta1)
     if anchor is not None:
-        gradient = gradient + (thresholds - anchor) / gamma
-    return thresholds - gradient * (beta / theta0)
+        gradient = gradient + (thresholds - anchor) / column(gamma)
+    return thresholds - gradient * column(beta / theta0)
 
 
-def excess_weights(dual_weights: Tensor, theta0: float, theta1: float) -> Tensor:
+def excess_weights(
+    dual_weights: Tensor, theta0: float | Tensor, theta1: float | Tensor, mask: Tensor | None = None
+) -> Tensor:
     r"""Line 3, what each positive's mean excess loss counts for: :math:`y_i / (S \theta_0 \theta_1)`.
 
     Args:
         dual_weights: float tensor ``(S,)``, the new :math:`y_i`.
         theta0: one minus the lower bound of the true positive rate, in (0, 1].
         theta1: the upper bound of the false positive rate, in (0, 1].
+        mask: bool tensor ``(K, S)`` of K tasks: which positives are there.
 
     Returns:
         Float tensor ``(S,)``, the weights of :func:`~lightning_tpauc.functional.weighted_excess`.
@@ -173,11 +187,16 @@ def excess_weights(dual_weights: Tensor, theta0: float, theta1: float) -> Tensor
         >>> excess_weights(torch.tensor([0.5, 1.0]), theta0=0.5, theta1=0.5)
         tensor([1., 2.])
     """
-    return dual_weights / (dual_weights.shape[0] * theta0 * theta1)
+    return dual_weights / column(number(dual_weights, mask) * theta0 * theta1)
 
 
 def minmax_loss(
-    weighted_excess: Tensor, dual_weights: Tensor, thresholds: Tensor, global_threshold: Tensor, theta0: float
+    weighted_excess: Tensor,
+    dual_weights: Tensor,
+    thresholds: Tensor,
+    global_threshold: Tensor,
+    theta0: float | Tensor,
+    mask: Tensor | None = None,
 ) -> Tensor:
     r"""Line 3, the function whose gradient (eqn:w) and (eqn:ww) follow.
 
@@ -191,6 +210,7 @@ def minmax_loss(
         thresholds: float tensor ``(S,)``, :math:`s_i` before the step.
         global_threshold: float tensor ``()``, :math:`s'` before the step.
         theta0: one minus the lower bound of the true positive rate, in (0, 1].
+        mask: bool tensor ``(K, S)`` of K tasks: which positives are there; the others' dual weights are 0.
 
     Returns:
         Float tensor ``()``: the minibatch value of the min-max problem (eq:tpauc_minmax). It is not the objective F:
@@ -200,13 +220,15 @@ def minmax_loss(
         >>> minmax_loss(torch.tensor(0.3), torch.tensor([1.0, 0.5]), torch.tensor([0.1, 0.6]), torch.tensor(0.2), 0.5)
         tensor(0.6000)
     """
-    rest = (dual_weights * (thresholds - global_threshold)).sum()
-    rest = torch.add(global_threshold, rest, alpha=1.0 / (dual_weights.shape[0] * theta0))
-    return weighted_excess + rest
+    rest = (dual_weights * (thresholds - column(global_threshold))).sum(-1)
+    count = number(dual_weights, mask)
+    if isinstance(count, Tensor) or isinstance(theta0, Tensor):
+        return weighted_excess + (global_threshold + rest / (count * theta0))
+    return weighted_excess + torch.add(global_threshold, rest, alpha=1.0 / (count * theta0))
 
 
 def global_threshold_step(
-    global_threshold: Tensor, mean_dual_weight: Tensor, beta_prime: float | Tensor, theta0: float
+    global_threshold: Tensor, mean_dual_weight: Tensor, beta_prime: float | Tensor, theta0: float | Tensor
 ) -> Tensor:
     r"""Line 4, (eqn:sp): :math:`s' \leftarrow s' - \beta'(1 - \frac{1}{\theta_0 S}\sum_i y_i)`.
 

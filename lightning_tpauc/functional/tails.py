@@ -9,6 +9,7 @@ from lightning_tpauc.functional.checks import check_rectangle, check_scores, com
 from lightning_tpauc.functional.pairwise import pairwise_terms
 from lightning_tpauc.functional.rectangle import ceil_count
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
+from lightning_tpauc.functional.tasks import TaskMasks, column, highest, masked_mean
 
 __all__ = ("in_double", "tail_mean_loss", "tail_risk")
 
@@ -20,10 +21,11 @@ _BLOCK = 1 << 22
 def tail_mean_loss(
     pos_scores: Tensor,
     neg_scores: Tensor,
-    max_fpr: float = 0.5,
+    max_fpr: float | Tensor = 0.5,
     surrogate: str | Surrogate = "squared_hinge",
     margin: float = 0.5,
     scale: float = 1.0,
+    masks: TaskMasks | None = None,
 ) -> Tensor:
     r"""The mean over all positives of the mean loss over the hardest :math:`\theta_1` share of the negatives.
 
@@ -39,10 +41,13 @@ def tail_mean_loss(
         surrogate: name or :class:`~lightning_tpauc.functional.Surrogate`.
         margin: m of the hinge, square and ramp surrogates.
         scale: factor inside the logistic surrogate.
+        masks: which scores of K tasks are there; scores then have a leading K, and ``max_fpr`` may be a float64 tensor
+            ``(K,)``.
 
     Returns:
-        Tensor ``()`` without a graph, in the dtype of the scores, at least float32. Nothing waits for the device. Time
-        is O(n log n) where sorting evaluates the surrogate; the others take all pairs, in blocks.
+        Tensor ``()``, or ``(K,)`` for tasks, without a graph, in the dtype of the scores, at least float32. Nothing
+        waits for the device. Time is O(n log n) where sorting evaluates the surrogate; the others take all pairs, in
+        blocks.
 
     Raises:
         ArgumentError: if an argument is malformed.
@@ -52,15 +57,18 @@ def tail_mean_loss(
         >>> tail_mean_loss(pos, neg, max_fpr=0.5, surrogate="hinge")  # 1.5 negatives: (1 + 0.25 / 2) / 1.5 and 0
         tensor(0.3750)
     """
-    _, max_fpr = check_rectangle(0.0, max_fpr)
-    check_scores(pos_scores, "pos_scores")
-    check_scores(neg_scores, "neg_scores")
+    if masks is None:
+        _, max_fpr = check_rectangle(0.0, max_fpr)  # type: ignore[arg-type]  # a number, where there is one task
+        check_scores(pos_scores, "pos_scores")
+        check_scores(neg_scores, "neg_scores")
     loss = get_surrogate(surrogate, margin, scale)
-    _, risk = tail_risk(in_double(pos_scores), in_double(neg_scores), max_fpr, loss)
-    return risk.mean().to(common_dtype(pos_scores, neg_scores))
+    _, risk = tail_risk(in_double(pos_scores), in_double(neg_scores), max_fpr, loss, masks)
+    return masked_mean(risk, None if masks is None else masks.pos).to(common_dtype(pos_scores, neg_scores))
 
 
-def tail_risk(pos: Tensor, neg: Tensor, theta: float, loss: Surrogate) -> tuple[Tensor, Tensor]:
+def tail_risk(
+    pos: Tensor, neg: Tensor, theta: float | Tensor, loss: Surrogate, masks: TaskMasks | None = None
+) -> tuple[Tensor, Tensor]:
     r"""Each positive's threshold :math:`s_i`, and its mean loss over the hardest share of the negatives.
 
     Args:
@@ -68,6 +76,7 @@ def tail_risk(pos: Tensor, neg: Tensor, theta: float, loss: Surrogate) -> tuple[
         neg: float tensor ``(n_neg,)``.
         theta: the share, :math:`\theta_1`, in (0, 1].
         loss: any surrogate.
+        masks: see :func:`tail_mean_loss`.
 
     Returns:
         :math:`s_i`, the :math:`\lceil \theta_1 n_- \rceil`-th largest loss, and
@@ -78,6 +87,9 @@ def tail_risk(pos: Tensor, neg: Tensor, theta: float, loss: Surrogate) -> tuple[
         >>> tail_risk(torch.zeros(1), torch.tensor([0.5, 0.25, -2.0]), 0.5, get_surrogate("hinge"))
         (tensor([0.7500]), tensor([0.9167]))
     """
+    if masks is not None:
+        return _tail_risk_of_tasks(pos, neg, theta, loss, masks)
+    assert isinstance(theta, float)  # noqa: S101  # one task has one rectangle
     num_neg = neg.shape[0]
     rank = max(1, ceil_count(theta, num_neg))
     share = 1.0
@@ -92,6 +104,20 @@ def tail_risk(pos: Tensor, neg: Tensor, theta: float, loss: Surrogate) -> tuple[
         s = torch.cat([torch.topk(loss.value(neg - row.unsqueeze(1)), rank).values[:, -1] for row in rows])
     excess = pairwise_terms(pos, neg, s, surrogate=loss, gradients=False).excess * share
     return s, s + excess / theta
+
+
+def _tail_risk_of_tasks(
+    pos: Tensor, neg: Tensor, theta: float | Tensor, loss: Surrogate, masks: TaskMasks
+) -> tuple[Tensor, Tensor]:
+    """The ranks of tasks differ and are not known on the host, so all negatives stay, sorted."""
+    if loss.monotone:
+        border = highest(neg, theta, masks.neg).clamp_min(torch.finfo(neg.dtype).min)
+        s = loss.value(border.unsqueeze(-1) - pos)
+    else:
+        pairs = loss.value(neg.unsqueeze(-2) - pos.unsqueeze(-1))
+        s = highest(pairs, column(theta), masks.neg.unsqueeze(-2).expand_as(pairs)).nan_to_num(neginf=0.0)
+    excess = pairwise_terms(pos, neg, s, surrogate=loss, gradients=False, masks=masks).excess
+    return s, s + excess / column(theta)
 
 
 def in_double(scores: Tensor) -> Tensor:

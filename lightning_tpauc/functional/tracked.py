@@ -21,8 +21,8 @@ from torch import Tensor
 
 from lightning_tpauc.functional.checks import common_dtype
 from lightning_tpauc.functional.duals import activate_ties
-from lightning_tpauc.functional.rectangle import ceil_count
 from lightning_tpauc.functional.surrogates import Surrogate
+from lightning_tpauc.functional.tasks import TaskMasks, column, highest, number
 
 __all__ = ("border_scores", "border_step", "border_thresholds", "border_weights")
 
@@ -30,7 +30,13 @@ __all__ = ("border_scores", "border_step", "border_thresholds", "border_weights"
 _BORDER_RATE = 0.1
 
 
-def border_scores(pos_scores: Tensor, neg_scores: Tensor, min_tpr: float, max_fpr: float) -> tuple[Tensor, Tensor]:
+def border_scores(
+    pos_scores: Tensor,
+    neg_scores: Tensor,
+    min_tpr: float | Tensor,
+    max_fpr: float | Tensor,
+    masks: TaskMasks | None = None,
+) -> tuple[Tensor, Tensor]:
     r"""The scores of the positive and of the negative on the rectangle's borders, p and c.
 
     Args:
@@ -38,6 +44,7 @@ def border_scores(pos_scores: Tensor, neg_scores: Tensor, min_tpr: float, max_fp
         neg_scores: float tensor ``(n_neg,)``.
         min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).
         max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
+        masks: which scores of K tasks are there, of shapes ``(K, n_pos)`` and ``(K, n_neg)``.
 
     Returns:
         p, the :math:`\lceil \theta_0 n_+ \rceil`-th lowest of the positives, and c, the
@@ -47,10 +54,8 @@ def border_scores(pos_scores: Tensor, neg_scores: Tensor, min_tpr: float, max_fp
         >>> border_scores(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([0.0, 4.0, -1.0, 1.0]), 0.5, 0.25)
         (tensor(2.), tensor(4.))
     """
-    num_low = max(1, ceil_count(1.0 - min_tpr, pos_scores.shape[0]))
-    num_high = max(1, ceil_count(max_fpr, neg_scores.shape[0]))
-    low = torch.topk(pos_scores, num_low, largest=False, sorted=False).values
-    return low.max(), torch.topk(neg_scores, num_high, sorted=False).values.min()
+    pos_mask, neg_mask = (None, None) if masks is None else (masks.pos, masks.neg)
+    return -highest(-pos_scores, 1.0 - min_tpr, pos_mask), highest(neg_scores, max_fpr, neg_mask)
 
 
 def border_step(border: Tensor, batch_border: Tensor, steps: Tensor) -> Tensor:
@@ -91,10 +96,12 @@ def border_thresholds(pos_scores: Tensor, neg_border: Tensor, surrogate: Surroga
         tensor([1.5000, 0.0000])
     """
     pos = pos_scores.to(common_dtype(pos_scores, neg_border))
-    return activate_ties(surrogate.value(neg_border.to(pos.dtype) - pos), pos, surrogate)
+    return activate_ties(surrogate.value(column(neg_border.to(pos.dtype)) - pos), pos, surrogate)
 
 
-def border_weights(pos_scores: Tensor, pos_border: Tensor, theta0: float) -> Tensor:
+def border_weights(
+    pos_scores: Tensor, pos_border: Tensor, theta0: float | Tensor, mask: Tensor | None = None
+) -> Tensor:
     r"""Each positive's dual weight :math:`y_i = 1[h_i \le p]`.
 
     Where positives lie on the border itself, as all of a constant model do, each gets the one share that makes the mean
@@ -104,6 +111,7 @@ def border_weights(pos_scores: Tensor, pos_border: Tensor, theta0: float) -> Ten
         pos_scores: float tensor ``(S,)``, :math:`h_i`.
         pos_border: float tensor ``()``, p.
         theta0: one minus the lower bound of the true positive rate, in (0, 1].
+        mask: bool tensor ``(K, S)`` of K tasks: which positives are there; the others get 0.
 
     Returns:
         Float tensor ``(S,)`` in [0, 1].
@@ -115,9 +123,13 @@ def border_weights(pos_scores: Tensor, pos_border: Tensor, theta0: float) -> Ten
         tensor([0.3333, 0.3333, 1.0000, 0.3333])
     """
     dtype = common_dtype(pos_scores, pos_border)
-    distance = pos_scores.to(dtype) - pos_border.to(dtype)
+    border = column(pos_border.to(dtype))
+    distance = pos_scores.to(dtype) - border
     # Two forward passes of one example differ in the last digits.
-    slack = 64.0 * torch.finfo(dtype).eps * pos_border.to(dtype).abs()
-    tied, below = distance.abs() <= slack, (distance < -slack).to(dtype)
-    share = ((theta0 * distance.shape[0] - below.sum()) / tied.sum()).clamp(0.0, 1.0)
-    return torch.where(tied, share, below)
+    slack = 64.0 * torch.finfo(dtype).eps * border.abs()
+    tied, below = distance.abs() <= slack, distance < -slack
+    if mask is not None:
+        tied, below = tied & mask, below & mask
+    weights = below.to(dtype)
+    left = theta0 * number(distance, mask) - weights.sum(-1)
+    return torch.where(tied, column((left / tied.sum(-1)).clamp(0.0, 1.0)), weights)

@@ -1,0 +1,115 @@
+"""Several tasks that are trained at once: what is said about each, and what a batch of them has to be."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_tpauc.algorithms.arguments import require_range
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.checks import check_rectangle
+from lightning_tpauc.functional.tasks import TaskMasks
+
+__all__ = ("Task", "check_tasks", "describe_tasks")
+
+
+class Task(NamedTuple):
+    """One of several tasks that are trained at once.
+
+    Attributes:
+        num_positives: number of its positive training examples.
+        min_tpr: lower bound of its true positive rate; the algorithm's if ``None``.
+        max_fpr: upper bound of its false positive rate; the algorithm's if ``None``.
+        weight: what it counts for in the loss, at least 0; only ratios matter.
+    """
+
+    num_positives: int
+    min_tpr: float | None = None
+    max_fpr: float | None = None
+    weight: float = 1.0
+
+
+def describe_tasks(
+    tasks: list[Task],
+    rectangle: tuple[float, float],
+    device: torch.device | str | None,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """The weights of tasks, ``(K,)`` of sum 1, and their rectangles where one has its own.
+
+    Args:
+        tasks: what is said about each.
+        rectangle: ``(min_tpr, max_fpr)`` of those that do not say.
+        device: where the tensors lie.
+        dtype: dtype of the weights; rectangles are float64, since counts follow from them.
+
+    Raises:
+        ArgumentError: if a rectangle is out of range, a weight is negative, or all are 0.
+
+    Example:
+        >>> list(describe_tasks([Task(3), Task(4, max_fpr=0.1, weight=3.0)], (0.5, 0.5), "cpu", torch.float32))
+        ['weights', 'min_tpr', 'max_fpr']
+    """
+    weights = [require_range("weight", task.weight, 0.0) for task in tasks]
+    if not sum(weights):
+        msg = f"Expected a `weight` above 0 of one task at least, but got {weights}."
+        raise ArgumentError(msg)
+    described = {"weights": torch.tensor(weights, device=device, dtype=dtype) / sum(weights)}
+    if any(task.min_tpr is not None or task.max_fpr is not None for task in tasks):
+        lows = [rectangle[0] if task.min_tpr is None else task.min_tpr for task in tasks]
+        highs = [rectangle[1] if task.max_fpr is None else task.max_fpr for task in tasks]
+        pairs = [check_rectangle(low, high) for low, high in zip(lows, highs, strict=True)]
+        bounds = torch.tensor(pairs, device=device, dtype=torch.float64)
+        described["min_tpr"], described["max_fpr"] = bounds.unbind(1)
+    return described
+
+
+def check_tasks(
+    num_tasks: int | None,
+    pos_scores: Tensor,
+    neg_scores: Tensor,
+    index: Any,
+    masks: TaskMasks | None,
+    dual: tuple[Tensor | None, Tensor | None] | None,
+) -> TaskMasks:
+    """The masks of a batch of several tasks, in which tasks without a negative have no positive either.
+
+    Args:
+        num_tasks: how many tasks the algorithm was set up for.
+        pos_scores: what came as scores of positives.
+        neg_scores: what came as scores of negatives.
+        index: what came as their positions.
+        masks: what came as masks.
+        dual: scores and mask of the second negatives, for an algorithm that needs them.
+
+    Raises:
+        ArgumentError: if there are no masks or no tasks, or if shapes or dtypes do not fit.
+    """
+    if masks is None or num_tasks is None:
+        msg = (
+            "Expected `masks` where `setup` was given a number of positives for each of several tasks, and only there, "
+            f"but got {'no masks' if masks is None else 'masks'} and a setup for {num_tasks or 'one task'}."
+        )
+        raise ArgumentError(msg)
+    pairs: dict[str, tuple[Any, Any]] = {
+        "pos": (pos_scores, masks.pos),
+        "neg": (neg_scores, masks.neg),
+        "index": (index, masks.pos),
+    }
+    if dual is not None:
+        pairs["dual_neg"] = dual
+    for name, (scores, mask) in pairs.items():
+        right = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.ndim == 2 and mask.shape[0] == num_tasks
+        if not right or not isinstance(scores, Tensor) or scores.shape != mask.shape:
+            got = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in (scores, mask)]
+            msg = (
+                f"Expected `{name}` and a bool mask of one shape, ({num_tasks}, number of them), but got {got[0]} and "
+                f"{got[1]}."
+            )
+            raise ArgumentError(msg)
+    ready = masks.neg.any(-1, keepdim=True)
+    if dual is not None and masks.dual_neg is not None:
+        ready = ready & masks.dual_neg.any(-1, keepdim=True)
+    return masks._replace(pos=masks.pos & ready, dual_neg=masks.neg if dual is None else masks.dual_neg)
