@@ -10,6 +10,7 @@ from torch import Tensor
 from lightning_tpauc.algorithms.arguments import require_range
 from lightning_tpauc.algorithms.duals import PerPositiveDuals
 from lightning_tpauc.algorithms.staco import STACO
+from lightning_tpauc.algorithms.state import put_
 from lightning_tpauc.functional.sota import full_threshold_step, sparse_threshold_gradient
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.functional.tasks import TaskMasks
@@ -97,11 +98,6 @@ class SOTA(STACO):
         self._duals = _FullVectorDuals(self)
 
     @property
-    def takes_tasks(self) -> bool:
-        """False."""
-        return False
-
-    @property
     def can_shrink_rectangle(self) -> bool:
         """False: the method is compared as it was published."""
         return False
@@ -120,12 +116,16 @@ class _FullVectorDuals(PerPositiveDuals):
         active: Tensor,
         beta: float | Tensor,
         gamma: float | Tensor,
-        masks: TaskMasks | None,  # noqa: ARG002
+        masks: TaskMasks | None,
     ) -> None:
         own = self.algorithm
         gradient = torch.zeros_like(own.s)
-        sampled = sparse_threshold_gradient(y, active, own.theta0, own.theta1)
-        gradient.index_copy_(0, index, sampled.to(gradient.dtype))
-        new = full_threshold_step(own.s, gradient, own.s_anchor, beta, gamma)
-        own.s_moments.add_((new - own.s) * own.stage_steps)
+        sampled = sparse_threshold_gradient(y, active, *own.thetas, None if masks is None else masks.pos)
+        put_(gradient, index, sampled)
+        beta, gamma = own.of_each_positive(beta), own.of_each_positive(gamma)
+        counts = None if masks is None else own.of_each_positive(own.task_counts.to(own.s.dtype))
+        new = full_threshold_step(own.s, gradient, own.s_anchor, beta, gamma, counts)
+        if masks is not None:
+            new = torch.where(own.of_each_positive(masks.pos.any(-1)), new, own.s)
+        own.s_moments.add_((new - own.s) * own.of_each_positive(own.stage_steps))
         own.s.copy_(new)

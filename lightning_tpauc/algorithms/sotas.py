@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from lightning_tpauc.algorithms.arguments import require_range
 from lightning_tpauc.algorithms.pairwise import PairwiseAlgorithm
+from lightning_tpauc.algorithms.state import put_, take
 from lightning_tpauc.functional.checks import common_dtype
 from lightning_tpauc.functional.sotas import (
     log_mean_exp_loss,
@@ -17,6 +19,7 @@ from lightning_tpauc.functional.sotas import (
     weighted_pair_loss,
 )
 from lightning_tpauc.functional.surrogates import Surrogate
+from lightning_tpauc.functional.tasks import TaskMasks, in_play
 
 __all__ = ("SOTAs",)
 
@@ -96,19 +99,34 @@ class SOTAs(PairwiseAlgorithm):
 
     def diagnostics(self) -> dict[str, Tensor]:
         r"""The running estimate of F, :math:`\lambda' \log v`, in its unit, and the unit of the loss."""
-        return {**super().diagnostics(), "soft_objective": self.lam_prime * self.log_v}
+        return {**super().diagnostics(), "soft_objective": self.lam_prime * self.log_v.mean()}
 
-    def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:  # noqa: ARG002
+    @property
+    def takes_tasks(self) -> bool:
+        """True."""
+        return True
+
+    def step(
+        self,
+        pos_scores: Tensor,
+        neg_scores: Tensor,
+        dual_neg_scores: Tensor,  # noqa: ARG002
+        index: Tensor,
+        masks: TaskMasks | None = None,
+    ) -> Tensor:
         """Updates of u, then v; the loss has the new values."""
         dtype = common_dtype(pos_scores, neg_scores, self.log_v)
         pos, neg = pos_scores.to(dtype), neg_scores.to(dtype)
-        unit = self.update_unit(pos, neg, bounded=True)
+        unit = self.update_unit(pos, neg, bounded=True, masks=masks)
         lam = self.lam * unit
-        inner = log_mean_exp_loss(pos, neg, self.surrogate, lam)
-        log_u = log_moving_average(self.log_u[index].to(dtype), inner, self.gamma0)
-        outer = log_outer_mean(log_u, self.lam, self.lam_prime)
-        log_v = log_moving_average(self.log_v.to(dtype), outer, self.gamma1)
-        self.log_u.index_copy_(0, index, log_u.to(self.log_u.dtype))
+        inner = log_mean_exp_loss(pos, neg, self.surrogate, lam, masks)
+        log_u = log_moving_average(take(self.log_u, index).to(dtype), inner, self.gamma0)
+        pos_mask = None if masks is None else masks.pos
+        if pos_mask is not None:
+            log_u = torch.where(pos_mask, log_u, _LOG_ZERO)
+        outer = log_outer_mean(log_u, self.lam, self.lam_prime, pos_mask)
+        log_v = in_play(log_moving_average(self.log_v.to(dtype), outer, self.gamma1), self.log_v.to(dtype), masks)
+        put_(self.log_u, index, log_u)
         self.log_v.copy_(log_v)
         log_weights = log_pair_weights(log_u, log_v, self.lam, self.lam_prime)
-        return self.per_unit(weighted_pair_loss(pos, neg, log_weights, self.surrogate, lam), unit)
+        return self.per_unit(weighted_pair_loss(pos, neg, log_weights, self.surrogate, lam, masks), unit)

@@ -8,7 +8,7 @@ DistributedDataParallel, which overwrites them with rank 0's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -116,9 +116,18 @@ class DeclaredState:
         """K where :meth:`setup` was given several numbers of positives; ``None`` for one task without that."""
         return None if self.task_sizes is None else len(self.task_sizes)
 
-    def of_each_positive(self, values: Tensor) -> Tensor:
-        """Values of the tasks, ``(K,)``, repeated for all entries of per-positive state; of one task as they are."""
-        if self.task_sizes is None:
+    @property
+    def task_counts(self) -> Tensor:
+        """Number of positives of each of several tasks, int64 ``(K,)``."""
+        return self._per_task["counts"]
+
+    @overload
+    def of_each_positive(self, values: Tensor) -> Tensor: ...
+    @overload
+    def of_each_positive(self, values: float | Tensor) -> float | Tensor: ...
+    def of_each_positive(self, values: float | Tensor) -> float | Tensor:
+        """Values of the tasks, ``(K,)``, repeated for all entries of per-positive state; one number as it is."""
+        if self.task_sizes is None or not isinstance(values, Tensor):
             return values
         repeated = values.repeat_interleave(self._per_task["counts"], output_size=self.num_positives)
         return torch.cat([repeated, values[-1:]])  # the spare entry

@@ -45,12 +45,14 @@ def two_class_cross_entropy(
         check_scores(neg_scores, "neg_scores", allow_empty=True)
     dtype = common_dtype(pos_scores, neg_scores)
     pos_losses, neg_losses = softplus(-pos_scores.to(dtype)), softplus(neg_scores.to(dtype))
-    num_pos: int | Tensor = pos_scores.shape[-1]
-    num_neg: int | Tensor = neg_scores.shape[-1]
-    if masks is not None:
-        pos_losses, neg_losses = there(pos_losses, masks.pos), there(neg_losses, masks.neg)
+    if masks is None:
+        num_pos: int | Tensor = pos_scores.numel()
+        num_neg: int | Tensor = neg_scores.numel()
+        pos_sum, neg_sum = pos_losses.sum(), neg_losses.sum()
+    else:
         num_pos, num_neg = masks.pos.sum(-1), masks.neg.sum(-1)
-    pos_sum, neg_sum = pos_weight * pos_losses.sum(-1), neg_losses.sum(-1)
+        pos_sum, neg_sum = there(pos_losses, masks.pos).sum(-1), there(neg_losses, masks.neg).sum(-1)
+    pos_sum = pos_weight * pos_sum
     if balanced:
         return 0.5 * (pos_sum / _at_least_one(num_pos) + neg_sum / _at_least_one(num_neg))
     return (pos_sum + neg_sum) / _at_least_one(num_pos + num_neg)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.functional.surrogates import Surrogate
+from lightning_tpauc.functional.tasks import TaskMasks, column, number
 
 __all__ = ("log_mean_exp_loss", "log_moving_average", "log_outer_mean", "log_pair_weights", "weighted_pair_loss")
 
@@ -22,28 +23,40 @@ _BLOCK = 1 << 22
 
 
 @torch.no_grad()
-def log_mean_exp_loss(pos_scores: Tensor, neg_scores: Tensor, surrogate: Surrogate, lam: float | Tensor) -> Tensor:
+def log_mean_exp_loss(
+    pos_scores: Tensor,
+    neg_scores: Tensor,
+    surrogate: Surrogate,
+    lam: float | Tensor,
+    masks: TaskMasks | None = None,
+) -> Tensor:
     r"""For every positive, :math:`\log E_N \exp(\ell_{ij} / \lambda)`.
 
     Args:
         pos_scores: float tensor ``(S,)``.
         neg_scores: float tensor ``(B,)``.
         surrogate: the pairwise loss.
-        lam: :math:`\lambda`, above 0: a number, or a tensor ``()``.
+        lam: :math:`\lambda`, above 0: a number, or a tensor ``()``; of K tasks also ``(K,)``.
+        masks: which scores of K tasks are there; scores then have a leading K.
 
     Returns:
-        Float tensor ``(S,)``. Memory O(S + B) plus one block of pairs.
+        Float tensor ``(S,)``; minus infinity for a task without negatives. Memory O(S + B) plus one block of pairs.
 
     Example:
         >>> from lightning_tpauc.functional.surrogates import get_surrogate
         >>> log_mean_exp_loss(torch.tensor([0.0]), torch.tensor([100.0, 0.0]), get_surrogate("hinge"), lam=1.0)
         tensor([99.8069])
     """
-    rows = [
-        torch.logsumexp(surrogate.value(neg_scores - pos[:, None]) / lam, dim=1)
-        for pos in torch.split(pos_scores, _rows(neg_scores))
-    ]
-    return torch.cat(rows) - math.log(neg_scores.numel())
+    scale = column(column(lam))
+    rows = []
+    for pos in torch.split(pos_scores, _rows(neg_scores), dim=-1):
+        exponents = surrogate.value(neg_scores.unsqueeze(-2) - pos.unsqueeze(-1)) / scale
+        if masks is not None:
+            exponents = exponents.masked_fill(~masks.neg.unsqueeze(-2), -torch.inf)
+        rows.append(torch.logsumexp(exponents, dim=-1))
+    if masks is None:
+        return torch.cat(rows) - math.log(neg_scores.numel())
+    return torch.cat(rows, dim=-1) - column(number(neg_scores, masks.neg).log())
 
 
 def log_moving_average(log_average: Tensor, log_value: Tensor, rate: float) -> Tensor:
@@ -66,22 +79,26 @@ def log_moving_average(log_average: Tensor, log_value: Tensor, rate: float) -> T
     return torch.logaddexp(log_average + math.log1p(-rate), log_value + math.log(rate))
 
 
-def log_outer_mean(log_inner: Tensor, lam: float, lam_prime: float) -> Tensor:
+def log_outer_mean(log_inner: Tensor, lam: float, lam_prime: float, mask: Tensor | None = None) -> Tensor:
     r"""Logarithm of :math:`E_P\, u_i^{\lambda / \lambda'}`.
 
     Args:
         log_inner: float tensor ``(S,)``, :math:`\log u_i`.
         lam: :math:`\lambda`, above 0.
         lam_prime: :math:`\lambda'`, above 0.
+        mask: bool tensor ``(K, S)`` of K tasks: which positives are there.
 
     Returns:
-        Float tensor ``()``.
+        Float tensor ``()``; of tasks ``(K,)``, minus infinity where no positive is there.
 
     Example:
         >>> log_outer_mean(torch.tensor([4.0, 16.0]).log(), lam=0.5, lam_prime=1.0).exp()
         tensor(3.)
     """
-    return torch.logsumexp(log_inner * (lam / lam_prime), dim=0) - math.log(log_inner.numel())
+    powers = log_inner * (lam / lam_prime)
+    if mask is None:
+        return torch.logsumexp(powers, dim=0) - math.log(log_inner.numel())
+    return torch.logsumexp(powers.masked_fill(~mask, -torch.inf), dim=-1) - number(powers, mask).log()
 
 
 def log_pair_weights(log_inner: Tensor, log_outer: Tensor, lam: float, lam_prime: float) -> Tensor:
@@ -100,11 +117,16 @@ def log_pair_weights(log_inner: Tensor, log_outer: Tensor, lam: float, lam_prime
         >>> log_pair_weights(torch.tensor([2.0]), torch.tensor(1.0), lam=1.0, lam_prime=2.0)
         tensor([-2.])
     """
-    return (lam / lam_prime - 1.0) * log_inner - log_outer
+    return (lam / lam_prime - 1.0) * log_inner - column(log_outer)
 
 
 def weighted_pair_loss(
-    pos_scores: Tensor, neg_scores: Tensor, log_weights: Tensor, surrogate: Surrogate, lam: float | Tensor
+    pos_scores: Tensor,
+    neg_scores: Tensor,
+    log_weights: Tensor,
+    surrogate: Surrogate,
+    lam: float | Tensor,
+    masks: TaskMasks | None = None,
 ) -> Tensor:
     r"""The mean of :math:`p_{ij} \ell_{ij}` over all pairs, with constant :math:`p_{ij}`.
 
@@ -113,11 +135,12 @@ def weighted_pair_loss(
         neg_scores: float tensor ``(B,)``.
         log_weights: float tensor ``(S,)``, see :func:`log_pair_weights`.
         surrogate: the pairwise loss.
-        lam: :math:`\lambda`, above 0: a number, or a tensor ``()``.
+        lam: :math:`\lambda`, above 0: a number, or a tensor ``()``; of K tasks also ``(K,)``.
+        masks: which scores of K tasks are there; scores then have a leading K.
 
     Returns:
-        Scalar tensor, differentiable with respect to the scores. The gradients are computed with the value, so the
-        graph holds S + B numbers instead of the S x B pairs.
+        Scalar tensor, or ``(K,)``, differentiable with respect to the scores. The gradients are computed with the
+        value, so the graph holds S + B numbers instead of the S x B pairs.
 
     Example:
         >>> from lightning_tpauc.functional.surrogates import get_surrogate
@@ -127,27 +150,41 @@ def weighted_pair_loss(
         >>> loss.detach(), pos.grad
         (tensor(0.5000), tensor([-1.]))
     """
-    value, pos_grad, neg_grad = _pair_sums(pos_scores.detach(), neg_scores.detach(), log_weights, surrogate, lam)
-    linear = (pos_scores * pos_grad).sum() + (neg_scores * neg_grad).sum()
+    constants = pos_scores.detach(), neg_scores.detach(), log_weights
+    value, pos_grad, neg_grad = _pair_sums(*constants, surrogate, lam, masks)
+    linear = (pos_scores * pos_grad).sum(-1) + (neg_scores * neg_grad).sum(-1)
     return value + (linear - linear.detach())
 
 
 @torch.no_grad()
 def _pair_sums(
-    pos_scores: Tensor, neg_scores: Tensor, log_weights: Tensor, surrogate: Surrogate, lam: float | Tensor
+    pos_scores: Tensor,
+    neg_scores: Tensor,
+    log_weights: Tensor,
+    surrogate: Surrogate,
+    lam: float | Tensor,
+    masks: TaskMasks | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    pairs = pos_scores.numel() * neg_scores.numel()
-    value, neg_grad, pos_grads = pos_scores.new_zeros(()), torch.zeros_like(neg_scores), []
-    rows = _rows(neg_scores)
-    for pos, log_weight in zip(torch.split(pos_scores, rows), torch.split(log_weights, rows), strict=True):
-        t = neg_scores - pos[:, None]
+    if masks is None:
+        pairs: float | Tensor = pos_scores.numel() * neg_scores.numel()
+    else:
+        pairs = column(column(number(pos_scores, masks.pos) * number(neg_scores, masks.neg)))
+        log_weights = log_weights.masked_fill(~masks.pos, -torch.inf)
+    value, neg_grad, pos_grads = pos_scores.new_zeros(pos_scores.shape[:-1]), torch.zeros_like(neg_scores), []
+    rows, scale = _rows(neg_scores), column(column(lam))
+    blocks = zip(torch.split(pos_scores, rows, dim=-1), torch.split(log_weights, rows, dim=-1), strict=True)
+    for pos, log_weight in blocks:
+        t = neg_scores.unsqueeze(-2) - pos.unsqueeze(-1)
         loss = surrogate.value(t)
-        weight = torch.exp(log_weight[:, None] + loss / lam).div_(pairs)
-        value += (weight * loss).sum()
+        exponents = log_weight.unsqueeze(-1) + loss / scale
+        if masks is not None:
+            exponents = exponents.masked_fill(~masks.neg.unsqueeze(-2), -torch.inf)
+        weight = torch.exp(exponents).div_(pairs)
+        value += (weight * loss).sum((-2, -1))
         slope = weight.mul_(surrogate.derivative(t))
-        neg_grad += slope.sum(0)
-        pos_grads.append(-slope.sum(1))
-    return value, torch.cat(pos_grads), neg_grad
+        neg_grad += slope.sum(-2)
+        pos_grads.append(-slope.sum(-1))
+    return value, torch.cat(pos_grads, dim=-1), neg_grad
 
 
 def _rows(neg_scores: Tensor) -> int:

@@ -55,6 +55,10 @@ def add_scaled(x: Tensor, y: Tensor, factor: float | Tensor) -> Tensor:
     return x + y * column(factor) if isinstance(factor, Tensor) else torch.add(x, y, alpha=factor)
 
 
+@overload
+def number(scores: Tensor, mask: Tensor) -> Tensor: ...
+@overload
+def number(scores: Tensor, mask: Tensor | None) -> int | Tensor: ...
 def number(scores: Tensor, mask: Tensor | None) -> int | Tensor:
     """How many scores there are; with a mask of each task, ``(K,)``, at least 1: sums over none are 0 anyway.
 

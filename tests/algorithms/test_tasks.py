@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lightning_tpauc.functional.dense_sums as dense_module
-from lightning_tpauc.algorithms import SOTA, STACO, CrossEntropy, Task, TrainingScores
+from lightning_tpauc.algorithms import AUCM, SOTA, STACO, CrossEntropy, SOTAs, Task, TrainingScores
 from lightning_tpauc.errors import ArgumentError, CheckpointError, UnsupportedError
 from lightning_tpauc.functional import evaluate_pairs
 from lightning_tpauc.functional.tasks import TaskMasks
@@ -245,14 +245,32 @@ def test_what_does_not_fit_is_one_line():
         two(pos[:2], neg[:2], None, index[:2], masks=TaskMasks(masks.pos[:2], masks.neg[:2]))
     with pytest.raises(ArgumentError, match="`scores` of each of 4 tasks, but got 1"):
         together.start(training_scores()[0])
-    with pytest.raises(UnsupportedError, match="SOTA trains one task"):
-        SOTA().setup([3, 4])
+    with pytest.raises(UnsupportedError, match="AUCM trains one task"):
+        AUCM().setup([3, 4])
     with pytest.raises(ArgumentError, match="`num_positives` to be a whole number of at least 1, but got 0"):
         STACO().setup([3, 0])
     with pytest.raises(ArgumentError, match="`min_tpr`"):
         STACO().setup([Task(3, min_tpr=1.0)])
     with pytest.raises(ArgumentError, match="a `weight` above 0"):
         STACO().setup([Task(3, weight=0.0)])
+
+
+@pytest.mark.parametrize("step_units", ["loss", "absolute"])
+@pytest.mark.parametrize(("lam", "lam_prime"), [(3.0, 3.0), (1.0, 2.0)])
+def test_sotas(step_units, lam, lam_prime):
+    run(*both(lambda *r: SOTAs(*r, step_units=step_units, lam=lam, lam_prime=lam_prime)))
+
+
+@pytest.mark.parametrize("step_units", ["loss", "absolute"])
+def test_sota(step_units):
+    together, alone, weights = both(lambda *r: SOTA(*r, step_units=step_units, alpha=0.2, beta=0.2, gamma=5.0))
+    scores = training_scores()
+    for algorithm, own in zip((together, *alone), (scores, *scores), strict=True):
+        algorithm.start(own)
+    run(together, alone, weights)
+    for algorithm in (together, *alone):
+        algorithm.finish_stage()
+    assert_equal_states(together, alone)
 
 
 @pytest.mark.parametrize("balanced", [True, False])
