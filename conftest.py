@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from lightning_tpauc.errors import MissingExtraError
-from tests.paths import SHARED_DATA
+from tests.helpers.paths import SHARED_DATA
 
 SEED = 20250
 

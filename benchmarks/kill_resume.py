@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from lightning_tpauc import StageCallback, TPAUCModule
 from lightning_tpauc.lightning_fixes.checkpoint_files import AtomicCheckpointIO
-from tests.scripts.survive import Setting, checkpoint_of, differences, run
+from tests.helpers.scripts.survive import Setting, checkpoint_of, differences, run
 
 FORK = multiprocessing.get_context("fork")
 MOMENTS = ("anywhere", "in a step", "at a stage's end", "in validation", "while saving")

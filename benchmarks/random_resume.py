@@ -20,7 +20,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.scripts.random_runs import compare, draw
+from tests.helpers.scripts.random_runs import compare, draw
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -11,7 +11,7 @@ from typing import get_origin
 
 import pytest
 
-from tests.paths import ROOT
+from tests.helpers.paths import ROOT
 
 PACKAGE = "lightning_tpauc"
 

@@ -15,7 +15,7 @@ from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import AUCM, STACO, CrossEntropy
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, TPAUCWarning, UnsupportedError
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
-from tests.fixed import (
+from tests.helpers.problems import (
     DIM,
     NUM_POS,
     LinearScore,
@@ -27,9 +27,9 @@ from tests.fixed import (
     paper_staco,
     paper_stages,
 )
+from tests.helpers.tolerances import assert_close
 from tests.reference import staco as reference
 from tests.reference.averages import polynomial_mean
-from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*`val_dataloader`.*")
 

@@ -16,7 +16,7 @@ import torch
 import lightning_tpauc
 from lightning_tpauc import models
 from lightning_tpauc.errors import MissingExtraError
-from tests.paths import ROOT
+from tests.helpers.paths import ROOT
 from tests.test_layering import EXTRAS, MODULES, dotted, imports, parse
 
 #: What `pip install lightning-tpauc` brings along.

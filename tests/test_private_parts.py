@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset, _utils, dataloader
 from torchmetrics import Metric
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
-from tests.fixed import make_trainer
-from tests.paths import ROOT
+from tests.helpers.paths import ROOT
+from tests.helpers.problems import make_trainer
 
 
 def _with_hparams(_):

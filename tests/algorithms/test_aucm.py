@@ -5,9 +5,9 @@ import torch
 
 from lightning_tpauc.algorithms.aucm import AUCM
 from lightning_tpauc.errors import ArgumentError
-from tests.algorithms.loop import Loop, finite_difference, random_scores
+from tests.helpers.loop import Loop, finite_difference, random_scores
+from tests.helpers.tolerances import assert_close
 from tests.reference.aucm import Reference
-from tests.tolerances import assert_close
 
 SETTINGS = [
     pytest.param({"gamma": math.inf, "momentum": 0.0}, id="plain"),

@@ -5,9 +5,9 @@ import torch
 
 from lightning_tpauc.algorithms.cross_entropy import CrossEntropy
 from lightning_tpauc.errors import ArgumentError
-from tests.algorithms.loop import Loop, random_scores
+from tests.helpers.loop import Loop, random_scores
+from tests.helpers.tolerances import assert_close
 from tests.reference import cross_entropy as reference
-from tests.tolerances import assert_close
 
 SETTINGS = [
     pytest.param({}, id="uniform"),

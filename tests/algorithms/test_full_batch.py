@@ -7,9 +7,9 @@ from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO, FullBatch
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional import tpauc_objective
-from tests.fixed import NUM_NEG, NUM_POS, LinearScore, make_data, make_trainer
+from tests.helpers.problems import NUM_NEG, NUM_POS, LinearScore, make_data, make_trainer
+from tests.helpers.tolerances import assert_close
 from tests.reference.objective import objective_loops
-from tests.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*use of fork.*")
 

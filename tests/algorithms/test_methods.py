@@ -19,8 +19,8 @@ from lightning_tpauc.algorithms.sota import SOTA
 from lightning_tpauc.algorithms.sotas import SOTAs
 from lightning_tpauc.errors import ArgumentError, CheckpointError, UnsupportedError
 from lightning_tpauc.functional import Surrogate, get_surrogate
-from tests.algorithms.loop import Loop
-from tests.tolerances import assert_close
+from tests.helpers.loop import Loop
+from tests.helpers.tolerances import assert_close
 
 METHODS = {
     "STACO": lambda: STACO(dual_init="zeros"),

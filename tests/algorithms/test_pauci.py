@@ -13,9 +13,9 @@ from lightning_tpauc.functional.pauci import (
     step_fraction,
     variable_gradient,
 )
-from tests.algorithms.loop import Loop, finite_difference, random_scores
+from tests.helpers.loop import Loop, finite_difference, random_scores
+from tests.helpers.tolerances import assert_close
 from tests.reference.pauci import Reference
-from tests.tolerances import assert_close
 
 NAMES = ("a", "b", "s_p", "s_n", "la", "lb", "g")
 

@@ -7,11 +7,11 @@ from lightning_tpauc.algorithms.base import PreviousScores, TrainingScores
 from lightning_tpauc.algorithms.sonx import SONX
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.duals import exact_duals
-from tests.algorithms.loop import Loop, finite_difference, random_scores
-from tests.fixed import paper_sonx
+from tests.helpers.loop import Loop, finite_difference, random_scores
+from tests.helpers.problems import paper_sonx
+from tests.helpers.tolerances import assert_close
 from tests.reference.sonx import Reference
 from tests.reference.units import Unit
-from tests.tolerances import assert_close
 
 #: Loss of a constant model.
 FLOOR = {"squared_hinge": 0.25, "logistic": math.log(2.0)}

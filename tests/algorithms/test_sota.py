@@ -5,11 +5,11 @@ import torch
 
 from lightning_tpauc.algorithms.sota import SOTA
 from lightning_tpauc.errors import ArgumentError
-from tests.algorithms.loop import Loop
-from tests.fixed import paper_sota
+from tests.helpers.loop import Loop
+from tests.helpers.problems import paper_sota
+from tests.helpers.tolerances import assert_close
 from tests.reference.sota import Reference
 from tests.reference.units import Unit
-from tests.tolerances import assert_close
 
 STEP_SIZES = {"alpha": 0.3, "beta": 0.7, "beta_prime": 0.1, "gamma": 2.0}
 

@@ -6,11 +6,11 @@ import torch
 from lightning_tpauc.algorithms.sotas import SOTAs
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional import sotas as functional
-from tests.algorithms.loop import Loop, finite_difference, random_scores
-from tests.fixed import paper_sotas
+from tests.helpers.loop import Loop, finite_difference, random_scores
+from tests.helpers.problems import paper_sotas
+from tests.helpers.tolerances import assert_close
 from tests.reference.sotas import Reference, soft_objective
 from tests.reference.units import Unit
-from tests.tolerances import assert_close
 
 #: Loss of a constant model.
 FLOOR = {"squared_hinge": 0.25, "hinge": 0.5, "square": 0.25, "logistic": math.log(2.0)}

@@ -10,9 +10,9 @@ from lightning_tpauc.algorithms import STACO, TrainingScores
 from lightning_tpauc.errors import ArgumentError, CheckpointError
 from lightning_tpauc.functional import exact_duals
 from lightning_tpauc.training.averaging import IterateAverage
-from tests.fixed import paper_sonx, paper_staco
+from tests.helpers.problems import paper_sonx, paper_staco
+from tests.helpers.tolerances import assert_close
 from tests.reference import staco as reference
-from tests.tolerances import assert_close
 
 NUM_POS, NUM_NEG, DIM = 23, 40, 4
 

@@ -11,7 +11,7 @@ from lightning_tpauc.algorithms import AUCM, SOTA, STACO, CrossEntropy, SOTAs, T
 from lightning_tpauc.errors import ArgumentError, CheckpointError, UnsupportedError
 from lightning_tpauc.functional import evaluate_pairs
 from lightning_tpauc.functional.tasks import TaskMasks
-from tests.tolerances import assert_close
+from tests.helpers.tolerances import assert_close
 
 SIZES = (9, 5, 14, 3)
 K, S, B = len(SIZES), 6, 17

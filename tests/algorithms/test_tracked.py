@@ -10,8 +10,8 @@ from lightning_tpauc.errors import ArgumentError, CheckpointError, UnsupportedEr
 from lightning_tpauc.functional import exact_duals, tpauc_objective
 from lightning_tpauc.training.averaging import IterateAverage
 from tests.algorithms.test_staco import DIM, NUM_POS, draw, make_data
+from tests.helpers.tolerances import assert_close
 from tests.reference.tracked import Tracked
-from tests.tolerances import assert_close
 
 MONOTONE = ["squared_hinge", "hinge", "logistic", "ramp", "smooth_ramp"]
 

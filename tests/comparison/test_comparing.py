@@ -28,7 +28,7 @@ from lightning_tpauc.comparison import Method, compare, comparing, training
 from lightning_tpauc.comparison.plan import Outcome
 from lightning_tpauc.comparison.store import Store
 from lightning_tpauc.errors import ArgumentError, DataError, UnsupportedError
-from tests.paths import ROOT
+from tests.helpers.paths import ROOT
 from tests.reference.tpauc import naive_tpauc
 
 pytestmark = pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")

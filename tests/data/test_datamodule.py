@@ -14,9 +14,9 @@ from lightning_tpauc.data.core.arrays import ArrayDataset
 from lightning_tpauc.data.core.datasets import Datasets
 from lightning_tpauc.data.datamodule import PosNegDataModule
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
-from tests.data.items import Items, N, X, Y, draw, mapping, noisy, pair
-from tests.data.module import Recorder, make_trainer
-from tests.data.worlds import rank_of
+from tests.helpers.items import Items, N, X, Y, draw, mapping, noisy, pair
+from tests.helpers.recorder import Recorder, make_trainer
+from tests.helpers.worlds import rank_of
 
 DATA = TensorDataset(X, Y)
 

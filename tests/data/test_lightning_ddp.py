@@ -5,8 +5,8 @@ import json
 import pytest
 
 from lightning_tpauc.data.datamodule import PosNegDataModule
-from tests.data.items import N, X, Y
-from tests.data.module import Recorder, make_trainer
+from tests.helpers.items import N, X, Y
+from tests.helpers.recorder import Recorder, make_trainer
 
 pytestmark = pytest.mark.ddp
 

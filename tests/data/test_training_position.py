@@ -5,8 +5,8 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_tpauc.data.datamodule import PosNegDataModule
-from tests.data.items import Items, X, Y, noisy
-from tests.data.module import Recorder, make_trainer
+from tests.helpers.items import Items, X, Y, noisy
+from tests.helpers.recorder import Recorder, make_trainer
 
 
 def fit(*, counts=True, workers=0, ckpt_path=None, dataset=None, **kwargs):

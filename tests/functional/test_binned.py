@@ -9,8 +9,8 @@ from torchmetrics.functional.classification.precision_recall_curve import _binar
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.binned import adjust_thresholds, confusion_counts
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
+from tests.helpers.tolerances import assert_close
 from tests.reference.tpauc import naive_binned_tpauc
-from tests.tolerances import assert_close
 
 RECTANGLES = [(0.5, 0.5), (0.0, 1.0), (0.0, 0.3), (0.6, 1.0), (0.25, 0.75), (1 / 3, 2 / 7)]
 

@@ -7,8 +7,8 @@ import torch
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.functional.bootstrap import bootstrap_interval
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
+from tests.helpers.tolerances import assert_close
 from tests.reference.tpauc import naive_tpauc, normal_tpauc
-from tests.tolerances import assert_close
 
 
 def normal_scores(num_pos, num_neg, seed, shift=1.2):

@@ -17,9 +17,9 @@ from lightning_tpauc.functional import (
     tpauc_objective,
 )
 from lightning_tpauc.functional.duals import activate_ties
+from tests.helpers.tolerances import assert_close
 from tests.reference.objective import cvar_objective, fractions_of, inner, min_max_value, minimal_inner, outer
 from tests.reference.pairwise import LOSSES, loss_matrix
-from tests.tolerances import assert_close
 
 MONOTONE = ["squared_hinge", "hinge", "logistic", "ramp", "smooth_ramp"]
 # The first rectangle gives whole counts with 12 x 20, the others fractional ones.

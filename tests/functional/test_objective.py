@@ -7,9 +7,9 @@ from torch.autograd import gradcheck
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional import Surrogate, get_surrogate, surrogate_names, tpauc_objective
+from tests.helpers.tolerances import assert_close
 from tests.reference.objective import cvar_objective, objective_loops
 from tests.reference.pairwise import LOSSES
-from tests.tolerances import assert_close
 
 NAMES = sorted(LOSSES)
 RECTANGLES = [(0.5, 0.5), (0.25, 0.75), (0.0, 1.0), (0.9, 0.1), (0.63, 0.37)]

@@ -6,7 +6,7 @@ from sklearn.metrics import roc_curve
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.functional import fpr_at_min_tpr, tpr_at_max_fpr
 from lightning_tpauc.functional.polyline import clip_polyline, roc_polyline
-from tests.tolerances import assert_close
+from tests.helpers.tolerances import assert_close
 
 
 def scored(rng, levels, num_pos, num_neg):

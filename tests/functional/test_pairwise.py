@@ -15,8 +15,8 @@ from lightning_tpauc.functional import (
     surrogates,
     weighted_excess,
 )
+from tests.helpers.tolerances import assert_close
 from tests.reference.pairwise import LOSSES, pairwise_loops
-from tests.tolerances import assert_close
 
 SORTABLE = ["squared_hinge", "hinge", "square", "ramp", "smooth_ramp"]
 BOUNDED = {"ramp", "smooth_ramp"}

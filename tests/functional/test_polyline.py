@@ -14,8 +14,8 @@ from lightning_tpauc.functional.polyline import (
     roc_polyline,
 )
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
+from tests.helpers.tolerances import assert_close
 from tests.reference.tpauc import roc_vertices
-from tests.tolerances import assert_close
 
 RECTANGLES = [(0.5, 0.5), (0.0, 1.0), (0.0, 0.3), (0.6, 1.0), (0.25, 0.75), (0.97, 0.02), (1 / 3, 2 / 7)]
 

@@ -3,7 +3,7 @@ import torch
 
 from lightning_tpauc.functional import PowerForm
 from lightning_tpauc.functional.sorted_sums import _scan, one_sided_grad_sums, one_sided_sums, prefix_sums
-from tests.tolerances import assert_close
+from tests.helpers.tolerances import assert_close
 
 
 @pytest.mark.parametrize("degree", [1, 2])

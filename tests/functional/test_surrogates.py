@@ -14,8 +14,8 @@ from lightning_tpauc.functional import (
     surrogate_names,
     surrogates,
 )
+from tests.helpers.tolerances import assert_close
 from tests.reference.pairwise import LOSSES
-from tests.tolerances import assert_close
 
 NAMES = sorted(LOSSES)
 BOUNDED = ("ramp", "smooth_ramp")

@@ -10,8 +10,8 @@ from torchmetrics.classification import BinaryAUROC
 
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
+from tests.helpers.tolerances import assert_close
 from tests.reference.tpauc import naive_tpauc
-from tests.tolerances import assert_close
 
 RECTANGLES = [(0.5, 0.5), (0.0, 1.0), (0.0, 0.3), (0.6, 1.0), (0.25, 0.75), (0.9, 0.1), (1 / 3, 2 / 7), (0.999, 0.001)]
 

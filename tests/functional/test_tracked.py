@@ -6,7 +6,7 @@ import torch
 from lightning_tpauc.functional import Surrogate, exact_duals, get_surrogate
 from lightning_tpauc.functional.duals import activate_ties
 from lightning_tpauc.functional.tracked import border_scores, border_step, border_thresholds, border_weights
-from tests.tolerances import assert_close
+from tests.helpers.tolerances import assert_close
 
 MONOTONE = ["squared_hinge", "hinge", "logistic", "ramp", "smooth_ramp"]
 # the first gives whole counts with 12 x 20, the others fractional ones

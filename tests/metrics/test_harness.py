@@ -18,9 +18,9 @@ from torchmetrics import MetricCollection
 
 from lightning_tpauc.functional import fpr_at_min_tpr, tpauc_objective, tpr_at_max_fpr, two_way_partial_auroc
 from lightning_tpauc.metrics import ExactObjective, FPRAtMinTPR, TPRAtMaxFPR, TwoWayPartialAUROC
-from tests.ddp import run_distributed
+from tests.helpers.ddp import run_distributed
+from tests.helpers.tolerances import assert_close
 from tests.reference.tpauc import naive_binned_tpauc, naive_tpauc
-from tests.tolerances import assert_close
 
 NUM_BATCHES, BATCH_SIZE, COLUMNS = 4, 24, 3
 THRESHOLDS = [-1.0, 0.0, 0.5, 1.0, 2.0]

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_tpauc.errors import TPAUCWarning
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
 from lightning_tpauc.metrics import TwoWayPartialAUROC
-from tests.tolerances import assert_close
+from tests.helpers.tolerances import assert_close
 
 
 class Scorer(LightningModule):

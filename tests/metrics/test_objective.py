@@ -6,7 +6,7 @@ import torch
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.surrogates import get_surrogate
 from lightning_tpauc.metrics import ExactObjective
-from tests.tolerances import assert_close
+from tests.helpers.tolerances import assert_close
 
 
 def scored(num_pos, num_neg, seed=0):

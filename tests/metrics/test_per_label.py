@@ -30,9 +30,9 @@ from lightning_tpauc.metrics import (
     TPRAtMaxFPR,
     TwoWayPartialAUROC,
 )
-from tests.ddp import run_distributed
+from tests.helpers.ddp import run_distributed
+from tests.helpers.tolerances import assert_close
 from tests.reference.tpauc import naive_tpauc
-from tests.tolerances import assert_close
 
 K = 4
 THRESHOLDS = [-1.0, 0.0, 0.5, 1.0, 2.0]

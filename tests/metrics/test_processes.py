@@ -8,7 +8,7 @@ from torchmetrics import MetricCollection
 
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
 from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
-from tests.ddp import run_distributed
+from tests.helpers.ddp import run_distributed
 
 pytestmark = pytest.mark.ddp
 

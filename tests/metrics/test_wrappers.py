@@ -13,8 +13,8 @@ from torchmetrics.wrappers import (
 
 from lightning_tpauc.functional import tpr_at_max_fpr, two_way_partial_auroc
 from lightning_tpauc.metrics import ExactObjective, TPRAtMaxFPR, TwoWayPartialAUROC
-from tests.ddp import run_distributed
-from tests.tolerances import assert_close
+from tests.helpers.ddp import run_distributed
+from tests.helpers.tolerances import assert_close
 
 EITHER = pytest.mark.parametrize("thresholds", [None, [-1.0, 0.0, 0.5, 1.0]], ids=["exact", "binned"])
 

@@ -3,7 +3,7 @@ import torch
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.models import CNN3D
-from tests.models.fitting import assert_all_gradients_flow, count_parameters, fit
+from tests.helpers.fitting import assert_all_gradients_flow, count_parameters, fit
 
 
 @pytest.mark.parametrize("shape", [(28, 28, 28), (64, 64, 64), (2, 3, 5)])

@@ -8,8 +8,8 @@ import torch
 from lightning_tpauc import TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.models import MLP
-from tests.fixed import DIM, NUM_POS, eval_loader, loader, make_batches, make_trainer
-from tests.tolerances import assert_close
+from tests.helpers.problems import DIM, NUM_POS, eval_loader, loader, make_batches, make_trainer
+from tests.helpers.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*`val_dataloader`.*")
 

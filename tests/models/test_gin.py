@@ -7,8 +7,8 @@ import torch
 from lightning_tpauc.errors import ArgumentError, MissingExtraError
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.models import GIN
-from tests.models.fitting import assert_all_gradients_flow, count_parameters, fit
-from tests.tolerances import assert_close
+from tests.helpers.fitting import assert_all_gradients_flow, count_parameters, fit
+from tests.helpers.tolerances import assert_close
 
 needs_graph = pytest.mark.skipif(
     find_spec("torch_geometric") is None or find_spec("ogb") is None, reason="the extra `graph` is not installed"

@@ -3,8 +3,8 @@ import torch
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.models import MLP
-from tests.models.fitting import assert_all_gradients_flow, count_parameters, fit
-from tests.tolerances import assert_close
+from tests.helpers.fitting import assert_all_gradients_flow, count_parameters, fit
+from tests.helpers.tolerances import assert_close
 
 
 def test_equals_its_layers_by_hand():

@@ -6,7 +6,7 @@ import torch
 
 from lightning_tpauc.errors import ArgumentError, MissingExtraError
 from lightning_tpauc.models import ResNet3D
-from tests.models.fitting import assert_all_gradients_flow, count_parameters, fit
+from tests.helpers.fitting import assert_all_gradients_flow, count_parameters, fit
 
 needs_torchvision = pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision is not installed")
 

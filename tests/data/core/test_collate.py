@@ -1,0 +1,460 @@
+"""Items that differ in size, and the other arguments of a DataLoader."""
+
+import os
+import random
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_sequence
+from torch.utils.data import IterableDataset, Subset, TensorDataset, get_worker_info
+
+from lightning_tpauc import DigitsDataModule, PosNegDataModule, StageCallback, TPAUCModule
+from lightning_tpauc.data import EvalBatch, PosNegBatch, RowsDataset
+from lightning_tpauc.data.core.datasets import EvaluatedPart
+from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
+from tests.helpers.items import Items
+from tests.helpers.problems import make_trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*use of fork.*")
+
+N = 40
+TARGETS = [int(row % 4 == 1) for row in range(N)]
+
+
+def words(row):
+    """Row k is as long as k says, and its entries are k + 1."""
+    return torch.full((1 + row % 7,), row + 1)
+
+
+def labelled(row):
+    return words(row), TARGETS[row]
+
+
+def pad(items):
+    """As it stands in many a script."""
+    inputs, labels = zip(*items, strict=True)
+    return pad_sequence(inputs, batch_first=True), torch.tensor(labels)
+
+
+def pad_with_lengths(items):
+    inputs, labels = pad(items)
+    return inputs, torch.tensor([len(item[0]) for item in items]), labels
+
+
+def pad_to_mapping(items):
+    inputs, labels = pad(items)
+    return {"ids": inputs, "labels": labels}
+
+
+def pad_alone(items):
+    return pad_sequence(items, batch_first=True)
+
+
+def first_of(inputs):
+    """Which rows a padded batch holds."""
+    return (inputs[:, 0] - 1).tolist()
+
+
+def ready(dataset=None, stage="fit", **kwargs):
+    sizes = {"num_pos": 3, "num_neg": 5, "num_dual_neg": 4, "batch_size": 6}
+    datamodule = PosNegDataModule(Items(labelled, N) if dataset is None else dataset, **{**sizes, **kwargs})
+    datamodule.setup(stage)
+    return datamodule
+
+
+def all_batches(datamodule):
+    names = ("train", "val", "test", "predict")
+    loaders = [getattr(datamodule, f"{name}_dataloader")() for name in names]
+    return [batch for loader in (*loaders, *datamodule.scoring_dataloaders()) for batch in loader]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("collate_fn", [pad, pad_with_lengths, pad_to_mapping])
+def test_every_loader_collates_so_and_leaves_the_labels_out(workers, collate_fn):
+    whole = Items(labelled, N)
+    datamodule = PosNegDataModule(
+        whole, None, whole, whole, val_fraction=0.25, collate_fn=collate_fn, num_workers=workers, num_pos=3, num_neg=5
+    )
+    datamodule.setup()
+    seen = 0
+    for batch in all_batches(datamodule):
+        inputs = batch.inputs
+        if collate_fn is pad_with_lengths:
+            assert type(inputs) is tuple
+            inputs, lengths = inputs
+            assert lengths.tolist() == [1 + row % 7 for row in first_of(inputs)]
+        if collate_fn is pad_to_mapping:
+            assert inputs["labels"].tolist() == [TARGETS[row] for row in first_of(inputs["ids"])]
+            inputs = inputs["ids"]
+        expected = pad_sequence([words(row) for row in first_of(inputs)], batch_first=True)
+        assert torch.equal(inputs, expected)
+        if isinstance(batch, EvalBatch):
+            known = [TARGETS[row] for row in first_of(inputs)]
+            assert batch.target.tolist() in (known, [-1] * len(known))  # nobody looks for labels to predict
+        else:
+            assert [TARGETS[row] for row in first_of(inputs)] == [1] * batch.num_pos + [0] * (
+                len(inputs) - batch.num_pos
+            )
+        seen += 1
+    assert seen > 6
+    datamodule.teardown("fit")
+
+
+def test_without_one_the_remedy_is_named():
+    with pytest.raises(DataError, match=r"Items of type Tensor can't be put into one batch .*Pass a `collate_fn`"):
+        next(iter(ready().train_dataloader()))
+
+
+class Two(NamedTuple):
+    inputs: torch.Tensor
+    labels: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    ("collate_fn", "check"),
+    [
+        (lambda items: pad(items)[0], lambda inputs: inputs.shape[0] == 12),
+        (lambda items: list(pad(items)), lambda inputs: inputs.shape[0] == 12),
+        (lambda items: [pad(items)[0], [y for _, y in items]], lambda inputs: inputs.shape[0] == 12),
+        (lambda items: (pad(items)[0], np.array([[y] for _, y in items])), lambda inputs: inputs.shape[0] == 12),
+        (lambda items: (pad(items)[0], pad(items)[1].bool()), lambda inputs: inputs.shape[0] == 12),
+        (lambda items: Two(*pad(items)), lambda inputs: type(inputs) is Two),
+        (
+            lambda items: (pack_sequence([x for x, _ in items], enforce_sorted=False), pad(items)[1]),
+            lambda inputs: isinstance(inputs, PackedSequence),
+        ),
+        (lambda items: pack_sequence([x for x, _ in items], False), lambda inputs: isinstance(inputs, PackedSequence)),
+        (lambda items: [x for x, _ in items] + [[y for _, y in items]], lambda inputs: len(inputs) == 12),
+    ],
+    ids=["inputs", "list", "list of labels", "column", "bools", "named", "packed", "packed alone", "unbatched"],
+)
+def test_what_may_be_returned(collate_fn, check):
+    batch = next(iter(ready(collate_fn=collate_fn).train_dataloader()))
+    assert check(batch.inputs)
+
+
+@pytest.mark.parametrize(
+    "collate_fn",
+    [
+        lambda items: pad_with_lengths(items)[:2],
+        lambda items: (pad(items)[0],),
+        lambda items: (pad(items)[1], pad(items)[0]),
+        lambda items: (pad(items)[0], 1 - pad(items)[1]),
+        lambda items: (pad(items)[0], ["text"] * len(items)),
+        lambda items: (),
+    ],
+    ids=["no labels", "alone in a tuple", "labels first", "other labels", "words", "nothing"],
+)
+def test_a_tuple_without_the_labels_is_refused(collate_fn):
+    with pytest.raises(DataError, match=r"`collate_fn` to return \(inputs, labels\) .* does not hold the 12 labels"):
+        next(iter(ready(collate_fn=collate_fn).train_dataloader()))
+
+
+def test_labels_under_a_name_of_their_own():
+    def item(row):
+        return {"ids": words(row), "kind": TARGETS[row]}
+
+    def collate(items):
+        return pad_alone([item["ids"] for item in items]), [item["kind"] for item in items]
+
+    batch = next(iter(ready(Items(item, N), targets="kind", collate_fn=collate).train_dataloader()))
+    assert [TARGETS[row] for row in first_of(batch.inputs)] == [1] * 3 + [0] * 9
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        TensorDataset(torch.arange(N)[:, None] + 1, torch.tensor(TARGETS)),
+        (torch.arange(N)[:, None] + 1, torch.tensor(TARGETS)),
+        Subset(TensorDataset(torch.arange(N)[:, None] + 1, torch.tensor(TARGETS)), range(N)),
+    ],
+    ids=["TensorDataset", "pair", "Subset"],
+)
+def test_it_is_called_for_tensors_as_well(dataset):
+    calls = []
+
+    def collate(items):
+        calls.append(len(items))
+        return pad(items)
+
+    batch = next(iter(ready(dataset, collate_fn=collate).train_dataloader()))
+    assert calls == [12]
+    assert [TARGETS[row] for row in first_of(batch.inputs)] == [1] * 3 + [0] * 9
+
+
+@pytest.mark.parametrize(
+    ("unlabelled", "collate_fn"),
+    [
+        (Items(words, N), pad_alone),
+        (
+            Items(lambda row: (words(row), 1 + row % 7), N),
+            lambda items: pad(items) if isinstance(items[0], tuple) else 0,
+        ),
+        (TensorDataset(torch.arange(N)[:, None] + 1), lambda items: pad_alone([x for (x,) in items])),
+    ],
+    ids=["inputs", "tuples", "TensorDataset"],
+)
+def test_predicting_without_labels(unlabelled, collate_fn):
+    """Items come as the data set has them."""
+
+    train = Items(lambda row: (words(row), 1 + row % 7, TARGETS[row]), N)
+    datamodule = PosNegDataModule(train, predict_dataset=unlabelled, collate_fn=collate_fn, batch_size=6)
+    datamodule.setup("predict")
+    batches = list(datamodule.predict_dataloader())
+    inputs = [batch.inputs[0] if isinstance(batch.inputs, tuple) else batch.inputs for batch in batches]
+    assert [row for part in inputs for row in first_of(part)] == list(range(N))
+    assert {int(t) for batch in batches for t in batch.target} == {-1}
+
+
+def masked(items):
+    """Draws from all three global generators, as masked language models do."""
+    inputs, labels = pad(items)
+    return inputs + torch.rand(()) + random.random() + float(np.random.rand()), labels  # noqa: S311
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_random_numbers_of_a_collate_fn_depend_on_the_step(workers):
+    straight = [batch.inputs for batch in ready(collate_fn=masked).train_dataloader()]
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    datamodule = ready(collate_fn=masked, num_workers=workers)
+    loader = datamodule.train_dataloader()
+    loader.load_state_dict({"step": 2, "done_in_epoch": 2})
+    rest = [batch.inputs for batch in loader]
+    assert all(torch.equal(a, b) for a, b in zip(rest, straight[2:], strict=True))
+    assert len({batch[0, 0].item() % 1 for batch in straight}) == len(straight)
+    assert torch.equal(torch.get_rng_state(), before)
+    datamodule.teardown("fit")
+
+
+# ---------------------------------------------------------------- with a stream
+
+
+class Stream(IterableDataset):
+    def __init__(self, make):
+        self.make = make
+
+    def __iter__(self):
+        return (self.make(row) for row in range(100, 130))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("positives", "negatives", "collate_fn"),
+    [
+        (lambda row: (words(row), 1), words, pad),
+        (lambda row: (words(row), 1), lambda row: (words(row), 0), pad),
+        (words, words, pad_alone),
+        (words, lambda row: (words(row), 0), pad_alone),
+        (
+            lambda row: {"ids": words(row)},
+            lambda row: {"ids": words(row)},
+            lambda items: pad_alone([i["ids"] for i in items]),
+        ),
+    ],
+    ids=["labelled, alone", "labelled", "alone", "alone, labelled", "mappings"],
+)
+def test_negatives_of_a_stream_are_collated_with_the_positives(positives, negatives, collate_fn, workers):
+    datamodule = ready(Items(positives, 7), negatives=Stream(negatives), collate_fn=collate_fn, num_workers=workers)
+    for step, batch in enumerate(datamodule.train_dataloader()):
+        rows = first_of(batch.inputs)
+        assert rows[:3] == batch.index.tolist()
+        assert rows[3:] == [100 + (9 * step + k) % 30 for k in range(9)]
+        assert torch.equal(batch.inputs, pad_sequence([words(row) for row in rows], batch_first=True))
+    scored = [row for batch in datamodule.scoring_dataloaders()[1] for row in first_of(batch.inputs)]
+    assert scored == list(range(100, 130))
+    datamodule.teardown("fit")
+
+
+class Bag(nn.Module):
+    """Scores padded words."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(200, 1, padding_idx=0)
+
+    def forward(self, inputs):
+        return self.table(inputs).sum(dim=(1, 2))
+
+
+@pytest.mark.parametrize("negatives", [None, Stream(words)], ids=["indexed", "streamed"])
+def test_a_run_on_items_of_all_sizes(negatives):
+    """Exact start, stages, validation, test and prediction."""
+    whole = Items(labelled, N)
+    train = Subset(whole, [row for row in range(N) if TARGETS[row]]) if negatives is not None else whole
+    datamodule = PosNegDataModule(
+        train, whole, whole, whole, negatives=negatives, collate_fn=pad, num_pos=3, num_neg=5, batch_size=6
+    )
+    trainer = make_trainer(precision="32-true", callbacks=[StageCallback(every_n_steps=3, scores="forward")])
+    module = TPAUCModule(Bag())
+    trainer.fit(module, datamodule)
+    trainer.test(module, datamodule)
+    scores = torch.cat([output["score"] for output in trainer.predict(module, datamodule)])
+    expected = module.backbone(pad([labelled(row) for row in range(N)])[0])
+    torch.testing.assert_close(scores, expected)
+
+
+def test_a_data_set_that_collates_by_itself():
+    class Words(RowsDataset):
+        targets = TARGETS
+
+        def __len__(self):
+            return N
+
+        def rows(self, rows):
+            return pad_sequence([words(row) for row in rows], batch_first=True)
+
+    whole = Words()
+    datamodule = ready(whole, val_dataset=Subset(whole, range(10)), predict_dataset=Subset(whole, range(5)))
+    batch = next(iter(datamodule.train_dataloader()))
+    assert [TARGETS[row] for row in first_of(batch.inputs)] == [1] * 3 + [0] * 9
+    assert [row for batch in datamodule.val_dataloader() for row in first_of(batch.inputs)] == list(range(10))
+    assert [row for batch in datamodule.predict_dataloader() for row in first_of(batch.inputs)] == list(range(5))
+    assert whole[3][1] == TARGETS[3]
+
+
+# ---------------------------------------------------------------- how workers run
+
+
+def mark(worker):
+    """Leave a trace that items show."""
+    os.environ["MARKED"] = str(worker + 1)
+
+
+def marked(row):
+    worker = get_worker_info()
+    numbers = [row, int(os.environ.get("MARKED", "0")), -1 if worker is None else worker.id, os.getpid()]
+    return torch.tensor(numbers), TARGETS[row]
+
+
+def test_workers_are_started_as_they_are_told():
+    datamodule = ready(Items(marked, N), num_workers=2, worker_init_fn=mark, prefetch_factor=3, timeout=60)
+    loader = datamodule.train_dataloader()
+    for batch in loader:
+        assert torch.equal(batch.inputs[:, 1], batch.inputs[:, 2] + 1)
+    inner = loader._source._loader
+    assert (inner.prefetch_factor, inner.timeout, inner.worker_init_fn) == (3, 60, mark)
+    part = EvaluatedPart(datamodule.train_dataset, np.arange(N), np.array(TARGETS, dtype=np.int8))
+    for other in (datamodule.scoring_dataloaders()[0], datamodule._eval_loader(part)):
+        assert next(iter(other)).inputs[0, 1] > 0
+    datamodule.teardown("fit")
+
+
+@pytest.mark.parametrize(("persistent", "processes"), [(None, 2), (True, 2), (False, 4)])
+def test_workers_live_on_unless_they_are_told_not_to(persistent, processes):
+    datamodule = ready(Items(marked, N), num_workers=2, persistent_workers=persistent)
+    loader = datamodule.train_dataloader()
+    seen = {pid for _ in range(2) for batch in loader for pid in batch.inputs[:, 3].tolist()}
+    assert len(seen) == processes
+    datamodule.teardown("fit")
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_stream_goes_on_in_new_workers(persistent):
+    class Stateful(Stream):
+        at = 0
+
+        def __iter__(self):
+            while True:
+                self.at += 1
+                yield self.make(99 + self.at)
+
+        def state_dict(self):
+            return {"at": self.at}
+
+        def load_state_dict(self, state):
+            self.at = state["at"]
+
+    datamodule = ready(
+        Items(lambda row: torch.tensor([row]), 7),
+        negatives=Stateful(lambda row: torch.tensor([row])),
+        num_workers=2,
+        persistent_workers=persistent,
+    )
+    loader = datamodule.train_dataloader()
+    negatives = [k for _ in range(3) for batch in loader for k in batch.inputs[3:, 0].tolist()]
+    assert negatives == list(range(100, 100 + len(negatives)))
+    datamodule.teardown("fit")
+
+
+@pytest.mark.slow
+def test_workers_may_be_spawned():
+    datamodule = ready(collate_fn=pad, num_workers=1, multiprocessing_context="spawn", steps_per_epoch=2)
+    alone = ready(collate_fn=pad, steps_per_epoch=2)
+    for batch, expected in zip(datamodule.train_dataloader(), alone.train_dataloader(), strict=True):
+        assert torch.equal(batch.inputs, expected.inputs)
+    datamodule.teardown("fit")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"collate_fn": 3}, "Expected `collate_fn` to be a function, but got 3"),
+        ({"worker_init_fn": "x", "num_workers": 1}, "Expected `worker_init_fn` to be a function, but got 'x'"),
+        ({"prefetch_factor": 0, "num_workers": 1}, "`prefetch_factor` to be a whole number of at least 1, but got 0"),
+        ({"timeout": -1, "num_workers": 1}, "`timeout` to be a number of seconds, at least 0, but got -1"),
+        ({"timeout": float("nan"), "num_workers": 1}, "`timeout` to be a number of seconds"),
+        ({"prefetch_factor": 4}, "`prefetch_factor=4` needs worker processes: set `num_workers` to 1 or more"),
+        ({"persistent_workers": True}, "`persistent_workers=True` needs worker processes"),
+        ({"timeout": 5}, "`timeout=5` needs worker processes"),
+        ({"multiprocessing_context": "spawn"}, "`multiprocessing_context='spawn'` needs worker processes"),
+        ({"shuffle": True}, "`shuffle` has no place here: leave it out, since `sampling`"),
+        ({"drop_last": False}, "`drop_last` has no place here"),
+        ({"batch_sampler": []}, "`batch_sampler` has no place here"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(ArgumentError, match=message):
+        PosNegDataModule(Items(labelled, N), **options)
+
+
+def test_an_unknown_option_is_none():
+    with pytest.raises(TypeError, match="got an unexpected keyword argument 'num_posi'"):
+        PosNegDataModule(Items(labelled, N), num_posi=3)
+
+
+@pytest.mark.parametrize("kind", [PosNegDataModule, DigitsDataModule])
+def test_options_on_the_command_line(kind):
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(PosNegDataModule, "data")
+    name = f"{kind.__module__}.{kind.__name__}"
+    words = [f"--data={name}", "--data.num_workers=2", "--data.prefetch_factor=4", "--data.persistent_workers=false"]
+    datamodule = parser.instantiate_classes(
+        parser.parse_args([*words, "--data.collate_fn=tests.data.core.test_collate.pad"])
+    ).data
+    assert datamodule.worker_options == {"prefetch_factor": 4, "persistent_workers": False}
+    assert datamodule.collate_fn is pad
+
+
+# ---------------------------------------------------------------- batches by hand
+
+
+@pytest.mark.parametrize("device", ["meta", torch.device("meta")])
+def test_batches_move(device):
+    parts = {"inputs": (torch.zeros(3), {"x": torch.ones(3)}), "n": torch.arange(3)}
+    evaluated = EvalBatch(parts["inputs"], parts["n"], parts["n"]).to(device)
+    trained = PosNegBatch(parts["inputs"], parts["n"], 3, 0, 0).to(device)
+    assert type(evaluated) is EvalBatch
+    for batch in (evaluated, trained):
+        assert {t.device.type for t in (batch.inputs[0], batch.inputs[1]["x"], batch[1])} == {"meta"}
+    assert evaluated.example_id.device.type == "meta"
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: x.numpy()], ids=["tensors", "arrays"])
+def test_random_items_that_differ_in_size_are_noticed_when_they_validate(wrap):
+    def item(row):
+        return wrap(words(row) + torch.rand(())), TARGETS[row]
+
+    def collate(items):
+        return pad([(torch.as_tensor(x), y) for x, y in items])
+
+    with pytest.warns(TPAUCWarning, match="items of `train_dataset` are random"):
+        ready(Items(item, N), collate_fn=collate, val_fraction=0.25).val_dataloader()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ready(collate_fn=pad, val_fraction=0.25).val_dataloader()

@@ -1,0 +1,105 @@
+"""Positions and what is no position, wherever data sets are cut."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
+
+from lightning_tpauc.data.core.subset_indices import as_positions, check_positions
+from lightning_tpauc.data.datamodule import PosNegDataModule
+from lightning_tpauc.errors import DataError
+from tests.helpers.items import Items, N, X, Y, pair
+
+MASK = np.arange(N) >= 20
+DATA = TensorDataset(X, Y)
+
+
+class Wrapper(Dataset):
+    """Keeps another data set, as those do that augment it."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, row):
+        return self.dataset[row]
+
+
+class Cyclic(Items):
+    """Counts from its end, as lists do."""
+
+    def __getitem__(self, row):
+        return self.make(row % N)
+
+
+MASKS = [
+    pytest.param(MASK, id="array"),
+    pytest.param(torch.from_numpy(MASK), id="tensor"),
+    pytest.param(MASK.tolist(), id="list"),
+    pytest.param(tuple(MASK.tolist()), id="tuple"),
+    pytest.param(MASK[:, None], id="column"),
+    pytest.param(MASK.astype(np.int64), id="zeros and ones"),
+    pytest.param(torch.from_numpy(MASK).long(), id="tensor of zeros and ones"),
+]
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("make", [lambda s: s, Wrapper, lambda s: ConcatDataset([DATA, s]), lambda s: Subset(s, [0])])
+@pytest.mark.parametrize("part", ["train", "val", "test", "predict"])
+def test_masks_are_refused_where_positions_are_meant(part, make, mask):
+    datamodule = PosNegDataModule(DATA, num_pos=3, num_neg=5)
+    setattr(datamodule, f"{part}_dataset", make(Subset(DATA, mask)))
+    with pytest.raises(DataError, match=rf"Subset in `{part}_dataset` has a mask .*Subset\(..., np.flatnonzero"):
+        datamodule.setup()
+
+
+def test_a_column_of_a_table_as_positions():
+    pd = pytest.importorskip("pandas")
+    positions = np.flatnonzero(MASK)
+    with pytest.raises(DataError, match=r"Series of pandas as indices, .*Pass `indices.to_numpy\(\)`"):
+        check_positions(Subset(DATA, pd.Series(positions)))
+    assert as_positions(pd.Index(positions), N).tolist() == positions.tolist()
+
+
+@pytest.mark.parametrize(
+    ("indices", "message"),
+    [
+        (np.array([0.0, 1.0]), "whole numbers in one dimension, but got dtype float64"),
+        (np.array([[0, 1]]), r"shape \(1, 2\)"),
+        (["0", "1"], "got dtype <U1"),
+        ([0, 60], "below 60, the number of items, but got 60"),
+        ([-61], "but got -61"),
+    ],
+)
+def test_refused_positions(indices, message):
+    with pytest.raises(DataError, match=message):
+        check_positions(Subset(DATA, indices))
+
+
+@pytest.mark.parametrize(
+    "indices", [range(N), [0, 1, 0, 1], [1, 0], [], np.array([3, 2], dtype=np.uint8), [0] * 5, np.zeros(N, dtype=int)]
+)
+def test_positions_as_they_are(indices):
+    assert as_positions(indices, N).tolist() == list(indices)
+
+
+@pytest.mark.parametrize("dataset", [DATA, TensorDataset(X.bfloat16(), Y), Cyclic(pair)])
+def test_negative_and_repeated_positions(dataset):
+    """The k-th item is what torch says it is: of a list, -1 is the last one."""
+    dataset = Subset(dataset, [-1, 2, 2, -3, 5])
+    datamodule = PosNegDataModule(dataset, num_pos=1, num_neg=2, batch_size=9, val_dataset=dataset)
+    datamodule.setup()
+    batch = next(iter(datamodule.val_dataloader()))
+    expected = [dataset[row] for row in range(5)]
+    assert torch.equal(batch.inputs, torch.stack([x for x, _ in expected]))
+    assert batch.target.tolist() == [int(y) for _, y in expected] == [0, 1, 1, 1, 0]
+    assert datamodule.num_positives == 3
+
+
+def test_random_split_is_a_subset_of_positions():
+    train, val = random_split(DATA, [40, 20], generator=torch.Generator().manual_seed(0))
+    datamodule = PosNegDataModule(train, val, num_pos=3, num_neg=5)
+    datamodule.setup()
+    assert datamodule.num_positives == sum(int(y) for _, y in train)

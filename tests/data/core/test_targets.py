@@ -1,0 +1,293 @@
+"""Where labels are found, and what is accepted."""
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+from lightning_tpauc.data.core.arrays import ArrayDataset
+from lightning_tpauc.data.core.targets import binary_labels, find_targets, label_of_item, stored_targets
+from lightning_tpauc.errors import DataError
+from lightning_tpauc.extras import import_extra
+from tests.helpers.items import Items, N, X, Y, mapping, pair
+
+LABELS = Y.numpy().astype(np.int8)
+
+
+def unreadable(row):
+    raise AssertionError(row)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "targets"),
+    [
+        pytest.param(Items(unreadable), Y, id="explicit tensor"),
+        pytest.param(Items(unreadable), LABELS.tolist(), id="explicit list"),
+        pytest.param(Items(pair, flags=Y), "flags", id="attribute by name"),
+        pytest.param(Items(lambda row: {"flag": Y[row]}), "flag", id="key by name"),
+        pytest.param(Items(pair, targets=LABELS.tolist()), None, id="targets"),
+        pytest.param(Items(pair, labels=Y[:, None].numpy()), None, id="labels"),
+        pytest.param(Items(pair, y=Y.float()), None, id="y"),
+        pytest.param(Items(pair, targets=[0, 1, 2]), None, id="an attribute of another length"),
+        pytest.param(Items(pair, labels=lambda: 0), None, id="an attribute that is no array"),
+        pytest.param(TensorDataset(X, Y), None, id="TensorDataset"),
+        pytest.param(TensorDataset(X, X, Y[:, None].long()), None, id="TensorDataset of three"),
+        pytest.param(ArrayDataset(X, Y), None, id="ArrayDataset"),
+        pytest.param(Items(pair), None, id="tuples"),
+        pytest.param(Items(lambda row: (X[row], X[row], Y[row : row + 1])), None, id="tuples of three"),
+        pytest.param(Items(mapping), None, id="mappings"),
+        pytest.param(
+            ConcatDataset([TensorDataset(X[:20], Y[:20]), Items(lambda row: pair(row + 20), 40, labels=Y[20:])]),
+            None,
+            id="concat",
+        ),
+        pytest.param(ConcatDataset([TensorDataset(X[:20], Y[:20]), TensorDataset(X[20:], Y[20:])]), None, id="concat2"),
+        pytest.param(ConcatDataset([Items(pair, 0), Items(pair)]), None, id="concat of items"),
+    ],
+)
+def test_finds_labels(dataset, targets):
+    found = find_targets(dataset, targets)
+    assert found.dtype == np.int8
+    assert np.array_equal(found, LABELS)
+
+
+@pytest.mark.parametrize("indices", [[4, 2, 7, 7], np.array([4, 2, 7, 7]), torch.tensor([4, 2, 7, 7])])
+@pytest.mark.parametrize("inner", [TensorDataset(X, Y), Items(pair, targets=Y), Items(pair)])
+def test_looks_through_subsets(inner, indices):
+    assert find_targets(Subset(inner, indices)).tolist() == [0, 1, 1, 1]
+    assert find_targets(Subset(Subset(inner, indices), [1, 0])).tolist() == [1, 0]
+
+
+def test_explicit_labels_come_before_stored_ones():
+    assert find_targets(TensorDataset(X, Y), ~Y).tolist() == (1 - LABELS).tolist()
+    assert find_targets(Items(pair, targets=Y, other=~Y), "other").tolist() == (1 - LABELS).tolist()
+
+
+@pytest.mark.skipif(find_spec("torch_geometric") is None, reason="torch_geometric is not installed")
+def test_graph_datasets():
+    data = import_extra("torch_geometric.data", "graph")
+
+    class Graphs(data.InMemoryDataset):
+        def __init__(self):
+            super().__init__()
+            graphs = [data.Data(x=torch.ones(2 + i % 3, 1), y=Y[i : i + 1].long()) for i in range(N)]
+            self.data, self.slices = self.collate(graphs)
+
+    assert find_targets(Graphs()).tolist() == LABELS.tolist()
+    assert find_targets(Graphs()[10:20]).tolist() == LABELS[10:20].tolist()
+    assert find_targets(Subset(Graphs(), [2, 3])).tolist() == [1, 0]
+    # a list of graphs: one pass over the items
+    assert find_targets([Graphs()[i] for i in range(8)]).tolist() == LABELS[:8].tolist()
+
+
+def test_one_pass_reads_every_item_once():
+    asked = []
+    find_targets(Items(lambda row: (asked.append(row), Y[row])))
+    assert asked == list(range(N))
+
+
+def test_stored_labels_are_not_searched_in_items():
+    assert stored_targets(Items(unreadable)) is None
+    assert stored_targets(Subset(Items(unreadable), [0])) is None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [0, 1, 1],
+        [False, True, True],
+        np.array([0.0, 1.0, 1.0]),
+        torch.tensor([[0], [1], [1]]),
+        torch.tensor([0, 1, 1], dtype=torch.bfloat16).float(),
+        [torch.tensor([0]), torch.tensor([1]), torch.tensor([1])],
+        [np.array(0), np.array(1), np.array(1)],
+        np.array([0, 1, 1], dtype=np.uint8),
+        np.array([0, True, 1.0], dtype=object),
+        np.ma.array([0, 1, 1]),
+        torch.tensor([0.0, 1.0, 1.0], requires_grad=True),
+        torch.tensor([0, 1, 1], dtype=torch.bfloat16),
+        torch.tensor([0, 1, 1]).to_sparse(),
+        (torch.tensor(0), torch.tensor(1.0, requires_grad=True), torch.tensor([1])),
+        [0, torch.tensor(1), np.int8(1)],
+        [[0], [1], [1]],
+    ],
+)
+def test_accepted_labels(values):
+    assert binary_labels(values).tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([-1, 1, 1], r"`labels`, but found -1, 1. Pass 0/1 labels, for instance `targets=\(y > 0\)`"),
+        ([1, 2, 2], r"found 1, 2. Pass 0/1 labels, for instance `targets=\(y > 1\)`"),
+        ([-1.0, 0.0], r"found -1.0, 0.0. .*`targets=\(y > -1.0\)`"),
+        (
+            [0, 1, 2, 3, 4, 5, 6],
+            r"found 0, 1, 2, 3, 4, .... Choose the positive class, for instance `targets=\(y == 1\)`",
+        ),
+        ([0.5, 0.5], r"found 0.5. Choose"),
+        ([0.0, float("nan"), 1.0], r"1 of 3 are nan. Drop unlabelled examples first, .*Subset"),
+        (np.zeros((3, 2)), r"one label per example in `labels`, but got shape \(3, 2\). .*labels\[:, 0\]"),
+        (np.array(1), r"but got shape \(\)"),
+        ([[0], [1, 0]], "one label per example in `labels`, but it makes no array"),
+        ([0, None, 1], "1 of 3 are nan"),
+        (np.ma.array([0, 1, 1], mask=[True, False, True]), "2 of 3 are nan"),
+        (np.array([(0,), (1,)], dtype=[("a", "i4")]), "numbers as labels"),
+        (np.array([0, 1j]), "numbers as labels"),
+        (
+            ["b", "a", "b"],
+            r"numbers as labels .* got dtype <U1 with 'b', 'a'. Map them to 0 and 1 first, .*\(y == 'a'\)",
+        ),
+    ],
+)
+def test_refused_labels(values, message):
+    with pytest.raises(DataError, match=message):
+        binary_labels(values, "labels")
+
+
+def tables():
+    """Columns of pandas with the labels [0, 1, 1], in rows that are labelled in another order."""
+    pd = pytest.importorskip("pandas")
+
+    column = pd.Series([0, 1, 1], index=[2, 0, 1])
+    yield from (column, column.to_frame(), pd.Index(column), column.astype("category"), column.astype("Int64"))
+    yield from (column.astype("boolean"), column.astype(object), column.astype(bool), column.astype("Float64"))
+
+
+def test_columns_are_read_in_their_order():
+    for column in tables():
+        assert binary_labels(column).tolist() == [0, 1, 1]
+        assert find_targets(Items(lambda row: (X[row], [0, 1, 1][row]), 3, targets=column)).tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda pd: pd.Series(["no", "yes", "no"]),
+            r"'no', 'yes'. Map them to 0 and 1 first, .*`targets=\(y == 'yes'\)`",
+        ),
+        (lambda pd: pd.Series(["0", "1"]), "'0', '1'. Map them"),
+        (lambda pd: pd.Series(["no", "yes"], dtype="category"), "'no', 'yes'. Map them"),
+        (lambda pd: pd.Series([0, None, 1], dtype="Int64"), "1 of 3 are nan"),
+        (lambda pd: pd.Series([0, pd.NA, 1], dtype="object"), "1 of 3 are nan"),
+        (lambda pd: pd.Series([True, None, None], dtype="boolean"), "2 of 3 are nan"),
+        (lambda pd: pd.Series([0, None], dtype="object"), "1 of 2 are nan"),
+        (lambda pd: pd.Series([-1, 1], dtype="object"), "found -1.0, 1.0"),
+        (lambda pd: pd.Series(pd.to_datetime(["2020-01-01", "2020-01-02"])), "got dtype datetime64"),
+        (lambda pd: pd.DataFrame({"a": [0, 1], "b": [1, 0]}), r"got shape \(2, 2\)"),
+    ],
+)
+def test_refused_columns(make, message):
+    pd = pytest.importorskip("pandas")
+
+    with pytest.raises(DataError, match=message):
+        binary_labels(make(pd), "targets")
+
+
+def test_refuses_another_number_of_labels():
+    with pytest.raises(DataError, match="each of the 60 items of `val_dataset`, but got 3 labels"):
+        find_targets(Items(pair), [0, 1, 1], "val_dataset")
+
+
+@pytest.mark.parametrize(
+    ("item", "key", "message"),
+    [
+        (torch.zeros(3), None, r"a Tensor, looked for any of targets, labels, y"),
+        ({"x": 1}, None, r"a dict"),
+        ({"label": 1}, "flag", r"looked for 'flag'"),
+        ((torch.zeros(3),), None, r"a tuple.*Pass `targets=array_of_labels`"),
+    ],
+)
+def test_says_where_it_looked(item, key, message):
+    with pytest.raises(DataError, match=message):
+        label_of_item(item, key)
+
+
+# ------------------------------------------------------------------ labels that are kept, and those of the items
+
+
+def flip(label):
+    return 1 - label
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [Y.int(), Y.int().tolist(), LABELS, LABELS.astype(np.int64)[:, None], Y[:, None].int(), tuple(Y.int().tolist())],
+    ids=["tensor", "list", "array", "column of an array", "column of a tensor", "tuple"],
+)
+@pytest.mark.parametrize("name", ["targets", "labels", "y"])
+def test_a_target_transform_is_applied(name, kept):
+    """As in torchvision, whose items have transformed labels while `targets` has them as they are in the files."""
+    dataset = Items(lambda row: (X[row], flip(int(Y[row]))), target_transform=flip, **{name: kept})
+    assert find_targets(dataset).tolist() == (1 - LABELS).tolist()
+    assert find_targets(dataset, name).tolist() == (1 - LABELS).tolist()
+    assert find_targets(Subset(dataset, [2, 3])).tolist() == [0, 1]
+    assert find_targets(ConcatDataset([dataset, dataset])).tolist() == [*(1 - LABELS), *(1 - LABELS)]
+
+
+def test_a_target_transform_can_make_the_labels_binary():
+    classes = torch.arange(N) % 5
+    dataset = Items(lambda row: (X[row], int(classes[row]) == 2), targets=classes, target_transform=lambda c: c == 2)
+    assert find_targets(dataset).tolist() == LABELS.tolist()
+
+
+def test_no_target_transform():
+    assert find_targets(Items(pair, targets=Y, target_transform=None)).tolist() == LABELS.tolist()
+
+
+@pytest.mark.parametrize("wrap", [lambda d: d, lambda d: Subset(d, range(N)), lambda d: ConcatDataset([d])])
+@pytest.mark.parametrize("name", ["targets", "labels", "y", "target", "label"])
+@pytest.mark.parametrize(
+    ("make", "shown"),
+    [
+        (lambda row: (X[row], 1 - int(Y[row])), "1"),
+        (lambda row: (X[row], torch.tensor([1 - int(Y[row])])), "1"),
+        (lambda row: (X[row], row + 7), "7"),
+        (lambda row: (X[row], X[row]), "4 numbers"),
+        (lambda row: {"x": X[row], "label": 1 - int(Y[row])}, "1"),
+        (lambda row: (X[row], "no"), "'no'"),
+        (lambda row: (X[row], None), "nan"),
+    ],
+)
+def test_kept_labels_that_are_not_those_of_the_items(make, shown, name, wrap):
+    dataset = wrap(Items(make, **{name: Y}))
+    message = f"`val_dataset` keeps other labels than its items have: 0 for item 0, which itself has {shown}. Pass"
+    with pytest.raises(DataError, match=message):
+        find_targets(dataset, None, "val_dataset")
+    # whoever gives an array has decided
+    assert find_targets(dataset, Y).tolist() == LABELS.tolist()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda row: X[row],
+        lambda row: {"x": X[row]},
+        lambda row: (X[row], [int(not Y[row]), int(Y[row])]),
+        lambda row: (X[row], torch.tensor([0, int(Y[row]), row])),
+        lambda row: (X[row], float(Y[row])),
+        lambda row: (X[row], Y[row]),
+    ],
+    ids=["no label", "mapping without one", "one-hot", "several tasks", "float", "bool"],
+)
+def test_items_that_do_not_contradict(make):
+    assert find_targets(Items(make, targets=Y)).tolist() == LABELS.tolist()
+
+
+def test_few_items_are_compared_and_the_generators_left_alone():
+    asked = []
+
+    def noisy_pair(row):
+        asked.append(row)
+        return torch.rand(4), int(Y[row])
+
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    find_targets(Items(noisy_pair, targets=Y))
+    assert torch.equal(torch.rand(2), expected)
+    assert sorted(LABELS[asked]) == [0] * 4 + [1] * 4

@@ -1,0 +1,142 @@
+"""Streams of the libraries that users have: read like any other, and resumed to the last bit where they can be."""
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_tpauc import NegativeStream, PosNegDataModule, TPAUCModule
+from lightning_tpauc.algorithms import STACO
+from lightning_tpauc.errors import TPAUCWarning
+from tests.data.streaming.test_streamed import batches_of
+from tests.helpers.problems import make_trainer
+from tests.integration.test_resume import DIM, assert_same_end
+from tests.integration.test_streamed_training import make_datamodule, positives, run
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*Checkpoint directory.*")
+
+SHARDS, PER_SHARD = 4, 30  # fewer than a run reads, so that streams end and begin again
+NEGATIVES = torch.randn(SHARDS * PER_SHARD, DIM, generator=torch.Generator().manual_seed(8))
+
+
+def rows_of(shards):
+    for shard in shards:
+        for row in NEGATIVES[shard * PER_SHARD : (shard + 1) * PER_SHARD]:
+            yield {"x": row.tolist()}
+
+
+class Column(torch.utils.data.IterableDataset):
+    """One column of a data set of mappings."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __iter__(self):
+        return (item["x"] for item in self.dataset)
+
+    def set_epoch(self, epoch):
+        self.dataset.set_epoch(epoch)  # without it, Hugging Face's streams begin each pass where they were resumed
+
+    def shard(self, **which):
+        return Column(self.dataset.shard(**which))
+
+    def state_dict(self):
+        return self.dataset.state_dict()
+
+    def load_state_dict(self, state):
+        self.dataset.load_state_dict(state)
+
+
+def torchdata():
+    nodes = pytest.importorskip("torchdata.nodes")
+    return nodes.Loader(nodes.IterableWrapper(NEGATIVES))
+
+
+def hugging_face():
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.IterableDataset.from_generator(rows_of, gen_kwargs={"shards": list(range(SHARDS))})
+    return rows.with_format("torch")
+
+
+def web_dataset(folder):
+    webdataset = pytest.importorskip("webdataset")
+    for shard in range(SHARDS):
+        with webdataset.TarWriter(str(folder / f"{shard}.tar")) as tar:
+            for k in range(PER_SHARD):
+                tar.write({"__key__": f"{shard}-{k}", "x.pth": NEGATIVES[shard * PER_SHARD + k]})
+    shards = webdataset.WebDataset(
+        str(folder / f"{{0..{SHARDS - 1}}}.tar"),
+        shardshuffle=False,
+        nodesplitter=webdataset.split_by_node,
+        workersplitter=webdataset.split_by_worker,
+    )
+    return shards.decode().to_tuple("x.pth").map(lambda row: row[0])
+
+
+STREAMS = {
+    "torchdata": torchdata,
+    "hugging face": lambda: Column(hugging_face()),
+    "hugging face, mapped": lambda: Column(hugging_face().map(lambda row: {"x": -row["x"]})),
+    "hugging face, sharded": lambda: NegativeStream(Column(hugging_face()), "shard"),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", STREAMS)
+def test_a_state_brings_them_back(tmp_path, name, workers):
+    make = STREAMS[name]
+    straight, _ = run(tmp_path / "a", make_datamodule(make(), workers), every=3)
+    run(tmp_path / "b", make_datamodule(make(), workers), 14, every=3)
+    ckpt = tmp_path / "b" / "last.ckpt"
+    resumed, later = run(tmp_path / "b", make_datamodule(make(), workers), ckpt=ckpt, every=3)
+    assert min(later) == 13
+    assert_same_end(straight, resumed)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", ["torchdata", "hugging face", "hugging face, sharded"])
+def test_every_row_is_read_once_a_pass(name, workers):
+    """20 steps of 6 negatives are one pass, 10 of each worker are its half."""
+    data = make_datamodule(STREAMS[name](), workers, num_neg=3, num_dual_neg=3, steps_per_epoch=20)
+    data.setup("fit")
+    read = torch.cat([batch.inputs[batch.num_pos :] for batch in batches_of(data)])
+    order = [NEGATIVES.tolist().index(row) for row in read.tolist()]
+    assert sorted(order) == list(range(len(NEGATIVES)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_web_dataset_is_read_past(tmp_path, workers):
+    """It divides itself among workers and has no state."""
+    folder = tmp_path / "shards"
+    folder.mkdir()
+
+    def data():
+        return make_datamodule(NegativeStream(web_dataset(folder), "own", resume="skip"), workers)
+
+    straight, _ = run(tmp_path / "a", data(), every=3)
+    run(tmp_path / "b", data(), 14, every=3)
+    with pytest.warns(TPAUCWarning, match="WebDataset has no .* examples are read past first"):
+        resumed, _ = run(tmp_path / "b", data(), ckpt=tmp_path / "b" / "last.ckpt", every=3)
+    assert_same_end(straight, resumed)
+
+
+class FirstColumn(nn.Module):
+    """A model of mappings."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(DIM, 1)
+
+    def forward(self, inputs):
+        return self.linear(inputs["x"])
+
+
+def test_mappings_as_they_come():
+    """Without a wrapper: positives are mappings of the same keys, and the model takes one."""
+    stream = NegativeStream(hugging_face(), num_scored=64)
+    data = PosNegDataModule(
+        [{"x": row} for row in positives()], negatives=stream, num_pos=4, num_neg=8, steps_per_epoch=5
+    )
+    module = TPAUCModule(FirstColumn(), STACO(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+    before = module.backbone.linear.weight.detach().clone()
+    make_trainer(precision="32-true", max_epochs=1).fit(module, data)
+    assert not torch.equal(before, module.backbone.linear.weight)

@@ -1,0 +1,150 @@
+"""The pages of docs/: their code runs, what they quote is said, everything public is described, and the site builds."""
+
+import ast
+import importlib
+import importlib.util
+import re
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+import lightning_tpauc
+from tests.helpers.paths import ROOT
+from tests.helpers.readme import runnable
+from tests.helpers.shown_commands import run_command
+
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+TEXTS = {page.stem: page.read_text(encoding="utf-8") for page in PAGES}
+#: What a page's Python blocks need beside the core.
+NEEDS = {
+    "curves": ["matplotlib"],
+    "data": ["pandas", "torch_geometric"],
+    "methods": ["matplotlib"],
+}
+COMMANDS = {(name, key): command for name, text in TEXTS.items() for key, command in runnable(text).items()}
+
+
+# ---------------------------------------------------------------- code
+
+
+def python_blocks(text):
+    """Source of each block and the modules that it needs by its own comment."""
+    for match in re.finditer(r"^(?:<!-- needs: ([\w ]+) -->\n)?```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        yield match[2], (match[1] or "").split()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [name for name, text in TEXTS.items() if "```python\n" in text])
+def test_python_blocks_run_one_after_the_other(name, tmp_cwd):
+    for module in NEEDS.get(name, []):
+        pytest.importorskip(module)
+    names = {"__name__": "docs"}
+    for number, (source, needed) in enumerate(python_blocks(TEXTS[name])):
+        if all(importlib.util.find_spec(module) for module in needed):
+            exec(compile(source, f"{name}.md block {number}", "exec"), names)  # noqa: S102
+
+
+def test_every_shell_block_is_marked():
+    for name, text in TEXTS.items():
+        marked = len(runnable(text)) + len(re.findall(r"<!-- not run: [^>]+ -->\n```bash", text))
+        assert text.count("```bash") == marked, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "name"), COMMANDS)
+def test_command_runs(page, name, tmp_path):
+    run_command(COMMANDS[page, name], tmp_path)
+
+
+# ---------------------------------------------------------------- words
+
+
+def said():
+    """All text of the package, with `…` where an f-string has a value."""
+    for path in (ROOT / "lightning_tpauc").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def says(text, heading):
+    """Whether the fixed parts of a heading follow each other in a text."""
+    return (
+        re.search(".*".join(re.escape(part.strip()) for part in heading.split("…") if part.strip()), text) is not None
+    )
+
+
+SAID = [" ".join(re.sub(r"\{[^{}]*\}", "…", text).replace("`", "").split()) for text in said()]
+
+
+@pytest.mark.parametrize("heading", re.findall(r"^### `(.*)`$", TEXTS["faq"], re.MULTILINE))
+def test_quoted_messages_are_those_of_the_package(heading):
+    assert any(says(text, heading) for text in SAID), heading
+
+
+def test_the_fixed_parts_are_looked_for():
+    assert says("Expected x to be a number, but got …. Pass it.", "Expected … to be …, but got …")
+    assert not says("Expected x, but got …", "but got … Expected")
+    assert not any(says(text, "Expected … to hold no such words") for text in SAID)
+
+
+def public_names():
+    for module in ("", ".algorithms", ".comparison", ".data", ".functional", ".metrics", ".models"):
+        imported = importlib.import_module(f"lightning_tpauc{module}")
+        for name in imported.__all__:
+            if not name.startswith("__") and not isinstance(getattr(imported, name), type(sys)):
+                yield name
+    yield from (name for name, value in vars(lightning_tpauc.errors).items() if isinstance(value, type))
+
+
+def test_everything_public_is_in_the_reference():
+    text = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
+    described = set(re.findall(r"^::: lightning_tpauc\.(?:\w+\.)*(\w+)$", text, re.MULTILINE))
+    assert set(public_names()) == described
+
+
+def test_pages_do_not_lie_about_files():
+    """Files of the repository that the pages name are there."""
+    for name, text in TEXTS.items():
+        for path in re.findall(r"`((?:examples|configs|benchmarks)/[\w./-]*)`", text):
+            assert (ROOT / path).exists(), (name, path)
+
+
+# ---------------------------------------------------------------- the site
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    for module in ("mkdocs", "material", "mkdocstrings", "latex2mathml"):
+        pytest.importorskip(module)
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+def test_the_site_builds_without_a_warning(site):
+    assert (site / "index.html").is_file()
+    inventory = (site / "objects.inv").read_bytes()
+    objects = zlib.decompress(inventory.split(b"zlib.\n", 1)[1]).decode()
+    assert "lightning_tpauc.TPAUCModule " in objects
+
+
+def test_the_site_shows_what_it_should(site):
+    """Formulas are formulas, roles of docstrings are gone, nothing is asked of other servers."""
+    pages = {path.relative_to(site): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+    for path, page in pages.items():
+        body = re.sub(r"<(script|code|pre)\b.*?</\1>", "", page, flags=re.DOTALL)
+        assert not re.search(r":(class|func|meth|math|mod|attr):", body), path
+        assert "arithmatex" not in body, path
+        assert not re.search(r'<(script|link|img)[^>]+(src|href)="https?://', page), path
+        assert "--8&lt;--" not in page, path
+    assert "<math" in pages[Path("how-it-works/index.html")]
+    assert "<math" in pages[Path("api/algorithms/index.html")]

@@ -1,0 +1,167 @@
+"""Each example runs as its first lines say, on the small data that it makes, and what it prints and writes is true."""
+
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from lightning_tpauc.functional import two_way_partial_auroc
+from tests.helpers.paths import ROOT
+
+EXAMPLES = ROOT / "examples"
+SHORT = sorted(path.name for path in EXAMPLES.glob("*.py") if path.name != "reproduce.py")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.usefixtures("tmp_cwd"),
+]
+
+
+def run(name, *arguments, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    return runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
+def printed_areas(text):
+    """(TPAUC, AUROC) of the last line."""
+    return tuple(map(float, re.search(r"TPAUC ([\d.]+), AUROC ([\d.]+)", text).groups()))
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_it_stays_short(name):
+    assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) < 80
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_the_list_names_it(name):
+    assert f"({name})" in (EXAMPLES / "README.md").read_text(encoding="utf-8")
+
+
+def check_predictions(pandas, printed):
+    """The file holds the test rows by their ids, and says what was printed about them."""
+    rows, predictions = pandas.read_csv("breast_cancer.csv"), pandas.read_csv("predictions.csv")
+    assert list(predictions) == ["patient", "score", "decision"]
+    assert predictions["patient"].is_unique
+    joined = predictions.merge(rows, on="patient", validate="one_to_one")
+    assert len(joined) == len(predictions) == 171
+    scores, labels = torch.tensor(joined["score"].to_numpy()), torch.tensor(joined["malignant"].to_numpy())
+    area = float(two_way_partial_auroc(scores, labels, 0.8, 0.2))
+    assert float(re.search(r"test: TPAUC ([\d.]+)", printed)[1]) == pytest.approx(area, abs=6e-4)
+    threshold = float(re.search(r"threshold (-?[\d.]+)", printed)[1])
+    clear = (joined["score"] - threshold).abs() > 1e-3  # it is printed with three digits
+    assert ((joined["score"] > threshold) == joined["decision"].astype(bool))[clear].all()
+    found = joined[joined["malignant"] == 1]["decision"].mean()
+    assert f"{found:.0%} found" in printed
+
+
+def test_table(capsys, monkeypatch):
+    pandas = pytest.importorskip("pandas")
+    run("table.py", monkeypatch=monkeypatch)
+    check_predictions(pandas, capsys.readouterr().out)
+
+
+def test_notebook_runs_cell_by_cell(capsys):
+    pandas = pytest.importorskip("pandas")
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    notebook = json.loads((EXAMPLES / "table.ipynb").read_text(encoding="utf-8"))
+    names = {"__name__": "notebook"}
+    for number, cell in enumerate(c for c in notebook["cells"] if c["cell_type"] == "code"):
+        exec(compile("".join(cell["source"]), f"cell {number}", "exec"), names)  # noqa: S102
+    check_predictions(pandas, capsys.readouterr().out)
+
+
+def test_notebook_is_a_notebook():
+    nbformat = pytest.importorskip("nbformat")
+    nbformat.validate(nbformat.read(EXAMPLES / "table.ipynb", as_version=nbformat.NO_CONVERT))
+
+
+@pytest.mark.slow
+def test_images(capsys, monkeypatch, tmp_cwd):
+    pytest.importorskip("torchvision")
+    example = run("images.py", "--epochs", "1", monkeypatch=monkeypatch)
+    tpauc, auroc = printed_areas(capsys.readouterr().out)
+    assert 0 <= tpauc <= auroc <= 1
+    assert len(list((tmp_cwd / "digits").glob("*/*.png"))) == 800
+    torch.save(example["shufflenet_v2_x0_5"]().state_dict(), "weights.pt")
+    net, again = example["backbone"]("weights.pt"), example["backbone"]("weights.pt")
+    assert torch.equal(net.conv1[0].weight, again.conv1[0].weight), "both start from the file"
+
+
+@pytest.mark.slow
+def test_text(capsys, monkeypatch):
+    pytest.importorskip("transformers")
+    run("text.py", monkeypatch=monkeypatch)
+    assert printed_areas(capsys.readouterr().out)[1] > 0.9
+
+
+@pytest.mark.slow
+def test_molecules(capsys, monkeypatch, tmp_cwd):
+    for name in ("torch_geometric", "ogb", "rdkit"):
+        pytest.importorskip(name)
+    run("molecules.py", "--epochs", "20", monkeypatch=monkeypatch)
+    assert printed_areas(capsys.readouterr().out)[1] > 0.9
+    header, *rows = (tmp_cwd / "molecules_scores.csv").read_text().splitlines()
+    assert header == "example_id,score"
+    assert [int(row.split(",")[0]) for row in rows] == list(range(len(rows)))
+
+
+def test_finetune(capsys, monkeypatch):
+    run("finetune.py", monkeypatch=monkeypatch)
+    printed = re.search(r"TPAUC ([\d.]+) after cross-entropy, ([\d.]+) fine-tuned", capsys.readouterr().out)
+    before, after = map(float, printed.groups())
+    assert after >= before, "the start is a candidate for the weights that are left"
+
+
+def test_mixin(capsys, monkeypatch):
+    run("mixin.py", monkeypatch=monkeypatch)
+    found = dict(re.findall(r"'([\w/]+)': '([\d.]+)'", capsys.readouterr().out))
+    assert float(found["val/tpauc"]) > 0.2
+    assert float(found["val/average_precision"]) > 0.5
+
+
+@pytest.mark.slow
+def test_tune(capsys, monkeypatch):
+    optuna = pytest.importorskip("optuna")
+    study = runpy.run_path(str(EXAMPLES / "tune.py"))["main"](trials=5)
+    states = [trial.state for trial in study.trials]
+    assert set(states) <= {optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED}
+    pruned = states.count(optuna.trial.TrialState.PRUNED)
+    assert f"val/tpauc {study.best_value:.3f}" in (printed := capsys.readouterr().out)
+    assert f"{pruned} of 5 trials" in printed
+
+
+def test_a_bad_trial_is_pruned():
+    """The callback reports validations, and what it raises ends the trial and no other."""
+    optuna = pytest.importorskip("optuna")
+    example = runpy.run_path(str(EXAMPLES / "tune.py"))
+    pruner = optuna.pruners.ThresholdPruner(lower=1.1)  # nothing reaches it
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0), pruner=pruner)
+    study.optimize(lambda trial: example["objective"](trial, epochs=2), n_trials=1)
+    (trial,) = study.trials
+    assert trial.state == optuna.trial.TrialState.PRUNED
+    assert len(trial.intermediate_values) == 1
+
+
+def test_plain_loop(capsys, monkeypatch):
+    run("plain_loop.py", monkeypatch=monkeypatch)
+    before, after = map(float, re.findall(r"TPAUC ([\d.]+)", capsys.readouterr().out))
+    assert after > before + 0.2
+    saved = torch.load("plain_loop.pt", weights_only=True)
+    assert saved["algorithm"]["num_positives"] == len(saved["algorithm"]["y"])
+
+
+@pytest.mark.slow
+@pytest.mark.ddp
+def test_two_processes(tmp_cwd):
+    command = [sys.executable, str(EXAMPLES / "two_processes.py")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, cwd=tmp_cwd, env=environment, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    (line,) = [line for line in result.stdout.splitlines() if "TPAUC" in line]
+    assert re.fullmatch(r"TPAUC 0\.\d+ with 2 processes", line)

@@ -1,0 +1,132 @@
+"""The files in configs/paper say what the paper says, and what the runner's `--grid paper` runs."""
+
+import inspect
+
+import pytest
+import yaml
+
+from examples.paper.build import PAPER_SETTINGS
+from examples.paper.catalog import find_experiment
+from examples.paper.grids import spread
+from lightning_tpauc import algorithms, models
+from tests.helpers.paths import ROOT
+from tests.helpers.problems import PAPER_TRAINING
+
+CONFIGS = sorted((ROOT / "configs" / "paper").glob("*.yaml"))
+each_config = pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+
+#: "We tune the step sizes of ..."
+WIDE, SMALL = {1e-2, 1e-1, 5e-1}, {1e-3, 1e-2, 1e-1}
+RATES = dict.fromkeys(("STACO", "SOTA", "PAUCI", "AUCM"), WIDE) | dict.fromkeys(
+    ("SONX", "SOTAs", "CrossEntropy"), SMALL
+)
+#: Step sizes besides the learning rate.
+STEPS = {"STACO": {"alpha", "beta", "beta_prime"}, "SONX": {"beta", "beta_prime"}, "PAUCI": {"nu"}, "AUCM": {"eta"}}
+STEPS["SOTA"] = STEPS["STACO"]
+#: Further values of the paragraph on tuning: sets of choices, or ends of a range.
+CHOICES = {
+    ("STACO", "gamma"): {300, 500, 1000},
+    ("SOTA", "gamma"): {300, 500, 1000},
+    ("SONX", "gamma"): {0, 1e-3, 1e-2, 1e-1},
+    ("SONX", "tau"): {0.9},
+    ("AUCM", "gamma"): {100, 500, 1000},
+    ("AUCM", "momentum"): {0.9},
+    ("SOTAs", "lam"): {0.1, 1.0, 10.0},
+    ("SOTAs", "lam_prime"): {0.1, 1.0, 10.0},
+    ("SOTAs", "gamma0"): {0.9},
+    ("SOTAs", "gamma1"): {0.9},
+    ("CrossEntropy", "balanced"): {False},
+    ("CrossEntropy", "pos_weight"): {1.0},
+    **{(name, "margin"): {0.5} for name in ("STACO", "SOTA", "SOTAs", "SONX", "AUCM")},
+    **{(name, "surrogate"): {"squared_hinge"} for name in ("STACO", "SOTA", "SOTAs", "SONX")},
+    **{(name, start): {"ones"} for name in ("STACO", "SOTA") for start in ("dual_init", "stage_restart")},
+}
+RANGES = {("PAUCI", n): ends for n, ends in {"k": (1, 10), "m": (10, 100), "kappa": (2, 6)}.items()}
+RANGES |= {("PAUCI", name): (0, 1) for name in ("c1", "c2", "rho")}
+
+
+def read(path):
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return config["model"]["init_args"], config["data"], config["trainer"]
+
+
+def arguments(part, module):
+    """All arguments of a class in a config, defaults included."""
+    name = part["class_path"].split(".")[-1]
+    parameters = inspect.signature(getattr(module, name).__init__).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+    return name, {**defaults, **part.get("init_args", {})}
+
+
+@each_config
+def test_training_is_the_papers(path):
+    model, data, trainer = read(path)
+    pretraining, linear = path.stem.endswith("pretrain"), "Linear" in model["backbone"]["class_path"]
+    lengths = (trainer.get("max_steps"), trainer["max_epochs"], model["lr_scheduler_interval"])
+    assert lengths == ((3000, -1, "step") if linear else (None, 60, "epoch"))
+    decay = model["lr_scheduler"]
+    milestones = [500, 1500, 2500] if linear else [30, 45] if pretraining else [20, 40]
+    assert decay["class_path"].endswith(".MultiStepLR")
+    assert decay["init_args"] == {"milestones": milestones, "gamma": 0.1}
+    optimizer = model["optimizer"]["init_args"]
+    assert optimizer["weight_decay"] == 2e-4
+    assert model["optimizer"]["class_path"] == f"torch.optim.{'Adam' if pretraining else 'SGD'}"
+    assert optimizer.get("momentum", 0.0) == arguments(model["algorithm"], algorithms)[1].get("momentum", 0.0)
+    if pretraining:
+        assert optimizer["lr"] == 1e-3
+    start = None if linear or pretraining else f"checkpoints/{path.stem.partition('_')[0]}_pretrain/best.ckpt"
+    assert model.get("init_from") == start
+    (kept,) = (c["init_args"] for c in trainer["callbacks"] if c["class_path"].endswith(".ModelCheckpoint"))
+    assert (kept["monitor"], kept["mode"]) == ("val/tpauc", "max")
+    examples = [data["init_args"].get(name, 0) for name in ("num_pos", "num_neg", "num_dual_neg")]
+    assert sum(examples) == 64
+    staco = model["algorithm"]["class_path"].endswith((".STACO", ".SOTA"))
+    assert examples == ([32, 16, 16] if staco else [32, 32, 0])
+
+
+@each_config
+def test_settings_are_among_the_papers(path):
+    model, _, _ = read(path)
+    name, values = arguments(model["algorithm"], algorithms)
+    if not path.stem.endswith("pretrain"):
+        assert model["optimizer"]["init_args"]["lr"] in RATES[name]
+    assert {step: values[step] for step in STEPS.get(name, ()) if values[step] not in RATES[name]} == {}
+    stages = values.get("gamma") not in (None, float("inf"))
+    for (owner, argument), choices in CHOICES.items():
+        if owner == name and (stages or argument not in ("gamma", "stage_restart")):
+            assert values[argument] in choices, argument
+    for (owner, argument), (low, high) in RANGES.items():
+        assert owner != name or low <= values[argument] <= high, argument
+    assert (values["min_tpr"], values["max_fpr"], model["rectangles"]) == (0.5, 0.5, [[0.25, 0.75]])
+
+
+@each_config
+def test_the_runner_runs_the_same(path):
+    model, data, trainer = read(path)
+    data_name, _, short = path.stem.partition("_")
+    name = f"{data_name}-ogb" if data_name.startswith("mol") else data_name
+    experiment = find_experiment(name, "paper")
+    kind, values = arguments(model["backbone"], models)
+    assert (kind, values) == (experiment.model[0], {**values, **experiment.model[1]})
+    own = {k: v for k, v in experiment.data[1].items() if k != "batch_size"}  # of evaluation
+    assert data["class_path"].endswith(f".{experiment.data[0]}")
+    assert data["init_args"] == {**data["init_args"], **own}
+    assert data["init_args"].get("num_folds") == (5 if experiment.folds else None)
+    if short == "pretrain":
+        assert experiment.pretrain is not None
+        return
+    (method,) = (m for m in experiment.methods if m.name.lower() == short)
+    algorithm, values = arguments(model["algorithm"], algorithms)
+    assert algorithm == method.algorithm
+    assert values == {**values, **method.fixed}
+    chosen = {**values, "lr": model["optimizer"]["init_args"]["lr"]}
+    assert {k for joint, v in method.grid.items() for k in spread({joint: 0}) if chosen[k] not in v} == set()
+    assert tuple(data["init_args"].get(n, 0) for n in ("num_pos", "num_neg", "num_dual_neg")) == method.sizes
+    assert model.get("score_activation", "identity") == (method.activation or experiment.activation)
+    stages = [c["init_args"] for c in trainer["callbacks"] if c["class_path"].endswith("StageCallback")]
+    length = {"every_n_steps": method.stage_steps} if method.stage_steps else {"every_n_epochs": method.stage_epochs}
+    has_stages = getattr(algorithms, algorithm)(**model["algorithm"]["init_args"]).has_stages
+    assert stages == [{**PAPER_TRAINING, **(length if has_stages else {})}]
+    standing = PAPER_SETTINGS.get(algorithm, {})
+    words = {name for name in ("surrogate", "margin", "step_units", "share_negatives") if name in standing}
+    assert {name: values[name] for name in words} == {name: standing[name] for name in words}

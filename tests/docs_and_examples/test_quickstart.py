@@ -1,0 +1,116 @@
+"""The comparison of the README, cut short: it runs, reports what it did and stays readable."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from lightning_tpauc import PosNegDataModule, TPAUCModule
+from lightning_tpauc.algorithms import CrossEntropy
+from lightning_tpauc.models import Linear
+from tests.helpers.paths import ROOT, SHARED_DATA
+
+EXAMPLE = ROOT / "examples" / "quickstart.py"
+
+
+@pytest.fixture
+def example(monkeypatch, tmp_cwd):
+    spec = importlib.util.spec_from_file_location("quickstart_example", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "STEPS", 30)
+    monkeypatch.setattr(module, "SEEDS", range(2))
+    return module
+
+
+@pytest.fixture
+def root():
+    folder = SHARED_DATA / "ijcnn1"
+    if not folder.is_dir():
+        pytest.skip(f"needs the LIBSVM files of ijcnn1 in {folder}")
+    return str(folder)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_table(example, root, tmp_path, capsys):
+    example.main(root, str(tmp_path))
+    header, *rows = capsys.readouterr().out.splitlines()
+    columns = ["medians over splits", "validation", "test TPAUC", "(lowest, highest)", "AUROC", "lr"]
+    assert re.split(r"  +", header) == [*columns, "ahead of cross-entropy"]
+    found = [
+        re.fullmatch(r"([\w -]+?) +([\d.]+) +([\d.]+)  \(([\d.]+), ([\d.]+)\) +([\d.]+) +([\d.]+)   on (\d) of 2", r)
+        for r in rows
+    ]
+    assert [row[1] for row in found] == ["cross-entropy", "balanced cross-entropy", "STACO"]
+    for row, (_, rates) in zip(found, example.METHODS.values(), strict=True):
+        val, median, low, high, auroc = map(float, row.groups()[1:6])
+        assert 0 < val < 1
+        assert 0 < low <= median <= high < 1
+        assert 0.5 < auroc < 1
+        assert float(row[7]) in rates
+    assert found[0][8] == "0", "cross-entropy is not ahead of itself"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_all_methods_have_the_same_budget(example, monkeypatch, tmp_path):
+    """256 examples a step; those that draw the classes apart take 64 positives and 192 negatives."""
+    seen = []
+    score = TPAUCModule.joint_scores
+
+    def count(self, batch):
+        seen.append((len(batch.inputs), batch.num_pos, batch.num_neg, batch.num_dual_neg))
+        return score(self, batch)
+
+    monkeypatch.setattr(TPAUCModule, "joint_scores", count)
+    monkeypatch.setattr(example, "Linear", lambda _: Linear(2))
+    x, y = torch.randn(1600, 2), torch.arange(1600) % 8 == 0
+    data = PosNegDataModule((x, y), val_fraction=0.2)
+    for name, (method, rates) in example.METHODS.items():
+        example.train(data, method(), rates[0])
+        assert len(seen) == 30
+        assert {sizes[0] for sizes in seen} == {256}
+        assert name == "cross-entropy" or set(seen) == {(256, 64, 192, 0)}
+        seen.clear()
+
+
+class Judged:
+    """Stands in for a Trainer: validates best at 0.01, 0.03 and (for STACO) 0.01; notes which rates are tested."""
+
+    def __init__(self, algorithm, lr, tested):
+        best = (0.03 if algorithm.balanced else 0.01) if isinstance(algorithm, CrossEntropy) else 0.01
+        self.value = float(lr == best)
+        self.lr, self.tested = lr, tested
+
+    def validate(self, module, data, verbose):
+        return [{"val/tpauc": self.value}]
+
+    def test(self, module, data, verbose):
+        self.tested.append(self.lr)
+        return [{"test/tpauc": 1.0 - self.value, "test/auroc": 0.5}]
+
+
+def test_only_the_chosen_models_are_tested(example, root, tmp_path, monkeypatch):
+    """One test per method and split, of the rate that validates best: test data choose nothing."""
+    tested = []
+    monkeypatch.setattr(example, "train", lambda data, algorithm, lr: (Judged(algorithm, lr, tested), None))
+    example.main(root, str(tmp_path))
+    assert tested == [0.01, 0.01, 0.03, 0.03, 0.01, 0.01]
+
+
+def test_a_missing_network_is_one_line(tmp_path):
+    """Nothing is at the address that it asks: a proxy's port that is closed, in place of the world."""
+    command = [sys.executable, str(EXAMPLE), "--data-root", str(tmp_path / "new")]
+    env = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    env["https_proxy"] = "http://127.0.0.1:9"
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=tmp_path)
+    assert run.returncode == 1
+    assert run.stdout == ""
+    assert re.fullmatch(r"quickstart.py: error: .*ijcnn1.bz2 could not be downloaded: .*save it as .*\n", run.stderr)
+
+
+def test_it_stays_short():
+    assert len(EXAMPLE.read_text(encoding="utf-8").splitlines()) < 80

@@ -1,0 +1,187 @@
+"""The command examples/reproduce.py on files of the right names and next to no size."""
+
+import bz2
+import csv
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from concurrent.futures.process import BrokenProcessPool
+
+import numpy as np
+import pytest
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from examples.paper.build import Options, build_datamodule
+from examples.paper.catalog import find_experiment
+from lightning_tpauc.data.sources import files
+from lightning_tpauc.data.sources.files import Source
+from lightning_tpauc.errors import DataError, MissingExtraError
+from tests.helpers.paths import ROOT
+
+
+@pytest.fixture
+def plot():
+    """Reports have figures."""
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+
+
+@pytest.fixture(scope="module")
+def reproduce():
+    spec = importlib.util.spec_from_file_location("reproduce", ROOT / "examples" / "reproduce.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def words(tmp_path):
+    for name, seed in (("ijcnn1.bz2", 0), ("ijcnn1.t.bz2", 1)):
+        labels = np.arange(150) % 3 == 0
+        values = np.random.default_rng(seed).normal(size=150) + labels
+        with bz2.open(tmp_path / name, "wt") as file:
+            file.writelines(f"{'+1' if y else '-1'} 1:{x:.4f} 22:1\n" for y, x in zip(labels, values, strict=True))
+    folders = {"data-root": tmp_path, "results": tmp_path / "results", "cache": tmp_path / "cache"}
+    own = [word for name, folder in folders.items() for word in (f"--{name}", str(folder))]
+    return ["--experiment", "ijcnn1", *own, "--folds", "2", "--search-folds", "1", "--budget", "2", "--length", "4"]
+
+
+def read_table(tmp_path):
+    with (tmp_path / "results" / "ijcnn1" / "table.csv").open(encoding="utf-8") as file:
+        return {(row["min_tpr"], row["method"]): row for row in csv.DictReader(file)}
+
+
+@pytest.mark.parametrize("name", ["ijcnn1-gamma", "surrogates"])
+def test_stored_results_are_reported_as_they_were(plot, reproduce, name, tmp_path):
+    stored = ROOT / "examples" / "results" / name
+    shutil.copytree(stored / "cells", tmp_path / name / "cells")
+    text = (stored / "README.md").read_text(encoding="utf-8")
+    words = shlex.split(re.search(r"Command: `python examples/reproduce.py (.*)`", text)[1])
+    reproduce.main([*words, "--only-report", "--results", str(tmp_path)])
+    assert (tmp_path / name / "table.csv").read_text() == (stored / "table.csv").read_text()
+    again = (tmp_path / name / "README.md").read_text(encoding="utf-8")
+    assert again[again.index("## ") :] == text[text.index("## ") :]
+
+
+def test_runs_goes_on_and_reports(plot, reproduce, words, tmp_path, capsys):
+    reproduce.main([*words, "--methods", "CE"])
+    first = read_table(tmp_path)
+    reproduce.main([*words, "--methods", "CE", "SOTA"])
+    table = read_table(tmp_path)
+    assert {method for _, method in table} == {"CE", "SOTA"}
+    assert all(table[key] == row for key, row in first.items())
+    assert (table["0.5", "CE"]["paper_mean"], table["0.5", "SOTA"]["paper_mean"]) == ("0.23", "")
+    assert {row["runs"] for row in table.values()} == {"2"}
+    printed = capsys.readouterr().out
+    assert "| SOTA | " in printed
+    assert "LIBSVMDataModule: train_file=ijcnn1.bz2, test_file=ijcnn1.t.bz2." in printed
+    # without data: nothing is left to run; a seed that is given twice is one run
+    reproduce.main([*words, "--methods", "CE", "SOTA", "--only-report", "--seeds", "0", "0", "--data-root", "none"])
+    assert read_table(tmp_path) == table
+    capsys.readouterr()
+    reproduce.main([*words, "--methods", "CE", "STACO1, paper's start", "--only-report"])
+    command = capsys.readouterr().out.split("Command: `")[1].partition("`")[0]
+    assert shlex.split(command)[-3:] == ["CE", "STACO1, paper's start", "--only-report"]
+
+
+def test_downloads_before_it_runs(plot, reproduce, words, tmp_path, monkeypatch):
+    """Once, in the process that hands out the work."""
+    origin = tmp_path / "origin"
+    origin.mkdir()
+    names = ("ijcnn1.bz2", "ijcnn1.t.bz2")
+    sources = {name: Source((tmp_path / name).rename(origin / name).as_uri(), None) for name in names}
+    monkeypatch.setattr(files, "SOURCES", sources)
+    monkeypatch.setattr(reproduce, "run_plan", lambda *_: None)
+    with pytest.raises(DataError, match=r"ijcnn1.bz2 does not exist"):
+        build_datamodule(find_experiment("ijcnn1"), Options(str(tmp_path), ""), 0, 2, (1, 1, 1)).prepare_data()
+    reproduce.main([*words, "--download", "--only-report"])
+    assert not any((tmp_path / name).exists() for name in names)
+    reproduce.main([*words, "--download"])
+    assert all((tmp_path / name).read_bytes() == (origin / name).read_bytes() for name in names)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--length", "0"], "argument --length: expected a whole number of at least 1, but got '0'"),
+        (["--processes", "0"], "argument --processes: expected a whole number of at least 1"),
+        (["--folds", "1"], "argument --folds: expected a whole number of at least 2"),
+        (["--budget", "two"], "argument --budget: expected a whole number of at least 1, but got 'two'"),
+        (["--seeds", "-1"], "argument --seeds"),
+        (["--seeds", "4294967296"], "expected a whole number of at least 0 and at most 4294967295"),
+        (["--length", "²"], "expected a whole number of at least 1, but got '²'"),
+        (["--accelerator", "tpuu"], "invalid choice: 'tpuu'"),
+        (["--model", "Linear"], "invalid choice: 'Linear'"),
+        (["--experiment", "mnist"], "invalid choice: 'mnist'"),
+        ([], "the following arguments are required: --experiment, --data-root"),
+    ],
+)
+def test_wrong_words(reproduce, words, message, capsys):
+    given = words if not words or "--experiment" in words else ["--experiment", "ijcnn1", "--data-root", "x", *words]
+    with pytest.raises(SystemExit):
+        reproduce.parse(given)
+    assert message in capsys.readouterr().err
+
+
+def test_unknown_methods(reproduce, words):
+    with pytest.raises(SystemExit, match=r"Expected --methods out of 'CE', .*, but got 'STACO3'"):
+        reproduce.main([*words, "--methods", "STACO3"])
+
+
+def test_without_matplotlib_it_stops_before_it_trains(reproduce, words, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingExtraError, match=r"`matplotlib.figure` can't be imported .*lightning-tpauc\[plot\]"):
+        reproduce.main(words)
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_method_given_twice_is_one(plot, reproduce, words, tmp_path):
+    reproduce.main([*words, "--methods", "CE", "CE"])
+    text = (tmp_path / "results" / "ijcnn1" / "README.md").read_text(encoding="utf-8")
+    assert text.count("| CE |") == 2  # once for each rectangle
+
+
+@pytest.mark.parametrize(
+    ("experiment", "model"), [("ijcnn1", "CNN3D"), ("moltox21", "CNN3D"), ("adrenalmnist3d", "GIN")]
+)
+def test_a_model_for_other_data(reproduce, experiment, model):
+    words = ["--experiment", experiment, "--data-root", "x", "--model", model]
+    with pytest.raises(SystemExit, match=f"--model {model} can't read the data of {experiment}"):
+        reproduce.main(words)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (DataError("There is no file."), "reproduce.py: error: There is no file."),
+        (MisconfigurationException("No GPU."), "reproduce.py: error: No GPU."),
+        (PermissionError(13, "Permission denied", "/cache"), "reproduce.py: error: .*Permission denied: '/cache'"),
+        (KeyboardInterrupt(), "reproduce.py: stopped. .* the same command goes on"),
+        (BrokenProcessPool(), "a process was killed, .* give the same command again, with fewer --processes"),
+    ],
+)
+def test_errors_are_one_line(reproduce, error, message, monkeypatch):
+    def fail():
+        raise error
+
+    monkeypatch.setattr(reproduce, "main", fail)
+    with pytest.raises(SystemExit, match=message):
+        reproduce.command()
+
+
+def test_the_script_for_a_gpu_reports_what_finished_in_time(reproduce, tmp_path):
+    """A stand-in for Python that is cut off; its words are those that the real command takes."""
+    stand_in, calls = tmp_path / "python", tmp_path / "calls"
+    stand_in.write_text(f'#!/bin/sh\necho "$@" >> {calls}\ncase "$*" in *--only-report) ;; *) sleep 60 ;; esac\n')
+    stand_in.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    script = [str(ROOT / "examples" / "resnet18.sh"), "data/medmnist", "--length", "2"]
+    subprocess.run(script, env={**os.environ, "PATH": path, "SECONDS_OF_GPU": "1"}, check=True, timeout=30)
+    cut_off, report = map(shlex.split, calls.read_text().splitlines())
+    assert report == [*cut_off, "--only-report"]
+    args = reproduce.parse(report[1:])
+    assert (args.experiment, args.accelerator, args.length) == ("adrenalmnist3d", "gpu", 2)
+    assert find_experiment(args.experiment).model[0] == "ResNet3D"

@@ -1,0 +1,41 @@
+"""Runs a shell command that the README or a page of docs/ shows."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.paths import ROOT
+from tests.integration.test_strategies import free_port
+
+#: What is printed, by the subcommand that says it last.
+_PRINTED = {
+    "compare": r"STACO against cross-entropy, .*: (ahead|level|behind)",
+    "predict": r"^example_id,score\n0,-?[\d.]",
+    "fit": r"val/tpauc = 0\.\d+",
+}
+
+
+def run_command(command, folder):
+    """Run it in a folder with the configurations and the real data, and look at what it prints."""
+    (folder / "configs").symlink_to(ROOT / "configs")
+    (folder / "data").symlink_to(ROOT.parent / "shared" / "data")
+    root = re.search(r"--data.root (data/\S+)", command)
+    if root and not (folder / root[1]).exists():  # the command would download them
+        pytest.skip("the folder of real data sets is not beside the checkout")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    result = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command],
+        cwd=folder,
+        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "MASTER_PORT": free_port()},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    expected = next(words for name, words in _PRINTED.items() if re.search(rf"\b{name} --config", command))
+    assert re.search(expected, result.stdout, re.MULTILINE), result.stdout

@@ -1,0 +1,270 @@
+"""Several processes against one, on the same samples, through the Trainer."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning.pytorch import Callback
+from torch import nn
+
+from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
+from lightning_tpauc.algorithms import STACO
+from lightning_tpauc.distributed import gather_scores, split_scores
+from lightning_tpauc.errors import ArgumentError
+from tests.helpers.ddp import run_distributed
+from tests.helpers.problems import make_trainer
+from tests.helpers.tolerances import assert_close
+
+pytestmark = [
+    pytest.mark.ddp,
+    pytest.mark.filterwarnings(
+        "ignore:.*does not have many workers.*",
+        "ignore:.*every step takes all of them.*",
+        "ignore:.*use of fork.*:DeprecationWarning",
+    ),
+]
+
+DIM = 5
+
+
+class Dump(Callback):
+    """Every rank writes down what it holds when training ends, and what it validated."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.losses = []
+        self.evaluated = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.losses.append(outputs["loss"].clone())
+
+    def on_validation_epoch_end(self, trainer, pl_module):
+        self.evaluated.append([b.clone() for _, b in pl_module.named_buffers() if b.is_floating_point()])
+
+    def on_train_end(self, trainer, pl_module):
+        torch.save(
+            {
+                "state": {k: torch.as_tensor(v) for k, v in pl_module.algorithm.state_dict().items()},
+                "weights": pl_module.state_dict(),
+                "mean": pl_module.iterates.mean,
+                "losses": torch.stack(self.losses),
+                "buffers": self.evaluated,
+                "metrics": {k: v.clone() for k, v in trainer.callback_metrics.items()},
+                "steps": trainer.global_step,
+            },
+            self.folder / f"rank{trainer.global_rank}of{trainer.world_size}.pt",
+        )
+
+
+def make_problem(num_pos=30, num_neg=80, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(num_pos + num_neg, DIM, generator=generator, dtype=torch.float64)
+    y = torch.zeros(num_pos + num_neg, dtype=torch.int64)
+    y[torch.randperm(num_pos + num_neg, generator=generator)[: num_pos - 1]] = 1
+    y[-1] = 1  # the validation part holds a positive however few there are
+    x[y == 1] += 0.5
+    return x.to(dtype), y
+
+
+def make_net(kind, dtype):
+    torch.manual_seed(0)
+    if kind == "linear":
+        return nn.Linear(DIM, 1).to(dtype)
+    return nn.Sequential(nn.Linear(DIM, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 1)).to(dtype)
+
+
+def fit(folder, world, *, kind="linear", gamma=math.inf, precision="64-true", num_pos=12, num_neg=18, positives=30,
+        algorithm=None, max_steps=50, stage=25, strategy="ddp_fork"):  # fmt: skip
+    dtype = torch.float64 if precision == "64-true" else torch.float32
+    x, y = make_problem(positives, dtype=dtype)
+    data = PosNegDataModule(
+        (x, y), val_dataset=(x[-37:], y[-37:]), num_pos=num_pos // world, num_neg=num_neg // world, batch_size=5
+    )
+    module = TPAUCModule(
+        make_net(kind, dtype),
+        algorithm or STACO(0.6, 0.4, gamma=gamma, alpha=0.3, beta=0.2, beta_prime=0.1),
+        partial(torch.optim.SGD, lr=0.05, momentum=0.5),
+    )
+    trainer = make_trainer(
+        precision=precision,
+        devices=world,
+        strategy=strategy if world > 1 else "auto",
+        max_epochs=-1,
+        max_steps=max_steps,
+        callbacks=[Dump(folder), StageCallback(every_n_steps=stage)],
+        num_sanity_val_steps=1,
+    )
+    trainer.fit(module, data)
+    return [torch.load(folder / f"rank{r}of{world}.pt") for r in range(world)]
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("gamma", [math.inf, 4.0], ids=["STACO1", "STACO2"])
+@pytest.mark.parametrize("precision", ["64-true", "32-true"])
+def test_ranks_reproduce_one_process(tmp_path, world, gamma, precision):
+    (single,) = fit(tmp_path, 1, gamma=gamma, precision=precision)
+    several = fit(tmp_path, world, gamma=gamma, precision=precision)
+    row = "trajectory64" if precision == "64-true" else "trajectory32"
+    assert single["steps"] == 50
+    for other in several:
+        assert other["steps"] == 50
+        assert_close(other["losses"], single["losses"], row)
+        for name, value in single["state"].items():
+            value = value.double()  # whether it has started is among the state
+            scale = value.abs().max().clamp_min(1.0)  # thresholds pass through zero in steps of tens
+            assert_close(other["state"][name].double() / scale, value / scale, row)
+        for name, value in single["weights"].items():
+            assert_close(other["weights"][name], value, row)
+        for ours, theirs in zip(other["mean"], single["mean"], strict=True):
+            assert_close(ours, theirs, row)
+        for name, value in several[0]["state"].items():
+            assert torch.equal(other["state"][name], value), f"{name} differs between ranks"
+
+
+def test_batch_norm_statistics_agree_on_all_ranks_in_validation(tmp_path):
+    first, second = fit(tmp_path, 2, kind="batch norm", gamma=4.0)
+    assert first["buffers"]
+    for ours, theirs in zip(first["buffers"], second["buffers"], strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            assert torch.equal(a, b)
+    assert first["metrics"]["val/tpauc"] == second["metrics"]["val/tpauc"]
+    assert torch.isfinite(first["metrics"]["val/tpauc"])
+
+
+def test_fewer_positives_than_ranks(tmp_path):
+    (single,) = fit(tmp_path, 1, positives=2, num_pos=3)
+    several = fit(tmp_path, 3, positives=2, num_pos=3)
+    for other in several:
+        assert_close(other["state"]["s"], single["state"]["s"], "trajectory64")
+        assert_close(other["weights"]["backbone.weight"], single["weights"]["backbone.weight"], "trajectory64")
+
+
+class Attached(ClusterEnvironment):
+    """The processes that run here already; they last for many Trainers."""
+
+    creates_processes_externally = True
+    main_address, main_port = "127.0.0.1", 0
+
+    def __init__(self, rank, world):
+        super().__init__()
+        self.rank, self.world = rank, world
+
+    @staticmethod
+    def detect():
+        return True
+
+    def world_size(self):
+        return self.world
+
+    def global_rank(self):
+        return self.rank
+
+    def local_rank(self):
+        return self.rank
+
+    def node_rank(self):
+        return 0
+
+    def set_world_size(self, size):
+        assert size == self.world
+
+    def set_global_rank(self, rank):
+        assert rank == self.rank
+
+
+def evaluate_all(rank, world, sizes, *, use_distributed_sampler):
+    """Everything that validation reports, for each (examples, batch size)."""
+    torch.manual_seed(0)
+    module = TPAUCModule(make_net("batch norm", torch.float32), STACO(0.1, 0.9), rectangles=[(0.25, 0.75)])
+    x, y = make_problem(dtype=torch.float32)
+    x = x.round()  # ties
+    y[[1, 4, 6]] = 1
+    results = []
+    for size, batch_size in sizes:
+        trainer = make_trainer(
+            precision="32-true",
+            devices=world,
+            strategy="ddp" if world > 1 else "auto",
+            plugins=[Attached(rank, world)] if world > 1 else None,
+            use_distributed_sampler=use_distributed_sampler,
+        )
+        data = PosNegDataModule(val_dataset=(x[:size], y[:size]), batch_size=batch_size)
+        results.append(trainer.validate(module, data, verbose=False)[0])
+    return results
+
+
+@pytest.mark.filterwarnings("ignore::lightning_tpauc.errors.TPAUCWarning")  # a class is missing
+@pytest.mark.parametrize(("use_distributed_sampler", "worlds"), [(True, [2, 3, 5]), (False, [2])])
+def test_reported_metrics_do_not_depend_on_the_number_of_ranks(use_distributed_sampler, worlds):
+    """To the last bit, for shards of different sizes and for ranks that have no example at all."""
+    sizes = [(size, batch_size) for size in range(1, 12) for batch_size in (1 + size % 3, 4)]
+    options = {"use_distributed_sampler": use_distributed_sampler}
+    expected = evaluate_all(0, 1, sizes, **options)
+    assert {"val/tpauc", "val/auroc", "val/tpauc_tpr25_fpr75", "val/tpr_at_max_fpr", "val/fpr_at_min_tpr"} == set(
+        expected[0]
+    )
+    defined = [result["val/tpauc"] for result in expected if not math.isnan(result["val/tpauc"])]
+    assert len(defined) > 15
+    assert len(set(defined)) > 5
+    for world in worlds:
+        for results in run_distributed(lambda rank, world: evaluate_all(rank, world, sizes, **options), world):
+            for how, ours, theirs in zip(sizes, results, expected, strict=True):
+                assert repr(ours) == repr(theirs), f"{how} on {world} ranks"
+
+
+class Rows(Callback):
+    """Which rows each step took, by class; the first feature is the row's number."""
+
+    def __init__(self):
+        self.steps = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        rows = batch.inputs[:, 0].long()
+        self.steps.append([part.tolist() for part in rows.split([batch.num_pos, batch.num_neg, batch.num_dual_neg])])
+
+
+def train_rows(rank, world, *, use_distributed_sampler):
+    x, y = make_problem()
+    x[:, 0] = torch.arange(len(x))
+    rows = Rows()
+    trainer = make_trainer(
+        devices=world,
+        strategy="ddp" if world > 1 else "auto",
+        plugins=[Attached(rank, world)] if world > 1 else None,
+        use_distributed_sampler=use_distributed_sampler,
+        callbacks=[rows],
+        max_epochs=2,
+    )
+    data = PosNegDataModule((x, y), num_pos=12 // world, num_neg=18 // world)
+    trainer.fit(TPAUCModule(make_net("linear", torch.float64), STACO(), partial(torch.optim.SGD, lr=0.0)), data)
+    return rows.steps
+
+
+@pytest.mark.parametrize("use_distributed_sampler", [True, False])
+def test_ranks_take_disjoint_parts_of_one_batch(use_distributed_sampler):
+    options = {"use_distributed_sampler": use_distributed_sampler}
+    expected = train_rows(0, 1, **options)
+    assert len(expected) == 10
+    for world in (2, 3):
+        ranks = run_distributed(lambda rank, world: train_rows(rank, world, **options), world)
+        for step, whole in enumerate(expected):
+            for part in range(3):
+                joint = [row for rank in ranks for row in rank[step][part]]
+                assert joint == whole[part], f"step {step}"
+                assert len(set(joint)) == len(joint)
+                assert {len(rank[step][part]) for rank in ranks} == {len(joint) // world}
+
+
+def test_split_needs_one_score_per_example():
+    with pytest.raises(ArgumentError, match=r"one score per example, shape \(6,\) for 1 positives, 2 negatives and 3"):
+        split_scores(torch.zeros(5), (1, 2, 3))
+
+
+def test_one_process_passes_scores_through():
+    scores, index = torch.arange(6.0, requires_grad=True), torch.tensor([4])
+    joint = gather_scores(scores, index, (1, 2, 3), None)
+    assert joint.pos_scores.tolist() == [0.0]
+    assert joint.dual_neg_scores.tolist() == [3.0, 4.0, 5.0]
+    assert joint.index is index

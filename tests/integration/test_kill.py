@@ -1,0 +1,346 @@
+"""Runs that are killed with SIGKILL end where the unbroken run does, and checkpoints are whole or not there."""
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from functools import cache
+from unittest.mock import Mock
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
+from torch import nn
+
+from lightning_tpauc import PosNegDataModule, TPAUCModule
+from lightning_tpauc.atomic import replacing
+from lightning_tpauc.errors import CheckpointError, MissingCheckpointError, TPAUCWarning
+from lightning_tpauc.lightning_fixes.checkpoint_files import AtomicCheckpointIO
+from lightning_tpauc.training.compatibility import KEY
+from tests.helpers.ddp import run_distributed
+from tests.helpers.problems import make_trainer
+from tests.helpers.scripts.survive import Kill, Setting, checkpoint_of, curves, differences, run
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*", "ignore:.*Checkpoint directory.*", "ignore:.*use of fork.*"
+)
+
+KILLED = -signal.SIGKILL
+
+
+def in_child(folder, setting, *callbacks, ends=None):
+    """Run in a process that may be killed; its exit code, which may have to be ``ends``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # A fork is quick, but torch marks the forks of a process that has asked for CUDA, as other tests do, and Lightning
+    # refuses to fork ranks from a marked one: several ranks start from a fresh process.
+    start = "fork" if setting.ranks == 1 else "spawn"
+    child = multiprocessing.get_context(start).Process(target=quiet, args=(folder, setting, callbacks))
+    child.start()
+    child.join(120)
+    assert child.exitcode is not None, "hangs"
+    assert ends in (None, child.exitcode), (folder / "output.txt").read_text()
+    return child.exitcode
+
+
+def quiet(folder, setting, callbacks):
+    output = (folder / "output.txt").open("a", buffering=1)
+    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno(), 2)
+    sys.stdout = sys.stderr = output  # pytest has put its own there
+    run(folder, setting, callbacks)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    @cache
+    def of(setting):
+        folder = tmp_path_factory.mktemp("unbroken")
+        in_child(folder, setting, ends=0)
+        assert len(curves(folder)) > 70
+        return folder
+
+    return of
+
+
+# 8 steps an epoch, 32 in all; stages of 5 steps
+@pytest.mark.parametrize(
+    ("setting", "where", "step", "resumed_at"),
+    [
+        pytest.param(Setting(), "step", 13, 12, id="inside a step"),
+        pytest.param(Setting(), "stage", 15, 12, id="a stage's end"),
+        pytest.param(Setting(), "save", 15, 12, id="while a checkpoint is written"),
+        pytest.param(Setting(every=0), "save", 16, 8, id="while an epoch's checkpoint is written"),
+        pytest.param(Setting(), "saved", 15, 15, id="before a checkpoint's step is logged"),
+        pytest.param(Setting(every=0), "saved", 16, 16, id="before a checkpoint's epoch is logged"),
+        pytest.param(Setting(every=8), "validation", 16, 16, id="validation after the last batch's checkpoint"),
+        pytest.param(Setting(validate_every=3, plateau=True), "validation", 15, 15, id="validation amid an epoch"),
+        pytest.param(Setting(every=8, validate_every=-1), "step", 17, 16, id="last batch's checkpoint, no validation"),
+        pytest.param(Setting(every=0, ends="both"), "step", 20, 16, id="epoch's checkpoint, max_epochs and max_steps"),
+        pytest.param(Setting(every=0, ends="steps"), "step", 20, 16, id="epoch's checkpoint, max_steps"),
+        pytest.param(Setting(every=-1, plateau=True), "step", 13, 8, id="checkpoint of the best validation"),
+        pytest.param(Setting(workers=2, steps_known=True), "step", 13, 12, id="workers, estimated_stepping_batches"),
+        pytest.param(Setting(ranks=2, every=8), "validation", 16, 16, id="two ranks", marks=pytest.mark.ddp),
+    ],
+)
+def test_a_killed_run_ends_where_the_unbroken_one_does(tmp_path, unbroken, setting, where, step, resumed_at):
+    """Weights, dual variables, averages, optimizer, scheduler, position, generators and logged curves, bit for bit."""
+    code = in_child(tmp_path, setting, Kill(where, step))
+    said = (tmp_path / "output.txt").read_text()
+    assert code == (KILLED if setting.ranks == 1 else 1), said
+    assert checkpoint_of(tmp_path) is not None, said
+    saved = torch.load(checkpoint_of(tmp_path), weights_only=True)
+    assert saved[KEY]["batches_seen"] == resumed_at
+    assert not (tmp_path / "end0.pt").exists()
+    in_child(tmp_path, setting, ends=0)
+    assert differences(tmp_path, unbroken(setting), setting.ranks) == []
+
+
+def test_killed_again_and_again(tmp_path, unbroken):
+    setting, kills = Setting(), 0
+    for step in (2, 7, 8, 13, 19, 26, 31):
+        kills += in_child(tmp_path, setting, Kill("step", step)) == KILLED
+    assert kills == 7
+    in_child(tmp_path, setting, ends=0)
+    assert differences(tmp_path, unbroken(setting)) == []
+
+
+@pytest.mark.parametrize("every", [0, 8])
+def test_a_run_that_goes_on_may_log_its_last_point_again_but_never_another_value(tmp_path, unbroken, every):
+    """Nobody can know, when a checkpoint is written, whether what is logged after it will be."""
+    run(tmp_path, Setting(every=every, epochs=2))
+    before = (tmp_path / "curves.jsonl").read_text().splitlines()
+    run(tmp_path, Setting(every=every))
+    values = {}
+    for line in (tmp_path / "curves.jsonl").read_text().splitlines():
+        name, step, value = json.loads(line)
+        values.setdefault((name, step), set()).add(value)
+    assert all(len(found) == 1 for found in values.values())
+    assert curves(tmp_path) == curves(unbroken(Setting(every=every)))
+    again = (tmp_path / "curves.jsonl").read_text().splitlines()[len(before) :]
+    assert {step for _, step, _ in map(json.loads, again)} == set(range(15, 32)), "only the last point"
+
+
+class SaveBetweenEpochs(Callback):
+    """As SLURM's signal may ask for it."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 2:
+            trainer.save_checkpoint(self.path)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("ends", ["epochs", "steps", "both"])
+def test_saved_between_two_epochs(tmp_path, unbroken, ends):
+    """No epoch is counted twice."""
+    in_child(tmp_path, Setting(ends=ends), SaveBetweenEpochs(tmp_path / "checkpoints" / "last.ckpt"), ends=KILLED)
+    in_child(tmp_path, Setting(ends=ends), ends=0)
+    assert differences(tmp_path, unbroken(Setting(ends=ends))) == []
+
+
+class Stop(Callback):
+    """Ends the run early, as ``max_time`` does, at the step of a checkpoint amid an epoch."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        trainer.should_stop |= trainer.global_step == 12
+
+
+def test_a_run_that_was_stopped_at_a_checkpoint_goes_on(tmp_path, unbroken):
+    """What it validated when it stopped comes on top."""
+    run(tmp_path, Setting(), (Stop(),))
+    assert torch.load(tmp_path / "end0.pt")["/position/0"] == 12
+    run(tmp_path, Setting())
+    found = differences(tmp_path, unbroken(Setting()))
+    assert found
+    assert all(line.startswith("curve ") and line.endswith(" at 11") for line in found)
+
+
+# ---------------------------------------------------------------- files
+
+
+def tiny(**kwargs):
+    y = torch.arange(12) % 3 == 0
+    data = PosNegDataModule((torch.randn(12, 2), y.long()), num_pos=2, num_neg=2)
+    return TPAUCModule(nn.Linear(2, 1)), make_trainer(precision="32-true", max_steps=2, max_epochs=-1, **kwargs), data
+
+
+def test_a_checkpoint_that_is_cut_short_says_so(tmp_path):
+    module, trainer, data = tiny()
+    trainer.fit(module, data)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    whole = (tmp_path / "last.ckpt").read_bytes()
+    for length in (0, 100, len(whole) // 2, len(whole) - 1):
+        (tmp_path / "cut.ckpt").write_bytes(whole[:length])
+        for entry in ("fit", "validate"):
+            module, trainer, data = tiny()
+            data.val_dataset = data.train_dataset
+            with pytest.raises(CheckpointError, match=rf"cut.ckpt' is not whole: its {length} bytes end too early"):
+                getattr(trainer, entry)(module, data, ckpt_path=tmp_path / "cut.ckpt")
+    for error in (MissingCheckpointError, FileNotFoundError):
+        with pytest.raises(error, match=r"There is no checkpoint '.*nowhere.ckpt' \(the current folder is"):
+            trainer.validate(module, data, ckpt_path=tmp_path / "nowhere.ckpt")
+    with pytest.raises(CheckpointError, match="is a folder, as ModelParallelStrategy writes"):
+        trainer.validate(module, data, ckpt_path=tmp_path)
+
+
+def test_a_bit_that_flipped_on_the_disk_is_noticed(tmp_path):
+    module, trainer, data = tiny()
+    trainer.fit(module, data)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    content = bytearray((tmp_path / "last.ckpt").read_bytes())
+    weights = module.backbone.weight.detach().numpy().tobytes()
+    content[content.index(weights)] ^= 1
+    (tmp_path / "flipped.ckpt").write_bytes(content)
+    torch.load(tmp_path / "flipped.ckpt", weights_only=True)  # torch sees nothing
+    module, trainer, data = tiny()
+    with pytest.raises(CheckpointError, match=r"is not whole: its part '.*data/\d+' has changed since it was written"):
+        trainer.fit(module, data, ckpt_path=tmp_path / "flipped.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [({"weight": torch.ones(2)}, r"the keys \['weight'\]"), (torch.ones(2), "Tensor")]
+)
+def test_a_file_of_something_else(tmp_path, content, words):
+    torch.save(content, tmp_path / "other.pt")
+    module, trainer, data = tiny()
+    with pytest.raises(
+        CheckpointError, match=rf"other.pt' is no checkpoint of Lightning: it holds {words}. Load weights"
+    ):
+        trainer.fit(module, data, ckpt_path=tmp_path / "other.pt")
+
+
+def test_a_failed_save_leaves_the_file_that_was_there(tmp_path, monkeypatch):
+    io, path = AtomicCheckpointIO(), tmp_path / "new folder" / "last.ckpt"
+    content = {"state_dict": {}, "pytorch-lightning_version": "2.6"}
+    io.save_checkpoint(content, path)
+    with pytest.raises(CheckpointError, match="can't hold step: function"):
+        io.save_checkpoint({"step": lambda: 2}, path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", Mock(side_effect=OSError("disk full")))
+        with pytest.raises(OSError, match="disk full"):
+            io.save_checkpoint({"other": 1}, path)
+    assert io.load_checkpoint(path) == content
+    assert [file.name for file in path.parent.iterdir()] == ["last.ckpt"]
+
+
+def test_no_reader_sees_half_a_file(tmp_path):
+    """A reader that looks all the time while another process overwrites the checkpoint."""
+    io, path = AtomicCheckpointIO(), tmp_path / "last.ckpt"
+    content = {"weights": torch.ones(200_000)}
+    io.save_checkpoint(content, path)
+
+    def write():
+        for _ in range(40):
+            io.save_checkpoint(content, path)
+
+    child = multiprocessing.get_context("fork").Process(target=write)
+    child.start()
+    reads, versions = 0, set()
+    deadline = time.monotonic() + 60
+    while child.exitcode is None and time.monotonic() < deadline:
+        with path.open("rb") as file:
+            versions.add(os.fstat(file.fileno()).st_ino)
+            assert torch.equal(torch.load(file, weights_only=True)["weights"], content["weights"])
+        reads += 1
+        child.join(0)
+    assert child.exitcode == 0
+    assert reads > 3
+    assert len(versions) > 1
+
+
+def test_processes_that_save_the_same_file_do_not_write_into_each_others(tmp_path):
+    path = tmp_path / "last.ckpt"
+
+    def write(number):
+        io = AtomicCheckpointIO()
+        for _ in range(30):
+            io.save_checkpoint({"weights": torch.full((100_000,), float(number))}, path)
+
+    children = [multiprocessing.get_context("fork").Process(target=write, args=(k,)) for k in range(2)]
+    for child in children:
+        child.start()
+    seen = set()
+    while any(child.is_alive() for child in children):
+        if path.exists():
+            (value,) = torch.load(path, weights_only=True)["weights"].unique().tolist()
+            seen.add(value)
+    for child in children:
+        child.join()
+        assert child.exitcode == 0
+    assert seen == {0.0, 1.0}
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_what_a_kill_left_is_removed_once_nobody_writes_it(tmp_path):
+    path = tmp_path / "last.ckpt"
+
+    def die():
+        with replacing(path) as file:
+            file.write(b"half")
+            os._exit(9)
+
+    for _ in range(2):
+        child = multiprocessing.get_context("fork").Process(target=die)
+        child.start()
+        child.join()
+    old, young = tmp_path.iterdir()
+    os.utime(old, (time.time() - 7200,) * 2)
+    with replacing(path) as file:
+        file.write(b"whole")
+    assert set(tmp_path.iterdir()) == {young, path}
+    assert path.read_bytes() == b"whole"
+
+
+def test_the_module_replaces_lightnings_plugin_only():
+    class Own(TorchCheckpointIO):
+        pass
+
+    for plugin, expected in ((None, AtomicCheckpointIO), (Own(), Own), (AsyncCheckpointIO(), AsyncCheckpointIO)):
+        module, trainer, data = tiny(plugins=None if plugin is None else [plugin])
+        trainer.fit(module, data)
+        assert type(trainer.strategy.checkpoint_io) is expected
+
+
+# ---------------------------------------------------------------- amid a step
+
+
+class SaveAmidStep(Callback):
+    """As a signal handler may."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        trainer.save_checkpoint(self.path)
+
+
+def test_saving_amid_a_step_warns(tmp_path):
+    module, trainer, data = tiny(callbacks=[SaveAmidStep(tmp_path / "amid.ckpt")])
+    with pytest.warns(TPAUCWarning, match="saved amid a training step: a run resumed from it takes half a step twice"):
+        trainer.fit(module, data)
+    module, trainer, data = tiny()
+    trainer.fit(module, data, ckpt_path=tmp_path / "amid.ckpt")
+    assert module.batches_seen == trainer.global_step == 2
+
+
+@pytest.mark.ddp
+def test_saving_amid_a_step_of_several_ranks_is_refused(tmp_path):
+    from tests.integration.test_distributed import Attached
+
+    def save(rank, world):
+        module, trainer, data = tiny(
+            callbacks=[SaveAmidStep(tmp_path / "amid.ckpt")],
+            devices=world,
+            strategy="ddp",
+            plugins=[Attached(rank, world)],
+        )
+        with pytest.raises(CheckpointError, match=r"amid a training step, .*auto_requeue=False"):
+            trainer.fit(module, data)
+
+    run_distributed(save, 2)
+    assert not (tmp_path / "amid.ckpt").exists()

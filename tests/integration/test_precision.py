@@ -1,0 +1,453 @@
+"""Every precision of the Trainer against float32, and steps that a gradient scaler skips."""
+
+import math
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.plugins.precision import MixedPrecision
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
+from lightning_tpauc.algorithms import AUCM, PAUCI, SONX, SOTA, STACO
+from lightning_tpauc.errors import ArgumentError, NonFiniteError
+from tests.helpers.problems import make_trainer, paper_staco, paper_stages
+from tests.helpers.tolerances import assert_close
+from tests.reference.averages import polynomial_mean
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*Checkpoint directory.*")
+
+DIM = 5
+PRECISIONS = ["32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed"]
+HALF = ["bf16-mixed", "bf16-true", "16-mixed"]
+
+
+def scaled_trainer(precision, scale=1024.0, **kwargs):
+    """A Trainer in this precision; Lightning itself would turn 16-mixed into bf16-mixed on a CPU."""
+    if precision != "16-mixed":
+        return make_trainer(precision=precision, **kwargs)
+    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+    return make_trainer(precision=None, plugins=[MixedPrecision("16-mixed", "cpu", scaler=scaler)], **kwargs)
+
+
+def make_datamodule():
+    generator = torch.Generator().manual_seed(3)
+    y = (torch.arange(60) % 3 == 0).long()
+    x = torch.randn(60, DIM, generator=generator) + 0.5 * y[:, None]
+    return PosNegDataModule((x, y), val_dataset=(x, y), num_pos=4, num_neg=8)
+
+
+def staco2(**kwargs):
+    return paper_staco(0.6, 0.4, **{"gamma": 1.5, "alpha": 0.3, "beta": 0.2, "beta_prime": 0.1, **kwargs})
+
+
+def sgd(lr=0.5, **kwargs):
+    return lambda parameters: torch.optim.SGD(parameters, lr=lr, **kwargs)
+
+
+def fit(precision, algorithm, optimizer=None, *, net=None, callbacks=(), stages=None, trainer=None, **kwargs):
+    torch.manual_seed(0)
+    module = TPAUCModule(net or nn.Linear(DIM, 1), algorithm, optimizer or sgd(), warmup=0, **kwargs)
+    limits = {"max_steps": 12, "max_epochs": -1, **(trainer or {})}
+    callbacks = [stages or paper_stages(every_n_steps=7), *callbacks]
+    run = scaled_trainer(precision, callbacks=callbacks, num_sanity_val_steps=0, **limits)
+    run.fit(module, make_datamodule())
+    return module, run
+
+
+class AfterSteps(Callback):
+    """The weights after each step."""
+
+    def __init__(self):
+        self.weights = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.weights.append(torch.cat([p.detach().double().flatten() for p in pl_module.parameters()]))
+
+
+class Displace(Callback):
+    """Moves the weights away from the anchor, exactly representable in every precision."""
+
+    def __init__(self, keep_duals=True):
+        self.keep_duals = keep_duals
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == 0:
+            with torch.no_grad():
+                pl_module.backbone.weight.fill_(-0.5)
+                pl_module.iterates.anchor[0].fill_(-0.25)
+        if not self.keep_duals:
+            pl_module.algorithm.y.zero_()
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["ordinary", "fused"])
+@pytest.mark.parametrize("clip", [None, 0.05], ids=["free", "clipped"])
+@pytest.mark.parametrize("precision", HALF)
+def test_one_step_is_that_of_float32(precision, clip, fused):
+    """Loss gradient, clipping and proximal term together; scaled by 1024, any of them would be far off."""
+    expected, actual = AfterSteps(), AfterSteps()
+    settings = {"gradient_clip_val": clip, "trainer": {"max_steps": 1}}
+    fit("32-true", staco2(), sgd(1.0), callbacks=[Displace(), expected], **settings)
+    fit(precision, staco2(), sgd(1.0, fused=fused), callbacks=[Displace(), actual], **settings)
+    assert_close(actual.weights[0][:DIM], expected.weights[0][:DIM], "half")  # the bias has no gradient but rounding
+    gradient = -0.5 + 0.25 / (1.5 * 0.4) - expected.weights[0][:DIM]
+    assert (gradient.norm() > 0.5) if clip is None else (0.04 < gradient.norm() <= 0.0501), "both terms matter"
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["ordinary", "fused"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_proximal_term_alone(precision, fused):
+    """Dual weights of zero leave it alone: w - w0 shrinks by 1 - lr / (gamma theta0) a step."""
+    steps = AfterSteps()
+    fit(
+        precision,
+        staco2(alpha=0.0),
+        sgd(0.25, fused=fused),
+        callbacks=[Displace(keep_duals=False), steps],
+        trainer={"max_steps": 3},
+    )
+    factor = 1 - 0.25 / (1.5 * 0.4)
+    row = "half" if precision == "bf16-true" else "float32"
+    for k, weights in enumerate(steps.weights, start=1):
+        assert_close(weights[:DIM], torch.full((DIM,), -0.25 - 0.25 * factor**k), row)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("method", [staco2, SONX, PAUCI, AUCM, SOTA])
+def test_state_and_pairwise_work_are_float32_or_better(precision, method):
+    wide = torch.float64 if precision == "64-true" else torch.float32
+    seen = set()
+
+    class Spy(type(method())):
+        def __call__(self, *scores, **kwargs):
+            previous = kwargs["previous"] or ()
+            seen.update(s.dtype for s in (*scores[:3], *previous))
+            seen.add(torch.is_autocast_enabled("cpu"))
+            return super().__call__(*scores, **kwargs)
+
+    algorithm = method()
+    algorithm.__class__ = Spy
+    module, trainer = fit(precision, algorithm, score_activation="sigmoid", trainer={"max_steps": 9})
+    assert seen == {wide, False}
+    state = [s for s in algorithm.state_dict().values() if isinstance(s, torch.Tensor) and s.is_floating_point()]
+    memory = [module.memory.pos_scores, module.memory.neg_scores] if module.memory is not None else []
+    weights = [*module.iterates.anchor, *module.iterates.mean, *module.previous.estimates]
+    assert {t.dtype for t in (*state, *memory, *weights)} == {wide}
+    parameters = {"64-true": torch.float64, "bf16-true": torch.bfloat16}.get(precision, torch.float32)
+    assert {p.dtype for p in module.parameters()} == {parameters}
+    assert torch.isfinite(trainer.validate(module, make_datamodule(), verbose=False)[0]["val/tpauc"] * torch.ones(()))
+
+
+@pytest.mark.parametrize("averaging", ["uniform", "polynomial"])
+def test_mean_of_half_precision_weights_does_not_stand_still(averaging):
+    steps = AfterSteps()
+    stages = paper_stages(averaging=averaging)
+    module, _ = fit(
+        "bf16-true", staco2(gamma=math.inf), sgd(0.05), callbacks=[steps], trainer={"max_steps": 300}, stages=stages
+    )
+    expected = polynomial_mean(steps.weights) if averaging == "polynomial" else torch.stack(steps.weights).mean(0)
+    assert_close(torch.cat([m.flatten() for m in module.iterates.mean]), expected, "trajectory32")
+    assert torch.equal(module.backbone.weight, module.iterates.mean[0].bfloat16()), "published in the model's dtype"
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
+@pytest.mark.parametrize("method", [lambda: SONX(gamma=0.1), PAUCI], ids=["SONX", "PAUCI"])
+def test_mixed_precision_does_not_reuse_half_precision_copies_of_the_previous_weights(precision, method):
+    """Autocast's cache would: it goes by parameter, whose content the step exchanges. Lightning switches it off."""
+    scores = []
+
+    class Spy(type(method())):
+        def step_from_previous(self, pos_scores, neg_scores, index, previous):
+            scores.append((torch.cat([pos_scores, neg_scores]).detach(), torch.cat(previous)))
+            return super().step_from_previous(pos_scores, neg_scores, index, previous)
+
+    class Direct(Callback):
+        expected = ()
+
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            with torch.no_grad(), trainer.precision_plugin.forward_context():
+                self.expected += (pl_module.algorithm_scores(batch.inputs),)
+
+    algorithm, direct = method(), Direct()
+    algorithm.__class__ = Spy
+    fit(precision, algorithm, sgd(1.0), callbacks=[direct], score_activation="sigmoid", trainer={"max_steps": 4})
+    for (current, previous), expected in zip(scores, direct.expected[1:], strict=True):
+        assert torch.equal(current, expected)
+        assert not torch.equal(current, previous), "the weights have moved"
+
+
+class Overflow(nn.Module):
+    """Infinite gradients in the chosen forward passes that are followed by a backward pass, or infinite activations."""
+
+    def __init__(self, at, activations=False):
+        super().__init__()
+        self.at, self.calls, self.activations = at, 0, activations
+
+    def forward(self, scores):
+        if scores.requires_grad:
+            self.calls += 1
+            if self.at is None or self.calls in self.at:
+                if self.activations:
+                    return scores * math.inf
+                scores.register_hook(lambda grad: grad * math.inf)
+        return scores
+
+
+def everything(module):
+    """All that a step may change."""
+    parts = {
+        "weights": [p.detach() for p in module.parameters()],
+        "buffers": list(module.buffers()),
+        "schedulers": [config.scheduler.state_dict() for config in module.trainer.lr_scheduler_configs],
+        "algorithm": module.algorithm.state_dict(),
+        "iterates": module.iterates.state_dict(),
+        "memory": module.memory.state_dict() if module.memory is not None else None,
+        "previous": module.previous.state_dict(),
+        "optimizer": module.trainer.optimizers[0].state_dict()["state"],
+    }
+    return flat(parts)
+
+
+def flat(value, name=""):
+    if isinstance(value, (dict, list, tuple)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {k: v for key, item in items for k, v in flat(item, f"{name}/{key}").items()}
+    return {name: torch.as_tensor(value).clone()} if isinstance(value, (bool, int, float, torch.Tensor)) else {}
+
+
+class Compare(Callback):
+    """What was there before and after each step."""
+
+    def __init__(self):
+        self.before, self.changed, self.skipped, self.scales = {}, [], [], []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.before = everything(pl_module)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        after = everything(pl_module)
+        self.changed.append(
+            sorted(k for k in after if k not in self.before or not torch.equal(after[k], self.before[k]))
+        )
+        self.skipped.append(pl_module.step_skipped)
+        self.scales.append(trainer.precision_plugin.scaler.get_scale())
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["ordinary", "fused"])
+@pytest.mark.parametrize("clip", [None, 1.0], ids=["free", "clipped"])
+@pytest.mark.parametrize(
+    ("method", "at"),
+    [
+        pytest.param(lambda: staco2(gamma=math.inf), 5, id="STACO1"),
+        pytest.param(staco2, 5, id="STACO2"),
+        pytest.param(lambda: SONX(gamma=0.1), 5, id="SONX"),
+        pytest.param(PAUCI, 8, id="PAUCI"),  # two backward passes a step: the eighth is step 5's own (counting from 1)
+        pytest.param(PAUCI, 1, id="PAUCI, first step"),
+        pytest.param(SOTA, 1, id="SOTA, first step"),
+    ],
+)
+def test_a_skipped_step_changes_nothing(method, at, clip, fused):
+    overflow, compare = Overflow({at}), Compare()
+    net = nn.Sequential(nn.Linear(DIM, 4), nn.Tanh(), nn.Linear(4, 1), overflow)
+    module, trainer = fit(
+        "16-mixed",
+        method(),
+        # torch 2.14: fused SGD goes on from an uninitialised momentum if its very first step is skipped
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.0 if at == 1 else 0.9, fused=fused),
+        net=net,
+        callbacks=[compare],
+        trainer={"max_steps": 9},
+        score_activation="sigmoid",
+        gradient_clip_val=clip,
+        # the stage's end would change everything in the same hook
+        stages=paper_stages(every_n_steps=100),
+    )
+    assert compare.skipped.count(True) == 1
+    step = compare.skipped.index(True)
+    assert step == (0 if at == 1 else 4)
+    assert compare.changed[step] == []
+    assert compare.scales[step] == 512.0
+    for k, changed in enumerate(compare.changed):
+        assert k == step or any(name.startswith("/weights") for name in changed), f"step {k} has moved"
+    assert module.batches_seen == trainer.global_step == 9
+    if module.iterates.averaged:
+        assert module.iterates.count == 8
+
+
+@pytest.mark.parametrize("activations", [False, True], ids=["gradients", "activations"])
+def test_a_skipped_step_leaves_statistics_and_schedules_alone(activations):
+    """Statistics of activations that overflowed are nan, and so would be every later validation."""
+    torch.manual_seed(0)
+    overflow, compare = Overflow({5}, activations), Compare()
+    parts = [nn.Linear(DIM, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1)]
+    module, trainer = fit(
+        "16-mixed",
+        staco2(),
+        sgd(0.02),
+        net=nn.Sequential(parts[0], overflow, *parts[1:]),
+        callbacks=[compare],
+        trainer={"max_steps": 9},
+        stages=paper_stages(every_n_steps=100),
+        lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=9),
+        lr_scheduler_interval="step",
+    )
+    assert compare.skipped == [k == 4 for k in range(9)]
+    assert compare.changed[4] == []
+    assert trainer.lr_scheduler_configs[0].scheduler.last_epoch == 8
+    assert all(torch.isfinite(b).all() for b in module.buffers())
+
+
+def test_a_run_that_only_skips_is_stopped():
+    """Otherwise it would go through its epochs and leave the weights that it began with."""
+    net = nn.Sequential(nn.Linear(DIM, 1), Overflow(None))
+    with pytest.raises(NonFiniteError, match=r"skipped \d+ steps in a row"):
+        fit("16-mixed", staco2(), net=net, trainer={"max_steps": 400})
+
+
+def test_resumed_in_mixed_precision_equals_unbroken(tmp_path):
+    def run(folder, ckpt=None, steps=16):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(DIM, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1), Overflow({4}))
+        if ckpt is not None:
+            net[-1].calls = 9
+        module = TPAUCModule(net, staco2(), lambda p: torch.optim.Adam(p, lr=0.02))
+        saver = ModelCheckpoint(folder, every_n_train_steps=3, save_last=True)
+        trainer = scaled_trainer(
+            "16-mixed",
+            callbacks=[StageCallback(every_n_steps=5), saver],
+            enable_checkpointing=True,
+            max_epochs=-1,
+            max_steps=steps,
+        )
+        trainer.fit(module, make_datamodule(), ckpt_path=ckpt)
+        return everything(module), trainer.precision_plugin.scaler.state_dict()
+
+    unbroken, scaler = run(tmp_path / "a")
+    run(tmp_path / "b", steps=9)
+    torch.manual_seed(99)
+    resumed, resumed_scaler = run(tmp_path / "b", ckpt=tmp_path / "b" / "last.ckpt")
+    assert scaler == resumed_scaler
+    assert scaler["scale"] == 512.0
+    assert unbroken.keys() == resumed.keys()
+    for name, value in unbroken.items():
+        assert torch.equal(value, resumed[name]), name
+
+
+def test_scoring_passes_see_what_the_transfer_hooks_make_of_a_batch():
+    """Normalisation on the device, say: it counts for exact dual variables and for recomputed statistics too."""
+
+    class Scaled(TPAUCModule):
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            return batch._replace(inputs=10 * batch.inputs)
+
+    class Watch(nn.Linear):
+        sizes = ()
+
+        def forward(self, inputs):
+            self.sizes += (inputs.abs().mean().item(),)
+            return super().forward(inputs)
+
+    first = Watch(DIM, 4)
+    net = nn.Sequential(first, nn.BatchNorm1d(4), nn.Linear(4, 1))
+    stages = StageCallback(every_n_steps=3, scores="forward", batch_norm="recompute")
+    trainer = make_trainer(precision="32-true", callbacks=[stages], max_steps=3, max_epochs=-1, limit_val_batches=0)
+    trainer.fit(Scaled(net, staco2(), sgd()), make_datamodule())
+    assert len(first.sizes) > 3 + 2 + 2
+    assert min(first.sizes) > 5
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["ordinary", "fused"])
+def test_a_gradient_scaler_waits_once_a_step(fused, monkeypatch):
+    waits = []
+    bare = torch.Tensor.item
+    monkeypatch.setattr(torch.Tensor, "item", lambda self: (waits.append("item"), bare(self))[1])
+    truth = torch.Tensor.__bool__
+    monkeypatch.setattr(torch.Tensor, "__bool__", lambda self: (waits.append("bool"), truth(self))[1])
+    monkeypatch.setattr(torch.amp.GradScaler, "get_scale", lambda _: pytest.fail("get_scale waits"))
+    seen = []
+
+    class Watched(TPAUCModule):
+        def training_step(self, batch, batch_idx):
+            waits.clear()
+            loss = super().training_step(batch, batch_idx)
+            seen.append(list(waits))
+            return loss
+
+    module = Watched(nn.Linear(DIM, 1), staco2(), sgd(0.01, fused=fused))
+    scaled_trainer("16-mixed", max_steps=4, max_epochs=-1).fit(module, make_datamodule())
+    assert seen == [["bool"] if fused else ["item"]] * 4
+
+
+class Own(torch.optim.SGD):
+    """An optimizer that overrides ``step``."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+def test_skipped_steps_of_an_optimizer_of_ones_own():
+    overflow = Overflow({2})
+    net = nn.Sequential(nn.Linear(DIM, 4), nn.Tanh(), nn.Linear(4, 1), overflow)
+    compare = Compare()
+    fit("16-mixed", staco2(), lambda p: Own(p, lr=0.1), net=net, callbacks=[compare], trainer={"max_steps": 4})
+    assert compare.skipped == [False, True, False, False]
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
+def test_float16_weights_name_what_breaks_them(optimizer):
+    with pytest.raises(
+        NonFiniteError, match=rf"float16 \(precision='16-true'\) `eps=1e-08` of {optimizer.__name__} is 0"
+    ):
+        fit("16-true", staco2(), lambda p: optimizer(p, lr=1e-3))
+    module, trainer = fit("16-true", staco2(), lambda p: optimizer(p, lr=1e-3, eps=1e-4))
+    assert trainer.global_step == 12
+    assert all(bool(p.isfinite().all()) for p in module.parameters())
+
+
+def test_float16_weights_that_overflow():
+    with pytest.raises(NonFiniteError, match=r"Weights in float16 \(precision='16-true'\) end at 65504"):
+        fit("16-true", staco2(), sgd(6e4))
+
+
+class Integers(nn.Module):
+    """Looks numbers up, and fails for other reasons than dtypes if asked to."""
+
+    def __init__(self, error=None):
+        super().__init__()
+        self.table, self.error = nn.Embedding(5, 1), error
+
+    def forward(self, inputs):
+        if self.error:
+            raise RuntimeError(self.error)
+        return self.table(inputs)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize(
+    ("dtype", "words"), [(torch.float64, "float64"), (torch.int64, "int64"), (torch.float16, "float16")]
+)
+def test_inputs_of_another_dtype_than_the_weights(dtype, words, precision):
+    """Tensors of another dtype are meant so, and what torch says of them names neither inputs nor remedy."""
+    x, y = torch.randn(40, 4), torch.arange(40) % 4 == 0
+    data = TensorDataset((10 * x).to(dtype), y.long())
+    if precision == "bf16-mixed" and dtype == torch.float16:
+        return  # autocast takes it
+    message = rf"can't compute with these inputs: .* They are {words} and its weights float32. Convert .*`x.float\(\)`"
+    for backbone in (nn.Linear(4, 1), nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))):
+        module = TPAUCModule(backbone, STACO(0.5, 0.5))
+        with pytest.raises(ArgumentError, match=message):
+            make_trainer(precision=precision).fit(module, PosNegDataModule(data, num_pos=2, num_neg=4))
+        for subject in ("validate", "predict"):
+            with pytest.raises(ArgumentError, match=message):
+                getattr(make_trainer(precision=precision), subject)(module, DataLoader(data, batch_size=8))
+
+
+def test_other_errors_of_the_model_are_its_own():
+    inputs = torch.zeros(3, dtype=torch.int64)
+    assert TPAUCModule(Integers()).raw_scores(inputs).shape == (3,)
+    with pytest.raises(RuntimeError, match=r"^of its own$"):
+        TPAUCModule(Integers("of its own")).raw_scores(inputs)
+    with pytest.raises(RuntimeError, match=r"^a dtype$"):  # the inputs are of the weights' dtype
+        TPAUCModule(Integers("a dtype")).raw_scores(inputs.float())

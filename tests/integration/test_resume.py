@@ -1,0 +1,412 @@
+"""A run that breaks and is resumed ends where an unbroken one does, to the last bit."""
+
+import math
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+from torch.multiprocessing.spawn import ProcessRaisedException
+
+from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
+from lightning_tpauc.algorithms import STACO
+from lightning_tpauc.errors import CheckpointError
+from lightning_tpauc.functional import two_way_partial_auroc
+from lightning_tpauc.training.compatibility import FORMAT_VERSION, KEY
+from tests.helpers.problems import make_trainer
+from tests.helpers.tolerances import assert_close
+
+forks = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*Checkpoint directory.*")
+
+DIM, NUM_POS, NUM_NEG = 5, 24, 60
+
+
+class CrashError(Exception):
+    """Stands for whatever kills a run."""
+
+
+class Crash(Callback):
+    def __init__(self, at_step):
+        self.at_step = at_step
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == self.at_step:
+            raise CrashError
+
+
+class Losses(Callback):
+    def __init__(self):
+        self.by_step = {}
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.by_step[trainer.global_step] = outputs["loss"].clone()
+
+
+def make_problem(num_pos=NUM_POS, seed=3):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(num_pos + NUM_NEG, DIM, generator=generator)
+    y = torch.zeros(num_pos + NUM_NEG, dtype=torch.int64)
+    y[torch.randperm(num_pos + NUM_NEG, generator=generator)[:num_pos]] = 1
+    return x + 0.5 * y[:, None], y
+
+
+def make_net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(DIM, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
+
+
+def make_module(gamma=4.0, touch_steps=False, **kwargs):
+    net = make_net()
+
+    class Module(TPAUCModule):
+        def configure_optimizers(self):
+            if touch_steps:
+                assert self.trainer.estimated_stepping_batches > 0
+            return super().configure_optimizers()
+
+    return Module(
+        net,
+        STACO(0.6, 0.4, gamma=gamma, alpha=0.3, beta=0.2, beta_prime=0.1),
+        lambda p: torch.optim.Adam(p, lr=0.02),
+        lambda opt: torch.optim.lr_scheduler.StepLR(opt, 2, gamma=0.5),
+        **kwargs,
+    )
+
+
+def make_datamodule(workers=0, **kwargs):
+    x, y = make_problem(**kwargs)
+    return PosNegDataModule(
+        (x, y), val_dataset=(x[:40], y[:40]), num_pos=4, num_neg=8, num_workers=workers, batch_size=16
+    )
+
+
+def run(folder, module=None, data=None, crash=None, ckpt=None, every=None, limits=None, stage=5):
+    module = module or make_module()
+    losses = Losses()
+    saver = ModelCheckpoint(folder, save_last=True, every_n_train_steps=every, save_on_train_epoch_end=every is None)
+    callbacks = [StageCallback(every_n_steps=stage), losses, saver]
+    trainer = make_trainer(
+        precision="32-true",
+        callbacks=callbacks + ([Crash(crash)] if crash is not None else []),
+        enable_checkpointing=True,
+        **(limits or {"max_epochs": 4}),
+    )
+    try:
+        trainer.fit(module, data or make_datamodule(), ckpt_path=ckpt)
+    except CrashError:
+        return module, trainer, losses.by_step
+    return module, trainer, losses.by_step
+
+
+def assert_same_end(straight, resumed):
+    for (name, a), (_, b) in zip(straight.state_dict().items(), resumed.state_dict().items(), strict=True):
+        assert torch.equal(a, b), name
+    for name, value in straight.algorithm.state_dict().items():
+        assert torch.equal(torch.as_tensor(value), torch.as_tensor(resumed.algorithm.state_dict()[name])), name
+    assert straight.iterates.stage == resumed.iterates.stage
+    assert straight.iterates.count == resumed.iterates.count
+    for kind in ("anchor", "mean"):
+        for a, b in zip(getattr(straight.iterates, kind), getattr(resumed.iterates, kind), strict=True):
+            assert torch.equal(a, b), kind
+    assert straight.batches_seen == resumed.batches_seen
+
+
+# 24 positives by 4 and 60 negatives by 8: 8 steps an epoch, 32 in all; stages of 5 steps
+@pytest.mark.parametrize(
+    ("workers", "touch_steps", "every", "crash"),
+    [
+        pytest.param(0, False, 3, 14, id="mid-epoch"),
+        pytest.param(0, True, 3, 14, id="mid-epoch, estimated_stepping_batches"),
+        pytest.param(0, False, 5, 16, id="stage's end"),
+        pytest.param(0, False, 8, 17, id="epoch's last step"),
+        pytest.param(0, False, None, 19, id="epoch's end"),
+        pytest.param(2, True, 7, 17, id="mid-epoch, two workers, estimated_stepping_batches"),
+        pytest.param(2, False, None, 19, id="epoch's end, two workers"),
+    ],
+)
+def test_resumed_equals_unbroken(tmp_path, workers, touch_steps, every, crash):
+    straight, _, losses = run(
+        tmp_path / "a", make_module(touch_steps=touch_steps), make_datamodule(workers), every=every
+    )
+    run(tmp_path / "b", make_module(touch_steps=touch_steps), make_datamodule(workers), crash=crash, every=every)
+    ckpt = tmp_path / "b" / "last.ckpt"
+    torch.manual_seed(99)
+    resumed, trainer, later = run(
+        tmp_path / "b", make_module(touch_steps=touch_steps), make_datamodule(workers), ckpt=ckpt, every=every
+    )
+    assert trainer.global_step == 32
+    assert later
+    assert min(later) > 1
+    for step, loss in later.items():
+        assert torch.equal(loss, losses[step]), f"step {step}"
+    assert_same_end(straight, resumed)
+
+
+@pytest.mark.parametrize("limits", [{"max_steps": 27, "max_epochs": -1}, {"max_steps": 27, "max_epochs": 9}])
+@pytest.mark.parametrize("every", [None, 3])
+def test_resumed_equals_unbroken_with_max_steps(tmp_path, limits, every):
+    straight, _, _ = run(tmp_path / "a", every=every, limits=limits)
+    run(tmp_path / "b", crash=20, every=every, limits=limits)
+    resumed, trainer, _ = run(tmp_path / "b", ckpt=tmp_path / "b" / "last.ckpt", every=every, limits=limits)
+    assert trainer.global_step == 27
+    assert_same_end(straight, resumed)
+
+
+def test_staco1_resumes_its_average(tmp_path):
+    straight, _, _ = run(tmp_path / "a", make_module(gamma=math.inf), every=3)
+    run(tmp_path / "b", make_module(gamma=math.inf), crash=14, every=3)
+    resumed, _, _ = run(tmp_path / "b", make_module(gamma=math.inf), ckpt=tmp_path / "b" / "last.ckpt", every=3)
+    assert resumed.iterates.count == 32
+    assert_same_end(straight, resumed)
+
+
+def test_checkpoint_is_safe_and_published_weights_are_the_average(tmp_path):
+    run(tmp_path, crash=14, every=3)
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    ours = saved[KEY]
+    assert ours["format_version"] == FORMAT_VERSION
+    assert ours["algorithm"]["state"]["num_positives"] == NUM_POS
+    assert ours["batches_seen"] == 12
+    weight = saved["state_dict"]["backbone.0.weight"]
+    assert torch.equal(weight, ours["iterates"]["mean"][0])
+    assert not torch.equal(weight, ours["iterates"]["iterate"][0])
+    loaded = TPAUCModule.load_from_checkpoint(tmp_path / "last.ckpt", backbone=make_module().backbone)
+    assert torch.equal(loaded.backbone[0].weight, weight)
+    module = make_module()
+    make_trainer(precision="32-true").validate(module, make_datamodule(), tmp_path / "last.ckpt", verbose=False)
+    assert torch.equal(module.backbone[0].weight, weight), "evaluation loads the published weights too"
+
+
+def test_weights_only_checkpoint_holds_the_solution_alone(tmp_path):
+    module, trainer, _ = run(tmp_path / "x", limits={"max_steps": 3, "max_epochs": -1})
+    trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+    saved = torch.load(tmp_path / "weights.ckpt", weights_only=True)
+    assert KEY not in saved
+    assert torch.equal(saved["state_dict"]["backbone.0.weight"], module.backbone[0].weight)
+    with pytest.raises(CheckpointError, match="holds no state of lightning_tpauc"):
+        run(tmp_path / "y", ckpt=tmp_path / "weights.ckpt")
+
+
+def test_saved_after_training_goes_on_from_the_last_iterate(tmp_path):
+    straight, _, _ = run(tmp_path / "a", limits={"max_epochs": 4})
+    _, trainer, _ = run(tmp_path / "b", limits={"max_epochs": 2})
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    resumed, _, _ = run(tmp_path / "b", ckpt=tmp_path / "half.ckpt", limits={"max_epochs": 4})
+    assert_same_end(straight, resumed)
+
+
+class Dump(Callback):
+    """Every rank writes down what it ends with; nothing else comes back from another process."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.losses = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.losses.append(outputs["loss"].clone())
+
+    def on_train_end(self, trainer, pl_module):
+        parts = {
+            "module": pl_module.state_dict(),
+            "algorithm": pl_module.algorithm.state_dict(),
+            "iterates": pl_module.iterates.state_dict(),
+            "optimizer": trainer.optimizers[0].state_dict()["state"],
+            "generator": torch.get_rng_state(),
+            "losses": torch.stack(self.losses),
+        }
+        torch.save(flat(parts), self.folder / f"rank{trainer.global_rank}of{trainer.world_size}.pt")
+
+
+def flat(value, name=""):
+    if isinstance(value, (dict, list, tuple)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {k: v for key, item in items for k, v in flat(item, f"{name}/{key}").items()}
+    return {name: torch.as_tensor(value).clone()}
+
+
+def run_ranks(folder, world, *, steps=32, every=3, ckpt=None, net=None, crash=None):
+    """What each rank ended with; S = B = 12 over all ranks."""
+    x, y = make_problem()
+    data = PosNegDataModule(
+        (x, y), val_dataset=(x[:40], y[:40]), num_pos=12 // world, num_neg=12 // world, batch_size=16
+    )
+    module = make_module()
+    if net is not None:
+        module.backbone = net
+    # ranks would otherwise draw the same masks, and a mix-up of their generators would go unnoticed
+    callbacks = [StageCallback(every_n_steps=5), OwnGenerator(), Dump(folder)]
+    callbacks += [ModelCheckpoint(folder, save_last=True, every_n_train_steps=every)]
+    trainer = make_trainer(
+        precision="32-true",
+        devices=world,
+        strategy="ddp_fork" if world > 1 else "auto",
+        callbacks=callbacks + ([Crash(crash)] if crash is not None else []),
+        enable_checkpointing=True,
+        max_epochs=-1,
+        max_steps=steps,
+    )
+    if crash is None:
+        trainer.fit(module, data, ckpt_path=ckpt)
+        return [torch.load(folder / f"rank{rank}of{world}.pt") for rank in range(world)]
+    with pytest.raises((CrashError, ProcessRaisedException), match=None if world == 1 else "CrashError"):
+        trainer.fit(module, data, ckpt_path=ckpt)
+    return []
+
+
+class OwnGenerator(Callback):
+    def on_train_start(self, trainer, pl_module):
+        if trainer.global_step == 0:
+            torch.manual_seed(100 + trainer.global_rank)
+
+
+@forks
+@pytest.mark.parametrize(
+    ("world", "every", "crash"),
+    [
+        pytest.param(2, 3, 14, id="mid-epoch"),
+        pytest.param(2, 5, 16, id="stage's end"),
+        pytest.param(3, 3, 14, id="three ranks"),  # from three on a sum depends on the order
+    ],
+)
+def test_ranks_resume_to_the_last_bit(tmp_path, world, every, crash):
+    """Dropout draws from each rank's own generator, and statistics of batch normalisation differ between ranks."""
+    unbroken = run_ranks(tmp_path / "a", world, every=every)
+    run_ranks(tmp_path / "b", world, every=every, crash=crash)
+    torch.manual_seed(99)
+    resumed = run_ranks(tmp_path / "b", world, every=every, ckpt=tmp_path / "b" / "last.ckpt")
+    assert not torch.equal(unbroken[0]["/generator"], unbroken[1]["/generator"])
+    for ours, theirs in zip(resumed, unbroken, strict=True):
+        later = ours.pop("/losses")
+        assert 10 < len(later) < 32
+        assert torch.equal(later, theirs["/losses"][-len(later) :])
+        for name, value in ours.items():
+            assert torch.equal(value, theirs[name]), name
+
+
+@forks
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3), (3, 2)])
+def test_resumed_on_another_number_of_ranks(tmp_path, before, after):
+    def net():
+        torch.manual_seed(0)
+        # no bias: its gradient is rounding alone, which Adam scales up
+        return nn.Sequential(nn.Linear(DIM, 8), nn.Tanh(), nn.Linear(8, 1, bias=False))
+
+    (unbroken,) = run_ranks(tmp_path / "a", 1, net=net())
+    run_ranks(tmp_path / "b", before, net=net(), crash=14)
+    for ours in run_ranks(tmp_path / "b", after, net=net(), ckpt=tmp_path / "b" / "last.ckpt"):
+        later = ours.pop("/losses")
+        assert_close(later, unbroken["/losses"][12:], "trajectory32")
+        for name, value in ours.items():
+            if name != "/generator":
+                assert_close(value, unbroken[name], "trajectory32")
+
+
+def edited(path, target, **changes):
+    saved = torch.load(path, weights_only=True)
+    saved[KEY].update(changes)
+    torch.save(saved, target)
+    return target
+
+
+def test_what_does_not_belong_is_refused(tmp_path):
+    run(tmp_path, crash=14, every=3)
+    last = tmp_path / "last.ckpt"
+    newer = edited(last, tmp_path / "newer.ckpt", format_version=FORMAT_VERSION + 1)
+    with pytest.raises(CheckpointError, match=rf"format {FORMAT_VERSION + 1} .* reads up to {FORMAT_VERSION}"):
+        run(tmp_path / "y", ckpt=newer)
+    with pytest.raises(CheckpointError, match="written on other training data"):
+        run(tmp_path / "y", data=make_datamodule(seed=4), ckpt=last)
+    with pytest.raises(CheckpointError, match="written for 24 positive examples, but the training set has 20"):
+        run(tmp_path / "y", data=make_smaller(), ckpt=last)
+    other = edited(last, tmp_path / "o.ckpt", algorithm={"name": "SOTA", "state": {}})
+    with pytest.raises(CheckpointError, match="written by SOTA, but the module trains with STACO"):
+        run(tmp_path / "y", ckpt=other)
+
+
+def test_another_rectangle_is_refused_when_training_goes_on(tmp_path):
+    run(tmp_path, crash=14, every=3)
+    module = make_module()
+    module.algorithm.max_fpr = 0.45
+    with pytest.raises(CheckpointError, match=r"trained for min_tpr=0.6 and max_fpr=0.4, .*STACO for 0.6 and 0.45"):
+        run(tmp_path / "y", module=module, ckpt=tmp_path / "last.ckpt")
+
+
+class Fixed(TPAUCModule):
+    """A subclass that leaves the algorithm to its default."""
+
+    def __init__(self, algorithm=None):
+        super().__init__(algorithm=algorithm, log_objective=True)
+        self.net = make_net()
+
+    def forward(self, inputs):
+        return self.net(inputs)
+
+
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_a_module_without_an_algorithm_evaluates_the_checkpoints_rectangle(tmp_path, weights_only):
+    """Not the default one; an algorithm that is given decides itself."""
+    x, y = make_problem()
+    path, data = tmp_path / "a.ckpt", PosNegDataModule((x, y), test_dataset=(x, y), num_pos=4, num_neg=8)
+    trained = Fixed(STACO(0.7, 0.2))
+    trainer = make_trainer(precision="32-true", max_steps=3, max_epochs=-1)
+    trainer.fit(trained, data)
+    trainer.save_checkpoint(path, weights_only=weights_only)
+
+    def tested(module, ckpt_path=None):
+        (result,) = make_trainer(precision="32-true").test(module, data, ckpt_path=ckpt_path, verbose=False)
+        return result["test/tpauc"], result["test/objective"]
+
+    expected = tested(trained)
+    assert tested(Fixed.load_from_checkpoint(path)) == expected
+    assert tested(Fixed(), path) == expected
+    with torch.no_grad():
+        area = two_way_partial_auroc(trained(x).squeeze(1), y, 0.7, 0.2)
+    assert expected[0] == pytest.approx(area.item(), abs=1e-6)
+    chosen = tested(Fixed.load_from_checkpoint(path, algorithm=STACO(0.1, 0.9)))
+    assert chosen[0] != expected[0]
+    assert Fixed.load_from_checkpoint(path, algorithm=STACO(0.1, 0.9)).algorithm.max_fpr == 0.9
+
+
+def test_another_optimizer_and_other_stages_are_refused(tmp_path):
+    run(tmp_path / "stages", crash=14, every=3)
+    run(tmp_path / "none", module=make_module(gamma=math.inf), crash=14, every=3)
+    other = make_module()
+    other.optimizer_factory = lambda p: torch.optim.RMSprop(p, lr=0.01)
+    with pytest.raises(CheckpointError, match=r"written with the optimizer Adam, but the module trains with RMSprop"):
+        run(tmp_path / "y", module=other, ckpt=tmp_path / "stages" / "last.ckpt")
+    for before, gamma in (("stages", math.inf), ("none", 4.0)):
+        with pytest.raises(
+            CheckpointError, match=r"kept other anchors and averages .*infinity \(STACO1\) and a number"
+        ):
+            run(tmp_path / "y", module=make_module(gamma=gamma), ckpt=tmp_path / before / "last.ckpt")
+
+
+def make_smaller():
+    x, y = make_problem(num_pos=20)
+    return PosNegDataModule((x, y), num_pos=4, num_neg=8)
+
+
+def test_fine_tuning_starts_from_the_published_weights(tmp_path):
+    run(tmp_path / "first", every=3, limits={"max_steps": 6, "max_epochs": -1})
+    source = tmp_path / "first" / "last.ckpt"
+    weight = torch.load(source, weights_only=True)["state_dict"]["backbone.0.weight"]
+    seen = []
+
+    class First(Callback):
+        def on_train_start(self, trainer, pl_module):
+            seen.append(pl_module.backbone[0].weight.detach().clone())
+
+    module = make_module(init_from=str(source))
+    trainer = make_trainer(precision="32-true", callbacks=[First()], max_steps=2, max_epochs=-1)
+    trainer.fit(module, make_smaller())
+    assert torch.equal(seen[0], weight)
+    with pytest.raises(CheckpointError, match="there is no such file"):
+        make_trainer(precision="32-true").fit(make_module(init_from="nowhere.ckpt"), make_smaller())
+    (tmp_path / "cut.ckpt").write_bytes(source.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match=r"cut.ckpt'` can't be used: it is not whole: its 1000 bytes"):
+        make_trainer(precision="32-true").fit(make_module(init_from=str(tmp_path / "cut.ckpt")), make_smaller())
+    wrong = TPAUCModule(nn.Linear(DIM, 1), init_from=str(source))
+    with pytest.raises(CheckpointError, match=r"do not fit TPAUCModule: it lacks 'backbone.bias'"):
+        make_trainer(precision="32-true").fit(wrong, make_smaller())

@@ -1,0 +1,326 @@
+"""Strategies other than forks of the test's own process: spawned, started by scripts, sharded, on several nodes."""
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+import time
+from contextlib import closing, suppress
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies.xla import XLAStrategy
+from lightning.pytorch.trainer.states import TrainerState
+from torch.multiprocessing.spawn import ProcessRaisedException
+
+from lightning_tpauc.cli import main
+from lightning_tpauc.errors import TPAUCWarning, UnsupportedError
+from lightning_tpauc.lightning_fixes.unsupported import refuse_unsupported
+from lightning_tpauc.training.compatibility import KEY
+from tests.helpers.paths import ROOT
+from tests.helpers.tolerances import assert_close
+from tests.integration.test_distributed import fit as fit_ranks
+
+pytestmark = [
+    pytest.mark.ddp,
+    pytest.mark.filterwarnings(
+        "ignore:.*does not have many workers.*",
+        "ignore:.*use of fork.*:DeprecationWarning",
+        "ignore:.*Checkpoint directory.*",
+        "ignore:PAUCI is made for scores in",
+    ),
+]
+
+SCRIPTS = ROOT / "tests" / "helpers" / "scripts"
+
+#: 1,347 digits, a linear model, STACO2 with a stage an epoch; S and B are sums over processes.
+#: A job that is stopped is one of fewer steps: nothing may go by the number of them.
+CONFIG = """
+seed_everything: 0
+model:
+  class_path: lightning_tpauc.TPAUCModule
+  init_args:
+    backbone: {{class_path: lightning_tpauc.models.Linear, init_args: {{num_features: 64}}}}
+    algorithm: {{class_path: lightning_tpauc.algorithms.STACO, init_args: {{gamma: 50.0}}}}
+    optimizer: {{class_path: torch.optim.SGD, init_args: {{lr: 0.1}}}}
+    warmup: 0
+data:
+  class_path: lightning_tpauc.DigitsDataModule
+  init_args: {{num_pos: {num_pos}, num_neg: {num_neg}, val_fraction: 0.25, batch_size: 7}}
+trainer:
+  accelerator: cpu
+  precision: 64-true
+  max_steps: 30
+  logger: false
+  enable_progress_bar: false
+  enable_model_summary: false
+  callbacks:
+    - {{class_path: lightning_tpauc.StageCallback, init_args: {{shrink_rectangle: false}}}}
+    - class_path: lightning.pytorch.callbacks.ModelCheckpoint
+      init_args: {{dirpath: {folder}, save_last: true, every_n_train_steps: 30}}
+"""
+
+
+def start(command, folder, **environment):
+    """A process as a user starts it: nothing of this test run in its environment but the path."""
+    keep = {k: v for k, v in os.environ.items() if k in ("PATH", "HOME", "TMPDIR", "LANG", "VIRTUAL_ENV")}
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**keep, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process, timeout=180):
+    """Its output; a process that hangs is killed with all that it started."""
+    try:
+        return process.communicate(timeout=timeout)[0]
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+        pytest.fail(f"did not end in {timeout} s:\n{process.communicate()[0]}")
+
+
+def finish_well(process):
+    output = finish(process)
+    assert process.returncode == 0, output
+    return output
+
+
+def free_port():
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def write_config(folder, world):
+    path = folder / "config.yaml"
+    path.write_text(CONFIG.format(num_pos=12 // world, num_neg=24 // world, folder=folder / "checkpoints"))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    """Checkpoint of the run in one process."""
+    folder = tmp_path_factory.mktemp("one")
+    before = dict(os.environ)
+    here = ["--trainer.default_root_dir", str(folder)]  # the resolved configuration
+    main(["fit", "--config", write_config(folder, 1), "--trainer.devices", "1", *here])
+    os.environ.clear()
+    os.environ.update(before)
+    return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+
+
+def assert_same_run(folder, expected):
+    actual = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    assert actual["global_step"] == expected["global_step"] == 30
+    assert_close(actual["state_dict"]["backbone.linear.weight"], expected["state_dict"]["backbone.linear.weight"])
+    for part in ("algorithm", "iterates"):
+        ours, theirs = flat(actual[KEY][part]), flat(expected[KEY][part])
+        assert ours.keys() == theirs.keys()
+        for name, value in theirs.items():
+            assert_close(ours[name], value, "trajectory64")
+
+
+def flat(value, name=""):
+    if isinstance(value, (dict, list)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {k: v for key, item in items for k, v in flat(item, f"{name}/{key}").items()}
+    return {name: torch.as_tensor(value)} if isinstance(value, (int, float, torch.Tensor)) else {}
+
+
+@pytest.mark.parametrize("program", ["script", "module"])
+def test_ddp_from_the_command_line(tmp_path, one_process, program):
+    command = ["lightning-tpauc"] if program == "script" else [sys.executable, "-m", "lightning_tpauc"]
+    command += ["fit", "--config", write_config(tmp_path, 2), "--trainer.strategy", "ddp", "--trainer.devices", "2"]
+    finish_well(start(command, tmp_path))
+    assert_same_run(tmp_path, one_process)
+
+
+def test_two_nodes_by_torchrun(tmp_path, one_process):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1"]
+    command += ["--master_addr", "127.0.0.1", "--master_port", free_port()]
+    fit = ["-m", "lightning_tpauc", "fit", "--config", write_config(tmp_path, 2)]
+    fit += ["--trainer.strategy", "ddp", "--trainer.devices", "1", "--trainer.num_nodes", "2"]
+    nodes = [start([*command, "--node_rank", str(rank), *fit], tmp_path) for rank in range(2)]
+    for node in nodes:
+        finish_well(node)
+    assert_same_run(tmp_path, one_process)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "ddp_spawn",
+        DDPStrategy(start_method="fork", find_unused_parameters=True, gradient_as_bucket_view=True),
+    ],
+    ids=["ddp_spawn", "options of DDPStrategy"],
+)
+def test_other_ways_to_run_ddp(tmp_path, strategy):
+    (single,) = fit_ranks(tmp_path, 1, gamma=4.0, max_steps=30)
+    for other in fit_ranks(tmp_path, 2, gamma=4.0, max_steps=30, strategy=strategy):
+        assert_close(other["losses"], single["losses"], "trajectory64")
+        assert_close(other["weights"]["backbone.weight"], single["weights"]["backbone.weight"], "trajectory64")
+
+
+# ---------------------------------------------------------------- sharded parameters
+
+
+def load_script(name):
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """What two processes with sharded parameters wrote, and the script that they ran."""
+    if not hasattr(torch.cpu.Stream, "record_event"):
+        pytest.skip(f"FSDP2 of torch {torch.__version__} does not run on a CPU: its streams record no events")
+    folder = tmp_path_factory.mktemp("sharded")
+    finish_well(start([sys.executable, str(SCRIPTS / "model_parallel.py"), str(folder)], folder))
+    return folder, [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+
+
+@pytest.mark.parametrize("case", ["staco2", "sonx", "pauci"])
+def test_sharded_parameters_reproduce_one_process(tmp_path, sharded, case):
+    """Anchor, average, clipping, proximal term, previous weights; validation amid a stage, on the average."""
+    script = load_script("model_parallel")
+    expected = flat(script.fit(tmp_path, script.CASES[case]()))
+    assert len([name for name in expected if name.startswith("/evaluated")]) == 4 * 8 + 16
+    for rank in sharded[1]:
+        actual = flat(rank[case])
+        assert actual.keys() == expected.keys()
+        for name, value in expected.items():
+            assert_close(actual[name], value, "trajectory32")
+
+
+def test_sharded_parameters_reproduce_ddp_with_batch_normalisation(sharded):
+    """Stages, average and running statistics, whose means over ranks and over a stage are validated."""
+    for rank in sharded[1]:
+        actual, expected = flat(rank["unbroken True"]), flat(rank["ddp"])
+        assert actual.keys() == expected.keys()
+        statistics = [value for name, value in expected.items() if name.startswith("/buffers") and value.numel() == 8]
+        assert len(statistics) == 2
+        assert not torch.equal(statistics[1], torch.ones(8))
+        for name, value in expected.items():
+            assert_close(actual[name], value, "trajectory32")
+
+
+@pytest.mark.parametrize("in_one_file", [True, False], ids=["one file", "a file per process"])
+def test_sharded_run_resumes_to_the_last_bit(sharded, in_one_file):
+    for rank in sharded[1]:
+        unbroken, resumed = flat(rank[f"unbroken {in_one_file}"]), flat(rank[f"resumed {in_one_file}"])
+        missed = len(rank[f"unbroken {in_one_file}"]["losses"]) - len(rank[f"resumed {in_one_file}"]["losses"])
+        assert missed == 10
+        for name in ("losses", "areas"):
+            part = resumed.pop(f"/{name}")
+            assert torch.equal(part, unbroken[f"/{name}"][-len(part) :])
+        assert any(name.startswith("/buffers") for name in resumed)
+        for name, value in resumed.items():
+            assert name.startswith("/evaluated") or torch.equal(value, unbroken[name]), name
+
+
+def test_one_file_of_sharded_weights_serves_one_process(tmp_path, sharded):
+    """It publishes the average, and a single process resumes from it."""
+    path = sharded[0] / "staco2" / "step=10.ckpt"
+    saved = torch.load(path, weights_only=True)
+    assert torch.equal(saved["state_dict"]["backbone.0.weight"], saved[KEY]["iterates"]["mean"][0])
+    assert not torch.equal(saved["state_dict"]["backbone.0.weight"], saved[KEY]["iterates"]["iterate"][0])
+    script = load_script("model_parallel")
+    unbroken = sharded[1][0]["staco2"]
+    resumed = script.fit(sharded[0] / "staco2", script.staco2(), resume=True)
+    assert_close(resumed["losses"], unbroken["losses"][10:], "trajectory32")
+    for ours, theirs in zip(resumed["weights"], unbroken["weights"], strict=True):
+        assert_close(ours, theirs, "trajectory32")
+
+
+# ---------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("exception", "ValueError: rank 1 is broken on purpose"), ("nan", r"NonFiniteError: Not finite .* the weights")],
+)
+def test_all_forks_stop_when_one_fails(how, words):
+    began = time.monotonic()
+    with pytest.raises(ProcessRaisedException, match=words):
+        load_script("fail").fit("ddp_fork", rank=1, how=how)
+    assert time.monotonic() - began < 60
+
+
+def test_processes_end_with_the_one_that_started_them(tmp_path):
+    """Rank 1 does not notice that rank 0 has failed, as in a collective of NCCL."""
+    command = [sys.executable, str(SCRIPTS / "fail.py"), "--rank", "0", "--others", "stuck"]
+    process = start(command, tmp_path)
+    output = finish(process, timeout=120)
+    assert process.returncode not in (0, None)
+    assert "ValueError: rank 0 is broken on purpose" in output
+    deadline = time.monotonic() + 15
+    while group_lives(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not group_lives(process.pid), "a process was left behind"
+
+
+def group_lives(group):
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# ---------------------------------------------------------------- refusals
+
+
+def bare(kind):
+    """An object of a class whose constructor needs what is not installed."""
+    return object.__new__(kind)
+
+
+@pytest.mark.parametrize("strategy", [FSDPStrategy(), bare(DeepSpeedStrategy), bare(XLAStrategy)])
+def test_strategies_that_hide_the_parameters_are_refused(strategy):
+    trainer = SimpleNamespace(gradient_clip_val=None, accumulate_grad_batches=1, strategy=strategy, callbacks=[])
+    words = f"{type(strategy).__name__} is not supported: it hides or flattens .* Use 'ddp', or ModelParallelStrategy"
+    with pytest.raises(UnsupportedError, match=words):
+        refuse_unsupported(trainer)
+
+
+@pytest.mark.parametrize("name", ["fsdp", "deepspeed_stage_2_offload", "xla_fsdp"])
+def test_by_name_they_are_refused_before_lightning_wants_a_device(name):
+    with pytest.raises(SystemExit, match=f"error: strategy='{name}' is not supported: it hides .* Use 'ddp'"):
+        main(["fit", "--config", str(ROOT / "configs" / "quickstart.yaml"), "--trainer.strategy", name])
+
+
+@pytest.mark.parametrize("size", ["auto", 2])
+def test_tensor_parallelism_is_refused(size):
+    strategy = ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=size)
+    trainer = SimpleNamespace(gradient_clip_val=None, accumulate_grad_batches=1, strategy=strategy, callbacks=[])
+    with pytest.raises(UnsupportedError, match=rf"tensor_parallel_size={size!r}\) is not supported: ranks of one"):
+        refuse_unsupported(trainer)
+
+
+def test_checkpoints_in_folders_that_are_overwritten_warn():
+    def check(**strategy):
+        refuse_unsupported(
+            SimpleNamespace(
+                gradient_clip_val=None,
+                accumulate_grad_batches=1,
+                strategy=ModelParallelStrategy(tensor_parallel_size=1, **strategy),
+                callbacks=[ModelCheckpoint(save_last=True)],
+                state=TrainerState(),
+            )
+        )
+
+    check(save_distributed_checkpoint=False)
+    with pytest.warns(TPAUCWarning, match="a mixture of two checkpoints. Pass `save_distributed_checkpoint=False`"):
+        check()

@@ -1,0 +1,412 @@
+"""Training with a stream of negatives, through the Trainer and the command."""
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import nn
+from torch.multiprocessing.spawn import ProcessRaisedException
+from torch.utils.data import IterableDataset, TensorDataset
+
+from lightning_tpauc import NegativeStream, PosNegDataModule, StageCallback, TPAUCModule
+from lightning_tpauc.algorithms import CrossEntropy, FullBatch
+from lightning_tpauc.cli import TPAUCCLI, main
+from lightning_tpauc.errors import ArgumentError, TPAUCWarning
+from lightning_tpauc.functional import exact_duals, get_surrogate
+from lightning_tpauc.functional.duals import activate_ties
+from tests.helpers.flows import Random
+from tests.helpers.problems import LinearScore, make_trainer, paper_staco, paper_stages
+from tests.helpers.tolerances import assert_close
+from tests.integration.test_resume import (
+    DIM,
+    NUM_POS,
+    Crash,
+    CrashError,
+    Dump,
+    Losses,
+    OwnGenerator,
+    assert_same_end,
+    make_module,
+)
+from tests.reference.staco import Settings, State, begin_stage, step
+
+forks = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*Checkpoint directory.*")
+
+
+class Unmovable(Random):
+    """Can't be asked where it stands, and begins anew each time."""
+
+    def __getattribute__(self, name):
+        if name in ("state_dict", "load_state_dict"):
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+    def __iter__(self):
+        return iter(Random(self.seed, self.dim, self.block))
+
+
+def positives(dtype=torch.float32):
+    return torch.randn(NUM_POS, DIM, generator=torch.Generator().manual_seed(3)).to(dtype) + 0.5
+
+
+def make_datamodule(stream=None, workers=0, **kwargs):
+    x = positives()
+    val = TensorDataset(torch.cat([x[:10], -x]), torch.cat([torch.ones(10), torch.zeros(NUM_POS)]))
+    stream = Random(dim=DIM) if stream is None else stream
+    sizes = {"num_pos": 4, "num_neg": 8, "batch_size": 16, "steps_per_epoch": 8, **kwargs}
+    return PosNegDataModule(x, val, negatives=stream, num_workers=workers, **sizes)
+
+
+def rows(count, seed=0):
+    """The first rows of the stream, from numpy alone."""
+    stream = iter(Random(seed, DIM))
+    return torch.stack([next(stream) for _ in range(count)])
+
+
+# ---------------------------------------------------------------- what is trained
+
+
+class Indices(Callback):
+    """Which positives each step had."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.seen.append(batch.index.tolist())
+
+
+def test_the_steps_are_those_of_the_paper_on_the_streams_rows():
+    algorithm = paper_staco(0.6, 0.4, alpha=0.3, beta=0.2, beta_prime=0.1, dual_init="zeros")
+    module = TPAUCModule(LinearScore(DIM), algorithm, lambda p: torch.optim.SGD(p, lr=0.1), warmup=0)
+    data = PosNegDataModule(positives(torch.float64), negatives=Random(dim=DIM), num_pos=4, num_neg=3, num_dual_neg=5)
+    indices = Indices()
+    trainer = make_trainer(max_epochs=2, callbacks=[indices, paper_stages()])
+    trainer.fit(module, data)
+    assert len(indices.seen) == 12
+
+    settings = Settings(0.4, 0.4, 0.5, "squared_hinge", 0.3, 0.2, 0.1, 0.1)
+    state = State([0.0] * DIM, [1.0] * NUM_POS, [0.0] * NUM_POS, 0.0)
+    anchors = begin_stage(state)
+    x, stream = positives(torch.float64).tolist(), rows(12 * 8).double().tolist()
+    for t, index in enumerate(indices.seen):
+        neg, dual = stream[8 * t : 8 * t + 3], stream[8 * t + 3 : 8 * t + 8]
+        step(state, anchors, [x[i] for i in index], neg, dual, index, settings)
+    w_bar = torch.tensor([value / 12 for value in state.w_sum], dtype=torch.float64)
+    assert_close(module.backbone.weight.detach(), w_bar, "float64")
+    assert_close(algorithm.y, torch.tensor(state.y, dtype=torch.float64), "float64")
+    assert_close(algorithm.s, torch.tensor(state.s, dtype=torch.float64), "float64")
+    assert_close(algorithm.s_prime, torch.tensor(state.s_prime, dtype=torch.float64), "float64")
+
+
+class AtStart(Callback):
+    """The dual variables before the first step."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == 0:
+            algorithm = pl_module.algorithm
+            self.found = [t.clone() for t in (algorithm.s, algorithm.y, algorithm.s_prime)]
+
+
+@pytest.mark.parametrize(("bound", "scored", "expected"), [(None, 50, 50), (30, 50, 30)])
+def test_the_exact_start_takes_the_first_negatives(bound, scored, expected):
+    torch.manual_seed(0)
+    module = TPAUCModule(nn.Linear(DIM, 1), paper_staco(0.6, 0.4), lambda p: torch.optim.SGD(p, lr=0.1))
+    with torch.no_grad():
+        scores = module(positives())[:, 0], module(rows(expected))[:, 0]
+    start, indices = AtStart(), Indices()
+    stages = paper_stages(max_negatives=bound)
+    trainer = make_trainer(precision="32-true", callbacks=[start, indices, stages])
+    data = make_datamodule(NegativeStream(Random(dim=DIM), num_scored=scored))
+    trainer.fit(module, data)
+    s, *others = exact_duals(*scores, 0.6, 0.4)
+    lowered = activate_ties(s, scores[0], get_surrogate("squared_hinge"))
+    for found, value in zip(start.found, (lowered, *others), strict=True):
+        assert_close(found, value, "float32")
+
+
+class Short(IterableDataset):
+    """Every ``step``-th of some rows, in as many parts as there are ranks; it does not say how many they are."""
+
+    def __init__(self, first=0, step=1):
+        self.first, self.step = first, step
+
+    def shard(self, num_shards, index):
+        return Short(index, num_shards)
+
+    def __iter__(self):
+        return iter(rows(33)[self.first :: self.step])
+
+
+class KeepStart(AtStart):
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_train_end(self, trainer, pl_module):
+        torch.save(self.found, self.folder / f"start{trainer.global_rank}.pt")
+
+
+@forks
+@pytest.mark.ddp
+@pytest.mark.parametrize("split", ["deal", "shard", "own"])
+def test_two_ranks_score_a_short_stream_once(tmp_path, split):
+    """Of the parts of 17 and 16 rows, 16 each; where all read the same, the whole of it twice."""
+    torch.manual_seed(0)
+    module = TPAUCModule(nn.Linear(DIM, 1), paper_staco(0.6, 0.4), lambda p: torch.optim.SGD(p, lr=0.1))
+    x = rows(33)
+    negatives = x.repeat(2, 1) if split == "own" else x[:32]
+    with torch.no_grad():
+        scores = module(positives())[:, 0], module(negatives)[:, 0]
+    data = make_datamodule(NegativeStream(Short(), split), batch_size=5, steps_per_epoch=2)
+    callbacks = [KeepStart(tmp_path), paper_stages()]
+    trainer = make_trainer(precision="32-true", callbacks=callbacks, devices=2, strategy="ddp_fork")
+    trainer.fit(module, data)
+    s, *others = exact_duals(*scores, 0.6, 0.4)
+    lowered = activate_ties(s, scores[0], get_surrogate("squared_hinge"))
+    for rank in range(2):
+        for found, value in zip(torch.load(tmp_path / f"start{rank}.pt"), (lowered, *others), strict=True):
+            assert_close(found, value, "float32")
+
+
+@pytest.mark.parametrize("scores", ["remembered", "forward"])
+def test_stages_restart_exactly(scores):
+    module = make_module()
+    trainer = make_trainer(
+        precision="32-true", callbacks=[StageCallback(every_n_steps=6, scores=scores, max_negatives=100)], max_epochs=3
+    )
+    trainer.fit(module, make_datamodule())
+    assert module.iterates.stage == 4
+    assert 0 <= trainer.callback_metrics["val/tpauc"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "remedy"),
+    [
+        (FullBatch(), "takes all negatives in every step"),
+        (CrossEntropy(), "set `sampling='pos_neg'` to draw them"),
+    ],
+)
+def test_algorithms_that_index_negatives_are_refused(algorithm, remedy):
+    module = TPAUCModule(nn.Linear(DIM, 1), algorithm)
+    with pytest.raises(ArgumentError, match=f"{remedy}.* `negatives` is a stream, which can't be indexed"):
+        make_trainer(precision="32-true").fit(module, make_datamodule())
+
+
+def test_the_remedy_for_cross_entropy_works():
+    module = TPAUCModule(nn.Linear(DIM, 1), CrossEntropy(), lambda p: torch.optim.SGD(p, lr=0.1))
+    trainer = make_trainer(precision="32-true")
+    trainer.fit(module, make_datamodule(sampling="pos_neg"))
+    assert trainer.global_step == 8
+
+
+# ---------------------------------------------------------------- a run that breaks
+
+
+def run(folder, data, crash=None, ckpt=None, every=None, **stages):
+    module, losses = make_module(), Losses()
+    saver = ModelCheckpoint(folder, save_last=True, every_n_train_steps=every, save_on_train_epoch_end=every is None)
+    callbacks = [StageCallback(every_n_steps=5, max_negatives=40, **stages), losses, saver]
+    callbacks += [Crash(crash)] if crash is not None else []
+    trainer = make_trainer(precision="32-true", callbacks=callbacks, enable_checkpointing=True, max_epochs=4)
+    try:
+        trainer.fit(module, data, ckpt_path=ckpt)
+    except CrashError:
+        assert crash is not None
+    return module, losses.by_step
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("every", "crash"), [(3, 14), (5, 16), (8, 17), (None, 19)])
+def test_resumed_equals_unbroken(tmp_path, workers, every, crash):
+    """32 steps, 8 an epoch: mid-epoch, at a stage's end, at an epoch's last step, at an epoch's end."""
+    straight, losses = run(tmp_path / "a", make_datamodule(workers=workers), every=every)
+    run(tmp_path / "b", make_datamodule(workers=workers), crash, every=every)
+    torch.manual_seed(99)
+    resumed, later = run(
+        tmp_path / "b", make_datamodule(workers=workers), ckpt=tmp_path / "b" / "last.ckpt", every=every
+    )
+    assert later
+    assert min(later) > 1
+    for number, loss in later.items():
+        assert torch.equal(loss, losses[number]), f"step {number}"
+    assert_same_end(straight, resumed)
+
+
+def blocks():
+    return NegativeStream(Random(dim=DIM, block=11), blocks=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "workers", "stages"),
+    [
+        (blocks, 0, {}),
+        (blocks, 2, {}),
+        (lambda: NegativeStream(Random(dim=DIM), "own"), 0, {}),
+        (lambda: NegativeStream(Random(dim=DIM), "own"), 2, {}),
+        (lambda: Random(dim=DIM), 0, {"scores": "forward"}),
+        (lambda: Random(dim=DIM), 0, {"batch_norm": "recompute"}),
+        (lambda: Random(dim=DIM), 2, {"batch_norm": "recompute"}),
+    ],
+    ids=["blocks", "blocks, 2 workers", "own", "own, 2 workers", "forward", "recompute", "recompute, 2 workers"],
+)
+def test_other_ways_of_reading_resume_to_the_last_bit(tmp_path, make, workers, stages):
+    straight, _ = run(tmp_path / "a", make_datamodule(make(), workers), every=3, **stages)
+    run(tmp_path / "b", make_datamodule(make(), workers), 14, every=3, **stages)
+    ckpt = tmp_path / "b" / "last.ckpt"
+    resumed, later = run(tmp_path / "b", make_datamodule(make(), workers), ckpt=ckpt, every=3, **stages)
+    assert min(later) == 13
+    assert_same_end(straight, resumed)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_that_cannot_be_moved(tmp_path, workers):
+    """Read past, it goes on exactly; started over, it does not; both are said once."""
+    straight, _ = run(tmp_path / "a", make_datamodule(Unmovable(dim=DIM), workers), every=3)
+    known, _ = run(tmp_path / "c", make_datamodule(workers=workers), every=3)
+    assert_same_end(known, straight)
+    run(tmp_path / "b", make_datamodule(Unmovable(dim=DIM), workers), 14, every=3)
+    ckpt = tmp_path / "b" / "last.ckpt"
+    skipping = make_datamodule(NegativeStream(Unmovable(dim=DIM), resume="skip"), workers)
+    with pytest.warns(TPAUCWarning, match=r"\(Unmovable has no .*: 96 examples are read past first") as caught:
+        resumed, _ = run(tmp_path / "b", skipping, ckpt=ckpt, every=3)
+    assert len([w for w in caught if w.category is TPAUCWarning]) == 1
+    assert_same_end(straight, resumed)
+    run(tmp_path / "d", make_datamodule(Unmovable(dim=DIM), workers), 14, every=3)
+    with pytest.warns(TPAUCWarning, match="starts over while .*: Unmovable has no `state_dict`") as caught:
+        resumed, later = run(
+            tmp_path / "d", make_datamodule(Unmovable(dim=DIM), workers), ckpt=tmp_path / "d" / "last.ckpt", every=3
+        )
+    assert len([w for w in caught if w.category is TPAUCWarning]) == 1
+    assert len(later) == 20
+    assert not torch.equal(straight.backbone[0].weight, resumed.backbone[0].weight)
+
+
+def run_ranks(folder, world, workers=0, crash=None, ckpt=None, net=None):
+    """What each rank ended with; S = B = 12 over all ranks."""
+    data = make_datamodule(workers=workers, num_pos=12 // world, num_neg=12 // world)
+    module = make_module()
+    if net is not None:
+        module.backbone = net
+    # as many remembered negatives as whole steps hold: ranks number those of a step in another order
+    callbacks = [StageCallback(every_n_steps=5, max_negatives=36), OwnGenerator(), Dump(folder)]
+    callbacks += [ModelCheckpoint(folder, save_last=True, every_n_train_steps=3)]
+    callbacks += [Crash(crash)] if crash is not None else []
+    strategy = {"devices": world, "strategy": "ddp_fork" if world > 1 else "auto"}
+    limits = {"max_epochs": -1, "max_steps": 20}
+    trainer = make_trainer(precision="32-true", callbacks=callbacks, enable_checkpointing=True, **strategy, **limits)
+    if crash is None:
+        trainer.fit(module, data, ckpt_path=ckpt)
+        return [torch.load(folder / f"rank{rank}of{world}.pt") for rank in range(world)]
+    with pytest.raises((CrashError, ProcessRaisedException), match=None if world == 1 else "CrashError"):
+        trainer.fit(module, data)
+    return []
+
+
+@forks
+@pytest.mark.ddp
+@pytest.mark.parametrize("workers", [0, 2])
+def test_two_ranks_resume_to_the_last_bit(tmp_path, workers):
+    unbroken = run_ranks(tmp_path / "a", 2, workers)
+    run_ranks(tmp_path / "b", 2, workers, crash=14)
+    torch.manual_seed(99)
+    resumed = run_ranks(tmp_path / "b", 2, workers, ckpt=tmp_path / "b" / "last.ckpt")
+    for ours, theirs in zip(resumed, unbroken, strict=True):
+        later = ours.pop("/losses")
+        assert len(later) == 8
+        assert torch.equal(later, theirs["/losses"][-len(later) :])
+        for name, value in ours.items():
+            assert torch.equal(value, theirs[name]), name
+
+
+@forks
+@pytest.mark.ddp
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 1), (1, 3)])
+def test_any_number_of_ranks_trains_on_the_same_examples(tmp_path, before, after):
+    def net():
+        torch.manual_seed(0)
+        # no bias: its gradient is rounding alone, which Adam scales up
+        return nn.Sequential(nn.Linear(DIM, 8), nn.Tanh(), nn.Linear(8, 1, bias=False))
+
+    (alone,) = run_ranks(tmp_path / "a", 1, net=net())
+    run_ranks(tmp_path / "b", before, net=net(), crash=14)
+    for ours in run_ranks(tmp_path / "b", after, net=net(), ckpt=tmp_path / "b" / "last.ckpt"):
+        later = ours.pop("/losses")
+        assert_close(later, alone["/losses"][12:], "trajectory32")
+        for name, value in ours.items():
+            if name != "/generator":
+                assert_close(value, alone[name], "trajectory32")
+
+
+# ---------------------------------------------------------------- from the command line
+
+CONFIG = """
+model:
+  class_path: lightning_tpauc.TPAUCModule
+  init_args:
+    backbone: {class_path: torch.nn.Linear, init_args: {in_features: 3, out_features: 1}}
+    algorithm: {class_path: lightning_tpauc.algorithms.STACO}
+    optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.1}}
+data:
+  class_path: lightning_tpauc.PosNegDataModule
+  init_args:
+    train_dataset: {class_path: tests.integration.test_streamed_training.Positives}
+    val_dataset: {class_path: tests.integration.test_streamed_training.Both}
+    negatives: NEGATIVES
+    num_pos: 4
+    num_neg: 8
+    steps_per_epoch: 5
+trainer: {max_epochs: 2, logger: false, enable_progress_bar: false, enable_model_summary: false, accelerator: cpu}
+"""
+BARE = "{class_path: tests.helpers.flows.Random, init_args: {seed: 4}}"
+BLOCKS = "{class_path: tests.helpers.flows.Random, init_args: {block: 7}}"
+WHOLE = f"{{class_path: NegativeStream, init_args: {{blocks: true, dataset: {BLOCKS}}}}}"
+
+
+class Positives(TensorDataset):
+    """Inputs alone."""
+
+    def __init__(self, n: int = 9):
+        super().__init__(torch.randn(n, 3, generator=torch.Generator().manual_seed(0)) + 1)
+
+
+class Both(TensorDataset):
+    """Labelled."""
+
+    def __init__(self):
+        x = torch.randn(40, 3, generator=torch.Generator().manual_seed(1))
+        super().__init__(x, (torch.arange(40) % 4 == 0).long())
+
+
+@pytest.mark.usefixtures("tmp_cwd")
+@pytest.mark.parametrize("negatives", [BARE, WHOLE], ids=["bare", "whole"])
+def test_a_config_names_a_stream(negatives, tmp_path, capsys, monkeypatch):
+    fit = TPAUCCLI.subcommands()["fit"]
+    monkeypatch.setattr(TPAUCCLI, "subcommands", staticmethod(lambda: {"fit": fit}))
+    path = tmp_path / "stream.yaml"
+    path.write_text(CONFIG.replace("NEGATIVES", negatives), encoding="utf-8")
+    seen = []
+    monkeypatch.setattr(Indices, "on_train_batch_end", lambda *a: seen.append(a[4]))
+    main(["fit", "--config", str(path), "--trainer.callbacks+=tests.integration.test_streamed_training.Indices"])
+    printed = dict(line.strip().split(" = ") for line in capsys.readouterr().out.splitlines() if " = " in line)
+    assert 0 <= float(printed["val/tpauc"]) <= 1
+    assert len(seen) == 10
+    expected = iter(Random(seed=4) if negatives is BARE else Random(block=7))
+    first = torch.cat([next(expected).reshape(-1, 3) for _ in range(8)])
+    assert torch.equal(seen[0].inputs[4:], first[:8])
+
+
+@pytest.mark.usefixtures("tmp_cwd")
+def test_options_of_a_stream_on_the_command_line(tmp_path, monkeypatch):
+    fit = TPAUCCLI.subcommands()["fit"]
+    monkeypatch.setattr(TPAUCCLI, "subcommands", staticmethod(lambda: {"fit": fit}))
+    config = yaml.safe_load(CONFIG)
+    del config["data"]["init_args"]["negatives"]
+    path = tmp_path / "stream.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    words = ["--data.negatives=NegativeStream", "--data.negatives.resume=skip"]
+    words += ["--data.negatives.dataset=tests.helpers.flows.Random", "--data.negatives.dataset.seed=9"]
+    run = TPAUCCLI(["fit", "--config", str(path), *words])
+    assert (run.datamodule.negatives.resume, run.datamodule.negatives.dataset.seed) == ("skip", 9)
+    assert run.trainer.global_step == 10

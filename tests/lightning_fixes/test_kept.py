@@ -1,0 +1,262 @@
+"""What a class that is subclassed or mixed in keeps of its own: the list of docs/models.md, tried entry by entry."""
+
+import inspect
+import re
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.core import hooks as lightning_hooks
+from sklearn.metrics import average_precision_score
+from torch import nn
+from torchmetrics.classification import BinaryAveragePrecision
+
+from lightning_tpauc import PosNegDataModule, TPAUCModule
+from lightning_tpauc.algorithms import STACO
+from tests.helpers.paths import ROOT
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("tmp_cwd")]
+
+X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+Y = (torch.arange(200) % 5 == 0).long()
+#: What ours stands in place of; all else of theirs is called.
+REPLACED = {
+    "training_step",
+    "validation_step",
+    "test_step",
+    "predict_step",
+    "on_validation_epoch_end",
+    "on_test_epoch_end",
+}
+
+
+def make_data():
+    return PosNegDataModule((X, Y), val_dataset=(X, Y), test_dataset=(X, Y), predict_dataset=X, num_pos=8, num_neg=24)
+
+
+def make_trainer(**options):
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return pl.Trainer(accelerator="cpu", **{**quiet, "max_epochs": 2, **options})
+
+
+def fit(module, **options):
+    trainer = make_trainer(enable_checkpointing=False, **options)
+    trainer.fit(module, make_data())
+    return trainer
+
+
+# ---------------------------------------------------------------- hooks
+
+
+class PlainData(pl.LightningDataModule):
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=50)
+
+    val_dataloader = test_dataloader = predict_dataloader = train_dataloader
+
+
+KINDS = (lightning_hooks.ModelHooks, lightning_hooks.DataHooks, lightning_hooks.CheckpointHooks)
+HOOKS = [name for kind in KINDS for name, hook in vars(kind).items() if inspect.isfunction(hook)]
+HOOKS += ["configure_callbacks", "configure_gradient_clipping", "optimizer_step", "optimizer_zero_grad"]
+HOOKS += ["lr_scheduler_step", "backward", "clip_gradients"]
+#: The second is an old name of `configure_model`, beside which Lightning refuses it.
+NOT_HERE = re.compile(r"_|.*dataloader|configure_sharded_model")
+
+
+class Theirs(pl.LightningModule):
+    """Trains with cross-entropy; `calls` is a set that takes the names of its hooks."""
+
+    calls: set[str]
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.net(x).squeeze(1)
+
+    def training_step(self, batch, batch_idx):
+        self.calls.add("training_step")
+        return nn.functional.binary_cross_entropy_with_logits(self(batch[0]), batch[1].float())
+
+    def validation_step(self, batch, batch_idx):
+        self.calls.add("validation_step")
+
+    def test_step(self, batch, batch_idx):
+        self.calls.add("test_step")
+
+    def predict_step(self, batch, batch_idx):
+        self.calls.add("predict_step")
+        return self(batch[0])
+
+    def configure_optimizers(self):
+        self.calls.add("configure_optimizers")
+        optimizer = torch.optim.Adam(self.parameters())
+        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1)}
+
+
+def noting(name):
+    """Lightning's own hook, which notes that it was called."""
+    original = getattr(pl.LightningModule, name)
+
+    def hook(self, *args, **kwargs):
+        self.calls.add(name)
+        return original(self, *args, **kwargs)
+
+    return hook
+
+
+def recording(calls):
+    hooks = {name: noting(name) for name in HOOKS if not NOT_HERE.match(name)}
+    return type("Recording", (Theirs,), {"calls": calls, **hooks})
+
+
+def run_everything(cls, data):
+    """Train, resume, validate, test and predict."""
+    trainer = make_trainer()
+    trainer.fit(cls(), data)
+    other = make_trainer(max_epochs=3)
+    other.fit(module := cls(), data, ckpt_path=trainer.checkpoint_callback.best_model_path)
+    for evaluate in (other.validate, other.test, other.predict):
+        evaluate(module, data)
+
+
+def test_all_hooks_are_called_but_those_that_are_replaced():
+    alone, mixed_in = set(), set()
+    run_everything(recording(alone), PlainData())
+
+    class Ours(TPAUCModule, recording(mixed_in)):
+        pass
+
+    run_everything(Ours, make_data())
+    assert len(alone) > 50
+    assert alone > REPLACED
+    assert alone - mixed_in == REPLACED
+    assert mixed_in <= alone
+
+
+def test_the_page_lists_what_is_replaced():
+    text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"^\| replaced by ours \| (.*?) \|", text, re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", listed)) == REPLACED
+
+
+# ---------------------------------------------------------------- metrics
+
+
+def test_a_metric_among_ours():
+    module = TPAUCModule(nn.Linear(4, 1), STACO())
+    module.val_metrics.add_metrics({"average_precision": BinaryAveragePrecision(ignore_index=-1)})
+    trainer = fit(module)
+    with torch.no_grad():
+        scores = trainer.validate(module, make_data(), verbose=False)[0], module.raw_scores(X)
+    expected = average_precision_score(Y, scores[1].sigmoid())
+    assert scores[0]["val/average_precision"] == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_metric_of_a_subclass():
+    class Mine(TPAUCModule):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.average_precision = BinaryAveragePrecision()
+
+        def validation_step(self, batch, batch_idx, dataloader_idx=0):
+            real = batch.target >= 0
+            self.average_precision.update(self.raw_scores(batch.inputs)[real], batch.target[real])
+            self.log("val/average_precision", self.average_precision, batch_size=int(real.sum()))
+
+    module = Mine(backbone=nn.Linear(4, 1), algorithm=STACO())
+    trainer = fit(module)
+    found = trainer.validate(module, make_data(), verbose=False)[0]
+    with torch.no_grad():
+        expected = average_precision_score(Y, module.raw_scores(X).sigmoid())
+    assert found["val/average_precision"] == pytest.approx(expected, abs=1e-6)
+    assert 0 <= found["val/tpauc"] <= 1, "ours ran beside it"
+
+
+# ---------------------------------------------------------------- losses, weights
+
+
+class WithReconstruction(TPAUCModule):
+    """Scores and reconstructs; the second loss is of every example of the joint batch."""
+
+    def __init__(self, weight, **kwargs):
+        super().__init__(**kwargs)
+        self.weight = weight
+        self.encoder, self.decoder, self.head = nn.Linear(4, 3), nn.Linear(3, 4), nn.Linear(3, 1)
+
+    def forward(self, inputs):
+        code = self.encoder(inputs)
+        self.auxiliary = nn.functional.mse_loss(self.decoder(code), inputs)
+        return self.head(code)
+
+    def manual_backward(self, loss, *args, **kwargs):
+        super().manual_backward(loss + self.weight * self.auxiliary, *args, **kwargs)
+
+
+def test_an_auxiliary_loss_adds_its_gradient():
+    """One step of SGD from the same weights on the same batch, with and without: they differ by the second gradient."""
+
+    def stepped(weight):
+        torch.manual_seed(0)
+        module = WithReconstruction(weight, algorithm=STACO(), optimizer=lambda p: torch.optim.SGD(p, 1.0), warmup=0.0)
+        before = {name: p.detach().clone() for name, p in module.named_parameters()}
+        batches = []
+
+        class Keep(pl.Callback):
+            def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+                batches.append(batch.inputs)
+
+        trainer = make_trainer(enable_checkpointing=False, max_steps=1, callbacks=[Keep()], num_sanity_val_steps=0)
+        trainer.fit(module, train_dataloaders=make_data())
+        return before, {name: p.detach().clone() for name, p in module.named_parameters()}, batches[0]
+
+    start, without, inputs = stepped(0.0)
+    _, with_it, again = stepped(0.5)
+    assert torch.equal(inputs, again)
+    reference = WithReconstruction(0.0, algorithm=STACO())
+    reference.load_state_dict(start, strict=False)
+    reference(inputs)
+    reference.auxiliary.backward()
+    for name in ("encoder.weight", "decoder.weight", "decoder.bias"):
+        gradient = reference.get_parameter(name).grad
+        assert gradient.abs().max() > 1e-3
+        torch.testing.assert_close(without[name] - with_it[name], 0.5 * gradient, rtol=1e-3, atol=1e-5)
+
+
+def test_frozen_layers_stay():
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
+    net[0].requires_grad_(False)
+    before = [p.detach().clone() for p in net.parameters()]
+    fit(TPAUCModule(net, STACO()))
+    same = [torch.equal(p, old) for p, old in zip(net.parameters(), before, strict=True)]
+    assert same[:3] == [True, True, False]
+
+
+def test_layers_learn_at_their_own_rates():
+    net = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+    before = [p.detach().clone() for p in net.parameters()]
+    groups = [{"params": net[0].parameters(), "lr": 0.0}, {"params": net[1].parameters(), "lr": 0.1}]
+    fit(TPAUCModule(net, STACO(), lambda _: torch.optim.SGD(groups)))
+    same = [torch.equal(p, old) for p, old in zip(net.parameters(), before, strict=True)]
+    assert same[:3] == [True, True, False]  # the last bias moves no pair
+
+
+def test_entries_beside_the_label_reach_the_model_and_no_loss():
+    """A weight per example is no weight of the loss: it is one of several inputs."""
+    seen = []
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+        def forward(self, inputs):
+            seen.append(len(inputs))
+            return self.layer(inputs[0])
+
+    rows = [(x, torch.tensor(2.0), int(y)) for x, y in zip(X, Y, strict=True)]
+    make_trainer(enable_checkpointing=False, max_steps=1).fit(
+        TPAUCModule(Net(), STACO()), PosNegDataModule(rows, num_pos=8, num_neg=24)
+    )
+    assert set(seen) == {2}

@@ -1,0 +1,347 @@
+"""Checkpoints that are loaded to evaluate, and what a later training or saving makes of them."""
+
+import math
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from torch import nn
+
+from lightning_tpauc import TPAUCModule
+from lightning_tpauc.algorithms import STACO, CrossEntropy
+from lightning_tpauc.errors import CheckpointError
+from tests.helpers.problems import DIM, NUM_POS, LinearScore, eval_loader, loader, make_batches, make_trainer
+from tests.helpers.tolerances import assert_close
+
+STEPS = 6
+
+
+def staco(**kwargs):
+    return STACO(**{"dual_init": "zeros", "stage_restart": "ones", **kwargs})
+
+
+def make_module(algorithm=None, lr=0.1, **kwargs):
+    return TPAUCModule(
+        LinearScore(),
+        algorithm or staco(),
+        optimizer=lambda p: torch.optim.SGD(p, lr=lr),
+        num_positives=NUM_POS,
+        **kwargs,
+    )
+
+
+def fit(module, seed=1, steps=STEPS, callbacks=(), **kwargs):
+    trainer = make_trainer(callbacks=list(callbacks))
+    trainer.fit(module, loader(make_batches(steps, seed=seed)[0]), **kwargs)
+    return trainer
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A finished run's checkpoint and its weights, the average."""
+    module = make_module()
+    trainer = fit(module)
+    trainer.save_checkpoint(tmp_path / "first.ckpt")
+    return tmp_path / "first.ckpt", module.backbone.weight.detach().clone()
+
+
+def load(how, path, algorithm=None):
+    if how == "load_from_checkpoint":
+        return TPAUCModule.load_from_checkpoint(
+            path, backbone=LinearScore(), algorithm=algorithm or staco(), num_positives=NUM_POS
+        )
+    module = make_module(algorithm)
+    getattr(make_trainer(), how)(module, eval_loader(), ckpt_path=path)
+    return module
+
+
+class FirstWeights(Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if batch_idx == 0:
+            self.weights = pl_module.backbone.weight.detach().clone()
+            self.count = pl_module.iterates.count
+
+
+def check_that_a_new_run_starts_from(module, weights):
+    first = FirstWeights()
+    fit(module, callbacks=[first])
+    assert_close(first.weights, weights, "float32")
+    assert first.count == 0
+    assert module.batches_seen == STEPS
+
+
+@pytest.mark.parametrize("how", ["load_from_checkpoint", "validate", "test"])
+def test_a_run_after_an_evaluation_starts_from_the_evaluated_weights(saved, how):
+    path, average = saved
+    module = load(how, path)
+    assert_close(module.backbone.weight.detach(), average, "float32")  # a module is loaded before it is made double
+    assert module.batches_seen == 0
+    check_that_a_new_run_starts_from(module, average)
+
+
+class Fail(Callback):
+    """Lets a run fail after its checkpoint was loaded and before training starts."""
+
+    def on_fit_start(self, trainer, pl_module):
+        raise KeyError
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_a_resume_that_failed_before_training_started_leaves_nothing_to_a_new_run(saved, evaluates):
+    path, average = saved
+    module = make_module()
+    with pytest.raises(KeyError):
+        make_trainer(callbacks=[Fail()]).fit(module, loader(make_batches(STEPS)[0]), ckpt_path=path)
+    if evaluates:
+        make_trainer().validate(module, eval_loader(), ckpt_path=path)
+    else:
+        module.load_state_dict(torch.load(path, weights_only=True)["state_dict"])
+    check_that_a_new_run_starts_from(module, average)
+
+
+def test_another_method_may_train_what_was_evaluated(saved):
+    path, average = saved
+    module = load("validate", path, CrossEntropy())
+    first = FirstWeights()
+    fit(module, callbacks=[first])
+    assert_close(first.weights, average, "float32")
+
+
+def test_the_first_run_after_an_evaluation_takes_init_from(saved, tmp_path):
+    path, average = saved
+    other = make_module()
+    trainer = fit(other, seed=5)
+    trainer.save_checkpoint(tmp_path / "other.ckpt")
+    module = make_module(init_from=str(path))
+    make_trainer().validate(module, eval_loader(), ckpt_path=tmp_path / "other.ckpt")
+    assert_close(module.backbone.weight.detach(), other.backbone.weight.detach(), "float32")
+    first = FirstWeights()
+    fit(module, callbacks=[first])
+    assert_close(first.weights, average, "float32")
+
+
+def test_a_second_run_goes_on_where_the_first_ended_and_not_from_init_from(saved):
+    path, average = saved
+    module = make_module(init_from=str(path))
+    fit(module, seed=3)
+    after = module.backbone.weight.detach().clone()
+    assert not torch.equal(after, average)
+    first = FirstWeights()
+    fit(module, seed=4, callbacks=[first])
+    assert torch.equal(first.weights, after)
+
+
+def test_what_is_saved_after_loading_other_weights_are_these(saved, tmp_path):
+    path, average = saved
+    module = make_module()
+    trainer = fit(module, seed=7)
+    assert not torch.equal(module.backbone.weight.detach(), average)
+    trainer.validate(module, eval_loader(), ckpt_path=path)
+    trainer.save_checkpoint(tmp_path / "second.ckpt")
+    second = torch.load(tmp_path / "second.ckpt", weights_only=True)
+    assert_close(second["state_dict"]["backbone.weight"], average, "float32")
+    with pytest.raises(CheckpointError, match="holds no state of lightning_tpauc"):
+        fit(make_module(), ckpt_path=tmp_path / "second.ckpt")
+
+
+def test_weights_that_are_changed_after_training_are_saved_as_they_are(tmp_path):
+    module = make_module()
+    trainer = fit(module)
+    with torch.no_grad():
+        module.backbone.weight.fill_(7.0)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    state = torch.load(tmp_path / "a.ckpt", weights_only=True)["state_dict"]
+    assert torch.equal(state["backbone.weight"], module.backbone.weight.detach())
+
+
+def test_a_resumed_run_keeps_the_dual_step_sizes_whatever_the_factory_says(saved):
+    path, _ = saved
+    scales = []
+
+    class Watch(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            scales.append((pl_module.algorithm.step_scale, trainer.optimizers[0].param_groups[0]["lr"]))
+
+    module = make_module(lr=0.01)
+    trainer = make_trainer(max_epochs=2, callbacks=[Watch()])
+    trainer.fit(module, loader(make_batches(STEPS)[0]), ckpt_path=path)
+    assert scales == [(1.0, 0.1)] * STEPS
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"algorithm": staco(surrogate="logistic")},
+            r"`surrogate` was changed \(its kind, margin or scale\) since",
+        ),
+        ({"algorithm": staco(margin=0.6)}, r"`surrogate` was changed \(its kind, margin or scale\) since"),
+        ({"score_activation": "sigmoid"}, "`score_activation` was changed from 'identity' to 'sigmoid' since"),
+    ],
+    ids=["surrogate", "margin", "activation"],
+)
+def test_other_losses_are_refused_when_training_goes_on(saved, change, words):
+    path, _ = saved
+    with pytest.raises(CheckpointError, match=words):
+        make_trainer(max_epochs=2).fit(make_module(**change), loader(make_batches(STEPS)[0]), ckpt_path=path)
+    make_trainer().validate(make_module(**change), eval_loader(), ckpt_path=path)
+
+
+def test_surrogates_that_another_machine_rounds_otherwise_are_the_same(saved):
+    """exp and log are right to the last bit but one, and their last one depends on the processor."""
+    path, _ = saved
+    checkpoint = torch.load(path, weights_only=True)
+    written = checkpoint["lightning_tpauc"]["objective"]["surrogate"]
+    assert max(written) > 0
+    checkpoint["lightning_tpauc"]["objective"]["surrogate"] = [math.nextafter(value, math.inf) for value in written]
+    torch.save(checkpoint, path)
+    module = make_module()
+    make_trainer(max_epochs=2).fit(module, loader(make_batches(STEPS)[0]), ckpt_path=path)
+    assert module.batches_seen == 2 * STEPS
+
+
+# ---------------------------------------------------------------- weights of other files
+
+
+def wide(**kwargs):
+    return TPAUCModule(
+        nn.Sequential(nn.Linear(DIM, 3), nn.Tanh(), nn.Linear(3, 1)), staco(), num_positives=NUM_POS, **kwargs
+    )
+
+
+@pytest.mark.parametrize("what", ["module", "backbone", "compiled", "old format"])
+def test_init_from_takes_a_state_dict(tmp_path, what):
+    torch.manual_seed(7)
+    source = wide()
+    compiled = torch.compile(source.backbone, backend="eager")
+    holder = {"module": source, "backbone": source.backbone, "compiled": compiled, "old format": source}[what]
+    torch.save(holder.state_dict(), tmp_path / "w.pt", _use_new_zipfile_serialization=what != "old format")
+    module, seen = wide(init_from=str(tmp_path / "w.pt")), []
+
+    class First(Callback):
+        def on_train_start(self, trainer, pl_module):
+            seen.extend(p.detach().clone() for p in pl_module.parameters())
+
+    fit(module, callbacks=[First()])
+    for found, expected in zip(seen, source.parameters(), strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ([torch.ones(2)], "it holds a list instead of weights by name"),
+        ({"state_dict": [torch.ones(2)]}, r"it holds the keys \['state_dict'\] instead of weights by name"),
+        ({"epoch": 3}, r"it holds the keys \['epoch'\] instead"),
+        (torch.ones(2), "it holds a Tensor instead"),
+        (nn.Linear(2, 1), r"it can't be read \(torch.nn.modules.linear.Linear\). Save weights with"),
+    ],
+    ids=["list", "list inside", "numbers", "tensor", "module"],
+)
+def test_init_from_says_what_a_file_holds(tmp_path, content, words):
+    torch.save(content, tmp_path / "w.pt")
+    with pytest.raises(CheckpointError, match=rf"^`init_from='.*w.pt'` can't be used: {words}[^\n]*$"):
+        fit(wide(init_from=str(tmp_path / "w.pt")))
+
+
+def test_init_from_compares_check_sums(saved, tmp_path):
+    path, average = saved
+    whole = path.read_bytes()
+    start = whole.index(average.numpy().tobytes())
+    for bit in range(8):
+        content = bytearray(whole)
+        content[start + bit % 4] ^= 1 << bit
+        (tmp_path / "flipped.ckpt").write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"can't be used: it is not whole: its part '.*' has changed since"):
+            fit(make_module(init_from=str(tmp_path / "flipped.ckpt")))
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "missing"])
+def test_load_from_checkpoint_compares_check_sums(saved, tmp_path, damage):
+    path, average = saved
+    content = bytearray(path.read_bytes())
+    content[content.index(average.numpy().tobytes())] ^= 1
+    content = content[: {"flipped": len(content), "cut": len(content) // 2}.get(damage, 0)]
+    if damage != "missing":
+        (tmp_path / "damaged.ckpt").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"^(The checkpoint .* is not whole: its|There is no checkpoint) [^\n]*$"):
+        load("load_from_checkpoint", tmp_path / "damaged.ckpt")
+    with path.open("rb") as file:  # what is no path is read as ever
+        assert torch.equal(load("load_from_checkpoint", file).backbone.weight, average.float())
+    with pytest.raises(TypeError, match="cannot be called on an instance"):
+        make_module().load_from_checkpoint(path)
+
+
+def test_another_trainer_that_evaluated_saves_weights(tmp_path):
+    module = make_module()
+    trained, evaluated = fit(module), make_trainer()
+    evaluated.validate(module, eval_loader())
+    evaluated.save_checkpoint(tmp_path / "weights.ckpt")
+    held = torch.load(tmp_path / "weights.ckpt", weights_only=True)
+    assert torch.equal(held["state_dict"]["backbone.weight"], module.backbone.weight.detach())
+    with pytest.raises(CheckpointError, match=r"^The checkpoint to resume from holds no state"):
+        fit(make_module(), ckpt_path=tmp_path / "weights.ckpt")
+    with pytest.raises(CheckpointError, match=r"^TPAUCModule was evaluated by another Trainer[^\n]*$"):
+        trained.save_checkpoint(tmp_path / "lost.ckpt")
+
+
+def misfits():
+    """Networks that the weights of :func:`wide` do not fit, and what is said."""
+    wider = nn.Sequential(nn.Linear(DIM, 4), nn.Tanh(), nn.Linear(4, 1))
+    bare = nn.Sequential(nn.Linear(DIM, 3, bias=False), nn.Tanh(), nn.Linear(3, 1))
+    deeper = nn.Sequential(nn.Linear(DIM, 3), nn.Tanh(), nn.Linear(3, 1), nn.BatchNorm1d(1))
+    return {
+        "shapes": (wider, rf"'backbone.0.weight' has shape \(3, {DIM}\) instead of \(4, {DIM}\), .*"),
+        "adds": (bare, "it adds 'backbone.0.bias'"),
+        "lacks": (deeper, "it lacks 'backbone.3.bias', 'backbone.3.num_batches_tracked', .* and 2 more"),
+    }
+
+
+@pytest.mark.parametrize("how", ["fit", "validate", "load_from_checkpoint", "init_from"])
+@pytest.mark.parametrize("kind", ["shapes", "adds", "lacks"])
+def test_weights_that_do_not_fit_are_one_line(tmp_path, how, kind):
+    source = wide()
+    fit(source).save_checkpoint(tmp_path / "a.ckpt")
+    backbone, words = misfits()[kind]
+    name = "TPAUCModule" if how == "init_from" else "TPAUCModule with Sequential"
+    words = rf"do not fit {name}: {words}. Use the model that wrote [^\n]*$"
+    with pytest.raises(CheckpointError, match=words):
+        load_into(backbone, how, tmp_path / "a.ckpt")
+
+
+def load_into(backbone, how, path):
+    if how == "load_from_checkpoint":
+        TPAUCModule.load_from_checkpoint(path, backbone=backbone, algorithm=staco())
+    elif how == "init_from":
+        fit(TPAUCModule(backbone, staco(), num_positives=NUM_POS, init_from=str(path)))
+    else:
+        module = TPAUCModule(backbone, staco(), num_positives=NUM_POS)
+        data = loader(make_batches(STEPS)[0]) if how == "fit" else eval_loader()
+        getattr(make_trainer(), how)(module, data, ckpt_path=path)
+
+
+def test_strict_loading_may_be_turned_off(tmp_path):
+    fit(wide()).save_checkpoint(tmp_path / "a.ckpt")
+    module = TPAUCModule(misfits()["lacks"][0], staco(), num_positives=NUM_POS)
+    module.strict_loading = False
+    make_trainer().validate(module, eval_loader(), ckpt_path=tmp_path / "a.ckpt")
+    weight = torch.load(tmp_path / "a.ckpt", weights_only=True)["state_dict"]["backbone.0.weight"]
+    assert_close(module.backbone[0].weight.detach(), weight, "float32")
+
+
+def test_a_checkpoint_whose_weights_are_a_list(saved, tmp_path):
+    path, _ = saved
+    content = torch.load(path, weights_only=True)
+    torch.save({**content, "state_dict": list(content["state_dict"].values())}, tmp_path / "list.ckpt")
+    with pytest.raises(CheckpointError, match=r"do not fit .*: expected weights by name, but got a list"):
+        make_trainer().validate(make_module(), eval_loader(), ckpt_path=tmp_path / "list.ckpt")
+
+
+def test_a_checkpoint_of_objects_is_one_line(saved, tmp_path):
+    path, _ = saved
+    content = torch.load(path, weights_only=True)
+    torch.save({**content, "mine": nn.Linear(2, 1)}, tmp_path / "objects.ckpt")
+    with pytest.raises(
+        CheckpointError, match=r"objects.ckpt' holds what only `weights_only=False` reads \(torch.nn.*Linear\)\.$"
+    ):
+        make_trainer().validate(make_module(), eval_loader(), ckpt_path=tmp_path / "objects.ckpt")

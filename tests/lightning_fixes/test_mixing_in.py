@@ -1,0 +1,494 @@
+"""TPAUCModule in front of somebody's LightningModule: what is theirs stays theirs."""
+
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import StochasticWeightAveraging
+from torch import nn
+from torch.testing import assert_close
+
+from lightning_tpauc import StageCallback, TPAUCModule
+from lightning_tpauc.algorithms import STACO
+from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
+from tests.helpers.problems import DIM, NUM_POS, eval_loader, loader, make_batches, make_trainer
+
+
+class Theirs(LightningModule):
+    """A backbone and a head, hooks of its own, and an optimizer."""
+
+    def __init__(self, features: int = 1):
+        super().__init__()
+        self.backbone = nn.Linear(DIM, features)
+        self.head = nn.Linear(features, 1)
+        self.called: list[object] = []
+
+    def forward(self, inputs):
+        return self.head(self.backbone(inputs))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def configure_callbacks(self):
+        return [TheirCallback(), StageCallback(max_negatives=7)]
+
+    def on_fit_start(self):
+        self.called.append("on_fit_start")
+
+    def on_before_optimizer_step(self, optimizer):
+        self.called.append("on_before_optimizer_step")
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["theirs"] = 5
+
+    def on_load_checkpoint(self, checkpoint):
+        self.called.append(checkpoint["theirs"])
+
+
+class TheirCallback(Callback):
+    pass
+
+
+class Ours(TPAUCModule, Theirs):
+    pass
+
+
+def algorithm(**kwargs):
+    return STACO(dual_init="zeros", stage_restart="ones", **kwargs)
+
+
+@pytest.mark.parametrize("features", [1, 3])
+def test_their_forward_scores_though_they_call_a_part_of_it_backbone(features):
+    module = Ours(features=features, algorithm=algorithm())
+    inputs = torch.randn(5, DIM, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(module(inputs), Theirs.forward(module, inputs))
+    assert module.raw_scores(inputs).shape == (5,)
+
+
+def test_their_hooks_run_beside_ours(tmp_path):
+    batches, _ = make_batches(3)
+    module = Ours(algorithm=algorithm(), num_positives=NUM_POS)
+    trainer = make_trainer()
+    trainer.fit(module, loader(batches))
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    assert module.called == ["on_fit_start", *["on_before_optimizer_step"] * 3]
+    assert any(isinstance(callback, TheirCallback) for callback in trainer.callbacks)
+    assert [c.max_negatives for c in trainer.callbacks if isinstance(c, StageCallback)] == [7]
+    assert module.iterates.count == 3
+    again = Ours.load_from_checkpoint(tmp_path / "a.ckpt", algorithm=algorithm())
+    assert again.called == [5]
+
+
+@pytest.mark.parametrize("name", ["memory", "previous", "algorithm", "lr_scheduler_interval", "base_lr", "in_step"])
+def test_an_attribute_that_both_need_is_refused(name):
+    class Named(Theirs):
+        def __init__(self):
+            super().__init__()
+            setattr(self, name, nn.Linear(1, 1))
+
+    class Both(TPAUCModule, Named):
+        pass
+
+    with pytest.raises(ArgumentError, match=f"Both mixes TPAUCModule into a class that has `{name}` already"):
+        Both(algorithm=algorithm())
+
+
+def test_their_callbacks_are_looked_at_as_well():
+    class Averaged(Theirs):
+        def configure_callbacks(self):
+            return StochasticWeightAveraging(swa_lrs=0.1)
+
+    class Both(TPAUCModule, Averaged):
+        pass
+
+    module = Both(algorithm=algorithm(), num_positives=NUM_POS)
+    with pytest.raises(UnsupportedError, match="StochasticWeightAveraging does not work with manual optimization"):
+        make_trainer().fit(module, loader(make_batches(1)[0]))
+
+
+def test_a_backbone_beside_theirs_is_refused():
+    with pytest.raises(ArgumentError, match="a class that has `backbone` already"):
+        Ours(algorithm=algorithm(), backbone=nn.Linear(DIM, 1))
+
+
+def test_a_schedule_for_their_optimizer_is_refused():
+    def decay(optimizer):
+        return torch.optim.lr_scheduler.StepLR(optimizer, 1)
+
+    module = Ours(algorithm=algorithm(), num_positives=NUM_POS, lr_scheduler=decay)
+    with pytest.raises(ArgumentError, match="`lr_scheduler` needs `optimizer`: without it the optimizer, and its"):
+        make_trainer().fit(module, loader(make_batches(1)[0]))
+
+
+@pytest.mark.parametrize("theirs", [False, True], ids=["a factory", "mixed in"])
+def test_a_cycle_never_raises_the_dual_step_sizes(theirs):
+    def cycle(optimizer):
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=9)
+
+    class WithCycle(Theirs):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle(optimizer), "interval": "step"}}
+
+    class Mixed(TPAUCModule, WithCycle):
+        pass
+
+    scales = []
+
+    class Watch(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            scales.append(pl_module.algorithm.step_scale)
+
+    if theirs:
+        module = Mixed(algorithm=algorithm(), num_positives=NUM_POS)
+    else:
+        module = TPAUCModule(
+            nn.Linear(DIM, 1),
+            algorithm(),
+            lambda p: torch.optim.SGD(p, lr=0.01),
+            cycle,
+            lr_scheduler_interval="step",
+            num_positives=NUM_POS,
+        )
+    make_trainer(callbacks=[Watch()]).fit(module, loader(make_batches(8)[0]))
+    assert len(scales) == 8
+    assert 0.9 < max(scales) <= 1.0 + 1e-12
+    assert min(scales) < 0.1
+
+
+# ---------------------------------------------------------------- hooks that manual optimization leaves out
+
+
+class WithHooks(Theirs):
+    """Warms up, clips by value, and steps a scheduler by hooks of automatic optimization."""
+
+    def __init__(self):
+        super().__init__()
+        self.rates: list[float] = []
+        self.largest: list[float] = []
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1), "interval": "step"}]
+
+    def on_before_zero_grad(self, optimizer):
+        self.called.append("on_before_zero_grad")
+
+    def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
+        self.called.append("optimizer_zero_grad")
+        optimizer.zero_grad(set_to_none=False)
+
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+        self.clip_gradients(optimizer, gradient_clip_val=1e-3, gradient_clip_algorithm="value")
+
+    def lr_scheduler_step(self, scheduler, metric):
+        self.called.append("lr_scheduler_step")
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 * (batch_idx + 1) / 4
+        self.rates.append(optimizer.param_groups[0]["lr"])
+        before = [p.detach().clone() for p in self.parameters()]
+        optimizer.step(closure=optimizer_closure)
+        change = max(float((a - b).detach().abs().max()) for a, b in zip(before, self.parameters(), strict=True))
+        self.largest.append(change / optimizer.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize("mixed_in", [True, False], ids=["mixed in", "own"])
+def test_their_optimizer_hooks_are_called(mixed_in):
+    names = ("optimizer_step", "optimizer_zero_grad", "on_before_zero_grad", "lr_scheduler_step")
+    hooks = {name: vars(WithHooks)[name] for name in (*names, "configure_gradient_clipping")}
+    bases = (TPAUCModule, WithHooks) if mixed_in else (TPAUCModule, Theirs)
+    kind = type("Both", bases, {} if mixed_in else hooks)
+    calls, scales = [], []
+
+    class Watch(Callback):
+        def on_before_zero_grad(self, trainer, pl_module, optimizer):
+            calls.append(optimizer)
+            scales.append(pl_module.algorithm.step_scale)
+
+    module = kind(algorithm=algorithm(), num_positives=NUM_POS)
+    module.rates, module.largest = [], []
+    trainer = make_trainer(callbacks=[Watch()])
+    trainer.fit(module, loader(make_batches(4)[0]))
+    steps = 4
+    assert module.rates == pytest.approx([0.025, 0.05, 0.075, 0.1])
+    assert scales == pytest.approx([1.0, 0.25, 0.5, 0.75])  # the dual variables' steps follow that schedule
+    assert max(module.largest) == pytest.approx(1e-3)
+    expected = {"on_before_zero_grad", "optimizer_zero_grad", *(["lr_scheduler_step"] if mixed_in else [])}
+    assert {name: module.called.count(name) for name in expected} == dict.fromkeys(expected, steps)
+    assert calls == trainer.optimizers * steps
+    assert trainer.global_step == steps
+
+
+def test_the_hook_for_the_clip_replaces_ours():
+    seen = []
+
+    class Clips(TPAUCModule):
+        def configure_gradient_clipping(self, optimizer, gradient_clip_val, gradient_clip_algorithm):
+            seen.append((gradient_clip_val, gradient_clip_algorithm))
+
+    module = Clips(nn.Linear(DIM, 1), algorithm(), num_positives=NUM_POS, gradient_clip_val=1e-9)
+    start = module.backbone.weight.detach().clone()
+    make_trainer().fit(module, loader(make_batches(2)[0]))
+    assert seen == [(1e-9, "norm")] * 2
+    assert float((module.backbone.weight - start).abs().max()) > 1e-6
+
+
+@pytest.mark.parametrize(("steps", "words"), [(0, "took 0 optimizer steps"), (2, "took 2 optimizer steps")])
+def test_another_number_of_steps_is_refused(steps, words):
+    class Odd(TPAUCModule):
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+            for _ in range(steps):
+                optimizer.step(closure=optimizer_closure)
+
+    module = Odd(nn.Linear(DIM, 1), algorithm(), num_positives=NUM_POS)
+    with pytest.raises(UnsupportedError, match=rf"Odd.optimizer_step {words}|Adam evaluates the loss"):
+        make_trainer().fit(module, loader(make_batches(2)[0]))
+
+
+# ---------------------------------------------------------------- what is not called
+
+
+class WithMetrics(Theirs):
+    def validation_step(self, batch, batch_idx):
+        self.log("val/theirs", 1.0)
+
+    def test_step(self, batch, batch_idx):
+        self.log("test/theirs", 1.0)
+
+    def on_validation_epoch_end(self):
+        self.log("val/their_end", 1.0)
+
+
+def test_their_metrics_are_listed_once_by_name():
+    class Both(TPAUCModule, WithMetrics):
+        pass
+
+    words = (
+        r"Both does not call WithMetrics.validation_step, WithMetrics.test_step, WithMetrics.on_validation_epoch_end, "
+        r"nor .* `WithMetrics.validation_step\(self, \(batch.inputs, batch.target\), batch_idx\)`"
+    )
+    with pytest.warns(TPAUCWarning, match=words):
+        make_trainer().validate(Both(algorithm=algorithm()), eval_loader(), verbose=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TPAUCWarning)
+        make_trainer().validate(Both(algorithm=algorithm()), eval_loader(), verbose=False)
+
+
+def test_the_remedy_logs_both():
+    class Both(TPAUCModule, WithMetrics):
+        def validation_step(self, batch, batch_idx):
+            WithMetrics.validation_step(self, (batch.inputs, batch.target), batch_idx)
+
+        def test_step(self, batch, batch_idx):
+            WithMetrics.test_step(self, (batch.inputs, batch.target), batch_idx)
+
+        def on_validation_epoch_end(self):
+            WithMetrics.on_validation_epoch_end(self)
+
+    (results,) = make_trainer().validate(Both(algorithm=algorithm()), eval_loader(), verbose=False)
+    assert {"val/theirs", "val/their_end", "val/tpauc", "val/auroc"} <= results.keys()
+
+
+# ---------------------------------------------------------------- in which order, and from where
+
+
+def test_the_other_order_is_refused():
+    class Trains(Theirs):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            return (self(x) - y).mean()
+
+    words = r"In class Both\(Trains, TPAUCModule\) the training_step of Trains .* class Both\(TPAUCModule, Trains\)"
+    with pytest.raises(UnsupportedError, match=words):
+
+        class Both(Trains, TPAUCModule):  # type: ignore[misc]
+            pass
+
+
+def test_a_cooperative_class_may_come_first():
+    class Logs(LightningModule):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            self.log("train/again", loss, batch_size=1)
+            return loss
+
+    class Both(Logs, TPAUCModule):  # type: ignore[misc]
+        pass
+
+    module = Both(nn.Linear(DIM, 1), algorithm(), num_positives=NUM_POS)
+    trainer = make_trainer()
+    trainer.fit(module, loader(make_batches(2)[0]))
+    assert "train/again" in trainer.callback_metrics
+    assert trainer.global_step == 2
+
+
+@pytest.fixture
+def twin():
+    return pytest.importorskip("pytorch_lightning")
+
+
+def test_classes_of_the_twin_package_are_refused(twin):
+    class TwinModule(twin.LightningModule):
+        def forward(self, inputs):
+            return inputs.sum(1)
+
+    with pytest.raises(UnsupportedError, match=r"A base of Both comes from the package `pytorch_lightning` .*Import"):
+
+        class Both(TPAUCModule, TwinModule):
+            pass
+
+    class OwnCallback(twin.Callback):
+        pass
+
+    callbacks = twin.callbacks
+    for callback in (
+        callbacks.ModelCheckpoint(monitor="val/tpauc"),
+        callbacks.EarlyStopping("val/tpauc"),
+        callbacks.StochasticWeightAveraging(swa_lrs=0.1),
+        OwnCallback(),
+    ):
+        name = type(callback).__name__
+        words = rf"{name} comes from the package `pytorch_lightning` .* from `lightning.pytorch`, and nothing from"
+        with pytest.raises(UnsupportedError, match=words):
+            make_trainer(callbacks=[callback]).fit(
+                TPAUCModule(nn.Linear(DIM, 1), algorithm(), num_positives=NUM_POS), loader(make_batches(1)[0])
+            )
+
+
+def test_a_trainer_of_the_twin_package_is_refused(twin):
+    """By itself, before anything of ours is asked."""
+    trainer = twin.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    with pytest.raises(TypeError, match="must be a `LightningModule`"):
+        trainer.fit(TPAUCModule(nn.Linear(DIM, 1), algorithm(), num_positives=NUM_POS), loader(make_batches(1)[0]))
+
+
+def test_a_schedule_of_the_twin_package_has_the_same_mode(twin):
+    module = TPAUCModule(
+        nn.Linear(DIM, 1),
+        algorithm(),
+        lambda p: torch.optim.SGD(p, lr=0.1),
+        lambda optimizer: pytest.importorskip("pytorch_lightning.cli").ReduceLROnPlateau(
+            optimizer, monitor="val/tpauc"
+        ),
+        num_positives=NUM_POS,
+    )
+    with pytest.raises(ArgumentError, match="would wait for 'val/tpauc' to fall"):
+        make_trainer().fit(module, loader(make_batches(1)[0]), eval_loader())
+
+
+# ---------------------------------------------------------------- optimizers of another kind
+
+
+class Descent(torch.optim.Optimizer):
+    """SGD as people write it for themselves."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(parameter.grad, alpha=-group["lr"])
+
+
+class SAM(Descent):
+    """Sharpness-aware: evaluates the loss at weights that it has moved."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(parameter.grad, alpha=0.05)
+        with torch.enable_grad():
+            closure()
+        super().step()
+
+
+class Deaf(Descent):
+    def step(self, closure=None):
+        super().step()
+
+
+def trained(make_optimizer, gamma=5.0, schedule=None, backbone=None):
+    torch.manual_seed(0)
+    module = TPAUCModule(
+        backbone() if backbone is not None else nn.Linear(DIM, 1),
+        algorithm(gamma=gamma),
+        make_optimizer,
+        schedule,
+        num_positives=NUM_POS,
+        gradient_clip_val=0.1,
+        lr_scheduler_interval="step",
+    )
+    trainer = make_trainer(callbacks=[StageCallback(every_n_steps=3)])
+    trainer.fit(module, loader(make_batches(5)[0]))
+    return module
+
+
+@pytest.mark.filterwarnings("error:Detected call of `lr_scheduler.step")
+@pytest.mark.filterwarnings("error:Seems like `optimizer.step")
+def test_an_optimizer_whose_step_takes_no_closure():
+    def halve(optimizer):
+        return torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+
+    own = trained(lambda p: Descent(p, lr=0.1), schedule=halve)
+    theirs = trained(lambda p: torch.optim.SGD(p, lr=0.1), schedule=halve)
+    assert_close(own.backbone.weight, theirs.backbone.weight, rtol=0, atol=1e-15)
+
+
+def test_optimizers_that_evaluate_by_themselves_are_refused():
+    with pytest.raises(UnsupportedError, match=r"SAM evaluates the loss by itself.* Use another optimizer"):
+        trained(lambda p: SAM(p, lr=0.1))
+
+
+def test_optimizers_that_ignore_the_closure_are_refused():
+    with pytest.raises(UnsupportedError, match=r"Deaf.step does not call the closure"):
+        trained(lambda p: Deaf(p, lr=0.1))
+
+
+class Embedded(nn.Module):
+    """One learned score for each of a few values of the first input, and a linear one for the rest."""
+
+    def __init__(self, sparse):
+        super().__init__()
+        self.table = nn.Embedding(9, 1, sparse=sparse)
+
+    def forward(self, inputs):
+        return self.table((inputs[:, 0].clamp(-2, 2) * 2 + 4).long()).squeeze(1)
+
+
+def test_sparse_gradients_train_as_dense_ones_do():
+    for gamma in (5.0, float("inf")):
+        sparse, dense = (
+            trained(lambda p: torch.optim.SGD(p, lr=0.1), gamma, backbone=partial(Embedded, sparse))
+            for sparse in (True, False)
+        )
+        assert torch.equal(sparse.backbone.table.weight, dense.backbone.table.weight)
+
+
+def test_sparse_adam_is_refused_where_all_weights_move():
+    with pytest.raises(UnsupportedError, match="SparseAdam moves some rows only, but clipping, the proximal term"):
+        trained(lambda p: torch.optim.SparseAdam(p, lr=0.1), backbone=partial(Embedded, sparse=True))
+
+
+@pytest.mark.parametrize("stage", ["fit", "validate", "test", "predict"])
+@pytest.mark.parametrize("given", ["datamodule", "dataloaders", "val_dataloaders"])
+def test_a_data_module_of_the_twin_package_is_refused(twin, stage, given):
+    """Passed by position, Lightning takes it for a data loader."""
+
+    class TwinData(twin.LightningDataModule):
+        def train_dataloader(self):
+            return loader(make_batches(1)[0])
+
+    if given == "val_dataloaders" and stage != "fit":
+        pytest.skip("only fit has two kinds of loaders")
+    name = "train_dataloaders" if (stage, given) == ("fit", "dataloaders") else given
+    with pytest.raises(UnsupportedError, match="TwinData comes from the package `pytorch_lightning`"):
+        getattr(make_trainer(), stage)(
+            TPAUCModule(nn.Linear(DIM, 1), algorithm(), num_positives=NUM_POS), **{name: TwinData()}
+        )

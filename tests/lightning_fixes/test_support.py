@@ -1,0 +1,183 @@
+"""Callbacks that would give wrong results are refused before training starts, with a remedy that works."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    BaseFinetuning,
+    BatchSizeFinder,
+    EarlyStopping,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ModelPruning,
+)
+from lightning.pytorch.tuner.tuning import Tuner
+from torch import nn
+
+from lightning_tpauc import StageCallback, TPAUCModule
+from lightning_tpauc.algorithms import SONX, STACO, CrossEntropy
+from lightning_tpauc.errors import ArgumentError, UnsupportedError
+from tests.helpers.problems import DIM, NUM_POS, LinearScore, eval_loader, loader, make_batches, make_trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*`val_dataloader`.*")
+
+
+def staco(**kwargs):
+    return STACO(dual_init="zeros", stage_restart="ones", **kwargs)
+
+
+def make_module(algorithm=None, backbone=None, **kwargs):
+    return TPAUCModule(backbone or LinearScore(), algorithm or staco(), num_positives=NUM_POS, **kwargs)
+
+
+def fit(module, *callbacks, steps=2, **kwargs):
+    batches, _ = make_batches(steps)
+    trainer = make_trainer(callbacks=list(callbacks), **kwargs)
+    trainer.fit(module, loader(batches), eval_loader())
+    return trainer
+
+
+class Unfreeze(BaseFinetuning):
+    """Freezes the second layer, until the second epoch."""
+
+    def freeze_before_training(self, pl_module):
+        self.freeze(pl_module.backbone[1])
+
+    def finetune_function(self, pl_module, epoch, optimizer):
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.backbone[1], optimizer, lr=0.1)
+
+
+def two_layers():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(DIM, 3), nn.Linear(3, 1))
+
+
+# ---------------------------------------------------------------- weights that others change
+
+
+FINETUNING = r"Unfreeze would train weights that the average.* as `init_from`"
+PRUNING = r"ModelPruning zeroes weights.* `torch.nn.utils.prune`"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "callback", "words"),
+    [
+        (staco(), Unfreeze(), FINETUNING),
+        (staco(gamma=5.0), Unfreeze(), FINETUNING),
+        (SONX(gamma=0.1), Unfreeze(), FINETUNING),
+        (staco(), BackboneFinetuning(), "BackboneFinetuning would train weights"),
+        (staco(), ModelPruning("l1_unstructured", amount=0.5), PRUNING),
+        (staco(gamma=5.0), ModelPruning("l1_unstructured", amount=0.5), PRUNING),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
+)
+def test_callbacks_that_change_what_is_averaged_are_refused(algorithm, callback, words):
+    with pytest.raises(UnsupportedError, match=words):
+        fit(make_module(algorithm, two_layers()), callback)
+
+
+def test_without_an_average_they_work():
+    module = make_module(CrossEntropy(), two_layers())
+    before = module.backbone[1].weight.detach().clone()
+    fit(module, Unfreeze(), max_epochs=1)
+    assert torch.equal(module.backbone[1].weight.double(), before.double())
+    fit(module := make_module(CrossEntropy(), two_layers()), Unfreeze(), max_epochs=2)
+    assert not torch.equal(module.backbone[1].weight.double(), before.double())
+    fit(module := make_module(CrossEntropy(), two_layers()), ModelPruning("l1_unstructured", amount=0.5))
+    assert float((module.backbone[0].weight == 0).double().mean()) >= 0.5
+
+
+def test_the_remedy_for_finetuning(tmp_path):
+    first = make_module(backbone=two_layers())
+    first.backbone[1].requires_grad_(False)
+    trainer = fit(first)
+    trainer.save_checkpoint(tmp_path / "first.ckpt")
+    second = make_module(backbone=two_layers(), init_from=str(tmp_path / "first.ckpt"))
+    fit(second, StageCallback(keep_best=False))
+    assert second.iterates is not None
+    assert len(second.iterates.parameters) == 4
+    assert not torch.equal(second.backbone[1].weight, first.backbone[1].weight)
+
+
+# ---------------------------------------------------------------- tuners
+
+
+class WithSizes(TPAUCModule):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.lr, self.batch_size = 0.1, 4
+
+
+@pytest.mark.parametrize(
+    ("callback", "words"),
+    [
+        (LearningRateFinder, r"LearningRateFinder can't work here: .* short runs with `lr` of 1e-3, 1e-2.* a new one"),
+        (BatchSizeFinder, r"BatchSizeFinder can't work here: .*Raise those of the data module"),
+    ],
+)
+def test_finders_are_refused(tmp_path, callback, words):
+    batches, _ = make_batches(2)
+    method = {LearningRateFinder: "lr_find", BatchSizeFinder: "scale_batch_size"}[callback]
+    module = WithSizes(LinearScore(), staco(), num_positives=NUM_POS)
+    with pytest.raises(UnsupportedError, match=words):
+        fit(module, callback())
+    with pytest.raises(UnsupportedError, match=words):
+        getattr(Tuner(make_trainer(default_root_dir=tmp_path)), method)(module, loader(batches))
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------- the best of an area
+
+
+@pytest.mark.parametrize(
+    "name", ["val/tpauc", "val/auroc", "val/tpauc_tpr60_fpr50", "val/tpr_at_max_fpr", "val/tpauc/dataloader_idx_0"]
+)
+@pytest.mark.parametrize("kind", [EarlyStopping, ModelCheckpoint])
+def test_the_smallest_area_is_not_the_best(tmp_path, kind, name):
+    callback = kind(monitor=name, **({"dirpath": tmp_path} if kind is ModelCheckpoint else {}))
+    words = rf"{kind.__name__}\(monitor='{name}'\) has `mode='min'`, .* the smallest .* pass `mode='max'`"
+    with pytest.raises(ArgumentError, match=words):
+        fit(make_module(), callback, enable_checkpointing=True)
+    # nothing is chosen where nothing is trained
+    make_trainer(callbacks=[callback], enable_checkpointing=True).test(make_module(), eval_loader(), verbose=False)
+
+
+def test_losses_are_minimised(tmp_path):
+    saver = ModelCheckpoint(tmp_path, monitor="val/objective")
+    stopper = EarlyStopping("train/loss")
+    trainer = fit(make_module(log_objective=True), saver, stopper, enable_checkpointing=True, max_epochs=3)
+    assert trainer.current_epoch == 3
+    assert float(saver.best_model_score) > 0
+
+
+# ---------------------------------------------------------------- names of files
+
+
+@pytest.mark.parametrize(
+    ("options", "warns"),
+    [
+        ({"filename": "{epoch}-{val/tpauc:.3f}"}, True),
+        ({"filename": "tpauc={val/tpauc:.3f}", "auto_insert_metric_name": False}, False),
+        ({"filename": "{epoch}-{step}"}, False),
+        ({}, False),
+    ],
+)
+def test_a_metric_in_a_file_name_opens_no_folder_unsaid(tmp_path, options, warns):
+    saver = ModelCheckpoint(tmp_path, monitor="val/tpauc", mode="max", **options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(make_module(), saver, enable_checkpointing=True)
+    said = [str(warning.message) for warning in caught if "auto_insert_metric_name=False" in str(warning.message)]
+    assert len(said) == warns
+    assert (Path(saver.best_model_path).parent != tmp_path) == warns
+
+
+@pytest.mark.parametrize("name", ["val/fpr_at_min_tpr", "val/objective"])
+def test_the_largest_error_is_not_the_best(tmp_path, name):
+    words = rf"ModelCheckpoint\(monitor='{name}'\) has `mode='max'` and would take the largest value .*mode='min'"
+    with pytest.raises(ArgumentError, match=words):
+        fit(make_module(), ModelCheckpoint(tmp_path, monitor=name, mode="max"), enable_checkpointing=True)

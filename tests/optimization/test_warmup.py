@@ -1,0 +1,246 @@
+"""The warm-up of the learning rate, how long it takes, and the optimizer of whoever chose none."""
+
+import copy
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule
+from torch import nn
+from torch.utils.data import IterableDataset
+
+from lightning_tpauc import PosNegDataModule, TPAUCModule
+from lightning_tpauc.algorithms import STACO, CrossEntropy, FullBatch
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.optimization.run_length import steps_of_share
+from lightning_tpauc.optimization.warmup import LinearWarmup
+from tests.helpers.problems import NUM_POS, LinearScore, loader, make_batches, make_trainer, paper_stages
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*does not have many workers.*", "ignore::lightning_tpauc.errors.TPAUCAdvice"
+)
+
+
+def sgd(lr, **kwargs):
+    return lambda parameters: torch.optim.SGD(parameters, lr=lr, **kwargs)
+
+
+class Rates(Callback):
+    """Learning rate and scale of the algorithm's step sizes of every step."""
+
+    def __init__(self):
+        self.rates, self.scales = [], []
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.rates.append(optimizer.param_groups[0]["lr"])
+        self.scales.append(pl_module.algorithm.step_scale)
+
+
+def rates_of(optimizer=None, algorithm=None, num_batches=40, module=TPAUCModule, callbacks=(), trainer=None, **kwargs):
+    seen = Rates()
+    made = module(LinearScore(), algorithm or STACO(dual_init="zeros"), optimizer, num_positives=NUM_POS, **kwargs)
+    run = make_trainer(callbacks=[seen, paper_stages(), *callbacks], **(trainer or {}))
+    run.fit(made, loader(make_batches(num_batches)[0]))
+    return seen
+
+
+# ---------------------------------------------------------------- the schedule
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7, 10])
+@pytest.mark.parametrize("lr", [0.1, 3e-3, torch.tensor(0.25)], ids=["0.1", "0.003", "tensor"])
+def test_the_rate_grows_in_equal_parts_and_then_is_exactly_the_optimizers(steps, lr):
+    optimizer = torch.optim.Adam([nn.Parameter(torch.zeros(1))], lr=copy.deepcopy(lr))
+    warmup = LinearWarmup(optimizer)
+    assert float(optimizer.param_groups[0]["lr"]) == float(lr), "nothing before it begins"
+    warmup.begin(steps)
+    for k in range(1, steps + 5):
+        assert warmup.is_over == (k >= steps)
+        rate = float(optimizer.param_groups[0]["lr"])
+        assert rate == pytest.approx(float(lr) * min(1.0, k / steps), rel=1e-6)
+        if k >= steps:
+            assert rate == float(lr)
+        optimizer.step()
+        warmup.step()
+
+
+def test_every_group_keeps_its_own_rate():
+    groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (0.4, 0.04)]
+    optimizer = torch.optim.SGD(groups)
+    warmup = LinearWarmup(optimizer)
+    warmup.begin(4)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.01]
+    assert warmup.get_last_lr() == [0.1, 0.01]
+
+
+def test_once_it_is_over_whoever_changes_the_rate_has_it():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    warmup = LinearWarmup(optimizer)
+    warmup.begin(2)
+    for _ in range(3):
+        optimizer.step()
+        warmup.step()
+    optimizer.param_groups[0]["lr"] = 0.125
+    optimizer.step()
+    warmup.step()
+    assert optimizer.param_groups[0]["lr"] == 0.125
+
+
+def test_state_comes_back():
+    def make():
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+        return optimizer, LinearWarmup(optimizer)
+
+    (first, warmup), (second, other) = make(), make()
+    warmup.begin(8)
+    for _ in range(3):
+        first.step()
+        warmup.step()
+    other.load_state_dict(warmup.state_dict())
+    second.load_state_dict(first.state_dict())
+    for optimizer, schedule in ((first, warmup), (second, other)):
+        optimizer.step()
+        schedule.step()
+    assert first.param_groups[0]["lr"] == second.param_groups[0]["lr"] == 5 / 8
+
+
+# ---------------------------------------------------------------- how long
+
+
+@pytest.mark.parametrize(
+    ("total", "per_epoch", "expected"),
+    [
+        (1000, 100, 100),  # a tenth of the run
+        (100_000, 100, 400),  # 4 epochs
+        (7, 100, 1),  # at least a step
+        (math.inf, 100, 400),
+        (math.inf, math.inf, 55),
+        (-1, math.inf, 55),  # what Lightning says of epochs without a length
+        (1000, math.inf, 100),
+        (0, 10, 1),
+    ],
+)
+def test_steps_of_share(total, per_epoch, expected):
+    trainer = SimpleNamespace(estimated_stepping_batches=total, num_training_batches=per_epoch)
+    assert steps_of_share(trainer, 0.1, most_epochs=4, without_end=55) == expected
+
+
+@pytest.mark.parametrize(
+    ("trainer", "steps"),
+    [
+        ({"max_epochs": 1}, 4),
+        ({"max_epochs": 3}, 12),
+        ({"max_epochs": -1, "max_steps": 60}, 6),
+        ({"max_epochs": 2, "max_steps": 30}, 3),
+        ({"max_epochs": 1, "limit_train_batches": 20}, 2),
+    ],
+)
+def test_it_lasts_a_tenth_of_the_run(trainer, steps):
+    seen = rates_of(sgd(1.0), trainer=trainer)
+    expected = [min(1.0, k / steps) for k in range(1, len(seen.rates) + 1)]
+    assert seen.rates == expected
+
+
+def test_it_is_no_longer_than_four_epochs_also_where_steps_end_the_run():
+    seen = rates_of(sgd(1.0), num_batches=2, trainer={"max_epochs": -1, "max_steps": 200})
+    assert seen.rates == [min(1.0, k / 8) for k in range(1, 201)]
+
+
+def test_a_stream_has_one_too():
+    class Endless(IterableDataset):
+        def __iter__(self):
+            while True:
+                yield from make_batches(10)[0]
+
+    class Stop(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            trainer.should_stop = pl_module.batches_seen >= 120
+
+    seen = Rates()
+    module = TPAUCModule(LinearScore(), CrossEntropy(), sgd(1.0), num_positives=NUM_POS)
+    trainer = make_trainer(callbacks=[seen, paper_stages(), Stop()], max_epochs=3)
+    trainer.fit(module, torch.utils.data.DataLoader(Endless(), batch_size=None))
+    assert seen.rates == [min(1.0, k / 100) for k in range(1, 121)]
+
+
+# ---------------------------------------------------------------- where there is none, and what it scales
+
+
+def test_the_weights_warm_up_alone():
+    """The dual variables' steps are full ones, unless somebody lowers the rate later on."""
+
+    class Lower(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if batch_idx == 20:
+                trainer.optimizers[0].param_groups[0]["lr"] = 0.25
+
+    seen = rates_of(sgd(1.0), callbacks=[Lower()])
+    assert seen.rates == [0.25, 0.5, 0.75, *[1.0] * 17, *[0.25] * 20]
+    assert seen.scales == [*[1.0] * 20, *[0.25] * 20]
+
+
+@pytest.mark.parametrize("warmup", [0, 0.0])
+def test_none_by_one_word(warmup):
+    assert rates_of(sgd(1.0), warmup=warmup).rates == [1.0] * 40
+
+
+def test_a_schedule_of_ones_own_has_no_other():
+    seen = rates_of(
+        sgd(1.0), lr_scheduler=lambda opt: torch.optim.lr_scheduler.MultiStepLR(opt, [30]), lr_scheduler_interval="step"
+    )
+    assert seen.rates == [*[1.0] * 30, *[0.1] * 10]
+
+
+def test_a_class_mixed_in_chooses_for_itself():
+    class Theirs(LightningModule):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=1.0)
+
+    class Mixed(TPAUCModule, Theirs):
+        pass
+
+    assert rates_of(module=Mixed).rates == [1.0] * 40
+
+
+def test_a_step_on_all_data_needs_none():
+    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    seen = Rates()
+    data = PosNegDataModule((x, (torch.arange(40) % 4 == 0).long()))
+    make_trainer(callbacks=[seen], max_epochs=20).fit(TPAUCModule(LinearScore(), FullBatch(), sgd(0.5)), data)
+    assert seen.rates == [0.5] * 20
+
+
+@pytest.mark.parametrize("warmup", [-0.1, 1.5, math.nan, "a"])
+def test_a_share_that_is_none_is_refused(warmup):
+    with pytest.raises(ArgumentError, match="`warmup`"):
+        TPAUCModule(LinearScore(), warmup=warmup)
+
+
+def test_a_second_training_warms_up_again():
+    module = TPAUCModule(LinearScore(), CrossEntropy(), sgd(1.0), num_positives=NUM_POS)
+    for _ in range(2):
+        seen = Rates()
+        make_trainer(callbacks=[seen]).fit(module, loader(make_batches(40)[0]))
+        assert seen.rates[:5] == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+# ---------------------------------------------------------------- the optimizer of whoever chose none
+
+
+def test_the_default_is_adam_at_three_thousandths():
+    module = TPAUCModule(LinearScore())
+    optimizer = module.configure_optimizers()
+    assert type(optimizer) is torch.optim.Adam
+    assert optimizer.param_groups[0]["lr"] == 1e-2
+    assert rates_of(num_batches=10).rates == [1e-2] * 10
+
+
+def test_the_default_trains_as_adam_does():
+    def weights(optimizer):
+        module = TPAUCModule(LinearScore(), CrossEntropy(), optimizer, num_positives=NUM_POS)
+        make_trainer().fit(module, loader(make_batches(20)[0]))
+        return module.backbone.weight
+
+    assert torch.equal(weights(None), weights(lambda p: torch.optim.Adam(p, lr=1e-2)))
+    assert not torch.equal(weights(None), weights(sgd(3e-3)))

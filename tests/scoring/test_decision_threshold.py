@@ -1,0 +1,291 @@
+"""From a training to decisions: which threshold a module holds, keeps, reports and predicts by."""
+
+import csv
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
+from scipy.stats import beta
+from torch import nn
+
+from lightning_tpauc import DecisionThreshold, PosNegDataModule, PredictionWriter, StageCallback, TPAUCModule
+from lightning_tpauc.errors import ArgumentError, UnsupportedError
+from lightning_tpauc.functional import calibrated_probability, decision_threshold
+from tests.helpers.problems import make_trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*use of fork.*")
+
+
+def make_data(**kwargs):
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(240, 3, generator=generator)
+    y = (x[:, 0] + 0.5 * torch.randn(240, generator=generator) > 0.8).long()
+    sets = {"val_dataset": (x[80:160], y[80:160]), "test_dataset": (x[160:], y[160:]), "predict_dataset": x[160:]}
+    return PosNegDataModule((x[:80], y[:80]), num_pos=5, num_neg=10, batch_size=17, **{**sets, **kwargs})
+
+
+def make_module(net=None):
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)) if net is None else net
+    return TPAUCModule(net, optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+
+
+def fit(*callbacks, module=None, data=None, **kwargs):
+    module, data = module or make_module(), data or make_data()
+    trainer = make_trainer(**{"precision": "32-true", "max_epochs": 4, **kwargs}, callbacks=list(callbacks))
+    trainer.fit(module, data)
+    return trainer, module, data
+
+
+def validation_rows():
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(240, 3, generator=generator)
+    y = (x[:, 0] + 0.5 * torch.randn(240, generator=generator) > 0.8).long()
+    return (x[80:160], y[80:160]), (x[160:], y[160:])
+
+
+def chosen_anew(module, criterion="max_sensitivity"):
+    """The threshold of the weights that the module holds, on one batch without a Trainer."""
+    (x, y), _ = validation_rows()
+    module.eval()
+    with torch.no_grad():
+        scores = module.raw_scores(x)
+    return decision_threshold(scores, y, module.algorithm.min_tpr, module.algorithm.max_fpr, criterion)
+
+
+def assert_fits(module, criterion="max_sensitivity"):
+    found, anew = module.operating_point.decisions, chosen_anew(module, criterion)
+    assert found[1:] == anew[1:]
+    assert module.threshold == found.threshold == pytest.approx(anew.threshold, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("stages", "limits"),
+    [
+        pytest.param({}, {}, id="the best weights"),
+        pytest.param({"keep_best": False}, {}, id="the last average"),
+        pytest.param({"keep_best": False}, {"max_steps": 10, "max_epochs": -1}, id="steps that nobody validated"),
+        pytest.param({"batch_norm": "recompute"}, {}, id="statistics of afterwards"),
+        pytest.param({}, {"check_val_every_n_epoch": 3}, id="a validation that was left out"),
+    ],
+)
+def test_it_is_that_of_the_weights_that_training_leaves(stages, limits):
+    _, module, _ = fit(StageCallback(**stages), **limits)
+    assert_fits(module)
+
+
+@pytest.mark.parametrize("criterion", ["max_specificity", "youden"])
+def test_the_criterion_is_the_callbacks(criterion):
+    trainer, module, _ = fit(DecisionThreshold(criterion))
+    assert_fits(module, criterion)
+    assert module.operating_point.criterion == criterion
+    assert sum(isinstance(callback, DecisionThreshold) for callback in trainer.callbacks) == 1
+
+
+def test_every_validation_logs_what_its_threshold_does():
+    trainer, module, data = fit()
+    trainer.validate(module, data, verbose=False)
+    decisions = chosen_anew(module)
+    names = ("sensitivity", "specificity", "precision")
+    logged = [float(trainer.callback_metrics[f"val/{name}_at_threshold"]) for name in names]
+    assert logged == pytest.approx([getattr(decisions, name) for name in names], rel=1e-6)
+    assert float(trainer.callback_metrics["val/threshold"]) == pytest.approx(decisions.threshold, rel=1e-5)
+
+
+@pytest.mark.parametrize("save_weights_only", [False, True])
+def test_every_checkpoint_holds_that_of_its_weights(tmp_path, save_weights_only):
+    saver = ModelCheckpoint(tmp_path, save_top_k=-1, save_weights_only=save_weights_only)
+    fit(saver, DecisionThreshold(calibration="isotonic"), enable_checkpointing=True)
+    paths = sorted(tmp_path.glob("*.ckpt"))
+    assert len(paths) == 4
+    thresholds = set()
+    for path in paths:
+        torch.load(path, weights_only=True)
+        module = TPAUCModule.load_from_checkpoint(path, backbone=make_module().backbone)
+        assert_fits(module)
+        assert module.operating_point.calibration is not None
+        thresholds.add(module.threshold)
+    assert len(thresholds) == 4, "the weights moved in between"
+
+
+def test_a_resumed_run_ends_with_the_same(tmp_path):
+    saver = ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
+    _, straight, _ = fit(saver, DecisionThreshold(calibration="sigmoid"), enable_checkpointing=True)
+    module = make_module()
+    trainer = make_trainer(precision="32-true", max_epochs=4, callbacks=[DecisionThreshold(calibration="sigmoid")])
+    trainer.fit(module, make_data(), ckpt_path=str(tmp_path / "epoch=1.ckpt"))
+    assert module.operating_point == straight.operating_point
+
+
+def test_the_test_reports_exact_intervals():
+    trainer, module, data = fit()
+    (values,) = trainer.test(module, data, verbose=False)
+    _, (x, y) = validation_rows()
+    with torch.no_grad():
+        called = module.eval().raw_scores(x) >= module.threshold
+    counts = {
+        "sensitivity": (int((called & (y == 1)).sum()), int(y.sum())),
+        "specificity": (int((~called & (y == 0)).sum()), int((y == 0).sum())),
+        "precision": (int((called & (y == 1)).sum()), int(called.sum())),
+    }
+    for name, (k, n) in counts.items():
+        lower = beta.ppf(0.025, k, n - k + 1) if k else 0.0
+        upper = beta.ppf(0.975, k + 1, n - k) if k < n else 1.0
+        found = [values[f"test/{name}_at_threshold{end}"] for end in ("", "_lower", "_upper")]
+        assert found == pytest.approx([k / n, lower, upper], rel=1e-6)
+
+
+@pytest.mark.parametrize("calibration", [None, "isotonic", "sigmoid"])
+def test_predictions_are_decisions(tmp_path, calibration):
+    writer = PredictionWriter(str(tmp_path / "p.csv"))
+    trainer, module, data = fit(DecisionThreshold(calibration=calibration), writer)
+    outputs = trainer.predict(module, data)
+    scores = torch.cat([output["score"] for output in outputs])
+    with (tmp_path / "p.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    names = ["example_id", "score", *(["probability"] if calibration else []), "decision"]
+    assert list(rows[0]) == names
+    assert [int(row["decision"]) for row in rows] == (scores >= module.threshold).long().tolist()
+    assert 0 < sum(int(row["decision"]) for row in rows) < len(rows)
+    if calibration:
+        by_score = sorted((float(row["score"]), float(row["probability"])) for row in rows)
+        assert all(a[1] <= b[1] for a, b in pairwise(by_score)), "monotone"
+        probability = torch.tensor([float(row["probability"]) for row in rows], dtype=torch.float64)
+        whole = calibrated_probability(scores, module.operating_point.calibration)
+        assert torch.allclose(probability, whole, rtol=1e-12, atol=0)
+        _, (_, y) = validation_rows()
+        assert abs(float(probability.mean()) - float(y.double().mean())) < 0.1
+
+
+def test_an_untrained_module_decides_nothing(tmp_path):
+    writer = PredictionWriter(str(tmp_path / "p.csv"))
+    trainer, module = make_trainer(precision="32-true", callbacks=[writer]), make_module()
+    assert set(trainer.predict(module, make_data())[0]) == {"example_id", "score"}
+    assert module.threshold is None
+    (values,) = trainer.test(module, make_data(), verbose=False)
+    assert not [name for name in values if "threshold" in name]
+
+
+def test_a_validation_keeps_a_threshold_unless_it_is_asked_for_another():
+    _, module, data = fit(DecisionThreshold("youden"))
+    before = module.operating_point
+    make_trainer(precision="32-true").validate(module, data, verbose=False)
+    assert module.operating_point is before
+    make_trainer(precision="32-true", callbacks=[DecisionThreshold("max_specificity")]).validate(
+        module, data, verbose=False
+    )
+    assert_fits(module, "max_specificity")
+
+
+def test_a_validation_finds_one_for_a_module_without():
+    module = make_module()
+    make_trainer(precision="32-true").validate(module, make_data(), verbose=False)
+    assert_fits(module)
+
+
+def test_another_training_begins_without():
+    _, module, _ = fit()
+    assert module.threshold is not None
+    fit(module=module, data=make_data(val_dataset=None))
+    assert module.threshold is None
+
+
+def test_one_class_has_no_threshold():
+    (x, y), _ = validation_rows()
+    with pytest.warns(match="no positive example"):
+        trainer, module, data = fit(data=make_data(val_dataset=(x[y == 0], y[y == 0])))
+    assert module.threshold is None
+    assert set(trainer.predict(module, data)[0]) == {"example_id", "score"}
+
+
+def test_a_rectangle_out_of_reach_is_said_with_how_far_away_it_is(caplog):
+    (x, _), _ = validation_rows()
+    y = torch.zeros(len(x), dtype=torch.long)
+    with torch.no_grad():
+        y[(-x[:, 0]).topk(6).indices] = 1  # the training data have it the other way round
+    _, module, _ = fit(data=make_data(val_dataset=(x, y)))
+    scores = module.eval().raw_scores(x).detach()
+    away = min(
+        math.hypot(
+            max(0.0, 0.5 - float((called & (y == 1)).sum()) / 6), max(0.0, float((called & (y == 0)).sum()) / 74 - 0.5)
+        )
+        for called in (scores >= threshold for threshold in [math.inf, *scores.tolist()])
+    )
+    said = [r.message for r in caplog.records if "No threshold lies in the rectangle TPR >= 0.5" in r.message]
+    assert len(said) == 1
+    assert f"is {away:.2g} away" in said[0]
+
+
+def test_the_first_of_several_data_loaders_chooses():
+    class Several(PosNegDataModule):
+        def val_dataloader(self):
+            (x, y), other = validation_rows()
+            return [torch.utils.data.DataLoader(list(zip(*rows, strict=True)), 16) for rows in ((x, y), other)]
+
+        test_dataloader = val_dataloader
+
+    (x, y), _ = validation_rows()
+    trainer, module, data = fit(data=Several((x, y), (x, y), test_dataset=(x, y), num_pos=5, num_neg=10))
+    assert_fits(module)
+    assert "val/threshold/dataloader_idx_0" in trainer.callback_metrics
+    both = trainer.test(module, data, verbose=False)
+    merged = {name: value for values in both for name, value in values.items()}
+    for number, (inputs, labels) in enumerate(validation_rows()):
+        called = module.raw_scores(inputs).detach() >= module.threshold
+        share = float((called & (labels == 1)).sum() / labels.sum())
+        assert merged[f"test/sensitivity_at_threshold/dataloader_idx_{number}"] == pytest.approx(share, rel=1e-6)
+
+
+@pytest.mark.ddp
+def test_ranks_agree_and_choose_what_one_process_does(tmp_path):
+    saver = ModelCheckpoint(tmp_path / "one")
+    _, module, data = fit(saver, module=make_module(nn.Linear(3, 1)), enable_checkpointing=True)
+    for world in (2, 3):
+        folder = tmp_path / str(world)
+        callbacks = [ModelCheckpoint(folder), DecisionThreshold(calibration="isotonic")]
+        several = make_trainer(
+            precision="32-true", callbacks=callbacks, devices=world, strategy="ddp_fork", enable_checkpointing=True
+        )
+        several.validate(module, data, verbose=False)
+        assert float(several.callback_metrics["val/threshold"]) == pytest.approx(module.threshold, rel=1e-6)
+        writer = PredictionWriter(str(folder / "p.csv"))
+        make_trainer(precision="32-true", callbacks=[writer], devices=world, strategy="ddp_fork").predict(
+            module, data, return_predictions=False
+        )
+        single = PredictionWriter(str(folder / "one.csv"))
+        make_trainer(precision="32-true", callbacks=[single]).predict(module, data)
+        assert (folder / "p.csv").read_text() == (folder / "one.csv").read_text()
+        assert "decision" in (folder / "p.csv").read_text()
+
+
+def test_what_it_refuses():
+    with pytest.raises(ArgumentError, match="`criterion` to be one of"):
+        DecisionThreshold("f1")
+    with pytest.raises(ArgumentError, match="`calibration` to be one of 'isotonic', 'sigmoid', but got 'platt'"):
+        DecisionThreshold(calibration="platt")
+    with pytest.raises(UnsupportedError, match="several DecisionThreshold"):
+        fit(DecisionThreshold(), DecisionThreshold("youden"))
+
+    class Other(LightningModule):
+        def validation_step(self, batch, batch_idx):
+            return None
+
+        def val_dataloader(self):
+            return [0]
+
+    with pytest.raises(UnsupportedError, match="a TPAUCModule, but got Other"):
+        make_trainer(callbacks=[DecisionThreshold()]).validate(Other())
+
+    class Theirs(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.threshold = 0.5
+
+    class Mixed(TPAUCModule, Theirs):
+        pass
+
+    with pytest.raises(ArgumentError, match="a class that has `threshold` already"):
+        Mixed()

@@ -1,0 +1,374 @@
+"""What validation, test and prediction take, and the names of what they report."""
+
+import re
+import warnings
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from sklearn.metrics import roc_curve
+from torch import nn
+from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset
+
+from lightning_tpauc import PosNegDataModule, TPAUCModule
+from lightning_tpauc.algorithms import STACO, CrossEntropy
+from lightning_tpauc.data.core.batch import EvalBatch
+from lightning_tpauc.errors import ArgumentError, DataError
+from lightning_tpauc.functional import two_way_partial_auroc
+from lightning_tpauc.scoring.labelled_batches import inputs_and_target, inputs_to_predict
+from tests.helpers.problems import make_trainer
+from tests.helpers.tolerances import assert_close
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*Checkpoint directory.*")
+
+DIM = 5
+
+
+def make_problem():
+    generator = torch.Generator().manual_seed(3)
+    y = torch.cat([torch.ones(24), torch.zeros(80)]).long()
+    return torch.randn(104, DIM, generator=generator) + 0.4 * y[:, None], y
+
+
+def make_module(**kwargs):
+    torch.manual_seed(0)
+    return TPAUCModule(nn.Linear(DIM, 1), STACO(0.6, 0.4), lambda p: torch.optim.SGD(p, lr=0.05), **kwargs)
+
+
+def loaders_of(*parts):
+    x, y = make_problem()
+    return [DataLoader(TensorDataset(x[part], y[part]), batch_size=16) for part in parts]
+
+
+def area_of(module, part, *rectangle):
+    x, y = make_problem()
+    with torch.no_grad():
+        return two_way_partial_auroc(module.raw_scores(x[part]), y[part], *rectangle)
+
+
+class TwoValidations(PosNegDataModule):
+    """Validates on two halves, each with its own metrics."""
+
+    def val_dataloader(self):
+        return loaders_of(slice(0, None, 2), slice(1, None, 2))
+
+
+@pytest.mark.parametrize("subject", ["validate", "test"])
+def test_each_of_several_loaders_has_its_own_metrics(subject):
+    module, parts = make_module(), (slice(0, None, 2), slice(1, None, 3), slice(None))
+    trainer = make_trainer(precision="32-true")
+    prefix = "val" if subject == "validate" else "test"
+    for _ in range(2):  # the second time nothing of the first is left
+        for results in getattr(trainer, subject)(module, loaders_of(*parts), verbose=True):
+            for number, part in enumerate(parts):
+                for name, rectangle in (("tpauc", (0.6, 0.4)), ("auroc", (0.0, 1.0))):
+                    found = torch.tensor(results[f"{prefix}/{name}/dataloader_idx_{number}"], dtype=torch.float64)
+                    assert_close(found, area_of(module, part, *rectangle), "float32")
+    (alone,) = getattr(trainer, subject)(module, loaders_of(slice(None)), verbose=False)
+    measured = {name.removeprefix(f"{prefix}/") for name in alone if "threshold" not in name}
+    assert measured == {"tpauc", "auroc", "tpr_at_max_fpr", "fpr_at_min_tpr"}
+    assert_close(
+        torch.tensor(alone[f"{prefix}/tpauc"], dtype=torch.float64), area_of(module, slice(None), 0.6, 0.4), "float32"
+    )
+
+
+def corners(module, min_tpr, max_fpr):
+    """Where the ROC polyline crosses the rectangle's borders, by NumPy's interpolation over scikit-learn's points."""
+    x, y = make_problem()
+    with torch.no_grad():
+        fpr, tpr, _ = roc_curve(y.numpy(), module.raw_scores(x).numpy(), drop_intermediate=False)
+    return np.interp(max_fpr, fpr, tpr), np.interp(min_tpr, tpr, fpr)
+
+
+@pytest.mark.parametrize("subject", ["validate", "test"])
+def test_the_borders_of_the_rectangle_are_reported(subject):
+    module = make_module()
+    (results,) = getattr(make_trainer(precision="32-true"), subject)(module, loaders_of(slice(None)), verbose=False)
+    prefix = "val" if subject == "validate" else "test"
+    tpr, fpr = corners(module, 0.6, 0.4)
+    assert results[f"{prefix}/tpr_at_max_fpr"] == pytest.approx(tpr, abs=1e-6)
+    assert results[f"{prefix}/fpr_at_min_tpr"] == pytest.approx(fpr, abs=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:You are using the plain ModelCheckpoint")
+def test_a_run_says_once_that_its_area_is_zero():
+    """0 in every epoch, so no monitor of it can tell them apart, though the curve climbs."""
+    module = TPAUCModule(nn.Linear(DIM, 1), CrossEntropy(0.99, 0.1), lambda p: torch.optim.SGD(p, lr=0.05))
+    x, y = make_problem()
+    data = PosNegDataModule((x, y), (x, y), num_pos=6, num_neg=10)
+    trainer = make_trainer(precision="32-true", max_epochs=3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit(module, data)
+    said = [str(warning.message) for warning in caught if "val/tpauc is 0" in str(warning.message)]
+    assert len(said) == 1
+    assert re.search(
+        r"TPR 0\.\d+ at FPR 0.1, demanded 0.99\).* monitor val/tpr_at_max_fpr or val/auroc, with mode='max'", said[0]
+    )
+    assert float(trainer.callback_metrics["val/tpauc"]) == 0
+    assert float(trainer.callback_metrics["val/tpr_at_max_fpr"]) > 0
+
+
+@pytest.mark.parametrize("stage", ["validate", "test"])
+def test_an_evaluation_says_how_far_below_the_rectangle_the_curve_passes(stage):
+    """Of four positives one is above all negatives, of which every second one follows it."""
+    scores = torch.tensor([9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0])
+    target = torch.tensor([1, 0, 0, 1, 0, 0, 1, 1])
+    for min_tpr, said in ((0.75, 1), (0.2, 0)):
+        module = TPAUCModule(nn.Linear(1, 1), CrossEntropy(min_tpr, 0.25))
+        nn.init.ones_(module.backbone.weight)
+        loader = DataLoader(TensorDataset(scores[:, None], target), batch_size=8)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            (values,) = getattr(make_trainer(precision="32-true"), stage)(module, loader, verbose=False)
+        name = f"{'val' if stage == 'validate' else 'test'}/tpauc"
+        found = [str(warning.message) for warning in caught if " is 0: the ROC" in str(warning.message)]
+        line = f"{name} is 0: the ROC curve passes below the rectangle (TPR 0.25 at FPR 0.25, demanded 0.75)."
+        assert found == [line] * said
+        assert (values[name] == 0) == bool(said)
+        assert values[name.replace("tpauc", "tpr_at_max_fpr")] == 0.25
+        assert values[name.replace("tpauc", "fpr_at_min_tpr")] == (1.0 if said else 0.0)
+
+
+def test_a_further_area_that_is_zero_is_said_where_it_is_monitored():
+    x, y = make_problem()
+    for monitor, said_of in (("val/tpauc_tpr99_fpr1", ["val/tpauc_tpr99_fpr1"]), ("val/auroc", [])):
+        module = TPAUCModule(
+            nn.Linear(DIM, 1), CrossEntropy(0.1, 0.9), lambda p: torch.optim.SGD(p, lr=0.05), rectangles=[(0.99, 0.01)]
+        )
+        stop = EarlyStopping(monitor, mode="max", patience=5)
+        trainer = make_trainer(precision="32-true", max_epochs=2, callbacks=[stop])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer.fit(module, PosNegDataModule((x, y), (x, y), num_pos=6, num_neg=10))
+        said = [str(warning.message) for warning in caught if " is 0: the ROC" in str(warning.message)]
+        assert [text.split()[0] for text in said] == said_of
+        assert all("monitor val/auroc, with mode='max'" in text for text in said)
+
+
+class Fail(Callback):
+    """Breaks an evaluation off after its first batch."""
+
+    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
+        raise KeyError
+
+    on_test_batch_end = on_validation_batch_end
+
+
+@pytest.mark.parametrize("subject", ["validate", "test"])
+def test_an_evaluation_that_is_broken_off_leaves_nothing_to_the_next(subject):
+    module, loader = make_module(), loaders_of(slice(None))
+    expected = getattr(make_trainer(precision="32-true"), subject)(module, loader, verbose=False)
+    with pytest.raises(KeyError):
+        getattr(make_trainer(precision="32-true", callbacks=[Fail()]), subject)(module, loader, verbose=False)
+    assert getattr(make_trainer(precision="32-true"), subject)(module, loader, verbose=False) == expected
+
+
+@pytest.mark.parametrize("sanity", [0, 2])
+def test_checkpoints_can_follow_one_of_several_loaders(tmp_path, sanity):
+    data = TwoValidations(make_problem(), val_dataset=make_problem(), num_pos=4, num_neg=10)
+    saver = ModelCheckpoint(tmp_path, monitor="val/tpauc/dataloader_idx_1", mode="max")
+    trainer = make_trainer(
+        precision="32-true", callbacks=[saver], enable_checkpointing=True, num_sanity_val_steps=sanity
+    )
+    trainer.fit(module := make_module(), data)
+    assert float(saver.best_model_score) == float(trainer.callback_metrics["val/tpauc/dataloader_idx_1"])
+    assert_close(saver.best_model_score.double(), area_of(module, slice(1, None, 2), 0.6, 0.4), "float32")
+
+
+def test_predictions_of_several_loaders():
+    module = make_module()
+    first, second = make_trainer(precision="32-true").predict(module, loaders_of(slice(0, 20), slice(20, 50)))
+    scores = torch.cat([output["score"] for output in first + second])
+    assert_close(scores, module.raw_scores(make_problem()[0][:50]).detach(), "float32")
+
+
+def test_the_trained_rectangle_is_logged_by_its_name_as_well(tmp_path):
+    saver = ModelCheckpoint(tmp_path, monitor="val/tpauc_tpr60_fpr40", mode="max")
+    data = PosNegDataModule(make_problem(), val_dataset=make_problem(), num_pos=4, num_neg=10)
+    trainer = make_trainer(precision="32-true", callbacks=[saver], enable_checkpointing=True)
+    trainer.fit(make_module(rectangles=[(0.6, 0.4), (0.5, 0.5)]), data)
+    logged = trainer.callback_metrics
+    assert float(saver.best_model_score) == float(logged["val/tpauc_tpr60_fpr40"]) == float(logged["val/tpauc"])
+    assert "val/tpauc_tpr50_fpr50" in logged
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bool, torch.uint8])
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
+def test_labels_of_any_dtype(dtype, shape):
+    x, y = make_problem()
+    loader = DataLoader(TensorDataset(x, y.to(dtype).reshape(shape)), batch_size=16)
+    module = make_module()
+    (results,) = make_trainer(precision="32-true").test(module, loader, verbose=False)
+    found = torch.tensor(results["test/tpauc"], dtype=torch.float64)
+    assert_close(found, area_of(module, slice(None), 0.6, 0.4), "float32")
+
+
+class DataBatch(SimpleNamespace):
+    """Stands for a batch of PyG."""
+
+
+X, ONES, Y = torch.zeros(2, DIM), torch.ones(2, DIM), torch.tensor([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ({"x": X, "y": Y}, "batches (inputs, target) to validate and test on, but got a dict. Let the data set return"),
+        (DataBatch(x=X, y=Y), "got a DataBatch. Let the data set return such pairs, or give it to PosNegDataModule"),
+        (X, "got a Tensor. Let"),
+        ([X], "got a list of Tensor. Let"),
+        ((X, [0, 1]), "got a tuple of Tensor, list. Let"),
+        (
+            (X, torch.tensor([0.0, 0.25])),
+            "labels 0 and 1 in the batches, but found 0.25. Pass, for instance, (y > 0.5)",
+        ),
+        ((X, torch.tensor([0.0, torch.nan])), "labels 0 and 1 in the batches, but found nan"),
+        ((X, torch.tensor([-1, 1])), "labels 0 and 1 in the batches, but found -1. Pass, for instance, (y > 0)"),
+        ((X, torch.tensor([2, 1])), "labels 0 and 1 in the batches, but found 2. Pass, for instance, (y == 2)"),
+        ((X, torch.zeros(2, 3)), "one label per example as the last entry of the batches, but got shape (2, 3)"),
+        ((X, Y, Y), "but got 3 entries, and what was trained on is unknown: nobody knows which of them is the label"),
+    ],
+)
+def test_batches_of_another_kind(batch, words):
+    with pytest.raises(ArgumentError, match=re.escape(words)):
+        inputs_and_target(batch)
+
+
+def test_batches_of_more_entries_than_the_model_was_trained_on():
+    for known in ("tensor", ["tensor"] * 3, ["tensor", "mapping"]):
+        with pytest.raises(ArgumentError, match="3 entries, and the model was trained on inputs"):
+            inputs_and_target((X, X, Y), known)
+        with pytest.raises(ArgumentError, match=r"several inputs as a tuple of their own: `\(\(a, b\), target\)`"):
+            inputs_to_predict((X, X, Y, Y), "tensor")
+    inputs, target = inputs_and_target((X, ONES, Y), ["tensor", "tensor"])
+    assert inputs[0] is X
+    assert inputs[1] is ONES
+    assert torch.equal(target, Y)
+    with pytest.raises(ArgumentError, match="2 entries, and the model was trained on inputs"):  # there is no label
+        inputs_and_target((X, Y), ["tensor", "tensor"])
+
+
+def test_a_pair_of_inputs_and_a_label_is_never_ambiguous():
+    for known in (None, ["tensor", "tensor"]):
+        for batch in ([[X, ONES], Y], ((X, ONES), Y)):
+            (a, b), target = inputs_and_target(batch, known)
+            assert a is X
+            assert b is ONES
+            assert torch.equal(target, Y)
+            assert inputs_to_predict(batch, known)[1] is ONES
+
+
+def test_what_an_epochs_batches_hold_that_no_metric_counts():
+    batch = EvalBatch(X, torch.tensor([-1, 1]), torch.tensor([0, 1]))
+    assert inputs_and_target(batch)[1] is batch.target  # a data module's own: -1 stands for rows that are repeated
+
+
+def test_plus_and_minus_one_are_refused_by_loaders_as_by_data_modules():
+    x, y = make_problem()
+    for labels in (2 * y - 1, (2 * y - 1).float(), y + 1, torch.where(y == 1, -1, 0)):
+        with pytest.raises(ArgumentError, match="labels 0 and 1 in the batches, but found"):
+            make_trainer(precision="32-true").validate(
+                make_module(), DataLoader(TensorDataset(x, labels), batch_size=64), verbose=False
+            )
+
+
+class TwoInputs(nn.Module):
+    """Scores by features and one more number, both of which it needs."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(DIM + 1, 1)
+
+    def forward(self, inputs):
+        features, sex = inputs
+        return self.linear(torch.cat([features, sex[:, None].float()], dim=1))
+
+
+def two_inputs():
+    x, y = make_problem()
+    sex = torch.randint(0, 2, (len(y),), generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(0)
+    return TensorDataset(x, sex, y), TPAUCModule(TwoInputs(), STACO(0.6, 0.4), lambda p: torch.optim.SGD(p, lr=0.05))
+
+
+class OwnLoaders(PosNegDataModule):
+    """Validates by a plain loader, sanity check included, which comes before the first step."""
+
+    def val_dataloader(self):
+        return DataLoader(self.train_dataset, batch_size=16)
+
+
+def expected_area(dataset, module):
+    x, sex, y = dataset.tensors
+    with torch.no_grad():
+        return float(two_way_partial_auroc(module.raw_scores((x, sex)), y, 0.6, 0.4))
+
+
+def test_the_label_stands_in_one_place_everywhere(tmp_path):
+    dataset, module = two_inputs()
+    data = OwnLoaders(dataset, num_pos=4, num_neg=10, val_dataset=dataset)
+    trainer = make_trainer(precision="32-true", num_sanity_val_steps=2)
+    trainer.fit(module, data)
+    area, loader = expected_area(dataset, module), DataLoader(dataset, batch_size=16)
+    assert float(trainer.callback_metrics["val/tpauc"]) == pytest.approx(area, rel=1e-5)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+    known = [TPAUCModule.load_from_checkpoint(tmp_path / f"{n}.ckpt", backbone=TwoInputs()) for n in ("a", "weights")]
+    for trained in (module, *known):
+        for what in (loader, PosNegDataModule(val_dataset=dataset, test_dataset=dataset)):
+            for subject in ("validate", "test"):
+                (found,) = getattr(make_trainer(precision="32-true"), subject)(trained, what, verbose=False)
+                assert found[f"{'val' if subject == 'validate' else 'test'}/tpauc"] == pytest.approx(area, rel=1e-5)
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+def test_predictions_on_items_with_and_without_labels(tmp_path, labelled):
+    dataset, module = two_inputs()
+    trainer = make_trainer(precision="32-true")
+    trainer.fit(module, PosNegDataModule(dataset, num_pos=4, num_neg=10))
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    known = TPAUCModule.load_from_checkpoint(tmp_path / "a.ckpt", backbone=TwoInputs())
+    expected = module.raw_scores(dataset.tensors[:2]).detach()
+    given = dataset if labelled else TensorDataset(*dataset.tensors[:2])
+    for trained in (module, known):
+        for what in (DataLoader(given, batch_size=16), PosNegDataModule(predict_dataset=given)):
+            outputs = make_trainer(precision="32-true").predict(trained, what)
+            assert_close(torch.cat([output["score"] for output in outputs]), expected, "float32")
+    # a training set says it, too; without one nobody knows
+    fresh = two_inputs()[1]
+    with_training = PosNegDataModule(dataset, predict_dataset=given, num_pos=4, num_neg=10)
+    scores = make_trainer(precision="32-true").predict(fresh, with_training)[0]["score"]
+    assert_close(scores, fresh.raw_scores(dataset.tensors[:2]).detach(), "float32")
+    if labelled:
+        with pytest.raises(ArgumentError, match="what was trained on is unknown"):
+            make_trainer(precision="32-true").predict(two_inputs()[1], DataLoader(given, batch_size=16))
+        with pytest.raises(DataError, match="the 3 entries of the items of `predict_dataset`"):
+            make_trainer(precision="32-true").predict(two_inputs()[1], PosNegDataModule(predict_dataset=given))
+
+
+@pytest.mark.parametrize("subject", ["validate", "test", "predict"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda data, mask: DataLoader(Subset(data, mask), batch_size=16),
+        lambda data, mask: DataLoader(data, batch_size=16, sampler=SubsetRandomSampler(mask.tolist())),
+        lambda data, mask: [DataLoader(data, batch_size=16), DataLoader(Subset(data, mask.tolist()), batch_size=16)],
+    ],
+    ids=["subset", "sampler", "second loader"],
+)
+def test_masks_are_refused_in_loaders(subject, make):
+    data, mask = TensorDataset(*make_problem()), torch.arange(104) >= 10
+    quiet = {} if subject == "predict" else {"verbose": False}
+    with pytest.raises(DataError, match=r"in `the data loader` has a mask as indices, .*np.flatnonzero\(mask\)"):
+        getattr(make_trainer(precision="32-true"), subject)(make_module(), make(data, mask), **quiet)
+    getattr(make_trainer(precision="32-true"), subject)(make_module(), make(data, mask.nonzero()[:, 0]), **quiet)
+
+
+def test_a_loader_of_mappings_is_refused_by_its_type():
+    loader = DataLoader([{"x": x, "y": 1} for x in torch.zeros(4, DIM)], batch_size=2)
+    with pytest.raises(ArgumentError, match="but got a dict"):
+        make_trainer(precision="32-true").validate(make_module(), loader, verbose=False)

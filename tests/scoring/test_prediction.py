@@ -1,0 +1,277 @@
+"""The file that predictions end up in, from one process and from several."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger
+from torch import nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    default_collate,
+)
+
+from lightning_tpauc import PosNegDataModule, PredictionWriter, TPAUCModule
+from lightning_tpauc.errors import TPAUCWarning, UnsupportedError
+from tests.helpers.problems import make_trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*use of fork.*")
+
+NUM = 23
+
+
+def make_problem(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(5)
+    torch.manual_seed(0)
+    x = torch.randn(NUM, 3, generator=generator, dtype=dtype)
+    return x, TPAUCModule(nn.Linear(3, 1, dtype=dtype), score_activation="sigmoid")
+
+
+def make_data(x):
+    return PosNegDataModule(predict_dataset=x, batch_size=4)
+
+
+def read(path, dtype=torch.float32):
+    with path.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert set(rows[0]) == {"example_id", "score"}
+    return [int(row["example_id"]) for row in rows], torch.tensor([float(row["score"]) for row in rows], dtype=dtype)
+
+
+def predict(module, data, path, **kwargs):
+    callback = PredictionWriter(None if path is None else str(path))
+    trainer = make_trainer(**{"precision": "32-true", **kwargs}, callbacks=[callback])
+    return trainer.predict(module, data, return_predictions=kwargs.get("strategy") is None), callback
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("32-true", torch.float32), ("64-true", torch.float64)])
+def test_every_score_with_all_its_digits(tmp_path, precision, dtype):
+    x, module = make_problem(dtype)
+    outputs, _ = predict(module, make_data(x), tmp_path / "deep" / "scores.csv", precision=precision)
+    ids, scores = read(tmp_path / "deep" / "scores.csv", dtype)
+    assert ids == list(range(NUM))
+    assert torch.equal(scores, torch.cat([output["score"] for output in outputs]))
+    assert scores.min() < 0, "raw scores, not probabilities"
+
+
+@pytest.mark.ddp
+@pytest.mark.parametrize("world", [2, 3])
+def test_several_processes_write_what_one_does(tmp_path, world):
+    x, module = make_problem()
+    predict(module, make_data(x), tmp_path / "one.csv")
+    predict(module, make_data(x), tmp_path / "several.csv", devices=world, strategy="ddp_fork")
+    assert (tmp_path / "several.csv").read_text() == (tmp_path / "one.csv").read_text()
+    assert sorted(path.name for path in tmp_path.glob("*.csv")) == ["one.csv", "several.csv"]
+
+
+def test_the_default_place_is_the_log_folder(tmp_path):
+    x, module = make_problem()
+    logger = CSVLogger(tmp_path)
+    _, callback = predict(module, make_data(x), None, logger=logger)
+    assert str(callback.path) == f"{logger.log_dir}/predictions.csv"
+    assert read(callback.path)[0] == list(range(NUM))
+
+
+def test_a_second_run_replaces_the_first(tmp_path):
+    x, module = make_problem()
+    callback = PredictionWriter(str(tmp_path / "scores.csv"))
+    trainer = make_trainer(precision="32-true", callbacks=[callback])
+    for rows in (NUM, 7):
+        trainer.predict(module, make_data(x[:rows]))
+        assert read(tmp_path / "scores.csv")[0] == list(range(rows))
+
+
+def test_plain_loaders_are_numbered_in_one_process(tmp_path):
+    x, module = make_problem()
+    predict(module, DataLoader(TensorDataset(x), batch_size=4), tmp_path / "scores.csv")
+    ids, scores = read(tmp_path / "scores.csv")
+    assert ids == list(range(NUM))
+    torch.testing.assert_close(scores, module(x).detach()[:, 0])
+
+
+# ---------------------------------------------------------------- loaders that take examples in another order
+
+
+class ByLength:
+    """A batch sampler without a sampler: longest first, as for padded text."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+    def __len__(self):
+        return len(self.batches)
+
+
+class Stream(IterableDataset):
+    def __init__(self, x):
+        self.x = x
+
+    def __iter__(self):
+        return iter(self.x)
+
+
+def expected(module, x, rows):
+    """The file's two columns from one forward pass over the rows, sorted."""
+    rows = sorted(rows)
+    return rows, module(x[rows]).detach()[:, 0]
+
+
+def check(module, x, path, rows):
+    ids, scores = read(path)
+    wanted, values = expected(module, x, rows)
+    assert ids == wanted
+    torch.testing.assert_close(scores, values)
+
+
+SOME = [17, 3, 22, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [
+        ({"shuffle": True, "batch_size": 4}, range(NUM)),
+        ({"shuffle": True, "batch_size": 4, "num_workers": 2}, range(NUM)),
+        ({"shuffle": True, "batch_size": 4, "drop_last": True}, range(NUM)),  # Lightning keeps the rest of predictions
+        ({"sampler": SubsetRandomSampler(SOME), "batch_size": 2}, SOME),
+        ({"sampler": SubsetRandomSampler(list(torch.tensor(SOME))), "batch_size": 2}, SOME),
+        ({"sampler": SubsetRandomSampler(list(np.array(SOME))), "batch_size": 2}, SOME),
+        ({"sampler": range(NUM - 1, 5, -1), "batch_size": 4}, range(6, NUM)),
+        # Lightning puts the loader's own sampler, which takes all in order, into such a batch sampler
+        ({"batch_sampler": BatchSampler(SubsetRandomSampler(SOME), 2, drop_last=True)}, range(NUM)),
+        ({"batch_sampler": ByLength([[5, 1, 9], [2], [20, 3]])}, [5, 1, 9, 2, 20, 3]),
+        ({"batch_sampler": ByLength([torch.tensor([5, 1]), torch.tensor([2])])}, [5, 1, 2]),
+        ({"batch_size": None}, range(NUM)),
+        ({"batch_size": None, "sampler": BatchSampler(SequentialSampler(range(NUM)), 4, drop_last=False)}, range(NUM)),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+@pytest.mark.filterwarnings("ignore:.*custom batch sampler.*")
+def test_rows_carry_the_positions_that_the_loader_took(tmp_path, options, rows):
+    x, module = make_problem()
+    loader = DataLoader(TensorDataset(x), **options)
+    predict(module, loader, tmp_path / "scores.csv")
+    check(module, x, tmp_path / "scores.csv", rows)
+
+
+def test_loaders_inside_a_collection_and_a_limit(tmp_path):
+    x, module = make_problem()
+    order = torch.randperm(NUM, generator=torch.Generator().manual_seed(2)).tolist()
+    loader = DataLoader(TensorDataset(x), batch_size=4, sampler=order)
+    predict(module, {"only": loader}, tmp_path / "scores.csv", limit_predict_batches=3)
+    check(module, x, tmp_path / "scores.csv", order[:12])
+
+
+def test_an_example_that_is_taken_twice_has_one_row(tmp_path):
+    x, module = make_problem()
+    loader = DataLoader(TensorDataset(x), batch_size=3, sampler=[4, 2, 4, 4, 7])
+    with pytest.warns(TPAUCWarning, match="2 predictions were made again of examples that had one"):
+        predict(module, loader, tmp_path / "scores.csv")
+    check(module, x, tmp_path / "scores.csv", [2, 4, 7])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_is_numbered_as_it_comes(tmp_path, workers):
+    x, module = make_problem()
+    predict(module, DataLoader(Stream(x), batch_size=4, num_workers=workers), tmp_path / "scores.csv")
+    check(module, x, tmp_path / "scores.csv", range(NUM))
+
+
+def test_no_batch_is_a_file_without_rows(tmp_path):
+    _, module = make_problem()
+    predict(module, DataLoader(Stream([]), batch_size=4), tmp_path / "scores.csv")
+    assert (tmp_path / "scores.csv").read_text() == "example_id,score\n"
+
+
+class Names(dict, Dataset):
+    """Examples under names instead of numbers."""
+
+
+def keep_two(items):
+    return default_collate(items[:2])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda x: DataLoader(Stream(x), batch_size=4, num_workers=2), "does not take them in order .*`num_workers=2`"),
+        (lambda x: DataLoader(TensorDataset(x), batch_size=None, shuffle=True), "`sampler=RandomSampler`"),
+        (
+            lambda x: DataLoader(TensorDataset(x), batch_size=4, collate_fn=keep_two),
+            "holds 2 scores, but .* 4 examples",
+        ),
+        (lambda x: DataLoader(Names({"a": x[0], "b": x[1]}), sampler=["b", "a"], batch_size=2), r"as \['b', 'a'\]"),
+    ],
+    ids=["stream, 2 workers", "shuffled, no batches", "lossy collate_fn", "names"],
+)
+def test_batches_of_unknown_examples_are_refused(tmp_path, make, message):
+    x, module = make_problem()
+    with pytest.raises(UnsupportedError, match=message):
+        predict(module, make(x), tmp_path / "scores.csv")
+    assert not (tmp_path / "scores.csv").exists()
+
+
+class Wrapped:
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self):
+        return iter(self.loader)
+
+
+def test_batches_of_an_unknown_iterable_are_warned_of(tmp_path):
+    x, module = make_problem()
+    with pytest.warns(TPAUCWarning, match="batches of a Wrapped do not say .* wrong if it shuffles") as said:
+        predict(module, Wrapped(DataLoader(TensorDataset(x), batch_size=4)), tmp_path / "scores.csv")
+    assert sum("do not say" in str(warning.message) for warning in said) == 1
+    check(module, x, tmp_path / "scores.csv", range(NUM))
+
+
+def test_streams_are_refused_in_several_processes(tmp_path, monkeypatch):
+    x, module = make_problem()
+    monkeypatch.setattr("lightning_tpauc.scoring.prediction.world_size", lambda: 2)
+    with pytest.raises(UnsupportedError, match="the batches do not say which examples they hold"):
+        predict(module, DataLoader(Stream(x), batch_size=4), tmp_path / "scores.csv")
+
+
+@pytest.mark.ddp
+@pytest.mark.parametrize("own", [False, True], ids=["Lightning's sampler", "every process takes all"])
+@pytest.mark.filterwarnings("ignore:.*predictions were made again.*")
+def test_several_processes_predict_on_a_plain_loader(tmp_path, own):
+    x, module = make_problem()
+    loader = DataLoader(TensorDataset(x), batch_size=4, shuffle=True)
+    predict(module, loader, tmp_path / "scores.csv", devices=2, strategy="ddp_fork", use_distributed_sampler=not own)
+    check(module, x, tmp_path / "scores.csv", range(NUM))
+
+
+class Named(TPAUCModule):
+    def predict_step(self, batch, batch_idx, dataloader_idx=0):
+        return super().predict_step(batch, batch_idx)["score"]
+
+
+def test_another_predict_step_is_refused(tmp_path):
+    x, _ = make_problem()
+    with pytest.raises(UnsupportedError, match=r"expects `predict_step` to return .* but Named returned a Tensor"):
+        predict(Named(nn.Linear(3, 1)), make_data(x), tmp_path / "scores.csv")
+
+
+class Unasked(nn.Linear):
+    def forward(self, inputs):
+        raise AssertionError
+
+
+def test_several_loaders_are_refused_before_the_first_batch(tmp_path):
+    x, _ = make_problem()
+    with pytest.raises(
+        UnsupportedError, match=r"one data loader, but there are several. Predict on one after the othe"
+    ):
+        predict(TPAUCModule(Unasked(3, 1)), [DataLoader(TensorDataset(x))] * 2, tmp_path / "scores.csv")

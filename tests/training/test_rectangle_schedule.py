@@ -1,0 +1,251 @@
+"""The trained rectangle shrinks while it is in reach, and is held where it is not."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Timer
+
+from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
+from lightning_tpauc.algorithms import STACO, Algorithm, TrainingScores
+from lightning_tpauc.algorithms.base import TIGHTNESS_GRID
+from lightning_tpauc.functional import objective_ratio
+from lightning_tpauc.metrics import ObjectiveRatios
+from lightning_tpauc.training.rectangle_schedule import (
+    RectangleSchedule,
+    move_is_due,
+    shrinking_progress,
+    shrinking_steps,
+)
+from tests.helpers.tolerances import TOLERANCES
+from tests.reference.objective import objective_loops
+
+
+def separable(n=200):
+    return TrainingScores(torch.linspace(2.0, 4.0, n), torch.linspace(-4.0, -2.0, n))
+
+
+def shuffled(n=200):
+    generator = torch.Generator().manual_seed(0)
+    return TrainingScores(torch.randn(n, generator=generator), torch.randn(n, generator=generator))
+
+
+def schedule(min_tpr=0.8, max_fpr=0.2):
+    algorithm = STACO(min_tpr, max_fpr)
+    algorithm.setup(200)
+    made = RectangleSchedule(algorithm, 500)
+    made.start()
+    return made
+
+
+def test_begins_where_every_pair_counts_and_ends_exactly_at_the_rectangle_that_was_asked_for():
+    algorithm = schedule().algorithm
+    assert algorithm.rectangle == (0.0, 1.0)
+    assert (algorithm.theta0, algorithm.theta1) == (1.0, 1.0)
+    algorithm.tightness = 0.5
+    assert algorithm.rectangle == pytest.approx((0.4, 0.6))
+    algorithm.tightness = 1.0
+    assert algorithm.rectangle == (0.8, 0.2)
+
+
+def test_shrinks_as_far_as_it_should_where_the_rectangle_is_in_reach():
+    made = schedule()
+    for k in range(1, 21):
+        made.move(k / 20, separable())
+        assert made.algorithm.tightness == k / 20
+    assert made.ratio == 0.0
+
+
+def test_catches_up_at_two_moves_a_time():
+    made = schedule()
+    made.move(1.0, separable())
+    assert made.algorithm.tightness == pytest.approx(0.1)
+    made.move(1.0, separable())
+    assert made.algorithm.tightness == pytest.approx(0.2)
+
+
+def test_is_held_where_the_objective_comes_near_that_of_a_constant_model():
+    made = schedule()
+    made.hold_at = 2.0
+    scores = shuffled()
+    for k in range(1, 21):
+        made.move(k / 20, scores)
+    reached = made.algorithm.tightness
+    assert 0.0 < reached < 1.0
+    held = objective_ratio(*scores, *made.algorithm.rectangle_at(reached), surrogate=made.algorithm.surrogate)
+    beyond = objective_ratio(*scores, *made.algorithm.rectangle_at(reached + 0.1), surrogate=made.algorithm.surrogate)
+    assert held < 2.0 <= beyond
+    assert made.ratio == pytest.approx(float(held))
+
+
+def test_held_out_scores_hold_it_even_where_training_scores_are_perfect():
+    made = schedule()
+    made.held_out = [0.8 + 0.2 * t for t in TIGHTNESS_GRID]  # 0.85 at a quarter of the way
+    for k in range(1, 21):
+        made.move(k / 20, separable())
+    assert made.algorithm.tightness == pytest.approx(0.2)
+
+
+def test_does_not_move_where_nothing_is_known():
+    made = schedule()
+    made.move(1.0, None)
+    assert made.algorithm.tightness == 0.0
+    assert math.isnan(made.ratio)
+
+
+def test_state_comes_back():
+    made, other = schedule(), schedule()
+    made.held_out, made.ratio = [0.5] * 21, 0.25
+    other.load_state_dict(made.state_dict())
+    assert (other.held_out, other.ratio) == (made.held_out, made.ratio)
+
+
+@pytest.mark.parametrize("surrogate", ["hinge", "squared_hinge", "logistic"])
+def test_ratio_is_the_objective_over_that_of_equal_scores(surrogate):
+    scores = [part.double() for part in shuffled(40)]
+    value = objective_ratio(*scores, 0.5, 0.5, surrogate=surrogate, margin=0.5)
+    constant = objective_loops([0.0] * 40, [0.0] * 40, 0.5, 0.5, surrogate)
+    naive = objective_loops(scores[0].tolist(), scores[1].tolist(), 0.5, 0.5, surrogate)
+    torch.testing.assert_close(value, torch.tensor(naive / constant, dtype=torch.float64), **TOLERANCES["float64"])
+
+
+def test_ratio_of_large_classes_is_that_of_their_quantiles():
+    generator = torch.Generator().manual_seed(1)
+    pos, neg = torch.randn(200_000, generator=generator) + 1.0, torch.randn(300_000, generator=generator)
+    constant_margin = 1.0
+    lowest, highest = pos.sort().values[:100_000], neg.sort(descending=True).values[:150_000]
+    exact = (constant_margin + highest[::150][None] - lowest[::100][:, None]).clamp_min(0.0).mean()
+    torch.testing.assert_close(objective_ratio(pos, neg, 0.5, 0.5), exact, rtol=1e-2, atol=0.0)
+
+
+def test_ratio_of_a_rectangle_without_an_example_is_nan():
+    assert objective_ratio(torch.zeros(3), torch.zeros(3), 0.9, 0.5).isnan()
+
+
+@pytest.mark.parametrize("empty", [0, 1])
+def test_ratio_without_a_class_is_nan(empty):
+    scores = [torch.zeros(3), torch.zeros(3)]
+    scores[empty] = torch.zeros(0)
+    assert objective_ratio(*scores, 0.5, 0.5).isnan()
+
+
+def test_a_run_that_ends_before_says_so_and_not_that_it_was_held(caplog):
+    made = schedule()
+    with caplog.at_level("INFO"):
+        made.move(0.05, separable())
+        made.say_if_held()
+    assert "5% of the way to min_tpr=0.8, max_fpr=0.2: the run ended before." in caplog.text
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        made.held_out = [2.0] * len(TIGHTNESS_GRID)
+        made.move(0.1, separable())
+        made.say_if_held()
+    assert "nearer to it, the objective came to 85%" in caplog.text
+
+
+def test_any_algorithm_whose_rectangle_shrinks_keeps_how_far_it_has():
+    class Own(Algorithm):
+        can_shrink_rectangle = True
+
+        def step(self, pos_scores, neg_scores, dual_neg_scores, index):
+            return pos_scores.sum()
+
+    first, second = Own(), Own()
+    for algorithm in (first, second):
+        algorithm.setup(3)
+    first.tightness = 0.25
+    second.load_state_dict(first.state_dict())
+    assert second.tightness == 0.25
+    second.load_state_dict({"num_positives": 3})
+    assert second.tightness == 1.0, "of a version whose rectangles did not shrink"
+
+
+def test_metric_gives_the_ratio_of_each_rectangle():
+    pos, neg = shuffled(50)
+    metric = ObjectiveRatios([(0.0, 1.0), (0.5, 0.5)], "hinge")
+    metric.update(torch.cat([pos, neg]), torch.cat([torch.ones(50), torch.zeros(50)]).long())
+    pos, neg = pos.double(), neg.double()
+    expected = [objective_ratio(pos, neg, *rectangle, metric.surrogate) for rectangle in metric.rectangles]
+    torch.testing.assert_close(metric.compute(), torch.stack(expected))
+
+
+def trainer_like(total, per_epoch, callbacks=()):
+    return SimpleNamespace(estimated_stepping_batches=total, num_training_batches=per_epoch, callbacks=callbacks)
+
+
+@pytest.mark.parametrize(
+    ("total", "per_epoch", "steps"),
+    [(1000, 100, 500), (100_000, 100, 2000), (math.inf, 100, 2000), (500, math.inf, 250), (math.inf, math.inf, 1000)],
+)
+def test_takes_half_of_the_run_but_no_more_than_20_epochs(total, per_epoch, steps):
+    assert shrinking_steps(trainer_like(total, per_epoch)) == steps
+
+
+def test_moves_20_times():
+    assert sum(move_is_due(k, 500) for k in range(1, 501)) == 20
+    assert all(move_is_due(k, 7) for k in range(1, 8))
+
+
+def test_follows_the_clock_where_it_ends_the_run_earlier(monkeypatch):
+    timer = Timer(duration={"seconds": 100})
+    monkeypatch.setattr(timer, "time_elapsed", lambda *_: 25.0)
+    assert shrinking_progress(trainer_like(1000, 10, [timer]), 10, 500) == pytest.approx(0.5)
+    assert shrinking_progress(trainer_like(1000, 10, [Timer()]), 10, 500) == pytest.approx(0.02)
+
+
+def fit(x, y, **kwargs):
+    data = PosNegDataModule((x, y), num_pos=16, num_neg=48, val_fraction=0.3)
+    module = TPAUCModule(torch.nn.Linear(x.shape[1], 1), STACO(0.75, 0.25), lambda p: torch.optim.Adam(p, lr=0.1))
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+    trainer = Trainer(accelerator="cpu", max_steps=60, callbacks=[StageCallback(**kwargs)], **quiet)
+    trainer.fit(module, data)
+    return trainer, module
+
+
+def problem(noise):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(600, 4, generator=generator)
+    return x, (x[:, 0] + noise * torch.randn(600, generator=generator) > 1).long()
+
+
+def test_a_training_reaches_the_rectangle_that_is_in_reach_and_says_so():
+    trainer, module = fit(*problem(0.05))
+    assert module.algorithm.tightness == 1.0
+    names = ("min_tpr", "max_fpr", "objective_ratio")
+    min_tpr, max_fpr, ratio = (trainer.callback_metrics[f"train/{name}"] for name in names)
+    assert (min_tpr, max_fpr) == (0.75, 0.25)
+    assert 0.0 <= ratio < 0.85
+
+
+def test_a_training_on_labels_that_no_model_predicts_is_held(caplog):
+    with caplog.at_level("INFO"):
+        _, module = fit(*problem(20.0))
+    assert module.algorithm.tightness < 1.0
+    assert "of the way to min_tpr=0.75, max_fpr=0.25" in caplog.text
+
+
+def test_a_fixed_rectangle_is_trained_from_the_first_step_on():
+    trainer, module = fit(*problem(0.05), shrink_rectangle=False)
+    assert module.rectangle_schedule is None
+    assert module.algorithm.tightness == 1.0
+    assert "train/min_tpr" not in trainer.callback_metrics
+
+
+@pytest.mark.parametrize(("shrinks", "rectangles"), [(True, 21), (False, 2)])
+def test_validation_evaluates_only_the_rectangles_that_something_reads(shrinks, rectangles, monkeypatch):
+    evaluated = []
+
+    def count(*args):
+        evaluated.append(args)
+        return objective_ratio(*args)
+
+    monkeypatch.setattr("lightning_tpauc.metrics.objective.objective_ratio", count)
+    trainer, module = fit(*problem(0.05), shrink_rectangle=shrinks)
+    validations = 60 // trainer.num_training_batches
+    assert validations > 1
+    assert len(evaluated) == rectangles * validations
+    evaluated.clear()
+    trainer.validate(module, trainer.datamodule, verbose=False)
+    assert evaluated == []
