@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -28,6 +28,7 @@ from lightning_tpauc.lightning_fixes.mixing import refuse_taken, say_unused
 from lightning_tpauc.lightning_fixes.schedulers import step_schedulers
 from lightning_tpauc.lightning_fixes.unsupported import refuse_unsupported
 from lightning_tpauc.lightning_fixes.weight_loading import load_state, load_weights
+from lightning_tpauc.metrics.further import FurtherMetrics
 from lightning_tpauc.optimization.optimized_module import make_dense
 from lightning_tpauc.training.checkpoint import prepare_loading
 from lightning_tpauc.training.checkpoint import save as save_checkpoint
@@ -53,6 +54,13 @@ class TPAUCModule(TrainedModule):
     is logged as ``train/loss`` every ``Trainer(log_every_n_steps)`` steps and at an epoch's end.
     ``Trainer.fit(torch.compile(module))`` compiles its ``forward``, and trains to the same result.
 
+    Of a class that is mixed in, ours replace ``training_step``, ``validation_step``, ``test_step``, ``predict_step``,
+    ``on_validation_epoch_end`` and ``on_test_epoch_end``; its ``configure_optimizers`` is used if no ``optimizer`` is
+    given, and all other hooks are kept and called. Whatever a subclass overrides runs, and our part beside it. Layers
+    are frozen by ``requires_grad_(False)``, and have rates of their own by parameter groups in
+    ``configure_optimizers``. Another loss is added by :meth:`auxiliary_loss`. There are no weights of single examples:
+    the rectangle counts examples, and a weighted loss would maximise another area than ``val/tpauc`` measures.
+
     Args:
         backbone: maps ``inputs`` to scores of shape ``(N,)`` or ``(N, 1)``, larger meaning more positive, or to the
             logits of two classes, ``(N, 2)``, whose difference is the score; alone or as ``logits`` of the output.
@@ -73,6 +81,8 @@ class TPAUCModule(TrainedModule):
             is a pull to the anchor like weight decay and not noise. ``None`` does not clip.
         rectangles: further (min_tpr, max_fpr) pairs to report; the algorithm's own is always reported as ``tpauc``.
         log_objective: also report the exact training objective F, on the evaluated data.
+        metrics: torchmetrics, or your own, to report in validation and test beside ours: one, a list, or a dictionary
+            of names, as in ``metrics={"f1": BinaryF1Score()}`` for ``val/f1``. They get the sigmoid of the raw scores.
         num_positives: number of training positives; the data module's if ``None``.
         init_from: file with the weights that a new run starts from (fine-tuning): a checkpoint of another run, whatever
             its data, or the ``state_dict`` of such a module or of a ``backbone``.
@@ -101,6 +111,7 @@ class TPAUCModule(TrainedModule):
         gradient_clip_val: float | None = None,
         rectangles: Sequence[tuple[float, float]] = (),
         log_objective: bool = False,
+        metrics: FurtherMetrics | None = None,
         num_positives: int | None = None,
         init_from: str | None = None,
         **kwargs: Any,
@@ -115,6 +126,7 @@ class TPAUCModule(TrainedModule):
             score_activation=score_activation,
             rectangles=rectangles,
             log_objective=log_objective,
+            metrics=metrics,
             **kwargs,
         )
         _check_arguments(gradient_clip_val, num_positives)
@@ -168,7 +180,7 @@ class TPAUCModule(TrainedModule):
         joint = self.joint_scores(batch)
         undo = (joint.index, self.algorithm.snapshot(joint.index)) if scaler is not None else None
         with self.full_precision():
-            loss = self.algorithm(*joint, previous=previous)
+            loss = self._with_auxiliary(self.algorithm(*joint, previous=previous), batch, joint)
         self.manual_backward(loss)
         state.previous.remember()
         skipped = self.take_step(optimizer, batch_idx, loss, scaler)
@@ -180,6 +192,39 @@ class TPAUCModule(TrainedModule):
         else:
             state.commit_step(loss, joint)
         return joint
+
+    def auxiliary_loss(self, batch: PosNegBatch, scores: GatheredScores) -> Tensor | None:
+        """A loss to add to the algorithm's, with its weight in it; ``None``, the default, for none. Override it.
+
+        ``train/loss`` is the sum. The algorithm's own part is about 1 for a constant model unless its steps are
+        absolute. Over several processes the sum's gradient is the mean of theirs.
+
+        Args:
+            batch: this process's.
+            scores: ``pos_scores``, ``neg_scores`` and ``dual_neg_scores`` of all processes, as the algorithm sees them,
+                with gradients.
+
+        Returns:
+            Tensor of shape ``()``.
+        """
+        mixed_in = getattr(super(), "auxiliary_loss", None)
+        return cast("Tensor | None", mixed_in(batch, scores)) if mixed_in is not None else None
+
+    def _with_auxiliary(self, loss: Tensor, batch: PosNegBatch, scores: GatheredScores) -> Tensor:
+        further = self.auxiliary_loss(batch, scores)
+        if further is None:
+            return loss
+        if isinstance(self.algorithm, RecursiveAlgorithm):
+            msg = (
+                f"{type(self.algorithm).__name__} corrects its gradient by that of the previous step, which an "
+                "`auxiliary_loss` does not have: the sum would be another loss's. Use STACO, or leave it out."
+            )
+            raise UnsupportedError(msg)
+        if not isinstance(further, Tensor) or further.numel() != 1:
+            got = f"shape {tuple(further.shape)}" if isinstance(further, Tensor) else repr(further)
+            msg = f"Expected `{type(self).__name__}.auxiliary_loss` to return one number as a tensor, but got {got}."
+            raise ArgumentError(msg)
+        return loss + further.reshape(())
 
     def _previous_scores(self, batch: PosNegBatch) -> PreviousScores | None:
         """Scores of ``batch`` under the weights before the last update, for algorithms that need them.
@@ -213,7 +258,7 @@ class TPAUCModule(TrainedModule):
             self.forget_gradients(optimizer, batch_idx)
             seen[:] = [self.joint_scores(batch)]
             with self.full_precision():
-                loss = self.algorithm(*seen[0])
+                loss = self._with_auxiliary(self.algorithm(*seen[0]), batch, seen[0])
             self.manual_backward(loss)
             losses.append(loss.detach())
             return loss

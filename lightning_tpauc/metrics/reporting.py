@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
@@ -27,6 +27,8 @@ __all__ = (
 
 #: Target of rows that metrics leave out; see :class:`~lightning_tpauc.data.core.batch.EvalBatch`.
 IGNORED = -1
+#: Names of what is logged beside the metrics, and of one that is not.
+_TAKEN = ("loss", "objective_ratios", "threshold")
 
 
 class Rectangle(NamedTuple):
@@ -76,6 +78,7 @@ def build_metrics(
     surrogate: Surrogate | None,
     score_activation: Literal["identity", "sigmoid"],
     prefix: str,
+    further: Mapping[str, Metric] | None = None,
 ) -> MetricCollection:
     """Metrics over one shared store of scores.
 
@@ -89,6 +92,10 @@ def build_metrics(
         surrogate: the objective's surrogate; squared hinge if ``None``.
         score_activation: what the objective applies to the raw scores, as training does.
         prefix: ``"val/"`` or ``"test/"``.
+        further: other metrics to report, by name; each collection has its own copies.
+
+    Raises:
+        ArgumentError: if one of these has a name of ours.
     """
     metrics: dict[str, Metric] = {"tpauc": _tpauc(trained), "auroc": _tpauc(Rectangle(0.0, 1.0))}
     metrics["tpr_at_max_fpr"] = TPRAtMaxFPR(trained.max_fpr, ignore_index=IGNORED)
@@ -101,6 +108,11 @@ def build_metrics(
             score_activation=score_activation,
             ignore_index=IGNORED,
         )
+    taken = sorted({*metrics, *_TAKEN} & {*(further or {})})
+    if taken:
+        msg = f"`metrics` has {taken[0]!r}, a name that ours are logged under. Give it another: `{{'mine': metric}}`."
+        raise ArgumentError(msg)
+    metrics.update({name: metric.clone() for name, metric in (further or {}).items()})
     return MetricCollection(dict(metrics), prefix=prefix)
 
 

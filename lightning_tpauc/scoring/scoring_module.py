@@ -24,6 +24,7 @@ from lightning_tpauc.lightning_fixes.hooks import KeepsDuties, duty
 from lightning_tpauc.lightning_fixes.mixing import refuse_bases, refuse_taken
 from lightning_tpauc.lightning_fixes.unsupported import log_replicated
 from lightning_tpauc.metrics import ObjectiveRatios
+from lightning_tpauc.metrics.further import FurtherMetrics, further_metrics
 from lightning_tpauc.metrics.names import passes_below
 from lightning_tpauc.metrics.reporting import (
     IGNORED,
@@ -56,6 +57,7 @@ class ScoringModule(KeepsDuties, LightningModule):
         score_activation: what lies between raw scores and the algorithm, ``"identity"`` or ``"sigmoid"``.
         rectangles: further (min_tpr, max_fpr) pairs to report.
         log_objective: also report the exact training objective F, on the evaluated data.
+        metrics: torchmetrics to report beside ours.
         **kwargs: passed on to the next class, for mixing in.
 
     Raises:
@@ -82,6 +84,7 @@ class ScoringModule(KeepsDuties, LightningModule):
         score_activation: Literal["identity", "sigmoid"] = "identity",
         rectangles: Sequence[tuple[float, float]] = (),
         log_objective: bool = False,
+        metrics: FurtherMetrics | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -99,9 +102,8 @@ class ScoringModule(KeepsDuties, LightningModule):
         )
         if backbone is not None:
             self.backbone: Any = backbone  # any type, so that a class mixed in may declare another one
-        self.algorithm = algorithm
-        self.score_activation = score_activation
-        self._reported = as_rectangles(rectangles), log_objective
+        self.algorithm, self.score_activation = algorithm, score_activation
+        self._reported = as_rectangles(rectangles), log_objective, further_metrics(metrics)
         self.val_metrics: MetricCollection = self._metrics("val/")
         self.test_metrics: MetricCollection = self._metrics("test/")
         #: Measures the weights that a new run starts from.
@@ -190,10 +192,10 @@ class ScoringModule(KeepsDuties, LightningModule):
         self._further_metrics.clear()
 
     def _metrics(self, prefix: str) -> MetricCollection:
-        others, log_objective = self._reported
+        others, log_objective, further = self._reported
         surrogate = getattr(self.algorithm, "surrogate", None) if log_objective else None
         own = Rectangle(self.algorithm.min_tpr, self.algorithm.max_fpr)
-        metrics = build_metrics(own, others, log_objective, surrogate, self._algorithm_activation, prefix)
+        metrics = build_metrics(own, others, log_objective, surrogate, self._algorithm_activation, prefix, further)
         if prefix == "val/" and self.algorithm.can_shrink_rectangle:
             metrics.add_metrics({RATIOS: self._ratios()})
         return metrics
@@ -275,12 +277,9 @@ class ScoringModule(KeepsDuties, LightningModule):
 
     def loader_metrics(self, stage: Literal["val", "test"]) -> list[tuple[str, MetricCollection]]:
         """The metrics of each data loader, with what their names end in if there are several."""
-        trainer = self.trainer
-        first, num_loaders = (
-            (self.val_metrics, len(trainer.num_val_batches))
-            if stage == "val"
-            else (self.test_metrics, len(trainer.num_test_batches))
-        )
+        validates = stage == "val"
+        first = self.val_metrics if validates else self.test_metrics
+        num_loaders = len(self.trainer.num_val_batches if validates else self.trainer.num_test_batches)
         several = self._metrics_of(first, num_loaders)
         return [(f"/dataloader_idx_{k}" if num_loaders > 1 else "", metrics) for k, metrics in enumerate(several)]
 
