@@ -211,7 +211,7 @@ class TPAUCModule(TrainedModule):
         return cast("Tensor | None", mixed_in(batch, scores)) if mixed_in is not None else None
 
     def _with_auxiliary(self, loss: Tensor, batch: PosNegBatch, scores: GatheredScores) -> Tensor:
-        further = self.auxiliary_loss(batch, scores)
+        further: Any = self.auxiliary_loss(batch, scores)
         if further is None:
             return loss
         if isinstance(self.algorithm, RecursiveAlgorithm):
@@ -224,7 +224,8 @@ class TPAUCModule(TrainedModule):
             got = f"shape {tuple(further.shape)}" if isinstance(further, Tensor) else repr(further)
             msg = f"Expected `{type(self).__name__}.auxiliary_loss` to return one number as a tensor, but got {got}."
             raise ArgumentError(msg)
-        return loss + further.reshape(())
+        total: Tensor = loss + further.reshape(())
+        return total
 
     def _previous_scores(self, batch: PosNegBatch) -> PreviousScores | None:
         """Scores of ``batch`` under the weights before the last update, for algorithms that need them.

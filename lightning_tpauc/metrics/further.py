@@ -30,8 +30,9 @@ def further_metrics(given: FurtherMetrics | None) -> dict[str, FurtherMetric]:
     """
     if given is None:
         return {}
+    collected: Any = given  # a collection is a mapping, but not to type checkers
     try:
-        parsed = given if isinstance(given, MetricCollection) else MetricCollection(given)  # type: ignore[arg-type]
+        parsed = MetricCollection(collected) if not isinstance(collected, MetricCollection) else collected
     except (TypeError, ValueError) as error:
         msg = f"Expected `metrics` to be torchmetrics, alone, in a list or by name in a dictionary: {error}"
         raise ArgumentError(msg) from error

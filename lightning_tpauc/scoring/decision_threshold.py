@@ -13,8 +13,8 @@ from lightning.pytorch.utilities import CombinedLoader, rank_zero_info
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_tpauc.errors import UnsupportedError
-from lightning_tpauc.functional.calibration import CalibrationMethod, fit_calibration
+from lightning_tpauc.errors import ArgumentError, UnsupportedError
+from lightning_tpauc.functional.calibration import Calibration, CalibrationMethod, fit_calibration
 from lightning_tpauc.functional.checks import check_choice
 from lightning_tpauc.functional.decision_threshold import (
     Criterion,
@@ -71,13 +71,14 @@ class DecisionThreshold(Callback):
         >>> from lightning.pytorch import Trainer
         >>> from lightning_tpauc import DigitsDataModule, TPAUCModule
         >>> quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+        >>> quiet["enable_model_summary"] = False
         >>> choose = DecisionThreshold("max_specificity", calibration="sigmoid")
         >>> trainer = Trainer(accelerator="cpu", devices=1, max_epochs=1, callbacks=[choose], **quiet)
         >>> module = TPAUCModule(torch.nn.Linear(64, 1))
-        >>> trainer.fit(module, DigitsDataModule())
+        >>> trainer.fit(module, DigitsDataModule(val_fraction=0.2))
         >>> module.operating_point.decisions.sensitivity >= module.algorithm.min_tpr
         True
-        >>> sorted(trainer.predict(module, DigitsDataModule())[0])
+        >>> sorted(trainer.predict(module, DigitsDataModule(val_fraction=0.2))[0])
         ['decision', 'example_id', 'probability', 'score']
     """
 
@@ -94,6 +95,7 @@ class DecisionThreshold(Callback):
         if calibration is not None:
             check_choice(calibration, "calibration", ("isotonic", "sigmoid"))
         self.criterion, self.cost_ratio, self.calibration = criterion, float(cost_ratio), calibration
+        self._why_uncalibrated = ""
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -116,7 +118,7 @@ class DecisionThreshold(Callback):
         if trainer.state.fn == TrainerFn.FITTING or self.renews or module.operating_point is None:
             module.operating_point = self.choose(module, *loaders[0][1])
             if trainer.state.fn != TrainerFn.FITTING:
-                say_if_outside(module)
+                self.say_what_fell_short(module)
         if module.operating_point is not None and not trainer.sanity_checking:
             for suffix, scored in loaders:
                 decisions = count_decisions(*scored, module.operating_point.threshold)
@@ -157,8 +159,35 @@ class DecisionThreshold(Callback):
         if not chosen.lies_in(*rectangle):
             point = decision_threshold(scores, labels, *rectangle, "youden", validate_args=False)
             nearest = None if point is None else (point.sensitivity, 1 - point.specificity)
-        calibration = fit_calibration(scores, labels, self.calibration) if self.calibration is not None else None
+        calibration = self._calibrated(scores, labels)
         return OperatingPoint(chosen, self.criterion, getattr(module, "batches_seen", 0), nearest, calibration)
+
+    def _calibrated(self, scores: Tensor, labels: Tensor) -> Calibration | None:
+        if self.calibration is None:
+            return None
+        try:
+            return fit_calibration(scores, labels, self.calibration)
+        except ArgumentError as error:  # a model that has just begun may rank the wrong way round
+            self._why_uncalibrated = str(error)
+            return None
+
+    def say_what_fell_short(self, module: ScoringModule) -> None:
+        """Say if no threshold lies in the rectangle, with how far away the nearest is, or if nothing is calibrated."""
+        point, algorithm = module.operating_point, module.algorithm
+        if point is None:
+            return
+        if self.calibration is not None and point.calibration is None:
+            rank_zero_info(f"Predictions will hold no probabilities. {self._why_uncalibrated}")
+        if point.nearest is None:
+            return
+        tpr, fpr = point.nearest
+        away = math.hypot(max(0.0, algorithm.min_tpr - tpr), max(0.0, fpr - algorithm.max_fpr))
+        used = point.decisions
+        rank_zero_info(
+            f"No threshold lies in the rectangle TPR >= {algorithm.min_tpr:g}, FPR <= {algorithm.max_fpr:g} on the "
+            f"validation data: the nearest, TPR {tpr:.3f} at FPR {fpr:.3f}, is {away:.2g} away. By {point.criterion!r} "
+            f"{used.threshold:.6g} decides, TPR {used.sensitivity:.3f} at FPR {1 - used.specificity:.3f}."
+        )
 
     @torch.no_grad()
     def choose_again(self, trainer: Trainer, module: ScoringModule) -> None:
@@ -180,21 +209,6 @@ class DefaultThreshold(DecisionThreshold):
     """What a module adds by itself: ``Trainer.validate`` keeps a threshold that is there."""
 
     renews = False
-
-
-def say_if_outside(module: ScoringModule) -> None:
-    """Say that no threshold lies in the rectangle, and how far away the nearest one is."""
-    point, algorithm = module.operating_point, module.algorithm
-    if point is None or point.nearest is None:
-        return
-    tpr, fpr = point.nearest
-    away = math.hypot(max(0.0, algorithm.min_tpr - tpr), max(0.0, fpr - algorithm.max_fpr))
-    used = point.decisions
-    rank_zero_info(
-        f"No threshold lies in the rectangle TPR >= {algorithm.min_tpr:g}, FPR <= {algorithm.max_fpr:g} on the "
-        f"validation data: the nearest, TPR {tpr:.3f} at FPR {fpr:.3f}, is {away:.2g} away. By {point.criterion!r} "
-        f"{used.threshold:.6g} decides, TPR {used.sensitivity:.3f} at FPR {1 - used.specificity:.3f}."
-    )
 
 
 def _shares(decisions: Decisions) -> list[tuple[str, int, int]]:

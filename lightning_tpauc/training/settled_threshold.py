@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lightning_tpauc.scoring.decision_threshold import DecisionThreshold, say_if_outside
+from lightning.pytorch.utilities import rank_zero_info
+
+from lightning_tpauc.scoring.decision_threshold import DecisionThreshold
 from lightning_tpauc.scoring.operating_point import OperatingPoint
 
 if TYPE_CHECKING:
@@ -35,7 +37,12 @@ def settle_threshold(module: TrainedModule, trainer: Trainer, *, rescore: bool) 
     if choosers and trainer.enable_validation and trainer.val_dataloaders is not None:
         if rescore or point is None or point.step != step:  # the last steps were not validated
             choosers[0].choose_again(trainer, module)
-        say_if_outside(module)
+        choosers[0].say_what_fell_short(module)
+    if choosers and choosers[0].renews and module.operating_point is None:
+        rank_zero_info(
+            "DecisionThreshold chose no threshold: there are no validation data with both classes. Pass `val_dataset` "
+            "or `val_fraction` to PosNegDataModule, or run `Trainer.validate` on such data."
+        )
 
 
 def record_operating_point(module: TrainedModule, checkpoint: dict[str, Any]) -> None:

@@ -186,11 +186,14 @@ def test_a_validation_finds_one_for_a_module_without():
     assert_fits(module)
 
 
-def test_another_training_begins_without():
+def test_another_training_begins_without(caplog):
     _, module, _ = fit()
     assert module.threshold is not None
     fit(module=module, data=make_data(val_dataset=None))
     assert module.threshold is None
+    assert "chose no threshold" not in caplog.text, "nobody asked"
+    fit(DecisionThreshold(), module=module, data=make_data(val_dataset=None))
+    assert "chose no threshold: there are no validation data with both classes" in caplog.text
 
 
 def test_one_class_has_no_threshold():
@@ -217,6 +220,16 @@ def test_a_rectangle_out_of_reach_is_said_with_how_far_away_it_is(caplog):
     said = [r.message for r in caplog.records if "No threshold lies in the rectangle TPR >= 0.5" in r.message]
     assert len(said) == 1
     assert f"is {away:.2g} away" in said[0]
+
+
+def test_scores_that_a_sigmoid_can_not_calibrate_do_not_end_the_training(caplog):
+    (x, y), _ = validation_rows()
+    _, module, _ = fit(DecisionThreshold(calibration="sigmoid"), data=make_data(val_dataset=(-x, y)))
+    assert module.threshold is not None
+    assert module.operating_point.calibration is None
+    said = [r.message for r in caplog.records if "would fall (slope -" in r.message]
+    assert len(said) == 1
+    assert said[0].startswith("Predictions will hold no probabilities.")
 
 
 def test_the_first_of_several_data_loaders_chooses():
