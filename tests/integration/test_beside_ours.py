@@ -12,7 +12,7 @@ from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import PAUCI, STACO, CrossEntropy
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.metrics import TPRAtMaxFPR
-from tests.fixed import make_trainer
+from tests.helpers.problems import make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*use of fork.*")
 
