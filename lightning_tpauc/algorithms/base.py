@@ -290,7 +290,7 @@ class Algorithm(DeclaredState, ABC):
         """
         self._require_setup()
         if masks is not None or self.num_tasks is not None:
-            return self._step_of_tasks(pos_scores, neg_scores, dual_neg_scores, index, masks)
+            return self._step_of_tasks(pos_scores, neg_scores, dual_neg_scores, index, masks, previous)
         index = None if index is None else as_index(index, pos_scores.device)
         if index is None or index.shape != pos_scores.shape or pos_scores.ndim != 1:
             msg = (
@@ -332,10 +332,14 @@ class Algorithm(DeclaredState, ABC):
         dual_neg_scores: Tensor | None,
         index: Tensor | None,
         masks: TaskMasks | None,
+        previous: PreviousScores | None,
     ) -> Tensor:
         """One step of all tasks in play; the loss is their weighted mean, in which the others count as 0."""
+        if previous is not None:
+            msg = f"{type(self).__name__} does not use the previous weights: leave out `previous`."
+            raise UnsupportedError(msg)
         dual = (dual_neg_scores, None if masks is None else masks.dual_neg) if self.needs_dual_negatives else None
-        masks = check_tasks(self.num_tasks, pos_scores, neg_scores, index, masks, dual)
+        masks = check_tasks(self.task_sizes, pos_scores, neg_scores, index, masks, dual)
         assert index is not None  # noqa: S101  # just checked
         index = self.place(as_index(index, pos_scores.device), masks.pos)
         pos_scores, neg_scores = there(pos_scores, masks.pos), there(neg_scores, masks.neg)

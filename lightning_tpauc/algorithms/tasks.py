@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_tpauc.algorithms.arguments import require_range
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import check_rectangle
-from lightning_tpauc.functional.tasks import TaskMasks
+from lightning_tpauc.functional.tasks import TaskMasks, check_positions
 
 __all__ = ("Task", "check_tasks", "describe_tasks")
 
@@ -67,7 +67,7 @@ def describe_tasks(
 
 
 def check_tasks(
-    num_tasks: int | None,
+    sizes: tuple[int, ...] | None,
     pos_scores: Tensor,
     neg_scores: Tensor,
     index: Any,
@@ -77,7 +77,7 @@ def check_tasks(
     """The masks of a batch of several tasks, in which tasks without a negative have no positive either.
 
     Args:
-        num_tasks: how many tasks the algorithm was set up for.
+        sizes: number of positives of each task that the algorithm was set up for.
         pos_scores: what came as scores of positives.
         neg_scores: what came as scores of negatives.
         index: what came as their positions.
@@ -85,9 +85,11 @@ def check_tasks(
         dual: scores and mask of the second negatives, for an algorithm that needs them.
 
     Raises:
-        ArgumentError: if there are no masks or no tasks, or if shapes or dtypes do not fit.
+        ArgumentError: if there are no masks or no tasks, if shapes or dtypes do not fit, or if a position is beyond its
+            task, which is looked at on the CPU only, where nobody has to wait.
     """
-    if masks is None or num_tasks is None:
+    num_tasks = None if sizes is None else len(sizes)
+    if masks is None or sizes is None:
         msg = (
             "Expected `masks` where `setup` was given a number of positives for each of several tasks, and only there, "
             f"but got {'no masks' if masks is None else 'masks'} and a setup for {num_tasks or 'one task'}."
@@ -109,6 +111,8 @@ def check_tasks(
                 f"{got[1]}."
             )
             raise ArgumentError(msg)
+    if masks.pos.device.type == "cpu":
+        check_positions(torch.as_tensor(index), masks.pos, sizes)
     ready = masks.neg.any(-1, keepdim=True)
     if dual is not None and masks.dual_neg is not None:
         ready = ready & masks.dual_neg.any(-1, keepdim=True)

@@ -12,11 +12,13 @@ from typing import NamedTuple, overload
 import torch
 from torch import Tensor
 
+from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.rectangle import ceil_count
 
 __all__ = (
     "TaskMasks",
     "add_scaled",
+    "check_positions",
     "column",
     "highest",
     "in_play",
@@ -118,3 +120,24 @@ def highest(scores: Tensor, share: float | Tensor, mask: Tensor | None) -> Tenso
 def with_dual_negatives(masks: TaskMasks | None) -> TaskMasks | None:
     """The masks with the second batch of negatives in the place of the first."""
     return masks if masks is None or masks.dual_neg is None else masks._replace(neg=masks.dual_neg)
+
+
+def check_positions(index: Tensor, pos_mask: Tensor, sizes: tuple[int, ...]) -> None:
+    """Raise :class:`ArgumentError` if a position is beyond its task, where it would be one of the next.
+
+    Args:
+        index: integer tensor ``(K, S)``, positions.
+        pos_mask: bool tensor ``(K, S)``: which of them count.
+        sizes: number of positives of each task.
+
+    Example:
+        >>> check_positions(torch.tensor([[0, 7]]), torch.tensor([[True, False]]), (3,))
+    """
+    wrong = pos_mask & ((index < 0) | (index >= torch.tensor(sizes).unsqueeze(-1)))
+    if bool(wrong.any()):
+        task, place = wrong.nonzero()[0].tolist()
+        msg = (
+            f"Expected `index` to number the positives of each task from 0, below {sizes[task]} for task {task}, but "
+            f"got {int(index[task, place])}."
+        )
+        raise ArgumentError(msg)

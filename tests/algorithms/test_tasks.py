@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import lightning_tpauc.functional.dense_sums as dense_module
-from lightning_tpauc.algorithms import AUCM, SOTA, STACO, CrossEntropy, SOTAs, Task, TrainingScores
+from lightning_tpauc.algorithms import AUCM, SOTA, STACO, CrossEntropy, PreviousScores, SOTAs, Task, TrainingScores
 from lightning_tpauc.errors import ArgumentError, CheckpointError, UnsupportedError
 from lightning_tpauc.functional import evaluate_pairs
 from lightning_tpauc.functional.tasks import TaskMasks
@@ -28,6 +28,7 @@ def draw(generator, step):
         index[k, : num_pos[k]] = torch.randperm(n, generator=generator)[: num_pos[k]]
     order = torch.stack([torch.randperm(S, generator=generator) for _ in range(K)])  # padding lies anywhere
     pos_mask, index = pos_mask.gather(1, order), index.gather(1, order)
+    index = index.where(pos_mask, -9)  # what pads may hold anything
     neg_mask, dual_mask = torch.rand(2, K, B, generator=generator) < 0.6
     neg_mask[:, 0] = dual_mask[:, 3] = True
     if step % 3 == 1:
@@ -239,6 +240,12 @@ def test_what_does_not_fit_is_one_line():
         algorithm, p, n, i, m = arguments
         with pytest.raises(ArgumentError, match=message):
             algorithm(p, n, None, i, masks=m)
+    for wrong in (SIZES[1], -1):
+        beyond = index.masked_scatter(masks.pos & (torch.arange(K) == 1)[:, None], torch.full((S,), wrong))
+        with pytest.raises(ArgumentError, match=f"from 0, below 5 for task 1, but got {wrong}"):
+            together(pos, neg, None, beyond, masks=masks)
+    with pytest.raises(UnsupportedError, match="does not use the previous weights"):
+        together(pos, neg, None, index, masks=masks, previous=PreviousScores(pos, neg))
     two = STACO(share_negatives=False)
     two.setup([3, 4])
     with pytest.raises(ArgumentError, match="`dual_neg` and a bool mask"):
