@@ -13,12 +13,13 @@ from lightning.pytorch import Trainer, seed_everything
 from sklearn.datasets import load_breast_cancer
 from sklearn.model_selection import train_test_split
 
-from lightning_tpauc import PosNegDataModule, TPAUCModule, TwoWayPartialAUROC
+from lightning_tpauc import DecisionThreshold, PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.functional import bootstrap_interval
 from lightning_tpauc.models import Linear
 
 MIN_TPR, MAX_FPR = 0.8, 0.2  # find four of five, with a false alarm for at most one in five of the others
+SAVED = ("score", "probability", "decision")
 
 
 def write_sample(path: Path) -> None:
@@ -28,20 +29,6 @@ def write_sample(path: Path) -> None:
     frame.to_csv(path, index=False)
 
 
-def scores_of(trainer: Trainer, model: TPAUCModule, rows: pd.DataFrame) -> torch.Tensor:
-    batches: Any = trainer.predict(model, PosNegDataModule(predict_dataset=rows.to_numpy()))
-    return torch.cat([batch["score"] for batch in batches])
-
-
-def best_threshold(scores: torch.Tensor, labels: torch.Tensor) -> tuple[float, float, float]:
-    """(threshold, TPR, FPR): of the ROC points with FPR <= MAX_FPR the one that finds most."""
-    metric = TwoWayPartialAUROC(MIN_TPR, MAX_FPR)
-    metric.update(scores, labels)
-    fpr, tpr, thresholds = metric.roc()
-    best = int(tpr[fpr <= MAX_FPR].argmax())
-    return float(thresholds[best]), float(tpr[best]), float(fpr[best])
-
-
 def main(path: Path, label: str, key: str) -> None:
     seed_everything(0, verbose=False)
     frame = pd.read_csv(path, index_col=key)
@@ -49,23 +36,27 @@ def main(path: Path, label: str, key: str) -> None:
     train, val = train_test_split(train, test_size=0.3, stratify=train[label], random_state=0)
     features = [name for name in frame if name != label]
     mean, std = train[features].mean(), train[features].std()
-    x = {name: (part[features] - mean) / std for name, part in (("train", train), ("val", val), ("test", test))}
-    y = {name: torch.tensor(part[label].to_numpy()) for name, part in (("train", train), ("val", val), ("test", test))}
+    parts = [((part[features] - mean) / std, part[label]) for part in (train, val, test)]
 
-    data = PosNegDataModule((x["train"], y["train"]), val_dataset=(x["val"], y["val"]))
+    data = PosNegDataModule(parts[0], parts[1], parts[2], predict_dataset=parts[2][0].to_numpy())
     model = TPAUCModule(Linear(len(features)), STACO(MIN_TPR, MAX_FPR))
-    trainer = Trainer(accelerator="cpu", max_epochs=60, logger=False, enable_checkpointing=False)
+    choose = DecisionThreshold("max_sensitivity", calibration="sigmoid")
+    trainer = Trainer(accelerator="cpu", max_epochs=60, callbacks=[choose], logger=False, enable_checkpointing=False)
     trainer.fit(model, data)
+    point: Any = model.operating_point
+    found, alarms = point.decisions.sensitivity, 1 - point.decisions.specificity
+    print(f"validation: score >= {point.threshold:.3f} finds {found:.0%}, false alarms for {alarms:.0%} of the others")
 
-    threshold, tpr, fpr = best_threshold(scores_of(trainer, model, x["val"]), y["val"])
-    print(f"validation: threshold {threshold:.3f} finds {tpr:.0%} with false alarms for {fpr:.0%} of the others")
-    scores = scores_of(trainer, model, x["test"])
-    area, low, high = bootstrap_interval(scores, y["test"], MIN_TPR, MAX_FPR)
-    alarm, sick = scores >= threshold, y["test"] == 1
-    print(f"test: TPAUC {area:.3f}, 95% interval {low:.3f} to {high:.3f}; ", end="")
-    print(f"{alarm[sick].float().mean():.0%} found, false alarms for {alarm[~sick].float().mean():.0%}")
-    columns = {"score": scores.numpy(), "decision": alarm.int().numpy()}
+    tested = trainer.test(model, data, verbose=False)[0]
+    batches: Any = trainer.predict(model, data)
+    columns = {name: torch.cat([batch[name] for batch in batches]).numpy() for name in SAVED}
     pd.DataFrame(columns, index=test.index).to_csv("predictions.csv")
+    scores, labels = torch.tensor(columns["score"]), torch.tensor(test[label].to_numpy())
+    area, low, high = bootstrap_interval(scores, labels, MIN_TPR, MAX_FPR)
+    print(f"test: TPAUC {area:.3f}, 95% interval {low:.3f} to {high:.3f}")
+    for name in ("sensitivity", "specificity", "precision"):
+        value, lower, upper = (tested[f"test/{name}_at_threshold{end}"] for end in ("", "_lower", "_upper"))
+        print(f"test: {name} {value:.3f}, 95% interval {lower:.3f} to {upper:.3f}")
 
 
 if __name__ == "__main__":

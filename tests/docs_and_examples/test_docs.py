@@ -4,6 +4,7 @@ import ast
 import importlib
 import importlib.util
 import re
+import runpy
 import subprocess
 import sys
 import zlib
@@ -114,6 +115,16 @@ def test_pages_do_not_lie_about_files():
     for name, text in TEXTS.items():
         for path in re.findall(r"`((?:examples|configs|benchmarks)/[\w./-]*)`", text):
             assert (ROOT / path).exists(), (name, path)
+
+
+def test_the_picture_of_the_rectangle_is_drawn_by_its_script(tmp_path, capsys):
+    pytest.importorskip("matplotlib").use("agg")
+    script = runpy.run_path(str(DOCS / "tools" / "pictures.py"))
+    script["rectangle"].__globals__["IMAGES"] = tmp_path
+    script["rectangle"]()
+    drawn, kept = (folder / "rectangle.png" for folder in (tmp_path, DOCS / "images"))
+    width_and_height = slice(16, 24)  # of a PNG file
+    assert drawn.read_bytes()[width_and_height] == kept.read_bytes()[width_and_height]
 
 
 # ---------------------------------------------------------------- the site

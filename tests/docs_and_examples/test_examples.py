@@ -45,18 +45,25 @@ def test_the_list_names_it(name):
 def check_predictions(pandas, printed):
     """The file holds the test rows by their ids, and says what was printed about them."""
     rows, predictions = pandas.read_csv("breast_cancer.csv"), pandas.read_csv("predictions.csv")
-    assert list(predictions) == ["patient", "score", "decision"]
+    assert list(predictions) == ["patient", "score", "probability", "decision"]
     assert predictions["patient"].is_unique
     joined = predictions.merge(rows, on="patient", validate="one_to_one")
     assert len(joined) == len(predictions) == 171
     scores, labels = torch.tensor(joined["score"].to_numpy()), torch.tensor(joined["malignant"].to_numpy())
     area = float(two_way_partial_auroc(scores, labels, 0.8, 0.2))
     assert float(re.search(r"test: TPAUC ([\d.]+)", printed)[1]) == pytest.approx(area, abs=6e-4)
-    threshold = float(re.search(r"threshold (-?[\d.]+)", printed)[1])
+    threshold = float(re.search(r"score >= (-?[\d.]+)", printed)[1])
     clear = (joined["score"] - threshold).abs() > 1e-3  # it is printed with three digits
     assert ((joined["score"] > threshold) == joined["decision"].astype(bool))[clear].all()
-    found = joined[joined["malignant"] == 1]["decision"].mean()
-    assert f"{found:.0%} found" in printed
+    sensitivity = joined[joined["malignant"] == 1]["decision"].mean()
+    specificity = 1 - joined[joined["malignant"] == 0]["decision"].mean()
+    precision = joined[joined["decision"] == 1]["malignant"].mean()
+    assert f"sensitivity {sensitivity:.3f}" in printed
+    assert f"specificity {specificity:.3f}" in printed
+    assert f"precision {precision:.3f}" in printed
+    order = joined.sort_values("score")["probability"]
+    assert order.is_monotonic_increasing
+    assert 0 <= order.min() < 0.5 < order.max() <= 1
 
 
 def test_table(capsys, monkeypatch):
@@ -107,7 +114,7 @@ def test_molecules(capsys, monkeypatch, tmp_cwd):
     run("molecules.py", "--epochs", "20", monkeypatch=monkeypatch)
     assert printed_areas(capsys.readouterr().out)[1] > 0.9
     header, *rows = (tmp_cwd / "molecules_scores.csv").read_text().splitlines()
-    assert header == "example_id,score"
+    assert header == "example_id,score,decision"
     assert [int(row.split(",")[0]) for row in rows] == list(range(len(rows)))
 
 

@@ -14,7 +14,7 @@ from tests.integration.test_strategies import free_port
 #: What is printed, by the subcommand that says it last.
 _PRINTED = {
     "compare": r"STACO against cross-entropy, .*: (ahead|level|behind)",
-    "predict": r"^example_id,score\n0,-?[\d.]",
+    "predict": r"^example_id,score,decision\n0,-?[\d.]+,[01]$",
     "fit": r"val/tpauc = 0\.\d+",
 }
 
