@@ -113,14 +113,17 @@ def check_range(index: Tensor, count: int) -> None:
         index: int64 tensor.
         count: number of positives.
     """
-    if index.device.type == "cpu" and index.numel():
+    if index.device.type != "cpu":
+        return
+    try:
+        torch.zeros(()).expand(count).index_select(0, index)  # no value is read, so that a training step waits for none
+    except IndexError as error:
         low, high = (int(value) for value in index.aminmax())
-        if low < 0 or high >= count:
-            msg = (
-                f"Expected `index` to be in 0 .. {count - 1}, since `setup(num_positives={count})` was called, but got "
-                f"{low if low < 0 else high}. Count the training positives, and number them from 0."
-            )
-            raise ArgumentError(msg)
+        msg = (
+            f"Expected `index` to be in 0 .. {count - 1}, since `setup(num_positives={count})` was called, but got "
+            f"{low if low < 0 else high}. Count the training positives, and number them from 0."
+        )
+        raise ArgumentError(msg) from error
 
 
 def check_choice(value: Any, name: str, choices: Sequence[str]) -> None:
