@@ -10,30 +10,14 @@ from lightning_tpauc.algorithms import STACO, TrainingScores
 from lightning_tpauc.errors import ArgumentError, CheckpointError
 from lightning_tpauc.functional import exact_duals
 from lightning_tpauc.training.averaging import IterateAverage
-from tests.helpers.problems import paper_sonx, paper_staco
+from tests.helpers.problems import DIM, NUM_POS, draw, make_data, paper_sonx, paper_staco
 from tests.helpers.tolerances import assert_close
 from tests.reference import staco as reference
-
-NUM_POS, NUM_NEG, DIM = 23, 40, 4
-
-
-def make_data(seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    pos = torch.randn(NUM_POS, DIM, generator=generator, dtype=torch.float64) + 0.4
-    neg = torch.randn(NUM_NEG, DIM, generator=generator, dtype=torch.float64)
-    return pos, neg, generator
-
-
-def draw(generator, num_pos=5, num_neg=7, num_dual=6):
-    index = torch.randperm(NUM_POS, generator=generator)[:num_pos]
-    first = torch.randint(NUM_NEG, (num_neg,), generator=generator)
-    second = torch.randint(NUM_NEG, (num_dual,), generator=generator)
-    return index, first, second
 
 
 def trajectory(algorithm, stage_lengths, steps, settings, decay_at=None, optimizer=torch.optim.SGD):
     """Our algorithm and the reference side by side; yields after every step."""
-    pos, neg, generator = make_data()
+    (pos, neg), generator = make_data(), torch.Generator().manual_seed(1)
     w = torch.zeros(DIM, dtype=torch.float64, requires_grad=True)
     algorithm.setup(NUM_POS, dtype=torch.float64)
     algorithm.start(None)
@@ -114,7 +98,7 @@ def test_trajectory_equals_the_paper(surrogate, gamma, dual_init, step_units):
 @pytest.mark.parametrize(("surrogate", "degree"), [("hinge", 1), ("squared_hinge", 2)])
 @pytest.mark.parametrize("factor", [1e-3, 7.0, 1e4])
 def test_in_units_of_the_loss_the_scale_of_the_scores_does_not_matter(surrogate, degree, factor):
-    pos, neg, generator = make_data()
+    (pos, neg), generator = make_data(), torch.Generator().manual_seed(1)
     batches = [draw(generator) for _ in range(60)]
     runs = []
     for scale in (1.0, factor):
@@ -152,7 +136,7 @@ def test_value_is_the_minmax_function_at_the_old_thresholds():
 
 
 def test_shared_negatives_equal_two_batches_that_happen_to_be_the_same():
-    pos, neg, generator = make_data()
+    (pos, neg), generator = make_data(), torch.Generator().manual_seed(1)
     w = torch.randn(DIM, generator=generator, dtype=torch.float64)
     shared = paper_staco(dual_init="zeros", share_negatives=True)
     twice = paper_staco(dual_init="zeros")
@@ -184,7 +168,7 @@ def test_untouched_positives_keep_their_state():
 
 
 def test_exact_start_solves_the_duals_of_the_training_scores():
-    pos, neg, generator = make_data()
+    (pos, neg), generator = make_data(), torch.Generator().manual_seed(1)
     w = torch.randn(DIM, generator=generator, dtype=torch.float64)
     algorithm = paper_staco(0.6, 0.3)
     algorithm.setup(NUM_POS, dtype=torch.float64)
@@ -199,7 +183,7 @@ def test_exact_start_solves_the_duals_of_the_training_scores():
 
 
 def test_exact_restart_replaces_anchor_and_duals():
-    pos, neg, generator = make_data()
+    (pos, neg), generator = make_data(), torch.Generator().manual_seed(1)
     w = torch.randn(DIM, generator=generator, dtype=torch.float64)
     algorithm = paper_staco(gamma=10.0)
     algorithm.setup(NUM_POS, dtype=torch.float64)
@@ -265,7 +249,7 @@ def test_start_from_a_batch_of_equal_scores_moves_too():
 
 
 def test_checkpoint_in_mid_stage_goes_on_as_if_unbroken():
-    pos, neg, _ = make_data()
+    pos, neg = make_data()
 
     def run(steps, algorithm, generator):
         for _ in range(steps):
@@ -289,7 +273,7 @@ def test_checkpoint_in_mid_stage_goes_on_as_if_unbroken():
 
 
 def test_rollback_undoes_a_step_bit_for_bit():
-    pos, neg, generator = make_data()
+    (pos, neg), generator = make_data(), torch.Generator().manual_seed(1)
     algorithm = paper_staco(dual_init="zeros", gamma=5.0)
     algorithm.setup(NUM_POS, dtype=torch.float64)
     before = {k: torch.as_tensor(v).clone() for k, v in algorithm.state_dict().items()}

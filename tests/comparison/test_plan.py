@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy, FullBatch
@@ -13,6 +13,7 @@ from lightning_tpauc.comparison.methods import chosen_methods, rate_factors
 from lightning_tpauc.comparison.plan import Cell, Outcome, Run, as_budget, best_factor, examples_per_step
 from lightning_tpauc.comparison.store import Store
 from lightning_tpauc.errors import ArgumentError, DataError
+from tests.helpers.problems import bare_trainer
 
 
 def problem(**options):
@@ -38,9 +39,8 @@ class Counts(Callback):
 
 def counted(datamodule, algorithm, **trainer):
     counts = Counts()
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
     module = TPAUCModule(torch.nn.Linear(3, 1), algorithm)
-    Trainer(accelerator="cpu", callbacks=[counts], **quiet, **trainer).fit(module, datamodule)
+    bare_trainer(callbacks=[counts], **trainer).fit(module, datamodule)
     return counts
 
 

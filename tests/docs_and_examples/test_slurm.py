@@ -7,8 +7,8 @@ import subprocess
 import pytest
 import torch
 
+from tests.helpers.launching import assert_same_run, finish_well, free_port, one_process, start, write_config
 from tests.helpers.paths import ROOT
-from tests.integration.test_strategies import assert_same_run, finish_well, free_port, one_process, start, write_config
 
 __all__ = ("one_process",)  # the run in one process that both files compare with
 

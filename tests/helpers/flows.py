@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from lightning_tpauc.data.datamodule import PosNegDataModule
+
 WIDTH = 3
 
 
@@ -174,3 +176,27 @@ class OwnWorkers(Plain):
 def numbers_of(inputs):
     """Which examples these are."""
     return inputs[:, 0].int().tolist()
+
+
+POSITIVES = -1.0 - torch.arange(7.0)[:, None].expand(7, WIDTH)
+
+
+def ready(negatives, train=POSITIVES, **kwargs):
+    datamodule = PosNegDataModule(
+        train, negatives=negatives, **{"num_pos": 2, "num_neg": 3, "num_dual_neg": 2, **kwargs}
+    )
+    datamodule.setup("fit")
+    return datamodule
+
+
+def negatives_of(batch):
+    """Numbers of the negatives and of the dual negatives of a batch."""
+    numbers = numbers_of(batch.inputs)[batch.num_pos :]
+    return numbers[: batch.num_neg], numbers[batch.num_neg :]
+
+
+def batches_of(datamodule, epochs=1):
+    loader = datamodule.train_dataloader()
+    batches = [batch for _ in range(epochs) for batch in loader]
+    datamodule.teardown("fit")
+    return batches

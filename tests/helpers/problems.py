@@ -6,9 +6,9 @@ from functools import partial
 from typing import Any
 
 import torch
+from lightning.pytorch import Trainer
 from torch import nn
 
-from benchmarks.common import bare_trainer
 from lightning_tpauc import StageCallback
 from lightning_tpauc.algorithms import SONX, SOTA, STACO, SOTAs
 from lightning_tpauc.data.core.batch import EvalBatch, PosNegBatch
@@ -37,11 +37,37 @@ class LinearScore(nn.Module):
         return inputs @ self.weight
 
 
+def noisy_labels(rows, features, noise, bound=1.0, seed=3):
+    """Features, and labels that the first of them predicts up to noise."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, features, generator=generator)
+    return x, (x[:, 0] + noise * torch.randn(rows, generator=generator) > bound).long()
+
+
+def shifted(labels, features, shift, seed=0):
+    """Features in which positives are moved, and the labels."""
+    labels = labels.long()
+    x = torch.randn(len(labels), features, generator=torch.Generator().manual_seed(seed))
+    return x + shift * labels[:, None], labels
+
+
+def make_problem():
+    """24 positives and 80 negatives with five features."""
+    return shifted(torch.arange(104) < 24, 5, 0.4, seed=3)
+
+
 def make_data(dtype=torch.float64):
     generator = torch.Generator().manual_seed(0)
     pos = torch.randn(NUM_POS, DIM, generator=generator, dtype=torch.float64) + 0.4
     neg = torch.randn(NUM_NEG, DIM, generator=generator, dtype=torch.float64)
     return pos.to(dtype), neg.to(dtype)
+
+
+def draw(generator, num_pos=5, num_neg=7, num_dual=6):
+    """Numbers of the positives, negatives and dual negatives of one batch."""
+    index = torch.randperm(NUM_POS, generator=generator)[:num_pos]
+    first = torch.randint(NUM_NEG, (num_neg,), generator=generator)
+    return index, first, torch.randint(NUM_NEG, (num_dual,), generator=generator)
 
 
 def make_batches(steps, num_pos=5, num_neg=7, num_dual=6, dtype=torch.float64, seed=1):
@@ -50,9 +76,7 @@ def make_batches(steps, num_pos=5, num_neg=7, num_dual=6, dtype=torch.float64, s
     generator = torch.Generator().manual_seed(seed)
     batches, parts = [], []
     for _ in range(steps):
-        index = torch.randperm(NUM_POS, generator=generator)[:num_pos]
-        first = torch.randint(NUM_NEG, (num_neg,), generator=generator)
-        second = torch.randint(NUM_NEG, (num_dual,), generator=generator)
+        index, first, second = draw(generator, num_pos, num_neg, num_dual)
         inputs = torch.cat([pos[index], neg[first], neg[second]])
         batches.append(PosNegBatch(inputs, index, num_pos, num_neg, num_dual))
         parts.append((pos[index], neg[first], neg[second], index))
@@ -72,6 +96,12 @@ def eval_loader(dtype=torch.float64):
     return loader([EvalBatch(inputs[k::2], target[k::2], ids[k::2]) for k in range(2)])
 
 
+def bare_trainer(**options):
+    """A Trainer on one CPU device without logger, checkpoints, bar and summary; keyword arguments override."""
+    shows = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    return Trainer(**{"accelerator": "cpu", "devices": 1, **dict.fromkeys(shows, False), **options})
+
+
 def make_trainer(**kwargs):
-    """A quiet CPU Trainer; keyword arguments override."""
+    """A bare Trainer in double precision for one epoch; keyword arguments override."""
     return bare_trainer(**{"precision": "64-true", "max_epochs": 1, **kwargs})

@@ -3,7 +3,7 @@
 import torch
 from lightning.pytorch import LightningModule
 
-from benchmarks.common import bare_trainer
+from tests.helpers.problems import bare_trainer
 
 
 class Recorder(LightningModule):
@@ -55,5 +55,5 @@ class Recorder(LightningModule):
 
 
 def make_trainer(**kwargs):
-    """A quiet CPU Trainer; keyword arguments override."""
+    """A bare Trainer for three epochs without a sanity check; keyword arguments override."""
     return bare_trainer(**{"num_sanity_val_steps": 0, "max_epochs": 3, **kwargs})

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.launching import free_port
 from tests.helpers.paths import ROOT
-from tests.integration.test_strategies import free_port
 
 #: What is printed, by the subcommand that says it last.
 _PRINTED = {

@@ -12,8 +12,8 @@ from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.training.rectangle_schedule import shrinking_steps
 from tests.helpers.problems import make_trainer
+from tests.helpers.resuming import Crash, CrashError
 from tests.helpers.tolerances import assert_close
-from tests.integration.test_resume import Crash, CrashError
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*",

@@ -11,7 +11,7 @@ import torch
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from tests.helpers.paths import ROOT
-from tests.helpers.problems import make_trainer, paper_staco, paper_stages
+from tests.helpers.problems import make_trainer, paper_staco, paper_stages, shifted
 from tests.helpers.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings(
@@ -27,9 +27,7 @@ def path_of(kind):
 
 
 def make_data():
-    generator = torch.Generator().manual_seed(5)
-    y = (torch.arange(60) % 3 == 0).long()
-    x = torch.randn(60, 4, generator=generator) + 0.5 * y[:, None]
+    x, y = shifted(torch.arange(60) % 3 == 0, 4, 0.5, seed=5)
     return PosNegDataModule((x, y), val_dataset=(x, y), num_pos=4, num_neg=8)
 
 

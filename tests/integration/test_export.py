@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import seed_everything
 from torch import nn
 
 from lightning_tpauc import DigitsDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO
+from tests.helpers.problems import bare_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -27,8 +28,7 @@ class Subclass(TPAUCModule):
 
 
 def train(module):
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = Trainer(accelerator="cpu", max_epochs=2, enable_checkpointing=False, **quiet)
+    trainer = bare_trainer(max_epochs=2)
     trainer.fit(module, DigitsDataModule(val_fraction=0.25, num_pos=32, num_neg=96))
     return module.eval()
 

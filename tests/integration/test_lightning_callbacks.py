@@ -7,13 +7,14 @@ import lightning.pytorch.callbacks as shipped
 import pytest
 import torch
 from lightning.fabric.utilities.spike import TrainingSpikeException
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_tpauc import DigitsDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.errors import UnsupportedError
+from tests.helpers.problems import bare_trainer
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("tmp_cwd")]
 
@@ -28,9 +29,8 @@ def train(*callbacks, **options):
     """A short training, its Trainer and its module."""
     seed_everything(0, verbose=False)
     module = TPAUCModule(torch.nn.Linear(64, 1), STACO(min_tpr=0.5, max_fpr=0.5))
-    defaults = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    defaults |= {"enable_checkpointing": False, "max_epochs": EPOCHS, "log_every_n_steps": 1}
-    trainer = Trainer(accelerator="cpu", callbacks=list(callbacks), **{**defaults, **options})
+    defaults = {"max_epochs": EPOCHS, "log_every_n_steps": 1}
+    trainer = bare_trainer(callbacks=list(callbacks), **{**defaults, **options})
     trainer.fit(module, DigitsDataModule(val_fraction=0.25, num_pos=32, num_neg=96))
     return trainer, module
 
@@ -125,8 +125,7 @@ def on_exception_checkpoint():
         train(saver, Fail(), enable_checkpointing=True)
     seed_everything(1, verbose=False)
     module = TPAUCModule(torch.nn.Linear(64, 1), STACO(min_tpr=0.5, max_fpr=0.5))
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = Trainer(accelerator="cpu", max_epochs=EPOCHS, enable_checkpointing=False, **quiet)
+    trainer = bare_trainer(max_epochs=EPOCHS)
     data = DigitsDataModule(val_fraction=0.25, num_pos=32, num_neg=96)
     trainer.fit(module, data, ckpt_path="broken.ckpt")
     return module

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import seed_everything
 
 from lightning_tpauc import DigitsDataModule, ROCFigure, TPAUCModule
 from lightning_tpauc.algorithms import STACO
+from tests.helpers.problems import bare_trainer
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("tmp_cwd")]
 
@@ -14,8 +15,9 @@ def train(logger):
     pytest.importorskip("matplotlib").use("agg")
     seed_everything(0, verbose=False)
     module = TPAUCModule(torch.nn.Linear(64, 1), STACO(min_tpr=0.5, max_fpr=0.5))
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1}
-    trainer = Trainer(accelerator="cpu", max_epochs=3, logger=logger, callbacks=[ROCFigure()], **quiet)
+    trainer = bare_trainer(
+        max_epochs=3, logger=logger, callbacks=[ROCFigure()], log_every_n_steps=1, enable_checkpointing=True
+    )
     trainer.fit(module, DigitsDataModule(val_fraction=0.25, num_pos=32, num_neg=96))
     return trainer
 

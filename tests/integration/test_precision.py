@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import AUCM, PAUCI, SONX, SOTA, STACO
 from lightning_tpauc.errors import ArgumentError, NonFiniteError
-from tests.helpers.problems import make_trainer, paper_staco, paper_stages
+from tests.helpers.problems import make_trainer, paper_staco, paper_stages, shifted
+from tests.helpers.tensors import flat
 from tests.helpers.tolerances import assert_close
 from tests.reference.averages import polynomial_mean
 
@@ -33,9 +34,7 @@ def scaled_trainer(precision, scale=1024.0, **kwargs):
 
 
 def make_datamodule():
-    generator = torch.Generator().manual_seed(3)
-    y = (torch.arange(60) % 3 == 0).long()
-    x = torch.randn(60, DIM, generator=generator) + 0.5 * y[:, None]
+    x, y = shifted(torch.arange(60) % 3 == 0, DIM, 0.5, seed=3)
     return PosNegDataModule((x, y), val_dataset=(x, y), num_pos=4, num_neg=8)
 
 
@@ -208,13 +207,6 @@ def everything(module):
         "optimizer": module.trainer.optimizers[0].state_dict()["state"],
     }
     return flat(parts)
-
-
-def flat(value, name=""):
-    if isinstance(value, (dict, list, tuple)):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        return {k: v for key, item in items for k, v in flat(item, f"{name}/{key}").items()}
-    return {name: torch.as_tensor(value).clone()} if isinstance(value, (bool, int, float, torch.Tensor)) else {}
 
 
 class Compare(Callback):

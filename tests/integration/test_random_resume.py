@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 
 from lightning_tpauc import StageCallback
 from lightning_tpauc.training.compatibility import KEY
-from tests.helpers.problems import make_trainer
+from tests.helpers.problems import bare_trainer, make_trainer
 from tests.helpers.scripts.random_runs import (
     ALGORITHMS,
     HOOKS,
@@ -211,14 +210,7 @@ def test_a_run_that_is_over_can_be_saved_again_and_trained_on(tmp_path):
     unbroken = run(tmp_path / "unbroken", setting._replace(trainer={"max_epochs": 6}))
     run(tmp_path / "broken", setting)
     module, data = make_module(setting), make_data(setting)
-    trainer = Trainer(
-        max_epochs=4,
-        accelerator="cpu",
-        logger=False,
-        callbacks=[StageCallback(every_n_steps=5)],
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-    )
+    trainer = bare_trainer(max_epochs=4, callbacks=[StageCallback(every_n_steps=5)])
     trainer.fit(module, data, ckpt_path=tmp_path / "broken" / "last.ckpt")
     assert trainer.current_epoch == 4
     trainer.save_checkpoint(tmp_path / "broken" / "last.ckpt")

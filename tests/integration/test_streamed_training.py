@@ -17,18 +17,18 @@ from lightning_tpauc.functional import exact_duals, get_surrogate
 from lightning_tpauc.functional.duals import activate_ties
 from tests.helpers.flows import Random
 from tests.helpers.problems import LinearScore, make_trainer, paper_staco, paper_stages
-from tests.helpers.tolerances import assert_close
-from tests.integration.test_resume import (
+from tests.helpers.resuming import (
     DIM,
     NUM_POS,
     Crash,
     CrashError,
     Dump,
-    Losses,
     OwnGenerator,
     assert_same_end,
     make_module,
 )
+from tests.helpers.streamed import make_datamodule, positives, rows, run
+from tests.helpers.tolerances import assert_close
 from tests.reference.staco import Settings, State, begin_stage, step
 
 forks = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -45,24 +45,6 @@ class Unmovable(Random):
 
     def __iter__(self):
         return iter(Random(self.seed, self.dim, self.block))
-
-
-def positives(dtype=torch.float32):
-    return torch.randn(NUM_POS, DIM, generator=torch.Generator().manual_seed(3)).to(dtype) + 0.5
-
-
-def make_datamodule(stream=None, workers=0, **kwargs):
-    x = positives()
-    val = TensorDataset(torch.cat([x[:10], -x]), torch.cat([torch.ones(10), torch.zeros(NUM_POS)]))
-    stream = Random(dim=DIM) if stream is None else stream
-    sizes = {"num_pos": 4, "num_neg": 8, "batch_size": 16, "steps_per_epoch": 8, **kwargs}
-    return PosNegDataModule(x, val, negatives=stream, num_workers=workers, **sizes)
-
-
-def rows(count, seed=0):
-    """The first rows of the stream, from numpy alone."""
-    stream = iter(Random(seed, DIM))
-    return torch.stack([next(stream) for _ in range(count)])
 
 
 # ---------------------------------------------------------------- what is trained
@@ -202,19 +184,6 @@ def test_the_remedy_for_cross_entropy_works():
 
 
 # ---------------------------------------------------------------- a run that breaks
-
-
-def run(folder, data, crash=None, ckpt=None, every=None, **stages):
-    module, losses = make_module(), Losses()
-    saver = ModelCheckpoint(folder, save_last=True, every_n_train_steps=every, save_on_train_epoch_end=every is None)
-    callbacks = [StageCallback(every_n_steps=5, max_negatives=40, **stages), losses, saver]
-    callbacks += [Crash(crash)] if crash is not None else []
-    trainer = make_trainer(precision="32-true", callbacks=callbacks, enable_checkpointing=True, max_epochs=4)
-    try:
-        trainer.fit(module, data, ckpt_path=ckpt)
-    except CrashError:
-        assert crash is not None
-    return module, losses.by_step
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -25,7 +25,7 @@ from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import AUCM, PAUCI, SONX, SOTA, STACO, CrossEntropy, SOTAs
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
-from tests.helpers.problems import make_trainer
+from tests.helpers.problems import make_problem, make_trainer
 from tests.helpers.tolerances import assert_close
 from tests.reference.averages import polynomial_mean
 
@@ -38,12 +38,6 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 DIM, STEPS = 5, 8  # 80 negatives by 10: 8 steps an epoch
-
-
-def make_problem():
-    generator = torch.Generator().manual_seed(3)
-    y = torch.cat([torch.ones(24), torch.zeros(80)]).long()
-    return torch.randn(104, DIM, generator=generator) + 0.4 * y[:, None], y
 
 
 def make_data(**kwargs):

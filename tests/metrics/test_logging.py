@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_tpauc.errors import TPAUCWarning
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
 from lightning_tpauc.metrics import TwoWayPartialAUROC
+from tests.helpers.problems import bare_trainer, noisy_labels
 from tests.helpers.tolerances import assert_close
 
 
@@ -30,16 +31,9 @@ class Scorer(LightningModule):
 
 
 def make_data():
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(90, 3, generator=generator)
-    target = (inputs[:, 0] + torch.randn(90, generator=generator) > 0).long()
+    inputs, target = noisy_labels(90, 3, 1.0, 0.0, seed=0)
     order = target.argsort()  # negatives first: early batches hold one class
     return inputs[order], target[order]
-
-
-def make_trainer(tmp_path, **kwargs):
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    return Trainer(default_root_dir=tmp_path, **{"enable_checkpointing": False, **quiet, **kwargs})
 
 
 @pytest.mark.parametrize("thresholds", [None, [-1.0, -0.3, 0.0, 0.3, 1.0]], ids=["exact", "binned"])
@@ -49,7 +43,7 @@ def test_the_logged_value_is_that_of_the_whole_set(tmp_path, precision, threshol
     model = Scorer(thresholds=thresholds)
     inputs, target = make_data()
     loader = DataLoader(TensorDataset(inputs, target), batch_size=16)
-    trainer = make_trainer(tmp_path, precision=precision)
+    trainer = bare_trainer(default_root_dir=tmp_path, precision=precision)
     (logged,) = trainer.validate(model, loader, verbose=False)
     with torch.no_grad(), trainer.precision_plugin.forward_context():
         batches = [model.layer(part.to(model.layer.weight.dtype)).squeeze(-1) for part in inputs.split(16)]
@@ -62,8 +56,12 @@ def test_a_sanity_check_on_one_class_does_not_disturb_training_or_checkpoints(tm
     model = Scorer()
     loader = DataLoader(TensorDataset(*make_data()), batch_size=16)
     checkpoint = ModelCheckpoint(dirpath=tmp_path, monitor="val/tpauc", mode="max")
-    trainer = make_trainer(
-        tmp_path, max_epochs=3, num_sanity_val_steps=2, callbacks=[checkpoint], enable_checkpointing=True
+    trainer = bare_trainer(
+        default_root_dir=tmp_path,
+        max_epochs=3,
+        num_sanity_val_steps=2,
+        callbacks=[checkpoint],
+        enable_checkpointing=True,
     )
     with pytest.warns(TPAUCWarning, match="no positive example"):
         trainer.fit(model, loader, loader)

@@ -15,7 +15,7 @@ from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional import tpauc_objective, two_way_partial_auroc
 from lightning_tpauc.scoring.activation import is_squashed
 from lightning_tpauc.scoring.calling import call_model
-from tests.helpers.problems import make_trainer
+from tests.helpers.problems import make_trainer, noisy_labels
 from tests.helpers.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*`val_dataloader`.*")
@@ -24,9 +24,7 @@ N = 60
 
 
 def problem():
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(N, 4, generator=generator)
-    return x, (x[:, 0] + 0.5 * torch.randn(N, generator=generator) > 0.8).long()
+    return noisy_labels(N, 4, 0.5, 0.8, seed=0)
 
 
 def sgd(parameters):

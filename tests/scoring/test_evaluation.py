@@ -19,18 +19,12 @@ from lightning_tpauc.data.core.batch import EvalBatch
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.functional import two_way_partial_auroc
 from lightning_tpauc.scoring.labelled_batches import inputs_and_target, inputs_to_predict
-from tests.helpers.problems import make_trainer
+from tests.helpers.problems import make_problem, make_trainer
 from tests.helpers.tolerances import assert_close
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*Checkpoint directory.*")
 
 DIM = 5
-
-
-def make_problem():
-    generator = torch.Generator().manual_seed(3)
-    y = torch.cat([torch.ones(24), torch.zeros(80)]).long()
-    return torch.randn(104, DIM, generator=generator) + 0.4 * y[:, None], y
 
 
 def make_module(**kwargs):

@@ -6,12 +6,12 @@ import warnings
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
 from lightning_tpauc.errors import TPAUCAdvice
 from lightning_tpauc.training.advice import Adviser, few_pairs
+from tests.helpers.problems import bare_trainer, noisy_labels
 
 
 def said(speak):
@@ -110,58 +110,49 @@ def test_ends_without_a_word(ratios, tightness):
 # ---------------------------------------------------------------- whole runs
 
 
-def problem(noise, features=4, rows=400):
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(rows, features, generator=generator)
-    return x, (x[:, 0] + noise * torch.randn(rows, generator=generator) > 1).long()
-
-
 def fit(data, algorithm=None, stages=None, lr=0.05, steps=60, **kwargs):
     torch.manual_seed(0)
     sizes = {"num_pos": 16, "num_neg": 48, "val_fraction": 0.3, **kwargs}
     module = TPAUCModule(torch.nn.Linear(4, 1), algorithm or STACO(), lambda p: torch.optim.SGD(p, lr=lr))
-    trainer = Trainer(
-        accelerator="cpu", max_steps=steps, max_epochs=-1, callbacks=[StageCallback(**(stages or {}))], logger=False,
-        enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False,
-    )  # fmt: skip
+    trainer = bare_trainer(max_steps=steps, max_epochs=-1, callbacks=[StageCallback(**(stages or {}))])
     return said(lambda: trainer.fit(module, PosNegDataModule(data, **sizes)))
 
 
 def test_a_run_that_goes_well_says_nothing():
-    assert fit(problem(0.3)) == []
+    assert fit(noisy_labels(400, 4, 0.3)) == []
 
 
 def test_a_run_that_separates_its_training_set_says_nothing():
     """No loss is left, so no pair is active; nothing is wrong with that."""
-    assert fit(problem(0.0), lr=0.5, steps=400) == []
+    assert fit(noisy_labels(400, 4, 0.0), lr=0.5, steps=400) == []
 
 
 def test_a_run_of_small_batches_says_so_once():
-    (message,) = fit(problem(0.3), num_pos=2)
+    (message,) = fit(noisy_labels(400, 4, 0.3), num_pos=2)
     assert message.startswith("Only 1 of the 2 positives a step")
 
 
 def test_of_few_positives_there_are_no_more_to_take():
-    x, y = problem(0.3)
+    x, y = noisy_labels(400, 4, 0.3)
     few = torch.cat([torch.nonzero(y == 1)[:9, 0], torch.nonzero(y == 0)[:, 0]])
     (message,) = fit((x[few], y[few]), STACO(0.6, 0.5), num_pos=64)
     assert re.match(r"Only 2\.\d of the [67] positives", message)
 
 
 def test_a_method_without_a_rectangle_to_train_is_not_judged_by_it():
-    assert fit(problem(0.3), CrossEntropy(), num_pos=2) == []
+    assert fit(noisy_labels(400, 4, 0.3), CrossEntropy(), num_pos=2) == []
 
 
 def test_a_run_in_a_rectangle_out_of_reach_says_so():
-    messages = fit(problem(20.0), STACO(0.75, 0.25), {"shrink_rectangle": False}, steps=120)
+    messages = fit(noisy_labels(400, 4, 20.0), STACO(0.75, 0.25), {"shrink_rectangle": False}, steps=120)
     assert len(messages) == 1
     assert "of that of a constant model" in messages[0]
-    assert fit(problem(20.0), STACO(0.75, 0.25), steps=120) == [], "where it is held the run works"
+    assert fit(noisy_labels(400, 4, 20.0), STACO(0.75, 0.25), steps=120) == [], "where it is held the run works"
 
 
 def test_a_rate_that_is_too_large_is_named():
     algorithm = STACO(0.0, 1.0, alpha=0.0)
-    x, y = problem(0.3)
+    x, y = noisy_labels(400, 4, 0.3)
 
     class Jump(StageCallback):
         """Reverses a good model amid the training."""
@@ -175,10 +166,7 @@ def test_a_rate_that_is_too_large_is_named():
 
     torch.manual_seed(0)
     module = TPAUCModule(torch.nn.Linear(4, 1), algorithm, lambda p: torch.optim.SGD(p, lr=0.02))
-    trainer = Trainer(
-        accelerator="cpu", max_steps=48, max_epochs=-1, callbacks=[Jump()], logger=False, val_check_interval=1,
-        enable_progress_bar=False, enable_checkpointing=False, enable_model_summary=False,
-    )  # fmt: skip
+    trainer = bare_trainer(max_steps=48, max_epochs=-1, callbacks=[Jump()], val_check_interval=1)
     data = PosNegDataModule((x, y), num_pos=16, num_neg=48, val_fraction=0.3)
     message = said(lambda: trainer.fit(module, data))[0]  # that the model is lost is said as well
     assert "the learning rate is too large" in message
@@ -186,14 +174,13 @@ def test_a_rate_that_is_too_large_is_named():
 
 def test_a_second_run_speaks_for_itself():
     """What the first one's validations found is not the second one's."""
-    data = problem(20.0)
+    data = noisy_labels(400, 4, 20.0)
     torch.manual_seed(0)
     module = TPAUCModule(torch.nn.Linear(4, 1), STACO(0.75, 0.25), lambda p: torch.optim.SGD(p, lr=0.05))
-    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
     sizes = {"num_pos": 16, "num_neg": 48}
 
     def run(callback, **split):
-        trainer = Trainer(accelerator="cpu", max_steps=40, max_epochs=-1, callbacks=[callback], **quiet)
+        trainer = bare_trainer(max_steps=40, max_epochs=-1, callbacks=[callback])
         trainer.fit(module, PosNegDataModule(data, **sizes, **split))
 
     assert len(said(lambda: run(StageCallback(shrink_rectangle=False), val_fraction=0.3))) == 1
@@ -202,13 +189,10 @@ def test_a_second_run_speaks_for_itself():
 
 
 def test_a_rectangle_that_one_run_was_held_at_is_not_the_next_ones():
-    data = problem(20.0)
+    data = noisy_labels(400, 4, 20.0)
     torch.manual_seed(0)
     module = TPAUCModule(torch.nn.Linear(4, 1), STACO(0.75, 0.25), lambda p: torch.optim.SGD(p, lr=0.05))
-    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
     for shrinks in (True, False):
-        trainer = Trainer(
-            accelerator="cpu", max_steps=10, max_epochs=-1, callbacks=[StageCallback(shrink_rectangle=shrinks)], **quiet
-        )
+        trainer = bare_trainer(max_steps=10, max_epochs=-1, callbacks=[StageCallback(shrink_rectangle=shrinks)])
         trainer.fit(module, PosNegDataModule(data, num_pos=16, num_neg=48))
         assert (module.algorithm.tightness < 1.0) == shrinks

@@ -13,7 +13,7 @@ from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.training.agreement import require_agreement
 from tests.helpers.ddp import RankError, run_distributed
 from tests.helpers.flows import Random
-from tests.helpers.problems import make_trainer
+from tests.helpers.problems import make_trainer, shifted
 
 forks = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
@@ -96,9 +96,7 @@ def test_descriptions_tell_data_apart():
 
 
 def make_data(rank=0, **kwargs):
-    generator = torch.Generator().manual_seed(0)
-    y = (torch.arange(120) % 4 == 0).long()
-    x = torch.randn(120, 3, generator=generator) + y[:, None]
+    x, y = shifted(torch.arange(120) % 4 == 0, 3, 1.0)
     return PosNegDataModule((x, y), **{"num_pos": 4, "num_neg": 6, "val_fraction": 0.25, "batch_size": 16, **kwargs})
 
 

@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
 from lightning_tpauc.training.best_weights import BestWeights
+from tests.helpers.problems import bare_trainer, noisy_labels
 
 
 def test_keeps_the_best_and_not_a_later_one_that_is_worse_or_nan():
@@ -51,20 +52,16 @@ class Recorder(Callback):
 
 
 def problem():
-    generator = torch.Generator().manual_seed(2)
-    x = torch.randn(160, 30, generator=generator)
-    y = (x[:, 0] + 1.5 * torch.randn(160, generator=generator) > 1.2).long()
     torch.manual_seed(1)
     net = torch.nn.Sequential(torch.nn.Linear(30, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
-    return PosNegDataModule((x, y), num_pos=8, num_neg=24, val_fraction=0.4), net
+    return PosNegDataModule(noisy_labels(160, 30, 1.5, 1.2, seed=2), num_pos=8, num_neg=24, val_fraction=0.4), net
 
 
 def train(algorithm, recorder, keep_best=True, max_epochs=12, ckpt_path=None, **kwargs):
     data, net = problem()
     module = TPAUCModule(net, algorithm, lambda p: torch.optim.Adam(p, lr=0.05))
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
     callbacks = [StageCallback(keep_best=keep_best), recorder]
-    trainer = Trainer(accelerator="cpu", max_epochs=max_epochs, callbacks=callbacks, num_sanity_val_steps=0, **quiet)
+    trainer = bare_trainer(max_epochs=max_epochs, callbacks=callbacks, num_sanity_val_steps=0)
     trainer.fit(module, data, ckpt_path=ckpt_path)
     return trainer, module, data
 

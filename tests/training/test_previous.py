@@ -29,9 +29,9 @@ from tests.helpers.problems import (
     paper_sonx,
     paper_stages,
 )
+from tests.helpers.ranks import fit as fit_ranks
+from tests.helpers.resuming import Crash, CrashError, make_problem
 from tests.helpers.tolerances import assert_close
-from tests.integration.test_distributed import fit as fit_ranks
-from tests.integration.test_resume import Crash, CrashError, make_problem
 from tests.reference import aucm, pauci, sonx
 
 pytestmark = pytest.mark.filterwarnings(

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Timer
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
@@ -19,6 +18,7 @@ from lightning_tpauc.training.rectangle_schedule import (
     shrinking_progress,
     shrinking_steps,
 )
+from tests.helpers.problems import bare_trainer, noisy_labels
 from tests.helpers.tolerances import TOLERANCES
 from tests.reference.objective import objective_loops
 
@@ -198,20 +198,13 @@ def test_follows_the_clock_where_it_ends_the_run_earlier(monkeypatch):
 def fit(x, y, **kwargs):
     data = PosNegDataModule((x, y), num_pos=16, num_neg=48, val_fraction=0.3)
     module = TPAUCModule(torch.nn.Linear(x.shape[1], 1), STACO(0.75, 0.25), lambda p: torch.optim.Adam(p, lr=0.1))
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
-    trainer = Trainer(accelerator="cpu", max_steps=60, callbacks=[StageCallback(**kwargs)], **quiet)
+    trainer = bare_trainer(max_steps=60, callbacks=[StageCallback(**kwargs)])
     trainer.fit(module, data)
     return trainer, module
 
 
-def problem(noise):
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(600, 4, generator=generator)
-    return x, (x[:, 0] + noise * torch.randn(600, generator=generator) > 1).long()
-
-
 def test_a_training_reaches_the_rectangle_that_is_in_reach_and_says_so():
-    trainer, module = fit(*problem(0.05))
+    trainer, module = fit(*noisy_labels(600, 4, 0.05))
     assert module.algorithm.tightness == 1.0
     names = ("min_tpr", "max_fpr", "objective_ratio")
     min_tpr, max_fpr, ratio = (trainer.callback_metrics[f"train/{name}"] for name in names)
@@ -221,13 +214,13 @@ def test_a_training_reaches_the_rectangle_that_is_in_reach_and_says_so():
 
 def test_a_training_on_labels_that_no_model_predicts_is_held(caplog):
     with caplog.at_level("INFO"):
-        _, module = fit(*problem(20.0))
+        _, module = fit(*noisy_labels(600, 4, 20.0))
     assert module.algorithm.tightness < 1.0
     assert "of the way to min_tpr=0.75, max_fpr=0.25" in caplog.text
 
 
 def test_a_fixed_rectangle_is_trained_from_the_first_step_on():
-    trainer, module = fit(*problem(0.05), shrink_rectangle=False)
+    trainer, module = fit(*noisy_labels(600, 4, 0.05), shrink_rectangle=False)
     assert module.rectangle_schedule is None
     assert module.algorithm.tightness == 1.0
     assert "train/min_tpr" not in trainer.callback_metrics
@@ -242,7 +235,7 @@ def test_validation_evaluates_only_the_rectangles_that_something_reads(shrinks, 
         return objective_ratio(*args)
 
     monkeypatch.setattr("lightning_tpauc.metrics.objective.objective_ratio", count)
-    trainer, module = fit(*problem(0.05), shrink_rectangle=shrinks)
+    trainer, module = fit(*noisy_labels(600, 4, 0.05), shrink_rectangle=shrinks)
     validations = 60 // trainer.num_training_batches
     assert validations > 1
     assert len(evaluated) == rectangles * validations

@@ -11,8 +11,7 @@ from lightning_tpauc.data.streaming.cursor import StreamCursor
 from lightning_tpauc.data.streaming.negatives import NegativeStream
 from lightning_tpauc.data.streaming.reader import Place
 from lightning_tpauc.errors import DataError, TPAUCWarning
-from tests.data.streaming.test_streamed import negatives_of, ready
-from tests.helpers.flows import Plain, Shards, Stateful
+from tests.helpers.flows import Plain, Shards, Stateful, negatives_of, ready
 from tests.helpers.worlds import rank_of
 
 

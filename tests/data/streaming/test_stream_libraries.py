@@ -7,10 +7,10 @@ from torch import nn
 from lightning_tpauc import NegativeStream, PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.errors import TPAUCWarning
-from tests.data.streaming.test_streamed import batches_of
+from tests.helpers.flows import batches_of
 from tests.helpers.problems import make_trainer
-from tests.integration.test_resume import DIM, assert_same_end
-from tests.integration.test_streamed_training import make_datamodule, positives, run
+from tests.helpers.resuming import DIM, assert_same_end
+from tests.helpers.streamed import make_datamodule, positives, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*Checkpoint directory.*")
 

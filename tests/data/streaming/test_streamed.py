@@ -12,6 +12,7 @@ from lightning_tpauc.data.datamodule import PosNegDataModule
 from lightning_tpauc.data.streaming.negatives import NegativeStream
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from tests.helpers.flows import (
+    POSITIVES,
     WIDTH,
     Blocks,
     Epochs,
@@ -24,36 +25,16 @@ from tests.helpers.flows import (
     Stateful,
     StatefulBlocks,
     StatefulIterator,
+    batches_of,
+    negatives_of,
     numbers_of,
+    ready,
     row,
 )
 from tests.helpers.items import Items, draw
 from tests.helpers.worlds import rank_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Our suggested max number of worker.*")
-
-POSITIVES = -1.0 - torch.arange(7.0)[:, None].expand(7, WIDTH)
-
-
-def ready(negatives, train=POSITIVES, **kwargs):
-    datamodule = PosNegDataModule(
-        train, negatives=negatives, **{"num_pos": 2, "num_neg": 3, "num_dual_neg": 2, **kwargs}
-    )
-    datamodule.setup("fit")
-    return datamodule
-
-
-def negatives_of(batch):
-    """Numbers of the negatives and of the dual negatives of a batch."""
-    numbers = numbers_of(batch.inputs)[batch.num_pos :]
-    return numbers[: batch.num_neg], numbers[batch.num_neg :]
-
-
-def batches_of(datamodule, epochs=1):
-    loader = datamodule.train_dataloader()
-    batches = [batch for _ in range(epochs) for batch in loader]
-    datamodule.teardown("fit")
-    return batches
 
 
 # ------------------------------------------------------------------ what a step holds

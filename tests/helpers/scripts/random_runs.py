@@ -32,7 +32,8 @@ from lightning_tpauc import NegativeStream, PosNegDataModule, StageCallback, TPA
 from lightning_tpauc.algorithms import AUCM, PAUCI, SONX, SOTA, STACO, Algorithm, CrossEntropy, FullBatch, SOTAs
 from lightning_tpauc.errors import TPAUCError, TPAUCWarning
 from tests.helpers.flows import Random
-from tests.helpers.scripts.survive import DIM, NUM_NEG, NUM_POS, Curves, Noisy, curves, flat
+from tests.helpers.scripts.survive import DIM, NUM_NEG, NUM_POS, Curves, Noisy, curves
+from tests.helpers.tensors import flat
 
 # ---------------------------------------------------------------- what there is to choose from
 

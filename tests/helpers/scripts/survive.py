@@ -23,6 +23,7 @@ from torch.utils.data import Dataset
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO
+from tests.helpers.tensors import flat
 
 DIM, NUM_POS, NUM_NEG = 5, 24, 60
 
@@ -146,14 +147,6 @@ class End(Callback):
             "generator": torch.get_rng_state(),
         }
         torch.save(flat(parts), self.folder / f"end{trainer.global_rank}.pt")
-
-
-def flat(value: Any, name: str = "") -> dict[str, Tensor]:
-    """Nested containers as one dictionary of tensors; what is no number is left out."""
-    if isinstance(value, (dict, list, tuple)):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        return {k: v for key, item in items for k, v in flat(item, f"{name}/{key}").items()}
-    return {name: torch.as_tensor(value).clone()} if isinstance(value, (bool, int, float, Tensor)) else {}
 
 
 def checkpoint_of(folder: Path) -> Path | None:
