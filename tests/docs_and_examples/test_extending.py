@@ -1,4 +1,4 @@
-"""docs/extending.md, done: a method, a surrogate and a data set, each in one file, in a user's folder and in the package."""
+"""docs/extending.md, done: a method, a surrogate and a data set, each in one file, in a folder and in the package."""
 
 import os
 import re

@@ -7,10 +7,8 @@ import subprocess
 import pytest
 import torch
 
-from tests.helpers.launching import assert_same_run, finish_well, free_port, one_process, start, write_config
+from tests.helpers.launching import assert_same_run, finish_well, free_port, start, write_config
 from tests.helpers.paths import ROOT
-
-__all__ = ("one_process",)  # the run in one process that both files compare with
 
 SCRIPT = ROOT / "examples" / "slurm.sh"
 TEXT = SCRIPT.read_text(encoding="utf-8")

@@ -84,10 +84,8 @@ def write_config(folder, world):
     return str(path)
 
 
-@pytest.fixture(scope="module")
-def one_process(tmp_path_factory):
-    """Checkpoint of the run in one process."""
-    folder = tmp_path_factory.mktemp("one")
+def run_alone(folder):
+    """Checkpoint of the run in one process, this one."""
     before = dict(os.environ)
     here = ["--trainer.default_root_dir", str(folder)]  # the resolved configuration
     main(["fit", "--config", write_config(folder, 1), "--trainer.devices", "1", *here])
