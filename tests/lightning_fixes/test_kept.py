@@ -144,16 +144,6 @@ def test_the_page_lists_what_is_replaced():
 # ---------------------------------------------------------------- metrics
 
 
-def test_a_metric_among_ours():
-    module = TPAUCModule(nn.Linear(4, 1), STACO())
-    module.val_metrics.add_metrics({"average_precision": BinaryAveragePrecision(ignore_index=-1)})
-    trainer = fit(module)
-    with torch.no_grad():
-        scores = trainer.validate(module, make_data(), verbose=False)[0], module.raw_scores(X)
-    expected = average_precision_score(Y, scores[1].sigmoid())
-    assert scores[0]["val/average_precision"] == pytest.approx(expected, abs=1e-6)
-
-
 def test_a_metric_of_a_subclass():
     class Mine(TPAUCModule):
         def __init__(self, **kwargs):
@@ -174,54 +164,7 @@ def test_a_metric_of_a_subclass():
     assert 0 <= found["val/tpauc"] <= 1, "ours ran beside it"
 
 
-# ---------------------------------------------------------------- losses, weights
-
-
-class WithReconstruction(TPAUCModule):
-    """Scores and reconstructs; the second loss is of every example of the joint batch."""
-
-    def __init__(self, weight, **kwargs):
-        super().__init__(**kwargs)
-        self.weight = weight
-        self.encoder, self.decoder, self.head = nn.Linear(4, 3), nn.Linear(3, 4), nn.Linear(3, 1)
-
-    def forward(self, inputs):
-        code = self.encoder(inputs)
-        self.auxiliary = nn.functional.mse_loss(self.decoder(code), inputs)
-        return self.head(code)
-
-    def manual_backward(self, loss, *args, **kwargs):
-        super().manual_backward(loss + self.weight * self.auxiliary, *args, **kwargs)
-
-
-def test_an_auxiliary_loss_adds_its_gradient():
-    """One step of SGD from the same weights on the same batch, with and without: they differ by the second gradient."""
-
-    def stepped(weight):
-        torch.manual_seed(0)
-        module = WithReconstruction(weight, algorithm=STACO(), optimizer=lambda p: torch.optim.SGD(p, 1.0), warmup=0.0)
-        before = {name: p.detach().clone() for name, p in module.named_parameters()}
-        batches = []
-
-        class Keep(pl.Callback):
-            def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-                batches.append(batch.inputs)
-
-        trainer = make_trainer(enable_checkpointing=False, max_steps=1, callbacks=[Keep()], num_sanity_val_steps=0)
-        trainer.fit(module, train_dataloaders=make_data())
-        return before, {name: p.detach().clone() for name, p in module.named_parameters()}, batches[0]
-
-    start, without, inputs = stepped(0.0)
-    _, with_it, again = stepped(0.5)
-    assert torch.equal(inputs, again)
-    reference = WithReconstruction(0.0, algorithm=STACO())
-    reference.load_state_dict(start, strict=False)
-    reference(inputs)
-    reference.auxiliary.backward()
-    for name in ("encoder.weight", "decoder.weight", "decoder.bias"):
-        gradient = reference.get_parameter(name).grad
-        assert gradient.abs().max() > 1e-3
-        torch.testing.assert_close(without[name] - with_it[name], 0.5 * gradient, rtol=1e-3, atol=1e-5)
+# ---------------------------------------------------------------- weights
 
 
 def test_frozen_layers_stay():
