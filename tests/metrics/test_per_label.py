@@ -272,18 +272,17 @@ def test_arguments_that_do_not_fit(arguments, message):
 @pytest.mark.parametrize(
     ("task", "preds", "target", "message"),
     [
-        (LABELS, torch.rand(4, 2), torch.ones(4, 2), r"here \(N, 3\), but got \(4, 2\) and \(4, 2\)"),
-        (LABELS, torch.rand(4, 3), torch.ones(4), r"but got \(4, 3\) and \(4,\)"),
-        (LABELS, torch.rand(4, 3, 2), torch.ones(4, 3, 2), "Other dimensions hold examples too"),
+        (LABELS, torch.full((4, 2), 0.25), torch.ones(4, 2), r"here \(N, 3\), but got \(4, 2\) and \(4, 2\)"),
+        (LABELS, torch.full((4, 3), 0.25), torch.ones(4), r"but got \(4, 3\) and \(4,\)"),
+        (LABELS, torch.full((4, 3, 2), 0.25), torch.ones(4, 3, 2), "Other dimensions hold examples too"),
         (
             CLASSES,
-            torch.rand(4, 3),
+            torch.full((4, 3), 0.25),
             torch.ones(4, 3).long(),
             r"`target` of shape \(N,\), but got \(4, 3\) and \(4, 3\)",
         ),
         (LABELS, [[0.5] * 3], torch.ones(1, 3), "`preds` to be a tensor, but got list"),
     ],
-    ids=str,
 )
 @pytest.mark.parametrize("validate_args", [True, False])
 def test_shapes_are_always_checked(task, preds, target, message, validate_args):
@@ -297,15 +296,19 @@ def test_shapes_are_always_checked(task, preds, target, message, validate_args):
 @pytest.mark.parametrize(
     ("task", "preds", "target", "message"),
     [
-        (LABELS, torch.rand(4, 3), torch.full((4, 3), 0.5), r"hold only 0 and 1, but found \[0\.5\]"),
-        (LABELS, torch.rand(4, 3), torch.full((4, 3), 2), r"hold only 0 and 1, but found \[2\]"),
-        (CLASSES, torch.rand(4, 3), torch.tensor([0, 1, 2, 3]), r"only the classes 0 \.\. 2, but found \[3\]"),
-        (CLASSES, torch.rand(4, 3), torch.tensor([0, -1, 2, 1]), r"only the classes 0 \.\. 2, but found \[-1\]"),
-        (CLASSES, torch.rand(4, 3), torch.ones(4), "`target` to be an integer or bool tensor"),
-        (LABELS, torch.rand(4, 3) + 1, torch.ones(4, 3), r"Expected `preds` in \[0, 1\]"),
-        (CLASSES, torch.rand(4, 3) + 1, torch.tensor([0, 1, 2, 1]), r"Expected `preds` in \[0, 1\]"),
+        (LABELS, torch.full((4, 3), 0.25), torch.full((4, 3), 0.5), r"hold only 0 and 1, but found \[0\.5\]"),
+        (LABELS, torch.full((4, 3), 0.25), torch.full((4, 3), 2), r"hold only 0 and 1, but found \[2\]"),
+        (CLASSES, torch.full((4, 3), 0.25), torch.tensor([0, 1, 2, 3]), r"only the classes 0 \.\. 2, but found \[3\]"),
+        (
+            CLASSES,
+            torch.full((4, 3), 0.25),
+            torch.tensor([0, -1, 2, 1]),
+            r"only the classes 0 \.\. 2, but found \[-1\]",
+        ),
+        (CLASSES, torch.full((4, 3), 0.25), torch.ones(4), "`target` to be an integer or bool tensor"),
+        (LABELS, torch.full((4, 3), 1.5), torch.ones(4, 3), r"Expected `preds` in \[0, 1\]"),
+        (CLASSES, torch.full((4, 3), 1.5), torch.tensor([0, 1, 2, 1]), r"Expected `preds` in \[0, 1\]"),
     ],
-    ids=str,
 )
 def test_values_that_do_not_fit(task, preds, target, message):
     with pytest.raises(ArgumentError, match=message):
