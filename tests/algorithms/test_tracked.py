@@ -26,7 +26,8 @@ def test_trajectory_equals_the_loops(surrogate, gamma, step_units, share_negativ
         0.6, 0.3, surrogate=surrogate, margin=0.5, gamma=gamma, duals="tracked", step_units=step_units,
         share_negatives=share_negatives,
     )  # fmt: skip
-    (pos, neg), generator = make_data(), torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(0)
+    pos, neg = make_data(generator=generator)
     w = torch.zeros(DIM, dtype=torch.float64, requires_grad=True)
     algorithm.setup(NUM_POS, dtype=torch.float64)
     sgd, iterates = torch.optim.SGD([w], lr=0.02), IterateAverage([w])
@@ -56,7 +57,8 @@ def test_trajectory_equals_the_loops(surrogate, gamma, step_units, share_negativ
 @pytest.mark.parametrize("surrogate", MONOTONE)
 @pytest.mark.parametrize("rectangle", [(0.5, 0.5), (0.37, 0.61), (0.8, 0.2), (0.0, 1.0)])
 def test_on_the_whole_training_set_a_step_has_the_value_of_the_exact_duals(surrogate, rectangle):
-    (pos, neg), generator = make_data(), torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(0)
+    pos, neg = make_data(generator=generator)
     w = torch.randn(DIM, generator=generator, dtype=torch.float64)
     algorithm = STACO(*rectangle, surrogate=surrogate, duals="tracked", step_units="absolute")
     algorithm.setup(NUM_POS, dtype=torch.float64)
@@ -71,7 +73,8 @@ def test_on_the_whole_training_set_a_step_has_the_value_of_the_exact_duals(surro
 @pytest.mark.parametrize("surrogate", MONOTONE)
 def test_on_the_whole_training_set_a_step_descends_on_the_exact_objective(surrogate):
     """23 positives and 40 negatives: whole counts for theta_0 = 9/23 and theta_1 = 3/10."""
-    (pos, neg), generator = make_data(), torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(0)
+    pos, neg = make_data(generator=generator)
     w = torch.randn(DIM, generator=generator, dtype=torch.float64).requires_grad_()
     rectangle = (14 / 23, 0.3)
     algorithm = STACO(*rectangle, surrogate=surrogate, duals="tracked", step_units="absolute")
@@ -83,7 +86,8 @@ def test_on_the_whole_training_set_a_step_descends_on_the_exact_objective(surrog
 
 
 def test_training_scores_give_the_borders_at_the_start_and_after_a_stage():
-    (pos, neg), generator = make_data(), torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(0)
+    pos, neg = make_data(generator=generator)
     w = torch.randn(DIM, generator=generator, dtype=torch.float64)
     algorithm = STACO(0.6, 0.3, gamma=10.0, duals="tracked")
     algorithm.setup(NUM_POS, dtype=torch.float64)

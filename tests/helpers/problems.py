@@ -56,8 +56,9 @@ def make_problem():
     return shifted(torch.arange(104) < 24, 5, 0.4, seed=3)
 
 
-def make_data(dtype=torch.float64):
-    generator = torch.Generator().manual_seed(0)
+def make_data(dtype=torch.float64, generator=None):
+    """Positives and negatives, drawn from a generator that batches may be drawn from next."""
+    generator = generator or torch.Generator().manual_seed(0)
     pos = torch.randn(NUM_POS, DIM, generator=generator, dtype=torch.float64) + 0.4
     neg = torch.randn(NUM_NEG, DIM, generator=generator, dtype=torch.float64)
     return pos.to(dtype), neg.to(dtype)

@@ -4,14 +4,12 @@ import importlib.util
 import os
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.strategies.xla import XLAStrategy
-from lightning.pytorch.trainer.states import TrainerState
 from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lightning_tpauc.cli import main
@@ -27,6 +25,7 @@ from tests.helpers.launching import (
     write_config,
 )
 from tests.helpers.paths import ROOT
+from tests.helpers.problems import bare_trainer
 from tests.helpers.ranks import fit as fit_ranks
 from tests.helpers.tensors import flat
 from tests.helpers.tolerances import assert_close
@@ -194,9 +193,16 @@ def bare(kind):
     return object.__new__(kind)
 
 
+def trainer_with(strategy, **options):
+    """A Trainer of this machine that holds a strategy made for another."""
+    trainer = bare_trainer(**options)
+    trainer._accelerator_connector.strategy = strategy
+    return trainer
+
+
 @pytest.mark.parametrize("strategy", [FSDPStrategy(), bare(DeepSpeedStrategy), bare(XLAStrategy)])
 def test_strategies_that_hide_the_parameters_are_refused(strategy):
-    trainer = SimpleNamespace(gradient_clip_val=None, accumulate_grad_batches=1, strategy=strategy, callbacks=[])
+    trainer = trainer_with(strategy)
     words = f"{type(strategy).__name__} is not supported: it hides or flattens .* Use 'ddp', or ModelParallelStrategy"
     with pytest.raises(UnsupportedError, match=words):
         refuse_unsupported(trainer)
@@ -211,22 +217,16 @@ def test_by_name_they_are_refused_before_lightning_wants_a_device(name):
 @pytest.mark.parametrize("size", ["auto", 2])
 def test_tensor_parallelism_is_refused(size):
     strategy = ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=size)
-    trainer = SimpleNamespace(gradient_clip_val=None, accumulate_grad_batches=1, strategy=strategy, callbacks=[])
+    trainer = trainer_with(strategy)
     with pytest.raises(UnsupportedError, match=rf"tensor_parallel_size={size!r}\) is not supported: ranks of one"):
         refuse_unsupported(trainer)
 
 
 def test_checkpoints_in_folders_that_are_overwritten_warn():
     def check(**strategy):
-        refuse_unsupported(
-            SimpleNamespace(
-                gradient_clip_val=None,
-                accumulate_grad_batches=1,
-                strategy=ModelParallelStrategy(tensor_parallel_size=1, **strategy),
-                callbacks=[ModelCheckpoint(save_last=True)],
-                state=TrainerState(),
-            )
-        )
+        saver = ModelCheckpoint(save_last=True)
+        sharded = ModelParallelStrategy(tensor_parallel_size=1, **strategy)
+        refuse_unsupported(trainer_with(sharded, callbacks=[saver], enable_checkpointing=True))
 
     check(save_distributed_checkpoint=False)
     with pytest.warns(TPAUCWarning, match="a mixture of two checkpoints. Pass `save_distributed_checkpoint=False`"):
