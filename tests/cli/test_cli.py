@@ -81,6 +81,7 @@ def test_a_method_for_probabilities_warns_of_raw_scores():
 # ---------------------------------------------------------------- fit, validate, test, predict
 
 
+@pytest.mark.slow
 def test_quickstart_from_fit_to_predictions(command, tmp_cwd):
     out, _, status = command("fit", "--config", QUICKSTART, *SHORT)
     assert status == 0
@@ -123,6 +124,7 @@ def test_how_to_test_is_said_wherever_the_checkpoint_lies(where, command, tmp_cw
     assert (tmp_cwd / words[words.index("--ckpt_path") + 1]).is_file()
 
 
+@pytest.mark.slow
 def test_the_resolved_config_is_saved_and_reproduces_the_run(command, tmp_cwd):
     command("fit", "--config", QUICKSTART, *SHORT, "--model.algorithm.alpha=0.25")
     (saved,) = tmp_cwd.rglob("config.yaml")
@@ -484,6 +486,7 @@ DATA = ("--data=DigitsDataModule", "--data.val_fraction=0.25")
 ALONE = ("--trainer.logger=false", *QUIET)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subcommand", ["validate", "test"])
 def test_options_win_over_those_of_the_checkpoint(trained, subcommand):
     """Evaluated as given, with the checkpoint's for what is not given; compared with scores that Python ranks."""
@@ -508,6 +511,7 @@ def test_options_win_over_those_of_the_checkpoint(trained, subcommand):
         assert run.model.algorithm.alpha == 0.25, "not given"
 
 
+@pytest.mark.slow
 def test_another_rectangle_than_the_checkpoints_is_said(trained, caplog):
     cli("test", "--ckpt_path", trained, *DATA, *ALONE)
     assert "was trained for" not in caplog.text
@@ -524,6 +528,7 @@ def test_predict_takes_the_model_from_the_checkpoint(trained, tmp_cwd):
     assert torch.equal(run.model.backbone.linear.weight, state["backbone.linear.weight"])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_trains_with_the_options_that_are_given(trained):
     words = ("fit", "--config", QUICKSTART, "--ckpt_path", trained, "--trainer.max_epochs=2", *SHORT[1:])
     run = cli(*words, "--trainer.logger=false", "--model.algorithm.min_tpr=0.3", "--model.algorithm.alpha=0.125")
@@ -531,6 +536,7 @@ def test_a_resumed_run_trains_with_the_options_that_are_given(trained):
     assert run.model.algorithm.alpha == 0.125
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -606,6 +612,7 @@ class Takes(TwoLayers):
         super().__init__(width, **kwargs)
 
 
+@pytest.mark.slow
 def test_arguments_of_no_signature_come_from_the_checkpoint_too(tmp_cwd):
     model = ("--model=tests.cli.test_cli.Takes", "--model.dict_kwargs.extra=3", "--model.width=5")
     cli("fit", *model, *DATA, *ALONE, "--trainer.max_steps=1")
@@ -750,6 +757,7 @@ def test_help_says_that_it_is_loading(monkeypatch, capsys, words):
 # ---------------------------------------------------------------- noise
 
 
+@pytest.mark.slow
 def test_nothing_but_results_greets_a_newcomer(tmp_cwd):
     """A process of its own, since warnings and log handlers of the suite are not those of the command."""
     run = subprocess.run(
@@ -771,6 +779,7 @@ def test_nothing_but_results_greets_a_newcomer(tmp_cwd):
     assert [line for line in said if not summary.match(line)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["int, float", "float, int"])
 def test_a_number_of_batches_is_no_share(first):
     """`typing` keeps the order of whichever annotation of a process comes first, also of another package's."""

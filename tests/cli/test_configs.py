@@ -20,6 +20,7 @@ SKIPPED = TPAUCCLI.subcommands()["fit"]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.usefixtures("tmp_cwd"),
     pytest.mark.filterwarnings(
         "ignore:.*every step takes all of them.*",

@@ -31,7 +31,10 @@ from lightning_tpauc.errors import ArgumentError, DataError, UnsupportedError
 from tests.helpers.paths import ROOT
 from tests.reference.tpauc import naive_tpauc
 
-pytestmark = pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed"),
+]
 
 TWO = ["cross-entropy", "STACO"]
 SHORT = {"max_steps": 12, "max_epochs": -1, "check_val_every_n_epoch": None, "val_check_interval": 4}

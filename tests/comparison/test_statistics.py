@@ -66,6 +66,7 @@ def test_values(digits):
     assert found == pytest.approx({name: float(value) for name, value in expected.items()}, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_paired_intervals_are_those_of_scipy():
     """scipy draws rows of each class with replacement, the same rows for both methods."""
     ours, theirs = scored(1, shift=1.5), scored(2, shift=1.0)

@@ -25,6 +25,7 @@ def test_the_table_of_results_names_them_all():
     assert [name for name in NAMES if f"`{name}`" not in text and f"`{name}.py`" not in text] == []
 
 
+@pytest.mark.slow
 def test_sides_are_timed_in_turns_and_compared_with_targets(capsys):
     order = []
 

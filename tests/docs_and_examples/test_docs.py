@@ -38,6 +38,7 @@ def python_blocks(text):
         yield match[2], (match[1] or "").split()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [name for name, text in TEXTS.items() if "```python\n" in text])
 def test_python_blocks_run_one_after_the_other(name, tmp_cwd):

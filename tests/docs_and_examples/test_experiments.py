@@ -155,6 +155,7 @@ def test_edges_of_what_was_tried():
 # ---------------------------------------------------------------- search and choice
 
 
+@pytest.mark.slow
 def test_every_setting_is_searched_and_the_best_one_reported(finished):
     _, store, _ = finished
     found = everything(store)
@@ -234,6 +235,7 @@ def counted(calls, stop_at=None):
     return run
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_without_repeating(options, tmp_path):
     plan, calls = Plan(TINY, num_folds=2), []
     store = results_in(tmp_path)

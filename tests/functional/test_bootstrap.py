@@ -36,6 +36,7 @@ def test_quantiles_equal_those_of_resampled_lists():
     assert_close(torch.stack([lower, upper]), expected)
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_population_about_as_often_as_they_say():
     truth = normal_tpauc(shift=1.2, min_tpr=0.4, max_fpr=0.6)
     covered, below = 0, 0

@@ -63,6 +63,7 @@ def tied_scores(rng, levels, largest):
     return rng.integers(levels, size=rng.integers(1, largest + 1)).tolist()
 
 
+@pytest.mark.slow
 def test_ten_thousand_small_cases_with_ties_agree_with_the_loops():
     rng = np.random.default_rng(0)
     for _ in range(10_000):

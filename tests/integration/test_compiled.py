@@ -13,7 +13,10 @@ from lightning_tpauc.algorithms import AUCM, PAUCI, SONX, SOTA, STACO, CrossEntr
 from tests.helpers.problems import make_trainer
 from tests.helpers.tolerances import assert_close
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*Checkpoint directory.*")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*Checkpoint directory.*"),
+]
 
 METHODS = {
     "CrossEntropy": CrossEntropy,

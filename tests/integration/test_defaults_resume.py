@@ -15,11 +15,14 @@ from tests.helpers.problems import make_trainer
 from tests.helpers.resuming import Crash, CrashError
 from tests.helpers.tolerances import assert_close
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers.*",
-    "ignore:.*Checkpoint directory.*",
-    "ignore::lightning_tpauc.errors.TPAUCAdvice",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings(
+        "ignore:.*does not have many workers.*",
+        "ignore:.*Checkpoint directory.*",
+        "ignore::lightning_tpauc.errors.TPAUCAdvice",
+    ),
+]
 
 STEPS = 60
 

@@ -24,9 +24,12 @@ from tests.helpers.ddp import run_distributed
 from tests.helpers.problems import make_trainer
 from tests.helpers.scripts.survive import Kill, Setting, checkpoint_of, curves, differences, run
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers.*", "ignore:.*Checkpoint directory.*", "ignore:.*use of fork.*"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings(
+        "ignore:.*does not have many workers.*", "ignore:.*Checkpoint directory.*", "ignore:.*use of fork.*"
+    ),
+]
 
 KILLED = -signal.SIGKILL
 

@@ -18,10 +18,10 @@ from tests.helpers.scripts.random_runs import (
     same,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 #: As many as take some seconds; ``benchmarks/random_resume.py`` takes more.
-SEEDS = range(1036, 1060)
+SEEDS = range(1036, 1062)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

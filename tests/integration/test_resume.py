@@ -32,7 +32,10 @@ from tests.helpers.resuming import (
 from tests.helpers.tolerances import assert_close
 
 forks = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*Checkpoint directory.*")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*Checkpoint directory.*"),
+]
 
 
 def run(folder, module=None, data=None, crash=None, ckpt=None, every=None, limits=None, stage=5):
@@ -166,6 +169,7 @@ def run_ranks(folder, world, *, steps=32, every=3, ckpt=None, net=None, crash=No
     return []
 
 
+@pytest.mark.ddp
 @forks
 @pytest.mark.parametrize(
     ("world", "every", "crash"),
@@ -190,6 +194,7 @@ def test_ranks_resume_to_the_last_bit(tmp_path, world, every, crash):
             assert torch.equal(value, theirs[name]), name
 
 
+@pytest.mark.ddp
 @forks
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3), (3, 2)])
 def test_resumed_on_another_number_of_ranks(tmp_path, before, after):

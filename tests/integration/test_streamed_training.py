@@ -32,7 +32,10 @@ from tests.helpers.tolerances import assert_close
 from tests.reference.staco import Settings, State, begin_stage, step
 
 forks = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*Checkpoint directory.*")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*Checkpoint directory.*"),
+]
 
 
 class Unmovable(Random):

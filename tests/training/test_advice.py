@@ -122,6 +122,7 @@ def test_a_run_that_goes_well_says_nothing():
     assert fit(noisy_labels(400, 4, 0.3)) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_separates_its_training_set_says_nothing():
     """No loss is left, so no pair is active; nothing is wrong with that."""
     assert fit(noisy_labels(400, 4, 0.0), lr=0.5, steps=400) == []
@@ -143,6 +144,7 @@ def test_a_method_without_a_rectangle_to_train_is_not_judged_by_it():
     assert fit(noisy_labels(400, 4, 0.3), CrossEntropy(), num_pos=2) == []
 
 
+@pytest.mark.slow
 def test_a_run_in_a_rectangle_out_of_reach_says_so():
     messages = fit(noisy_labels(400, 4, 20.0), STACO(0.75, 0.25), {"shrink_rectangle": False}, steps=120)
     assert len(messages) == 1

@@ -88,6 +88,7 @@ def test_training_itself_is_the_same_without(algorithm):
     assert all(torch.equal(p, w) for p, w in zip(module.parameters(), left.seen[-1][1], strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [STACO, CrossEntropy])
 @pytest.mark.parametrize("at", [4, 9])
 def test_a_resumed_run_holds_the_same_weights(tmp_path, algorithm, at):
@@ -111,6 +112,7 @@ class SaveAfter(Callback):
             trainer.save_checkpoint(self.path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [STACO, CrossEntropy])
 def test_a_run_saved_at_its_end_goes_on_from_the_last_weights(tmp_path, algorithm):
     _, straight, _ = train(algorithm(), Recorder(), max_epochs=16)

@@ -231,6 +231,7 @@ def test_others_may_read_a_cache_as_the_umask_says(tmp_path):
     assert cached.stat().st_mode & 0o777 == 0o644
 
 
+@pytest.mark.slow
 def test_memory_is_bounded(tmp_path, monkeypatch):
     """The peak while parsing into the cache stays far below the dense array of 1.3 MB."""
     path = tmp_path / "data.txt"

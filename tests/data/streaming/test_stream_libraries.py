@@ -80,6 +80,7 @@ STREAMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_state_brings_them_back(tmp_path, name, workers):
@@ -103,6 +104,7 @@ def test_every_row_is_read_once_a_pass(name, workers):
     assert sorted(order) == list(range(len(NEGATIVES)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_web_dataset_is_read_past(tmp_path, workers):
     """It divides itself among workers and has no state."""
