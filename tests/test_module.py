@@ -254,10 +254,16 @@ def test_other_rectangles_and_the_objective_are_logged():
         "objective",
         "tpr_at_max_fpr",
         "fpr_at_min_tpr",
+        "threshold",
+        "sensitivity_at_threshold",
+        "specificity_at_threshold",
+        "precision_at_threshold",
     }
     assert names == {f"val/{name}" for name in reported}
     results = trainer.test(module, eval_loader(), verbose=False)[0]
-    assert set(results) == {f"test/{name}" for name in reported}
+    bounded = {name for name in reported if name.endswith("_at_threshold")}
+    expected = reported | {f"{name}_{side}" for name in bounded for side in ("lower", "upper")}
+    assert set(results) == {f"test/{name}" for name in expected}
 
 
 @pytest.mark.parametrize("every", [1, 3, 100])

@@ -111,6 +111,7 @@ def test_quickstart_from_fit_to_predictions(command, tmp_cwd):
     assert torch.equal(torch.tensor(scores), module(inputs).detach().reshape(-1))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:ModelCheckpoint.* opens a folder")
 @pytest.mark.parametrize("where", ["filename={epoch}-{val/tpauc:.3f}", "dirpath=elsewhere/deep"])
 def test_how_to_test_is_said_wherever_the_checkpoint_lies(where, command, tmp_cwd):
@@ -520,6 +521,7 @@ def test_another_rectangle_than_the_checkpoints_is_said(trained, caplog):
     assert said in caplog.text
 
 
+@pytest.mark.slow
 def test_predict_takes_the_model_from_the_checkpoint(trained, tmp_cwd):
     config = write(tmp_cwd / "p.yaml", f"ckpt_path: {trained}\ndata: {{class_path: DigitsDataModule}}\n")
     run = cli("predict", "--config", config, *ALONE)
@@ -640,6 +642,7 @@ def test_last_is_found_in_the_folder_of_the_saver(trained):
 # ---------------------------------------------------------------- environment, names, signals
 
 
+@pytest.mark.slow
 def test_environment_variables_are_options(command, monkeypatch, tmp_cwd):
     for name, value in {
         "CONFIG": QUICKSTART,
@@ -691,6 +694,7 @@ class Say(Callback):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.ddp)])
 def test_the_console_script_finds_own_classes_and_ends_as_signals_ask(tmp_cwd, tmp_path_factory, ranks):
     """Both of its kind: a process that Python starts from another folder than the current one."""

@@ -66,12 +66,14 @@ def check_predictions(pandas, printed):
     assert 0 <= order.min() < 0.5 < order.max() <= 1
 
 
+@pytest.mark.slow
 def test_table(capsys, monkeypatch):
     pandas = pytest.importorskip("pandas")
     run("table.py", monkeypatch=monkeypatch)
     check_predictions(pandas, capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_notebook_runs_cell_by_cell(capsys):
     pandas = pytest.importorskip("pandas")
     matplotlib = pytest.importorskip("matplotlib")
@@ -118,6 +120,7 @@ def test_molecules(capsys, monkeypatch, tmp_cwd):
     assert [int(row.split(",")[0]) for row in rows] == list(range(len(rows)))
 
 
+@pytest.mark.slow
 def test_finetune(capsys, monkeypatch):
     run("finetune.py", monkeypatch=monkeypatch)
     printed = re.search(r"TPAUC ([\d.]+) after cross-entropy, ([\d.]+) fine-tuned", capsys.readouterr().out)

@@ -46,6 +46,9 @@ from tests.helpers.problems import PAPER_TRAINING, paper_sonx, paper_sota, paper
 from tests.helpers.tolerances import assert_close
 from tests.reference.tpauc import naive_tpauc
 
+pytestmark = pytest.mark.slow
+
+
 SIZES = (4, 8, 0)
 needs_plot = pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")
 WIDE = Rectangle(0.25, 0.75)

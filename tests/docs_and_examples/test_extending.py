@@ -34,6 +34,7 @@ def folder(tmp_cwd, monkeypatch):
             del sys.modules[name]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_in_a_folder_of_ones_own(folder, capsys):
     """The command finds the classes by their files; the file of the data set registers the surrogate."""

@@ -101,6 +101,7 @@ def test_only_the_chosen_models_are_tested(example, root, tmp_path, monkeypatch)
     assert tested == [0.01, 0.01, 0.03, 0.03, 0.01, 0.01]
 
 
+@pytest.mark.slow
 def test_a_missing_network_is_one_line(tmp_path):
     """Nothing is at the address that it asks: a proxy's port that is closed, in place of the world."""
     command = [sys.executable, str(EXAMPLE), "--data-root", str(tmp_path / "new")]

@@ -54,6 +54,7 @@ def read_table(tmp_path):
         return {(row["min_tpr"], row["method"]): row for row in csv.DictReader(file)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ijcnn1-gamma", "surrogates"])
 def test_stored_results_are_reported_as_they_were(plot, reproduce, name, tmp_path):
     stored = ROOT / "examples" / "results" / name
@@ -66,6 +67,7 @@ def test_stored_results_are_reported_as_they_were(plot, reproduce, name, tmp_pat
     assert again[again.index("## ") :] == text[text.index("## ") :]
 
 
+@pytest.mark.slow
 def test_runs_goes_on_and_reports(plot, reproduce, words, tmp_path, capsys):
     reproduce.main([*words, "--methods", "CE"])
     first = read_table(tmp_path)

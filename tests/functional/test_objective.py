@@ -196,6 +196,7 @@ def test_cuda_gives_the_same(name, deterministic):
         assert_close(found.cpu(), gradient)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_pos", [1, 4, 7])
 def test_ties_at_the_border_share_the_gradient(num_pos):
     """It is the mean over all choices among them, of which ``topk`` makes one."""

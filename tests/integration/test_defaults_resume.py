@@ -194,7 +194,7 @@ class Dump(Callback):
 def test_two_ranks_do_what_one_does(tmp_path, gamma, duals):
     for world in (1, 2):
         trainer = make_trainer(
-            devices=world, strategy="ddp_spawn" if world > 1 else "auto", max_steps=STEPS, max_epochs=-1,
+            devices=world, strategy="ddp_fork" if world > 1 else "auto", max_steps=STEPS, max_epochs=-1,
             callbacks=[Dump(tmp_path), StageCallback(every_n_steps=14)], val_check_interval=4,
             check_val_every_n_epoch=None, num_sanity_val_steps=1,
         )  # fmt: skip

@@ -183,6 +183,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mixed_in", "algorithm"), CASES, ids=[f"{n}{'-in front' * m}-{a}" for n, m, a in CASES]
 )

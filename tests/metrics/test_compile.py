@@ -28,6 +28,7 @@ def scored(size=60, seed=0):
     return torch.randn(size, generator=generator) + target, target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function",
     [
@@ -47,6 +48,7 @@ def test_functions(function):
         assert torch.equal(compiled(*scored(size)), function(*scored(size)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [TwoWayPartialAUROC, lambda: TwoWayPartialAUROC(thresholds=THRESHOLDS), ExactObjective],

@@ -40,6 +40,7 @@ def pictures(logger):
     return {tag: events.Images(tag) for tag in events.Tags()["images"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("every", "count"), [(1, 4), (3, 1)])
 def test_a_picture_for_every_nth_validation(tmp_path, every, count):
     from matplotlib import pyplot

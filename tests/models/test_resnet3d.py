@@ -58,6 +58,7 @@ def test_seeds_decide_the_weights():
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 @needs_torchvision
 def test_learns_to_tell_bright_from_dark():
     torch.manual_seed(0)

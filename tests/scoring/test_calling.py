@@ -289,6 +289,7 @@ def test_other_ends_go_without_a_word(end):
     trained(module_for(Ends(end), CrossEntropy, score_activation="sigmoid"))
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_known_by_its_last_module():
     compiled = torch.compile(nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()), backend="aot_eager")
     assert is_squashed(compiled(torch.ones(2, 4)), compiled)

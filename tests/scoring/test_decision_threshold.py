@@ -95,6 +95,7 @@ def test_every_validation_logs_what_its_threshold_does():
     assert float(trainer.callback_metrics["val/threshold"]) == pytest.approx(decisions.threshold, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save_weights_only", [False, True])
 def test_every_checkpoint_holds_that_of_its_weights(tmp_path, save_weights_only):
     saver = ModelCheckpoint(tmp_path, save_top_k=-1, save_weights_only=save_weights_only)

@@ -77,6 +77,7 @@ def test_the_model_holds_the_weights_of_the_best_validation(algorithm):
     assert trainer.validate(module, data, verbose=False)[0]["val/tpauc"] == pytest.approx(values[best][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", [STACO, CrossEntropy])
 def test_training_itself_is_the_same_without(algorithm):
     kept, left = Recorder(), Recorder()
