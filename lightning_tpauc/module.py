@@ -21,7 +21,7 @@ from lightning_tpauc.distributed import GatheredScores, gather_scores
 from lightning_tpauc.distributed.fsdp import assign
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import as_index, check_count, is_real
-from lightning_tpauc.lightning_fixes.checkpoint_files import check_file, use_atomic_files
+from lightning_tpauc.lightning_fixes.checkpoint_files import check_file, explained_reading, use_atomic_files
 from lightning_tpauc.lightning_fixes.compiled import compile_model_alone
 from lightning_tpauc.lightning_fixes.hooks import duty, refuse_replaced
 from lightning_tpauc.lightning_fixes.mixing import refuse_taken, say_unused
@@ -337,11 +337,12 @@ class TPAUCModule(TrainedModule):
         """Verify the file's check sums, then make a module from the checkpoint as Lightning does.
 
         Raises:
-            CheckpointError: if the file is damaged, or its weights do not fit.
+            CheckpointError: if the file is damaged or no checkpoint, or its weights do not fit.
         """
         if isinstance(checkpoint_path, (str, Path)):
             check_file(checkpoint_path)
-        return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+        with explained_reading(checkpoint_path, kwargs.get("weights_only")):
+            return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load weights as torch does; a :class:`CheckpointError` says in one line what does not fit."""

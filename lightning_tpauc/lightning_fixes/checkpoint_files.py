@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 import re
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +22,13 @@ from lightning_tpauc.lightning_fixes.plain_values import make_plain
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-__all__ = ("AtomicCheckpointIO", "check_file", "read_checkpoint", "read_weights", "use_atomic_files")
+__all__ = ("AtomicCheckpointIO", "check_file", "explained_reading", "read_checkpoint", "read_weights", "use_atomic_files")
 
 #: How torch names the class that ``weights_only=True`` refuses.
 _UNSAFE = re.compile(r"(?:GLOBAL |class )([\w.]+)")
+
+#: Bit of a zip entry's attributes.
+_IS_FOLDER = 0x10
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -68,14 +73,42 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         except pickle.UnpicklingError as error:
             msg = f"The checkpoint {str(path)!r} holds what only `weights_only=False` reads ({_reason(error)})."
             raise CheckpointError(msg) from error
-        if not isinstance(checkpoint, dict) or not {"state_dict", "pytorch-lightning_version"} <= checkpoint.keys():
-            held = f"the keys {list(checkpoint)[:5]}" if isinstance(checkpoint, dict) else type(checkpoint).__name__
-            msg = (
-                f"{str(path)!r} is no checkpoint of Lightning: it holds {held}. Load weights that something else saved "
-                "with `model.load_state_dict(torch.load(path))`."
-            )
-            raise CheckpointError(msg)
+        except RuntimeError as error:  # such as any other zip file
+            msg = f"torch can't read {str(path)!r} as a checkpoint: {str(error).partition(chr(10))[0]}"
+            raise CheckpointError(msg) from error
+        _require_checkpoint(checkpoint, path)
         return checkpoint
+
+
+@contextmanager
+def explained_reading(source: Any, weights_only: bool | None) -> Iterator[None]:
+    """Name the file if reading it fails because it is no checkpoint of Lightning; any other error stays.
+
+    Args:
+        source: path or open file that is read inside.
+        weights_only: how it is read.
+    """
+    try:
+        yield
+    except Exception:
+        if isinstance(source, (str, Path)):
+            AtomicCheckpointIO().load_checkpoint(source, map_location="cpu", weights_only=weights_only)
+        else:
+            source.seek(0)
+            content = torch.load(source, map_location="cpu", weights_only=weights_only)
+            _require_checkpoint(content, getattr(source, "name", "the open file"))
+        raise
+
+
+def _require_checkpoint(content: Any, name: str | Path) -> None:
+    if isinstance(content, dict) and {"state_dict", "pytorch-lightning_version"} <= content.keys():
+        return
+    held = f"the keys {list(content)[:5]}" if isinstance(content, dict) else type(content).__name__
+    msg = (
+        f"{str(name)!r} is no checkpoint of Lightning: it holds {held}. Load weights that something else saved "
+        "with `model.load_state_dict(torch.load(path))`."
+    )
+    raise CheckpointError(msg)
 
 
 def check_file(path: str | Path) -> None:
@@ -152,15 +185,17 @@ def _damage(path: Path) -> str | None:
 
     torch does not compare check sums when it reads, so nobody would notice a flipped bit in the weights.
     """
-    if not zipfile.is_zipfile(path):
-        return f"its {path.stat().st_size} bytes end too early or were never a checkpoint"
-    get_options = getattr(torch.serialization, "get_crc32_options", None)
-    if get_options is not None and not get_options():  # check sums are turned off: the file has none
-        return None
     try:
+        if not zipfile.is_zipfile(path):
+            return f"its {path.stat().st_size} bytes end too early or were never a checkpoint"
+        get_options = getattr(torch.serialization, "get_crc32_options", None)
+        if get_options is not None and not get_options():  # check sums are turned off: the file has none
+            return None
         with zipfile.ZipFile(path) as archive:
-            part = archive.testzip()
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, EOFError) as error:
+            # torch's reader skips what is marked as a folder and leaves memory as it was
+            folders = [part.filename for part in archive.infolist() if part.external_attr & _IS_FOLDER]
+            part = archive.testzip() or next(iter(folders), None)
+    except Exception as error:  # zipfile fails with anything where a field has changed, such as the code of a name
         return f"it can't be read ({error})"
     return f"its part {part!r} has changed since it was written" if part else None
 

@@ -20,7 +20,42 @@ from lightning_tpauc.metrics.base import ScoreMetric
 __all__ = ("ExactObjective", "ObjectiveRatios")
 
 
-class ExactObjective(ScoreMetric):
+class AlgorithmScoreMetric(ScoreMetric):
+    """Base of metrics of the scores that the algorithm sees, which may differ from those that are ranked.
+
+    Args:
+        score_activation: what makes the algorithm's scores of ``preds``: ``"sigmoid"``, ``"identity"``, or ``None`` if
+            ``update`` is given them, which then keeps a store of its own.
+        kwargs: see :class:`~lightning_tpauc.metrics.base.ScoreMetric`.
+    """
+
+    def __init__(self, score_activation: Literal["identity", "sigmoid"] | None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.score_activation = score_activation
+        self.collect_scores()
+        if score_activation is None:
+            # A MetricCollection lets metrics share a store if the names and first values of their states agree.
+            self.add_state("is_of_algorithm", default=torch.zeros(()), dist_reduce_fx="sum")
+
+    @eager
+    def update(self, preds: Tensor, target: Tensor, algorithm_scores: Tensor | None = None) -> None:
+        """Collect one batch.
+
+        Args:
+            preds: raw scores, see :meth:`ScoreMetric.update`.
+            target: labels of the same shape.
+            algorithm_scores: what is collected in place of ``preds`` if there is no ``score_activation``.
+        """
+        given = self.score_activation is None and algorithm_scores is not None
+        super().update(algorithm_scores if given else preds, target)
+
+    def split_scores(self) -> tuple[Tensor, Tensor]:
+        """The algorithm's scores of all positives and of all negatives."""
+        scores, labels = self.collected()
+        return split_classes(scores.sigmoid() if self.score_activation == "sigmoid" else scores, labels)
+
+
+class ExactObjective(AlgorithmScoreMetric):
     r"""Mean surrogate loss over the pairs in the rectangle, F(w) of eq. ``tpauc-o``, on all collected scores.
 
     Unlike a training step's loss, which is only a direction for the weights, this is what the methods minimise: see
@@ -32,7 +67,8 @@ class ExactObjective(ScoreMetric):
         surrogate: name or :class:`~lightning_tpauc.functional.Surrogate`.
         margin: m of the hinge and square surrogates.
         scale: factor inside the logistic surrogate.
-        score_activation: ``"sigmoid"`` if training sees the scores through a sigmoid, which ``preds`` lack.
+        score_activation: ``"sigmoid"`` if training sees the scores through a sigmoid, which ``preds`` lack; ``None`` if
+            ``update`` is given what training sees as ``algorithm_scores``.
         ignore_index: label of rows that count for neither class.
         validate_args: check arguments, and the values of every batch.
         kwargs: see :class:`torchmetrics.Metric`.
@@ -63,39 +99,37 @@ class ExactObjective(ScoreMetric):
         surrogate: str | Surrogate = "squared_hinge",
         margin: float = 0.5,
         scale: float = 1.0,
-        score_activation: Literal["identity", "sigmoid"] = "identity",
+        score_activation: Literal["identity", "sigmoid"] | None = "identity",
         ignore_index: int | None = None,
         validate_args: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(ignore_index=ignore_index, validate_args=validate_args, **kwargs)
         if validate_args:
             min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
-            check_choice(score_activation, "score_activation", ("identity", "sigmoid"))
+            check_choice(score_activation, "score_activation", ("identity", "sigmoid", None))
+        super().__init__(score_activation, ignore_index=ignore_index, validate_args=validate_args, **kwargs)
         self.min_tpr = min_tpr
         self.max_fpr = max_fpr
-        self.score_activation = score_activation
         self.surrogate = get_surrogate(surrogate, margin=margin, scale=scale)
-        self.collect_scores()
 
     @eager
     def compute(self) -> Tensor:
         """The objective over everything collected, on all processes."""
-        scores, labels = self.collected()
-        pos, neg = split_classes(scores.sigmoid() if self.score_activation == "sigmoid" else scores, labels)
+        pos, neg = self.split_scores()
         if not floor_count(1.0 - self.min_tpr, pos.shape[0]) or not floor_count(self.max_fpr, neg.shape[0]):
             return self.result(torch.tensor(math.nan, device=pos.device))
         value = tpauc_objective(pos.double(), neg.double(), self.min_tpr, self.max_fpr, surrogate=self.surrogate)
         return self.result(value)
 
 
-class ObjectiveRatios(ScoreMetric):
+class ObjectiveRatios(AlgorithmScoreMetric):
     r"""The objective over that of a constant model, :math:`F / \ell(0)`, of several rectangles at once.
 
     Args:
         rectangles: pairs ``(min_tpr, max_fpr)``; the attribute may be changed before ``compute``.
         surrogate: name or :class:`~lightning_tpauc.functional.Surrogate`.
-        score_activation: ``"sigmoid"`` if training sees the scores through a sigmoid, which ``preds`` lack.
+        score_activation: ``"sigmoid"`` if training sees the scores through a sigmoid, which ``preds`` lack; ``None`` if
+            ``update`` is given what training sees as ``algorithm_scores``.
         ignore_index: label of rows that count for neither class.
         validate_args: check the values of every batch.
         kwargs: see :class:`torchmetrics.Metric`.
@@ -118,23 +152,20 @@ class ObjectiveRatios(ScoreMetric):
         self,
         rectangles: Sequence[tuple[float, float]],
         surrogate: str | Surrogate = "hinge",
-        score_activation: Literal["identity", "sigmoid"] = "identity",
+        score_activation: Literal["identity", "sigmoid"] | None = "identity",
         ignore_index: int | None = None,
         validate_args: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(ignore_index=ignore_index, validate_args=validate_args, **kwargs)
+        super().__init__(score_activation, ignore_index=ignore_index, validate_args=validate_args, **kwargs)
         self.rectangles = [check_rectangle(*rectangle) for rectangle in rectangles]
-        self.surrogate, self.score_activation = get_surrogate(surrogate), score_activation
-        self.collect_scores()
+        self.surrogate = get_surrogate(surrogate)
 
     @eager
     def compute(self) -> Tensor:
         """The ratios over everything collected, on all processes."""
         if not self.rectangles:
             return self.result(torch.empty(0, dtype=torch.float64))
-        scores, labels = self.collected()
-        pos, neg = split_classes(scores.sigmoid() if self.score_activation == "sigmoid" else scores, labels)
-        pos, neg = pos.double(), neg.double()
+        pos, neg = (scores.double() for scores in self.split_scores())
         ratios = [objective_ratio(pos, neg, *rectangle, self.surrogate) for rectangle in self.rectangles]
         return self.result(torch.stack(ratios))

@@ -76,7 +76,7 @@ def build_metrics(
     others: Sequence[Rectangle],
     log_objective: bool,
     surrogate: Surrogate | None,
-    score_activation: Literal["identity", "sigmoid"],
+    score_activation: Literal["identity", "sigmoid"] | None,
     prefix: str,
     further: Mapping[str, Metric] | None = None,
 ) -> MetricCollection:
@@ -90,7 +90,8 @@ def build_metrics(
         others: rectangles to report by their names; the trained one may be among them.
         log_objective: whether to report the exact training objective.
         surrogate: the objective's surrogate; squared hinge if ``None``.
-        score_activation: what the objective applies to the raw scores, as training does.
+        score_activation: what the objective applies to the raw scores, as training does; ``None`` if updates pass
+            ``algorithm_scores``.
         prefix: ``"val/"`` or ``"test/"``.
         further: other metrics to report, by name; each collection has its own copies.
 

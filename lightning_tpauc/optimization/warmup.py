@@ -87,7 +87,7 @@ def make_optimizer(factory: Any, parameters: list[nn.Parameter]) -> Optimizer:
     """The optimizer of ``factory``, or Adam with learning rate 0.01 if that is ``None``.
 
     Raises:
-        ArgumentError: if ``factory`` does not map parameters to one optimizer.
+        ArgumentError: if ``factory`` does not map parameters to one optimizer that has a learning rate.
     """
     if factory is None:
         return Adam(parameters, lr=DEFAULT_LR)
@@ -96,6 +96,12 @@ def make_optimizer(factory: Any, parameters: list[nn.Parameter]) -> Optimizer:
         msg = (
             "Expected `optimizer` to map parameters to one torch.optim.Optimizer, such as "
             f"`lambda p: torch.optim.SGD(p, lr=0.1)`, but got {optimizer!r}."
+        )
+        raise ArgumentError(msg)
+    if any("lr" not in group for group in optimizer.param_groups):
+        msg = (
+            f"{type(optimizer).__name__} has no learning rate that schedules could change: expected 'lr' in each of its "
+            "`param_groups`. Name it in the defaults, `super().__init__(params, {'lr': 0.1})`."
         )
         raise ArgumentError(msg)
     return optimizer

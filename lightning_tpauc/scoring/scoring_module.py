@@ -26,6 +26,7 @@ from lightning_tpauc.lightning_fixes.unsupported import log_replicated
 from lightning_tpauc.metrics import ObjectiveRatios
 from lightning_tpauc.metrics.further import FurtherMetrics, further_metrics
 from lightning_tpauc.metrics.names import passes_below
+from lightning_tpauc.metrics.objective import AlgorithmScoreMetric
 from lightning_tpauc.metrics.reporting import (
     IGNORED,
     Rectangle,
@@ -177,6 +178,12 @@ class ScoringModule(KeepsDuties, LightningModule):
     def _algorithm_activation(self) -> Literal["identity", "sigmoid"]:
         return "identity" if self.algorithm.takes_logits else self.score_activation
 
+    @property
+    def _objective_activation(self) -> Literal["identity", "sigmoid"] | None:
+        """``None`` if a subclass makes the algorithm's scores in its own way, perhaps not of the raw ones."""
+        is_own = type(self).algorithm_scores is not ScoringModule.algorithm_scores
+        return None if is_own else self._algorithm_activation
+
     def full_precision(self) -> AbstractContextManager[Any]:
         """Context that turns mixed precision off, for the pairwise loss."""
         kind = self.device.type
@@ -195,14 +202,14 @@ class ScoringModule(KeepsDuties, LightningModule):
         others, log_objective, further = self._reported
         surrogate = getattr(self.algorithm, "surrogate", None) if log_objective else None
         own = Rectangle(self.algorithm.min_tpr, self.algorithm.max_fpr)
-        metrics = build_metrics(own, others, log_objective, surrogate, self._algorithm_activation, prefix, further)
+        metrics = build_metrics(own, others, log_objective, surrogate, self._objective_activation, prefix, further)
         if prefix == "val/" and self.algorithm.can_shrink_rectangle:
             metrics.add_metrics({RATIOS: self._ratios()})
         return metrics
 
     def _ratios(self) -> ObjectiveRatios:
         surrogate = getattr(self.algorithm, "surrogate", "hinge")
-        return ObjectiveRatios((), surrogate, self._algorithm_activation, ignore_index=IGNORED)
+        return ObjectiveRatios((), surrogate, self._objective_activation, ignore_index=IGNORED)
 
     def objective_grid(self) -> Sequence[float]:
         """Values of the algorithm's ``tightness`` at which this evaluation computes the objective; none by default."""
@@ -262,7 +269,12 @@ class ScoringModule(KeepsDuties, LightningModule):
 
     def _evaluate(self, first: MetricCollection, batch: Any, dataloader_idx: int) -> None:
         inputs, target = inputs_and_target(batch, self._known_layout(batch))
-        self._metrics_of(first, dataloader_idx + 1)[-1].update(self.raw_scores(inputs), target)
+        metrics = self._metrics_of(first, dataloader_idx + 1)[-1]
+        needs_own = self._objective_activation is None and any(
+            isinstance(metric, AlgorithmScoreMetric) for metric in metrics.values(copy_state=False)
+        )
+        own = {"algorithm_scores": self.algorithm_scores(inputs)} if needs_own else {}
+        metrics.update(self.raw_scores(inputs), target, **own)
 
     def _known_layout(self, batch: Any) -> Any:
         datamodule: Any = getattr(self._trainer, "datamodule", None)

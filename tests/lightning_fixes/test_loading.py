@@ -1,7 +1,9 @@
 """Checkpoints that are loaded to evaluate, and what a later training or saving makes of them."""
 
+import io
 import math
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
@@ -10,6 +12,7 @@ from torch import nn
 from lightning_tpauc import TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
 from lightning_tpauc.errors import CheckpointError
+from lightning_tpauc.lightning_fixes.checkpoint_files import read_weights
 from tests.helpers.problems import DIM, NUM_POS, LinearScore, eval_loader, loader, make_batches, make_trainer
 from tests.helpers.tolerances import assert_close
 
@@ -270,6 +273,64 @@ def test_load_from_checkpoint_compares_check_sums(saved, tmp_path, damage):
         assert torch.equal(load("load_from_checkpoint", file).backbone.weight, average.float())
     with pytest.raises(TypeError, match="cannot be called on an instance"):
         make_module().load_from_checkpoint(path)
+
+
+def other_files():
+    weights = nn.Linear(2, 1).state_dict()
+    return {
+        "weights": (lambda file: torch.save(weights, file), "is no checkpoint of Lightning: it holds the keys"),
+        "state_dict": (lambda file: torch.save({"state_dict": weights}, file), "is no checkpoint of Lightning: it hol"),
+        "tensor": (lambda file: torch.save(weights["weight"], file), "is no checkpoint of Lightning: it holds Tensor"),
+        "list": (lambda file: torch.save([1], file), "is no checkpoint of Lightning: it holds list"),
+        "model": (lambda file: torch.save(nn.Linear(2, 1), file), "holds what only `weights_only=False` reads"),
+        "npz": (lambda file: np.savez(file, a=1), "torch can't read .*"),
+        "text": (lambda file: file.write(b"text"), "is not whole: its 4 bytes end too early or were never a checkpoint"),
+    }
+
+
+@pytest.mark.parametrize("how", ["load_from_checkpoint", "test"])
+@pytest.mark.parametrize("kind", list(other_files()))
+def test_a_file_that_is_no_checkpoint_is_one_line(tmp_path, kind, how):
+    write, words = other_files()[kind]
+    with (tmp_path / "other.ckpt").open("wb") as file:
+        write(file)
+    with pytest.raises(CheckpointError, match=rf"^[^\n]*{words}[^\n]*$"):
+        load(how, tmp_path / "other.ckpt")
+
+
+def test_an_open_file_that_is_no_checkpoint_is_one_line():
+    file = io.BytesIO()
+    torch.save(nn.Linear(2, 1).state_dict(), file)
+    file.seek(0)
+    with pytest.raises(CheckpointError, match=r"^'the open file' is no checkpoint of Lightning[^\n]*$"):
+        load("load_from_checkpoint", file)
+
+
+def test_errors_of_a_module_s_own_making_stay(saved):
+    with pytest.raises(TypeError, match="unheard_of"):
+        TPAUCModule.load_from_checkpoint(saved[0], backbone=LinearScore(), unheard_of=1)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_every_flipped_bit_is_seen_or_changes_nothing(tmp_path):
+    """Some bits are filling or a date; the readers of torch and Python take some others differently."""
+    path, weights = tmp_path / "w.pt", {"w": torch.arange(3.0)}
+    torch.save(weights, path)
+    whole, refused = path.read_bytes(), 0
+    directory = whole.index(b"PK\x01\x02")  # what lies before is covered by check sums, or is not read
+    for place in range(directory, len(whole)):
+        for bit in range(8):
+            flipped = bytearray(whole)
+            flipped[place] ^= 1 << bit
+            path.write_bytes(flipped)
+            try:
+                found = read_weights(path)
+            except CheckpointError:
+                refused += 1
+            else:
+                assert list(found) == ["w"], (place - directory, bit)
+                assert torch.equal(found["w"], weights["w"]), (place - directory, bit)
+    assert refused > 1000
 
 
 def test_another_trainer_that_evaluated_saves_weights(tmp_path):

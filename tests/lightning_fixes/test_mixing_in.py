@@ -430,6 +430,16 @@ def trained(make_optimizer, gamma=5.0, schedule=None, backbone=None):
     return module
 
 
+class Rateless(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {})
+
+
+def test_an_optimizer_without_a_learning_rate_is_one_line():
+    with pytest.raises(ArgumentError, match=r"^Rateless has no learning rate that [^\n]*expected 'lr' in each of its"):
+        trained(Rateless)
+
+
 @pytest.mark.filterwarnings("error:Detected call of `lr_scheduler.step")
 @pytest.mark.filterwarnings("error:Seems like `optimizer.step")
 def test_an_optimizer_whose_step_takes_no_closure():

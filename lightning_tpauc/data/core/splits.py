@@ -73,6 +73,8 @@ def stratified_holdout(labels: NDArray[np.int8], fraction: float, seed: int) -> 
 
     fraction = as_fraction(fraction)
     try:
+        if not 0 < labels.sum() < len(labels):
+            raise ValueError("there is one class only")
         kept, held_out = train_test_split(
             np.arange(len(labels)), test_size=fraction, random_state=seed, stratify=labels, shuffle=True
         )

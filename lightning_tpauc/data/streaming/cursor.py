@@ -93,6 +93,8 @@ class StreamCursor:
 
     def state(self, step: int) -> dict[str, Any] | None:
         """This process's part of a checkpoint after ``step`` steps."""
+        if self._loaded is not None and self._loaded[0] == step:  # nothing was read since
+            return self._own_loaded()
         places = self._at(step)
         if not places:
             return None
@@ -115,17 +117,20 @@ class StreamCursor:
 
     def _loaded_places(self, num_substreams: int) -> Places | None:
         """The places of this process's substreams in the checkpoint; ``None`` if it does not hold them."""
-        if self._loaded is None:
-            return None
-        world, states = current_world(), self._loaded[1]
-        if self.stream.split == "deal":
-            own = states[min(world.rank, len(states) - 1)]  # All processes have read the same examples.
-        else:
-            own = states[world.rank] if len(states) == world.size else None
+        own = self._own_loaded()
         if own is None or len(own["lanes"]) != num_substreams:
             return None
         places = [Place(*entries) for entries in own["lanes"]]
         return dict(enumerate(p if p.state is None else p._replace(state=pickle.dumps(p.state)) for p in places))
+
+    def _own_loaded(self) -> dict[str, Any] | None:
+        """What the checkpoint holds for this process."""
+        if self._loaded is None:
+            return None
+        world, states = current_world(), self._loaded[1]
+        if self.stream.split == "deal":
+            return states[min(world.rank, len(states) - 1)]  # All processes have read the same examples.
+        return states[world.rank] if len(states) == world.size else None
 
     def _at(self, step: int) -> Places | None:
         return next((places for at, places in reversed(self._history) if at == step), None)
