@@ -22,7 +22,14 @@ from lightning_tpauc.lightning_fixes.plain_values import make_plain
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-__all__ = ("AtomicCheckpointIO", "check_file", "explained_reading", "read_checkpoint", "read_weights", "use_atomic_files")
+__all__ = (
+    "AtomicCheckpointIO",
+    "check_file",
+    "explained_reading",
+    "read_checkpoint",
+    "read_weights",
+    "use_atomic_files",
+)
 
 #: How torch names the class that ``weights_only=True`` refuses.
 _UNSAFE = re.compile(r"(?:GLOBAL |class )([\w.]+)")

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torchmetrics import MetricCollection
 
 from lightning_tpauc.functional.checks import check_choice, check_rectangle
 from lightning_tpauc.functional.eager import eager
@@ -17,7 +18,7 @@ from lightning_tpauc.functional.rectangle import floor_count
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 from lightning_tpauc.metrics.base import ScoreMetric
 
-__all__ = ("ExactObjective", "ObjectiveRatios")
+__all__ = ("ExactObjective", "ObjectiveRatios", "wants_algorithm_scores")
 
 
 class AlgorithmScoreMetric(ScoreMetric):
@@ -53,6 +54,14 @@ class AlgorithmScoreMetric(ScoreMetric):
         """The algorithm's scores of all positives and of all negatives."""
         scores, labels = self.collected()
         return split_classes(scores.sigmoid() if self.score_activation == "sigmoid" else scores, labels)
+
+
+def wants_algorithm_scores(metrics: MetricCollection) -> bool:
+    """Whether updates of some of these have to be given the scores that the algorithm sees."""
+    return any(
+        isinstance(metric, AlgorithmScoreMetric) and metric.score_activation is None
+        for metric in metrics.values(copy_state=False)
+    )
 
 
 class ExactObjective(AlgorithmScoreMetric):

@@ -100,8 +100,8 @@ def make_optimizer(factory: Any, parameters: list[nn.Parameter]) -> Optimizer:
         raise ArgumentError(msg)
     if any("lr" not in group for group in optimizer.param_groups):
         msg = (
-            f"{type(optimizer).__name__} has no learning rate that schedules could change: expected 'lr' in each of its "
-            "`param_groups`. Name it in the defaults, `super().__init__(params, {'lr': 0.1})`."
+            f"{type(optimizer).__name__} has no learning rate that schedules could change: expected 'lr' in each of "
+            "its `param_groups`. Name it in the defaults, `super().__init__(params, {'lr': 0.1})`."
         )
         raise ArgumentError(msg)
     return optimizer

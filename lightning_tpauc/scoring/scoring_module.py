@@ -26,13 +26,8 @@ from lightning_tpauc.lightning_fixes.unsupported import log_replicated
 from lightning_tpauc.metrics import ObjectiveRatios
 from lightning_tpauc.metrics.further import FurtherMetrics, further_metrics
 from lightning_tpauc.metrics.names import passes_below
-from lightning_tpauc.metrics.objective import AlgorithmScoreMetric
-from lightning_tpauc.metrics.reporting import (
-    IGNORED,
-    Rectangle,
-    as_rectangles,
-    build_metrics,
-)
+from lightning_tpauc.metrics.objective import wants_algorithm_scores
+from lightning_tpauc.metrics.reporting import IGNORED, Rectangle, as_rectangles, build_metrics
 from lightning_tpauc.scoring.activation import is_squashed, warn_of_activation
 from lightning_tpauc.scoring.calling import call_model, one_score, scores_of
 from lightning_tpauc.scoring.forward_passes import explained_dtypes
@@ -270,10 +265,7 @@ class ScoringModule(KeepsDuties, LightningModule):
     def _evaluate(self, first: MetricCollection, batch: Any, dataloader_idx: int) -> None:
         inputs, target = inputs_and_target(batch, self._known_layout(batch))
         metrics = self._metrics_of(first, dataloader_idx + 1)[-1]
-        needs_own = self._objective_activation is None and any(
-            isinstance(metric, AlgorithmScoreMetric) for metric in metrics.values(copy_state=False)
-        )
-        own = {"algorithm_scores": self.algorithm_scores(inputs)} if needs_own else {}
+        own = {"algorithm_scores": self.algorithm_scores(inputs)} if wants_algorithm_scores(metrics) else {}
         metrics.update(self.raw_scores(inputs), target, **own)
 
     def _known_layout(self, batch: Any) -> Any:

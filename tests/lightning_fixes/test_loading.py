@@ -284,7 +284,10 @@ def other_files():
         "list": (lambda file: torch.save([1], file), "is no checkpoint of Lightning: it holds list"),
         "model": (lambda file: torch.save(nn.Linear(2, 1), file), "holds what only `weights_only=False` reads"),
         "npz": (lambda file: np.savez(file, a=1), "torch can't read .*"),
-        "text": (lambda file: file.write(b"text"), "is not whole: its 4 bytes end too early or were never a checkpoint"),
+        "text": (
+            lambda file: file.write(b"text"),
+            "is not whole: its 4 bytes end too early or were never a checkpoint",
+        ),
     }
 
 

@@ -72,17 +72,18 @@ def stratified_holdout(labels: NDArray[np.int8], fraction: float, seed: int) -> 
     from sklearn.model_selection import train_test_split
 
     fraction = as_fraction(fraction)
+    asked = (
+        f"{fraction} of {len(labels)} examples, {int(labels.sum())} of them positive, with both classes in both parts"
+    )
+    if not 0 < labels.sum() < len(labels):
+        msg = f"Can't hold out {asked}: there is only one class."
+        raise DataError(msg)
     try:
-        if not 0 < labels.sum() < len(labels):
-            raise ValueError("there is one class only")
         kept, held_out = train_test_split(
             np.arange(len(labels)), test_size=fraction, random_state=seed, stratify=labels, shuffle=True
         )
     except ValueError as error:
-        msg = (
-            f"Can't hold out {fraction} of {len(labels)} examples, {int(labels.sum())} of them positive, with both "
-            f"classes in both parts ({error}). Choose another fraction, or pass separate data sets."
-        )
+        msg = f"Can't hold out {asked} ({error}). Choose another fraction, or pass separate data sets."
         raise DataError(msg) from error
     _exchange(labels, kept, held_out, seed)
     return np.sort(kept), np.sort(held_out)

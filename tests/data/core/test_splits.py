@@ -69,7 +69,7 @@ def test_refuses_a_class_that_is_too_small():
     with pytest.raises(DataError, match=r"0.1 of 30 examples, 1 of them positive.*Choose another fraction"):
         stratified_holdout(np.eye(1, 30, dtype=np.int8)[0], 0.1, seed=0)
     for labels in (np.zeros(30, dtype=np.int8), np.ones(30, dtype=np.int8)):
-        with pytest.raises(DataError, match=r"0.1 of 30 examples, (0|30) of them positive.*there is one class only"):
+        with pytest.raises(DataError, match=r"0.1 of 30 examples, (0|30) of them positive.*: there is only one class"):
             stratified_holdout(labels, 0.1, seed=0)
     with pytest.raises(DataError, match="Can't cut 25 folds: the smaller class has 20 examples"):
         stratified_fold(LABELS, 25, 0, seed=0)

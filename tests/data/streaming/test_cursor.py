@@ -57,6 +57,15 @@ def test_a_stream_with_a_state_goes_on_without_a_word(workers):
     datamodule.teardown("fit")
 
 
+@pytest.mark.parametrize("dataset", [lambda: Stateful(17), lambda: Plain(17)])
+def test_a_checkpoint_that_is_saved_before_a_resumed_run_reads_on_holds_the_place(dataset):
+    """As in the validation that was interrupted, which a resumed run does first."""
+    saved = saved_after(dataset())
+    datamodule, _ = resumed(dataset(), [saved])
+    assert datamodule.negatives_state(4) == saved
+    datamodule.teardown("fit")
+
+
 def test_other_streams_start_over_or_read_past_and_say_so():
     saved = saved_after(Plain(17))
     for options, message, first in (
