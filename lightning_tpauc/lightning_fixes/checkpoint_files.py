@@ -83,8 +83,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         except RuntimeError as error:  # such as any other zip file
             msg = f"torch can't read {str(path)!r} as a checkpoint: {str(error).partition(chr(10))[0]}"
             raise CheckpointError(msg) from error
-        _require_checkpoint(checkpoint, path)
-        return checkpoint
+        return _as_checkpoint(checkpoint, path)
 
 
 @contextmanager
@@ -103,13 +102,13 @@ def explained_reading(source: Any, weights_only: bool | None) -> Iterator[None]:
         else:
             source.seek(0)
             content = torch.load(source, map_location="cpu", weights_only=weights_only)
-            _require_checkpoint(content, getattr(source, "name", "the open file"))
+            _as_checkpoint(content, getattr(source, "name", "the open file"))
         raise
 
 
-def _require_checkpoint(content: Any, name: str | Path) -> None:
+def _as_checkpoint(content: Any, name: str | Path) -> dict[str, Any]:
     if isinstance(content, dict) and {"state_dict", "pytorch-lightning_version"} <= content.keys():
-        return
+        return content
     held = f"the keys {list(content)[:5]}" if isinstance(content, dict) else type(content).__name__
     msg = (
         f"{str(name)!r} is no checkpoint of Lightning: it holds {held}. Load weights that something else saved "

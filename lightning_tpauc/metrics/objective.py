@@ -47,8 +47,9 @@ class AlgorithmScoreMetric(ScoreMetric):
             target: labels of the same shape.
             algorithm_scores: what is collected in place of ``preds`` if there is no ``score_activation``.
         """
-        given = self.score_activation is None and algorithm_scores is not None
-        super().update(algorithm_scores if given else preds, target)
+        if algorithm_scores is not None and self.score_activation is None:
+            preds = algorithm_scores
+        super().update(preds, target)
 
     def split_scores(self) -> tuple[Tensor, Tensor]:
         """The algorithm's scores of all positives and of all negatives."""
@@ -115,7 +116,8 @@ class ExactObjective(AlgorithmScoreMetric):
     ) -> None:
         if validate_args:
             min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
-            check_choice(score_activation, "score_activation", ("identity", "sigmoid", None))
+            if score_activation is not None:
+                check_choice(score_activation, "score_activation", ("identity", "sigmoid"))
         super().__init__(score_activation, ignore_index=ignore_index, validate_args=validate_args, **kwargs)
         self.min_tpr = min_tpr
         self.max_fpr = max_fpr

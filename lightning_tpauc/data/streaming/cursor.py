@@ -129,8 +129,11 @@ class StreamCursor:
             return None
         world, states = current_world(), self._loaded[1]
         if self.stream.split == "deal":
-            return states[min(world.rank, len(states) - 1)]  # All processes have read the same examples.
-        return states[world.rank] if len(states) == world.size else None
+            rank: int | None = min(world.rank, len(states) - 1)  # All processes have read the same examples.
+        else:
+            rank = world.rank if len(states) == world.size else None
+        own: dict[str, Any] | None = states[rank] if rank is not None else None
+        return own
 
     def _at(self, step: int) -> Places | None:
         return next((places for at, places in reversed(self._history) if at == step), None)
