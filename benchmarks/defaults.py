@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from scipy import stats
 from torch import nn
 
 from benchmarks.common import arguments, data_folder, quiet
@@ -350,6 +351,43 @@ def table(results: dict[str, dict[str, Any]], found: list[Cell]) -> None:
         print(f"| {problem} | {rectangle} | {row} | {shown} | {' | '.join(columns)} | {len(seeds)} |")
 
 
+BASELINES = (
+    ("cross-entropy", "balanced cross-entropy"),
+    ("cross-entropy, averaged", "balanced cross-entropy, averaged"),
+)
+
+
+def differences(results: dict[str, dict[str, Any]], found: list[Cell]) -> None:
+    """STACO's value less that of the better baseline at its best rate, seed by seed, with the t interval of the mean.
+
+    Which baseline and which rate is decided by the mean validation value, never by the test's.
+    """
+    by_setting: dict[tuple[str, Rectangle], dict[tuple[str, float | None], dict[int, Any]]] = defaultdict(dict)
+    for cell in found:
+        by_setting[cell.problem, cell.rectangle].setdefault((cell.row, cell.rate), {})[cell.seed] = results[cell.key]
+    print("\n| problem | rectangle | against the better of | rate | validation | test | seeds |")
+    print("|---|---|---|---|---|---|---|")
+    for (problem, rectangle), settings in sorted(by_setting.items()):
+        ours = settings.get(("STACO", None), {})
+        for names in BASELINES:
+            whole = [key for key in settings if key[0] in names and ours.keys() <= settings[key].keys()]
+            if not ours or not whole:
+                continue
+            row, rate = max(whole, key=lambda key: mean([settings[key][seed] for seed in ours], "val"))
+            theirs = settings[row, rate]
+            columns = [interval([ours[seed][name] - theirs[seed][name] for seed in ours]) for name in ("val", "test")]
+            print(f"| {problem} | {rectangle} | {row} | {rate:g} | {' | '.join(columns)} | {len(ours)} |")
+
+
+def interval(values: list[float]) -> str:
+    """Mean of paired differences with its 95% interval by Student's t."""
+    middle = statistics.mean(values)
+    if len(values) < 2:
+        return f"{middle:+.3f}"
+    half = stats.t.ppf(0.975, len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
+    return f"{middle:+.3f} ({middle - half:+.3f} to {middle + half:+.3f})"
+
+
 def mean(results: list[dict[str, Any]], name: str) -> float:
     """Mean over seeds."""
     return float(statistics.mean(result[name] for result in results))
@@ -383,6 +421,7 @@ def main(args: list[str] | None = None) -> None:
         if cell.key in results:
             found.append(cell)
     table(results, found)
+    differences(results, found)
 
 
 if __name__ == "__main__":
