@@ -1,4 +1,7 @@
-"""What K tasks cost in one step: the pairwise work beside one step of one task, and the whole step with a backbone."""
+"""What K tasks cost in one step: the pairwise work beside one step of one task, and the whole step with a backbone.
+
+python -m benchmarks.tasks --tasks 1 14
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,13 @@ from lightning_tpauc.models import CNN3D
 NUM_POS, NUM_NEG, COUNT = 64, 192, 1000
 
 
-def main() -> None:
+def main(args: list[str] | None = None) -> None:
+    """Print a line for each number of tasks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", type=int, nargs="+", default=[1, 2, 4, 8, 14, 32])
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--side", type=int, default=28, help="voxels along each side of the 3-D images; 0: no backbone")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(args)
     torch.set_num_threads(1)
     print("milliseconds of CPU time, median: the algorithm with its backward pass, and the whole step with a 3-D CNN")
     alone = median(bare_step(None), arguments.repeats)
