@@ -16,7 +16,7 @@ from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.errors import UnsupportedError
 from tests.helpers.problems import bare_trainer
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("tmp_cwd")]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("tmp_cwd")]
 
 EPOCHS = 3
 

@@ -18,7 +18,10 @@ from tests.helpers.tensors import flat
 from tests.helpers.tolerances import assert_close
 from tests.reference.averages import polynomial_mean
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*Checkpoint directory.*")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*Checkpoint directory.*"),
+]
 
 DIM = 5
 PRECISIONS = ["32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed"]

@@ -29,13 +29,16 @@ from tests.helpers.problems import make_problem, make_trainer
 from tests.helpers.tolerances import assert_close
 from tests.reference.averages import polynomial_mean
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*does not have many workers.*",
-    "ignore:.*Checkpoint directory.*",
-    "ignore:.*smaller than the logging interval.*",
-    "ignore:.*tqdm.*",
-    "ignore:.*`val_dataloader`.*",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings(
+        "ignore:.*does not have many workers.*",
+        "ignore:.*Checkpoint directory.*",
+        "ignore:.*smaller than the logging interval.*",
+        "ignore:.*tqdm.*",
+        "ignore:.*`val_dataloader`.*",
+    ),
+]
 
 DIM, STEPS = 5, 8  # 80 negatives by 10: 8 steps an epoch
 

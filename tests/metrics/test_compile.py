@@ -12,6 +12,9 @@ from lightning_tpauc.functional import (
 )
 from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
 
+pytestmark = pytest.mark.slow
+
+
 THRESHOLDS = [-1.0, 0.0, 0.5, 1.0]
 
 
