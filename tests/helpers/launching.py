@@ -1,6 +1,8 @@
 """Trainings started as a user starts them: by a command, in processes of their own."""
 
+import contextlib
 import os
+import secrets
 import socket
 import subprocess
 from contextlib import closing, suppress
@@ -73,9 +75,12 @@ def finish_well(process):
 
 
 def free_port():
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+    """A port below those that the system gives to connections, one of which could take it before it is used."""
+    while True:
+        port = 20000 + secrets.randbelow(12000)
+        with closing(socket.socket()) as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return str(port)
 
 
 def write_config(folder, world):
