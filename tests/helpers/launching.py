@@ -1,6 +1,5 @@
 """Trainings started as a user starts them: by a command, in processes of their own."""
 
-import contextlib
 import os
 import secrets
 import socket
@@ -78,7 +77,7 @@ def free_port():
     """A port below those that the system gives to connections, one of which could take it before it is used."""
     while True:
         port = 20000 + secrets.randbelow(12000)
-        with closing(socket.socket()) as probe, contextlib.suppress(OSError):
+        with closing(socket.socket()) as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return str(port)
 
