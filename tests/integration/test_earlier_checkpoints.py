@@ -47,6 +47,7 @@ def resume(kind, stages, **kwargs):
     return module
 
 
+@pytest.mark.slow
 @each_kind
 def test_the_paper_words_go_on_where_that_version_would_have(kind):
     module = resume(kind, paper_stages(every_n_steps=5), warmup=0)

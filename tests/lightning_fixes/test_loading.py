@@ -314,6 +314,7 @@ def test_errors_of_a_module_s_own_making_stay(saved):
         TPAUCModule.load_from_checkpoint(saved[0], backbone=LinearScore(), unheard_of=1)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_every_flipped_bit_is_seen_or_changes_nothing(tmp_path):
     """Some bits are filling or a date; the readers of torch and Python take some others differently."""
