@@ -192,8 +192,9 @@ class PerPositiveDuals(Duals):
     ) -> None:
         r"""Lines 2 and 4: :math:`s_i` and :math:`s'` take theirs."""
         own = self.algorithm
-        # the proximal term divides s by gamma, and has no unit where gamma has that of s
-        self._descend_thresholds(index, s, y, active, own.step_scale * own.beta * unit, own.gamma * unit, masks)
+        # the proximal term divides s by gamma, and has no unit where gamma has that of s; STACO1 has no such term
+        gamma = own.gamma * unit if own.has_stages else own.gamma
+        self._descend_thresholds(index, s, y, active, own.step_scale * own.beta * unit, gamma, masks)
         beta_prime = own.step_scale * own.beta_prime * unit
         mean = masked_mean(y, None if masks is None else masks.pos)
         s_prime = global_threshold_step(own.s_prime, mean, beta_prime, own.thetas[0])
