@@ -4,6 +4,7 @@ They lie above both ``tests`` and the package, since the examples in docstrings 
 """
 
 import doctest
+import logging
 import os
 import random
 from importlib.util import find_spec
@@ -78,6 +79,24 @@ def _restore_torch():
     if not torch.is_grad_enabled():
         torch.set_grad_enabled(True)
         pytest.fail("The test left gradients switched off.")
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging():
+    """Scripts and notebooks silence Lightning in the process of the tests, where a later one reads its messages."""
+    names = (
+        "lightning",
+        "lightning.fabric",
+        "lightning.pytorch",
+        "lightning.pytorch.utilities.rank_zero",
+        "lightning_tpauc",
+    )
+    loggers = [logging.getLogger(name) for name in names]
+    before = [(log.level, log.disabled, log.propagate, list(log.filters)) for log in loggers]
+    yield
+    for log, (level, disabled, propagate, filters) in zip(loggers, before, strict=True):
+        log.setLevel(level)
+        log.disabled, log.propagate, log.filters = disabled, propagate, filters
 
 
 @pytest.fixture(autouse=True)
