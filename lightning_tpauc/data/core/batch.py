@@ -8,7 +8,9 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
+from lightning_tpauc.distributed.collectives import split_scores
 from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.tasks import TaskMasks
 
 __all__ = ("EvalBatch", "PosNegBatch", "check_training_batch")
 
@@ -18,16 +20,32 @@ class PosNegBatch(NamedTuple):
 
     The model sees ``inputs`` in a single forward pass. Its scores are then split by the three sizes.
 
+    With several tasks, masks say which of the K scores of an example count. The first part then holds, for each task in
+    play, positives that were drawn for it. The others hold examples that are negative for at least one task. In a
+    uniform batch of several tasks, which cross-entropy takes, every example is in the first and in the second part:
+    ``num_pos`` and ``num_neg`` are both the number of examples.
+
     Attributes:
         inputs: the collated items. The first axis, or the graphs of a PyG batch, are ``num_pos + num_neg +
             num_dual_neg`` examples.
         index: int64 tensor ``(num_pos,)``: position of each positive among the training positives, ``0 .. n_pos - 1``,
-            without repetition.
+            without repetition. With several tasks ``(K, num_pos)``: position among the positives of that task, and 0
+            where ``masks.pos`` is False.
         num_pos: number of positives on this rank, S.
         num_neg: number of negatives on this rank, B~: they move the weights and thresholds.
         num_dual_neg: number of independent negatives on this rank, B: they move the dual weights; 0 if none are used.
         shares: ``(num_pos, num_neg, num_dual_neg)`` of every rank, known to all without communication; ``None`` in one
             process and in hand-made batches.
+        masks: with several tasks, which examples count for each, of shapes ``(K, num_pos)``, ``(K, num_neg)`` and
+            ``(K, num_dual_neg)``: positives that were drawn for it, and measured negatives; ``None`` with one task.
+
+    Example:
+        >>> index, masks = torch.tensor([[4], [0]]), TaskMasks(torch.tensor([[True], [False]]), torch.ones(2, 2) > 0)
+        >>> batch = PosNegBatch(torch.zeros(3, 5), index, 1, 2, 0, masks=masks)
+        >>> pos, neg, dual = batch.split(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))
+        >>> neg
+        tensor([[3., 5.],
+                [4., 6.]])
     """
 
     inputs: Any
@@ -36,11 +54,44 @@ class PosNegBatch(NamedTuple):
     num_neg: int
     num_dual_neg: int
     shares: tuple[tuple[int, int, int], ...] | None = None
+    masks: TaskMasks | None = None
 
     def to(self, device: torch.device | str) -> PosNegBatch:
         """The batch on ``device``. Lightning calls this method, so it does not search the sizes for tensors."""
         inputs, index = move_data_to_device(self.inputs, device), move_data_to_device(self.index, device)
-        return self._replace(inputs=inputs, index=index)
+        masks = None if self.masks is None else TaskMasks(*move_data_to_device(tuple(self.masks), device))
+        return self._replace(inputs=inputs, index=index, masks=masks)
+
+    def split(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Cut the scores of the joint batch into those of positives, negatives and dual negatives.
+
+        Args:
+            scores: tensor ``(N,)``, or ``(N, K)`` with several tasks, of this batch's N examples.
+
+        Returns:
+            Tensors ``(num_pos,)``, ``(num_neg,)`` and ``(num_dual_neg,)``, or with a leading dimension of K tasks;
+            ``None`` as the last one if the batch has no dual negatives.
+
+        Raises:
+            ArgumentError: if the scores have another shape.
+        """
+        sizes = self.num_pos, self.num_neg, self.num_dual_neg
+        if self.masks is None:
+            pos, neg, dual = split_scores(scores, sizes)
+            return pos, neg, dual if self.num_dual_neg else None
+        num_tasks = len(self.masks.pos)
+        if scores.ndim == 2 and scores.shape[1] == num_tasks:
+            columns = scores.T
+            if len(scores) == self.num_pos == self.num_neg:  # uniform: the masks alone tell the parts apart
+                return columns, columns, None
+            if len(scores) == sum(sizes):
+                pos, neg, dual = columns.split_with_sizes(sizes, 1)
+                return pos, neg, dual if self.num_dual_neg else None
+        msg = (
+            f"Expected a score of each of {num_tasks} tasks for every example, shape (examples, {num_tasks}), but "
+            f"`forward` returned shape {tuple(scores.shape)}. Let the model have {num_tasks} outputs."
+        )
+        raise ArgumentError(msg)
 
 
 class EvalBatch(NamedTuple):

@@ -1,0 +1,58 @@
+"""Joint batches, and how their scores are cut into parts."""
+
+import pytest
+import torch
+
+from lightning_tpauc import PosNegBatch
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional import TaskMasks
+
+
+def masks(*widths, num_tasks=2):
+    return TaskMasks(*(torch.ones(num_tasks, width, dtype=torch.bool) for width in widths))
+
+
+@pytest.mark.parametrize("num_dual", [0, 2])
+def test_scores_of_one_task_are_cut_by_sizes(num_dual):
+    batch = PosNegBatch(torch.zeros(5 + num_dual, 3), torch.tensor([7, 1]), 2, 3, num_dual)
+    pos, neg, dual = batch.split(torch.arange(5.0 + num_dual))
+    assert pos.tolist() == [0, 1]
+    assert neg.tolist() == [2, 3, 4]
+    assert (None if dual is None else dual.tolist()) == ([5, 6] if num_dual else None)
+
+
+@pytest.mark.parametrize("num_dual", [0, 2])
+def test_scores_of_several_tasks_get_a_leading_dimension(num_dual):
+    sizes = (2, 3, num_dual)
+    batch = PosNegBatch(torch.zeros(sum(sizes), 3), torch.zeros(2, 2).long(), *sizes, masks=masks(2, 3))
+    scores = torch.arange(2.0 * sum(sizes)).reshape(-1, 2)
+    pos, neg, dual = batch.split(scores)
+    for task in (0, 1):
+        assert pos[task].tolist() == [float(scores[i, task]) for i in (0, 1)]
+        assert neg[task].tolist() == [float(scores[i, task]) for i in (2, 3, 4)]
+        if dual is not None:
+            assert dual[task].tolist() == [float(scores[i, task]) for i in (5, 6)]
+    assert (dual is None) == (num_dual == 0)
+
+
+def test_every_example_of_a_uniform_batch_is_in_both_parts():
+    batch = PosNegBatch(torch.zeros(4, 3), torch.zeros(2, 4).long(), 4, 4, 0, masks=masks(4, 4))
+    scores = torch.randn(4, 2)
+    pos, neg, dual = batch.split(scores)
+    assert torch.equal(pos, scores.T)
+    assert torch.equal(neg, scores.T)
+    assert dual is None
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, 3), (4, 2), (5, 2, 1)])
+def test_scores_of_another_number_of_tasks_or_examples_are_refused(shape):
+    batch = PosNegBatch(torch.zeros(5, 3), torch.zeros(2, 2).long(), 2, 3, 0, masks=masks(2, 3))
+    with pytest.raises(ArgumentError, match=r"each of 2 tasks .* 2 outputs"):
+        batch.split(torch.zeros(shape))
+
+
+def test_masks_travel_with_the_batch():
+    batch = PosNegBatch(torch.zeros(5, 3), torch.zeros(2, 2).long(), 2, 3, 0, masks=masks(2, 3)).to("meta")
+    assert isinstance(batch.masks, TaskMasks)
+    assert batch.masks.pos.device.type == batch.masks.neg.device.type == "meta"
+    assert batch.masks.dual_neg is None
