@@ -33,6 +33,7 @@ from lightning_tpauc.optimization.optimized_module import make_dense
 from lightning_tpauc.training.checkpoint import prepare_loading
 from lightning_tpauc.training.checkpoint import save as save_checkpoint
 from lightning_tpauc.training.needed_callbacks import needed_callbacks
+from lightning_tpauc.training.returning import give_back, take_back
 from lightning_tpauc.training.saved_hyperparameters import save_cli_hyperparameters
 from lightning_tpauc.training.state import Phase
 from lightning_tpauc.training.trained_module import TrainedModule
@@ -132,6 +133,8 @@ class TPAUCModule(TrainedModule):
         _check_arguments(gradient_clip_val, num_positives)
         refuse_taken(self, "gradient_clip_val", "num_positives", "init_from")
         self.gradient_clip_val, self.num_positives, self.init_from = gradient_clip_val, num_positives, init_from
+        self.register_state_dict_post_hook(give_back)  # type: ignore[no-untyped-call]  # torch leaves both untyped
+        self.register_load_state_dict_pre_hook(take_back)  # type: ignore[no-untyped-call]
         save_cli_hyperparameters(self)
 
     # ---------------------------------------------------------------- training

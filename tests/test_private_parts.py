@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.core.mixins import hparams_mixin
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.strategies import ModelParallelStrategy, launchers
 from lightning.pytorch.utilities import model_helpers
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, _utils, dataloader
@@ -159,6 +159,14 @@ USED = {
     ("lightning_fixes.unsupported", "_data_source"): (
         lambda t: t.fit_loop,
         "a data module of the other package is taken for a loader, with an AttributeError of its `__str__`",
+    ),
+    ("lightning_fixes.unsupported", "_MultiProcessingLauncher"): (
+        lambda _: launchers,
+        "a training in processes of its own leaves no threshold",
+    ),
+    ("training.returning", "_trainer"): (
+        lambda t: t.lightning_module,
+        "a training in processes of its own leaves no threshold",
     ),
     ("lightning_fixes.unsupported", "_save_distributed_checkpoint"): (
         lambda _: ModelParallelStrategy(),

@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.strategies.xla import XLAStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
     from torch import Tensor
 
-__all__ = ("log_replicated", "refuse_strategy_name", "refuse_unsupported")
+__all__ = ("log_replicated", "refuse_strategy_name", "refuse_unsupported", "starts_processes")
 
 _HIDDEN_PARAMETERS = (
     "{} is not supported: it hides or flattens the parameters that the proximal term and the average work on. Use "
@@ -71,6 +72,11 @@ def log_replicated(module: LightningModule, name: str, value: Tensor, *, prog_ba
     warnings.filterwarnings("ignore", message=re.escape(f"It is recommended to use `self.log({name!r}"))
     # if there are several data loaders, the name holds the loader's number already
     module.log(name, value, prog_bar=prog_bar, batch_size=1, add_dataloader_idx=False)
+
+
+def starts_processes(trainer: Trainer) -> bool:
+    """Whether the Trainer works on copies of the module in processes that end with the run (spawned or forked)."""
+    return isinstance(getattr(trainer.strategy, "launcher", None), _MultiProcessingLauncher)
 
 
 def refuse_unsupported(trainer: Trainer, further: Iterable[Callback] = ()) -> None:

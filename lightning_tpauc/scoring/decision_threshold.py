@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import CombinedLoader, rank_zero_info
+from lightning.pytorch.utilities import CombinedLoader, rank_zero_info, rank_zero_warn
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_tpauc.errors import ArgumentError, UnsupportedError
+from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
 from lightning_tpauc.functional.calibration import Calibration, CalibrationMethod, fit_calibration
 from lightning_tpauc.functional.checks import check_choice
 from lightning_tpauc.functional.decision_threshold import (
@@ -24,7 +24,7 @@ from lightning_tpauc.functional.decision_threshold import (
     decision_threshold,
     exact_interval,
 )
-from lightning_tpauc.lightning_fixes.unsupported import log_replicated
+from lightning_tpauc.lightning_fixes.unsupported import log_replicated, starts_processes
 from lightning_tpauc.metrics import TwoWayPartialAUROC
 from lightning_tpauc.metrics.reporting import IGNORED, gathered_scores
 from lightning_tpauc.scoring.forward_passes import device_batches
@@ -119,6 +119,7 @@ class DecisionThreshold(Callback):
             module.operating_point = self.choose(module, *loaders[0][1])
             if trainer.state.fn != TrainerFn.FITTING:
                 self.say_what_fell_short(module)
+                _say_lost(trainer, module)
         if module.operating_point is not None and not trainer.sanity_checking:
             for suffix, scored in loaders:
                 decisions = count_decisions(*scored, module.operating_point.threshold)
@@ -209,6 +210,15 @@ class DefaultThreshold(DecisionThreshold):
     """What a module adds by itself: ``Trainer.validate`` keeps a threshold that is there."""
 
     renews = False
+
+
+def _say_lost(trainer: Trainer, module: ScoringModule) -> None:
+    if module.operating_point is not None and starts_processes(trainer):
+        rank_zero_warn(
+            f"The threshold {module.operating_point.threshold:.6g} is known to the processes of this validation alone: "
+            "Lightning brings nothing back from them but metrics. Validate with `Trainer(devices=1)` to keep it.",
+            category=TPAUCWarning,
+        )
 
 
 def _shares(decisions: Decisions) -> list[tuple[str, int, int]]:

@@ -66,12 +66,15 @@ class BestWeights:
             assign(self.tensors, self._last)
             self._last = None
 
+    def note(self) -> dict[str, Any]:
+        """Value, step and operating point: what is known of the best weights."""
+        point = None if self.operating_point is None else self.operating_point.state_dict()
+        return {"value": list(self.value), "step": self.step, "operating_point": point}
+
     def state_dict(self) -> dict[str, Any]:
-        """Value, step and whole tensors (a collective for sharded ones)."""
+        """The :meth:`note` and whole tensors (a collective for sharded ones)."""
         return {
-            "value": list(self.value),
-            "step": self.step,
-            "operating_point": None if self.operating_point is None else self.operating_point.state_dict(),
+            **self.note(),
             "weights": [whole(t) for t in self.weights],
             "last": [whole(t) for t in self._last or ()],
         }

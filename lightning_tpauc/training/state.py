@@ -249,6 +249,22 @@ class TrainingState:
         self.phase = Phase.FINISHED
         return changed
 
+    # ---------------------------------------------------------------- results of another process
+
+    def result(self) -> dict[str, Any]:
+        """What is of use after training besides the weights; see :meth:`adopt`."""
+        best = None if self.best is None else {**self.best.note(), "weights": [], "last": []}
+        return {"batches_seen": self.batches_seen, "step_loss": self.step_loss, "best": best}
+
+    def adopt(self, result: dict[str, Any]) -> None:
+        """Take over the :meth:`result` of a training in another process, whose weights the model holds."""
+        self.forget()
+        self.phase, self.has_started, self.is_trained = Phase.FINISHED, True, True
+        self.batches_seen, self.step_loss = result["batches_seen"], result["step_loss"]
+        if result["best"] is not None:
+            self.best = BestWeights(())
+            self.best.load_state_dict(result["best"])
+
     # ---------------------------------------------------------------- checkpoints
 
     def state_dict(self) -> dict[str, Any]:

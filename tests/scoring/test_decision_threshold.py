@@ -254,6 +254,7 @@ def test_the_first_of_several_data_loaders_chooses():
 
 
 @pytest.mark.ddp
+@pytest.mark.filterwarnings("ignore:The threshold .* is known to the processes of this validation alone")
 def test_ranks_agree_and_choose_what_one_process_does(tmp_path):
     saver = ModelCheckpoint(tmp_path / "one")
     _, module, data = fit(saver, module=make_module(nn.Linear(3, 1)), enable_checkpointing=True)

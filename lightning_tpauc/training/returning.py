@@ -1,0 +1,78 @@
+"""What a training in processes of its own leaves in the module of the process that started them.
+
+Lightning's ``ddp_spawn``, ``ddp_fork`` and ``ddp_notebook`` train copies of the module and bring back the first one's
+``state_dict`` alone. So that ``state_dict`` carries the rest, which the module that loads it takes out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+
+from lightning_tpauc.algorithms.tasks import Task
+from lightning_tpauc.lightning_fixes.plain_values import make_plain
+from lightning_tpauc.lightning_fixes.unsupported import starts_processes
+from lightning_tpauc.scoring.operating_point import OperatingPoint
+from lightning_tpauc.training.compatibility import KEY
+
+if TYPE_CHECKING:
+    from lightning_tpauc.training.trained_module import TrainedModule
+
+__all__ = ("give_back", "take_back")
+
+
+def give_back(module: TrainedModule, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """Add to a ``state_dict``, if it is the one that Lightning brings back, what it does not hold.
+
+    Args:
+        module: what was trained in this process, or in another one, or not at all.
+        state: its ``state_dict``, to which the entry is added.
+        prefix: of the module's names in it; none at the top.
+    """
+    trainer = module._trainer
+    # the launcher asks for it after all hooks of the run, and nobody else does
+    if prefix or trainer is None or not starts_processes(trainer):
+        return
+    if (trainer.state.fn, trainer.state.status) != (TrainerFn.FITTING, TrainerStatus.FINISHED):
+        return
+    point, algorithm = module.operating_point, module.algorithm
+    entry: dict[str, Any] = {
+        "training": module.training_state.result(),
+        "operating_point": None if point is None else point.state_dict(),
+        "held_out_ratios": module.held_out_ratios,
+        "input_layout": module.input_layout,
+        "base_lr": list(module.base_lr),
+    }
+    if algorithm.num_positives is not None:
+        tasks = None if algorithm.tasks is None else [tuple(task) for task in algorithm.tasks]
+        entry["algorithm"] = {"num_positives": algorithm.num_positives, "tasks": tasks, "state": algorithm.state_dict()}
+    make_plain(entry)
+    state[KEY] = entry
+
+
+def take_back(module: TrainedModule, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Take out of a ``state_dict`` what :func:`give_back` added, and make the module what it would be after training.
+
+    Args:
+        module: whose weights are loaded.
+        state: loses the entry.
+        prefix: of the module's names in it.
+    """
+    entry = state.pop(KEY, None) if not prefix else None
+    if entry is None:
+        return
+    dtypes = {state[name].dtype for name, _ in module.named_parameters() if name in state}
+    if len(dtypes) == 1:  # a Trainer in double or half precision converted the whole module that it trained
+        module.to(dtypes.pop())
+    algorithm, trained = module.algorithm, entry.get("algorithm")
+    if trained is not None:
+        tasks = trained["tasks"]
+        sizes = trained["num_positives"] if tasks is None else [Task(*task) for task in tasks]
+        algorithm.setup(sizes, device=module.device, dtype=module.score_dtype)
+        algorithm.load_state_dict(trained["state"])
+    module.training_state.adopt(entry["training"])
+    point = entry["operating_point"]
+    module.operating_point = None if point is None else OperatingPoint.from_state_dict(point)
+    module.held_out_ratios, module.input_layout = entry["held_out_ratios"], entry["input_layout"]
+    module.base_lr = (entry["base_lr"][0], entry["base_lr"][1])
