@@ -75,18 +75,14 @@ class PairwiseAlgorithm(Algorithm):
         """
         if self.step_units == "absolute":
             return 1.0
-        batch_loss = tail_mean_loss(
-            pos_scores.detach(),
-            neg_scores.detach(),
-            self.bounds[1],
-            surrogate=self.surrogate,
-            masks=with_dual_negatives(masks),
-        )
-        self.loss_unit.copy_(in_play(loss_unit_step(self.loss_unit, batch_loss), self.loss_unit, masks))
+        negatives = with_dual_negatives(masks)
+        batch_loss = tail_mean_loss(pos_scores, neg_scores, self.bounds[1], surrogate=self.surrogate, masks=negatives)
+        unit = in_play(loss_unit_step(self.loss_unit, batch_loss), self.loss_unit, masks)
+        self.loss_unit.copy_(unit)
         if bounded:
             constant_loss = self.surrogate.value(torch.zeros_like(batch_loss)).detach()
-            return in_play(bounded_loss_unit(self.loss_unit, batch_loss, constant_loss), 1.0, masks)
-        return self.loss_unit.clone() if masks is None else in_play(self.loss_unit, 1.0, masks)
+            return in_play(bounded_loss_unit(unit, batch_loss, constant_loss), 1.0, masks)
+        return in_play(unit, 1.0, masks)
 
     def per_unit(self, loss: Tensor, unit: Tensor | float) -> Tensor:
         """The loss for the weights over its unit, so that a learning rate suits any score and surrogate."""

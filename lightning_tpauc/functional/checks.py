@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.eager import eager
 
 __all__ = (
     "as_index",
@@ -103,7 +102,6 @@ def as_index(index: Any, device: torch.device | None = None) -> Tensor:
     return positions
 
 
-@eager
 def check_range(index: Tensor, count: int) -> None:
     """Raise :class:`ArgumentError` unless all of ``index`` is in ``0 .. count - 1``.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_tpauc.functional.surrogates import Surrogate
 
-__all__ = ("BlockSums", "DenseSums", "dense_sums", "dense_sums_of_two", "in_one_block")
+__all__ = ("BlockSums", "DenseSums", "dense_excess", "dense_sums", "dense_sums_of_two", "in_one_block")
 
 # Elements of the largest temporary of the dense evaluation. On a CPU, larger ones leave the cache and come from fresh
 # pages: one core took 9 ns a pair at 2^16, 20 to 40 ns at 2^22. On a GPU smaller ones wait for launches: an H200 took
@@ -112,6 +112,13 @@ def dense_sums(
     return BlockSums(pos, neg, s, loss, neg_mask)
 
 
+def dense_excess(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None = None) -> Tensor:
+    """``excess`` of :func:`dense_sums` alone, in fewer operations."""
+    if in_one_block(pos, neg.shape[-1]):
+        return _pairs(pos, neg, s, loss, neg_mask)[1].clamp_min_(0.0).sum(-1)
+    return BlockSums(pos, neg, s, loss, neg_mask).excess
+
+
 def dense_sums_of_two(
     pos: Tensor, neg: Tensor, dual_neg: Tensor, s: Tensor, loss: Surrogate
 ) -> tuple[DenseSums, Tensor]:
@@ -156,11 +163,18 @@ def _sums_over_blocks(
 
 
 def _one_block(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None = None) -> DenseSums:
+    return _reduce(*_pairs(pos, neg, s, loss, neg_mask), loss)
+
+
+def _pairs(
+    pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Differences of all scores, and by how much their losses exceed the thresholds."""
     t = (neg if neg_mask is None else neg.unsqueeze(-2)) - pos.unsqueeze(-1)  # (S, B)
     over = loss.value(t) - s.unsqueeze(-1)
     if neg_mask is not None:  # what is not there exceeds no threshold, not even one below 0
         over.masked_fill_(~neg_mask.unsqueeze(-2), -torch.inf)
-    return _reduce(t, over, loss)
+    return t, over
 
 
 def _reduce(t: Tensor, over: Tensor, loss: Surrogate) -> DenseSums:

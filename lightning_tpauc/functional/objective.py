@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import check_rectangle, check_scores
+from lightning_tpauc.functional.order import rankable, sorted_ranks
 from lightning_tpauc.functional.pairwise import weighted_excess
 from lightning_tpauc.functional.rectangle import floor_count
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
@@ -122,7 +123,7 @@ def objective_ratio(
 
 def _thinned(scores: Tensor, most: int) -> Tensor:
     every = -(-scores.numel() // most)
-    return scores if every <= 1 else scores.sort().values[every // 2 :: every]
+    return scores if every <= 1 else sorted_ranks(rankable(scores), 0, scores.numel())[every // 2 :: every]
 
 
 def _hardest(scores: Tensor, count: int, largest: bool) -> Tensor:

@@ -20,12 +20,19 @@ from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_per_positive, check_scores, common_dtype
-from lightning_tpauc.functional.dense_sums import BlockSums, DenseSums, dense_sums, dense_sums_of_two, in_one_block
+from lightning_tpauc.functional.dense_sums import (
+    BlockSums,
+    DenseSums,
+    dense_excess,
+    dense_sums,
+    dense_sums_of_two,
+    in_one_block,
+)
 from lightning_tpauc.functional.sorted_sums import SortedSums, sorted_sums
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 from lightning_tpauc.functional.tasks import TaskMasks, column, number
 
-__all__ = ("Pairs", "PairwiseTerms", "evaluate_pairs", "pairwise_terms", "weighted_excess")
+__all__ = ("Pairs", "PairwiseTerms", "evaluate_pairs", "mean_excess", "pairwise_terms", "weighted_excess")
 
 #: Sums of the excess and of active pairs, and ``grad_sums(weights)``.
 PairSums = DenseSums | BlockSums | SortedSums
@@ -106,6 +113,29 @@ def pairwise_terms(
     sums, num_neg = _sums(pos, neg, s, loss, method, neg_mask), column(number(neg, neg_mask))
     pos_grad, neg_grad = _gradients(sums, y, num_neg) if gradients else (None, None)  # first: see BlockSums
     return PairwiseTerms(sums.excess / num_neg, sums.active / num_neg, pos_grad, neg_grad)
+
+
+@torch.no_grad()
+def mean_excess(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, masks: TaskMasks | None = None) -> Tensor:
+    """``excess`` of :func:`pairwise_terms` alone, for scores of one dtype that were checked before.
+
+    Args:
+        pos: float tensor ``(S,)``.
+        neg: float tensor ``(B,)``.
+        s: float tensor ``(S,)``.
+        loss: any surrogate.
+        masks: as in :func:`pairwise_terms`.
+
+    Example:
+        >>> mean_excess(torch.tensor([0.0]), torch.tensor([0.5, -2.0]), torch.zeros(1), get_surrogate("hinge"))
+        tensor([0.5000])
+    """
+    neg_mask = None if masks is None else masks.neg
+    if _choose(pos, neg, loss, "auto") == "dense":
+        excess = dense_excess(pos, neg, s, loss, neg_mask)
+    else:
+        excess = sorted_sums(pos, neg, s, loss, neg_mask).excess
+    return excess / column(number(neg, neg_mask))
 
 
 def weighted_excess(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.functional.checks import check_rectangle, check_scores, common_dtype
-from lightning_tpauc.functional.pairwise import pairwise_terms
+from lightning_tpauc.functional.pairwise import mean_excess
 from lightning_tpauc.functional.rectangle import ceil_count
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 from lightning_tpauc.functional.tasks import TaskMasks, column, highest, masked_mean
@@ -102,7 +102,7 @@ def tail_risk(
     else:
         rows = torch.split(pos, max(1, _BLOCK // num_neg))
         s = torch.cat([torch.topk(loss.value(neg - row.unsqueeze(1)), rank).values[:, -1] for row in rows])
-    excess = pairwise_terms(pos, neg, s, surrogate=loss, gradients=False).excess * share
+    excess = mean_excess(pos, neg, s, loss) * share
     return s, s + excess / theta
 
 
@@ -116,7 +116,7 @@ def _tail_risk_of_tasks(
     else:
         pairs = loss.value(neg.unsqueeze(-2) - pos.unsqueeze(-1))
         s = highest(pairs, column(theta), masks.neg.unsqueeze(-2).expand_as(pairs)).nan_to_num(neginf=0.0)
-    excess = pairwise_terms(pos, neg, s, surrogate=loss, gradients=False, masks=masks).excess
+    excess = mean_excess(pos, neg, s, loss, masks)
     return s, s + excess / column(theta)
 
 

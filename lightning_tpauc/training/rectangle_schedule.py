@@ -85,7 +85,8 @@ class RectangleSchedule:
             ratio = self.ratio_at(candidate, scores)
             self.held = ratio >= self.hold_at
             if ratio < self.hold_at:  # false for nan, where nothing is known
-                algorithm.tightness = candidate
+                algorithm.tightness, self.ratio = candidate, ratio
+                return
         self.ratio = self.ratio_at(algorithm.tightness, scores)
 
     def ratio_at(self, tightness: float, scores: TrainingScores | None) -> float:
