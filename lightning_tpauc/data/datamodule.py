@@ -10,6 +10,7 @@ import numpy as np
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 from typing_extensions import Unpack
 
@@ -25,10 +26,11 @@ from lightning_tpauc.data.core.fetch import Fetcher, collate_by, fetcher_for, un
 from lightning_tpauc.data.core.loader import EvalLoader, PosNegLoader, training_position
 from lightning_tpauc.data.core.loader_options import LoaderOptions, checked_options
 from lightning_tpauc.data.core.prepared import PreparedData, Split
-from lightning_tpauc.data.core.sampler import SAMPLERS, BatchSampler, BatchSizes, make_sampler
+from lightning_tpauc.data.core.sampler import SAMPLERS, BatchSampler, BatchSizes
 from lightning_tpauc.data.core.seeding import as_seed, say_what_seeds
 from lightning_tpauc.data.core.shards import current_world
 from lightning_tpauc.data.core.splits import as_fraction, check_validation_source
+from lightning_tpauc.data.core.task_sampler import sampler_of
 from lightning_tpauc.data.streaming.cursor import StreamCursor
 from lightning_tpauc.data.streaming.loader import ScoredStream, StreamedLoader
 from lightning_tpauc.data.streaming.negatives import NegativeStream, as_stream
@@ -80,7 +82,8 @@ class PosNegDataModule(LightningDataModule):
         negatives: a stream of training negatives: an iterable data set of inputs, or a
             :class:`~lightning_tpauc.NegativeStream` of one. ``train_dataset`` then holds only the positives.
         num_pos: positives per step and rank, S. If the training set has fewer than S for each rank, every step takes
-            all of them.
+            all of them. With several tasks, the tasks in play share them; see
+            :mod:`~lightning_tpauc.data.core.task_sampler`.
         num_neg: negatives per step and rank, B~. ``None``: 192, or all negatives if there are fewer.
         num_dual_neg: size of the second, independent batch of negatives per step and rank, B. It is drawn only if the
             module's algorithm reads it. ``None``: ``num_neg``.
@@ -109,7 +112,8 @@ class PosNegDataModule(LightningDataModule):
         worker_init_fn: called with the worker's number when a worker starts.
         multiprocessing_context: how workers start, for instance ``"fork"`` or ``"spawn"``.
         targets: the labels of the training set, or the name (attribute or key) under which all data sets keep them.
-            ``None`` searches as :func:`~lightning_tpauc.data.core.targets.find_targets` does.
+            ``None`` searches as :func:`~lightning_tpauc.data.core.targets.find_targets` does. Labels with several
+            columns are those of several tasks; nan stands for what was not measured.
 
     Raises:
         ArgumentError: if arguments contradict each other or are out of range.
@@ -242,13 +246,23 @@ class PosNegDataModule(LightningDataModule):
     # ---------------------------------------------------------------- what is known after setup
 
     @property
-    def num_positives(self) -> int:
-        """Number of training positives, n+."""
-        return len(self._prepared.training.by_class[0])
+    def num_labels(self) -> int | None:
+        """Number of tasks, K, whose labels the examples have; ``None`` with one."""
+        return self._prepared.num_labels
+
+    @property
+    def label_names(self) -> tuple[str, ...] | None:
+        """Names of several tasks: of the columns of the labels, or their numbers from 0 on; ``None`` with one task."""
+        return self._prepared.label_names
+
+    @property
+    def num_positives(self) -> Any:
+        """Number of training positives, n+; with several tasks, a tuple of those of each."""
+        return self._prepared.training.num_positives
 
     @property
     def num_negatives(self) -> int:
-        """Number of training negatives, n-; for a stream, those of one pass.
+        """Number of training negatives, n-; for a stream, those of one pass. With several tasks, of one of them.
 
         Raises:
             DataError: if the length of the stream is unknown.
@@ -273,13 +287,9 @@ class PosNegDataModule(LightningDataModule):
             DataError: if a class is missing, or one step takes more negatives than there are.
         """
         kind = self._algorithm_says("sampling", self.sampling if self.sampling != "auto" else None) or "pos_neg"
-        world_size, stream = current_world().size, self._stream()
-        positives, negatives = self._prepared.training.by_class
-        if stream is not None:
-            length, seed = stream.length, self.seed
-            sampler = make_sampler(kind, positives, None, self._sizes(kind, None), seed, length=length)
-        else:
-            sampler = make_sampler(kind, positives, negatives, self._sizes(kind, len(negatives)), self.seed)
+        world_size, stream, training = current_world().size, self._stream(), self._prepared.training
+        sizes = self._sizes(kind, len(training.by_class[1]) if stream is None else None)
+        sampler = sampler_of(training, kind, sizes, self.seed, stream=stream)
         sampler.epoch_steps = self._epoch_steps
         sampler.global_sizes(world_size)
         message = sampler.cap_message(world_size)
@@ -366,7 +376,9 @@ class PosNegDataModule(LightningDataModule):
 
         Returns:
             (positives, negatives). ``example_id`` counts positives as ``index`` does, 0 .. n+ - 1, and negatives
-            0 .. ``num_examples`` - 1.
+            0 .. ``num_examples`` - 1. With several tasks, the first loader goes through the examples that are positive
+            for some task, and the second one through the others that are needed: for each task, all of its negatives,
+            or a sample of ``max_negatives``. :meth:`scores_of_tasks` cuts their scores.
         """
         stream = self._stream()
         pos, neg = self._prepared.scored(max_negatives, self.seed)
@@ -374,6 +386,21 @@ class PosNegDataModule(LightningDataModule):
         if stream is not None:
             return first, ScoredStream(stream, max_negatives, self.batch_size, self._fetcher(pos.dataset))
         return first, self._eval_loader(neg, persistent=False)
+
+    def scores_of_tasks(
+        self, pos_scores: Tensor, other_scores: Tensor, max_negatives: int | None = None
+    ) -> list[tuple[Tensor, Tensor]]:
+        """For each of several tasks, the scores of its positives and negatives, from those of the two scoring loaders.
+
+        Args:
+            pos_scores: tensor ``(num_examples, K)`` of the first of :meth:`scoring_dataloaders`.
+            other_scores: tensor ``(num_examples, K)`` of the second.
+            max_negatives: what the loaders were made for.
+
+        Returns:
+            Pairs of tensors ``(n+_k,)``, in the order of ``index``, and ``(number of negatives,)``.
+        """
+        return self._prepared.training.scores_of_tasks(pos_scores, other_scores, max_negatives, self.seed)
 
     def _eval_loader(self, part: EvaluatedPart, *, persistent: bool = True) -> EvalLoader:
         how = self.batch_size, self.num_workers, self._pins_memory()

@@ -57,7 +57,7 @@ def test_the_kind_of_data_set_changes_nothing(train, targets):
     for batch, other in zip(batches, expected, strict=True):
         assert torch.equal(batch.inputs, other.inputs)
         assert torch.equal(batch.inputs[:3], positives[batch.index])
-        assert batch[2:] == (3, 5, 2, None)
+        assert batch[2:] == (3, 5, 2, None, None)
 
 
 def test_mappings():

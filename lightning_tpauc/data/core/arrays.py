@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_tpauc.data.core.targets import as_array
+from lightning_tpauc.data.core.targets import as_array, item_label
 from lightning_tpauc.data.core.tree_utils import cut_inputs
 from lightning_tpauc.errors import DataError
 
@@ -51,7 +51,7 @@ class RowsDataset(Dataset[Any], ABC):
         if isinstance(inputs, (Tensor, np.ndarray, Mapping, tuple, list)):
             inputs = cut_inputs(inputs, 0)
         entries = inputs if isinstance(inputs, tuple) else (inputs,)
-        return inputs if targets is None else (*entries, int(targets[row]))
+        return inputs if targets is None else (*entries, item_label(targets[row]))
 
 
 class ArrayDataset(RowsDataset):
@@ -60,7 +60,8 @@ class ArrayDataset(RowsDataset):
     Args:
         features: tensor, numpy array or memory map of shape ``(n, ...)``, a table, or a sparse matrix of scipy of shape
             ``(n, m)``, of any dtype of numbers. Sparse rows become dense when they are fetched.
-        targets: tensor, array, sequence or column of a table with n labels; ``None`` if there are none.
+        targets: tensor, array, sequence or column of a table with n labels, or with n rows of labels of several tasks;
+            ``None`` if there are none.
         shift: float array that broadcasts against a row. It is subtracted from fetched rows.
         scale: float array that broadcasts against a row. Fetched rows are multiplied by it after the shift, so that a
             memory map is standardised without a copy.
@@ -93,6 +94,8 @@ class ArrayDataset(RowsDataset):
         # A column of a table is indexed by the labels of its rows. An array is indexed by position.
         is_array = targets is None or isinstance(targets, (Tensor, np.ndarray))
         self.targets = targets if is_array else as_array(targets)
+        #: Names of the columns of a table of labels.
+        self.label_names = getattr(targets, "columns", None)
         self.shift = None if shift is None else np.asarray(shift)
         self.scale = None if scale is None else np.asarray(scale)
         self.dtype = dtype
@@ -108,8 +111,7 @@ class ArrayDataset(RowsDataset):
         features = self.rows(np.array([row]))[0]
         if self.targets is None:
             return features
-        label = self.targets[row]
-        return features, int(label.item() if hasattr(label, "item") else label)
+        return features, item_label(self.targets[row])
 
     def rows(self, rows: NDArray[np.int64]) -> Tensor:
         """Features of shape ``(len(rows), ...)``."""

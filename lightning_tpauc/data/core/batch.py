@@ -99,8 +99,9 @@ class EvalBatch(NamedTuple):
 
     Attributes:
         inputs: the collated items.
-        target: int64 tensor ``(N,)``: 0 or 1. Metrics ignore rows with -1. These are unlabelled examples, and rows of
-            batches that are repeated to make the number of forward passes equal on all ranks.
+        target: int64 tensor ``(N,)``, or ``(N, K)`` with several tasks: 0 or 1. Metrics ignore -1. It stands for labels
+            that were not measured, and for all of batches that are repeated to make the number of forward passes equal
+            on all ranks.
         example_id: int64 tensor ``(N,)``: position in the evaluated data set; -1 for rows of repeated batches.
     """
 

@@ -16,9 +16,17 @@ from lightning_tpauc.data.core.arrays import ArrayDataset, RowsDataset, as_featu
 from lightning_tpauc.data.core.permutation import Purpose, permute
 from lightning_tpauc.data.core.seeding import seeded_items
 from lightning_tpauc.data.core.subset_indices import check_positions
-from lightning_tpauc.data.core.targets import as_array, binary_labels, find_targets, label_of_item, stored_targets
+from lightning_tpauc.data.core.targets import (
+    as_array,
+    binary_labels,
+    find_targets,
+    label_names,
+    label_of_item,
+    stored_targets,
+)
+from lightning_tpauc.data.core.task_rows import TaskRows
 from lightning_tpauc.data.core.tree_utils import has_label, layout, without_label
-from lightning_tpauc.errors import DataError
+from lightning_tpauc.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -28,9 +36,11 @@ __all__ = (
     "EvaluatedPart",
     "TrainingPart",
     "as_dataset",
+    "check_same_tasks",
     "evaluated_part",
     "float_dtype",
     "labels_of_positives",
+    "numbered",
     "predicted_part",
     "sampled_rows",
     "training_layout",
@@ -61,21 +71,29 @@ class EvaluatedPart(NamedTuple):
     Attributes:
         dataset: map-style data set.
         rows: int64 array ``(n,)``.
-        labels: int8 array ``(n,)`` of 0 and 1; -1 where unknown.
+        labels: int8 array ``(n,)`` of 0 and 1, ``(n, K)`` with several tasks; -1 where unknown.
+        label_names: names of several tasks, where the labels have them.
     """
 
     dataset: Any
     rows: NDArray[np.int64]
     labels: NDArray[np.int8]
+    label_names: tuple[str, ...] | None = None
+
+    @property
+    def num_labels(self) -> int | None:
+        """Number of tasks; ``None`` with one."""
+        return self.labels.shape[1] if self.labels.ndim == 2 else None
 
 
 class TrainingPart:
     """Labels of the training set; the rows that train, and the rows that validate.
 
     Args:
-        labels: int8 array ``(n,)`` of 0 and 1.
+        labels: int8 array ``(n,)`` of 0 and 1; ``(n, K)`` with several tasks, with -1 where nothing was measured.
         rows: int64 array of the rows that train; all if ``None``.
         held_out: int64 array of the rows that validate.
+        label_names: names of several tasks; their numbers from 0 on if ``None``.
     """
 
     def __init__(
@@ -83,19 +101,91 @@ class TrainingPart:
         labels: NDArray[np.int8],
         rows: NDArray[np.int64] | None = None,
         held_out: NDArray[np.int64] | None = None,
+        label_names: tuple[str, ...] | None = None,
     ) -> None:
         self.labels = labels
         self.rows = np.arange(len(labels), dtype=np.int64) if rows is None else rows
         self.held_out = np.empty(0, dtype=np.int64) if held_out is None else held_out
-        #: Training rows of the positives and of the negatives. ``index`` counts the positives in this order.
-        self.by_class = self.rows[labels[self.rows] == 1], self.rows[labels[self.rows] == 0]
+        #: What is known of several tasks; ``None`` with one.
+        self.tasks: TaskRows | None = None
+        if labels.ndim == 2:
+            self.tasks = TaskRows(labels, self.rows, label_names or numbered(labels.shape[1]))
+            self.by_class = self.tasks.some_positive, self.tasks.negatives
+        else:
+            #: Training rows of the positives and of the negatives. ``index`` counts the positives in this order. With
+            #: several tasks, rows that are positive, and rows that are negative, for at least one task.
+            self.by_class = self.rows[labels[self.rows] == 1], self.rows[labels[self.rows] == 0]
+
+    @property
+    def num_positives(self) -> Any:
+        """Number of training positives; a tuple of those of each task with several."""
+        return len(self.by_class[0]) if self.tasks is None else self.tasks.num_positives
+
+    def scores_of_tasks(
+        self, pos: Tensor, others: Tensor, max_negatives: int | None, seed: int
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Scores of the positives and negatives of each of several tasks.
+
+        Args:
+            pos: tensor of the scores of the first part that ``PreparedData.scored`` returns, ``(rows, K)``.
+            others: the same of the second part.
+            max_negatives: what that was called with.
+            seed: what that was called with.
+
+        Raises:
+            ArgumentError: if there is one task.
+        """
+        if self.tasks is None:
+            msg = "The labels are those of one task: the scores of the two loaders are those of its two classes."
+            raise ArgumentError(msg)
+        return self.tasks.cut_scores(self.tasks.scored(max_negatives, seed), pos, others)
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits that identify which examples the positives 0 .. n+ - 1 are."""
+        """16 hex digits that identify which examples the positives 0 .. n+ - 1 are; with several tasks, all labels."""
         digest = hashlib.blake2b(f"{len(self.labels)}:".encode(), digest_size=8)
-        digest.update(self.by_class[0].astype("<i8").data)
+        if self.tasks is None:
+            digest.update(self.by_class[0].astype("<i8").data)
+        else:
+            digest.update(f"{self.labels.shape[1]}:".encode() + self.tasks.rows.astype("<i8").tobytes())
+            digest.update(self.labels[self.tasks.rows].tobytes())
         return digest.hexdigest()
+
+
+def numbered(count: int) -> tuple[str, ...]:
+    """The names of tasks that have none.
+
+    Example:
+        >>> numbered(3)
+        ('0', '1', '2')
+    """
+    return tuple(map(str, range(count)))
+
+
+def check_same_tasks(training: TrainingPart, part: EvaluatedPart, name: str) -> None:
+    """Raise :class:`DataError` if a data set to evaluate has labels of other tasks than the training set.
+
+    Args:
+        training: labels of the training set.
+        part: labels to evaluate.
+        name: ``"val_dataset"`` or ``"test_dataset"``.
+    """
+    names = () if training.tasks is None else training.tasks.names
+    own, other = len(names) or 1, part.num_labels or 1
+    if own != other:
+        msg = (
+            f"Expected as many labels per example in `{name}` as in `train_dataset`, but it has {other}, and that has "
+            f"{own}. Choose the same columns."
+        )
+        raise DataError(msg)
+    if part.label_names is None or names in (part.label_names, numbered(own)):
+        return
+    wrong = next(pair for pair in zip(part.label_names, names, strict=True) if pair[0] != pair[1])
+    msg = (
+        f"Expected the same labels in the same order in `{name}` and `train_dataset`, but it has {wrong[0]!r} where "
+        f"that has {wrong[1]!r}. Choose the same columns in the same order."
+    )
+    raise DataError(msg)
 
 
 def labels_of_positives(dataset: Any, targets: Any) -> NDArray[np.int8]:
@@ -118,6 +208,12 @@ def labels_of_positives(dataset: Any, targets: Any) -> NDArray[np.int8]:
     except DataError:  # inputs alone
         return np.ones(len(dataset), dtype=np.int8)
     labels = find_targets(dataset, targets)
+    if labels.ndim == 2:
+        msg = (
+            f"A stream of `negatives` goes with one task, but the labels of `train_dataset` have {labels.shape[1]} "
+            "columns. Choose one column, or put the negatives into `train_dataset`."
+        )
+        raise DataError(msg)
     count = int((labels == 0).sum())
     if count:
         msg = (
@@ -247,7 +343,9 @@ def evaluated_part(dataset: Any, targets: Any, name: str) -> EvaluatedPart:
         array([0, 1], dtype=int8)
     """
     key = targets if isinstance(targets, str) else None
-    return EvaluatedPart(dataset, np.arange(len(dataset), dtype=np.int64), find_targets(dataset, key, name))
+    labels = find_targets(dataset, key, name)
+    names = label_names(dataset, key, labels.shape[1]) if labels.ndim == 2 else None
+    return EvaluatedPart(dataset, np.arange(len(dataset), dtype=np.int64), labels, names)
 
 
 def predicted_part(dataset: Any, targets: Any, inputs: Callable[[], Any]) -> EvaluatedPart:

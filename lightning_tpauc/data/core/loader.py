@@ -20,6 +20,7 @@ from lightning_tpauc.data.core.batch import EvalBatch, PosNegBatch
 from lightning_tpauc.data.core.fetch import Fetcher
 from lightning_tpauc.data.core.sampler import BatchPlan, BatchSampler
 from lightning_tpauc.data.core.shards import current_world
+from lightning_tpauc.functional.tasks import TaskMasks
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -84,9 +85,19 @@ class PosNegLoader:
         return len(self.batch_plans)
 
     @property
-    def num_positives(self) -> int:
-        """Number of training positives, n+."""
-        return len(self.batch_plans.positives)
+    def num_positives(self) -> Any:
+        """Number of training positives, n+; with several tasks, a tuple of those of each."""
+        return self.batch_plans.num_positives
+
+    @property
+    def label_names(self) -> tuple[str, ...] | None:
+        """Names of several tasks; ``None`` with one."""
+        return self.batch_plans.label_names
+
+    @property
+    def num_labels(self) -> int | None:
+        """Number of tasks; ``None`` with one."""
+        return None if self.label_names is None else len(self.label_names)
 
     def __iter__(self) -> Iterator[PosNegBatch]:
         start = self._where()
@@ -130,7 +141,7 @@ class EvalLoader:
 
     Args:
         rows: int array ``(n,)``: the rows of the data set to evaluate. The k-th of them has ``example_id`` k.
-        targets: int array ``(n,)`` of 0 and 1, or -1 for rows that metrics ignore.
+        targets: int array ``(n,)`` of 0 and 1, or -1 for rows that metrics ignore; ``(n, K)`` with several tasks.
         fetch: loads rows of the data set.
         batch_size: examples per batch.
         num_workers: worker processes.
@@ -202,7 +213,12 @@ class _TrainBatches(Dataset[PosNegBatch]):
 
     def __getitem__(self, plan: BatchPlan) -> PosNegBatch:
         inputs = self.fetch(plan.rows, plan.step)
-        return PosNegBatch(inputs, torch.from_numpy(plan.index), *plan.sizes, shares=plan.shares)
+        masks = None
+        if plan.masks is not None:
+            pos, neg, dual = plan.masks
+            dual_neg = None if dual is None else torch.from_numpy(dual)
+            masks = TaskMasks(torch.from_numpy(pos), torch.from_numpy(neg), dual_neg)
+        return PosNegBatch(inputs, torch.from_numpy(plan.index), *plan.sizes, shares=plan.shares, masks=masks)
 
 
 class _EvalBatches(Dataset[EvalBatch]):
@@ -214,8 +230,8 @@ class _EvalBatches(Dataset[EvalBatch]):
     def __getitem__(self, plan: _EvalPlan) -> EvalBatch:
         inputs = self.fetch(np.asarray(self.rows[plan.start : plan.stop], dtype=np.int64), 0)
         if plan.repeated:
-            ignored = torch.full((plan.stop - plan.start,), -1)
-            return EvalBatch(inputs, ignored, ignored.clone())
+            ids = torch.full((plan.stop - plan.start,), -1)
+            return EvalBatch(inputs, torch.full((len(ids), *self.targets.shape[1:]), -1), ids)
         target = torch.from_numpy(self.targets[plan.start : plan.stop].astype(np.int64))
         return EvalBatch(inputs, target, torch.arange(plan.start, plan.stop))
 

@@ -45,6 +45,8 @@ class Purpose(IntEnum):
     AUGMENTATION = 5
     SCORING = 6
     REMOVAL = 7
+    TASKS = 9
+    TASK_POSITIVES = 10
 
 
 def permute(slots: Indices, passes: Indices, n: int, *, seed: int = 0, purpose: int = 0) -> Indices:

@@ -19,13 +19,16 @@ from lightning_tpauc.data.core.datasets import (
     Datasets,
     EvaluatedPart,
     TrainingPart,
+    check_same_tasks,
     evaluated_part,
     labels_of_positives,
+    numbered,
     sampled_rows,
 )
 from lightning_tpauc.data.core.fetch import is_random, unaugmented
 from lightning_tpauc.data.core.splits import stratified_fold, stratified_holdout
-from lightning_tpauc.data.core.targets import find_targets
+from lightning_tpauc.data.core.targets import find_targets, label_names
+from lightning_tpauc.data.core.task_splits import task_fold, task_holdout
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 
 __all__ = ("PreparedData", "Split", "describe")
@@ -92,11 +95,22 @@ class PreparedData:
             self._refuse_split_of_stream()
             return TrainingPart(labels_of_positives(self.given.train, self.targets))
         labels = find_targets(self.given.train, self.targets)
+        if labels.ndim == 2:
+            return self._training_of_tasks(labels)
         if split.val_fraction is not None:
             return TrainingPart(labels, *stratified_holdout(labels, split.val_fraction, split.seed))
         if split.num_folds is not None and split.fold is not None:
             return TrainingPart(labels, *stratified_fold(labels, split.num_folds, split.fold, split.seed))
         return TrainingPart(labels)
+
+    def _training_of_tasks(self, labels: NDArray[np.int8]) -> TrainingPart:
+        split, count = self.split, labels.shape[1]
+        names = label_names(self.given.train, self.targets, count) or numbered(count)
+        if split.val_fraction is not None:
+            return TrainingPart(labels, *task_holdout(labels, split.val_fraction, split.seed, names), names)
+        if split.num_folds is not None and split.fold is not None:
+            return TrainingPart(labels, *task_fold(labels, split.num_folds, split.fold, split.seed, names), names)
+        return TrainingPart(labels, label_names=names)
 
     def _refuse_split_of_stream(self) -> None:
         name = "val_fraction" if self.split.val_fraction is not None else "num_folds"
@@ -144,7 +158,10 @@ class PreparedData:
             name: ``"val"`` or ``"test"``.
         """
         if name not in self._labelled:
-            self._labelled[name] = evaluated_part(self.require(name), self.targets, f"{name}_dataset")
+            part = evaluated_part(self.require(name), self.targets, f"{name}_dataset")
+            if "training" in self.__dict__:
+                check_same_tasks(self.training, part, f"{name}_dataset")
+            self._labelled[name] = part
         return self._labelled[name]
 
     @cached_property
@@ -162,18 +179,40 @@ class PreparedData:
                 "`val_dataset`.",
                 category=TPAUCWarning,
             )
-        return EvaluatedPart(dataset, rows, self.training.labels[rows])
+        tasks = self.training.tasks
+        return EvaluatedPart(dataset, rows, self.training.labels[rows], None if tasks is None else tasks.names)
+
+    @property
+    def num_labels(self) -> int | None:
+        """Number of several tasks; ``None`` with one."""
+        return None if self.label_names is None else len(self.label_names)
+
+    @property
+    def label_names(self) -> tuple[str, ...] | None:
+        """Names of several tasks; ``None`` with one. What is known already comes first, then the training set."""
+        if "training" not in self.__dict__ and (self._labelled or self.given.train is None):
+            known = [*self._labelled] or [name for name in ("val", "test") if getattr(self.given, name) is not None]
+            part = self.labelled(known[0]) if known else None
+            if part is None or part.num_labels is None:
+                return None
+            return part.label_names or numbered(part.num_labels)
+        return None if self.training.tasks is None else self.training.tasks.names
 
     def scored(self, max_negatives: int | None, seed: int) -> tuple[EvaluatedPart, EvaluatedPart]:
         """The training positives, and the training negatives or a random sample of them.
+
+        With several tasks, they are the first two parts of :class:`~lightning_tpauc.data.core.task_rows.ScoredRows`.
 
         Args:
             max_negatives: size of the sample; ``None`` takes all negatives.
             seed: seed of the sample.
         """
-        positives, negatives = self.training.by_class
-        labels, train = self.training.labels, self.datasets.train
-        parts = positives, sampled_rows(negatives, max_negatives, seed)
+        labels, train, tasks = self.training.labels, self.datasets.train, self.training.tasks
+        if tasks is None:
+            positives, negatives = self.training.by_class
+            parts = positives, sampled_rows(negatives, max_negatives, seed)
+        else:
+            parts = tasks.scored(max_negatives, seed)[:2]
         pos, neg = (EvaluatedPart(train, rows, labels[rows]) for rows in parts)
         return pos, neg
 

@@ -20,10 +20,12 @@ __all__ = (
     "BatchSampler",
     "BatchSizes",
     "FullSampler",
+    "PlannedMasks",
     "PosNegSampler",
     "StreamSampler",
     "UniformSampler",
     "make_sampler",
+    "shares_of",
 )
 
 Indices = NDArray[np.int64]
@@ -40,6 +42,20 @@ class BatchSizes(NamedTuple):
     num_dual_neg: int = 0
 
 
+class PlannedMasks(NamedTuple):
+    """Which examples of a step count for which of K tasks, as bool arrays; see :class:`~lightning_tpauc.PosNegBatch`.
+
+    Attributes:
+        pos: ``(K, num_pos)``.
+        neg: ``(K, num_neg)``.
+        dual_neg: ``(K, num_dual_neg)``; ``None`` without dual negatives.
+    """
+
+    pos: NDArray[np.bool_]
+    neg: NDArray[np.bool_]
+    dual_neg: NDArray[np.bool_] | None = None
+
+
 class BatchPlan(NamedTuple):
     """The examples of one step on one rank.
 
@@ -47,9 +63,11 @@ class BatchPlan(NamedTuple):
         step: global step t.
         rows: int64 array ``(num_pos + num_neg + num_dual_neg,)``: rows of the training set, ordered
             [positives | negatives | dual negatives].
-        index: int64 array ``(num_pos,)``: the positives' positions among all training positives.
+        index: int64 array ``(num_pos,)``: the positives' positions among all training positives; ``(K, num_pos)`` with
+            several tasks.
         sizes: sizes on this rank.
         shares: sizes on every rank; ``None`` in one process.
+        masks: with several tasks, which examples count for which; ``None`` with one.
     """
 
     step: int
@@ -57,6 +75,18 @@ class BatchPlan(NamedTuple):
     index: Indices  # type: ignore[assignment]  # shadows tuple.index, which nobody calls on a plan
     sizes: BatchSizes
     shares: tuple[BatchSizes, ...] | None
+    masks: PlannedMasks | None = None
+
+
+def shares_of(totals: BatchSizes, world: World) -> tuple[BatchSizes, ...]:
+    """The sizes on every rank of a global batch.
+
+    Example:
+        >>> [tuple(share) for share in shares_of(BatchSizes(3, 4), World(0, 2))]
+        [(2, 2, 0), (1, 2, 0)]
+    """
+    ranks = [World(rank, world.size) for rank in range(world.size)]
+    return tuple(BatchSizes(*(share_of(total, rank) for total in totals)) for rank in ranks)
 
 
 class BatchSampler(ABC):
@@ -95,6 +125,16 @@ class BatchSampler(ABC):
         self.negatives = negatives
         self.sizes = sizes
         self.seed = seed
+
+    @property
+    def num_positives(self) -> int | tuple[int, ...]:
+        """Number of training positives, n+; of each task with several tasks."""
+        return len(self.positives)
+
+    @property
+    def label_names(self) -> tuple[str, ...] | None:
+        """Names of several tasks; ``None`` with one."""
+        return None
 
     @abstractmethod
     def global_sizes(self, world_size: int) -> BatchSizes:
@@ -177,9 +217,7 @@ class PosNegSampler(BatchSampler):
     def block(self, start: int, stop: int, world: World) -> Iterator[BatchPlan]:
         """See :meth:`BatchSampler.block`."""
         totals = self.global_sizes(world.size)
-        shares = tuple(
-            BatchSizes(*(share_of(total, World(rank, world.size)) for total in totals)) for rank in range(world.size)
-        )
+        shares = shares_of(totals, world)
         index = self._part(len(self.positives), totals.num_pos, Purpose.POSITIVES, start, stop, world)
         rows = np.hstack([self.positives[index], *self._negatives(totals, start, stop, world)]).astype(np.int64)
         own, everyone = shares[world.rank], shares if world.size > 1 else None
@@ -234,8 +272,7 @@ class UniformSampler(BatchSampler):
         totals = (~is_neg).sum(axis=1).tolist()
         for step, batch, num_pos in zip(range(start, stop), numbers, totals, strict=True):
             pos, neg = batch[:num_pos], batch[num_pos:]
-            ranks = [World(rank, world.size) for rank in range(world.size)]
-            shares = tuple(BatchSizes(share_of(len(pos), rank), share_of(len(neg), rank)) for rank in ranks)
+            shares = shares_of(BatchSizes(len(pos), len(neg)), world)
             index = pos[slice_of(len(pos), world)]
             rows = np.concatenate([self.positives[index], self.negatives[neg[slice_of(len(neg), world)] - n_pos]])
             everyone = shares if world.size > 1 else None
@@ -264,8 +301,7 @@ class FullSampler(BatchSampler):
     def block(self, start: int, stop: int, world: World) -> Iterator[BatchPlan]:
         """See :meth:`BatchSampler.block`."""
         n_pos, n_neg = len(self.positives), len(self.negatives)
-        ranks = [World(rank, world.size) for rank in range(world.size)]
-        shares = tuple(BatchSizes(share_of(n_pos, rank), share_of(n_neg, rank)) for rank in ranks)
+        shares = shares_of(BatchSizes(n_pos, n_neg), world)
         pos, neg = slice_of(n_pos, world), slice_of(n_neg, world)
         rows = np.concatenate([self.positives[pos], self.negatives[neg]]).astype(np.int64)
         index = np.arange(pos.start, pos.stop)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.functional.checks import is_real, is_whole
 
-__all__ = ("as_fraction", "check_validation_source", "stratified_fold", "stratified_holdout")
+__all__ = ("as_fraction", "check_fold", "check_validation_source", "stratified_fold", "stratified_holdout")
 
 Indices = NDArray[np.int64]
 
@@ -46,6 +46,13 @@ def as_fraction(fraction: Any) -> float:
         msg = f"Expected the fraction to hold out, `val_fraction`, to be a number in (0, 1), but got {fraction!r}."
         raise ArgumentError(msg)
     return float(str(fraction)) if isinstance(fraction, np.floating) else float(fraction)
+
+
+def check_fold(num_folds: Any, fold: Any) -> None:
+    """Raise :class:`ArgumentError` unless the fold is one of at least 2."""
+    if not (is_whole(num_folds) and is_whole(fold)) or num_folds < 2 or not 0 <= fold < num_folds:
+        msg = f"Expected `fold` in 0 .. `num_folds` - 1 and at least 2 folds, but got fold {fold!r} of {num_folds!r}."
+        raise ArgumentError(msg)
 
 
 def stratified_holdout(labels: NDArray[np.int8], fraction: float, seed: int) -> tuple[Indices, Indices]:
@@ -123,9 +130,7 @@ def stratified_fold(labels: NDArray[np.int8], num_folds: int, fold: int, seed: i
     """
     from sklearn.model_selection import StratifiedKFold
 
-    if not (is_whole(num_folds) and is_whole(fold)) or num_folds < 2 or not 0 <= fold < num_folds:
-        msg = f"Expected `fold` in 0 .. `num_folds` - 1 and at least 2 folds, but got fold {fold!r} of {num_folds!r}."
-        raise ArgumentError(msg)
+    check_fold(num_folds, fold)
     smallest = int(min(labels.sum(), len(labels) - labels.sum()))
     if smallest < num_folds:
         msg = (

@@ -17,7 +17,16 @@ from lightning_tpauc.data.core.seeding import seeded_items
 from lightning_tpauc.data.core.subset_indices import as_positions
 from lightning_tpauc.errors import DataError
 
-__all__ = ("as_array", "binary_labels", "find_targets", "label_of_item", "labels_of_items", "stored_targets")
+__all__ = (
+    "as_array",
+    "binary_labels",
+    "find_targets",
+    "item_label",
+    "label_names",
+    "label_of_item",
+    "labels_of_items",
+    "stored_targets",
+)
 
 #: Attributes of data sets, and keys of items, that are searched for labels in this order.
 NAMES = ("targets", "labels", "y", "target", "label")
@@ -47,7 +56,7 @@ def find_targets(dataset: Any, targets: Any = None, name: str = "train_dataset")
         name: name of the data set in messages.
 
     Returns:
-        int8 array ``(n,)`` of 0 and 1.
+        int8 array ``(n,)`` of 0 and 1, or ``(n, K)`` of 0, 1 and -1; see :func:`binary_labels`.
 
     Raises:
         DataError: if no labels are found, if they are not 0 and 1 (see :func:`binary_labels`), or if stored labels
@@ -80,23 +89,34 @@ def _one_per_item(values: Any, dataset: Any, name: str) -> NDArray[np.int8]:
 
 def _compare_with_items(dataset: Any, labels: NDArray[np.int8], key: str | None, name: str) -> None:
     """Raise :class:`DataError` if the stored labels differ from those of a few items of each class."""
-    by_class = [np.flatnonzero(labels == value) for value in (0, 1)]
+    columns = labels if labels.ndim == 1 else labels.max(axis=1, initial=0)
+    by_class = [np.flatnonzero(columns == value) for value in (0, 1)]
     rows = np.concatenate([c[np.linspace(0, len(c) - 1, min(_COMPARED, len(c)), dtype=np.int64)] for c in by_class])
     entries = [_entry(dataset[int(row)], None if key in NAMES else key) for row in rows]
     if not entries or any(entry is _NOTHING for entry in entries):
         return
     own = [_own_numbers(entry) for entry in entries]
-    # An item may have several numbers: labels of several tasks, or a one-hot code. One of them must always agree.
-    agree = [[number == labels[row] for number in numbers] for numbers, row in zip(own, rows, strict=True)]
+    if labels.ndim == 2:
+        agree = [[_same(numbers, labels[row])] for numbers, row in zip(own, rows, strict=True)]
+    else:
+        # An item may have several numbers: labels of several tasks, or a one-hot code. One of them must always agree.
+        agree = [[number == labels[row] for number in numbers] for numbers, row in zip(own, rows, strict=True)]
     if any(all(column) for column in zip(*agree, strict=False)):
         return
     wrong = next((k for k, numbers in enumerate(agree) if not any(numbers)), 0)
     shown = repr(own[wrong][0]) if len(own[wrong]) == 1 else f"{len(own[wrong])} numbers"
+    if labels.ndim == 2 and len(own[wrong]) == labels.shape[1]:
+        shown = str(own[wrong])
     msg = (
         f"`{name}` keeps other labels than its items have: {labels[rows[wrong]]} for item {rows[wrong]}, which itself "
         f"has {shown}. Pass the right ones as `targets=array_of_labels`, or let the items end with the label."
     )
     raise DataError(msg)
+
+
+def _same(numbers: list[Any], labels: NDArray[np.int8]) -> bool:
+    """Whether an item has these labels of several tasks; what is no number was not measured."""
+    return bool([-1 if _is_missing(number) else number for number in numbers] == labels.tolist())
 
 
 def _own_numbers(entry: Any) -> list[Any]:
@@ -135,9 +155,45 @@ def stored_targets(dataset: Any, key: str | None = None) -> Any:
     return None
 
 
+def label_names(dataset: Any, targets: Any, count: int) -> tuple[str, ...] | None:
+    """The names of several tasks, where the labels have them.
+
+    These are the columns of a table of labels, or the data set's attribute ``label_names``.
+
+    Args:
+        dataset: map-style data set.
+        targets: as in :func:`find_targets`.
+        count: number of tasks, K.
+
+    Raises:
+        DataError: if two names are the same.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> label_names(SimpleNamespace(label_names=["oedema", "mass"]), None, 2)
+        ('oedema', 'mass')
+    """
+    found: Any = getattr(targets, "columns", None)
+    while found is None and isinstance(dataset, (Subset, ConcatDataset)):
+        dataset = dataset.dataset if isinstance(dataset, Subset) else dataset.datasets[0]
+    if found is None:
+        found = getattr(dataset, "label_names", None)
+    if found is None:
+        tables = [getattr(dataset, name, None) for name in ((targets,) if isinstance(targets, str) else NAMES)]
+        found = next((getattr(table, "columns", None) for table in tables if table is not None), None)
+    if found is None or isinstance(found, str) or len(found) != count:
+        return None
+    names = tuple(map(str, found))
+    twice = [name for name, times in Counter(names).items() if times > 1]
+    if twice:
+        msg = f"Expected the names of the labels to differ, but {twice[0]!r} occurs twice. Rename a column."
+        raise DataError(msg)
+    return names
+
+
 def _is_array(found: Any) -> bool:
-    # Columns of pandas and polars have `to_numpy`. A 0-d array has no length.
-    is_column = hasattr(found, "to_numpy") and not isinstance(found, type) and getattr(found, "ndim", 1) == 1
+    # Columns and tables of pandas and polars have `to_numpy`. A 0-d array has no length.
+    is_column = hasattr(found, "to_numpy") and not isinstance(found, type) and getattr(found, "ndim", 1) in (1, 2)
     return isinstance(found, (list, tuple)) or (isinstance(found, (Tensor, np.ndarray)) and found.ndim > 0) or is_column
 
 
@@ -234,6 +290,20 @@ def as_array(values: Any, name: str = "targets") -> NDArray[Any]:
         raise DataError(msg) from error
 
 
+def item_label(label: Any) -> int | Tensor:
+    """One entry of stored labels as an item's label: a number, or a tensor of several tasks, nan if not measured.
+
+    Example:
+        >>> item_label(np.array([1.0])), item_label([1, None])
+        (1, tensor([1., nan], dtype=torch.float64))
+    """
+    array = as_array(label)
+    if array.size == 1:
+        return int(array.item())
+    array = array.ravel()
+    return torch.from_numpy(_as_numbers(array) if array.dtype.kind == "O" else array.copy())
+
+
 def _as_numbers(values: NDArray[Any]) -> NDArray[Any]:
     """Objects as floats; None and other signs of a missing label become nan. Unchanged if an object is no number."""
     try:
@@ -262,46 +332,72 @@ def binary_labels(values: Any, name: str = "targets") -> NDArray[np.int8]:
     Args:
         values: tensor, array, sequence or column of a table, of shape ``(n,)`` or with further axes of length 1; bool,
             integers, or floats 0.0 and 1.0. Columns are read in their order, whatever the labels of their rows are.
+            With several tasks, shape ``(n, K)``, also a table; nan, None and masked entries were not measured.
         name: name of the labels in messages.
 
     Returns:
-        int8 array ``(n,)``.
+        int8 array ``(n,)``; with several tasks ``(n, K)``, with -1 where nothing was measured.
 
     Raises:
-        DataError: if a label is missing or neither 0 nor 1, or if there is more than one column.
+        DataError: if a label is neither 0 nor 1, if the only label of an example is missing, or if there is more than
+            one axis of tasks.
 
     Example:
         >>> binary_labels([[True], [False]])
         array([1, 0], dtype=int8)
+        >>> binary_labels([[1, 0], [None, 1]])
+        array([[ 1,  0],
+               [-1,  1]], dtype=int8)
     """
-    labels = as_array(values, name)
-    if labels.ndim == 0 or labels.size != len(labels):
-        msg = (
-            f"Expected one label per example in `{name}`, but got shape {labels.shape}. Choose one column, "
-            "for instance `targets=labels[:, 0]`."
-        )
-        raise DataError(msg)
-    labels = labels.reshape(-1)
+    labels = _in_columns(as_array(values, name), name)
     if labels.dtype.kind == "O":
-        labels = _as_numbers(labels)
+        labels = _as_numbers(labels.ravel()).reshape(labels.shape)
     if labels.dtype.kind not in "buif":
-        counts = Counter(labels.tolist())
+        counts = Counter(labels.ravel().tolist())
         msg = (
             f"Expected numbers as labels in `{name}`, but got dtype {labels.dtype} with "
             f"{', '.join(map(repr, list(counts)[:5]))}. Map them to 0 and 1 first, for instance "
             f"`targets=(y == {min(counts, key=counts.__getitem__)!r})`."
         )
         raise DataError(msg)
-    if labels.dtype.kind == "f" and np.isnan(labels).any():
+    missing = np.isnan(labels) if labels.dtype.kind == "f" else np.zeros(labels.shape, dtype=bool)
+    if labels.ndim == 1 and missing.any():
         msg = (
-            f"Expected labels 0 and 1 in `{name}`, but {int(np.isnan(labels).sum())} of {labels.size} are nan. Drop "
+            f"Expected labels 0 and 1 in `{name}`, but {int(missing.sum())} of {labels.size} are nan. Drop "
             "unlabelled examples first, for instance with torch.utils.data.Subset."
         )
         raise DataError(msg)
-    wrong = labels[(labels != 0) & (labels != 1)]
-    if wrong.size:
+    wrong = ~missing & (labels != 0) & (labels != 1)
+    if wrong.any():
+        if labels.ndim == 2:
+            _refuse_column(values, labels, wrong, name)
         _refuse_values(np.unique(labels), name)
-    return labels.astype(np.int8)
+    return np.where(missing, -1, labels).astype(np.int8) if missing.any() else labels.astype(np.int8)
+
+
+def _in_columns(labels: NDArray[Any], name: str) -> NDArray[Any]:
+    """Labels of shape ``(n,)`` or ``(n, K)``, without further axes of length 1."""
+    wide = [size for size in labels.shape[1:] if size != 1]
+    if labels.ndim == 0 or len(wide) > 1 or 0 in wide:
+        msg = (
+            f"Expected one label per example in `{name}`, shape (n,), or one for each of K tasks, (n, K), but got "
+            f"shape {labels.shape}. Choose columns, for instance `targets=labels[:, 0]`."
+        )
+        raise DataError(msg)
+    return labels.reshape(len(labels), *wide)
+
+
+def _refuse_column(values: Any, labels: NDArray[Any], wrong: NDArray[np.bool_], name: str) -> None:
+    column = int(wrong.any(axis=0).argmax())
+    found = np.unique(labels[wrong[:, column], column])
+    shown = ", ".join(str(value) for value in found[:5].tolist()) + (", ..." if found.size > 5 else "")
+    own = getattr(values, "columns", None)
+    msg = (
+        f"Expected labels 0 and 1, or nan where a task was not measured, in `{name}`, but column "
+        f"{column if own is None else repr(own[column])} has {shown}. Pass, for instance, "
+        f"`{'np.where(y < 0, np.nan, y)' if found[0] < 0 else '(y > 0.5)'}` as labels, or choose columns."
+    )
+    raise DataError(msg)
 
 
 def _refuse_values(values: NDArray[Any], name: str) -> None:

@@ -36,7 +36,7 @@ def test_a_batch_holds_what_its_plan_says():
     for batch, plan in zip(loader(), sampler().plans(0, 10), strict=True):
         assert torch.equal(batch.inputs, X[torch.from_numpy(plan.rows)])
         assert torch.equal(batch.index, torch.from_numpy(plan.index))
-        assert batch[2:] == (3, 5, 4, None)
+        assert batch[2:] == (3, 5, 4, None, None)
         assert all(type(size) is int for size in batch[2:5])
 
 

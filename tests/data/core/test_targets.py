@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from lightning_tpauc.data.core.arrays import ArrayDataset
-from lightning_tpauc.data.core.targets import binary_labels, find_targets, label_of_item, stored_targets
+from lightning_tpauc.data.core.targets import binary_labels, find_targets, label_names, label_of_item, stored_targets
 from lightning_tpauc.errors import DataError
 from lightning_tpauc.extras import import_extra
 from tests.helpers.items import Items, N, X, Y, mapping, pair
@@ -130,7 +130,12 @@ def test_accepted_labels(values):
         ),
         ([0.5, 0.5], r"found 0.5. Choose"),
         ([0.0, float("nan"), 1.0], r"1 of 3 are nan. Drop unlabelled examples first, .*Subset"),
-        (np.zeros((3, 2)), r"one label per example in `labels`, but got shape \(3, 2\). .*labels\[:, 0\]"),
+        (np.zeros((3, 2, 2)), r"one label per example in `labels`, .* but got shape \(3, 2, 2\). .*labels\[:, 0\]"),
+        (np.zeros((3, 0)), r"but got shape \(3, 0\)"),
+        (np.array([[0, 1], [-1, 2]]), r"nan where a task was not measured, in `labels`, but column 0 has -1. .*np.nan"),
+        ([[0, 1], [1, 0.5]], r"column 1 has 0.5. Pass, for instance, `\(y > 0.5\)`"),
+        ([["a", "b"], ["b", "b"]], r"dtype <U1 with 'a', 'b'. Map .*\(y == 'a'\)"),
+        ([[0, 1], [1]], "one label per example in `labels`, but it makes no array"),
         (np.array(1), r"but got shape \(\)"),
         ([[0], [1, 0]], "one label per example in `labels`, but it makes no array"),
         ([0, None, 1], "1 of 3 are nan"),
@@ -178,7 +183,8 @@ def test_columns_are_read_in_their_order():
         (lambda pd: pd.Series([0, None], dtype="object"), "1 of 2 are nan"),
         (lambda pd: pd.Series([-1, 1], dtype="object"), "found -1.0, 1.0"),
         (lambda pd: pd.Series(pd.to_datetime(["2020-01-01", "2020-01-02"])), "got dtype datetime64"),
-        (lambda pd: pd.DataFrame({"a": [0, 1], "b": [1, 0]}), r"got shape \(2, 2\)"),
+        (lambda pd: pd.DataFrame({"a": [0, 1], "b": [1, -1]}), r"column 'b' has -1\. .*np.where\(y < 0, np.nan, y\)"),
+        (lambda pd: pd.DataFrame({"a": [0, 1], "b": ["no", "yes"]}), r"0, 'no', 1, 'yes'. Map them"),
     ],
 )
 def test_refused_columns(make, message):
@@ -291,3 +297,115 @@ def test_few_items_are_compared_and_the_generators_left_alone():
     find_targets(Items(noisy_pair, targets=Y))
     assert torch.equal(torch.rand(2), expected)
     assert sorted(LABELS[asked]) == [0] * 4 + [1] * 4
+
+
+# ------------------------------------------------------------------ labels of several tasks
+
+NAN = float("nan")
+TASKS = [[1, 0, -1], [0, -1, 1], [-1, -1, -1], [0, 1, 0]]
+
+
+def given(missing):
+    return [[missing if label < 0 else label for label in row] for row in TASKS]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        given(NAN),
+        given(None),
+        np.array(given(NAN)),
+        np.array(given(None), dtype=object),
+        np.array(given(NAN), dtype=np.float32)[:, None],
+        torch.tensor(given(NAN)),
+        torch.tensor(given(NAN), dtype=torch.bfloat16),
+        [torch.tensor([row]) for row in given(NAN)],
+        [np.array(row) for row in given(NAN)],
+        tuple(map(tuple, given(None))),
+        np.ma.array(TASKS, mask=np.array(TASKS) < 0),
+        np.ma.array(given(NAN), mask=np.array(TASKS) < 0),
+    ],
+)
+def test_labels_of_several_tasks(values):
+    found = binary_labels(values)
+    assert found.dtype == np.int8
+    assert found.tolist() == TASKS
+
+
+def test_columns_of_a_table_are_several_tasks():
+    pd = pytest.importorskip("pandas")
+    table = pd.DataFrame(given(NAN), columns=["a", "b", "c"], index=[5, 0, 7, 1])
+    for kind in (table, table.astype("Int64"), table.astype(object), table.astype("boolean"), table.astype("Float64")):
+        assert binary_labels(kind).tolist() == TASKS
+        dataset = ArrayDataset(torch.zeros(4, 2), kind)
+        assert find_targets(dataset).tolist() == TASKS
+        assert label_names(dataset, None, 3) == ("a", "b", "c")
+        assert label_names(Subset(dataset, [0, 1]), None, 3) == ("a", "b", "c")
+        assert label_names(Items(pair), kind, 3) == ("a", "b", "c")
+        assert label_names(Items(pair, 4, targets=kind), None, 3) == ("a", "b", "c")
+        assert label_names(Items(pair, 4, flags=kind), "flags", 3) == ("a", "b", "c")
+    mixed = pd.DataFrame({"a": [0, 1], "b": [True, False], "c": [None, 1.0]})
+    assert binary_labels(mixed).tolist() == [[0, 1, -1], [1, 0, 1]]
+    assert binary_labels(table[["a"]].fillna(0)).tolist() == [1, 0, 0, 0]
+
+
+def test_one_column_with_missing_labels_is_refused_as_before():
+    with pytest.raises(DataError, match=r"1 of 4 are nan\. Drop unlabelled"):
+        binary_labels(np.array(given(NAN))[:, :1])
+
+
+def test_names_of_labels():
+    assert label_names(Items(pair), None, 3) is None
+    assert label_names(Items(pair, label_names=["a", "b"]), None, 2) == ("a", "b")
+    assert label_names(Items(pair, label_names=["no", "yes"]), None, 3) is None  # something else
+    with pytest.raises(DataError, match="'a' occurs twice"):
+        label_names(Items(pair, label_names=["a", "b", "a"]), None, 3)
+
+
+@pytest.mark.parametrize("missing", [NAN, None])
+def test_labels_of_several_tasks_are_found_where_those_of_one_are(missing):
+    rows = [[NAN if label is None else label for label in row] for row in given(missing)]
+    y = torch.tensor(rows)
+    x = torch.zeros(4, 2)
+    for dataset in (
+        TensorDataset(x, y),
+        ArrayDataset(x, y),
+        Items(lambda row: (x[row], y[row]), 4),
+        Items(lambda row: {"x": x[row], "label": given(missing)[row]}, 4),
+        Items(lambda row: (x[row], y[row]), 4, targets=given(missing)),
+        Items(lambda row: x[row], 4, labels=y),
+        ConcatDataset([TensorDataset(x[:2], y[:2]), TensorDataset(x[2:], y[2:])]),
+        Subset(TensorDataset(x, y), range(4)),
+    ):
+        assert find_targets(dataset).tolist() == TASKS
+
+
+def test_items_of_arrays_have_the_labels_of_several_tasks():
+    for targets in (given(NAN), np.array(given(None), dtype=object), np.ma.array(TASKS, mask=np.array(TASKS) < 0)):
+        dataset = ArrayDataset(torch.zeros(4, 2), targets)
+        label = dataset[1][1]
+        assert label.isnan().tolist() == [False, True, False]
+        assert label[[0, 2]].tolist() == [0, 1]
+        assert find_targets([dataset[row] for row in range(4)]).tolist() == TASKS
+
+
+@pytest.mark.skipif(find_spec("torch_geometric") is None, reason="torch_geometric is not installed")
+def test_graphs_with_a_row_of_labels():
+    data = import_extra("torch_geometric.data", "graph")
+
+    class Graphs(data.InMemoryDataset):
+        def __init__(self):
+            super().__init__()
+            self.data, self.slices = self.collate(graphs)
+
+    graphs = [data.Data(x=torch.ones(2 + i, 1), y=torch.tensor([row])) for i, row in enumerate(given(NAN))]
+    assert find_targets(Graphs()).tolist() == TASKS
+    assert find_targets(Graphs()[1:]).tolist() == TASKS[1:]
+    assert find_targets(graphs).tolist() == TASKS
+
+
+@pytest.mark.parametrize("own", [lambda row: [1, 0, 0], lambda row: [0, 1], lambda row: 1, lambda row: "no"])
+def test_kept_labels_of_several_tasks_that_are_not_those_of_the_items(own):
+    dataset = Items(lambda row: (torch.zeros(2), own(row)), 4, targets=given(NAN))
+    with pytest.raises(DataError, match="keeps other labels than its items have"):
+        find_targets(dataset)

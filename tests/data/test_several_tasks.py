@@ -1,0 +1,278 @@
+"""The data module with labels of several tasks."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+from lightning_tpauc import NegativeStream, PosNegDataModule
+from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
+from tests.helpers.worlds import rank_of
+
+N, K = 240, 4
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(N, 3, generator=GENERATOR)
+CHANCE = torch.rand(N, K, generator=GENERATOR)
+Y = (torch.tensor([0.05, 0.1, 0.1, 0.2]) > CHANCE).float()
+Y[torch.rand(N, K, generator=GENERATOR) < 0.2] = torch.nan
+DATA = TensorDataset(X, Y)
+
+
+def ready(train=DATA, stage="fit", **kwargs):
+    datamodule = PosNegDataModule(train, **{"num_pos": 16, "num_neg": 12, **kwargs})
+    datamodule.setup(stage)
+    return datamodule
+
+
+def row_of(x):
+    (row,) = (x == X).all(dim=1).nonzero()[0].tolist()
+    return row
+
+
+def positives_of(task, rows=range(N)):
+    return [row for row in rows if Y[row, task] == 1]
+
+
+def same(first, second):
+    parts = zip((first.index, *first.masks), (second.index, *second.masks), strict=True)
+    tensors = torch.equal(first.inputs, second.inputs) and all(
+        (a is None and b is None) or torch.equal(a, b) for a, b in parts
+    )
+    return tensors and first[2:6] == second[2:6]
+
+
+# ------------------------------------------------------------------ training batches
+
+
+def test_batches_hold_what_the_masks_say():
+    datamodule = ready(num_dual_neg=5)
+    assert datamodule.num_labels == K
+    assert datamodule.label_names == ("0", "1", "2", "3")
+    assert datamodule.num_positives == tuple(len(positives_of(k)) for k in range(K))
+    loader = datamodule.train_dataloader()
+    assert (loader.num_labels, loader.label_names) == (K, datamodule.label_names)
+    assert loader.num_positives == datamodule.num_positives
+    visited = [set() for _ in range(K)]
+    batches = list(loader)
+    assert len(batches) == datamodule.steps_per_epoch
+    for batch in batches:
+        rows = [row_of(x) for x in batch.inputs]
+        assert (batch.num_pos, batch.num_neg, batch.num_dual_neg) == (16, 12, 5)
+        assert batch.index.dtype == torch.int64
+        for task in range(K):
+            for column in batch.masks.pos[task].nonzero().flatten().tolist():
+                visited[task].add(int(batch.index[task, column]))
+                assert positives_of(task)[batch.index[task, column]] == rows[column]
+            neg, dual = rows[16:28], rows[28:]
+            assert batch.masks.neg[task].tolist() == [bool(Y[row, task] == 0) for row in neg]
+            assert batch.masks.dual_neg[task].tolist() == [bool(Y[row, task] == 0) for row in dual]
+    assert tuple(map(len, visited)) == datamodule.num_positives
+
+
+def test_uniform_batches():
+    batch = next(iter(ready(sampling="uniform").train_dataloader()))
+    rows = [row_of(x) for x in batch.inputs]
+    assert batch.num_pos == batch.num_neg == len(rows) == 28
+    assert batch.masks.pos.tolist() == (Y[rows].T == 1).tolist()
+    assert batch.masks.neg.tolist() == (Y[rows].T == 0).tolist()
+    pos, neg, _ = batch.split(batch.inputs[:, :1].expand(-1, K))
+    assert torch.equal(pos, neg)
+
+
+@pytest.mark.parametrize("sampling", ["pos_neg", "uniform"])
+def test_workers_and_stops_change_nothing(sampling):
+    straight = ready(sampling=sampling).train_dataloader()
+    expected = [batch for _ in range(2) for batch in straight]
+    interrupted = ready(sampling=sampling).train_dataloader()
+    batches = iter(interrupted)
+    found = [next(batches) for _ in range(4)]
+    resumed = ready(sampling=sampling, num_workers=2).train_dataloader()
+    resumed.load_state_dict(interrupted.state_dict())
+    found += [batch for _ in range(2) for batch in resumed]
+    resumed.close()
+    assert len(found) == len(expected)
+    assert all(map(same, found, expected))
+
+
+@pytest.mark.parametrize("sampling", ["pos_neg", "uniform"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_share_the_batches_of_one(sampling, size):
+    sizes = {"num_pos": 18, "num_neg": 12, "num_dual_neg": 6}
+    whole = list(ready(sampling=sampling, **sizes).train_dataloader())
+    ranks = []
+    for rank in range(size):
+        with rank_of(rank, size):
+            own = {name: count // size for name, count in sizes.items()}
+            ranks.append(list(ready(sampling=sampling, **own).train_dataloader()))
+    assert {len(batches) for batches in ranks} == {len(whole)}
+    for batch, parts in zip(whole, zip(*ranks, strict=True), strict=True):
+        assert torch.equal(torch.cat([part.index for part in parts], 1), batch.index)
+        for name in ("pos", "neg", "dual_neg"):
+            if getattr(batch.masks, name) is not None:
+                found = torch.cat([getattr(part.masks, name) for part in parts], 1)
+                assert torch.equal(found, getattr(batch.masks, name))
+        assert all(part.shares == tuple(p[2:5] for p in parts) for part in parts)
+
+
+@pytest.mark.parametrize("make", [lambda y: y.numpy(), lambda y: y.tolist(), lambda y: y])
+def test_the_kind_of_labels_changes_nothing(make):
+    expected = list(ready().train_dataloader())
+    for datamodule in (ready((X, make(Y))), ready(X, targets=make(Y)), ready([(x, y) for x, y in zip(X, make(Y))])):  # noqa: B905
+        assert all(map(same, datamodule.train_dataloader(), expected))
+
+
+def test_columns_of_a_table():
+    pd = pytest.importorskip("pandas")
+    table = pd.DataFrame(Y.numpy(), columns=["a", "b", "c", "d"])
+    datamodule = ready((X, table), val_dataset=(X, table))
+    datamodule.val_dataloader()
+    assert datamodule.label_names == ("a", "b", "c", "d")
+    assert ready(X, targets=table).label_names == ("a", "b", "c", "d")
+    assert ready(X, targets=table[["b", "d"]]).num_positives == datamodule.num_positives[1::2]
+    assert ready(X, targets=table[["b"]].fillna(0)).num_labels is None
+    with pytest.raises(DataError, match="in `val_dataset` and `train_dataset`, but it has 'b' where that has 'a'"):
+        ready((X, table), val_dataset=(X, table[["b", "a", "c", "d"]])).val_dataloader()
+
+
+def test_one_column_is_one_task():
+    datamodule = ready((X, Y[:, 3:].nan_to_num()))
+    assert (datamodule.num_labels, datamodule.label_names) == (None, None)
+    batch = next(iter(datamodule.train_dataloader()))
+    assert batch.masks is None
+    assert batch.index.ndim == 1
+
+
+# ------------------------------------------------------------------ evaluation
+
+
+def test_validation_batches_have_the_labels_of_all_tasks():
+    expected = torch.where(Y.isnan(), -1, Y).long()
+    loader = ready(val_dataset=DATA, batch_size=50).val_dataloader()
+    target = torch.cat([batch.target for batch in loader])
+    assert target.dtype == torch.int64
+    assert torch.equal(target, expected)
+    with rank_of(1, 2):
+        last = list(ready(val_dataset=DATA, batch_size=50).val_dataloader())[-1]
+        assert last.target.shape == (40, K)
+        assert (last.target == -1).all()
+
+
+@pytest.mark.parametrize("split", [{"val_fraction": 0.25}, {"num_folds": 3, "fold": 1}])
+def test_both_parts_of_a_split_have_both_classes_of_every_task(split):
+    datamodule = ready(batch_size=1000, **split)
+    (held_out,) = datamodule.val_dataloader()
+    rows = {row_of(x) for x in held_out.inputs}
+    assert ((held_out.target == 1).any(0) & (held_out.target == 0).any(0)).all()
+    kept = sorted(set(range(N)) - rows)
+    assert datamodule.num_positives == tuple(len(positives_of(k, kept)) for k in range(K))
+    drawn = {row_of(x) for batch in datamodule.train_dataloader() for x in batch.inputs}
+    assert not drawn & rows
+    again = ready(batch_size=1000, **split)
+    assert torch.equal(next(iter(again.val_dataloader())).inputs, held_out.inputs)
+    other = ready(batch_size=1000, split_seed=1, **split)
+    assert {row_of(x) for x in next(iter(other.val_dataloader())).inputs} != rows
+
+
+def test_test_sets_alone_say_how_many_tasks_there_are():
+    datamodule = PosNegDataModule(test_dataset=DATA)
+    datamodule.setup("test")
+    assert datamodule.num_labels == K
+    assert next(iter(datamodule.test_dataloader())).target.shape == (N, K)
+
+
+def test_predicting_needs_no_labels():
+    datamodule = ready(predict_dataset=DATA)
+    assert next(iter(datamodule.predict_dataloader())).target.shape == (N, K)
+    unlabelled = next(iter(ready(predict_dataset=X).predict_dataloader()))
+    assert (unlabelled.target == -1).all()
+
+
+# ------------------------------------------------------------------ scoring
+
+
+@pytest.mark.parametrize("max_negatives", [None, 7, 60, 1000])
+def test_scores_of_the_training_set_are_cut_by_task(max_negatives):
+    datamodule = ready(batch_size=32, val_fraction=0.2)
+    loaders = datamodule.scoring_dataloaders(max_negatives)
+    scores = [torch.full((loader.num_examples, K), torch.nan) for loader in loaders]
+    rows = []
+    for loader, found in zip(loaders, scores, strict=True):
+        for batch in loader:
+            own = [row_of(x) for x in batch.inputs]
+            rows += own
+            # the score of a row for a task tells both
+            found[batch.example_id] = torch.tensor(own)[:, None] + torch.arange(K) * 1000.0
+    assert len(set(rows)) == len(rows)
+    held_out = {row_of(x) for batch in datamodule.val_dataloader() for x in batch.inputs}
+    kept = sorted(set(range(N)) - held_out)
+    parts = datamodule.scores_of_tasks(*scores, max_negatives)
+    for task, (pos, neg) in enumerate(parts):
+        assert (pos - 1000.0 * task).tolist() == positives_of(task, kept)
+        negatives = [row for row in kept if Y[row, task] == 0]
+        found = (neg - 1000.0 * task).tolist()
+        assert len(set(found)) == len(found) == min(len(negatives), max_negatives or N)
+        assert set(found) <= set(negatives)
+    again = datamodule.scores_of_tasks(*scores, max_negatives)
+    assert all(torch.equal(a, b) for x, y in zip(parts, again, strict=True) for a, b in zip(x, y, strict=True))
+
+
+def test_scores_of_one_task_are_not_cut():
+    with pytest.raises(ArgumentError, match="those of one task"):
+        ready((X, Y[:, 3].nan_to_num())).scores_of_tasks(torch.zeros(3, 1), torch.zeros(4, 1))
+
+
+# ------------------------------------------------------------------ what all processes and later runs must share
+
+
+def test_the_fingerprint_sees_every_label():
+    first = ready()
+    assert ready().fingerprint == first.fingerprint
+    for row, task, value in [(0, 1, torch.nan), (5, 3, 1.0), (17, 0, 0.0)]:
+        y = Y.clone()
+        y[row, task] = value if not torch.equal(y[row, task], torch.tensor(value)) else 1.0 - value
+        other = ready((X, y))
+        assert other.fingerprint != first.fingerprint
+        differing = {k for k, v in other.description("fit").items() if first.description("fit")[k] != v}
+        assert "rows of the training positives" in differing
+    assert ready((X, Y[:, :3])).fingerprint != first.fingerprint
+
+
+# ------------------------------------------------------------------ what can't be
+
+
+def test_a_task_without_a_class_is_named():
+    y = Y.clone()
+    y[y[:, 2] == 1, 2] = 0
+    with pytest.raises(
+        DataError, match=r"'2' has no positive among the 240 training examples\. Leave out such columns"
+    ):
+        ready((X, y))
+    with pytest.raises(DataError, match="'2' has no positive among the examples to split"):
+        ready((X, y), val_fraction=0.2)
+    y[0, 2] = 1
+    with pytest.raises(DataError, match=r"Can't cut 2 parts .* '2' has 1 positive"):
+        ready((X, y), val_fraction=0.2)
+    y[1, 2] = 1
+    assert ready((X, y), val_fraction=0.2, num_pos=1).num_positives[2] == 1
+    with pytest.raises(DataError, match=r"Can't cut 3 parts .* '2' has 2 positive"):
+        ready((X, y), num_folds=3, fold=0)
+
+
+@pytest.mark.parametrize(("labels", "count"), [(Y[:, :2], 2), (Y[:, 0].nan_to_num(), 1)])
+def test_other_tasks_to_validate_on_are_refused(labels, count):
+    with pytest.raises(DataError, match=f"in `val_dataset` as in `train_dataset`, but it has {count}, and that has 4"):
+        ready(val_dataset=(X, labels)).val_dataloader()
+
+
+def test_full_batches_and_streams_take_one_task():
+    with pytest.raises(ArgumentError, match=r"`sampling='full'` takes one task, but the labels have 4 columns"):
+        ready(sampling="full")
+    positives = Subset(DATA, [row for row in range(N) if Y[row].nan_to_num().max() == 1])
+    with pytest.raises(DataError, match=r"A stream of `negatives` goes with one task, but .* 4 columns"):
+        ready(positives, negatives=NegativeStream(DataLoader(list(X))))
+
+
+def test_tasks_with_few_positives_are_named_once():
+    message = r"A task gets up to 25 positives of a step, but these .*: '0' \(\d+\)"
+    with pytest.warns(TPAUCWarning, match=message) as said:
+        ready(num_pos=100).train_dataloader()
+    assert len(said) == 1
