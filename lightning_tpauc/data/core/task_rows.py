@@ -126,8 +126,8 @@ def missing_class(kind: str, counts: tuple[int, ...], names: tuple[str, ...], wh
         where: which examples were counted.
 
     Example:
-        >>> missing_class("positive", (3, 0), ("a", "b"), "the training set")[:69]
-        "Expected both classes of every task, but 'b' has no positive among the"
+        >>> missing_class("positive", (3, 0), ("a", "b"), "the training set")[:77]
+        "Expected both classes of every task, but 'b' has no positive among the traini"
     """
     lacking = [repr(name) for name, count in zip(names, counts, strict=True) if not count]
     shown = ", ".join(lacking[:5]) + (f" and {len(lacking) - 5} more tasks" if len(lacking) > 5 else "")

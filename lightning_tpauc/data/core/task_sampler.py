@@ -71,7 +71,7 @@ class PosNegTaskSampler(PosNegSampler):
 
     Example:
         >>> labels = np.array([[1, 0], [0, 1], [0, -1], [0, 0], [1, 1]], dtype=np.int8)
-        >>> sampler = PosNegTaskSampler(TaskRows(labels, np.arange(5), ("a", "b")), BatchSizes(4, 2))
+        >>> sampler = PosNegTaskSampler(TaskRows(labels, np.arange(5), ("a", "b")), BatchSizes(8, 2))
         >>> plan = next(sampler.plans(start=0, count=1))
         >>> plan.index.shape, plan.masks.pos.sum(axis=1)
         ((2, 4), array([2, 2]))
