@@ -17,10 +17,10 @@ from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.algorithms.base import PreviousScores
 from lightning_tpauc.algorithms.recursive import RecursiveAlgorithm
 from lightning_tpauc.data.core.batch import PosNegBatch, check_training_batch
-from lightning_tpauc.distributed import GatheredScores, gather_scores
+from lightning_tpauc.distributed import GatheredScores
 from lightning_tpauc.distributed.fsdp import assign
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
-from lightning_tpauc.functional.checks import as_index, check_count, is_real
+from lightning_tpauc.functional.checks import check_count, is_real
 from lightning_tpauc.lightning_fixes.checkpoint_files import check_file, explained_reading, use_atomic_files
 from lightning_tpauc.lightning_fixes.compiled import compile_model_alone
 from lightning_tpauc.lightning_fixes.hooks import duty, refuse_replaced
@@ -32,6 +32,7 @@ from lightning_tpauc.metrics.further import FurtherMetrics
 from lightning_tpauc.optimization.optimized_module import make_dense
 from lightning_tpauc.training.checkpoint import prepare_loading
 from lightning_tpauc.training.checkpoint import save as save_checkpoint
+from lightning_tpauc.training.joint_step import gather_batch, step_of, undo_of
 from lightning_tpauc.training.needed_callbacks import needed_callbacks
 from lightning_tpauc.training.returning import give_back, take_back
 from lightning_tpauc.training.saved_hyperparameters import save_cli_hyperparameters
@@ -47,7 +48,7 @@ _NOT_PREPARED = (
 
 
 class TPAUCModule(TrainedModule):
-    r"""Trains a model that gives one score per example to maximise two-way partial AUC.
+    r"""Trains a model that gives one score per example, or one for each of K labels, to maximise two-way partial AUC.
 
     Three ways to use it: pass a ``backbone``; subclass it and define ``forward(inputs) -> scores``; or mix it into an
     existing LightningModule, ``class Mine(TPAUCModule, TheirModule)``, whose ``forward`` it then trains. Batches are
@@ -64,7 +65,8 @@ class TPAUCModule(TrainedModule):
 
     Args:
         backbone: maps ``inputs`` to scores of shape ``(N,)`` or ``(N, 1)``, larger meaning more positive, or to the
-            logits of two classes, ``(N, 2)``, whose difference is the score; alone or as ``logits`` of the output.
+            logits of two classes, ``(N, 2)``, whose difference is the score; alone or as ``logits`` of the output. For
+            data with K labels, to K scores, ``(N, K)``.
             Inputs that are mappings or PyG graphs are passed by keyword where its ``forward`` names their entries.
         algorithm: the training method; STACO1 at ``min_tpr = max_fpr = 0.5`` if ``None``, which evaluates a checkpoint
             at the rectangle that it was trained for.
@@ -84,7 +86,9 @@ class TPAUCModule(TrainedModule):
         log_objective: also report the exact training objective F, on the evaluated data.
         metrics: torchmetrics, or your own, to report in validation and test beside ours: one, a list, or a dictionary
             of names, as in ``metrics={"f1": BinaryF1Score()}`` for ``val/f1``. They get the sigmoid of the raw scores.
-        num_positives: number of training positives; the data module's if ``None``.
+        num_positives: number of training positives, of each of several labels in a list; the data module's if ``None``.
+        tasks: for data with several labels, the rectangle and the weight of some of them by name or position, as in
+            ``{"liver": {"max_fpr": 0.1, "weight": 2.0}}``. The others have the algorithm's rectangle and weight 1.
         init_from: file with the weights that a new run starts from (fine-tuning): a checkpoint of another run, whatever
             its data, or the ``state_dict`` of such a module or of a ``backbone``.
         **kwargs: passed on to the next class, for mixing in.
@@ -113,8 +117,9 @@ class TPAUCModule(TrainedModule):
         rectangles: Sequence[tuple[float, float]] = (),
         log_objective: bool = False,
         metrics: FurtherMetrics | None = None,
-        num_positives: int | None = None,
+        num_positives: int | list[int] | None = None,
         init_from: str | None = None,
+        tasks: dict[str | int, dict[str, float]] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -128,6 +133,7 @@ class TPAUCModule(TrainedModule):
             rectangles=rectangles,
             log_objective=log_objective,
             metrics=metrics,
+            tasks=tasks,
             **kwargs,
         )
         _check_arguments(gradient_clip_val, num_positives)
@@ -142,7 +148,7 @@ class TPAUCModule(TrainedModule):
     @duty("before")
     def on_fit_start(self) -> None:
         """Load the weights of ``init_from`` in the module's first run, unless that is resumed."""
-        self._blind_said = set()
+        self.area_warnings.forget()
         state = self.training_state
         first, is_new = state.begin_run(), state.phase is not Phase.LOADED
         if self.init_from is not None and is_new and first:
@@ -171,7 +177,8 @@ class TPAUCModule(TrainedModule):
         step_schedulers(self.trainer, state.batches_seen, skipped=state.step_skipped)
         loss = state.step_loss
         if self._loss_is_due():
-            self.log("train/loss", loss, batch_size=sum(joint[k].numel() for k in range(3)))
+            size = joint.pos_scores.shape[-1] + joint.neg_scores.shape[-1] + joint.dual_neg_scores.shape[-1]
+            self.log("train/loss", loss, batch_size=size)
         return loss
 
     def _gradient_step(self, optimizer: LightningOptimizer, batch: PosNegBatch, batch_idx: int) -> GatheredScores:
@@ -181,9 +188,9 @@ class TPAUCModule(TrainedModule):
         self.forget_gradients(optimizer, batch_idx)
         previous = self._previous_scores(batch)
         joint = self.joint_scores(batch)
-        undo = (joint.index, self.algorithm.snapshot(joint.index)) if scaler is not None else None
+        undo = undo_of(self.algorithm, joint) if scaler is not None else None
         with self.full_precision():
-            loss = self._with_auxiliary(self.algorithm(*joint, previous=previous), batch, joint)
+            loss = self._with_auxiliary(step_of(self.algorithm, joint, previous), batch, joint)
         self.manual_backward(loss)
         state.previous.remember()
         skipped = self.take_step(optimizer, batch_idx, loss, scaler)
@@ -262,7 +269,7 @@ class TPAUCModule(TrainedModule):
             self.forget_gradients(optimizer, batch_idx)
             seen[:] = [self.joint_scores(batch)]
             with self.full_precision():
-                loss = self._with_auxiliary(self.algorithm(*seen[0]), batch, seen[0])
+                loss = self._with_auxiliary(step_of(self.algorithm, seen[0]), batch, seen[0])
             self.manual_backward(loss)
             losses.append(loss.detach())
             return loss
@@ -281,9 +288,7 @@ class TPAUCModule(TrainedModule):
 
     def joint_scores(self, batch: PosNegBatch) -> GatheredScores:
         """One forward pass over the joint batch, then the scores of all ranks."""
-        scores = self.algorithm_scores(batch.inputs)
-        sizes = batch.num_pos, batch.num_neg, batch.num_dual_neg
-        return gather_scores(scores, as_index(batch.index, scores.device), sizes, batch.shares)
+        return gather_batch(self.algorithm_scores(batch.inputs), batch)
 
     @duty("before")
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -362,5 +367,6 @@ def _check_arguments(gradient_clip_val: Any, num_positives: Any) -> None:
     if gradient_clip_val is not None and not (is_real(gradient_clip_val) and gradient_clip_val > 0):
         msg = f"Expected `gradient_clip_val` to be a number above 0, or None, but got {gradient_clip_val!r}."
         raise ArgumentError(msg)
-    if num_positives is not None:
-        check_count(num_positives, "num_positives", 1)
+    for count in num_positives if isinstance(num_positives, (list, tuple)) else [num_positives]:
+        if count is not None:
+            check_count(count, "num_positives", 1)

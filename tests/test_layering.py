@@ -40,7 +40,7 @@ ROOMS, ARROWS = 20, 80
 #: Folders that know less than their layer allows.
 ONLY = {
     "functional": {"errors"},
-    "distributed": {"errors"},
+    "distributed": {"errors", "functional"},
     "algorithms": {"errors", "functional"},
     "data": {"atomic", "distributed", "errors", "extras", "functional"},
     "models": {"errors", "extras"},

@@ -148,6 +148,10 @@ USED = {
         lambda t: t.fit_loop,
         "an ordinary DataLoader is refused for a lesser reason",
     ),
+    ("scoring.labels_of_data", "_data_source"): (
+        lambda t: t.fit_loop,
+        "loaders of several labels are taken for those of one",
+    ),
     ("scoring.trained_start", "_monitor_candidates"): (
         lambda _: ModelCheckpoint(),
         "a run saves something worse than its start",

@@ -18,7 +18,7 @@ from lightning_tpauc.functional.eager import eager
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.functional.tasks import TaskMasks, in_play, there
 
-__all__ = ("TIGHTNESS_GRID", "Algorithm", "PreviousScores", "TrainingScores")
+__all__ = ("TIGHTNESS_GRID", "Algorithm", "PreviousScores", "TrainingScores", "shrunk_rectangle")
 
 #: Values of :attr:`Algorithm.tightness` at which validation evaluates the objective.
 TIGHTNESS_GRID: tuple[float, ...] = tuple(k / 20 for k in range(21))
@@ -46,6 +46,18 @@ class PreviousScores(NamedTuple):
 
     pos_scores: Tensor
     neg_scores: Tensor
+
+
+def shrunk_rectangle(min_tpr: float, max_fpr: float, tightness: float) -> tuple[float, float]:
+    """The rectangle on the line from (0, 1) to ``(min_tpr, max_fpr)``.
+
+    Example:
+        >>> shrunk_rectangle(0.8, 0.2, 0.5)
+        (0.4, 0.6)
+    """
+    if tightness == 1.0:  # exactly, not up to rounding
+        return min_tpr, max_fpr
+    return tightness * min_tpr, 1.0 - tightness * (1.0 - max_fpr)
 
 
 class Algorithm(DeclaredState, ABC):
@@ -94,9 +106,13 @@ class Algorithm(DeclaredState, ABC):
         Args:
             tightness: how far along that line, in [0, 1].
         """
-        if tightness == 1.0:  # exactly, not up to rounding
-            return self.min_tpr, self.max_fpr
-        return tightness * self.min_tpr, 1.0 - tightness * (1.0 - self.max_fpr)
+        return shrunk_rectangle(self.min_tpr, self.max_fpr, tightness)
+
+    def rectangles_at(self, tightness: float) -> list[tuple[float, float]]:
+        """:meth:`rectangle_at` of each of several tasks, which may have rectangles of their own."""
+        lows = [self.min_tpr if task.min_tpr is None else task.min_tpr for task in self.tasks or ()]
+        highs = [self.max_fpr if task.max_fpr is None else task.max_fpr for task in self.tasks or ()]
+        return [shrunk_rectangle(low, high, tightness) for low, high in zip(lows, highs, strict=True)]
 
     @property
     def bounds(self) -> tuple[float | Tensor, float | Tensor]:
@@ -370,11 +386,11 @@ class Algorithm(DeclaredState, ABC):
         """Scalars that tell how the run goes; may cost O(n_pos)."""
         return {}
 
-    def start(self, scores: TrainingScores | None = None) -> None:
-        """Called once before the first step, with scores if :meth:`needs_scores` says so for ``"start"``."""
+    def start(self, scores: TrainingScores | Sequence[TrainingScores] | None = None) -> None:
+        """Called once before the first step, with scores, of each of several tasks, if :meth:`needs_scores` says so."""
 
     def finish_stage(self) -> None:
         """End a stage: averages become the current values and the next anchors."""
 
-    def restart(self, scores: TrainingScores | None = None) -> None:
-        """Begin the next stage, with scores if :meth:`needs_scores` says so for ``"restart"``."""
+    def restart(self, scores: TrainingScores | Sequence[TrainingScores] | None = None) -> None:
+        """Begin the next stage, with scores as in :meth:`start`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -144,9 +145,9 @@ class SONX(PairwiseAlgorithm):
         """Whether the exact solution is asked for; there are no stages."""
         return event == "start" and self.dual_init == "exact"
 
-    def start(self, scores: TrainingScores | None = None) -> None:
+    def start(self, scores: TrainingScores | Sequence[TrainingScores] | None = None) -> None:
         """Set s and s' to the minimisers for the initial weights, if asked for."""
-        if scores is not None and self.dual_init == "exact":
+        if isinstance(scores, TrainingScores) and self.dual_init == "exact":
             duals = exact_duals(*scores, self.min_tpr, self.max_fpr, surrogate=self.surrogate)
             self.s.copy_(activate_ties(duals.s, scores.pos_scores, self.surrogate))
             # below its own tie as well: equal risks are selected

@@ -17,12 +17,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.tasks import TaskMasks
 
 __all__ = (
     "GatheredScores",
     "Shares",
     "gather_objects",
     "gather_scores",
+    "gather_scores_of_tasks",
     "gather_variable",
     "handling_exception",
     "rank",
@@ -38,12 +40,16 @@ Shares = tuple[tuple[int, int, int], ...]
 
 
 class GatheredScores(NamedTuple):
-    """Scores of one global batch, identical on every rank, in the order of an algorithm's arguments."""
+    """Scores of one global batch, identical on every rank, in the order of an algorithm's arguments.
+
+    With several tasks all have a leading dimension of tasks, and ``masks`` say which count.
+    """
 
     pos_scores: Tensor
     neg_scores: Tensor
     dual_neg_scores: Tensor
     index: Tensor  # type: ignore[assignment]  # shadows tuple.index, which nobody calls on a batch
+    masks: TaskMasks | None = None
 
 
 def world_size() -> int:
@@ -96,11 +102,51 @@ def gather_scores(scores: Tensor, index: Tensor, sizes: tuple[int, int, int], sh
     if shares is None:
         shares = _exchange_sizes(sizes, scores.device)
     _check_shares(shares, sizes, world)
-    gathered, joint_index = _exchange(scores.detach(), index, shares)
+    gathered, joint_index = _exchange(scores.detach(), index, shares, [share[0] for share in shares])
     joint: Tensor = _Joint.apply(scores, gathered, shares, rank())
     totals = [sum(share[k] for share in shares) for k in range(3)]
     pos, neg, dual = torch.split(joint, totals)
     return GatheredScores(pos, neg, dual, joint_index)
+
+
+def gather_scores_of_tasks(
+    parts: tuple[Tensor, Tensor, Tensor | None], index: Tensor, masks: TaskMasks, shares: Shares | None
+) -> GatheredScores:
+    """Scores, index and masks of several tasks on all ranks, rank after rank within each class; differentiable.
+
+    Args:
+        parts: float32 or float64 tensors ``(K, num_pos)``, ``(K, num_neg)`` and ``(K, num_dual_neg)`` of this rank.
+        index: int64 tensor ``(K, num_pos)`` of this rank, at least 0.
+        masks: of the shapes of the parts.
+        shares: the three numbers on all ranks; ``None`` as in :func:`gather_scores`.
+    """
+    pos, neg = parts[:2]
+    dual = pos[:, :0] if parts[2] is None else parts[2]
+    world, num_tasks = world_size(), len(pos)
+    if world == 1:
+        return GatheredScores(pos, neg, dual, index, masks)
+    sizes = pos.shape[1], neg.shape[1], dual.shape[1]
+    shares = _exchange_sizes(sizes, pos.device) if shares is None else shares
+    _check_shares(shares, sizes, world)
+    # an example's scores lie together, so that those of all tasks are cut like those of one
+    scores = torch.cat([pos.T, neg.T, dual.T]).reshape(-1)
+    dual_mask = masks.pos[:, :0] if masks.dual_neg is None else masks.dual_neg
+    there = torch.cat([masks.pos.T, masks.neg.T, dual_mask.T])
+    place = torch.cat([index.T, index.new_zeros(sizes[1] + sizes[2], num_tasks)])
+    widened = tuple((p * num_tasks, n * num_tasks, d * num_tasks) for p, n, d in shares)
+    # where a score is not there, its place is -1
+    gathered, places = _exchange(
+        scores.detach(), place.where(there, -1).reshape(-1), widened, [sum(share) for share in widened]
+    )
+    joint: Tensor = _Joint.apply(scores, gathered, widened, rank())
+    totals = [sum(share[k] for share in shares) for k in range(3)]
+    every = torch.split(joint.view(-1, num_tasks), totals)
+    # places come rank after rank, not class after class
+    of_ranks = torch.split(places.view(-1, num_tasks), [sum(share) for share in shares])
+    by_class = zip(*(torch.split(own, list(share)) for own, share in zip(of_ranks, shares, strict=True)), strict=True)
+    placed = [torch.cat(parts).T for parts in by_class]
+    found = TaskMasks(placed[0] >= 0, placed[1] >= 0, placed[2] >= 0 if parts[2] is not None else None)
+    return GatheredScores(every[0].T, every[1].T, every[2].T, placed[0].clamp_min(0), found)
 
 
 def gather_variable(values: Tensor) -> list[Tensor]:
@@ -153,11 +199,14 @@ class _Joint(torch.autograd.Function):
         return own * ctx.world_size, None, None, None
 
 
-def _exchange(scores: Tensor, index: Tensor, shares: Shares) -> tuple[Tensor, Tensor]:
-    """One collective for scores and index together: both travel as raw 32-bit words, padded to the largest share."""
+def _exchange(scores: Tensor, index: Tensor, shares: Shares, num_index: list[int]) -> tuple[Tensor, Tensor]:
+    """One collective for scores and index together: both travel as raw 32-bit words, padded to the largest share.
+
+    Scores come class after class, the index rank after rank; ``num_index`` says how long it is on each rank.
+    """
     message = torch.cat([_words(scores), _words(index)])
     per_score, per_index = scores.element_size() // 4, index.element_size() // 4
-    lengths = [sum(share) * per_score + share[0] * per_index for share in shares]
+    lengths = [sum(share) * per_score + own * per_index for share, own in zip(shares, num_index, strict=True)]
     width = max(lengths)
     padded = message.new_zeros(width)
     padded[: message.numel()] = message
@@ -165,12 +214,12 @@ def _exchange(scores: Tensor, index: Tensor, shares: Shares) -> tuple[Tensor, Te
     _all_gather(received, padded)
     score_parts: list[list[Tensor]] = [[], [], []]
     index_parts: list[Tensor] = []
-    for row, share in zip(torch.split(received, width), shares, strict=True):
+    for row, share, own in zip(torch.split(received, width), shares, num_index, strict=True):
         cut = sum(share) * per_score
         rank_scores = row[:cut].clone().view(scores.dtype)
         for k, part in enumerate(torch.split(rank_scores, list(share))):
             score_parts[k].append(part)
-        index_parts.append(row[cut : cut + share[0] * per_index].clone().view(index.dtype))
+        index_parts.append(row[cut : cut + own * per_index].clone().view(index.dtype))
     return torch.cat([part for parts in score_parts for part in parts]), torch.cat(index_parts)
 
 

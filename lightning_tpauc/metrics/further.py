@@ -66,10 +66,11 @@ class FurtherMetric(WrapperMetric):
         counted = (target == 1) | (target == 0)
         if not bool(counted.any()):
             return
-        scores = scores[counted]
-        self.metric.update(
-            scores if isinstance(self.metric, ScoreMetric) else scores.double().sigmoid(), target[counted]
-        )
+        self.metric.update(self.expected(scores[counted]), target[counted])
+
+    def expected(self, scores: Tensor) -> Tensor:
+        """Raw scores as the metric takes them."""
+        return scores if isinstance(self.metric, ScoreMetric) else scores.double().sigmoid()
 
     def compute(self) -> Tensor:
         """The metric's value.

@@ -15,8 +15,8 @@ from lightning_tpauc.functional.area import exact_tpauc
 from lightning_tpauc.functional.decision_threshold import count_decisions
 from lightning_tpauc.functional.notify import warn_on_rank_zero
 from lightning_tpauc.functional.polyline import roc_points
-from lightning_tpauc.metrics.plot import plot_roc, plot_scores
-from lightning_tpauc.metrics.reporting import gathered_scores
+from lightning_tpauc.metrics.per_task import scores_of_each
+from lightning_tpauc.metrics.plot import plot_roc, plot_rocs, plot_scores
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -38,7 +38,8 @@ class ROCFigure(Callback):
     """Draws the ROC curve with what decisions reach, ``val/roc``, and the scores of both classes, ``val/scores``.
 
     The rectangle is the one that was asked for, with the area under the curve. The threshold is that of
-    :class:`~lightning_tpauc.DecisionThreshold`.
+    :class:`~lightning_tpauc.DecisionThreshold`. Of several labels the curves of all are drawn in one picture,
+    ``val/roc``, and the scores of each in one of its own, ``val/scores/NAME``.
 
     The loggers of TensorBoard, Weights & Biases, MLflow (as artifacts) and Comet show them. If a run has none of these,
     there is a :class:`TPAUCWarning` at its start.
@@ -62,7 +63,7 @@ class ROCFigure(Callback):
         import_extra("matplotlib", "plot")
         self.every_n_validations = every_n_validations
         self._validations = 0
-        self._drawn: tuple[Tensor, Tensor] | None = None
+        self._drawn: list[tuple[Tensor, Tensor]] | None = None
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -80,9 +81,9 @@ class ROCFigure(Callback):
         if self._validations % self.every_n_validations:
             return
         module: Any = pl_module  # a TPAUCModule
-        scores, labels = gathered_scores(module.val_metrics)
-        if bool((labels == 1).any() and (labels == 0).any()):  # else the metrics have said which class is missing
-            self._drawn = scores, labels
+        drawn = scores_of_each(module.val_metrics)
+        if any(map(_has_both, drawn)):  # else the metrics have said which class is missing
+            self._drawn = drawn
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -93,7 +94,8 @@ class ROCFigure(Callback):
         pyplot = import_extra("matplotlib.pyplot", "plot")
         step = trainer.global_step - 1  # where Lightning puts this validation's scalars
         for logger, show in _able(trainer):
-            for name, figure in _figures(pl_module, *drawn):
+            several = getattr(pl_module, "trained_labels", None) is not None
+            for name, figure in _figures_of_labels(pl_module, drawn) if several else _figures(pl_module, *drawn[0]):
                 show(logger, name, figure, step)
                 pyplot.close(figure)
 
@@ -109,6 +111,22 @@ def _figures(module: Any, scores: Tensor, labels: Tensor) -> Iterator[tuple[str,
     value = float(exact_tpauc(scores, labels, *rectangle))
     yield "val/roc", plot_roc(fpr, tpr, value, *rectangle, point=point)[0]
     yield "val/scores", plot_scores(scores, labels, threshold)[0]
+
+
+def _figures_of_labels(module: Any, drawn: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[str, Any]]:
+    """The pictures of a validation of several labels; one that lacks a class is left out."""
+    labels, thresholds = module.trained_labels, module.threshold or {}
+    each = list(zip(labels.names, labels.keys, drawn, labels.rectangles(module.algorithm), strict=True))
+    known = [(name, key, own, rectangle) for name, key, own, rectangle in each if _has_both(own)]
+    curves = [roc_points(*own) for _, _, own, _ in known]
+    shown = [f"{name}: {float(exact_tpauc(*own, *rectangle)):.3f}" for name, _, own, rectangle in known]
+    yield "val/roc", plot_rocs(curves, shown, [rectangle for _, _, _, rectangle in known])[0]
+    for name, key, own, _ in known:
+        yield f"val/scores/{key}", plot_scores(*own, thresholds.get(name))[0]
+
+
+def _has_both(scored: tuple[Tensor, Tensor]) -> bool:
+    return bool((scored[1] == 1).any() and (scored[1] == 0).any())
 
 
 def _able(trainer: Trainer) -> list[tuple[Any, Callable[[Any, str, Any, int], object]]]:

@@ -18,7 +18,7 @@ from lightning_tpauc.lightning_fixes.mixing import refuse_taken
 from lightning_tpauc.lightning_fixes.schedulers import keep_monitors
 from lightning_tpauc.optimization.run_length import steps_of_share
 from lightning_tpauc.optimization.warmup import LinearWarmup, begin_warmup, make_optimizer, warms_up
-from lightning_tpauc.scoring.scoring_module import ScoringModule
+from lightning_tpauc.scoring.evaluated_module import EvaluatedModule
 
 __all__ = ("OptimizedModule", "make_dense")
 
@@ -31,7 +31,7 @@ _EVALUATES = (
 _MOST_WARMUP_EPOCHS, _WARMUP_WITHOUT_END = 4, 100
 
 
-class OptimizedModule(ScoringModule):
+class OptimizedModule(EvaluatedModule):
     """Makes the optimizer and its schedule, takes the steps, and tells how far the schedule has lowered the rate.
 
     Args:
@@ -41,7 +41,7 @@ class OptimizedModule(ScoringModule):
         lr_scheduler_interval: whether the scheduler steps after every ``"step"`` or every ``"epoch"``.
         warmup: share of the run in which the learning rate grows linearly to that of the optimizer, at most 4 epochs;
             0 for none. An ``lr_scheduler``, or the optimizer of a class mixed in, replaces the warm-up.
-        **kwargs: of :class:`~lightning_tpauc.scoring.scoring_module.ScoringModule`.
+        **kwargs: of :class:`~lightning_tpauc.scoring.evaluated_module.EvaluatedModule`.
 
     Raises:
         ArgumentError: if ``lr_scheduler_interval`` is unknown.

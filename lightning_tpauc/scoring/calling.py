@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import Parameter
 from typing import Any
 
@@ -14,7 +14,7 @@ from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.eager import eager
 from lightning_tpauc.functional.notify import warn_on_rank_zero
 
-__all__ = ("call_model", "one_score", "scores_of")
+__all__ = ("call_model", "one_score", "scores_of", "scores_of_labels")
 
 
 def call_model(model: Callable[..., Any], inputs: Any) -> Any:
@@ -164,7 +164,31 @@ def one_score(scores: Tensor) -> Tensor:
         return scores.reshape(-1)
     msg = (
         "Expected `forward` to return one score per example, shape (N,) or (N, 1), or the logits of two classes, "
-        f"(N, 2), but got {tuple(scores.shape)}. Return the score of the class that counts as positive."
+        f"(N, 2), but got {tuple(scores.shape)}. Return the score of the class that counts as positive, or train on "
+        "data with a column of labels for each output."
+    )
+    raise ArgumentError(msg)
+
+
+def scores_of_labels(scores: Tensor, names: Sequence[str]) -> Tensor:
+    """Scores ``(N, K)`` of K labels, also from ``(N, K, 1, ...)``, or from ``(N,)`` of one.
+
+    Raises:
+        ArgumentError: if there is another number of outputs.
+
+    Example:
+        >>> import torch
+        >>> scores_of_labels(torch.zeros(5, 2), ("liver", "lung")).shape
+        torch.Size([5, 2])
+    """
+    rows = scores.shape[0] if scores.ndim else 0
+    if scores.numel() == rows * len(names) and scores.shape[1:2] in ((len(names),), *([()] if len(names) == 1 else [])):
+        return scores.reshape(rows, len(names))
+    outputs = "one output" if scores.ndim < 2 or scores.shape[1] == 1 else f"{scores.shape[1]} outputs"
+    shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+    msg = (
+        f"The model has {outputs}, shape {tuple(scores.shape)}, but there are {len(names)} labels: {shown}. Give it an "
+        f"output for each, as `num_labels={len(names)}` does for the models of this package."
     )
     raise ArgumentError(msg)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -26,11 +27,12 @@ from lightning_tpauc.functional.decision_threshold import (
 )
 from lightning_tpauc.lightning_fixes.unsupported import log_replicated, starts_processes
 from lightning_tpauc.metrics import TwoWayPartialAUROC
-from lightning_tpauc.metrics.reporting import IGNORED, gathered_scores
+from lightning_tpauc.metrics.per_task import scores_of_each
+from lightning_tpauc.metrics.reporting import IGNORED
+from lightning_tpauc.scoring.evaluated_module import EvaluatedModule
 from lightning_tpauc.scoring.forward_passes import device_batches
 from lightning_tpauc.scoring.labelled_batches import inputs_and_target
-from lightning_tpauc.scoring.operating_point import OperatingPoint
-from lightning_tpauc.scoring.scoring_module import ScoringModule
+from lightning_tpauc.scoring.operating_point import OperatingPoint, OperatingPoints
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -100,7 +102,7 @@ class DecisionThreshold(Callback):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that the module is one of ours, and that there is one such callback."""
-        if not isinstance(pl_module, ScoringModule):
+        if not isinstance(pl_module, EvaluatedModule):
             msg = f"DecisionThreshold needs the scores of a TPAUCModule, but got {type(pl_module).__name__}."
             raise UnsupportedError(msg)
         callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
@@ -111,48 +113,66 @@ class DecisionThreshold(Callback):
     @override
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Choose, before the module forgets the scores; of several data loaders the first one's."""
-        module: ScoringModule = pl_module  # type: ignore[assignment]
+        module: EvaluatedModule = pl_module  # type: ignore[assignment]
         if trainer.sanity_checking and not module.trained_start.is_measured:
             return
-        loaders = [(suffix, gathered_scores(metrics)) for suffix, metrics in module.loader_metrics("val")]
+        loaders = [(suffix, scores_of_each(metrics)) for suffix, metrics in module.loader_metrics("val")]
         if trainer.state.fn == TrainerFn.FITTING or self.renews or module.operating_point is None:
-            module.operating_point = self.choose(module, *loaders[0][1])
+            module.operating_point = self.choose_each(module, loaders[0][1])
             if trainer.state.fn != TrainerFn.FITTING:
                 self.say_what_fell_short(module)
                 _say_lost(trainer, module)
         if module.operating_point is not None and not trainer.sanity_checking:
             for suffix, scored in loaders:
-                decisions = count_decisions(*scored, module.operating_point.threshold)
-                _log(module, f"val/threshold{suffix}", decisions.threshold)
-                for name, count, total in _shares(decisions):
-                    _log(module, f"val/{name}{suffix}", count / total)
+                for label, decisions in _decisions(module, scored):
+                    _log(module, f"val/threshold{label}{suffix}", decisions.threshold)
+                    for name, count, total in _shares(decisions):
+                        _log(module, f"val/{name}{label}{suffix}", count / total)
 
     @override
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report what the threshold does to each data loader's examples."""
-        module: ScoringModule = pl_module  # type: ignore[assignment]
+        module: EvaluatedModule = pl_module  # type: ignore[assignment]
         if module.operating_point is None:
             return
         for suffix, metrics in module.loader_metrics("test"):
-            decisions = count_decisions(*gathered_scores(metrics), module.operating_point.threshold)
-            _log(module, f"test/threshold{suffix}", decisions.threshold)
-            for name, count, total in _shares(decisions):
-                lower, upper = exact_interval(count, total)
-                _log(module, f"test/{name}{suffix}", count / total)
-                _log(module, f"test/{name}_lower{suffix}", lower)
-                _log(module, f"test/{name}_upper{suffix}", upper)
+            for label, decisions in _decisions(module, scores_of_each(metrics)):
+                _log(module, f"test/threshold{label}{suffix}", decisions.threshold)
+                for name, count, total in _shares(decisions):
+                    lower, upper = exact_interval(count, total)
+                    _log(module, f"test/{name}{label}{suffix}", count / total)
+                    _log(module, f"test/{name}_lower{label}{suffix}", lower)
+                    _log(module, f"test/{name}_upper{label}{suffix}", upper)
 
-    def choose(self, module: ScoringModule, scores: Tensor, labels: Tensor) -> OperatingPoint | None:
+    def choose_each(
+        self, module: EvaluatedModule, scored: Sequence[tuple[Tensor, Tensor]]
+    ) -> OperatingPoint | OperatingPoints | None:
+        """The operating point of one label's scores, or the points of several; ``None`` where there is none."""
+        labels = module.trained_labels
+        if labels is None:
+            return self.choose(module, *scored[0])
+        rectangles = labels.rectangles(module.algorithm)
+        each = [self.choose(module, *own, rectangle) for own, rectangle in zip(scored, rectangles, strict=True)]
+        return OperatingPoints(dict(zip(labels.names, each, strict=True))) if any(each) else None
+
+    def choose(
+        self,
+        module: EvaluatedModule,
+        scores: Tensor,
+        labels: Tensor,
+        rectangle: tuple[float, float] | None = None,
+    ) -> OperatingPoint | None:
         """The operating point of scores, the same on every rank that has the same; ``None`` if a class is missing.
 
         Args:
             module: whose rectangle it is for.
             scores: raw scores, tensor ``(N,)``.
             labels: 1, 0, or anything else for rows to leave out, tensor ``(N,)``.
+            rectangle: ``(min_tpr, max_fpr)`` where it is not that of the module's algorithm.
         """
         if not bool((labels == 1).any() and (labels == 0).any()):
             return None  # which the metrics have said
-        rectangle = module.algorithm.min_tpr, module.algorithm.max_fpr
+        rectangle = rectangle or (module.algorithm.min_tpr, module.algorithm.max_fpr)
         chosen = decision_threshold(scores, labels, *rectangle, self.criterion, self.cost_ratio, validate_args=False)
         if chosen is None:
             return None
@@ -172,38 +192,48 @@ class DecisionThreshold(Callback):
             self._why_uncalibrated = str(error)
             return None
 
-    def say_what_fell_short(self, module: ScoringModule) -> None:
+    def say_what_fell_short(self, module: EvaluatedModule) -> None:
         """Say if no threshold lies in the rectangle, with how far away the nearest is, or if nothing is calibrated."""
-        point, algorithm = module.operating_point, module.algorithm
-        if point is None:
-            return
+        found, labels, algorithm = module.operating_point, module.trained_labels, module.algorithm
+        if isinstance(found, OperatingPoint):
+            self._say_of(found, (algorithm.min_tpr, algorithm.max_fpr), "")
+        elif found is not None and labels is not None:
+            for (name, point), rectangle in zip(found.points.items(), labels.rectangles(algorithm), strict=True):
+                if point is not None:
+                    self._say_of(point, rectangle, f"{name}: ")
+
+    def _say_of(self, point: OperatingPoint, rectangle: tuple[float, float], label: str) -> None:
         if self.calibration is not None and point.calibration is None:
-            rank_zero_info(f"Predictions will hold no probabilities. {self._why_uncalibrated}")
+            rank_zero_info(f"{label}Predictions will hold no probabilities. {self._why_uncalibrated}")
         if point.nearest is None:
             return
-        tpr, fpr = point.nearest
-        away = math.hypot(max(0.0, algorithm.min_tpr - tpr), max(0.0, fpr - algorithm.max_fpr))
+        (tpr, fpr), (min_tpr, max_fpr) = point.nearest, rectangle
+        away = math.hypot(max(0.0, min_tpr - tpr), max(0.0, fpr - max_fpr))
         used = point.decisions
         rank_zero_info(
-            f"No threshold lies in the rectangle TPR >= {algorithm.min_tpr:g}, FPR <= {algorithm.max_fpr:g} on the "
+            f"{label}No threshold lies in the rectangle TPR >= {min_tpr:g}, FPR <= {max_fpr:g} on the "
             f"validation data: the nearest, TPR {tpr:.3f} at FPR {fpr:.3f}, is {away:.2g} away. By {point.criterion!r} "
             f"{used.threshold:.6g} decides, TPR {used.sensitivity:.3f} at FPR {1 - used.specificity:.3f}."
         )
 
     @torch.no_grad()
-    def choose_again(self, trainer: Trainer, module: ScoringModule) -> None:
+    def choose_again(self, trainer: Trainer, module: EvaluatedModule) -> None:
         """Score the validation data once more, by the weights that the module holds now, and choose."""
         loader = CombinedLoader(trainer.val_dataloaders).flattened[0]
         limit = trainer.num_val_batches[0]
-        metric = TwoWayPartialAUROC(ignore_index=IGNORED).to(module.device)
+        several = module.trained_labels is not None
+        metrics = [TwoWayPartialAUROC(ignore_index=IGNORED).to(module.device) for _ in range(module.num_labels or 1)]
         modes = [(child, child.training) for child in module.modules()]
         module.eval()
         for batch in device_batches(module, islice(loader, None if math.isinf(limit) else int(limit))):
-            inputs, target = inputs_and_target(batch, module.input_layout)
-            metric.update(module.raw_scores(inputs), target)
+            inputs, target = inputs_and_target(batch, module.input_layout, module.num_labels)
+            scores = module.raw_scores(inputs)
+            columns = zip(scores.unbind(1), target.unbind(1), strict=True) if several else [(scores, target)]
+            for metric, column in zip(metrics, columns, strict=True):
+                metric.update(*column)
         for child, training in modes:
             child.training = training
-        module.operating_point = self.choose(module, *metric.gathered())
+        module.operating_point = self.choose_each(module, [metric.gathered() for metric in metrics])
 
 
 class DefaultThreshold(DecisionThreshold):
@@ -212,13 +242,26 @@ class DefaultThreshold(DecisionThreshold):
     renews = False
 
 
-def _say_lost(trainer: Trainer, module: ScoringModule) -> None:
-    if module.operating_point is not None and starts_processes(trainer):
+def _say_lost(trainer: Trainer, module: EvaluatedModule) -> None:
+    found = module.operating_point
+    if found is not None and starts_processes(trainer):
+        what = f"threshold {found.threshold:.6g}" if isinstance(found, OperatingPoint) else "threshold of each label"
         rank_zero_warn(
-            f"The threshold {module.operating_point.threshold:.6g} is known to the processes of this validation alone: "
+            f"The {what} is known to the processes of this validation alone: "
             "Lightning brings nothing back from them but metrics. Validate with `Trainer(devices=1)` to keep it.",
             category=TPAUCWarning,
         )
+
+
+def _decisions(module: EvaluatedModule, scored: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[str, Decisions]]:
+    """What the threshold does to the scores of each label that has one, after what names of several end in."""
+    found, labels = module.operating_point, module.trained_labels
+    if isinstance(found, OperatingPoint):
+        return [("", count_decisions(*scored[0], found.threshold))]
+    if found is None or labels is None:
+        return []
+    each = zip(labels.keys, found.points.values(), scored, strict=True)
+    return [(f"/{key}", count_decisions(*own, point.threshold)) for key, point, own in each if point is not None]
 
 
 def _shares(decisions: Decisions) -> list[tuple[str, int, int]]:
@@ -228,5 +271,5 @@ def _shares(decisions: Decisions) -> list[tuple[str, int, int]]:
     return [(f"{name}_at_threshold", count, total) for name, (count, total) in counts.items() if total]
 
 
-def _log(module: ScoringModule, name: str, value: float) -> None:
+def _log(module: EvaluatedModule, name: str, value: float) -> None:
     log_replicated(module, name, torch.tensor(value, device=module.device))

@@ -13,7 +13,7 @@ from lightning_tpauc.errors import ArgumentError
 __all__ = ("inputs_and_target", "inputs_to_predict")
 
 
-def inputs_and_target(batch: Any, known: Any = None) -> tuple[Any, Tensor]:
+def inputs_and_target(batch: Any, known: Any = None, num_labels: int | None = None) -> tuple[Any, Tensor]:
     """Inputs and labels of a batch for validation or test.
 
     Args:
@@ -22,9 +22,12 @@ def inputs_and_target(batch: Any, known: Any = None) -> tuple[Any, Tensor]:
             has N entries, which may be the floats 0.0 and 1.0.
         known: the :func:`~lightning_tpauc.data.core.tree_utils.layout` of the inputs that the model was trained on.
             Without it only pairs are unambiguous.
+        num_labels: K, if there are several labels. The target is then ``(N, K)``, and holds nan or -1 where nothing was
+            measured.
 
     Returns:
-        The inputs, several of them as a tuple, and an integer tensor ``(N,)``.
+        The inputs, several of them as a tuple, and an integer tensor ``(N,)``, or ``(N, K)`` with -1 for what was not
+        measured.
 
     Raises:
         ArgumentError: if the batch has another form, if it is unknown which entry is the label, or if a label is
@@ -47,7 +50,7 @@ def inputs_and_target(batch: Any, known: Any = None) -> tuple[Any, Tensor]:
     labelled = has_label(batch, known)
     if labelled is False or (labelled is None and len(batch) > 2):
         _refuse_entries(batch, known, "(inputs, target)")
-    return without_label(batch), _binary(batch[-1])
+    return without_label(batch), _binary(batch[-1]) if num_labels is None else _of_labels(batch[-1], num_labels)
 
 
 def inputs_to_predict(batch: Any, known: Any = None) -> Any:
@@ -88,6 +91,25 @@ def _refuse_entries(batch: Any, known: Any, expected: str) -> None:
 
 def _one_per_example(target: Tensor) -> bool:
     return target.ndim > 0 and target.numel() == len(target)
+
+
+def _of_labels(target: Tensor, num_labels: int) -> Tensor:
+    if target.ndim != 2 or target.shape[1] != num_labels:
+        msg = (
+            f"Expected {num_labels} labels per example as the last entry of the batches, shape (N, {num_labels}), but "
+            f"got {tuple(target.shape)}."
+        )
+        raise ArgumentError(msg)
+    target = target.detach()
+    known, missing = (target == 0) | (target == 1), target.isnan() | (target == -1)
+    wrong = ~(known | missing)
+    if bool(wrong.any()):
+        msg = (
+            f"Expected labels 1, 0, and nan or -1 for what was not measured, but found {target[wrong][0].item():g} in "
+            f"column {int(wrong.nonzero()[0, 1])}."
+        )
+        raise ArgumentError(msg)
+    return target.where(known, -1).long()
 
 
 def _binary(target: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,8 @@ class PredictionWriter(Callback):
     r"""Writes the scores of ``Trainer.predict`` to one CSV file with the columns ``example_id`` and ``score``.
 
     A module that has a threshold adds ``decision``, 1 or 0, and before it ``probability`` if its scores are calibrated;
-    see :class:`~lightning_tpauc.DecisionThreshold`.
+    see :class:`~lightning_tpauc.DecisionThreshold`. Of several labels each has columns of its own, such as
+    ``score_liver`` and ``decision_liver``; a decision is -1 where the label has no threshold.
 
     Rows are sorted by ``example_id``, the position in the predicted data set. Every example is there once, even if
     several processes predict. A ``DataLoader`` may shuffle, or take only some of the examples: its batch sampler tells
@@ -90,10 +91,13 @@ class PredictionWriter(Callback):
     ) -> None:
         """Keep the batch's scores in the host's memory."""
         score = outputs.get("score") if isinstance(outputs, Mapping) else None
-        if not isinstance(score, Tensor) or score.ndim != 1:
+        labels = getattr(pl_module, "trained_labels", None)
+        if not isinstance(score, Tensor) or score.shape[1:] != (() if labels is None else (len(labels.names),)):
+            shape = "(N,)" if labels is None else f"(N, {len(labels.names)})"
+            got = f"a {type(outputs).__name__}" if not isinstance(score, Tensor) else f"shape {tuple(score.shape)}"
             msg = (
-                f"PredictionWriter expects `predict_step` to return {{'score': tensor of shape (N,)}}, but "
-                f"{type(pl_module).__name__} returned a {type(outputs).__name__}."
+                f"PredictionWriter expects `predict_step` to return {{'score': tensor of shape {shape}}}, but "
+                f"{type(pl_module).__name__} returned {got}."
             )
             raise UnsupportedError(msg)
         score = score.detach().cpu()
@@ -103,10 +107,10 @@ class PredictionWriter(Callback):
             (loader,) = CombinedLoader(trainer.predict_dataloaders).flattened
             ids = _positions(loader, batch_idx, len(score))
             if ids is None:
-                first = sum(len(part["score"]) for part in self._parts)
+                first = sum(len(part["example_id"]) for part in self._parts)
                 ids = torch.arange(first, first + len(score))
-        further = {name: outputs[name].detach().cpu() for name in _FURTHER if name in outputs}
-        self._parts.append({"example_id": ids, "score": score, **further})
+        said = {"score": score, **{name: outputs[name].detach().cpu() for name in _FURTHER if name in outputs}}
+        self._parts.append({"example_id": ids, **(said if labels is None else _columns(said, labels.keys))})
 
     @override
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -135,6 +139,11 @@ class PredictionWriter(Callback):
         with self.path.open("w", encoding="utf-8") as file:
             file.write(",".join(columns) + "\n")
             file.writelines(line.format(*row) for row in rows)
+
+
+def _columns(said: Mapping[str, Tensor], keys: Sequence[str]) -> dict[str, Tensor]:
+    """What is said of each label, label after label."""
+    return {f"{name}_{key}": values[:, k] for k, key in enumerate(keys) for name, values in said.items()}
 
 
 def _format(dtype: torch.dtype) -> str:

@@ -133,6 +133,8 @@ class Adviser:
 
 def few_pairs_of(algorithm: Algorithm, trainer: Trainer) -> str | None:
     """:func:`few_pairs` of a PosNegDataModule's batches and the rectangle that was asked for."""
+    if algorithm.tasks is not None:
+        return _few_pairs_of_labels(algorithm, trainer)
     datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set at run time, declared nowhere
     sizes = [getattr(datamodule, name, None) for name in ("num_pos", "num_neg")]
     if algorithm.sampling != "pos_neg" or not algorithm.can_shrink_rectangle or None in sizes:
@@ -141,11 +143,32 @@ def few_pairs_of(algorithm: Algorithm, trainer: Trainer) -> str | None:
     return few_pairs(algorithm.min_tpr, algorithm.max_fpr, min(num_pos, algorithm.num_positives or num_pos), num_neg)
 
 
+def _few_pairs_of_labels(algorithm: Algorithm, trainer: Trainer) -> str | None:
+    """Advice for the label with the fewest positives of a step in its rectangle."""
+    plans: Any = getattr(trainer.train_dataloader, "batch_plans", None)
+    labels = getattr(trainer.lightning_module, "trained_labels", None)
+    if labels is None or not hasattr(plans, "in_play") or not algorithm.can_shrink_rectangle:
+        return None
+    counts = plans.in_play(trainer.world_size)[1].tolist()
+    shares = [1.0 - low for low, _ in algorithm.rectangles_at(1.0)]
+    inside = [share * count for share, count in zip(shares, counts, strict=True)]
+    worst = min(range(len(inside)), key=inside.__getitem__)
+    if inside[worst] >= _FEWEST - 1e-9:
+        return None
+    needed = len(counts) * max(math.ceil(_FEWEST / share - 1e-9) for share in shares)
+    return (
+        f"Only {inside[worst]:.2g} of the {counts[worst]} positives that {labels.names[worst]!r} has in a step lie in "
+        f"its rectangle with min_tpr={1.0 - shares[worst]:g}: raise `num_pos` towards {needed}."
+    )
+
+
 def look_at_duals(adviser: Adviser, algorithm: Algorithm, diagnostics: Mapping[str, Tensor]) -> None:
     """:meth:`Adviser.look_at_duals` of an algorithm."""
     surrogate: Surrogate | None = getattr(algorithm, "surrogate", None)
     constant = float(surrogate.value(torch.zeros(()))) if surrogate is not None else 0.0
-    adviser.look_at_duals(diagnostics, algorithm.theta0 * algorithm.theta1, constant)
+    rectangles = [algorithm.rectangle] if algorithm.tasks is None else algorithm.rectangles_at(algorithm.tightness)
+    optima = [(1.0 - low) * high for low, high in rectangles]  # what is logged is the mean of the tasks
+    adviser.look_at_duals(diagnostics, sum(optima) / len(optima), constant)
 
 
 def say_how_it_ended(adviser: Adviser, state: TrainingState, ratios: list[float], tightness: float) -> None:

@@ -103,6 +103,7 @@ def training_settings(trainer: Trainer, module: TrainedModule, stages: dict[str,
     groups = [{name: _plain(v) for name, v in group.items() if name != "params"} for group in optimizer.param_groups]
     return {
         "algorithm": module.algorithm,
+        "labels": module.trained_labels,
         **{f"`{name}`": getattr(module, name, None) for name in _SETTINGS},
         "optimizer": (type(optimizer).__name__, groups),
         "lr_scheduler": [(type(c.scheduler).__name__, c.interval, c.frequency) for c in trainer.lr_scheduler_configs],

@@ -10,6 +10,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_tpauc.errors import CheckpointError
+from lightning_tpauc.scoring.labels import Labels, by_position, listed
 
 if TYPE_CHECKING:
     from lightning_tpauc.functional.surrogates import Surrogate
@@ -33,14 +34,18 @@ KEY = "lightning_tpauc"
 RECTANGLE = "lightning_tpauc_rectangle"
 #: Key of what the inputs consist of; in every checkpoint of a module that was trained.
 INPUTS = "lightning_tpauc_inputs"
+#: Key of the names, rectangles and weights of several labels; in every checkpoint of a model that has them.
+LABELS = "lightning_tpauc_labels"
 FORMAT_VERSION = 1
 #: Score differences at which two surrogates are compared.
 _POINTS = (-2.0, -0.7, -0.1, 0.0, 0.3, 1.0)
 
 
 def record_rectangle(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
-    """Store the rectangle, ``[min_tpr, max_fpr]``, and the inputs' layout in a checkpoint."""
+    """Store the rectangle, ``[min_tpr, max_fpr]``, the labels and the inputs' layout in a checkpoint."""
     checkpoint[RECTANGLE] = [float(module.algorithm.min_tpr), float(module.algorithm.max_fpr)]
+    if module.trained_labels is not None:
+        checkpoint[LABELS] = module.trained_labels.state_dict()
     if module.input_layout is not None:
         checkpoint[INPUTS] = module.input_layout
 
@@ -73,6 +78,8 @@ def training_entry(module: TrainedModule, checkpoint: dict[str, Any]) -> dict[st
     rectangle = checkpoint.get(RECTANGLE)
     if rectangle is not None:
         _compare(module, *rectangle)
+        _compare_labels(module, checkpoint.get(LABELS))
+        module.knows_labels = True
     return ours
 
 
@@ -209,3 +216,27 @@ def _compare(module: TrainedModule, min_tpr: float, max_fpr: float) -> None:
             f"The checkpoint was trained for TPR >= {min_tpr:g} and FPR <= {max_fpr:g}; the algorithm that is given "
             f"evaluates TPR >= {algorithm.min_tpr:g} and FPR <= {algorithm.max_fpr:g}."
         )
+
+
+def _compare_labels(module: TrainedModule, written: dict[str, Any] | None) -> None:
+    """Compare a checkpoint's labels with the data's where these are known, or evaluate the checkpoint's."""
+    resumes = is_resuming(module)
+    found = None if written is None else Labels.from_state_dict(written)
+    known = module.trained_labels
+    names = [("one label" if labels is None else f"the labels {listed(labels.names)}") for labels in (found, known)]
+    if (resumes or (found is not None and known is not None)) and names[0] != names[1]:
+        msg = f"The checkpoint was trained for {names[0]}, but the data have {names[1]}: pass the same columns."
+        raise CheckpointError(msg)
+    if resumes and found is not None and known is not None and found != known:
+        msg = (
+            f"The checkpoint was trained with `tasks={_named(found)}`, but the module has `tasks={_named(known)}`. "
+            "Restore them, or pass the checkpoint as `init_from` to start a new run from its weights."
+        )
+        raise CheckpointError(msg)
+    if found is not None and not resumes:
+        given = by_position(module.label_settings, found.names) if module.label_settings else found.settings
+        module.evaluate_labels(found._replace(settings=given))
+
+
+def _named(labels: Labels) -> dict[str, dict[str, float]]:
+    return {labels.names[k]: dict(own) for k, own in sorted(labels.settings.items())}

@@ -38,8 +38,15 @@ _WITHOUT_END = 1000
 _MOVES = 20
 
 
+#: Of each of several tasks, ``None`` where they are unknown.
+Scores = TrainingScores | Sequence[TrainingScores | None]
+
+
 class RectangleSchedule:
     """Moves :attr:`Algorithm.tightness` from 0 towards 1.
+
+    Several tasks have one tightness, and what is compared with ``hold_at`` is the mean of their ratios, each with the
+    weight that its loss has.
 
     Args:
         algorithm: whose rectangle shrinks.
@@ -69,7 +76,7 @@ class RectangleSchedule:
             progress = trainer.strategy.broadcast(shrinking_progress(trainer, batches_seen, self.steps))
             self.move(progress, memory.known_scores() if memory is not None else None)
 
-    def move(self, progress: float, scores: TrainingScores | None) -> None:
+    def move(self, progress: float, scores: Scores | None) -> None:
         """Shrink the rectangle to where it should be by now, unless the objective would come too near to l(0).
 
         One call moves it by two regular moves at most.
@@ -89,7 +96,7 @@ class RectangleSchedule:
                 return
         self.ratio = self.ratio_at(algorithm.tightness, scores)
 
-    def ratio_at(self, tightness: float, scores: TrainingScores | None) -> float:
+    def ratio_at(self, tightness: float, scores: Scores | None) -> float:
         """The larger of the ratios of training and held-out scores; nan if neither is known."""
         known = [self._training_ratio(tightness, scores), self._held_out_ratio(tightness)]
         return max((ratio for ratio in known if not math.isnan(ratio)), default=math.nan)
@@ -98,7 +105,7 @@ class RectangleSchedule:
         """Print one line at the run's end if the rectangle that was asked for was not reached."""
         algorithm = self.algorithm
         if algorithm.tightness < 1.0:
-            min_tpr, max_fpr = algorithm.rectangle
+            min_tpr, max_fpr = algorithm.rectangle  # of tasks without one of their own
             reason = (
                 f"nearer to it, the objective came to {self.hold_at:.0%} of that of a constant model, and training "
                 "there makes a model constant."
@@ -124,11 +131,20 @@ class RectangleSchedule:
         self.held, self.ratio = bool(state["held"]), float(state["ratio"])
         self.held_out = [float(ratio) for ratio in state["held_out"]]
 
-    def _training_ratio(self, tightness: float, scores: TrainingScores | None) -> float:
-        surrogate = getattr(self.algorithm, "surrogate", None)
+    def _training_ratio(self, tightness: float, scores: Scores | None) -> float:
+        algorithm, surrogate = self.algorithm, getattr(self.algorithm, "surrogate", None)
         if scores is None or surrogate is None:
             return math.nan
-        return float(objective_ratio(*scores, *self.algorithm.rectangle_at(tightness), surrogate))
+        if isinstance(scores, TrainingScores):
+            return float(objective_ratio(*scores, *algorithm.rectangle_at(tightness), surrogate))
+        rectangles = algorithm.rectangles_at(tightness)
+        ratios = [
+            math.nan if own is None else float(objective_ratio(*own, *rectangle, surrogate))
+            for own, rectangle in zip(scores, rectangles, strict=True)
+        ]
+        weights = [task.weight for task in algorithm.tasks or ()]
+        known = [(w, ratio) for w, ratio in zip(weights, ratios, strict=True) if w and not math.isnan(ratio)]
+        return sum(w * ratio for w, ratio in known) / sum(w for w, _ in known) if known else math.nan
 
     def _held_out_ratio(self, tightness: float) -> float:
         return _interpolate(TIGHTNESS_GRID, self.held_out, tightness) if self.held_out else math.nan

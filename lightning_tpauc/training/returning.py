@@ -13,7 +13,8 @@ from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning_tpauc.algorithms.tasks import Task
 from lightning_tpauc.lightning_fixes.plain_values import make_plain
 from lightning_tpauc.lightning_fixes.unsupported import starts_processes
-from lightning_tpauc.scoring.operating_point import OperatingPoint
+from lightning_tpauc.scoring.labels import Labels
+from lightning_tpauc.scoring.operating_point import restored_point
 from lightning_tpauc.training.compatibility import KEY
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def give_back(module: TrainedModule, state: dict[str, Any], prefix: str, _: Any)
     point, algorithm = module.operating_point, module.algorithm
     entry: dict[str, Any] = {
         "training": module.training_state.result(),
+        "labels": None if module.trained_labels is None else module.trained_labels.state_dict(),
         "operating_point": None if point is None else point.state_dict(),
         "held_out_ratios": module.held_out_ratios,
         "input_layout": module.input_layout,
@@ -65,6 +67,10 @@ def take_back(module: TrainedModule, state: dict[str, Any], prefix: str, *_: Any
     dtypes = {state[name].dtype for name, _ in module.named_parameters() if name in state}
     if len(dtypes) == 1:  # a Trainer in double or half precision converted the whole module that it trained
         module.to(dtypes.pop())
+    labels = None if entry["labels"] is None else Labels.from_state_dict(entry["labels"])
+    module.knows_labels = True
+    if labels != module.trained_labels:
+        module.evaluate_labels(labels)
     algorithm, trained = module.algorithm, entry.get("algorithm")
     if trained is not None:
         tasks = trained["tasks"]
@@ -73,6 +79,6 @@ def take_back(module: TrainedModule, state: dict[str, Any], prefix: str, *_: Any
         algorithm.load_state_dict(trained["state"])
     module.training_state.adopt(entry["training"])
     point = entry["operating_point"]
-    module.operating_point = None if point is None else OperatingPoint.from_state_dict(point)
+    module.operating_point = None if point is None else restored_point(point)
     module.held_out_ratios, module.input_layout = entry["held_out_ratios"], entry["input_layout"]
     module.base_lr = (entry["base_lr"][0], entry["base_lr"][1])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_tpauc.scoring.decision_threshold import DecisionThreshold
-from lightning_tpauc.scoring.operating_point import OperatingPoint
+from lightning_tpauc.scoring.operating_point import OperatingPoint, OperatingPoints, restored_point
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -51,7 +51,7 @@ def record_operating_point(module: TrainedModule, checkpoint: dict[str, Any]) ->
         checkpoint[OPERATING_POINT] = module.operating_point.state_dict()
 
 
-def recorded_operating_point(checkpoint: dict[str, Any]) -> OperatingPoint | None:
+def recorded_operating_point(checkpoint: dict[str, Any]) -> OperatingPoint | OperatingPoints | None:
     """What :func:`record_operating_point` wrote; ``None`` if it wrote nothing."""
     state = checkpoint.get(OPERATING_POINT)
-    return None if state is None else OperatingPoint.from_state_dict(state)
+    return None if state is None else restored_point(state)

@@ -37,7 +37,7 @@ from lightning_tpauc.training.saved_hyperparameters import check_savable
 from lightning_tpauc.training.settled_threshold import settle_threshold
 from lightning_tpauc.training.start import allocate, start
 from lightning_tpauc.training.state import Phase, ToRemember, TrainingState
-from lightning_tpauc.training.training_scores import score_training_set
+from lightning_tpauc.training.task_scores import score_training_tasks
 from lightning_tpauc.training.visited_positives import VisitedPositives
 
 if TYPE_CHECKING:
@@ -335,12 +335,12 @@ class StageCallback(KeepsDuties, Callback):
         if state.memory is not None:
             state.memory.forget_negatives()
 
-    def _restart_scores(self, module: TrainedModule) -> TrainingScores | None:
+    def _restart_scores(self, module: TrainedModule) -> TrainingScores | list[TrainingScores] | None:
         if not module.algorithm.needs_scores("restart"):
             return None
         memory = module.training_state.memory if self.scores == "remembered" else None
         remembered = memory.training_scores() if memory is not None else None
-        return remembered if remembered is not None else score_training_set(module, self.max_negatives)
+        return remembered if remembered is not None else score_training_tasks(module, self.max_negatives)
 
 
 def _is_fitting(trainer: Trainer) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lightning_tpauc.training.training_scores import count_positives, score_training_set
+from lightning_tpauc.training.task_scores import score_training_tasks
+from lightning_tpauc.training.training_scores import count_positives
 from lightning_tpauc.training.visited_positives import VisitedPositives
 
 if TYPE_CHECKING:
@@ -34,11 +35,13 @@ def allocate(trainer: Trainer, module: TrainedModule, wanted: ToRemember) -> Vis
     algorithm, device, dtype = module.algorithm, module.device, module.score_dtype
     given = getattr(module, "num_positives", None)
     num_positives, found = count_positives(trainer, given, type(module).__name__)
-    algorithm.setup(num_positives, device=device, dtype=dtype)
+    labels = module.trained_labels
+    described = num_positives if isinstance(num_positives, int) or labels is None else labels.tasks(num_positives)
+    algorithm.setup(described, device=device, dtype=dtype)
     algorithm.tightness, module.held_out_ratios = 1.0, []  # an earlier training may have left others
     parameters = [p for group in trainer.optimizers[0].param_groups for p in group["params"]]
     module.training_state.allocate(wanted, algorithm, module, parameters, device=device, dtype=dtype)
-    return None if found else VisitedPositives(num_positives)
+    return VisitedPositives(num_positives) if isinstance(num_positives, int) and not found else None
 
 
 def start(trainer: Trainer, module: TrainedModule, max_negatives: int | None) -> None:
@@ -53,9 +56,9 @@ def start(trainer: Trainer, module: TrainedModule, max_negatives: int | None) ->
     module.begin_warmup()
     if state.rectangle_schedule is not None:
         state.rectangle_schedule.start()
-    scores = score_training_set(module, max_negatives) if algorithm.needs_scores("start") else None
+    scores = score_training_tasks(module, max_negatives) if algorithm.needs_scores("start") else None
     if scores is not None and state.memory is not None:
-        state.memory.fill(scores)
+        state.memory.fill(scores)  # type: ignore[arg-type]  # it is of as many tasks
         state.memory.forget_negatives()
     algorithm.start(scores)
     keep = partial(state.best.offer, operating_point=module.operating_point) if state.best is not None else None

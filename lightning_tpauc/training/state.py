@@ -19,6 +19,7 @@ from lightning_tpauc.training.batch_norm import batch_norm_statistics
 from lightning_tpauc.training.best_weights import BestWeights
 from lightning_tpauc.training.previous_weights import PreviousWeights
 from lightning_tpauc.training.rectangle_schedule import RectangleSchedule
+from lightning_tpauc.training.task_scores import TaskScoreMemory
 from lightning_tpauc.training.training_scores import ScoreMemory
 
 __all__ = ("Phase", "ToRemember", "TrainingState")
@@ -171,8 +172,13 @@ class TrainingState:
         self.previous = PreviousWeights(parameters if needed else (), recursive=needed == "gradients")
         self.memory = None
         if (steps is not None or wanted.scores) and algorithm.num_positives is not None:
-            capacity = wanted.max_negatives or _MAX_NEGATIVES
-            self.memory = ScoreMemory(algorithm.num_positives, capacity, device, dtype)
+            sizes = algorithm.task_sizes
+            capacity = wanted.max_negatives or _MAX_NEGATIVES // len(sizes or (0,))
+            self.memory = (
+                ScoreMemory(algorithm.num_positives, capacity, device, dtype)
+                if sizes is None
+                else TaskScoreMemory(sizes, capacity, device, dtype)
+            )
         if self.phase is not Phase.LOADED:
             self.phase = Phase.BETWEEN_STEPS
 
@@ -185,7 +191,7 @@ class TrainingState:
     def commit_step(self, loss: Tensor, scores: GatheredScores | None) -> None:
         """Take in a step that was taken: the weights that it led to, and its scores unless a line search took it."""
         if self.memory is not None and scores is not None:
-            self.memory.update(scores.pos_scores, scores.neg_scores, scores.index)
+            self.memory.update(scores.pos_scores, scores.neg_scores, scores.index, scores.masks)
         if self.average is not None and self.average.averaged:
             self.average.update()
         self.previous.commit()

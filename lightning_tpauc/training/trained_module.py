@@ -98,8 +98,10 @@ class TrainedModule(OptimizedModule):
         return self.training_state.step_skipped
 
     @property
-    def threshold(self) -> float | None:
+    def threshold(self) -> float | dict[str, float | None] | None:
         """An example is called positive if its raw score is at least that; ``None`` if none was chosen yet.
+
+        Of several labels, one by the name of each.
 
         It was chosen on validation scores by :class:`~lightning_tpauc.DecisionThreshold`, and comes with checkpoints.
         """

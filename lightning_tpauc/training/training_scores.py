@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ from lightning_tpauc.algorithms.base import TrainingScores
 from lightning_tpauc.data.core.batch import check_training_batch
 from lightning_tpauc.distributed import gather_variable
 from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.tasks import TaskMasks
 from lightning_tpauc.scoring.forward_passes import device_batches
 
 if TYPE_CHECKING:
@@ -43,12 +45,16 @@ class ScoreMemory:
         self.cursor = 0
         self.filled = 0
 
-    def update(self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor) -> None:
+    def update(self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, masks: TaskMasks | None = None) -> None:  # noqa: ARG002
         """Remember one step's scores; the oldest negatives are overwritten."""
         self.pos_scores.index_copy_(0, index, pos_scores.detach().to(self.pos_scores.dtype))
-        capacity = self.neg_scores.numel()
+        self.update_negatives(neg_scores)
+
+    def update_negatives(self, neg_scores: Tensor) -> None:
+        """Remember the scores of further negatives."""
+        capacity = len(self.neg_scores)
         fresh = neg_scores.detach().to(self.neg_scores.dtype)[-capacity:]
-        count = fresh.numel()
+        count = len(fresh)
         room = capacity - self.cursor
         if count <= room:
             self.neg_scores[self.cursor : self.cursor + count].copy_(fresh)
@@ -62,7 +68,7 @@ class ScoreMemory:
         """Take the result of a forward pass over the training set."""
         self.pos_scores.copy_(scores.pos_scores)
         self.forget_negatives()
-        self.update(self.pos_scores[:0], scores.neg_scores, torch.arange(0, device=self.pos_scores.device))
+        self.update_negatives(scores.neg_scores)
 
     def forget_negatives(self) -> None:
         """Start a new stage: its negatives replace those of the last one."""
@@ -90,12 +96,11 @@ class ScoreMemory:
         self.pos_scores.copy_(state["pos_scores"])
         negatives, cursor = state["neg_scores"], int(state["cursor"])
         self.forget_negatives()
-        if negatives.numel() == self.neg_scores.numel():  # the same layout, for equality to the last bit
+        if len(negatives) == len(self.neg_scores):  # the same layout, for equality to the last bit
             self.neg_scores.copy_(negatives)
-            self.cursor, self.filled = cursor % negatives.numel(), negatives.numel()
+            self.cursor, self.filled = cursor % len(negatives), len(negatives)
         else:  # the oldest one is at the cursor: a ring that went around begins there
-            in_order = negatives.roll(-cursor).to(self.neg_scores.device)
-            self.update(self.pos_scores[:0], in_order, torch.arange(0, device=self.pos_scores.device))
+            self.update_negatives(negatives.roll(-cursor, 0).to(self.neg_scores.device))
 
 
 def check_first_batch(trainer: Trainer) -> None:
@@ -116,7 +121,7 @@ def score_examples(module: ScoringModule, loader: EvalLoader | ScoredStream) -> 
             examples over all ranks; ``example_id`` runs over ``0 .. loader.num_examples - 1``.
 
     Returns:
-        Float tensor ``(loader.num_examples,)`` on the module's device.
+        Float tensor ``(loader.num_examples,)``, or ``(loader.num_examples, K)`` of K labels, on the module's device.
     """
     modes = [(m, m.training) for m in module.modules()]
     module.eval()
@@ -130,10 +135,11 @@ def score_examples(module: ScoringModule, loader: EvalLoader | ScoredStream) -> 
         for m, training in modes:
             m.training = training
     own_ids = torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64, device=module.device)
-    own_scores = torch.cat(scores) if scores else torch.empty(0, device=module.device, dtype=module.score_dtype)
+    row = () if module.num_labels is None else (module.num_labels,)
+    own_scores = torch.cat(scores) if scores else torch.empty(0, *row, device=module.device, dtype=module.score_dtype)
     all_ids, all_scores = torch.cat(gather_variable(own_ids)), torch.cat(gather_variable(own_scores))
     real = all_ids >= 0
-    result = all_scores.new_zeros(loader.num_examples)
+    result = all_scores.new_zeros(loader.num_examples, *row)
     result[all_ids[real]] = all_scores[real]
     return result
 
@@ -161,8 +167,10 @@ def score_training_set(module: ScoringModule, max_negatives: int | None = None) 
     return TrainingScores(score_examples(module, positives), score_examples(module, negatives))
 
 
-def count_positives(trainer: Trainer, given: int | None, owner: str) -> tuple[int, bool]:
-    """Number of training positives, and whether the data tell it.
+def count_positives(
+    trainer: Trainer, given: int | Sequence[int] | None, owner: str
+) -> tuple[int | tuple[int, ...], bool]:
+    """Number of training positives, of each of several labels, and whether the data tell it.
 
     Args:
         trainer: whose data module or loader may tell the number.
@@ -175,13 +183,14 @@ def count_positives(trainer: Trainer, given: int | None, owner: str) -> tuple[in
     datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set at run time, declared nowhere
     sources = [getattr(source, "num_positives", None) for source in (datamodule, trainer.train_dataloader)]
     found = next((number for number in sources if number is not None), None)
+    given = tuple(given) if isinstance(given, Sequence) else given
     if given is not None and found is not None and given != found:
         msg = (
             f"`num_positives={given}` of {owner} contradicts the data, which have {found} "
             "training positives. Leave it out."
         )
         raise ArgumentError(msg)
-    num_positives = given if given is not None else found
+    num_positives: int | tuple[int, ...] | None = given if given is not None else found
     if num_positives is None:
         check_first_batch(trainer)
         msg = (
