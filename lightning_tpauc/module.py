@@ -24,7 +24,7 @@ from lightning_tpauc.functional.checks import check_count, is_real
 from lightning_tpauc.lightning_fixes.checkpoint_files import check_file, explained_reading, use_atomic_files
 from lightning_tpauc.lightning_fixes.compiled import compile_model_alone
 from lightning_tpauc.lightning_fixes.hooks import duty, refuse_replaced
-from lightning_tpauc.lightning_fixes.mixing import refuse_taken, say_unused
+from lightning_tpauc.lightning_fixes.mixing import refuse_taken, say_twin, say_unused
 from lightning_tpauc.lightning_fixes.schedulers import step_schedulers
 from lightning_tpauc.lightning_fixes.unsupported import refuse_unsupported
 from lightning_tpauc.lightning_fixes.weight_loading import load_state, load_weights
@@ -137,6 +137,7 @@ class TPAUCModule(TrainedModule):
             **kwargs,
         )
         _check_arguments(gradient_clip_val, num_positives)
+        say_twin()
         refuse_taken(self, "gradient_clip_val", "num_positives", "init_from")
         self.gradient_clip_val, self.num_positives, self.init_from = gradient_clip_val, num_positives, init_from
         self.register_state_dict_post_hook(give_back)  # type: ignore[no-untyped-call]  # torch leaves both untyped

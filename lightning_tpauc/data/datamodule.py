@@ -23,6 +23,7 @@ from lightning_tpauc.data.core.datasets import (
     training_layout,
 )
 from lightning_tpauc.data.core.fetch import Fetcher, collate_by, fetcher_for, unaugmented
+from lightning_tpauc.data.core.from_checkpoint import CheckedDataModule
 from lightning_tpauc.data.core.loader import EvalLoader, PosNegLoader, training_position
 from lightning_tpauc.data.core.loader_options import LoaderOptions, checked_options
 from lightning_tpauc.data.core.prepared import PreparedData, Split
@@ -60,7 +61,7 @@ SAMPLING_ARGUMENTS = (
 AnyDataset = Dataset | Any  # type: ignore[type-arg]  # it can't fill in a generic type
 
 
-class PosNegDataModule(LightningDataModule):
+class PosNegDataModule(CheckedDataModule):
     """Joint batches of positives and negatives for training; every example once for evaluation.
 
     Pass data sets, or subclass and return them from :meth:`build_datasets`. A data set is one of these:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Iterable
+from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 from lightning.pytorch import LightningModule
@@ -11,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
 from lightning_tpauc.lightning_fixes.hooks import reaches_super
 
-__all__ = ("is_own_class", "raise_taken", "refuse_bases", "refuse_taken", "refuse_twin", "say_unused")
+__all__ = ("is_own_class", "raise_taken", "refuse_bases", "refuse_taken", "refuse_twin", "say_twin", "say_unused")
 
 #: Lightning is published as two packages, whose classes do not know each other.
 _TWINS = {"lightning": "pytorch_lightning", "pytorch_lightning": "lightning"}
@@ -46,6 +49,32 @@ def refuse_twin(cls: type, what: str) -> None:
                 f"from `{twin}`."
             )
             raise UnsupportedError(msg)
+
+
+def say_twin() -> None:
+    """Warn if the code that makes a module uses the other package, whose Trainer can't say why it refuses the module.
+
+    That a library has imported the other package is no reason to warn: the functions that are running are looked at.
+    """
+    twin = _TWINS[_PACKAGE]
+    frame: FrameType | None = inspect.currentframe() if twin in sys.modules else None
+    while frame is not None:
+        if any(_comes_from(twin, value) for names in (frame.f_globals, frame.f_locals) for value in (*names.values(),)):
+            rank_zero_warn(
+                f"`{twin}` and `{_PACKAGE}` are mixed: TPAUCModule is a LightningModule of `{_PACKAGE}`, which a "
+                f"Trainer, callback or logger of `{twin}` does not know. Import all from `{_PACKAGE}.pytorch`.",
+                category=TPAUCWarning,
+            )
+            return
+        frame = frame.f_back
+
+
+def _comes_from(package: str, value: object) -> bool:
+    """Whether a package, or one of its modules or classes, or an object of such a class, is what a name stands for."""
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(type(value), "__module__", None)
+    if isinstance(value, type):
+        name = value.__module__
+    return isinstance(name, str) and name.split(".")[0] == package
 
 
 def refuse_bases(cls: type) -> None:

@@ -15,6 +15,8 @@ from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
 from tests.helpers.problems import DIM, NUM_POS, eval_loader, loader, make_batches, make_trainer
 
+pytestmark = pytest.mark.filterwarnings("ignore:`pytorch_lightning` and `lightning` are mixed")
+
 
 class Theirs(LightningModule):
     """A backbone and a head, hooks of its own, and an optimizer."""
@@ -502,3 +504,26 @@ def test_a_data_module_of_the_twin_package_is_refused(twin, stage, given):
         getattr(make_trainer(), stage)(
             TPAUCModule(nn.Linear(DIM, 1), algorithm(), num_positives=NUM_POS), **{name: TwinData()}
         )
+
+
+def test_code_that_mixes_the_two_packages_is_warned_when_it_makes_a_module(twin):
+    def made():
+        return [str(w.message) for w in caught if "are mixed" in str(w.message)]
+
+    def mixes(trainer):
+        assert trainer is not None
+        return TPAUCModule(nn.Linear(DIM, 1))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        mixes(twin.Trainer)
+        (message,) = made()
+    assert "`pytorch_lightning` and `lightning` are mixed" in message
+    assert "Import all from `lightning.pytorch`" in message
+
+
+def test_a_library_that_imported_the_other_package_is_no_mixture(twin):
+    del twin
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        TPAUCModule(nn.Linear(DIM, 1))
