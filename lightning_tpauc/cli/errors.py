@@ -29,8 +29,7 @@ _NOISE = re.compile(
     r"Does not validate against any of the Union subtypes|Subtypes: .*|Errors:|Expected a <class 'NoneType'>"
     r"|Given value type: .*"
 )
-_OPTION = re.compile(r"Option '(?P<option>[^']+)' is not accepted(?! before)")
-_NESTED = re.compile(r"(?:Subcommand|Group) '[^']+' does not accept option '(?P<option>[^']+)'")
+_OPTION = re.compile(r"\b[Oo]ption '(?P<option>[^']+)'(?! is not accepted before)")
 _UNRECOGNIZED = re.compile(r"unrecognized arguments: (?P<arguments>.+)")
 _FACTORY = re.compile(r"Namespace\(class_path='(?P<name>[^']+)'")
 _NO_CLASS = re.compile(r"Expected a dot import path string: (?P<name>\S+)")
@@ -112,8 +111,6 @@ def _misspelt(finding: _Finding, options: Sequence[str], classes: Sequence[str])
             yield _no_option(f"{owner.rpartition('.')[2]} has", option, options_of(owner), list_all=True)
         else:
             yield _no_option("there is", found["option"], options)
-    elif found := _NESTED.search(text):
-        yield _no_option("there is", found["option"], options)
     elif found := _UNRECOGNIZED.search(text):
         names = [word.partition("=")[0] for word in found["arguments"].split() if word.startswith("--")]
         yield from (_no_option("there is", name, [f"--{option}" for option in options]) for name in names)

@@ -16,7 +16,6 @@ import re
 import shutil
 import tempfile
 import zlib
-from bisect import bisect_left
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -177,8 +176,7 @@ class _Blocks:
             return self._parse(text)
         except (ValueError, OverflowError) as error:  # an index beyond 32 bits overflows
             lines = text.split(b"\n")
-            # Longer and longer parts of the block parse, up to the bad line.
-            bad = bisect_left(range(len(lines)), True, key=lambda last: not self._parses(lines[: last + 1]))
+            bad = self._first_bad(lines)
             content = lines[bad][:60].decode(errors="replace")
             msg = (
                 f"{self.path} does not parse as svmlight text: line {lines_before + bad + 1} reads {content!r} "
@@ -197,6 +195,14 @@ class _Blocks:
             io.BytesIO(text), n_features=self.num_features, dtype=np.float32, zero_based=self.zero_based
         )
         return sparse, labels.astype(np.float64)
+
+    def _first_bad(self, lines: list[bytes]) -> int:
+        """Halve the lines that hold the first bad one; all of this takes as long as parsing them once."""
+        low, high = 0, len(lines)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._parses(lines[low:middle]) else (low, middle)
+        return low
 
     def _parses(self, lines: list[bytes]) -> bool:
         try:
