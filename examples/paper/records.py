@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_tpauc.comparison.store import Store
+from lightning_tpauc.comparison.store import Ended, Keyed, Store
 
 __all__ = ("Outcome", "Results", "Trial", "results_in")
 
 
 @dataclass(frozen=True)
-class Trial:
+class Trial(Keyed):
     """One training.
 
     Attributes:
@@ -27,6 +26,11 @@ class Trial:
         kind: ``"pretrain"`` makes the start of the others, ``"search"`` sees validation data only, ``"final"`` is the
             chosen setting again, with test values and training curves.
         protocol: whatever else changes the result: schedule, data, model, fixed arguments.
+
+    Example:
+        >>> a, b = (Trial("ijcnn1", "CE", {"lr": lr}, fold=0) for lr in (0.1, 1.0))
+        >>> a.key == b.key
+        False
     """
 
     experiment: str
@@ -38,26 +42,12 @@ class Trial:
     kind: Literal["pretrain", "search", "final"] = "search"
     protocol: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def key(self) -> str:
-        """All of it as text: trials with equal keys have equal results.
-
-        Example:
-            >>> a, b = (Trial("ijcnn1", "CE", {"lr": lr}, fold=0) for lr in (0.1, 1.0))
-            >>> a.key == b.key
-            False
-        """
-        return json.dumps(asdict(self), sort_keys=True)
-
 
 @dataclass
-class Outcome:
+class Outcome(Ended):
     """What a trial yields; rectangles are named as in :func:`~lightning_tpauc.metrics.reporting.metric_name`.
 
     Attributes:
-        status: ``"failed"`` if the numbers became infinite: a result about the setting, not a fault of the run.
-        message: why it failed.
-        seconds: wall-clock time.
         val: validation TPAUC by rectangle.
         test: test TPAUC by rectangle, for final trials.
         interval: ends of the bootstrap interval of ``test``, by rectangle.
@@ -65,9 +55,6 @@ class Outcome:
             :class:`~examples.paper.recorders.CurveRecorder` makes them.
     """
 
-    status: Literal["finished", "failed"]
-    message: str = ""
-    seconds: float = 0.0
     val: dict[str, float] = field(default_factory=dict)
     test: dict[str, float] = field(default_factory=dict)
     interval: dict[str, tuple[float, float]] = field(default_factory=dict)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from lightning_tpauc.comparison.store import Store
+from lightning_tpauc.comparison.store import Ended, Keyed, Store
 from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 
@@ -27,7 +26,7 @@ class Run(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(Keyed):
     """One training, or the test of its weights.
 
     Attributes:
@@ -36,6 +35,11 @@ class Cell:
         run: the repetition.
         kind: ``"train"`` sees training and validation data only; ``"test"`` scores the test set by its weights.
         identity: whatever else changes the result.
+
+    Example:
+        >>> one, other = (Cell("STACO", factor, Run(0, None), "train") for factor in (1.0, 10.0))
+        >>> one.key == other.key
+        False
     """
 
     method: str
@@ -44,26 +48,12 @@ class Cell:
     kind: Literal["train", "test"]
     identity: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def key(self) -> str:
-        """All of it as text: cells with equal keys have equal results.
-
-        Example:
-            >>> one, other = (Cell("STACO", factor, Run(0, None), "train") for factor in (1.0, 10.0))
-            >>> one.key == other.key
-            False
-        """
-        return json.dumps(asdict(self), sort_keys=True)
-
 
 @dataclass
-class Outcome:
+class Outcome(Ended):
     """What a cell yields, beside tensors.
 
     Attributes:
-        status: ``"failed"`` if the numbers became infinite: a result about the setting, not a fault of the run.
-        message: why it failed.
-        seconds: wall-clock time of the training, validations included.
         examples: how many were trained on, repetitions included.
         optimizer: what the weights were trained by.
         validation: ``tpauc`` and ``auroc`` on validation data of the weights that are kept.
@@ -71,9 +61,6 @@ class Outcome:
         curve: a point for each validation: ``step``, ``examples``, ``tpauc``, ``auroc``, ``loss``.
     """
 
-    status: Literal["finished", "failed"]
-    message: str = ""
-    seconds: float = 0.0
     examples: int = 0
     optimizer: str = ""
     validation: dict[str, float] = field(default_factory=dict)

@@ -5,27 +5,43 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 
 from lightning_tpauc.atomic import replacing
 from lightning_tpauc.errors import DataError
 
-__all__ = ("Keyed", "Store")
+__all__ = ("Ended", "Keyed", "Store")
 
 #: A dataclass of what JSON can hold.
 Outcome = TypeVar("Outcome")
 
 
-class Keyed(Protocol):
-    """What a result belongs to."""
+class Keyed:
+    """A dataclass whose fields are all that changes a result."""
 
     @property
     def key(self) -> str:
-        """All that changes the result, as text."""
+        """All fields as text: equal keys have equal results."""
+        return json.dumps(asdict(self), sort_keys=True)  # type: ignore[call-overload]  # subclasses are dataclasses
+
+
+@dataclass
+class Ended:
+    """How a training ended.
+
+    Attributes:
+        status: ``"failed"`` if the numbers became infinite: a result about the setting, not a fault of the run.
+        message: why it failed.
+        seconds: wall-clock time, validations included.
+    """
+
+    status: Literal["finished", "failed"]
+    message: str = ""
+    seconds: float = 0.0
 
 
 class Store(Generic[Outcome]):

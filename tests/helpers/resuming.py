@@ -1,12 +1,17 @@
 """A training that breaks off and is resumed: its data, its module, what breaks it, and what is compared."""
 
+import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
+from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO
+from tests.helpers.problems import make_trainer
 from tests.helpers.tensors import flat
+from tests.helpers.tolerances import assert_close
 
 DIM, NUM_POS, NUM_NEG = 5, 24, 60
 
@@ -109,3 +114,58 @@ class OwnGenerator(Callback):
     def on_train_start(self, trainer, pl_module):
         if trainer.global_step == 0:
             torch.manual_seed(100 + trainer.global_rank)
+
+
+def fit_on_ranks(module, data, folder, world, callbacks, *, steps, every=3, crash=None, ckpt=None):
+    """Train on ``world`` forked ranks until the end or the crash; returns what each rank ended with."""
+    # ranks would otherwise draw the same masks, and a mix-up of their generators would go unnoticed
+    callbacks = [*callbacks, OwnGenerator(), Dump(folder)]
+    callbacks += [ModelCheckpoint(folder, save_last=True, every_n_train_steps=every)]
+    trainer = make_trainer(
+        precision="32-true",
+        devices=world,
+        strategy="ddp_fork" if world > 1 else "auto",
+        callbacks=callbacks + ([Crash(crash)] if crash is not None else []),
+        enable_checkpointing=True,
+        max_epochs=-1,
+        max_steps=steps,
+    )
+    if crash is None:
+        trainer.fit(module, data, ckpt_path=ckpt)
+        return [torch.load(folder / f"rank{rank}of{world}.pt") for rank in range(world)]
+    with pytest.raises((CrashError, ProcessRaisedException), match=None if world == 1 else "CrashError"):
+        trainer.fit(module, data, ckpt_path=ckpt)
+    return []
+
+
+def assert_resumes_to_the_last_bit(run_ranks, folder, crash=14):
+    """``run_ranks(folder, crash=, ckpt=)`` resumed equals ``run_ranks`` unbroken, on every rank."""
+    unbroken = run_ranks(folder / "a")
+    run_ranks(folder / "b", crash=crash)
+    torch.manual_seed(99)
+    resumed = run_ranks(folder / "b", ckpt=folder / "b" / "last.ckpt")
+    assert not torch.equal(unbroken[0]["/generator"], unbroken[1]["/generator"])
+    for ours, theirs in zip(resumed, unbroken, strict=True):
+        later = ours.pop("/losses")
+        assert 0 < len(later) < len(theirs["/losses"]) - 8
+        assert torch.equal(later, theirs["/losses"][-len(later) :])
+        for name, value in ours.items():
+            assert torch.equal(value, theirs[name]), name
+
+
+def assert_resumes_on_other_ranks(run_ranks, folder, before, after):
+    """``run_ranks(folder, world, net, crash=, ckpt=)`` broken on ``before`` ranks ends on ``after`` as on one."""
+
+    def net():
+        torch.manual_seed(0)
+        # no bias: its gradient is rounding alone, which Adam scales up
+        return nn.Sequential(nn.Linear(DIM, 8), nn.Tanh(), nn.Linear(8, 1, bias=False))
+
+    (unbroken,) = run_ranks(folder / "a", 1, net())
+    run_ranks(folder / "b", before, net(), crash=14)
+    for ours in run_ranks(folder / "b", after, net(), ckpt=folder / "b" / "last.ckpt"):
+        later = ours.pop("/losses")
+        assert_close(later, unbroken["/losses"][12:], "trajectory32")
+        for name, value in ours.items():
+            if name != "/generator":
+                assert_close(value, unbroken[name], "trajectory32")

@@ -1,13 +1,13 @@
 """A run that breaks and is resumed ends where an unbroken one does, to the last bit."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
-from torch.multiprocessing.spawn import ProcessRaisedException
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO
@@ -20,16 +20,16 @@ from tests.helpers.resuming import (
     NUM_POS,
     Crash,
     CrashError,
-    Dump,
     Losses,
-    OwnGenerator,
+    assert_resumes_on_other_ranks,
+    assert_resumes_to_the_last_bit,
     assert_same_end,
+    fit_on_ranks,
     make_datamodule,
     make_module,
     make_net,
     make_problem,
 )
-from tests.helpers.tolerances import assert_close
 
 forks = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 pytestmark = [
@@ -140,33 +140,15 @@ def test_saved_after_training_goes_on_from_the_last_iterate(tmp_path):
     assert_same_end(straight, resumed)
 
 
-def run_ranks(folder, world, *, steps=32, every=3, ckpt=None, net=None, crash=None):
+def run_ranks(folder, world, net=None, *, every=3, crash=None, ckpt=None):
     """What each rank ended with; S = B = 12 over all ranks."""
     x, y = make_problem()
-    data = PosNegDataModule(
-        (x, y), val_dataset=(x[:40], y[:40]), num_pos=12 // world, num_neg=12 // world, batch_size=16
-    )
+    share = 12 // world
+    data = PosNegDataModule((x, y), val_dataset=(x[:40], y[:40]), num_pos=share, num_neg=share, batch_size=16)
     module = make_module()
-    if net is not None:
-        module.backbone = net
-    # ranks would otherwise draw the same masks, and a mix-up of their generators would go unnoticed
-    callbacks = [StageCallback(every_n_steps=5), OwnGenerator(), Dump(folder)]
-    callbacks += [ModelCheckpoint(folder, save_last=True, every_n_train_steps=every)]
-    trainer = make_trainer(
-        precision="32-true",
-        devices=world,
-        strategy="ddp_fork" if world > 1 else "auto",
-        callbacks=callbacks + ([Crash(crash)] if crash is not None else []),
-        enable_checkpointing=True,
-        max_epochs=-1,
-        max_steps=steps,
-    )
-    if crash is None:
-        trainer.fit(module, data, ckpt_path=ckpt)
-        return [torch.load(folder / f"rank{rank}of{world}.pt") for rank in range(world)]
-    with pytest.raises((CrashError, ProcessRaisedException), match=None if world == 1 else "CrashError"):
-        trainer.fit(module, data, ckpt_path=ckpt)
-    return []
+    module.backbone = net if net is not None else module.backbone
+    stages = [StageCallback(every_n_steps=5)]
+    return fit_on_ranks(module, data, folder, world, stages, steps=32, every=every, crash=crash, ckpt=ckpt)
 
 
 @pytest.mark.ddp
@@ -181,36 +163,14 @@ def run_ranks(folder, world, *, steps=32, every=3, ckpt=None, net=None, crash=No
 )
 def test_ranks_resume_to_the_last_bit(tmp_path, world, every, crash):
     """Dropout draws from each rank's own generator, and statistics of batch normalisation differ between ranks."""
-    unbroken = run_ranks(tmp_path / "a", world, every=every)
-    run_ranks(tmp_path / "b", world, every=every, crash=crash)
-    torch.manual_seed(99)
-    resumed = run_ranks(tmp_path / "b", world, every=every, ckpt=tmp_path / "b" / "last.ckpt")
-    assert not torch.equal(unbroken[0]["/generator"], unbroken[1]["/generator"])
-    for ours, theirs in zip(resumed, unbroken, strict=True):
-        later = ours.pop("/losses")
-        assert 10 < len(later) < 32
-        assert torch.equal(later, theirs["/losses"][-len(later) :])
-        for name, value in ours.items():
-            assert torch.equal(value, theirs[name]), name
+    assert_resumes_to_the_last_bit(partial(run_ranks, world=world, every=every), tmp_path, crash)
 
 
 @pytest.mark.ddp
 @forks
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3), (3, 2)])
 def test_resumed_on_another_number_of_ranks(tmp_path, before, after):
-    def net():
-        torch.manual_seed(0)
-        # no bias: its gradient is rounding alone, which Adam scales up
-        return nn.Sequential(nn.Linear(DIM, 8), nn.Tanh(), nn.Linear(8, 1, bias=False))
-
-    (unbroken,) = run_ranks(tmp_path / "a", 1, net=net())
-    run_ranks(tmp_path / "b", before, net=net(), crash=14)
-    for ours in run_ranks(tmp_path / "b", after, net=net(), ckpt=tmp_path / "b" / "last.ckpt"):
-        later = ours.pop("/losses")
-        assert_close(later, unbroken["/losses"][12:], "trajectory32")
-        for name, value in ours.items():
-            if name != "/generator":
-                assert_close(value, unbroken[name], "trajectory32")
+    assert_resumes_on_other_ranks(run_ranks, tmp_path, before, after)
 
 
 def edited(path, target, **changes):

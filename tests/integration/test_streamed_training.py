@@ -1,12 +1,12 @@
 """Training with a stream of negatives, through the Trainer and the command."""
 
+from functools import partial
+
 import pytest
 import torch
 import yaml
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
-from torch.multiprocessing.spawn import ProcessRaisedException
 from torch.utils.data import IterableDataset, TensorDataset
 
 from lightning_tpauc import NegativeStream, PosNegDataModule, StageCallback, TPAUCModule
@@ -20,11 +20,10 @@ from tests.helpers.problems import LinearScore, make_trainer, paper_staco, paper
 from tests.helpers.resuming import (
     DIM,
     NUM_POS,
-    Crash,
-    CrashError,
-    Dump,
-    OwnGenerator,
+    assert_resumes_on_other_ranks,
+    assert_resumes_to_the_last_bit,
     assert_same_end,
+    fit_on_ranks,
     make_module,
 )
 from tests.helpers.streamed import make_datamodule, positives, rows, run
@@ -255,60 +254,28 @@ def test_a_stream_that_cannot_be_moved(tmp_path, workers):
     assert not torch.equal(straight.backbone[0].weight, resumed.backbone[0].weight)
 
 
-def run_ranks(folder, world, workers=0, crash=None, ckpt=None, net=None):
+def run_ranks(folder, world, net=None, *, workers=0, crash=None, ckpt=None):
     """What each rank ended with; S = B = 12 over all ranks."""
     data = make_datamodule(workers=workers, num_pos=12 // world, num_neg=12 // world)
     module = make_module()
-    if net is not None:
-        module.backbone = net
+    module.backbone = net if net is not None else module.backbone
     # as many remembered negatives as whole steps hold: ranks number those of a step in another order
-    callbacks = [StageCallback(every_n_steps=5, max_negatives=36), OwnGenerator(), Dump(folder)]
-    callbacks += [ModelCheckpoint(folder, save_last=True, every_n_train_steps=3)]
-    callbacks += [Crash(crash)] if crash is not None else []
-    strategy = {"devices": world, "strategy": "ddp_fork" if world > 1 else "auto"}
-    limits = {"max_epochs": -1, "max_steps": 20}
-    trainer = make_trainer(precision="32-true", callbacks=callbacks, enable_checkpointing=True, **strategy, **limits)
-    if crash is None:
-        trainer.fit(module, data, ckpt_path=ckpt)
-        return [torch.load(folder / f"rank{rank}of{world}.pt") for rank in range(world)]
-    with pytest.raises((CrashError, ProcessRaisedException), match=None if world == 1 else "CrashError"):
-        trainer.fit(module, data)
-    return []
+    stages = [StageCallback(every_n_steps=5, max_negatives=36)]
+    return fit_on_ranks(module, data, folder, world, stages, steps=20, crash=crash, ckpt=ckpt)
 
 
 @forks
 @pytest.mark.ddp
 @pytest.mark.parametrize("workers", [0, 2])
 def test_two_ranks_resume_to_the_last_bit(tmp_path, workers):
-    unbroken = run_ranks(tmp_path / "a", 2, workers)
-    run_ranks(tmp_path / "b", 2, workers, crash=14)
-    torch.manual_seed(99)
-    resumed = run_ranks(tmp_path / "b", 2, workers, ckpt=tmp_path / "b" / "last.ckpt")
-    for ours, theirs in zip(resumed, unbroken, strict=True):
-        later = ours.pop("/losses")
-        assert len(later) == 8
-        assert torch.equal(later, theirs["/losses"][-len(later) :])
-        for name, value in ours.items():
-            assert torch.equal(value, theirs[name]), name
+    assert_resumes_to_the_last_bit(partial(run_ranks, world=2, workers=workers), tmp_path)
 
 
 @forks
 @pytest.mark.ddp
 @pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 1), (1, 3)])
 def test_any_number_of_ranks_trains_on_the_same_examples(tmp_path, before, after):
-    def net():
-        torch.manual_seed(0)
-        # no bias: its gradient is rounding alone, which Adam scales up
-        return nn.Sequential(nn.Linear(DIM, 8), nn.Tanh(), nn.Linear(8, 1, bias=False))
-
-    (alone,) = run_ranks(tmp_path / "a", 1, net=net())
-    run_ranks(tmp_path / "b", before, net=net(), crash=14)
-    for ours in run_ranks(tmp_path / "b", after, net=net(), ckpt=tmp_path / "b" / "last.ckpt"):
-        later = ours.pop("/losses")
-        assert_close(later, alone["/losses"][12:], "trajectory32")
-        for name, value in ours.items():
-            if name != "/generator":
-                assert_close(value, alone[name], "trajectory32")
+    assert_resumes_on_other_ranks(run_ranks, tmp_path, before, after)
 
 
 # ---------------------------------------------------------------- from the command line
