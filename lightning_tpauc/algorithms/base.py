@@ -80,6 +80,8 @@ class Algorithm(DeclaredState, ABC):
         self.min_tpr, self.max_fpr = check_rectangle(min_tpr, max_fpr)
         #: What :meth:`setup` was told about each of several tasks.
         self.tasks: tuple[Task, ...] | None = None
+        #: What each training positive counts for, float ``(n_pos,)``, where batches draw by weights; ``None``: alike.
+        self.positive_weights: Tensor | None = None
         #: Current learning rate over the initial one; multiplies the algorithm's own step sizes.
         self.step_scale = 1.0
         #: How far the trained rectangle has shrunk from the unit square, 0, to the one that was asked for, 1.
@@ -179,7 +181,7 @@ class Algorithm(DeclaredState, ABC):
             ArgumentError: as :meth:`DeclaredState.setup`, or if a task's rectangle or weight is out of range.
             UnsupportedError: if several tasks are given to a method that takes one.
         """
-        self.tasks = None
+        self.tasks = self.positive_weights = None
         if not isinstance(num_positives, Sequence):
             super().setup(num_positives, device=device, dtype=dtype)
             return

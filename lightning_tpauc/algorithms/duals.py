@@ -30,6 +30,7 @@ class DualAlgorithm(PairwiseAlgorithm):
     gamma: float
     dual_init: Literal["exact", "ones", "zeros"]
     stage_restart: Literal["exact", "ones"]
+    positive_weights: Tensor | None
 
     y: Tensor
     s: Tensor
@@ -280,7 +281,8 @@ class PerPositiveDuals(Duals):
     def _solve(self, scores: TrainingScores | Sequence[TrainingScores]) -> None:
         own = self.algorithm
         for task, of_task in enumerate(own.scores_of_tasks(scores)):
-            s, y, s_prime = exact_duals(*of_task, *own.bounds_of(task), surrogate=own.surrogate)
+            bounds, weight = own.bounds_of(task), own.positive_weights
+            s, y, s_prime = exact_duals(*of_task, *bounds, surrogate=own.surrogate, pos_weight=weight)
             own.entries_of(own.s, task).copy_(activate_ties(s, of_task.pos_scores, own.surrogate))
             own.entries_of(own.y, task).copy_(y)
             own.entry_of(own.s_prime, task).copy_(s_prime)

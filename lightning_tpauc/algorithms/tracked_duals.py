@@ -113,6 +113,9 @@ class TrackedDuals(Duals):
 
     def _track_all(self, scores: TrainingScores | Sequence[TrainingScores]) -> None:
         own = self.algorithm
+        if own.positive_weights is not None:
+            found = own.scores_of_tasks(scores)
+            scores = [one._replace(pos_scores=_copies(one.pos_scores, own.positive_weights)) for one in found]
         borders = [border_scores(*one, *own.bounds_of(task)) for task, one in enumerate(own.scores_of_tasks(scores))]
         pos, neg = (torch.stack(of_tasks).view_as(own.pos_border) for of_tasks in zip(*borders, strict=True))
         self._move(pos, neg, None)
@@ -122,3 +125,10 @@ class TrackedDuals(Duals):
         for border, of_batch in ((own.pos_border, pos), (own.neg_border, neg)):
             border.copy_(in_play(border_step(border, of_batch, own.border_steps), border, masks))
         own.border_steps.add_(1 if masks is None else masks.pos.any(-1))
+
+
+def _copies(scores: Tensor, weight: Tensor) -> Tensor:
+    """Ten times as many scores, each as often as its weight says, up to one."""
+    ends, count = weight.cumsum(0), 10 * scores.numel()
+    places = (torch.arange(count, device=weight.device, dtype=weight.dtype) + 0.5) / count * ends[-1]
+    return scores[torch.searchsorted(ends, places).clamp(max=scores.numel() - 1)]

@@ -25,8 +25,9 @@ from lightning_tpauc.data.core.datasets import (
 from lightning_tpauc.data.core.fetch import Fetcher, collate_by, fetcher_for, unaugmented
 from lightning_tpauc.data.core.from_checkpoint import CheckedDataModule
 from lightning_tpauc.data.core.loader import EvalLoader, PosNegLoader, training_position
-from lightning_tpauc.data.core.loader_options import LoaderOptions, checked_options
+from lightning_tpauc.data.core.loader_options import LoaderOptions, check_counts, checked_options
 from lightning_tpauc.data.core.prepared import PreparedData, Split
+from lightning_tpauc.data.core.row_values import take_columns
 from lightning_tpauc.data.core.sampler import SAMPLERS, BatchSampler, BatchSizes
 from lightning_tpauc.data.core.seeding import as_seed, say_what_seeds
 from lightning_tpauc.data.core.shards import current_world
@@ -36,7 +37,6 @@ from lightning_tpauc.data.streaming.cursor import StreamCursor
 from lightning_tpauc.data.streaming.loader import ScoredStream, StreamedLoader
 from lightning_tpauc.data.streaming.negatives import NegativeStream, as_stream
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
-from lightning_tpauc.functional.checks import check_count
 
 __all__ = ("SAMPLING_ARGUMENTS", "Datasets", "PosNegDataModule")
 
@@ -115,6 +115,13 @@ class PosNegDataModule(CheckedDataModule):
         targets: the labels of the training set, or the name (attribute or key) under which all data sets keep them.
             ``None`` searches as :func:`~lightning_tpauc.data.core.targets.find_targets` does. Labels with several
             columns are those of several tasks; nan stands for what was not measured.
+        groups: what ``val_fraction`` and ``num_folds`` keep together, such as patients or scaffolds: one value for each
+            item of the training set; or the name of a column of the table in ``(x, y)``, which is no input of the model
+            then, of an attribute of the data set, or of a key of its items.
+        sample_weight: how often examples are drawn for training, found as ``groups`` are: numbers of at least 0, which
+            count among the positives and among the negatives, or among all examples under ``sampling="uniform"``. The
+            objective is that of a training set in which examples come so often. Those of weight 0 do not train. Metrics
+            count every example once.
 
     Raises:
         ArgumentError: if arguments contradict each other or are out of range.
@@ -130,6 +137,10 @@ class PosNegDataModule(CheckedDataModule):
         >>> batch.inputs.shape, batch.num_pos, batch.num_neg
         (torch.Size([8, 3]), 2, 6)
     """
+
+    _said_capped = False
+    _prepared_from: tuple[Any, ...] = ()
+    _cursor: StreamCursor | None = None
 
     def __init__(
         self,
@@ -153,30 +164,27 @@ class PosNegDataModule(CheckedDataModule):
         num_workers: int = 0,
         pin_memory: bool | None = None,
         targets: Any = None,
+        groups: Any = None,
+        sample_weight: Any = None,
         **loader_options: Unpack[LoaderOptions],
     ) -> None:
         super().__init__()
         self.train_dataset, self.val_dataset, self.test_dataset = train_dataset, val_dataset, test_dataset
         self.predict_dataset, self.negatives, self.batch_size = predict_dataset, negatives, batch_size
         self.num_neg, self._takes_what_there_is = (_NUM_NEG, True) if num_neg is None else (num_neg, False)
-        self.num_pos, self.num_dual_neg, self.sampling, self.targets = num_pos, num_dual_neg, sampling, targets
-        self.val_fraction, self.num_folds, self.fold = val_fraction, num_folds, fold
+        self.num_pos, self.num_dual_neg, self.sampling = num_pos, num_dual_neg, sampling
+        self.targets, self.sample_weight = targets, sample_weight
+        self.val_fraction, self.num_folds, self.fold, self.groups = val_fraction, num_folds, fold, groups
         self.split_seed, self.seed = as_seed(split_seed, "split_seed", bits=32), as_seed(seed, "seed")
         self.num_workers, self.pin_memory, self._epoch_steps = num_workers, pin_memory, steps_per_epoch
         self.collate_fn, self.worker_options = checked_options(loader_options, num_workers)
         self._check_arguments()
-        self._said_capped = False
         self._prepared = PreparedData(Datasets())
-        self._prepared_from: tuple[Any, ...] = ()
-        self._cursor: StreamCursor | None = None
         self._loaders: list[PosNegLoader | EvalLoader] = []
 
     def _check_arguments(self) -> None:
-        for name, least in {"num_pos": 1, "num_neg": 1, "batch_size": 1, "num_workers": 0}.items():
-            check_count(getattr(self, name), name, least)
-        for name, value, least in (("num_dual_neg", self.num_dual_neg, 0), ("steps_per_epoch", self._epoch_steps, 1)):
-            if value is not None:
-                check_count(value, name, least)
+        names = "num_pos", "num_neg", "batch_size", "num_workers", "num_dual_neg"
+        check_counts({**{name: getattr(self, name) for name in names}, "steps_per_epoch": self._epoch_steps})
         if self.sampling not in ("auto", *SAMPLERS):
             msg = f"Expected `sampling` to be 'auto', 'pos_neg', 'uniform' or 'full', but got {self.sampling!r}."
             raise ArgumentError(msg)
@@ -223,11 +231,12 @@ class PosNegDataModule(CheckedDataModule):
         origin = (*raw, dtype)
         if self._prepared_from and all(new is old for new, old in zip(origin, self._prepared_from, strict=True)):
             return
+        raw, groups, weight = take_columns(raw, self.groups, self.sample_weight)
         given = {n: as_dataset(d, f"{n}_dataset", dtype) for n, d in raw._asdict().items() if n != "negatives"}
-        split = Split(self.val_fraction, self.num_folds, self.fold, self.split_seed)
-        overridden = type(self).fit_transforms is not PosNegDataModule.fit_transforms
-        transforms = self.fit_transforms if overridden else None
-        self._prepared = PreparedData(Datasets(**given, negatives=raw.negatives), self.targets, split, transforms)
+        split = Split(self.val_fraction, self.num_folds, self.fold, self.split_seed, groups)
+        transforms = None if type(self).fit_transforms is PosNegDataModule.fit_transforms else self.fit_transforms
+        given["negatives"] = raw.negatives
+        self._prepared = PreparedData(Datasets(**given), self.targets, split, transforms, weight)
         self._prepared_from, self._cursor = origin, None
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002
@@ -290,7 +299,7 @@ class PosNegDataModule(CheckedDataModule):
         kind = self._algorithm_says("sampling", self.sampling if self.sampling != "auto" else None) or "pos_neg"
         world_size, stream, training = current_world().size, self._stream(), self._prepared.training
         sizes = self._sizes(kind, len(training.by_class[1]) if stream is None else None)
-        sampler = sampler_of(training, kind, sizes, self.seed, stream=stream)
+        sampler = sampler_of(training, kind, sizes, self.seed, stream=stream, weights=self._prepared.sample_weights)
         sampler.epoch_steps = self._epoch_steps
         sampler.global_sizes(world_size)
         message = sampler.cap_message(world_size)
@@ -299,13 +308,17 @@ class PosNegDataModule(CheckedDataModule):
             rank_zero_warn(message, category=TPAUCWarning)
         return sampler
 
+    @property
+    def positive_weights(self) -> NDArray[np.float64] | None:
+        """Weights of the training positives, float ``(n_pos,)``; ``None`` without ``sample_weight``."""
+        return None if self.sample_weight is None else getattr(self._prepared.sample_weights, "positives", None)
+
     def _sizes(self, kind: str, num_negatives: int | None) -> BatchSizes:
         num_neg, needs_dual = self.num_neg, self._algorithm_says("needs_dual_negatives")
         if self._takes_what_there_is and num_negatives is not None:
             num_neg = min(num_neg, max(1, num_negatives // current_world().size))
-        num_dual_neg = self.num_dual_neg
-        if num_dual_neg is None:
-            num_dual_neg = num_neg if needs_dual else 0
+        usual = num_neg if needs_dual else 0
+        num_dual_neg = usual if self.num_dual_neg is None else self.num_dual_neg
         reads_dual = kind == "pos_neg" and needs_dual is not False  # None: no algorithm says
         return BatchSizes(self.num_pos, num_neg, num_dual_neg if reads_dual else 0)
 
@@ -333,8 +346,8 @@ class PosNegDataModule(CheckedDataModule):
         splits = stage == "fit" or (stage == "validate" and self._prepared.datasets.val is None)
         names = {"fit": ("train", "val"), "validate": ("val",)}.get(stage, (stage,))
         # A subclass with an own loader need not have labels that can be found.
-        loaders = {name: f"{name}_dataloader" for name in ("val", "test")}
-        own = [n for n, loader in loaders.items() if getattr(type(self), loader) is getattr(PosNegDataModule, loader)]
+        ours, theirs, end = PosNegDataModule, type(self), "_dataloader"
+        own = [name for name in ("val", "test") if getattr(theirs, name + end) is getattr(ours, name + end)]
         arguments = {f"`{name}`": getattr(self, name) for name in SAMPLING_ARGUMENTS}
         names = tuple(dict.fromkeys(("train", *names))) if splits else names
         return (
@@ -434,8 +447,7 @@ class PosNegDataModule(CheckedDataModule):
             cursor.load(step, states)
 
     def _stream(self) -> NegativeStream | None:
-        cursor = self._stream_cursor()
-        return None if cursor is None else cursor.stream
+        return getattr(self._stream_cursor(), "stream", None)
 
     def _stream_cursor(self) -> StreamCursor | None:
         if self._cursor is None and self._prepared.given.negatives is not None:

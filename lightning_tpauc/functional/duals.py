@@ -39,6 +39,7 @@ def exact_duals(
     surrogate: str | Surrogate = "squared_hinge",
     margin: float = 0.5,
     scale: float = 1.0,
+    pos_weight: Tensor | None = None,
 ) -> ExactDuals:
     r"""Solve the min-max form for s, s' and y while the scores stay fixed.
 
@@ -63,6 +64,8 @@ def exact_duals(
         surrogate: name or :class:`~lightning_tpauc.functional.Surrogate`; it must be monotone.
         margin: m of the hinge and ramp surrogates.
         scale: factor inside the logistic surrogate.
+        pos_weight: float tensor ``(n_pos,)``, what each positive counts for, above 0; ``None``: all alike. Only ratios
+            matter: whole numbers stand for so many copies.
 
     Returns:
         :class:`ExactDuals` in the dtype of the scores, at least float32; all nan where an accelerator holds scores that
@@ -95,7 +98,10 @@ def exact_duals(
     # Quantiles of sums that differ in the last digits.
     pos, neg = in_double(pos_scores), in_double(neg_scores)
     s, risk = tail_risk(pos, neg, max_fpr, loss)
-    y, s_prime = _upper_quantile(risk, 1.0 - min_tpr)
+    if pos_weight is None:
+        y, s_prime = _upper_quantile(risk, 1.0 - min_tpr)
+    else:
+        y, s_prime = _weighted_upper_quantile(risk, 1.0 - min_tpr, pos_weight.to(risk))
     # What the check of the scores did not read on an accelerator shows in every result.
     nan_if_not_finite = (pos.sum() + neg.sum()) * 0.0
     s, y, s_prime = (x + nan_if_not_finite for x in (s, y, s_prime))
@@ -148,8 +154,25 @@ def _upper_quantile(g: Tensor, theta: float) -> tuple[Tensor, Tensor]:
     n = g.shape[0]
     rank = max(1, ceil_count(theta, n))
     s_prime = torch.topk(g, rank, sorted=False).values.min()
-    # Equal scores give equal g up to the order of summation, so a few ulps still count as a tie.
-    tied = (g - s_prime).abs() <= 4.0 * torch.finfo(g.dtype).eps * s_prime.abs()
-    above = ((g > s_prime) & ~tied).to(g.dtype)
+    tied, above = _at_and_above(g, s_prime)
     share = ((theta * n - above.sum()) / tied.sum()).clamp(0.0, 1.0)
     return torch.where(tied, share, above), s_prime
+
+
+def _weighted_upper_quantile(g: Tensor, theta: float, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """As :func:`_upper_quantile`, of examples that count for their weights."""
+    share_of_all = weight / weight.sum()
+    order = g.argsort(descending=True)
+    reached = share_of_all[order].cumsum(0)
+    rank = int((reached < theta - 1e-12).sum())  # a sum of shares is exact up to rounding
+    s_prime = g[order[min(rank, g.shape[0] - 1)]]
+    tied, above = _at_and_above(g, s_prime)
+    share = ((theta - (above * share_of_all).sum()) / share_of_all[tied].sum()).clamp(0.0, 1.0)
+    return torch.where(tied, share, above), s_prime
+
+
+def _at_and_above(g: Tensor, border: Tensor) -> tuple[Tensor, Tensor]:
+    """Which values equal ``border``, and 1.0 for those above it."""
+    # Equal scores give equal g up to the order of summation, so a few ulps still count as a tie.
+    tied = (g - border).abs() <= 4.0 * torch.finfo(g.dtype).eps * border.abs()
+    return tied, ((g > border) & ~tied).to(g.dtype)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import torch
+
 from lightning_tpauc.training.task_scores import score_training_tasks
 from lightning_tpauc.training.training_scores import count_positives
 from lightning_tpauc.training.visited_positives import VisitedPositives
@@ -38,6 +40,9 @@ def allocate(trainer: Trainer, module: TrainedModule, wanted: ToRemember) -> Vis
     labels = module.trained_labels
     described = num_positives if isinstance(num_positives, int) or labels is None else labels.tasks(num_positives)
     algorithm.setup(described, device=device, dtype=dtype)
+    weights = getattr(getattr(trainer, "datamodule", None), "positive_weights", None)
+    if weights is not None:
+        algorithm.positive_weights = torch.from_numpy(weights).to(device, dtype)
     algorithm.tightness, module.held_out_ratios = 1.0, []  # an earlier training may have left others
     parameters = [p for group in trainer.optimizers[0].param_groups for p in group["params"]]
     module.training_state.allocate(wanted, algorithm, module, parameters, device=device, dtype=dtype)

@@ -272,3 +272,18 @@ def test_equal_scores_are_active_in_spite_of_rounding(name, dtype, height, margi
         assert torch.equal(terms.active, torch.ones_like(pos))
         if spread == 0.0:
             assert torch.all(terms.pos_grad < 0)
+
+
+@cases
+@rectangles
+@tied
+def test_whole_weights_stand_for_so_many_copies(name, min_tpr, max_fpr, ties):
+    pos, neg = draw(9, 14, seed=4, ties=ties)
+    weight = torch.tensor([3, 1, 2, 1, 4, 1, 1, 5, 2])
+    copies = torch.arange(9).repeat_interleave(weight)
+    expected = exact_duals(pos[copies], neg, min_tpr, max_fpr, surrogate=name)
+    for scale in (1.0, 0.1):  # only ratios matter
+        found = exact_duals(pos, neg, min_tpr, max_fpr, surrogate=name, pos_weight=scale * weight.double())
+        assert_close(found.s[copies], expected.s)
+        assert_close(found.s_prime, expected.s_prime)
+        assert_close(found.y[copies], expected.y)

@@ -94,6 +94,7 @@ class TrainingPart:
         rows: int64 array of the rows that train; all if ``None``.
         held_out: int64 array of the rows that validate.
         label_names: names of several tasks; their numbers from 0 on if ``None``.
+        weights: float array ``(n,)`` of the weights of all rows; those of weight 0 do not train. ``None`` for none.
     """
 
     def __init__(
@@ -102,9 +103,12 @@ class TrainingPart:
         rows: NDArray[np.int64] | None = None,
         held_out: NDArray[np.int64] | None = None,
         label_names: tuple[str, ...] | None = None,
+        weights: NDArray[np.float64] | None = None,
     ) -> None:
-        self.labels = labels
+        self.labels, self.weights = labels, weights
         self.rows = np.arange(len(labels), dtype=np.int64) if rows is None else rows
+        if weights is not None:
+            self.rows = self.rows[weights[self.rows] > 0]
         self.held_out = np.empty(0, dtype=np.int64) if held_out is None else held_out
         #: What is known of several tasks; ``None`` with one.
         self.tasks: TaskRows | None = None
@@ -142,13 +146,18 @@ class TrainingPart:
 
     @property
     def fingerprint(self) -> str:
-        """16 hex digits that identify which examples the positives 0 .. n+ - 1 are; with several tasks, all labels."""
+        """16 hex digits that identify which examples the positives 0 .. n+ - 1 are; with several tasks, all labels.
+
+        Weights, if any, are part of it.
+        """
         digest = hashlib.blake2b(f"{len(self.labels)}:".encode(), digest_size=8)
         if self.tasks is None:
             digest.update(self.by_class[0].astype("<i8").data)
         else:
             digest.update(f"{self.labels.shape[1]}:".encode() + self.tasks.rows.astype("<i8").tobytes())
             digest.update(self.labels[self.tasks.rows].tobytes())
+        if self.weights is not None:
+            digest.update(self.weights[self.rows].astype("<f8").data)
         return digest.hexdigest()
 
 

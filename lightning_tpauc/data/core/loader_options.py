@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import check_count, is_real
 
-__all__ = ("LoaderOptions", "checked_options")
+__all__ = ("LoaderOptions", "check_counts", "checked_options")
 
 # These choose the examples of a batch. Here, the samplers choose them.
 _DRAWING = ("shuffle", "sampler", "batch_sampler", "drop_last", "generator")
@@ -25,6 +25,17 @@ class LoaderOptions(TypedDict, total=False):
     timeout: float
     worker_init_fn: Callable[[int], None] | None
     multiprocessing_context: Any
+
+
+def check_counts(counts: Mapping[str, Any]) -> None:
+    """Raise :class:`ArgumentError` for the first of a data module's numbers that is too small or no number.
+
+    Args:
+        counts: values by the names of the arguments; ``None`` is left to where the number is found.
+    """
+    for name, value in counts.items():
+        if value is not None or name not in ("num_dual_neg", "steps_per_epoch"):
+            check_count(value, name, 0 if name in ("num_workers", "num_dual_neg") else 1)
 
 
 def checked_options(

@@ -26,9 +26,13 @@ from lightning_tpauc.data.core.datasets import (
     sampled_rows,
 )
 from lightning_tpauc.data.core.fetch import is_random, unaugmented
+from lightning_tpauc.data.core.group_splits import group_fold, group_holdout
+from lightning_tpauc.data.core.permutation import Purpose
+from lightning_tpauc.data.core.row_values import as_groups, as_weights, row_values
 from lightning_tpauc.data.core.splits import stratified_fold, stratified_holdout
 from lightning_tpauc.data.core.targets import find_targets, label_names
 from lightning_tpauc.data.core.task_splits import task_fold, task_holdout
+from lightning_tpauc.data.core.weighted import SampleWeights
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 
 __all__ = ("PreparedData", "Split", "describe")
@@ -45,12 +49,15 @@ class Split(NamedTuple):
         num_folds: number of folds.
         fold: number of the fold.
         seed: seed of the split.
+        groups: as in :func:`~lightning_tpauc.data.core.row_values.row_values`; no group is in both parts. ``None``: any
+            two rows may be parted.
     """
 
     val_fraction: float | None = None
     num_folds: int | None = None
     fold: int | None = None
     seed: int = 0
+    groups: Any = None
 
 
 class PreparedData:
@@ -61,6 +68,7 @@ class PreparedData:
         targets: as in :func:`~lightning_tpauc.data.core.targets.find_targets`.
         split: what is split off from the training set for validation.
         fit_transforms: preprocessing to fit on the rows that train; ``None`` leaves the data sets as they are.
+        sample_weight: as in :func:`~lightning_tpauc.data.core.row_values.row_values`; ``None`` for none.
 
     Example:
         >>> prepared = PreparedData(Datasets(train=torch.zeros(4, 2)), [0, 1, 0, 1])
@@ -74,8 +82,9 @@ class PreparedData:
         targets: Any = None,
         split: Split | None = None,
         fit_transforms: FitTransforms | None = None,
+        sample_weight: Any = None,
     ) -> None:
-        self.given, self.targets, self.split = given, targets, split or Split()
+        self.given, self.targets, self.split, self.sample_weight = given, targets, split or Split(), sample_weight
         self._fit_transforms = fit_transforms
         self._labelled: dict[str, EvaluatedPart] = {}
 
@@ -90,27 +99,63 @@ class PreparedData:
         if self.given.train is None:
             msg = "There is no training set: pass `train_dataset`, and call `setup('fit')` first."
             raise DataError(msg)
-        split = self.split
         if self.given.negatives is not None:
             self._refuse_split_of_stream()
-            return TrainingPart(labels_of_positives(self.given.train, self.targets))
+            return TrainingPart(labels_of_positives(self.given.train, self.targets), weights=self._weights())
         labels = find_targets(self.given.train, self.targets)
         if labels.ndim == 2:
             return self._training_of_tasks(labels)
+        return TrainingPart(labels, *self._parts(labels), weights=self._weights())
+
+    def _parts(
+        self, labels: NDArray[np.int8], tasks: tuple[str, ...] | None = None
+    ) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
+        """Rows that train and rows that validate; ``None`` if all train."""
+        split = self.split
+        groups = None if split.groups is None else as_groups(row_values(self.given.train, split.groups, "groups"))
         if split.val_fraction is not None:
-            return TrainingPart(labels, *stratified_holdout(labels, split.val_fraction, split.seed))
+            if groups is not None:
+                return group_holdout(labels, groups, split.val_fraction, split.seed)
+            if tasks is not None:
+                return task_holdout(labels, split.val_fraction, split.seed, tasks)
+            return stratified_holdout(labels, split.val_fraction, split.seed)
         if split.num_folds is not None and split.fold is not None:
-            return TrainingPart(labels, *stratified_fold(labels, split.num_folds, split.fold, split.seed))
-        return TrainingPart(labels)
+            if groups is not None:
+                return group_fold(labels, groups, split.num_folds, split.fold, split.seed)
+            if tasks is not None:
+                return task_fold(labels, split.num_folds, split.fold, split.seed, tasks)
+            return stratified_fold(labels, split.num_folds, split.fold, split.seed)
+        if groups is not None:
+            msg = "`groups` says what a split keeps together: set `val_fraction`, or `num_folds` and `fold`, as well."
+            raise ArgumentError(msg)
+        return None, None
+
+    def _weights(self) -> NDArray[np.float64] | None:
+        given = self.sample_weight
+        return None if given is None else as_weights(row_values(self.given.train, given, "sample_weight"))
+
+    @cached_property
+    def sample_weights(self) -> SampleWeights | None:
+        """What training examples are drawn by; ``None`` if all count alike.
+
+        Raises:
+            DataError: if no example of a class has a weight above 0.
+        """
+        if self.sample_weight is None or self.training.weights is None:
+            return None
+        pos, neg = (self.training.weights[rows] for rows in self.training.by_class)
+        missing = "positive" if not len(pos) else "negative" if not len(neg) and self.given.negatives is None else None
+        if missing:
+            msg = f"No {missing} training example has a `sample_weight` above 0: both classes are needed."
+            raise DataError(msg)
+        return SampleWeights(pos, neg if self.given.negatives is None else None)
 
     def _training_of_tasks(self, labels: NDArray[np.int8]) -> TrainingPart:
-        split, count = self.split, labels.shape[1]
-        names = label_names(self.given.train, self.targets, count) or numbered(count)
-        if split.val_fraction is not None:
-            return TrainingPart(labels, *task_holdout(labels, split.val_fraction, split.seed, names), names)
-        if split.num_folds is not None and split.fold is not None:
-            return TrainingPart(labels, *task_fold(labels, split.num_folds, split.fold, split.seed, names), names)
-        return TrainingPart(labels, label_names=names)
+        if self.sample_weight is not None:
+            msg = f"`sample_weight` weighs the examples of one task, but the labels have {labels.shape[1]} columns."
+            raise ArgumentError(msg)
+        names = label_names(self.given.train, self.targets, labels.shape[1]) or numbered(labels.shape[1])
+        return TrainingPart(labels, *self._parts(labels, names), names)
 
     def _refuse_split_of_stream(self) -> None:
         name = "val_fraction" if self.split.val_fraction is not None else "num_folds"
@@ -199,7 +244,7 @@ class PreparedData:
         return None if self.training.tasks is None else self.training.tasks.names
 
     def scored(self, max_negatives: int | None, seed: int) -> tuple[EvaluatedPart, EvaluatedPart]:
-        """The training positives, and the training negatives or a random sample of them.
+        """The training positives, and the training negatives or a random sample of them: by their weights, if any.
 
         With several tasks, they are the first two parts of :class:`~lightning_tpauc.data.core.task_rows.ScoredRows`.
 
@@ -210,6 +255,9 @@ class PreparedData:
         labels, train, tasks = self.training.labels, self.datasets.train, self.training.tasks
         if tasks is None:
             positives, negatives = self.training.by_class
+            if self.sample_weights is not None and len(negatives):
+                count = min(len(negatives), max_negatives or len(negatives))
+                negatives = negatives[self.sample_weights.indices(count, seed, Purpose.SCORING).batches(0, 1)[0]]
             parts = positives, sampled_rows(negatives, max_negatives, seed)
         else:
             parts = tasks.scored(max_negatives, seed)[:2]

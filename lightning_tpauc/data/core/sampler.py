@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from lightning_tpauc.data.core.batch_indices import BatchIndices
 from lightning_tpauc.data.core.permutation import Purpose
 from lightning_tpauc.data.core.shards import World, current_world, share_of, slice_of
+from lightning_tpauc.data.core.weighted import SampleWeights, WeightedIndices
 from lightning_tpauc.errors import ArgumentError, DataError
 
 __all__ = (
@@ -110,6 +111,8 @@ class BatchSampler(ABC):
     needed: ClassVar[tuple[str, ...]] = ("positive", "negative")
     #: Steps of an epoch if the user sets them; ``None`` leaves them to the sampler.
     epoch_steps: int | None = None
+    #: What examples are drawn by; ``None`` draws all alike.
+    weights: SampleWeights | None = None
 
     def __init__(self, positives: Indices, negatives: Indices, sizes: BatchSizes, seed: int = 0) -> None:
         for name, size in zip(BatchSizes._fields, sizes, strict=True):
@@ -143,6 +146,17 @@ class BatchSampler(ABC):
     @abstractmethod
     def steps_per_epoch(self, world_size: int) -> int:
         """Steps of one epoch on ``world_size`` ranks."""
+
+    @property
+    def most_positives(self) -> int:
+        """How many positives a step has at most."""
+        return len(self.positives) if self.weights is None else self.weights.most_positives
+
+    def _indices(self, n: int, size: int, purpose: Purpose) -> BatchIndices | WeightedIndices:
+        """What draws ``size`` of n examples for each step."""
+        if self.weights is not None:
+            return self.weights.indices(size, self.seed, purpose)
+        return BatchIndices(n, size, self.seed, purpose)
 
     def cap_message(self, world_size: int) -> str | None:  # noqa: ARG002
         """A message for the user if a step has fewer positives than asked for; ``None`` if it has not."""
@@ -197,7 +211,7 @@ class PosNegSampler(BatchSampler):
                     f"training set has only {n_neg}. Set `{name}` to at most {n_neg // world_size}."
                 )
                 raise DataError(msg)
-        return BatchSizes(min(num_pos, len(self.positives)), num_neg, num_dual_neg)
+        return BatchSizes(min(num_pos, self.most_positives), num_neg, num_dual_neg)
 
     def steps_per_epoch(self, world_size: int) -> int:
         """See :meth:`BatchSampler.steps_per_epoch`."""
@@ -207,8 +221,14 @@ class PosNegSampler(BatchSampler):
     def cap_message(self, world_size: int) -> str | None:
         """See :meth:`BatchSampler.cap_message`."""
         asked, n_pos = self.sizes.num_pos * world_size, len(self.positives)
-        if asked <= n_pos:
+        if asked <= self.most_positives:
             return None
+        if self.most_positives < n_pos:
+            return (
+                f"A step has {self.most_positives} positives instead of {asked} (`num_pos`={self.sizes.num_pos} on "
+                f"{world_size} rank(s)): the largest `sample_weight` of a positive is 1/{self.most_positives} of their "
+                "sum or more, so in a step of more positives it would have to come twice."
+            )
         return (
             f"The training set has {n_pos} positives, fewer than the {asked} of one step "
             f"(`num_pos`={self.sizes.num_pos} on {world_size} rank(s)): every step takes all of them."
@@ -231,7 +251,7 @@ class PosNegSampler(BatchSampler):
         return [self.negatives[neg], self.negatives[dual]]
 
     def _part(self, n: int, size: int, purpose: Purpose, start: int, stop: int, world: World) -> Indices:
-        return BatchIndices(n, size, self.seed, purpose).batches(start, stop, slice_of(size, world))
+        return self._indices(n, size, purpose).batches(start, stop, slice_of(size, world))
 
 
 class UniformSampler(BatchSampler):
@@ -264,9 +284,8 @@ class UniformSampler(BatchSampler):
         """See :meth:`BatchSampler.block`."""
         n_pos, n_neg = len(self.positives), len(self.negatives)
         # Positives have the lowest numbers, so the number of an example gives its class.
-        numbers = BatchIndices(
-            n_pos + n_neg, self.global_sizes(world.size).num_neg, self.seed, Purpose.ALL_EXAMPLES
-        ).batches(start, stop)
+        size = self.global_sizes(world.size).num_neg
+        numbers = self._indices(n_pos + n_neg, size, Purpose.ALL_EXAMPLES).batches(start, stop)
         is_neg = numbers >= n_pos
         numbers = np.take_along_axis(numbers, np.argsort(is_neg, axis=1, kind="stable"), axis=1)
         totals = (~is_neg).sum(axis=1).tolist()
@@ -335,7 +354,7 @@ class StreamSampler(PosNegSampler):
     def global_sizes(self, world_size: int) -> BatchSizes:
         """See :meth:`BatchSampler.global_sizes`; positives are capped to n+."""
         num_pos, num_neg, num_dual_neg = (size * world_size for size in self.sizes)
-        return BatchSizes(min(num_pos, len(self.positives)), num_neg, num_dual_neg)
+        return BatchSizes(min(num_pos, self.most_positives), num_neg, num_dual_neg)
 
     def steps_per_epoch(self, world_size: int) -> int:
         """See :meth:`BatchSampler.steps_per_epoch`."""
@@ -352,7 +371,14 @@ SAMPLERS: dict[str, type[BatchSampler]] = {"pos_neg": PosNegSampler, "uniform": 
 
 
 def make_sampler(
-    kind: str, positives: Indices, negatives: Indices | None, sizes: BatchSizes, seed: int, *, length: int | None = None
+    kind: str,
+    positives: Indices,
+    negatives: Indices | None,
+    sizes: BatchSizes,
+    seed: int,
+    *,
+    length: int | None = None,
+    weights: SampleWeights | None = None,
 ) -> BatchSampler:
     """A sampler by its name.
 
@@ -363,18 +389,29 @@ def make_sampler(
         sizes: examples per step on each rank.
         seed: seed of the order.
         length: length of the stream; ``None`` if unknown.
+        weights: what examples are drawn by; ``None`` draws all alike.
 
     Raises:
-        ArgumentError: if the kind needs negatives that can be indexed.
+        ArgumentError: if the kind draws nothing and there are weights, or needs negatives that can be indexed.
 
     Example:
         >>> len(make_sampler("pos_neg", np.array([1, 4]), np.array([0, 2, 3, 5]), BatchSizes(1, 2), seed=0))
         2
     """
-    if negatives is not None:
-        return SAMPLERS[kind](positives, negatives, sizes, seed)
-    if kind == "pos_neg":
-        return StreamSampler(positives, length, sizes, seed)
+    if weights is not None and kind == "full":
+        msg = (
+            "`sample_weight` says how often an example is drawn, but FullBatch (`sampling='full'`) takes each once in "
+            "every step. Train with another algorithm, such as STACO, or leave the weights out."
+        )
+        raise ArgumentError(msg)
+    if negatives is not None or kind == "pos_neg":
+        sampler = (
+            StreamSampler(positives, length, sizes, seed)
+            if negatives is None
+            else SAMPLERS[kind](positives, negatives, sizes, seed)
+        )
+        sampler.weights = weights
+        return sampler
     reason = {
         "uniform": "draws from positives and negatives together; set `sampling='pos_neg'` to draw them apart,",
         "full": "takes all negatives in every step; train with another algorithm, such as STACO,",

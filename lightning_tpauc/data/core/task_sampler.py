@@ -34,6 +34,7 @@ from lightning_tpauc.data.core.sampler import (
 )
 from lightning_tpauc.data.core.shards import World, slice_of
 from lightning_tpauc.data.core.task_rows import TaskRows
+from lightning_tpauc.data.core.weighted import SampleWeights
 from lightning_tpauc.errors import ArgumentError
 
 __all__ = ("PosNegTaskSampler", "UniformTaskSampler", "sampler_of")
@@ -246,7 +247,13 @@ class UniformTaskSampler(UniformSampler):
 
 
 def sampler_of(
-    training: TrainingPart, kind: str, sizes: BatchSizes, seed: int, *, stream: Sized | None = None
+    training: TrainingPart,
+    kind: str,
+    sizes: BatchSizes,
+    seed: int,
+    *,
+    stream: Sized | None = None,
+    weights: SampleWeights | None = None,
 ) -> BatchSampler:
     """The sampler of a training set, by its name.
 
@@ -256,6 +263,7 @@ def sampler_of(
         sizes: examples per step on each rank.
         seed: seed of the order.
         stream: the negatives, if they are a stream; its ``length`` is ``None`` if it is unknown.
+        weights: what the examples of one task are drawn by; ``None`` draws all alike.
 
     Raises:
         ArgumentError: if the kind takes one task only, or negatives that can be indexed.
@@ -269,8 +277,8 @@ def sampler_of(
     if tasks is None:
         positives, negatives = training.by_class
         if stream is not None:
-            return make_sampler(kind, positives, None, sizes, seed, length=stream.length)
-        return make_sampler(kind, positives, negatives, sizes, seed)
+            return make_sampler(kind, positives, None, sizes, seed, length=stream.length, weights=weights)
+        return make_sampler(kind, positives, negatives, sizes, seed, weights=weights)
     if kind == "pos_neg":
         return PosNegTaskSampler(tasks, sizes, seed)
     if kind == "uniform":

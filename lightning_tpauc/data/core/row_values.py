@@ -1,0 +1,154 @@
+"""What users say about each row of the training set beside its label: the group that it belongs to, and its weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from lightning_tpauc.data.core.datasets import Datasets
+from lightning_tpauc.data.core.seeding import seeded_items
+from lightning_tpauc.data.core.targets import as_array, label_of_item, stored_targets
+from lightning_tpauc.errors import DataError
+
+__all__ = ("as_groups", "as_weights", "row_values", "take_columns")
+
+
+def row_values(dataset: Any, given: Any, argument: str) -> NDArray[Any]:
+    """One value for each item of the training set.
+
+    Args:
+        dataset: map-style data set with n items.
+        given: n values in the order of the items; or the name of an attribute of the data set, also inside a
+            :class:`~torch.utils.data.Subset`, or of a key of its items, which are then read in one pass.
+        argument: name of the argument in messages.
+
+    Returns:
+        Array ``(n,)``.
+
+    Raises:
+        DataError: if nothing is found under the name, or if there is not one value for each item.
+
+    Example:
+        >>> row_values([{"x": 1.0, "patient": "a"}, {"x": 2.0, "patient": "b"}], "patient", "groups").tolist()
+        ['a', 'b']
+    """
+    if isinstance(given, str):
+        with seeded_items(0, 0):  # an augmentation that draws numbers leaves the generators as they were
+            stored = stored_targets(dataset, given)
+            values = as_array(_of_items(dataset, given, argument) if stored is None else stored, argument)
+    else:
+        values = as_array(given, argument)
+    if values.ndim == 0 or values.size != len(values) or len(values) != len(dataset):
+        msg = (
+            f"Expected `{argument}` to have one value for each of the {len(dataset)} items of `train_dataset`, but got "
+            f"shape {values.shape}."
+        )
+        raise DataError(msg)
+    return values.reshape(-1)
+
+
+def _of_items(dataset: Any, key: str, argument: str) -> list[Any]:
+    rows = tqdm(range(len(dataset)), f"Reading {key!r} of train_dataset", leave=False, disable=None)  # on terminals
+    try:
+        return [label_of_item(dataset[row], key) for row in rows]
+    except DataError as error:
+        msg = (
+            f"`{argument}={key!r}` is neither a column of the table, nor an attribute of `train_dataset`, nor a key of "
+            f"its items. Pass an array with one value for each of the {len(dataset)} items."
+        )
+        raise DataError(msg) from error
+
+
+def take_columns(datasets: Datasets, groups: Any, sample_weight: Any) -> tuple[Datasets, Any, Any]:
+    """Take the columns that arguments name out of all tables, so that they are no inputs of the model.
+
+    Args:
+        datasets: as users give them.
+        groups: the argument: an array, a name, which need not be that of a column, or ``None``.
+        sample_weight: the argument.
+
+    Returns:
+        The data sets without these columns; and the arguments, with the training set's column in place of its name.
+
+    Example:
+        >>> take_columns(Datasets(train=(np.zeros((2, 3)), [0, 1])), "patient", None)[1:]  # an array has no columns
+        ('patient', None)
+    """
+    names = {given for given in (groups, sample_weight) if isinstance(given, str)}
+    found: dict[Any, Any] = {}
+    rest: dict[str, Any] = {}
+    for part, dataset in datasets._asdict().items():
+        is_pair = isinstance(dataset, (tuple, list)) and len(dataset) == 2
+        table = dataset[0] if is_pair else dataset
+        known = list(table.columns) if hasattr(table, "columns") and hasattr(table, "to_numpy") else []
+        own = [name for name in known if name in names]
+        if own:
+            if part == "train":
+                found = {name: table[name].to_numpy() for name in own}
+            table = table[[name for name in known if name not in names]]
+            rest[part] = (table, dataset[1]) if is_pair else table
+    groups, sample_weight = (found.get(v, v) if isinstance(v, str) else v for v in (groups, sample_weight))
+    return datasets._replace(**rest), groups, sample_weight
+
+
+def as_groups(values: NDArray[Any], argument: str = "groups") -> NDArray[np.int64]:
+    """Groups as numbers from 0 on.
+
+    Args:
+        values: array ``(n,)`` of numbers or of any hashable objects.
+        argument: name of the argument in messages.
+
+    Raises:
+        DataError: if a group is missing.
+
+    Example:
+        >>> as_groups(np.array(["b", "a", "b"])).tolist()
+        [1, 0, 1]
+    """
+    entries: Mapping[Any, int] | None = None
+    if values.dtype.kind == "O":
+        missing = [value is None or type(value).__name__ == "NAType" or value != value for value in values.tolist()]
+        entries = {value: number for number, value in enumerate(dict.fromkeys(values.tolist()))}
+    else:
+        missing = (values != values).tolist()
+    if any(missing):
+        msg = (
+            f"`{argument}` has no value for row {missing.index(True)}, and for {sum(missing)} of {len(values)} rows in "
+            "all: give each of them a group of its own, or drop them."
+        )
+        raise DataError(msg)
+    if entries is not None:
+        return np.array([entries[value] for value in values.tolist()], dtype=np.int64)
+    return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def as_weights(values: NDArray[Any], argument: str = "sample_weight") -> NDArray[np.float64]:
+    """Weights as float64.
+
+    Args:
+        values: array ``(n,)`` of finite numbers, none below 0.
+        argument: name of the argument in messages.
+
+    Raises:
+        DataError: if a weight is something else.
+
+    Example:
+        >>> as_weights(np.array([1, 0, 2]))
+        array([1., 0., 2.])
+    """
+    try:
+        weights = values.astype(np.float64)
+    except (TypeError, ValueError):
+        weights = np.full(len(values), np.nan)
+    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if wrong.size:
+        msg = (
+            f"Expected `{argument}` to be finite numbers of at least 0, but row {wrong[0]} has "
+            f"{values[wrong[0]]!r}, and {wrong.size} of {len(values)} rows have no such number."
+        )
+        raise DataError(msg)
+    return weights
