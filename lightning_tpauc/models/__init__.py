@@ -1,5 +1,7 @@
 """Backbones of the experiments: modules that map a batch to raw scores ``(N,)``, larger means more positive.
 
+With ``num_labels=K``, several tasks, scores are ``(N, K)``.
+
 Importing this package needs no optional dependency; :class:`GIN` and :class:`ResNet3D` ask for theirs when they are
 built.
 """

@@ -20,6 +20,7 @@ class CNN3D(nn.Module):
         in_channels: channels of a volume.
         channels: width of each block, at least one.
         dropout: probability of zeroing a pooled feature while training, in [0, 1).
+        num_labels: number of tasks, K; every one gets a score of its own.
 
     Raises:
         ArgumentError: a size is not an int of at least 1, or ``dropout`` lies outside [0, 1).
@@ -30,8 +31,15 @@ class CNN3D(nn.Module):
         torch.Size([4])
     """
 
-    def __init__(self, in_channels: int = 1, channels: tuple[int, ...] = (8, 16, 32, 64), dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        in_channels: int = 1,
+        channels: tuple[int, ...] = (8, 16, 32, 64),
+        dropout: float = 0.0,
+        num_labels: int = 1,
+    ) -> None:
         super().__init__()
+        check_size("num_labels", num_labels)
         check_size("in_channels", in_channels)
         check_sizes("channels", channels, at_least=1)
         check_dropout(dropout)
@@ -44,10 +52,10 @@ class CNN3D(nn.Module):
             width = out
         self.blocks = nn.Sequential(*blocks)
         self.dropout = nn.Dropout(dropout)
-        self.head = nn.Linear(width, 1)
+        self.head = nn.Linear(width, num_labels)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map volumes ``(N, in_channels, D, H, W)`` to scores ``(N,)``."""
+        """Map volumes ``(N, in_channels, D, H, W)`` to scores ``(N,)``, or ``(N, num_labels)`` with several."""
         features: Tensor = self.blocks(inputs).mean(dim=(2, 3, 4))
         scores: Tensor = self.head(self.dropout(features))
         return scores.squeeze(1)

@@ -35,6 +35,7 @@ class GIN(nn.Module):
         dropout: probability of zeroing a unit while training, in [0, 1).
         pooling: how atoms become one vector per molecule: ``"mean"``, ``"sum"`` or ``"max"``.
         edge_features: whether messages use OGB's bond features.
+        num_labels: number of tasks, K; every one gets a score of its own.
 
     Raises:
         ArgumentError: a size is not an int of at least 1, ``dropout`` lies outside [0, 1) or ``pooling`` is unknown.
@@ -57,8 +58,10 @@ class GIN(nn.Module):
         dropout: float = 0.5,
         pooling: Literal["mean", "sum", "max"] = "mean",
         edge_features: bool = False,
+        num_labels: int = 1,
     ) -> None:
         super().__init__()
+        check_size("num_labels", num_labels)
         check_size("hidden_features", hidden_features)
         check_size("num_layers", num_layers)
         check_dropout(dropout)
@@ -78,7 +81,7 @@ class GIN(nn.Module):
             "sum": geometric.global_add_pool,
             "max": geometric.global_max_pool,
         }[pooling]
-        self.head = nn.Linear(width, 1)
+        self.head = nn.Linear(width, num_labels)
 
     def forward(self, inputs: Any) -> Tensor:
         """Map a PyG batch of molecules to scores.
@@ -88,7 +91,7 @@ class GIN(nn.Module):
                 ``edge_index`` int64 (2, edges), ``edge_attr`` int64 (edges, 3) if ``edge_features``.
 
         Returns:
-            Scores ``(N,)``.
+            Scores ``(N,)``, or ``(N, num_labels)`` with several.
         """
         hidden: Tensor = self.atoms(inputs.x)
         last = len(self.layers) - 1

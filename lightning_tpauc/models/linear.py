@@ -19,9 +19,10 @@ class Linear(nn.Module):
     Args:
         num_features: number of features of an example.
         bias: whether to add b.
+        num_labels: number of tasks, K; every one gets a score of its own.
 
     Raises:
-        ArgumentError: ``num_features`` is not an int of at least 1.
+        ArgumentError: ``num_features`` or ``num_labels`` is not an int of at least 1.
 
     Example:
         >>> import torch
@@ -29,14 +30,15 @@ class Linear(nn.Module):
         tensor([0., 0.], grad_fn=<SqueezeBackward1>)
     """
 
-    def __init__(self, num_features: int, bias: bool = True) -> None:
+    def __init__(self, num_features: int, bias: bool = True, num_labels: int = 1) -> None:
         super().__init__()
+        check_size("num_labels", num_labels)
         check_size("num_features", num_features)
-        self.linear = nn.Linear(num_features, 1, bias=bias)
+        self.linear = nn.Linear(num_features, num_labels, bias=bias)
         for parameter in self.linear.parameters():
             nn.init.zeros_(parameter)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map features ``(N, num_features)`` to scores ``(N,)``."""
+        """Map features ``(N, num_features)`` to scores ``(N,)``, or ``(N, num_labels)`` with several."""
         scores: Tensor = self.linear(inputs)
         return scores.squeeze(1)

@@ -18,6 +18,7 @@ class MLP(nn.Module):
         dropout: probability of zeroing a hidden unit while training, in [0, 1).
         batch_norm: whether to normalise every hidden layer before its ReLU. Batches of the TPAUC methods hold far more
             positives than the data set, so running statistics differ from those of the test set; off by default.
+        num_labels: number of tasks, K; every one gets a score of its own.
 
     Raises:
         ArgumentError: a size is not an int of at least 1, or ``dropout`` lies outside [0, 1).
@@ -34,8 +35,10 @@ class MLP(nn.Module):
         hidden_features: tuple[int, ...] = (64,),
         dropout: float = 0.0,
         batch_norm: bool = False,
+        num_labels: int = 1,
     ) -> None:
         super().__init__()
+        check_size("num_labels", num_labels)
         check_size("num_features", num_features)
         check_sizes("hidden_features", hidden_features)
         check_dropout(dropout)
@@ -49,9 +52,9 @@ class MLP(nn.Module):
             if dropout > 0.0:
                 layers.append(nn.Dropout(dropout))
             width = hidden
-        self.layers = nn.Sequential(*layers, nn.Linear(width, 1))
+        self.layers = nn.Sequential(*layers, nn.Linear(width, num_labels))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map features ``(N, num_features)`` to scores ``(N,)``."""
+        """Map features ``(N, num_features)`` to scores ``(N,)``, or ``(N, num_labels)`` with several."""
         scores: Tensor = self.layers(inputs)
         return scores.squeeze(1)

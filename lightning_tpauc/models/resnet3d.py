@@ -23,6 +23,7 @@ class ResNet3D(nn.Module):
     Args:
         in_channels: channels of a volume.
         stem_stride: stride of the first convolution along every axis.
+        num_labels: number of tasks, K; every one gets a score of its own.
 
     Raises:
         ArgumentError: an argument is not an int of at least 1.
@@ -36,12 +37,13 @@ class ResNet3D(nn.Module):
         torch.Size([2])
     """
 
-    def __init__(self, in_channels: int = 1, stem_stride: int = 1) -> None:
+    def __init__(self, in_channels: int = 1, stem_stride: int = 1, num_labels: int = 1) -> None:
         super().__init__()
+        check_size("num_labels", num_labels)
         check_size("in_channels", in_channels)
         check_size("stem_stride", stem_stride)
         video = import_extra("torchvision.models.video", "medical")
-        self.network = video.r3d_18(weights=None, num_classes=1)
+        self.network = video.r3d_18(weights=None, num_classes=num_labels)
         width = self.network.stem[0].out_channels
         convolution = nn.Conv3d(in_channels, width, kernel_size=3, stride=stem_stride, padding=1, bias=False)
         # As torchvision initialises every other convolution of the network.
@@ -49,6 +51,6 @@ class ResNet3D(nn.Module):
         self.network.stem = nn.Sequential(convolution, nn.BatchNorm3d(width), nn.ReLU(inplace=True))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map volumes ``(N, in_channels, D, H, W)`` to scores ``(N,)``."""
+        """Map volumes ``(N, in_channels, D, H, W)`` to scores ``(N,)``, or ``(N, num_labels)`` with several."""
         scores: Tensor = self.network(inputs)
         return scores.squeeze(1)

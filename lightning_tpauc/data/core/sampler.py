@@ -86,6 +86,8 @@ def shares_of(totals: BatchSizes, world: World) -> tuple[BatchSizes, ...]:
         >>> [tuple(share) for share in shares_of(BatchSizes(3, 4), World(0, 2))]
         [(2, 2, 0), (1, 2, 0)]
     """
+    if world.size == 1:
+        return (totals,)
     ranks = [World(rank, world.size) for rank in range(world.size)]
     return tuple(BatchSizes(*(share_of(total, rank) for total in totals)) for rank in ranks)
 

@@ -1,0 +1,48 @@
+"""Backbones with a score for each of several tasks."""
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.models import CNN3D, GIN, MLP, Linear, ResNet3D
+from tests.helpers.tolerances import assert_close
+from tests.models.test_gin import batch_of, needs_graph, random_graphs
+
+needs_medical = pytest.mark.skipif(find_spec("torchvision") is None, reason="the extra `medical` is not installed")
+VOLUMES = (4, 1, 8, 8, 8)
+
+MODELS = [
+    pytest.param(lambda **kw: Linear(5, **kw), lambda _: torch.randn(6, 5), id="Linear"),
+    pytest.param(lambda **kw: MLP(5, (7,), batch_norm=True, **kw), lambda _: torch.randn(6, 5), id="MLP"),
+    pytest.param(lambda **kw: CNN3D(channels=(3, 4), **kw), lambda _: torch.randn(VOLUMES), id="CNN3D"),
+    pytest.param(lambda **kw: GIN(8, 2, **kw), lambda g: batch_of(random_graphs(5, g)), id="GIN", marks=needs_graph),
+    pytest.param(lambda **kw: ResNet3D(**kw), lambda _: torch.randn(VOLUMES), id="ResNet3D", marks=needs_medical),
+]
+
+
+@pytest.mark.parametrize(("make", "draw"), MODELS)
+def test_each_task_has_the_scores_of_a_model_of_its_own(make, draw):
+    torch.manual_seed(0)
+    inputs = draw(torch.Generator().manual_seed(0))
+    several, one = make(num_labels=3).eval(), make().eval()
+    for parameter in several.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    with torch.no_grad():
+        scores = several(inputs)
+        for task in range(3):
+            weights = {
+                name: value[task : task + 1] if value.shape != one.state_dict()[name].shape else value
+                for name, value in several.state_dict().items()
+            }
+            one.load_state_dict(weights)
+            assert one(inputs).ndim == 1
+            assert_close(scores[:, task], one(inputs), "float32")
+
+
+@pytest.mark.parametrize(("make", "draw"), MODELS)
+@pytest.mark.parametrize("value", [0, 2.0, True, "3"])
+def test_a_number_of_tasks_that_is_none_is_refused(make, draw, value):
+    with pytest.raises(ArgumentError, match=r"Expected `num_labels` to be an int >= 1, but got"):
+        make(num_labels=value)
