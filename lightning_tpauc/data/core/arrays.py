@@ -95,7 +95,7 @@ class ArrayDataset(RowsDataset):
         is_array = targets is None or isinstance(targets, (Tensor, np.ndarray))
         self.targets = targets if is_array else as_array(targets)
         #: Names of the columns of a table of labels.
-        self.label_names = getattr(targets, "columns", None)
+        self.label_names: Any = getattr(targets, "columns", None)
         self.shift = None if shift is None else np.asarray(shift)
         self.scale = None if scale is None else np.asarray(scale)
         self.dtype = dtype

@@ -13,7 +13,7 @@ from lightning_tpauc.data.core.splits import as_fraction, check_fold
 from lightning_tpauc.data.core.task_rows import missing_class
 from lightning_tpauc.errors import DataError
 
-__all__ = ("task_fold", "task_holdout")
+__all__ = ("task_fold", "task_holdout", "task_parts")
 
 Indices = NDArray[np.int64]
 
@@ -46,8 +46,8 @@ def task_holdout(
         (4, 4)
     """
     fraction = as_fraction(fraction)
-    parts = _deal(labels, np.array([1.0 - fraction, fraction]), seed, names)
-    return np.flatnonzero(parts == 0), np.flatnonzero(parts == 1)
+    kept, held_out = task_parts(labels, np.array([1.0 - fraction, fraction]), seed, names)
+    return kept, held_out
 
 
 def task_fold(
@@ -76,8 +76,36 @@ def task_fold(
         5
     """
     check_fold(num_folds, fold)
-    parts = _deal(labels, np.full(num_folds, 1.0 / num_folds), seed, names)
-    return np.flatnonzero(parts != fold), np.flatnonzero(parts == fold)
+    parts = task_parts(labels, np.full(num_folds, 1.0 / num_folds), seed, names)
+    val = parts[fold]
+    return np.setdiff1d(np.arange(len(labels)), val, assume_unique=True), val
+
+
+def task_parts(
+    labels: NDArray[np.int8], shares: NDArray[np.float64], seed: int, names: tuple[str, ...]
+) -> list[Indices]:
+    """Cut rows into parts, stratified by the labels of all tasks.
+
+    Args:
+        labels: int8 array ``(n, K)`` of 1, 0 and -1, which was not measured.
+        shares: float array of the shares of the parts, of sum 1; a part of share 0 is empty.
+        seed: seed of the split.
+        names: names of the tasks.
+
+    Returns:
+        For each part, a sorted int64 array.
+
+    Raises:
+        DataError: if a task has too few positives or negatives for all parts.
+
+    Example:
+        >>> labels = np.array([[1, 0], [1, 1], [0, 1], [0, -1], [0, 0], [-1, 1]], dtype=np.int8)
+        >>> [len(part) for part in task_parts(labels, np.array([0.5, 0.0, 0.5]), seed=0, names=("a", "b"))]
+        [3, 0, 3]
+    """
+    filled = np.flatnonzero(shares)
+    parts = filled[_deal(labels, shares[filled], seed, names)]
+    return [np.flatnonzero(parts == part) for part in range(len(shares))]
 
 
 def _deal(labels: NDArray[np.int8], shares: NDArray[np.float64], seed: int, names: tuple[str, ...]) -> Indices:

@@ -52,7 +52,7 @@ def flip_and_shift(image: Tensor, max_shift: int) -> Tensor:
     return shift(image.flip(flipped), offsets)
 
 
-class AugmentedImages(Dataset[tuple[Tensor, int]]):
+class AugmentedImages(Dataset[tuple[Tensor, int | Tensor]]):
     """Images with labels. Each image is flipped and shifted at random whenever it is read.
 
     Args:
@@ -76,10 +76,11 @@ class AugmentedImages(Dataset[tuple[Tensor, int]]):
         self.without_augmentation = images
         self.max_shift = max_shift
         self.targets: Any = images.targets
+        self.label_names: Any = images.label_names
 
     def __len__(self) -> int:
         return len(self.without_augmentation)
 
-    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+    def __getitem__(self, row: int) -> tuple[Tensor, int | Tensor]:
         image, label = self.without_augmentation[row]
         return flip_and_shift(image, self.max_shift), label

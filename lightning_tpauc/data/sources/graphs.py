@@ -95,7 +95,8 @@ class GraphDataset(RowsDataset):
 
     Args:
         graphs: N graphs.
-        targets: N labels, 0 or 1.
+        targets: N labels, 0 or 1; of several tasks ``(N, K)``, nan where nothing was measured.
+        label_names: names of several tasks.
 
     Raises:
         DataError: if lengths differ.
@@ -112,13 +113,20 @@ class GraphDataset(RowsDataset):
         2
     """
 
-    def __init__(self, graphs: PackedGraphs, targets: Tensor | NDArray[Any] | Sequence[int]) -> None:
+    def __init__(
+        self,
+        graphs: PackedGraphs,
+        targets: Tensor | NDArray[Any] | Sequence[int],
+        label_names: Sequence[str] | None = None,
+    ) -> None:
         if len(graphs) != len(targets):
             msg = f"Expected one label per graph, but got {len(targets)} labels for {len(graphs)} graphs."
             raise DataError(msg)
         self.graphs = graphs
-        #: int64 tensor ``(N,)``.
-        self.targets = torch.as_tensor(targets, dtype=torch.int64)
+        labels = torch.as_tensor(targets)
+        #: int64 tensor ``(N,)``, or float tensor ``(N, K)``.
+        self.targets = labels.float() if labels.ndim == 2 else labels.long()
+        self.label_names = label_names
         data = import_extra("torch_geometric.data", "graph")
         self._item_type, self._batch_type = data.Data, data.Batch
 
@@ -133,13 +141,13 @@ class GraphDataset(RowsDataset):
         )
 
     def rows(self, rows: Indices) -> Any:
-        """The PyG ``Batch`` of the graphs ``rows``, with ``y`` int64 ``(len(rows),)``."""
+        """The PyG ``Batch`` of the graphs ``rows``, with their targets as ``y``."""
         index = torch.from_numpy(np.asarray(rows, dtype=np.int64))
         return self._batch_type(y=self.targets[index], **self.graphs.take(index).joined())
 
     def subset(self, index: Tensor) -> GraphDataset:
         """A copy of the graphs ``index`` (int64, ``(M,)``) alone."""
-        return GraphDataset(self.graphs.take(index), self.targets[index])
+        return GraphDataset(self.graphs.take(index), self.targets[index], self.label_names)
 
 
 def _runs(starts: Tensor, lengths: Tensor) -> Tensor:

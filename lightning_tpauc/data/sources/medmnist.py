@@ -1,4 +1,4 @@
-"""The MedMNIST sets with two classes: images and volumes with sides of 28 to 224 pixels."""
+"""The MedMNIST sets with two classes, or several labels of two: images and volumes with sides of 28 to 224 pixels."""
 
 from __future__ import annotations
 
@@ -19,27 +19,47 @@ from lightning_tpauc.data.sources.fixed_split import GivenSplitDataModule
 from lightning_tpauc.errors import ArgumentError, DataError, MissingExtraError
 from lightning_tpauc.extras import import_extra
 
-__all__ = ("MEDMNIST", "MedMNISTDataModule", "read_medmnist")
+__all__ = ("LABELS", "MEDMNIST", "MedMNISTDataModule", "read_medmnist")
 
 _SIZES_2D = (28, 64, 128, 224)
 _SIZES_3D = (28, 64)
-#: The sets with two classes, and the sizes that each is offered in.
+#: The sets with labels of two classes, and the sizes that each is offered in.
 MEDMNIST = {
     "adrenalmnist3d": _SIZES_3D,
     "breastmnist": _SIZES_2D,
+    "chestmnist": _SIZES_2D,
     "nodulemnist3d": _SIZES_3D,
     "pneumoniamnist": _SIZES_2D,
     "synapsemnist3d": _SIZES_3D,
     "vesselmnist3d": _SIZES_3D,
 }
+#: The names of the labels of sets with several.
+LABELS = {
+    "chestmnist": (
+        "atelectasis",
+        "cardiomegaly",
+        "effusion",
+        "infiltration",
+        "mass",
+        "nodule",
+        "pneumonia",
+        "pneumothorax",
+        "consolidation",
+        "edema",
+        "emphysema",
+        "fibrosis",
+        "pleural",
+        "hernia",
+    )
+}
 
 
 class MedMNISTDataModule(GivenSplitDataModule):
-    """A MedMNIST set with two classes and its given split; images are float32 in [0, 1], channel first.
+    """A MedMNIST set with labels of two classes and its given split; images are float32 in [0, 1], channel first.
 
     All images are held in memory as bytes, and a batch is one indexing call. The data set's label 1 is the positive
     class. In ``breastmnist`` and ``synapsemnist3d``, label 1 is the majority, so consider ``positive_class=0``, which
-    is "malignant" in the former.
+    is "malignant" in the former. ``chestmnist`` has 14 labels, which are trained as 14 tasks at once.
 
     Args:
         name: one of :data:`MEDMNIST`.
@@ -121,7 +141,9 @@ class MedMNISTDataModule(GivenSplitDataModule):
 
     def _dataset(self, images: Images) -> ArrayDataset:
         labels = images.labels if self.positive_class == 1 else 1 - images.labels
-        return ArrayDataset(images.pixels, labels, scale=np.array(1 / 255, dtype=np.float32))
+        dataset = ArrayDataset(images.pixels, labels, scale=np.array(1 / 255, dtype=np.float32))
+        dataset.label_names = LABELS.get(self.dataset_name)
+        return dataset
 
     def _download(self) -> None:
         medmnist = import_extra("medmnist", "medical")
@@ -148,6 +170,14 @@ class MedMNISTDataModule(GivenSplitDataModule):
                 f"), but got {found}. Correct `name` or `size`, or save such images under this name."
             )
             raise DataError(msg)
+        num_labels = {len(LABELS.get(self.dataset_name, ("",)))}
+        found_labels = {images.labels.shape[1] if images.labels.ndim == 2 else 1 for images in parts.values()}
+        if found_labels != num_labels:
+            msg = (
+                f"Expected {num_labels.pop()} label(s) per image in {self.path} (`name`={self.dataset_name!r}), but "
+                f"got {', '.join(map(str, sorted(found_labels)))}. Correct `name`, or save such images under this name."
+            )
+            raise DataError(msg)
 
     def _verify(self, parts: dict[str, Images]) -> None:
         """Raise unless the file is the official one; without the package there is nothing to compare with."""
@@ -172,7 +202,7 @@ class MedMNISTDataModule(GivenSplitDataModule):
 
 
 class Images(NamedTuple):
-    """One part of a set: ``pixels`` uint8 ``(N, 1, ...)``, ``labels`` int64 ``(N,)``."""
+    """One part of a set: ``pixels`` uint8 ``(N, 1, ...)``, ``labels`` int64 ``(N,)``, or ``(N, K)`` with several."""
 
     pixels: Tensor
     labels: Tensor
@@ -182,7 +212,8 @@ def read_medmnist(path: Path) -> dict[str, Images]:
     """Read a file in MedMNIST's format: arrays ``train_images``, ``train_labels`` and so on for ``val`` and ``test``.
 
     Args:
-        path: an ``.npz`` file; images are uint8 ``(N, H, W)`` or ``(N, D, H, W)``, labels 0 or 1 of shape ``(N, 1)``.
+        path: an ``.npz`` file; images are uint8 ``(N, H, W)`` or ``(N, D, H, W)``, labels 0 or 1 of shape ``(N, 1)``,
+            or ``(N, K)`` of several tasks.
 
     Returns:
         Images under ``"train"``, ``"val"`` and ``"test"``.
@@ -215,12 +246,12 @@ def read_medmnist(path: Path) -> dict[str, Images]:
 
 
 def _images(pixels: NDArray[Any], labels: NDArray[Any]) -> Images:
-    one_each = labels.shape[:1] == pixels.shape[:1] and labels.size == len(pixels)
+    one_each = labels.shape[:1] == pixels.shape[:1] and (labels.ndim == 2 or labels.size == len(pixels)) and labels.size
     if pixels.dtype != np.uint8 or pixels.ndim not in (3, 4) or labels.dtype.kind not in "buif" or not one_each:
         msg = f"images {pixels.dtype} {pixels.shape} and labels {labels.dtype} {labels.shape}"
         raise ValueError(msg)
-    flat = labels.reshape(-1)
-    if not np.isin(flat, (0, 1)).all():
-        msg = f"labels {np.unique(flat)[:6].tolist()} where 0 and 1 are expected"
+    if not np.isin(labels, (0, 1)).all():
+        msg = f"labels {np.unique(labels)[:6].tolist()} where 0 and 1 are expected"
         raise ValueError(msg)
-    return Images(torch.from_numpy(pixels)[:, None], torch.from_numpy(flat.astype(np.int64)))
+    labels = labels.reshape(-1) if labels.size == len(pixels) else labels
+    return Images(torch.from_numpy(pixels)[:, None], torch.from_numpy(labels.astype(np.int64)))

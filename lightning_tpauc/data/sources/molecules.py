@@ -6,7 +6,7 @@ import itertools
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -16,12 +16,12 @@ from lightning_tpauc.data.core.datasets import Datasets
 from lightning_tpauc.data.sources.files import SOURCES, default_cache_dir, download_missing, require_file
 from lightning_tpauc.data.sources.fixed_split import GivenSplitDataModule
 from lightning_tpauc.data.sources.graphs import GraphDataset, PackedGraphs
-from lightning_tpauc.data.sources.ogb_folder import check_ogb_folder, reading_ogb
+from lightning_tpauc.data.sources.ogb_folder import check_ogb_folder, ogb_task_names, reading_ogb
 from lightning_tpauc.data.sources.scaffolds import check_fractions, random_split, scaffold_split
 from lightning_tpauc.data.sources.smiles import Molecules, load_molecules
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from lightning_tpauc.extras import import_extra
-from lightning_tpauc.functional.checks import check_choice
+from lightning_tpauc.functional.checks import check_choice, is_whole
 
 __all__ = ("OGB_TASKS", "OGBMoleculesDataModule", "SMILESDataModule")
 
@@ -40,7 +40,7 @@ OGB_TASKS = {
 
 
 class SMILESDataModule(GivenSplitDataModule):
-    r"""Molecules of a CSV file with a column of SMILES and a column of 0/1 labels, as graphs with OGB's features.
+    r"""Molecules of a CSV file with a column of SMILES and columns of 0/1 labels, as graphs with OGB's features.
 
     Rows without a label are dropped. SMILES that rdkit can't parse are skipped and reported; more than ``max_invalid``
     are an error. Graphs are built once and cached under a key of the file's content. Inputs are PyG batches for
@@ -48,7 +48,7 @@ class SMILESDataModule(GivenSplitDataModule):
 
     Args:
         file: CSV file with a header, possibly gzipped (``.gz``), relative to ``root``.
-        target_column: name of the column of labels.
+        target_column: name of the column of labels, or names of several, which are trained as several tasks at once.
         smiles_column: name of the column of SMILES.
         root: folder of the file.
         split: ``"scaffold"`` keeps molecules of one Bemis-Murcko scaffold together, so that the test set holds rarer
@@ -86,7 +86,7 @@ class SMILESDataModule(GivenSplitDataModule):
     def __init__(
         self,
         file: str,
-        target_column: str,
+        target_column: list[str] | str,
         smiles_column: str = "smiles",
         root: str = ".",
         *,
@@ -101,7 +101,7 @@ class SMILESDataModule(GivenSplitDataModule):
     ) -> None:
         super().__init__(train_with_val=train_with_val, **kwargs)
         self.path = Path(root) / file
-        self.target_column, self.smiles_column = target_column, smiles_column
+        self.target_column, self.smiles_column = _columns(target_column), smiles_column
         self.split, self.fractions, self.split_over = split, fractions, split_over
         self.max_invalid, self.download = max_invalid, download
         self.cache_dir = default_cache_dir() if cache_dir is None else Path(cache_dir)
@@ -125,15 +125,22 @@ class SMILESDataModule(GivenSplitDataModule):
         self.molecules = molecules = self._read()
         self._report_invalid(molecules)
         if self.split == "random":
-            parts = list(random_split(molecules.targets, self.fractions, self.split_seed))
+            parts = list(random_split(molecules.targets, self.fractions, self.split_seed, self.label_columns))
         else:
             row_of_line = {line: row for row, line in enumerate(molecules.lines.tolist())}
             lines = molecules.scaffold_lines.tolist()
             dealt = scaffold_split(molecules.scaffolds.tolist(), self.fractions)
             rows = ([row_of_line[lines[k]] for k in part if lines[k] in row_of_line] for part in dealt)
             parts = [torch.tensor(sorted(part), dtype=torch.int64) for part in rows]
-        self._check_parts([molecules.targets[part] for part in parts])
-        return _datasets(GraphDataset(molecules.graphs, molecules.targets), parts, self.train_with_val)
+        check = self._check_parts if self.label_columns is None else self._check_parts_of_tasks
+        check([molecules.targets[part] for part in parts])
+        everything = GraphDataset(molecules.graphs, molecules.targets, self.label_columns)
+        return _datasets(everything, parts, self.train_with_val)
+
+    @property
+    def label_columns(self) -> list[str] | None:
+        """Names of the columns of several tasks; ``None`` with one."""
+        return None if isinstance(self.target_column, str) else self.target_column
 
     def _read(self) -> Molecules:
         require_file(self.path, downloads=self.path.name in SOURCES)
@@ -162,6 +169,22 @@ class SMILESDataModule(GivenSplitDataModule):
         if any(n and p in (0, n) for p, n in evaluated):
             rank_zero_warn(f"{msg}; TPAUC is nan where a class is missing. {remedy}.", category=TPAUCWarning)
 
+    def _check_parts_of_tasks(self, targets: Sequence[Tensor]) -> None:
+        """Say which tasks lack a class in a part that is evaluated; those of the training part are checked for all."""
+        evaluated = {"validation": targets[1][:0] if self.train_with_val else targets[1], "test": targets[2]}
+        lacking = []
+        for part, labels in evaluated.items():
+            both = (labels == 1).any(0) & (labels == 0).any(0)
+            names = [name for name, fits in zip(self.label_columns or (), both.tolist(), strict=True) if not fits]
+            if len(labels) and names:
+                lacking.append(f"{', '.join(map(repr, names))} in the {part} part")
+        if lacking:
+            rank_zero_warn(
+                f"The {self.split} split of {self.path} leaves one class only of {' and of '.join(lacking)}; TPAUC is "
+                "nan there. Set other `fractions`, or leave out these columns.",
+                category=TPAUCWarning,
+            )
+
     def _report_invalid(self, molecules: Molecules) -> None:
         count, total = len(molecules.invalid), len(molecules.invalid) + len(molecules.targets)
         if count == 0:
@@ -178,15 +201,16 @@ class SMILESDataModule(GivenSplitDataModule):
 
 
 class OGBMoleculesDataModule(GivenSplitDataModule):
-    """One task of a set of molecules of the Open Graph Benchmark, with OGB's scaffold split.
+    """A set of molecules of the Open Graph Benchmark, with OGB's scaffold split: one task, several or all.
 
-    Molecules without a label in the task are dropped. The paper trains with the validation part and makes its folds
-    from both: ``train_with_val=True, num_folds=5, fold=0``. Inputs are PyG batches for
+    Molecules without a label in the task, or in any of several, are dropped. The paper trains with the validation part
+    and makes its folds from both: ``train_with_val=True, num_folds=5, fold=0``. Inputs are PyG batches for
     :class:`~lightning_tpauc.models.GIN`.
 
     Args:
         name: one of :data:`OGB_TASKS`.
-        task: number of the column of labels; the paper uses 0 of ``ogbg-moltox21`` and 1 of ``ogbg-molmuv``.
+        task: number of the column of labels; the paper uses 0 of ``ogbg-moltox21`` and 1 of ``ogbg-molmuv``. Several
+            numbers, or ``None`` for all columns, are trained as several tasks at once.
         root: folder that holds the data set's folder, ``ogbg_moltox21`` for instance, as OGB lays it out.
         download: whether to download a missing data set to ``root``.
         train_with_val: see :class:`~lightning_tpauc.data.sources.fixed_split.GivenSplitDataModule`.
@@ -206,7 +230,7 @@ class OGBMoleculesDataModule(GivenSplitDataModule):
     def __init__(
         self,
         name: str = "ogbg-moltox21",
-        task: int = 0,
+        task: int | list[int] | None = 0,
         root: str = "data",
         *,
         download: bool = False,
@@ -217,10 +241,14 @@ class OGBMoleculesDataModule(GivenSplitDataModule):
         if name not in OGB_TASKS:
             msg = f"Expected `name` to be one of {', '.join(OGB_TASKS)}, but got {name!r}."
             raise ArgumentError(msg)
-        if not 0 <= task < OGB_TASKS[name]:
-            msg = f"Expected `task` to be in 0 .. {OGB_TASKS[name] - 1} for {name}, but got {task!r}."
-            raise ArgumentError(msg)
         self.dataset_name, self.task = name, task
+        #: Numbers of the columns of labels.
+        self.tasks = list(range(OGB_TASKS[name])) if task is None else _as_list(task)
+        wrong = [number for number in self.tasks if not is_whole(number) or not 0 <= number < OGB_TASKS[name]]
+        if wrong or not self.tasks or len(set(self.tasks)) < len(self.tasks):
+            what = "different numbers " if isinstance(task, (list, tuple)) else ""
+            msg = f"Expected `task` to be {what}in 0 .. {OGB_TASKS[name] - 1} for {name}, but got {task!r}."
+            raise ArgumentError(msg)
         self.root, self.download = Path(root), download
 
     @property
@@ -235,7 +263,7 @@ class OGBMoleculesDataModule(GivenSplitDataModule):
         self._open()
 
     def load(self) -> Datasets:
-        """Pack the task's labelled molecules."""
+        """Pack the molecules with a label."""
         dataset = self._open()
         with warnings.catch_warnings():
             # PyG warns about reading the joint storage instead of single graphs. Here, that is intended.
@@ -245,14 +273,18 @@ class OGBMoleculesDataModule(GivenSplitDataModule):
         graphs = PackedGraphs(
             storage.x, storage.edge_index, storage.edge_attr, slices["x"].diff(), slices["edge_index"].diff()
         )
-        labels = storage.y[:, self.task]
+        labels = storage.y[:, self.tasks]
         with reading_ogb(self.folder):
             split = dataset.get_idx_split()
-        labelled = ~labels.isnan() if labels.is_floating_point() else torch.ones_like(labels, dtype=torch.bool)
+        labelled = ~labels.isnan().all(dim=1)
         parts = [split[part][labelled[split[part]]] for part in ("train", "valid", "test")]
         kept = torch.cat(parts)
         # Drop unlabelled molecules, which may be most, before the parts are copied.
-        everything = GraphDataset(graphs.take(kept), labels[kept].long())
+        if len(self.tasks) == 1:
+            everything = GraphDataset(graphs.take(kept), labels[kept, 0])
+        else:
+            names = ogb_task_names(self.folder, OGB_TASKS[self.dataset_name])
+            everything = GraphDataset(graphs.take(kept), labels[kept], [names[task] for task in self.tasks])
         return _datasets(everything, _consecutive([len(part) for part in parts]), self.train_with_val)
 
     def _open(self) -> Any:
@@ -263,6 +295,21 @@ class OGBMoleculesDataModule(GivenSplitDataModule):
             check_ogb_folder(self.folder)
         with reading_ogb(self.folder):
             return graphproppred.PygGraphPropPredDataset(self.dataset_name, root=str(self.root))
+
+
+def _as_list(task: int | Sequence[int]) -> list[int]:
+    return list(task) if isinstance(task, (list, tuple)) else [cast(int, task)]
+
+
+def _columns(target_column: Any) -> Any:
+    """The name of a column, or names of several; a list of one is that one."""
+    if isinstance(target_column, str):
+        return target_column
+    names = list(target_column)
+    if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+        msg = f"Expected `target_column` to be the name of a column, or different names, but got {target_column!r}."
+        raise ArgumentError(msg)
+    return names if len(names) > 1 else names[0]
 
 
 def _consecutive(sizes: Sequence[int]) -> list[Tensor]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import gzip
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from lightning_tpauc.data.sources.files import DAMAGES
 from lightning_tpauc.errors import DataError
 from lightning_tpauc.extras import import_extra
 
-__all__ = ("check_ogb_folder", "reading_ogb")
+__all__ = ("check_ogb_folder", "ogb_task_names", "reading_ogb")
 
 # What ogb looks for before it reads a folder.
 _FILES = ("RELEASE_v1.txt", *(f"raw/{name}.csv.gz" for name in ("edge", "node-feat", "edge-feat")))
@@ -42,6 +44,24 @@ def check_ogb_folder(folder: Path) -> None:
             "`--data.download true`."
         )
         raise DataError(msg)
+
+
+def ogb_task_names(folder: Path, count: int) -> list[str]:
+    """The names of a data set's tasks from the table of its molecules, or numbers if it does not have it.
+
+    Args:
+        folder: the data set's folder.
+        count: number of tasks.
+
+    Example:
+        >>> ogb_task_names(Path("nowhere"), 3)
+        ['0', '1', '2']
+    """
+    header: list[str] = []
+    with contextlib.suppress(*DAMAGES), gzip.open(folder / "mapping" / "mol.csv.gz", "rt", encoding="utf-8") as file:
+        header = next(csv.reader(file), [])
+    names = [name for name in header if name not in ("smiles", "mol_id")]
+    return names if len(set(names)) == count == len(names) else list(map(str, range(count)))
 
 
 @contextlib.contextmanager

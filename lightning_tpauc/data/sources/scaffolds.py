@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_tpauc.data.core.targets import binary_labels
+from lightning_tpauc.data.core.task_splits import task_parts
 from lightning_tpauc.errors import ArgumentError
 
 __all__ = ("check_fractions", "random_split", "scaffold_split")
@@ -56,25 +59,33 @@ def scaffold_split(
     return train, val, test
 
 
-def random_split(targets: Tensor, fractions: tuple[float, float, float], seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def random_split(
+    targets: Tensor, fractions: tuple[float, float, float], seed: int, names: Sequence[str] | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Shuffle each class and cut it by the fractions, so that all parts keep the share of positives.
 
     Args:
-        targets: int64 ``(n,)``, 0 or 1.
+        targets: int64 ``(n,)``, 0 or 1; of several tasks ``(n, K)``, nan where nothing was measured.
         fractions: shares of training, validation and test set; they add up to 1.
         seed: seed of the split.
+        names: names of several tasks.
 
     Returns:
         Sorted int64 positions of the three parts.
 
     Raises:
         ArgumentError: a fraction is negative, or they don't add up to 1.
+        DataError: several tasks can't have both classes in all parts.
 
     Example:
         >>> [len(part) for part in random_split(torch.arange(20) // 10, (0.8, 0.1, 0.1), seed=0)]
         [16, 2, 2]
     """
     check_fractions(fractions)
+    if names is not None:
+        cut = task_parts(binary_labels(targets), np.array(fractions), seed, tuple(names))
+        train, val, test = map(torch.from_numpy, cut)
+        return train, val, test
     generator = torch.Generator().manual_seed(seed)
     parts: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
     for label in (0, 1):

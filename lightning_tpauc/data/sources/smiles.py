@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import json
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ class Molecules(NamedTuple):
 
     Attributes:
         graphs: N labelled molecules.
-        targets: int64 ``(N,)``, 0 or 1.
+        targets: int64 ``(N,)``, 0 or 1; with several tasks float32 ``(N, K)``, nan where nothing was measured.
         lines: int64 ``(N,)``: line of each in the file; the header is line 1.
         scaffold_lines: int64 ``(M,)``: lines of the molecules that the scaffold split is made over.
         scaffolds: int64 ``(M,)``: number of the scaffold of each.
@@ -55,7 +56,7 @@ class Molecules(NamedTuple):
 
 
 def load_molecules(
-    path: Path, smiles_column: str, target_column: str, *, scaffolds_of_all: bool, cache_dir: Path
+    path: Path, smiles_column: str, target_column: str | list[str], *, scaffolds_of_all: bool, cache_dir: Path
 ) -> Molecules:
     """Read, parse and featurise a file, or load what an earlier call with the same content and columns stored.
 
@@ -66,7 +67,7 @@ def load_molecules(
     Args:
         path: the file; see :func:`~lightning_tpauc.data.sources.smiles_csv.read_smiles`.
         smiles_column: name of the column of SMILES.
-        target_column: name of the column of labels.
+        target_column: name of the column of labels, or names of several.
         scaffolds_of_all: also find the scaffolds of unlabelled molecules.
         cache_dir: where to store the result.
 
@@ -96,7 +97,7 @@ def _version_of_ogb() -> str | None:
         return None
 
 
-def _build(path: Path, smiles_column: str, target_column: str, scaffolds_of_all: bool) -> dict[str, Any]:
+def _build(path: Path, smiles_column: str, target_column: str | list[str], scaffolds_of_all: bool) -> dict[str, Any]:
     """Everything that the cache holds: tensors, numbers and tuples of strings."""
     rows = list(read_smiles(path, smiles_column, target_column))
     find_scaffold, smiles2graph = _scaffold_finder(), import_extra("ogb.utils.mol", "graph").smiles2graph
@@ -121,7 +122,7 @@ def _build(path: Path, smiles_column: str, target_column: str, scaffolds_of_all:
     numbers = {scaffold: number for number, scaffold in enumerate(dict.fromkeys(scaffolds.values()))}
     return {
         **_pack(graphs),
-        "targets": torch.tensor([row.label for row in labelled]),
+        "targets": torch.tensor([_numbers(row.label) for row in labelled]),
         "lines": torch.tensor([row.line for row in labelled]),
         "scaffold_lines": torch.tensor(list(scaffolds)),
         "scaffolds": torch.tensor([numbers[scaffold] for scaffold in scaffolds.values()]),
@@ -129,6 +130,11 @@ def _build(path: Path, smiles_column: str, target_column: str, scaffolds_of_all:
         "num_unlabelled": sum(row.label is None for row in rows),
         "invalid": tuple(invalid),
     }
+
+
+def _numbers(label: Any) -> Any:
+    """A label, or those of several tasks as floats."""
+    return [math.nan if own is None else float(own) for own in label] if isinstance(label, tuple) else label
 
 
 def _scaffold_finder() -> Callable[[str], str | None]:

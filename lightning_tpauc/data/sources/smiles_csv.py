@@ -1,4 +1,4 @@
-"""Reading a column of SMILES and a column of labels from a CSV file."""
+"""Reading a column of SMILES and columns of labels from a CSV file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gzip
 import itertools
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -19,14 +19,17 @@ _UNLABELLED = ("", "nan", "na", "none")
 
 
 class SMILESRow(NamedTuple):
-    """One row: its line in the file (from 2), SMILES and label (``None`` if not measured)."""
+    """One row: its line in the file (from 2), SMILES and label (``None`` if not measured).
+
+    With several columns of labels, ``label`` is a tuple of them; ``None`` if none of them was measured.
+    """
 
     line: int
     smiles: str
-    label: int | None
+    label: int | tuple[int | None, ...] | None
 
 
-def read_smiles(path: Path, smiles_column: str, target_column: str) -> Iterator[SMILESRow]:
+def read_smiles(path: Path, smiles_column: str, target_column: str | Sequence[str]) -> Iterator[SMILESRow]:
     r"""Read a CSV file with a header, plain or with a name that ends in ``.gz``.
 
     The separator is that of the header: commas, tabs or semicolons. Blank lines are skipped.
@@ -35,7 +38,7 @@ def read_smiles(path: Path, smiles_column: str, target_column: str) -> Iterator[
         path: the file.
         smiles_column: name of the column of SMILES.
         target_column: name of the column of labels: 0, 1 (also as ``1.0``), or nothing, ``nan``, ``NA``, ``None`` where
-            there is no label.
+            there is no label. Several names are those of several tasks.
 
     Raises:
         DataError: the file is no such text, a column is missing or there twice, a quote is never closed, a row is
@@ -50,7 +53,8 @@ def read_smiles(path: Path, smiles_column: str, target_column: str) -> Iterator[
     """
     try:
         with _open_text(path) as file:
-            needed = {"smiles_column": smiles_column, "target_column": target_column}
+            targets = [target_column] if isinstance(target_column, str) else list(target_column)
+            needed = [("smiles_column", smiles_column), *(("target_column", target) for target in targets)]
             reader, lines = _csv_reader(file, path, needed)
             for row in _rows(reader, lines, path):
                 # An unquoted comma in a cell moves the cells behind it into other columns.
@@ -60,7 +64,9 @@ def read_smiles(path: Path, smiles_column: str, target_column: str) -> Iterator[
                         "separator in quotes."
                     )
                     raise DataError(msg)
-                label = _label(row[target_column], path, reader.line_num, target_column)
+                labels = tuple(_label(row[target], path, reader.line_num, target) for target in targets)
+                measured = any(label is not None for label in labels)
+                label = labels[0] if isinstance(target_column, str) else labels if measured else None
                 yield SMILESRow(reader.line_num, (row[smiles_column] or "").strip(), label)
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         msg = f"{path} can't be read as CSV in UTF-8, gzipped if its name ends in .gz: {error}."
@@ -97,7 +103,7 @@ def _rows(reader: csv.DictReader[str], lines: _Lines, path: Path) -> Iterator[di
         last = reader.line_num
 
 
-def _csv_reader(file: TextIO, path: Path, needed: dict[str, str]) -> tuple[csv.DictReader[str], _Lines]:
+def _csv_reader(file: TextIO, path: Path, needed: list[tuple[str, str]]) -> tuple[csv.DictReader[str], _Lines]:
     """A reader with the separator of the header, which must hold the needed columns (by argument) once."""
     for separator in ",\t;,":  # The last attempt, commas again, is for the message.
         file.seek(0)
@@ -105,9 +111,9 @@ def _csv_reader(file: TextIO, path: Path, needed: dict[str, str]) -> tuple[csv.D
         reader = csv.DictReader(lines, delimiter=separator)
         header = reader.fieldnames or []
         reader.fieldnames = columns = [] if lines.ended else [column.strip() for column in header]
-        if set(needed.values()) <= set(columns):
+        if {column for _, column in needed} <= set(columns):
             break
-    for argument, column in needed.items():
+    for argument, column in needed:
         if columns.count(column) != 1:
             found = "no column" if column not in columns else f"{columns.count(column)} columns"
             msg = f"{path} has {found} {column!r} (`{argument}`); it has {', '.join(map(repr, columns)) or 'none'}."

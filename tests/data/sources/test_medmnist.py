@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_tpauc.data.sources.medmnist import MEDMNIST, MedMNISTDataModule, read_medmnist
+from lightning_tpauc.data.sources.medmnist import LABELS, MEDMNIST, MedMNISTDataModule, read_medmnist
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.models import CNN3D
@@ -222,8 +222,10 @@ def test_refuses_a_damaged_file(root, spoil):
 @needs_medmnist
 def test_names_and_sizes_are_medmnists():
     medmnist = import_extra("medmnist", "medical")
-    binary = {name for name, info in medmnist.INFO.items() if info["task"] == "binary-class"}
+    binary = {name for name, info in medmnist.INFO.items() if info["task"].endswith("binary-class")}
     assert binary == set(MEDMNIST)
+    several = medmnist.INFO["chestmnist"]["label"]
+    assert LABELS["chestmnist"] == tuple(several[str(k)] for k in range(14))
     for name, sizes in MEDMNIST.items():
         assert list(sizes) == getattr(medmnist, medmnist.INFO[name]["python_class"]).available_sizes
 
