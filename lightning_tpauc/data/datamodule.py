@@ -350,9 +350,8 @@ class PosNegDataModule(CheckedDataModule):
         own = [name for name in ("val", "test") if getattr(theirs, name + end) is getattr(ours, name + end)]
         arguments = {f"`{name}`": getattr(self, name) for name in SAMPLING_ARGUMENTS}
         names = tuple(dict.fromkeys(("train", *names))) if splits else names
-        return (
-            arguments | {"`steps_per_epoch`": self._epoch_steps} | self._prepared.description(names, own, splits=splits)
-        )
+        arguments["`steps_per_epoch`"] = self._epoch_steps
+        return arguments | self._prepared.description(names, own, splits=splits)
 
     # ---------------------------------------------------------------- loaders
 
