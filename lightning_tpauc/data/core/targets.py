@@ -144,7 +144,7 @@ def stored_targets(dataset: Any, key: str | None = None) -> Any:
         return None if inner is None else as_array(inner)[as_positions(dataset.indices, len(inner))]
     if isinstance(dataset, ConcatDataset):
         parts = [stored_targets(part, key) for part in dataset.datasets]
-        return None if any(part is None for part in parts) else np.concatenate([as_array(part) for part in parts])
+        return None if any(part is None for part in parts) else _joined(parts)
     for attribute in NAMES if key is None else (key,):
         found = getattr(dataset, attribute, None)
         # `y` of a data set of graphs may hold one value per node.
@@ -153,6 +153,19 @@ def stored_targets(dataset: Any, key: str | None = None) -> Any:
     if isinstance(dataset, TensorDataset) and key is None and len(dataset.tensors) > 1:
         return dataset.tensors[-1]
     return None
+
+
+def _joined(parts: list[Any]) -> NDArray[Any]:
+    """The labels of the parts of a :class:`~torch.utils.data.ConcatDataset`."""
+    columns = [_in_columns(as_array(part), "targets") for part in parts]
+    shapes = [column.shape for column in columns]
+    if len({shape[1:] for shape in shapes}) > 1:
+        msg = (
+            f"Expected all parts of a ConcatDataset to have labels of the same tasks, but got shapes "
+            f"{', '.join(map(str, dict.fromkeys(shapes)))}. Choose the same columns."
+        )
+        raise DataError(msg)
+    return np.concatenate(columns)
 
 
 def label_names(dataset: Any, targets: Any, count: int) -> tuple[str, ...] | None:
@@ -284,7 +297,15 @@ def as_array(values: Any, name: str = "targets") -> NDArray[Any]:
             parts = [as_array(value) for value in values]
             single = all(part.size == 1 for part in parts)
             return np.stack([part.reshape(()) for part in parts] if single else parts)
-        return np.asarray(values)
+        array = np.asarray(values)
+        if (
+            array.dtype.kind == "O"
+            and array.ndim == 1
+            and array.size
+            and isinstance(array[0], (list, tuple, np.ndarray))
+        ):
+            return as_array(array.tolist(), name)  # a column of lists
+        return array
     except (RuntimeError, TypeError, ValueError) as error:
         msg = f"Expected one label per example in `{name}`, but it makes no array: {error}"
         raise DataError(msg) from error
@@ -353,11 +374,10 @@ def binary_labels(values: Any, name: str = "targets") -> NDArray[np.int8]:
     if labels.dtype.kind == "O":
         labels = _as_numbers(labels.ravel()).reshape(labels.shape)
     if labels.dtype.kind not in "buif":
-        counts = Counter(labels.ravel().tolist())
+        counts = Counter(map(repr, labels.ravel().tolist()))
         msg = (
-            f"Expected numbers as labels in `{name}`, but got dtype {labels.dtype} with "
-            f"{', '.join(map(repr, list(counts)[:5]))}. Map them to 0 and 1 first, for instance "
-            f"`targets=(y == {min(counts, key=counts.__getitem__)!r})`."
+            f"Expected numbers as labels in `{name}`, but got dtype {labels.dtype} with {', '.join(list(counts)[:5])}. "
+            f"Map them to 0 and 1 first, for instance `targets=(y == {min(counts, key=counts.__getitem__)})`."
         )
         raise DataError(msg)
     missing = np.isnan(labels) if labels.dtype.kind == "f" else np.zeros(labels.shape, dtype=bool)

@@ -354,6 +354,26 @@ def test_one_column_with_missing_labels_is_refused_as_before():
         binary_labels(np.array(given(NAN))[:, :1])
 
 
+def test_a_column_of_lists_is_several_tasks():
+    pd = pytest.importorskip("pandas")
+    assert binary_labels(pd.Series(given(None))).tolist() == TASKS
+    assert binary_labels(pd.Series([np.array(row) for row in given(NAN)])).tolist() == TASKS
+    with pytest.raises(DataError, match="it makes no array"):
+        binary_labels(pd.Series([[0, 1], [1]]))
+    with pytest.raises(DataError, match=r"Expected numbers as labels .* with \{'a': 1\}"):
+        binary_labels([{"a": 1}, {"a": 0}])
+
+
+def test_parts_with_labels_of_other_tasks_are_refused():
+    x, y = torch.zeros(4, 2), torch.tensor(given(NAN))
+    for other in (y[:, :2], y[:, 0].nan_to_num()):
+        with pytest.raises(DataError, match=r"same tasks, but got shapes \(4, 3\), \(4,"):
+            find_targets(ConcatDataset([TensorDataset(x, y), TensorDataset(x, other)]))
+    column = torch.tensor([0, 1, 1, 0])
+    mixed = ConcatDataset([TensorDataset(x, column), TensorDataset(x, column[:, None])])
+    assert find_targets(mixed).tolist() == [0, 1, 1, 0] * 2
+
+
 def test_names_of_labels():
     assert label_names(Items(pair), None, 3) is None
     assert label_names(Items(pair, label_names=["a", "b"]), None, 2) == ("a", "b")
