@@ -64,10 +64,16 @@ def write_medmnist(folder, arguments, num_features):
 def write_smiles(folder, arguments, num_features):
     """Rings of every size, so that each molecule has a scaffold of its own."""
     pytest.importorskip("rdkit")
-    rows = [f"C1{'C' * (2 + k // 2)}1{'O' if k % 2 else 'N'},{k % 2}" for k in range(120)]
+    targets = arguments["target_column"]
+    columns = [targets] if isinstance(targets, str) else targets
+    # with several columns, a third is not measured
+    labels = [
+        [str((k + task) % 2) if not task or (k + task) % 3 else "" for task in range(len(columns))] for k in range(120)
+    ]
+    rows = [f"C1{'C' * (2 + k // 2)}1{'O' if k % 2 else 'N'},{','.join(own)}" for k, own in enumerate(labels)]
     column = arguments.get("smiles_column", "smiles")
     with gzip.open(folder / arguments["file"], "wt") as file:
-        file.write(f"{column},{arguments['target_column']}\n" + "\n".join(rows))
+        file.write(f"{column},{','.join(columns)}\n" + "\n".join(rows))
     return [f"--data.cache_dir={folder}"]
 
 
