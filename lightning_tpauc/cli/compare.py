@@ -35,6 +35,7 @@ class ComparingTrainer(Trainer):
         trials: int = 1,
         seeds: int = 1,
         folds: int | None = None,
+        processes: int = 1,
         ckpt_path: str | None = None,
         weights_only: bool | None = None,
     ) -> None:
@@ -48,6 +49,7 @@ class ComparingTrainer(Trainer):
             trials: Learning rates of each method, the default and others around it, chosen on validation data.
             seeds: Repetitions with other initial weights and batches.
             folds: Folds of a cross-validation, each of them a repetition.
+            processes: Trainings that run side by side, each in a process and a thread of its own, on CPUs.
             ckpt_path: Not used: all methods start from the same untrained weights, or from the model's init_from.
             weights_only: Not used.
         """
@@ -159,7 +161,7 @@ def run_comparison(config: Namespace, instantiate: Callable[[Namespace], Any], m
         msg = "`compare` needs `--data`: name a data module."
         raise ArgumentError(msg)
     algorithm = model.algorithm
-    options = {name: config.get(name) for name in ("methods", "trials", "seeds", "folds")}
+    options = {name: config.get(name) for name in ("methods", "trials", "seeds", "folds", "processes")}
     comparison = Comparison(
         ConfigSetup(config, instantiate),
         config.folder,

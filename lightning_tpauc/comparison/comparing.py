@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from lightning_tpauc.comparison.report import Report, write_report
 from lightning_tpauc.comparison.results import Results, Row, evaluate
 from lightning_tpauc.comparison.running import missing_cells, progress_bar
 from lightning_tpauc.comparison.setup import ObjectSetup, Setup, shown, weights_digest
+from lightning_tpauc.comparison.side_by_side import check_processes, run_side_by_side
 from lightning_tpauc.comparison.statistics import Evaluated
 from lightning_tpauc.comparison.store import Store
-from lightning_tpauc.comparison.training import build_module, quiet, score_test_set, train_cell
+from lightning_tpauc.comparison.training import alone, build_module, quiet, score_test_set, train_cell
 from lightning_tpauc.errors import DataError
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional.checks import check_count, check_rectangle
@@ -44,6 +46,7 @@ class Comparison:
         folds: number of folds, or ``None``.
         rectangles: further ones to report.
         first_seed: of the seeds.
+        processes: how many trainings run side by side, each in a process and a thread of its own, on CPUs.
 
     Raises:
         ArgumentError: if an argument is out of range.
@@ -67,11 +70,13 @@ class Comparison:
         folds: int | None = None,
         rectangles: Sequence[tuple[float, float]] = (),
         first_seed: int = 0,
+        processes: int = 1,
     ) -> None:
         check_count(seeds, "seeds", 1)
+        check_count(processes, "processes", 1)
         if folds is not None:
             check_count(folds, "folds", 2)
-        self.setup, self.folder, self.folds = setup, Path(folder), folds
+        self.setup, self.folder, self.folds, self.processes = setup, Path(folder), folds, processes
         self.methods, self.factors = chosen_methods(methods), rate_factors(trials)
         given = [check_rectangle(*r) for r in (rectangle, *rectangles)]
         self.rectangles = list(dict.fromkeys(given))
@@ -103,6 +108,9 @@ class Comparison:
             self.setup.close()
 
     def _run(self) -> Report:
+        if self.processes > 1:
+            kind = self.setup.trainer([], alone()).strategy.root_device.type
+            check_processes(self.processes, kind)
         has_test = self._prepare()
         self._train()
         chosen = {m: best_factor(self.store, {f: self._cells(m, f) for f in self.factors}) for m in self.methods}
@@ -159,29 +167,40 @@ class Comparison:
         cells.sort(
             key=lambda cell: self.runs.index(cell.run)
         )  # all methods of a run first: a table may be made of them
-        for cell, advance in self._missing(cells, "training"):
+
+        def train(cell: Cell, advance: Callable[[float], object]) -> None:
             common = self.rectangles[0], self._budget, self.folds, advance
             self.store.add(cell, *train_cell(self.setup, methods[cell.method], cell, *common))
+
+        self._each(cells, "training", train)
 
     def _test(self, chosen: Mapping[Method, float | None]) -> None:
         trained: dict[str, tuple[Cell, Method, Cell]] = {}
         for method, factor in _known(chosen):
-            for cell, source in zip(self._cells(method, factor, "test"), self._cells(method, factor), strict=True):
-                trained[cell.key] = cell, method, source
-        for cell, _ in self._missing([cell for cell, _, _ in trained.values()], "testing"):
-            _, method, source = trained[cell.key]
+            for tested, source in zip(self._cells(method, factor, "test"), self._cells(method, factor), strict=True):
+                trained[tested.key] = tested, method, source
+
+        def test(cell: Cell, _: Callable[[float], object]) -> None:
+            method, source = trained[cell.key][1:]
             weights = self.store.tensors(source)["weights"]
             self.store.add(cell, *score_test_set(self.setup, method, cell, self.rectangles[0], self.folds, weights))
 
-    def _missing(self, cells: Sequence[Cell], what: str) -> Iterator[tuple[Cell, Callable[[float], object]]]:
+        self._each([tested for tested, _, _ in trained.values()], "testing", test)
+
+    def _each(self, cells: Sequence[Cell], what: str, do: Callable[[Cell, Callable[[float], object]], object]) -> None:
+        """Do what is missing, one after the other or side by side."""
         missing = missing_cells(cells, self.store)
         if not missing:
             return
         before = len(cells) - len(missing)
         with progress_bar(what, before, len(cells), bar_format=_BAR) as bar:
+            if self.processes > 1:
+                work = [partial(do, cell) for cell in missing]
+                run_side_by_side(work, self.processes, lambda done: bar.update(before + done - bar.n))
+                return
             for done, cell in enumerate(missing, start=before):
                 bar.set_description(f"{what} {cell.method}")
-                yield cell, bar.update
+                do(cell, bar.update)
                 bar.update(done + 1 - bar.n)
 
     def _scores(self, method: Method, factor: float, kind: str) -> list[Evaluated]:
@@ -231,8 +250,23 @@ def _known(chosen: Mapping[Method, float | None]) -> Iterator[tuple[Method, floa
             yield method, factor
 
 
+def _require_both_classes(loader: Any, name: str) -> None:
+    """Raise :class:`DataError` if the labels of a loader are known and those of one class alone."""
+    targets = getattr(loader, "targets", None)
+    if targets is None or targets.ndim != 1:  # a loader of one's own; labels of several tasks
+        return
+    for value, kind in ((1, "positive"), (0, "negative")):
+        if not (targets == value).any():
+            msg = (
+                f"A comparison measures areas, which need both classes, but the {name} set has no {kind} among its "
+                f"{len(targets)} examples. Pass one that has, or split it off stratified (`val_fraction`, `folds`)."
+            )
+            raise DataError(msg)
+
+
 def _require_validation(datamodule: Any) -> None:
     loader = datamodule.val_dataloader()
+    _require_both_classes(loader, "validation")
     if isinstance(loader, list) and not loader:
         msg = (
             "A comparison chooses weights and settings on validation data, but there are none: pass `val_dataset`, or "
@@ -244,9 +278,11 @@ def _require_validation(datamodule: Any) -> None:
 def _has_test(datamodule: Any) -> bool:
     datamodule.setup("test")
     try:
-        return datamodule.test_dataloader() is not None
+        loader = datamodule.test_dataloader()
     except (DataError, MisconfigurationException):
         return False
+    _require_both_classes(loader, "test")
+    return loader is not None
 
 
 def compare(
@@ -260,6 +296,7 @@ def compare(
     trials: int = 1,
     seeds: int = 1,
     folds: int | None = None,
+    processes: int = 1,
     rectangles: Sequence[tuple[float, float]] = (),
     module: Mapping[str, Any] | None = None,
     **trainer: Any,
@@ -285,6 +322,8 @@ def compare(
             apart around it.
         seeds: number of repetitions with other initial weights and batches.
         folds: number of folds of a cross-validation; each is a repetition.
+        processes: how many trainings run side by side, each in a process and a thread of its own, on CPUs. The results
+            are those of one after the other, up to the rounding of other numbers of threads.
         rectangles: further (min_tpr, max_fpr) pairs to report.
         module: arguments of the module for all methods, such as ``{"optimizer": ...}``.
         **trainer: arguments of the Trainer; ``max_epochs`` or ``max_steps`` among them.
@@ -310,4 +349,5 @@ def compare(
     """
     setup = ObjectSetup(model, datamodule, module or {}, trainer)
     options: dict[str, Any] = {"methods": methods, "trials": trials, "seeds": seeds, "folds": folds}
+    options["processes"] = processes
     return Comparison(setup, folder, (min_tpr, max_fpr), rectangles=rectangles, **options).run()

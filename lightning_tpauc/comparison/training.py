@@ -24,7 +24,7 @@ from lightning_tpauc.metrics.names import validated_areas
 from lightning_tpauc.module import TPAUCModule
 from lightning_tpauc.optimization.warmup import make_optimizer
 
-__all__ = ("build_module", "quiet", "score_test_set", "train_cell")
+__all__ = ("alone", "build_module", "quiet", "score_test_set", "train_cell")
 
 
 class _Recorder(Callback):
@@ -146,7 +146,7 @@ def train_cell(
     steps, between = budget.steps(cell.identity["per_step"])
     recorder, scores = _Recorder(advance, steps), _Scores()
     length = {"max_epochs": -1, "max_steps": steps, "check_val_every_n_epoch": None, "val_check_interval": between}
-    trainer = setup.trainer([recorder, scores], {**length, **_alone()})
+    trainer = setup.trainer([recorder, scores], {**length, **alone()})
     started = time.perf_counter()
     try:
         trainer.fit(module, datamodule)
@@ -182,11 +182,11 @@ def score_test_set(
     module.load_state_dict(weights)
     scores = _Scores()
     started = time.perf_counter()
-    setup.trainer([scores], _alone()).test(module, datamodule, verbose=False)
+    setup.trainer([scores], alone()).test(module, datamodule, verbose=False)
     return Outcome("finished", seconds=time.perf_counter() - started), _as_tensors(scores)
 
 
-def _alone() -> dict[str, Any]:
+def alone() -> dict[str, Any]:
     """Nothing is written or shown but what the comparison writes and shows."""
     shown = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     return {**dict.fromkeys(shown, False), "devices": 1, "num_nodes": 1, "max_time": None, "fast_dev_run": False}

@@ -4,6 +4,7 @@ import base64
 import csv
 import functools
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -26,6 +27,7 @@ from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.cli import main
 from lightning_tpauc.comparison import Method, compare, comparing, training
 from lightning_tpauc.comparison.plan import Outcome
+from lightning_tpauc.comparison.side_by_side import check_processes
 from lightning_tpauc.comparison.store import Store
 from lightning_tpauc.errors import ArgumentError, DataError, UnsupportedError
 from tests.helpers.paths import ROOT
@@ -35,6 +37,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed"),
 ]
+
+forks = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
 TWO = ["cross-entropy", "STACO"]
 SHORT = {"max_steps": 12, "max_epochs": -1, "check_val_every_n_epoch": None, "val_check_interval": 4}
@@ -287,7 +291,68 @@ def test_what_has_finished_is_not_trained_again_and_what_differs_is(tmp_path, mo
     assert [name for name, _, _ in trained[6:]] == TWO * 3 + ["SOTAs"]
 
 
+# ---------------------------------------------------------------- side by side
+
+
+@forks
+def test_trainings_side_by_side_give_what_one_after_the_other_does(tmp_path):
+    options = {"seeds": 2, "methods": [*TWO, "SOTAs"]}
+    text = run(tmp_path / "one", **options).text
+    assert run(tmp_path / "three", processes=3, **options).text.splitlines()[0] == text.splitlines()[0]
+    assert without_times(tmp_path / "three") == without_times(tmp_path / "one")
+    expected = {key["method"] + str(key["run"]) + key["kind"]: outcome for key, outcome in cells(tmp_path / "one")}
+    assert len(expected) == 12
+    for key, outcome in cells(tmp_path / "three"):
+        other = expected[key["method"] + str(key["run"]) + key["kind"]]
+        assert (outcome.curve, outcome.validation) == (other.curve, other.validation)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "three" / "cells").glob("*.json")}
+    run(tmp_path / "three", processes=2, **options)
+    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+
+
+class Refused(TPAUCModule):
+    words = "not today"
+
+    def on_train_start(self):
+        raise UnsupportedError(self.words)
+
+
+class Killed(TPAUCModule):
+    def on_train_start(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@forks
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [(Refused, UnsupportedError, "^not today$"), (Killed, DataError, r"was killed \(exit code -9\)")],
+)
+def test_what_goes_wrong_in_a_process_ends_the_comparison(tmp_path, kind, error, words):
+    with pytest.raises(error, match=words):
+        run(tmp_path, model=functools.partial(kind, model()), processes=2)
+    assert not multiprocessing.active_children()
+    assert not list((tmp_path / "cells").glob("*.json"))
+
+
+def test_processes_are_for_cpus():
+    check_processes(2, "cpu")
+    with pytest.raises(ArgumentError, match="but the Trainer takes cuda"):
+        check_processes(2, "cuda")
+    with pytest.raises(ArgumentError, match="`processes`"):
+        run("nowhere", processes=0)
+
+
 # ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize("name", ["val_dataset", "test_dataset"])
+@pytest.mark.parametrize("value", [0, 1])
+def test_a_part_of_one_class_is_refused_before_any_training(tmp_path, name, value):
+    x, y = part(1)
+    words = f"the {'validation' if name == 'val_dataset' else 'test'} set has no {'negative' if value else 'positive'}"
+    with pytest.raises(DataError, match=f"{words} among its 120 examples"):
+        run(tmp_path, datamodule=problem(**{name: (x, torch.full_like(y, value))}))
+    assert not (tmp_path / "cells").exists()
 
 
 class Plain(LightningDataModule):

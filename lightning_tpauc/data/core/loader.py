@@ -166,7 +166,7 @@ class EvalLoader:
         pin_memory: bool = False,
         **options: Any,
     ) -> None:
-        self.rows = rows
+        self.rows, self.targets = rows, targets
         self.batch_size = batch_size
         self._source = BatchSource(_EvalBatches(fetch, rows, targets), num_workers, pin_memory, **options)
 
