@@ -359,7 +359,10 @@ def test_a_compiled_module_trains_to_the_same():
     fit(plain := make_module())
     compiled = make_module()  # seeds the dropout as well
     fit(torch.compile(compiled, backend="aot_eager"))
-    assert_same_end(plain, compiled)
+    # compiled code sums the gradients of a bias in another order, since the scores are transposed in between
+    for name, value in plain.state_dict().items():
+        assert_close(compiled.state_dict()[name], value, "trajectory32")
+    assert_close(compiled.algorithm.s_prime, plain.algorithm.s_prime, "trajectory32")
 
 
 # ---------------------------------------------------------------------------------------------------- what is refused
