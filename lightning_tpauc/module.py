@@ -119,7 +119,7 @@ class TPAUCModule(TrainedModule):
         metrics: FurtherMetrics | None = None,
         num_positives: int | list[int] | None = None,
         init_from: str | None = None,
-        tasks: dict[str | int, dict[str, float]] | None = None,
+        tasks: dict[str, dict[str, float]] | dict[int, dict[str, float]] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(

@@ -19,7 +19,7 @@ from lightning_tpauc.lightning_fixes.mixing import refuse_bases, refuse_taken
 from lightning_tpauc.scoring.activation import is_squashed, warn_of_activation
 from lightning_tpauc.scoring.calling import call_model, one_score, scores_of, scores_of_labels
 from lightning_tpauc.scoring.forward_passes import explained_dtypes
-from lightning_tpauc.scoring.labels import Labels, LabelSettings, check_label_settings
+from lightning_tpauc.scoring.labels import Labels, check_label_settings
 from lightning_tpauc.scoring.operating_point import OperatingPoint, OperatingPoints
 
 __all__ = ("ScoringModule",)
@@ -68,7 +68,7 @@ class ScoringModule(KeepsDuties, LightningModule):
         algorithm: Algorithm | None = None,
         backbone: nn.Module | None = None,
         score_activation: Literal["identity", "sigmoid"] = "identity",
-        tasks: LabelSettings | None = None,
+        tasks: Any = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)

@@ -24,6 +24,7 @@ TEXTS = {page.stem: page.read_text(encoding="utf-8") for page in PAGES}
 NEEDS = {
     "curves": ["matplotlib"],
     "data": ["pandas", "torch_geometric"],
+    "labels": ["pandas"],
     "methods": ["matplotlib"],
 }
 COMMANDS = {(name, key): command for name, text in TEXTS.items() for key, command in runnable(text).items()}

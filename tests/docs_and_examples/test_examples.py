@@ -74,6 +74,24 @@ def test_table(capsys, monkeypatch):
 
 
 @pytest.mark.slow
+def test_labels(capsys, monkeypatch):
+    pandas = pytest.importorskip("pandas")
+    example = run("labels.py", monkeypatch=monkeypatch)
+    printed = capsys.readouterr().out
+    table, predictions = example["make_table"]()[2300:], pandas.read_csv("predictions.csv")
+    areas = []
+    for name, rectangle in (("liver", (0.8, 0.3)), ("heart", (0.5, 0.5)), ("skin", (0.5, 0.5))):
+        known = table[name].notna().to_numpy()
+        scores, labels = predictions[f"score_{name}"][known], table[name][known].astype(int)
+        area = two_way_partial_auroc(torch.tensor(scores.to_numpy()), torch.tensor(labels.to_numpy()), *rectangle)
+        areas.append(float(area))
+        found = predictions[f"decision_{name}"][known][labels.to_numpy() == 1].mean()
+        assert f"{name}: TPAUC {areas[-1]:.3f}, sensitivity {found:.3f}," in printed
+    assert f"mean TPAUC {sum(areas) / 3:.3f};" in printed
+    assert min(areas[1:]) > 0.3
+
+
+@pytest.mark.slow
 def test_notebook_runs_cell_by_cell(capsys):
     pandas = pytest.importorskip("pandas")
     matplotlib = pytest.importorskip("matplotlib")
