@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -144,7 +145,7 @@ class TrainingPart:
             raise ArgumentError(msg)
         return self.tasks.cut_scores(self.tasks.scored(max_negatives, seed), pos, others)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """16 hex digits that identify which examples the positives 0 .. n+ - 1 are; with several tasks, all labels.
 
