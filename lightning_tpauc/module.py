@@ -71,7 +71,7 @@ class TPAUCModule(TrainedModule):
         algorithm: the training method; STACO1 at ``min_tpr = max_fpr = 0.5`` if ``None``, which evaluates a checkpoint
             at the rectangle that it was trained for.
         optimizer: maps parameters to a :class:`torch.optim.Optimizer`. If ``None``, the mixed-in module's
-            ``configure_optimizers`` is used, and without one Adam with learning rate 0.01.
+            ``configure_optimizers`` is used, and without one Adam with learning rate 0.01 (PAUCI: 0.001).
         lr_scheduler: maps the optimizer to a scheduler. It drives the learning rate and, by the same factor, the
             algorithm's own step sizes. A ``ReduceLROnPlateau`` follows ``val/tpauc``, or what its ``monitor`` names.
             Without one the rate grows over the first steps (``warmup``) and then stays.

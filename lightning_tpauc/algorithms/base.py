@@ -84,6 +84,8 @@ class Algorithm(DeclaredState, ABC):
         self.positive_weights: Tensor | None = None
         #: Current learning rate over the initial one; multiplies the algorithm's own step sizes.
         self.step_scale = 1.0
+        #: By how much a score grows when the model's output grows by one from 0: 1, or 0.25 behind a sigmoid.
+        self.score_slope = 1.0
         #: How far the trained rectangle has shrunk from the unit square, 0, to the one that was asked for, 1.
         self.tightness = 1.0
 
@@ -239,6 +241,11 @@ class Algorithm(DeclaredState, ABC):
     def takes_probabilities(self) -> bool:
         """Whether the algorithm is made for scores in [0, 1] and may go wrong on others."""
         return False
+
+    @property
+    def default_lr(self) -> float:
+        """Learning rate of Adam where the user gives no optimizer; see benchmarks/defaults.py."""
+        return 0.01
 
     @property
     def can_shrink_rectangle(self) -> bool:

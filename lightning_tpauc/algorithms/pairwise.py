@@ -27,8 +27,8 @@ class PairwiseAlgorithm(Algorithm):
         min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).
         max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
         surrogate: name of the pairwise loss, or a :class:`~lightning_tpauc.functional.Surrogate`.
-        margin: m of the hinge, square and ramp surrogates, in units of the score.
-        scale: factor inside the logistic surrogate.
+        margin: m of the hinge, square and ramp surrogates, in units of the score; :attr:`score_slope` if ``None``.
+        scale: factor inside the logistic surrogate; 1 over :attr:`score_slope` if ``None``.
         step_units: ``"loss"`` or ``"absolute"``.
 
     Raises:
@@ -42,16 +42,35 @@ class PairwiseAlgorithm(Algorithm):
         min_tpr: float,
         max_fpr: float,
         surrogate: str | Surrogate,
-        margin: float,
-        scale: float,
+        margin: float | None,
+        scale: float | None,
         step_units: Literal["loss", "absolute"],
     ) -> None:
+        self._given_surrogate = surrogate
+        self.margin = None if margin is None else float(margin)
+        self.scale = None if scale is None else float(scale)
         super().__init__(min_tpr, max_fpr)
         check_choice(step_units, "step_units", ("loss", "absolute"))
-        self.surrogate = get_surrogate(surrogate, margin=margin, scale=scale)
-        self.margin, self.scale = float(margin), float(scale)
         self.step_units = step_units
         self.add_state("loss_unit", "scalar")
+
+    @property
+    def score_slope(self) -> float:
+        """By how much a score grows when the model's output grows by one from 0: 1, or 0.25 behind a sigmoid.
+
+        Margin and scale follow it where they are not given, so a sigmoid keeps as much of the loss's bend as raw scores
+        do. A margin of 1 on sigmoids would bend nowhere: no pair ever reaches it.
+        """
+        return self._score_slope
+
+    @score_slope.setter
+    def score_slope(self, slope: float) -> None:
+        self._score_slope = slope
+        self.surrogate = get_surrogate(
+            self._given_surrogate,
+            margin=slope if self.margin is None else self.margin,
+            scale=1.0 / slope if self.scale is None else self.scale,
+        )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, in place; see :meth:`DeclaredState.load_state_dict`."""

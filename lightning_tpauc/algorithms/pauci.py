@@ -102,6 +102,11 @@ class PAUCI(RecursiveAlgorithm):
         self.add_state("steps", "scalar", fill=0, dtype=torch.int32)
 
     @property
+    def default_lr(self) -> float:
+        """0.001: with more its networks collapse under Adam, whose steps do not shrink with those of the source."""
+        return 0.001
+
+    @property
     def takes_probabilities(self) -> bool:
         """True: a, b and the square loss's margin live in [0, 1]."""
         return True

@@ -53,8 +53,8 @@ class SONX(PairwiseAlgorithm):
         min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).
         max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
         surrogate: name of the pairwise loss, or a :class:`~lightning_tpauc.functional.Surrogate`.
-        margin: m of the hinge, square and ramp surrogates, in units of the score.
-        scale: factor inside the logistic surrogate.
+        margin: as in :class:`STACO`.
+        scale: as in :class:`STACO`.
         step_units: what the step sizes are measured in. ``"loss"``: :math:`\beta L` and :math:`\beta' L` are taken, and
             the weights' loss is divided by :math:`L`, the running mean of the loss on the hardest :math:`\theta_1` of
             the negatives, or the batch's own or a constant model's where that is larger: the same numbers then suit any
@@ -92,8 +92,8 @@ class SONX(PairwiseAlgorithm):
         max_fpr: float = 0.5,
         *,
         surrogate: str | Surrogate = "hinge",
-        margin: float = 1.0,
-        scale: float = 1.0,
+        margin: float | None = None,
+        scale: float | None = None,
         step_units: Literal["loss", "absolute"] = "loss",
         tau: float = 0.9,
         gamma: float = 0.0,

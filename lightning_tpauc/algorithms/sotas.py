@@ -49,8 +49,8 @@ class SOTAs(PairwiseAlgorithm):
         min_tpr: lower bound of the true positive rate, in [0, 1); only reported on.
         max_fpr: upper bound of the false positive rate, in (0, 1]; only reported on.
         surrogate: name of the pairwise loss, or a :class:`~lightning_tpauc.functional.Surrogate`.
-        margin: m of the hinge, square and ramp surrogates, in units of the score.
-        scale: factor inside the logistic surrogate.
+        margin: as in :class:`STACO`.
+        scale: as in :class:`STACO`.
         step_units: what :math:`\lambda` and :math:`\lambda'` are measured in. ``"loss"``: :math:`\lambda L` and
             :math:`\lambda' L` are taken, and the weights' loss is divided by :math:`L`, the running mean of the loss on
             the hardest :math:`\theta_1` of the negatives, or the batch's own or a constant model's where that is more:
@@ -81,8 +81,8 @@ class SOTAs(PairwiseAlgorithm):
         max_fpr: float = 0.5,
         *,
         surrogate: str | Surrogate = "hinge",
-        margin: float = 1.0,
-        scale: float = 1.0,
+        margin: float | None = None,
+        scale: float | None = None,
         step_units: Literal["loss", "absolute"] = "loss",
         lam: float = 3.0,
         lam_prime: float = 3.0,

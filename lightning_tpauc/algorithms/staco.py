@@ -56,8 +56,9 @@ class STACO(DualAlgorithm):
         max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
         surrogate: ``"squared_hinge"``, ``"hinge"``, ``"square"``, ``"logistic"``, ``"ramp"``, ``"smooth_ramp"`` or a
             registered one.
-        margin: m of the surrogate, in units of the score.
-        scale: scale of the logistic surrogate.
+        margin: m of the surrogate, in units of the score. If ``None``: 1, or 0.25 where the module applies a sigmoid,
+            whose slope at 0 that is.
+        scale: factor inside the logistic surrogate. If ``None``: 1, or 4 where the module applies a sigmoid.
         step_units: what the three step sizes are measured in. ``"loss"``: :math:`\alpha / L`, :math:`\beta L` and
             :math:`\beta' L` are taken, :math:`\gamma L` for :math:`s`, and the weights' loss is divided by :math:`L`,
             the running mean of the loss on the hardest :math:`\theta_1` of the negatives; the same numbers then suit
@@ -100,8 +101,8 @@ class STACO(DualAlgorithm):
         max_fpr: float = 0.5,
         *,
         surrogate: str | Surrogate = "hinge",
-        margin: float = 1.0,
-        scale: float = 1.0,
+        margin: float | None = None,
+        scale: float | None = None,
         step_units: Literal["loss", "absolute"] = "loss",
         duals: Literal["per_positive", "tracked"] = "per_positive",
         alpha: float = 1.0,

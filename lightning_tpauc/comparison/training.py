@@ -104,7 +104,7 @@ def _scale_rate(module: TPAUCModule, factor: float) -> None:
         raise UnsupportedError(msg)
 
     def scaled(parameters: Any) -> torch.optim.Optimizer:
-        optimizer = make_optimizer(given, list(parameters))
+        optimizer = make_optimizer(given, list(parameters), module.algorithm.default_lr)
         for group in optimizer.param_groups:
             group["lr"] *= factor
         return optimizer

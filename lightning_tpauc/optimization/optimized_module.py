@@ -36,7 +36,7 @@ class OptimizedModule(EvaluatedModule):
 
     Args:
         optimizer: maps parameters to a :class:`torch.optim.Optimizer`. If ``None``, the mixed-in module's
-            ``configure_optimizers`` is used, and without one Adam with learning rate 0.01.
+            ``configure_optimizers`` is used, and without one Adam with the algorithm's ``default_lr``.
         lr_scheduler: maps the optimizer to a scheduler; needs ``optimizer``, or a module that makes none.
         lr_scheduler_interval: whether the scheduler steps after every ``"step"`` or every ``"epoch"``.
         warmup: share of the run in which the learning rate grows linearly to that of the optimizer, at most 4 epochs;
@@ -92,7 +92,7 @@ class OptimizedModule(EvaluatedModule):
         if not parameters:
             msg = f"{type(self).__name__} has no parameter that requires a gradient: there is nothing to train."
             raise ArgumentError(msg)
-        optimizer = make_optimizer(self.optimizer_factory, parameters)
+        optimizer = make_optimizer(self.optimizer_factory, parameters, self.algorithm.default_lr)
         rates = [float(group["lr"]) for group in optimizer.param_groups]
         number = next((k for k, rate in enumerate(rates) if rate > 0), 0)
         scheduler = self.scheduler_factory(optimizer) if self.scheduler_factory is not None else None

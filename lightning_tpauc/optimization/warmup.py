@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ("LinearWarmup", "begin_warmup", "make_optimizer", "warms_up")
 
-#: Learning rate of Adam, the default optimizer; see benchmarks/defaults.py.
-DEFAULT_LR = 1e-2
-
 
 class LinearWarmup(LRScheduler):
     """Lets the learning rate grow linearly to the optimizer's own over the first steps, then leaves it alone.
@@ -83,14 +80,14 @@ def warms_up(trainer: Trainer) -> bool:
     return any(isinstance(scheduler, LinearWarmup) and not scheduler.is_over for scheduler in schedulers)
 
 
-def make_optimizer(factory: Any, parameters: list[nn.Parameter]) -> Optimizer:
-    """The optimizer of ``factory``, or Adam with learning rate 0.01 if that is ``None``.
+def make_optimizer(factory: Any, parameters: list[nn.Parameter], default_lr: float) -> Optimizer:
+    """The optimizer of ``factory``, or Adam with learning rate ``default_lr`` if that is ``None``.
 
     Raises:
         ArgumentError: if ``factory`` does not map parameters to one optimizer that has a learning rate.
     """
     if factory is None:
-        return Adam(parameters, lr=DEFAULT_LR)
+        return Adam(parameters, lr=default_lr)
     optimizer = factory(parameters) if callable(factory) else factory
     if not callable(factory) or not isinstance(optimizer, Optimizer):
         msg = (

@@ -8,9 +8,9 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from lightning_tpauc.algorithms import Algorithm
-from lightning_tpauc.errors import TPAUCWarning
+from lightning_tpauc.errors import TPAUCAdvice, TPAUCWarning
 
-__all__ = ("is_squashed", "warn_of_activation")
+__all__ = ("is_squashed", "slope_of", "warn_of_activation")
 
 #: Nodes of autograd's graph that only rearrange or convert their input.
 _REARRANGING = (
@@ -54,6 +54,21 @@ def is_squashed(scores: Tensor, model: Any = None) -> bool:
     return bool(node.name().startswith(_SQUASHING))
 
 
+def slope_of(score_activation: Literal["identity", "sigmoid"], algorithm: Algorithm) -> float:
+    """By how much the algorithm's scores grow when the model's output grows by one from 0.
+
+    Args:
+        score_activation: what the module applies to the model's output.
+        algorithm: what the scores are for.
+
+    Example:
+        >>> from lightning_tpauc.algorithms import STACO
+        >>> slope_of("identity", STACO()), slope_of("sigmoid", STACO())
+        (1.0, 0.25)
+    """
+    return 0.25 if score_activation == "sigmoid" and not algorithm.takes_logits else 1.0
+
+
 def warn_of_activation(
     algorithm: Algorithm, score_activation: Literal["identity", "sigmoid"], *, squashed: bool
 ) -> None:
@@ -83,4 +98,10 @@ def warn_of_activation(
             "`score_activation='sigmoid'` (`--model.score_activation sigmoid`), unless the model's scores are "
             "probabilities already.",
             category=TPAUCWarning,
+        )
+    elif squashed and getattr(algorithm, "margin", 0.0) is None:
+        rank_zero_warn(
+            f"The model ends in a sigmoid or softmax, and {name}'s margin is made for raw scores: pairs of "
+            "probabilities hardly ever reach it. Leave the sigmoid out of the model, or pass `margin=0.25`.",
+            category=TPAUCAdvice,
         )

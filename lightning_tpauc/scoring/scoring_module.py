@@ -16,7 +16,7 @@ from lightning_tpauc.functional.checks import check_choice
 from lightning_tpauc.lightning_fixes.compiled import own_names
 from lightning_tpauc.lightning_fixes.hooks import KeepsDuties
 from lightning_tpauc.lightning_fixes.mixing import refuse_bases, refuse_taken
-from lightning_tpauc.scoring.activation import is_squashed, warn_of_activation
+from lightning_tpauc.scoring.activation import is_squashed, slope_of, warn_of_activation
 from lightning_tpauc.scoring.calling import call_model, one_score, scores_of, scores_of_labels
 from lightning_tpauc.scoring.forward_passes import explained_dtypes
 from lightning_tpauc.scoring.labels import Labels, check_label_settings
@@ -87,6 +87,7 @@ class ScoringModule(KeepsDuties, LightningModule):
         if backbone is not None:
             self.backbone: Any = backbone  # any type, so that a class mixed in may declare another one
         self.algorithm, self.score_activation = algorithm, score_activation
+        algorithm.score_slope = slope_of(score_activation, algorithm)
         self.label_settings = check_label_settings(tasks)
         #: The labels of a model with several outputs; ``None`` for one label, and before data or a checkpoint tell.
         self.trained_labels: Labels | None = None

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.functional import hardsigmoid
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
-from lightning_tpauc.algorithms import PAUCI, STACO, CrossEntropy, FullBatch
-from lightning_tpauc.errors import ArgumentError, TPAUCWarning
+from lightning_tpauc.algorithms import PAUCI, SONX, SOTA, STACO, CrossEntropy, FullBatch, SOTAs
+from lightning_tpauc.errors import ArgumentError, TPAUCAdvice, TPAUCWarning
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional import tpauc_objective, two_way_partial_auroc
 from lightning_tpauc.scoring.activation import is_squashed
@@ -278,7 +278,11 @@ def test_a_sigmoid_too_many_is_named_once(end):
     with pytest.warns(TPAUCWarning, match="applies another: .* Leave out one of the two") as warned:
         trained(module)
     assert len([w for w in warned if w.category is TPAUCWarning]) == 1
-    trained(module_for(Ends(end)))  # without a word
+    with pytest.warns(
+        TPAUCAdvice, match=r"hardly ever reach it\. Leave the sigmoid out of the model, or pass `margin=0.25`"
+    ):
+        trained(module_for(Ends(end)))
+    trained(module_for(Ends(end), lambda **_: STACO(margin=0.25)))  # without a word
     with pytest.warns(TPAUCWarning, match="CrossEntropy takes raw scores, but the model ends in a sigmoid"):
         trained(module_for(Ends(end), CrossEntropy))
 
@@ -380,6 +384,35 @@ def test_methods_for_logits_report_the_objective_of_logits():
     assert logged["val/objective"] == pytest.approx(float(expected), rel=1e-6)
 
 
+@pytest.mark.parametrize("kind", [STACO, SOTA, SOTAs, SONX])
+@pytest.mark.parametrize("surrogate", ["hinge", "squared_hinge", "logistic", "smooth_ramp"])
+def test_near_zero_a_sigmoid_bends_the_loss_where_raw_scores_do(kind, surrogate):
+    """The loss of a pair is that of raw scores, but for a factor, and for the sigmoid's own curvature."""
+    t = torch.linspace(-0.05, 0.05, 5, dtype=torch.float64)
+    raw, squashed = (
+        TPAUCModule(nn.Linear(4, 1), kind(surrogate=surrogate), score_activation=activation).algorithm.surrogate
+        for activation in ("identity", "sigmoid")
+    )
+    of_raw, of_sigmoids = raw.value(t), squashed.value(t.sigmoid() - 0.5)
+    torch.testing.assert_close(of_sigmoids / of_sigmoids[2], of_raw / of_raw[2], rtol=1e-3, atol=0.0)
+
+
+@pytest.mark.parametrize("activation", ["identity", "sigmoid"])
+def test_a_margin_and_a_scale_that_are_given_stay(activation):
+    t = torch.linspace(-1.0, 1.0, 9)
+    module = TPAUCModule(nn.Linear(4, 1), STACO(margin=0.5), score_activation=activation)
+    assert torch.equal(module.algorithm.surrogate.value(t), (0.5 + t).clamp_min(0.0))
+    module = TPAUCModule(nn.Linear(4, 1), STACO(surrogate="logistic", scale=2.0), score_activation=activation)
+    assert_close(module.algorithm.surrogate.value(t), torch.log1p((2.0 * t).exp()), "float32")
+
+
+def test_the_default_learning_rate_is_the_methods():
+    def rate(algorithm):
+        return TPAUCModule(nn.Linear(4, 1), algorithm).configure_optimizers().param_groups[0]["lr"]
+
+    assert (rate(STACO()), rate(CrossEntropy()), rate(PAUCI())) == (0.01, 0.01, 0.001)
+
+
 def test_large_scores_keep_their_ranks_beside_the_objective():
     """Sigmoids of all of them are 1 in single precision, so a metric of those would see nothing but ties."""
     x, y = problem()
@@ -390,7 +423,7 @@ def test_large_scores_keep_their_ranks_beside_the_objective():
         module.backbone.bias.fill_(50.0)
     logged = make_trainer(precision="32-true").validate(module, PosNegDataModule(val_dataset=(x, y)), verbose=False)[0]
     assert logged["val/tpauc"] == pytest.approx(float(two_way_partial_auroc(x[:, 0], y)), abs=1e-3)
-    assert logged["val/objective"] == pytest.approx(1.0)  # m + 0
+    assert logged["val/objective"] == pytest.approx(0.25)  # m + 0, the margin of sigmoids
 
 
 # ---------------------------------------------------------------- loading and batches
