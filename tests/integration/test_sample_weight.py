@@ -40,7 +40,8 @@ def make_data(world=1, **options):
 
 def make_module(algorithm=None):
     torch.manual_seed(0)
-    return TPAUCModule(nn.Linear(4, 1), algorithm or STACO(0.5, 0.5, gamma=4.0))
+    algorithm = algorithm or STACO(0.5, 0.5, gamma=4.0)
+    return TPAUCModule(nn.Linear(4, 1), algorithm, lambda p: torch.optim.Adam(p, lr=0.01))
 
 
 def final(trainer, module, folder):
