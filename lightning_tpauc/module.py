@@ -60,8 +60,8 @@ class TPAUCModule(TrainedModule):
     ``on_validation_epoch_end`` and ``on_test_epoch_end``; its ``configure_optimizers`` is used if no ``optimizer`` is
     given, and all other hooks are kept and called. Whatever a subclass overrides runs, and our part beside it. Layers
     are frozen by ``requires_grad_(False)``, and have rates of their own by parameter groups in
-    ``configure_optimizers``. Another loss is added by :meth:`auxiliary_loss`. There are no weights of single examples:
-    the rectangle counts examples, and a weighted loss would maximise another area than ``val/tpauc`` measures.
+    ``configure_optimizers``. Another loss is added by :meth:`auxiliary_loss`. Weights of single examples are the
+    data module's ``sample_weight``: they say how often an example is drawn, and leave the loss as it is.
 
     Args:
         backbone: maps ``inputs`` to scores of shape ``(N,)`` or ``(N, 1)``, larger meaning more positive, or to the

@@ -124,7 +124,7 @@ def raw_scores(module: TPAUCModule, loader: Iterable[EvalBatch]) -> tuple[Tensor
     """
     module.to(module.trainer.strategy.root_device).eval()  # a Trainer that has finished leaves its model on the CPU
     scores, targets = [], []
-    for batch in device_batches(module, loader):
+    for batch in device_batches(module, loader, "Scoring"):
         scores.append(module.raw_scores(batch.inputs).cpu())
         targets.append(batch.target.cpu())
     return torch.cat(scores), torch.cat(targets)

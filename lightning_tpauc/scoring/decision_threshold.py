@@ -220,12 +220,12 @@ class DecisionThreshold(Callback):
     def choose_again(self, trainer: Trainer, module: EvaluatedModule) -> None:
         """Score the validation data once more, by the weights that the module holds now, and choose."""
         loader = CombinedLoader(trainer.val_dataloaders).flattened[0]
-        limit = trainer.num_val_batches[0]
+        limit = None if math.isinf(trainer.num_val_batches[0]) else int(trainer.num_val_batches[0])
         several = module.trained_labels is not None
         metrics = [TwoWayPartialAUROC(ignore_index=IGNORED).to(module.device) for _ in range(module.num_labels or 1)]
         modes = [(child, child.training) for child in module.modules()]
         module.eval()
-        for batch in device_batches(module, islice(loader, None if math.isinf(limit) else int(limit))):
+        for batch in device_batches(module, islice(loader, limit), "Choosing the threshold", limit):
             inputs, target = inputs_and_target(batch, module.input_layout, module.num_labels)
             scores = module.raw_scores(inputs)
             columns = zip(scores.unbind(1), target.unbind(1), strict=True) if several else [(scores, target)]

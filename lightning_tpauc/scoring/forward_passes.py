@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from lightning_tpauc.errors import ArgumentError, TPAUCError
 
@@ -17,17 +18,29 @@ if TYPE_CHECKING:
 __all__ = ("device_batches", "explained_dtypes")
 
 
-def device_batches(module: LightningModule, loader: Iterable[Any]) -> Iterator[Any]:
+#: Seconds after which a pass shows how far it is.
+DELAY = 2.0
+
+
+def device_batches(
+    module: LightningModule, loader: Iterable[Any], title: str, total: int | None = None
+) -> Iterator[Any]:
     """Yield batches as steps get them: in the precision's dtype, through the transfer hooks, on the device.
 
-    The caller works on each batch in the precision plugin's context, which includes mixed precision.
+    The caller works on each batch in the precision plugin's context, which includes mixed precision. A bar shows on a
+    terminal how far it is, unless the Trainer shows none.
 
     Args:
         module: attached to a Trainer.
         loader: yields batches on the host.
+        title: what the bar is called.
+        total: number of batches; ``None`` asks the loader.
     """
     trainer = module.trainer
-    for host_batch in loader:
+    hidden = not trainer.is_global_zero or trainer.progress_bar_callback is None
+    # a bar that is disabled by None shows on terminals alone
+    how: dict[str, Any] = {"delay": DELAY, "leave": False, "disable": hidden or None}
+    for host_batch in tqdm(loader, desc=title, total=total, **how):
         batch = trainer.precision_plugin.convert_input(host_batch)
         batch = module._on_before_batch_transfer(batch)
         batch = trainer.strategy.batch_to_device(batch)

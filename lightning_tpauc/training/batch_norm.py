@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,8 @@ def recompute(module: LightningModule, trainer: Trainer) -> None:
     loader: Any = trainer.train_dataloader
     # the fit loop's own iteration over the loader must not be disturbed
     batches = loader.whole_epoch() if hasattr(loader, "whole_epoch") else loader
-    for batch in device_batches(module, batches):
+    length = int(trainer.num_training_batches) if math.isfinite(trainer.num_training_batches) else None
+    for batch in device_batches(module, batches, "Recomputing batch-norm statistics", length):
         call_model(module, batch.inputs)
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum

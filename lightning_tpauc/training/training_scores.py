@@ -128,7 +128,7 @@ def score_examples(module: ScoringModule, loader: EvalLoader | ScoredStream) -> 
     ids: list[Tensor] = []
     scores: list[Tensor] = []
     try:
-        for batch in device_batches(module, loader):
+        for batch in device_batches(module, loader, "Scoring the training set"):
             scores.append(module.algorithm_scores(batch.inputs))
             ids.append(batch.example_id)
     finally:

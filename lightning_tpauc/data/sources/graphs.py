@@ -113,6 +113,9 @@ class GraphDataset(RowsDataset):
         2
     """
 
+    #: Number of each molecule's scaffold, where a data module knows it.
+    scaffolds: NDArray[np.int64] | None = None
+
     def __init__(
         self,
         graphs: PackedGraphs,
@@ -147,7 +150,9 @@ class GraphDataset(RowsDataset):
 
     def subset(self, index: Tensor) -> GraphDataset:
         """A copy of the graphs ``index`` (int64, ``(M,)``) alone."""
-        return GraphDataset(self.graphs.take(index), self.targets[index], self.label_names)
+        part = GraphDataset(self.graphs.take(index), self.targets[index], self.label_names)
+        part.scaffolds = None if self.scaffolds is None else self.scaffolds[index.numpy()]
+        return part
 
 
 def _runs(starts: Tensor, lengths: Tensor) -> Tensor:

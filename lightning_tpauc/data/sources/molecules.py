@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
@@ -135,6 +136,8 @@ class SMILESDataModule(GivenSplitDataModule):
         check = self._check_parts if self.label_columns is None else self._check_parts_of_tasks
         check([molecules.targets[part] for part in parts])
         everything = GraphDataset(molecules.graphs, molecules.targets, self.label_columns)
+        of_line = dict(zip(molecules.scaffold_lines.tolist(), molecules.scaffolds.tolist(), strict=True))
+        everything.scaffolds = np.array([of_line[line] for line in molecules.lines.tolist()])
         return _datasets(everything, parts, self.train_with_val)
 
     @property

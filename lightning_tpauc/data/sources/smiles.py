@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from lightning_tpauc.atomic import replacing
 from lightning_tpauc.data.sources.files import add_checksum, has_checksum
@@ -107,7 +108,8 @@ def _build(path: Path, smiles_column: str, target_column: str | list[str], scaff
     invalid: list[tuple[int, str]] = []
     # rdkit writes every SMILES that does not parse to stderr. Here, they are counted instead.
     with import_extra("rdkit.rdBase", "graph").BlockLogs():
-        for row in rows if scaffolds_of_all else [row for row in rows if row.label is not None]:
+        wanted = rows if scaffolds_of_all else [row for row in rows if row.label is not None]
+        for row in tqdm(wanted, f"Building graphs of {path.name}", leave=False, disable=None):  # on terminals
             scaffold = find_scaffold(row.smiles)
             if scaffold is not None:
                 scaffolds[row.line] = scaffold

@@ -53,6 +53,12 @@ def smiles_module(file, **kwargs):
     return SMILESDataModule(file.name, "active", **arguments)
 
 
+def ring_of(graph):
+    """Elements and aromaticity of the atoms in the ring, which tell these rings apart."""
+    ring = graph.x[graph.x[:, 8] == 1]
+    return tuple(sorted(map(tuple, ring[:, [0, 7]].tolist())))
+
+
 def number_of_carbons(graph):
     return int((graph.x[:, 0] == 5).sum())
 
@@ -88,6 +94,19 @@ def test_scaffold_split_as_by_hand(file, split_over):
         for graph, k in zip(dataset, expected, strict=True):
             assert number_of_carbons(graph) == rows[k][1].lower().count("c")
     assert datasets.predict is datasets.test
+
+
+@needs_graph
+@pytest.mark.parametrize("how", [{"val_fraction": 0.25}, {"num_folds": 3, "fold": 1}])
+def test_a_split_by_scaffolds_parts_none_of_them(file, how):
+    data = smiles_module(
+        file, split="random", fractions=(0.6, 0.4, 0.0), train_with_val=True, groups="scaffolds", **how
+    )
+    data.setup("fit")
+    part, graphs = data._prepared.training, data._prepared.datasets.train
+    train, val = ({ring_of(graphs[int(row)]) for row in rows} for rows in (part.rows, part.held_out))
+    assert not train & val
+    assert len(train | val) == len({RINGS[min(k % 8, k % 5)] for k in range(120) if k % 7 != 3})
 
 
 @needs_graph
