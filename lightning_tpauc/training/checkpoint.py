@@ -37,6 +37,10 @@ from lightning_tpauc.training.settled_threshold import record_operating_point, r
 from lightning_tpauc.training.state import Phase
 
 if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+    from torch import nn
+
+    from lightning_tpauc.training.averaging import IterateAverage
     from lightning_tpauc.training.trained_module import TrainedModule
 
 __all__ = ("prepare_loading", "restore", "save")
@@ -53,37 +57,39 @@ def save(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
     leave_out_objects(checkpoint)
     make_plain(checkpoint)
     compatibility.record_rectangle(module, checkpoint)
-    record_operating_point(module, checkpoint)
-    if state.average is None:
+    record_operating_point(module.operating_point, checkpoint)
+    average, algorithm, trainer = state.average, module.algorithm, module.trainer
+    if average is None:
         return
     if state.phase is Phase.IN_STEP:
         _check_not_mid_step()
     reshard(module)
     if not handling_exception():
-        agree_on_statistics(module, state.average)  # the file holds rank 0's statistics for all ranks
+        agree_on_statistics(module, average)  # the file holds rank 0's statistics for all ranks
         _refresh_statistics(module, checkpoint["state_dict"])
-    problem = diagnose(module, only_if_broken=True)
+    said: dict[str, Any] = {"steps": state.batches_seen, "score_activation": module.score_activation}
+    problem = diagnose(algorithm, module, trainer.optimizers, only_if_broken=True, **said)
     if problem:
         raise NonFiniteError(problem)
-    _publish_evaluation_weights(module, checkpoint)
-    if "callbacks" not in checkpoint or _is_of_evaluation(module, checkpoint):  # save_weights_only
+    _publish_evaluation_weights(module, average, checkpoint["state_dict"])
+    if "callbacks" not in checkpoint or _is_of_evaluation(trainer, checkpoint):  # save_weights_only
         return
-    mark_validation_pending(module.trainer, checkpoint)
+    mark_validation_pending(trainer, checkpoint)
     together = world_size() == 1 or not handling_exception()
     checkpoint[KEY] = {
         "format_version": FORMAT_VERSION,
-        "algorithm": {"name": type(module.algorithm).__name__, "state": module.algorithm.state_dict()},
+        "algorithm": {"name": type(algorithm).__name__, "state": algorithm.state_dict()},
         **state.state_dict(),
-        "objective": compatibility.objective(module),
+        "objective": compatibility.objective(algorithm, module.score_activation),
         "base_lr": module.base_lr[1],
-        "fingerprint": compatibility.fingerprint(module),
-        "optimizer": compatibility.optimizer_name(module),
+        "fingerprint": compatibility.fingerprint(trainer),
+        "optimizer": compatibility.optimizer_name(trainer),
         "random_state": random_state.gather(),
-        "negatives": _negatives(module),
-        "stopped_early": stopped_early(module.trainer),
+        "negatives": _negatives(trainer, state.batches_seen),
+        "stopped_early": stopped_early(trainer),
         # computing a metric may be a collective, and after an exception other ranks may not take part
-        "unlogged": unlogged_metrics(module.trainer) if together else None,
-        "known": known_metrics(module.trainer) if together else {},
+        "unlogged": unlogged_metrics(trainer) if together else None,
+        "known": known_metrics(trainer) if together else {},
     }
 
 
@@ -101,10 +107,10 @@ def prepare_loading(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
     trainer = module._trainer
     if trainer is not None and isinstance(trainer.precision_plugin, DoublePrecision):
         trainer.precision_plugin.convert_module(module)
-    if entry is not None and compatibility.is_resuming(module):
+    if entry is not None and trainer is not None and compatibility.is_resuming(trainer):
         further = {
             "optimizer_states": checkpoint.get("optimizer_states"),
-            "last_epoch": ends_amid_epoch(module.trainer, checkpoint),
+            "last_epoch": ends_amid_epoch(trainer, checkpoint),
         }
         module.training_state.load_checkpoint({**entry, **further})
     else:
@@ -129,7 +135,7 @@ def restore(module: TrainedModule, *, last_epoch: bool = False) -> bool:
     entry = state.take_restored()
     if entry is None:
         return False
-    compatibility.check_same_run(module, entry)
+    compatibility.check_same_run(entry, module.algorithm, module.score_activation, state.average, trainer)
     module.algorithm.load_state_dict(entry["algorithm"]["state"])
     # the optimizer resumes with the checkpoint's learning rate, even if its factory has another one now
     module.base_lr = (module.base_lr[0], entry.get("base_lr", module.base_lr[1]))
@@ -166,22 +172,20 @@ def _check_not_mid_step() -> None:
     )
 
 
-def _refresh_statistics(module: TrainedModule, state: dict[str, Any]) -> None:
-    for name, statistic in batch_norm_statistics(module):
+def _refresh_statistics(model: nn.Module, state: dict[str, Any]) -> None:
+    for name, statistic in batch_norm_statistics(model):
         if name in state:  # some strategies copy the state_dict
             state[name] = statistic.detach().to(state[name].device)
 
 
-def _publish_evaluation_weights(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
-    average = module.training_state.average
-    weights = average.evaluation_weights() if average is not None else None
-    if average is None or weights is None or average.swapped:  # once swapped in, the state_dict holds the average
+def _publish_evaluation_weights(model: nn.Module, average: IterateAverage, state: dict[str, Any]) -> None:
+    weights = average.evaluation_weights()
+    if weights is None or average.swapped:  # once swapped in, the state_dict holds the average
         return
-    state = checkpoint["state_dict"]
     # either every rank holds its own shards, or rank 0 holds everything and the others hold nothing
     sharded = any(isinstance(value, DTensor) for value in state.values())
     mean_of = {id(tensor): mean for tensor, mean in zip(average.averaged, weights, strict=True)}
-    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     for name, tensor in named:
         mean = mean_of.get(id(tensor))
         if mean is not None:
@@ -190,17 +194,18 @@ def _publish_evaluation_weights(module: TrainedModule, checkpoint: dict[str, Any
                 state[name] = published.to(dtype=state[name].dtype, device=state[name].device)
 
 
-def _is_of_evaluation(module: TrainedModule, checkpoint: dict[str, Any]) -> bool:
+def _is_of_evaluation(trainer: Trainer, checkpoint: dict[str, Any]) -> bool:
     """Whether the saving Trainer only evaluates, so that there is no training to resume.
 
     Raises:
         CheckpointError: if the saving Trainer has trained the module, but another one has evaluated it since.
     """
-    if module.trainer.optimizers:
+    if trainer.optimizers:
         return False
     if checkpoint.get("optimizer_states"):
+        name = type(trainer.lightning_module).__name__
         msg = (
-            f"{type(module).__name__} was evaluated by another Trainer since it was trained, so what a run goes on "
+            f"{name} was evaluated by another Trainer since it was trained, so what a run goes on "
             "from can't be saved any more. Save before, evaluate with the Trainer that trained, or pass "
             "`weights_only=True` to `save_checkpoint`."
         )
@@ -208,8 +213,8 @@ def _is_of_evaluation(module: TrainedModule, checkpoint: dict[str, Any]) -> bool
     return True
 
 
-def _negatives(module: TrainedModule) -> list[Any] | None:
+def _negatives(trainer: Trainer, batches_seen: int) -> list[Any] | None:
     """The position of each rank in its part of a stream of negatives; ``None`` if there is no stream."""
-    datamodule: Any = getattr(module._trainer, "datamodule", None)
-    own = datamodule.negatives_state(module.batches_seen) if hasattr(datamodule, "negatives_state") else None
+    datamodule: Any = getattr(trainer, "datamodule", None)
+    own = datamodule.negatives_state(batches_seen) if hasattr(datamodule, "negatives_state") else None
     return None if own is None else gather_objects(own)

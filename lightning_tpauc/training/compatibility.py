@@ -13,7 +13,11 @@ from lightning_tpauc.errors import CheckpointError
 from lightning_tpauc.scoring.labels import Labels, by_position, listed
 
 if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+    from lightning_tpauc.algorithms import Algorithm
     from lightning_tpauc.functional.surrogates import Surrogate
+    from lightning_tpauc.training.averaging import IterateAverage
     from lightning_tpauc.training.trained_module import TrainedModule
 
 __all__ = (
@@ -60,7 +64,8 @@ def training_entry(module: TrainedModule, checkpoint: dict[str, Any]) -> dict[st
             alone, was trained for another rectangle, or with other options of the optimizer or the schedule.
     """
     ours: dict[str, Any] | None = checkpoint.get(KEY)
-    if ours is None and is_resuming(module):
+    resumes = is_resuming(module._trainer)
+    if ours is None and resumes:
         msg = (
             "The checkpoint to resume from holds no state of lightning_tpauc: it was saved with save_weights_only=True "
             "or by another module. Pass its path as `init_from` of TPAUCModule to start a new run from its weights."
@@ -72,7 +77,7 @@ def training_entry(module: TrainedModule, checkpoint: dict[str, Any]) -> dict[st
             f"{FORMAT_VERSION}. Upgrade with `pip install -U lightning-tpauc`."
         )
         raise CheckpointError(msg)
-    if is_resuming(module):
+    if resumes:
         _check_options(module.hparams, checkpoint.get("hyper_parameters") or {})
     module.input_layout = checkpoint.get(INPUTS, module.input_layout)
     rectangle = checkpoint.get(RECTANGLE)
@@ -83,34 +88,46 @@ def training_entry(module: TrainedModule, checkpoint: dict[str, Any]) -> dict[st
     return ours
 
 
-def is_resuming(module: TrainedModule) -> bool:
+def is_resuming(trainer: Trainer | None) -> bool:
     """Whether training will resume from the checkpoint that is being loaded; else it is to be evaluated."""
-    trainer = module._trainer
     return trainer is not None and trainer.state.fn == TrainerFn.FITTING
 
 
-def objective(module: TrainedModule) -> dict[str, Any]:
+def objective(algorithm: Algorithm, score_activation: str) -> dict[str, Any]:
     """The objective that the dual variables belong to: activation of scores, and the surrogate's values at points."""
-    surrogate: Surrogate | None = getattr(module.algorithm, "surrogate", None)
+    surrogate: Surrogate | None = getattr(algorithm, "surrogate", None)
     values = [] if surrogate is None else surrogate.value(torch.tensor(_POINTS, dtype=torch.float64)).tolist()
-    return {"score_activation": module.score_activation, "surrogate": values}
+    return {"score_activation": score_activation, "surrogate": values}
 
 
-def check_same_run(module: TrainedModule, state: dict[str, Any]) -> None:
+def check_same_run(
+    state: dict[str, Any],
+    algorithm: Algorithm,
+    score_activation: str,
+    average: IterateAverage | None,
+    trainer: Trainer,
+) -> None:
     """Check that a training can go on from a checkpoint's entry.
+
+    Args:
+        state: the entry.
+        algorithm: the training method.
+        score_activation: of the module.
+        average: what this training averages.
+        trainer: has the optimizer and the data.
 
     Raises:
         CheckpointError: if it was written by another algorithm or optimizer, for another objective or on other data.
     """
-    name, average = type(module.algorithm).__name__, module.training_state.average
+    name = type(algorithm).__name__
     if state["algorithm"]["name"] != name:
         msg = (
             f"The checkpoint was written by {state['algorithm']['name']}, but the module trains with {name}. "
             "Pass the checkpoint as `init_from` to start a new run from its weights."
         )
         raise CheckpointError(msg)
-    _check_objective(module, state.get("objective"))
-    before, now = state.get("optimizer"), optimizer_name(module)
+    _check_objective(objective(algorithm, score_activation), state.get("objective") or {})
+    before, now = state.get("optimizer"), optimizer_name(trainer)
     if before is not None and before != now:
         msg = (
             f"The checkpoint was written with the optimizer {before}, but the module trains with {now}, which "
@@ -124,8 +141,8 @@ def check_same_run(module: TrainedModule, state: dict[str, Any]) -> None:
             "the setting, or pass the checkpoint as `init_from` to start a new run from its weights."
         )
         raise CheckpointError(msg)
-    module.algorithm.check_num_positives(state["algorithm"]["state"])
-    written, present = state["fingerprint"], fingerprint(module)
+    algorithm.check_num_positives(state["algorithm"]["state"])
+    written, present = state["fingerprint"], fingerprint(trainer)
     if written is not None and present is not None and written != present:
         msg = (
             f"The checkpoint was written on other training data (fingerprint {written}, now {present}): its dual "
@@ -134,22 +151,20 @@ def check_same_run(module: TrainedModule, state: dict[str, Any]) -> None:
         raise CheckpointError(msg)
 
 
-def optimizer_name(module: TrainedModule) -> str:
-    """Class name of the optimizer that trains the module."""
-    return type(module.trainer.optimizers[0]).__name__
+def optimizer_name(trainer: Trainer) -> str:
+    """Class name of the optimizer."""
+    return type(trainer.optimizers[0]).__name__
 
 
-def fingerprint(module: TrainedModule) -> str | None:
+def fingerprint(trainer: Trainer) -> str | None:
     """The fingerprint of the training data; ``None`` if there is none."""
-    trainer: Any = module._trainer
     found = getattr(getattr(trainer, "datamodule", None), "fingerprint", None)
     return str(found) if found is not None else None
 
 
-def _check_objective(module: TrainedModule, written: dict[str, Any] | None) -> None:
+def _check_objective(now: dict[str, Any], written: dict[str, Any]) -> None:
     """Raise :class:`CheckpointError` if a checkpoint's dual variables belong to another surrogate or activation."""
-    now = objective(module)
-    for name, value in (written or {}).items():
+    for name, value in written.items():
         if not _same(now[name], value):
             change = f"from {value!r} to {now[name]!r}" if name == "score_activation" else "(its kind, margin or scale)"
             msg = (
@@ -201,7 +216,7 @@ def _compare(module: TrainedModule, min_tpr: float, max_fpr: float) -> None:
     algorithm = module.algorithm
     if (min_tpr, max_fpr) == (algorithm.min_tpr, algorithm.max_fpr):
         return
-    if is_resuming(module):
+    if is_resuming(module._trainer):
         msg = (
             f"The checkpoint was trained for min_tpr={min_tpr:g} and max_fpr={max_fpr:g}, but the module's "
             f"{type(algorithm).__name__} for {algorithm.min_tpr:g} and {algorithm.max_fpr:g}: the dual variables "
@@ -220,7 +235,7 @@ def _compare(module: TrainedModule, min_tpr: float, max_fpr: float) -> None:
 
 def _compare_labels(module: TrainedModule, written: dict[str, Any] | None) -> None:
     """Compare a checkpoint's labels with the data's where these are known, or evaluate the checkpoint's."""
-    resumes = is_resuming(module)
+    resumes = is_resuming(module._trainer)
     found = None if written is None else Labels.from_state_dict(written)
     known = module.trained_labels
     names = [("one label" if labels is None else f"the labels {listed(labels.names)}") for labels in (found, known)]

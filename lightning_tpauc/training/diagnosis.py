@@ -2,57 +2,69 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
+from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.distributed.fsdp import whole
-
-if TYPE_CHECKING:
-    from lightning_tpauc.training.trained_module import TrainedModule
 
 __all__ = ("diagnose", "diagnose_divergence")
 
 
-def diagnose(module: TrainedModule, only_if_broken: bool = False) -> str:
+def diagnose(
+    algorithm: Algorithm,
+    model: nn.Module,
+    optimizers: Sequence[Optimizer],
+    *,
+    steps: int,
+    score_activation: str,
+    only_if_broken: bool = False,
+) -> str:
     """Say what is not finite and what to change.
 
     Args:
-        module: the module that is trained.
+        algorithm: the training method.
+        model: what is trained.
+        optimizers: the one that trains it; none in an evaluation.
+        steps: how many were taken.
+        score_activation: of the module.
         only_if_broken: return an empty text if the weights and the algorithm's state are finite.
     """
-    broken = module.algorithm.non_finite_states()
-    weights = [name for name, p in module.named_parameters() if not bool(torch.isfinite(whole(p.detach())).all())]
+    broken = algorithm.non_finite_states()
+    weights = [name for name, p in model.named_parameters() if not bool(torch.isfinite(whole(p.detach())).all())]
     if only_if_broken and not broken and not weights:
         return ""
-    step = f"after {module.batches_seen} steps"
-    sizes = sorted({module.algorithm.step_sizes[name] for name in broken if name in module.algorithm.step_sizes})
+    sizes = sorted({algorithm.step_sizes[name] for name in broken if name in algorithm.step_sizes})
     if weights or not sizes:
         where = f"the weights ({', '.join(weights[:3])})" if weights else "the loss"
-        cause = _half_precision(module) if weights else ""
+        cause = _half_precision(model, optimizers) if weights else ""
         also = f" or {_quoted(sizes)} of the algorithm" if sizes else ""
-        return f"Not finite {step}: {where}. {cause or _remedy(module, also)}"
-    return (
-        f"Not finite {step}: the state {_quoted(broken)}. Lower {_quoted(sizes)} of {type(module.algorithm).__name__}."
-    )
+        return f"Not finite after {steps} steps: {where}. {cause or _remedy(algorithm, score_activation, also)}"
+    lower = f"Lower {_quoted(sizes)} of {type(algorithm).__name__}."
+    return f"Not finite after {steps} steps: the state {_quoted(broken)}. {lower}"
 
 
-def diagnose_divergence(module: TrainedModule, reached: float) -> str:
+def diagnose_divergence(algorithm: Algorithm, reached: float, *, steps: int, score_activation: str) -> str:
     """Say that numbers grow without bound, although they are still finite."""
-    return f"Diverged after {module.batches_seen} steps: loss and state have grown to {reached:.2g}. {_remedy(module)}"
+    remedy = _remedy(algorithm, score_activation)
+    return f"Diverged after {steps} steps: loss and state have grown to {reached:.2g}. {remedy}"
 
 
-def _remedy(module: TrainedModule, also: str = "") -> str:
-    unbounded = module.score_activation == "identity" and not module.algorithm.takes_logits
+def _remedy(algorithm: Algorithm, score_activation: str, also: str = "") -> str:
+    unbounded = score_activation == "identity" and not algorithm.takes_logits
     bound = ", or bound the scores with `score_activation='sigmoid'`" if unbounded else ""
     return f"Lower the optimizer's `lr`{also}, standardise the inputs{bound}."
 
 
-def _half_precision(module: TrainedModule) -> str:
+def _half_precision(model: nn.Module, optimizers: Sequence[Optimizer]) -> str:
     """Say what float16 weights break by themselves, at any learning rate; empty for other weights."""
-    if all(p.dtype != torch.float16 for p in module.parameters()):
+    if all(p.dtype != torch.float16 for p in model.parameters()):
         return ""
-    optimizer: Any = module.trainer.optimizers[0]
+    optimizer: Any = optimizers[0]
     name, precision = type(optimizer).__name__, "precision='16-mixed', '32-true' or 'bf16-true'"
     epsilons = [group["eps"] for group in optimizer.param_groups if "eps" in group]
     lost = [eps for eps in epsilons if eps and not bool(torch.tensor(float(eps), dtype=torch.float16))]

@@ -128,9 +128,11 @@ class FiniteGuard(KeepsDuties, Callback):
     def _stop_unless(self, within: bool, module: TrainedModule, total: Tensor) -> None:
         if within:
             return
+        algorithm = module.algorithm
+        said: dict[str, Any] = {"steps": module.batches_seen, "score_activation": module.score_activation}
         if math.isfinite(total):
-            raise NonFiniteError(diagnose_divergence(module, float(total)))
-        raise NonFiniteError(diagnose(module))
+            raise NonFiniteError(diagnose_divergence(algorithm, float(total), **said))
+        raise NonFiniteError(diagnose(algorithm, module, module.trainer.optimizers, **said))
 
 
 def _end(children: list[subprocess.Popen[bytes]]) -> None:

@@ -45,10 +45,10 @@ def settle_threshold(module: TrainedModule, trainer: Trainer, *, rescore: bool) 
         )
 
 
-def record_operating_point(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
-    """Write down what the published weights decide by."""
-    if module.operating_point is not None:
-        checkpoint[OPERATING_POINT] = module.operating_point.state_dict()
+def record_operating_point(point: OperatingPoint | OperatingPoints | None, checkpoint: dict[str, Any]) -> None:
+    """Write down what the published weights decide by, if there is anything."""
+    if point is not None:
+        checkpoint[OPERATING_POINT] = point.state_dict()
 
 
 def recorded_operating_point(checkpoint: dict[str, Any]) -> OperatingPoint | OperatingPoints | None:
