@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.algorithms.base import PreviousScores
-from lightning_tpauc.algorithms.recursive import RecursiveAlgorithm
+from lightning_tpauc.algorithms.pauci import RecursiveAlgorithm
 from lightning_tpauc.data.core.batch import PosNegBatch, check_training_batch
 from lightning_tpauc.distributed import GatheredScores
 from lightning_tpauc.distributed.fsdp import assign
@@ -32,10 +32,10 @@ from lightning_tpauc.metrics.further import FurtherMetrics
 from lightning_tpauc.optimization.optimized_module import make_dense
 from lightning_tpauc.training.checkpoint import prepare_loading
 from lightning_tpauc.training.checkpoint import save as save_checkpoint
+from lightning_tpauc.training.hyperparameters import save_cli_hyperparameters
 from lightning_tpauc.training.joint_step import gather_batch, step_of, undo_of
 from lightning_tpauc.training.needed_callbacks import needed_callbacks
 from lightning_tpauc.training.returning import give_back, take_back
-from lightning_tpauc.training.saved_hyperparameters import save_cli_hyperparameters
 from lightning_tpauc.training.state import Phase
 from lightning_tpauc.training.trained_module import TrainedModule
 

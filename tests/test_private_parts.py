@@ -39,7 +39,7 @@ USED = {
         lambda _: torch.compile(nn.Linear(1, 1)),
         "compiled models get mappings as they are",
     ),
-    ("training.saved_hyperparameters", "_given_hyperparameters"): (
+    ("training.hyperparameters", "_given_hyperparameters"): (
         lambda _: hparams_mixin,
         "a checkpoint of the command line can't be loaded without arguments",
     ),

@@ -4,8 +4,7 @@ from lightning_tpauc.algorithms.aucm import AUCM
 from lightning_tpauc.algorithms.base import Algorithm, PreviousScores, TrainingScores
 from lightning_tpauc.algorithms.cross_entropy import CrossEntropy
 from lightning_tpauc.algorithms.full_batch import FullBatch
-from lightning_tpauc.algorithms.pauci import PAUCI
-from lightning_tpauc.algorithms.recursive import RecursiveAlgorithm
+from lightning_tpauc.algorithms.pauci import PAUCI, RecursiveAlgorithm
 from lightning_tpauc.algorithms.sonx import SONX
 from lightning_tpauc.algorithms.sota import SOTA
 from lightning_tpauc.algorithms.sotas import SOTAs

@@ -8,10 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_tpauc.algorithms.arguments import require_positive, require_range
 from lightning_tpauc.algorithms.base import Algorithm
 from lightning_tpauc.functional.aucm import aucm_loss, centre_direction, centre_gradient, margin_dual_step
-from lightning_tpauc.functional.checks import common_dtype
+from lightning_tpauc.functional.checks import common_dtype, require_positive, require_range
 
 __all__ = ("AUCM",)
 

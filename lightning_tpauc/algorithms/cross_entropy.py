@@ -6,8 +6,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from lightning_tpauc.algorithms.arguments import require_range
 from lightning_tpauc.algorithms.base import Algorithm
+from lightning_tpauc.functional.checks import require_range
 from lightning_tpauc.functional.cross_entropy import two_class_cross_entropy
 from lightning_tpauc.functional.tasks import TaskMasks
 

@@ -8,11 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_tpauc.algorithms.arguments import require_range
 from lightning_tpauc.algorithms.base import PreviousScores, TrainingScores
 from lightning_tpauc.algorithms.pairwise import PairwiseAlgorithm
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.checks import check_choice
+from lightning_tpauc.functional.checks import check_choice, require_range
 from lightning_tpauc.functional.duals import activate_ties, exact_duals, nudge_down
 from lightning_tpauc.functional.pairwise import pairwise_terms, weighted_excess
 from lightning_tpauc.functional.sonx import outer_selection, tracking_step, value_before

@@ -7,10 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_tpauc.algorithms.arguments import require_range
 from lightning_tpauc.algorithms.duals import PerPositiveDuals
 from lightning_tpauc.algorithms.staco import STACO
 from lightning_tpauc.algorithms.state import put_
+from lightning_tpauc.functional.checks import require_range
 from lightning_tpauc.functional.sota import full_threshold_step, sparse_threshold_gradient
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.functional.tasks import TaskMasks

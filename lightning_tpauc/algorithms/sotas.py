@@ -7,10 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_tpauc.algorithms.arguments import require_range
 from lightning_tpauc.algorithms.pairwise import PairwiseAlgorithm
 from lightning_tpauc.algorithms.state import put_, take
-from lightning_tpauc.functional.checks import common_dtype
+from lightning_tpauc.functional.checks import common_dtype, require_range
 from lightning_tpauc.functional.sotas import (
     log_mean_exp_loss,
     log_moving_average,

@@ -9,13 +9,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_tpauc.algorithms.arguments import require_positive, require_range
 from lightning_tpauc.algorithms.base import TrainingScores
 from lightning_tpauc.algorithms.duals import DualAlgorithm, Duals, PerPositiveDuals
 from lightning_tpauc.algorithms.tasks import Task
 from lightning_tpauc.algorithms.tracked_duals import TrackedDuals
 from lightning_tpauc.errors import CheckpointError
-from lightning_tpauc.functional.checks import check_choice
+from lightning_tpauc.functional.checks import check_choice, require_positive, require_range
 from lightning_tpauc.functional.pairwise import evaluate_pairs
 from lightning_tpauc.functional.staco import (
     excess_weights,

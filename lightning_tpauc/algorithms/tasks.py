@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_tpauc.algorithms.arguments import require_range
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.checks import check_rectangle
+from lightning_tpauc.functional.checks import check_rectangle, require_range
 from lightning_tpauc.functional.tasks import TaskMasks, check_positions
 
 __all__ = ("Task", "check_tasks", "describe_tasks")

@@ -1,4 +1,4 @@
-"""Input errors of the functional core, worded in one place."""
+"""Errors of inputs and of settings, worded in one place."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ __all__ = (
     "common_dtype",
     "is_real",
     "is_whole",
+    "require_positive",
+    "require_range",
 )
 
 
@@ -165,3 +167,39 @@ def is_real(value: Any) -> bool:
 def is_whole(value: Any) -> bool:
     """Whether ``value`` is an integer, NumPy's included, that is not a bool."""
     return not isinstance(value, bool) and isinstance(value, Integral)
+
+
+def require_range(
+    name: str, value: Any, low: float, high: float = math.inf, *, open_low: bool = False, open_high: bool = False
+) -> float:
+    """``value`` as a Python float, whatever kind of number came in.
+
+    Args:
+        name: name of the argument, for the message.
+        value: what came in.
+        low: smallest number.
+        high: largest number.
+        open_low: whether ``low`` itself is refused.
+        open_high: whether ``high`` itself is refused.
+
+    Raises:
+        ArgumentError: unless ``value`` is a finite number between ``low`` and ``high``.
+    """
+    above = is_real(value) and (low < value if open_low else low <= value)
+    if not above or not (value < high if open_high else value <= high):
+        left, right = "(" if open_low else "[", ")" if open_high or math.isinf(high) else "]"
+        msg = f"Expected `{name}` to be a number in {left}{low:g}, {high:g}{right}, but got {value!r}."
+        raise ArgumentError(msg)
+    return float(value)
+
+
+def require_positive(name: str, value: Any, meaning_of_infinity: str) -> float:
+    """``value`` as a Python float, whatever kind of number came in; infinity is allowed and has a meaning.
+
+    Raises:
+        ArgumentError: unless ``value`` is a number above 0.
+    """
+    if not (is_real(value) or value == math.inf) or not value > 0:
+        msg = f"Expected `{name}` to be above 0 (infinity: {meaning_of_infinity}), but got {value!r}."
+        raise ArgumentError(msg)
+    return float(value)

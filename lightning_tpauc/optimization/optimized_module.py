@@ -12,8 +12,8 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
 from torch.optim import Optimizer, SparseAdam
 
-from lightning_tpauc.algorithms.arguments import require_range
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
+from lightning_tpauc.functional.checks import require_range
 from lightning_tpauc.lightning_fixes.mixing import refuse_taken
 from lightning_tpauc.lightning_fixes.schedulers import keep_monitors
 from lightning_tpauc.optimization.run_length import steps_of_share

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from lightning_tpauc.algorithms import Algorithm, Task
-from lightning_tpauc.algorithms.arguments import require_range
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.checks import check_rectangle
+from lightning_tpauc.functional.checks import check_rectangle, require_range
 
 __all__ = ("LabelSettings", "Labels", "by_position", "check_label_settings", "listed")
 

@@ -32,7 +32,7 @@ from lightning_tpauc.training import compatibility, random_state
 from lightning_tpauc.training.batch_norm import agree_on_statistics, batch_norm_statistics
 from lightning_tpauc.training.compatibility import FORMAT_VERSION, KEY
 from lightning_tpauc.training.diagnosis import diagnose
-from lightning_tpauc.training.saved_hyperparameters import leave_out_objects
+from lightning_tpauc.training.hyperparameters import leave_out_objects
 from lightning_tpauc.training.settled_threshold import record_operating_point, recorded_operating_point
 from lightning_tpauc.training.state import Phase
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_tpauc.algorithms.base import Algorithm
-from lightning_tpauc.algorithms.recursive import RecursiveAlgorithm
+from lightning_tpauc.algorithms.pauci import RecursiveAlgorithm
 from lightning_tpauc.distributed.fsdp import assign, reshard, whole
 from lightning_tpauc.functional.averaging import master_dtype
 

@@ -31,9 +31,8 @@ from lightning_tpauc.training.advice import Adviser, few_pairs_of, look_at_duals
 from lightning_tpauc.training.agreement import data_and_limits, require_agreement, training_settings
 from lightning_tpauc.training.batch_norm import agree_on_statistics, recompute
 from lightning_tpauc.training.checkpoint import restore
-from lightning_tpauc.training.hyperparameters import offer_hyperparameters
+from lightning_tpauc.training.hyperparameters import check_savable, offer_hyperparameters
 from lightning_tpauc.training.rectangle_schedule import shrinking_steps
-from lightning_tpauc.training.saved_hyperparameters import check_savable
 from lightning_tpauc.training.settled_threshold import settle_threshold
 from lightning_tpauc.training.start import allocate, start
 from lightning_tpauc.training.state import Phase, ToRemember, TrainingState
