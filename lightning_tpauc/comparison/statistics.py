@@ -72,14 +72,14 @@ def measures(run: Evaluated, rectangles: Sequence[tuple[float, float]]) -> dict[
     return found
 
 
-def num_resamples_for(num_scores: int, most: int = 1000) -> int:
-    """How many resamples of so many scores (examples x runs x methods) are drawn: ``most``, of huge sets at least 200.
+def num_resamples_for(num_scores: int) -> int:
+    """How many resamples of so many scores (examples x runs x methods) are drawn: 1000, of huge sets at least 200.
 
     Example:
         >>> num_resamples_for(100_000), num_resamples_for(10**9)
         (1000, 200)
     """
-    return max(200, min(most, _DRAWS // max(1, num_scores)))
+    return max(200, min(1000, _DRAWS // max(1, num_scores)))
 
 
 def resampled_areas(
@@ -144,20 +144,19 @@ def _draw(counts: tuple[int, int], generator: torch.Generator) -> tuple[Tensor, 
     return pos, neg
 
 
-def difference(estimate: float, ours: Tensor, theirs: Tensor, confidence: float = 0.95) -> Difference:
-    """The difference with its percentile interval.
+def difference(estimate: float, ours: Tensor, theirs: Tensor) -> Difference:
+    """The difference with its 95% percentile interval.
 
     Args:
         estimate: on the data themselves.
         ours: areas of resamples, float64 ``(num_resamples,)``.
         theirs: the baseline's, of the same resamples.
-        confidence: in (0, 1).
 
     Example:
         >>> difference(0.5, torch.full((9,), 0.75), torch.full((9,), 0.25))
         Difference(estimate=0.5, lower=0.5, upper=0.5)
     """
-    tail = (1.0 - confidence) / 2
+    tail = (1.0 - 0.95) / 2
     ends = (ours - theirs).double().quantile(torch.tensor([tail, 1.0 - tail], dtype=torch.float64))
     return Difference(estimate, *ends.tolist())
 

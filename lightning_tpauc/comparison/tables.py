@@ -60,12 +60,12 @@ def as_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return file.getvalue()
 
 
-def mean_and_std(values: Sequence[float], digits: int = 3) -> str:
+def mean_and_std(values: Sequence[float]) -> str:
     """The mean, and of several values the sample standard deviation.
 
     Example:
         >>> mean_and_std([0.5]), mean_and_std([0.25, 0.75])
         ('0.500', '0.500 (0.354)')
     """
-    mean = f"{statistics.fmean(values):.{digits}f}"
-    return mean if len(values) < 2 else f"{mean} ({statistics.stdev(values):.{digits}f})"
+    mean = f"{statistics.fmean(values):.3f}"
+    return mean if len(values) < 2 else f"{mean} ({statistics.stdev(values):.3f})"

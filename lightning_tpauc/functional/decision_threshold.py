@@ -151,13 +151,12 @@ def count_decisions(preds: Tensor, target: Tensor, threshold: float) -> Decision
     return Decisions(threshold, tp, fp, pos.shape[0], neg.shape[0])
 
 
-def exact_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
-    """The interval of Clopper and Pearson for a probability, by scipy; it holds the true one at least that often.
+def exact_interval(successes: int, trials: int) -> tuple[float, float]:
+    """The 95% interval of Clopper and Pearson for a probability, by scipy.
 
     Args:
         successes: how often it happened.
         trials: how often it could have; without one the interval is (0, 1).
-        confidence: in (0, 1).
 
     Example:
         >>> lower, upper = exact_interval(9, 10)
@@ -168,7 +167,7 @@ def exact_interval(successes: int, trials: int, confidence: float = 0.95) -> tup
         return 0.0, 1.0
     from scipy.stats import binomtest  # takes a second to import
 
-    interval = binomtest(successes, trials).proportion_ci(confidence, method="exact")
+    interval = binomtest(successes, trials).proportion_ci(0.95, method="exact")
     return float(interval.low), float(interval.high)
 
 
