@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -53,6 +52,9 @@ class AUCM(Algorithm):
         (tensor(0.7300), tensor([0.1600, 0.0600]), tensor(0.0800))
     """
 
+    #: The weights go on from the last iterate.
+    stage_iterate = "last"
+
     centres: Tensor
     c: Tensor
     velocity: Tensor
@@ -101,11 +103,6 @@ class AUCM(Algorithm):
     def averages_iterates(self) -> bool:
         """False: averages are references only, the solution is the last iterate."""
         return False
-
-    @property
-    def stage_iterate(self) -> Literal["average", "last"]:
-        """``"last"``: the weights go on from the last iterate."""
-        return "last"
 
     @property
     def proximal_coefficient(self) -> float:

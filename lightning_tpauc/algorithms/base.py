@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -74,6 +74,17 @@ class Algorithm(DeclaredState, ABC):
     Raises:
         ArgumentError: if the rectangle is empty or not inside the unit square.
     """
+
+    #: What the weights continue from after a stage; the next anchor is the stage's average either way.
+    stage_iterate: ClassVar[Literal["average", "last"]] = "average"
+    #: Whether the algorithm wants raw scores even where the model's ``score_activation`` is a sigmoid.
+    takes_logits: ClassVar[bool] = False
+    #: Whether the algorithm is made for scores in [0, 1] and may go wrong on others.
+    takes_probabilities: ClassVar[bool] = False
+    #: Whether training may begin with the unit square and shrink it to the rectangle that was asked for.
+    can_shrink_rectangle: ClassVar[bool] = False
+    #: Whether a step takes several tasks at once; then :meth:`step` takes ``masks``.
+    takes_tasks: ClassVar[bool] = False
 
     def __init__(self, min_tpr: float = 0.5, max_fpr: float = 0.5) -> None:
         super().__init__()
@@ -223,39 +234,14 @@ class Algorithm(DeclaredState, ABC):
         return 0.0
 
     @property
-    def stage_iterate(self) -> Literal["average", "last"]:
-        """What the weights continue from after a stage; the next anchor is the stage's average either way."""
-        return "average"
-
-    @property
     def needs_previous(self) -> Literal["scores", "gradients"] | None:
         """What a step needs under the weights before the last update, on the same batch; see ``previous``."""
         return None
 
     @property
-    def takes_logits(self) -> bool:
-        """Whether the algorithm wants raw scores even where the model's ``score_activation`` is a sigmoid."""
-        return False
-
-    @property
-    def takes_probabilities(self) -> bool:
-        """Whether the algorithm is made for scores in [0, 1] and may go wrong on others."""
-        return False
-
-    @property
     def default_lr(self) -> float:
         """Learning rate of Adam where the user gives no optimizer; see benchmarks/defaults.py."""
         return 0.01
-
-    @property
-    def can_shrink_rectangle(self) -> bool:
-        """Whether training may begin with the unit square and shrink it to the rectangle that was asked for."""
-        return False
-
-    @property
-    def takes_tasks(self) -> bool:
-        """Whether a step takes several tasks at once; then :meth:`step` takes ``masks``."""
-        return False
 
     @property
     def step_sizes(self) -> dict[str, str]:

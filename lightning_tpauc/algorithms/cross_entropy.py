@@ -45,6 +45,10 @@ class CrossEntropy(Algorithm):
         (tensor(0.6931), tensor([-0.2500]))
     """
 
+    #: The logistic function is part of the loss.
+    takes_logits = True
+    takes_tasks = True
+
     def __init__(
         self, min_tpr: float = 0.5, max_fpr: float = 0.5, *, balanced: bool = False, pos_weight: float = 1.0
     ) -> None:
@@ -56,16 +60,6 @@ class CrossEntropy(Algorithm):
     def sampling(self) -> Literal["pos_neg", "uniform", "full"]:
         """``"pos_neg"`` for the class-balanced variant, ``"uniform"`` otherwise."""
         return "pos_neg" if self.balanced else "uniform"
-
-    @property
-    def takes_logits(self) -> bool:
-        """True: the logistic function is part of the loss."""
-        return True
-
-    @property
-    def takes_tasks(self) -> bool:
-        """True."""
-        return True
 
     def step(
         self,

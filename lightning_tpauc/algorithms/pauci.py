@@ -116,6 +116,9 @@ class PAUCI(RecursiveAlgorithm):
         (True, torch.Size([7]))
     """
 
+    #: A, b and the square loss's margin live in [0, 1].
+    takes_probabilities = True
+
     variables: Tensor
     previous_variables: Tensor
     estimate: Tensor
@@ -150,11 +153,6 @@ class PAUCI(RecursiveAlgorithm):
     def default_lr(self) -> float:
         """0.001: with more its networks collapse under Adam, whose steps do not shrink with those of the source."""
         return 0.001
-
-    @property
-    def takes_probabilities(self) -> bool:
-        """True: a, b and the square loss's margin live in [0, 1]."""
-        return True
 
     @property
     def step_sizes(self) -> dict[str, str]:

@@ -62,6 +62,9 @@ class SOTA(STACO):
         tensor([0.9375, 0.0000, 0.9375])
     """
 
+    #: The method is compared as it was published.
+    can_shrink_rectangle = False
+
     def __init__(
         self,
         min_tpr: float = 0.5,
@@ -96,11 +99,6 @@ class SOTA(STACO):
         )
         require_range("gamma", gamma, 0.0, open_low=True)
         self._duals = _FullVectorDuals(self)
-
-    @property
-    def can_shrink_rectangle(self) -> bool:
-        """False: the method is compared as it was published."""
-        return False
 
 
 class _FullVectorDuals(PerPositiveDuals):

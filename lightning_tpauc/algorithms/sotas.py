@@ -71,6 +71,8 @@ class SOTAs(PairwiseAlgorithm):
         tensor(True)
     """
 
+    takes_tasks = True
+
     log_u: Tensor
     log_v: Tensor
 
@@ -99,11 +101,6 @@ class SOTAs(PairwiseAlgorithm):
     def diagnostics(self) -> dict[str, Tensor]:
         r"""The running estimate of F, :math:`\lambda' \log v`, in its unit, and the unit of the loss."""
         return {**super().diagnostics(), "soft_objective": self.lam_prime * self.log_v.mean()}
-
-    @property
-    def takes_tasks(self) -> bool:
-        """True."""
-        return True
 
     def step(
         self,

@@ -92,6 +92,10 @@ class STACO(DualAlgorithm):
         tensor([-1.6000, -1.6000])
     """
 
+    #: The dual variables follow the rectangle.
+    can_shrink_rectangle = True
+    takes_tasks = True
+
     active_share: Tensor
 
     def __init__(
@@ -130,16 +134,6 @@ class STACO(DualAlgorithm):
     def needs_dual_negatives(self) -> bool:
         """Whether a step uses a second, independent batch of negatives."""
         return not self.share_negatives
-
-    @property
-    def can_shrink_rectangle(self) -> bool:
-        """True: the dual variables follow the rectangle."""
-        return True
-
-    @property
-    def takes_tasks(self) -> bool:
-        """True."""
-        return True
 
     @property
     def has_stages(self) -> bool:
