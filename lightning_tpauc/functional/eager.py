@@ -13,11 +13,11 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def eager(function: F) -> F:
-    """Run ``function`` as it is inside of compiled code, which breaks its graph there.
+    """Keep ``function`` out of compiled graphs: compiled code interrupts its graph and calls the function as it is.
 
-    For a function that sorts with NumPy or branches on what it counted, as metrics do: no graph holds that. And for one
-    that changes state in place: a compiled backward pass reads tensors when it runs, also those that have been changed
-    since the forward pass, and its gradients would be wrong in silence.
+    Two kinds of functions need this. No graph can hold one that sorts with NumPy or branches on values, as metrics do.
+    A function that changes state in place would make gradients silently wrong: a compiled backward pass reads tensors
+    when it runs, after they have changed.
     """
     kept: F = torch.compiler.disable(function)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return kept

@@ -48,7 +48,7 @@ def column(x: Tensor) -> Tensor: ...
 @overload
 def column(x: float | Tensor) -> float | Tensor: ...
 def column(x: float | Tensor) -> float | Tensor:
-    """A number of each task, ``(K,)``, as a column that broadcasts over its scores; one number as it is."""
+    """One number per task, ``(K,)``, as a column that broadcasts over the task's scores; a single number unchanged."""
     return x.unsqueeze(-1) if isinstance(x, Tensor) and x.ndim else x
 
 
