@@ -115,9 +115,8 @@ def pairwise_terms(
     return PairwiseTerms(sums.excess / num_neg, sums.active / num_neg, pos_grad, neg_grad)
 
 
-@torch.no_grad()
 def mean_excess(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, masks: TaskMasks | None = None) -> Tensor:
-    """``excess`` of :func:`pairwise_terms` alone, for scores of one dtype that were checked before.
+    """``excess`` of :func:`pairwise_terms` alone, for checked scores of one dtype; the caller switches gradients off.
 
     Args:
         pos: float tensor ``(S,)``.
