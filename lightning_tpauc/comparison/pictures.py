@@ -30,6 +30,8 @@ COLOURS = (
     "#9a7b4f",
     "#2f7f7a",
 )
+#: Of neighbouring methods, so that one shows where another hides its curve.
+_LINES = ("-", (0, (6, 2)), (0, (3, 2)), (0, (1, 1.5)))
 _RECTANGLE = "#f2a33a"
 _MOST_VERTICES = 4000
 _SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
@@ -110,7 +112,8 @@ def draw_roc(methods: Mapping[str, Sequence[Evaluated]], rectangle: tuple[float,
         ax.add_patch(patches.Rectangle((0, min_tpr), max_fpr, 1 - min_tpr, label=region, **shaded))
         for k, (name, runs) in enumerate(methods.items()):
             fpr, tpr = _mean_roc(runs)
-            ax.plot(fpr, tpr, color=COLOURS[k % len(COLOURS)], label=name, linewidth=1.8)
+            look = {"color": COLOURS[k % len(COLOURS)], "linestyle": _LINES[k % len(_LINES)], "linewidth": 1.8}
+            ax.plot(fpr, tpr, label=name, **look)
         ax.set(xlabel="False positive rate", ylabel="True positive rate")
         dress(ax)
     whole.plot([0, 1], [0, 1], color="#8a8f98", linewidth=1, linestyle=(0, (4, 4)), zorder=1)

@@ -107,6 +107,7 @@ def plot_scores(scores: Tensor, labels: Tensor, threshold: float | None = None, 
         ax.axvline(threshold, color="#222222", linewidth=1.4, linestyle=(0, (4, 3)), zorder=4, label="threshold")
     ax.set(xlabel="Score", ylabel="Share of the class")
     _dress_frame(ax)
+    ax.set_ylim(0.0, 1.3 * ax.get_ylim()[1])  # the legend hides no bar
     ax.legend(loc="upper right", frameon=True, framealpha=0.9, edgecolor="none")
     return ax.figure, ax
 

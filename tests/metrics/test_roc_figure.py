@@ -171,3 +171,14 @@ def test_nothing_is_said_where_another_logger_shows_it_or_nothing_is_logged(tmp_
 def test_bad_argument():
     with pytest.raises(ArgumentError, match="`every_n_validations` to be at least 1, but got 0"):
         ROCFigure(0)
+
+
+def test_the_legend_hides_no_bar_of_the_scores():
+    from lightning_tpauc.metrics.plot import plot_scores
+
+    scores = torch.cat([torch.zeros(50), torch.full((20,), 1.0)])  # all positives in the last bar, below the legend
+    figure, ax = plot_scores(scores, (scores > 0.5).long())
+    figure.canvas.draw()
+    legend = ax.get_legend().get_window_extent().transformed(ax.transData.inverted())
+    assert max(bar.get_height() for bar in ax.patches) == pytest.approx(1.0)
+    assert legend.y0 > 1.0
