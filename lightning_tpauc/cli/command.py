@@ -237,7 +237,9 @@ class TPAUCCLI(LightningCLI):
     def _report(self, metrics: dict[str, Any]) -> None:
         algorithm = self.model.algorithm
         _say(f"{type(algorithm).__name__}, TPR >= {algorithm.min_tpr:g} and FPR <= {algorithm.max_fpr:g}:")
-        _say(*(f"  {name} = {float(metrics[name]):.4f}" for name in sorted(metrics) if name.startswith("val/")))
+        one = self.model.trained_labels is None
+        of_all = [n for n in metrics if n.startswith("val/") and (one or n.count("/") == 1 or "/tpauc/" in n)]
+        _say(*(f"  {name} = {float(metrics[name]):.4f}" for name in sorted(of_all)))
         if float(metrics.get("val/tpauc", 1.0)) == 0:
             reached = float(metrics["val/tpr_at_max_fpr"])
             _say(f"  {passes_below(reached, algorithm.min_tpr, algorithm.max_fpr)}")

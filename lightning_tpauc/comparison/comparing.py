@@ -22,7 +22,7 @@ from lightning_tpauc.comparison.side_by_side import check_processes, run_side_by
 from lightning_tpauc.comparison.statistics import Evaluated
 from lightning_tpauc.comparison.store import Store
 from lightning_tpauc.comparison.training import alone, build_module, quiet, score_test_set, train_cell
-from lightning_tpauc.errors import DataError
+from lightning_tpauc.errors import DataError, UnsupportedError
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional.checks import check_count, check_rectangle
 
@@ -251,10 +251,16 @@ def _known(chosen: Mapping[Method, float | None]) -> Iterator[tuple[Method, floa
 
 
 def _require_both_classes(loader: Any, name: str) -> None:
-    """Raise :class:`DataError` if the labels of a loader are known and those of one class alone."""
+    """Raise :class:`DataError` if the labels of a loader are known and of one class alone, and refuse several tasks."""
     targets = getattr(loader, "targets", None)
-    if targets is None or targets.ndim != 1:  # a loader of one's own; labels of several tasks
+    if targets is None:  # a loader of one's own
         return
+    if targets.ndim != 1:
+        msg = (
+            f"A comparison is one of a single label, but the {name} set has {targets.shape[1]}: choose one column of "
+            "them, as in `targets=table['liver']`."
+        )
+        raise UnsupportedError(msg)
     for value, kind in ((1, "positive"), (0, "negative")):
         if not (targets == value).any():
             msg = (

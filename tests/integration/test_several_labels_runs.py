@@ -14,8 +14,17 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import nn
 from torchmetrics.classification import BinaryAccuracy, MultilabelF1Score
 
-from lightning_tpauc import DecisionThreshold, PosNegDataModule, PredictionWriter, ROCFigure, StageCallback, TPAUCModule
+from lightning_tpauc import (
+    DecisionThreshold,
+    PosNegDataModule,
+    PredictionWriter,
+    ROCFigure,
+    StageCallback,
+    TPAUCModule,
+    compare,
+)
 from lightning_tpauc.algorithms import AUCM, PAUCI, SONX, SOTA, STACO, CrossEntropy, FullBatch, SOTAs
+from lightning_tpauc.cli import main
 from lightning_tpauc.distributed import gather_scores_of_tasks
 from lightning_tpauc.errors import ArgumentError, CheckpointError, UnsupportedError
 from lightning_tpauc.functional import exact_duals, two_way_partial_auroc
@@ -425,3 +434,37 @@ def test_options_of_labels_for_data_with_one():
     data = PosNegDataModule((x, (y[:, 0] == 1).long()), num_pos=4, num_neg=8)
     with pytest.raises(ArgumentError, match=r"`tasks` has options of 0, 2, but the data have one label"):
         fit(make_module(net=make_net(1)), data)
+
+
+def test_a_comparison_is_one_of_a_single_label(tmp_path):
+    with pytest.raises(UnsupportedError, match=r"a single label, but the validation set has 3: choose one column"):
+        compare(lambda: make_net(1), make_data(), tmp_path, max_steps=2)
+
+
+@pytest.mark.slow
+def test_the_command_tells_the_means_and_the_area_of_each_label(tmp_cwd, capsys):
+    for module in ("rdkit", "ogb", "torch_geometric"):
+        pytest.importorskip(module)
+    rows = [f"{'C' * (1 + n % 7)}{'O' * (1 + n % 3)},{n % 3 % 2},{n % 5 % 2 if n % 4 else ''}" for n in range(60)]
+    (tmp_cwd / "alcohols.csv").write_text("smiles,toxic,active\n" + "\n".join(rows))
+    options = {
+        "--model": "lightning_tpauc.TPAUCModule",
+        "--model.backbone": "lightning_tpauc.models.GIN",
+        "--model.backbone.num_labels": "2",
+        "--model.backbone.num_layers": "1",
+        "--model.tasks": '{"active": {"max_fpr": 0.3, "weight": 2}}',
+        "--data": "lightning_tpauc.SMILESDataModule",
+        "--data.file": "alcohols.csv",
+        "--data.target_column": '["toxic", "active"]',
+        "--data.split": "random",
+        "--data.cache_dir": "cache",
+        "--data.num_pos": "8",
+        "--data.num_neg": "8",
+        "--trainer.max_epochs": "1",
+        "--trainer.accelerator": "cpu",
+        "--trainer.logger": "false",
+    }
+    main(["fit", *(f"{name}={value}" for name, value in options.items())])
+    said = [line.split(" = ")[0].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  val/")]
+    means = {"val/auroc", "val/fpr_at_min_tpr", "val/tpr_at_max_fpr", "val/tpauc"}
+    assert set(said) == {*means, "val/tpauc/active", "val/tpauc/toxic"}
