@@ -39,6 +39,7 @@ def inputs_and_target(batch: Any, known: Any = None, num_labels: int | None = No
         tensor([1, 0])
     """
     if isinstance(batch, EvalBatch):
+        _check_number(batch.target, num_labels)
         return batch.inputs, batch.target
     if not isinstance(batch, (tuple, list)) or len(batch) < 2 or not isinstance(batch[-1], Tensor):
         kinds = f" of {', '.join(type(part).__name__ for part in batch)}" if isinstance(batch, (tuple, list)) else ""
@@ -91,6 +92,14 @@ def _refuse_entries(batch: Any, known: Any, expected: str) -> None:
 
 def _one_per_example(target: Tensor) -> bool:
     return target.ndim > 0 and target.numel() == len(target)
+
+
+def _check_number(target: Tensor, num_labels: int | None) -> None:
+    found = target.shape[1] if target.ndim > 1 else None
+    if found != num_labels:
+        data, model = ("one label" if count is None else f"{count} labels" for count in (found, num_labels))
+        msg = f"The data have {data}, but the model was trained for {model}: evaluate it on the same columns."
+        raise ArgumentError(msg)
 
 
 def _of_labels(target: Tensor, num_labels: int) -> Tensor:

@@ -429,6 +429,20 @@ def test_wrong_options(tasks, match):
         TPAUCModule(make_net(), tasks=tasks)
 
 
+def test_data_with_another_number_of_labels():
+    x, y = make_arrays(260)
+    one = PosNegDataModule((x, (y[:, 0] == 1).long()), test_dataset=(x, (y[:, 0] == 1).long()), num_pos=4, num_neg=8)
+    several, single = make_module(), TPAUCModule(make_net(1))
+    fit(several, max_epochs=1)
+    fit(single, one, max_epochs=1)
+    trainer = make_trainer(precision="32-true")
+    with pytest.raises(ArgumentError, match=r"The data have 3 labels, but the model was trained for one label"):
+        trainer.test(single, make_data())
+    alone = PosNegDataModule(test_dataset=(x, (y[:, 0] == 1).long()))
+    with pytest.raises(ArgumentError, match=r"The data have one label, but the model was trained for 3 labels"):
+        trainer.test(several, alone)
+
+
 def test_options_of_labels_for_data_with_one():
     x, y = make_arrays()
     data = PosNegDataModule((x, (y[:, 0] == 1).long()), num_pos=4, num_neg=8)
