@@ -302,9 +302,8 @@ class TPAUCModule(TrainedModule):
             return
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
-            scaler.unscale_(
-                optimizer
-            )  # Lightning leaves this to fused optimizers, so that hooks would see scaled gradients
+            # Lightning leaves this to fused optimizers, so that hooks would see scaled gradients
+            scaler.unscale_(optimizer)
         make_dense(optimizer)
         state.previous.estimate(self.algorithm)
         if clips_itself:
