@@ -289,6 +289,8 @@ def get_surrogate(surrogate: str | Surrogate, margin: float = 0.5, scale: float 
     ============== ============================================ ======== ====== =========
 
     The ramps rise from 0 to 1, on [-m, 0] and on [-m, m], and cost a hopeless pair no more than a wrong one.
+    A pair that is further on the wrong side has no gradient: from 0 on with the ramp, with which networks therefore
+    train worse than with the smooth one.
 
     Args:
         surrogate: a name, or a :class:`Surrogate`, which comes back unchanged and keeps its own margin and scale.
