@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
     from lightning_tpauc.algorithms import Algorithm
     from lightning_tpauc.functional.surrogates import Surrogate
-    from lightning_tpauc.training.state import TrainingState
+    from lightning_tpauc.training.trained_module import TrainedModule
 
 __all__ = ("Adviser", "few_pairs", "few_pairs_of", "look_at_duals", "say_how_it_ended")
 
@@ -171,21 +173,38 @@ def look_at_duals(adviser: Adviser, algorithm: Algorithm, diagnostics: Mapping[s
     adviser.look_at_duals(diagnostics, sum(optima) / len(optima), constant)
 
 
-def say_how_it_ended(adviser: Adviser, state: TrainingState, ratios: list[float], tightness: float) -> None:
-    """Tell, at a training's end, which rectangle was reached and which weights the model holds.
+def say_how_it_ended(adviser: Adviser, module: TrainedModule, trainer: Trainer) -> None:
+    """Tell, at a training's end, which rectangle was reached and which weights the model and its checkpoint hold.
 
     Args:
         adviser: warns if the model is as good as constant.
-        state: what the training remembers.
-        ratios: the last validation's, as in :meth:`Adviser.look_at_ratios`.
-        tightness: the algorithm's present ``tightness``.
+        module: was trained, and holds the weights that it is left with.
+        trainer: whose training ends.
     """
-    adviser.look_at_the_end(ratios, tightness)
+    adviser.look_at_the_end(module.held_out_ratios, module.algorithm.tightness)
+    state, validated = module.training_state, module.operating_point is not None
     schedule, best = state.rectangle_schedule, state.best
     if schedule is not None:
         schedule.say_if_held()
-    if best is not None and best.weights and best.step < state.batches_seen:
+    if not validated:
+        rank_zero_info(
+            "No validation gave a value: the model has the weights of the training's end, and no threshold. Pass "
+            "`val_dataset` or `val_fraction`, with examples of both classes, to choose both."
+        )
+    elif best is not None and best.weights and best.step < state.batches_seen:
         rank_zero_info(
             f"The model holds the weights that validated best: val/tpauc {best.value[0]:.4f} after {best.step} of "
             f"{state.batches_seen} steps. StageCallback(keep_best=False) leaves the last ones."
+        )
+        _say_what_was_saved(trainer)
+
+
+def _say_what_was_saved(trainer: Trainer) -> None:
+    """Tell which weights Lightning's own ModelCheckpoint has saved: it has no ``monitor``."""
+    saved = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.best_model_path]
+    if saved and not any(callback.monitor for callback in saved):
+        rank_zero_info(
+            f"{Path(saved[0].best_model_path).name} has the weights of its own step: ModelCheckpoint("
+            "monitor='val/tpauc', mode='max') saves those that validate best; so does `trainer.save_checkpoint` after "
+            "`fit`."
         )

@@ -302,7 +302,7 @@ class StageCallback(KeepsDuties, Callback):
         if recomputed := state.finish() and self.batch_norm == "recompute":
             recompute(module, trainer)
         settle_threshold(module, trainer, rescore=recomputed)
-        say_how_it_ended(self._adviser, state, module.held_out_ratios, module.algorithm.tightness)
+        say_how_it_ended(self._adviser, module, trainer)
 
     @override
     @duty("before")

@@ -1,10 +1,12 @@
 """Training leaves the weights that validated best, also after a kill."""
 
 import math
+import warnings
 
 import pytest
 import torch
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
@@ -123,3 +125,32 @@ def test_a_run_saved_at_its_end_goes_on_from_the_last_weights(tmp_path, algorith
     # the schedules of a run go by its length, so only what does not depend on it can be the same
     assert resumed.best.value >= max(trainer.lightning_module.best.value, (0.0, 0.0))
     assert resumed.batches_seen == straight.batches_seen
+
+
+def test_a_run_without_validation_says_what_is_missing(caplog):
+    x, y = noisy_labels(200, 3, 1.0)
+    for data, is_missing in [
+        (PosNegDataModule((x, y)), True),
+        (PosNegDataModule((x, y), (x[y == 0], y[y == 0])), True),
+        (PosNegDataModule((x, y), val_fraction=0.3), False),
+    ]:
+        caplog.clear()
+        module = TPAUCModule(torch.nn.Linear(3, 1))
+        with caplog.at_level("INFO"), warnings.catch_warnings(action="ignore"):
+            bare_trainer(max_epochs=1).fit(module, data)
+        assert ("No validation gave a value" in caplog.text) is is_missing is (module.threshold is None)
+
+
+@pytest.mark.parametrize("monitor", [None, "val/tpauc"])
+def test_a_checkpoint_of_other_weights_than_the_model_is_left_with_is_named(tmp_path, caplog, monitor):
+    x, y = noisy_labels(200, 3, 1.0)
+    torch.manual_seed(0)
+    module = TPAUCModule(torch.nn.Linear(3, 1), optimizer=lambda p: torch.optim.SGD(p, lr=3.0))
+    saving = ModelCheckpoint(tmp_path, filename="a", monitor=monitor, mode="max" if monitor else "min")
+    trainer = bare_trainer(max_epochs=8, callbacks=[saving], enable_checkpointing=True)
+    with caplog.at_level("INFO"):
+        trainer.fit(module, PosNegDataModule((x, y), val_fraction=0.3, num_pos=4, num_neg=8))
+    assert module.training_state.best.step < module.batches_seen
+    saved = torch.load(tmp_path / "a.ckpt", weights_only=True)["state_dict"]["backbone.weight"]
+    assert torch.equal(saved, module.backbone.weight) is (monitor is not None)
+    assert ("a.ckpt has the weights of its own step" in caplog.text) is (monitor is None)
