@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.trainer.states import TrainerFn
 
+from lightning_tpauc.data.core.datasets import numbered
 from lightning_tpauc.data.core.loader import PosNegLoader
 from lightning_tpauc.data.datamodule import PosNegDataModule
 from lightning_tpauc.errors import ArgumentError, DataError, UnsupportedError
@@ -59,9 +60,7 @@ def labels_to_evaluate(module: ScoringModule, trainer: Trainer, stage: str) -> L
         ArgumentError: if the data have other labels than the module.
         UnsupportedError: if the algorithm trains one label, and the training data have several.
     """
-    source: Any = trainer.datamodule  # type: ignore[attr-defined]  # set at run time, declared nowhere
-    if source is None and stage == TrainerFn.FITTING:
-        source = trainer.fit_loop._data_source.instance
+    source = _source(trainer, stage)
     known, settings = module.trained_labels, module.label_settings
     if stage == TrainerFn.FITTING:
         labels = labels_of_data(source, settings, getattr(module, "num_positives", None))
@@ -83,10 +82,22 @@ def labels_to_evaluate(module: ScoringModule, trainer: Trainer, stage: str) -> L
     found = labels_of_data(source, settings) if there else None
     if known is None or found is None:
         return found or known
-    if found.names != known.names:
+    # arrays have no names: their columns stand for the labels in order, as those of a `val_dataset` do
+    if found.names not in (known.names, numbered(len(known.names))):
         msg = (
             f"The model was trained for the labels {listed(known.names)}, but the data's are {listed(found.names)}. "
             "Pass the same columns in the same order."
         )
         raise ArgumentError(msg)
     return known
+
+
+def _source(trainer: Trainer, stage: str) -> Any:
+    """What the data of this run come from; ``trainer.datamodule`` may be that of an earlier run."""
+    loops: dict[str, Any] = {
+        TrainerFn.FITTING: trainer.fit_loop,
+        TrainerFn.VALIDATING: trainer.validate_loop,
+        TrainerFn.TESTING: trainer.test_loop,
+        TrainerFn.PREDICTING: trainer.predict_loop,
+    }
+    return loops[stage]._data_source.instance

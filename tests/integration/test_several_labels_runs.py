@@ -301,6 +301,29 @@ def test_a_checkpoint_is_evaluated_without_the_data_that_trained(tmp_path):
         make_trainer(precision="32-true").test(loaded, other)
 
 
+def test_arrays_of_labels_stand_for_the_named_ones_in_order():
+    """Whoever trained with a table may test with arrays, as a ``val_dataset`` may be one."""
+    pd = pytest.importorskip("pandas")
+
+    def named(y, names):
+        return pd.DataFrame(y.numpy(), columns=list(names))
+
+    x, y = make_arrays(260)
+    module, trainer = make_module(), make_trainer(precision="32-true", max_epochs=1)
+    trainer.fit(module, PosNegDataModule((x, named(y, "abc")), (x, y), num_pos=12, num_neg=30))
+    results = [
+        trainer.test(module, PosNegDataModule(test_dataset=(x, labels)), verbose=False)[0]
+        for labels in (named(y, "abc"), y)
+    ]
+    assert results[0] == results[1]
+    assert "test/tpauc/b" in results[0]
+    with pytest.raises(ArgumentError, match="trained for the labels a, b, c, but the data's are c, b, a"):
+        trainer.test(module, PosNegDataModule(test_dataset=(x, named(y, "cba"))))
+    # the Trainer still knows that data module, but the data are these
+    plain = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=50)
+    assert trainer.test(module, plain, verbose=False)[0] == pytest.approx(results[0])
+
+
 def test_predictions_have_columns_for_each_label(tmp_path):
     path = tmp_path / "predictions.csv"
     module = make_module()
