@@ -414,8 +414,22 @@ def test_arguments_of_a_wrong_kind(arguments, words):
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD([torch.zeros(1)], lr=0.1), lambda p: [torch.optim.SGD(p)]])
 def test_an_optimizer_that_is_no_factory_of_one(optimizer):
     batches, _ = make_batches(1)
-    with pytest.raises(ArgumentError, match=r"`optimizer` to map parameters to one torch\.optim\.Optimizer"):
+    with pytest.raises(ArgumentError, match=r"`optimizer` to map parameters to one torch\.optim\.Optimizer") as caught:
         make_trainer().fit(make_module(staco(), optimizer), loader(batches))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_argument_that_nobody_takes_is_named_with_the_place_of_the_likely_ones():
+    class Sub(TPAUCModule):
+        def __init__(self, width=3, **kwargs):
+            super().__init__(**kwargs)
+
+    for cls in (TPAUCModule, Sub):
+        with pytest.raises(
+            TypeError, match=rf"^{cls.__name__} got an unexpected .* 'lr'.* `optimizer=lambda .*lr=0\.01"
+        ):
+            cls(lr=0.1)
+    assert Sub(width=4).has_model is False
 
 
 def test_the_first_group_that_learns_leads_the_step_sizes():

@@ -14,7 +14,16 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
 from lightning_tpauc.lightning_fixes.hooks import reaches_super
 
-__all__ = ("is_own_class", "raise_taken", "refuse_bases", "refuse_taken", "refuse_twin", "say_twin", "say_unused")
+__all__ = (
+    "is_own_class",
+    "raise_taken",
+    "refuse_bases",
+    "refuse_taken",
+    "refuse_twin",
+    "refuse_unknown",
+    "say_twin",
+    "say_unused",
+)
 
 #: Lightning is published as two packages, whose classes do not know each other.
 _TWINS = {"lightning": "pytorch_lightning", "pytorch_lightning": "lightning"}
@@ -106,6 +115,20 @@ def refuse_taken(module: LightningModule, *names: str) -> None:
     taken = [name for name in names if name in held]
     if taken:
         raise_taken(module, *taken)
+
+
+def refuse_unknown(module: LightningModule, arguments: Iterable[str]) -> None:
+    """Raise :class:`TypeError` if arguments are left over and no class is mixed in that could take them."""
+    name = next(iter(arguments), None)
+    ours = [k for k, base in enumerate(type(module).__mro__) if is_own_class(base)]
+    following = type(module).__mro__[ours[-1] + 1]
+    if name is not None and following is LightningModule:
+        msg = (
+            f"{type(module).__name__} got an unexpected keyword argument {name!r}. Those of an optimizer are given to "
+            "it, `optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01)`, and those of a method likewise, "
+            "`algorithm=STACO(min_tpr=0.8, max_fpr=0.2)`."
+        )
+        raise TypeError(msg)
 
 
 def raise_taken(module: LightningModule, *names: str) -> NoReturn:

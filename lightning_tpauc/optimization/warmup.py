@@ -90,9 +90,10 @@ def make_optimizer(factory: Any, parameters: list[nn.Parameter], default_lr: flo
         return Adam(parameters, lr=default_lr)
     optimizer = factory(parameters) if callable(factory) else factory
     if not callable(factory) or not isinstance(optimizer, Optimizer):
+        found = " ".join(repr(optimizer).split())  # torch shows an optimizer on twenty lines
         msg = (
             "Expected `optimizer` to map parameters to one torch.optim.Optimizer, such as "
-            f"`lambda p: torch.optim.SGD(p, lr=0.1)`, but got {optimizer!r}."
+            f"`lambda p: torch.optim.SGD(p, lr=0.1)`, but got {found}."
         )
         raise ArgumentError(msg)
     if any("lr" not in group for group in optimizer.param_groups):

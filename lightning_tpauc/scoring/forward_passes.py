@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -76,10 +77,10 @@ def explained_dtypes(inputs: Any, model: nn.Module) -> Iterator[None]:
         ):
             raise
         found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        wider = ", or train with `Trainer(precision='64-true')`" if dtypes == {torch.float64} else ""
         msg = (
             f"The model can't compute with these inputs: {error}. They are {found} and its weights "
-            f"{str(weights).removeprefix('torch.')}. Convert them, for instance with `x.float()`, or train with "
-            "`Trainer(precision='64-true')`."
+            f"{str(weights).removeprefix('torch.')}. Convert them, for instance with `x.float()`{wider}."
         )
         raise ArgumentError(msg) from error
 

@@ -87,8 +87,12 @@ def check_label_settings(given: Any) -> LabelSettings:
         if unknown:
             msg = f"`tasks` has {unknown[0]!r} for {label!r}, but knows {', '.join(_OPTIONS)}: {example}."
             raise ArgumentError(msg)
-        check_rectangle(own.get("min_tpr", 0.0), own.get("max_fpr", 1.0))
-        require_range("weight", own.get("weight", 1.0), 0.0)
+        try:
+            check_rectangle(own.get("min_tpr", 0.0), own.get("max_fpr", 1.0))
+            require_range("weight", own.get("weight", 1.0), 0.0)
+        except ArgumentError as error:
+            msg = f"`tasks` of {label!r}: {error}"
+            raise ArgumentError(msg) from None
     return {label: {name: float(value) for name, value in own.items()} for label, own in given.items()}
 
 

@@ -15,7 +15,7 @@ from lightning_tpauc.functional.averaging import master_dtype
 from lightning_tpauc.functional.checks import check_choice
 from lightning_tpauc.lightning_fixes.compiled import own_names
 from lightning_tpauc.lightning_fixes.hooks import KeepsDuties
-from lightning_tpauc.lightning_fixes.mixing import refuse_bases, refuse_taken
+from lightning_tpauc.lightning_fixes.mixing import refuse_bases, refuse_taken, refuse_unknown
 from lightning_tpauc.scoring.activation import is_squashed, slope_of, warn_of_activation
 from lightning_tpauc.scoring.calling import call_model, one_score, scores_of, scores_of_labels
 from lightning_tpauc.scoring.forward_passes import explained_dtypes
@@ -71,6 +71,7 @@ class ScoringModule(KeepsDuties, LightningModule):
         tasks: Any = None,
         **kwargs: Any,
     ) -> None:
+        refuse_unknown(self, kwargs)
         super().__init__(**kwargs)
         check_choice(score_activation, "score_activation", ("identity", "sigmoid"))
         self.register_load_state_dict_pre_hook(_accept)  # type: ignore[no-untyped-call]  # torch leaves it untyped

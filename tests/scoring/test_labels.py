@@ -4,7 +4,13 @@ import pytest
 
 from lightning_tpauc.algorithms import STACO, Task
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.scoring.labels import Labels, by_position, listed
+from lightning_tpauc.scoring.labels import Labels, by_position, check_label_settings, listed
+
+
+@pytest.mark.parametrize(("option", "value"), [("weight", -1), ("min_tpr", 80), ("max_fpr", 0)])
+def test_an_option_out_of_range_names_its_label(option, value):
+    with pytest.raises(ArgumentError, match=rf"`tasks` of 'skin': Expected `{option}` to be a number in .*{value}\.$"):
+        check_label_settings({"liver": {"weight": 1}, "skin": {option: value}})
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,10 @@ class PreparedData:
 
     def _training_of_tasks(self, labels: NDArray[np.int8]) -> TrainingPart:
         if self.sample_weight is not None:
-            msg = f"`sample_weight` weighs the examples of one task, but the labels have {labels.shape[1]} columns."
+            msg = (
+                f"`sample_weight` weighs the examples of one task, but the labels have {labels.shape[1]} columns. "
+                "Leave it out, or pass one column of labels."
+            )
             raise ArgumentError(msg)
         names = label_names(self.given.train, self.targets, labels.shape[1]) or numbered(labels.shape[1])
         return TrainingPart(labels, *self._parts(labels, names), names)

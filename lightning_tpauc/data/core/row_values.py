@@ -148,7 +148,7 @@ def as_weights(values: NDArray[Any], argument: str = "sample_weight") -> NDArray
     if wrong.size:
         msg = (
             f"Expected `{argument}` to be finite numbers of at least 0, but row {wrong[0]} has "
-            f"{values[wrong[0]]!r}, and {wrong.size} of {len(values)} rows have no such number."
+            f"{values[wrong[0] :][:1].tolist()[0]!r}, and {wrong.size} of {len(values)} rows are wrong."
         )
         raise DataError(msg)
     return weights

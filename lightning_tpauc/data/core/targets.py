@@ -244,7 +244,7 @@ def label_of_item(item: Any, key: str | None = None, name: str = "train_dataset"
     what = f"{key!r}" if key is not None else "any of " + ", ".join(NAMES)
     msg = (
         f"Found no label in the items of `{name}` (a {type(item).__name__}, looked for {what}). Pass "
-        "`targets=array_of_labels`, or `targets='name'` of the attribute or key that holds them."
+        "a pair `(x, y)`, `targets=array_of_labels`, or `targets='name'` of the attribute or key that holds them."
     )
     raise DataError(msg)
 

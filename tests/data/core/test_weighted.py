@@ -171,8 +171,8 @@ def test_a_positive_that_outweighs_the_others_shortens_the_batch():
     ("weights", "words"),
     [
         (np.ones(299), r"`sample_weight` to have one value for each of the 300 items .* got shape \(299,\)"),
-        (np.where(np.arange(300) == 7, -0.5, 1.0), r"at least 0, but row 7 has .*-0.5.*, and 1 of 300"),
-        (np.where(np.arange(300) == 9, np.nan, 1.0), r"at least 0, but row 9 has .*nan"),
+        (np.where(np.arange(300) == 7, -0.5, 1.0), r"at least 0, but row 7 has -0\.5, and 1 of 300"),
+        (np.where(np.arange(300) == 9, np.nan, 1.0), r"at least 0, but row 9 has nan"),
         (["heavy"] * 300, "at least 0, but row 0 has .*heavy"),
         ((np.arange(300) >= 40).astype(float), "No positive training example has a `sample_weight` above 0"),
         ((np.arange(300) < 40).astype(float), "No negative training example has a `sample_weight` above 0"),
@@ -195,5 +195,5 @@ def test_full_batches_refuse_weights():
 
 def test_weights_of_several_tasks_are_refused():
     labels = np.stack([np.arange(300) < 40, np.arange(300) % 7 == 0], axis=1).astype(int)
-    with pytest.raises(ArgumentError, match="weighs the examples of one task, but the labels have 2 columns"):
+    with pytest.raises(ArgumentError, match=r"of one task, but the labels have 2 columns\. Leave it out"):
         PosNegDataModule((np.zeros((300, 1)), labels), sample_weight=np.ones(300)).setup("fit")
