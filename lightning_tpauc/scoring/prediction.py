@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sequenti
 from typing_extensions import override
 
 from lightning_tpauc.distributed import gather_objects, rank, world_size
-from lightning_tpauc.errors import TPAUCWarning, UnsupportedError
+from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -44,6 +44,7 @@ class PredictionWriter(Callback):
         path: the file; ``None`` is ``predictions.csv`` in the Trainer's log folder.
 
     Raises:
+        ArgumentError: if ``path`` is a folder.
         UnsupportedError: if there are several data loaders, if it is unknown which examples a batch holds, or if
             ``predict_step`` does not return a dictionary with ``"score"``.
 
@@ -78,6 +79,9 @@ class PredictionWriter(Callback):
         folder = trainer.log_dir  # collective: rank 0 says
         if self._given is None:
             self.path = Path(folder or ".", "predictions.csv")
+        if self.path.is_dir():  # said before the predictions are made, and not when they can't be written
+            msg = f"Expected `path` to be a file, but {str(self.path)!r} is a folder. Add a name, such as `predictions.csv`."
+            raise ArgumentError(msg)
 
     @override
     def on_predict_batch_end(

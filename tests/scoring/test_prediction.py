@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from lightning_tpauc import PosNegDataModule, PredictionWriter, TPAUCModule
-from lightning_tpauc.errors import TPAUCWarning, UnsupportedError
+from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
 from tests.helpers.problems import make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*use of fork.*")
@@ -275,3 +275,10 @@ def test_several_loaders_are_refused_before_the_first_batch(tmp_path):
         UnsupportedError, match=r"one data loader, but there are several. Predict on one after the othe"
     ):
         predict(TPAUCModule(Unasked(3, 1)), [DataLoader(TensorDataset(x))] * 2, tmp_path / "scores.csv")
+
+
+def test_a_folder_is_refused_before_anything_is_predicted(tmp_path):
+    x, module = make_problem()
+    module.predict_step = lambda *_: pytest.fail("predicted for nothing")
+    with pytest.raises(ArgumentError, match=r"`path` to be a file, but '.*' is a folder\. Add a name"):
+        make_trainer(precision="32-true", callbacks=[PredictionWriter(str(tmp_path))]).predict(module, make_data(x))
