@@ -80,7 +80,7 @@ class PredictionWriter(Callback):
         if self._given is None:
             self.path = Path(folder or ".", "predictions.csv")
         if self.path.is_dir():  # said before the predictions are made, and not when they can't be written
-            msg = f"Expected `path` to be a file, but {str(self.path)!r} is a folder. Add a name, such as `predictions.csv`."
+            msg = f"Expected `path` to be a file, but {str(self.path)!r} is a folder. Add the name of a file."
             raise ArgumentError(msg)
 
     @override

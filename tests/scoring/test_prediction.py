@@ -280,5 +280,5 @@ def test_several_loaders_are_refused_before_the_first_batch(tmp_path):
 def test_a_folder_is_refused_before_anything_is_predicted(tmp_path):
     x, module = make_problem()
     module.predict_step = lambda *_: pytest.fail("predicted for nothing")
-    with pytest.raises(ArgumentError, match=r"`path` to be a file, but '.*' is a folder\. Add a name"):
+    with pytest.raises(ArgumentError, match=r"`path` to be a file, but '.*' is a folder\. Add the name"):
         make_trainer(precision="32-true", callbacks=[PredictionWriter(str(tmp_path))]).predict(module, make_data(x))
