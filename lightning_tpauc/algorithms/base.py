@@ -287,8 +287,8 @@ class Algorithm(DeclaredState, ABC):
             previous: the same batch under the weights before the last update, for algorithms with
                 :attr:`needs_previous`; ``None`` at the first step.
             masks: of K tasks, whose scores and ``index`` have a leading dimension K, which of them are there. A task
-                without a positive or without a negative is not in play: none of its variables changes. ``index`` counts
-                the positives of each task from 0.
+                without a positive or without a negative is not in play, unless batches are drawn uniformly: none of its
+                variables changes. ``index`` counts the positives of each task from 0.
 
         Returns:
             Scalar tensor, differentiable with respect to ``pos_scores`` and ``neg_scores``.
@@ -345,12 +345,13 @@ class Algorithm(DeclaredState, ABC):
         masks: TaskMasks | None,
         previous: PreviousScores | None,
     ) -> Tensor:
-        """One step of all tasks in play; the loss is their weighted mean, in which the others count as 0."""
+        """One step of all tasks; the loss is their weighted mean, in which those that are not in play count as 0."""
         if previous is not None:
             msg = f"{type(self).__name__} does not use the previous weights: leave out `previous`."
             raise UnsupportedError(msg)
         dual = (dual_neg_scores, None if masks is None else masks.dual_neg) if self.needs_dual_negatives else None
-        masks = check_tasks(self.task_sizes, pos_scores, neg_scores, index, masks, dual)
+        both = self.sampling != "uniform"
+        masks = check_tasks(self.task_sizes, pos_scores, neg_scores, index, masks, dual, both_classes=both)
         assert index is not None  # noqa: S101  # just checked
         index = self.place(as_index(index, pos_scores.device), masks.pos)
         pos_scores, neg_scores = there(pos_scores, masks.pos), there(neg_scores, masks.neg)
@@ -359,7 +360,8 @@ class Algorithm(DeclaredState, ABC):
             second = there(dual_neg_scores, masks.dual_neg)
         step: Any = self.step  # takes masks, as `takes_tasks` promises
         losses: Tensor = step(pos_scores, neg_scores, second, index, masks=masks)
-        total: Tensor = (in_play(losses, 0.0, masks) * self._per_task["weights"]).sum()
+        losses = in_play(losses, 0.0, masks) if both else losses
+        total: Tensor = (losses * self._per_task["weights"]).sum()
         return total
 
     @abstractmethod

@@ -106,8 +106,18 @@ class Duals(ABC):
         r""":math:`(\bar s, \bar s')` over the stage's iterates."""
 
     @abstractmethod
-    def start_from_batch(self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, masks: TaskMasks | None) -> None:
-        """Without the scores of the training set the first batch is the best estimate."""
+    def start_from_batch(
+        self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, masks: TaskMasks | None, started: list[bool]
+    ) -> None:
+        """Without the scores of the training set the first batch that a task is in is the best estimate.
+
+        Args:
+            pos_scores: float tensor ``(S,)``.
+            neg_scores: float tensor ``(B,)``.
+            index: which positives these are.
+            masks: which scores of K tasks are there.
+            started: of each task, whether it has its start; set for those that get theirs.
+        """
 
     @abstractmethod
     def start(self, scores: TrainingScores | Sequence[TrainingScores] | None) -> None:
@@ -236,14 +246,16 @@ class PerPositiveDuals(Duals):
         s_prime_bar = torch.where(own.stage_steps > 0, own.s_prime_sum / own.stage_steps.clamp(min=1), own.s_prime)
         return s_bar, s_prime_bar
 
-    def start_from_batch(self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, masks: TaskMasks | None) -> None:
+    def start_from_batch(
+        self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, masks: TaskMasks | None, started: list[bool]
+    ) -> None:
         """Exact on the batch's own positives; its mean threshold for the others.
 
         That keeps them out of the dead zone of a start from ones.
         """
         own = self.algorithm
         for task, (rows, pos, neg) in enumerate(_of_each_task(pos_scores, neg_scores, index, masks)):
-            if pos.numel() and neg.numel():
+            if not started[task] and pos.numel() and neg.numel():
                 s, y, s_prime = exact_duals(pos, neg, *own.bounds_of(task), surrogate=own.surrogate)
                 s = activate_ties(s, pos, own.surrogate)
                 own.entries_of(own.s, task).copy_(s.mean())
@@ -251,6 +263,8 @@ class PerPositiveDuals(Duals):
                 put_(own.s, rows, s)
                 put_(own.y, rows, y)
                 own.entry_of(own.s_prime, task).copy_(s_prime)
+                own.entries_of(own.s_anchor, task).copy_(own.entries_of(own.s, task))
+                started[task] = True
 
     def start(self, scores: TrainingScores | Sequence[TrainingScores] | None) -> None:
         """The exact solution, or what the state was filled with."""

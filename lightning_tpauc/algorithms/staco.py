@@ -128,7 +128,8 @@ class STACO(DualAlgorithm):
         self.share_negatives = share_negatives
         self.add_state("active_share", "scalar", fill=1.0)
         self._duals: Duals = _DUALS[duals](self)
-        self._started = False
+        #: Whether the dual variables of each task have their start.
+        self._started = [False]
 
     @property
     def needs_dual_negatives(self) -> bool:
@@ -185,11 +186,12 @@ class STACO(DualAlgorithm):
     ) -> None:
         """Allocate 16 bytes a positive in single precision, none if tracked; see :meth:`Algorithm.setup`."""
         super().setup(num_positives, device=device, dtype=dtype)
-        self._started = self.dual_init != "exact"
+        self._started = [self.dual_init != "exact"] * (self.num_tasks or 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the algorithm remembers, also whether it has made its exact start."""
-        return {**super().state_dict(), "started": self._started}
+        """All that the algorithm remembers, also whether it has made its exact start, or which tasks have."""
+        started = self._started[0] if len(set(self._started)) == 1 else list(self._started)
+        return {**super().state_dict(), "started": started}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, in place.
@@ -207,7 +209,8 @@ class STACO(DualAlgorithm):
         known = {name: value for name, value in state.items() if name != "started"}
         # earlier versions kept no share: the next steps bring it up
         super().load_state_dict({"active_share": torch.ones_like(self.active_share), **known})
-        self._started = state.get("started", True)
+        started = state.get("started", True)
+        self._started = list(started) if isinstance(started, list) else [started] * (self.num_tasks or 1)
 
     # ---------------------------------------------------------------- one step
 
@@ -221,9 +224,8 @@ class STACO(DualAlgorithm):
     ) -> Tensor:
         """Lines 1 to 4, all with the values from before the step except the new dual weights."""
         pos, dual_neg = pos_scores.detach(), dual_neg_scores.detach()
-        if not self._started:
-            self._duals.start_from_batch(pos, dual_neg, index, masks)
-            self.start()
+        if not all(self._started):
+            self._duals.start_from_batch(pos, dual_neg, index, masks, self._started)
         theta0, theta1 = self.thetas
         pos_mask = None if masks is None else masks.pos
         unit = self.update_unit(pos, dual_neg, masks=masks)
@@ -255,7 +257,7 @@ class STACO(DualAlgorithm):
     def start(self, scores: TrainingScores | Sequence[TrainingScores] | None = None) -> None:
         """Set the dual variables before the first step."""
         self._duals.start(scores if self.dual_init == "exact" else None)
-        self._started = True
+        self._started = [True] * len(self._started)
 
     def finish_stage(self) -> None:
         r""":math:`(s, s') \leftarrow (\bar s, \bar s')`; these are the next anchors."""

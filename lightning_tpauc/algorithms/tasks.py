@@ -72,6 +72,8 @@ def check_tasks(
     index: Any,
     masks: TaskMasks | None,
     dual: tuple[Tensor | None, Tensor | None] | None,
+    *,
+    both_classes: bool = True,
 ) -> TaskMasks:
     """The masks of a batch of several tasks, in which tasks without a negative have no positive either.
 
@@ -82,6 +84,7 @@ def check_tasks(
         index: what came as their positions.
         masks: what came as masks.
         dual: scores and mask of the second negatives, for an algorithm that needs them.
+        both_classes: ``False`` leaves tasks without a negative their positives.
 
     Raises:
         ArgumentError: if there are no masks or no tasks, if shapes or dtypes do not fit, or if a position is beyond its
@@ -112,6 +115,8 @@ def check_tasks(
             raise ArgumentError(msg)
     if masks.pos.device.type == "cpu":
         check_positions(torch.as_tensor(index), masks.pos, sizes)
+    if not both_classes:
+        return masks
     ready = masks.neg.any(-1, keepdim=True)
     if dual is not None and masks.dual_neg is not None:
         ready = ready & masks.dual_neg.any(-1, keepdim=True)

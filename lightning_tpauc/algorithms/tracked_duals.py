@@ -90,8 +90,16 @@ class TrackedDuals(Duals):
         msg = "`duals='tracked'` keeps no thresholds to average. Set `duals='per_positive'`."
         raise UnsupportedError(msg)
 
-    def start_from_batch(self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, masks: TaskMasks | None) -> None:
+    def start_from_batch(
+        self,
+        pos_scores: Tensor,
+        neg_scores: Tensor,
+        index: Tensor,
+        masks: TaskMasks | None,
+        started: list[bool],  # noqa: ARG002
+    ) -> None:
         """Every first step takes its batch's own borders."""
+        started[:] = [True] * len(started)
 
     def start(self, scores: TrainingScores | Sequence[TrainingScores] | None) -> None:
         """The borders of ``scores``, or of the first batch."""

@@ -1,6 +1,7 @@
 """Several tasks in one step: gradient and state are those of one algorithm for each task on the same scores."""
 
 import copy
+import functools
 import math
 
 import pytest
@@ -66,11 +67,11 @@ def assert_equal_states(together, alone):
             assert_close(own, getattr(one, name), "trajectory64")
 
 
-def run(together, alone, weights, steps=25, seed=0):
+def run(together, alone, weights, steps=25, seed=0, first=0):
     """Steps of both on the same batches; their losses and gradients are compared at every one."""
     generator = torch.Generator().manual_seed(seed)
     weights, moved = weights / weights.sum(), 0.0
-    for step in range(steps):
+    for step in range(first, first + steps):
         scores, index, masks = draw(generator, step)
         leaf = hidden(scores, masks).requires_grad_()
         loss = together(leaf[:, :S], leaf[:, S : S + B], leaf[:, S + B :], index, masks=masks)
@@ -78,7 +79,7 @@ def run(together, alone, weights, steps=25, seed=0):
         expected, gradient = torch.zeros((), dtype=torch.float64), torch.zeros_like(scores)
         for k, one in enumerate(alone):
             p, n, d = masks.pos[k], masks.neg[k], masks.dual_neg[k]
-            if not (p.any() and n.any()):
+            if not (p.any() and n.any()) and one.sampling != "uniform":
                 continue
             row = scores[k].clone().requires_grad_()
             second = row[S + B :][d] if one.needs_dual_negatives else None
@@ -145,9 +146,26 @@ def test_other_surrogates_and_starts(surrogate, dual_init):
     run(*both(make))
 
 
-def test_without_scores_every_task_starts_from_the_first_batch_that_it_is_in():
-    together, alone, weights = both(lambda *r: STACO(*r, alpha=0.2, beta=0.2, beta_prime=0.2))
-    run(together, alone, weights, steps=6)  # all tasks are in the first batch
+@pytest.mark.parametrize("make", [STACO, SOTA, functools.partial(STACO, gamma=5.0)], ids=["STACO1", "SOTA", "STACO2"])
+def test_without_scores_every_task_starts_from_the_first_batch_that_it_is_in(make):
+    sizes = {"alpha": 0.2, "beta": 0.2, "beta_prime": 0.2}
+    run(*both(lambda *r: make(*r, **sizes)), steps=6)  # all tasks are in the first batch
+    together, alone, weights = both(lambda *r: make(*r, **sizes))
+    run(together, alone, weights, steps=6, first=1)  # task 1 is not
+    assert together.state_dict()["started"] is True
+
+
+def test_a_start_from_batches_is_resumed():
+    def make(*rectangle):
+        return STACO(*rectangle, alpha=0.2, beta=0.2, beta_prime=0.2)
+
+    together, alone, weights = both(make)
+    run(together, alone, weights, steps=1, first=1)
+    assert together.state_dict()["started"] == [True, False, True, True]
+    resumed, _, _ = both(make)
+    resumed.load_state_dict(copy.deepcopy(together.state_dict()))
+    run(resumed, alone, weights, steps=5, seed=1)
+    assert resumed.state_dict()["started"] is True
 
 
 @pytest.mark.parametrize("surrogate", ["hinge", "squared_hinge", "square", "ramp", "smooth_ramp"])
