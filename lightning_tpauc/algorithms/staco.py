@@ -186,7 +186,8 @@ class STACO(DualAlgorithm):
     ) -> None:
         """Allocate 16 bytes a positive in single precision, none if tracked; see :meth:`Algorithm.setup`."""
         super().setup(num_positives, device=device, dtype=dtype)
-        self._started = [self.dual_init != "exact"] * (self.num_tasks or 1)
+        from_scores = self.duals == "per_positive" and self.dual_init == "exact"
+        self._started = [not from_scores] * (self.num_tasks or 1)
 
     def state_dict(self) -> dict[str, Any]:
         """All that the algorithm remembers, also whether it has made its exact start, or which tasks have."""

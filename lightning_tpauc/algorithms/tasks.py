@@ -115,9 +115,7 @@ def check_tasks(
             raise ArgumentError(msg)
     if masks.pos.device.type == "cpu":
         check_positions(torch.as_tensor(index), masks.pos, sizes)
-    if not both_classes:
-        return masks
-    ready = masks.neg.any(-1, keepdim=True)
+    ready = masks.neg.any(-1, keepdim=True) | (not both_classes)
     if dual is not None and masks.dual_neg is not None:
         ready = ready & masks.dual_neg.any(-1, keepdim=True)
     return masks._replace(pos=masks.pos & ready, dual_neg=masks.neg if dual is None else masks.dual_neg)

@@ -91,15 +91,9 @@ class TrackedDuals(Duals):
         raise UnsupportedError(msg)
 
     def start_from_batch(
-        self,
-        pos_scores: Tensor,
-        neg_scores: Tensor,
-        index: Tensor,
-        masks: TaskMasks | None,
-        started: list[bool],  # noqa: ARG002
+        self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, masks: TaskMasks | None, started: list[bool]
     ) -> None:
-        """Every first step takes its batch's own borders."""
-        started[:] = [True] * len(started)
+        """Never needed: every first step takes its batch's own borders."""
 
     def start(self, scores: TrainingScores | Sequence[TrainingScores] | None) -> None:
         """The borders of ``scores``, or of the first batch."""

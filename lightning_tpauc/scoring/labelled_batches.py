@@ -123,7 +123,10 @@ def _of_labels(target: Tensor, num_labels: int) -> Tensor:
 
 def _binary(target: Tensor) -> Tensor:
     if not _one_per_example(target):
-        msg = f"Expected one label per example as the last entry of the batches, but got shape {tuple(target.shape)}."
+        msg = (
+            f"Expected one label per example as the last entry of the batches, but got shape {tuple(target.shape)}. "
+            "A model knows that it is for several labels once it was trained, or from a PosNegDataModule."
+        )
         raise ArgumentError(msg)
     target = target.detach().reshape(-1)
     labels = target.long() if target.is_floating_point() else target

@@ -100,7 +100,7 @@ def by_position(given: LabelSettings, names: tuple[str, ...]) -> dict[int, Mappi
     """Settings by the positions of their labels.
 
     Raises:
-        ArgumentError: if there is no such label, or one has settings twice.
+        ArgumentError: if there is no such label, one has settings twice, or a number is a position and another name.
 
     Example:
         >>> by_position({"lung": {"weight": 2.0}}, ("liver", "lung"))
@@ -110,6 +110,12 @@ def by_position(given: LabelSettings, names: tuple[str, ...]) -> dict[int, Mappi
     for label, own in given.items():
         # a command line's keys are text; the names win over positions
         number = int(label) if label not in names and str(label).isdecimal() else None
+        if number is not None and str(label) in names and names.index(str(label)) != number:
+            msg = (
+                f"`tasks` has options of the number {number}, which stands for a position, but {str(number)!r} is also "
+                f"the name of a label: pass the name as text, {str(number)!r}, or another position."
+            )
+            raise ArgumentError(msg)
         position = names.index(str(label)) if str(label) in names and number is None else number
         if position is None or position >= len(names):
             msg = f"`tasks` has options of {label!r}, but the data's labels are {listed(names)}."

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_tpauc.data.core.datasets import numbered
 from lightning_tpauc.data.core.loader import PosNegLoader
 from lightning_tpauc.data.datamodule import PosNegDataModule
-from lightning_tpauc.errors import ArgumentError, DataError, UnsupportedError
+from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning, UnsupportedError
 from lightning_tpauc.scoring.labels import Labels, LabelSettings, by_position, listed
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def labels_of_data(source: Any, given: LabelSettings, num_positives: Any = None)
     """
     ours = isinstance(source, (PosNegDataModule, PosNegLoader))  # others may call classes labels
     count = source.num_labels if ours else None
-    if count is None and isinstance(num_positives, Sequence):
+    if not ours and isinstance(num_positives, Sequence):
         count = len(num_positives)
     if count is None:
         if given:
@@ -70,6 +71,7 @@ def labels_to_evaluate(module: ScoringModule, trainer: Trainer, stage: str) -> L
                 f"{listed(labels.names)}. Take STACO, SOTA, SOTAs or CrossEntropy, or pass one column of labels."
             )
             raise UnsupportedError(msg)
+        _say_reordered(known, labels)
         return labels
     if stage == TrainerFn.PREDICTING or (known is None and module.knows_labels):
         return known  # without a search for labels, which may take a pass over the data
@@ -101,3 +103,13 @@ def _source(trainer: Trainer, stage: str) -> Any:
         TrainerFn.PREDICTING: trainer.predict_loop,
     }
     return loops[stage]._data_source.instance
+
+
+def _say_reordered(known: Labels | None, labels: Labels | None) -> None:
+    if known is None or labels is None or known.names == labels.names or {*known.names} != {*labels.names}:
+        return
+    rank_zero_warn(
+        f"The outputs of the model were those of the labels {listed(known.names)}, and now train for "
+        f"{listed(labels.names)}. Pass the columns in the same order to train on what they learnt.",
+        category=TPAUCWarning,
+    )

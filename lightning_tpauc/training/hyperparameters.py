@@ -51,6 +51,7 @@ def offer_hyperparameters(trainer: Trainer, module: TrainedModule) -> None:
         "sampler": _simple({name: getattr(datamodule, name, None) for name in SAMPLING_ARGUMENTS}),
         **_simple({name: getattr(module, name, None) for name in _OF_MODULE}),
     }
+    found["tasks"] = {str(label): dict(own) for label, own in module.label_settings.items()}
     schedulers = [type(config.scheduler).__name__ for config in trainer.lr_scheduler_configs]
     if schedulers:
         found["lr_scheduler"] = schedulers[0]

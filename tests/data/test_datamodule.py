@@ -533,3 +533,9 @@ def test_a_file_that_is_no_checkpoint_is_refused_by_a_data_module(tmp_path, cont
         PosNegDataModule.load_from_checkpoint(path)
     with pytest.raises(MissingCheckpointError, match="There is no checkpoint"):
         PosNegDataModule.load_from_checkpoint(tmp_path / "none.ckpt")
+
+
+def test_it_can_be_printed():
+    data = PosNegDataModule((X, Y), num_pos=2, num_neg=4)
+    data.setup("fit")
+    assert "PosNegDataModule" in str(data)

@@ -26,7 +26,7 @@ from lightning_tpauc import (
 from lightning_tpauc.algorithms import AUCM, PAUCI, SONX, SOTA, STACO, CrossEntropy, FullBatch, SOTAs
 from lightning_tpauc.cli import main
 from lightning_tpauc.distributed import gather_scores_of_tasks
-from lightning_tpauc.errors import ArgumentError, CheckpointError, UnsupportedError
+from lightning_tpauc.errors import ArgumentError, CheckpointError, TPAUCWarning, UnsupportedError
 from lightning_tpauc.functional import exact_duals, two_way_partial_auroc
 from lightning_tpauc.functional.duals import activate_ties
 from lightning_tpauc.functional.tasks import TaskMasks
@@ -505,3 +505,48 @@ def test_the_command_tells_the_means_and_the_area_of_each_label(tmp_cwd, capsys)
     said = [line.split(" = ")[0].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  val/")]
     means = {"val/auroc", "val/fpr_at_min_tpr", "val/tpr_at_max_fpr", "val/tpauc"}
     assert set(said) == {*means, "val/tpauc/active", "val/tpauc/toxic"}
+
+
+def test_another_order_of_the_columns_in_a_new_run_is_said():
+    pd = pytest.importorskip("pandas")
+    x, y = make_arrays(200)
+    named = [pd.DataFrame(y.numpy(), columns=[f"t{k}" for k in range(K)])]
+    named.append(named[0][named[0].columns[::-1]])
+    module = TPAUCModule(nn.Linear(DIM, K))
+    for labels in (named[0], named[0]):
+        make_trainer(max_epochs=1).fit(module, PosNegDataModule((x, labels), num_pos=12, num_neg=24))
+    with pytest.warns(TPAUCWarning, match="those of the labels t0, t1, .*, and now train for .*, t1, t0. Pass the"):
+        make_trainer(max_epochs=1).fit(module, PosNegDataModule((x, named[1]), num_pos=12, num_neg=24))
+
+
+def test_loggers_are_shown_what_is_asked_of_labels(tmp_path):
+    shown = {}
+
+    class Standing(Logger):
+        name, version, experiment = "standing", 0, None
+
+        def log_metrics(self, metrics, step=None):
+            pass
+
+        def log_hyperparams(self, params, *args, **kwargs):
+            shown.update(params)
+
+    fit(make_module(), logger=Standing(), max_epochs=1)
+    assert shown["tasks"] == {str(label): own for label, own in TASKS.items()}
+    shown.clear()
+    net = nn.Linear(DIM, 1)
+    x, y = make_arrays(200)
+    data = PosNegDataModule((x, y[:, 0].nan_to_num().long()), num_pos=12, num_neg=24)
+    make_trainer(max_epochs=1, logger=Standing()).fit(TPAUCModule(net), data)
+    assert shown
+    assert "tasks" not in shown
+
+
+def test_a_list_of_one_number_for_data_with_one_label():
+    x, y = make_arrays(200)
+    y = y[:, 0].nan_to_num().long()
+    module = TPAUCModule(nn.Linear(DIM, 1), num_positives=[int(y.sum())])
+    with pytest.raises(
+        ArgumentError, match=r"`num_positives=\(\d+,\)` of TPAUCModule contradicts the data, which have \d+ "
+    ):
+        make_trainer(max_epochs=1).fit(module, PosNegDataModule((x, y), num_pos=12, num_neg=24))

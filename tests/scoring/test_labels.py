@@ -48,5 +48,12 @@ def test_a_position_from_a_command_line():
         by_position({"-1": {"weight": 2.0}}, ("a", "b", "c"))
 
 
+@pytest.mark.parametrize(("number", "names"), [(2019, ("2019", "2020")), (1, ("1", "2"))])
+def test_a_number_that_is_a_position_and_another_labels_name(number, names):
+    with pytest.raises(ArgumentError, match=f"pass the name as text, '{number}'"):
+        by_position({number: {"weight": 2.0}}, names)
+    assert by_position({str(number): {"weight": 2.0}}, names) == {0: {"weight": 2.0}}
+
+
 def test_many_names_are_cut():
     assert listed(range(22)).endswith("18, 19 and 2 more")

@@ -1,4 +1,4 @@
-"""Data modules from checkpoints: an empty one, or another file's, is refused."""
+"""What Lightning's data modules get wrong: those from checkpoints without arguments, and words for those of loaders."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ __all__ = ("CheckedDataModule",)
 
 class CheckedDataModule(LightningDataModule):
     """A data module that is made from a checkpoint only if its arguments are in it."""
+
+    def __str__(self) -> str:
+        """Its class; Lightning goes through the batches of loaders that are none of torch's, and fails."""
+        return repr(self)
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:

@@ -374,10 +374,13 @@ def binary_labels(values: Any, name: str = "targets") -> NDArray[np.int8]:
     if labels.dtype.kind == "O":
         labels = _as_numbers(labels.ravel()).reshape(labels.shape)
     if labels.dtype.kind not in "buif":
-        counts = Counter(map(repr, labels.ravel().tolist()))
+        counts = Counter(repr(label) for label in labels.ravel().tolist() if not _is_missing(label))
+        rarest = min(counts, key=counts.__getitem__)
+        # a comparison would make negatives of what is missing
+        remedy = f"(y == {rarest})" if labels.ndim == 1 else f"(y == {rarest}).astype(float).mask(y.isna())"
         msg = (
             f"Expected numbers as labels in `{name}`, but got dtype {labels.dtype} with {', '.join(list(counts)[:5])}. "
-            f"Map them to 0 and 1 first, for instance `targets=(y == {min(counts, key=counts.__getitem__)})`."
+            f"Map them to 0 and 1 first, for instance `targets={remedy}`."
         )
         raise DataError(msg)
     missing = np.isnan(labels) if labels.dtype.kind == "f" else np.zeros(labels.shape, dtype=bool)

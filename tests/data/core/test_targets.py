@@ -176,6 +176,11 @@ def test_columns_are_read_in_their_order():
             r"'no', 'yes'. Map them to 0 and 1 first, .*`targets=\(y == 'yes'\)`",
         ),
         (lambda pd: pd.Series(["0", "1"]), "'0', '1'. Map them"),
+        (lambda pd: pd.Series([None, "no", "yes", "no"]), r"with 'no', 'yes'. .*`targets=\(y == 'yes'\)`"),
+        (
+            lambda pd: pd.DataFrame({"a": ["no", None, "no"], "b": [None, "no", "yes"]}),
+            r"with 'no', 'yes'. .*`targets=\(y == 'yes'\).astype\(float\).mask\(y.isna\(\)\)`",
+        ),
         (lambda pd: pd.Series(["no", "yes"], dtype="category"), "'no', 'yes'. Map them"),
         (lambda pd: pd.Series([0, None, 1], dtype="Int64"), "1 of 3 are nan"),
         (lambda pd: pd.Series([0, pd.NA, 1], dtype="object"), "1 of 3 are nan"),
