@@ -226,33 +226,32 @@ class TPAUCCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Print what the run reached, and how to test it."""
-        self._report(self.trainer.callback_metrics)
+        metrics, algorithm, best = self.trainer.callback_metrics, self.model.algorithm, self.model.best
+        _say(f"{type(algorithm).__name__}, TPR >= {algorithm.min_tpr:g} and FPR <= {algorithm.max_fpr:g}")
+        one = self.model.trained_labels is None
+        of_all = [n for n in metrics if n.startswith("val/") and (one or n.count("/") == 1 or "/tpauc/" in n)]
+        _say("Last validation:", *(f"  {name} = {float(metrics[name]):.4f}" for name in sorted(of_all)))
+        if float(metrics.get("val/tpauc", 1.0)) == 0:
+            reached = float(metrics["val/tpr_at_max_fpr"])
+            _say(f"  {passes_below(reached, algorithm.min_tpr, algorithm.max_fpr)}")
+        if best is not None and best.weights:
+            _say(f"The model holds the weights with val/tpauc = {best.value[0]:.4f}")
+        saved = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.best_model_path]
+        for callback in saved:
+            if callback.monitor and callback.best_model_score is not None:
+                score, path = float(callback.best_model_score), _relative(callback.best_model_path)
+                _say(f"  best {callback.monitor} = {score:.4f} in {path}")
+        for callback in saved[:1]:
+            config = Path(self.trainer.log_dir or ".") / "config.yaml"  # where LightningCLI writes it
+            if config.is_file():
+                paths = ["--config", _relative(config), "--ckpt_path", _relative(callback.best_model_path)]
+                _say(f"Test it with: lightning-tpauc test {shlex.join(paths)}")
 
     def after_predict(self) -> None:
         """Say how to get a file, unless there is one."""
         callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]  # set at run time
         if not any(isinstance(callback, PredictionWriter) for callback in callbacks):
             _say("Nothing was written: add --trainer.callbacks+=PredictionWriter for a CSV file.")
-
-    def _report(self, metrics: dict[str, Any]) -> None:
-        algorithm = self.model.algorithm
-        _say(f"{type(algorithm).__name__}, TPR >= {algorithm.min_tpr:g} and FPR <= {algorithm.max_fpr:g}:")
-        one = self.model.trained_labels is None
-        of_all = [n for n in metrics if n.startswith("val/") and (one or n.count("/") == 1 or "/tpauc/" in n)]
-        _say(*(f"  {name} = {float(metrics[name]):.4f}" for name in sorted(of_all)))
-        if float(metrics.get("val/tpauc", 1.0)) == 0:
-            reached = float(metrics["val/tpr_at_max_fpr"])
-            _say(f"  {passes_below(reached, algorithm.min_tpr, algorithm.max_fpr)}")
-        saved = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.best_model_path]
-        for callback in saved:
-            if callback.monitor and callback.best_model_score is not None:
-                best = f"best {callback.monitor} = {float(callback.best_model_score):.4f}"
-                _say(f"  {best} in {_relative(callback.best_model_path)}")
-        for callback in saved[:1]:
-            config = Path(self.trainer.log_dir or ".") / "config.yaml"  # where LightningCLI writes it
-            if config.is_file():
-                command = ["lightning-tpauc", "test", "--config", _relative(config)]
-                _say(f"Test it with: {shlex.join([*command, '--ckpt_path', _relative(callback.best_model_path)])}")
 
 
 def main(args: ArgsType = None) -> None:

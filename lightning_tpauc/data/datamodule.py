@@ -112,9 +112,10 @@ class PosNegDataModule(CheckedDataModule):
         timeout: seconds to wait for a batch of a worker; 0 waits without limit.
         worker_init_fn: called with the worker's number when a worker starts.
         multiprocessing_context: how workers start, for instance ``"fork"`` or ``"spawn"``.
-        targets: the labels of the training set, or the name (attribute or key) under which all data sets keep them.
-            ``None`` searches as :func:`~lightning_tpauc.data.core.targets.find_targets` does. Labels with several
-            columns are those of several tasks; nan stands for what was not measured.
+        targets: the labels of the training set, or the name (attribute, key, or column of a table) under which all data
+            sets keep them; a list of columns for several tasks. ``None`` searches as
+            :func:`~lightning_tpauc.data.core.targets.find_targets` does. Labels with several columns are those of
+            several tasks; nan stands for what was not measured.
         groups: what ``val_fraction`` and ``num_folds`` keep together, such as patients or scaffolds: one value for each
             item of the training set; or the name of a column of the table in ``(x, y)``, which is no input of the model
             then, of an attribute of the data set, or of a key of its items.
@@ -231,12 +232,12 @@ class PosNegDataModule(CheckedDataModule):
         origin = (*raw, dtype)
         if self._prepared_from and all(new is old for new, old in zip(origin, self._prepared_from, strict=True)):
             return
-        raw, groups, weight = take_columns(raw, self.groups, self.sample_weight)
+        raw, groups, weight, targets = take_columns(raw, self.groups, self.sample_weight, self.targets)
         given = {n: as_dataset(d, f"{n}_dataset", dtype) for n, d in raw._asdict().items() if n != "negatives"}
         split = Split(self.val_fraction, self.num_folds, self.fold, self.split_seed, groups)
         transforms = None if type(self).fit_transforms is PosNegDataModule.fit_transforms else self.fit_transforms
         given["negatives"] = raw.negatives
-        self._prepared = PreparedData(Datasets(**given), self.targets, split, transforms, weight)
+        self._prepared = PreparedData(Datasets(**given), targets, split, transforms, weight)
         self._prepared_from, self._cursor = origin, None
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002
@@ -378,7 +379,7 @@ class PosNegDataModule(CheckedDataModule):
     def predict_dataloader(self) -> EvalLoader:
         """Batches of the data to predict on; the target is -1 where there are no labels."""
         dataset = unaugmented(self._prepared.require("predict"))
-        return self._eval_loader(predicted_part(dataset, self.targets, self.input_layout))
+        return self._eval_loader(predicted_part(dataset, self._prepared.targets, self.input_layout))
 
     def scoring_dataloaders(self, max_negatives: int | None = None) -> tuple[EvalLoader, EvalLoader | ScoredStream]:
         """Loaders over the training positives and negatives, for solving the dual variables exactly.
@@ -424,7 +425,7 @@ class PosNegDataModule(CheckedDataModule):
         return loader
 
     def _fetcher(self, dataset: Any) -> Fetcher:
-        key = self.targets if isinstance(self.targets, str) else None
+        key = self._prepared.targets if isinstance(self._prepared.targets, str) else None
         collate = None if self.collate_fn is None else partial(collate_by, self.collate_fn, key)
         return fetcher_for(dataset, self.seed, collate)
 

@@ -59,6 +59,11 @@ class ScoreMetric(Metric):
         #: Shape of the scores, and of the labels, of one example.
         self._score_row = self._label_row = ()
 
+    def extra_repr(self) -> str:
+        """The rectangle and the number of labels or classes, for ``print``."""
+        names = ("min_tpr", "max_fpr", "num_labels", "num_classes")
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name))
+
     def collect_scores(self) -> None:
         """Declare the states of the store; called by subclasses at the end of ``__init__``."""
         self.add_state("scores", default=[], dist_reduce_fx="cat")

@@ -132,7 +132,7 @@ def test_the_resolved_config_is_saved_and_reproduces_the_run(command, tmp_cwd):
     config = yaml.safe_load(saved.read_text())
     algorithm = config["model"]["init_args"]["algorithm"]["init_args"]
     assert algorithm["alpha"] == 0.25
-    assert algorithm["margin"] == 1.0, "defaults are written out"
+    assert algorithm["beta"] == 1.0, "defaults are written out"
     first, second = (
         cli("fit", "--config", path, *SHORT[:2], "--trainer.logger=false")
         for path in (saved, saved)  # the second one overwrites ./config.yaml

@@ -5,6 +5,7 @@ import warnings
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from jsonargparse import ArgumentParser
@@ -448,12 +449,6 @@ def test_a_pair_that_is_no_pair_of_arrays(x):
         ready((x, Y.tolist()))
 
 
-def test_a_table_alone_does_not_say_which_column_is_the_label():
-    pd = pytest.importorskip("pandas")
-    with pytest.raises(DataError, match=r"`train_dataset` is a DataFrame, .*Pass a pair: `\(table.drop\(columns="):
-        ready(pd.DataFrame({"a": [0.0, 1.0], "label": [0, 1]}), targets="label")
-
-
 def test_shuffled_tables_train_as_arrays_do():
     pd = pytest.importorskip("pandas")
     order = np.random.default_rng(0).permutation(N)
@@ -539,3 +534,58 @@ def test_it_can_be_printed():
     data = PosNegDataModule((X, Y), num_pos=2, num_neg=4)
     data.setup("fit")
     assert "PosNegDataModule" in str(data)
+
+
+def table(order=None):
+    frame = pd.DataFrame(X.numpy(), columns=[f"x{k}" for k in range(X.shape[1])]).assign(label=Y.int().numpy())
+    return frame if order is None else frame.iloc[order]
+
+
+def test_targets_name_the_column_of_labels_in_each_table():
+    order = np.random.default_rng(3).permutation(N)
+    kwargs = {"val_dataset": table(order), "test_dataset": table(), "predict_dataset": table()}
+    named = ready(table(), targets="label", **kwargs)
+    assert all(
+        torch.equal(one.inputs, other.inputs) and torch.equal(one.index, other.index)
+        for one, other in zip(named.train_dataloader(), ready((X, Y)).train_dataloader(), strict=True)
+    )
+    named.setup("test")
+    named.setup("predict")
+    validated = torch.cat([batch.target for batch in named.val_dataloader()])
+    assert validated.tolist() == Y.int()[order].tolist()
+    assert torch.cat([batch.target for batch in named.test_dataloader()]).tolist() == Y.int().tolist()
+    assert torch.equal(torch.cat([batch.inputs for batch in named.predict_dataloader()]).float(), X)
+    # a table to predict on may have no labels
+    without = ready(table(), targets="label", predict_dataset=table().drop(columns="label"))
+    without.setup("predict")
+    assert torch.equal(torch.cat([batch.inputs for batch in without.predict_dataloader()]).float(), X)
+
+
+def test_a_list_of_columns_is_several_labels():
+    frame = table().assign(other=1 - Y.int().numpy())
+    named = ready(frame, targets=["label", "other"])
+    assert named.label_names == ("label", "other")
+    assert named.num_positives == (int(Y.sum()), N - int(Y.sum()))
+
+
+def test_a_table_without_named_labels_is_refused_with_both_remedies():
+    with pytest.raises(
+        DataError, match=r"nobody knows which column is the label\. Name it, `targets='label'`, or pass a"
+    ):
+        ready(table())
+
+
+def test_inputs_and_labels_with_one_index_in_two_orders_are_warned():
+    x, y = table().drop(columns="label"), table()["label"]
+    shuffled = x.sample(frac=1.0, random_state=1)
+    with pytest.warns(
+        TPAUCWarning, match=r"`train_dataset` have the same index in different orders.*`y\.loc\[x\.index\]`"
+    ):
+        ready((shuffled, y))
+    for labels in (y.loc[shuffled.index], y.to_numpy(), list(y)):  # warnings are errors here
+        ready((shuffled, labels))
+
+
+def test_labels_in_place_of_a_validation_set_are_recognised():
+    with pytest.raises(ArgumentError, match=r"Are these the labels\? Then pass a pair"):
+        PosNegDataModule(X, Y, val_fraction=0.3)

@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightning_tpauc.data.core.targets import as_array, item_label
 from lightning_tpauc.data.core.tree_utils import cut_inputs
-from lightning_tpauc.errors import DataError
+from lightning_tpauc.errors import DataError, TPAUCWarning
 
-__all__ = ("ArrayDataset", "RowsDataset", "as_features")
+__all__ = ("ArrayDataset", "RowsDataset", "as_features", "warn_of_another_order")
 
 
 class RowsDataset(Dataset[Any], ABC):
@@ -176,6 +177,26 @@ def as_features(x: Any, name: str = "train_dataset") -> Any:
     masked = int(np.ma.getmaskarray(x).sum()) if isinstance(x, np.ma.MaskedArray) else 0
     _require(not masked, name, f"{masked} masked entries", "Fill them, for instance with `x.filled(0)`")
     return x
+
+
+def warn_of_another_order(x: Any, y: Any, name: str) -> None:
+    """Warn if a table and its labels have the same index in different orders, since rows are paired by position.
+
+    Args:
+        x: the user's features.
+        y: the user's labels.
+        name: name of the data set in messages.
+    """
+    one: Any = getattr(x, "index", None)
+    other: Any = getattr(y, "index", None)
+    if not (hasattr(one, "equals") and hasattr(other, "equals")) or len(one) != len(other) or one.equals(other):
+        return
+    if one.sort_values().equals(other.sort_values()):
+        rank_zero_warn(
+            f"The inputs and the labels in `{name}` have the same index in different orders. They are paired by "
+            "position: pass `y.to_numpy()` if that is right, and `y.loc[x.index]` if the index should decide.",
+            category=TPAUCWarning,
+        )
 
 
 def _require(fits: bool, name: str, found: str, remedy: str) -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from lightning_tpauc.data.core.arrays import ArrayDataset, RowsDataset, as_features
+from lightning_tpauc.data.core.arrays import ArrayDataset, RowsDataset, as_features, warn_of_another_order
 from lightning_tpauc.data.core.permutation import Purpose, permute
 from lightning_tpauc.data.core.seeding import seeded_items
 from lightning_tpauc.data.core.subset_indices import check_positions
@@ -275,6 +275,7 @@ def _from_arrays(dataset: Any, name: str, dtype: type[np.floating[Any]] | None) 
             raise DataError(msg)
         features, targets = dataset
         x = as_features(features, name)
+        warn_of_another_order(features, targets, name)
         return ArrayDataset(x, targets, dtype=None if isinstance(x, Tensor) else dtype)
     if isinstance(dataset, Mapping) and 0 not in dataset:
         msg = (
@@ -282,10 +283,10 @@ def _from_arrays(dataset: Any, name: str, dtype: type[np.floating[Any]] | None) 
             "Pass one of its data sets, or a pair of arrays (x, y)."
         )
         raise DataError(msg)
-    if _has(dataset, "columns") and _has(dataset, "to_numpy"):
+    if _has(dataset, "columns") and _has(dataset, "to_numpy") and name != "predict_dataset":
         msg = (
-            f"`{name}` is a {type(dataset).__name__}, of which nobody knows which column is the label. Pass a pair: "
-            "`(table.drop(columns='label'), table['label'])`; to predict, `table.to_numpy()`."
+            f"`{name}` is a {type(dataset).__name__}, of which nobody knows which column is the label. Name it, "
+            "`targets='label'`, or pass a pair: `(table.drop(columns='label'), table['label'])`."
         )
         raise DataError(msg)
     if isinstance(dataset, np.ndarray) or (not isinstance(dataset, Dataset) and _has(dataset, "to_numpy", "tocsr")):

@@ -63,28 +63,34 @@ def _of_items(dataset: Any, key: str, argument: str) -> list[Any]:
         raise DataError(msg) from error
 
 
-def take_columns(datasets: Datasets, groups: Any, sample_weight: Any) -> tuple[Datasets, Any, Any]:
+def take_columns(
+    datasets: Datasets, groups: Any, sample_weight: Any, targets: Any = None
+) -> tuple[Datasets, Any, Any, Any]:
     """Take the columns that arguments name out of all tables, so that they are no inputs of the model.
 
     Args:
         datasets: as users give them.
         groups: the argument: an array, a name, which need not be that of a column, or ``None``.
         sample_weight: the argument.
+        targets: the argument. A table that has the column of this name, or the columns of a list of names, becomes a
+            pair of inputs and labels, but for a table to predict on.
 
     Returns:
-        The data sets without these columns; and the arguments, with the training set's column in place of its name.
+        The data sets without these columns; and the arguments, with the training set's column in place of its name, and
+        ``None`` in place of ``targets`` where the training set was such a table.
 
     Example:
         >>> take_columns(Datasets(train=(np.zeros((2, 3)), [0, 1])), "patient", None)[1:]  # an array has no columns
-        ('patient', None)
+        ('patient', None, None)
     """
+    datasets, targets = _take_labels(datasets, targets)
     names = {given for given in (groups, sample_weight) if isinstance(given, str)}
     found: dict[Any, Any] = {}
     rest: dict[str, Any] = {}
     for part, dataset in datasets._asdict().items():
         is_pair = isinstance(dataset, (tuple, list)) and len(dataset) == 2
         table = dataset[0] if is_pair else dataset
-        known = list(table.columns) if hasattr(table, "columns") and hasattr(table, "to_numpy") else []
+        known = _columns(table)
         own = [name for name in known if name in names]
         if own:
             if part == "train":
@@ -92,7 +98,24 @@ def take_columns(datasets: Datasets, groups: Any, sample_weight: Any) -> tuple[D
             table = table[[name for name in known if name not in names]]
             rest[part] = (table, dataset[1]) if is_pair else table
     groups, sample_weight = (found.get(v, v) if isinstance(v, str) else v for v in (groups, sample_weight))
-    return datasets._replace(**rest), groups, sample_weight
+    return datasets._replace(**rest), groups, sample_weight, targets
+
+
+def _columns(table: Any) -> list[Any]:
+    return list(table.columns) if hasattr(table, "columns") and hasattr(table, "to_numpy") else []
+
+
+def _take_labels(datasets: Datasets, targets: Any) -> tuple[Datasets, Any]:
+    """Tables with the columns of labels that ``targets`` names, as pairs of inputs and labels."""
+    several = isinstance(targets, (list, tuple)) and all(isinstance(name, str) for name in targets)
+    names = list(targets) if several else [targets] if isinstance(targets, str) else []
+    made: dict[str, Any] = {}
+    for part, table in datasets._asdict().items():
+        known = _columns(table)
+        if names and known and all(name in known for name in names):
+            inputs = table[[name for name in known if name not in names]]
+            made[part] = inputs if part == "predict" else (inputs, table[list(targets) if several else targets])
+    return datasets._replace(**made), None if "train" in made else targets
 
 
 def as_groups(values: NDArray[Any], argument: str = "groups") -> NDArray[np.int64]:

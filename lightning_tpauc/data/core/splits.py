@@ -26,6 +26,8 @@ def check_validation_source(
     given = [name for name, value in sources.items() if value is not None]
     if len(given) > 1:
         msg = f"The validation set has one source, but got {' and '.join(given)}. Set the others to None."
+        if getattr(val_dataset, "ndim", 0) == 1:
+            msg += " Are these the labels? Then pass a pair, `PosNegDataModule((x, y), ...)`."
         raise ArgumentError(msg)
 
 
