@@ -183,8 +183,8 @@ class DeclaredState:
         if written != own:
             msg = (
                 f"The checkpoint was written for {written} positive examples, but the training set "
-                f"has {own}. Resume on the same data, or pass the checkpoint as `init_from` to start a new run from its "
-                "weights."
+                f"has {own}. Resume on the same data, or pass the checkpoint as `init_from` to start a new run from "
+                "its weights."
             )
             raise CheckpointError(msg)
 
