@@ -220,10 +220,12 @@ class PosNegDataModule(CheckedDataModule):
         if stage in ("fit", None) and self._prepared.given.train is not None:
             self.batch_sampler()
             say_what_seeds(self.seed, self.split_seed)
-        if stage == "validate" and not self._prepared.has_validation:
+        if self._prepared.has_validation or type(self).val_dataloader is not PosNegDataModule.val_dataloader:
+            return  # there are loaders, ours or those of a subclass
+        if stage == "validate":
             msg = "There is no validation set: pass `val_dataset`, or split one off with `val_fraction` or `num_folds`."
             raise DataError(msg)
-        if stage == "fit" and self.trainer is not None and not self._prepared.has_validation:
+        if stage == "fit" and self.trainer is not None:
             # Lightning warns of an empty list of loaders. It takes a hook that is not overridden for "no validation".
             self.__dict__["val_dataloader"] = MethodType(LightningDataModule.val_dataloader, self)
 

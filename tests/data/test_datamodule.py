@@ -589,3 +589,15 @@ def test_inputs_and_labels_with_one_index_in_two_orders_are_warned():
 def test_labels_in_place_of_a_validation_set_are_recognised():
     with pytest.raises(ArgumentError, match=r"Are these the labels\? Then pass a pair"):
         PosNegDataModule(X, Y, val_fraction=0.3)
+
+
+def test_loaders_of_a_subclass_validate_where_there_is_no_validation_set():
+    class Mine(PosNegDataModule):
+        def val_dataloader(self):
+            return torch.utils.data.DataLoader(TensorDataset(X, torch.as_tensor(Y)), batch_size=4)
+
+    trainer, module = make_trainer(max_epochs=1), TPAUCModule(torch.nn.Linear(X.shape[1], 1))
+    data = Mine((X, Y), num_pos=2, num_neg=4)
+    trainer.fit(module, data)
+    assert "val/tpauc" in trainer.callback_metrics
+    assert "val/tpauc" in trainer.validate(module, data, verbose=False)[0]
