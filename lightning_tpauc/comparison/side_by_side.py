@@ -59,7 +59,7 @@ def run_side_by_side(
     """
     context = multiprocessing.get_context("fork")
     done = context.Array("d", len(work), lock=False)
-    running: dict[Any, tuple[int, BaseProcess, Connection]] = {}
+    running: dict[Any, tuple[int, BaseProcess]] = {}
     left = list(reversed(range(len(work))))
     try:
         while left or running:
@@ -69,17 +69,17 @@ def run_side_by_side(
                 process: BaseProcess = context.Process(target=_do, args=(work[number], number, done, sender))
                 process.start()
                 sender.close()
-                running[process.sentinel] = number, process, receiver
-            for sentinel in wait(list(running), timeout=_LOOK):
-                number, finished, receiver = running.pop(sentinel)
-                finished.join()
+                running[receiver] = number, process
+            # for words or their end, not for the process: one that has much to say waits until it is heard
+            for receiver in wait(list(running), timeout=_LOOK):
+                number, finished = running.pop(receiver)
                 _raise_what_happened(finished, receiver)
                 done[number] = 1.0
             show(sum(done))
     finally:
-        for _, ended, _ in running.values():
+        for _, ended in running.values():
             ended.terminate()
-        for _, ended, _ in running.values():
+        for _, ended in running.values():
             ended.join()
 
 
@@ -101,6 +101,7 @@ def _raise_what_happened(process: BaseProcess, receiver: Connection) -> None:
     try:
         words = receiver.recv()
     except EOFError:  # nothing was raised
+        process.join()
         if process.exitcode:
             msg = (
                 f"A training was killed (exit code {process.exitcode}), perhaps for want of memory. What has finished "
@@ -112,4 +113,5 @@ def _raise_what_happened(process: BaseProcess, receiver: Connection) -> None:
         error: BaseException = receiver.recv()
     except Exception:  # an error that can't be sent, such as one that needs other arguments
         error = RuntimeError(words)
+    process.join()
     raise error

@@ -27,7 +27,7 @@ from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.cli import main
 from lightning_tpauc.comparison import Method, compare, comparing, training
 from lightning_tpauc.comparison.plan import Outcome
-from lightning_tpauc.comparison.side_by_side import check_processes
+from lightning_tpauc.comparison.side_by_side import check_processes, run_side_by_side
 from lightning_tpauc.comparison.store import Store
 from lightning_tpauc.errors import ArgumentError, DataError, UnsupportedError
 from tests.helpers.paths import ROOT
@@ -332,6 +332,25 @@ def test_what_goes_wrong_in_a_process_ends_the_comparison(tmp_path, kind, error,
         run(tmp_path, model=functools.partial(kind, model()), processes=2)
     assert not multiprocessing.active_children()
     assert not list((tmp_path / "cells").glob("*.json"))
+
+
+@forks
+def test_an_error_of_more_words_than_a_pipe_holds_is_raised():
+    def wrong(_):
+        raise ValueError("x" * 300_000)
+
+    def too_late(*_):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, too_late)
+    signal.alarm(20)
+    try:
+        with pytest.raises(ValueError, match="^x{300000}$"):
+            run_side_by_side([wrong, lambda advance: advance(1.0)], 2, lambda _: None)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert not multiprocessing.active_children()
 
 
 def test_processes_are_for_cpus():
