@@ -59,7 +59,7 @@ def run_side_by_side(
     """
     context = multiprocessing.get_context("fork")
     done = context.Array("d", len(work), lock=False)
-    running: dict[Any, tuple[int, BaseProcess]] = {}
+    running: dict[Any, tuple[int, BaseProcess, Connection]] = {}
     left = list(reversed(range(len(work))))
     try:
         while left or running:
@@ -69,17 +69,17 @@ def run_side_by_side(
                 process: BaseProcess = context.Process(target=_do, args=(work[number], number, done, sender))
                 process.start()
                 sender.close()
-                running[receiver] = number, process
+                running[receiver] = number, process, receiver
             # for words or their end, not for the process: one that has much to say waits until it is heard
-            for receiver in wait(list(running), timeout=_LOOK):
-                number, finished = running.pop(receiver)
+            for heard in wait(list(running), timeout=_LOOK):
+                number, finished, receiver = running.pop(heard)
                 _raise_what_happened(finished, receiver)
                 done[number] = 1.0
             show(sum(done))
     finally:
-        for _, ended in running.values():
+        for _, ended, _ in running.values():
             ended.terminate()
-        for _, ended in running.values():
+        for _, ended, _ in running.values():
             ended.join()
 
 

@@ -220,12 +220,12 @@ class PosNegDataModule(CheckedDataModule):
         if stage in ("fit", None) and self._prepared.given.train is not None:
             self.batch_sampler()
             say_what_seeds(self.seed, self.split_seed)
-        if self._prepared.has_validation or type(self).val_dataloader is not PosNegDataModule.val_dataloader:
-            return  # there are loaders, ours or those of a subclass
-        if stage == "validate":
+        # or by loaders of a subclass's own
+        validates = self._prepared.has_validation or type(self).val_dataloader is not PosNegDataModule.val_dataloader
+        if stage == "validate" and not validates:
             msg = "There is no validation set: pass `val_dataset`, or split one off with `val_fraction` or `num_folds`."
             raise DataError(msg)
-        if stage == "fit" and self.trainer is not None:
+        if stage == "fit" and self.trainer is not None and not validates:
             # Lightning warns of an empty list of loaders. It takes a hook that is not overridden for "no validation".
             self.__dict__["val_dataloader"] = MethodType(LightningDataModule.val_dataloader, self)
 
@@ -334,9 +334,9 @@ class PosNegDataModule(CheckedDataModule):
 
         The module knows it from its training. Otherwise the first item of the training set shows it.
         """
-        known = getattr(getattr(self.trainer, "lightning_module", None), "input_layout", None)
-        if self.collate_fn is not None:  # The layout of items is asked for. The model sees another one.
-            known = None
+        module = getattr(self.trainer, "lightning_module", None)
+        # With a `collate_fn` the layout of items is asked for. The model sees another one.
+        known = getattr(module, "input_layout", None) if self.collate_fn is None else None
         unknown = known is None and self._prepared.given.train is not None
         return training_layout(self._prepared.datasets.train) if unknown else known
 

@@ -345,7 +345,7 @@ def test_an_error_of_more_words_than_a_pipe_holds_is_raised():
     before = signal.signal(signal.SIGALRM, too_late)
     signal.alarm(20)
     try:
-        with pytest.raises(ValueError, match="^x{300000}$"):
+        with pytest.raises(ValueError, match=r"^x{300000}$"):
             run_side_by_side([wrong, lambda advance: advance(1.0)], 2, lambda _: None)
     finally:
         signal.alarm(0)
