@@ -147,7 +147,8 @@ def examples_per_step(datamodule: Any, algorithm: Any) -> int:
         kind = type(datamodule).__name__
         msg = f"Expected `datamodule` to be a PosNegDataModule, but got a {kind}: pass its data sets to one."
         raise ArgumentError(msg)
-    sizes = datamodule.batch_sampler().global_sizes(1)
+    sampler = datamodule.batch_sampler()
+    sizes = sampler.global_sizes(1)
     kind = algorithm.sampling if datamodule.sampling == "auto" else datamodule.sampling
     if kind != "pos_neg" and datamodule.negatives is not None:
         msg = (
@@ -158,7 +159,7 @@ def examples_per_step(datamodule: Any, algorithm: Any) -> int:
     if kind == "full":
         return int(datamodule.num_positives + datamodule.num_negatives)
     if kind == "uniform":
-        return int(min(datamodule.num_pos + sizes.num_neg, datamodule.num_positives + datamodule.num_negatives))
+        return int(min(sampler.sizes.num_pos + sizes.num_neg, datamodule.num_positives + datamodule.num_negatives))
     given = datamodule.num_dual_neg
     dual = (sizes.num_neg if given is None else given) if algorithm.needs_dual_negatives else 0
     return int(sizes.num_pos + sizes.num_neg + dual)

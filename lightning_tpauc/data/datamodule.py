@@ -28,7 +28,7 @@ from lightning_tpauc.data.core.loader import EvalLoader, PosNegLoader, training_
 from lightning_tpauc.data.core.loader_options import LoaderOptions, check_counts, checked_options
 from lightning_tpauc.data.core.prepared import PreparedData, Split
 from lightning_tpauc.data.core.row_values import take_columns
-from lightning_tpauc.data.core.sampler import SAMPLERS, BatchSampler, BatchSizes
+from lightning_tpauc.data.core.sampler import SAMPLERS, BatchSampler, BatchSizes, usual_sizes
 from lightning_tpauc.data.core.seeding import as_seed, say_what_seeds
 from lightning_tpauc.data.core.shards import current_world
 from lightning_tpauc.data.core.splits import as_fraction, check_validation_source
@@ -39,9 +39,6 @@ from lightning_tpauc.data.streaming.negatives import NegativeStream, as_stream
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 
 __all__ = ("SAMPLING_ARGUMENTS", "Datasets", "PosNegDataModule")
-
-# Negatives per step and rank where `num_neg` is None.
-_NUM_NEG = 192
 
 #: Arguments that change what is trained on or how it is divided.
 SAMPLING_ARGUMENTS = (
@@ -84,8 +81,9 @@ class PosNegDataModule(CheckedDataModule):
             :class:`~lightning_tpauc.NegativeStream` of one. ``train_dataset`` then holds only the positives.
         num_pos: positives per step and rank, S. If the training set has fewer than S for each rank, every step takes
             all of them. With several tasks, the tasks in play share them; see
-            :mod:`~lightning_tpauc.data.core.task_sampler`.
-        num_neg: negatives per step and rank, B~. ``None``: 192, or all negatives if there are fewer.
+            :mod:`~lightning_tpauc.data.core.task_sampler`. ``None``: 64, or 128 with several tasks.
+        num_neg: negatives per step and rank, B~. ``None``: 192, or 128 with several tasks, or all negatives if there
+            are fewer.
         num_dual_neg: size of the second, independent batch of negatives per step and rank, B. It is drawn only if the
             module's algorithm reads it. ``None``: ``num_neg``.
         sampling: ``"pos_neg"`` draws the classes apart. ``"uniform"`` draws ``num_pos + num_neg`` examples of the whole
@@ -151,7 +149,7 @@ class PosNegDataModule(CheckedDataModule):
         predict_dataset: AnyDataset = None,
         *,
         negatives: NegativeStream | IterableDataset | DataLoader | None = None,  # type: ignore[type-arg]  # see there
-        num_pos: int = 64,
+        num_pos: int | None = None,
         num_neg: int | None = None,
         num_dual_neg: int | None = None,
         sampling: Literal["auto", "pos_neg", "uniform", "full"] = "auto",
@@ -172,8 +170,7 @@ class PosNegDataModule(CheckedDataModule):
         super().__init__()
         self.train_dataset, self.val_dataset, self.test_dataset = train_dataset, val_dataset, test_dataset
         self.predict_dataset, self.negatives, self.batch_size = predict_dataset, negatives, batch_size
-        self.num_neg, self._takes_what_there_is = (_NUM_NEG, True) if num_neg is None else (num_neg, False)
-        self.num_pos, self.num_dual_neg, self.sampling = num_pos, num_dual_neg, sampling
+        self.num_pos, self.num_neg, self.num_dual_neg, self.sampling = num_pos, num_neg, num_dual_neg, sampling
         self.targets, self.sample_weight = targets, sample_weight
         self.val_fraction, self.num_folds, self.fold, self.groups = val_fraction, num_folds, fold, groups
         self.split_seed, self.seed = as_seed(split_seed, "split_seed", bits=32), as_seed(seed, "seed")
@@ -317,13 +314,13 @@ class PosNegDataModule(CheckedDataModule):
         return None if self.sample_weight is None else getattr(self._prepared.sample_weights, "positives", None)
 
     def _sizes(self, kind: str, num_negatives: int | None) -> BatchSizes:
-        num_neg, needs_dual = self.num_neg, self._algorithm_says("needs_dual_negatives")
-        if self._takes_what_there_is and num_negatives is not None:
+        needs_dual = self._algorithm_says("needs_dual_negatives")
+        num_pos, num_neg = usual_sizes(self.num_pos, self.num_neg, several=self.num_labels is not None)
+        if self.num_neg is None and num_negatives is not None:
             num_neg = min(num_neg, max(1, num_negatives // current_world().size))
-        usual = num_neg if needs_dual else 0
-        num_dual_neg = usual if self.num_dual_neg is None else self.num_dual_neg
+        num_dual_neg = (num_neg if needs_dual else 0) if self.num_dual_neg is None else self.num_dual_neg
         reads_dual = kind == "pos_neg" and needs_dual is not False  # None: no algorithm says
-        return BatchSizes(self.num_pos, num_neg, num_dual_neg if reads_dual else 0)
+        return BatchSizes(num_pos, num_neg, num_dual_neg if reads_dual else 0)
 
     def _algorithm_says(self, attribute: str, explicit: Any = None) -> Any:
         algorithm = getattr(getattr(self.trainer, "lightning_module", None), "algorithm", None)

@@ -312,7 +312,7 @@ def test_version_help_and_the_whole_config(command):
     out, _, status = command("fit", "--config", QUICKSTART, "--print_config")
     assert status == 0
     config = yaml.safe_load(out)
-    assert config["data"]["init_args"]["num_pos"] == 64
+    assert config["data"]["init_args"]["num_pos"] is None
     assert config["model"]["init_args"]["algorithm"]["init_args"]["gamma"] == math.inf
     assert "max_steps" in config["trainer"]
 

@@ -276,3 +276,21 @@ def test_tasks_with_few_positives_are_named_once():
     with pytest.warns(TPAUCWarning, match=message) as said:
         ready(num_pos=100).train_dataloader()
     assert len(said) == 1
+
+
+def test_as_many_positives_as_negatives_by_default():
+    """The tasks share the positives; one task has a quarter of the batch for its own."""
+    x = torch.arange(2000.0).reshape(-1, 1)
+    y = torch.stack([x[:, 0] % 5 == 0, x[:, 0] % 7 == 0], dim=1).float()
+
+    def sizes(labels, **kwargs):
+        data = PosNegDataModule((x, labels), **kwargs)
+        data.setup("fit")
+        batch = next(iter(data.train_dataloader()))
+        return batch.num_pos, batch.num_neg
+
+    assert sizes(y[:, 0]) == (64, 192)
+    assert sizes(y) == (128, 128)
+    assert sizes(y, num_pos=32) == (32, 128)
+    assert sizes(y, num_neg=50) == (128, 50)
+    assert sizes(y, num_pos=64, num_neg=192) == (64, 192)

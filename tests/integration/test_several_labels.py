@@ -45,7 +45,7 @@ METHODS = {
 def with_coefficient(algorithm, value):
     """The algorithm with another factor of the proximal term."""
     kind = type(algorithm)
-    algorithm.__class__ = type(kind.__name__, (kind,), {"proximal_coefficient": property(lambda _: value)})
+    algorithm.__class__ = type(f"Pulled{kind.__name__}", (kind,), {"proximal_coefficient": property(lambda _: value)})
     return algorithm
 
 

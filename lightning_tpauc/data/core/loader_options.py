@@ -34,7 +34,7 @@ def check_counts(counts: Mapping[str, Any]) -> None:
         counts: values by the names of the arguments; ``None`` is left to where the number is found.
     """
     for name, value in counts.items():
-        if value is not None or name not in ("num_dual_neg", "steps_per_epoch"):
+        if value is not None or name not in ("num_pos", "num_neg", "num_dual_neg", "steps_per_epoch"):
             check_count(value, name, 0 if name in ("num_workers", "num_dual_neg") else 1)
 
 

@@ -27,6 +27,7 @@ __all__ = (
     "UniformSampler",
     "make_sampler",
     "shares_of",
+    "usual_sizes",
 )
 
 Indices = NDArray[np.int64]
@@ -55,6 +56,19 @@ class PlannedMasks(NamedTuple):
     pos: NDArray[np.bool_]
     neg: NDArray[np.bool_]
     dual_neg: NDArray[np.bool_] | None = None
+
+
+def usual_sizes(num_pos: int | None, num_neg: int | None, *, several: bool) -> tuple[int, int]:
+    """Positives and negatives per step and rank: 64 and 192, or 128 and 128 of several tasks, where they are not given.
+
+    Several tasks share the positives of a step. See benchmarks/README.md.
+
+    Example:
+        >>> usual_sizes(None, None, several=False), usual_sizes(32, None, several=True)
+        ((64, 192), (32, 128))
+    """
+    usual = (128, 128) if several else (64, 192)
+    return usual[0] if num_pos is None else num_pos, usual[1] if num_neg is None else num_neg
 
 
 class BatchPlan(NamedTuple):
