@@ -73,7 +73,7 @@ def options_of(class_path: str) -> list[str]:
 
     Example:
         >>> options_of("lightning_tpauc.models.Linear")
-        ['num_features', 'bias']
+        ['num_features', 'bias', 'num_labels']
     """
     module, _, name = class_path.rpartition(".")
     try:

@@ -174,7 +174,7 @@ class TwoWayPartialAUROC(BinaryTwoWayPartialAUROC):
         >>> metric.compute()
         tensor(0.5000, dtype=torch.float64)
         >>> TwoWayPartialAUROC(min_tpr=0.5, max_fpr=0.5, task="multilabel", num_labels=14, average="weighted")
-        MultilabelTwoWayPartialAUROC()
+        MultilabelTwoWayPartialAUROC(num_labels=14)
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
