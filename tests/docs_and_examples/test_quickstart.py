@@ -36,6 +36,7 @@ def root():
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
 def test_the_table(example, root, tmp_path, capsys):
     example.main(root, str(tmp_path))
     header, *rows = capsys.readouterr().out.splitlines()

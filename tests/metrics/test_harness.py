@@ -271,6 +271,7 @@ def test_counts_past_half_precision_are_not_rounded(case):
     assert_close(metric.compute(), alone.compute().float(), "float32")
 
 
+@pytest.mark.slow
 @EACH
 def test_scripting(case):
     with warnings.catch_warnings():
