@@ -1,17 +1,16 @@
 """Workers of loaders that a test leaves are stopped when it ends."""
 
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 
 import pytest
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-KINDS = [_MultiProcessingDataLoaderIter]
-try:
-    from torchdata.stateful_dataloader.stateful_dataloader import _StatefulMultiProcessingDataLoaderIter
-except ImportError:
-    pass
-else:
-    KINDS.append(_StatefulMultiProcessingDataLoaderIter)
+KINDS: list[type] = [_MultiProcessingDataLoaderIter]
+if find_spec("torchdata") is not None:
+    stateful = import_module("torchdata.stateful_dataloader.stateful_dataloader")
+    KINDS.append(stateful._StatefulMultiProcessingDataLoaderIter)
 
 
 @pytest.fixture(autouse=True)
