@@ -86,7 +86,7 @@ main({[*words, "--model.algorithm=STACO", "--model.algorithm.surrogate=exponenti
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith(str(package)), "the copy is what runs"
-    assert len(re.findall(r"val/tpauc = [01]\.\d+", done.stdout)) == 2, done.stdout
+    assert len(re.findall(r"\n  val/tpauc = [01]\.\d+", done.stdout)) == 2, done.stdout
 
 
 def test_the_places_that_the_page_names_are_there():

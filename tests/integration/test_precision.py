@@ -156,7 +156,7 @@ def test_mean_of_half_precision_weights_does_not_stand_still(averaging):
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
-@pytest.mark.parametrize("method", [lambda: SONX(gamma=0.1), PAUCI], ids=["SONX", "PAUCI"])
+@pytest.mark.parametrize("method", [lambda: SONX(gamma=0.1, margin=1.0), PAUCI], ids=["SONX", "PAUCI"])
 def test_mixed_precision_does_not_reuse_half_precision_copies_of_the_previous_weights(precision, method):
     """Autocast's cache would: it goes by parameter, whose content the step exchanges. Lightning switches it off."""
     scores = []
