@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -48,8 +48,11 @@ class PreviousScores(NamedTuple):
     neg_scores: Tensor
 
 
-def shrunk_rectangle(min_tpr: float, max_fpr: float, tightness: float) -> tuple[float, float]:
-    """The rectangle on the line from (0, 1) to ``(min_tpr, max_fpr)``.
+_Bound = TypeVar("_Bound", float, Tensor)
+
+
+def shrunk_rectangle(min_tpr: _Bound, max_fpr: _Bound, tightness: float) -> tuple[_Bound, _Bound]:
+    """The rectangle on the line from (0, 1) to ``(min_tpr, max_fpr)``, of one task or of each of several.
 
     Example:
         >>> shrunk_rectangle(0.8, 0.2, 0.5)
@@ -75,6 +78,8 @@ class Algorithm(DeclaredState, ABC):
         ArgumentError: if the rectangle is empty or not inside the unit square.
     """
 
+    #: Learning rate of Adam where the user gives no optimizer; see benchmarks/defaults.py.
+    default_lr: ClassVar[float] = 0.01
     #: What the weights continue from after a stage; the next anchor is the stage's average either way.
     stage_iterate: ClassVar[Literal["average", "last"]] = "average"
     #: Whether the algorithm wants raw scores even where the model's ``score_activation`` is a sigmoid.
@@ -134,10 +139,7 @@ class Algorithm(DeclaredState, ABC):
         """:attr:`rectangle`, or float64 tensors ``(K,)`` of K tasks that have rectangles of their own."""
         if "min_tpr" not in self._per_task:
             return self.rectangle
-        min_tpr, max_fpr = self._per_task["min_tpr"], self._per_task["max_fpr"]
-        if self.tightness == 1.0:  # exactly, as in `rectangle_at`
-            return min_tpr, max_fpr
-        return self.tightness * min_tpr, 1.0 - self.tightness * (1.0 - max_fpr)
+        return shrunk_rectangle(self._per_task["min_tpr"], self._per_task["max_fpr"], self.tightness)
 
     @property
     def thetas(self) -> tuple[float | Tensor, float | Tensor]:
@@ -237,11 +239,6 @@ class Algorithm(DeclaredState, ABC):
     def needs_previous(self) -> Literal["scores", "gradients"] | None:
         """What a step needs under the weights before the last update, on the same batch; see ``previous``."""
         return None
-
-    @property
-    def default_lr(self) -> float:
-        """Learning rate of Adam where the user gives no optimizer; see benchmarks/defaults.py."""
-        return 0.01
 
     @property
     def step_sizes(self) -> dict[str, str]:

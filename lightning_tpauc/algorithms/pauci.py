@@ -118,6 +118,8 @@ class PAUCI(RecursiveAlgorithm):
 
     #: A, b and the square loss's margin live in [0, 1].
     takes_probabilities = True
+    #: With more, networks collapse under Adam, whose steps do not shrink with those of the source.
+    default_lr = 0.001
 
     variables: Tensor
     previous_variables: Tensor
@@ -148,11 +150,6 @@ class PAUCI(RecursiveAlgorithm):
         self.add_state("previous_variables", "vector", fill=start)
         self.add_state("estimate", "vector", fill=(0.0,) * len(VARIABLES))
         self.add_state("steps", "scalar", fill=0, dtype=torch.int32)
-
-    @property
-    def default_lr(self) -> float:
-        """0.001: with more its networks collapse under Adam, whose steps do not shrink with those of the source."""
-        return 0.001
 
     @property
     def step_sizes(self) -> dict[str, str]:

@@ -56,7 +56,23 @@ _LEAST = 4
 _MAX_TASKS = 1 << 32
 
 
-class PosNegTaskSampler(PosNegSampler):
+class _OfTasks:
+    """What loaders ask a sampler of several tasks."""
+
+    tasks: TaskRows
+
+    @property
+    def num_positives(self) -> tuple[int, ...]:
+        """How many positives each task has."""
+        return self.tasks.num_positives
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Names of the tasks."""
+        return self.tasks.names
+
+
+class PosNegTaskSampler(_OfTasks, PosNegSampler):
     """Draws positives of several tasks in turn, and negatives of all.
 
     An epoch has as many steps as the task that needs most to see all of its positives, or as a pass over the negatives
@@ -86,16 +102,6 @@ class PosNegTaskSampler(PosNegSampler):
         self._circle = permute(np.arange(count), np.array(0), count, seed=seed, purpose=Purpose.TASKS)
         self._rows = np.concatenate(tasks.positives)
         self._offsets = np.cumsum([0, *tasks.num_positives[:-1]])
-
-    @property
-    def num_positives(self) -> tuple[int, ...]:
-        """How many positives each task has."""
-        return self.tasks.num_positives
-
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        """Names of the tasks."""
-        return self.tasks.names
 
     def in_play(self, world_size: int) -> tuple[int, Indices]:
         """How many tasks are in play in a step, T, and how many positives each task gets then, ``(K,)``."""
@@ -183,7 +189,7 @@ def _first(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-class UniformTaskSampler(UniformSampler):
+class UniformTaskSampler(_OfTasks, UniformSampler):
     """Draws uniform batches of several tasks, for cross-entropy: all examples that any task was measured on.
 
     Every example is in the first and in the second part of the batch; the masks say for which tasks it is positive, and
@@ -209,16 +215,6 @@ class UniformTaskSampler(UniformSampler):
         tasks.require_both()
         super().__init__(tasks.some_positive, tasks.negatives, sizes, seed)
         self.tasks = tasks
-
-    @property
-    def num_positives(self) -> tuple[int, ...]:
-        """How many positives each task has."""
-        return self.tasks.num_positives
-
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        """Names of the tasks."""
-        return self.tasks.names
 
     def global_sizes(self, world_size: int) -> BatchSizes:
         """Sizes of the global batch as (0, all, 0), at most all examples that were measured."""
