@@ -302,7 +302,7 @@ class PosNegDataModule(CheckedDataModule):
         sampler = sampler_of(training, kind, sizes, self.seed, stream=stream, weights=self._prepared.sample_weights)
         sampler.epoch_steps = self._epoch_steps
         sampler.global_sizes(world_size)
-        message = sampler.cap_message(world_size)
+        message = sampler.cap_message(world_size, asked=self.num_pos is not None)
         if message and not self._said_capped:
             self._said_capped = True
             rank_zero_warn(message, category=TPAUCWarning)

@@ -32,6 +32,7 @@ from lightning_tpauc.metrics.reporting import IGNORED
 from lightning_tpauc.scoring.evaluated_module import EvaluatedModule
 from lightning_tpauc.scoring.forward_passes import device_batches
 from lightning_tpauc.scoring.labelled_batches import inputs_and_target
+from lightning_tpauc.scoring.labels import listed
 from lightning_tpauc.scoring.operating_point import OperatingPoint, OperatingPoints
 
 if TYPE_CHECKING:
@@ -196,25 +197,38 @@ class DecisionThreshold(Callback):
         """Say if no threshold lies in the rectangle, with how far away the nearest is, or if nothing is calibrated."""
         found, labels, algorithm = module.operating_point, module.trained_labels, module.algorithm
         if isinstance(found, OperatingPoint):
-            self._say_of(found, (algorithm.min_tpr, algorithm.max_fpr), "")
+            self._say_of(found, (algorithm.min_tpr, algorithm.max_fpr))
         elif found is not None and labels is not None:
-            for (name, point), rectangle in zip(found.points.items(), labels.rectangles(algorithm), strict=True):
-                if point is not None:
-                    self._say_of(point, rectangle, f"{name}: ")
+            self._say_of_labels(found, labels.rectangles(algorithm))
 
-    def _say_of(self, point: OperatingPoint, rectangle: tuple[float, float], label: str) -> None:
+    def _say_of(self, point: OperatingPoint, rectangle: tuple[float, float]) -> None:
         if self.calibration is not None and point.calibration is None:
-            rank_zero_info(f"{label}Predictions will hold no probabilities. {self._why_uncalibrated}")
+            rank_zero_info(f"Predictions will hold no probabilities. {self._why_uncalibrated}")
         if point.nearest is None:
             return
-        (tpr, fpr), (min_tpr, max_fpr) = point.nearest, rectangle
-        away = math.hypot(max(0.0, min_tpr - tpr), max(0.0, fpr - max_fpr))
-        used = point.decisions
+        (tpr, fpr), (min_tpr, max_fpr), used = point.nearest, rectangle, point.decisions
         rank_zero_info(
-            f"{label}No threshold lies in the rectangle TPR >= {min_tpr:g}, FPR <= {max_fpr:g} on the "
-            f"validation data: the nearest, TPR {tpr:.3f} at FPR {fpr:.3f}, is {away:.2g} away. By {point.criterion!r} "
-            f"{used.threshold:.6g} decides, TPR {used.sensitivity:.3f} at FPR {1 - used.specificity:.3f}."
+            f"No threshold lies in the rectangle TPR >= {min_tpr:g}, FPR <= {max_fpr:g} on the validation data: the "
+            f"nearest, TPR {tpr:.3f} at FPR {fpr:.3f}, is {_distance(point.nearest, rectangle):.2g} away. By "
+            f"{point.criterion!r} {used.threshold:.6g} decides, TPR {used.sensitivity:.3f} at FPR "
+            f"{1 - used.specificity:.3f}."
         )
+
+    def _say_of_labels(self, found: OperatingPoints, rectangles: Sequence[tuple[float, float]]) -> None:
+        """One line of all labels, not one of each."""
+        each = [
+            (name, point, own) for (name, point), own in zip(found.points.items(), rectangles, strict=True) if point
+        ]
+        plain = [name for name, point, _ in each if point.calibration is None]
+        if self.calibration is not None and plain:
+            rank_zero_info(f"Predictions will hold no probabilities of {listed(plain)}. {self._why_uncalibrated}")
+        away = [f"{n} by {_distance(point.nearest, own):.2g}" for n, point, own in each if point.nearest is not None]
+        if away:
+            rank_zero_info(
+                f"No threshold lies in the rectangle of {len(away)} of {len(found.points)} labels on the validation "
+                f"data. The nearest thresholds miss it: {listed(away)}. `module.operating_point.points` says what "
+                "each label's threshold does."
+            )
 
     @torch.no_grad()
     def choose_again(self, trainer: Trainer, module: EvaluatedModule) -> None:
@@ -240,6 +254,12 @@ class DefaultThreshold(DecisionThreshold):
     """What a module adds by itself: ``Trainer.validate`` keeps a threshold that is there."""
 
     renews = False
+
+
+def _distance(rates: tuple[float, float], rectangle: tuple[float, float]) -> float:
+    """How far true and false positive rate lie outside the rectangle."""
+    (tpr, fpr), (min_tpr, max_fpr) = rates, rectangle
+    return math.hypot(max(0.0, min_tpr - tpr), max(0.0, fpr - max_fpr))
 
 
 def _say_lost(trainer: Trainer, module: EvaluatedModule) -> None:

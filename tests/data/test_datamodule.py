@@ -130,6 +130,11 @@ def test_few_positives_are_all_in_every_step_and_it_says_so_once():
     assert batch.num_pos == 12
 
 
+def test_a_class_smaller_than_the_usual_size_is_no_surprise():
+    batch = next(iter(ready(num_pos=None).train_dataloader()))  # a warning would be an error
+    assert batch.num_pos == 12
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks(size):
     reference = list(ready(num_pos=3 * size, num_neg=5 * size).train_dataloader())

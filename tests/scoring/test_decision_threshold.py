@@ -223,6 +223,31 @@ def test_a_rectangle_out_of_reach_is_said_with_how_far_away_it_is(caplog):
     assert f"is {away:.2g} away" in said[0]
 
 
+def test_several_labels_out_of_reach_are_said_in_one_line(caplog):
+    (x, _), _ = validation_rows()
+    there = (x > 0.8).long()
+    reversed_ = (x * torch.tensor([-1.0, -1.0, 1.0]) > 0.8).long()  # all but the last label the other way round
+    data = PosNegDataModule((x, there), val_dataset=(x, reversed_))
+    torch.manual_seed(3)
+    callbacks = DecisionThreshold(calibration="sigmoid"), StageCallback(keep_best=False)
+    module = TPAUCModule(nn.Linear(3, 3), optimizer=lambda p: torch.optim.Adam(p, lr=0.1))
+    fit(*callbacks, module=module, data=data, max_epochs=40)
+    points = module.operating_point.points
+    missed = {
+        name: math.hypot(max(0.0, 0.5 - point.nearest[0]), max(0.0, point.nearest[1] - 0.5))
+        for name, point in points.items()
+        if point.nearest is not None
+    }
+    assert sorted(missed) == ["0", "1"]
+    said = [r.message for r in caplog.records if "No threshold lies in the rectangle" in r.message]
+    assert len(said) == 1
+    assert "of 2 of 3 labels" in said[0]
+    assert ", ".join(f"{name} by {away:.2g}" for name, away in missed.items()) in said[0]
+    uncalibrated = [r.message for r in caplog.records if "no probabilities" in r.message]
+    assert len(uncalibrated) == 1
+    assert "no probabilities of 0, 1. " in uncalibrated[0]
+
+
 def test_scores_that_a_sigmoid_can_not_calibrate_do_not_end_the_training(caplog):
     (x, y), _ = validation_rows()
     _, module, _ = fit(DecisionThreshold(calibration="sigmoid"), data=make_data(val_dataset=(-x, y)))

@@ -174,8 +174,13 @@ class BatchSampler(ABC):
             return self.weights.indices(size, self.seed, purpose)
         return BatchIndices(n, size, self.seed, purpose)
 
-    def cap_message(self, world_size: int) -> str | None:  # noqa: ARG002
-        """A message for the user if a step has fewer positives than asked for; ``None`` if it has not."""
+    def cap_message(self, world_size: int, *, asked: bool) -> str | None:  # noqa: ARG002
+        """A message for the user if a step has fewer positives than it should; ``None`` if it has not.
+
+        Args:
+            world_size: number of ranks.
+            asked: whether the user gave ``num_pos``. A rare class that is smaller than the usual size is no surprise.
+        """
         return None
 
     @abstractmethod
@@ -234,19 +239,19 @@ class PosNegSampler(BatchSampler):
         sizes = self.global_sizes(world_size)
         return max(-(-len(self.positives) // sizes.num_pos), -(-len(self.negatives) // sizes.num_neg))
 
-    def cap_message(self, world_size: int) -> str | None:
+    def cap_message(self, world_size: int, *, asked: bool) -> str | None:
         """See :meth:`BatchSampler.cap_message`."""
-        asked, n_pos = self.sizes.num_pos * world_size, len(self.positives)
-        if asked <= self.most_positives:
+        wanted, n_pos = self.sizes.num_pos * world_size, len(self.positives)
+        if wanted <= self.most_positives or (not asked and self.most_positives == n_pos):
             return None
         if self.most_positives < n_pos:
             return (
-                f"A step has {self.most_positives} positives instead of {asked} (`num_pos`={self.sizes.num_pos} on "
+                f"A step has {self.most_positives} positives instead of {wanted} (`num_pos`={self.sizes.num_pos} on "
                 f"{world_size} rank(s)): the largest `sample_weight` of a positive is 1/{self.most_positives} of their "
                 "sum or more, so in a step of more positives it would have to come twice."
             )
         return (
-            f"The training set has {n_pos} positives, fewer than the {asked} of one step "
+            f"The training set has {n_pos} positives, fewer than the {wanted} of one step "
             f"(`num_pos`={self.sizes.num_pos} on {world_size} rank(s)): every step takes all of them."
         )
 

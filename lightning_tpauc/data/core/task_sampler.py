@@ -126,7 +126,7 @@ class PosNegTaskSampler(_OfTasks, PosNegSampler):
         passes = -(-len(self.negatives) // self.global_sizes(world_size).num_neg)
         return max(-(-visits * len(sizes) // chosen), passes)
 
-    def cap_message(self, world_size: int) -> str | None:
+    def cap_message(self, world_size: int, *, asked: bool) -> str | None:
         """See :meth:`BatchSampler.cap_message`; also says which tasks rarely meet a negative of their own."""
         chosen, sizes = self.in_play(world_size)
         share = self.sizes.num_pos * world_size // chosen
@@ -134,7 +134,7 @@ class PosNegTaskSampler(_OfTasks, PosNegSampler):
         num_neg = self.global_sizes(world_size).num_neg / len(self.negatives)
         rare = [repr(n) for n, c in zip(self.tasks.names, self.tasks.num_negatives, strict=True) if c * num_neg < 1]
         messages = []
-        if few:
+        if few and asked:
             messages.append(
                 f"A task gets up to {share} positives of a step, but these have fewer, and give all of them: "
                 f"{_first(few)}."
