@@ -4,8 +4,6 @@ import sys
 
 from lightning_tpauc.version import __version__
 
-__all__ = ("main",)
-
 
 def main() -> None:
     """Run the command that the process was started with; see :func:`lightning_tpauc.cli.main`."""

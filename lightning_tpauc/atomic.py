@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import IO
 from zlib import crc32
 
-__all__ = ("replacing",)
-
 #: A file that was not written to for so long (seconds) was left by a process that was killed.
 _ABANDONED = 3600
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from lightning_tpauc.errors import MissingExtraError
 
-__all__ = ("import_extra",)
-
 
 def import_extra(module: str, extra: str) -> Any:
     """Import a module of an optional dependency when it is first needed.

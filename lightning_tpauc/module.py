@@ -17,19 +17,22 @@ from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.algorithms.base import PreviousScores
 from lightning_tpauc.algorithms.pauci import RecursiveAlgorithm
 from lightning_tpauc.data.core.batch import PosNegBatch, check_training_batch
-from lightning_tpauc.distributed import GatheredScores
-from lightning_tpauc.distributed.fsdp import assign
+from lightning_tpauc.distributed import GatheredScores, assign
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_count, is_real
-from lightning_tpauc.lightning_fixes.checkpoint_files import check_file, explained_reading, use_atomic_files
+from lightning_tpauc.lightning_fixes.checkpoint_files import (
+    check_file,
+    explained_reading,
+    load_state,
+    load_weights,
+    use_atomic_files,
+)
 from lightning_tpauc.lightning_fixes.compiled import compile_model_alone
-from lightning_tpauc.lightning_fixes.hooks import duty, refuse_replaced
-from lightning_tpauc.lightning_fixes.mixing import refuse_taken, say_twin, say_unused
-from lightning_tpauc.lightning_fixes.schedulers import step_schedulers
+from lightning_tpauc.lightning_fixes.optimizers import step_schedulers
+from lightning_tpauc.lightning_fixes.subclassing import duty, refuse_replaced, refuse_taken, say_twin, say_unused
 from lightning_tpauc.lightning_fixes.unsupported import refuse_unsupported
-from lightning_tpauc.lightning_fixes.weight_loading import load_state, load_weights
-from lightning_tpauc.metrics.further import FurtherMetrics
-from lightning_tpauc.optimization.optimized_module import make_dense
+from lightning_tpauc.metrics.reporting import FurtherMetrics
+from lightning_tpauc.optimization import make_dense
 from lightning_tpauc.training.checkpoint import prepare_loading
 from lightning_tpauc.training.checkpoint import save as save_checkpoint
 from lightning_tpauc.training.hyperparameters import save_cli_hyperparameters
@@ -38,8 +41,6 @@ from lightning_tpauc.training.needed_callbacks import needed_callbacks
 from lightning_tpauc.training.returning import give_back, take_back
 from lightning_tpauc.training.state import Phase
 from lightning_tpauc.training.trained_module import TrainedModule
-
-__all__ = ("TPAUCModule",)
 
 _NOT_PREPARED = (
     "The callbacks of {0} did not prepare this training: something else stands in place of `{0}.configure_callbacks` "

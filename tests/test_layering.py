@@ -136,7 +136,7 @@ def test_imports_go_one_way():
     ("own", "source"),
     [
         pytest.param("functional.staco", "from lightning_tpauc.algorithms.base import Algorithm", id="upwards"),
-        pytest.param("models.mlp", "from lightning_tpauc import distributed", id="sideways"),
+        pytest.param("models.tabular", "from lightning_tpauc import distributed", id="sideways"),
         pytest.param("data.datamodule", "def f():\n    from lightning_tpauc.metrics import tpauc", id="in a function"),
         pytest.param("training.stages", "from lightning_tpauc import TPAUCModule", id="through the root"),
         pytest.param("algorithms.base", "import lightning_tpauc.extras", id="more than it may know"),

@@ -179,8 +179,10 @@ def one_curve(_):
     return importlib.import_module("lightning_tpauc.metrics.plot").plot_roc(rates, rates, 0.5, 0.5, 0.5)
 
 
-def several_labels():
-    return lightning_tpauc.TwoWayPartialAUROC(task="multilabel", num_labels=2)
+def both_plots(_):
+    with pytest.raises(MissingExtraError, match="matplotlib"):
+        lightning_tpauc.TwoWayPartialAUROC(task="multilabel", num_labels=2).plot(torch.tensor([0.5, 0.6]))
+    lightning_tpauc.TwoWayPartialAUROC().plot(torch.tensor(0.5))
 
 
 def one_folder(folder):
@@ -215,12 +217,11 @@ USERS = {
     "data.sources.ogb_folder": ("graph", ("torch_geometric",), one_folder),
     "data.sources.smiles": ("graph", ("ogb", "rdkit"), one_molecule),
     "metrics.base": ("plot", ("matplotlib",), lambda _: lightning_tpauc.ExactObjective().plot(torch.tensor(0.5))),
-    "metrics.per_label": ("plot", ("matplotlib",), lambda _: several_labels().plot(torch.tensor([0.5, 0.6]))),
     "metrics.plot": ("plot", ("matplotlib",), one_curve),
     "metrics.roc_figure": ("plot", ("matplotlib",), lambda _: lightning_tpauc.ROCFigure()),
-    "metrics.tpauc": ("plot", ("matplotlib",), lambda _: lightning_tpauc.TwoWayPartialAUROC().plot(torch.tensor(0.5))),
+    "metrics.tpauc": ("plot", ("matplotlib",), both_plots),
     "models.gin": ("graph", ("ogb", "torch_geometric"), lambda _: models.GIN()),
-    "models.resnet3d": ("medical", ("torchvision",), lambda _: models.ResNet3D()),
+    "models.volumes": ("medical", ("torchvision",), lambda _: models.ResNet3D()),
 }
 
 #: Modules that import an extra only when handed its objects, so that it can't be missing.

@@ -35,7 +35,7 @@ USED = {
         lambda _: nn.modules.batchnorm,
         "statistics are neither averaged nor agreed on",
     ),
-    ("scoring.calling", "_orig_mod"): (
+    ("scoring.forward_passes", "_orig_mod"): (
         lambda _: torch.compile(nn.Linear(1, 1)),
         "compiled models get mappings as they are",
     ),
@@ -128,11 +128,11 @@ USED = {
         lambda _: torch.optim.SGD([torch.zeros(1, requires_grad=True)], fused=True),
         "fused optimizers under 16-mixed clip scaled gradients",
     ),
-    ("optimization.optimized_module", "_step_supports_amp_scaling"): (
+    ("optimization", "_step_supports_amp_scaling"): (
         lambda _: torch.optim.SGD([torch.zeros(1, requires_grad=True)], fused=True),
         "steps of fused optimizers that a gradient scaler skips count as taken",
     ),
-    ("optimization.optimized_module", "_version"): (
+    ("optimization", "_version"): (
         lambda _: torch.zeros(1),
         "optimizers that evaluate by themselves train on nothing",
     ),
@@ -140,7 +140,7 @@ USED = {
         lambda t: t.lightning_module,
         "checkpoints of weights alone are resumed from",
     ),
-    ("lightning_fixes.schedulers", "_results"): (
+    ("lightning_fixes.optimizers", "_results"): (
         lambda t: t,
         "ReduceLROnPlateau does not see what training and validation log",
     ),
@@ -148,15 +148,15 @@ USED = {
         lambda t: t.fit_loop,
         "an ordinary DataLoader is refused for a lesser reason",
     ),
-    ("scoring.labels_of_data", "_data_source"): (
+    ("scoring.labelled_data", "_data_source"): (
         lambda t: t.fit_loop,
         "loaders of several labels are taken for those of one",
     ),
-    ("scoring.trained_start", "_monitor_candidates"): (
+    ("scoring.evaluated_module", "_monitor_candidates"): (
         lambda _: ModelCheckpoint(),
         "a run saves something worse than its start",
     ),
-    ("scoring.trained_start", "_save_topk_checkpoint"): (
+    ("scoring.evaluated_module", "_save_topk_checkpoint"): (
         lambda _: ModelCheckpoint(),
         "a run saves something worse than its start",
     ),
@@ -188,7 +188,7 @@ USED = {
         lambda _: LightningModule,
         "scoring passes leave out the data module's hooks",
     ),
-    ("lightning_fixes.weight_loading", "_orig_mod"): (
+    ("lightning_fixes.checkpoint_files", "_orig_mod"): (
         lambda _: torch.compile(nn.Linear(1, 1)),
         "what does not fit is said under names that no plain model has",
     ),

@@ -2,12 +2,10 @@
 
 from lightning_tpauc.algorithms.aucm import AUCM
 from lightning_tpauc.algorithms.base import Algorithm, PreviousScores, TrainingScores
-from lightning_tpauc.algorithms.cross_entropy import CrossEntropy
-from lightning_tpauc.algorithms.full_batch import FullBatch
+from lightning_tpauc.algorithms.baselines import CrossEntropy, FullBatch
 from lightning_tpauc.algorithms.pauci import PAUCI, RecursiveAlgorithm
 from lightning_tpauc.algorithms.sonx import SONX
-from lightning_tpauc.algorithms.sota import SOTA
-from lightning_tpauc.algorithms.sotas import SOTAs
+from lightning_tpauc.algorithms.sota import SOTA, SOTAs
 from lightning_tpauc.algorithms.staco import STACO
 from lightning_tpauc.algorithms.tasks import Task
 

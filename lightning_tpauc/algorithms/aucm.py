@@ -11,8 +11,6 @@ from lightning_tpauc.algorithms.base import Algorithm
 from lightning_tpauc.functional.aucm import aucm_loss, centre_direction, centre_gradient, margin_dual_step
 from lightning_tpauc.functional.checks import common_dtype, require_positive, require_range
 
-__all__ = ("AUCM",)
-
 
 class AUCM(Algorithm):
     r"""AUC margin loss, solved by the proximal epoch stochastic gradient method (PESG).

@@ -14,14 +14,14 @@ from lightning_tpauc.algorithms.state import DeclaredState
 from lightning_tpauc.algorithms.tasks import Task, check_tasks, describe_tasks
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import as_index, check_range, check_rectangle
-from lightning_tpauc.functional.eager import eager
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.functional.tasks import TaskMasks, in_play, there
-
-__all__ = ("TIGHTNESS_GRID", "Algorithm", "PreviousScores", "TrainingScores", "shrunk_rectangle")
+from lightning_tpauc.functional.utilities import eager
 
 #: Values of :attr:`Algorithm.tightness` at which validation evaluates the objective.
 TIGHTNESS_GRID: tuple[float, ...] = tuple(k / 20 for k in range(21))
+
+_Bound = TypeVar("_Bound", float, Tensor)
 
 
 class TrainingScores(NamedTuple):
@@ -46,9 +46,6 @@ class PreviousScores(NamedTuple):
 
     pos_scores: Tensor
     neg_scores: Tensor
-
-
-_Bound = TypeVar("_Bound", float, Tensor)
 
 
 def shrunk_rectangle(min_tpr: _Bound, max_fpr: _Bound, tightness: float) -> tuple[_Bound, _Bound]:

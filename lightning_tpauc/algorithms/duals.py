@@ -18,8 +18,6 @@ from lightning_tpauc.functional.duals import activate_ties, exact_duals
 from lightning_tpauc.functional.staco import dual_weight_step, global_threshold_step, threshold_step
 from lightning_tpauc.functional.tasks import TaskMasks, in_play, masked_mean, there, with_dual_negatives
 
-__all__ = ("DualAlgorithm", "Duals", "PerPositiveDuals")
-
 
 class DualAlgorithm(PairwiseAlgorithm):
     """An algorithm with dual variables: the settings and the state that its :class:`Duals` work on."""

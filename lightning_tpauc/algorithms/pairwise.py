@@ -9,12 +9,10 @@ from torch import Tensor
 
 from lightning_tpauc.algorithms.base import Algorithm
 from lightning_tpauc.functional.checks import check_choice
+from lightning_tpauc.functional.objective import tail_mean_loss
 from lightning_tpauc.functional.staco import bounded_loss_unit, loss_unit_step
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
-from lightning_tpauc.functional.tails import tail_mean_loss
 from lightning_tpauc.functional.tasks import TaskMasks, in_play, with_dual_negatives
-
-__all__ = ("PairwiseAlgorithm",)
 
 
 class PairwiseAlgorithm(Algorithm):

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lightning_tpauc.algorithms.base import Algorithm, PreviousScores
 from lightning_tpauc.functional.checks import common_dtype, require_range
-from lightning_tpauc.functional.eager import eager
 from lightning_tpauc.functional.pauci import (
     VARIABLES,
     instance_loss,
@@ -21,8 +20,7 @@ from lightning_tpauc.functional.pauci import (
     step_fraction,
     variable_gradient,
 )
-
-__all__ = ("PAUCI", "RecursiveAlgorithm")
+from lightning_tpauc.functional.utilities import eager
 
 
 class RecursiveAlgorithm(Algorithm):

@@ -24,8 +24,6 @@ from lightning_tpauc.functional.staco import (
 )
 from lightning_tpauc.functional.surrogates import Surrogate
 
-__all__ = ("SONX",)
-
 
 class SONX(PairwiseAlgorithm):
     r"""Single-loop method for non-smooth weakly convex compositional problems, applied to the exact CVaR-CVaR loss.

@@ -1,4 +1,4 @@
-"""SOTA, the exact method that STACO improves on (Zhu, Li, Wang, Wu, Yang: ICML 2022)."""
+"""SOTA, the exact method that STACO improves on, and SOTAs, its soft form (Zhu, Li, Wang, Wu, Yang: ICML 2022)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,25 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.algorithms.duals import PerPositiveDuals
+from lightning_tpauc.algorithms.pairwise import PairwiseAlgorithm
 from lightning_tpauc.algorithms.staco import STACO
-from lightning_tpauc.algorithms.state import put_
-from lightning_tpauc.functional.checks import require_range
-from lightning_tpauc.functional.sota import full_threshold_step, sparse_threshold_gradient
+from lightning_tpauc.algorithms.state import put_, take
+from lightning_tpauc.functional.checks import common_dtype, require_range
+from lightning_tpauc.functional.sota import (
+    full_threshold_step,
+    log_mean_exp_loss,
+    log_moving_average,
+    log_outer_mean,
+    log_pair_weights,
+    sparse_threshold_gradient,
+    weighted_pair_loss,
+)
 from lightning_tpauc.functional.surrogates import Surrogate
-from lightning_tpauc.functional.tasks import TaskMasks
+from lightning_tpauc.functional.tasks import TaskMasks, in_play
 
-__all__ = ("SOTA",)
+# The logarithm of the averages' start, zero: finite, so that state can be checked for infinities, and so small that the
+# first step gives exactly what minus infinity would give.
+_LOG_ZERO = -1e30
 
 
 class SOTA(STACO):
@@ -127,3 +138,104 @@ class _FullVectorDuals(PerPositiveDuals):
             new = torch.where(own.of_each_positive(masks.pos.any(-1)), new, own.s)
         own.s_moments.add_((new - own.s) * own.of_each_positive(own.stage_steps))
         own.s.copy_(new)
+
+
+class SOTAs(PairwiseAlgorithm):
+    r"""Stochastic optimisation of the KL-regularised, smooth two-way partial AUC loss.
+
+    The hardest positives and negatives are weighted softly instead of cut out (Zhu, Li, Wang, Wu, Yang: When AUC meets
+    DRO: Optimizing Partial AUC for Deep Learning with Non-Convex Convergence Guarantee, ICML 2022):
+
+    .. math:: F(w) = \lambda' \log E_P \Bigl( E_N \exp(\ell_{ij} / \lambda) \Bigr)^{\lambda / \lambda'}
+
+    One call updates the inner averages
+    :math:`u_i \leftarrow (1 - \gamma_0) u_i + \gamma_0 E_N \exp(\ell_{ij}/\lambda)` of the batch's positives, then
+    :math:`v \leftarrow (1 - \gamma_1) v + \gamma_1 E_P u_i^{\lambda/\lambda'}` with the new :math:`u_i`, and returns
+    the mean of :math:`p_{ij} \ell_{ij}` with the constant weights
+    :math:`p_{ij} = u_i^{\lambda/\lambda' - 1} \exp(\ell_{ij}/\lambda) / v`. Both averages start at 0 and are kept as
+    logarithms, so nothing overflows. The rectangle enters only through :math:`\lambda'` (smaller: harder positives, as
+    a larger ``min_tpr``) and :math:`\lambda` (smaller: harder negatives, as a smaller ``max_fpr``). The step sizes of
+    the averages aren't scaled with the learning rate: the source keeps them.
+
+    Args:
+        min_tpr: lower bound of the true positive rate, in [0, 1); only reported on.
+        max_fpr: upper bound of the false positive rate, in (0, 1]; only reported on.
+        surrogate: name of the pairwise loss, or a :class:`~lightning_tpauc.functional.Surrogate`.
+        margin: as in :class:`STACO`.
+        scale: as in :class:`STACO`.
+        step_units: what :math:`\lambda` and :math:`\lambda'` are measured in. ``"loss"``: :math:`\lambda L` and
+            :math:`\lambda' L` are taken, and the weights' loss is divided by :math:`L`, the running mean of the loss on
+            the hardest :math:`\theta_1` of the negatives, or the batch's own or a constant model's where that is more:
+            the same numbers then suit any score, surrogate and margin. ``"absolute"``: as they are, as in the source.
+        lam: :math:`\lambda`, above 0; the source tunes it, absolute, in {0.1, 1, 10}.
+        lam_prime: :math:`\lambda'`, above 0; the same grid.
+        gamma0: rate of the inner averages, in (0, 1].
+        gamma1: rate of the outer average, in (0, 1].
+
+    Raises:
+        ArgumentError: if an argument is out of range.
+
+    Example:
+        >>> import torch
+        >>> algorithm = SOTAs(lam=0.1, lam_prime=1.0)
+        >>> algorithm.setup(num_positives=4)
+        >>> loss = algorithm(torch.tensor([-50.0]), torch.tensor([50.0, 0.0]), index=torch.tensor([3]))
+        >>> loss.isfinite()
+        tensor(True)
+    """
+
+    takes_tasks = True
+
+    log_u: Tensor
+    log_v: Tensor
+
+    def __init__(
+        self,
+        min_tpr: float = 0.5,
+        max_fpr: float = 0.5,
+        *,
+        surrogate: str | Surrogate = "hinge",
+        margin: float | None = None,
+        scale: float | None = None,
+        step_units: Literal["loss", "absolute"] = "loss",
+        lam: float = 3.0,
+        lam_prime: float = 3.0,
+        gamma0: float = 0.9,
+        gamma1: float = 0.9,
+    ) -> None:
+        super().__init__(min_tpr, max_fpr, surrogate, margin, scale, step_units)
+        self.lam = require_range("lam", lam, 0.0, open_low=True)
+        self.lam_prime = require_range("lam_prime", lam_prime, 0.0, open_low=True)
+        self.gamma0 = require_range("gamma0", gamma0, 0.0, 1.0, open_low=True)
+        self.gamma1 = require_range("gamma1", gamma1, 0.0, 1.0, open_low=True)
+        self.add_state("log_u", "positive", fill=_LOG_ZERO)
+        self.add_state("log_v", "scalar", fill=_LOG_ZERO)
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        r"""The running estimate of F, :math:`\lambda' \log v`, in its unit, and the unit of the loss."""
+        return {**super().diagnostics(), "soft_objective": self.lam_prime * self.log_v.mean()}
+
+    def step(
+        self,
+        pos_scores: Tensor,
+        neg_scores: Tensor,
+        dual_neg_scores: Tensor,  # noqa: ARG002
+        index: Tensor,
+        masks: TaskMasks | None = None,
+    ) -> Tensor:
+        """Updates of u, then v; the loss has the new values."""
+        dtype = common_dtype(pos_scores, neg_scores, self.log_v)
+        pos, neg = pos_scores.to(dtype), neg_scores.to(dtype)
+        unit = self.update_unit(pos, neg, bounded=True, masks=masks)
+        lam = self.lam * unit
+        inner = log_mean_exp_loss(pos, neg, self.surrogate, lam, masks)
+        log_u = log_moving_average(take(self.log_u, index).to(dtype), inner, self.gamma0)
+        pos_mask = None if masks is None else masks.pos
+        if pos_mask is not None:
+            log_u = torch.where(pos_mask, log_u, _LOG_ZERO)
+        outer = log_outer_mean(log_u, self.lam, self.lam_prime, pos_mask)
+        log_v = in_play(log_moving_average(self.log_v.to(dtype), outer, self.gamma1), self.log_v.to(dtype), masks)
+        put_(self.log_u, index, log_u)
+        self.log_v.copy_(log_v)
+        log_weights = log_pair_weights(log_u, log_v, self.lam, self.lam_prime)
+        return self.per_unit(weighted_pair_loss(pos, neg, log_weights, self.surrogate, lam, masks), unit)

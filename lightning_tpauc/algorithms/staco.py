@@ -25,8 +25,6 @@ from lightning_tpauc.functional.staco import (
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.functional.tasks import TaskMasks, in_play, masked_mean
 
-__all__ = ("STACO",)
-
 _DUALS: dict[str, type[Duals]] = {"per_positive": PerPositiveDuals, "tracked": TrackedDuals}
 
 
@@ -48,7 +46,7 @@ class STACO(DualAlgorithm):
     For a monotone surrogate the optimal dual variables follow from two scores: the negative on the border of the
     hardest :math:`\theta_1` and the positive on the border of the lowest :math:`\theta_0`. ``duals="tracked"`` takes
     running means of the batches' own instead of variables of each positive, and has no step sizes but the optimizer's;
-    see :mod:`lightning_tpauc.functional.tracked`.
+    see :mod:`lightning_tpauc.functional.duals`.
 
     Args:
         min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).

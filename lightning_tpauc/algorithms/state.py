@@ -19,8 +19,6 @@ from lightning_tpauc.functional.checks import as_index, check_count
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ("DeclaredState", "StateKind", "StateSpec", "put_", "take")
-
 StateKind = Literal["positive", "dense", "scalar", "vector"]
 
 

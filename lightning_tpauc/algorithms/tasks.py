@@ -11,8 +11,6 @@ from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import check_rectangle, require_range
 from lightning_tpauc.functional.tasks import TaskMasks, check_positions
 
-__all__ = ("Task", "check_tasks", "describe_tasks")
-
 
 class Task(NamedTuple):
     """One of several tasks that are trained at once.

@@ -11,16 +11,14 @@ from torch import Tensor
 from lightning_tpauc.algorithms.base import TrainingScores
 from lightning_tpauc.algorithms.duals import Duals
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
+from lightning_tpauc.functional.duals import border_scores, border_step, border_thresholds, border_weights
 from lightning_tpauc.functional.tasks import TaskMasks, in_play, with_dual_negatives
-from lightning_tpauc.functional.tracked import border_scores, border_step, border_thresholds, border_weights
-
-__all__ = ("TrackedDuals",)
 
 
 class TrackedDuals(Duals):
     r"""The optimal ones for two scores on the rectangle's borders, which are running means over the batches.
 
-    See :mod:`lightning_tpauc.functional.tracked`. Nothing is kept for a positive, and nothing has a step size.
+    See :mod:`lightning_tpauc.functional.duals`. Nothing is kept for a positive, and nothing has a step size.
     """
 
     def _check(self) -> None:

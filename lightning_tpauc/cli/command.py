@@ -30,14 +30,12 @@ from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.errors import ArgumentError, MissingCheckpointError, TPAUCWarning
 from lightning_tpauc.lightning_fixes.checkpoint_files import read_checkpoint
 from lightning_tpauc.lightning_fixes.unsupported import refuse_strategy_name
-from lightning_tpauc.metrics.names import passes_below
+from lightning_tpauc.metrics.reporting import passes_below
 from lightning_tpauc.metrics.roc_figure import ROCFigure
 from lightning_tpauc.module import TPAUCModule
 from lightning_tpauc.scoring.decision_threshold import DecisionThreshold
 from lightning_tpauc.scoring.prediction import PredictionWriter
 from lightning_tpauc.version import __version__
-
-__all__ = ("TPAUCCLI", "main")
 
 #: Imported here so that the command line finds them by their short names.
 _CLASSES: tuple[type, ...] = (

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from lightning_tpauc.comparison.plan import Run
     from lightning_tpauc.module import TPAUCModule
 
-__all__ = ("ComparingTrainer", "ConfigSetup", "run_comparison")
-
 
 class ComparingTrainer(Trainer):
     """Lightning's Trainer, and beside it what the command's ``compare`` takes."""

@@ -11,8 +11,6 @@ from jsonargparse import get_loader
 
 from lightning_tpauc import models
 
-__all__ = ("description", "full_names", "given_checkpoint", "with_environment")
-
 _BACKBONE = re.compile(r"--model(\.init_args)?\.backbone")
 _SCHEDULER = re.compile(r"--model(\.init_args)?\.lr_scheduler")
 _MONITOR = re.compile(r"--model(\.init_args)?\.lr_scheduler(\.init_args)?\.monitor(=.*)?")

@@ -11,22 +11,29 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule
 from torch import nn
 
-from lightning_tpauc.comparison.methods import BASELINE, Method, chosen_methods, rate_factors
 from lightning_tpauc.comparison.notes import notes_of, title_of
-from lightning_tpauc.comparison.plan import Budget, Cell, Outcome, Run, as_budget, best_factor, examples_per_step
+from lightning_tpauc.comparison.plan import (
+    BASELINE,
+    Budget,
+    Cell,
+    Method,
+    Outcome,
+    Run,
+    as_budget,
+    best_factor,
+    chosen_methods,
+    examples_per_step,
+    rate_factors,
+)
 from lightning_tpauc.comparison.report import Report, write_report
-from lightning_tpauc.comparison.results import Results, Row, evaluate
-from lightning_tpauc.comparison.running import missing_cells, progress_bar
+from lightning_tpauc.comparison.results import Evaluated, Results, Row, evaluate
+from lightning_tpauc.comparison.running import check_processes, missing_cells, progress_bar, run_side_by_side
 from lightning_tpauc.comparison.setup import ObjectSetup, Setup, shown, weights_digest
-from lightning_tpauc.comparison.side_by_side import check_processes, run_side_by_side
-from lightning_tpauc.comparison.statistics import Evaluated
 from lightning_tpauc.comparison.store import Store
 from lightning_tpauc.comparison.training import alone, build_module, quiet, score_test_set, train_cell
 from lightning_tpauc.errors import DataError, UnsupportedError
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional.checks import check_count, check_rectangle
-
-__all__ = ("Comparison", "compare")
 
 _BAR = "{desc}{percentage:3.0f}%|{bar}| {n:.1f} of {total}, {elapsed} gone, {remaining} left"
 

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 
 from lightning_tpauc.comparison.plan import Run
 from lightning_tpauc.comparison.results import Results
-from lightning_tpauc.metrics.names import passes_below
+from lightning_tpauc.metrics.reporting import passes_below
 from lightning_tpauc.version import __version__
-
-__all__ = ("notes_of", "title_of")
 
 
 def title_of(results: Results, runs: Sequence[Run]) -> str:

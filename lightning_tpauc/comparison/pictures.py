@@ -12,11 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_tpauc.atomic import replacing
-from lightning_tpauc.comparison.statistics import Evaluated
+from lightning_tpauc.comparison.results import Evaluated
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional import roc_polyline
-
-__all__ = ("COLOURS", "as_png", "draw_band", "draw_progress", "draw_roc", "dress", "new_figure", "save")
 
 COLOURS = (
     "#1f3b57",

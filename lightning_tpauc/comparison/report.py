@@ -1,21 +1,142 @@
-"""The folder that a comparison writes: tables, pictures and a page."""
+"""The folder that a comparison writes: tables, pictures and a page of HTML."""
 
 from __future__ import annotations
 
+import base64
+import csv
+import io
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from lightning_tpauc.atomic import replacing
-from lightning_tpauc.comparison.page import as_page
 from lightning_tpauc.comparison.pictures import as_png, draw_progress, draw_roc
-from lightning_tpauc.comparison.results import Results, Row
-from lightning_tpauc.comparison.statistics import verdict
-from lightning_tpauc.comparison.tables import as_csv, as_text, mean_and_std
+from lightning_tpauc.comparison.results import Results, Row, verdict
 
-__all__ = ("Report", "write_report")
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1c2630; max-width: 1400px; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13.5px; }
+th, td { padding: .35rem .6rem; border-bottom: 1px solid #d9dee4; text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+th { border-bottom: 2px solid #1f3b57; }
+img { max-width: 100%; height: auto; }
+.verdicts li { font-weight: 600; }
+"""
+_TITLES = {"roc.png": "ROC curves", "training.png": "Training"}
+
+
+def as_text(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Aligned columns: the first one to the left, the others to the right.
+
+    Example:
+        >>> print(as_text(["method", "area"], [["A", "0.5"], ["BB", "0.25"]]))
+        method  area
+        A        0.5
+        BB      0.25
+    """
+    lines = [header, *rows]
+    widths = [max(len(line[k]) for line in lines) for k in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(w) if k == 0 else cell.rjust(w) for k, (cell, w) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def as_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of Markdown.
+
+    Example:
+        >>> print(as_markdown(["method", "area"], [["A", "0.5"]]))
+        | method | area |
+        |---|---|
+        | A | 0.5 |
+    """
+    return "\n".join([_line(header), f"|{'---|' * len(header)}", *map(_line, rows)])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def as_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """CSV with a header; numbers have five decimals, ``None`` is empty.
+
+    Example:
+        >>> as_csv(["method", "area"], [["A", 0.5], ["B", None]]).splitlines()
+        ['method,area', 'A,0.50000', 'B,']
+    """
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([[f"{cell:.5f}" if isinstance(cell, float) else cell for cell in row] for row in rows])
+    return file.getvalue()
+
+
+def mean_and_std(values: Sequence[float]) -> str:
+    """The mean, and of several values the sample standard deviation.
+
+    Example:
+        >>> mean_and_std([0.5]), mean_and_std([0.25, 0.75])
+        ('0.500', '0.500 (0.354)')
+    """
+    mean = f"{statistics.fmean(values):.3f}"
+    return mean if len(values) < 2 else f"{mean} ({statistics.stdev(values):.3f})"
+
+
+def as_page(
+    title: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    verdicts: Sequence[str],
+    notes: Sequence[str],
+    pictures: Mapping[str, bytes],
+) -> str:
+    """The page; it is well-formed XML as well.
+
+    Args:
+        title: what was compared on what.
+        header: names of the table's columns.
+        rows: cells of the table.
+        verdicts: a line for each comparison.
+        notes: what a reader has to know.
+        pictures: PNG files by name.
+
+    Example:
+        >>> page = as_page("A < B", ["method"], [["A"]], ["level"], [], {})
+        >>> "<h1>A &lt; B</h1>" in page, "<td>A</td>" in page
+        (True, True)
+    """
+    heads = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    body = "\n".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        _list(verdicts, "verdicts"),
+        f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>\n{body}\n</tbody></table></div>',
+        *(_picture(name, content) for name, content in pictures.items()),
+        "<h2>How to read it</h2>",
+        _list(notes, "notes"),
+    ]
+    head = f'<meta charset="utf-8" /><title>{escape(title)}</title><style>{_STYLE}</style>'
+    content = "\n".join(part for part in parts if part)
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>\n{content}\n</body></html>\n'
+
+
+def _list(lines: Sequence[str], kind: str) -> str:
+    entries = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f'<ul class="{kind}">{entries}</ul>' if lines else ""
+
+
+def _picture(name: str, content: bytes) -> str:
+    title = _TITLES.get(name, name)
+    data = base64.b64encode(content).decode()
+    return f'<h2>{escape(title)}</h2><img alt="{escape(title)}" src="data:image/png;base64,{data}" />'
 
 
 @dataclass(frozen=True)

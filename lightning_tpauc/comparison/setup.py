@@ -18,8 +18,6 @@ from lightning_tpauc.comparison.plan import Run
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.module import TPAUCModule
 
-__all__ = ("ObjectSetup", "Setup", "as_list", "kept_callbacks", "left_out", "shown", "weights_digest")
-
 #: Callbacks that end, save or show a training; a comparison does these things itself.
 _LEFT_OUT = ("Checkpoint", "EarlyStopping", "ProgressBar", "ROCFigure", "PredictionWriter", "LearningRateMonitor")
 

@@ -14,8 +14,6 @@ import torch
 from lightning_tpauc.atomic import replacing
 from lightning_tpauc.errors import DataError
 
-__all__ = ("Ended", "Keyed", "Store")
-
 #: A dataclass of what JSON can hold.
 Outcome = TypeVar("Outcome")
 

@@ -15,16 +15,13 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_tpauc.comparison.methods import Method
-from lightning_tpauc.comparison.plan import Budget, Cell, Outcome
+from lightning_tpauc.comparison.plan import Budget, Cell, Method, Outcome
+from lightning_tpauc.comparison.results import Evaluated
 from lightning_tpauc.comparison.setup import Setup, weights_digest
-from lightning_tpauc.comparison.statistics import Evaluated
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, UnsupportedError
-from lightning_tpauc.metrics.names import validated_areas
+from lightning_tpauc.metrics.reporting import validated_areas
 from lightning_tpauc.module import TPAUCModule
-from lightning_tpauc.optimization.warmup import make_optimizer
-
-__all__ = ("alone", "build_module", "quiet", "score_test_set", "train_cell")
+from lightning_tpauc.optimization import make_optimizer
 
 
 class _Recorder(Callback):

@@ -23,22 +23,18 @@ from lightning_tpauc.data.core.datasets import (
     training_layout,
 )
 from lightning_tpauc.data.core.fetch import Fetcher, collate_by, fetcher_for, unaugmented
-from lightning_tpauc.data.core.from_checkpoint import CheckedDataModule
 from lightning_tpauc.data.core.loader import EvalLoader, PosNegLoader, training_position
-from lightning_tpauc.data.core.loader_options import LoaderOptions, check_counts, checked_options
+from lightning_tpauc.data.core.module_options import CheckedDataModule, LoaderOptions, check_counts, checked_options
 from lightning_tpauc.data.core.prepared import PreparedData, Split
 from lightning_tpauc.data.core.row_values import take_columns
-from lightning_tpauc.data.core.sampler import SAMPLERS, BatchSampler, BatchSizes, usual_sizes
+from lightning_tpauc.data.core.sampler import SAMPLERS, BatchSampler, BatchSizes, current_world, usual_sizes
 from lightning_tpauc.data.core.seeding import as_seed, say_what_seeds
-from lightning_tpauc.data.core.shards import current_world
 from lightning_tpauc.data.core.splits import as_fraction, check_validation_source
 from lightning_tpauc.data.core.task_sampler import sampler_of
 from lightning_tpauc.data.streaming.cursor import StreamCursor
 from lightning_tpauc.data.streaming.loader import ScoredStream, StreamedLoader
 from lightning_tpauc.data.streaming.negatives import NegativeStream, as_stream
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
-
-__all__ = ("SAMPLING_ARGUMENTS", "Datasets", "PosNegDataModule")
 
 #: Arguments that change what is trained on or how it is divided.
 SAMPLING_ARGUMENTS = (

@@ -2,14 +2,18 @@
 
 from lightning_tpauc.functional.bootstrap import BootstrapInterval, bootstrap_interval
 from lightning_tpauc.functional.calibration import Calibration, calibrated_probability, fit_calibration
-from lightning_tpauc.functional.decision_threshold import Decisions, count_decisions, decision_threshold
 from lightning_tpauc.functional.duals import ExactDuals, exact_duals
-from lightning_tpauc.functional.objective import objective_ratio, tpauc_objective
-from lightning_tpauc.functional.operating_points import fpr_at_min_tpr, tpr_at_max_fpr
+from lightning_tpauc.functional.objective import objective_ratio, tail_mean_loss, tpauc_objective
+from lightning_tpauc.functional.operating_points import (
+    Decisions,
+    count_decisions,
+    decision_threshold,
+    fpr_at_min_tpr,
+    tpr_at_max_fpr,
+)
+from lightning_tpauc.functional.order import ceil_count, floor_count
 from lightning_tpauc.functional.pairwise import Pairs, PairwiseTerms, evaluate_pairs, pairwise_terms, weighted_excess
-from lightning_tpauc.functional.per_label import multiclass_two_way_partial_auroc, multilabel_two_way_partial_auroc
-from lightning_tpauc.functional.polyline import clip_polyline, roc_polyline
-from lightning_tpauc.functional.rectangle import ceil_count, floor_count
+from lightning_tpauc.functional.roc import clip_polyline, roc_polyline
 from lightning_tpauc.functional.surrogates import (
     PowerForm,
     Surrogate,
@@ -18,9 +22,13 @@ from lightning_tpauc.functional.surrogates import (
     register_surrogate,
     surrogate_names,
 )
-from lightning_tpauc.functional.tails import tail_mean_loss
 from lightning_tpauc.functional.tasks import TaskMasks
-from lightning_tpauc.functional.tpauc import binary_two_way_partial_auroc, two_way_partial_auroc
+from lightning_tpauc.functional.tpauc import (
+    binary_two_way_partial_auroc,
+    multiclass_two_way_partial_auroc,
+    multilabel_two_way_partial_auroc,
+    two_way_partial_auroc,
+)
 
 __all__ = (
     "BootstrapInterval",

@@ -12,8 +12,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ("aucm_loss", "centre_direction", "centre_gradient", "margin_dual_step")
-
 
 def aucm_loss(pos_scores: Tensor, neg_scores: Tensor, centres: Tensor, dual: Tensor, margin: float) -> Tensor:
     r"""The saddle function, differentiable with respect to the scores.

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from lightning_tpauc.functional.tasks import column
 
-__all__ = ("master_dtype", "mean_from_changes", "record_change_", "running_mean_")
-
 
 @torch.no_grad()
 def running_mean_(means: Sequence[Tensor], values: Sequence[Tensor], count: int, decay: float = 0.0) -> None:

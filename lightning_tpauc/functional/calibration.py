@@ -9,10 +9,8 @@ from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import check_choice
-from lightning_tpauc.functional.eager import eager
 from lightning_tpauc.functional.order import split_classes
-
-__all__ = ("Calibration", "CalibrationMethod", "calibrated_probability", "fit_calibration")
+from lightning_tpauc.functional.utilities import eager
 
 CalibrationMethod = Literal["isotonic", "sigmoid"]
 

@@ -12,22 +12,6 @@ from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
 
-__all__ = (
-    "as_index",
-    "check_choice",
-    "check_count",
-    "check_finite",
-    "check_per_positive",
-    "check_range",
-    "check_rectangle",
-    "check_scores",
-    "common_dtype",
-    "is_real",
-    "is_whole",
-    "require_positive",
-    "require_range",
-)
-
 
 def check_rectangle(min_tpr: float, max_fpr: float) -> tuple[float, float]:
     """Both as Python floats; NumPy's would round what they are multiplied with, and no checkpoint may hold them.

@@ -8,8 +8,6 @@ from torch.nn.functional import softplus
 from lightning_tpauc.functional.checks import check_scores, common_dtype
 from lightning_tpauc.functional.tasks import TaskMasks, there
 
-__all__ = ("two_class_cross_entropy",)
-
 
 def two_class_cross_entropy(
     pos_scores: Tensor,

@@ -1,23 +1,27 @@
-r"""Single points of the ROC polyline: where it crosses the rectangle's right and its lower border.
+"""Single points of the ROC polyline: where it crosses the rectangle's borders, and where a threshold lies on it.
 
 The polyline is the metric's: one vertex per distinct score, straight lines between them.
+
+An example is called positive if its score is at least the threshold.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_tpauc.functional.area import segment_at, unrankable
-from lightning_tpauc.functional.checks import check_rectangle
-from lightning_tpauc.functional.eager import eager
-from lightning_tpauc.functional.order import sorted_ranks, split_classes
-from lightning_tpauc.functional.rectangle import ceil_count, floor_count
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.checks import check_choice, check_rectangle, is_real
+from lightning_tpauc.functional.order import ceil_count, floor_count, sorted_ranks, split_classes
+from lightning_tpauc.functional.roc import segment_at, unrankable
+from lightning_tpauc.functional.utilities import eager
 from lightning_tpauc.functional.validation import check_ignore_index, check_preds_and_target
 
-__all__ = ("exact_fpr", "exact_tpr", "fpr_at_min_tpr", "tpr_at_max_fpr")
+Criterion = Literal["max_sensitivity", "max_specificity", "youden", "min_cost"]
+CRITERIA: tuple[Criterion, ...] = ("max_sensitivity", "max_specificity", "youden", "min_cost")
 
 
 @eager
@@ -128,3 +132,222 @@ def exact_fpr(scores: Tensor, labels: Tensor, min_tpr: float) -> Tensor:
         share = (min(min_tpr * n_pos, whole) - segment.tp) / segment.num_pos
         fpr = (segment.fp + segment.num_neg * share) / n_neg
     return torch.tensor(fpr, dtype=torch.float64, device=pos.device)
+
+
+class Decisions(NamedTuple):
+    """What a threshold does to examples whose class is known, as counts.
+
+    Attributes:
+        threshold: an example is called positive if its score is at least that.
+        tp: positives that are called positive.
+        fp: negatives that are called positive.
+        num_pos: all positives.
+        num_neg: all negatives.
+    """
+
+    threshold: float
+    tp: int
+    fp: int
+    num_pos: int
+    num_neg: int
+
+    @property
+    def sensitivity(self) -> float:
+        """Share of the positives that are called positive: recall, the true positive rate; nan if there is none."""
+        return self.tp / self.num_pos if self.num_pos else math.nan
+
+    @property
+    def specificity(self) -> float:
+        """Share of the negatives that are called negative, 1 less the false positive rate; nan if there is none."""
+        return (self.num_neg - self.fp) / self.num_neg if self.num_neg else math.nan
+
+    @property
+    def precision(self) -> float:
+        """Share of those called positive that are positive; nan if nobody is called positive."""
+        return self.tp / (self.tp + self.fp) if self.tp + self.fp else math.nan
+
+    def lies_in(self, min_tpr: float, max_fpr: float) -> bool:
+        """Whether the point lies in the rectangle, its borders included."""
+        return self.tp >= _least(min_tpr, self.num_pos) and self.fp <= floor_count(max_fpr, self.num_neg)
+
+
+@eager
+def decision_threshold(
+    preds: Tensor,
+    target: Tensor,
+    min_tpr: float = 0.5,
+    max_fpr: float = 0.5,
+    criterion: Criterion = "max_sensitivity",
+    cost_ratio: float = 1.0,
+    ignore_index: int | None = None,
+    validate_args: bool = True,
+) -> Decisions | None:
+    r"""The threshold that is best by a criterion among those inside the rectangle [0, max_fpr] x [min_tpr, 1].
+
+    Only whole decisions count: examples with equal scores are decided alike, and nothing is interpolated. Where several
+    thresholds are equally good, it is the one with the fewest false alarms. The threshold lies halfway between the
+    lowest score that it calls positive and the next lower one, so that rounding of scores changes no decision.
+
+    Where no threshold lies in the rectangle, ``"max_sensitivity"`` keeps to ``max_fpr`` and ``"max_specificity"`` to
+    ``min_tpr``; the others take the threshold whose rates are nearest to it. :meth:`Decisions.lies_in` tells.
+
+    Args:
+        preds: scores, tensor ``(N,)`` or ``(N, 1)`` of any real dtype and any range; larger means more positive.
+        target: integer or bool tensor of the same shape: 1, 0, or ``ignore_index``.
+        min_tpr: lower bound of the true positive rate, in [0, 1).
+        max_fpr: upper bound of the false positive rate, in (0, 1].
+        criterion: ``"max_sensitivity"``: most positives found at a false positive rate of at most ``max_fpr``;
+            ``"max_specificity"``: fewest false alarms at a true positive rate of at least ``min_tpr``; ``"youden"``:
+            largest true positive rate less false positive rate; ``"min_cost"``: smallest cost of all errors.
+        cost_ratio: for ``"min_cost"``, what a missed positive costs, in false alarms.
+        ignore_index: label of rows to leave out.
+        validate_args: check arguments and values; costs a pass over the data.
+
+    Returns:
+        The threshold, infinite where calling nobody positive is best, and the counts; ``None``, with a
+        :class:`TPAUCWarning`, if a class has no example or, unchecked, a score is nan.
+
+    Raises:
+        ArgumentError: if an argument is out of range, shapes differ, ``target`` has other labels or ``preds`` holds
+            nan.
+
+    Example:
+        >>> preds, target = torch.tensor([0.9, 0.8, 0.7, 0.6, 0.5]), torch.tensor([1, 0, 1, 1, 0])
+        >>> chosen = decision_threshold(preds, target, max_fpr=0.5)
+        >>> f"{chosen.threshold:.2f}", chosen.sensitivity, chosen.specificity
+        ('0.55', 1.0, 0.5)
+    """
+    if validate_args:
+        min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
+        check_criterion(criterion, cost_ratio)
+        check_ignore_index(ignore_index)
+    check_preds_and_target(preds, target, ignore_index, values=validate_args)
+    pos, neg = (scores.cpu() for scores in split_classes(preds, target))
+    if unrankable(pos, neg, "threshold"):
+        return None
+    curve = _candidates(pos, neg)
+    gain = _gain(curve, criterion, cost_ratio)
+    # candidates come with growing counts: the first of the best has the fewest false alarms
+    best = int(torch.where(_competing(curve, criterion, min_tpr, max_fpr), gain, -math.inf).argmax())
+    threshold = _widened(float(curve.thresholds[best]), pos, neg)
+    return Decisions(threshold, int(curve.tp[best]), int(curve.fp[best]), curve.num_pos, curve.num_neg)
+
+
+@eager
+def count_decisions(preds: Tensor, target: Tensor, threshold: float) -> Decisions:
+    """What a given threshold does.
+
+    Args:
+        preds: scores, tensor of any shape and real dtype.
+        target: tensor of the same shape; rows labelled neither 1 nor 0 are left out.
+        threshold: an example is called positive if its score is at least that.
+
+    Example:
+        >>> count_decisions(torch.tensor([2.0, 0.5, 1.0]), torch.tensor([1, 1, 0]), threshold=1.0)[1:]
+        (1, 1, 2, 1)
+    """
+    pos, neg = split_classes(preds, target)
+    # in float64, which tells the threshold from its neighbours in float32
+    tp, fp = (int((scores.cpu().double() >= threshold).sum()) for scores in (pos, neg))
+    return Decisions(threshold, tp, fp, pos.shape[0], neg.shape[0])
+
+
+def exact_interval(successes: int, trials: int) -> tuple[float, float]:
+    """The 95% interval of Clopper and Pearson for a probability, by scipy.
+
+    Args:
+        successes: how often it happened.
+        trials: how often it could have; without one the interval is (0, 1).
+
+    Example:
+        >>> lower, upper = exact_interval(9, 10)
+        >>> f"{lower:.3f} {upper:.3f}"
+        '0.555 0.997'
+    """
+    if trials == 0:
+        return 0.0, 1.0
+    from scipy.stats import binomtest  # takes a second to import
+
+    interval = binomtest(successes, trials).proportion_ci(0.95, method="exact")
+    return float(interval.low), float(interval.high)
+
+
+def check_criterion(criterion: Any, cost_ratio: Any) -> None:
+    """Raise :class:`ArgumentError` unless the criterion exists and its cost is a positive number.
+
+    Raises:
+        ArgumentError: also if a cost is given that the criterion does not use.
+    """
+    check_choice(criterion, "criterion", CRITERIA)
+    if not is_real(cost_ratio) or cost_ratio <= 0:
+        msg = f"Expected `cost_ratio` to be a number above 0, but got {cost_ratio!r}."
+        raise ArgumentError(msg)
+    if criterion != "min_cost" and cost_ratio != 1.0:
+        msg = f"`cost_ratio={cost_ratio!r}` is not used by criterion={criterion!r}: pass `criterion='min_cost'`."
+        raise ArgumentError(msg)
+
+
+def _least(min_tpr: float, num_pos: int) -> int:
+    return ceil_count(min_tpr, num_pos) if min_tpr and num_pos else 0
+
+
+class _Curve(NamedTuple):
+    thresholds: Tensor
+    tp: Tensor
+    fp: Tensor
+    num_pos: int
+    num_neg: int
+
+
+def _candidates(pos: Tensor, neg: Tensor) -> _Curve:
+    """Thresholds, and how many of each class reach them: infinity, then each distinct score of a positive, falling.
+
+    A score that negatives alone have is no candidate: the next higher one finds as many positives with fewer alarms.
+    """
+    dtype = torch.promote_types(pos.dtype, neg.dtype)
+    values, counts = torch.unique(pos.to(dtype), return_counts=True)
+    reached = torch.bucketize(neg.to(dtype), values, right=True)  # how many of the values, for each negative
+    neg_counts = reached.bincount(minlength=values.shape[0] + 1)[1:]
+    nobody = torch.zeros(1, dtype=torch.int64)
+    tp, fp = (torch.cat([nobody, each.flip(0).cumsum(0)]) for each in (counts, neg_counts))
+    thresholds = torch.cat([torch.full((1,), math.inf, dtype=torch.float64), values.flip(0).double()])
+    return _Curve(thresholds, tp, fp, pos.shape[0], neg.shape[0])
+
+
+def _competing(curve: _Curve, criterion: Criterion, min_tpr: float, max_fpr: float) -> Tensor:
+    """Which candidates compete; at least one does."""
+    few_alarms = curve.fp <= floor_count(max_fpr, curve.num_neg)
+    enough_found = curve.tp >= _least(min_tpr, curve.num_pos)
+    if criterion == "max_sensitivity":  # the best one finds enough positives if any does
+        return few_alarms
+    if criterion == "max_specificity":
+        return enough_found
+    inside = few_alarms & enough_found
+    if inside.any():
+        return inside
+    missed = (min_tpr - curve.tp.double() / curve.num_pos).clamp(min=0)
+    alarms = (curve.fp.double() / curve.num_neg - max_fpr).clamp(min=0)
+    away = torch.hypot(missed, alarms)
+    return away <= away.min() + 1e-12  # equal but for rounding
+
+
+def _gain(curve: _Curve, criterion: Criterion, cost_ratio: float) -> Tensor:
+    """What the criterion maximises; whole numbers in float64, but for a cost that is none."""
+    tp, fp = curve.tp.double(), curve.fp.double()
+    if criterion == "max_sensitivity":
+        return tp
+    if criterion == "max_specificity":
+        return tp - fp * (curve.num_pos + 1)
+    if criterion == "youden":
+        return tp * curve.num_neg - fp * curve.num_pos
+    return cost_ratio * tp - fp
+
+
+def _widened(threshold: float, pos: Tensor, neg: Tensor) -> float:
+    """Halfway to the next lower score, if there is a number between the two."""
+    lower = [below.max() for below in (pos[pos < threshold], neg[neg < threshold]) if below.numel()]
+    if not lower or math.isinf(threshold):
+        return threshold
+    floor = max(float(score) for score in lower)
+    middle = threshold / 2 + floor / 2
+    return middle if floor < middle <= threshold else threshold

@@ -20,19 +20,18 @@ from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_per_positive, check_scores, common_dtype
-from lightning_tpauc.functional.dense_sums import (
+from lightning_tpauc.functional.pair_sums import (
     BlockSums,
     DenseSums,
+    SortedSums,
     dense_excess,
     dense_sums,
     dense_sums_of_two,
     in_one_block,
+    sorted_sums,
 )
-from lightning_tpauc.functional.sorted_sums import SortedSums, sorted_sums
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 from lightning_tpauc.functional.tasks import TaskMasks, column, number
-
-__all__ = ("Pairs", "PairwiseTerms", "evaluate_pairs", "mean_excess", "pairwise_terms", "weighted_excess")
 
 #: Sums of the excess and of active pairs, and ``grad_sums(weights)``.
 PairSums = DenseSums | BlockSums | SortedSums

@@ -18,17 +18,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-__all__ = (
-    "VARIABLES",
-    "instance_loss",
-    "project_variables",
-    "recursive_estimate",
-    "recursive_estimates_",
-    "relaxed_step",
-    "step_fraction",
-    "variable_gradient",
-)
-
 #: Names of the entries of x.
 VARIABLES = ("a", "b", "s_pos", "s_neg", "lambda_a", "lambda_b", "gamma")
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-__all__ = ("outer_selection", "tracking_step", "value_before")
-
 
 def tracking_step(estimate: Tensor, risk: Tensor, previous_risk: Tensor | None, tau: float, gamma: float) -> Tensor:
     r"""The moving average with error correction.

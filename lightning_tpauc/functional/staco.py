@@ -18,19 +18,6 @@ from torch import Tensor
 
 from lightning_tpauc.functional.tasks import add_scaled, column, number
 
-__all__ = (
-    "bounded_loss_unit",
-    "dual_weight_step",
-    "excess_weights",
-    "global_threshold_step",
-    "loss_unit_step",
-    "minmax_loss",
-    "per_positive_risk",
-    "proximal_coefficient",
-    "threshold_step",
-)
-
-
 #: How fast the unit of the loss follows the batches: it forgets all but e^-1 of a value in 20 steps.
 _UNIT_RATE = 0.05
 

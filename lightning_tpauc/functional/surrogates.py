@@ -13,8 +13,6 @@ from torch import Tensor
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import is_real
 
-__all__ = ("PowerForm", "Surrogate", "SurrogateFactory", "get_surrogate", "register_surrogate", "surrogate_names")
-
 
 @dataclass(frozen=True)
 class PowerForm:

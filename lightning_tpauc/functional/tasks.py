@@ -13,20 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.rectangle import ceil_count
-
-__all__ = (
-    "TaskMasks",
-    "add_scaled",
-    "check_positions",
-    "column",
-    "highest",
-    "in_play",
-    "masked_mean",
-    "number",
-    "there",
-    "with_dual_negatives",
-)
+from lightning_tpauc.functional.order import ceil_count
 
 
 class TaskMasks(NamedTuple):

@@ -14,14 +14,6 @@ from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import is_whole
 from lightning_tpauc.functional.order import rankable
 
-__all__ = (
-    "check_ignore_index",
-    "check_multiclass",
-    "check_multilabel",
-    "check_preds_and_target",
-    "check_thresholds",
-)
-
 
 def check_thresholds(thresholds: Any) -> None:
     """Raise :class:`ArgumentError` unless ``thresholds`` is an int above 1, or holds numbers in one dimension."""

@@ -8,8 +8,6 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
     from torch import nn
 
-__all__ = ("compile_model_alone", "own_names")
-
 #: Attribute under which ``torch.compile`` keeps the module that it wraps.
 _WRAPPED = "_orig_mod"
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")

@@ -1,15 +1,22 @@
-"""Optimizers that do not fit how Lightning steps and loads them."""
+"""Optimizers and learning-rate schedulers, as Lightning steps and loads them under manual optimization."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-__all__ = ("accept_closure", "restore_dtypes")
+from lightning_tpauc.errors import ArgumentError, TPAUCWarning
+from lightning_tpauc.metrics.reporting import better_mode, is_ours
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+    from torch import Tensor
 
 
 def accept_closure(optimizer: Optimizer) -> None:
@@ -55,3 +62,165 @@ def restore_dtypes(optimizer: Optimizer, states: list[dict[str, Any]] | None) ->
             own = optimizer.state[parameter].get(name)
             if isinstance(own, Tensor) and isinstance(value, Tensor) and own.dtype != value.dtype:
                 optimizer.state[parameter][name] = value.to(own.device, copy=True)
+
+
+def step_schedulers(trainer: Trainer, batches_seen: int, *, skipped: bool = False) -> None:
+    """Step the schedulers that are due after a batch, except those that follow a metric.
+
+    Schedulers with ``interval="step"`` are due after every batch, those with ``interval="epoch"`` after an epoch's last
+    batch. They do not wait for the epoch's end, so that a checkpoint of the last batch holds their new state.
+
+    Args:
+        trainer: whose schedulers are stepped.
+        batches_seen: number of training batches so far.
+        skipped: whether a gradient scaler skipped the batch. Skipped batches do not advance per-step schedulers;
+            per-epoch schedulers still advance.
+    """
+    for config in trainer.lr_scheduler_configs:
+        if isinstance(config.scheduler, ReduceLROnPlateau):
+            continue
+        if config.interval == "step":
+            due = not skipped and batches_seen % config.frequency == 0
+        else:
+            due = trainer.is_last_batch and (trainer.current_epoch + 1) % config.frequency == 0
+        if due:
+            trainer.lightning_module.lr_scheduler_step(config.scheduler, None)
+
+
+def keep_monitors(configured: Any) -> Any:
+    """Store in every ``ReduceLROnPlateau`` which metric it follows, since Lightning drops that in manual optimization.
+
+    Args:
+        configured: what a ``configure_optimizers`` returns, in any of Lightning's forms.
+
+    Returns:
+        The same without ``monitor`` and ``strict``, of which Lightning would warn that they are ignored. Both become
+        attributes of the schedulers. A scheduler without a ``monitor`` follows ``val/tpauc``.
+
+    Raises:
+        ArgumentError: if a scheduler waits for a metric to get worse.
+    """
+    return _keep_monitors(configured, None, strict=True)
+
+
+def _keep_monitors(configured: Any, monitor: str | None, *, strict: bool) -> Any:
+    if isinstance(configured, (list, tuple)):
+        return type(configured)(_keep_monitors(one, monitor, strict=strict) for one in configured)
+    if isinstance(configured, dict):
+        monitor, strict = configured.get("monitor") or monitor, configured.get("strict", strict)
+        dropped = ("monitor", "strict", "reduce_on_plateau")
+        kept = {name: value for name, value in configured.items() if name not in dropped}
+        return {name: _keep_monitors(value, monitor, strict=strict) for name, value in kept.items()}
+    if isinstance(configured, ReduceLROnPlateau):
+        scheduler: Any = configured  # LightningCLI's class has a `monitor` already
+        scheduler.monitor = monitor or getattr(scheduler, "monitor", "val/tpauc")
+        scheduler.strict = strict
+        better = better_mode(scheduler.monitor)
+        if better is not None and scheduler.mode != better:
+            moves = "fall" if better == "max" else "rise"
+            msg = (
+                f"ReduceLROnPlateau(mode={scheduler.mode!r}) would wait for {scheduler.monitor!r} to {moves}; pass "
+                f"`mode={better!r}`."
+            )
+            raise ArgumentError(msg)
+    return configured
+
+
+def prepare_plateau_schedulers(trainer: Trainer) -> None:
+    """Check, before training, that every ``ReduceLROnPlateau`` will find the metric that it follows.
+
+    Also stores the learning rates that it starts from, as other schedulers do by themselves. The algorithm's step sizes
+    fall by the same factor, also in a resumed run.
+
+    Raises:
+        ArgumentError: if the metric is unknown, or comes from a validation and the run has none.
+    """
+    for config in _plateaus(trainer):
+        name = getattr(config.scheduler, "monitor", None)
+        if name is None:
+            msg = (
+                f"{type(trainer.lightning_module).__name__}.configure_optimizers hides from TPAUCModule what its "
+                "ReduceLROnPlateau follows, and Lightning drops it under manual optimization. Say it at the scheduler: "
+                "`scheduler.monitor = 'val/tpauc'`."
+            )
+            raise ArgumentError(msg)
+        if is_ours(name) and not trainer.enable_validation and getattr(config.scheduler, "strict", True):
+            msg = (
+                f"ReduceLROnPlateau follows {name!r}, but this run has no validation, so the learning rate would never "
+                "fall. Give it validation data, or set `monitor` to a metric of training such as 'train/loss'."
+            )
+            raise ArgumentError(msg)
+        note_rates(config.scheduler.optimizer)
+
+
+def note_rates(optimizer: Optimizer) -> None:
+    """Store the learning rates from before any schedule as ``initial_lr``, as other schedulers do."""
+    for group in optimizer.param_groups:
+        group.setdefault("initial_lr", float(group["lr"]))
+
+
+def step_plateau_schedulers(
+    trainer: Trainer,
+    batches_seen: int,
+    after: Literal["batch", "epoch", "validation"],
+    loss: Tensor | None = None,
+) -> None:
+    """Step every ``ReduceLROnPlateau`` that is due and whose metric has a new value.
+
+    A scheduler with ``interval="epoch"`` is due in every ``frequency``-th epoch, one with ``interval="step"`` when the
+    number of steps is a multiple of ``frequency``. Its metric may come from training or from validation.
+
+    Args:
+        trainer: whose schedulers are stepped.
+        batches_seen: number of training batches so far.
+        after: what has just ended and brought new values.
+        loss: loss of the last batch. It is the value of ``train/loss`` even if that is not logged at this step;
+            Lightning would hand on the value that was logged last.
+
+    Raises:
+        ArgumentError: if nothing has logged the metric when an epoch is over, and ``strict`` was left on.
+    """
+    plateaus = _plateaus(trainer)
+    if not plateaus or (after == "batch" and all(config.interval == "epoch" for config in plateaus)):
+        return
+    results: Any = trainer._results  # of the loop that runs; `callback_metrics` still has all older values
+    new: dict[str, Any] = results.metrics(after == "batch")["callback"]
+    if after == "epoch":
+        new = {**results.metrics(True)["callback"], **new}
+    if loss is not None:
+        new = {**new, "train/loss": loss}
+    for config in plateaus:
+        name = config.scheduler.monitor
+        if config.interval == "step":
+            due = after != "epoch" and batches_seen % config.frequency == 0
+        else:
+            due = after != "batch" and (trainer.current_epoch + 1) % config.frequency == 0
+        if due and name in new:
+            trainer.lightning_module.lr_scheduler_step(config.scheduler, float(new[name]))
+        if after == "epoch" and name not in trainer.callback_metrics and _all_is_logged(trainer):
+            _say_missing(trainer, config.scheduler)
+
+
+def _plateaus(trainer: Trainer) -> list[Any]:
+    return [config for config in trainer.lr_scheduler_configs if isinstance(config.scheduler, ReduceLROnPlateau)]
+
+
+def _all_is_logged(trainer: Trainer) -> bool:
+    """Whether this run has logged its training and, if the epoch has one, its validation.
+
+    A run that was resumed at an epoch's end has done neither yet.
+    """
+    every: int | None = trainer.check_val_every_n_epoch
+    validated = (every is not None and (trainer.current_epoch + 1) % every == 0) or not trainer.enable_validation
+    return "train/loss" in trainer.callback_metrics and (validated or "val/tpauc" in trainer.callback_metrics)
+
+
+def _say_missing(trainer: Trainer, scheduler: Any) -> None:
+    msg = (
+        f"ReduceLROnPlateau follows {scheduler.monitor!r}, which nothing has logged, so the learning rate would never "
+        f"fall. Set `monitor` to one of {sorted(trainer.callback_metrics)}; or log it in `training_step` with "
+        "`on_epoch=True`: what a module's own `on_train_epoch_end` logs comes too late."
+    )
+    if getattr(scheduler, "strict", True):
+        raise ArgumentError(msg)
+    rank_zero_warn(msg, category=TPAUCWarning)

@@ -23,8 +23,6 @@ from torch.distributed.tensor import DTensor
 
 from lightning_tpauc.errors import CheckpointError
 
-__all__ = ("make_plain", "plain")
-
 _READ_BACK = frozenset(
     {type(None), bool, int, float, complex, str, bytes, bytearray, torch.Size, torch.dtype, torch.device}
 )

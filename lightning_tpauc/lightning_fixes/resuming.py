@@ -17,18 +17,6 @@ from lightning.pytorch.utilities import rank_zero_info
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-__all__ = (
-    "ResumedLoop",
-    "continue_loops",
-    "ends_amid_epoch",
-    "known_metrics",
-    "mark_validation_pending",
-    "replay_unlogged_metrics",
-    "restore_known_metrics",
-    "stopped_early",
-    "unlogged_metrics",
-)
-
 
 def mark_validation_pending(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     """Mark the validation that follows a checkpoint as pending, so that a resumed run does it.

@@ -25,14 +25,12 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
-from lightning_tpauc.lightning_fixes.mixing import refuse_twin
-from lightning_tpauc.metrics.names import better_mode
+from lightning_tpauc.lightning_fixes.subclassing import refuse_twin
+from lightning_tpauc.metrics.reporting import better_mode
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
     from torch import Tensor
-
-__all__ = ("log_replicated", "refuse_strategy_name", "refuse_unsupported", "starts_processes")
 
 _HIDDEN_PARAMETERS = (
     "{} is not supported: it hides or flattens the parameters that the proximal term and the average work on. Use "

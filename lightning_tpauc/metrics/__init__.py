@@ -2,8 +2,12 @@
 
 from lightning_tpauc.metrics.objective import ExactObjective, ObjectiveRatios
 from lightning_tpauc.metrics.operating_points import FPRAtMinTPR, TPRAtMaxFPR
-from lightning_tpauc.metrics.per_label import MulticlassTwoWayPartialAUROC, MultilabelTwoWayPartialAUROC
-from lightning_tpauc.metrics.tpauc import BinaryTwoWayPartialAUROC, TwoWayPartialAUROC
+from lightning_tpauc.metrics.tpauc import (
+    BinaryTwoWayPartialAUROC,
+    MulticlassTwoWayPartialAUROC,
+    MultilabelTwoWayPartialAUROC,
+    TwoWayPartialAUROC,
+)
 
 __all__ = (
     "BinaryTwoWayPartialAUROC",

@@ -10,8 +10,6 @@ from lightning_tpauc.functional.checks import check_rectangle
 from lightning_tpauc.functional.operating_points import exact_fpr, exact_tpr
 from lightning_tpauc.metrics.base import ScoreMetric
 
-__all__ = ("FPRAtMinTPR", "TPRAtMaxFPR")
-
 
 class _OperatingPoint(ScoreMetric):
     is_differentiable = False

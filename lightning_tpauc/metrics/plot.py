@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.extras import import_extra
-from lightning_tpauc.functional.polyline import clip_polyline
-
-__all__ = ("plot_roc", "plot_rocs", "plot_scores")
+from lightning_tpauc.functional.roc import clip_polyline
 
 CURVE = "#1f3b57"
 RECTANGLE = "#f2a33a"

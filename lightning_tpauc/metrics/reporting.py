@@ -1,14 +1,19 @@
-"""The metrics that validation and test report."""
+"""The metrics that validation and test report: their names, those of several labels, and further ones."""
 
 from __future__ import annotations
 
+import math
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
+from torchmetrics.wrappers.abstract import WrapperMetric
 
-from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.functional.checks import check_rectangle
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.metrics.base import ScoreMetric
@@ -16,19 +21,141 @@ from lightning_tpauc.metrics.objective import ExactObjective
 from lightning_tpauc.metrics.operating_points import FPRAtMinTPR, TPRAtMaxFPR
 from lightning_tpauc.metrics.tpauc import TwoWayPartialAUROC
 
-__all__ = (
-    "IGNORED",
-    "Rectangle",
-    "as_rectangles",
-    "build_metrics",
-    "gathered_scores",
-    "metric_name",
-)
+_AT_THRESHOLD = "(sensitivity|specificity|precision)_at_threshold"
+_LARGER = rf"(val|test)/(auroc|tpr_at_max_fpr|{_AT_THRESHOLD}|tpauc(_tpr[0-9p]+_fpr[0-9p]+)?)(/.+)?"
+_SMALLER = r"(val|test)/(objective|fpr_at_min_tpr)(/.+)?"
 
+FurtherMetrics = Mapping[str, Metric] | Sequence[Metric] | Metric
 #: Target of rows that metrics leave out; see :class:`~lightning_tpauc.data.core.batch.EvalBatch`.
 IGNORED = -1
 #: Names of what is logged beside the metrics, and of one that is not.
 _TAKEN = ("loss", "objective_ratios", "threshold")
+
+
+def better_mode(name: str) -> Literal["max", "min"] | None:
+    """Whether a larger or a smaller value of a metric is better, for any rectangle and any data loader.
+
+    Returns:
+        The ``mode`` of a callback or scheduler; ``None`` for metrics that are not ours.
+
+    Example:
+        >>> [better_mode(name) for name in ("val/tpauc", "test/tpauc_tpr25_fpr75", "val/objective", "val/auroc_loss")]
+        ['max', 'max', 'min', None]
+    """
+    if re.fullmatch(_LARGER, name):
+        return "max"
+    return "min" if re.fullmatch(_SMALLER, name) else None
+
+
+def is_ours(name: str) -> bool:
+    """Whether our validation logs a metric of this name.
+
+    Example:
+        >>> is_ours("val/objective"), is_ours("val/loss")
+        (True, False)
+    """
+    return name.startswith("val/") and better_mode(name) is not None
+
+
+def validated_areas(metrics: Mapping[str, Any]) -> tuple[float, float]:
+    """``val/tpauc`` and ``val/auroc`` of the first data loader; nan if they were not logged.
+
+    Example:
+        >>> validated_areas({"val/tpauc/dataloader_idx_0": 0.5, "val/auroc/dataloader_idx_0": 0.75})
+        (0.5, 0.75)
+    """
+    names = [(f"val/{area}", f"val/{area}/dataloader_idx_0") for area in ("tpauc", "auroc")]
+    tpauc, auroc = (float(metrics.get(one, metrics.get(other, math.nan))) for one, other in names)
+    return tpauc, auroc
+
+
+def passes_below(tpr: float, min_tpr: float, max_fpr: float) -> str:
+    """What an area of 0 means: how high the ROC curve comes at the rectangle's right border.
+
+    Args:
+        tpr: the true positive rate at ``max_fpr``.
+        min_tpr: lower bound of the true positive rate.
+        max_fpr: upper bound of the false positive rate.
+
+    Example:
+        >>> passes_below(0.7132, 0.8, 0.2)
+        'the ROC curve passes below the rectangle (TPR 0.71 at FPR 0.2, demanded 0.8)'
+    """
+    return f"the ROC curve passes below the rectangle (TPR {tpr:.2g} at FPR {max_fpr:g}, demanded {min_tpr:g})"
+
+
+def further_metrics(given: FurtherMetrics | None) -> dict[str, FurtherMetric]:
+    """What came in as ``metrics``, by the names that they are logged under; a sequence has its classes' names.
+
+    Raises:
+        ArgumentError: if it holds something else than metrics, or two of one name.
+
+    Example:
+        >>> from torchmetrics.classification import BinaryF1Score
+        >>> list(further_metrics({"f1": BinaryF1Score()})), list(further_metrics([BinaryF1Score()]))
+        (['f1'], ['BinaryF1Score'])
+    """
+    if given is None:
+        return {}
+    collected: Any = given  # a collection is a mapping, but not to type checkers
+    try:
+        parsed = MetricCollection(collected) if not isinstance(collected, MetricCollection) else collected
+    except (TypeError, ValueError) as error:
+        msg = f"Expected `metrics` to be torchmetrics, alone, in a list or by name in a dictionary: {error}"
+        raise ArgumentError(msg) from error
+    return {name: FurtherMetric(metric.clone()) for name, metric in parsed.items(copy_state=False)}
+
+
+class FurtherMetric(WrapperMetric):
+    """Feeds a metric with the examples that count, and with what it expects.
+
+    Ours get raw scores. Others get their sigmoid, in float64, where it keeps their order up to a score of 36: from raw
+    scores torchmetrics makes probabilities as well, but batch by batch, and not of those that happen to lie in [0, 1].
+
+    Args:
+        metric: takes ``(preds, target)``, both ``(N,)``, and computes one number.
+
+    Example:
+        >>> import torch
+        >>> from torchmetrics.classification import BinaryAccuracy
+        >>> metric = FurtherMetric(BinaryAccuracy())
+        >>> metric.update(torch.tensor([2.0, 0.5, -1.0, 3.0]), torch.tensor([1, 0, 0, -1]))
+        >>> metric.compute()
+        tensor(0.6667)
+    """
+
+    def __init__(self, metric: Metric) -> None:
+        super().__init__()
+        self.metric = metric
+
+    def update(self, scores: Tensor, target: Tensor) -> None:
+        """Take one batch: raw scores ``(N,)`` and labels, 1, 0 or anything else for rows that do not count."""
+        counted = (target == 1) | (target == 0)
+        if not bool(counted.any()):
+            return
+        self.metric.update(self.expected(scores[counted]), target[counted])
+
+    def expected(self, scores: Tensor) -> Tensor:
+        """Raw scores as the metric takes them."""
+        return scores if isinstance(self.metric, ScoreMetric) else scores.double().sigmoid()
+
+    def compute(self) -> Tensor:
+        """The metric's value.
+
+        Raises:
+            ArgumentError: if it is not one number, which is what loggers take.
+        """
+        value: Any = self.metric.compute()
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            msg = f"Expected each of `metrics` to compute one number, but {type(self.metric).__name__} gave {got}."
+            raise ArgumentError(msg)
+        return value.reshape(())
+
+    def reset(self) -> None:
+        """Forget everything."""
+        super().reset()
+        self.metric.reset()
 
 
 class Rectangle(NamedTuple):
@@ -132,3 +259,149 @@ def gathered_scores(metrics: MetricCollection) -> tuple[Tensor, Tensor]:
 
 def _tpauc(rectangle: Rectangle) -> TwoWayPartialAUROC:
     return TwoWayPartialAUROC(*rectangle, ignore_index=IGNORED)
+
+
+class TaskMetrics(nn.Module):
+    """A collection of metrics for each of K labels.
+
+    An entry of a label that was not measured, target -1, counts for nothing in its metrics. Nothing is pooled: each
+    value is of one label, named ``prefix + metric + "/" + label``, and ``prefix + metric`` is the mean of those that
+    are not nan.
+
+    Args:
+        keys: names of the labels.
+        collections: the metrics of each label, with one prefix.
+        joint: metrics of all labels at once.
+        weights: of the labels, for the mean of values that are no single numbers.
+
+    Example:
+        >>> from torchmetrics.classification import BinaryAccuracy
+        >>> collections = [MetricCollection({"accuracy": BinaryAccuracy()}, prefix="val/") for _ in range(2)]
+        >>> metrics = TaskMetrics(["liver", "lung"], collections)
+        >>> metrics.update(torch.tensor([[0.9, 0.2], [0.1, 0.3]]), torch.tensor([[1, 1], [0, 0]]))
+        >>> {name: float(value) for name, value in metrics.compute().items()}
+        {'val/accuracy': 0.75, 'val/accuracy/liver': 1.0, 'val/accuracy/lung': 0.5}
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        collections: Sequence[MetricCollection],
+        joint: MetricCollection | None = None,
+        weights: Sequence[float] = (),
+    ) -> None:
+        super().__init__()
+        self.keys = tuple(keys)
+        self.of_labels = nn.ModuleList(collections)
+        self.joint = joint
+        self._weights = list(weights) or [1.0] * len(self.keys)
+
+    @property
+    def prefix(self) -> str:
+        """What all names begin with."""
+        return str(self[0].prefix or "")
+
+    def __getitem__(self, label: int) -> MetricCollection:
+        """The metrics of one label."""
+        found: Any = self.of_labels[label]
+        return found  # type: ignore[no-any-return]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def update(self, scores: Tensor, target: Tensor, algorithm_scores: Tensor | None = None) -> None:
+        """Take a batch.
+
+        Args:
+            scores: raw scores, ``(N, K)``.
+            target: integers ``(N, K)``: 1, 0, or -1 for what was not measured.
+            algorithm_scores: what the algorithm sees, ``(N, K)``, for metrics that ask for it.
+
+        Raises:
+            ArgumentError: if there is another number of labels.
+        """
+        if target.shape != scores.shape:
+            msg = (
+                f"Expected a column of labels for each of the model's {len(self)} outputs, shape "
+                f"{tuple(scores.shape)}, but got {tuple(target.shape)}: the model was made for {', '.join(self.keys)}."
+            )
+            raise ArgumentError(msg)
+        for k in range(len(self)):
+            own = {} if algorithm_scores is None else {"algorithm_scores": algorithm_scores[:, k]}
+            self[k].update(scores[:, k], target[:, k], **own)
+        if self.joint is not None:
+            self.joint.update(scores, target)
+
+    def compute(self) -> dict[str, Tensor]:
+        """All values by their names, on all processes; warns once of the labels that have none."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TPAUCWarning)  # K times the same, without the label's name
+            found = [self[k].compute() for k in range(len(self))]
+        values: dict[str, Tensor] = {}
+        for name in found[0]:
+            of_labels = torch.stack([value[name] for value in found])
+            if of_labels.ndim > 1:  # such as a value for each of several rectangles
+                values[name] = weighted_mean(of_labels, self._weights)
+                continue
+            values[name] = weighted_mean(of_labels, [1.0] * len(self))
+            values.update({f"{name}/{key}": value for key, value in zip(self.keys, of_labels, strict=True)})
+        return values | (self.joint.compute() if self.joint is not None else {})
+
+    def reset(self) -> None:
+        """Forget all batches."""
+        for k in range(len(self)):
+            self[k].reset()
+        if self.joint is not None:
+            self.joint.reset()
+
+
+class JointMetric(FurtherMetric):
+    """Feeds a metric of several labels at once, such as ``MultilabelF1Score``, with all columns.
+
+    Args:
+        metric: takes ``(preds, target)``, both ``(N, K)``.
+    """
+
+    def update(self, scores: Tensor, target: Tensor) -> None:
+        """Take one batch: raw scores ``(N, K)`` and labels, 1, 0 or -1.
+
+        Raises:
+            ArgumentError: if something was not measured and the metric would count it.
+        """
+        counted = (target >= 0).any(1)
+        if not bool(counted.any()):
+            return
+        scores, target = scores[counted], target[counted]
+        if getattr(self.metric, "ignore_index", None) != -1 and bool((target < 0).any()):
+            msg = (
+                f"{type(self.metric).__name__} of `metrics` would count entries that were not measured: pass "
+                "`ignore_index=-1` to it."
+            )
+            raise ArgumentError(msg)
+        self.metric.update(self.expected(scores), target)
+
+
+def split_by_kind(further: Mapping[str, FurtherMetric]) -> tuple[dict[str, FurtherMetric], dict[str, JointMetric]]:
+    """Metrics of one label, which every label gets a copy of, and those of several, which say ``num_labels``."""
+    joint = {n: JointMetric(m.metric.clone()) for n, m in further.items() if hasattr(m.metric, "num_labels")}
+    return {name: metric for name, metric in further.items() if name not in joint}, joint
+
+
+def scores_of_each(metrics: MetricCollection | TaskMetrics) -> list[tuple[Tensor, Tensor]]:
+    """Scores and labels that were collected of each label, of all processes; a collective."""
+    if isinstance(metrics, MetricCollection):
+        return [gathered_scores(metrics)]
+    return [gathered_scores(metrics[k]) for k in range(len(metrics))]
+
+
+def weighted_mean(values: Tensor, weights: Sequence[float]) -> Tensor:
+    """Mean over the first dimension of what is not nan; nan where nothing is left.
+
+    Example:
+        >>> weighted_mean(torch.tensor([[1.0, torch.nan], [4.0, 2.0]]), [2.0, 1.0])
+        tensor([2., 2.])
+    """
+    known = ~values.isnan()
+    share = torch.tensor(list(weights), dtype=values.dtype, device=values.device)
+    share = share.reshape(-1, *[1] * (values.ndim - 1)) * known
+    return (values.nan_to_num() * share).sum(0) / share.sum(0)

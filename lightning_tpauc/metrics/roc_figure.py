@@ -11,17 +11,14 @@ from typing_extensions import override
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.extras import import_extra
-from lightning_tpauc.functional.area import exact_tpauc
-from lightning_tpauc.functional.decision_threshold import count_decisions
-from lightning_tpauc.functional.notify import warn_on_rank_zero
-from lightning_tpauc.functional.polyline import roc_points
-from lightning_tpauc.metrics.per_task import scores_of_each
+from lightning_tpauc.functional.operating_points import count_decisions
+from lightning_tpauc.functional.roc import exact_tpauc, roc_points
+from lightning_tpauc.functional.utilities import warn_on_rank_zero
 from lightning_tpauc.metrics.plot import plot_roc, plot_rocs, plot_scores
+from lightning_tpauc.metrics.reporting import scores_of_each
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
-
-__all__ = ("ROCFigure",)
 
 #: How a logger shows a figure by its name, by the name of its class: the classes of ``pytorch_lightning`` are others.
 SHOW: dict[str, Callable[[Any, str, Any, int], object]] = {

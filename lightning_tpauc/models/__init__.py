@@ -6,10 +6,8 @@ Importing this package needs no optional dependency; :class:`GIN` and :class:`Re
 built.
 """
 
-from lightning_tpauc.models.cnn3d import CNN3D
 from lightning_tpauc.models.gin import GIN
-from lightning_tpauc.models.linear import Linear
-from lightning_tpauc.models.mlp import MLP
-from lightning_tpauc.models.resnet3d import ResNet3D
+from lightning_tpauc.models.tabular import MLP, Linear
+from lightning_tpauc.models.volumes import CNN3D, ResNet3D
 
 __all__ = ("CNN3D", "GIN", "MLP", "Linear", "ResNet3D")

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from lightning_tpauc.errors import ArgumentError
 
-__all__ = ("check_choice", "check_dropout", "check_size", "check_sizes")
-
 
 def check_size(name: str, value: object) -> None:
     """Raise :class:`ArgumentError` unless ``value`` is an int of at least 1."""

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.models.checks import check_choice, check_dropout, check_size
 
-__all__ = ("GIN",)
-
 _POOLINGS = ("mean", "sum", "max")
 
 

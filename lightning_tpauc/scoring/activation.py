@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.errors import TPAUCAdvice, TPAUCWarning
 
-__all__ = ("is_squashed", "slope_of", "warn_of_activation")
-
 #: Nodes of autograd's graph that only rearrange or convert their input.
 _REARRANGING = (
     "Alias",

@@ -12,13 +12,10 @@ from torch import Tensor
 from torchmetrics import MetricCollection
 
 from lightning_tpauc.errors import TPAUCWarning
-from lightning_tpauc.metrics.names import passes_below
-from lightning_tpauc.metrics.per_task import TaskMetrics
+from lightning_tpauc.metrics.reporting import TaskMetrics, passes_below
 
 if TYPE_CHECKING:
     from lightning_tpauc.scoring.scoring_module import ScoringModule
-
-__all__ = ("AreaWarnings",)
 
 _BELOW = "the ROC curve passes below the rectangle"
 

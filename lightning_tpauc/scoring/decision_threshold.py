@@ -17,7 +17,7 @@ from typing_extensions import override
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
 from lightning_tpauc.functional.calibration import Calibration, CalibrationMethod, fit_calibration
 from lightning_tpauc.functional.checks import check_choice
-from lightning_tpauc.functional.decision_threshold import (
+from lightning_tpauc.functional.operating_points import (
     Criterion,
     Decisions,
     check_criterion,
@@ -27,18 +27,15 @@ from lightning_tpauc.functional.decision_threshold import (
 )
 from lightning_tpauc.lightning_fixes.unsupported import log_replicated, starts_processes
 from lightning_tpauc.metrics import TwoWayPartialAUROC
-from lightning_tpauc.metrics.per_task import scores_of_each
-from lightning_tpauc.metrics.reporting import IGNORED
+from lightning_tpauc.metrics.reporting import IGNORED, scores_of_each
 from lightning_tpauc.scoring.evaluated_module import EvaluatedModule
 from lightning_tpauc.scoring.forward_passes import device_batches
-from lightning_tpauc.scoring.labelled_batches import inputs_and_target
+from lightning_tpauc.scoring.labelled_data import inputs_and_target
 from lightning_tpauc.scoring.labels import listed
 from lightning_tpauc.scoring.operating_point import OperatingPoint, OperatingPoints
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
-
-__all__ = ("DecisionThreshold", "DefaultThreshold")
 
 
 class DecisionThreshold(Callback):

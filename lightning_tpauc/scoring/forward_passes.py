@@ -1,26 +1,212 @@
-"""Forward passes outside Lightning's loops, in which batches reach the model as they do in its steps."""
+"""Forward passes: how batches reach the model, and how its output becomes one score per example."""
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from inspect import Parameter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from lightning_tpauc.data.core.targets import NAMES
 from lightning_tpauc.errors import ArgumentError, TPAUCError
+from lightning_tpauc.functional.utilities import eager, warn_on_rank_zero
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
 
-__all__ = ("device_batches", "explained_dtypes")
-
-
 #: Seconds after which a pass shows how far it is.
 DELAY = 2.0
+
+
+def call_model(model: Callable[..., Any], inputs: Any) -> Any:
+    """Call ``model`` on the inputs of a batch, by position or by keyword, depending on its ``forward``.
+
+    A mapping is passed by keyword if its keys are names of parameters. The tensors of a PyG graph are passed by keyword
+    if ``forward`` names them, such as ``(x, edge_index, batch)``. Labels are left out unless ``forward`` requires a
+    parameter of that name. A tuple or list becomes several arguments if ``forward`` requires several. Anything else is
+    the only argument.
+
+    Args:
+        model: a module or a function.
+        inputs: the collated inputs.
+
+    Raises:
+        ArgumentError: if some are named and another one is missing.
+
+    Example:
+        >>> call_model(lambda tokens, mask: tokens * mask, {"tokens": 2, "mask": 3})
+        6
+    """
+    if isinstance(inputs, Tensor):  # the usual case, in every step
+        return model(inputs)
+    positional, named = _arguments(model, inputs)
+    return model(*positional, **named)
+
+
+@eager
+def _arguments(model: Callable[..., Any], inputs: Any) -> tuple[list[Any], dict[str, Any]]:
+    function = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    function = function.forward if isinstance(function, nn.Module) else function
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # functions that are not written in Python may have no signature
+        return [inputs], {}
+    if isinstance(inputs, Mapping):
+        return _of_mapping(signature, inputs)
+    if hasattr(inputs, "edge_index") or hasattr(inputs, "edge_index_dict"):
+        return _of_graph(signature, inputs)
+    several = isinstance(inputs, (tuple, list)) and not _binds(signature, inputs) and _binds(signature, *inputs)
+    return (list(inputs) if several else [inputs]), {}
+
+
+def _of_mapping(signature: inspect.Signature, inputs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    parameters = _named(signature)
+    known = [p for p in parameters if p.name in inputs]
+    alone = len(parameters) == 1 and len(inputs.keys() - set(NAMES)) > 1  # which may be the mapping's name
+    if _binds(signature, inputs) and (not known or (alone and not _takes_any(signature))):
+        return [inputs], {}
+    given = {p.name: inputs[p.name] for p in known if p.name not in NAMES or _required(p)}
+    others = {name: value for name, value in inputs.items() if name not in given and name not in NAMES}
+    _check_complete(parameters, given, inputs)
+    if _takes_any(signature):
+        return [], {**given, **others}
+    if others:
+        warn_on_rank_zero(
+            f"`forward` of the model takes no {' and no '.join(f'`{name}`' for name in others)}, which the batches "
+            "hold: left out. Leave them out of the data set's items, or write a `forward(batch)`."
+        )
+    return [], given
+
+
+def _of_graph(signature: inspect.Signature, inputs: Any) -> tuple[list[Any], dict[str, Any]]:
+    parameters = _named(signature)
+    stored = set(inputs.keys()) - set(NAMES)
+    # a heterogeneous graph keeps x_dict and edge_index_dict under other names
+    given = [
+        p.name for p in parameters if p.name in stored or (_required(p) and getattr(inputs, p.name, None) is not None)
+    ]
+    if len(given) < 2:
+        return [inputs], {}
+    _check_complete(parameters, given, sorted(stored))
+    return [], {name: getattr(inputs, name) for name in given}
+
+
+def _check_complete(parameters: list[Parameter], given: Iterable[str], offered: Iterable[str]) -> None:
+    missing = [p.name for p in parameters if _required(p) and p.name not in given]
+    if missing:
+        msg = (
+            f"`forward` of the model requires {' and '.join(f'`{name}`' for name in missing)}, but the batches hold "
+            f"{', '.join(offered)}. Let the data set's items hold them, or write a `forward(batch)`."
+        )
+        raise ArgumentError(msg)
+
+
+def _takes_any(signature: inspect.Signature) -> bool:
+    return any(p.kind is Parameter.VAR_KEYWORD for p in signature.parameters.values())
+
+
+def _named(signature: inspect.Signature) -> list[Parameter]:
+    kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    return [p for p in signature.parameters.values() if p.kind in kinds]
+
+
+def _required(parameter: Parameter) -> bool:
+    return parameter.default is Parameter.empty
+
+
+def _binds(signature: inspect.Signature, *positional: Any, **named: Any) -> bool:
+    try:
+        signature.bind(*positional, **named)
+    except TypeError:
+        return False
+    return True
+
+
+def scores_of(output: Any) -> Tensor:
+    """The scores in a model's output: the output itself, or its ``logits``, as models of Hugging Face call them.
+
+    Raises:
+        ArgumentError: if there is none, or it holds no floating numbers.
+    """
+    if isinstance(output, Mapping):
+        output = output.get("logits", output)
+    scores = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if not isinstance(scores, Tensor):
+        msg = (
+            f"Expected `forward` to return one score per example, a tensor of shape (N,) or (N, 1), but got "
+            f"{_described(output)}. Wrap the model in one whose `forward` returns the scores alone."
+        )
+        raise ArgumentError(msg)
+    if not scores.is_floating_point():
+        msg = (
+            f"Expected `forward` to return one score per example, but got {scores.dtype}, which has no gradient: "
+            "return what the classes are decided from, before any `argmax` or threshold."
+        )
+        raise ArgumentError(msg)
+    return scores
+
+
+def one_score(scores: Tensor) -> Tensor:
+    """Reshape scores to one per example, ``(N,)``, from ``(N,)``, ``(N, 1, ...)`` or ``(N, 2)`` for two classes.
+
+    The score of two logits is their difference, the logit of the second class.
+
+    Raises:
+        ArgumentError: if the shape is another.
+
+    Example:
+        >>> import torch
+        >>> one_score(torch.tensor([[1.0, 3.0], [2.0, 0.5]]))
+        tensor([ 2.0000, -1.5000])
+    """
+    if scores.ndim == 2 and scores.shape[1] == 2:
+        return scores[:, 1] - scores[:, 0]
+    if scores.ndim < 2 or all(size == 1 for size in scores.shape[1:]):
+        return scores.reshape(-1)
+    msg = (
+        "Expected `forward` to return one score per example, shape (N,) or (N, 1), or the logits of two classes, "
+        f"(N, 2), but got {tuple(scores.shape)}. Return the score of the class that counts as positive, or train on "
+        "data with a column of labels for each output."
+    )
+    raise ArgumentError(msg)
+
+
+def scores_of_labels(scores: Tensor, names: Sequence[str]) -> Tensor:
+    """Scores ``(N, K)`` of K labels, also from ``(N, K, 1, ...)``, or from ``(N,)`` of one.
+
+    Raises:
+        ArgumentError: if there is another number of outputs.
+
+    Example:
+        >>> import torch
+        >>> scores_of_labels(torch.zeros(5, 2), ("liver", "lung")).shape
+        torch.Size([5, 2])
+    """
+    rows = scores.shape[0] if scores.ndim else 0
+    if scores.numel() == rows * len(names) and scores.shape[1:2] in ((len(names),), *([()] if len(names) == 1 else [])):
+        return scores.reshape(rows, len(names))
+    outputs = "one output" if scores.ndim < 2 or scores.shape[1] == 1 else f"{scores.shape[1]} outputs"
+    shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+    msg = (
+        f"The model has {outputs}, shape {tuple(scores.shape)}, but there are {len(names)} labels: {shown}. Give it an "
+        f"output for each, as `num_labels={len(names)}` does for the models of this package."
+    )
+    raise ArgumentError(msg)
+
+
+def _described(output: Any) -> str:
+    kind = type(output).__name__
+    if isinstance(output, Mapping):
+        return f"a {kind} of {', '.join(map(repr, output))}"
+    if isinstance(output, (tuple, list)):
+        return f"a {kind} of {', '.join(type(part).__name__ for part in output)}"
+    return f"a {kind}"
 
 
 def device_batches(

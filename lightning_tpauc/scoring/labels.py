@@ -10,8 +10,6 @@ from lightning_tpauc.algorithms import Algorithm, Task
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import check_rectangle, require_range
 
-__all__ = ("LabelSettings", "Labels", "by_position", "check_label_settings", "listed")
-
 #: Rectangle and weight of labels by their names or positions.
 LabelSettings = Mapping[str | int, Mapping[str, float]]
 _OPTIONS = ("min_tpr", "max_fpr", "weight")

@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.functional.calibration import Calibration, calibrated_probability
-from lightning_tpauc.functional.decision_threshold import Decisions
-
-__all__ = ("OperatingPoint", "OperatingPoints", "restored_point")
+from lightning_tpauc.functional.operating_points import Decisions
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,6 @@ from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
-__all__ = ("PredictionWriter",)
-
 #: What a module may say of an example beside its score.
 _FURTHER = ("probability", "decision")
 _REMEDY = "Predict on a PosNegDataModule, whose batches say it"

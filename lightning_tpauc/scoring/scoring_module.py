@@ -14,15 +14,11 @@ from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.averaging import master_dtype
 from lightning_tpauc.functional.checks import check_choice
 from lightning_tpauc.lightning_fixes.compiled import own_names
-from lightning_tpauc.lightning_fixes.hooks import KeepsDuties
-from lightning_tpauc.lightning_fixes.mixing import refuse_bases, refuse_taken, refuse_unknown
+from lightning_tpauc.lightning_fixes.subclassing import KeepsDuties, refuse_bases, refuse_taken, refuse_unknown
 from lightning_tpauc.scoring.activation import is_squashed, slope_of, warn_of_activation
-from lightning_tpauc.scoring.calling import call_model, one_score, scores_of, scores_of_labels
-from lightning_tpauc.scoring.forward_passes import explained_dtypes
+from lightning_tpauc.scoring.forward_passes import call_model, explained_dtypes, one_score, scores_of, scores_of_labels
 from lightning_tpauc.scoring.labels import Labels, check_label_settings
 from lightning_tpauc.scoring.operating_point import OperatingPoint, OperatingPoints
-
-__all__ = ("ScoringModule",)
 
 _ATTRIBUTES = (
     "algorithm",

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from lightning_tpauc.functional.surrogates import Surrogate
     from lightning_tpauc.training.trained_module import TrainedModule
 
-__all__ = ("Adviser", "few_pairs", "few_pairs_of", "look_at_duals", "say_how_it_ended")
-
 #: With fewer examples of a class in the rectangle, a batch says hardly anything about it.
 _FEWEST = 4
 #: A model whose objective is below this share of l(0) has learnt something.

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from lightning_tpauc.training.trained_module import TrainedModule
 
-__all__ = ("data_and_limits", "require_agreement", "training_settings")
-
 #: Attributes of a Trainer that decide how many batches and passes there are.
 _LIMITS = (
     "max_epochs",

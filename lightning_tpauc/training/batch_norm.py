@@ -11,14 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lightning_tpauc.distributed import world_size
-from lightning_tpauc.scoring.calling import call_model
-from lightning_tpauc.scoring.forward_passes import device_batches
-from lightning_tpauc.training.averaging import IterateAverage
+from lightning_tpauc.scoring.forward_passes import call_model, device_batches
+from lightning_tpauc.training.weights import IterateAverage
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
-
-__all__ = ("agree_on_statistics", "average_over_ranks", "batch_norm_statistics", "recompute")
 
 
 def batch_norm_statistics(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

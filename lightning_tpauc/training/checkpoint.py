@@ -7,14 +7,16 @@ which training resumes, is stored under our key.
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from lightning.pytorch.plugins.precision import DoublePrecision
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.distributed.tensor import DTensor
 
-from lightning_tpauc.distributed import gather_objects, handling_exception, world_size
-from lightning_tpauc.distributed.fsdp import reshard, whole
+from lightning_tpauc.distributed import gather_objects, handling_exception, rank, reshard, whole, world_size
 from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning
 from lightning_tpauc.lightning_fixes.optimizers import restore_dtypes
 from lightning_tpauc.lightning_fixes.plain_values import make_plain
@@ -28,22 +30,100 @@ from lightning_tpauc.lightning_fixes.resuming import (
     stopped_early,
     unlogged_metrics,
 )
-from lightning_tpauc.training import compatibility, random_state
+from lightning_tpauc.scoring.decision_threshold import DecisionThreshold
+from lightning_tpauc.scoring.operating_point import OperatingPoint, OperatingPoints, restored_point
+from lightning_tpauc.training import compatibility
 from lightning_tpauc.training.batch_norm import agree_on_statistics, batch_norm_statistics
 from lightning_tpauc.training.compatibility import FORMAT_VERSION, KEY
-from lightning_tpauc.training.diagnosis import diagnose
+from lightning_tpauc.training.finite_guard import diagnose
 from lightning_tpauc.training.hyperparameters import leave_out_objects
-from lightning_tpauc.training.settled_threshold import record_operating_point, recorded_operating_point
 from lightning_tpauc.training.state import Phase
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
     from torch import nn
 
-    from lightning_tpauc.training.averaging import IterateAverage
     from lightning_tpauc.training.trained_module import TrainedModule
+    from lightning_tpauc.training.weights import IterateAverage
 
-__all__ = ("prepare_loading", "restore", "save")
+#: In every checkpoint of a module that has one.
+OPERATING_POINT = "lightning_tpauc_operating_point"
+
+
+def gather_random_states() -> list[dict[str, Any]]:
+    """The state of every rank, in rank order; a collective.
+
+    While an exception is handled other ranks may not take part, so a rescue checkpoint holds this rank's state only.
+    """
+    return gather_objects(_own_random_state())
+
+
+def restore_random_states(states: list[dict[str, Any]]) -> None:
+    """Restore this rank's state; ranks that did not exist when the state was written keep theirs."""
+    if rank() >= len(states):
+        return
+    state = states[rank()]
+    torch.set_rng_state(state["torch"])
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def _own_random_state() -> dict[str, Any]:
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "python": (version, list(words), gauss),
+        "numpy": (
+            str(kind),
+            torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+    }
+
+
+def settle_threshold(module: TrainedModule, trainer: Trainer, *, rescore: bool) -> None:
+    """See to it that the operating point is that of the weights that training left.
+
+    Args:
+        module: holds the result of its training.
+        trainer: that trained it.
+        rescore: whether something else than the weights has changed since they were validated.
+    """
+    state, best = module.training_state, module.best
+    step = state.batches_seen
+    if best is not None and best.weights:
+        module.operating_point, step = best.operating_point, best.step
+    choosers = [c for c in trainer.callbacks if isinstance(c, DecisionThreshold)]  # type: ignore[attr-defined]
+    point = module.operating_point
+    if choosers and trainer.enable_validation and trainer.val_dataloaders is not None:
+        if rescore or point is None or point.step != step:  # the last steps were not validated
+            choosers[0].choose_again(trainer, module)
+        choosers[0].say_what_fell_short(module)
+    if choosers and choosers[0].renews and module.operating_point is None:
+        rank_zero_info(
+            "DecisionThreshold chose no threshold: there are no validation data with both classes. Pass `val_dataset` "
+            "or `val_fraction` to PosNegDataModule, or run `Trainer.validate` on such data."
+        )
+
+
+def record_operating_point(point: OperatingPoint | OperatingPoints | None, checkpoint: dict[str, Any]) -> None:
+    """Write down what the published weights decide by, if there is anything."""
+    if point is not None:
+        checkpoint[OPERATING_POINT] = point.state_dict()
+
+
+def recorded_operating_point(checkpoint: dict[str, Any]) -> OperatingPoint | OperatingPoints | None:
+    """What :func:`record_operating_point` wrote; ``None`` if it wrote nothing."""
+    state = checkpoint.get(OPERATING_POINT)
+    return None if state is None else restored_point(state)
 
 
 def save(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
@@ -84,7 +164,7 @@ def save(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
         "base_lr": module.base_lr[1],
         "fingerprint": compatibility.fingerprint(trainer),
         "optimizer": compatibility.optimizer_name(trainer),
-        "random_state": random_state.gather(),
+        "random_state": gather_random_states(),
         "negatives": _negatives(trainer, state.batches_seen),
         "stopped_early": stopped_early(trainer),
         # computing a metric may be a collective, and after an exception other ranks may not take part
@@ -143,7 +223,7 @@ def restore(module: TrainedModule, *, last_epoch: bool = False) -> bool:
     if state.rectangle_schedule is None:  # the checkpoint's run may have shrunk its rectangle
         module.algorithm.tightness = 1.0
     restore_dtypes(trainer.optimizers[0], entry["optimizer_states"])
-    random_state.scatter(entry["random_state"])
+    restore_random_states(entry["random_state"])
     datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
     if entry.get("negatives") is not None and hasattr(datamodule, "load_negatives_state"):
         datamodule.load_negatives_state(entry["batches_seen"], entry["negatives"])

@@ -17,20 +17,8 @@ if TYPE_CHECKING:
 
     from lightning_tpauc.algorithms import Algorithm
     from lightning_tpauc.functional.surrogates import Surrogate
-    from lightning_tpauc.training.averaging import IterateAverage
     from lightning_tpauc.training.trained_module import TrainedModule
-
-__all__ = (
-    "FORMAT_VERSION",
-    "KEY",
-    "check_same_run",
-    "fingerprint",
-    "is_resuming",
-    "objective",
-    "optimizer_name",
-    "record_rectangle",
-    "training_entry",
-)
+    from lightning_tpauc.training.weights import IterateAverage
 
 #: Key of the training's state; missing in a checkpoint of weights alone.
 KEY = "lightning_tpauc"

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from lightning_tpauc.training.trained_module import TrainedModule
 
-__all__ = ("check_savable", "leave_out_objects", "offer_hyperparameters", "save_cli_hyperparameters")
-
 _OF_MODULE = ("score_activation", "gradient_clip_val", "lr_scheduler_interval")
 
 

@@ -10,8 +10,6 @@ from lightning_tpauc.data.core.batch import PosNegBatch
 from lightning_tpauc.distributed import GatheredScores, gather_scores, gather_scores_of_tasks
 from lightning_tpauc.functional.checks import as_index
 
-__all__ = ("gather_batch", "step_of", "undo_of")
-
 
 def gather_batch(scores: Tensor, batch: PosNegBatch) -> GatheredScores:
     """The scores of all ranks' batches, given this rank's: ``(N,)``, or ``(N, K)`` of K labels."""

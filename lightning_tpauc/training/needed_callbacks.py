@@ -10,8 +10,6 @@ from lightning_tpauc.scoring.decision_threshold import DecisionThreshold, Defaul
 from lightning_tpauc.training.finite_guard import FiniteGuard
 from lightning_tpauc.training.stages import StageCallback
 
-__all__ = ("needed_callbacks",)
-
 #: What is looked for, and what is made if there is none.
 _NEEDED: tuple[tuple[type[Callback], type[Callback]], ...] = (
     (FiniteGuard, FiniteGuard),

@@ -19,14 +19,12 @@ from torch import Tensor
 
 from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, Algorithm, TrainingScores
 from lightning_tpauc.functional.objective import objective_ratio
-from lightning_tpauc.optimization.run_length import steps_of_share
+from lightning_tpauc.optimization import steps_of_share
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
     from lightning_tpauc.training.training_scores import ScoreMemory
-
-__all__ = ("RectangleSchedule", "move_is_due", "shrinking_progress", "shrinking_steps")
 
 #: Share of the run in which the rectangle shrinks. The rest of the run trains on the rectangle that was asked for.
 _SHARE = 0.5

@@ -20,8 +20,6 @@ from lightning_tpauc.training.compatibility import KEY
 if TYPE_CHECKING:
     from lightning_tpauc.training.trained_module import TrainedModule
 
-__all__ = ("give_back", "take_back")
-
 
 def give_back(module: TrainedModule, state: dict[str, Any], prefix: str, _: Any) -> None:
     """Add to a ``state_dict``, if it is the one that Lightning brings back, what it does not hold.

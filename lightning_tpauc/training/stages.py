@@ -13,39 +13,34 @@ from typing_extensions import override
 
 from lightning_tpauc.data.core.batch import PosNegBatch
 from lightning_tpauc.data.core.tree_utils import layout
-from lightning_tpauc.distributed.ddp import prebuild_ddp_buckets
-from lightning_tpauc.distributed.fsdp import reshard
+from lightning_tpauc.distributed import prebuild_ddp_buckets, reshard
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_choice, check_count, is_real
-from lightning_tpauc.lightning_fixes.hooks import KeepsDuties, duty
-from lightning_tpauc.lightning_fixes.optimizers import accept_closure
-from lightning_tpauc.lightning_fixes.resuming import ResumedLoop
-from lightning_tpauc.lightning_fixes.schedulers import (
+from lightning_tpauc.lightning_fixes.optimizers import (
+    accept_closure,
     note_rates,
     prepare_plateau_schedulers,
     step_plateau_schedulers,
 )
+from lightning_tpauc.lightning_fixes.resuming import ResumedLoop
+from lightning_tpauc.lightning_fixes.subclassing import KeepsDuties, duty
 from lightning_tpauc.lightning_fixes.unsupported import log_replicated
-from lightning_tpauc.metrics.names import validated_areas
+from lightning_tpauc.metrics.reporting import validated_areas
 from lightning_tpauc.training.advice import Adviser, few_pairs_of, look_at_duals, say_how_it_ended
 from lightning_tpauc.training.agreement import data_and_limits, require_agreement, training_settings
 from lightning_tpauc.training.batch_norm import agree_on_statistics, recompute
-from lightning_tpauc.training.checkpoint import restore
+from lightning_tpauc.training.checkpoint import restore, settle_threshold
 from lightning_tpauc.training.hyperparameters import check_savable, offer_hyperparameters
 from lightning_tpauc.training.rectangle_schedule import shrinking_steps
-from lightning_tpauc.training.settled_threshold import settle_threshold
 from lightning_tpauc.training.start import allocate, start
 from lightning_tpauc.training.state import Phase, ToRemember, TrainingState
-from lightning_tpauc.training.task_scores import score_training_tasks
-from lightning_tpauc.training.visited_positives import VisitedPositives
+from lightning_tpauc.training.training_scores import VisitedPositives, score_training_tasks
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
     from lightning_tpauc.algorithms import Algorithm, TrainingScores
     from lightning_tpauc.training.trained_module import TrainedModule
-
-__all__ = ("StageCallback",)
 
 #: Of the polynomial average: its weights have a mean age of a tenth of the run.
 _DECAY = 8.0

@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lightning_tpauc.training.task_scores import score_training_tasks
-from lightning_tpauc.training.training_scores import count_positives
-from lightning_tpauc.training.visited_positives import VisitedPositives
+from lightning_tpauc.training.training_scores import VisitedPositives, count_positives, score_training_tasks
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
     from lightning_tpauc.training.state import ToRemember
     from lightning_tpauc.training.trained_module import TrainedModule
-
-__all__ = ("allocate", "start")
 
 
 def allocate(trainer: Trainer, module: TrainedModule, wanted: ToRemember) -> VisitedPositives | None:

@@ -14,15 +14,10 @@ from torch.distributed.fsdp import FSDPModule
 
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.distributed import GatheredScores
-from lightning_tpauc.training.averaging import IterateAverage
 from lightning_tpauc.training.batch_norm import batch_norm_statistics
-from lightning_tpauc.training.best_weights import BestWeights
-from lightning_tpauc.training.previous_weights import PreviousWeights
 from lightning_tpauc.training.rectangle_schedule import RectangleSchedule
-from lightning_tpauc.training.task_scores import TaskScoreMemory
-from lightning_tpauc.training.training_scores import ScoreMemory
-
-__all__ = ("Phase", "ToRemember", "TrainingState")
+from lightning_tpauc.training.training_scores import ScoreMemory, TaskScoreMemory
+from lightning_tpauc.training.weights import BestWeights, IterateAverage, PreviousWeights
 
 #: Negatives that are remembered if nobody sets a number.
 _MAX_NEGATIVES = 2**20
@@ -48,7 +43,7 @@ class ToRemember:
     """What the settings of the stages ask a training to remember.
 
     Attributes:
-        decay: how fast the average forgets; see :class:`~lightning_tpauc.training.averaging.IterateAverage`.
+        decay: how fast the average forgets; see :class:`~lightning_tpauc.training.weights.IterateAverage`.
         averages_statistics: whether running statistics of batch normalisation are averaged like weights.
         best_weights: whether to keep the weights that validated best.
         shrinking_steps: in how many steps the rectangle shrinks; ``None`` if it does not.

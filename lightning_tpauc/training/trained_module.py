@@ -11,16 +11,12 @@ from typing_extensions import override
 
 from lightning_tpauc.algorithms.base import TIGHTNESS_GRID
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.lightning_fixes.mixing import raise_taken, refuse_taken
-from lightning_tpauc.optimization.optimized_module import OptimizedModule
-from lightning_tpauc.training.averaging import IterateAverage
-from lightning_tpauc.training.best_weights import BestWeights
-from lightning_tpauc.training.previous_weights import PreviousWeights
+from lightning_tpauc.lightning_fixes.subclassing import raise_taken, refuse_taken
+from lightning_tpauc.optimization import OptimizedModule
 from lightning_tpauc.training.rectangle_schedule import RectangleSchedule
 from lightning_tpauc.training.state import Phase, TrainingState
 from lightning_tpauc.training.training_scores import ScoreMemory
-
-__all__ = ("TrainedModule",)
+from lightning_tpauc.training.weights import BestWeights, IterateAverage, PreviousWeights
 
 #: Attributes that are assigned in every step and never hold a tensor.
 _PLAIN = frozenset({"_current_fx_name", "_activation_checked", "_awaited"})
@@ -45,7 +41,7 @@ class TrainedModule(OptimizedModule):
     """Adds the :class:`TrainingState` to a module, and shows parts of it as read-only attributes.
 
     Args:
-        **kwargs: of :class:`~lightning_tpauc.optimization.optimized_module.OptimizedModule`.
+        **kwargs: of :class:`~lightning_tpauc.optimization.OptimizedModule`.
 
     Raises:
         ArgumentError: if a class that is mixed in uses one of these names for an attribute of its own.

@@ -1,4 +1,4 @@
-"""Scores of the training set, from which the exact dual variables are solved: remembered, or from a forward pass."""
+"""Scores of the training set, remembered or from a forward pass, and how many positives there are."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_tpauc.algorithms.base import TrainingScores
 from lightning_tpauc.data.core.batch import check_training_batch
-from lightning_tpauc.distributed import gather_variable
-from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.distributed import gather_variable, world_size
+from lightning_tpauc.errors import ArgumentError, TPAUCWarning
+from lightning_tpauc.functional.checks import as_index
 from lightning_tpauc.functional.tasks import TaskMasks
 from lightning_tpauc.scoring.forward_passes import device_batches
 
@@ -22,7 +24,62 @@ if TYPE_CHECKING:
     from lightning_tpauc.data.streaming.loader import ScoredStream
     from lightning_tpauc.scoring.scoring_module import ScoringModule
 
-__all__ = ("ScoreMemory", "check_first_batch", "count_positives", "score_examples", "score_training_set")
+
+class VisitedPositives:
+    """Compares ``num_positives`` with the indices of positives in batches; no step waits for a GPU.
+
+    Args:
+        num_positives: the number that the user passed.
+
+    Example:
+        >>> visited = VisitedPositives(num_positives=3)
+        >>> visited.visit(torch.tensor([0, 2]), batch_idx=0)
+        >>> visited.count
+        2
+    """
+
+    def __init__(self, num_positives: int) -> None:
+        self.num_positives = num_positives
+        self._seen = torch.zeros(num_positives, dtype=torch.bool)
+        #: Whether this is the first epoch and it was seen from its first batch on; ``None`` before the first batch.
+        self._counts: bool | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of positives seen."""
+        return int(self._seen.sum())
+
+    def visit(self, index: Tensor, batch_idx: int) -> None:
+        """Note a batch's positives.
+
+        Raises:
+            ArgumentError: if an index is not below ``num_positives``. Batches on a GPU are not checked.
+        """
+        index = as_index(index)
+        if self._counts is None:
+            self._counts = batch_idx == 0 and index.device.type == "cpu"
+        if index.device.type != "cpu" or index.numel() == 0:
+            return
+        if int(index.max()) >= self.num_positives or int(index.min()) < 0:
+            msg = (
+                f"Expected `index` in batches to number the training positives, 0 .. {self.num_positives - 1} for "
+                f"`num_positives={self.num_positives}`, but got {int(index.min())} .. {int(index.max())}. Pass the "
+                "number of positive training examples, whole, as `num_positives`."
+            )
+            raise ArgumentError(msg)
+        self._seen[index] = True
+
+    def end_epoch(self) -> None:
+        """Warn if the first epoch has visited all positives up to some index, and none above it."""
+        counts, self._counts = self._counts, False
+        complete = bool(self._seen[: self.count].all())
+        if counts and complete and world_size() == 1 and 0 < self.count < self.num_positives:
+            rank_zero_warn(
+                f"The first epoch visited the positives 0 .. {self.count - 1} and no other, but `num_positives="
+                f"{self.num_positives}`: the dual variables of the others keep their start, and count. Pass the number "
+                "of positive training examples.",
+                category=TPAUCWarning,
+            )
 
 
 class ScoreMemory:
@@ -199,3 +256,81 @@ def count_positives(
         )
         raise ArgumentError(msg)
     return num_positives, found is not None
+
+
+def score_training_tasks(
+    module: ScoringModule, max_negatives: int | None = None
+) -> TrainingScores | list[TrainingScores]:
+    """:func:`~lightning_tpauc.training.training_scores.score_training_set`, with several labels of each of them."""
+    together = score_training_set(module, max_negatives)
+    if module.num_labels is None:
+        return together
+    datamodule: Any = module.trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
+    return [TrainingScores(*own) for own in datamodule.scores_of_tasks(*together, max_negatives)]
+
+
+class TaskScoreMemory(ScoreMemory):
+    """The last score of every positive of every task, and those of the most recent negatives, for all tasks.
+
+    An example of the ring has a score of each task, nan where it was not measured or is positive.
+
+    Args:
+        sizes: number of positive training examples of each task.
+        capacity: how many negatives are remembered.
+        device: where the scores live.
+        dtype: ``torch.float32`` or ``torch.float64``.
+
+    Example:
+        >>> memory = TaskScoreMemory((2, 1), 8, "cpu", torch.float32)
+        >>> masks = TaskMasks(torch.tensor([[True], [False]]), torch.tensor([[True, True], [False, True]]))
+        >>> memory.update(torch.ones(2, 1), torch.zeros(2, 2), torch.tensor([[1], [0]]), masks)
+        >>> [None if known is None else len(known.neg_scores) for known in memory.known_scores()]
+        [2, None]
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], capacity: int, device: torch.device | str | None, dtype: torch.dtype
+    ) -> None:
+        super().__init__(sum(sizes) + 1, capacity, device, dtype)  # the spare one takes what pads a batch
+        self.sizes = tuple(sizes)
+        self._first = torch.tensor([0, *self.sizes[:-1]], device=device).cumsum(0).unsqueeze(-1)
+        self.neg_scores = torch.full((capacity, len(self.sizes)), torch.nan, device=device, dtype=dtype)
+
+    def update(self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, masks: TaskMasks | None = None) -> None:
+        """Remember one step's scores, ``(K, S)`` and ``(K, B)``."""
+        assert masks is not None  # noqa: S101  # batches of several tasks have them
+        place = torch.where(masks.pos, index + self._first, sum(self.sizes))
+        scores = pos_scores.detach().to(self.pos_scores.dtype)
+        self.pos_scores.index_copy_(0, place.reshape(-1), scores.reshape(-1))
+        self.update_negatives(neg_scores.detach().masked_fill(~masks.neg, torch.nan).T)
+
+    def fill(self, scores: Sequence[TrainingScores]) -> None:  # type: ignore[override]  # of each task
+        """Take the result of a forward pass over the training set."""
+        self.pos_scores[:-1] = torch.cat([own.pos_scores for own in scores])
+        self.forget_negatives()
+        columns = [own.neg_scores.to(self.neg_scores.dtype) for own in scores]
+        self.update_negatives(torch.nn.utils.rnn.pad_sequence(columns, padding_value=torch.nan))
+
+    def training_scores(self) -> list[TrainingScores] | None:  # type: ignore[override]  # of each task
+        """The remembered scores; ``None`` until each positive, and some negatives of every task, were visited."""
+        known = self.known_scores()
+        complete = not bool(self.pos_scores[:-1].isnan().any())
+        return [own for own in known if own is not None] if complete and None not in known else None
+
+    def known_scores(self) -> list[TrainingScores | None]:  # type: ignore[override]  # of each task
+        """The remembered scores of what was visited of each task; ``None`` of one without a class of these."""
+        known: list[TrainingScores | None] = []
+        negatives = self.neg_scores[: self.filled].unbind(1)
+        for own, column in zip(self.pos_scores[:-1].split_with_sizes(self.sizes), negatives, strict=True):
+            pos, neg = own[~own.isnan()], column[~column.isnan()]
+            known.append(TrainingScores(pos, neg) if pos.numel() and neg.numel() else None)
+        return known
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and counters, without the spare entry."""
+        return {**super().state_dict(), "pos_scores": self.pos_scores[:-1].clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore, in place."""
+        spare = self.pos_scores.new_full((1,), torch.nan)
+        super().load_state_dict({**state, "pos_scores": torch.cat([state["pos_scores"].to(spare), spare])})

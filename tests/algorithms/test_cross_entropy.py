@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from lightning_tpauc.algorithms.cross_entropy import CrossEntropy
+from lightning_tpauc.algorithms.baselines import CrossEntropy
 from lightning_tpauc.errors import ArgumentError
 from tests.helpers.loop import Loop, random_scores
 from tests.helpers.tolerances import assert_close

@@ -12,11 +12,10 @@ import torch
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.algorithms.aucm import AUCM
 from lightning_tpauc.algorithms.base import PreviousScores
-from lightning_tpauc.algorithms.cross_entropy import CrossEntropy
+from lightning_tpauc.algorithms.baselines import CrossEntropy
 from lightning_tpauc.algorithms.pauci import PAUCI
 from lightning_tpauc.algorithms.sonx import SONX
-from lightning_tpauc.algorithms.sota import SOTA
-from lightning_tpauc.algorithms.sotas import SOTAs
+from lightning_tpauc.algorithms.sota import SOTA, SOTAs
 from lightning_tpauc.errors import ArgumentError, CheckpointError, UnsupportedError
 from lightning_tpauc.functional import Surrogate, get_surrogate
 from tests.helpers.loop import Loop

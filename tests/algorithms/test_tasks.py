@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-import lightning_tpauc.functional.dense_sums as dense_module
+import lightning_tpauc.functional.pair_sums as dense_module
 from lightning_tpauc.algorithms import AUCM, SOTA, STACO, CrossEntropy, PreviousScores, SOTAs, Task, TrainingScores
 from lightning_tpauc.errors import ArgumentError, CheckpointError, UnsupportedError
 from lightning_tpauc.functional import evaluate_pairs

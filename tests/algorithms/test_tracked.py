@@ -8,7 +8,7 @@ import torch
 from lightning_tpauc.algorithms import STACO, TrainingScores
 from lightning_tpauc.errors import ArgumentError, CheckpointError, UnsupportedError
 from lightning_tpauc.functional import exact_duals, tpauc_objective
-from lightning_tpauc.training.averaging import IterateAverage
+from lightning_tpauc.training.weights import IterateAverage
 from tests.helpers.problems import DIM, NUM_POS, draw, make_data
 from tests.helpers.tolerances import assert_close
 from tests.reference.tracked import Tracked

@@ -27,7 +27,7 @@ from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.cli import main
 from lightning_tpauc.comparison import Method, compare, comparing, training
 from lightning_tpauc.comparison.plan import Outcome
-from lightning_tpauc.comparison.side_by_side import check_processes, run_side_by_side
+from lightning_tpauc.comparison.running import check_processes, run_side_by_side
 from lightning_tpauc.comparison.store import Store
 from lightning_tpauc.errors import ArgumentError, DataError, UnsupportedError
 from tests.helpers.paths import ROOT

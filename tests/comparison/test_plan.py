@@ -9,8 +9,16 @@ from lightning.pytorch import Callback
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy, FullBatch
-from lightning_tpauc.comparison.methods import chosen_methods, rate_factors
-from lightning_tpauc.comparison.plan import Cell, Outcome, Run, as_budget, best_factor, examples_per_step
+from lightning_tpauc.comparison.plan import (
+    Cell,
+    Outcome,
+    Run,
+    as_budget,
+    best_factor,
+    chosen_methods,
+    examples_per_step,
+    rate_factors,
+)
 from lightning_tpauc.comparison.store import Store
 from lightning_tpauc.errors import ArgumentError, DataError
 from tests.helpers.problems import bare_trainer

@@ -9,7 +9,7 @@ import torch
 from scipy.stats import bootstrap
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from lightning_tpauc.comparison.statistics import (
+from lightning_tpauc.comparison.results import (
     Difference,
     Evaluated,
     difference,

@@ -7,7 +7,7 @@ from torchmetrics.functional.classification import binary_auroc
 from torchmetrics.functional.classification.precision_recall_curve import _binary_precision_recall_curve_update
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.binned import adjust_thresholds, confusion_counts
+from lightning_tpauc.functional.roc import adjust_thresholds, confusion_counts
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
 from tests.helpers.tolerances import assert_close
 from tests.reference.tpauc import naive_binned_tpauc

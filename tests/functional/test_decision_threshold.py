@@ -11,7 +11,7 @@ from sklearn.metrics import roc_curve
 
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.functional.calibration import calibrated_probability, fit_calibration
-from lightning_tpauc.functional.decision_threshold import CRITERIA, count_decisions, decision_threshold
+from lightning_tpauc.functional.operating_points import CRITERIA, count_decisions, decision_threshold
 
 
 def counts(scores, labels, threshold):

@@ -5,7 +5,7 @@ from sklearn.metrics import roc_curve
 
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.functional import fpr_at_min_tpr, tpr_at_max_fpr
-from lightning_tpauc.functional.polyline import clip_polyline, roc_polyline
+from lightning_tpauc.functional.roc import clip_polyline, roc_polyline
 from tests.helpers.tolerances import assert_close
 
 

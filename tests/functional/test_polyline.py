@@ -5,7 +5,7 @@ import torch
 from sklearn.metrics import auc, roc_curve
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.polyline import (
+from lightning_tpauc.functional.roc import (
     clip_polyline,
     count_by_score,
     polyline_area,

@@ -5,7 +5,7 @@ import torch
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional import Surrogate, get_surrogate, tail_mean_loss
-from lightning_tpauc.functional.tails import tail_risk
+from lightning_tpauc.functional.objective import tail_risk
 from tests.helpers.tolerances import assert_close
 from tests.reference.objective import fractions_of, minimal_inner
 from tests.reference.pairwise import LOSSES, loss_matrix

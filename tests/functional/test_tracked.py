@@ -4,8 +4,13 @@ import pytest
 import torch
 
 from lightning_tpauc.functional import Surrogate, exact_duals, get_surrogate
-from lightning_tpauc.functional.duals import activate_ties
-from lightning_tpauc.functional.tracked import border_scores, border_step, border_thresholds, border_weights
+from lightning_tpauc.functional.duals import (
+    activate_ties,
+    border_scores,
+    border_step,
+    border_thresholds,
+    border_weights,
+)
 from tests.helpers.tolerances import assert_close
 
 MONOTONE = ["squared_hinge", "hinge", "logistic", "ramp", "smooth_ramp"]

@@ -4,12 +4,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from lightning_tpauc.data.core import shards
+from lightning_tpauc.data.core import sampler
 
 
 @contextmanager
 def rank_of(rank, size):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "rank", lambda: rank)
-        patch.setattr(shards, "world_size", lambda: size)
+        patch.setattr(sampler, "rank", lambda: rank)
+        patch.setattr(sampler, "world_size", lambda: size)
         yield

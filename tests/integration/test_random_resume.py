@@ -221,7 +221,7 @@ def test_a_run_that_is_over_can_be_saved_again_and_trained_on(tmp_path):
 
 def test_a_difference_is_noticed(tmp_path, monkeypatch):
     """The comparison is able to fail: without the generators that a checkpoint holds, dropout draws other masks."""
-    monkeypatch.setattr("lightning_tpauc.training.random_state.scatter", lambda states: None)
+    monkeypatch.setattr("lightning_tpauc.training.checkpoint.restore_random_states", lambda states: None)
     outcome = compare(make_setting(), tmp_path)
     assert outcome.kind == "differs"
     assert any("/module/" in name for name in outcome.why)

@@ -18,7 +18,7 @@ from lightning_tpauc.algorithms import STACO, CrossEntropy
 from lightning_tpauc.data.core.batch import EvalBatch
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.functional import two_way_partial_auroc
-from lightning_tpauc.scoring.labelled_batches import inputs_and_target, inputs_to_predict
+from lightning_tpauc.scoring.labelled_data import inputs_and_target, inputs_to_predict
 from tests.helpers.problems import make_problem, make_trainer
 from tests.helpers.tolerances import assert_close
 

@@ -10,13 +10,12 @@ from torch import nn
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms.aucm import AUCM
-from lightning_tpauc.algorithms.cross_entropy import CrossEntropy
+from lightning_tpauc.algorithms.baselines import CrossEntropy
 from lightning_tpauc.algorithms.pauci import PAUCI
 from lightning_tpauc.algorithms.sonx import SONX
-from lightning_tpauc.algorithms.sota import SOTA
-from lightning_tpauc.algorithms.sotas import SOTAs
+from lightning_tpauc.algorithms.sota import SOTA, SOTAs
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
-from lightning_tpauc.training.previous_weights import PreviousWeights
+from lightning_tpauc.training.weights import PreviousWeights
 from tests.helpers.problems import (
     DIM,
     NUM_POS,

@@ -9,7 +9,7 @@ from lightning_tpauc.algorithms import STACO, Task, TrainingScores
 from lightning_tpauc.functional import objective_ratio
 from lightning_tpauc.functional.tasks import TaskMasks
 from lightning_tpauc.training.rectangle_schedule import RectangleSchedule
-from lightning_tpauc.training.task_scores import TaskScoreMemory
+from lightning_tpauc.training.training_scores import TaskScoreMemory
 
 SIZES = (4, 3, 6)
 K, S, B, CAPACITY = len(SIZES), 3, 5, 12

@@ -17,8 +17,6 @@ from lightning_tpauc.data.core.targets import as_array, item_label
 from lightning_tpauc.data.core.tree_utils import cut_inputs
 from lightning_tpauc.errors import DataError, TPAUCWarning
 
-__all__ = ("ArrayDataset", "RowsDataset", "as_features", "warn_of_another_order")
-
 
 class RowsDataset(Dataset[Any], ABC):
     """Base of map-style data sets that fetch and collate the inputs of a whole batch at once, without random numbers.

@@ -8,11 +8,9 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
-from lightning_tpauc.distributed.collectives import split_scores
+from lightning_tpauc.distributed import split_scores
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.tasks import TaskMasks
-
-__all__ = ("EvalBatch", "PosNegBatch", "check_training_batch")
 
 
 class PosNegBatch(NamedTuple):

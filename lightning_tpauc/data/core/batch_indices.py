@@ -1,17 +1,21 @@
-"""Which examples the batch of step t draws: a pure function of (seed, t)."""
+"""Which examples the batch of step t draws, uniformly or by weight: a pure function of (seed, t)."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_tpauc.data.core.permutation import permute
-
-__all__ = ("BatchIndices",)
+from lightning_tpauc.data.core.seeding import Purpose, permute, random_keys
 
 Indices = NDArray[np.int64]
+
+#: Weights become whole numbers whose sum has at most so many bits: nothing is rounded once they are.
+_BITS = 60
+# Added to a purpose, these give two more kinds of random numbers of it.
+_STEPS, _OFFSETS = 1 << 8, 1 << 9
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,7 @@ class BatchIndices:
         n: number of examples, at least ``size``.
         size: examples per batch, at least 0.
         seed: any integer.
-        purpose: a :class:`~lightning_tpauc.data.core.permutation.Purpose`, or any integer.
+        purpose: a :class:`~lightning_tpauc.data.core.seeding.Purpose`, or any integer.
 
     Example:
         >>> indices = BatchIndices(n=6, size=3, seed=0)
@@ -95,3 +99,118 @@ class BatchIndices:
 
     def _permute(self, slots: Indices, passes: Indices) -> Indices:
         return permute(slots, passes, self.n, seed=self.seed, purpose=self.purpose)
+
+
+class WeightedIndices:
+    """Batches of ``size`` numbers out of ``range(n)``, in which each number occurs in proportion to its weight.
+
+    This is systematic sampling, pass after pass. A pass lays all examples in a new random order on a line, each as long
+    as its weight. The ``size`` places of a batch are equally far apart on it, and the batches of a pass shift them by
+    equal parts of that distance, in random order, from a random beginning. So in a pass of M batches an example of
+    weight w occurs ``M size w / sum`` times, rounded up or down, and exactly so in the mean over passes. A batch holds
+    none twice whose weight is at most ``sum / size``.
+
+    A pass costs O(n) once, as permuting the examples does, and O(n) memory.
+
+    Args:
+        weights: float array ``(n,)`` of numbers above 0.
+        size: examples per batch, at least 0.
+        seed: any integer.
+        purpose: a :class:`~lightning_tpauc.data.core.seeding.Purpose`, or any integer.
+
+    Example:
+        >>> indices = WeightedIndices(np.array([1.0, 1.0, 2.0]), size=2)
+        >>> np.bincount(indices.batches(0, 100).ravel()).tolist()
+        [50, 50, 100]
+    """
+
+    def __init__(self, weights: NDArray[np.float64], size: int, seed: int = 0, purpose: int = 0) -> None:
+        self.n, self.size, self.seed, self.purpose = len(weights), size, seed, purpose
+        # a power of two leaves the ratios of the weights as they are
+        exponent = _BITS - math.frexp(math.fsum(weights.tolist()))[1]
+        lengths = np.maximum(np.ldexp(weights, exponent).astype(np.int64), 1)
+        #: Steps of a pass, and the distances between places of a batch and between those of batches.
+        self.steps = max(1, -(-self.n // max(1, size)))
+        self.stride = int(lengths.sum()) // max(1, size)
+        self.shift = self.stride // self.steps
+        if size <= most_distinct(weights):  # rounding could make one longer than the stride
+            lengths = np.minimum(lengths, self.stride)
+        self._lengths = lengths
+        self._pass: tuple[int, Indices, Indices] | None = None
+
+    def batches(self, start: int, stop: int, columns: slice | None = None) -> Indices:
+        """Batches ``start .. stop - 1``, or some columns of each.
+
+        Args:
+            start: first step, at least 0.
+            stop: one past the last step.
+            columns: the columns to compute; the whole batch if ``None``.
+
+        Returns:
+            int64 array ``(stop - start, number of columns)``.
+        """
+        places = np.arange(self.size, dtype=np.int64)[columns or slice(None)] * self.stride
+        drawn = np.empty((max(0, stop - start), len(places)), dtype=np.int64)
+        if drawn.size == 0:
+            return drawn
+        for number in range(start // self.steps, (stop - 1) // self.steps + 1):
+            first, last = max(start, number * self.steps), min(stop, (number + 1) * self.steps)
+            order, ends = self._line(number)
+            which, pass_number = np.arange(first, last) - number * self.steps, np.array(number)
+            turns = permute(which, pass_number, self.steps, seed=self.seed, purpose=self.purpose + _STEPS)
+            key = random_keys(self.seed, self.purpose + _OFFSETS, pass_number.reshape(1))[0]
+            offsets = int(key) % self.shift + turns * self.shift
+            found = np.searchsorted(ends, offsets[:, None] + places, side="right")
+            drawn[first - start : last - start] = order[found]
+        return drawn
+
+    def _line(self, number: int) -> tuple[Indices, Indices]:
+        """The order of a pass, and where each example ends on the line. The last one is kept."""
+        if self._pass is None or self._pass[0] != number:
+            order = permute(np.arange(self.n), np.array(number), self.n, seed=self.seed, purpose=self.purpose)
+            self._pass = number, order, self._lengths[order].cumsum()
+        return self._pass[1:]
+
+
+def most_distinct(weights: NDArray[np.float64]) -> int:
+    """How many examples a batch may have at most, so that none has to occur twice to occur as often as it should.
+
+    Example:
+        >>> most_distinct(np.array([1.0, 1.0, 2.0])), most_distinct(np.array([0.1, 0.1, 0.1]))
+        (2, 3)
+    """
+    return int(weights.sum() / weights.max() * (1 + 1e-9))
+
+
+class SampleWeights:
+    """The weights of the training examples, which draw the parts of batches.
+
+    Args:
+        positives: float array ``(n_pos,)`` of numbers above 0.
+        negatives: float array ``(n_neg,)`` of numbers above 0; ``None`` if the negatives are a stream.
+
+    Example:
+        >>> weights = SampleWeights(np.array([1.0, 3.0]), np.ones(4))
+        >>> weights.most_positives, weights.indices(2, seed=0, purpose=Purpose.NEGATIVES).n
+        (1, 4)
+    """
+
+    def __init__(self, positives: NDArray[np.float64], negatives: NDArray[np.float64] | None) -> None:
+        self.positives, self.negatives = positives, negatives
+        self.most_positives = most_distinct(positives)
+        self._indices: dict[tuple[int, int, Purpose], WeightedIndices] = {}
+
+    def indices(self, size: int, seed: int, purpose: Purpose) -> WeightedIndices:
+        """What draws a part of batches; kept, since it keeps its present pass.
+
+        Args:
+            size: examples of the part in each batch of all ranks.
+            seed: of the order.
+            purpose: which part. ``ALL_EXAMPLES`` counts positives first, then negatives.
+        """
+        key = size, seed, purpose
+        if key not in self._indices:
+            neg = np.empty(0) if self.negatives is None else self.negatives
+            parts = {Purpose.POSITIVES: [self.positives], Purpose.ALL_EXAMPLES: [self.positives, neg]}
+            self._indices[key] = WeightedIndices(np.concatenate(parts.get(purpose, [neg])), size, seed, purpose)
+        return self._indices[key]

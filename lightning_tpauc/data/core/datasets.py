@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_tpauc.data.core.arrays import ArrayDataset, RowsDataset, as_features, warn_of_another_order
-from lightning_tpauc.data.core.permutation import Purpose, permute
-from lightning_tpauc.data.core.seeding import seeded_items
+from lightning_tpauc.data.core.seeding import Purpose, permute, seeded_items
 from lightning_tpauc.data.core.subset_indices import check_positions
 from lightning_tpauc.data.core.targets import (
     as_array,
@@ -31,21 +30,6 @@ from lightning_tpauc.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
-
-__all__ = (
-    "Datasets",
-    "EvaluatedPart",
-    "TrainingPart",
-    "as_dataset",
-    "check_same_tasks",
-    "evaluated_part",
-    "float_dtype",
-    "labels_of_positives",
-    "numbered",
-    "predicted_part",
-    "sampled_rows",
-    "training_layout",
-)
 
 
 class Datasets(NamedTuple):

@@ -20,16 +20,6 @@ from lightning_tpauc.data.core.tree_utils import inputs_differ, join_inputs, lay
 from lightning_tpauc.errors import DataError
 from lightning_tpauc.extras import import_extra
 
-__all__ = (
-    "collate_by",
-    "collate_inputs",
-    "collate_items",
-    "collate_with_rows",
-    "fetcher_for",
-    "is_random",
-    "unaugmented",
-)
-
 Indices = NDArray[np.int64]
 #: ``fetch(rows, step) -> inputs``.
 Fetcher = Callable[[Indices, int], Any]

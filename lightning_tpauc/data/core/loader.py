@@ -18,14 +18,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_tpauc.data.core.batch import EvalBatch, PosNegBatch
 from lightning_tpauc.data.core.fetch import Fetcher
-from lightning_tpauc.data.core.sampler import BatchPlan, BatchSampler
-from lightning_tpauc.data.core.shards import current_world
+from lightning_tpauc.data.core.sampler import BatchPlan, BatchSampler, current_world
 from lightning_tpauc.functional.tasks import TaskMasks
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
-
-__all__ = ("BatchSource", "EvalLoader", "PosNegLoader", "Position", "training_position")
 
 Indices = NDArray[np.int64]
 

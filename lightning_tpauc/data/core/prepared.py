@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from lightning_tpauc.data.core.arrays import RowsDataset
+from lightning_tpauc.data.core.batch_indices import SampleWeights
 from lightning_tpauc.data.core.datasets import (
     Datasets,
     EvaluatedPart,
@@ -26,16 +27,18 @@ from lightning_tpauc.data.core.datasets import (
     sampled_rows,
 )
 from lightning_tpauc.data.core.fetch import is_random, unaugmented
-from lightning_tpauc.data.core.group_splits import group_fold, group_holdout
-from lightning_tpauc.data.core.permutation import Purpose
 from lightning_tpauc.data.core.row_values import as_groups, as_weights, row_values
-from lightning_tpauc.data.core.splits import stratified_fold, stratified_holdout
+from lightning_tpauc.data.core.seeding import Purpose
+from lightning_tpauc.data.core.splits import (
+    group_fold,
+    group_holdout,
+    stratified_fold,
+    stratified_holdout,
+    task_fold,
+    task_holdout,
+)
 from lightning_tpauc.data.core.targets import find_targets, label_names
-from lightning_tpauc.data.core.task_splits import task_fold, task_holdout
-from lightning_tpauc.data.core.weighted import SampleWeights
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
-
-__all__ = ("PreparedData", "Split", "describe")
 
 #: Fits preprocessing on rows of the training set, and returns transformed data sets.
 FitTransforms = Callable[[Datasets, NDArray[np.int64]], Datasets]

@@ -14,8 +14,6 @@ from lightning_tpauc.data.core.seeding import seeded_items
 from lightning_tpauc.data.core.targets import as_array, label_of_item, stored_targets
 from lightning_tpauc.errors import DataError
 
-__all__ = ("as_groups", "as_weights", "row_values", "take_columns")
-
 
 def row_values(dataset: Any, given: Any, argument: str) -> NDArray[Any]:
     """One value for each item of the training set.

@@ -1,18 +1,26 @@
-"""Stratified splits, whose parts have the same share of positives."""
+"""Stratified splits, whose parts have the same share of positives: of rows, of groups, and of several labels.
+
+The examples are dealt out class by class, the rarest class of any task first (Sechidis, Tsoumakas and Vlahavas, "On the
+stratification of multi-label data", 2011). Every class then goes to the parts in proportion to what they still lack.
+"""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_tpauc.data.core.task_rows import missing_class
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.functional.checks import is_real, is_whole
 
-__all__ = ("as_fraction", "check_fold", "check_validation_source", "stratified_fold", "stratified_holdout")
-
 Indices = NDArray[np.int64]
+#: Random orders of the groups that are tried for a holdout.
+_ORDERS = 32
+# Classes of two examples that share examples may be dealt out so that a part lacks one. Another order may do better.
+_ATTEMPTS = 20
 
 
 def check_validation_source(
@@ -142,3 +150,295 @@ def stratified_fold(labels: NDArray[np.int8], num_folds: int, fold: int, seed: i
     folds = StratifiedKFold(num_folds, shuffle=True, random_state=seed).split(np.zeros(len(labels)), labels)
     train, val = list(folds)[fold]
     return np.sort(train), np.sort(val)
+
+
+def group_holdout(labels: NDArray[np.int8], groups: Indices, fraction: float, seed: int) -> tuple[Indices, Indices]:
+    """Split rows into (kept, held out), with each group as a whole in one of the parts.
+
+    The groups are put into 32 random orders, and the first ones of an order are held out: of all orders and all ends,
+    the one whose shares of the positives and of the negatives come nearest to ``fraction``.
+
+    Args:
+        labels: int array ``(n,)`` of 0 and 1.
+        groups: int array ``(n,)`` of numbers from 0 on.
+        fraction: share to hold out, in (0, 1).
+        seed: seed of the split.
+
+    Returns:
+        Two sorted int64 arrays that partition ``range(n)``. Both have both classes.
+
+    Raises:
+        ArgumentError: if ``fraction`` is not in (0, 1).
+        DataError: if no such split is found.
+
+    Example:
+        >>> kept, held_out = group_holdout(np.array([0, 1] * 4), np.array([0, 0, 1, 1, 2, 2, 3, 3]), 0.25, seed=0)
+        >>> len(kept), len(held_out)
+        (6, 2)
+    """
+    fraction = as_fraction(fraction)
+    counts = _counts_of_groups(labels, groups)
+    totals, generator = counts.sum(axis=0), np.random.default_rng(seed)
+    best, held_out = np.inf, np.empty(0, dtype=np.int64)
+    for _ in range(_ORDERS):
+        order = generator.permutation(len(counts))
+        taken = counts[order].cumsum(axis=0)
+        distance = np.square(taken / np.maximum(totals, 1) - fraction).sum(axis=1)
+        distance[~((taken > 0) & (taken < totals)).all(axis=1)] = np.inf
+        end = int(distance.argmin())
+        if distance[end] < best:
+            best, held_out = distance[end], order[: end + 1]
+    if not held_out.size:
+        msg = (
+            f"Can't hold out {fraction} of {len(labels)} examples by `groups`, with both classes in both parts: "
+            f"{_with_class(counts)}. Pass finer groups, or a `val_dataset`."
+        )
+        raise DataError(msg)
+    is_held = np.isin(groups, held_out)
+    return np.flatnonzero(~is_held), np.flatnonzero(is_held)
+
+
+def group_fold(
+    labels: NDArray[np.int8], groups: Indices, num_folds: int, fold: int, seed: int
+) -> tuple[Indices, Indices]:
+    """Rows of one fold of a cross-validation by scikit-learn's ``StratifiedGroupKFold``, as (training, validation).
+
+    Args:
+        labels: int array ``(n,)`` of 0 and 1.
+        groups: int array ``(n,)`` of numbers from 0 on.
+        num_folds: number of folds, at least 2.
+        fold: the fold that validates, in ``0 .. num_folds - 1``.
+        seed: seed of the folds.
+
+    Returns:
+        Two sorted int64 arrays that partition ``range(n)``; the validation parts of all folds do so, too.
+
+    Raises:
+        ArgumentError: if ``fold`` or ``num_folds`` is out of range.
+        DataError: if a part of any fold lacks a class.
+
+    Example:
+        >>> train, val = group_fold(np.array([0, 1] * 4), np.array([0, 0, 1, 1, 2, 2, 3, 3]), 2, fold=1, seed=0)
+        >>> len(train), len(val)
+        (4, 4)
+    """
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    check_fold(num_folds, fold)
+    counts = _counts_of_groups(labels, groups)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of classes with fewer examples than folds: checked below
+            folds = StratifiedGroupKFold(num_folds, shuffle=True, random_state=seed)
+            parts = list(folds.split(np.zeros(len(labels)), _strata(labels), groups))
+    except ValueError:  # a class with fewer examples than folds
+        parts = []
+    totals = counts.sum(axis=0)
+    held = [counts[np.unique(groups[val])].sum(axis=0) for _, val in parts]
+    if not parts or any(((count == 0) | (count == totals)).any() for count in held):
+        msg = (
+            f"Can't cut {num_folds} folds by `groups`, with both classes in both parts of each: {_with_class(counts)}. "
+            "Set `num_folds` lower, or pass finer groups."
+        )
+        raise DataError(msg)
+    train, val = parts[fold]
+    return np.sort(train), np.sort(val)
+
+
+def _counts_of_groups(labels: NDArray[np.int8], groups: Indices) -> Indices:
+    """Negatives and positives of each group, of one task after the other: ``(number of groups, 2 K)``."""
+    columns, size = labels.reshape(len(labels), -1).T, int(groups.max()) + 1
+    of_class = [np.bincount(groups[column == value], minlength=size) for column in columns for value in (0, 1)]
+    return np.stack(of_class, axis=1)
+
+
+def _strata(labels: NDArray[np.int8]) -> NDArray[np.int64]:
+    """0 for rows without a positive label, else one more than the number of the rarest task that is positive."""
+    columns = labels.reshape(len(labels), -1) == 1
+    strata = np.zeros(len(labels), dtype=np.int64)
+    for task in np.argsort(-columns.sum(axis=0), kind="stable"):
+        strata[columns[:, task]] = task + 1
+    return strata
+
+
+def _with_class(counts: Indices) -> str:
+    """How many groups have examples of each class; of several tasks, of the one where they are fewest."""
+    having = (counts > 0).sum(axis=0).reshape(-1, 2)
+    neg, pos = having[having.min(axis=1).argmin()].tolist()
+    which = "" if len(having) == 1 else f" of label {int(having.min(axis=1).argmin())}"
+    return f"{pos} of {len(counts)} groups have positives{which}, and {neg} have negatives"
+
+
+def task_holdout(
+    labels: NDArray[np.int8], fraction: float, seed: int, names: tuple[str, ...]
+) -> tuple[Indices, Indices]:
+    """Split rows into (kept, held out), stratified by the labels of all tasks.
+
+    Args:
+        labels: int8 array ``(n, K)`` of 1, 0 and -1, which was not measured.
+        fraction: share to hold out, in (0, 1).
+        seed: seed of the split.
+        names: names of the tasks.
+
+    Returns:
+        Two sorted int64 arrays that partition ``range(n)``. Both have positives and negatives of every task.
+
+    Raises:
+        ArgumentError: if ``fraction`` is not in (0, 1).
+        DataError: if a task has too few positives or negatives for that.
+
+    Example:
+        >>> labels = np.array([[1, 0], [1, 1], [0, 1], [0, -1], [0, 0], [1, 0], [0, 1], [0, 0]], dtype=np.int8)
+        >>> kept, held_out = task_holdout(labels, 0.5, seed=0, names=("a", "b"))
+        >>> len(kept), len(held_out)
+        (4, 4)
+    """
+    fraction = as_fraction(fraction)
+    kept, held_out = task_parts(labels, np.array([1.0 - fraction, fraction]), seed, names)
+    return kept, held_out
+
+
+def task_fold(
+    labels: NDArray[np.int8], num_folds: int, fold: int, seed: int, names: tuple[str, ...]
+) -> tuple[Indices, Indices]:
+    """Rows of one fold of a cross-validation stratified by the labels of all tasks, as (training, validation).
+
+    Args:
+        labels: int8 array ``(n, K)`` of 1, 0 and -1, which was not measured.
+        num_folds: number of folds, at least 2.
+        fold: the fold that validates, in ``0 .. num_folds - 1``.
+        seed: seed of the folds.
+        names: names of the tasks.
+
+    Returns:
+        Two sorted int64 arrays that partition ``range(n)``; the validation parts of all folds do so, too.
+
+    Raises:
+        ArgumentError: if ``fold`` or ``num_folds`` is out of range.
+        DataError: if a task has fewer positives or negatives than there are folds.
+
+    Example:
+        >>> labels = np.array([[1, 0], [1, 1], [0, 1], [0, -1], [0, 0]], dtype=np.int8)
+        >>> train, val = task_fold(labels, num_folds=2, fold=1, seed=0, names=("a", "b"))
+        >>> len(train) + len(val)
+        5
+    """
+    check_fold(num_folds, fold)
+    parts = task_parts(labels, np.full(num_folds, 1.0 / num_folds), seed, names)
+    val = parts[fold]
+    return np.setdiff1d(np.arange(len(labels)), val, assume_unique=True), val
+
+
+def task_parts(
+    labels: NDArray[np.int8], shares: NDArray[np.float64], seed: int, names: tuple[str, ...]
+) -> list[Indices]:
+    """Cut rows into parts, stratified by the labels of all tasks.
+
+    Args:
+        labels: int8 array ``(n, K)`` of 1, 0 and -1, which was not measured.
+        shares: float array of the shares of the parts, of sum 1; a part of share 0 is empty.
+        seed: seed of the split.
+        names: names of the tasks.
+
+    Returns:
+        For each part, a sorted int64 array.
+
+    Raises:
+        DataError: if a task has too few positives or negatives for all parts.
+
+    Example:
+        >>> labels = np.array([[1, 0], [1, 1], [0, 1], [0, -1], [0, 0], [-1, 1]], dtype=np.int8)
+        >>> [len(part) for part in task_parts(labels, np.array([0.5, 0.0, 0.5]), seed=0, names=("a", "b"))]
+        [3, 0, 3]
+    """
+    filled = np.flatnonzero(shares)
+    parts = filled[_deal(labels, shares[filled], seed, names)]
+    return [np.flatnonzero(parts == part) for part in range(len(shares))]
+
+
+def _deal(labels: NDArray[np.int8], shares: NDArray[np.float64], seed: int, names: tuple[str, ...]) -> Indices:
+    """The part of each row, ``(n,)``."""
+    classes = np.hstack([labels == 1, labels == 0])
+    _check_counts(classes.sum(axis=0), len(shares), names)
+    for attempt in range(_ATTEMPTS):
+        generator = np.random.default_rng([seed, attempt])
+        parts = _deal_once(classes, shares, generator)
+        _repair(parts, classes, len(shares), generator)
+        lacking = [int(counts.argmin()) for counts in _counts(parts, classes, len(shares)) if not counts.all()]
+        if not lacking:
+            return parts
+    kind = "positive" if lacking[0] < len(names) else "negative"
+    msg = (
+        f"Found no {len(shares)} parts with both classes of every task: {names[lacking[0] % len(names)]!r} is left "
+        f"without a {kind} in one. Leave out that column of the labels, or pass separate data sets."
+    )
+    raise DataError(msg)
+
+
+def _deal_once(classes: NDArray[np.bool_], shares: NDArray[np.float64], generator: np.random.Generator) -> Indices:
+    count = len(classes)
+    # the last column stands for all examples: it deals out those that are in no class
+    groups = np.column_stack([classes, np.ones(count, dtype=bool)])
+    parts, wanted = np.full(count, -1), groups.sum(axis=0)[:, None] * shares
+    left = groups.sum(axis=0)
+    while left[-1]:
+        chosen = int(np.where(left > 0, left, count + 1).argmin())
+        rows = np.flatnonzero((parts < 0) & groups[:, chosen])
+        lacks = _counts(parts, groups, len(shares))[:, chosen] == 0
+        parts[generator.permutation(rows)] = np.repeat(
+            np.arange(len(shares)), _quota(wanted[chosen], len(rows), lacks, generator)
+        )
+        dealt = _counts(np.where(np.isin(np.arange(count), rows), parts, -1), groups, len(shares))
+        wanted -= dealt.T
+        left = left - dealt.sum(axis=0)
+    return parts
+
+
+def _counts(parts: Indices, classes: NDArray[np.bool_], num_parts: int) -> Indices:
+    """How many examples of each class each part has, ``(num_parts, classes)``."""
+    return np.stack([classes[parts == part].sum(axis=0) for part in range(num_parts)])
+
+
+def _quota(
+    wanted: NDArray[np.float64], count: int, lacks: NDArray[np.bool_], generator: np.random.Generator
+) -> Indices:
+    """How many of ``count`` rows each part gets: one where the class is lacking, the others where it is missed most."""
+    quota = np.zeros(len(wanted), dtype=np.int64)
+    tie = generator.random(len(wanted)) * 1e-6
+    needy = np.flatnonzero(lacks)
+    quota[needy[np.argsort(-(wanted + tie)[needy])][:count]] = 1
+    rest = count - int(quota.sum())
+    missed = np.maximum(wanted - quota, 0.0)
+    missed = missed if missed.sum() > 0 else np.full(len(wanted), 1.0)
+    exact = rest * missed / missed.sum()
+    quota += exact.astype(np.int64)
+    spare = count - int(quota.sum())
+    quota[np.argsort(-(exact % 1.0 + tie))[:spare]] += 1
+    return quota
+
+
+def _repair(parts: Indices, classes: NDArray[np.bool_], num_parts: int, generator: np.random.Generator) -> None:
+    """Where a part lacks a class, move an example to it, in place, that the other part can spare."""
+    counts = _counts(parts, classes, num_parts)
+    for column in np.argsort(counts.sum(axis=0), kind="stable"):
+        for part in np.flatnonzero(counts[:, column] == 0):
+            for row in generator.permutation(np.flatnonzero(classes[:, column])):
+                other = parts[row]
+                if (counts[other][classes[row]] > 1).all():
+                    counts[other] -= classes[row]
+                    counts[part] += classes[row]
+                    parts[row] = part
+                    break
+
+
+def _check_counts(counts: Indices, num_parts: int, names: tuple[str, ...]) -> None:
+    for kind, own in zip(("positive", "negative"), counts.reshape(2, -1).tolist(), strict=True):
+        if not all(own):
+            raise DataError(missing_class(kind, tuple(own), names, "the examples to split"))
+        if min(own) < num_parts:
+            task = own.index(min(own))
+            msg = (
+                f"Can't cut {num_parts} parts with both classes of every task: {names[task]!r} has {own[task]} "
+                f"{kind}(s). Leave out that column of the labels, cut fewer folds, or pass separate data sets."
+            )
+            raise DataError(msg)

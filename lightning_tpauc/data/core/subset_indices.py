@@ -11,8 +11,6 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, SubsetRandomSampler
 
 from lightning_tpauc.errors import DataError
 
-__all__ = ("as_positions", "check_loader", "check_positions")
-
 
 def as_positions(indices: Any, count: int, name: str = "train_dataset", who: str = "Subset") -> NDArray[np.int64]:
     """Indices of a :class:`~torch.utils.data.Subset` as positions from 0 on.

@@ -17,17 +17,6 @@ from lightning_tpauc.data.core.seeding import seeded_items
 from lightning_tpauc.data.core.subset_indices import as_positions
 from lightning_tpauc.errors import DataError
 
-__all__ = (
-    "as_array",
-    "binary_labels",
-    "find_targets",
-    "item_label",
-    "label_names",
-    "label_of_item",
-    "labels_of_items",
-    "stored_targets",
-)
-
 #: Attributes of data sets, and keys of items, that are searched for labels in this order.
 NAMES = ("targets", "labels", "y", "target", "label")
 #: Stands for "no label found". None is a label that is missing.

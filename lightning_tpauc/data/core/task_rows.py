@@ -10,10 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_tpauc.data.core.permutation import Purpose, permute
+from lightning_tpauc.data.core.seeding import Purpose, permute
 from lightning_tpauc.errors import DataError
-
-__all__ = ("ScoredRows", "TaskRows", "missing_class")
 
 Indices = NDArray[np.int64]
 

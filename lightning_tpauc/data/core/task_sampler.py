@@ -19,9 +19,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_tpauc.data.core.batch_indices import BatchIndices
+from lightning_tpauc.data.core.batch_indices import BatchIndices, SampleWeights
 from lightning_tpauc.data.core.datasets import TrainingPart
-from lightning_tpauc.data.core.permutation import Purpose, permute
 from lightning_tpauc.data.core.sampler import (
     BatchPlan,
     BatchSampler,
@@ -29,17 +28,21 @@ from lightning_tpauc.data.core.sampler import (
     PlannedMasks,
     PosNegSampler,
     UniformSampler,
+    World,
     make_sampler,
     shares_of,
+    slice_of,
 )
-from lightning_tpauc.data.core.shards import World, slice_of
+from lightning_tpauc.data.core.seeding import Purpose, permute
 from lightning_tpauc.data.core.task_rows import TaskRows
-from lightning_tpauc.data.core.weighted import SampleWeights
 from lightning_tpauc.errors import ArgumentError
 
-__all__ = ("PosNegTaskSampler", "UniformTaskSampler", "sampler_of")
-
 Indices = NDArray[np.int64]
+
+# A task in play gets at least so many positives of a step, if the step has as many.
+_LEAST = 4
+# The orders of up to so many tasks are independent of each other.
+_MAX_TASKS = 1 << 32
 
 
 class Sized(Protocol):
@@ -48,12 +51,6 @@ class Sized(Protocol):
     @property
     def length(self) -> int | None:
         """Number of negatives of one pass; ``None`` if it is unknown."""
-
-
-# A task in play gets at least so many positives of a step, if the step has as many.
-_LEAST = 4
-# The orders of up to so many tasks are independent of each other.
-_MAX_TASKS = 1 << 32
 
 
 class _OfTasks:

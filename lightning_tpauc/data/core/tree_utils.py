@@ -11,17 +11,6 @@ from torch import Tensor
 
 from lightning_tpauc.errors import DataError
 
-__all__ = (
-    "as_tensors",
-    "cut_inputs",
-    "has_label",
-    "inputs_differ",
-    "join_inputs",
-    "layout",
-    "num_examples",
-    "without_label",
-)
-
 
 def join_inputs(parts: Sequence[Any]) -> Any:
     """Concatenate collated inputs along the examples.

@@ -13,8 +13,6 @@ from lightning_tpauc.data.core.splits import stratified_holdout
 from lightning_tpauc.data.datamodule import PosNegDataModule
 from lightning_tpauc.errors import ArgumentError
 
-__all__ = ("DigitsDataModule",)
-
 
 class DigitsDataModule(PosNegDataModule):
     """One digit against the nine others: 1,797 images of 8 x 8 pixels, about a tenth of them positive.

@@ -15,17 +15,6 @@ from torch.hub import download_url_to_file
 
 from lightning_tpauc.errors import ArgumentError, DataError
 
-__all__ = (
-    "DAMAGES",
-    "SOURCES",
-    "Source",
-    "add_checksum",
-    "default_cache_dir",
-    "download_missing",
-    "has_checksum",
-    "require_file",
-)
-
 #: What NumPy, torch, zipfile and zlib raise when a file does not hold what they expect. A damaged header may also claim
 #: more bytes than the memory has.
 DAMAGES = (
@@ -45,6 +34,9 @@ DAMAGES = (
 _CHECKSUM_BYTES = 4
 _CHUNK_BYTES = 1 << 18
 
+_LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary"
+_DEEPCHEM = "https://deepchemdata.s3-us-west-1.amazonaws.com/datasets"
+
 
 class Source(NamedTuple):
     """Where a file comes from.
@@ -57,9 +49,6 @@ class Source(NamedTuple):
     url: str
     sha256: str | None
 
-
-_LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary"
-_DEEPCHEM = "https://deepchemdata.s3-us-west-1.amazonaws.com/datasets"
 
 #: The files that :func:`download_missing` can fetch, by name. HIGGS and SUSY have no published hash. Their reader
 #: refuses files that are cut off or are not xz.

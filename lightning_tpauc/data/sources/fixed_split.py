@@ -8,8 +8,6 @@ from lightning_tpauc.data.core.datasets import Datasets
 from lightning_tpauc.data.datamodule import PosNegDataModule
 from lightning_tpauc.errors import ArgumentError
 
-__all__ = ("GivenSplitDataModule",)
-
 
 class GivenSplitDataModule(PosNegDataModule):
     """Base of data modules of a data set with a fixed split; subclasses define :meth:`load`.

@@ -14,8 +14,6 @@ from lightning_tpauc.data.core.arrays import RowsDataset
 from lightning_tpauc.errors import DataError
 from lightning_tpauc.extras import import_extra
 
-__all__ = ("GraphDataset", "PackedGraphs")
-
 Indices = NDArray[np.int64]
 
 

@@ -13,13 +13,11 @@ from torch.utils.data import Subset
 
 from lightning_tpauc.data.core.arrays import ArrayDataset
 from lightning_tpauc.data.core.datasets import Datasets
-from lightning_tpauc.data.core.permutation import Purpose, permute
+from lightning_tpauc.data.core.seeding import Purpose, permute
 from lightning_tpauc.data.datamodule import PosNegDataModule
 from lightning_tpauc.data.sources.files import SOURCES, download_missing, require_file
 from lightning_tpauc.data.sources.svmlight import SVMLightData, read_svmlight
 from lightning_tpauc.errors import ArgumentError, DataError
-
-__all__ = ("LIBSVMDataModule",)
 
 _ROWS_AT_ONCE = 1 << 16
 _PAIRS = ((-1.0, 1.0), (0.0, 1.0), (1.0, 2.0))

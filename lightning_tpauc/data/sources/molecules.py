@@ -24,8 +24,6 @@ from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional.checks import check_choice, is_whole
 
-__all__ = ("OGB_TASKS", "OGBMoleculesDataModule", "SMILESDataModule")
-
 #: OGB's sets of molecules with 0/1 labels, and how many tasks (columns of labels) each has.
 OGB_TASKS = {
     "ogbg-molbace": 1,

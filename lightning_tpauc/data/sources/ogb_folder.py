@@ -15,8 +15,6 @@ from lightning_tpauc.data.sources.files import DAMAGES
 from lightning_tpauc.errors import DataError
 from lightning_tpauc.extras import import_extra
 
-__all__ = ("check_ogb_folder", "ogb_task_names", "reading_ogb")
-
 # What ogb looks for before it reads a folder.
 _FILES = ("RELEASE_v1.txt", *(f"raw/{name}.csv.gz" for name in ("edge", "node-feat", "edge-feat")))
 

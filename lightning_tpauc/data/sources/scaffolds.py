@@ -8,11 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_tpauc.data.core.splits import task_parts
 from lightning_tpauc.data.core.targets import binary_labels
-from lightning_tpauc.data.core.task_splits import task_parts
 from lightning_tpauc.errors import ArgumentError
-
-__all__ = ("check_fractions", "random_split", "scaffold_split")
 
 
 def scaffold_split(

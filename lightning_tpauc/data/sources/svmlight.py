@@ -28,8 +28,6 @@ from lightning_tpauc.atomic import replacing
 from lightning_tpauc.data.sources.files import add_checksum, default_cache_dir, has_checksum
 from lightning_tpauc.errors import ArgumentError, DataError
 
-__all__ = ("SVMLightData", "read_svmlight")
-
 _log = logging.getLogger(__name__)
 
 # Text files of this size or more are cached. They have about 700,000 rows of 100 bytes.

@@ -10,12 +10,10 @@ from typing import Any
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
-from lightning_tpauc.data.core.shards import current_world
+from lightning_tpauc.data.core.sampler import current_world
 from lightning_tpauc.data.streaming.negatives import NegativeStream
 from lightning_tpauc.data.streaming.reader import Place
 from lightning_tpauc.errors import DataError, TPAUCWarning
-
-__all__ = ("StreamCursor",)
 
 #: The place of each substream. Substreams are the parts of the stream that this process or its workers read.
 Places = dict[int, Place]

@@ -12,15 +12,12 @@ from torch.utils.data import Dataset
 from lightning_tpauc.data.core.batch import EvalBatch, PosNegBatch
 from lightning_tpauc.data.core.fetch import Fetcher, collate_with_rows
 from lightning_tpauc.data.core.loader import Position, PosNegLoader
-from lightning_tpauc.data.core.sampler import BatchPlan, BatchSampler
+from lightning_tpauc.data.core.sampler import BatchPlan, BatchSampler, World, current_world, least_of_ranks
 from lightning_tpauc.data.core.seeding import seeded_items
-from lightning_tpauc.data.core.shards import World, current_world, least_of_ranks
 from lightning_tpauc.data.core.tree_utils import cut_inputs, join_inputs, num_examples
 from lightning_tpauc.data.streaming.cursor import Places, StreamCursor
 from lightning_tpauc.data.streaming.negatives import NegativeStream, refuse_nested_workers
 from lightning_tpauc.data.streaming.reader import Place, StreamReader, inputs_of_negatives
-
-__all__ = ("ScoredStream", "StreamedLoader")
 
 
 class StreamPlan(NamedTuple):

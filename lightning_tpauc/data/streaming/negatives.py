@@ -11,8 +11,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.functional.checks import check_choice
 
-__all__ = ("NegativeStream", "as_stream", "is_stateful", "refuse_nested_workers")
-
 
 class NegativeStream:
     """A stream of negatives, and how it is read. A plain iterable data set is read with the defaults.

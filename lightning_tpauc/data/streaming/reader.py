@@ -14,8 +14,6 @@ from lightning_tpauc.data.core.tree_utils import as_tensors, cut_inputs, num_exa
 from lightning_tpauc.data.streaming.negatives import NegativeStream, is_stateful
 from lightning_tpauc.errors import DataError
 
-__all__ = ("Place", "StreamReader", "inputs_of_negatives")
-
 # Number of skipped examples that are read at once.
 _CHUNK = 4096
 _END = object()

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import chi2
 
 from lightning_tpauc.data.core.batch_indices import BatchIndices
-from lightning_tpauc.data.core.permutation import permute
+from lightning_tpauc.data.core.seeding import permute
 
 # n >= 2 size: divisible or not, odd and even, barely two batches, above the sorted sizes
 COVERED = [(64, 32), (65, 32), (71, 32), (10, 5), (11, 5), (9, 4), (7, 3), (100, 7), (1000, 96), (5003, 512), (5, 1)]

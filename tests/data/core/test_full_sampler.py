@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from lightning_tpauc.data.core.sampler import BatchSizes, FullSampler
-from lightning_tpauc.data.core.shards import World
+from lightning_tpauc.data.core.sampler import BatchSizes, FullSampler, World
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import chi2
 
-from lightning_tpauc.data.core.permutation import permute, random_keys
+from lightning_tpauc.data.core.seeding import permute, random_keys
 from lightning_tpauc.errors import ArgumentError
 
 # both sides of the switch between sorting and the Feistel network, squares, primes, powers of two

@@ -5,7 +5,7 @@ from itertools import chain
 import pytest
 from torch import distributed
 
-from lightning_tpauc.data.core.shards import World, current_world, share_of, slice_of
+from lightning_tpauc.data.core.sampler import World, current_world, share_of, slice_of
 from tests.helpers.ddp import run_distributed
 
 

@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 
 from lightning_tpauc import PosNegDataModule
-from lightning_tpauc.data.core.batch_indices import BatchIndices
-from lightning_tpauc.data.core.permutation import Purpose
-from lightning_tpauc.data.core.sampler import BatchSizes, make_sampler
-from lightning_tpauc.data.core.shards import World
-from lightning_tpauc.data.core.weighted import SampleWeights, WeightedIndices, most_distinct
+from lightning_tpauc.data.core.batch_indices import BatchIndices, SampleWeights, WeightedIndices, most_distinct
+from lightning_tpauc.data.core.sampler import BatchSizes, World, make_sampler
+from lightning_tpauc.data.core.seeding import Purpose
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 
 POS, NEG = np.arange(0, 40), np.arange(40, 300)

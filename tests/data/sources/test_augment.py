@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightning_tpauc.data.core.arrays import ArrayDataset
-from lightning_tpauc.data.sources.augment import AugmentedImages, flip_and_shift, shift
+from lightning_tpauc.data.sources.medmnist import AugmentedImages, flip_and_shift, shift
 from lightning_tpauc.errors import ArgumentError
 
 

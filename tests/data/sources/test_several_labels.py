@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser
 
 from lightning_tpauc.data.sources.medmnist import LABELS, MedMNISTDataModule
 from lightning_tpauc.data.sources.molecules import OGBMoleculesDataModule, SMILESDataModule
-from lightning_tpauc.data.sources.smiles_csv import read_smiles
+from lightning_tpauc.data.sources.smiles import read_smiles
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from lightning_tpauc.models import CNN3D, GIN, MLP
 from tests.data.sources.test_molecules import needs_graph, number_of_carbons

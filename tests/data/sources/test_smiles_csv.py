@@ -2,7 +2,7 @@
 
 import pytest
 
-from lightning_tpauc.data.sources.smiles_csv import read_smiles
+from lightning_tpauc.data.sources.smiles import read_smiles
 from lightning_tpauc.errors import DataError
 from tests.helpers.smiles_rows import ROWS, write_csv
 

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import PAUCI, SONX, STACO, Algorithm
-from lightning_tpauc.distributed.fsdp import whole
+from lightning_tpauc.distributed import whole
 
 DIM, STEPS, BROKEN_AT = 5, 24, 11
 

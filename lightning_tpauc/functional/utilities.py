@@ -1,13 +1,15 @@
-"""Code that must not become part of a compiled graph."""
+"""Code that must not become part of a compiled graph, and warnings that appear once, not once per process."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import TypeVar
 
 import torch
+from torch import distributed
 
-__all__ = ("eager",)
+from lightning_tpauc.errors import TPAUCWarning
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -21,3 +23,13 @@ def eager(function: F) -> F:
     """
     kept: F = torch.compiler.disable(function)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return kept
+
+
+def warn_on_rank_zero(message: str) -> None:
+    """Emit a :class:`TPAUCWarning` on rank 0, or in the only process.
+
+    Python's default filter shows equal messages once, so a ``message`` without changing numbers appears once per run.
+    """
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_rank() != 0:
+        return
+    warnings.warn(message, TPAUCWarning, stacklevel=2)

@@ -1,4 +1,4 @@
-"""One step over several processes: gather the scores, then let every process apply the same update.
+"""Several processes: gathered scores and what each process passes on, and what DDP and FSDP2 need.
 
 The loss is a function of all scores together, so it can't be computed on parts. Each process sends its scores and the
 index of its positives once. From the gathered tensors all processes compute the same loss and the same new state, so no
@@ -10,27 +10,22 @@ averages the parameters' gradients over processes.
 from __future__ import annotations
 
 import sys
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.tasks import TaskMasks
 
-__all__ = (
-    "GatheredScores",
-    "Shares",
-    "gather_objects",
-    "gather_scores",
-    "gather_scores_of_tasks",
-    "gather_variable",
-    "handling_exception",
-    "rank",
-    "split_scores",
-    "world_size",
-)
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
 
 # torch 2.14 renamed all_gather_into_tensor.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -250,3 +245,44 @@ def _check_shares(shares: Shares, sizes: tuple[int, int, int], world: int) -> No
             f"{shares}: the batch was made for another number of processes. Build its loader after the process group."
         )
         raise ArgumentError(msg)
+
+
+def prebuild_ddp_buckets(trainer: Trainer) -> None:
+    """Let DDP arrange its buckets before the first step; a collective.
+
+    DDP reduces gradients in buckets, and rearranges these after the first backward pass of a process. The place of a
+    number in its bucket decides in which order the ranks' values are added, and so how the sum is rounded. The first
+    step of a resumed run is a later step of the unbroken run, so the two would round differently. A backward pass of
+    zeros before training gives all steps the same buckets. Two ranks do not need it, since a + b = b + a.
+    """
+    model = trainer.strategy.model
+    if world_size() < 3 or not isinstance(model, DistributedDataParallel) or model.static_graph:
+        return
+    loss = torch.stack([0 * p.sum().float() for p in model.parameters() if p.requires_grad]).sum()
+    trainer.strategy.pre_backward(loss)
+    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    model.zero_grad()
+
+
+def reshard(module: nn.Module) -> None:
+    """Free the unsharded copies in every FSDP2 module, so that the next forward pass gathers the current weights.
+
+    After a forward pass without backward a root module may keep its unsharded copy. It would then ignore weights that
+    were written into its shards. Ordinary modules are left alone.
+    """
+    for child in module.modules():
+        if isinstance(child, FSDPModule):
+            child.reshard()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The unsharded tensor; a collective for a DTensor, the tensor itself otherwise."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def assign(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
+    """Copy whole or sharded ``sources`` into ``targets``, in place and in the targets' dtype and sharding."""
+    for target, source in zip(targets, sources, strict=True):
+        if isinstance(target, DTensor) and not isinstance(source, DTensor):
+            source = distribute_tensor(source.to(target.device), target.device_mesh, target.placements)
+        target.detach().copy_(source)

@@ -1,0 +1,381 @@
+"""The ROC polyline: its vertices, from scores or from counts at thresholds, and its area inside the rectangle."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_tpauc.functional.checks import check_rectangle
+from lightning_tpauc.functional.order import (
+    between,
+    count_above,
+    count_pairs,
+    has_nan,
+    rankable,
+    sorted_ranks,
+    split_classes,
+)
+from lightning_tpauc.functional.utilities import eager, warn_on_rank_zero
+
+
+def count_by_score(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Number of positives and of negatives at each distinct score, highest score first.
+
+    Args:
+        scores: tensor of any shape and real dtype.
+        labels: tensor of the same shape; rows labelled neither 1 nor 0 are left out.
+
+    Returns:
+        Two int64 tensors ``(G,)``, one entry per distinct score, and the scores.
+    """
+    pos, neg = split_classes(scores, labels)
+    distinct, place = torch.unique(torch.cat([pos, neg]), return_inverse=True)
+    size = distinct.shape[0]
+    pos_counts = torch.bincount(place[: pos.shape[0]], minlength=size)
+    neg_counts = torch.bincount(place[pos.shape[0] :], minlength=size)
+    return pos_counts.flip(0), neg_counts.flip(0), distinct.flip(0)
+
+
+def polyline_area(pos_counts: Tensor, neg_counts: Tensor, min_tpr: float, max_fpr: float) -> Tensor:
+    r"""Area of a ROC polyline inside the rectangle, over the rectangle's area.
+
+    Segment g of the polyline rises by ``pos_counts[g]`` while it runs right by ``neg_counts[g]``. The area is
+    integrated over the height: at a true positive count :math:`t` the part of the rectangle under the curve is
+    :math:`\max(0, \theta_1 n_- - FP(t))` wide, and :math:`FP` is linear on each segment.
+
+    Args:
+        pos_counts: int64 tensor ``(G,)``, non-negative.
+        neg_counts: same shape.
+        min_tpr: lower bound of the true positive rate, in [0, 1).
+        max_fpr: upper bound of the false positive rate, in (0, 1].
+
+    Returns:
+        float64 tensor of shape ``()`` in [0, 1]; nan if a class is empty.
+
+    Example:
+        >>> polyline_area(torch.tensor([1, 0, 1]), torch.tensor([0, 1, 1]), min_tpr=0.0, max_fpr=1.0)
+        tensor(0.6250, dtype=torch.float64)
+    """
+    pos, neg = pos_counts.to(torch.float64), neg_counts.to(torch.float64)
+    n_pos, n_neg = pos.sum(), neg.sum()
+    least_tp, most_fp = min_tpr * n_pos, max_fpr * n_neg
+    # Where each segment starts; summed as integers, since CUDA has no deterministic cumsum of floats.
+    tp, fp = pos_counts.cumsum(0) - pos_counts, neg_counts.cumsum(0) - neg_counts
+    room = (most_fp - fp).clamp(min=0)
+    # The part [start, end] of a segment, in shares of it, that runs inside the rectangle.
+    start = ((least_tp - tp) / pos.clamp(min=1)).clamp(0, 1)
+    end = torch.where(neg > 0, room / neg.clamp(min=1), (room > 0).to(torch.float64)).clamp(max=1)
+    share = torch.where(pos > 0, (end - start).clamp(min=0), 0)
+    # Height times width less what lies left of the curve: a perfect curve loses nothing and gives exactly 1.
+    top = torch.where(share > 0, tp + pos * end, least_tp).amax()
+    lost = (pos * share * (fp + neg * (start + end) / 2)).sum()
+    return ((most_fp * (top - least_tp) - lost) / (most_fp * (n_pos - least_tp))).clamp(0, 1)
+
+
+def roc_polyline(preds: Tensor, target: Tensor, drop_collinear: bool = True) -> tuple[Tensor, Tensor]:
+    """Vertices of the ROC polyline, one per distinct score, from (0, 0) to (1, 1).
+
+    Args:
+        preds: scores, tensor of any shape and real dtype; larger means more positive.
+        target: tensor of the same shape with 1 for positives and 0 for negatives; other rows are left out.
+        drop_collinear: leave out vertices inside straight pieces; the curve stays the same.
+
+    Returns:
+        ``(fpr, tpr)``: two float64 tensors ``(V,)``, both non-decreasing; nan for a class that is empty, and throughout
+        if a score is nan.
+
+    Example:
+        >>> fpr, tpr = roc_polyline(torch.tensor([0.9, 0.8, 0.7, 0.1]), torch.tensor([1, 0, 1, 0]))
+        >>> fpr.tolist(), tpr.tolist()
+        ([0.0, 0.0, 0.5, 0.5, 1.0], [0.0, 0.5, 0.5, 1.0, 1.0])
+    """
+    return roc_points(preds, target, drop_collinear=drop_collinear)[:2]
+
+
+@eager
+def roc_points(preds: Tensor, target: Tensor, drop_collinear: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """The vertices of :func:`roc_polyline`, each with the threshold that the scores up to it reach.
+
+    Example:
+        >>> roc_points(torch.tensor([0.5, 0.25]), torch.tensor([1, 0]))[2].tolist()
+        [inf, 0.5, 0.25]
+    """
+    pos_counts, neg_counts, scores = count_by_score(preds, target)
+    if has_nan(scores):
+        return nan_points(scores.device)
+    return polyline_vertices(pos_counts, neg_counts, scores, drop_collinear)
+
+
+def nan_points(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Rates of scores that have no rank."""
+    fpr, tpr, thresholds = torch.full((3, 2), math.nan, dtype=torch.float64, device=device)
+    return fpr, tpr, thresholds
+
+
+def polyline_vertices(
+    pos_counts: Tensor, neg_counts: Tensor, scores: Tensor, drop_collinear: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Vertices of one polyline whose segments are given by whole numbers ``(G,)``, as in :func:`polyline_area`.
+
+    Args:
+        pos_counts: int64 tensor ``(G,)``, non-negative.
+        neg_counts: same shape.
+        scores: threshold that is reached at the end of each segment, same shape.
+        drop_collinear: leave out vertices inside straight pieces.
+
+    Returns:
+        ``(fpr, tpr, thresholds)``: three float64 tensors ``(V,)``; the first threshold is infinite.
+    """
+    occupied = pos_counts + neg_counts > 0
+    pos_counts, neg_counts, scores = pos_counts[occupied], neg_counts[occupied], scores[occupied]
+    if drop_collinear and pos_counts.shape[0] > 1:
+        turns = pos_counts[1:] * neg_counts[:-1] != pos_counts[:-1] * neg_counts[1:]
+        used = torch.cat([turns, turns.new_ones(1)])
+    else:
+        used = torch.ones_like(pos_counts, dtype=torch.bool)
+    origin = pos_counts.new_zeros(1)
+    tp = torch.cat([origin, pos_counts.cumsum(0)[used]]).to(torch.float64)
+    fp = torch.cat([origin, neg_counts.cumsum(0)[used]]).to(torch.float64)
+    reached = scores[used].to(torch.float64)
+    return fp / fp[-1], tp / tp[-1], torch.cat([reached.new_full((1,), math.inf), reached])
+
+
+def clip_polyline(fpr: Tensor, tpr: Tensor, min_tpr: float, max_fpr: float) -> tuple[Tensor, Tensor]:
+    """The part of a ROC polyline inside the rectangle, with interpolated vertices on its borders.
+
+    Args:
+        fpr: non-decreasing float tensor ``(V,)`` from 0 to 1.
+        tpr: non-decreasing float tensor ``(V,)`` from 0 to 1.
+        min_tpr: lower bound of the true positive rate, in [0, 1).
+        max_fpr: upper bound of the false positive rate, in (0, 1].
+
+    Returns:
+        ``(fpr, tpr)``: tensors ``(U,)`` in the rectangle, from its lower border to its right border; empty if the curve
+        passes below its lower right corner, or is nan.
+
+    Raises:
+        ArgumentError: if the rectangle is empty or not inside the unit square.
+
+    Example:
+        >>> fpr, tpr = clip_polyline(torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.0, 0.5, 1.0]), 0.6, 0.5)
+        >>> fpr, tpr
+        (tensor([0.2000, 0.5000]), tensor([0.6000, 0.7500]))
+    """
+    min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
+    last_low = int((tpr <= min_tpr).sum()) - 1  # the segment from here on crosses the lower border
+    first_right = int((fpr < max_fpr).sum())  # the segment up to here crosses the right border
+    left = _between(fpr, tpr, last_low, min_tpr)
+    right = _between(tpr, fpr, first_right - 1, max_fpr)
+    if not (left <= max_fpr and right >= min_tpr):  # also where a class is empty and rates are nan
+        return fpr[:0], tpr[:0]
+    inner = slice(last_low + 1, first_right)
+    return (
+        torch.cat([left.view(1), fpr[inner], fpr.new_tensor([max_fpr])]),
+        torch.cat([tpr.new_tensor([min_tpr]), tpr[inner], right.view(1)]),
+    )
+
+
+def _between(values: Tensor, along: Tensor, k: int, position: float) -> Tensor:
+    """Value at ``position`` of ``along``, linear between the vertices k and k + 1."""
+    share = (position - along[k]) / (along[k + 1] - along[k])
+    return values[k] + share * (values[k + 1] - values[k])
+
+
+def adjust_thresholds(thresholds: int | Sequence[float] | Tensor | np.ndarray[Any, Any]) -> Tensor:
+    """The thresholds as a float64 tensor ``(T,)`` in ascending order; an int T means T of them evenly on [0, 1].
+
+    They lie on the CPU, whatever the default device: a model that is made on the meta device can't make up its own.
+
+    Example:
+        >>> adjust_thresholds(3)
+        tensor([0.0000, 0.5000, 1.0000], dtype=torch.float64)
+    """
+    if isinstance(thresholds, Integral):
+        return torch.linspace(0, 1, int(thresholds), dtype=torch.float64, device="cpu")
+    if isinstance(thresholds, Tensor):
+        return thresholds.detach().cpu().to(torch.float64).sort().values
+    # Not by way of the default dtype, which rounds a list's numbers to float32.
+    return torch.tensor(thresholds, dtype=torch.float64, device="cpu").sort().values
+
+
+def confusion_counts(scores: Tensor, labels: Tensor, thresholds: Tensor) -> Tensor:
+    """Confusion matrix of ``score >= threshold`` at every threshold, in one pass over the scores.
+
+    Args:
+        scores: tensor ``(N,)``, or ``(N, K)`` with a column for each of K labels, of any real dtype. Thresholds are
+            rounded to float32 for scores of at most that precision, so that a score of 0.7 reaches the threshold 0.7
+            in either.
+        labels: tensor of the same shape: 1, 0, or anything else for entries to leave out.
+        thresholds: float64 tensor ``(T,)``, ascending.
+
+    Returns:
+        int64 tensor ``(T, 2, 2)`` or ``(T, K, 2, 2)``, indexed by threshold, column, label, and whether the score
+        reaches the threshold.
+
+    Example:
+        >>> confusion_counts(torch.tensor([0.2, 0.5, 0.9]), torch.tensor([0, 1, 0]), adjust_thresholds([0.5]))
+        tensor([[[1, 1],
+                 [0, 1]]])
+    """
+    scores, labels = scores.detach(), labels.detach()
+    low_precision = scores.is_floating_point() and scores.dtype != torch.float64
+    if scores.device.type == "mps" and not low_precision:  # Apple's GPUs know no float64
+        scores, labels = scores.cpu(), labels.cpu()
+    dtype = torch.float32 if low_precision else torch.float64
+    edges = thresholds.to(dtype).to(scores.device)
+    size, columns = edges.shape[0] + 1, scores.shape[1:]
+    reached = torch.bucketize(
+        scores.to(dtype).contiguous(), edges, right=True
+    )  # 0 .. T: how many thresholds the score reaches
+    # Entries of neither class fill a third histogram, which is dropped: cheaper than to take them out.
+    kind = torch.where(labels == 1, size, torch.where(labels == 0, 0, 2 * size))
+    place = reached + kind
+    if columns:
+        place = place + 3 * size * torch.arange(columns[0], device=place.device)
+    histogram = torch.bincount(place.reshape(-1), minlength=3 * size * columns.numel())
+    counted = histogram.view(*columns, 3, size)[..., :2, :]
+    # [column, label, k]: scores that reach at least k thresholds
+    at_least = counted.flip(-1).cumsum(-1).flip(-1)
+    reaching = at_least[..., 1:]
+    return torch.stack([at_least[..., :1] - reaching, reaching], dim=-1).movedim(-2, 0).contiguous()
+
+
+def count_nan(scores: Tensor, labels: Tensor) -> Tensor:
+    """How many scores labelled 1 or 0 are nan, int64 of shape ``()``, or ``(K,)`` for columns.
+
+    In the confusion counts they stand above every threshold, as the best of all.
+    """
+    labels = labels.detach()
+    return (rankable(scores).isnan() & ((labels == 1) | (labels == 0))).sum(0)
+
+
+def binned_segments(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Rises and runs, each int64 ``(T + 1,)``, of the polyline from (0, 0) through the ROC points to (1, 1).
+
+    Args:
+        counts: int64 tensor ``(T, 2, 2)`` from :func:`confusion_counts`, one or the sum of several.
+    """
+    totals = counts[0].sum(1)  # negatives, positives
+    points = torch.cat([torch.zeros_like(totals)[None], counts[:, :, 1].flip(0), totals[None]])
+    runs, rises = points.diff(dim=0).unbind(1)
+    return rises, runs
+
+
+def binned_area(counts: Tensor, min_tpr: float, max_fpr: float) -> Tensor:
+    """Normalised area of the polyline through the binned ROC points, float64 of shape ``()``; nan without a class.
+
+    Args:
+        counts: int64 tensor ``(T, 2, 2)`` from :func:`confusion_counts`.
+        min_tpr: lower bound of the true positive rate, in [0, 1).
+        max_fpr: upper bound of the false positive rate, in (0, 1].
+    """
+    if counts.device.type == "mps":
+        counts = counts.cpu()
+    return polyline_area(*binned_segments(counts), min_tpr, max_fpr)
+
+
+@eager
+def exact_tpauc(scores: Tensor, labels: Tensor, min_tpr: float, max_fpr: float) -> Tensor:
+    """Exact metric of scores with labels 1, 0 or anything else for rows to leave out."""
+    pos, neg = split_classes(scores, labels)
+    if unrankable(pos, neg):
+        return torch.tensor(math.nan, dtype=torch.float64, device=pos.device)
+    return torch.tensor(exact_area(pos, neg, min_tpr, max_fpr), dtype=torch.float64, device=pos.device)
+
+
+@eager
+def binned_tpauc(counts: Tensor, num_nan: int, min_tpr: float, max_fpr: float) -> Tensor:
+    """Metric of confusion counts ``(T, 2, 2)``, among them ``num_nan`` of scores that are nan."""
+    if _undefined(why_undefined(int(counts[0, 1].sum()), int(counts[0, 0].sum()), num_nan > 0)):
+        return torch.tensor(math.nan, dtype=torch.float64, device=counts.device)
+    return binned_area(counts, min_tpr, max_fpr)
+
+
+def unrankable(pos: Tensor, neg: Tensor, value: str = "two-way partial AUC") -> bool:
+    """Whether a class has no example or a score is nan, with a :class:`TPAUCWarning` that says which."""
+    return _undefined(why_undefined(pos.shape[0], neg.shape[0], has_nan(pos) or has_nan(neg)), value)
+
+
+def why_undefined(num_pos: int, num_neg: int, any_nan: bool) -> str:
+    """Why there is no area, for a sentence; empty if there is one."""
+    if num_pos and num_neg:
+        return "some scores are nan, which have no rank. Has the model diverged?" if any_nan else ""
+    missing = "example" if not num_pos and not num_neg else "positive example" if not num_pos else "negative example"
+    return (
+        f"there was no {missing} to rank. "
+        "This is normal for a few batches of a sanity check; evaluate on a set that holds both classes."
+    )
+
+
+def _undefined(reason: str, value: str = "two-way partial AUC") -> bool:
+    if reason:
+        warn_on_rank_zero(f"The {value} is nan: {reason}")
+    return bool(reason)
+
+
+class Segment(NamedTuple):
+    """The piece of the ROC polyline that belongs to one score.
+
+    From ``tp`` true and ``fp`` false positives it rises by ``num_pos`` and runs right by ``num_neg``.
+    """
+
+    score: float
+    tp: int
+    fp: int
+    num_pos: int
+    num_neg: int
+
+    def area(self, start: float, most_fp: float) -> float:
+        r"""Area right of the segment: :math:`p \int_{start}^{1} \max(0, \theta_1 n_- - fp - n u) du`."""
+        room = most_fp - self.fp
+        if room <= 0:
+            return 0.0
+        end = 1.0 if self.num_neg <= room else room / self.num_neg
+        return self.num_pos * max(0.0, end - start) * (room - self.num_neg * (start + end) / 2)
+
+
+def segment_at(score: Tensor, pos: Tensor, neg: Tensor) -> Segment:
+    """The segment of a ``score``, shape ``()``, that occurs among ``pos`` or ``neg``."""
+    value = score.item()
+    (tp, tp_end), (fp, fp_end) = count_above(pos, value), count_above(neg, value)
+    return Segment(value, tp, fp, tp_end - tp, fp_end - fp)
+
+
+def exact_area(pos: Tensor, neg: Tensor, min_tpr: float, max_fpr: float) -> float:
+    r"""Normalised area for at least one score of each class.
+
+    Walking up the curve, the rectangle is entered on the segment of the :math:`\theta_0 n_+`-th lowest positive's
+    score, ``first``, and left at the latest on that of the :math:`\theta_1 n_-`-th highest negative's, ``last``. Only
+    scores between the two have to be put in order, and of these only pairs are counted: in whole numbers, so the result
+    does not depend on the order of the samples.
+    """
+    n_pos, n_neg = pos.shape[0], neg.shape[0]
+    least_tp, most_fp = min_tpr * n_pos, max_fpr * n_neg
+    total = most_fp * (n_pos - least_tp)
+
+    low_pos = sorted_ranks(pos, 0, math.ceil(n_pos - least_tp))
+    first = segment_at(low_pos[-1], pos, neg)
+    start = (least_tp - first.tp) / first.num_pos
+    fp = first.fp + first.num_neg
+    if fp >= most_fp:
+        return _clamp(first.area(start, most_fp) / total)
+
+    high_neg = sorted_ranks(neg, n_neg - fp - math.ceil(most_fp - fp), n_neg - fp)
+    last = segment_at(high_neg[0], pos, neg)
+    pos_mid = between(low_pos, last.score, first.score)
+    neg_mid = between(high_neg, last.score, first.score)
+    # Height times width, less what lies left of the curve: a perfect curve loses nothing and gives exactly 1.
+    height = last.tp - least_tp
+    lost_first = first.num_pos * (1 - start) * (first.fp + first.num_neg * (1 + start) / 2)
+    lost_mid = pos_mid.shape[0] * fp + count_pairs(pos_mid, neg_mid) / 2
+    return _clamp((most_fp * height - (lost_first + lost_mid) + last.area(0.0, most_fp)) / total)
+
+
+def _clamp(value: float) -> float:
+    return min(1.0, max(0.0, value))

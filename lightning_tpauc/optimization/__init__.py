@@ -1,1 +1,0 @@
-"""The LightningModule with an optimizer and its schedule."""

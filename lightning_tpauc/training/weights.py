@@ -1,0 +1,343 @@
+"""The weights that a training keeps beside the model's own: start and mean, the last but one, the best.
+
+The parameters come from the optimizer's groups and not from the module, because under FSDP2 only the former are always
+the sharded tensors. Every operation is elementwise, so that the same code works on plain tensors and on DTensors.
+
+SONX corrects its running estimates by the change of the scores. PAUCI's gradient estimate is a recursion over the
+gradients at both weights. The additional forward pass draws the same dropout masks as the step's own one and does not
+change running statistics.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from lightning_tpauc.algorithms.base import Algorithm
+from lightning_tpauc.algorithms.pauci import RecursiveAlgorithm
+from lightning_tpauc.distributed import assign, reshard, whole
+from lightning_tpauc.functional.averaging import master_dtype, running_mean_
+from lightning_tpauc.scoring.operating_point import OperatingPoint, OperatingPoints, restored_point
+
+
+class IterateAverage:
+    r"""Anchor and running mean of the trained weights over one stage.
+
+    Args:
+        parameters: the parameters that the optimizer updates.
+        buffers: floating buffers that are averaged like weights (running statistics of batch normalisation).
+        anchored: whether a proximal term needs the anchor.
+        averaged: whether the mean of the iterates is needed.
+        is_solution: whether the mean is evaluated and saved as the model's weights; if not, it only becomes the next
+            anchor.
+        decay: how fast the mean forgets; see :func:`~lightning_tpauc.functional.averaging.running_mean_`.
+
+    Attributes:
+        count: how many iterates of this stage the mean holds.
+        stage: number of finished stages.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        buffers: Iterable[Tensor] = (),
+        *,
+        anchored: bool = True,
+        averaged: bool = True,
+        is_solution: bool = True,
+        decay: float = 0.0,
+    ) -> None:
+        self.is_solution, self.decay = is_solution, decay
+        self.parameters = list(parameters)
+        self.averaged = [*self.parameters, *buffers] if averaged else []
+        self.anchor = [_copy(p) for p in self.parameters] if anchored else []
+        self.mean = [_copy(p) for p in self.averaged]
+        self._any_sharded = any(isinstance(p, DTensor) for p in (*self.parameters, *self.averaged))
+        self.count = 0
+        self.stage = 0
+        self._iterate: list[Tensor] | None = None
+
+    @property
+    def swapped(self) -> bool:
+        """Whether the model currently holds the mean instead of the last iterate."""
+        return self._iterate is not None
+
+    @torch.no_grad()
+    def update(self) -> None:
+        r"""Add the current weights to the mean, after a step."""
+        self.count += 1
+        for means, values in self._by_layout(self.mean, self.averaged):
+            running_mean_(means, values, self.count, self.decay)
+
+    @torch.no_grad()
+    def add_proximal_gradient(self, coefficient: float) -> None:
+        r"""Add :math:`c\,(w - w_0)` to the gradients, as (eqn:ww) has it."""
+        pairs = [(p, w0) for p, w0 in zip(self.parameters, self.anchor, strict=True) if p.grad is not None]
+        for parameters, anchors in self._by_layout([p for p, _ in pairs], [w0 for _, w0 in pairs]):
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            if not gradients:
+                continue
+            masters = [p.to(w0.dtype) for p, w0 in zip(parameters, anchors, strict=True)]
+            displacement = torch._foreach_sub(masters, anchors)
+            scaled = [d.to(g.dtype) for d, g in zip(displacement, gradients, strict=True)]
+            torch._foreach_add_(gradients, scaled, alpha=coefficient)
+
+    def _by_layout(self, first: list[Tensor], second: list[Tensor]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+        """Pairs of sharded, then of ordinary tensors: torch's operations on lists refuse to mix them."""
+        if not self._any_sharded:
+            yield first, second
+            return
+        for sharded in (True, False):
+            pairs = [pair for pair in zip(first, second, strict=True) if isinstance(pair[0], DTensor) == sharded]
+            yield [a for a, _ in pairs], [b for _, b in pairs]
+
+    @torch.no_grad()
+    def finish_stage(self, adopt: bool = True) -> None:
+        r"""End a stage: the mean becomes the next anchor and, with ``adopt``, the current weights.
+
+        Args:
+            adopt: STACO2 continues from the mean; AUCM continues from the last iterate and only anchors at the mean.
+        """
+        if self.count and self.mean:
+            if adopt:
+                assign(self.averaged, self.mean)
+            assign(self.anchor, self.mean[: len(self.anchor)])
+        else:
+            assign(self.anchor, [p.detach() for p in self.parameters][: len(self.anchor)])
+        self.count = 0
+        self.stage += 1
+
+    @torch.no_grad()
+    def swap_in(self) -> bool:
+        """Put the mean into the model for evaluation, unless the mean is empty or already in the model.
+
+        Returns:
+            Whether this call changed the model.
+        """
+        if self.evaluation_weights() is None or self._iterate is not None:
+            return False
+        self._iterate = [p.detach().clone() for p in self.averaged]
+        assign(self.averaged, self.mean)
+        return True
+
+    @torch.no_grad()
+    def swap_out(self) -> bool:
+        """Put the last iterate back.
+
+        Returns:
+            Whether there was something to put back.
+        """
+        if self._iterate is None:
+            return False
+        assign(self.averaged, self._iterate)
+        self._iterate = None
+        return True
+
+    def evaluation_weights(self) -> list[Tensor] | None:
+        """The weights to evaluate and to save, in the order of ``averaged``; ``None`` if these are the current ones."""
+        return self.mean if self.count and self.mean and self.is_solution else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, anchor, mean and last iterate as whole tensors (a collective for sharded ones)."""
+        iterate = self._iterate if self._iterate is not None else [p.detach() for p in self.averaged]
+        return {
+            "count": self.count,
+            "stage": self.stage,
+            "anchor": [whole(t) for t in self.anchor],
+            "mean": [whole(t) for t in self.mean],
+            "iterate": [whole(t) for t in iterate] if self.count else [],
+        }
+
+    def fits(self, state: dict[str, Any]) -> bool:
+        """Whether :meth:`state_dict` came from a run that kept tensors of the same shapes."""
+        pairs = [(self.anchor, state["anchor"]), (self.mean, state["mean"])]
+        return all([t.shape for t in own] == [t.shape for t in other] for own, other in pairs)
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore everything; the model then holds the last iterate."""
+        self.count, self.stage, self._iterate = int(state["count"]), int(state["stage"]), None
+        assign(self.anchor, state["anchor"])
+        assign(self.mean, state["mean"])
+        if state["iterate"]:
+            assign(self.averaged, state["iterate"])
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(master_dtype(tensor.dtype), copy=True)
+
+
+class PreviousWeights:
+    r"""Keeps :math:`w_{t-1}` and, for recursive methods, the gradient estimate :math:`v_{t-1}`.
+
+    A step scores its batch in :meth:`swapped_in` before its own forward pass. It calls :meth:`estimate` on the unscaled
+    gradients, :meth:`remember` before the optimizer's step, and then :meth:`commit`, or :meth:`discard` if a gradient
+    scaler skipped the step. It costs one copy of the trained weights, two for recursive methods, and as many more in a
+    step.
+
+    Args:
+        parameters: the parameters that the optimizer updates. If there are none, because the algorithm does not need
+            the previous weights, no method has an effect.
+        recursive: whether the gradient estimate is needed.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor] = (), recursive: bool = False) -> None:
+        self.parameters = list(parameters)
+        self.recursive = recursive
+        self.weights: list[Tensor] = []
+        self.estimates = (
+            [torch.zeros_like(p, dtype=master_dtype(p.dtype)) for p in self.parameters] if recursive else []
+        )
+        self._next_weights: list[Tensor] = []
+        self._next_estimates: list[Tensor] = []
+
+    def estimate(self, algorithm: Algorithm) -> None:
+        """Replace the accumulated gradients by the direction of a recursive method's step."""
+        if not isinstance(algorithm, RecursiveAlgorithm):
+            return
+        trained = [k for k, p in enumerate(self.parameters) if p.grad is not None]
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        new = algorithm.estimate_(gradients, [self.estimates[k] for k in trained])
+        self._next_estimates = list(self.estimates)
+        for k, estimate in zip(trained, new, strict=True):
+            self._next_estimates[k] = estimate
+
+    def remember(self) -> None:
+        """Copy the current weights, before the optimizer changes them."""
+        self._next_weights = [p.detach().clone() for p in self.parameters]
+
+    def commit(self) -> None:
+        """After a step that was taken, make the remembered weights the previous ones."""
+        self.weights = self._next_weights
+        if self.recursive:
+            self.estimates = self._next_estimates
+        self.discard()
+
+    def discard(self) -> None:
+        """After a step that was skipped, keep the previous weights."""
+        self._next_weights, self._next_estimates = [], []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights and estimates as whole tensors (a collective for sharded ones)."""
+        return {"weights": [whole(t) for t in self.weights], "estimates": [whole(t) for t in self.estimates]}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned, if both runs need the previous weights."""
+        if self.parameters and state["weights"]:
+            self.weights = [p.detach().clone() for p in self.parameters]
+            assign(self.weights, state["weights"])
+            assign(self.estimates, state["estimates"])
+
+    @contextmanager
+    def swapped_in(self, model: nn.Module) -> Iterator[None]:
+        """The model holds the previous weights inside; a forward pass in there leaves no trace.
+
+        Running statistics and the random state are put back, so that the step's own forward pass draws the same dropout
+        masks. Gradients are recorded only for recursive methods, which need them.
+
+        Args:
+            model: the model that the parameters belong to.
+        """
+        device = self.parameters[0].device
+        current = [p.detach().clone() for p in self.parameters]
+        buffers = [(b, b.clone()) for b in model.buffers()]
+        random = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        assign(self.parameters, self.weights)
+        reshard(model)
+        try:
+            with torch.set_grad_enabled(self.recursive):
+                yield
+        finally:
+            assign(self.parameters, current)
+            assign([b for b, _ in buffers], [b for _, b in buffers])
+            reshard(model)
+            torch.set_rng_state(random[0])
+            if random[1] is not None:
+                torch.cuda.set_rng_state(random[1], device)
+
+
+class BestWeights:
+    """A copy of the weights with the best validation so far.
+
+    After some passes a model has memorised a small number of positives. Validation then gets worse while the training's
+    objective still improves. If two validations have the same ``val/tpauc``, such as 0.0 before the ROC curve has
+    reached the rectangle, the larger ``val/auroc`` decides.
+
+    Args:
+        tensors: what is copied: the parameters that the optimizer updates, and running statistics.
+
+    Attributes:
+        value: ``(tpauc, auroc)`` of the copy; ``-inf`` before the first validation.
+        step: number of training batches that had been seen at that validation.
+        operating_point: the threshold that this validation gave, if any.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self.tensors = list(tensors)
+        self.weights: list[Tensor] = []
+        self.value = (-math.inf, -math.inf)
+        self.step = 0
+        self.operating_point: OperatingPoint | OperatingPoints | None = None
+        self._last: list[Tensor] | None = None
+
+    @torch.no_grad()
+    def offer(
+        self, tpauc: float, auroc: float, step: int, operating_point: OperatingPoint | OperatingPoints | None = None
+    ) -> None:
+        """Copy the model's weights if their validation is better than all before; nan is never better."""
+        if math.isnan(tpauc) or not (tpauc, auroc) > self.value:
+            return
+        self.value, self.step, self.operating_point = (tpauc, auroc), step, operating_point
+        if self.weights:
+            assign(self.weights, [t.detach() for t in self.tensors])
+        else:
+            self.weights = [t.detach().clone() for t in self.tensors]
+
+    @torch.no_grad()
+    def swap_in(self) -> bool:
+        """Put the best weights into the model, if there are any; returns whether this call changed the model."""
+        if not self.weights or self._last is not None:
+            return False
+        self._last = [t.detach().clone() for t in self.tensors]
+        assign(self.tensors, self.weights)
+        return True
+
+    @torch.no_grad()
+    def swap_out(self) -> None:
+        """Put back what the model held before :meth:`swap_in`."""
+        if self._last is not None:
+            assign(self.tensors, self._last)
+            self._last = None
+
+    def note(self) -> dict[str, Any]:
+        """Value, step and operating point: what is known of the best weights."""
+        point = None if self.operating_point is None else self.operating_point.state_dict()
+        return {"value": list(self.value), "step": self.step, "operating_point": point}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The :meth:`note` and whole tensors (a collective for sharded ones)."""
+        return {
+            **self.note(),
+            "weights": [whole(t) for t in self.weights],
+            "last": [whole(t) for t in self._last or ()],
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned; the model then holds what training goes on from."""
+        tpauc, auroc = (float(v) for v in state["value"])
+        self.value, self.step, self._last = (tpauc, auroc), int(state["step"]), None
+        point = state.get("operating_point")  # earlier releases had none
+        self.operating_point = None if point is None else restored_point(point)
+        if state["weights"]:
+            self.weights = [t.detach().clone() for t in self.tensors]
+            assign(self.weights, state["weights"])
+        if state["last"]:
+            assign(self.tensors, state["last"])
