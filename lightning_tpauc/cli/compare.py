@@ -54,12 +54,7 @@ class ComparingTrainer(Trainer):
 
 
 class ConfigSetup:
-    """Makes modules, data and Trainers of a configuration; a :class:`~lightning_tpauc.comparison.setup.Setup`.
-
-    Args:
-        config: what the command line says.
-        instantiate: makes the objects of such a configuration.
-    """
+    """Makes modules, data and Trainers of a configuration; a :class:`~lightning_tpauc.comparison.setup.Setup`."""
 
     def __init__(self, config: Namespace, instantiate: Callable[[Namespace], Any]) -> None:
         if config.get("ckpt_path"):
@@ -146,11 +141,6 @@ def first_seed(config: Namespace) -> int:
 
 def run_comparison(config: Namespace, instantiate: Callable[[Namespace], Any], model: TPAUCModule) -> str:
     """Run the comparison that the command line describes.
-
-    Args:
-        config: what the command line says.
-        instantiate: makes the objects of such a configuration.
-        model: the configuration's model, which knows the rectangles.
 
     Returns:
         The report's text, and where the page lies.

@@ -26,13 +26,7 @@ def _repetitions(runs: Sequence[Run]) -> str:
 
 
 def notes_of(results: Results, runs: Sequence[Run], left_out: Sequence[str]) -> tuple[str, ...]:
-    """The notes, in the order in which a reader asks for them.
-
-    Args:
-        results: without notes.
-        runs: the repetitions.
-        left_out: what of the given configuration a comparison does without.
-    """
+    """The notes, in the order in which a reader asks for them."""
     return (
         *_data(results),
         *_settings(results),

@@ -90,16 +90,7 @@ def draw_band(
 
 
 def draw_roc(methods: Mapping[str, Sequence[Evaluated]], rectangle: tuple[float, float], title: str) -> Any:
-    """ROC curves of all methods, the rectangle shaded: the whole square, and the rectangle with a margin.
-
-    Args:
-        methods: by method, its runs; several are averaged at equal false positive rates.
-        rectangle: (min_tpr, max_fpr).
-        title: of the figure.
-
-    Returns:
-        A matplotlib figure.
-    """
+    """ROC curves of all methods, the rectangle shaded: the whole square, and the rectangle with a margin."""
     patches = import_extra("matplotlib.patches", "plot")
     figure, (whole, close) = new_figure(1, 2, (11, 5.4))
     min_tpr, max_fpr = rectangle
@@ -146,9 +137,6 @@ def draw_progress(curves: Mapping[str, Sequence[Sequence[Mapping[str, float]]]],
     Args:
         curves: by method, the points of its runs: ``examples``, ``tpauc`` and, if known, ``loss``.
         title: of the figure.
-
-    Returns:
-        A matplotlib figure.
     """
     columns = min(4, max(2, len(curves)))
     rows = math.ceil(len(curves) / columns)

@@ -228,10 +228,6 @@ def _given(trainer: Mapping[str, Any], name: str, default: Any) -> Any:
 def examples_per_step(datamodule: Any, algorithm: Any) -> int:
     """How many examples a method trains on in a step, on data that are set up and belong to no Trainer.
 
-    Args:
-        datamodule: a :class:`~lightning_tpauc.PosNegDataModule`.
-        algorithm: the method's.
-
     Raises:
         ArgumentError: if it is another data module.
         UnsupportedError: if the method needs a training set whose negatives are a stream.
@@ -260,10 +256,6 @@ def examples_per_step(datamodule: Any, algorithm: Any) -> int:
 
 def best_factor(store: Store[Outcome], cells: Mapping[float, Sequence[Cell]]) -> float | None:
     """The learning rate with the best mean ``tpauc`` on validation data, then ``auroc``; the first of equals.
-
-    Args:
-        store: what has finished.
-        cells: by factor, the trainings of all runs.
 
     Returns:
         ``None`` if none has finished in all runs.

@@ -100,14 +100,6 @@ def as_page(
 ) -> str:
     """The page; it is well-formed XML as well.
 
-    Args:
-        title: what was compared on what.
-        header: names of the table's columns.
-        rows: cells of the table.
-        verdicts: a line for each comparison.
-        notes: what a reader has to know.
-        pictures: PNG files by name.
-
     Example:
         >>> page = as_page("A < B", ["method"], [["A"]], ["level"], [], {})
         >>> "<h1>A &lt; B</h1>" in page, "<td>A</td>" in page

@@ -148,11 +148,6 @@ def _draw(counts: tuple[int, int], generator: torch.Generator) -> tuple[Tensor, 
 def difference(estimate: float, ours: Tensor, theirs: Tensor) -> Difference:
     """The difference with its 95% percentile interval.
 
-    Args:
-        estimate: on the data themselves.
-        ours: areas of resamples, float64 ``(num_resamples,)``.
-        theirs: the baseline's, of the same resamples.
-
     Example:
         >>> difference(0.5, torch.full((9,), 0.75), torch.full((9,), 0.25))
         Difference(estimate=0.5, lower=0.5, upper=0.5)
@@ -253,11 +248,6 @@ def evaluate(
     scores: Mapping[str, Sequence[Evaluated]], baseline: str, rectangles: Sequence[tuple[float, float]]
 ) -> tuple[dict[str, dict[str, list[float]]], dict[str, list[tuple[float, float]]], dict[str, list[Difference]], int]:
     """Values, intervals and differences of what was scored.
-
-    Args:
-        scores: by method, its runs.
-        baseline: name of the method that the others are compared with; without it there are no differences.
-        rectangles: (min_tpr, max_fpr) pairs.
 
     Returns:
         By method: the values of its runs by name, the intervals of its areas, and the differences of its areas to the

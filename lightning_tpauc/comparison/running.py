@@ -29,22 +29,12 @@ def progress_bar(title: str, done: int, total: int, **options: Any) -> tqdm[Any]
     """A bar that says how long the rest will take, by the speed of all that has been done in this run.
 
     Cells take seconds to hours, so the speed of the last ones says little.
-
-    Args:
-        title: what the bar is called.
-        done: how many of them an earlier run has done.
-        total: how many there are in all.
-        **options: further arguments of the bar.
     """
     return tqdm(desc=title, initial=done, total=total, smoothing=0, **options)
 
 
 def check_processes(processes: int, accelerator: str) -> None:
     """Raise :class:`ArgumentError` unless so many processes can train.
-
-    Args:
-        processes: at least 1.
-        accelerator: kind of device that trains.
 
     Example:
         >>> check_processes(1, "cuda")

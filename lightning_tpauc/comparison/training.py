@@ -120,15 +120,6 @@ def train_cell(
 ) -> tuple[Outcome, dict[str, Any]]:
     """Train, and score the validation data by the weights that validated best.
 
-    Args:
-        setup: makes module, data and Trainer.
-        method: the method.
-        cell: which training.
-        rectangle: (min_tpr, max_fpr).
-        budget: how long.
-        num_folds: number of folds, if runs are folds.
-        advance: is told which share of the training has gone by.
-
     Returns:
         The outcome, and tensors: ``weights``, ``scores`` and ``target`` of the validation data.
     """
@@ -162,14 +153,6 @@ def score_test_set(
     setup: Setup, method: Method, cell: Cell, rectangle: tuple[float, float], num_folds: int | None, weights: Any
 ) -> tuple[Outcome, dict[str, Any]]:
     """Score the test data by the weights of a training.
-
-    Args:
-        setup: makes module, data and Trainer.
-        method: the method.
-        cell: which training.
-        rectangle: (min_tpr, max_fpr).
-        num_folds: number of folds, if runs are folds.
-        weights: ``state_dict`` of the module.
 
     Returns:
         The outcome, and tensors: ``scores`` and ``target``.

@@ -5,6 +5,9 @@ The saddle-point problem over the weights w, the class centres a, b and the dual
 .. math:: \min_{w, a, b} \max_{c \ge 0} \; E_P (h - a)^2 + E_N (h - b)^2 + 2 c\,(m + E_N h - E_P h) - c^2
 
 with batch means :math:`E_P, E_N` over positives and negatives and the margin m.
+
+In all functions ``pos_scores`` is ``(S,)``, ``neg_scores`` ``(B,)``, ``centres`` (a, b), its gradient and its anchor
+``(2,)``, and ``dual``, c, ``()``.
 """
 
 from __future__ import annotations
@@ -15,16 +18,6 @@ from torch import Tensor
 
 def aucm_loss(pos_scores: Tensor, neg_scores: Tensor, centres: Tensor, dual: Tensor, margin: float) -> Tensor:
     r"""The saddle function, differentiable with respect to the scores.
-
-    Args:
-        pos_scores: float tensor ``(S,)``.
-        neg_scores: float tensor ``(B,)``.
-        centres: float tensor ``(2,)``, (a, b).
-        dual: float tensor ``()``, c.
-        margin: m.
-
-    Returns:
-        Scalar tensor.
 
     Example:
         >>> aucm_loss(torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([0.5, 0.0]), torch.tensor(0.5), margin=0.5)
@@ -38,14 +31,6 @@ def aucm_loss(pos_scores: Tensor, neg_scores: Tensor, centres: Tensor, dual: Ten
 def centre_gradient(pos_scores: Tensor, neg_scores: Tensor, centres: Tensor) -> Tensor:
     r"""Derivatives with respect to (a, b): :math:`2(a - E_P h)` and :math:`2(b - E_N h)`.
 
-    Args:
-        pos_scores: float tensor ``(S,)``.
-        neg_scores: float tensor ``(B,)``.
-        centres: float tensor ``(2,)``, (a, b).
-
-    Returns:
-        Float tensor ``(2,)``.
-
     Example:
         >>> centre_gradient(torch.tensor([1.0]), torch.tensor([0.25]), torch.zeros(2))
         tensor([-2.0000, -0.5000])
@@ -55,16 +40,6 @@ def centre_gradient(pos_scores: Tensor, neg_scores: Tensor, centres: Tensor) -> 
 
 def centre_direction(centres: Tensor, gradient: Tensor, anchor: Tensor, proximal: float, weight_decay: float) -> Tensor:
     r"""The bracket of :math:`v \leftarrow v - \eta(\nabla F + \lambda_0 (v - v_{ref}) + \mathrm{wd}\, v)` for a and b.
-
-    Args:
-        centres: float tensor ``(2,)``, (a, b).
-        gradient: float tensor ``(2,)``, see :func:`centre_gradient`.
-        anchor: float tensor ``(2,)``, :math:`(a, b)_{ref}`.
-        proximal: :math:`\lambda_0`, at least 0.
-        weight_decay: wd, at least 0.
-
-    Returns:
-        Float tensor ``(2,)``.
 
     Example:
         >>> centre_direction(torch.tensor([1.0, 0.0]), torch.zeros(2), torch.zeros(2), proximal=0.25, weight_decay=0.5)
@@ -77,15 +52,6 @@ def margin_dual_step(dual: Tensor, centres: Tensor, eta: float, margin: float) -
     r"""The ascent :math:`c \leftarrow [c + \eta(2(m + b - a) - 2c)]_+`.
 
     The centres stand in for the batch means: at their optimum :math:`a = E_P h, b = E_N h`.
-
-    Args:
-        dual: float tensor ``()``, c.
-        centres: float tensor ``(2,)``, (a, b).
-        eta: step size, at least 0.
-        margin: m.
-
-    Returns:
-        Float tensor ``()``, at least 0.
 
     Example:
         >>> margin_dual_step(torch.tensor(0.0), torch.tensor([0.25, 0.25]), eta=0.1, margin=0.5)

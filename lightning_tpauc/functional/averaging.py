@@ -77,9 +77,6 @@ def mean_from_changes(moments: Tensor, values: Tensor, steps_done: Tensor) -> Te
         values: float tensor ``(n_pos,)``, the current values :math:`s_K`.
         steps_done: int32 tensor ``()``, K; for K = 0 the current values are returned.
 
-    Returns:
-        Float tensor ``(n_pos,)``.
-
     Example:
         >>> steps_done = torch.tensor(8, dtype=torch.int32)  # entry 1 rose by 0.5 in step 5
         >>> mean_from_changes(torch.tensor([0.0, 2.0]), torch.tensor([0.5, 1.0]), steps_done)

@@ -29,13 +29,7 @@ def check_rectangle(min_tpr: float, max_fpr: float) -> tuple[float, float]:
 
 
 def check_scores(scores: Any, name: str, *, allow_empty: bool = False) -> None:
-    """Raise :class:`ArgumentError` unless ``scores`` is a 1-D float tensor with at least one entry.
-
-    Args:
-        scores: what came in.
-        name: name of the argument, for the message.
-        allow_empty: accept shape ``(0,)``.
-    """
+    """Raise :class:`ArgumentError` unless ``scores`` is a 1-D float tensor with at least one entry."""
     if not isinstance(scores, Tensor) or not scores.is_floating_point():
         kind = f"a tensor of {scores.dtype}" if isinstance(scores, Tensor) else f"{type(scores).__name__}"
         msg = f"Expected `{name}` to be a float tensor, but got {kind}. Convert it with `.float()`."
@@ -92,10 +86,6 @@ def check_range(index: Tensor, count: int) -> None:
     """Raise :class:`ArgumentError` unless all of ``index`` is in ``0 .. count - 1``.
 
     Only on the CPU: on a GPU, looking would wait for the device, which refuses such an index by itself.
-
-    Args:
-        index: int64 tensor.
-        count: number of positives.
     """
     if index.device.type != "cpu":
         return
@@ -157,14 +147,6 @@ def require_range(
     name: str, value: Any, low: float, high: float = math.inf, *, open_low: bool = False, open_high: bool = False
 ) -> float:
     """``value`` as a Python float, whatever kind of number came in.
-
-    Args:
-        name: name of the argument, for the message.
-        value: what came in.
-        low: smallest number.
-        high: largest number.
-        open_low: whether ``low`` itself is refused.
-        open_high: whether ``high`` itself is refused.
 
     Raises:
         ArgumentError: unless ``value`` is a finite number between ``low`` and ``high``.

@@ -203,13 +203,6 @@ def border_scores(
 ) -> tuple[Tensor, Tensor]:
     r"""The scores of the positive and of the negative on the rectangle's borders, p and c.
 
-    Args:
-        pos_scores: float tensor ``(n_pos,)``.
-        neg_scores: float tensor ``(n_neg,)``.
-        min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).
-        max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
-        masks: which scores of K tasks are there, of shapes ``(K, n_pos)`` and ``(K, n_neg)``.
-
     Returns:
         p, the :math:`\lceil \theta_0 n_+ \rceil`-th lowest of the positives, and c, the
         :math:`\lceil \theta_1 n_- \rceil`-th highest of the negatives, both ``()``.
@@ -225,14 +218,6 @@ def border_scores(
 def border_step(border: Tensor, batch_border: Tensor, steps: Tensor) -> Tensor:
     r"""The running mean :math:`c \leftarrow c + 0.1\,(c_B - c)`, at first the batch's own.
 
-    Args:
-        border: float tensor ``()``, c.
-        batch_border: float tensor ``()``, :math:`c_B`.
-        steps: int tensor ``()``, how many batches the mean has seen.
-
-    Returns:
-        Float tensor ``()`` of ``border``'s dtype.
-
     Example:
         >>> border_step(torch.tensor(1.0), torch.tensor(2.0), torch.tensor(4))
         tensor(1.1000)
@@ -245,14 +230,6 @@ def border_step(border: Tensor, batch_border: Tensor, steps: Tensor) -> Tensor:
 
 def border_thresholds(pos_scores: Tensor, neg_border: Tensor, surrogate: Surrogate) -> Tensor:
     r"""Each positive's threshold :math:`s_i = \ell(c - h_i)`, lowered so that a negative on the border is active.
-
-    Args:
-        pos_scores: float tensor ``(S,)``, :math:`h_i`.
-        neg_border: float tensor ``()``, c.
-        surrogate: a monotone surrogate.
-
-    Returns:
-        Float tensor ``(S,)``; see :func:`~lightning_tpauc.functional.duals.activate_ties`.
 
     Example:
         >>> from lightning_tpauc.functional.surrogates import get_surrogate
@@ -270,15 +247,6 @@ def border_weights(
 
     Where positives lie on the border itself, as all of a constant model do, each gets the one share that makes the mean
     :math:`\theta_0`, as far as it can.
-
-    Args:
-        pos_scores: float tensor ``(S,)``, :math:`h_i`.
-        pos_border: float tensor ``()``, p.
-        theta0: one minus the lower bound of the true positive rate, in (0, 1].
-        mask: bool tensor ``(K, S)`` of K tasks: which positives are there; the others get 0.
-
-    Returns:
-        Float tensor ``(S,)`` in [0, 1].
 
     Example:
         >>> border_weights(torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor(1.5), theta0=0.25)

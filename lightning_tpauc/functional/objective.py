@@ -75,13 +75,6 @@ def tail_risk(
 ) -> tuple[Tensor, Tensor]:
     r"""Each positive's threshold :math:`s_i`, and its mean loss over the hardest share of the negatives.
 
-    Args:
-        pos: float tensor ``(n_pos,)``.
-        neg: float tensor ``(n_neg,)``.
-        theta: the share, :math:`\theta_1`, in (0, 1].
-        loss: any surrogate.
-        masks: see :func:`tail_mean_loss`.
-
     Returns:
         :math:`s_i`, the :math:`\lceil \theta_1 n_- \rceil`-th largest loss, and
         :math:`s_i + \frac{1}{\theta_1 n_-} \sum_j (\ell_{ij} - s_i)_+`, both ``(n_pos,)``.

@@ -1,6 +1,6 @@
 """Splitting, selecting and counting scores, and how many of them the rectangle covers.
 
-On the CPU they go through numpy, which shares the tensor's memory and whose SIMD kernels sort ten million float32
+On the CPU sorting and selecting go through numpy, which shares the tensor's memory and whose SIMD kernels sort ten million float32
 scores some fifteen times and select from them ten times as fast as torch 2.14's. Other devices use torch.
 """
 
@@ -60,14 +60,6 @@ def split_classes(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def sorted_ranks(values: Tensor, start: int, stop: int) -> Tensor:
     """The values of rank ``start`` to ``stop - 1``, counted from 0 at the smallest, in ascending order.
-
-    Args:
-        values: tensor ``(n,)``.
-        start: first rank, 0 <= start < stop.
-        stop: rank after the last, at most n.
-
-    Returns:
-        Tensor ``(stop - start,)``.
 
     Example:
         >>> sorted_ranks(torch.tensor([5, 1, 4, 2]), 1, 3)

@@ -169,16 +169,6 @@ def one_sided_sums(
 def one_sided_grad_sums(pos: Tensor, neg: Tensor, edge: Tensor, y: Tensor, power: PowerForm) -> Tensor:
     r"""Sums over i of y_i times the derivative of :math:`c (m + h_j - h_i)^p`, one for each j, above the edges.
 
-    Args:
-        pos: as in :func:`one_sided_sums`.
-        neg: as in :func:`one_sided_sums`.
-        edge: as in :func:`one_sided_sums`.
-        y: float64 tensor ``(S,)``, weights of the positives.
-        power: m, p and c.
-
-    Returns:
-        Tensor ``(B,)``.
-
     Example:
         >>> pos, neg = torch.tensor([0.0, 1.0]).double(), torch.tensor([0.5, 2.0]).double()
         >>> one_sided_grad_sums(pos, neg, pos, torch.ones(2).double(), PowerForm(0.0, 1))
@@ -253,9 +243,6 @@ class DenseSums(NamedTuple):
     def grad_sums(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         r"""Sums of :math:`\ell'` over the active pairs.
 
-        Args:
-            weights: float tensor ``(S,)``, :math:`y_i`.
-
         Returns:
             ``pos_grad_sum`` ``(S,)``, the sums over j of :math:`\ell'_{ij}`, and ``neg_grad_sum`` ``(B,)``, the sums
             over i of :math:`y_i \ell'_{ij}`.
@@ -310,13 +297,6 @@ def dense_sums(
 ) -> DenseSums | BlockSums:
     """Sums over all pairs, at once or block by block; the caller switches gradients off.
 
-    Args:
-        pos: float tensor ``(S,)``, or ``(K, S)`` for K tasks.
-        neg: float tensor ``(B,)``, or ``(K, B)``.
-        s: float tensor ``(S,)``, or ``(K, S)``, thresholds.
-        loss: any surrogate.
-        neg_mask: bool tensor ``(K, B)``: which negatives are there.
-
     Example:
         >>> from lightning_tpauc.functional.surrogates import get_surrogate
         >>> sums = dense_sums(torch.tensor([0.0]), torch.tensor([0.5, -2.0]), torch.zeros(1), get_surrogate("hinge"))
@@ -338,15 +318,7 @@ def dense_excess(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask:
 def dense_sums_of_two(
     pos: Tensor, neg: Tensor, dual_neg: Tensor, s: Tensor, loss: Surrogate
 ) -> tuple[DenseSums, Tensor]:
-    """Sums over ``neg``, and the excess over ``dual_neg``, in one block: small batches cost by the operation.
-
-    Args:
-        pos: as in :func:`dense_sums`.
-        neg: as in :func:`dense_sums`.
-        dual_neg: float tensor ``(B',)``; together with ``neg`` it fits into one block.
-        s: as in :func:`dense_sums`.
-        loss: as in :func:`dense_sums`.
-    """
+    """Sums over ``neg``, and the excess over ``dual_neg``, in one block: small batches cost by the operation."""
     num_neg = neg.shape[0]
     t = torch.cat([neg, dual_neg]) - pos.unsqueeze(1)  # (S, B + B')
     over = loss.value(t) - s.unsqueeze(1)

@@ -117,13 +117,6 @@ def pairwise_terms(
 def mean_excess(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, masks: TaskMasks | None = None) -> Tensor:
     """``excess`` of :func:`pairwise_terms` alone, for checked scores of one dtype; the caller switches gradients off.
 
-    Args:
-        pos: float tensor ``(S,)``.
-        neg: float tensor ``(B,)``.
-        s: float tensor ``(S,)``.
-        loss: any surrogate.
-        masks: as in :func:`pairwise_terms`.
-
     Example:
         >>> mean_excess(torch.tensor([0.0]), torch.tensor([0.5, -2.0]), torch.zeros(1), get_surrogate("hinge"))
         tensor([0.5000])

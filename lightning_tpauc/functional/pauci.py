@@ -56,17 +56,6 @@ def variable_gradient(
 ) -> Tensor:
     r"""The derivatives of L with respect to x, in closed form.
 
-    Args:
-        pos_scores: as in :func:`instance_loss`.
-        neg_scores: as in :func:`instance_loss`.
-        variables: as in :func:`instance_loss`.
-        theta0: as in :func:`instance_loss`.
-        theta1: as in :func:`instance_loss`.
-        kappa: as in :func:`instance_loss`.
-
-    Returns:
-        Float tensor ``(7,)``.
-
     Example:
         >>> x = torch.zeros(7)
         >>> variable_gradient(torch.zeros(1), torch.zeros(1), x, theta0=0.5, theta1=0.5, kappa=4.0)
@@ -127,15 +116,6 @@ def step_fraction(step: Tensor, k: float, m: float, dtype: torch.dtype = torch.f
     The theory asks for :math:`m \ge k^3`, where the bound by 1 never acts; above 1 the relaxed step would leave the
     set.
 
-    Args:
-        step: int tensor ``()``, t, 0 for the first step.
-        k: numerator, above 0.
-        m: offset, above 0.
-        dtype: dtype of the result.
-
-    Returns:
-        Float tensor ``()`` in (0, 1].
-
     Example:
         >>> step_fraction(torch.tensor(17), k=1.0, m=10.0)
         tensor(0.3333, dtype=torch.float64)
@@ -153,9 +133,6 @@ def relaxed_step(variables: Tensor, estimate: Tensor, fraction: Tensor, nu: floa
         nu: step size :math:`\nu` of the minimised variables.
         rho: step size of :math:`\gamma`.
 
-    Returns:
-        Float tensor ``(7,)``.
-
     Example:
         >>> x = torch.tensor([0.5, 0.5, 0.5, 0.5, 0.0, 0.0, 0.0])
         >>> relaxed_step(x, torch.ones(7), torch.tensor(0.5), nu=0.5, rho=0.5)
@@ -169,15 +146,6 @@ def recursive_estimate(gradient: Tensor, previous_gradient: Tensor, estimate: Te
     r"""The variance-reduced estimate :math:`v \leftarrow g_t + (1 - c\,\eta_{t-1}^2)(v - g_{t-1})`.
 
     Both gradients come from the same batch, :math:`g_{t-1}` at the point before the last step.
-
-    Args:
-        gradient: float tensor, :math:`g_t`.
-        previous_gradient: float tensor of the same shape, :math:`g_{t-1}`.
-        estimate: float tensor of the same shape, v.
-        keep: float tensor that broadcasts, :math:`1 - c\,\eta_{t-1}^2`.
-
-    Returns:
-        Float tensor of the same shape.
 
     Example:
         >>> recursive_estimate(torch.tensor(1.0), torch.tensor(3.0), torch.tensor(2.0), torch.tensor(0.5))

@@ -268,13 +268,7 @@ def binned_segments(counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def binned_area(counts: Tensor, min_tpr: float, max_fpr: float) -> Tensor:
-    """Normalised area of the polyline through the binned ROC points, float64 of shape ``()``; nan without a class.
-
-    Args:
-        counts: int64 tensor ``(T, 2, 2)`` from :func:`confusion_counts`.
-        min_tpr: lower bound of the true positive rate, in [0, 1).
-        max_fpr: upper bound of the false positive rate, in (0, 1].
-    """
+    """Normalised area of the polyline through the binned ROC points, float64 of shape ``()``; nan without a class."""
     if counts.device.type == "mps":
         counts = counts.cpu()
     return polyline_area(*binned_segments(counts), min_tpr, max_fpr)

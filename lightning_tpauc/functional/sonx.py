@@ -24,9 +24,6 @@ def tracking_step(estimate: Tensor, risk: Tensor, previous_risk: Tensor | None, 
         tau: rate of the average, in (0, 1].
         gamma: weight of the correction, at least 0.
 
-    Returns:
-        Float tensor ``(S,)``.
-
     Example:
         >>> import torch
         >>> tracking_step(torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([3.0]), tau=0.5, gamma=0.25)
@@ -38,13 +35,6 @@ def tracking_step(estimate: Tensor, risk: Tensor, previous_risk: Tensor | None, 
 
 def outer_selection(estimate: Tensor, global_threshold: Tensor) -> Tensor:
     r"""Which positives count: :math:`1[u_i > s'] = \theta_0 \, \partial f(u_i, s') / \partial u_i`.
-
-    Args:
-        estimate: float tensor ``(S,)``, :math:`u_i`.
-        global_threshold: float tensor ``()``, :math:`s'`.
-
-    Returns:
-        Float tensor ``(S,)`` of zeros and ones.
 
     Example:
         >>> import torch
@@ -62,9 +52,6 @@ def value_before(values: Tensor, replaced: Tensor, changed_at: Tensor, step: Ten
         replaced: float tensor ``(S,)``, values that the last change replaced.
         changed_at: int tensor ``(S,)``, step of the last change, below ``step``.
         step: int tensor ``()``, number t of the current step.
-
-    Returns:
-        Float tensor ``(S,)``.
 
     Example:
         >>> import torch

@@ -1,4 +1,6 @@
-r"""SOTA and SOTAs, the exact and the soft method of one paper: the lines that they do not share with STACO.
+r"""SOTA and SOTAs, the exact and the soft method of one paper, one function per line.
+
+SOTA differs from STACO2 in the update of the thresholds alone. SOTAs keeps moving averages in log space:
 
 .. math:: F(w) = \lambda' \log E_P \Bigl( E_N \exp(\ell_{ij} / \lambda) \Bigr)^{\lambda / \lambda'}
 
@@ -71,9 +73,6 @@ def full_threshold_step(
         gamma: proximal parameter, above 0: as ``beta``.
         num_positives: :math:`n_+`, one number or one for each threshold; the number of thresholds if ``None``.
 
-    Returns:
-        Float tensor ``(n_pos,)``.
-
     Example:
         >>> import torch
         >>> full_threshold_step(torch.tensor([1.0]), torch.tensor([0.5]), torch.zeros(1), beta=1.0, gamma=1.0)
@@ -123,14 +122,6 @@ def log_mean_exp_loss(
 def log_moving_average(log_average: Tensor, log_value: Tensor, rate: float) -> Tensor:
     r"""Logarithm of :math:`u \leftarrow (1 - \gamma) u + \gamma x` for positive u and x.
 
-    Args:
-        log_average: float tensor, :math:`\log u`.
-        log_value: float tensor of the same shape, :math:`\log x`.
-        rate: :math:`\gamma` in (0, 1].
-
-    Returns:
-        Float tensor of the same shape.
-
     Example:
         >>> log_moving_average(torch.tensor(1.0).log(), torch.tensor(3.0).log(), rate=0.5).exp()
         tensor(2.)
@@ -165,12 +156,6 @@ def log_outer_mean(log_inner: Tensor, lam: float, lam_prime: float, mask: Tensor
 def log_pair_weights(log_inner: Tensor, log_outer: Tensor, lam: float, lam_prime: float) -> Tensor:
     r"""The part of :math:`\log p_{ij}` that depends on i only: :math:`(\lambda / \lambda' - 1) \log u_i - \log v`.
 
-    Args:
-        log_inner: float tensor ``(S,)``, :math:`\log u_i`.
-        log_outer: float tensor ``()``, :math:`\log v`.
-        lam: :math:`\lambda`, above 0.
-        lam_prime: :math:`\lambda'`, above 0.
-
     Returns:
         Float tensor ``(S,)``; :math:`p_{ij}` is the exponential of it plus :math:`\ell_{ij} / \lambda`.
 
@@ -190,14 +175,6 @@ def weighted_pair_loss(
     masks: TaskMasks | None = None,
 ) -> Tensor:
     r"""The mean of :math:`p_{ij} \ell_{ij}` over all pairs, with constant :math:`p_{ij}`.
-
-    Args:
-        pos_scores: float tensor ``(S,)``.
-        neg_scores: float tensor ``(B,)``.
-        log_weights: float tensor ``(S,)``, see :func:`log_pair_weights`.
-        surrogate: the pairwise loss.
-        lam: :math:`\lambda`, above 0: a number, or a tensor ``()``; of K tasks also ``(K,)``.
-        masks: which scores of K tasks are there; scores then have a leading K.
 
     Returns:
         Scalar tensor, or ``(K,)``, differentiable with respect to the scores. The gradients are computed with the

@@ -112,11 +112,6 @@ def with_dual_negatives(masks: TaskMasks | None) -> TaskMasks | None:
 def check_positions(index: Tensor, pos_mask: Tensor, sizes: tuple[int, ...]) -> None:
     """Raise :class:`ArgumentError` if a position is beyond its task, where it would be one of the next.
 
-    Args:
-        index: integer tensor ``(K, S)``, positions.
-        pos_mask: bool tensor ``(K, S)``: which of them count.
-        sizes: number of positives of each task.
-
     Example:
         >>> check_positions(torch.tensor([[0, 7]]), torch.tensor([[True, False]]), (3,))
     """

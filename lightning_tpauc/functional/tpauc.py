@@ -1,12 +1,12 @@
 r"""Two-way partial AUC: exact on raw scores, or binned in constant memory; of one score, several labels or classes.
 
-Nothing is pooled: scores of different labels are never compared, and an entry that was not measured counts for no class
-of its label only.
-
 With :math:`\theta_0 = 1 -` ``min_tpr`` and :math:`\theta_1 =` ``max_fpr``, the metric is the area of the ROC polyline
 inside the rectangle :math:`[0, \theta_1] \times [1 - \theta_0, 1]`, divided by :math:`\theta_0 \theta_1`. The polyline
 has one vertex per distinct score, so tied scores form a slanted segment (a tied pair counts 1/2), and it is
 interpolated at both borders, so :math:`\theta_0 n_+` and :math:`\theta_1 n_-` need not be whole numbers.
+
+Of several labels nothing is pooled: scores of different labels are never compared, and an entry that was not measured
+counts for no class of its label only.
 """
 
 from __future__ import annotations

@@ -83,12 +83,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 @contextmanager
 def explained_reading(source: Any, weights_only: bool | None) -> Iterator[None]:
-    """Name the file if reading it fails because it is no checkpoint of Lightning; any other error stays.
-
-    Args:
-        source: path or open file that is read inside.
-        weights_only: how it is read.
-    """
+    """Name the file if reading it fails because it is no checkpoint of Lightning; any other error stays."""
     try:
         yield
     except Exception:
@@ -143,9 +138,6 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     """Read the weights in a file: a checkpoint of Lightning, or a ``state_dict`` that ``torch.save`` wrote.
-
-    Args:
-        path: the file.
 
     Raises:
         MissingCheckpointError: if there is no such file.
@@ -248,11 +240,6 @@ def load_weights(module: nn.Module, path: str | Path) -> None:
 
 def load_state(module: nn.Module, load: Callable[[], Any], state: Any) -> Any:
     """Let torch load a ``state_dict``, and turn its error into one line.
-
-    Args:
-        module: the module that gets the weights.
-        load: loads them.
-        state: the ``state_dict``.
 
     Raises:
         CheckpointError: if weights are missing, unknown, or of another shape.

@@ -43,9 +43,6 @@ class _NoEquivalentError(Exception):
 def make_plain(checkpoint: dict[str, Any]) -> None:
     """Replace the entries of a checkpoint by their plain equivalents, in place.
 
-    Args:
-        checkpoint: what is about to be written.
-
     Raises:
         CheckpointError: if an entry has no plain equivalent; the message names it.
 

@@ -29,10 +29,6 @@ def mark_validation_pending(trainer: Trainer, checkpoint: dict[str, Any]) -> Non
 
     A checkpoint that is saved during a validation, as after an exception, restarts it at its first batch too, since the
     file does not hold what the metrics have seen.
-
-    Args:
-        trainer: the Trainer that saves.
-        checkpoint: what it is about to save.
     """
     loop = trainer.fit_loop.epoch_loop
     fetcher = trainer.fit_loop._data_fetcher
@@ -103,10 +99,6 @@ class ResumedLoop:
     def start(self, trainer: Trainer, *, stopped: bool) -> bool:
         """End a run that ``EarlyStopping`` had ended, when training starts.
 
-        Args:
-            trainer: the Trainer that resumes.
-            stopped: whether ``EarlyStopping`` had ended the run.
-
         Returns:
             Whether only an epoch's end is left.
         """
@@ -153,12 +145,7 @@ def _stop_again(trainer: Trainer) -> bool:
 
 
 def continue_loops(trainer: Trainer, *, last_epoch: bool = False) -> None:
-    """Correct Lightning's counters of a resumed run, when training starts and before the first epoch.
-
-    Args:
-        trainer: the Trainer that resumes.
-        last_epoch: whether only an epoch's end is left.
-    """
+    """Correct Lightning's counters of a resumed run, when training starts and before the first epoch."""
     loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
     if fetcher is None:  # the run is over: there is nothing to resume
         epochs: Any = trainer.fit_loop.epoch_progress

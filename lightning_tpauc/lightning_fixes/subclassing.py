@@ -209,10 +209,6 @@ def _never_called(instance: Any, name: str, hook: Callable[..., Any], error: Exc
 def refuse_twin(cls: type, what: str) -> None:
     """Refuse a class that was made with the other one of Lightning's two packages.
 
-    Args:
-        cls: the class to look at, with its bases.
-        what: how to call it in the message.
-
     Raises:
         UnsupportedError: if one of its bases comes from that package.
     """

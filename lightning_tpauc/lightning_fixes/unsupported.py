@@ -80,10 +80,6 @@ def starts_processes(trainer: Trainer) -> bool:
 def refuse_unsupported(trainer: Trainer, further: Iterable[Callback] = ()) -> None:
     """Check the Trainer, before Lightning's own checks do, whose advice does not fit here.
 
-    Args:
-        trainer: with its callbacks.
-        further: callbacks of the module, which the Trainer does not have yet.
-
     Raises:
         UnsupportedError: with the reason and the remedy.
         ArgumentError: if a callback waits for a metric to get worse.
@@ -104,9 +100,6 @@ def refuse_unsupported(trainer: Trainer, further: Iterable[Callback] = ()) -> No
 
 def refuse_strategy_name(name: object) -> None:
     """Refuse a strategy by its name, before Lightning builds it and asks for a device or a package that it needs.
-
-    Args:
-        name: what ``Trainer(strategy=...)`` is given; anything but a string passes.
 
     Raises:
         UnsupportedError: with the reason and the remedy.

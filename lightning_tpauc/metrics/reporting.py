@@ -72,11 +72,6 @@ def validated_areas(metrics: Mapping[str, Any]) -> tuple[float, float]:
 def passes_below(tpr: float, min_tpr: float, max_fpr: float) -> str:
     """What an area of 0 means: how high the ROC curve comes at the rectangle's right border.
 
-    Args:
-        tpr: the true positive rate at ``max_fpr``.
-        min_tpr: lower bound of the true positive rate.
-        max_fpr: upper bound of the false positive rate.
-
     Example:
         >>> passes_below(0.7132, 0.8, 0.2)
         'the ROC curve passes below the rectangle (TPR 0.71 at FPR 0.2, demanded 0.8)'

@@ -32,10 +32,6 @@ _SQUASHING = ("Sigmoid", "Hardsigmoid", "Softmax")
 def is_squashed(scores: Tensor, model: Any = None) -> bool:
     """Whether scores with a gradient are the output of a sigmoid or softmax, according to autograd's graph.
 
-    Args:
-        scores: what a model returned; no value is read.
-        model: the model, whose last module decides if it was compiled.
-
     Example:
         >>> import torch
         >>> weight = torch.ones(3, requires_grad=True)
@@ -55,10 +51,6 @@ def is_squashed(scores: Tensor, model: Any = None) -> bool:
 def slope_of(score_activation: Literal["identity", "sigmoid"], algorithm: Algorithm) -> float:
     """By how much the algorithm's scores grow when the model's output grows by one from 0.
 
-    Args:
-        score_activation: what the module applies to the model's output.
-        algorithm: what the scores are for.
-
     Example:
         >>> from lightning_tpauc.algorithms import STACO
         >>> slope_of("identity", STACO()), slope_of("sigmoid", STACO())
@@ -70,13 +62,7 @@ def slope_of(score_activation: Literal["identity", "sigmoid"], algorithm: Algori
 def warn_of_activation(
     algorithm: Algorithm, score_activation: Literal["identity", "sigmoid"], *, squashed: bool
 ) -> None:
-    """Warn of a sigmoid too many or too few, which would change the training without an error.
-
-    Args:
-        algorithm: what the scores are for.
-        score_activation: what the module applies to the model's output.
-        squashed: whether the model's output comes out of a sigmoid or softmax.
-    """
+    """Warn of a sigmoid too many or too few, which would change the training without an error."""
     name = type(algorithm).__name__
     if squashed and algorithm.takes_logits:
         rank_zero_warn(

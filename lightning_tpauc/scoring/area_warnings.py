@@ -37,14 +37,7 @@ class AreaWarnings:
         values: Mapping[str, Tensor],
         suffix: str,
     ) -> None:
-        """Warn of one data loader's values.
-
-        Args:
-            module: which evaluates.
-            metrics: what computed the values.
-            values: by their names.
-            suffix: what the names end in, if there are several data loaders.
-        """
+        """Warn of one data loader's values."""
         if isinstance(metrics, TaskMetrics):
             self._look_at_labels(module, metrics, values, suffix)
         else:

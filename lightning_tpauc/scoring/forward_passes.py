@@ -32,10 +32,6 @@ def call_model(model: Callable[..., Any], inputs: Any) -> Any:
     parameter of that name. A tuple or list becomes several arguments if ``forward`` requires several. Anything else is
     the only argument.
 
-    Args:
-        model: a module or a function.
-        inputs: the collated inputs.
-
     Raises:
         ArgumentError: if some are named and another one is missing.
 
@@ -238,10 +234,6 @@ def device_batches(
 @contextmanager
 def explained_dtypes(inputs: Any, model: nn.Module) -> Iterator[None]:
     """Explain the error if the model fails because its inputs and its weights differ in dtype.
-
-    Args:
-        inputs: what the model is called with.
-        model: has the weights.
 
     Raises:
         ArgumentError: instead of torch's RuntimeError.

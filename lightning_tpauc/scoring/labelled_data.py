@@ -185,11 +185,6 @@ def labels_of_data(source: Any, given: LabelSettings, num_positives: Any = None)
 def labels_to_evaluate(module: ScoringModule, trainer: Trainer, stage: str) -> Labels | None:
     """The labels of the data that a run begins with.
 
-    Args:
-        module: which knows the labels that it was trained for.
-        trainer: whose data are set up.
-        stage: ``"fit"``, where the training data say, or another one, where the module's have to be the data's.
-
     Raises:
         ArgumentError: if the data have other labels than the module.
         UnsupportedError: if the algorithm trains one label, and the training data have several.

@@ -36,12 +36,6 @@ _CONSTANT = 0.98
 def few_pairs(min_tpr: float, max_fpr: float, num_pos: int, num_neg: int) -> str | None:
     """Advice if the rectangle holds too few examples of a batch; ``None`` if it holds enough.
 
-    Args:
-        min_tpr: lower bound of the rectangle's true positive rate.
-        max_fpr: upper bound of the rectangle's false positive rate.
-        num_pos: positives per step, over all ranks.
-        num_neg: negatives per step, over all ranks.
-
     Example:
         >>> few_pairs(0.8, 0.2, num_pos=32, num_neg=32) is None
         True
@@ -172,13 +166,7 @@ def look_at_duals(adviser: Adviser, algorithm: Algorithm, diagnostics: Mapping[s
 
 
 def say_how_it_ended(adviser: Adviser, module: TrainedModule, trainer: Trainer) -> None:
-    """Tell, at a training's end, which rectangle was reached and which weights the model and its checkpoint hold.
-
-    Args:
-        adviser: warns if the model is as good as constant.
-        module: was trained, and holds the weights that it is left with.
-        trainer: whose training ends.
-    """
+    """Tell, at a training's end, which rectangle was reached and which weights the model and its checkpoint hold."""
     adviser.look_at_the_end(module.held_out_ratios, module.algorithm.tightness)
     state, validated = module.training_state, module.operating_point is not None
     schedule, best = state.rectangle_schedule, state.best

@@ -90,13 +90,7 @@ def data_and_limits(trainer: Trainer, stage: str) -> dict[str, Any]:
 
 
 def training_settings(trainer: Trainer, module: TrainedModule, stages: dict[str, Any]) -> dict[str, Any]:
-    """What must be the same on all ranks before the first step: algorithm, optimizer, schedules and starting point.
-
-    Args:
-        trainer: the Trainer that fits.
-        module: the module that is trained.
-        stages: arguments of the stage callback.
-    """
+    """What must be the same on all ranks before the first step: algorithm, optimizer, schedules and starting point."""
     optimizer = trainer.optimizers[0]
     groups = [{name: _plain(v) for name, v in group.items() if name != "params"} for group in optimizer.param_groups]
     return {

@@ -90,13 +90,7 @@ def _own_random_state() -> dict[str, Any]:
 
 
 def settle_threshold(module: TrainedModule, trainer: Trainer, *, rescore: bool) -> None:
-    """See to it that the operating point is that of the weights that training left.
-
-    Args:
-        module: holds the result of its training.
-        trainer: that trained it.
-        rescore: whether something else than the weights has changed since they were validated.
-    """
+    """See to it that the operating point is that of the weights that training left."""
     state, best = module.training_state, module.best
     step = state.batches_seen
     if best is not None and best.weights:
@@ -200,10 +194,6 @@ def prepare_loading(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
 
 def restore(module: TrainedModule, *, last_epoch: bool = False) -> bool:
     """Put back what :func:`save` wrote, when training starts and everything is allocated.
-
-    Args:
-        module: the module that was loaded.
-        last_epoch: whether only an epoch's end is left.
 
     Returns:
         Whether this run resumes from a checkpoint.

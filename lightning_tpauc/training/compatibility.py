@@ -97,13 +97,6 @@ def check_same_run(
 ) -> None:
     """Check that a training can go on from a checkpoint's entry.
 
-    Args:
-        state: the entry.
-        algorithm: the training method.
-        score_activation: of the module.
-        average: what this training averages.
-        trainer: has the optimizer and the data.
-
     Raises:
         CheckpointError: if it was written by another algorithm or optimizer, for another objective or on other data.
     """

@@ -45,16 +45,7 @@ def diagnose(
     score_activation: str,
     only_if_broken: bool = False,
 ) -> str:
-    """Say what is not finite and what to change.
-
-    Args:
-        algorithm: the training method.
-        model: what is trained.
-        optimizers: the one that trains it; none in an evaluation.
-        steps: how many were taken.
-        score_activation: of the module.
-        only_if_broken: return an empty text if the weights and the algorithm's state are finite.
-    """
+    """Say what is not finite and what to change."""
     broken = algorithm.non_finite_states()
     weights = [name for name, p in model.named_parameters() if not bool(torch.isfinite(whole(p.detach())).all())]
     if only_if_broken and not broken and not weights:

@@ -31,10 +31,6 @@ def offer_hyperparameters(trainer: Trainer, module: TrainedModule) -> None:
     """Add algorithm, optimizer and sampling to the hyperparameters that Lightning is about to log.
 
     Hyperparameters of the module or the data module with the same names win. Checkpoints do not change.
-
-    Args:
-        trainer: has its optimizers, and logs afterwards.
-        module: the module that is trained.
     """
     datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
     own, offered = getattr(module, "offered_hparams", ({}, None))

@@ -21,9 +21,6 @@ _NEEDED: tuple[tuple[type[Callback], type[Callback]], ...] = (
 def needed_callbacks(present: Sequence[type[Callback]]) -> list[Callback]:
     """Those that are missing, with their defaults.
 
-    Args:
-        present: classes of the callbacks that there are.
-
     Example:
         >>> [type(callback).__name__ for callback in needed_callbacks([FiniteGuard, StageCallback])]
         ['DefaultThreshold']

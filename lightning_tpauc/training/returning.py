@@ -22,13 +22,7 @@ if TYPE_CHECKING:
 
 
 def give_back(module: TrainedModule, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Add to a ``state_dict``, if it is the one that Lightning brings back, what it does not hold.
-
-    Args:
-        module: what was trained in this process, or in another one, or not at all.
-        state: its ``state_dict``, to which the entry is added.
-        prefix: of the module's names in it; none at the top.
-    """
+    """Add to a ``state_dict``, if it is the one that Lightning brings back, what it does not hold."""
     trainer = module._trainer
     # the launcher asks for it after all hooks of the run, and nobody else does
     if prefix or trainer is None or not starts_processes(trainer):
@@ -52,13 +46,7 @@ def give_back(module: TrainedModule, state: dict[str, Any], prefix: str, _: Any)
 
 
 def take_back(module: TrainedModule, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Take out of a ``state_dict`` what :func:`give_back` added, and make the module what it would be after training.
-
-    Args:
-        module: whose weights are loaded.
-        state: loses the entry.
-        prefix: of the module's names in it.
-    """
+    """Take out of a ``state_dict`` what :func:`give_back` added: the module is then as it is after training."""
     entry = state.pop(KEY, None) if not prefix else None
     if entry is None:
         return

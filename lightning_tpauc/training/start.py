@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 def allocate(trainer: Trainer, module: TrainedModule, wanted: ToRemember) -> VisitedPositives | None:
     """Make room for all that the algorithm and the settings need; it is filled or restored afterwards.
 
-    Args:
-        trainer: whose optimizer and data are there.
-        module: what is trained.
-        wanted: what the settings ask for.
-
     Returns:
         What counts the positives that training visits; ``None`` if the data say how many there are.
 
@@ -46,13 +41,7 @@ def allocate(trainer: Trainer, module: TrainedModule, wanted: ToRemember) -> Vis
 
 
 def start(trainer: Trainer, module: TrainedModule, max_negatives: int | None) -> None:
-    """Begin a new training: warm-up, rectangle and dual variables.
-
-    Args:
-        trainer: the Trainer that fits.
-        module: what is trained.
-        max_negatives: bound on the negatives that are scored for the exact start; ``None`` is none.
-    """
+    """Begin a new training: warm-up, rectangle and dual variables."""
     state, algorithm = module.training_state, module.algorithm
     module.begin_warmup()
     if state.rectangle_schedule is not None:

@@ -140,16 +140,7 @@ class TrainingState:
         device: torch.device | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Make room for all that the algorithm and the stages' settings need.
-
-        Args:
-            wanted: what the stages' settings ask for.
-            algorithm: the training method, which knows the number of positives already.
-            model: the model that is trained.
-            parameters: those that the optimizer updates.
-            device: where scores are remembered.
-            dtype: of scores, ``torch.float32`` or ``torch.float64``.
-        """
+        """Make room for all that the algorithm and the stages' settings need."""
         averages, needed = algorithm.averages_iterates, algorithm.needs_previous
         statistics = [statistic for _, statistic in batch_norm_statistics(model)]
         self._sharded = [child for child in model.modules() if isinstance(child, FSDPModule)]

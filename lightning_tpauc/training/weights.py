@@ -3,7 +3,7 @@
 The parameters come from the optimizer's groups and not from the module, because under FSDP2 only the former are always
 the sharded tensors. Every operation is elementwise, so that the same code works on plain tensors and on DTensors.
 
-SONX corrects its running estimates by the change of the scores. PAUCI's gradient estimate is a recursion over the
+The weights before the last update are for SONX and PAUCI. SONX corrects its running estimates by the change of the scores. PAUCI's gradient estimate is a recursion over the
 gradients at both weights. The additional forward pass draws the same dropout masks as the step's own one and does not
 change running statistics.
 """
@@ -241,9 +241,6 @@ class PreviousWeights:
 
         Running statistics and the random state are put back, so that the step's own forward pass draws the same dropout
         masks. Gradients are recorded only for recursive methods, which need them.
-
-        Args:
-            model: the model that the parameters belong to.
         """
         device = self.parameters[0].device
         current = [p.detach().clone() for p in self.parameters]

@@ -178,13 +178,7 @@ def as_features(x: Any, name: str = "train_dataset") -> Any:
 
 
 def warn_of_another_order(x: Any, y: Any, name: str) -> None:
-    """Warn if a table and its labels have the same index in different orders, since rows are paired by position.
-
-    Args:
-        x: the user's features.
-        y: the user's labels.
-        name: name of the data set in messages.
-    """
+    """Warn if a table and its labels have the same index in different orders, since rows are paired by position."""
     one: Any = getattr(x, "index", None)
     other: Any = getattr(y, "index", None)
     if not (hasattr(one, "equals") and hasattr(other, "equals")) or len(one) != len(other) or one.equals(other):

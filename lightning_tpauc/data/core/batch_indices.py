@@ -139,16 +139,7 @@ class WeightedIndices:
         self._pass: tuple[int, Indices, Indices] | None = None
 
     def batches(self, start: int, stop: int, columns: slice | None = None) -> Indices:
-        """Batches ``start .. stop - 1``, or some columns of each.
-
-        Args:
-            start: first step, at least 0.
-            stop: one past the last step.
-            columns: the columns to compute; the whole batch if ``None``.
-
-        Returns:
-            int64 array ``(stop - start, number of columns)``.
-        """
+        """Batches ``start .. stop - 1``, or some columns of each."""
         places = np.arange(self.size, dtype=np.int64)[columns or slice(None)] * self.stride
         drawn = np.empty((max(0, stop - start), len(places)), dtype=np.int64)
         if drawn.size == 0:

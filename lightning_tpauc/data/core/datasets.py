@@ -157,13 +157,7 @@ def numbered(count: int) -> tuple[str, ...]:
 
 
 def check_same_tasks(training: TrainingPart, part: EvaluatedPart, name: str) -> None:
-    """Raise :class:`DataError` if a data set to evaluate has labels of other tasks than the training set.
-
-    Args:
-        training: labels of the training set.
-        part: labels to evaluate.
-        name: ``"val_dataset"`` or ``"test_dataset"``.
-    """
+    """Raise :class:`DataError` if a data set to evaluate has labels of other tasks than the training set."""
     names = () if training.tasks is None else training.tasks.names
     own, other = len(names) or 1, part.num_labels or 1
     if own != other:
@@ -290,9 +284,6 @@ def _are_columns(arrays: Any) -> bool:
 def float_dtype(trainer: Trainer | None) -> type[np.floating[Any]] | None:
     """The dtype that floats of numpy are fetched as: numpy's default is float64, most models are float32.
 
-    Args:
-        trainer: the attached Trainer, which knows the model; ``None`` leaves the dtype as it is.
-
     Returns:
         ``np.float32``, or ``None`` to keep the dtype. Precisions such as ``"64-true"`` convert inputs themselves.
     """
@@ -392,9 +383,6 @@ def _inputs_alone(dataset: Any) -> Any:
 
 class InputsAlone(Dataset[Any]):
     """A data set of unlabelled tuples, for readers that take the last entry of a tuple for its label.
-
-    Args:
-        dataset: map-style data set of tuples.
 
     Example:
         >>> InputsAlone([(1, 2)])[0]

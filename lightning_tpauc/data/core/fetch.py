@@ -81,10 +81,6 @@ def unaugmented(dataset: Any) -> Any:
 def is_random(dataset: Any, rows: Indices) -> bool:
     """Whether a few items differ when they are read twice.
 
-    Args:
-        dataset: map-style data set.
-        rows: the rows to read twice.
-
     Example:
         >>> import torch
         >>> is_random(torch.zeros(5), np.arange(4))

@@ -309,10 +309,6 @@ def training_position(trainer: Trainer, loader: PosNegLoader) -> Position:
     The step is the module's ``batches_seen``. For modules without it, the step follows from the fit loop's counters;
     that is right if all epochs have the same number of batches. With ``overfit_batches``, every epoch takes the same
     batches.
-
-    Args:
-        trainer: the Trainer.
-        loader: the loader that asks.
     """
     loop = trainer.fit_loop
     # The counters keep their last values after fit.

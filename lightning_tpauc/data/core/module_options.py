@@ -44,10 +44,6 @@ def checked_options(
 ) -> tuple[Callable[[list[Any]], Any] | None, dict[str, Any]]:
     """``collate_fn``, and the other options without those that are ``None``.
 
-    Args:
-        options: what the user gave.
-        num_workers: number of worker processes.
-
     Raises:
         ArgumentError: if a value is out of range, needs workers where there are none, or says which examples to draw.
         TypeError: if there is no such option.

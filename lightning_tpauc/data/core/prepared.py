@@ -297,9 +297,6 @@ def describe(dataset: Any) -> str:
     Checksums are made of the indices of subsets, and of a few rows in memory. Other items may be expensive to read, or
     random.
 
-    Args:
-        dataset: map-style data set.
-
     Example:
         >>> describe(TensorDataset(torch.zeros(5, 2))) == describe(TensorDataset(torch.zeros(5, 2)))
         True

@@ -1,7 +1,11 @@
 """Stratified splits, whose parts have the same share of positives: of rows, of groups, and of several labels.
 
-The examples are dealt out class by class, the rarest class of any task first (Sechidis, Tsoumakas and Vlahavas, "On the
-stratification of multi-label data", 2011). Every class then goes to the parts in proportion to what they still lack.
+``labels`` are int8: ``(n,)`` of 0 and 1, or ``(n, K)`` of K tasks with -1 where nothing was measured; ``groups`` are
+numbers from 0 on. ``fraction`` is the share to hold out, in (0, 1); ``fold``, in ``0 .. num_folds - 1``, validates. The
+parts are sorted int64 arrays that partition ``range(n)``, and so do the validation parts of all folds.
+
+Several tasks are dealt out class by class, the rarest class of any task first (Sechidis, Tsoumakas and Vlahavas, "On
+the stratification of multi-label data", 2011). Every class goes to the parts in proportion to what they still lack.
 """
 
 from __future__ import annotations
@@ -42,9 +46,6 @@ def check_validation_source(
 def as_fraction(fraction: Any) -> float:
     """A share as a Python float. A numpy float32 is taken as the decimal number that it prints.
 
-    Args:
-        fraction: a number in (0, 1).
-
     Raises:
         ArgumentError: if it is something else.
 
@@ -67,15 +68,6 @@ def check_fold(num_folds: Any, fold: Any) -> None:
 
 def stratified_holdout(labels: NDArray[np.int8], fraction: float, seed: int) -> tuple[Indices, Indices]:
     """Split rows into (kept, held out), stratified by label.
-
-    Args:
-        labels: int array ``(n,)`` of 0 and 1.
-        fraction: share to hold out, in (0, 1).
-        seed: seed of the split.
-
-    Returns:
-        Two sorted int64 arrays that partition ``range(n)``. Both have both classes: if the share of a rare class rounds
-        to 0, one example is exchanged.
 
     Raises:
         ArgumentError: if ``fraction`` is not in (0, 1).
@@ -120,15 +112,6 @@ def _exchange(labels: NDArray[np.int8], kept: Indices, held_out: Indices, seed: 
 def stratified_fold(labels: NDArray[np.int8], num_folds: int, fold: int, seed: int) -> tuple[Indices, Indices]:
     """Rows of one fold of a stratified cross-validation, as (training, validation).
 
-    Args:
-        labels: int array ``(n,)`` of 0 and 1.
-        num_folds: number of folds, at least 2.
-        fold: the fold that validates, in ``0 .. num_folds - 1``.
-        seed: seed of the folds.
-
-    Returns:
-        Two sorted int64 arrays that partition ``range(n)``; the validation parts of all folds do so, too.
-
     Raises:
         ArgumentError: if ``fold`` or ``num_folds`` is out of range.
         DataError: if a class has fewer examples than there are folds.
@@ -157,15 +140,6 @@ def group_holdout(labels: NDArray[np.int8], groups: Indices, fraction: float, se
 
     The groups are put into 32 random orders, and the first ones of an order are held out: of all orders and all ends,
     the one whose shares of the positives and of the negatives come nearest to ``fraction``.
-
-    Args:
-        labels: int array ``(n,)`` of 0 and 1.
-        groups: int array ``(n,)`` of numbers from 0 on.
-        fraction: share to hold out, in (0, 1).
-        seed: seed of the split.
-
-    Returns:
-        Two sorted int64 arrays that partition ``range(n)``. Both have both classes.
 
     Raises:
         ArgumentError: if ``fraction`` is not in (0, 1).
@@ -202,16 +176,6 @@ def group_fold(
     labels: NDArray[np.int8], groups: Indices, num_folds: int, fold: int, seed: int
 ) -> tuple[Indices, Indices]:
     """Rows of one fold of a cross-validation by scikit-learn's ``StratifiedGroupKFold``, as (training, validation).
-
-    Args:
-        labels: int array ``(n,)`` of 0 and 1.
-        groups: int array ``(n,)`` of numbers from 0 on.
-        num_folds: number of folds, at least 2.
-        fold: the fold that validates, in ``0 .. num_folds - 1``.
-        seed: seed of the folds.
-
-    Returns:
-        Two sorted int64 arrays that partition ``range(n)``; the validation parts of all folds do so, too.
 
     Raises:
         ArgumentError: if ``fold`` or ``num_folds`` is out of range.
@@ -274,15 +238,6 @@ def task_holdout(
 ) -> tuple[Indices, Indices]:
     """Split rows into (kept, held out), stratified by the labels of all tasks.
 
-    Args:
-        labels: int8 array ``(n, K)`` of 1, 0 and -1, which was not measured.
-        fraction: share to hold out, in (0, 1).
-        seed: seed of the split.
-        names: names of the tasks.
-
-    Returns:
-        Two sorted int64 arrays that partition ``range(n)``. Both have positives and negatives of every task.
-
     Raises:
         ArgumentError: if ``fraction`` is not in (0, 1).
         DataError: if a task has too few positives or negatives for that.
@@ -302,16 +257,6 @@ def task_fold(
     labels: NDArray[np.int8], num_folds: int, fold: int, seed: int, names: tuple[str, ...]
 ) -> tuple[Indices, Indices]:
     """Rows of one fold of a cross-validation stratified by the labels of all tasks, as (training, validation).
-
-    Args:
-        labels: int8 array ``(n, K)`` of 1, 0 and -1, which was not measured.
-        num_folds: number of folds, at least 2.
-        fold: the fold that validates, in ``0 .. num_folds - 1``.
-        seed: seed of the folds.
-        names: names of the tasks.
-
-    Returns:
-        Two sorted int64 arrays that partition ``range(n)``; the validation parts of all folds do so, too.
 
     Raises:
         ArgumentError: if ``fold`` or ``num_folds`` is out of range.
@@ -333,12 +278,6 @@ def task_parts(
     labels: NDArray[np.int8], shares: NDArray[np.float64], seed: int, names: tuple[str, ...]
 ) -> list[Indices]:
     """Cut rows into parts, stratified by the labels of all tasks.
-
-    Args:
-        labels: int8 array ``(n, K)`` of 1, 0 and -1, which was not measured.
-        shares: float array of the shares of the parts, of sum 1; a part of share 0 is empty.
-        seed: seed of the split.
-        names: names of the tasks.
 
     Returns:
         For each part, a sorted int64 array.

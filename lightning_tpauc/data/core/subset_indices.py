@@ -68,10 +68,6 @@ def check_positions(dataset: Any, name: str = "train_dataset") -> None:
 
     Data sets in an attribute ``dataset`` or in a :class:`~torch.utils.data.ConcatDataset` are checked, too.
 
-    Args:
-        dataset: any data set.
-        name: name of the data set in messages.
-
     Raises:
         DataError: see :func:`as_positions`.
 
@@ -90,10 +86,6 @@ def check_positions(dataset: Any, name: str = "train_dataset") -> None:
 
 def check_loader(loader: Any, name: str = "the data loader") -> None:
     """Check the data set of a data loader, and the indices of its sampler.
-
-    Args:
-        loader: any iterable. Without an attribute ``dataset``, it is not checked.
-        name: name of the loader in messages.
 
     Raises:
         DataError: see :func:`as_positions`.

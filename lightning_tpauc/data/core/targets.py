@@ -119,10 +119,6 @@ def _own_numbers(entry: Any) -> list[Any]:
 def stored_targets(dataset: Any, key: str | None = None) -> Any:
     """Stored labels of a data set, unchecked; ``None`` if it stores none.
 
-    Args:
-        dataset: map-style data set.
-        key: attribute that holds them; ``None`` searches the usual names.
-
     Example:
         >>> import torch
         >>> stored_targets(Subset(TensorDataset(torch.zeros(3), torch.tensor([0, 1, 1])), [2, 0]))
@@ -161,11 +157,6 @@ def label_names(dataset: Any, targets: Any, count: int) -> tuple[str, ...] | Non
     """The names of several tasks, where the labels have them.
 
     These are the columns of a table of labels, or the data set's attribute ``label_names``.
-
-    Args:
-        dataset: map-style data set.
-        targets: as in :func:`find_targets`.
-        count: number of tasks, K.
 
     Raises:
         DataError: if two names are the same.
@@ -215,11 +206,6 @@ def _items(dataset: Any, name: str) -> Any:
 def label_of_item(item: Any, key: str | None = None, name: str = "train_dataset") -> Any:
     """Label of one item: under ``key`` or one of :data:`NAMES`, or the last entry of a tuple.
 
-    Args:
-        item: mapping, object with attributes (such as a PyG ``Data``), or tuple whose last entry is the label.
-        key: name of the label; ``None`` searches the usual names.
-        name: name of the data set in messages.
-
     Raises:
         DataError: if the item has no label.
 
@@ -262,10 +248,6 @@ def _entry(item: Any, key: str | None) -> Any:
 
 def as_array(values: Any, name: str = "targets") -> NDArray[Any]:
     """Labels of any container as an array, in their order. Masked entries become nan.
-
-    Args:
-        values: tensor, array, sequence or column of a table.
-        name: name of the labels in messages.
 
     Raises:
         DataError: if they can't form an array, for instance rows of different lengths.

@@ -117,12 +117,6 @@ class TaskRows:
 def missing_class(kind: str, counts: tuple[int, ...], names: tuple[str, ...], where: str) -> str:
     """The message that tasks lack positives or negatives.
 
-    Args:
-        kind: ``"positive"`` or ``"negative"``.
-        counts: how many of them each task has.
-        names: names of the tasks.
-        where: which examples were counted.
-
     Example:
         >>> missing_class("positive", (3, 0), ("a", "b"), "the training set")[:77]
         "Expected both classes of every task, but 'b' has no positive among the traini"

@@ -250,14 +250,6 @@ def sampler_of(
 ) -> BatchSampler:
     """The sampler of a training set, by its name.
 
-    Args:
-        training: its labels; those of one task or of several.
-        kind: ``"pos_neg"``, ``"uniform"`` or ``"full"``.
-        sizes: examples per step on each rank.
-        seed: seed of the order.
-        stream: the negatives, if they are a stream; its ``length`` is ``None`` if it is unknown.
-        weights: what the examples of one task are drawn by; ``None`` draws all alike.
-
     Raises:
         ArgumentError: if the kind takes one task only, or negatives that can be indexed.
 

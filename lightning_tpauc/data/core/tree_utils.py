@@ -126,9 +126,6 @@ def _described(inputs: Any) -> str:
 def layout(inputs: Any) -> Any:
     """The kinds of collated inputs, as a string or a list of strings, which a checkpoint can hold.
 
-    Args:
-        inputs: tensor, mapping, graphs, words, or a tuple or list of these.
-
     Example:
         >>> import torch
         >>> layout((torch.zeros(2, 3), {"age": torch.zeros(2)}, ["a", "b"]))

@@ -109,12 +109,7 @@ def download_missing(path: Path) -> None:
 
 
 def require_file(path: Path, *, downloads: bool) -> None:
-    """Raise :class:`DataError` unless the file or folder exists; the message says where it was looked for.
-
-    Args:
-        path: file or folder.
-        downloads: whether the data module can download it.
-    """
+    """Raise :class:`DataError` unless the file or folder exists; the message says where it was looked for."""
     if path.exists():
         return
     remedy = "Set `--data.root` to the folder that holds it"

@@ -22,9 +22,6 @@ _FILES = ("RELEASE_v1.txt", *(f"raw/{name}.csv.gz" for name in ("edge", "node-fe
 def check_ogb_folder(folder: Path) -> None:
     """Refuse a folder for which ogb would ask on the terminal or download files without being asked.
 
-    Args:
-        folder: an existing folder.
-
     Raises:
         DataError: if one of its files is missing.
 
@@ -47,10 +44,6 @@ def check_ogb_folder(folder: Path) -> None:
 def ogb_task_names(folder: Path, count: int) -> list[str]:
     """The names of a data set's tasks from the table of its molecules, or numbers if it does not have it.
 
-    Args:
-        folder: the data set's folder.
-        count: number of tasks.
-
     Example:
         >>> ogb_task_names(Path("nowhere"), 3)
         ['0', '1', '2']
@@ -68,9 +61,6 @@ def reading_ogb(folder: Path) -> Iterator[None]:
 
     ogb 1.3.6 passes no ``weights_only``; see snap-stanford/ogb#497. The three classes that its files hold are allowed
     within the context. A process that is killed while ogb processes a folder leaves half a file.
-
-    Args:
-        folder: the folder that is read, or downloaded by ogb if it is missing.
 
     Raises:
         DataError: if ogb can't read or download the folder.
