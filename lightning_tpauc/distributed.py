@@ -65,10 +65,6 @@ def handling_exception() -> bool:
 def split_scores(scores: Tensor, sizes: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
     """Cut joint scores into positives, negatives and dual negatives.
 
-    Args:
-        scores: float tensor ``(num_pos + num_neg + num_dual_neg,)``.
-        sizes: the three sizes.
-
     Raises:
         ArgumentError: if the number of scores is not the sum of the sizes.
     """
@@ -149,9 +145,6 @@ def gather_variable(values: Tensor) -> list[Tensor]:
 
     Args:
         values: tensor ``(n, ...)`` with the same trailing shape and dtype on all ranks.
-
-    Returns:
-        One tensor per rank.
     """
     world = world_size()
     if world == 1:

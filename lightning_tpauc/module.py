@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.algorithms.base import PreviousScores
 from lightning_tpauc.algorithms.pauci import RecursiveAlgorithm
-from lightning_tpauc.data.core.batch import PosNegBatch, check_training_batch
+from lightning_tpauc.data.core.batch import PosNegBatch, check_training_batch, gather_batch
 from lightning_tpauc.distributed import GatheredScores, assign
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_count, is_real
@@ -36,7 +36,6 @@ from lightning_tpauc.optimization import make_dense
 from lightning_tpauc.training.checkpoint import prepare_loading
 from lightning_tpauc.training.checkpoint import save as save_checkpoint
 from lightning_tpauc.training.hyperparameters import save_cli_hyperparameters
-from lightning_tpauc.training.joint_step import gather_batch, step_of, undo_of
 from lightning_tpauc.training.needed_callbacks import needed_callbacks
 from lightning_tpauc.training.returning import give_back, take_back
 from lightning_tpauc.training.state import Phase
@@ -190,9 +189,9 @@ class TPAUCModule(TrainedModule):
         self.forget_gradients(optimizer, batch_idx)
         previous = self._previous_scores(batch)
         joint = self.joint_scores(batch)
-        undo = undo_of(self.algorithm, joint) if scaler is not None else None
+        undo = self._undo(joint) if scaler is not None else None
         with self.full_precision():
-            loss = self._with_auxiliary(step_of(self.algorithm, joint, previous), batch, joint)
+            loss = self._with_auxiliary(self.algorithm(*joint[:4], previous=previous, masks=joint.masks), batch, joint)
         self.manual_backward(loss)
         state.previous.remember()
         skipped = self.take_step(optimizer, batch_idx, loss, scaler)
@@ -204,6 +203,11 @@ class TPAUCModule(TrainedModule):
         else:
             state.commit_step(loss, joint)
         return joint
+
+    def _undo(self, joint: GatheredScores) -> tuple[Tensor, dict[str, Tensor]]:
+        """What :meth:`~lightning_tpauc.algorithms.Algorithm.rollback` takes to undo the step that comes next."""
+        place = joint.index if joint.masks is None else self.algorithm.place(joint.index, joint.masks.pos)
+        return place, self.algorithm.snapshot(place)
 
     def auxiliary_loss(self, batch: PosNegBatch, scores: GatheredScores) -> Tensor | None:
         """A loss to add to the algorithm's, with its weight in it; ``None``, the default, for none. Override it.
@@ -271,7 +275,7 @@ class TPAUCModule(TrainedModule):
             self.forget_gradients(optimizer, batch_idx)
             seen[:] = [self.joint_scores(batch)]
             with self.full_precision():
-                loss = self._with_auxiliary(step_of(self.algorithm, seen[0]), batch, seen[0])
+                loss = self._with_auxiliary(self.algorithm(*seen[0][:4], masks=seen[0].masks), batch, seen[0])
             self.manual_backward(loss)
             losses.append(loss.detach())
             return loss

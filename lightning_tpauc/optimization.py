@@ -51,9 +51,6 @@ class LinearWarmup(LRScheduler):
 
     The number of steps is known only when there are data. Until :meth:`begin` is called with it, nothing changes.
 
-    Args:
-        optimizer: whose learning rates grow.
-
     Example:
         >>> optimizer = Adam([nn.Parameter(torch.zeros(1))], lr=1.0)
         >>> warmup, rates = LinearWarmup(optimizer), []

@@ -85,13 +85,7 @@ class Duals(ABC):
 
     @abstractmethod
     def descend(
-        self,
-        index: Tensor,
-        s: Tensor,
-        y: Tensor,
-        active: Tensor,
-        unit: Tensor | float,
-        masks: TaskMasks | None,
+        self, index: Tensor, s: Tensor, y: Tensor, active: Tensor, unit: Tensor | float, masks: TaskMasks | None
     ) -> None:
         """Lines 2 and 4, given the thresholds, the new dual weights and the share of active pairs, all ``(S,)``."""
 
@@ -191,13 +185,7 @@ class PerPositiveDuals(Duals):
         return y
 
     def descend(
-        self,
-        index: Tensor,
-        s: Tensor,
-        y: Tensor,
-        active: Tensor,
-        unit: Tensor | float,
-        masks: TaskMasks | None,
+        self, index: Tensor, s: Tensor, y: Tensor, active: Tensor, unit: Tensor | float, masks: TaskMasks | None
     ) -> None:
         r"""Lines 2 and 4: :math:`s_i` and :math:`s'` take theirs."""
         own = self.algorithm

@@ -160,11 +160,7 @@ class STACO(DualAlgorithm):
         move the weights: their loss exceeds the threshold, and each counts as much as its dual weight. It is
         :math:`\theta_0\theta_1` at the optimum.
         """
-        return {
-            **super().diagnostics(),
-            "active_share": self.active_share.mean(),
-            **self._duals.diagnostics(),
-        }
+        return {**super().diagnostics(), "active_share": self.active_share.mean(), **self._duals.diagnostics()}
 
     def needs_scores(self, event: Literal["start", "restart"]) -> bool:
         """Whether the exact solution is asked for."""

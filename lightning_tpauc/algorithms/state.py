@@ -47,11 +47,7 @@ class DeclaredState:
         self._per_task: dict[str, Tensor] = {}
 
     def add_state(
-        self,
-        name: str,
-        kind: StateKind,
-        fill: float | tuple[float, ...] = 0.0,
-        dtype: torch.dtype | None = None,
+        self, name: str, kind: StateKind, fill: float | tuple[float, ...] = 0.0, dtype: torch.dtype | None = None
     ) -> None:
         """Declare a state tensor that :meth:`setup` allocates as an attribute.
 

@@ -29,10 +29,7 @@ class Task(NamedTuple):
 
 
 def describe_tasks(
-    tasks: list[Task],
-    rectangle: tuple[float, float],
-    device: torch.device | str | None,
-    dtype: torch.dtype,
+    tasks: list[Task], rectangle: tuple[float, float], device: torch.device | str | None, dtype: torch.dtype
 ) -> dict[str, Tensor]:
     """The weights of tasks, ``(K,)`` of sum 1, and their rectangles where one has its own.
 

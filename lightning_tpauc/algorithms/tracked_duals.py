@@ -69,13 +69,7 @@ class TrackedDuals(Duals):
         return border_weights(pos_scores, own.pos_border, own.thetas[0], None if masks is None else masks.pos)
 
     def descend(
-        self,
-        index: Tensor,
-        s: Tensor,
-        y: Tensor,
-        active: Tensor,
-        unit: Tensor | float,
-        masks: TaskMasks | None,
+        self, index: Tensor, s: Tensor, y: Tensor, active: Tensor, unit: Tensor | float, masks: TaskMasks | None
     ) -> None:
         """Nothing is left to do."""
 

@@ -92,10 +92,7 @@ class TPAUCCLI(LightningCLI):
             parser_kwargs={
                 "description": "Train a model to maximise two-way partial AUC, test it and predict with it.",
                 **{
-                    name: {
-                        "usage": f"lightning-tpauc {name} [options]",
-                        "description": description(name),
-                    }
+                    name: {"usage": f"lightning-tpauc {name} [options]", "description": description(name)}
                     for name in self.subcommands()
                 },
             },

@@ -67,11 +67,6 @@ def with_environment(words: Sequence[str], subcommands: Sequence[str], environme
 
     ``PL_FIT__TRAINER__MAX_EPOCHS=3`` stands for ``fit --trainer.max_epochs=3``.
 
-    Args:
-        words: the command line.
-        subcommands: names of the subcommands.
-        environment: the variables.
-
     Example:
         >>> with_environment(["fit", "--config=a.yaml"], ["fit", "test"], {"PL_FIT__TRAINER__MAX_EPOCHS": "3"})
         ['fit', '--trainer.max_epochs=3', '--config=a.yaml']

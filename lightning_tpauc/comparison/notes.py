@@ -56,7 +56,7 @@ def _settings(results: Results) -> list[str]:
     tried = max(row.tried for row in results.rows)
     notes = [
         "All methods start from the same weights and see the same number of examples. Settings of the methods are the "
-        "package's defaults, and so is the optimizer if none was given.",
+        "package's defaults, and so is the optimizer if none was given."
     ]
     if tried == 1:
         notes.append(

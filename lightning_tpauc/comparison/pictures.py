@@ -16,18 +16,7 @@ from lightning_tpauc.comparison.results import Evaluated
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional import roc_polyline
 
-COLOURS = (
-    "#1f3b57",
-    "#f2a33a",
-    "#4c9a6a",
-    "#b0413e",
-    "#7b6ba8",
-    "#5aa5c8",
-    "#8a8f98",
-    "#c77fb0",
-    "#9a7b4f",
-    "#2f7f7a",
-)
+COLOURS = ("#1f3b57", "#f2a33a", "#4c9a6a", "#b0413e", "#7b6ba8", "#5aa5c8", "#8a8f98", "#c77fb0", "#9a7b4f", "#2f7f7a")
 #: Of neighbouring methods, so that one shows where another hides its curve.
 _LINES = ("-", (0, (6, 2)), (0, (3, 2)), (0, (1, 1.5)))
 _RECTANGLE = "#f2a33a"

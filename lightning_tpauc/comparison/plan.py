@@ -186,11 +186,6 @@ class Budget(NamedTuple):
 def as_budget(trainer: Mapping[str, Any], steps_per_epoch: int, per_step: int) -> Budget:
     """The examples and validations of a training by these arguments of the Trainer.
 
-    Args:
-        trainer: arguments; missing ones are Lightning's defaults.
-        steps_per_epoch: of the method that they were made for.
-        per_step: its examples per step.
-
     Raises:
         ArgumentError: if neither ``max_epochs`` nor ``max_steps`` bounds the training.
 

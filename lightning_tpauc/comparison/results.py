@@ -49,10 +49,6 @@ class Difference(NamedTuple):
 def measures(run: Evaluated, rectangles: Sequence[tuple[float, float]]) -> dict[str, float]:
     """All that a table shows of one run's scores.
 
-    Args:
-        run: scores and labels.
-        rectangles: (min_tpr, max_fpr); the operating points are those of the first one.
-
     Returns:
         ``tpauc 0``, ``tpauc 1`` and so on by rectangle, ``auroc``, ``average_precision``, ``tpr_at_max_fpr`` and
         ``fpr_at_min_tpr``.

@@ -26,11 +26,7 @@ CRITERIA: tuple[Criterion, ...] = ("max_sensitivity", "max_specificity", "youden
 
 @eager
 def tpr_at_max_fpr(
-    preds: Tensor,
-    target: Tensor,
-    max_fpr: float = 0.5,
-    ignore_index: int | None = None,
-    validate_args: bool = True,
+    preds: Tensor, target: Tensor, max_fpr: float = 0.5, ignore_index: int | None = None, validate_args: bool = True
 ) -> Tensor:
     """The largest true positive rate that the ROC polyline reaches at a false positive rate of at most ``max_fpr``.
 
@@ -65,11 +61,7 @@ def tpr_at_max_fpr(
 
 @eager
 def fpr_at_min_tpr(
-    preds: Tensor,
-    target: Tensor,
-    min_tpr: float = 0.5,
-    ignore_index: int | None = None,
-    validate_args: bool = True,
+    preds: Tensor, target: Tensor, min_tpr: float = 0.5, ignore_index: int | None = None, validate_args: bool = True
 ) -> Tensor:
     """The smallest false positive rate at which the ROC polyline reaches a true positive rate of ``min_tpr``.
 

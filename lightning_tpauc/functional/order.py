@@ -1,7 +1,8 @@
 """Splitting, selecting and counting scores, and how many of them the rectangle covers.
 
-On the CPU sorting and selecting go through numpy, which shares the tensor's memory and whose SIMD kernels sort ten million float32
-scores some fifteen times and select from them ten times as fast as torch 2.14's. Other devices use torch.
+On the CPU sorting and selecting go through numpy, which shares the tensor's memory and whose SIMD kernels sort ten
+million float32 scores some fifteen times and select from them ten times as fast as torch 2.14's. Other devices use
+torch.
 """
 
 from __future__ import annotations

@@ -23,11 +23,7 @@ _BLOCK = 1 << 22
 
 
 def sparse_threshold_gradient(
-    dual_weights: Tensor,
-    active: Tensor,
-    theta0: float | Tensor,
-    theta1: float | Tensor,
-    mask: Tensor | None = None,
+    dual_weights: Tensor, active: Tensor, theta0: float | Tensor, theta1: float | Tensor, mask: Tensor | None = None
 ) -> Tensor:
     r"""The entries of the sampled positives in the unbiased gradient with respect to the vector s.
 
@@ -84,11 +80,7 @@ def full_threshold_step(
 
 @torch.no_grad()
 def log_mean_exp_loss(
-    pos_scores: Tensor,
-    neg_scores: Tensor,
-    surrogate: Surrogate,
-    lam: float | Tensor,
-    masks: TaskMasks | None = None,
+    pos_scores: Tensor, neg_scores: Tensor, surrogate: Surrogate, lam: float | Tensor, masks: TaskMasks | None = None
 ) -> Tensor:
     r"""For every positive, :math:`\log E_N \exp(\ell_{ij} / \lambda)`.
 

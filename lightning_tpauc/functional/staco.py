@@ -86,11 +86,7 @@ def per_positive_risk(thresholds: Tensor, excess: Tensor, theta1: float | Tensor
 
 
 def dual_weight_step(
-    dual_weights: Tensor,
-    risk: Tensor,
-    global_threshold: Tensor,
-    alpha: float | Tensor,
-    theta0: float | Tensor,
+    dual_weights: Tensor, risk: Tensor, global_threshold: Tensor, alpha: float | Tensor, theta0: float | Tensor
 ) -> Tensor:
     r"""Line 1, (eqn:y) and (eqn:yy): :math:`y_i \leftarrow \Pi_{[0,1]}(y_i + \alpha (g_i - s') / \theta_0)`.
 

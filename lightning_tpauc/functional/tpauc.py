@@ -113,12 +113,7 @@ def multilabel_two_way_partial_auroc(
         check_ignore_index(ignore_index)
     rectangles = per_label_rectangles(min_tpr, max_fpr, num_labels, validate=validate_args)
     check_multilabel(
-        preds,
-        target,
-        num_labels,
-        ignore_index,
-        unit_range=isinstance(thresholds, Integral),
-        values=validate_args,
+        preds, target, num_labels, ignore_index, unit_range=isinstance(thresholds, Integral), values=validate_args
     )
     return _averaged(preds, target, rectangles, average, thresholds)
 
@@ -173,12 +168,7 @@ def multiclass_two_way_partial_auroc(
         check_class_index(ignore_index)
     rectangles = per_label_rectangles(min_tpr, max_fpr, num_classes, validate=validate_args)
     check_multiclass(
-        preds,
-        target,
-        num_classes,
-        ignore_index,
-        unit_range=isinstance(thresholds, Integral),
-        values=validate_args,
+        preds, target, num_classes, ignore_index, unit_range=isinstance(thresholds, Integral), values=validate_args
     )
     return _averaged(preds, one_vs_rest(target, num_classes, ignore_index), rectangles, average, thresholds)
 

@@ -160,10 +160,7 @@ def note_rates(optimizer: Optimizer) -> None:
 
 
 def step_plateau_schedulers(
-    trainer: Trainer,
-    batches_seen: int,
-    after: Literal["batch", "epoch", "validation"],
-    loss: Tensor | None = None,
+    trainer: Trainer, batches_seen: int, after: Literal["batch", "epoch", "validation"], loss: Tensor | None = None
 ) -> None:
     """Step every ``ReduceLROnPlateau`` that is due and whose metric has a new value.
 

@@ -66,10 +66,6 @@ def plain(value: Any, place: str) -> Any:
     dictionaries, and ranges become lists. Instances of subclasses of numbers, text and containers become instances of
     the base class.
 
-    Args:
-        value: what is to be saved.
-        place: its name for the error message, such as ``"hyper_parameters"``.
-
     Raises:
         CheckpointError: if the value, or something that it contains, has no plain equivalent.
     """

@@ -27,13 +27,7 @@ _TWINS = {"lightning": "pytorch_lightning", "pytorch_lightning": "lightning"}
 _PACKAGE = LightningModule.__module__.split(".")[0]
 _OURS = __name__.split(".")[0]
 #: Hooks that ours replace in a class mixed in. ``training_step`` is not among them: replacing it is the purpose.
-_REPLACED = (
-    "validation_step",
-    "test_step",
-    "predict_step",
-    "on_validation_epoch_end",
-    "on_test_epoch_end",
-)
+_REPLACED = ("validation_step", "test_step", "predict_step", "on_validation_epoch_end", "on_test_epoch_end")
 
 
 class _Duty(NamedTuple):

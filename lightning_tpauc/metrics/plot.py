@@ -41,9 +41,6 @@ def plot_roc(
         ax: matplotlib axes to draw into; a new figure if ``None``.
         point: false and true positive rate that decisions have, to mark.
 
-    Returns:
-        The figure and the axes.
-
     Raises:
         MissingExtraError: if matplotlib is not installed.
     """
@@ -55,13 +52,7 @@ def plot_roc(
     ax.add_patch(patches.Rectangle(corner, width, height, facecolor=RECTANGLE, alpha=0.16, linewidth=0, zorder=0))
     inside_fpr, inside_tpr = clip_polyline(fpr, tpr, min_tpr, max_fpr)
     ax.fill_between(
-        inside_fpr.numpy(),
-        min_tpr,
-        inside_tpr.numpy(),
-        color=AREA,
-        linewidth=0,
-        zorder=2,
-        label=f"TPAUC = {value:.3f}",
+        inside_fpr.numpy(), min_tpr, inside_tpr.numpy(), color=AREA, linewidth=0, zorder=2, label=f"TPAUC = {value:.3f}"
     )
     ax.add_patch(
         patches.Rectangle(corner, width, height, fill=False, edgecolor=RECTANGLE, linewidth=1.4, zorder=3, label=region)
@@ -82,9 +73,6 @@ def plot_scores(scores: Tensor, labels: Tensor, threshold: float | None = None, 
         labels: 1, 0, or anything else for rows to leave out, tensor ``(N,)``.
         threshold: what decides, to mark.
         ax: matplotlib axes to draw into; a new figure if ``None``.
-
-    Returns:
-        The figure and the axes.
 
     Raises:
         MissingExtraError: if matplotlib is not installed.
@@ -123,9 +111,6 @@ def plot_rocs(
         labels: what the legend says of each.
         rectangles: ``(min_tpr, max_fpr)`` of each.
         ax: matplotlib axes to draw into; a new figure if ``None``.
-
-    Returns:
-        The figure and the axes.
 
     Raises:
         MissingExtraError: if matplotlib is not installed.

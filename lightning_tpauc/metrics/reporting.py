@@ -226,10 +226,7 @@ def build_metrics(
     metrics.update({metric_name(rectangle): _tpauc(rectangle) for rectangle in others})
     if log_objective:
         metrics["objective"] = ExactObjective(
-            *trained,
-            surrogate=surrogate or "squared_hinge",
-            score_activation=score_activation,
-            ignore_index=IGNORED,
+            *trained, surrogate=surrogate or "squared_hinge", score_activation=score_activation, ignore_index=IGNORED
         )
     taken = sorted({*metrics, *_TAKEN} & {*(further or {})})
     if taken:

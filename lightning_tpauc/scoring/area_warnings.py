@@ -31,11 +31,7 @@ class AreaWarnings:
         self._said.clear()
 
     def look_at(
-        self,
-        module: ScoringModule,
-        metrics: MetricCollection | TaskMetrics,
-        values: Mapping[str, Tensor],
-        suffix: str,
+        self, module: ScoringModule, metrics: MetricCollection | TaskMetrics, values: Mapping[str, Tensor], suffix: str
     ) -> None:
         """Warn of one data loader's values."""
         if isinstance(metrics, TaskMetrics):

@@ -154,11 +154,7 @@ class DecisionThreshold(Callback):
         return OperatingPoints(dict(zip(labels.names, each, strict=True))) if any(each) else None
 
     def choose(
-        self,
-        module: EvaluatedModule,
-        scores: Tensor,
-        labels: Tensor,
-        rectangle: tuple[float, float] | None = None,
+        self, module: EvaluatedModule, scores: Tensor, labels: Tensor, rectangle: tuple[float, float] | None = None
     ) -> OperatingPoint | None:
         """The operating point of scores, the same on every rank that has the same; ``None`` if a class is missing.
 

@@ -269,9 +269,7 @@ class EvaluatedModule(ScoringModule):
         return [(f"/dataloader_idx_{k}" if num_loaders > 1 else "", metrics) for k, metrics in enumerate(several)]
 
     def _log_metrics(
-        self,
-        first: MetricCollection | TaskMetrics,
-        several: list[tuple[str, MetricCollection | TaskMetrics]],
+        self, first: MetricCollection | TaskMetrics, several: list[tuple[str, MetricCollection | TaskMetrics]]
     ) -> None:
         # Every rank computes the same metrics, even if it had no batch, since computing them is a collective.
         for number, (suffix, metrics) in enumerate(several):

@@ -212,12 +212,6 @@ def device_batches(
 
     The caller works on each batch in the precision plugin's context, which includes mixed precision. A bar shows on a
     terminal how far it is, unless the Trainer shows none.
-
-    Args:
-        module: attached to a Trainer.
-        loader: yields batches on the host.
-        title: what the bar is called.
-        total: number of batches; ``None`` asks the loader.
     """
     trainer = module.trainer
     hidden = not trainer.is_global_zero or trainer.progress_bar_callback is None

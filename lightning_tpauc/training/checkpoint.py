@@ -37,12 +37,13 @@ from lightning_tpauc.training.batch_norm import agree_on_statistics, batch_norm_
 from lightning_tpauc.training.compatibility import FORMAT_VERSION, KEY
 from lightning_tpauc.training.finite_guard import diagnose
 from lightning_tpauc.training.hyperparameters import leave_out_objects
-from lightning_tpauc.training.state import Phase
+from lightning_tpauc.training.state import Phase, TrainingState
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
     from torch import nn
 
+    from lightning_tpauc.algorithms import Algorithm
     from lightning_tpauc.training.trained_module import TrainedModule
     from lightning_tpauc.training.weights import IterateAverage
 
@@ -192,26 +193,25 @@ def prepare_loading(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
         module.training_state.note_weights_from_file()
 
 
-def restore(module: TrainedModule, *, last_epoch: bool = False) -> bool:
+def restore(
+    entry: dict[str, Any],
+    state: TrainingState,
+    algorithm: Algorithm,
+    trainer: Trainer,
+    *,
+    score_activation: str,
+    last_epoch: bool,
+) -> None:
     """Put back what :func:`save` wrote, when training starts and everything is allocated.
-
-    Returns:
-        Whether this run resumes from a checkpoint.
 
     Raises:
         CheckpointError: if the checkpoint belongs to another algorithm or other data.
     """
-    state, trainer = module.training_state, module.trainer
-    entry = state.take_restored()
-    if entry is None:
-        return False
-    compatibility.check_same_run(entry, module.algorithm, module.score_activation, state.average, trainer)
-    module.algorithm.load_state_dict(entry["algorithm"]["state"])
-    # the optimizer resumes with the checkpoint's learning rate, even if its factory has another one now
-    module.base_lr = (module.base_lr[0], entry.get("base_lr", module.base_lr[1]))
+    compatibility.check_same_run(entry, algorithm, score_activation, state.average, trainer)
+    algorithm.load_state_dict(entry["algorithm"]["state"])
     state.load_state_dict(entry)
     if state.rectangle_schedule is None:  # the checkpoint's run may have shrunk its rectangle
-        module.algorithm.tightness = 1.0
+        algorithm.tightness = 1.0
     restore_dtypes(trainer.optimizers[0], entry["optimizer_states"])
     restore_random_states(entry["random_state"])
     datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
@@ -223,7 +223,6 @@ def restore(module: TrainedModule, *, last_epoch: bool = False) -> bool:
     if "train/loss" in known:
         state.note_logged_loss()
     replay_unlogged_metrics(trainer, entry["unlogged"])
-    return True
 
 
 def _check_not_mid_step() -> None:

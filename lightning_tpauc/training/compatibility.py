@@ -89,11 +89,7 @@ def objective(algorithm: Algorithm, score_activation: str) -> dict[str, Any]:
 
 
 def check_same_run(
-    state: dict[str, Any],
-    algorithm: Algorithm,
-    score_activation: str,
-    average: IterateAverage | None,
-    trainer: Trainer,
+    state: dict[str, Any], algorithm: Algorithm, score_activation: str, average: IterateAverage | None, trainer: Trainer
 ) -> None:
     """Check that a training can go on from a checkpoint's entry.
 

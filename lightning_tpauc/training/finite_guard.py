@@ -128,12 +128,7 @@ class FiniteGuard(KeepsDuties, Callback):
     @override
     @duty("before")
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Check the last step; a step that a gradient scaler skipped is only counted."""
         module: TrainedModule = pl_module  # type: ignore[assignment]

@@ -29,10 +29,10 @@ from lightning_tpauc.metrics.reporting import validated_areas
 from lightning_tpauc.training.advice import Adviser, few_pairs_of, look_at_duals, say_how_it_ended
 from lightning_tpauc.training.agreement import data_and_limits, require_agreement, training_settings
 from lightning_tpauc.training.batch_norm import agree_on_statistics, recompute
-from lightning_tpauc.training.checkpoint import restore, settle_threshold
+from lightning_tpauc.training.checkpoint import settle_threshold
 from lightning_tpauc.training.hyperparameters import check_savable, offer_hyperparameters
 from lightning_tpauc.training.rectangle_schedule import shrinking_steps
-from lightning_tpauc.training.start import allocate, start
+from lightning_tpauc.training.start import allocate, resume, start
 from lightning_tpauc.training.state import Phase, ToRemember, TrainingState
 from lightning_tpauc.training.training_scores import VisitedPositives, score_training_tasks
 
@@ -177,7 +177,7 @@ class StageCallback(KeepsDuties, Callback):
         self._adviser.say("pairs", few_pairs_of(module.algorithm, trainer))
         restored = module.training_state.restored or {}
         last_epoch = self._resumed.start(trainer, stopped=restored.get("stopped_early", False))
-        if restore(module, last_epoch=last_epoch):
+        if resume(trainer, module, last_epoch=last_epoch):
             self._end_stage_if_due(trainer, module)
         else:
             start(trainer, module, self.max_negatives)
@@ -200,12 +200,7 @@ class StageCallback(KeepsDuties, Callback):
     @override
     @duty("before")
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End the stage when it is long enough. The module has already averaged this step's weights."""
         module: TrainedModule = pl_module  # type: ignore[assignment]
@@ -306,7 +301,7 @@ class StageCallback(KeepsDuties, Callback):
         module: TrainedModule = pl_module  # type: ignore[assignment]
         if module.training_state.phase is Phase.LOADED:
             self._visited = allocate(trainer, module, self._to_remember(trainer, module.algorithm))
-            restore(module)
+            resume(trainer, module, last_epoch=False)
             self.on_train_end(trainer, module)
 
     # ---------------------------------------------------------------- stages

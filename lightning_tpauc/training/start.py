@@ -1,4 +1,4 @@
-"""The start of a training: room for what it remembers, warm-up, rectangle and dual variables."""
+"""The start of a training, new or resumed: room for what it remembers, warm-up, rectangle and dual variables."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lightning_tpauc.training.checkpoint import restore
 from lightning_tpauc.training.training_scores import VisitedPositives, count_positives, score_training_tasks
 
 if TYPE_CHECKING:
@@ -53,3 +54,16 @@ def start(trainer: Trainer, module: TrainedModule, max_negatives: int | None) ->
     algorithm.start(scores)
     keep = partial(state.best.offer, operating_point=module.operating_point) if state.best is not None else None
     module.trained_start.offer(trainer, keep)
+
+
+def resume(trainer: Trainer, module: TrainedModule, *, last_epoch: bool) -> bool:
+    """Go on from the loaded checkpoint, of which only an epoch's end may be left; returns whether there is one."""
+    state = module.training_state
+    entry = state.take_restored()
+    if entry is None:
+        return False
+    activation = module.score_activation
+    restore(entry, state, module.algorithm, trainer, score_activation=activation, last_epoch=last_epoch)
+    # the optimizer resumes with the checkpoint's learning rate, even if its factory has another one now
+    module.base_lr = (module.base_lr[0], entry.get("base_lr", module.base_lr[1]))
+    return True

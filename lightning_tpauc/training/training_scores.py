@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 class VisitedPositives:
     """Compares ``num_positives`` with the indices of positives in batches; no step waits for a GPU.
 
-    Args:
-        num_positives: the number that the user passed.
-
     Example:
         >>> visited = VisitedPositives(num_positives=3)
         >>> visited.visit(torch.tensor([0, 2]), batch_idx=0)
@@ -86,12 +83,6 @@ class ScoreMemory:
     """The last score of every positive and of the most recent negatives, as training steps computed them.
 
     Remembering costs O(S + B) per step and no forward pass. The score of a positive is as old as its last visit.
-
-    Args:
-        num_positives: number of positive training examples.
-        capacity: how many negatives are remembered.
-        device: where the scores live.
-        dtype: ``torch.float32`` or ``torch.float64``.
     """
 
     def __init__(
@@ -273,12 +264,6 @@ class TaskScoreMemory(ScoreMemory):
     """The last score of every positive of every task, and those of the most recent negatives, for all tasks.
 
     An example of the ring has a score of each task, nan where it was not measured or is positive.
-
-    Args:
-        sizes: number of positive training examples of each task.
-        capacity: how many negatives are remembered.
-        device: where the scores live.
-        dtype: ``torch.float32`` or ``torch.float64``.
 
     Example:
         >>> memory = TaskScoreMemory((2, 1), 8, "cpu", torch.float32)

@@ -3,9 +3,9 @@
 The parameters come from the optimizer's groups and not from the module, because under FSDP2 only the former are always
 the sharded tensors. Every operation is elementwise, so that the same code works on plain tensors and on DTensors.
 
-The weights before the last update are for SONX and PAUCI. SONX corrects its running estimates by the change of the scores. PAUCI's gradient estimate is a recursion over the
-gradients at both weights. The additional forward pass draws the same dropout masks as the step's own one and does not
-change running statistics.
+The weights before the last update are for SONX, which corrects its running estimates by the change of the scores, and
+PAUCI, whose gradient estimate is a recursion over the gradients at both weights. The additional forward pass draws the
+same dropout masks as the step's own one and does not change running statistics.
 """
 
 from __future__ import annotations

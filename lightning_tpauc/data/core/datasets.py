@@ -115,12 +115,6 @@ class TrainingPart:
     ) -> list[tuple[Tensor, Tensor]]:
         """Scores of the positives and negatives of each of several tasks.
 
-        Args:
-            pos: tensor of the scores of the first part that ``PreparedData.scored`` returns, ``(rows, K)``.
-            others: the same of the second part.
-            max_negatives: what that was called with.
-            seed: what that was called with.
-
         Raises:
             ArgumentError: if there is one task.
         """
@@ -178,10 +172,6 @@ def check_same_tasks(training: TrainingPart, part: EvaluatedPart, name: str) -> 
 
 def labels_of_positives(dataset: Any, targets: Any) -> NDArray[np.int8]:
     """Labels of a training set whose negatives are a stream: all 1, with or without stored labels.
-
-    Args:
-        dataset: map-style data set of positives.
-        targets: as in :func:`~lightning_tpauc.data.core.targets.find_targets`.
 
     Raises:
         DataError: if it has negatives.

@@ -253,10 +253,6 @@ class PreparedData:
         """The training positives, and the training negatives or a random sample of them: by their weights, if any.
 
         With several tasks, they are the first two parts of :class:`~lightning_tpauc.data.core.task_rows.ScoredRows`.
-
-        Args:
-            max_negatives: size of the sample; ``None`` takes all negatives.
-            seed: seed of the sample.
         """
         labels, train, tasks = self.training.labels, self.datasets.train, self.training.tasks
         if tasks is None:

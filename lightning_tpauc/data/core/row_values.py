@@ -119,10 +119,6 @@ def _take_labels(datasets: Datasets, targets: Any) -> tuple[Datasets, Any]:
 def as_groups(values: NDArray[Any], argument: str = "groups") -> NDArray[np.int64]:
     """Groups as numbers from 0 on.
 
-    Args:
-        values: array ``(n,)`` of numbers or of any hashable objects.
-        argument: name of the argument in messages.
-
     Raises:
         DataError: if a group is missing.
 
@@ -150,12 +146,8 @@ def as_groups(values: NDArray[Any], argument: str = "groups") -> NDArray[np.int6
 def as_weights(values: NDArray[Any], argument: str = "sample_weight") -> NDArray[np.float64]:
     """Weights as float64.
 
-    Args:
-        values: array ``(n,)`` of finite numbers, none below 0.
-        argument: name of the argument in messages.
-
     Raises:
-        DataError: if a weight is something else.
+        DataError: if a weight is below 0, not finite or no number.
 
     Example:
         >>> as_weights(np.array([1, 0, 2]))

@@ -82,10 +82,6 @@ class TaskRows:
         """Rows to score: all positives, and for each task a uniform sample of its measured negatives.
 
         All tasks take their samples from one random order of the rows, so that they share most of them.
-
-        Args:
-            max_negatives: size of the sample of each task; ``None`` takes all.
-            seed: seed of the sample.
         """
         order = self.negatives
         if max_negatives is not None and len(order):

@@ -40,11 +40,6 @@ class Place(NamedTuple):
 class StreamReader:
     """Reads one part of a stream.
 
-    Args:
-        stream: the stream.
-        index: number of the part.
-        count: number of parts.
-
     Example:
         >>> from torch.utils.data import IterableDataset
         >>> class Counter(IterableDataset):
