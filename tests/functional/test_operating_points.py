@@ -1,10 +1,18 @@
+"""Points of the ROC curve, and the chosen threshold against a loop over all of them."""
+
+import math
+
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize
+from sklearn.isotonic import IsotonicRegression
 from sklearn.metrics import roc_curve
 
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.functional import fpr_at_min_tpr, tpr_at_max_fpr
+from lightning_tpauc.functional.calibration import calibrated_probability, fit_calibration
+from lightning_tpauc.functional.operating_points import CRITERIA, count_decisions, decision_threshold
 from lightning_tpauc.functional.roc import clip_polyline, roc_polyline
 from tests.helpers.tolerances import assert_close
 
@@ -90,3 +98,164 @@ def test_bounds_out_of_range(bound):
         tpr_at_max_fpr(scores, target, bound)
     with pytest.raises(ArgumentError, match="`min_tpr` to be a number in"):
         fpr_at_min_tpr(scores, target, bound)
+
+
+def counts(scores, labels, threshold):
+    called = [s >= threshold for s in scores]
+    tp = sum(c and y == 1 for c, y in zip(called, labels, strict=True))
+    return tp, sum(c and y == 0 for c, y in zip(called, labels, strict=True))
+
+
+def naive(scores, labels, min_tpr, max_fpr, criterion, ratio):
+    """Every distinct score and infinity; what each criterion asks for, in its own words."""
+    n_pos, n_neg = labels.count(1), labels.count(0)
+    points = [(*counts(scores, labels, t), t) for t in sorted({*scores, math.inf}, reverse=True)]
+
+    def away(point):
+        low, high = max(0.0, min_tpr - point[0] / n_pos), max(0.0, point[1] / n_neg - max_fpr)
+        return round(math.hypot(low, high), 12)
+
+    if criterion == "max_sensitivity":
+        points = [p for p in points if p[1] / n_neg <= max_fpr + 1e-12]
+        return max(points, key=lambda p: (p[0], -p[1]))[:2]
+    if criterion == "max_specificity":
+        points = [p for p in points if p[0] / n_pos >= min_tpr - 1e-12]
+        return max(points, key=lambda p: (-p[1], p[0]))[:2]
+    nearest = min(map(away, points))
+    points = [p for p in points if away(p) == nearest]
+    value = (lambda p: p[0] * n_neg - p[1] * n_pos) if criterion == "youden" else (lambda p: ratio * p[0] - p[1])
+    return max(points, key=lambda p: (value(p), -p[1]))[:2]
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+@pytest.mark.parametrize("rectangle", [(0.5, 0.5), (0.8, 0.2), (0.9, 0.1), (0.0, 1.0), (0.25, 0.01)])
+def test_it_is_the_best_of_all_thresholds(criterion, rectangle):
+    generator = torch.Generator().manual_seed(1)
+    for trial in range(60):
+        n = int(torch.randint(2, 30, (), generator=generator))
+        scores = torch.randn(n, generator=generator).mul(2).round(decimals=trial % 3)  # with ties
+        labels = (torch.rand(n, generator=generator) < 0.4).long()
+        labels[0], labels[1] = 1, 0
+        ratio = 3.5 if criterion == "min_cost" else 1.0
+        chosen = decision_threshold(scores, labels, *rectangle, criterion, ratio)
+        expected = naive(scores.tolist(), labels.tolist(), *rectangle, criterion, ratio)
+        assert (chosen.tp, chosen.fp) == expected
+        assert count_decisions(scores, labels, chosen.threshold) == chosen, "the widened threshold decides the same"
+        assert chosen.sensitivity == chosen.tp / int(labels.sum())
+        inside = any(
+            tp / chosen.num_pos >= rectangle[0] - 1e-12 and fp / chosen.num_neg <= rectangle[1] + 1e-12
+            for tp, fp in (counts(scores.tolist(), labels.tolist(), t) for t in {*scores.tolist(), math.inf})
+        )
+        assert chosen.lies_in(*rectangle) == inside, "in the rectangle wherever any threshold is"
+
+
+def test_scikit_learn_sees_the_same_rates():
+    generator = torch.Generator().manual_seed(2)
+    labels = (torch.rand(500, generator=generator) < 0.1).long()
+    scores = torch.randn(500, generator=generator) + labels
+    fpr, tpr, _ = roc_curve(labels.numpy(), scores.numpy(), drop_intermediate=False)
+    chosen = decision_threshold(scores, labels, 0.3, 0.2)
+    assert chosen.sensitivity == pytest.approx(tpr[fpr <= 0.2].max(), abs=0)
+    chosen = decision_threshold(scores, labels, 0.3, 0.2, "max_specificity")
+    assert 1 - chosen.specificity == pytest.approx(fpr[tpr >= 0.3].min(), abs=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.int64])
+def test_neighbouring_numbers_are_told_apart(dtype):
+    low = torch.tensor([1], dtype=dtype)
+    high = low + 1 if dtype == torch.int64 else torch.nextafter(low.float(), torch.tensor([2.0])).to(torch.float64)
+    scores = torch.cat([high.to(torch.float64), low.to(torch.float64)])
+    scores = scores if dtype in (torch.float64, torch.int64) else scores.float()
+    chosen = decision_threshold(scores, torch.tensor([1, 0]), 0.5, 0.5)
+    assert (chosen.tp, chosen.fp) == (1, 0)
+    assert (scores.double() >= chosen.threshold).tolist() == [True, False]
+
+
+def test_infinite_scores_are_ranked_as_any_other():
+    scores = torch.tensor([math.inf, 3.0, -math.inf, 1.0])
+    chosen = decision_threshold(scores, torch.tensor([1, 1, 0, 0]), 0.5, 0.5)
+    assert chosen.threshold == 2.0
+    assert (chosen.tp, chosen.fp) == (2, 0)
+    chosen = decision_threshold(scores, torch.tensor([0, 0, 1, 0]), 0.5, 0.5)
+    assert (chosen.tp, chosen.fp, chosen.threshold) == (0, 0, math.inf), "the positive comes last"
+    assert math.isnan(chosen.precision)
+    assert not chosen.lies_in(0.5, 0.5)
+
+
+def test_rows_that_are_ignored_do_not_count():
+    scores, labels = torch.tensor([5.0, 1.0, 0.0, math.nan]), torch.tensor([-1, 1, 0, -1])
+    chosen = decision_threshold(scores, labels, ignore_index=-1)
+    assert chosen == (0.5, 1, 0, 1, 1)
+
+
+@pytest.mark.parametrize(("labels", "missing"), [([1, 1], "negative"), ([0, 0], "positive")])
+def test_one_class_has_no_threshold(labels, missing):
+    with pytest.warns(TPAUCWarning, match=f"The threshold is nan: there was no {missing} example"):
+        assert decision_threshold(torch.tensor([0.1, 0.2]), torch.tensor(labels)) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"criterion": "best"}, "`criterion` to be one of 'max_sensitivity'"),
+        ({"criterion": "min_cost", "cost_ratio": 0.0}, "`cost_ratio` to be a number above 0, but got 0.0"),
+        ({"cost_ratio": 2.0}, "not used by criterion='max_sensitivity'"),
+        ({"min_tpr": 1.0}, "`min_tpr`"),
+        ({"preds": torch.tensor([math.nan, 1.0])}, "1 of 2 scores are nan"),
+    ],
+)
+def test_wrong_arguments(arguments, words):
+    with pytest.raises(ArgumentError, match=words):
+        decision_threshold(**{"preds": torch.tensor([0.5, 1.0]), "target": torch.tensor([0, 1]), **arguments})
+
+
+def problem(n=400, seed=3):
+    generator = torch.Generator().manual_seed(seed)
+    labels = (torch.rand(n, generator=generator) < 0.3).long()
+    return (torch.randn(n, generator=generator) + 1.5 * labels).round(decimals=2), labels
+
+
+def test_isotonic_probabilities_are_those_of_scikit_learn():
+    scores, labels = problem()
+    new = torch.linspace(-6, 6, 501, dtype=torch.float64)
+    found = calibrated_probability(new, fit_calibration(scores, labels))
+    reference = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(scores.double().numpy(), labels.numpy())
+    assert torch.allclose(found, torch.tensor(reference.predict(new.numpy())), rtol=0, atol=1e-6)
+    assert bool((found.diff() >= 0).all())
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1.0, 1e4])
+def test_sigmoid_probabilities_are_platts_whatever_unit_scores_have(unit):
+    scores, labels = problem()
+    x, y = scores.double().numpy(), labels.numpy()
+    high, low = (y.sum() + 1) / (y.sum() + 2), 1 / ((1 - y).sum() + 2)
+    target = np.where(y == 1, high, low)
+
+    def loss(parameters):
+        z = parameters[0] * x + parameters[1]
+        return (np.logaddexp(0, z) - target * z).sum()
+
+    a, b = minimize(loss, [1.0, 0.0], method="BFGS", options={"gtol": 1e-9}).x
+    found = calibrated_probability(scores.double() * unit, fit_calibration(scores.double() * unit, labels, "sigmoid"))
+    assert torch.allclose(found, torch.tensor(1 / (1 + np.exp(-(a * x + b)))), rtol=0, atol=1e-6)
+
+
+def test_a_perfect_ranking_has_finite_probabilities():
+    scores, labels = torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([0, 0, 1, 1])
+    found = calibrated_probability(scores, fit_calibration(scores, labels, "sigmoid"))
+    assert bool(((found > 0) & (found < 1)).all())
+    constant = torch.zeros(4)
+    assert calibrated_probability(constant, fit_calibration(constant, labels)).tolist() == [0.5] * 4
+
+
+@pytest.mark.parametrize(
+    ("scores", "labels", "words"),
+    [
+        ([0.0, 1.0], [1, 1], "a class has no example"),
+        ([0.0, math.inf], [1, 0], "not finite"),
+        ([3.0, 2.0, 1.0, 0.0], [0, 0, 1, 1], r"would fall \(slope -"),
+    ],
+)
+def test_what_can_not_be_calibrated(scores, labels, words):
+    with pytest.raises(ArgumentError, match=words):
+        fit_calibration(torch.tensor(scores), torch.tensor(labels), "sigmoid")

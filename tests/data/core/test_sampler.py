@@ -1,14 +1,51 @@
-"""Plans of both samplers, on one and several ranks."""
+"""Slices of a batch; plans of all samplers on one and several ranks, and of the whole training set in every step."""
 
 import math
 import tracemalloc
+from itertools import chain
 
 import numpy as np
 import pytest
+from torch import distributed
 
-from lightning_tpauc.data.core.sampler import BatchSizes, PosNegSampler, UniformSampler
+from lightning_tpauc.data.core.sampler import (
+    BatchSizes,
+    FullSampler,
+    PosNegSampler,
+    UniformSampler,
+    World,
+    current_world,
+    share_of,
+    slice_of,
+)
 from lightning_tpauc.errors import ArgumentError, DataError
+from tests.helpers.ddp import run_distributed
 from tests.helpers.worlds import rank_of
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("total", [0, 1, 2, 6, 7, 100])
+def test_slices_partition_the_batch(total, size):
+    worlds = [World(rank, size) for rank in range(size)]
+    items = [list(range(total))[slice_of(total, world)] for world in worlds]
+    assert list(chain(*items)) == list(range(total))
+    assert [len(part) for part in items] == [share_of(total, world) for world in worlds]
+    assert max(map(len, items)) - min(map(len, items)) <= 1
+
+
+def test_one_process():
+    assert current_world() == World(0, 1)
+
+
+@pytest.mark.ddp
+def test_reads_the_process_group_when_asked():
+    def ask(rank, size):
+        inside = current_world()
+        distributed.barrier()
+        return inside
+
+    assert run_distributed(ask, 2) == [World(0, 2), World(1, 2)]
+
 
 LABELS = np.arange(500) * 7 % 10 == 3
 
@@ -195,3 +232,19 @@ def test_refuses_more_negatives_than_there_are(sizes, name):
     assert len(sampler) > 0
     with rank_of(0, 2), pytest.raises(DataError, match=rf"12 negatives \(`{name}`=6 on 2 rank.*only 11.*at most 5"):
         len(sampler)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_ranks_partition_the_training_set(size):
+    positives, negatives = np.array([8, 1, 5, 0]), np.array([2, 9, 4, 3, 6, 7, 10])
+    sampler = FullSampler(positives, negatives, BatchSizes(32, 32, 32))
+    plans = [list(sampler.block(5, 7, World(rank, size))) for rank in range(size)]
+    for k, step in enumerate((5, 6)):
+        mine = [plan[k] for plan in plans]
+        assert [plan.step for plan in mine] == [step] * size
+        assert np.concatenate([p.rows[: p.sizes.num_pos] for p in mine]).tolist() == positives.tolist()
+        assert np.concatenate([p.rows[p.sizes.num_pos :] for p in mine]).tolist() == negatives.tolist()
+        assert np.concatenate([p.index for p in mine]).tolist() == [0, 1, 2, 3]
+        assert all(p.shares == (tuple(q.sizes for q in mine) if size > 1 else None) for p in mine)
+    assert sampler.steps_per_epoch(size) == 1
+    assert sampler.global_sizes(size) == BatchSizes(4, 7, 0)
