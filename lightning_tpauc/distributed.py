@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from lightning.pytorch import Trainer
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -22,10 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.tasks import TaskMasks
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
-
 
 # torch 2.14 renamed all_gather_into_tensor.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

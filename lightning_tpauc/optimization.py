@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
@@ -19,10 +19,6 @@ from lightning_tpauc.functional.checks import require_range
 from lightning_tpauc.lightning_fixes.optimizers import keep_monitors
 from lightning_tpauc.lightning_fixes.subclassing import refuse_taken
 from lightning_tpauc.scoring.evaluated_module import EvaluatedModule
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
-    from torch import Tensor
 
 
 def steps_of_share(trainer: Trainer, share: float, most_epochs: int, without_end: int) -> int:

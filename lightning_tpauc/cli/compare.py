@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningDataModule, Trainer
@@ -13,12 +13,10 @@ from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.cli.errors import options_of
 from lightning_tpauc.comparison import Comparison
+from lightning_tpauc.comparison.plan import Run
 from lightning_tpauc.comparison.setup import as_list, kept_callbacks, left_out
 from lightning_tpauc.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from lightning_tpauc.comparison.plan import Run
-    from lightning_tpauc.module import TPAUCModule
+from lightning_tpauc.module import TPAUCModule
 
 
 class ComparingTrainer(Trainer):

@@ -8,9 +8,10 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -21,10 +22,6 @@ from lightning_tpauc.distributed import assign
 from lightning_tpauc.errors import CheckpointError, MissingCheckpointError
 from lightning_tpauc.lightning_fixes.compiled import own_names
 from lightning_tpauc.lightning_fixes.plain_values import make_plain
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
-
 
 #: How torch names the class that ``weights_only=True`` refuses.
 _UNSAFE = re.compile(r"(?:GLOBAL |class )([\w.]+)")

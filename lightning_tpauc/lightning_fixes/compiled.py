@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule
-    from torch import nn
+from lightning.pytorch import LightningModule
+from torch import nn
 
 #: Attribute under which ``torch.compile`` keeps the module that it wraps.
 _WRAPPED = "_orig_mod"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
@@ -13,10 +14,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.metrics.reporting import better_mode, is_ours
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
-    from torch import Tensor
 
 
 def accept_closure(optimizer: Optimizer) -> None:

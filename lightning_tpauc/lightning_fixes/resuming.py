@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
 
 
 def mark_validation_pending(trainer: Trainer, checkpoint: dict[str, Any]) -> None:

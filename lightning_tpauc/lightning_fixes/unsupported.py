@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
     BatchSizeFinder,
@@ -23,14 +24,11 @@ from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.strategies.xla import XLAStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
 from lightning_tpauc.lightning_fixes.subclassing import refuse_twin
 from lightning_tpauc.metrics.reporting import better_mode
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Callback, LightningModule, Trainer
-    from torch import Tensor
 
 _HIDDEN_PARAMETERS = (
     "{} is not supported: it hides or flattens the parameters that the proximal term and the average work on. Use "

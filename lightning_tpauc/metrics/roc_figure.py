@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
@@ -16,9 +16,6 @@ from lightning_tpauc.functional.roc import exact_tpauc, roc_points
 from lightning_tpauc.functional.utilities import warn_on_rank_zero
 from lightning_tpauc.metrics.plot import plot_roc, plot_rocs, plot_scores
 from lightning_tpauc.metrics.reporting import scores_of_each
-
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
 
 #: How a logger shows a figure by its name, by the name of its class: the classes of ``pytorch_lightning`` are others.
 SHOW: dict[str, Callable[[Any, str, Any, int], object]] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
@@ -13,9 +12,7 @@ from torchmetrics import MetricCollection
 
 from lightning_tpauc.errors import TPAUCWarning
 from lightning_tpauc.metrics.reporting import TaskMetrics, passes_below
-
-if TYPE_CHECKING:
-    from lightning_tpauc.scoring.scoring_module import ScoringModule
+from lightning_tpauc.scoring.scoring_module import ScoringModule
 
 _BELOW = "the ROC curve passes below the rectangle"
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import CombinedLoader, rank_zero_info, rank_zero_warn
 from torch import Tensor
@@ -33,9 +32,6 @@ from lightning_tpauc.scoring.forward_passes import device_batches
 from lightning_tpauc.scoring.labelled_data import inputs_and_target
 from lightning_tpauc.scoring.labels import listed
 from lightning_tpauc.scoring.operating_point import OperatingPoint, OperatingPoints
-
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
 
 
 class DecisionThreshold(Callback):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import CombinedLoader
@@ -35,10 +36,6 @@ from lightning_tpauc.scoring.area_warnings import AreaWarnings
 from lightning_tpauc.scoring.labelled_data import inputs_and_target, inputs_to_predict, labels_to_evaluate
 from lightning_tpauc.scoring.labels import Labels
 from lightning_tpauc.scoring.scoring_module import ScoringModule
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
-    from torch import Tensor
 
 #: Name of the only metric of a validation that is not a number and is not logged.
 RATIOS = "objective_ratios"

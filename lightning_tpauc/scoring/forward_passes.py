@@ -7,18 +7,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from lightning_tpauc.data.core.targets import NAMES
 from lightning_tpauc.errors import ArgumentError, TPAUCError
 from lightning_tpauc.functional.utilities import eager, warn_on_rank_zero
-
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule
 
 #: Seconds after which a pass shows how far it is.
 DELAY = 2.0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
@@ -16,11 +17,7 @@ from lightning_tpauc.data.core.tree_utils import has_label, without_label
 from lightning_tpauc.data.datamodule import PosNegDataModule
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning, UnsupportedError
 from lightning_tpauc.scoring.labels import Labels, LabelSettings, by_position, listed
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
-
-    from lightning_tpauc.scoring.scoring_module import ScoringModule
+from lightning_tpauc.scoring.scoring_module import ScoringModule
 
 
 def inputs_and_target(batch: Any, known: Any = None, num_labels: int | None = None) -> tuple[Any, Tensor]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import CombinedLoader, rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
@@ -16,9 +16,6 @@ from typing_extensions import override
 
 from lightning_tpauc.distributed import gather_objects, rank, world_size
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
-
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
 
 #: What a module may say of an example beside its score.
 _FURTHER = ("probability", "decision")

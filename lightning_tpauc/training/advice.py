@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.errors import TPAUCAdvice
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
-
-    from lightning_tpauc.algorithms import Algorithm
-    from lightning_tpauc.functional.surrogates import Surrogate
-    from lightning_tpauc.training.trained_module import TrainedModule
+from lightning_tpauc.functional.surrogates import Surrogate
+from lightning_tpauc.training.trained_module import TrainedModule
 
 #: With fewer examples of a class in the rectangle, a batch says hardly anything about it.
 _FEWEST = 4

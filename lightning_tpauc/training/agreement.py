@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from lightning_tpauc.distributed import gather_objects, world_size
 from lightning_tpauc.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
-
-    from lightning_tpauc.training.trained_module import TrainedModule
+from lightning_tpauc.training.trained_module import TrainedModule
 
 #: Attributes of a Trainer that decide how many batches and passes there are.
 _LIMITS = (

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from lightning_tpauc.distributed import world_size
 from lightning_tpauc.scoring.forward_passes import call_model, device_batches
 from lightning_tpauc.training.weights import IterateAverage
-
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
 
 
 def batch_norm_statistics(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

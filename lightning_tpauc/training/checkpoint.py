@@ -8,14 +8,17 @@ which training resumes, is stored under our key.
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.precision import DoublePrecision
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import nn
 from torch.distributed.tensor import DTensor
 
+from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.distributed import gather_objects, handling_exception, rank, reshard, whole, world_size
 from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning
 from lightning_tpauc.lightning_fixes.optimizers import restore_dtypes
@@ -38,14 +41,8 @@ from lightning_tpauc.training.compatibility import FORMAT_VERSION, KEY
 from lightning_tpauc.training.finite_guard import diagnose
 from lightning_tpauc.training.hyperparameters import leave_out_objects
 from lightning_tpauc.training.state import Phase, TrainingState
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
-    from torch import nn
-
-    from lightning_tpauc.algorithms import Algorithm
-    from lightning_tpauc.training.trained_module import TrainedModule
-    from lightning_tpauc.training.weights import IterateAverage
+from lightning_tpauc.training.trained_module import TrainedModule
+from lightning_tpauc.training.weights import IterateAverage
 
 #: In every checkpoint of a module that has one.
 OPERATING_POINT = "lightning_tpauc_operating_point"

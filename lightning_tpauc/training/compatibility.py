@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
+from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.errors import CheckpointError
+from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.scoring.labels import Labels, by_position, listed
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
-
-    from lightning_tpauc.algorithms import Algorithm
-    from lightning_tpauc.functional.surrogates import Surrogate
-    from lightning_tpauc.training.trained_module import TrainedModule
-    from lightning_tpauc.training.weights import IterateAverage
+from lightning_tpauc.training.trained_module import TrainedModule
+from lightning_tpauc.training.weights import IterateAverage
 
 #: Key of the training's state; missing in a checkpoint of weights alone.
 KEY = "lightning_tpauc"

@@ -7,10 +7,10 @@ import math
 import subprocess
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -19,11 +19,7 @@ from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.distributed import whole
 from lightning_tpauc.errors import NonFiniteError
 from lightning_tpauc.lightning_fixes.subclassing import KeepsDuties, duty
-
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
-
-    from lightning_tpauc.training.trained_module import TrainedModule
+from lightning_tpauc.training.trained_module import TrainedModule
 
 #: On an accelerator, the result of a check is read this many steps later, so that the host can run ahead. The number is
 #: the same on all ranks, so that they stop at the same step and none waits for the others.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from lightning.fabric.utilities.data import AttributeDict
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.core.mixins import hparams_mixin
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
@@ -18,11 +19,7 @@ from lightning_tpauc.data.datamodule import SAMPLING_ARGUMENTS
 from lightning_tpauc.errors import TPAUCWarning
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.lightning_fixes.plain_values import make_plain
-
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
-
-    from lightning_tpauc.training.trained_module import TrainedModule
+from lightning_tpauc.training.trained_module import TrainedModule
 
 _OF_MODULE = ("score_activation", "gradient_clip_val", "lr_scheduler_interval")
 

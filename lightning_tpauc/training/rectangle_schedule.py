@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
@@ -20,11 +21,7 @@ from torch import Tensor
 from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, Algorithm, TrainingScores
 from lightning_tpauc.functional.objective import objective_ratio
 from lightning_tpauc.optimization import steps_of_share
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
-
-    from lightning_tpauc.training.training_scores import ScoreMemory
+from lightning_tpauc.training.training_scores import ScoreMemory
 
 #: Share of the run in which the rectangle shrinks. The rest of the run trains on the rectangle that was asked for.
 _SHARE = 0.5

@@ -6,7 +6,7 @@ Lightning's ``ddp_spawn``, ``ddp_fork`` and ``ddp_notebook`` train copies of the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 
@@ -16,9 +16,7 @@ from lightning_tpauc.lightning_fixes.unsupported import starts_processes
 from lightning_tpauc.scoring.labels import Labels
 from lightning_tpauc.scoring.operating_point import restored_point
 from lightning_tpauc.training.compatibility import KEY
-
-if TYPE_CHECKING:
-    from lightning_tpauc.training.trained_module import TrainedModule
+from lightning_tpauc.training.trained_module import TrainedModule
 
 
 def give_back(module: TrainedModule, state: dict[str, Any], prefix: str, _: Any) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BaseFinetuning, ModelPruning
 from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
+from lightning_tpauc.algorithms import Algorithm, TrainingScores
 from lightning_tpauc.data.core.batch import PosNegBatch
 from lightning_tpauc.data.core.tree_utils import layout
 from lightning_tpauc.distributed import prebuild_ddp_buckets, reshard
@@ -34,13 +35,8 @@ from lightning_tpauc.training.hyperparameters import check_savable, offer_hyperp
 from lightning_tpauc.training.rectangle_schedule import shrinking_steps
 from lightning_tpauc.training.start import allocate, resume, start
 from lightning_tpauc.training.state import Phase, ToRemember, TrainingState
+from lightning_tpauc.training.trained_module import TrainedModule
 from lightning_tpauc.training.training_scores import VisitedPositives, score_training_tasks
-
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule, Trainer
-
-    from lightning_tpauc.algorithms import Algorithm, TrainingScores
-    from lightning_tpauc.training.trained_module import TrainedModule
 
 #: Of the polynomial average: its weights have a mean age of a tenth of the run.
 _DECAY = 8.0

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
+from lightning.pytorch import Trainer
 
 from lightning_tpauc.training.checkpoint import restore
+from lightning_tpauc.training.state import ToRemember
+from lightning_tpauc.training.trained_module import TrainedModule
 from lightning_tpauc.training.training_scores import VisitedPositives, count_positives, score_training_tasks
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
-
-    from lightning_tpauc.training.state import ToRemember
-    from lightning_tpauc.training.trained_module import TrainedModule
 
 
 def allocate(trainer: Trainer, module: TrainedModule, wanted: ToRemember) -> VisitedPositives | None:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_tpauc.algorithms.base import TrainingScores
 from lightning_tpauc.data.core.batch import check_training_batch
+from lightning_tpauc.data.core.loader import EvalLoader
+from lightning_tpauc.data.streaming.loader import ScoredStream
 from lightning_tpauc.distributed import gather_variable, world_size
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.functional.checks import as_index
 from lightning_tpauc.functional.tasks import TaskMasks
 from lightning_tpauc.scoring.forward_passes import device_batches
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
-
-    from lightning_tpauc.data.core.loader import EvalLoader
-    from lightning_tpauc.data.streaming.loader import ScoredStream
-    from lightning_tpauc.scoring.scoring_module import ScoringModule
+from lightning_tpauc.scoring.scoring_module import ScoringModule
 
 
 class VisitedPositives:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from lightning.pytorch import Trainer
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
@@ -27,9 +28,6 @@ from lightning_tpauc.data.core.targets import (
 from lightning_tpauc.data.core.task_rows import TaskRows
 from lightning_tpauc.data.core.tree_utils import has_label, layout, without_label
 from lightning_tpauc.errors import ArgumentError, DataError
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
 
 
 class Datasets(NamedTuple):

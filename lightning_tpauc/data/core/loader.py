@@ -9,10 +9,11 @@ first batch afterwards, so the position is read with the first batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from lightning.pytorch import Trainer
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
@@ -20,9 +21,6 @@ from lightning_tpauc.data.core.batch import EvalBatch, PosNegBatch
 from lightning_tpauc.data.core.fetch import Fetcher
 from lightning_tpauc.data.core.sampler import BatchPlan, BatchSampler, current_world
 from lightning_tpauc.functional.tasks import TaskMasks
-
-if TYPE_CHECKING:
-    from lightning.pytorch import Trainer
 
 Indices = NDArray[np.int64]
 
