@@ -43,7 +43,7 @@ ONLY = {
     "distributed": {"errors", "functional"},
     "algorithms": {"errors", "functional"},
     "data": {"atomic", "distributed", "errors", "extras", "functional"},
-    "models": {"errors", "extras", "functional"},
+    "models": {"errors", "extras"},
 }
 
 LIGHTNING = {"lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning"}

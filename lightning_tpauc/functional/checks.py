@@ -114,15 +114,6 @@ def check_count(value: Any, name: str, least: int) -> None:
         raise ArgumentError(msg)
 
 
-def check_counts(values: Any, name: str, at_least: int) -> None:
-    """Raise :class:`ArgumentError` unless ``values`` holds ``at_least`` or more whole numbers of at least 1."""
-    if not isinstance(values, (tuple, list)) or len(values) < at_least:
-        msg = f"Expected `{name}` to be a sequence of {at_least} or more whole numbers, but got {values!r}."
-        raise ArgumentError(msg)
-    for value in values:
-        check_count(value, name, 1)
-
-
 def check_per_positive(values: Any, name: str, pos_scores: Tensor) -> None:
     """Raise :class:`ArgumentError` unless ``values`` is a float tensor with one entry per positive score."""
     if not isinstance(values, Tensor) or not values.is_floating_point() or values.shape != pos_scores.shape:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from lightning_tpauc.functional.checks import check_count, check_counts, require_range
+from lightning_tpauc.models.checks import check_dropout, check_size, check_sizes
 
 
 class Linear(nn.Module):
@@ -30,8 +30,8 @@ class Linear(nn.Module):
 
     def __init__(self, num_features: int, bias: bool = True, num_labels: int = 1) -> None:
         super().__init__()
-        check_count(num_labels, "num_labels", 1)
-        check_count(num_features, "num_features", 1)
+        check_size("num_labels", num_labels)
+        check_size("num_features", num_features)
         self.linear = nn.Linear(num_features, num_labels, bias=bias)
         for parameter in self.linear.parameters():
             nn.init.zeros_(parameter)
@@ -71,10 +71,10 @@ class MLP(nn.Module):
         num_labels: int = 1,
     ) -> None:
         super().__init__()
-        check_count(num_labels, "num_labels", 1)
-        check_count(num_features, "num_features", 1)
-        check_counts(hidden_features, "hidden_features", 0)
-        require_range("dropout", dropout, 0.0, 1.0, open_high=True)
+        check_size("num_labels", num_labels)
+        check_size("num_features", num_features)
+        check_sizes("hidden_features", hidden_features)
+        check_dropout(dropout)
         layers: list[nn.Module] = []
         width = num_features
         for hidden in hidden_features:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from lightning_tpauc.extras import import_extra
-from lightning_tpauc.functional.checks import check_count, check_counts, require_range
+from lightning_tpauc.models.checks import check_dropout, check_size, check_sizes
 
 
 class CNN3D(nn.Module):
@@ -38,10 +38,10 @@ class CNN3D(nn.Module):
         num_labels: int = 1,
     ) -> None:
         super().__init__()
-        check_count(num_labels, "num_labels", 1)
-        check_count(in_channels, "in_channels", 1)
-        check_counts(channels, "channels", 1)
-        require_range("dropout", dropout, 0.0, 1.0, open_high=True)
+        check_size("num_labels", num_labels)
+        check_size("in_channels", in_channels)
+        check_sizes("channels", channels, at_least=1)
+        check_dropout(dropout)
         blocks: list[nn.Module] = []
         width = in_channels
         for out in channels:
@@ -89,9 +89,9 @@ class ResNet3D(nn.Module):
 
     def __init__(self, in_channels: int = 1, stem_stride: int = 1, num_labels: int = 1) -> None:
         super().__init__()
-        check_count(num_labels, "num_labels", 1)
-        check_count(in_channels, "in_channels", 1)
-        check_count(stem_stride, "stem_stride", 1)
+        check_size("num_labels", num_labels)
+        check_size("in_channels", in_channels)
+        check_size("stem_stride", stem_stride)
         video = import_extra("torchvision.models.video", "medical")
         self.network = video.r3d_18(weights=None, num_classes=num_labels)
         width = self.network.stem[0].out_channels

@@ -52,5 +52,5 @@ def test_refuses_wrong_channels(value):
 
 
 def test_refuses_wrong_input_channels():
-    with pytest.raises(ArgumentError, match=r"Expected `in_channels` to be a whole number of at least 1, but got 0"):
+    with pytest.raises(ArgumentError, match=r"Expected `in_channels` to be an int >= 1, but got 0"):
         CNN3D(in_channels=0)
