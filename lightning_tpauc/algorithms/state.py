@@ -8,16 +8,14 @@ DistributedDataParallel, which overwrites them with rank 0's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from lightning_tpauc.errors import ArgumentError, CheckpointError
 from lightning_tpauc.functional.checks import as_index, check_count
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 StateKind = Literal["positive", "dense", "scalar", "vector"]
 
