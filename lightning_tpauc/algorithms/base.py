@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from lightning_tpauc.algorithms.state import DeclaredState
-from lightning_tpauc.algorithms.tasks import Task, check_tasks, describe_tasks
+from lightning_tpauc.algorithms.tasks import Task, check_tasks, rectangles_of, shares_of_loss
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import as_index, check_range, check_rectangle
 from lightning_tpauc.functional.surrogates import Surrogate
@@ -99,8 +100,7 @@ class Algorithm(DeclaredState, ABC):
         self.step_scale = 1.0
         #: By how much a score grows when the model's output grows by one from 0: 1, or 0.25 behind a sigmoid.
         self.score_slope = 1.0
-        #: How far the trained rectangle has shrunk from the unit square, 0, to the one that was asked for, 1.
-        self.tightness = 1.0
+        self._tightness: tuple[float, ...] = (1.0,)
 
     def __repr__(self) -> str:
         """The class, its rectangle, and the other arguments that are not at their defaults."""
@@ -113,30 +113,65 @@ class Algorithm(DeclaredState, ABC):
         return f"{type(self).__name__}({', '.join(f'{name}={text}' for name, text in shown.items())})"
 
     @property
+    def tightness(self) -> float:
+        """How far the trained rectangle has shrunk from the unit square, 0, to the one that was asked for, 1.
+
+        Of several tasks the mean; setting it sets that of each.
+        """
+        first, *others = self._tightness
+        return first if set(others) <= {first} else fmean(self._tightness)
+
+    @tightness.setter
+    def tightness(self, value: float) -> None:
+        self.tightness_of_tasks = (value,) * (self.num_tasks or 1)
+
+    @property
+    def tightness_of_tasks(self) -> tuple[float, ...]:
+        """:attr:`tightness` of each task, of one where there is one."""
+        return self._tightness
+
+    @tightness_of_tasks.setter
+    def tightness_of_tasks(self, values: Sequence[float]) -> None:
+        self._tightness = tuple(values)
+        if self.tasks is not None:  # float64, since counts follow from them
+            present = torch.tensor(self.rectangles, dtype=torch.float64, device=self._per_task["weights"].device)
+            self._per_task["min_tpr"], self._per_task["max_fpr"] = present.unbind(1)
+
+    @property
     def rectangle(self) -> tuple[float, float]:
-        """The rectangle that is trained at the moment: ``(min_tpr, max_fpr)`` once ``tightness`` is 1."""
+        """The rectangle that is trained at the moment: ``(min_tpr, max_fpr)`` once ``tightness`` is 1.
+
+        Of several tasks that of one without a rectangle of its own and with the mean ``tightness``.
+        """
         return self.rectangle_at(self.tightness)
 
-    def rectangle_at(self, tightness: float) -> tuple[float, float]:
+    def rectangle_at(self, tightness: float, task: int | None = None) -> tuple[float, float]:
         """The rectangle on the line from (0, 1), where every pair counts, to ``(min_tpr, max_fpr)``.
 
         Args:
             tightness: how far along that line, in [0, 1].
+            task: which of several tasks, for one that has a rectangle of its own.
         """
-        return shrunk_rectangle(self.min_tpr, self.max_fpr, tightness)
+        own = (self.min_tpr, self.max_fpr) if task is None or self.tasks is None else self.asked_rectangles[task]
+        return shrunk_rectangle(*own, tightness)
 
-    def rectangles_at(self, tightness: float) -> list[tuple[float, float]]:
-        """:meth:`rectangle_at` of each of several tasks, which may have rectangles of their own."""
-        lows = [self.min_tpr if task.min_tpr is None else task.min_tpr for task in self.tasks or ()]
-        highs = [self.max_fpr if task.max_fpr is None else task.max_fpr for task in self.tasks or ()]
-        return [shrunk_rectangle(low, high, tightness) for low, high in zip(lows, highs, strict=True)]
+    @property
+    def asked_rectangles(self) -> list[tuple[float, float]]:
+        """``(min_tpr, max_fpr)`` of each task, of one where there is one."""
+        own = [(self.min_tpr, self.max_fpr)]
+        return own if self.tasks is None else rectangles_of(self.tasks, *own[0])
+
+    @property
+    def rectangles(self) -> list[tuple[float, float]]:
+        """The rectangle that is trained at the moment of each task, of one where there is one."""
+        return [shrunk_rectangle(*own, t) for own, t in zip(self.asked_rectangles, self._tightness, strict=True)]
 
     @property
     def bounds(self) -> tuple[float | Tensor, float | Tensor]:
-        """:attr:`rectangle`, or float64 tensors ``(K,)`` of K tasks that have rectangles of their own."""
-        if "min_tpr" not in self._per_task:
+        """:attr:`rectangle`, or :attr:`rectangles` of K tasks as float64 tensors ``(K,)``."""
+        if self.tasks is None:
             return self.rectangle
-        return shrunk_rectangle(self._per_task["min_tpr"], self._per_task["max_fpr"], self.tightness)
+        return self._per_task["min_tpr"], self._per_task["max_fpr"]
 
     @property
     def thetas(self) -> tuple[float | Tensor, float | Tensor]:
@@ -146,11 +181,6 @@ class Algorithm(DeclaredState, ABC):
             return 1.0 - min_tpr, max_fpr
         dtype = self._per_task["weights"].dtype
         return (1.0 - min_tpr).to(dtype), max_fpr.to(dtype)
-
-    def bounds_of(self, task: int) -> tuple[float, float]:
-        """:attr:`bounds` of one task as numbers; waits for the device where tasks have their own."""
-        min_tpr, max_fpr = (float(b[task]) if isinstance(b, Tensor) else b for b in self.bounds)
-        return min_tpr, max_fpr
 
     def scores_of_tasks(self, scores: TrainingScores | Sequence[TrainingScores]) -> Sequence[TrainingScores]:
         """Scores of each task, in a sequence of one where there is one.
@@ -194,8 +224,10 @@ class Algorithm(DeclaredState, ABC):
             UnsupportedError: if several tasks are given to a method that takes one.
         """
         self.tasks = self.positive_weights = None
+        tightness = self.tightness
         if not isinstance(num_positives, Sequence):
             super().setup(num_positives, device=device, dtype=dtype)
+            self.tightness = tightness
             return
         if not self.takes_tasks:
             msg = f"{type(self).__name__} trains one task: pass `num_positives` as one number, one algorithm a task."
@@ -203,7 +235,8 @@ class Algorithm(DeclaredState, ABC):
         tasks = [task if isinstance(task, Task) else Task(task) for task in num_positives]
         super().setup([task.num_positives for task in tasks], device=device, dtype=dtype)
         self.tasks = tuple(tasks)
-        self._per_task.update(describe_tasks(tasks, (self.min_tpr, self.max_fpr), device, dtype))
+        self._per_task["weights"] = torch.tensor(shares_of_loss(tasks), device=device, dtype=dtype)
+        self.tightness = tightness
 
     # ---------------------------------------------------------------- capabilities
 
@@ -248,12 +281,14 @@ class Algorithm(DeclaredState, ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """All that the algorithm remembers, also how small the rectangle is, if it shrinks."""
-        return {**super().state_dict(), **({"tightness": self.tightness} if self.can_shrink_rectangle else {})}
+        tightness = self.tightness if self.tasks is None else list(self.tightness_of_tasks)
+        return {**super().state_dict(), **({"tightness": tightness} if self.can_shrink_rectangle else {})}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, in place; see :meth:`DeclaredState.load_state_dict`."""
         super().load_state_dict({name: value for name, value in state.items() if name != "tightness"})
-        self.tightness = float(state.get("tightness", 1.0))  # of earlier checkpoints, whose rectangles did not shrink
+        tightness = state.get("tightness", 1.0)  # earlier versions had none, and then one of all tasks
+        self.tightness_of_tasks = tightness if isinstance(tightness, list) else [tightness] * (self.num_tasks or 1)
 
     # ---------------------------------------------------------------- training
 

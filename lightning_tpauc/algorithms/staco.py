@@ -144,7 +144,7 @@ class STACO(DualAlgorithm):
         r""":math:`1 / (\gamma\theta_0)`, 0 for STACO1; of several tasks the weighted mean."""
         if self.tasks is None:
             return proximal_coefficient(self.gamma, self.theta0)
-        own = [proximal_coefficient(self.gamma, 1.0 - low) for low, _ in self.rectangles_at(self.tightness)]
+        own = [proximal_coefficient(self.gamma, 1.0 - low) for low, _ in self.rectangles]
         weights = [task.weight for task in self.tasks]
         return sum(w * c for w, c in zip(weights, own, strict=True)) / sum(weights)
 

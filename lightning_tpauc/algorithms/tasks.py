@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -28,36 +29,41 @@ class Task(NamedTuple):
     weight: float = 1.0
 
 
-def describe_tasks(
-    tasks: list[Task], rectangle: tuple[float, float], device: torch.device | str | None, dtype: torch.dtype
-) -> dict[str, Tensor]:
-    """The weights of tasks, ``(K,)`` of sum 1, and their rectangles where one has its own.
+def rectangles_of(tasks: Sequence[Task], min_tpr: float, max_fpr: float) -> list[tuple[float, float]]:
+    """The rectangle that was asked for of each task.
 
     Args:
         tasks: what is said about each.
-        rectangle: ``(min_tpr, max_fpr)`` of those that do not say.
-        device: where the tensors lie.
-        dtype: dtype of the weights; rectangles are float64, since counts follow from them.
+        min_tpr: lower bound of the true positive rate of those that do not say.
+        max_fpr: upper bound of the false positive rate of those that do not say.
 
     Raises:
-        ArgumentError: if a rectangle is out of range, a weight is negative, or all are 0.
+        ArgumentError: if one is out of range.
 
     Example:
-        >>> list(describe_tasks([Task(3), Task(4, max_fpr=0.1, weight=3.0)], (0.5, 0.5), "cpu", torch.float32))
-        ['weights', 'min_tpr', 'max_fpr']
+        >>> rectangles_of([Task(3), Task(4, max_fpr=0.1)], 0.5, 0.5)
+        [(0.5, 0.5), (0.5, 0.1)]
+    """
+    lows = [min_tpr if task.min_tpr is None else task.min_tpr for task in tasks]
+    highs = [max_fpr if task.max_fpr is None else task.max_fpr for task in tasks]
+    return [check_rectangle(low, high) for low, high in zip(lows, highs, strict=True)]
+
+
+def shares_of_loss(tasks: Sequence[Task]) -> list[float]:
+    """The weights of tasks, of sum 1.
+
+    Raises:
+        ArgumentError: if one is negative, or all are 0.
+
+    Example:
+        >>> shares_of_loss([Task(3), Task(4, weight=3.0)])
+        [0.25, 0.75]
     """
     weights = [require_range("weight", task.weight, 0.0) for task in tasks]
     if not sum(weights):
         msg = f"Expected a `weight` above 0 of one task at least, but got {weights}."
         raise ArgumentError(msg)
-    described = {"weights": torch.tensor(weights, device=device, dtype=dtype) / sum(weights)}
-    if any(task.min_tpr is not None or task.max_fpr is not None for task in tasks):
-        lows = [rectangle[0] if task.min_tpr is None else task.min_tpr for task in tasks]
-        highs = [rectangle[1] if task.max_fpr is None else task.max_fpr for task in tasks]
-        pairs = [check_rectangle(low, high) for low, high in zip(lows, highs, strict=True)]
-        bounds = torch.tensor(pairs, device=device, dtype=torch.float64)
-        described["min_tpr"], described["max_fpr"] = bounds.unbind(1)
-    return described
+    return [weight / sum(weights) for weight in weights]
 
 
 def check_tasks(

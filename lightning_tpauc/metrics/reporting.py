@@ -258,13 +258,12 @@ class TaskMetrics(nn.Module):
 
     An entry of a label that was not measured, target -1, counts for nothing in its metrics. Nothing is pooled: each
     value is of one label, named ``prefix + metric + "/" + label``, and ``prefix + metric`` is the mean of those that
-    are not nan.
+    are not nan. What is no single number, such as a value for each of several rectangles, has a row for each label.
 
     Args:
         keys: names of the labels.
         collections: the metrics of each label, with one prefix.
         joint: metrics of all labels at once.
-        weights: of the labels, for the mean of values that are no single numbers.
 
     Example:
         >>> from torchmetrics.classification import BinaryAccuracy
@@ -280,13 +279,11 @@ class TaskMetrics(nn.Module):
         keys: Sequence[str],
         collections: Sequence[MetricCollection],
         joint: MetricCollection | None = None,
-        weights: Sequence[float] = (),
     ) -> None:
         super().__init__()
         self.keys = tuple(keys)
         self.of_labels = nn.ModuleList(collections)
         self.joint = joint
-        self._weights = list(weights) or [1.0] * len(self.keys)
 
     @property
     def prefix(self) -> str:
@@ -332,10 +329,10 @@ class TaskMetrics(nn.Module):
         values: dict[str, Tensor] = {}
         for name in found[0]:
             of_labels = torch.stack([value[name] for value in found])
-            if of_labels.ndim > 1:  # such as a value for each of several rectangles
-                values[name] = weighted_mean(of_labels, self._weights)
+            if of_labels.ndim > 1:
+                values[name] = of_labels
                 continue
-            values[name] = weighted_mean(of_labels, [1.0] * len(self))
+            values[name] = of_labels.nanmean()
             values.update({f"{name}/{key}": value for key, value in zip(self.keys, of_labels, strict=True)})
         return values | (self.joint.compute() if self.joint is not None else {})
 
@@ -384,16 +381,3 @@ def scores_of_each(metrics: MetricCollection | TaskMetrics) -> list[tuple[Tensor
     if isinstance(metrics, MetricCollection):
         return [gathered_scores(metrics)]
     return [gathered_scores(metrics[k]) for k in range(len(metrics))]
-
-
-def weighted_mean(values: Tensor, weights: Sequence[float]) -> Tensor:
-    """Mean over the first dimension of what is not nan; nan where nothing is left.
-
-    Example:
-        >>> weighted_mean(torch.tensor([[1.0, torch.nan], [4.0, 2.0]]), [2.0, 1.0])
-        tensor([2., 2.])
-    """
-    known = ~values.isnan()
-    share = torch.tensor(list(weights), dtype=values.dtype, device=values.device)
-    share = share.reshape(-1, *[1] * (values.ndim - 1)) * known
-    return (values.nan_to_num() * share).sum(0) / share.sum(0)

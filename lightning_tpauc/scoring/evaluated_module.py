@@ -132,8 +132,9 @@ class EvaluatedModule(ScoringModule):
         self.area_warnings = AreaWarnings()
         #: Metrics of all data loaders but the first, during an evaluation; the first one's are the two above.
         self._further_metrics: list[MetricCollection | TaskMetrics] = []
-        #: Objective of the last validation's scores divided by that of a constant model, at growing tightness.
-        self.held_out_ratios: list[float] = []
+        #: Of each label, the objective of the last validation's scores divided by that of a constant model, at growing
+        #: tightness.
+        self.held_out_ratios: list[list[float]] = []
 
     # ---------------------------------------------------------------- evaluation
 
@@ -164,7 +165,7 @@ class EvaluatedModule(ScoringModule):
         of_label, of_all = split_by_kind(further)
         each = [self._metrics_of_label(*own, prefix, of_label) for own in labels.rectangles(self.algorithm)]
         joint = MetricCollection(dict(of_all), prefix=prefix) if of_all else None
-        return TaskMetrics(labels.keys, each, joint, labels.weights)
+        return TaskMetrics(labels.keys, each, joint)
 
     def _metrics_of_label(
         self, min_tpr: float, max_fpr: float, prefix: str, further: Mapping[str, Metric]
@@ -275,7 +276,7 @@ class EvaluatedModule(ScoringModule):
             values = metrics.compute() if not checks or self.trained_start.is_measured else {}
             ratios = values.pop(f"{metrics.prefix}{RATIOS}", None)
             if number == 0 and ratios is not None:
-                self.held_out_ratios = ratios.tolist()
+                self.held_out_ratios = (ratios if ratios.ndim > 1 else ratios[None]).tolist() if ratios.numel() else []
             for name, value in values.items():
                 if checks:
                     self.trained_start.note(name + suffix, value)

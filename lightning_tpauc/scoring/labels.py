@@ -40,11 +40,6 @@ class Labels(NamedTuple):
         plain = [f"label_{name}" if not name or name.startswith("dataloader_idx") else name for name in plain]
         return tuple(plain if len(set(plain)) == len(plain) else (f"{name}_{k}" for k, name in enumerate(plain)))
 
-    @property
-    def weights(self) -> list[float]:
-        """What each counts for in the loss."""
-        return [float(self.settings.get(k, {}).get("weight", 1.0)) for k in range(len(self.names))]
-
     def tasks(self, num_positives: Sequence[int]) -> list[Task]:
         """What :meth:`~lightning_tpauc.algorithms.Algorithm.setup` takes."""
         return [Task(count, **self.settings.get(k, {})) for k, count in enumerate(num_positives)]

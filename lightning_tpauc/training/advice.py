@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.errors import TPAUCAdvice
 from lightning_tpauc.functional.surrogates import Surrogate
+from lightning_tpauc.scoring.labels import listed
 from lightning_tpauc.training.trained_module import TrainedModule
 
 #: With fewer examples of a class in the rectangle, a batch says hardly anything about it.
@@ -89,37 +91,47 @@ class Adviser:
                 "`dual_init='exact'`.",
             )
 
-    def look_at_ratios(self, ratios: list[float]) -> None:
+    def look_at_ratios(self, ratios: Sequence[Sequence[float]]) -> None:
         """Warn if the model has become worse than a constant one.
 
         Args:
-            ratios: objective of the validation's scores divided by that of a constant model. The first entry belongs
-                to the unit square, the last one to the rectangle that was asked for.
+            ratios: of each label, the objective of the validation's scores divided by that of a constant model. The
+                first entry belongs to the unit square, the last one to the rectangle that was asked for.
         """
-        if not ratios:
+        known = [own[0] for own in ratios if not math.isnan(own[0])]  # nan where a class is missing
+        if not known:
             return
-        if self._lowest < _GOOD and ratios[0] >= 1.0:  # not where a class is missing: nan
+        mean = fmean(known)
+        if self._lowest < _GOOD and mean >= 1.0:
             self.say(
                 "rate",
-                f"The objective over all pairs rose from {self._lowest:.2f} to {ratios[0]:.2f} of that of a constant "
+                f"The objective over all pairs rose from {self._lowest:.2f} to {mean:.2f} of that of a constant "
                 "model: the learning rate is too large. Lower the optimizer's `lr`.",
             )
-        self._lowest = min(self._lowest, ratios[0])
+        self._lowest = min(self._lowest, mean)
 
-    def look_at_the_end(self, ratios: list[float], tightness: float) -> None:
+    def look_at_the_end(
+        self, ratios: Sequence[Sequence[float]], tightness: Sequence[float], names: Sequence[str] | None = None
+    ) -> None:
         """Warn if the model that was trained in the rectangle is as good as constant there.
 
         Args:
             ratios: as in :meth:`look_at_ratios`.
-            tightness: the algorithm's present ``tightness``.
+            tightness: the algorithm's present ``tightness_of_tasks``.
+            names: of several labels.
         """
-        if ratios and tightness == 1.0 and ratios[-1] >= _CONSTANT:  # not where the rectangle holds no example: nan
-            self.say(
-                "constant",
-                f"In the rectangle the objective is {ratios[-1]:.2f} of that of a constant model: none that is better "
-                "was in reach, and training there makes a model constant. Leave `shrink_rectangle` on, or ask for a "
-                "larger rectangle.",
-            )
+        constant = [  # not where the rectangle holds no example: nan
+            k for k, own in enumerate(ratios) if tightness[k] == 1.0 and own[-1] >= _CONSTANT
+        ]
+        if not constant:
+            return
+        what = f"{max(ratios[k][-1] for k in constant):.2f} of that of a constant model"
+        of_labels = "" if names is None else f" for {listed(names[k] for k in constant)}"
+        self.say(
+            "constant",
+            f"In the rectangle the objective is {what}{of_labels}: none that is better was in reach, and training "
+            "there makes a model constant. Leave `shrink_rectangle` on, or ask for a larger rectangle.",
+        )
 
 
 def few_pairs_of(algorithm: Algorithm, trainer: Trainer) -> str | None:
@@ -141,7 +153,7 @@ def _few_pairs_of_labels(algorithm: Algorithm, trainer: Trainer) -> str | None:
     if labels is None or not hasattr(plans, "in_play") or not algorithm.can_shrink_rectangle:
         return None
     counts = plans.in_play(trainer.world_size)[1].tolist()
-    shares = [1.0 - low for low, _ in algorithm.rectangles_at(1.0)]
+    shares = [1.0 - low for low, _ in algorithm.asked_rectangles]
     inside = [share * count for share, count in zip(shares, counts, strict=True)]
     worst = min(range(len(inside)), key=inside.__getitem__)
     if inside[worst] >= _FEWEST - 1e-9:
@@ -157,18 +169,18 @@ def look_at_duals(adviser: Adviser, algorithm: Algorithm, diagnostics: Mapping[s
     """:meth:`Adviser.look_at_duals` of an algorithm."""
     surrogate: Surrogate | None = getattr(algorithm, "surrogate", None)
     constant = float(surrogate.value(torch.zeros(()))) if surrogate is not None else 0.0
-    rectangles = [algorithm.rectangle] if algorithm.tasks is None else algorithm.rectangles_at(algorithm.tightness)
-    optima = [(1.0 - low) * high for low, high in rectangles]  # what is logged is the mean of the tasks
+    optima = [(1.0 - low) * high for low, high in algorithm.rectangles]  # what is logged is the mean of the tasks
     adviser.look_at_duals(diagnostics, sum(optima) / len(optima), constant)
 
 
 def say_how_it_ended(adviser: Adviser, module: TrainedModule, trainer: Trainer) -> None:
     """Tell, at a training's end, which rectangle was reached and which weights the model and its checkpoint hold."""
-    adviser.look_at_the_end(module.held_out_ratios, module.algorithm.tightness)
+    names = None if module.trained_labels is None else module.trained_labels.names
+    adviser.look_at_the_end(module.held_out_ratios, module.algorithm.tightness_of_tasks, names)
     state, validated = module.training_state, module.operating_point is not None
     schedule, best = state.rectangle_schedule, state.best
     if schedule is not None:
-        schedule.say_if_held()
+        schedule.say_if_held(names)
     if not validated:
         rank_zero_info(
             "No validation gave a value: the model has the weights of the training's end, and no threshold. Pass "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, Algorithm, TrainingScores
 from lightning_tpauc.functional.objective import objective_ratio
 from lightning_tpauc.optimization import steps_of_share
+from lightning_tpauc.scoring.labels import listed
 from lightning_tpauc.training.training_scores import ScoreMemory
 
 #: Share of the run in which the rectangle shrinks. The rest of the run trains on the rectangle that was asked for.
@@ -38,10 +40,7 @@ Scores = TrainingScores | Sequence[TrainingScores | None]
 
 
 class RectangleSchedule:
-    """Moves :attr:`Algorithm.tightness` from 0 towards 1.
-
-    Several tasks have one tightness, and what is compared with ``hold_at`` is the mean of their ratios, each with the
-    weight that its loss has.
+    """Moves :attr:`Algorithm.tightness` from 0 towards 1, of each of several tasks by itself.
 
     Args:
         algorithm: whose rectangle shrinks.
@@ -49,21 +48,26 @@ class RectangleSchedule:
         hold_at: share of l(0), the loss of a constant model, that the objective must stay below.
 
     Attributes:
-        held: whether the last move was refused.
-        ratio: objective at the present rectangle divided by l(0), the larger one of training and held-out scores; nan
-            before the first move.
-        held_out: the same ratio for the last validation's scores at each tightness of :data:`TIGHTNESS_GRID`; empty
-            before the first validation.
+        held: of each task, whether its last move was refused; one entry where there is one task.
+        ratios: of each task, the objective at the present rectangle divided by l(0), the larger one of training and
+            held-out scores; nan before the first move.
+        held_out: of each task, the same ratio for the last validation's scores at each tightness of
+            :data:`TIGHTNESS_GRID`; empty before the first validation.
     """
 
     def __init__(self, algorithm: Algorithm, steps: int, hold_at: float = 0.85) -> None:
         self.algorithm, self.steps, self.hold_at = algorithm, steps, hold_at
-        self.held, self.ratio = False, math.nan
-        self.held_out: list[float] = []
+        self._forget()
 
     def start(self) -> None:
         """Begin with the unit square."""
-        self.algorithm.tightness, self.held, self.ratio, self.held_out = 0.0, False, math.nan, []
+        self.algorithm.tightness = 0.0
+        self._forget()
+
+    def _forget(self) -> None:
+        count = self.algorithm.num_tasks or 1
+        self.held, self.ratios = [False] * count, [math.nan] * count
+        self.held_out: list[list[float]] = []
 
     def move_if_due(self, trainer: Trainer, batches_seen: int, memory: ScoreMemory | None) -> None:
         """Move the rectangle after a step if a move is due; all ranks move alike."""
@@ -72,7 +76,7 @@ class RectangleSchedule:
             self.move(progress, memory.known_scores() if memory is not None else None)
 
     def move(self, progress: float, scores: Scores | None) -> None:
-        """Shrink the rectangle to where it should be by now, unless the objective would come too near to l(0).
+        """Shrink each task's rectangle to where it should be by now, unless its objective would come too near to l(0).
 
         One call moves it by two regular moves at most.
 
@@ -81,68 +85,85 @@ class RectangleSchedule:
             scores: the last known training scores. If there are none, the held-out ones decide alone. If there are none
                 of these either, nothing moves.
         """
-        algorithm = self.algorithm
-        if algorithm.tightness < 1.0:
-            candidate = min(progress, algorithm.tightness + 2.0 / _MOVES)
-            ratio = self.ratio_at(candidate, scores)
-            self.held = ratio >= self.hold_at
-            if ratio < self.hold_at:  # false for nan, where nothing is known
-                algorithm.tightness, self.ratio = candidate, ratio
-                return
-        self.ratio = self.ratio_at(algorithm.tightness, scores)
+        reached = list(self.algorithm.tightness_of_tasks)
+        of_tasks = [scores] * len(reached) if scores is None or isinstance(scores, TrainingScores) else scores
+        for task, (now, own) in enumerate(zip(reached, of_tasks, strict=True)):
+            if now < 1.0:
+                candidate = min(progress, now + 2.0 / _MOVES)
+                ratio = self.ratio_at(candidate, own, task)
+                self.held[task] = ratio >= self.hold_at
+                if ratio < self.hold_at:  # false for nan, where nothing is known
+                    reached[task], self.ratios[task] = candidate, ratio
+                    continue
+            self.ratios[task] = self.ratio_at(now, own, task)
+        self.algorithm.tightness_of_tasks = reached
 
-    def ratio_at(self, tightness: float, scores: Scores | None) -> float:
-        """The larger of the ratios of training and held-out scores; nan if neither is known."""
-        known = [self._training_ratio(tightness, scores), self._held_out_ratio(tightness)]
+    def ratio_at(self, tightness: float, scores: TrainingScores | None, task: int = 0) -> float:
+        """The larger of the ratios of a task's training and held-out scores; nan if neither is known."""
+        known = [self._training_ratio(tightness, scores, task), self._held_out_ratio(tightness, task)]
         return max((ratio for ratio in known if not math.isnan(ratio)), default=math.nan)
 
-    def say_if_held(self) -> None:
-        """Print one line at the run's end if the rectangle that was asked for was not reached."""
+    def say_if_held(self, names: Sequence[str] | None = None) -> None:
+        """Print one line at the run's end if a rectangle that was asked for was not reached.
+
+        Args:
+            names: of several tasks.
+        """
         algorithm = self.algorithm
-        if algorithm.tightness < 1.0:
-            min_tpr, max_fpr = algorithm.rectangle  # of tasks without one of their own
+        reached, held = algorithm.tightness_of_tasks, any(self.held)
+        if min(reached) == 1.0:
+            return
+        reason = "the run ended before."
+        if held:
             reason = (
                 f"nearer to it, the objective came to {self.hold_at:.0%} of that of a constant model, and training "
                 "there makes a model constant."
             )
+        if names is None:
+            min_tpr, max_fpr = algorithm.rectangle
             rank_zero_info(
-                f"Trained at TPR >= {min_tpr:.2f}, FPR <= {max_fpr:.2f}, {algorithm.tightness:.0%} of the way to "
-                f"min_tpr={algorithm.min_tpr:g}, max_fpr={algorithm.max_fpr:g}: "
-                f"{reason if self.held else 'the run ended before.'}"
+                f"Trained at TPR >= {min_tpr:.2f}, FPR <= {max_fpr:.2f}, {reached[0]:.0%} of the way to "
+                f"min_tpr={algorithm.min_tpr:g}, max_fpr={algorithm.max_fpr:g}: {reason}"
             )
+            return
+        short = [f"{name} {own:.0%}" for name, own in zip(names, reached, strict=True) if own < 1.0]
+        rank_zero_info(
+            f"{len(short)} of {len(reached)} labels were trained on a part of the way from the unit square to their "
+            f"rectangle: {listed(short)}. {reason[0].upper()}{reason[1:]}"
+        )
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """The rectangle in use, and how near its objective is to that of a constant model."""
+        """The rectangle in use, and how near its objective is to that of a constant model; of several tasks the means.
+
+        The mean of the rectangles is of those without one of their own.
+        """
         min_tpr, max_fpr = self.algorithm.rectangle
-        values = {"min_tpr": min_tpr, "max_fpr": max_fpr, "objective_ratio": self.ratio}
-        return {name: torch.tensor(value) for name, value in values.items() if not math.isnan(value)}
+        known = [ratio for ratio in self.ratios if not math.isnan(ratio)]
+        values = {"min_tpr": min_tpr, "max_fpr": max_fpr, **({"objective_ratio": fmean(known)} if known else {})}
+        return {name: torch.tensor(value) for name, value in values.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """The last decision and what it was based on; the tightness is part of the algorithm's state."""
-        return {"held": self.held, "ratio": self.ratio, "held_out": list(self.held_out)}
+        """The last decisions and what they were based on; the tightness is part of the algorithm's state."""
+        return {"held": list(self.held), "ratio": list(self.ratios), "held_out": [list(own) for own in self.held_out]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        self.held, self.ratio = bool(state["held"]), float(state["ratio"])
-        self.held_out = [float(ratio) for ratio in state["held_out"]]
+        """Restore what :meth:`state_dict` returned; in earlier versions one entry was that of all tasks."""
+        count, held_out = len(self.held), state["held_out"]
+        if not isinstance(state["held"], list):
+            held_out = [held_out] * count if held_out else []
+        self.held, self.ratios = (
+            [v] * count if not isinstance(v, list) else list(v) for v in (state["held"], state["ratio"])
+        )
+        self.held_out = [list(map(float, own)) for own in held_out]
 
-    def _training_ratio(self, tightness: float, scores: Scores | None) -> float:
-        algorithm, surrogate = self.algorithm, getattr(self.algorithm, "surrogate", None)
+    def _training_ratio(self, tightness: float, scores: TrainingScores | None, task: int) -> float:
+        surrogate = getattr(self.algorithm, "surrogate", None)
         if scores is None or surrogate is None:
             return math.nan
-        if isinstance(scores, TrainingScores):
-            return float(objective_ratio(*scores, *algorithm.rectangle_at(tightness), surrogate))
-        rectangles = algorithm.rectangles_at(tightness)
-        ratios = [
-            math.nan if own is None else float(objective_ratio(*own, *rectangle, surrogate))
-            for own, rectangle in zip(scores, rectangles, strict=True)
-        ]
-        weights = [task.weight for task in algorithm.tasks or ()]
-        known = [(w, ratio) for w, ratio in zip(weights, ratios, strict=True) if w and not math.isnan(ratio)]
-        return sum(w * ratio for w, ratio in known) / sum(w for w, _ in known) if known else math.nan
+        return float(objective_ratio(*scores, *self.algorithm.rectangle_at(tightness, task), surrogate))
 
-    def _held_out_ratio(self, tightness: float) -> float:
-        return _interpolate(TIGHTNESS_GRID, self.held_out, tightness) if self.held_out else math.nan
+    def _held_out_ratio(self, tightness: float, task: int) -> float:
+        return _interpolate(TIGHTNESS_GRID, self.held_out[task], tightness) if self.held_out else math.nan
 
 
 def shrinking_steps(trainer: Trainer) -> int:

@@ -81,7 +81,7 @@ def test_duals_that_move(values):
 
 def test_a_learning_rate_that_undoes_what_was_learnt():
     adviser = Adviser()
-    (message,) = said(lambda: [adviser.look_at_ratios([ratio, ratio]) for ratio in (0.9, 0.31, 1.7, 2.5)])
+    (message,) = said(lambda: [adviser.look_at_ratios([[ratio, ratio]]) for ratio in (0.9, 0.31, 1.7, 2.5)])
     assert "rose from 0.31 to 1.70" in message
     assert "Lower the optimizer's `lr`" in message
 
@@ -89,12 +89,12 @@ def test_a_learning_rate_that_undoes_what_was_learnt():
 @pytest.mark.parametrize("ratios", [(1.5, 1.2, 0.9), (0.5, 0.7, 0.99), (0.5, math.nan), (), (0.9, 1.4)])
 def test_ratios_that_say_nothing_about_the_rate(ratios):
     adviser = Adviser()
-    assert said(lambda: [adviser.look_at_ratios([ratio]) for ratio in ratios] or adviser.look_at_ratios([])) == []
+    assert said(lambda: [adviser.look_at_ratios([[ratio]]) for ratio in ratios] or adviser.look_at_ratios([])) == []
 
 
 def test_a_model_that_is_constant_in_its_rectangle():
     adviser = Adviser()
-    (message,) = said(lambda: [adviser.look_at_the_end([0.6, 1.01], tightness=1.0) for _ in range(2)])
+    (message,) = said(lambda: [adviser.look_at_the_end([[0.6, 1.01]], [1.0]) for _ in range(2)])
     assert "the objective is 1.01 of that of a constant model" in message
     assert "`shrink_rectangle`" in message
     assert "larger rectangle" in message
@@ -104,7 +104,20 @@ def test_a_model_that_is_constant_in_its_rectangle():
     ("ratios", "tightness"), [([0.6, 0.9], 1.0), ([0.6, 1.01], 0.4), ([], 1.0), ([0.5, math.nan], 1.0)]
 )
 def test_ends_without_a_word(ratios, tightness):
-    assert said(lambda: Adviser().look_at_the_end(ratios, tightness)) == []
+    assert said(lambda: Adviser().look_at_the_end([ratios] if ratios else [], [tightness])) == []
+
+
+def test_labels_whose_model_is_constant_are_named():
+    ratios = [[0.6, 1.01], [0.5, 0.5], [0.5, 1.2], [0.5, math.nan], [0.5, 1.3]]
+    (message,) = said(lambda: Adviser().look_at_the_end(ratios, [1.0, 1.0, 1.0, 1.0, 0.5], "abcde"))
+    assert "the objective is 1.20 of that of a constant model for a, c: " in message
+
+
+def test_the_rate_is_judged_by_the_mean_of_the_labels():
+    adviser = Adviser()
+    rates = [[[0.2], [0.4], [math.nan]], [[1.9], [0.05], [math.nan]], [[1.9], [0.3], [0.9]]]
+    (message,) = said(lambda: [adviser.look_at_ratios(ratios) for ratios in rates])
+    assert "rose from 0.30 to 1.03" in message
 
 
 # ---------------------------------------------------------------- whole runs

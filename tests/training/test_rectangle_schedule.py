@@ -55,7 +55,7 @@ def test_shrinks_as_far_as_it_should_where_the_rectangle_is_in_reach():
     for k in range(1, 21):
         made.move(k / 20, separable())
         assert made.algorithm.tightness == k / 20
-    assert made.ratio == 0.0
+    assert made.ratios[0] == 0.0
 
 
 def test_catches_up_at_two_moves_a_time():
@@ -77,12 +77,12 @@ def test_is_held_where_the_objective_comes_near_that_of_a_constant_model():
     held = objective_ratio(*scores, *made.algorithm.rectangle_at(reached), surrogate=made.algorithm.surrogate)
     beyond = objective_ratio(*scores, *made.algorithm.rectangle_at(reached + 0.1), surrogate=made.algorithm.surrogate)
     assert held < 2.0 <= beyond
-    assert made.ratio == pytest.approx(float(held))
+    assert made.ratios[0] == pytest.approx(float(held))
 
 
 def test_held_out_scores_hold_it_even_where_training_scores_are_perfect():
     made = schedule()
-    made.held_out = [0.8 + 0.2 * t for t in TIGHTNESS_GRID]  # 0.85 at a quarter of the way
+    made.held_out = [[0.8 + 0.2 * t for t in TIGHTNESS_GRID]]  # 0.85 at a quarter of the way
     for k in range(1, 21):
         made.move(k / 20, separable())
     assert made.algorithm.tightness == pytest.approx(0.2)
@@ -92,14 +92,22 @@ def test_does_not_move_where_nothing_is_known():
     made = schedule()
     made.move(1.0, None)
     assert made.algorithm.tightness == 0.0
-    assert math.isnan(made.ratio)
+    assert math.isnan(made.ratios[0])
 
 
 def test_state_comes_back():
     made, other = schedule(), schedule()
-    made.held_out, made.ratio = [0.5] * 21, 0.25
+    made.held_out, made.ratios, made.held = [[0.5] * 21], [0.25], [True]
     other.load_state_dict(made.state_dict())
-    assert (other.held_out, other.ratio) == (made.held_out, made.ratio)
+    assert (other.held_out, other.ratios, other.held) == (made.held_out, made.ratios, made.held)
+
+
+def test_state_of_earlier_versions_comes_back():
+    made = schedule()
+    made.load_state_dict({"held": True, "ratio": 0.25, "held_out": [0.5] * 21})
+    assert (made.held_out, made.ratios, made.held) == ([[0.5] * 21], [0.25], [True])
+    made.load_state_dict({"held": False, "ratio": 0.25, "held_out": []})
+    assert (made.held_out, made.held) == ([], [False])
 
 
 @pytest.mark.parametrize("surrogate", ["hinge", "squared_hinge", "logistic"])
@@ -139,7 +147,7 @@ def test_a_run_that_ends_before_says_so_and_not_that_it_was_held(caplog):
     assert "5% of the way to min_tpr=0.8, max_fpr=0.2: the run ended before." in caplog.text
     caplog.clear()
     with caplog.at_level("INFO"):
-        made.held_out = [2.0] * len(TIGHTNESS_GRID)
+        made.held_out = [[2.0] * len(TIGHTNESS_GRID)]
         made.move(0.1, separable())
         made.say_if_held()
     assert "nearer to it, the objective came to 85%" in caplog.text

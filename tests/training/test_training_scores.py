@@ -1,6 +1,6 @@
 """The memory of scores against a plain list, over random sequences of all that can happen to it.
 
-Remembered scores of several labels, against lists; the rule by which their rectangle shrinks.
+Remembered scores of several labels, against lists; how their rectangles shrink.
 """
 
 import io
@@ -179,27 +179,70 @@ def test_a_memory_is_filled_by_a_pass_over_the_data():
         assert torch.equal(own.neg_scores, expected.neg_scores)
 
 
-def test_what_holds_the_rectangle_is_the_weighted_mean_of_the_labels():
+def test_each_labels_rectangle_goes_its_own_way():
     generator = torch.Generator().manual_seed(1)
     tasks = [Task(5, min_tpr=0.8, weight=2.0), Task(5, max_fpr=0.2), Task(5), Task(5, weight=0.0)]
     algorithm = STACO(0.6, 0.5)
     algorithm.setup(tasks)
+    corners = [(0.8, 0.5), (0.6, 0.2), (0.6, 0.5), (0.6, 0.5)]
+    distances = (3.0, 0.0, 3.0, 0.5)  # of the classes' means
     scores = [
-        TrainingScores(torch.randn(40, generator=generator) + 1.0, torch.randn(60, generator=generator)) for _ in tasks
+        TrainingScores(torch.randn(40, generator=generator) + far, torch.randn(60, generator=generator))
+        for far in distances
     ]
     schedule = RectangleSchedule(algorithm, steps=10)
     schedule.start()
-    for tightness in (0.0, 0.3, 1.0):
-        corners = [(0.8, 0.5), (0.6, 0.2), (0.6, 0.5)]
-        ratios = [
-            float(objective_ratio(*own, tightness * low, 1 - tightness * (1 - high), algorithm.surrogate))
-            for own, (low, high) in zip(scores, corners, strict=False)
-        ]
-        assert schedule.ratio_at(tightness, scores) == pytest.approx(
-            (2 * ratios[0] + ratios[1] + ratios[2]) / 4, rel=1e-5
-        )
-        known = [scores[0], None, scores[2], None]
-        assert schedule.ratio_at(tightness, known) == pytest.approx((2 * ratios[0] + ratios[2]) / 3, rel=1e-5)
-    assert math.isnan(schedule.ratio_at(0.5, [None] * 4))
-    schedule.move(1.0, scores)
-    assert algorithm.tightness == pytest.approx(0.1)
+    singles = []
+    for corner in corners:
+        single = STACO(*corner)
+        single.setup(5)
+        singles.append(RectangleSchedule(single, steps=10))
+        singles[-1].start()
+    scores[2] = None  # until its positives were visited
+    grids = [[0.1 + 0.2 * k + 0.02 * t for t in range(21)] for k in range(4)]
+    for k in range(1, 26):
+        if k == 8:
+            scores[2] = TrainingScores(torch.full((40,), 2.0), torch.full((60,), -2.0))
+        if k == 12:
+            schedule.held_out = grids
+            for single, grid in zip(singles, grids, strict=True):
+                single.held_out = [grid]
+        schedule.move(min(1.0, k / 20), scores)
+        for single, own in zip(singles, scores, strict=True):
+            single.move(min(1.0, k / 20), own)
+        assert algorithm.tightness_of_tasks == tuple(single.algorithm.tightness for single in singles)
+        assert schedule.held == [single.held[0] for single in singles]
+        assert str(schedule.ratios) == str([single.ratios[0] for single in singles])  # equal nan
+        assert algorithm.rectangles == [single.algorithm.rectangle for single in singles]
+        bounds = torch.stack([*algorithm.bounds], 1)
+        assert bounds.tolist() == [list(single.algorithm.rectangle) for single in singles]
+    reached = algorithm.tightness_of_tasks
+    assert reached[0] == 1.0
+    assert reached[1] == 0.0
+    assert 0.0 < reached[3] < 1.0
+    assert algorithm.tightness == pytest.approx(sum(reached) / 4)
+
+
+def test_how_far_each_label_came_is_in_the_checkpoint_and_said(caplog):
+    algorithm = STACO(0.6, 0.5)
+    algorithm.setup([4, 5, 6])
+    schedule = RectangleSchedule(algorithm, steps=10)
+    algorithm.tightness_of_tasks, schedule.held = (0.25, 1.0, 0.5), [True, False, False]
+    schedule.held_out, schedule.ratios = [[0.5] * 21, [0.6] * 21, [0.7] * 21], [0.1, 0.2, 0.3]
+    other = STACO(0.6, 0.5)
+    other.setup([4, 5, 6])
+    again = RectangleSchedule(other, steps=10)
+    other.load_state_dict(algorithm.state_dict())
+    again.load_state_dict(schedule.state_dict())
+    assert other.tightness_of_tasks == (0.25, 1.0, 0.5)
+    assert torch.equal(other.bounds[0], algorithm.bounds[0])
+    assert (again.held, again.held_out, again.ratios) == (schedule.held, schedule.held_out, schedule.ratios)
+    with caplog.at_level("INFO"):
+        again.say_if_held("abc")
+    assert "2 of 3 labels were trained on a part of the way" in caplog.text
+    assert "their rectangle: a 25%, c 50%. Nearer to it, the objective came to 85%" in caplog.text
+    # of a version in which all labels had one rectangle
+    other.load_state_dict({**algorithm.state_dict(), "tightness": 0.75})
+    again.load_state_dict({"held": True, "ratio": 0.5, "held_out": [0.4] * 21})
+    assert other.tightness_of_tasks == (0.75,) * 3
+    assert (again.held, again.ratios, again.held_out) == ([True] * 3, [0.5] * 3, [[0.4] * 21] * 3)
