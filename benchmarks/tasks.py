@@ -1,4 +1,4 @@
-"""What K tasks cost in one step: the pairwise work beside one step of one task, and the whole step with a backbone.
+"""What K tasks cost in one step, time and memory: the algorithm beside that of one task, and the step with a backbone.
 
 python -m benchmarks.tasks --tasks 1 14
 """
@@ -6,9 +6,13 @@ python -m benchmarks.tasks --tasks 1 14
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import resource
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -27,17 +31,39 @@ def main(args: list[str] | None = None) -> None:
     parser.add_argument("--side", type=int, default=28, help="voxels along each side of the 3-D images; 0: no backbone")
     arguments = parser.parse_args(args)
     torch.set_num_threads(1)
-    print("milliseconds of CPU time, median: the algorithm with its backward pass, and the whole step with a 3-D CNN")
-    alone = median(bare_step(None), arguments.repeats)
-    whole = median(whole_step(None, arguments.side), 3) if arguments.side else float("nan")
-    print(f"one task: {alone:.2f}, whole {whole:.0f}")
-    for num_tasks in arguments.tasks:
-        own = median(bare_step(num_tasks), arguments.repeats)
-        print(f"K = {num_tasks}: {own:.2f} ({own / alone:.1f} x)", end="")
-        if arguments.side:
-            both = median(whole_step(num_tasks, arguments.side), 3)
-            print(f", whole {both:.0f} ({both / whole:.3f} x)", end="")
-        print(flush=True)
+    print(
+        "MiB that a process grows by, and milliseconds of CPU time, median: the algorithm with its backward pass, and"
+    )
+    print("the whole step with a 3-D CNN")
+    kinds = [bare_step, *([partial(whole_step, side=arguments.side)] if arguments.side else [])]
+    counts = [None, *arguments.tasks]
+    # memory first: what this process has used and given back would serve its children
+    memory = [[added_memory(partial(make, count)) for make in kinds] for count in counts]
+    first: list[float] = []
+    for count, grown in zip(counts, memory, strict=True):
+        spent = [median(make(count), repeats) for make, repeats in zip(kinds, (arguments.repeats, 3), strict=False)]
+        first = first or [*grown, *spent]
+        cells = [f"{value:.2f} ({value / one:.2f} x)" for value, one in zip([*grown, *spent], first, strict=True)]
+        print(f"{'one task' if count is None else f'K = {count}'}: {', '.join(cells)}", flush=True)
+
+
+def added_memory(make: Callable[[], Callable[[], object]]) -> float:
+    """By how many MiB a process grows at most that sets up a step and takes it three times."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_report_memory, args=(make, sender))
+    child.start()
+    grown: float = receiver.recv()
+    child.join()
+    return grown
+
+
+def _report_memory(make: Callable[[], Callable[[], object]], sender: Any) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step = make()
+    for _ in range(3):
+        step()
+    sender.send((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
 
 
 def median(step: Callable[[], object], repeats: int) -> float:
