@@ -35,7 +35,9 @@ def main(args: list[str] | None = None) -> None:
         "MiB that a process grows by, and milliseconds of CPU time, median: the algorithm with its backward pass, and"
     )
     print("the whole step with a 3-D CNN")
-    kinds = [bare_step, *([partial(whole_step, side=arguments.side)] if arguments.side else [])]
+    kinds: list[Callable[[int | None], Callable[[], object]]] = [bare_step]
+    if arguments.side:
+        kinds.append(partial(whole_step, side=arguments.side))
     counts = [None, *arguments.tasks]
     # memory first: what this process has used and given back would serve its children
     memory = [[added_memory(partial(make, count)) for make in kinds] for count in counts]
