@@ -69,6 +69,7 @@ class PairwiseAlgorithm(Algorithm):
             margin=slope if self.margin is None else self.margin,
             scale=1.0 / slope if self.scale is None else self.scale,
         )
+        self._constant_loss = float(self.surrogate.value(torch.zeros((), dtype=torch.float64, device="cpu")))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, in place; see :meth:`DeclaredState.load_state_dict`."""
@@ -94,11 +95,10 @@ class PairwiseAlgorithm(Algorithm):
             return 1.0
         negatives = with_dual_negatives(masks)
         batch_loss = tail_mean_loss(pos_scores, neg_scores, self.bounds[1], surrogate=self.surrogate, masks=negatives)
-        unit = in_play(loss_unit_step(self.loss_unit, batch_loss), self.loss_unit, masks)
+        unit = in_play(loss_unit_step(self.loss_unit, batch_loss, self._constant_loss), self.loss_unit, masks)
         self.loss_unit.copy_(unit)
         if bounded:
-            constant_loss = self.surrogate.value(torch.zeros_like(batch_loss)).detach()
-            return in_play(bounded_loss_unit(unit, batch_loss, constant_loss), 1.0, masks)
+            return in_play(bounded_loss_unit(unit, batch_loss, self._constant_loss), 1.0, masks)
         return in_play(unit, 1.0, masks)
 
     def per_unit(self, loss: Tensor, unit: Tensor | float) -> Tensor:

@@ -20,9 +20,12 @@ from lightning_tpauc.functional.tasks import add_scaled, column, number
 
 #: How fast the unit of the loss follows the batches: it forgets all but e^-1 of a value in 20 steps.
 _UNIT_RATE = 0.05
+#: The unit stays above this share of a constant model's loss: below it there is nothing left to learn, and a unit that
+#: went on to fall would leave global thresholds where they are, without end in units of the loss.
+_LEAST_UNIT = 1e-3
 
 
-def loss_unit_step(unit: Tensor, batch_loss: Tensor) -> Tensor:
+def loss_unit_step(unit: Tensor, batch_loss: Tensor, constant_loss: float) -> Tensor:
     r"""The running mean :math:`L \leftarrow L + 0.05\,(L_B - L)`, in which step sizes without a unit are measured.
 
     :math:`y` has no unit; :math:`s` and :math:`s'` have the loss's. So :math:`\alpha` is the inverse of a loss, and
@@ -33,20 +36,23 @@ def loss_unit_step(unit: Tensor, batch_loss: Tensor) -> Tensor:
         unit: float tensor ``()``, L; 0 before the first step.
         batch_loss: float tensor ``()``, :math:`L_B`, the batch's mean loss on the hardest :math:`\theta_1` of the
             negatives; see :func:`~lightning_tpauc.functional.tail_mean_loss`.
+        constant_loss: :math:`\ell(0)`, the loss of a constant model.
 
     Returns:
-        Float tensor ``()`` of ``unit``'s dtype, above 0: at first the batch's own.
+        Float tensor ``()`` of ``unit``'s dtype: at first the batch's own, and at least :math:`\ell(0) / 1000`.
 
     Example:
-        >>> loss_unit_step(torch.tensor(1.0), torch.tensor(2.0)), loss_unit_step(torch.tensor(0.0), torch.tensor(2.0))
-        (tensor(1.0500), tensor(2.))
+        >>> loss_unit_step(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 2.0]), constant_loss=1.0)
+        tensor([1.0500, 2.0000])
+        >>> loss_unit_step(torch.tensor(0.2), torch.tensor(0.0), constant_loss=500.0)
+        tensor(0.5000)
     """
     batch_loss = batch_loss.to(unit.dtype)  # scores may be in double precision where the state is not
     updated = torch.where(unit > 0, torch.lerp(unit, batch_loss, _UNIT_RATE), batch_loss)
-    return updated.clamp_min(torch.finfo(updated.dtype).tiny ** 0.5)
+    return updated.clamp_min(max(_LEAST_UNIT * constant_loss, torch.finfo(updated.dtype).tiny ** 0.5))
 
 
-def bounded_loss_unit(unit: Tensor, batch_loss: Tensor, constant_loss: Tensor) -> Tensor:
+def bounded_loss_unit(unit: Tensor, batch_loss: Tensor, constant_loss: float) -> Tensor:
     r"""The unit :math:`\max(L, L_B, \ell(0))`, for methods that return their last iterate and not an average.
 
     Neither a batch of outliers, whose loss is far above the running mean, nor a model that fits well, whose loss is far
@@ -55,16 +61,16 @@ def bounded_loss_unit(unit: Tensor, batch_loss: Tensor, constant_loss: Tensor) -
     Args:
         unit: float tensor ``()``, L.
         batch_loss: float tensor ``()``, :math:`L_B`, as for :func:`loss_unit_step`.
-        constant_loss: float tensor ``()``, :math:`\ell(0)`, the loss of a constant model.
+        constant_loss: :math:`\ell(0)`, the loss of a constant model.
 
     Returns:
         Float tensor ``()`` of ``unit``'s dtype.
 
     Example:
-        >>> bounded_loss_unit(torch.tensor(0.1), torch.tensor(0.5), torch.tensor(0.25))
+        >>> bounded_loss_unit(torch.tensor(0.1), torch.tensor(0.5), constant_loss=0.25)
         tensor(0.5000)
     """
-    return torch.maximum(torch.maximum(unit, batch_loss.to(unit.dtype)), constant_loss.to(unit.dtype))
+    return torch.maximum(unit, batch_loss.to(unit.dtype)).clamp_min(constant_loss)
 
 
 def per_positive_risk(thresholds: Tensor, excess: Tensor, theta1: float | Tensor) -> Tensor:

@@ -332,7 +332,7 @@ class TaskMetrics(nn.Module):
             if of_labels.ndim > 1:
                 values[name] = of_labels
                 continue
-            values[name] = of_labels.nanmean()
+            values[name] = of_labels.to(torch.promote_types(of_labels.dtype, torch.float32)).nanmean()
             values.update({f"{name}/{key}": value for key, value in zip(self.keys, of_labels, strict=True)})
         return values | (self.joint.compute() if self.joint is not None else {})
 

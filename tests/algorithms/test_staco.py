@@ -9,6 +9,7 @@ import torch
 from lightning_tpauc.algorithms import STACO, TrainingScores
 from lightning_tpauc.errors import ArgumentError, CheckpointError
 from lightning_tpauc.functional import exact_duals
+from lightning_tpauc.functional.tasks import TaskMasks
 from lightning_tpauc.training.weights import IterateAverage
 from tests.helpers.problems import DIM, NUM_POS, draw, make_data, paper_sonx, paper_staco
 from tests.helpers.tolerances import assert_close
@@ -347,3 +348,23 @@ def test_state_of_another_run_is_refused():
     target.setup(4)
     with pytest.raises(CheckpointError, match="written by another algorithm"):
         target.load_state_dict(state)
+
+
+@pytest.mark.parametrize("tasks", [None, 2])
+def test_training_goes_on_where_nothing_is_left_to_learn(tasks):
+    """The global threshold is far above losses of 0, and its steps are in units of these."""
+    algorithm = STACO(0.5, 0.5, dual_init="zeros")
+    algorithm.setup(40 if tasks is None else [40] * tasks)
+    algorithm.s_prime.fill_(0.5)
+    algorithm.y.zero_()
+    pos, neg, index = torch.full((4,), 3.0), torch.full((12,), -3.0), torch.arange(4)
+    masks = None
+    if tasks is not None:
+        pos, neg, index = pos.repeat(tasks, 1), neg.repeat(tasks, 1), index.repeat(tasks, 1)
+        masks = TaskMasks(torch.ones(tasks, 4, dtype=torch.bool), torch.ones(tasks, 12, dtype=torch.bool))
+    losses = [algorithm(pos, neg, index=index, masks=masks).abs() for _ in range(1500)]
+    assert max(losses) < 1e3, "in units of the loss, a thousandth of that of a constant model at least"
+    assert (algorithm.loss_unit == 1e-3).all()
+    assert (algorithm.s_prime < 0.05).all()
+    algorithm(-pos, -neg, index=index, masks=masks)
+    assert (algorithm.y > 0.0).any(), "a loss is noticed at once"
