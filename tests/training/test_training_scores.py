@@ -4,7 +4,6 @@ Remembered scores of several labels, against lists; how their rectangles shrink.
 """
 
 import io
-import math
 import random
 from itertools import count
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 from lightning_tpauc.algorithms import STACO, Task, TrainingScores
-from lightning_tpauc.functional import objective_ratio
 from lightning_tpauc.functional.tasks import TaskMasks
 from lightning_tpauc.training.rectangle_schedule import RectangleSchedule
 from lightning_tpauc.training.training_scores import ScoreMemory, TaskScoreMemory
