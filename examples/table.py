@@ -13,13 +13,12 @@ from lightning.pytorch import Trainer, seed_everything
 from sklearn.datasets import load_breast_cancer
 from sklearn.model_selection import train_test_split
 
-from lightning_tpauc import DecisionThreshold, PosNegDataModule, TPAUCModule
+from lightning_tpauc import DecisionThreshold, PosNegDataModule, PredictionWriter, TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.functional import bootstrap_interval
 from lightning_tpauc.models import Linear
 
 MIN_TPR, MAX_FPR = 0.8, 0.2  # find four of five, with a false alarm for at most one in five of the others
-SAVED = ("score", "probability", "decision")
 
 
 def write_sample(path: Path) -> None:
@@ -38,20 +37,19 @@ def main(path: Path, label: str, key: str) -> None:
     mean, std = train[features].mean(), train[features].std()
     parts = [((part[features] - mean) / std, part[label]) for part in (train, val, test)]
 
-    data = PosNegDataModule(parts[0], parts[1], parts[2], predict_dataset=parts[2][0].to_numpy())
+    data = PosNegDataModule(parts[0], parts[1], parts[2], predict_dataset=parts[2][0])
     model = TPAUCModule(Linear(len(features)), STACO(MIN_TPR, MAX_FPR))
-    choose = DecisionThreshold("max_sensitivity", calibration="sigmoid")
-    trainer = Trainer(accelerator="cpu", max_epochs=60, callbacks=[choose], logger=False, enable_checkpointing=False)
+    callbacks = [DecisionThreshold("max_sensitivity", calibration="sigmoid"), PredictionWriter("predictions.csv")]
+    trainer = Trainer(accelerator="cpu", max_epochs=60, callbacks=callbacks, logger=False, enable_checkpointing=False)
     trainer.fit(model, data)
     point: Any = model.operating_point
     found, alarms = point.decisions.sensitivity, 1 - point.decisions.specificity
     print(f"validation: score >= {point.threshold:.3f} finds {found:.0%}, false alarms for {alarms:.0%} of the others")
 
     tested = trainer.test(model, data, verbose=False)[0]
-    batches: Any = trainer.predict(model, data)
-    columns = {name: torch.cat([batch[name] for batch in batches]).numpy() for name in SAVED}
-    pd.DataFrame(columns, index=test.index).to_csv("predictions.csv")
-    scores, labels = torch.tensor(columns["score"]), torch.tensor(test[label].to_numpy())
+    trainer.predict(model, data)  # writes example_id, id, score, probability and decision
+    predictions = pd.read_csv("predictions.csv", index_col="id")
+    scores, labels = torch.tensor(predictions["score"].to_numpy()), torch.tensor(test[label].to_numpy())
     area, low, high = bootstrap_interval(scores, labels, MIN_TPR, MAX_FPR)
     print(f"test: TPAUC {area:.3f}, 95% interval {low:.3f} to {high:.3f}")
     for name in ("sensitivity", "specificity", "precision"):

@@ -169,15 +169,20 @@ def own_message(error: BaseException | None) -> str | None:
     """The message of the :class:`TPAUCError` behind an exception, if there is one.
 
     jsonargparse raises its own error from one in a constructor, and torch hands an error of a process over as text.
-    Lightning says likewise what is wrong with the Trainer's flags, and with ``--ckpt_path best``.
+    Lightning says likewise what is wrong with the Trainer's flags, and with ``--ckpt_path best``, and which package a
+    logger or a callback lacks.
     """
     if isinstance(error, ValueError) and "(ckpt_path=" in str(error):
         return str(error)
     while error is not None:
-        if isinstance(error, (TPAUCError, MisconfigurationException)):
+        if isinstance(error, (TPAUCError, MisconfigurationException)) or _is_missing_package(error):
             return str(error)
         if isinstance(error, ProcessRaisedException):
             last = str(error).rpartition("\nlightning_tpauc.errors.")[2]
             return last.partition(": ")[2].strip() if "\nTraceback" not in last and ": " in last else None
         error = error.__cause__
     return None
+
+
+def _is_missing_package(error: BaseException) -> bool:
+    return isinstance(error, ModuleNotFoundError) and "pip install" in str(error)

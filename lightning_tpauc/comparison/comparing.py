@@ -136,6 +136,7 @@ class Comparison:
             datamodule: Any = self.setup.datamodule(run, self.folds)
             datamodule.prepare_data()
             datamodule.setup("fit")
+            _require_one_label(datamodule)
             _require_validation(datamodule)
             if not self._per_step:
                 self._measure(datamodule)
@@ -257,17 +258,23 @@ def _known(chosen: Mapping[Method, float | None]) -> Iterator[tuple[Method, floa
             yield method, factor
 
 
+def _require_one_label(datamodule: Any) -> None:
+    names = getattr(datamodule, "label_names", None)
+    if names:
+        shown = ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")
+        msg = (
+            f"A comparison is one of a single label, but the data have {len(names)} ({shown}). Compare one after the "
+            "other, each on the rows where it was measured and in a folder of its own: with arrays, "
+            "`measured = ~np.isnan(y[:, k])` and `PosNegDataModule((x[measured], y[measured, k]), ...)`."
+        )
+        raise UnsupportedError(msg)
+
+
 def _require_both_classes(loader: Any, name: str) -> None:
-    """Raise :class:`DataError` if the labels of a loader are known and of one class alone, and refuse several tasks."""
+    """Raise :class:`DataError` if the labels of a loader are known and of one class alone."""
     targets = getattr(loader, "targets", None)
     if targets is None:  # a loader of one's own
         return
-    if targets.ndim != 1:
-        msg = (
-            f"A comparison is one of a single label, but the {name} set has {targets.shape[1]}: choose one column of "
-            "them, as in `targets=table['liver']`."
-        )
-        raise UnsupportedError(msg)
     for value, kind in ((1, "positive"), (0, "negative")):
         if not (targets == value).any():
             msg = (

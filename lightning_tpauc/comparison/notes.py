@@ -71,8 +71,9 @@ def _settings(results: Results) -> list[str]:
     untrained = [row.method for row in results.rows if row.kept_start]
     if untrained:
         notes.append(
-            f"Nothing validated better than the untrained weights for {', '.join(untrained)}: the training is too "
-            "short, or the learning rate does not suit it, and its row says nothing about the method."
+            f"Nothing validated better than the first weights for {', '.join(untrained)}: the training is too short, "
+            "or the learning rate does not suit it. The row says nothing about the method. Train longer, or try more "
+            "learning rates."
         )
     if any(row.method.startswith("STACO") for row in results.rows):
         notes.append(

@@ -14,17 +14,23 @@ from typing import Any
 
 from lightning_tpauc.atomic import replacing
 from lightning_tpauc.comparison.pictures import as_png, draw_progress, draw_roc
-from lightning_tpauc.comparison.results import Results, Row, verdict
+from lightning_tpauc.comparison.results import Results, Row
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1c2630; max-width: 1400px; margin: 2rem auto; padding: 0 1rem; }
+:root { color-scheme: light dark; --ink: #1c2630; --paper: #fff; --line: #d9dee4; --head: #1f3b57; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #dfe5eb; --paper: #14191f; --line: #36404a; --head: #8fb2d6; }
+}
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
+  max-width: 1400px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+ul { padding-left: 1.3rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13.5px; }
-th, td { padding: .35rem .6rem; border-bottom: 1px solid #d9dee4; text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-th { border-bottom: 2px solid #1f3b57; }
-img { max-width: 100%; height: auto; }
+th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--paper); }
+th { border-bottom: 2px solid var(--head); }
+img { width: 100%; min-width: 720px; max-width: 1210px; height: auto; background: #fff; }
 .verdicts li { font-weight: 600; }
 """
 _TITLES = {"roc.png": "ROC curves", "training.png": "Training"}
@@ -115,7 +121,8 @@ def as_page(
         "<h2>How to read it</h2>",
         _list(notes, "notes"),
     ]
-    head = f'<meta charset="utf-8" /><title>{escape(title)}</title><style>{_STYLE}</style>'
+    sized = '<meta name="viewport" content="width=device-width, initial-scale=1" />'
+    head = f'<meta charset="utf-8" />{sized}<title>{escape(title)}</title><style>{_STYLE}</style>'
     content = "\n".join(part for part in parts if part)
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>\n{content}\n</body></html>\n'
 
@@ -128,7 +135,8 @@ def _list(lines: Sequence[str], kind: str) -> str:
 def _picture(name: str, content: bytes) -> str:
     title = _TITLES.get(name, name)
     data = base64.b64encode(content).decode()
-    return f'<h2>{escape(title)}</h2><img alt="{escape(title)}" src="data:image/png;base64,{data}" />'
+    image = f'<img alt="{escape(title)}" src="data:image/png;base64,{data}" />'
+    return f'<h2>{escape(title)}</h2><div class="wide">{image}</div>'
 
 
 @dataclass(frozen=True)
@@ -151,7 +159,7 @@ class Report:
     @property
     def verdicts(self) -> dict[str, str]:
         """By method, whether it is ahead of the baseline on the rectangle that was trained for."""
-        return {name: verdict(found[0], self.results.baseline) for name, found in self.results.differences.items()}
+        return {name: self.results.verdict(name) for name in self.results.differences}
 
 
 def write_report(results: Results, folder: Path, title: str) -> Report:
@@ -215,11 +223,11 @@ def _names(results: Results) -> tuple[list[str], list[str]]:
 
 
 def _verdicts(results: Results) -> list[str]:
-    lines = []
-    for k, rectangle in enumerate(results.rectangles):
-        for name, found in results.differences.items():
-            lines.append(f"{name} against {results.baseline}, {_of(rectangle)}: {verdict(found[k], results.baseline)}")
-    return lines
+    return [
+        f"{name} against {results.baseline}, {_of(rectangle)}: {results.verdict(name, k)}"
+        for k, rectangle in enumerate(results.rectangles)
+        for name in results.differences
+    ]
 
 
 def _table(results: Results) -> str:
@@ -251,7 +259,7 @@ def _table(results: Results) -> str:
 
 def _differences(results: Results) -> str:
     rows = [
-        [name, results.baseline, *results.rectangles[k], *found, verdict(found, results.baseline)]
+        [name, results.baseline, *results.rectangles[k], *found, results.verdict(name, k)]
         for name, all_found in results.differences.items()
         for k, found in enumerate(all_found)
     ]

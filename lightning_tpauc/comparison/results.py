@@ -153,8 +153,13 @@ def difference(estimate: float, ours: Tensor, theirs: Tensor) -> Difference:
     return Difference(estimate, *ends.tolist())
 
 
-def verdict(found: Difference, baseline: str) -> str:
+def verdict(found: Difference, baseline: str, untrained: Sequence[str] = ()) -> str:
     """In plain words whether a method is ahead of the baseline.
+
+    Args:
+        found: how far it is ahead.
+        baseline: name of the method that it is compared with.
+        untrained: those of both whose first weights validated best, so that nothing can be said of them.
 
     Example:
         >>> verdict(Difference(0.04, 0.02, 0.06), "cross-entropy")
@@ -163,8 +168,13 @@ def verdict(found: Difference, baseline: str) -> str:
         'level: keep cross-entropy (+.010, 95% interval -.010 to .030)'
         >>> verdict(Difference(-0.04, -0.06, -0.02), "cross-entropy")
         'behind by .040, 95% interval -.060 to -.020: keep cross-entropy'
+        >>> verdict(Difference(0.4, 0.3, 0.5), "cross-entropy", ["cross-entropy"])
+        'open (+.400, 95% interval .300 to .500): cross-entropy never validated better than its first weights'
     """
     interval = f"95% interval {short(found.lower)} to {short(found.upper)}"
+    if untrained:
+        who = f"{' and '.join(untrained)} never validated better than {'its' if len(untrained) == 1 else 'their'}"
+        return f"open ({short(found.estimate, sign='+')}, {interval}): {who} first weights"
     if found.lower > 0:
         return f"ahead by {short(found.estimate)}, {interval}"
     if found.upper < 0:
@@ -238,6 +248,16 @@ class Results:
     curves: Mapping[str, Sequence[Sequence[Mapping[str, float]]]]
     num_resamples: int
     notes: Sequence[str] = field(default_factory=tuple)
+
+    def verdict(self, method: str, rectangle: int = 0) -> str:
+        """In plain words whether a method is ahead of the baseline.
+
+        Args:
+            method: name of another method than the baseline.
+            rectangle: number of the rectangle.
+        """
+        untrained = [row.method for row in self.rows if row.kept_start and row.method in (method, self.baseline)]
+        return verdict(self.differences[method][rectangle], self.baseline, untrained)
 
 
 def evaluate(

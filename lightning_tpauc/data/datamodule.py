@@ -26,7 +26,7 @@ from lightning_tpauc.data.core.fetch import Fetcher, collate_by, fetcher_for, un
 from lightning_tpauc.data.core.loader import EvalLoader, PosNegLoader, training_position
 from lightning_tpauc.data.core.module_options import CheckedDataModule, LoaderOptions, check_counts, checked_options
 from lightning_tpauc.data.core.prepared import PreparedData, Split
-from lightning_tpauc.data.core.row_values import take_columns
+from lightning_tpauc.data.core.row_values import row_values, take_columns
 from lightning_tpauc.data.core.sampler import SAMPLERS, BatchSampler, BatchSizes, current_world, usual_sizes
 from lightning_tpauc.data.core.seeding import as_seed, say_what_seeds
 from lightning_tpauc.data.core.splits import as_fraction, check_validation_source
@@ -117,6 +117,10 @@ class PosNegDataModule(CheckedDataModule):
             count among the positives and among the negatives, or among all examples under ``sampling="uniform"``. The
             objective is that of a training set in which examples come so often. Those of weight 0 do not train. Metrics
             count every example once.
+        ids: what :class:`~lightning_tpauc.PredictionWriter` writes beside positions: one value for each item of
+            ``predict_dataset``; or the name of a column of the tables, which is no input of the model then, of an
+            attribute of the data set, or of a key of its items. ``None``: the index of a table, unless it just counts
+            the rows.
 
     Raises:
         ArgumentError: if arguments contradict each other or are out of range.
@@ -161,13 +165,14 @@ class PosNegDataModule(CheckedDataModule):
         targets: Any = None,
         groups: Any = None,
         sample_weight: Any = None,
+        ids: Any = None,
         **loader_options: Unpack[LoaderOptions],
     ) -> None:
         super().__init__()
         self.train_dataset, self.val_dataset, self.test_dataset = train_dataset, val_dataset, test_dataset
         self.predict_dataset, self.negatives, self.batch_size = predict_dataset, negatives, batch_size
         self.num_pos, self.num_neg, self.num_dual_neg, self.sampling = num_pos, num_neg, num_dual_neg, sampling
-        self.targets, self.sample_weight = targets, sample_weight
+        self.targets, self.sample_weight, self.ids, self._found_ids = targets, sample_weight, ids, ids
         self.val_fraction, self.num_folds, self.fold, self.groups = val_fraction, num_folds, fold, groups
         self.split_seed, self.seed = as_seed(split_seed, "split_seed", bits=32), as_seed(seed, "seed")
         self.num_workers, self.pin_memory, self._epoch_steps = num_workers, pin_memory, steps_per_epoch
@@ -227,7 +232,8 @@ class PosNegDataModule(CheckedDataModule):
         origin = (*raw, dtype)
         if self._prepared_from and all(new is old for new, old in zip(origin, self._prepared_from, strict=True)):
             return
-        raw, groups, weight, targets = take_columns(raw, self.groups, self.sample_weight, self.targets)
+        columns = self.groups, self.sample_weight, self.targets, self.ids
+        raw, groups, weight, targets, self._found_ids = take_columns(raw, *columns)
         given = {n: as_dataset(d, f"{n}_dataset", dtype) for n, d in raw._asdict().items() if n != "negatives"}
         split = Split(self.val_fraction, self.num_folds, self.fold, self.split_seed, groups)
         transforms = None if type(self).fit_transforms is PosNegDataModule.fit_transforms else self.fit_transforms
@@ -374,7 +380,9 @@ class PosNegDataModule(CheckedDataModule):
     def predict_dataloader(self) -> EvalLoader:
         """Batches of the data to predict on; the target is -1 where there are no labels."""
         dataset = unaugmented(self._prepared.require("predict"))
-        return self._eval_loader(predicted_part(dataset, self._prepared.targets, self.input_layout))
+        loader = self._eval_loader(predicted_part(dataset, self._prepared.targets, self.input_layout))
+        loader.ids = None if self._found_ids is None else row_values(dataset, self._found_ids, "ids", "predict_dataset")
+        return loader
 
     def scoring_dataloaders(self, max_negatives: int | None = None) -> tuple[EvalLoader, EvalLoader | ScoredStream]:
         """Loaders over the training positives and negatives, for solving the dual variables exactly.

@@ -171,7 +171,7 @@ class DecisionThreshold(Callback):
             point = decision_threshold(scores, labels, *rectangle, "youden", validate_args=False)
             nearest = None if point is None else (point.sensitivity, 1 - point.specificity)
         calibration = self._calibrated(scores, labels)
-        return OperatingPoint(chosen, self.criterion, getattr(module, "batches_seen", 0), nearest, calibration)
+        return OperatingPoint(chosen, self.criterion, getattr(module, "weights_step", 0), nearest, calibration)
 
     def _calibrated(self, scores: Tensor, labels: Tensor) -> Calibration | None:
         if self.calibration is None:

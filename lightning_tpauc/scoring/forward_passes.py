@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 from tqdm import tqdm
 
 from lightning_tpauc.data.core.targets import NAMES
@@ -223,36 +224,63 @@ def device_batches(
             yield batch
 
 
+#: What torch says of inputs that a layer has not been made for.
+_SHAPES = (
+    r"shapes cannot be multiplied|size mismatch|must match the size|expected input|should contain \d+ elements|"
+    r"input to (batch|conv)|[Ee]xpected \d?-?D|input\.size|invalid for input|index out of range in self"
+)
+
+
 @contextmanager
-def explained_dtypes(inputs: Any, model: nn.Module) -> Iterator[None]:
-    """Explain the error if the model fails because its inputs and its weights differ in dtype.
+def explained_inputs(inputs: Any, model: nn.Module) -> Iterator[None]:
+    """Explain the error if the model fails because its inputs have another dtype or shape than its weights are for.
 
     Raises:
-        ArgumentError: instead of torch's RuntimeError.
+        ArgumentError: instead of torch's error.
 
     Example:
         >>> import torch
-        >>> with explained_dtypes(torch.zeros(2), nn.Linear(2, 1)):
+        >>> with explained_inputs(torch.zeros(2, 3), nn.Linear(3, 1)):
         ...     pass
     """
     try:
         yield
-    except RuntimeError as error:
-        dtypes = {tensor.dtype for tensor in _tensors(inputs)}
-        weights = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
-        if (
-            isinstance(error, TPAUCError)
-            or dtypes <= {weights}
-            or not re.search(r"dtype|[a-z] type|implemented for '", str(error))
-        ):
+    except (RuntimeError, IndexError, ValueError) as error:
+        if isinstance(error, TPAUCError):
             raise
-        found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-        wider = ", or train with `Trainer(precision='64-true')`" if dtypes == {torch.float64} else ""
-        msg = (
-            f"The model can't compute with these inputs: {error}. They are {found} and its weights "
-            f"{str(weights).removeprefix('torch.')}. Convert them, for instance with `x.float()`{wider}."
-        )
+        msg = _about_dtypes(error, inputs, model) or _about_shapes(error, inputs, model)
+        if msg is None:
+            raise
         raise ArgumentError(msg) from error
+
+
+def _about_dtypes(error: Exception, inputs: Any, model: nn.Module) -> str | None:
+    dtypes = {tensor.dtype for tensor in _tensors(inputs)}
+    weights = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    if dtypes <= {weights} or not re.search(r"dtype|[a-z] type|implemented for '", str(error)):
+        return None
+    found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+    wider = ", or train with `Trainer(precision='64-true')`" if dtypes == {torch.float64} else ""
+    return (
+        f"The model can't compute with these inputs: {error}. They are {found} and its weights "
+        f"{str(weights).removeprefix('torch.')}. Convert them, for instance with `x.float()`{wider}."
+    )
+
+
+def _about_shapes(error: Exception, inputs: Any, model: nn.Module) -> str | None:
+    """With the shapes of a batch and of the first weight, which is what most often does not fit."""
+    tensors = list(_tensors(inputs))
+    if not tensors or not re.search(_SHAPES, str(error)):
+        return None
+    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors[:3])
+    weights = ((n, p) for n, p in model.named_parameters() if not isinstance(p, UninitializedParameter))
+    weight = next((f", and the model's first weight, `{n}`, has {tuple(p.shape)}" for n, p in weights), "")
+    whole = [t for t in tensors if not t.is_floating_point() and t.numel()] if isinstance(error, IndexError) else []
+    values = f" Its numbers lie in {int(whole[0].min())} .. {int(whole[0].max())}." if whole else ""
+    return (
+        f"The model can't compute with these inputs: {error}. A batch of them has shape {shapes}{weight}.{values} If "
+        "these two fit, a later layer does not take what the one before it gives."
+    )
 
 
 def _tensors(inputs: Any) -> Iterator[Tensor]:

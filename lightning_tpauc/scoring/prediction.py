@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping, Sequence
 from operator import index
 from pathlib import Path
@@ -29,11 +30,12 @@ class PredictionWriter(Callback):
     see :class:`~lightning_tpauc.DecisionThreshold`. Of several labels each has columns of its own, such as
     ``score_liver`` and ``decision_liver``; a decision is -1 where the label has no threshold.
 
-    Rows are sorted by ``example_id``, the position in the predicted data set. Every example is there once, even if
-    several processes predict. A ``DataLoader`` may shuffle, or take only some of the examples: its batch sampler tells
-    which ones it took. Examples of a stream, and of an iterable that is no ``DataLoader``, are numbered in the order in
-    which they come. Such an iterable may hide a loader that shuffles, so there is a warning. Scores are raw, whatever
-    the module's ``score_activation`` is, and have all their digits.
+    Rows are sorted by ``example_id``, the position in the predicted data set. Where the data module knows what its rows
+    are called (see ``ids`` of :class:`~lightning_tpauc.PosNegDataModule`), ``id`` follows. Every example is there once,
+    even if several processes predict. A ``DataLoader`` may shuffle, or take only some of the examples: its batch
+    sampler tells which ones it took. Examples of a stream, and of an iterable that is no ``DataLoader``, are numbered
+    in the order in which they come. Such an iterable may hide a loader that shuffles, so there is a warning. Scores are
+    raw, whatever the module's ``score_activation`` is, and have all their digits.
 
     Args:
         path: the file; ``None`` is ``predictions.csv`` in the Trainer's log folder.
@@ -53,6 +55,12 @@ class PredictionWriter(Callback):
         >>> with open("digits.csv") as file:
         ...     file.readline().strip(), sum(1 for line in file)
         ('example_id,score', 450)
+        >>> from lightning_tpauc import PosNegDataModule
+        >>> data = PosNegDataModule(predict_dataset=torch.zeros(2, 64), ids=["P7", "P8"])
+        >>> _ = trainer.predict(module, data)
+        >>> with open("digits.csv") as file:
+        ...     [line.split(",")[:2] for line in file]
+        [['example_id', 'id'], ['0', 'P7'], ['1', 'P8']]
     """
 
     def __init__(self, path: str | None = None) -> None:
@@ -60,6 +68,7 @@ class PredictionWriter(Callback):
         #: Where the file is, or will be.
         self.path = Path(path or "predictions.csv")
         self._parts: list[dict[str, Tensor]] = []
+        self._ids: Any = None
 
     @override
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -71,6 +80,7 @@ class PredictionWriter(Callback):
                 "other, each with a PredictionWriter(path) of its own."
             )
             raise UnsupportedError(msg)
+        self._ids = getattr(CombinedLoader(trainer.predict_dataloaders).flattened[0], "ids", None)
         folder = trainer.log_dir  # collective: rank 0 says
         if self._given is None:
             self.path = Path(folder or ".", "predictions.csv")
@@ -132,12 +142,15 @@ class PredictionWriter(Callback):
                 f"{int((~first).sum())} predictions were made again of examples that had one; the first one is written."
             )
             rank_zero_warn(text, category=TPAUCWarning)
-        rows = zip(*(column[order][first].tolist() for column in columns.values()), strict=True)
-        line = ",".join(f"{{:{_format(column.dtype)}}}" for column in columns.values()) + "\n"
+        texts = {name: _texts(column[order][first]) for name, column in columns.items()}
+        if self._ids is not None:
+            positions = texts.pop("example_id")
+            texts = {"example_id": positions, "id": [str(self._ids[int(k)]) for k in positions], **texts}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("w", encoding="utf-8") as file:
-            file.write(",".join(columns) + "\n")
-            file.writelines(line.format(*row) for row in rows)
+        with self.path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(texts)
+            writer.writerows(zip(*texts.values(), strict=True))
 
 
 def _columns(said: Mapping[str, Tensor], keys: Sequence[str]) -> dict[str, Tensor]:
@@ -145,8 +158,10 @@ def _columns(said: Mapping[str, Tensor], keys: Sequence[str]) -> dict[str, Tenso
     return {f"{name}_{key}": values[:, k] for k, key in enumerate(keys) for name, values in said.items()}
 
 
-def _format(dtype: torch.dtype) -> str:
-    return ".17g" if dtype == torch.float64 else ".9g" if dtype.is_floating_point else "d"
+def _texts(values: Tensor) -> list[str]:
+    """Numbers with all their digits."""
+    kind = ".17g" if values.dtype == torch.float64 else ".9g" if values.dtype.is_floating_point else "d"
+    return [format(value, kind) for value in values.tolist()]
 
 
 def _positions(loader: Any, batch_idx: int, num_scores: int) -> Tensor | None:

@@ -16,7 +16,7 @@ from lightning_tpauc.functional.checks import check_choice
 from lightning_tpauc.lightning_fixes.compiled import own_names
 from lightning_tpauc.lightning_fixes.subclassing import KeepsDuties, refuse_bases, refuse_taken, refuse_unknown
 from lightning_tpauc.scoring.activation import is_squashed, slope_of, warn_of_activation
-from lightning_tpauc.scoring.forward_passes import call_model, explained_dtypes, one_score, scores_of, scores_of_labels
+from lightning_tpauc.scoring.forward_passes import call_model, explained_inputs, one_score, scores_of, scores_of_labels
 from lightning_tpauc.scoring.labels import Labels, check_label_settings
 from lightning_tpauc.scoring.operating_point import OperatingPoint, OperatingPoints
 
@@ -140,7 +140,7 @@ class ScoringModule(KeepsDuties, LightningModule):
         Raises:
             ArgumentError: if the model does not return one score per example, or one per example and label.
         """
-        with explained_dtypes(inputs, self):
+        with explained_inputs(inputs, self):
             output = call_model(self, inputs)
         scores = scores_of(output)
         if not self._activation_checked and scores.requires_grad:

@@ -22,6 +22,8 @@ from lightning_tpauc.training.trained_module import TrainedModule
 
 #: With fewer examples of a class in the rectangle, a batch says hardly anything about it.
 _FEWEST = 4
+#: A share of positives that hardly anybody is content with, and of negatives that anybody can leave in peace.
+_LITTLE = 0.2
 #: A model whose objective is below this share of l(0) has learnt something.
 _GOOD = 0.8
 #: If the hardest negatives' loss is below this share of l(0), there is little left to learn.
@@ -53,6 +55,28 @@ def few_pairs(min_tpr: float, max_fpr: float, num_pos: int, num_neg: int) -> str
                 f"raise `{argument}` to {math.ceil(_FEWEST / share - 1e-9)} or more."
             )
     return None
+
+
+def little_demanded(min_tpr: float, max_fpr: float) -> str | None:
+    """Advice if the rectangle is that of the bounds taken for each other; ``None`` if it may be meant.
+
+    Args:
+        min_tpr: lower bound of the rectangle's true positive rate.
+        max_fpr: upper bound of the rectangle's false positive rate.
+
+    Example:
+        >>> little_demanded(0.25, 0.75) is None, little_demanded(0.0, 1.0) is None
+        (True, True)
+        >>> little_demanded(0.2, 0.8)[:42]
+        'min_tpr=0.2 and max_fpr=0.8 demand little:'
+    """
+    if not (0.0 < min_tpr <= _LITTLE and 1.0 - _LITTLE <= max_fpr < 1.0):  # all of the square is the AUROC
+        return None
+    return (
+        f"min_tpr={min_tpr:g} and max_fpr={max_fpr:g} demand little: to find {min_tpr:g} of the positives with false "
+        f"alarms for {max_fpr:g} of the negatives. If {max_fpr:g} should be found, pass min_tpr={max_fpr:g} and "
+        f"max_fpr={min_tpr:g}."
+    )
 
 
 class Adviser:

@@ -46,6 +46,8 @@ from lightning_tpauc.training.weights import IterateAverage
 
 #: In every checkpoint of a module that has one.
 OPERATING_POINT = "lightning_tpauc_operating_point"
+#: How many training batches the weights have seen; in every checkpoint.
+STEP = "lightning_tpauc_step"
 
 
 def gather_random_states() -> list[dict[str, Any]]:
@@ -106,16 +108,20 @@ def settle_threshold(module: TrainedModule, trainer: Trainer, *, rescore: bool) 
         )
 
 
-def record_operating_point(point: OperatingPoint | OperatingPoints | None, checkpoint: dict[str, Any]) -> None:
-    """Write down what the published weights decide by, if there is anything."""
+def record_operating_point(
+    point: OperatingPoint | OperatingPoints | None, step: int, checkpoint: dict[str, Any]
+) -> None:
+    """Write down what the published weights decide by, if there is anything, and how many batches they have seen."""
+    checkpoint[STEP] = step
     if point is not None:
         checkpoint[OPERATING_POINT] = point.state_dict()
 
 
-def recorded_operating_point(checkpoint: dict[str, Any]) -> OperatingPoint | OperatingPoints | None:
-    """What :func:`record_operating_point` wrote; ``None`` if it wrote nothing."""
+def recorded_operating_point(checkpoint: dict[str, Any]) -> tuple[OperatingPoint | OperatingPoints | None, int]:
+    """The point, ``None`` if there was none, and the step that :func:`record_operating_point` wrote."""
     state = checkpoint.get(OPERATING_POINT)
-    return None if state is None else restored_point(state)
+    point = None if state is None else restored_point(state)
+    return point, checkpoint.get(STEP, 0 if point is None else point.step)  # earlier releases wrote no step
 
 
 def save(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
@@ -129,7 +135,7 @@ def save(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
     leave_out_objects(checkpoint)
     make_plain(checkpoint)
     compatibility.record_rectangle(module, checkpoint)
-    record_operating_point(module.operating_point, checkpoint)
+    record_operating_point(module.operating_point, state.weights_step, checkpoint)
     average, algorithm, trainer = state.average, module.algorithm, module.trainer
     if average is None:
         return
@@ -155,6 +161,7 @@ def save(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
         "objective": compatibility.objective(algorithm, module.score_activation),
         "base_lr": module.base_lr[1],
         "fingerprint": compatibility.fingerprint(trainer),
+        "batches": compatibility.batch_settings(trainer),
         "optimizer": compatibility.optimizer_name(trainer),
         "random_state": gather_random_states(),
         "negatives": _negatives(trainer, state.batches_seen),
@@ -175,7 +182,7 @@ def prepare_loading(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
         CheckpointError: if training is to resume from the checkpoint, and it is not ours or does not fit.
     """
     entry = compatibility.training_entry(module, checkpoint)
-    module.operating_point = recorded_operating_point(checkpoint)
+    module.operating_point, step = recorded_operating_point(checkpoint)
     trainer = module._trainer
     if trainer is not None and isinstance(trainer.precision_plugin, DoublePrecision):
         trainer.precision_plugin.convert_module(module)
@@ -187,7 +194,7 @@ def prepare_loading(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
         module.training_state.load_checkpoint({**entry, **further})
     else:
         module.training_state.forget()
-        module.training_state.note_weights_from_file()
+        module.training_state.note_weights_from_file(step)
 
 
 def restore(

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from lightning_tpauc.algorithms import Algorithm
-from lightning_tpauc.errors import CheckpointError
+from lightning_tpauc.errors import CheckpointError, TPAUCWarning
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.scoring.labels import Labels, by_position, listed
 from lightning_tpauc.training.trained_module import TrainedModule
@@ -88,7 +88,7 @@ def objective(algorithm: Algorithm, score_activation: str) -> dict[str, Any]:
 def check_same_run(
     state: dict[str, Any], algorithm: Algorithm, score_activation: str, average: IterateAverage | None, trainer: Trainer
 ) -> None:
-    """Check that a training can go on from a checkpoint's entry.
+    """Check that a training can go on from a checkpoint's entry; warn if its batches will be others.
 
     Raises:
         CheckpointError: if it was written by another algorithm or optimizer, for another objective or on other data.
@@ -123,6 +123,31 @@ def check_same_run(
             "variables belong to other positives. Pass the checkpoint as `init_from` to start anew from its weights."
         )
         raise CheckpointError(msg)
+    _warn_of_other_batches(state.get("batches"), batch_settings(trainer))
+
+
+def batch_settings(trainer: Trainer) -> dict[str, Any] | None:
+    """What the batches of a training depend on besides the data; ``None`` if they are not a PosNegDataModule's."""
+    plans: Any = getattr(trainer.train_dataloader, "batch_plans", None)
+    if plans is None:
+        return None
+    sizes = plans.global_sizes(trainer.world_size)._asdict()
+    return {**sizes, "sampling": type(plans).__name__, "seed": plans.seed, "steps_per_epoch": plans.epoch_steps}
+
+
+def _warn_of_other_batches(written: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> None:
+    """Say if a resumed run draws other batches than its checkpoint's run would have drawn."""
+    if written is None or now is None:  # an earlier release, or loaders of one's own
+        return
+    names = ["sampling"] if written["sampling"] != now["sampling"] else list(now)  # which has sizes of its own
+    changes = [f"`{name}` from {written[name]} to {now[name]}" for name in names if written[name] != now[name]]
+    if changes:
+        rank_zero_warn(
+            f"This run draws other batches than the one that wrote the checkpoint ({', '.join(changes)}; sizes are "
+            "those of all processes together). It goes on from the checkpoint's state, but will not end as that run "
+            "would have. Restore the arguments of the data module, if that was not meant.",
+            category=TPAUCWarning,
+        )
 
 
 def optimizer_name(trainer: Trainer) -> str:

@@ -27,7 +27,7 @@ from lightning_tpauc.lightning_fixes.resuming import ResumedLoop
 from lightning_tpauc.lightning_fixes.subclassing import KeepsDuties, duty
 from lightning_tpauc.lightning_fixes.unsupported import log_replicated
 from lightning_tpauc.metrics.reporting import validated_areas
-from lightning_tpauc.training.advice import Adviser, few_pairs_of, look_at_duals, say_how_it_ended
+from lightning_tpauc.training.advice import Adviser, few_pairs_of, little_demanded, look_at_duals, say_how_it_ended
 from lightning_tpauc.training.agreement import data_and_limits, require_agreement, training_settings
 from lightning_tpauc.training.batch_norm import agree_on_statistics, recompute
 from lightning_tpauc.training.checkpoint import settle_threshold
@@ -171,6 +171,7 @@ class StageCallback(KeepsDuties, Callback):
         self._visited = allocate(trainer, module, self._to_remember(trainer, module.algorithm))
         self._adviser = Adviser()
         self._adviser.say("pairs", few_pairs_of(module.algorithm, trainer))
+        self._adviser.say("demand", little_demanded(module.algorithm.min_tpr, module.algorithm.max_fpr))
         restored = module.training_state.restored or {}
         last_epoch = self._resumed.start(trainer, stopped=restored.get("stopped_early", False))
         if resume(trainer, module, last_epoch=last_epoch):

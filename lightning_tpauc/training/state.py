@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -97,7 +98,7 @@ class TrainingState:
     def forget(self) -> None:
         """Forget every training; called when other weights are loaded, which the averages do not belong to."""
         self.phase = Phase.UNTRAINED
-        self.batches_seen = 0
+        self.batches_seen = self._step_of_file = 0
         self.step_loss = torch.zeros(())
         self.step_skipped = False
         self.average: IterateAverage | None = None
@@ -126,9 +127,9 @@ class TrainingState:
         if self.phase is Phase.LOADED:
             self.forget()
 
-    def note_weights_from_file(self) -> None:
-        """Note that the model holds weights that were trained before."""
-        self.is_trained = True
+    def note_weights_from_file(self, step: int = 0) -> None:
+        """Note that the model holds weights that were trained before, in so many steps."""
+        self.is_trained, self._step_of_file = True, step
 
     def allocate(
         self,
@@ -204,6 +205,14 @@ class TrainingState:
             self.reshard()
 
     # ---------------------------------------------------------------- which weights the model holds
+
+    @property
+    def weights_step(self) -> int:
+        """How many training batches the weights to evaluate have seen."""
+        if self.phase is Phase.UNTRAINED:
+            return self._step_of_file
+        holds_best = self.phase is Phase.FINISHED and self.best is not None and math.isfinite(self.best.value[0])
+        return self.best.step if holds_best and self.best is not None else self.batches_seen
 
     def reshard(self) -> None:
         """Let FSDP2 gather the weights anew that were written into its shards."""

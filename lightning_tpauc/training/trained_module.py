@@ -33,6 +33,7 @@ _SHOWN = frozenset(
         "step_loss",
         "step_skipped",
         "threshold",
+        "weights_step",
     }
 )
 
@@ -77,6 +78,11 @@ class TrainedModule(OptimizedModule):
     def batches_seen(self) -> int:
         """Number of training batches consumed so far; the position of the data module's sampler."""
         return self.training_state.batches_seen
+
+    @property
+    def weights_step(self) -> int:
+        """How many training batches the weights to evaluate have seen, also of a model that was loaded."""
+        return self.training_state.weights_step
 
     @property
     def in_step(self) -> bool:

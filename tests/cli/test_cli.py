@@ -1,6 +1,7 @@
 """The command, as it is typed: through ``sys.argv``, and once as a process of its own."""
 
 import bz2
+import importlib
 import logging
 import math
 import re
@@ -11,11 +12,13 @@ import sys
 import time
 import warnings
 
+import lightning.pytorch.loggers
 import numpy as np
 import pytest
 import torch
 import yaml
 from lightning.pytorch import Callback, Trainer
+from lightning_utilities.core.imports import RequirementCache
 
 import lightning_tpauc
 from lightning_tpauc import DigitsDataModule, TPAUCModule
@@ -439,6 +442,18 @@ def test_what_the_user_can_mend_is_one_line(command, words, line):
     _, err, status = command("fit", "--config", QUICKSTART, *QUIET, *words)
     assert status == 1
     assert err.splitlines()[-1].startswith(f"lightning-tpauc: error: {line}")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("name", ["MLFlowLogger", "WandbLogger"])
+def test_a_logger_whose_package_is_missing_is_one_line(command, monkeypatch, name):
+    module = importlib.import_module(getattr(lightning.pytorch.loggers, name).__module__)
+    flag = "_MLFLOW_AVAILABLE" if name == "MLFlowLogger" else "_WANDB_AVAILABLE"
+    monkeypatch.setattr(module, flag, RequirementCache("no-such-package>=1.0"))
+    _, err, status = command("fit", "--config", QUICKSTART, *QUIET, f"--trainer.logger={name}")
+    assert status == 1
+    assert err.splitlines()[-1].startswith("lightning-tpauc: error: Requirement 'no-such-package>=1.0' not met.")
+    assert "pip install" in err.splitlines()[-1]
     assert "Traceback" not in err
 
 

@@ -203,6 +203,23 @@ def test_a_module_of_ones_own(tmp_path):
     assert rates <= {0.25, 0.791}
 
 
+def test_no_verdict_on_a_method_that_kept_its_first_weights(tmp_path):
+    net = model()
+    with torch.no_grad():
+        net.weight.copy_(torch.ones(1, 3))  # the best direction; training starts there and is pushed away
+    away = Method("away", STACO, {"optimizer": functools.partial(torch.optim.SGD, lr=10.0, maximize=True)})
+    report = run(tmp_path, model=net, methods=["STACO", away, "SOTAs"])
+    rows = {row.method: row for row in report.results.rows}
+    assert rows["away"].kept_start
+    torch.testing.assert_close(report.results.scores["away"][0].scores, net(part(2)[0]).squeeze(1).detach())
+    words = r"open \(.*\): .*away never validated better than (its|their) first weights"
+    assert re.fullmatch(words, report.verdicts["away"])
+    for row in table(tmp_path, "differences.csv"):
+        kept = rows["STACO"].kept_start or rows[row["method"]].kept_start
+        assert row["verdict"].startswith("open") == kept
+    assert "never validated better" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 def test_folds(tmp_path):
     def data(seed, fold, num_folds):
         return PosNegDataModule(part(0), num_pos=8, num_neg=16, seed=seed, fold=fold, num_folds=num_folds)
@@ -406,6 +423,10 @@ def test_what_cant_be_compared_is_one_line(tmp_path):
     assert "STACO" in run(tmp_path, datamodule=streamed, methods=["STACO", "balanced cross-entropy"]).text
     with pytest.raises(ArgumentError, match="`seeds`"):
         run(tmp_path, seeds=0)
+    x, y = part(0)
+    both = PosNegDataModule((x, np.stack([y, ~y], 1)), num_pos=8, num_neg=16, val_fraction=0.5)
+    with pytest.raises(UnsupportedError, match=r"the data have 2 \('0', '1'\)\. Compare one after the other"):
+        run(tmp_path, datamodule=both)
 
 
 def test_a_function_that_returns_trained_weights_is_noticed(tmp_path):
@@ -451,14 +472,18 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil
 @pytest.mark.skipif(BROWSER is None, reason="no browser is installed")
 def test_a_browser_shows_the_page(finished, tmp_path):
     own = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
+    own += ["--window-size=500,900"]  # narrower than the table and the pictures, which scroll by themselves
     script = tmp_path / "page.html"
     text = (finished[0] / "report.html").read_text(encoding="utf-8")
-    look = "<script>document.title = [...document.images].map(i => i.naturalWidth).join()</script></body>"
+    widths = "[...document.images].map(i => i.naturalWidth)"
+    page = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    look = f"<script>document.title = [...{widths}, {page}].join()</script></body>"
     script.write_text(text.replace("</body>", look))
     shown = subprocess.run([BROWSER, *own, script.as_uri()], capture_output=True, text=True, check=True, timeout=60)
-    widths = re.search(r"<title>([0-9,]*)</title>", shown.stdout)[1]
-    assert len(widths.split(",")) == 2
-    assert all(int(width) > 500 for width in widths.split(","))
+    *widths, beyond = map(int, re.search(r"<title>([0-9,-]*)</title>", shown.stdout)[1].split(","))
+    assert len(widths) == 2
+    assert all(width > 500 for width in widths)
+    assert beyond == 0, "the page itself does not scroll sideways"
 
 
 # ---------------------------------------------------------------- the command

@@ -147,6 +147,13 @@ def test_verdicts(found, text):
     assert verdict(Difference(*found), "CE") == text
 
 
+def test_there_is_no_verdict_on_untrained_methods():
+    found = Difference(0.4, 0.3, 0.5)
+    text = "open (+.400, 95% interval .300 to .500): "
+    assert verdict(found, "CE", ["CE"]) == f"{text}CE never validated better than its first weights"
+    assert verdict(found, "CE", ["CE", "A"]) == f"{text}CE and A never validated better than their first weights"
+
+
 def test_small_numbers_have_no_sign_of_nothing():
     assert [short(value) for value in (-0.0001, 0.9996, -0.9996, 10.05)] == [".000", "1.000", "-1.000", "10.050"]
 

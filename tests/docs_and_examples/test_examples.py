@@ -45,7 +45,8 @@ def test_the_list_names_it(name):
 def check_predictions(pandas, printed):
     """The file holds the test rows by their ids, and says what was printed about them."""
     rows, predictions = pandas.read_csv("breast_cancer.csv"), pandas.read_csv("predictions.csv")
-    assert list(predictions) == ["patient", "score", "probability", "decision"]
+    assert list(predictions) == ["example_id", "id", "score", "probability", "decision"]
+    predictions = predictions.rename(columns={"id": "patient"})
     assert predictions["patient"].is_unique
     joined = predictions.merge(rows, on="patient", validate="one_to_one")
     assert len(joined) == len(predictions) == 171

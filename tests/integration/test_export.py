@@ -71,6 +71,23 @@ def test_torch_export(kind, trained, tmp_path):
     torch.testing.assert_close(scores(again), scores(model))
 
 
+def test_scores_and_decisions_are_those_of_predict(trained, tmp_path):
+    """By a traced network and the number that a checkpoint holds, without this package."""
+    data = DigitsDataModule(val_fraction=0.25)
+    trained.trainer.save_checkpoint(tmp_path / "run.ckpt")
+    found = bare_trainer().predict(trained, data)
+    threshold = torch.load(tmp_path / "run.ckpt", weights_only=True)["lightning_tpauc_operating_point"]["threshold"]
+    assert threshold == trained.threshold
+    torch.jit.trace(trained.backbone.eval(), torch.zeros(2, 64)).save(tmp_path / "model.ts")
+    inputs = torch.cat([batch.inputs for batch in data.predict_dataloader()])
+    with torch.no_grad():
+        again = torch.jit.load(tmp_path / "model.ts")(inputs).squeeze(1)
+    torch.testing.assert_close(again, torch.cat([batch["score"] for batch in found]), rtol=0, atol=1e-6)
+    decisions = torch.cat([batch["decision"] for batch in found])
+    assert torch.equal((again.double() >= threshold).long(), decisions)
+    assert 0 < decisions.sum() < len(decisions)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["backbone", "module"])
 def test_onnx(kind, trained, tmp_path):

@@ -1,8 +1,12 @@
-"""Weights & Biases (offline) and MLflow (local) show what a run logs, the picture included."""
+"""Weights & Biases (offline) and MLflow (local) show what a run logs, the picture included; so do several at once."""
+
+import csv
+from pathlib import Path
 
 import pytest
 import torch
 from lightning.pytorch import seed_everything
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from lightning_tpauc import DigitsDataModule, ROCFigure, TPAUCModule
 from lightning_tpauc.algorithms import STACO
@@ -61,3 +65,20 @@ def test_wandb_offline(tmp_cwd, monkeypatch):
     assert "val/roc" in summary
     assert "STACO" in str(config)
     assert list(tmp_cwd.glob("wandb/offline-run-*/*.wandb"))
+
+
+def test_several_loggers_at_once_show_the_same(tmp_cwd):
+    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    table, board = CSVLogger("table"), TensorBoardLogger("board")
+    trainer = train([table, board])
+    board.finalize("success")
+    with Path(table.log_dir, "metrics.csv").open(encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["val/tpauc"]]
+    events = event_accumulator.EventAccumulator(board.log_dir)
+    events.Reload()
+    assert set(events.Tags()["images"]) == {"val/roc", "val/scores"}
+    shown = {event.step: event.value for event in events.Scalars("val/tpauc")}
+    assert shown == {int(row["step"]): pytest.approx(float(row["val/tpauc"]), abs=1e-6) for row in rows}
+    assert len(shown) == 3
+    assert shown[max(shown)] == pytest.approx(float(trainer.callback_metrics["val/tpauc"]))
+    assert "min_tpr: 0.5" in Path(table.log_dir, "hparams.yaml").read_text(encoding="utf-8")

@@ -1,6 +1,7 @@
 """A run that breaks and is resumed ends where an unbroken one does, to the last bit."""
 
 import math
+import warnings
 from functools import partial
 
 import pytest
@@ -14,7 +15,7 @@ from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.errors import CheckpointError
 from lightning_tpauc.functional import two_way_partial_auroc
 from lightning_tpauc.training.compatibility import FORMAT_VERSION, KEY
-from tests.helpers.problems import make_trainer
+from tests.helpers.problems import bare_trainer, make_trainer
 from tests.helpers.resuming import (
     DIM,
     NUM_POS,
@@ -193,6 +194,37 @@ def test_what_does_not_belong_is_refused(tmp_path):
     other = edited(last, tmp_path / "o.ckpt", algorithm={"name": "SOTA", "state": {}})
     with pytest.raises(CheckpointError, match="written by SOTA, but the module trains with STACO"):
         run(tmp_path / "y", ckpt=other)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({}, None),
+        ({"batch_size": 7, "num_workers": 0}, None),
+        ({"num_pos": 4}, "`num_pos` from 8 to 4"),
+        ({"num_neg": 32}, "`num_neg` from 16 to 32"),
+        ({"num_pos": 4, "num_neg": 8}, "`num_pos` from 8 to 4, `num_neg` from 16 to 8"),
+        ({"seed": 1}, "`seed` from 0 to 1"),
+        ({"steps_per_epoch": 3}, "`steps_per_epoch` from None to 3"),
+        ({"sampling": "uniform"}, "`sampling` from PosNegSampler to UniformSampler"),
+    ],
+)
+def test_other_batches_than_the_checkpoints_run_drew_are_said(tmp_path, changed, words):
+    def fit(epochs, ckpt=None, **options):
+        module = TPAUCModule(torch.nn.Linear(5, 1), STACO())
+        data = PosNegDataModule(make_problem(), **{"num_pos": 8, "num_neg": 16, **options})
+        trainer = bare_trainer(max_epochs=epochs)
+        trainer.fit(module, data, ckpt_path=ckpt)
+        trainer.save_checkpoint(tmp_path / "one.ckpt")
+        return module
+
+    seen = fit(1).batches_seen
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert fit(2, tmp_path / "one.ckpt", **changed).batches_seen > seen
+    found = [str(warning.message) for warning in caught if "draws other batches" in str(warning.message)]
+    assert len(found) == (words is not None)
+    assert words is None or f"({words}; sizes are" in found[0]
 
 
 def test_another_rectangle_is_refused_when_training_goes_on(tmp_path):

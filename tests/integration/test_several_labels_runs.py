@@ -474,7 +474,7 @@ def test_options_of_labels_for_data_with_one():
 
 
 def test_a_comparison_is_one_of_a_single_label(tmp_path):
-    with pytest.raises(UnsupportedError, match=r"a single label, but the validation set has 3: choose one column"):
+    with pytest.raises(UnsupportedError, match=r"a single label, but the data have 3 .*Compare one after the other"):
         compare(lambda: make_net(1), make_data(), tmp_path, max_steps=2)
 
 

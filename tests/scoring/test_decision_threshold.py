@@ -329,3 +329,34 @@ def test_what_it_refuses():
 
     with pytest.raises(ArgumentError, match="a class that has `threshold` already"):
         Mixed()
+
+
+# ---------------------------------------------------------------- of which weights it is
+
+
+def test_the_step_is_that_of_the_weights_also_after_loading(tmp_path):
+    saver = ModelCheckpoint(tmp_path, monitor="val/tpauc", mode="max", filename="best")
+    trainer, module, data = fit(saver, enable_checkpointing=True, max_epochs=6)
+    best, last = module.best.step, module.batches_seen
+    assert 0 < best <= last
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+    make_trainer(precision="32-true", callbacks=[DecisionThreshold("youden")]).validate(module, data, verbose=False)
+    assert (module.operating_point.criterion, module.operating_point.step) == ("youden", best)
+    for name in ("best", "end", "weights"):
+        net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+        loaded = TPAUCModule.load_from_checkpoint(tmp_path / f"{name}.ckpt", backbone=net)
+        assert loaded.weights_step == best
+        chooser = make_trainer(precision="32-true", callbacks=[DecisionThreshold("youden")])
+        chooser.validate(loaded, data, verbose=False)
+        assert (loaded.operating_point.criterion, loaded.operating_point.step) == ("youden", best)
+
+
+def test_without_a_validation_the_step_is_the_last_one(tmp_path):
+    trainer, module, _ = fit(data=make_data(val_dataset=None))
+    assert module.operating_point is None
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    loaded = TPAUCModule.load_from_checkpoint(tmp_path / "end.ckpt", backbone=net)
+    make_trainer(precision="32-true").validate(loaded, make_data(), verbose=False)
+    assert loaded.operating_point.step == module.batches_seen > 0

@@ -450,3 +450,52 @@ def test_an_ordinary_loader_gets_one_answer(arguments):
         ArgumentError, match=r"batches of type PosNegBatch, .* got a list\. .*datamodule=PosNegDataModule"
     ):
         make_trainer(precision="32-true").fit(TPAUCModule(nn.Linear(4, 1), **arguments), loader)
+
+
+class Bug(nn.Module):
+    """Fails by a fault of its own."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.layer, self.error = nn.Linear(3, 1), error
+
+    def forward(self, inputs):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("net", "inputs", "words"),
+    [
+        (nn.Linear(5, 1), torch.zeros(2, 7), r"shape \(2, 7\), .*first weight, `backbone\.weight`, has \(1, 5\)"),
+        (nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 1)), torch.zeros(2, 7), r"\(2, 7\), .*`backbone\.0\.weight`"),
+        (nn.LayerNorm(5), torch.zeros(2, 7), r"\(2, 7\), .* has \(5,\)"),
+        (nn.Conv2d(3, 1, 1), torch.zeros(2, 1, 4, 4), r"\(2, 1, 4, 4\), .* has \(1, 3, 1, 1\)"),
+        (nn.Conv2d(3, 1, 1), torch.zeros(2, 7), r"\(2, 7\), .* has \(1, 3, 1, 1\)"),
+        (nn.LSTM(5, 1), torch.zeros(2, 7), r"\(2, 7\), .*weight_ih_l0`, has \(4, 5\)"),
+        (nn.Embedding(10, 1), torch.tensor([[3, 19]]), r"\(1, 2\), .* has \(10, 1\)\. Its numbers lie in 3 \.\. 19"),
+        (nn.Unflatten(1, (3, 4)), torch.zeros(2, 7), None),
+        (nn.Sequential(nn.LazyLinear(4), nn.Linear(5, 1)), torch.zeros(2, 7), r"\(2, 7\), .*0\.weight`, has \(4, 7\)"),
+    ],
+)
+def test_inputs_of_another_shape_are_shown_beside_the_weights(net, inputs, words):
+    if words is None:
+        with pytest.raises(RuntimeError, match="unflatten"):  # says what is wrong by itself
+            TPAUCModule(net).raw_scores(inputs)
+        return
+    with pytest.raises(ArgumentError, match=rf"can't compute with these inputs: .*{words}") as caught:
+        TPAUCModule(net).raw_scores(inputs)
+    assert str(caught.value.__cause__) in str(caught.value), "torch's own words are there, too"
+
+
+@pytest.mark.parametrize("error", [KeyError("a"), IndexError("list index out of range"), RuntimeError("no memory")])
+def test_other_faults_of_a_model_stay_what_they_are(error):
+    with pytest.raises(type(error)) as caught:
+        TPAUCModule(Bug(error)).raw_scores(torch.zeros(2, 3))
+    assert caught.value is error
+
+
+def test_validation_data_of_another_width_are_one_line():
+    x, y = problem()
+    data = PosNegDataModule((x, y), (x[:, :3], y), num_pos=4, num_neg=6)
+    with pytest.raises(ArgumentError, match=r"shape \(60, 3\), .* has \(1, 4\)"):
+        make_trainer(precision="32-true", max_steps=3).fit(TPAUCModule(nn.Linear(4, 1)), data)

@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from lightning_tpauc import PosNegDataModule, PredictionWriter, TPAUCModule
-from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
+from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning, UnsupportedError
 from tests.helpers.problems import make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*use of fork.*")
@@ -282,3 +282,125 @@ def test_a_folder_is_refused_before_anything_is_predicted(tmp_path):
     module.predict_step = lambda *_: pytest.fail("predicted for nothing")
     with pytest.raises(ArgumentError, match=r"`path` to be a file, but '.*' is a folder\. Add the name"):
         make_trainer(precision="32-true", callbacks=[PredictionWriter(str(tmp_path))]).predict(module, make_data(x))
+
+
+# ---------------------------------------------------------------- what users call the rows
+
+
+class Patients(Dataset):
+    """Items with a key for their name, whose data set keeps them in an attribute, too."""
+
+    def __init__(self, x, names):
+        self.x, self.names = x, names
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, k):
+        return {"x": self.x[k], "patient": self.names[k]}
+
+
+class ByName(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def written(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+NAMES = [f'P{k}, "the {k}th"' if k == 5 else f"P{NUM - k}" for k in range(NUM)]
+
+
+@pytest.mark.parametrize("how", ["list", "array", "index", "index by name", "column", "pair", "numbers", "dates"])
+def test_rows_are_called_what_users_call_them(tmp_path, how):
+    pandas = pytest.importorskip("pandas")
+    x, module = make_problem()
+    table = pandas.DataFrame(x.numpy(), columns=list("abc"))
+    names = pandas.Index(NAMES, name="patient")
+    dates = pandas.date_range("2026-01-01", periods=NUM)
+    data, expected = {
+        "list": (PosNegDataModule(predict_dataset=x, ids=NAMES, batch_size=4), NAMES),
+        "array": (PosNegDataModule(predict_dataset=x.numpy(), ids=np.array(NAMES), batch_size=4), NAMES),
+        "index": (PosNegDataModule(predict_dataset=table.set_axis(names)), NAMES),
+        "index by name": (PosNegDataModule(predict_dataset=table.set_axis(names), ids="patient"), NAMES),
+        "column": (PosNegDataModule(predict_dataset=table.assign(patient=NAMES), ids="patient"), NAMES),
+        "pair": (
+            PosNegDataModule(predict_dataset=(table.assign(patient=NAMES), np.zeros(NUM)), ids="patient"),
+            NAMES,
+        ),
+        "numbers": (PosNegDataModule(predict_dataset=table[::-1]), [str(k) for k in range(NUM)][::-1]),
+        "dates": (PosNegDataModule(predict_dataset=table.set_axis(dates)), dates.strftime("%Y-%m-%dT%H:%M:%S")),
+    }[how]
+    predict(module, data, tmp_path / "scores.csv")
+    rows = written(tmp_path / "scores.csv")
+    assert list(rows[0]) == ["example_id", "id", "score"]
+    assert [row["id"][:19] if how == "dates" else row["id"] for row in rows] == list(expected)
+    assert [int(row["example_id"]) for row in rows] == list(range(NUM))
+    with torch.no_grad():
+        scores = module.raw_scores(x.flip(0) if how == "numbers" else x)
+    torch.testing.assert_close(torch.tensor([float(row["score"]) for row in rows]), scores)
+
+
+@pytest.mark.parametrize("name", ["names", "patient"])
+def test_names_of_a_data_set_of_ones_own(tmp_path, name):
+    x, _ = make_problem()
+
+    def collate(items):
+        return {"x": torch.stack([item["x"] for item in items])}
+
+    data = PosNegDataModule(predict_dataset=Patients(x, NAMES), ids=name, collate_fn=collate)
+    predict(TPAUCModule(ByName()), data, tmp_path / "scores.csv")
+    assert [row["id"] for row in written(tmp_path / "scores.csv")] == NAMES
+
+
+def test_a_column_of_names_is_no_input_in_training_either(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    x, module = make_problem()
+    table = pandas.DataFrame(x.numpy(), columns=list("abc")).assign(
+        patient=NAMES, sick=[k % 3 == 0 for k in range(NUM)]
+    )
+    data = PosNegDataModule(table, table, table, table, targets="sick", ids="patient", num_pos=2, num_neg=4)
+    callback = PredictionWriter(str(tmp_path / "scores.csv"))
+    trainer = make_trainer(precision="32-true", max_steps=2, callbacks=[callback])
+    trainer.fit(module, data)
+    trainer.test(module, data, verbose=False)
+    trainer.predict(module, data)
+    rows = written(tmp_path / "scores.csv")
+    assert list(rows[0]) == ["example_id", "id", "score", "decision"]
+    assert [row["id"] for row in rows] == NAMES
+
+
+def test_a_table_that_counts_its_rows_has_no_names(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    x, module = make_problem()
+    predict(module, PosNegDataModule(predict_dataset=pandas.DataFrame(x.numpy())), tmp_path / "scores.csv")
+    assert list(written(tmp_path / "scores.csv")[0]) == ["example_id", "score"]
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        (NAMES[:-1], rf"Expected `ids` to have one value for each of the {NUM} items of `predict_dataset`"),
+        ("nobody", r"`ids='nobody'` is neither a column of the table, nor an attribute of `predict_dataset`"),
+    ],
+)
+def test_names_that_do_not_fit_are_refused_before_predictions_are_made(tmp_path, ids, words):
+    x, module = make_problem()
+    with pytest.raises(DataError, match=words):
+        predict(module, PosNegDataModule(predict_dataset=x, ids=ids), tmp_path / "scores.csv")
+    assert not (tmp_path / "scores.csv").exists()
+
+
+@pytest.mark.ddp
+def test_several_processes_write_the_names_that_one_does(tmp_path):
+    x, module = make_problem()
+    predict(module, PosNegDataModule(predict_dataset=x, batch_size=4, ids=NAMES), tmp_path / "one.csv")
+    data = PosNegDataModule(predict_dataset=x, batch_size=4, ids=NAMES)
+    predict(module, data, tmp_path / "two.csv", devices=2, strategy="ddp_fork")
+    assert (tmp_path / "two.csv").read_text() == (tmp_path / "one.csv").read_text()

@@ -10,7 +10,7 @@ import torch
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
 from lightning_tpauc.errors import TPAUCAdvice
-from lightning_tpauc.training.advice import Adviser, few_pairs
+from lightning_tpauc.training.advice import Adviser, few_pairs, little_demanded
 from tests.helpers.problems import bare_trainer, noisy_labels
 
 
@@ -47,6 +47,25 @@ def test_few_pairs_and_how_many_are_enough(rectangle_and_sizes, message):
     assert few_pairs(min_tpr, max_fpr, *sizes) is None or "num_neg" in few_pairs(min_tpr, max_fpr, *sizes)
     fewer = (enough - 1, num_neg) if "num_pos" in found else (num_pos, enough - 1)
     assert few_pairs(min_tpr, max_fpr, *fewer) is not None
+
+
+@pytest.mark.parametrize(
+    "rectangle", [(0.8, 0.2), (0.5, 0.5), (0.25, 0.75), (0.0, 1.0), (0.0, 0.9), (0.1, 1.0), (0.2, 0.75), (0.25, 0.8)]
+)
+def test_rectangles_that_may_be_meant(rectangle):
+    assert little_demanded(*rectangle) is None
+
+
+def test_bounds_taken_for_each_other_are_said_once():
+    text = "If 0.9 should be found, pass min_tpr=0.9 and max_fpr=0.1."
+    assert little_demanded(0.1, 0.9).endswith(text)
+    x, y = noisy_labels(100, 3, 0.5)
+    data = PosNegDataModule((x, y), num_pos=8, num_neg=16)
+
+    def fit():
+        bare_trainer(max_epochs=2).fit(TPAUCModule(torch.nn.Linear(3, 1), STACO(0.1, 0.9)), data)
+
+    assert [text in line for line in said(fit)].count(True) == 1
 
 
 def duals(mean_y, active_share):

@@ -162,6 +162,8 @@ class EvalLoader:
         **options: Any,
     ) -> None:
         self.rows, self.targets = rows, targets
+        #: What users call the examples, array ``(n,)``; ``None`` if they say nothing.
+        self.ids: NDArray[Any] | None = None
         self.batch_size = batch_size
         self._source = BatchSource(_EvalBatches(fetch, rows, targets), num_workers, pin_memory, **options)
 

@@ -1,4 +1,4 @@
-"""What users say about each row of the training set beside its label: the group that it belongs to, and its weight."""
+"""What users say about each row beside its label: the group that it belongs to, its weight, and what it is called."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from lightning_tpauc.data.core.targets import as_array, label_of_item, stored_ta
 from lightning_tpauc.errors import DataError
 
 
-def row_values(dataset: Any, given: Any, argument: str) -> NDArray[Any]:
-    """One value for each item of the training set.
+def row_values(dataset: Any, given: Any, argument: str, name: str = "train_dataset") -> NDArray[Any]:
+    """One value for each item of a data set.
 
     Args:
         dataset: map-style data set with n items.
         given: n values in the order of the items; or the name of an attribute of the data set, also inside a
             :class:`~torch.utils.data.Subset`, or of a key of its items, which are then read in one pass.
         argument: name of the argument in messages.
+        name: name of the data set in messages.
 
     Returns:
         Array ``(n,)``.
@@ -37,33 +38,33 @@ def row_values(dataset: Any, given: Any, argument: str) -> NDArray[Any]:
     if isinstance(given, str):
         with seeded_items(0, 0):  # an augmentation that draws numbers leaves the generators as they were
             stored = stored_targets(dataset, given)
-            values = as_array(_of_items(dataset, given, argument) if stored is None else stored, argument)
+            values = as_array(_of_items(dataset, given, argument, name) if stored is None else stored, argument)
     else:
         values = as_array(given, argument)
     if values.ndim == 0 or values.size != len(values) or len(values) != len(dataset):
         msg = (
-            f"Expected `{argument}` to have one value for each of the {len(dataset)} items of `train_dataset`, but got "
-            f"shape {values.shape}."
+            f"Expected `{argument}` to have one value for each of the {len(dataset)} items of `{name}`, but got shape "
+            f"{values.shape}."
         )
         raise DataError(msg)
     return values.reshape(-1)
 
 
-def _of_items(dataset: Any, key: str, argument: str) -> list[Any]:
-    rows = tqdm(range(len(dataset)), f"Reading {key!r} of train_dataset", leave=False, disable=None)  # on terminals
+def _of_items(dataset: Any, key: str, argument: str, name: str) -> list[Any]:
+    rows = tqdm(range(len(dataset)), f"Reading {key!r} of {name}", leave=False, disable=None)  # on terminals
     try:
         return [label_of_item(dataset[row], key) for row in rows]
     except DataError as error:
         msg = (
-            f"`{argument}={key!r}` is neither a column of the table, nor an attribute of `train_dataset`, nor a key of "
+            f"`{argument}={key!r}` is neither a column of the table, nor an attribute of `{name}`, nor a key of "
             f"its items. Pass an array with one value for each of the {len(dataset)} items."
         )
         raise DataError(msg) from error
 
 
 def take_columns(
-    datasets: Datasets, groups: Any, sample_weight: Any, targets: Any = None
-) -> tuple[Datasets, Any, Any, Any]:
+    datasets: Datasets, groups: Any, sample_weight: Any, targets: Any = None, ids: Any = None
+) -> tuple[Datasets, Any, Any, Any, Any]:
     """Take the columns that arguments name out of all tables, so that they are no inputs of the model.
 
     Args:
@@ -72,31 +73,49 @@ def take_columns(
         sample_weight: the argument.
         targets: the argument. A table that has the column of this name, or the columns of a list of names, becomes a
             pair of inputs and labels, but for a table to predict on.
+        ids: the argument.
 
     Returns:
         The data sets without these columns; and the arguments, with the training set's column in place of its name, and
-        ``None`` in place of ``targets`` where the training set was such a table.
+        ``None`` in place of ``targets`` where the training set was such a table. For ``ids``, the column of the data to
+        predict on, or the index, if it has that name, or if there is no argument and it does not just count the rows.
 
     Example:
         >>> take_columns(Datasets(train=(np.zeros((2, 3)), [0, 1])), "patient", None)[1:]  # an array has no columns
-        ('patient', None, None)
+        ('patient', None, None, None)
     """
     datasets, targets = _take_labels(datasets, targets)
-    names = {given for given in (groups, sample_weight) if isinstance(given, str)}
-    found: dict[Any, Any] = {}
+    names = {given for given in (groups, sample_weight, ids) if isinstance(given, str)}
+    taken: dict[str, dict[Any, Any]] = {}
     rest: dict[str, Any] = {}
     for part, dataset in datasets._asdict().items():
-        is_pair = isinstance(dataset, (tuple, list)) and len(dataset) == 2
-        table = dataset[0] if is_pair else dataset
+        table = _inputs_of(dataset)
         known = _columns(table)
         own = [name for name in known if name in names]
         if own:
-            if part == "train":
-                found = {name: table[name].to_numpy() for name in own}
-            table = table[[name for name in known if name not in names]]
-            rest[part] = (table, dataset[1]) if is_pair else table
+            taken[part] = {name: table[name].to_numpy() for name in own}
+            kept = table[[name for name in known if name not in names]]
+            rest[part] = kept if table is dataset else (kept, dataset[1])
+    found = taken.get("train", {})
     groups, sample_weight = (found.get(v, v) if isinstance(v, str) else v for v in (groups, sample_weight))
-    return datasets._replace(**rest), groups, sample_weight, targets
+    found_ids = taken.get("predict", {}).get(ids) if isinstance(ids, str) else None
+    ids = _index_or(ids, _inputs_of(datasets.predict)) if found_ids is None else found_ids
+    return datasets._replace(**rest), groups, sample_weight, targets, ids
+
+
+def _inputs_of(dataset: Any) -> Any:
+    return dataset[0] if isinstance(dataset, (tuple, list)) and len(dataset) == 2 else dataset
+
+
+def _index_or(ids: Any, table: Any) -> Any:
+    """The index of a table, if that is what is asked for or the best there is; else ``ids``."""
+    index: Any = getattr(table, "index", None)
+    if not hasattr(index, "equals"):  # a list has a method of this name
+        return ids
+    labels = index.to_numpy()
+    if ids is None:
+        return None if np.array_equal(labels, np.arange(len(labels))) else labels
+    return labels if isinstance(ids, str) and index.name == ids else ids
 
 
 def _columns(table: Any) -> list[Any]:

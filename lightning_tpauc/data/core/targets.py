@@ -356,10 +356,9 @@ def binary_labels(values: Any, name: str = "targets") -> NDArray[np.int8]:
         raise DataError(msg)
     missing = np.isnan(labels) if labels.dtype.kind == "f" else np.zeros(labels.shape, dtype=bool)
     if labels.ndim == 1 and missing.any():
-        msg = (
-            f"Expected labels 0 and 1 in `{name}`, but {int(missing.sum())} of {labels.size} are nan. Drop "
-            "unlabelled examples first, for instance with torch.utils.data.Subset."
-        )
+        some = "Drop unlabelled examples first, for instance with torch.utils.data.Subset."
+        remedy = "Look at how they were read, or pass another column as labels." if missing.all() else some
+        msg = f"Expected labels 0 and 1 in `{name}`, but {int(missing.sum())} of {labels.size} are nan. {remedy}"
         raise DataError(msg)
     wrong = ~missing & (labels != 0) & (labels != 1)
     if wrong.any():

@@ -139,6 +139,8 @@ def test_accepted_labels(values):
         (np.array(1), r"but got shape \(\)"),
         ([[0], [1, 0]], "one label per example in `labels`, but it makes no array"),
         ([0, None, 1], "1 of 3 are nan"),
+        ([float("nan")] * 3, r"3 of 3 are nan\. Look at how they were read"),
+        ([None, None], "2 of 2 are nan. Look at how they were read"),
         (np.ma.array([0, 1, 1], mask=[True, False, True]), "2 of 3 are nan"),
         (np.array([(0,), (1,)], dtype=[("a", "i4")]), "numbers as labels"),
         (np.array([0, 1j]), "numbers as labels"),
