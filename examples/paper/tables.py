@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from examples.paper.grids import Settings, at_edge, settings_of
@@ -10,7 +11,7 @@ from examples.paper.methods import Method
 from examples.paper.records import Outcome, Results
 from examples.paper.reported import reported_tpauc
 from examples.paper.runner import Plan, choose
-from lightning_tpauc.comparison.report import as_csv, as_markdown
+from lightning_tpauc.comparison.report import as_csv
 from lightning_tpauc.metrics.reporting import Rectangle, metric_name
 
 __all__ = ("Row", "rows", "to_csv", "to_markdown")
@@ -117,9 +118,14 @@ def to_markdown(plan: Plan, table: list[Row]) -> str:
         own = [row for row in table if row.rectangle == rectangle]
         best = max((row.mean for row in own if row.mean is not None), default=None)
         title = f"## TPR ≥ {rectangle.min_tpr:g}, FPR ≤ {rectangle.max_fpr:g}"
-        lines = as_markdown(_HEADER, [_line(row, best) for row in own])
+        lines = _as_markdown(_HEADER, [_line(row, best) for row in own])
         parts.append("\n".join([title, "", lines, "", *_verdict(own)]))
     return "\n\n".join(parts)
+
+
+def _as_markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    head, *body = (f"| {' | '.join(cells)} |" for cells in (header, *lines))
+    return "\n".join([head, f"|{'---|' * len(header)}", *body])
 
 
 def _line(row: Row, best: float | None) -> list[str]:

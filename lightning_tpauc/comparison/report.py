@@ -55,22 +55,6 @@ def as_text(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def as_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of Markdown.
-
-    Example:
-        >>> print(as_markdown(["method", "area"], [["A", "0.5"]]))
-        | method | area |
-        |---|---|
-        | A | 0.5 |
-    """
-    return "\n".join([_line(header), f"|{'---|' * len(header)}", *map(_line, rows)])
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
 def as_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """CSV with a header; numbers have five decimals, ``None`` is empty.
 

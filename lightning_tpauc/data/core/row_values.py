@@ -135,7 +135,7 @@ def _take_labels(datasets: Datasets, targets: Any) -> tuple[Datasets, Any]:
     return datasets._replace(**made), None if "train" in made else targets
 
 
-def as_groups(values: NDArray[Any], argument: str = "groups") -> NDArray[np.int64]:
+def as_groups(values: NDArray[Any]) -> NDArray[np.int64]:
     """Groups as numbers from 0 on.
 
     Raises:
@@ -153,7 +153,7 @@ def as_groups(values: NDArray[Any], argument: str = "groups") -> NDArray[np.int6
         missing = (values != values).tolist()
     if any(missing):
         msg = (
-            f"`{argument}` has no value for row {missing.index(True)}, and for {sum(missing)} of {len(values)} rows in "
+            f"`groups` has no value for row {missing.index(True)}, and for {sum(missing)} of {len(values)} rows in "
             "all: give each of them a group of its own, or drop them."
         )
         raise DataError(msg)
@@ -162,7 +162,7 @@ def as_groups(values: NDArray[Any], argument: str = "groups") -> NDArray[np.int6
     return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
-def as_weights(values: NDArray[Any], argument: str = "sample_weight") -> NDArray[np.float64]:
+def as_weights(values: NDArray[Any]) -> NDArray[np.float64]:
     """Weights as float64.
 
     Raises:
@@ -179,7 +179,7 @@ def as_weights(values: NDArray[Any], argument: str = "sample_weight") -> NDArray
     wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     if wrong.size:
         msg = (
-            f"Expected `{argument}` to be finite numbers of at least 0, but row {wrong[0]} has "
+            f"Expected `sample_weight` to be finite numbers of at least 0, but row {wrong[0]} has "
             f"{values[wrong[0] :][:1].tolist()[0]!r}, and {wrong.size} of {len(values)} rows are wrong."
         )
         raise DataError(msg)

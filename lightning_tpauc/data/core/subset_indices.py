@@ -84,7 +84,7 @@ def check_positions(dataset: Any, name: str = "train_dataset") -> None:
         check_positions(inner, name)
 
 
-def check_loader(loader: Any, name: str = "the data loader") -> None:
+def check_loader(loader: Any) -> None:
     """Check the data set of a data loader, and the indices of its sampler.
 
     Raises:
@@ -95,9 +95,9 @@ def check_loader(loader: Any, name: str = "the data loader") -> None:
         >>> check_loader(DataLoader([5, 6, 7]))
     """
     dataset = getattr(loader, "dataset", None)
-    check_positions(dataset, name)
+    check_positions(dataset, "the data loader")
     # For prediction, Lightning replaces the loader's sampler. The batch sampler keeps the old one.
     for holder in (loader, getattr(loader, "batch_sampler", None)):
         sampler = getattr(holder, "sampler", None)
         if isinstance(sampler, SubsetRandomSampler):
-            as_positions(sampler.indices, len(dataset), name, "SubsetRandomSampler")  # type: ignore[arg-type]
+            as_positions(sampler.indices, len(dataset), "the data loader", "SubsetRandomSampler")  # type: ignore[arg-type]
