@@ -36,93 +36,6 @@ img { width: 100%; min-width: 720px; max-width: 1210px; height: auto; background
 _TITLES = {"roc.png": "ROC curves", "training.png": "Training"}
 
 
-def as_text(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns: the first one to the left, the others to the right.
-
-    Example:
-        >>> print(as_text(["method", "area"], [["A", "0.5"], ["BB", "0.25"]]))
-        method  area
-        A        0.5
-        BB      0.25
-    """
-    lines = [header, *rows]
-    widths = [max(len(line[k]) for line in lines) for k in range(len(header))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(w) if k == 0 else cell.rjust(w) for k, (cell, w) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
-
-
-def as_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """CSV with a header; numbers have five decimals, ``None`` is empty.
-
-    Example:
-        >>> as_csv(["method", "area"], [["A", 0.5], ["B", None]]).splitlines()
-        ['method,area', 'A,0.50000', 'B,']
-    """
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows([[f"{cell:.5f}" if isinstance(cell, float) else cell for cell in row] for row in rows])
-    return file.getvalue()
-
-
-def mean_and_std(values: Sequence[float]) -> str:
-    """The mean, and of several values the sample standard deviation.
-
-    Example:
-        >>> mean_and_std([0.5]), mean_and_std([0.25, 0.75])
-        ('0.500', '0.500 (0.354)')
-    """
-    mean = f"{statistics.fmean(values):.3f}"
-    return mean if len(values) < 2 else f"{mean} ({statistics.stdev(values):.3f})"
-
-
-def as_page(
-    title: str,
-    header: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    verdicts: Sequence[str],
-    notes: Sequence[str],
-    pictures: Mapping[str, bytes],
-) -> str:
-    """The page; it is well-formed XML as well.
-
-    Example:
-        >>> page = as_page("A < B", ["method"], [["A"]], ["level"], [], {})
-        >>> "<h1>A &lt; B</h1>" in page, "<td>A</td>" in page
-        (True, True)
-    """
-    heads = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    body = "\n".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    parts = [
-        f"<h1>{escape(title)}</h1>",
-        _list(verdicts, "verdicts"),
-        f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>\n{body}\n</tbody></table></div>',
-        *(_picture(name, content) for name, content in pictures.items()),
-        "<h2>How to read it</h2>",
-        _list(notes, "notes"),
-    ]
-    sized = '<meta name="viewport" content="width=device-width, initial-scale=1" />'
-    head = f'<meta charset="utf-8" />{sized}<title>{escape(title)}</title><style>{_STYLE}</style>'
-    content = "\n".join(part for part in parts if part)
-    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>\n{content}\n</body></html>\n'
-
-
-def _list(lines: Sequence[str], kind: str) -> str:
-    entries = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    return f'<ul class="{kind}">{entries}</ul>' if lines else ""
-
-
-def _picture(name: str, content: bytes) -> str:
-    title = _TITLES.get(name, name)
-    data = base64.b64encode(content).decode()
-    image = f'<img alt="{escape(title)}" src="data:image/png;base64,{data}" />'
-    return f'<h2>{escape(title)}</h2><div class="wide">{image}</div>'
-
-
 @dataclass(frozen=True)
 class Report:
     """What a comparison found; ``print(report)`` shows it.
@@ -261,3 +174,90 @@ def _runs(results: Results) -> str:
         if row.measured
     ]
     return as_csv(header, rows)
+
+
+def as_text(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Aligned columns: the first one to the left, the others to the right.
+
+    Example:
+        >>> print(as_text(["method", "area"], [["A", "0.5"], ["BB", "0.25"]]))
+        method  area
+        A        0.5
+        BB      0.25
+    """
+    lines = [header, *rows]
+    widths = [max(len(line[k]) for line in lines) for k in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(w) if k == 0 else cell.rjust(w) for k, (cell, w) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def as_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """CSV with a header; numbers have five decimals, ``None`` is empty.
+
+    Example:
+        >>> as_csv(["method", "area"], [["A", 0.5], ["B", None]]).splitlines()
+        ['method,area', 'A,0.50000', 'B,']
+    """
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([[f"{cell:.5f}" if isinstance(cell, float) else cell for cell in row] for row in rows])
+    return file.getvalue()
+
+
+def mean_and_std(values: Sequence[float]) -> str:
+    """The mean, and of several values the sample standard deviation.
+
+    Example:
+        >>> mean_and_std([0.5]), mean_and_std([0.25, 0.75])
+        ('0.500', '0.500 (0.354)')
+    """
+    mean = f"{statistics.fmean(values):.3f}"
+    return mean if len(values) < 2 else f"{mean} ({statistics.stdev(values):.3f})"
+
+
+def as_page(
+    title: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    verdicts: Sequence[str],
+    notes: Sequence[str],
+    pictures: Mapping[str, bytes],
+) -> str:
+    """The page; it is well-formed XML as well.
+
+    Example:
+        >>> page = as_page("A < B", ["method"], [["A"]], ["level"], [], {})
+        >>> "<h1>A &lt; B</h1>" in page, "<td>A</td>" in page
+        (True, True)
+    """
+    heads = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    body = "\n".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        _list(verdicts, "verdicts"),
+        f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>\n{body}\n</tbody></table></div>',
+        *(_picture(name, content) for name, content in pictures.items()),
+        "<h2>How to read it</h2>",
+        _list(notes, "notes"),
+    ]
+    sized = '<meta name="viewport" content="width=device-width, initial-scale=1" />'
+    head = f'<meta charset="utf-8" />{sized}<title>{escape(title)}</title><style>{_STYLE}</style>'
+    content = "\n".join(part for part in parts if part)
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>\n{content}\n</body></html>\n'
+
+
+def _list(lines: Sequence[str], kind: str) -> str:
+    entries = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return f'<ul class="{kind}">{entries}</ul>' if lines else ""
+
+
+def _picture(name: str, content: bytes) -> str:
+    title = _TITLES.get(name, name)
+    data = base64.b64encode(content).decode()
+    image = f'<img alt="{escape(title)}" src="data:image/png;base64,{data}" />'
+    return f'<h2>{escape(title)}</h2><div class="wide">{image}</div>'

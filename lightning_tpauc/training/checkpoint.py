@@ -1,4 +1,4 @@
-"""Saving a training's state in a checkpoint, and resuming from it.
+"""Saving a training's state in a checkpoint, with the random generators' of each rank, and resuming from it.
 
 Everything is stored under one key and consists of primitives and tensors. ``state_dict`` holds the evaluation weights,
 which are the average, so that ``load_from_checkpoint`` and any other reader get the solution. The last iterate, from
@@ -50,80 +50,6 @@ OPERATING_POINT = "lightning_tpauc_operating_point"
 STEP = "lightning_tpauc_step"
 
 
-def gather_random_states() -> list[dict[str, Any]]:
-    """The state of every rank, in rank order; a collective.
-
-    While an exception is handled other ranks may not take part, so a rescue checkpoint holds this rank's state only.
-    """
-    return gather_objects(_own_random_state())
-
-
-def restore_random_states(states: list[dict[str, Any]]) -> None:
-    """Restore this rank's state; ranks that did not exist when the state was written keep theirs."""
-    if rank() >= len(states):
-        return
-    state = states[rank()]
-    torch.set_rng_state(state["torch"])
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
-    kind, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
-
-
-def _own_random_state() -> dict[str, Any]:
-    version, words, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state()
-    return {
-        "torch": torch.get_rng_state(),
-        "python": (version, list(words), gauss),
-        "numpy": (
-            str(kind),
-            torch.from_numpy(np.asarray(keys).astype(np.int64)),
-            int(position),
-            int(has_gauss),
-            float(cached),
-        ),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-    }
-
-
-def settle_threshold(module: TrainedModule, trainer: Trainer, *, rescore: bool) -> None:
-    """See to it that the operating point is that of the weights that training left."""
-    state, best = module.training_state, module.best
-    step = state.batches_seen
-    if best is not None and best.weights:
-        module.operating_point, step = best.operating_point, best.step
-    choosers = [c for c in trainer.callbacks if isinstance(c, DecisionThreshold)]  # type: ignore[attr-defined]
-    point = module.operating_point
-    if choosers and trainer.enable_validation and trainer.val_dataloaders is not None:
-        if rescore or point is None or point.step != step:  # the last steps were not validated
-            choosers[0].choose_again(trainer, module)
-        choosers[0].say_what_fell_short(module)
-    if choosers and choosers[0].renews and module.operating_point is None:
-        rank_zero_info(
-            "DecisionThreshold chose no threshold: there are no validation data with both classes. Pass `val_dataset` "
-            "or `val_fraction` to PosNegDataModule, or run `Trainer.validate` on such data."
-        )
-
-
-def record_operating_point(
-    point: OperatingPoint | OperatingPoints | None, step: int, checkpoint: dict[str, Any]
-) -> None:
-    """Write down what the published weights decide by, if there is anything, and how many batches they have seen."""
-    checkpoint[STEP] = step
-    if point is not None:
-        checkpoint[OPERATING_POINT] = point.state_dict()
-
-
-def recorded_operating_point(checkpoint: dict[str, Any]) -> tuple[OperatingPoint | OperatingPoints | None, int]:
-    """The point, ``None`` if there was none, and the step that :func:`record_operating_point` wrote."""
-    state = checkpoint.get(OPERATING_POINT)
-    point = None if state is None else restored_point(state)
-    return point, checkpoint.get(STEP, 0 if point is None else point.step)  # earlier releases wrote no step
-
-
 def save(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
     """Fill ``checkpoint``; runs on all ranks.
 
@@ -163,7 +89,8 @@ def save(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
         "fingerprint": compatibility.fingerprint(trainer),
         "batches": compatibility.batch_settings(trainer),
         "optimizer": compatibility.optimizer_name(trainer),
-        "random_state": gather_random_states(),
+        # while an exception is handled other ranks may not take part, and a rescue checkpoint holds this rank's alone
+        "random_state": gather_objects(_own_random_state()),
         "negatives": _negatives(trainer, state.batches_seen),
         "stopped_early": stopped_early(trainer),
         # computing a metric may be a collective, and after an exception other ranks may not take part
@@ -291,3 +218,69 @@ def _negatives(trainer: Trainer, batches_seen: int) -> list[Any] | None:
     datamodule: Any = getattr(trainer, "datamodule", None)
     own = datamodule.negatives_state(batches_seen) if hasattr(datamodule, "negatives_state") else None
     return None if own is None else gather_objects(own)
+
+
+def restore_random_states(states: list[dict[str, Any]]) -> None:
+    """Restore this rank's state; ranks that did not exist when the state was written keep theirs."""
+    if rank() >= len(states):
+        return
+    state = states[rank()]
+    torch.set_rng_state(state["torch"])
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def _own_random_state() -> dict[str, Any]:
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "python": (version, list(words), gauss),
+        "numpy": (
+            str(kind),
+            torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+    }
+
+
+def settle_threshold(module: TrainedModule, trainer: Trainer, *, rescore: bool) -> None:
+    """See to it that the operating point is that of the weights that training left."""
+    state, best = module.training_state, module.best
+    step = state.batches_seen
+    if best is not None and best.weights:
+        module.operating_point, step = best.operating_point, best.step
+    choosers = [c for c in trainer.callbacks if isinstance(c, DecisionThreshold)]  # type: ignore[attr-defined]
+    point = module.operating_point
+    if choosers and trainer.enable_validation and trainer.val_dataloaders is not None:
+        if rescore or point is None or point.step != step:  # the last steps were not validated
+            choosers[0].choose_again(trainer, module)
+        choosers[0].say_what_fell_short(module)
+    if choosers and choosers[0].renews and module.operating_point is None:
+        rank_zero_info(
+            "DecisionThreshold chose no threshold: there are no validation data with both classes. Pass `val_dataset` "
+            "or `val_fraction` to PosNegDataModule, or run `Trainer.validate` on such data."
+        )
+
+
+def record_operating_point(
+    point: OperatingPoint | OperatingPoints | None, step: int, checkpoint: dict[str, Any]
+) -> None:
+    """Write down what the published weights decide by, if there is anything, and how many batches they have seen."""
+    checkpoint[STEP] = step
+    if point is not None:
+        checkpoint[OPERATING_POINT] = point.state_dict()
+
+
+def recorded_operating_point(checkpoint: dict[str, Any]) -> tuple[OperatingPoint | OperatingPoints | None, int]:
+    """The point, ``None`` if there was none, and the step that :func:`record_operating_point` wrote."""
+    state = checkpoint.get(OPERATING_POINT)
+    point = None if state is None else restored_point(state)
+    return point, checkpoint.get(STEP, 0 if point is None else point.step)  # earlier releases wrote no step
