@@ -89,7 +89,6 @@ def save(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
         "fingerprint": compatibility.fingerprint(trainer),
         "batches": compatibility.batch_settings(trainer),
         "optimizer": compatibility.optimizer_name(trainer),
-        # while an exception is handled other ranks may not take part, and a rescue checkpoint holds this rank's alone
         "random_state": gather_objects(_own_random_state()),
         "negatives": _negatives(trainer, state.batches_seen),
         "stopped_early": stopped_early(trainer),
@@ -235,6 +234,7 @@ def restore_random_states(states: list[dict[str, Any]]) -> None:
 
 
 def _own_random_state() -> dict[str, Any]:
+    """This rank's; all that a rescue checkpoint holds, since other ranks may not take part while it is saved."""
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state()
     return {
