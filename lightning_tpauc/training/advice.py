@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_tpauc.algorithms import Algorithm
+from lightning_tpauc.data.core.sampler import PosNegSampler
 from lightning_tpauc.errors import TPAUCAdvice
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.scoring.labels import listed
@@ -32,29 +33,68 @@ _LEARNT = 0.25
 _INACTIVE = 1e-2
 #: A model whose objective is above this share of l(0) is as good as constant.
 _CONSTANT = 0.98
+#: Training batches have so large a loss, in units of l(0), only where steps are too long for the inputs.
+_EXPLODED = 3.0
 
 
-def few_pairs(min_tpr: float, max_fpr: float, num_pos: int, num_neg: int) -> str | None:
+def few_pairs(
+    min_tpr: float,
+    max_fpr: float,
+    num_pos: int,
+    num_neg: int,
+    most_pos: int | None = None,
+    most_neg: int | None = None,
+) -> str | None:
     """Advice if the rectangle holds too few examples of a batch; ``None`` if it holds enough.
+
+    Args:
+        min_tpr: lower bound of the rectangle's true positive rate.
+        max_fpr: upper bound of the rectangle's false positive rate.
+        num_pos: positives per step, over all ranks.
+        num_neg: negatives per step, over all ranks.
+        most_pos: how many positives a step could have, since the training set has no more; ``None`` if unknown.
+        most_neg: the same of the negatives.
 
     Example:
         >>> few_pairs(0.8, 0.2, num_pos=32, num_neg=32) is None
         True
         >>> few_pairs(0.8, 0.2, num_pos=8, num_neg=32)
         'Only 1.6 of the 8 positives a step lie in the rectangle with min_tpr=0.8: raise `num_pos` to 20 or more.'
+        >>> few_pairs(0.9, 0.2, num_pos=16, num_neg=32, most_pos=16).partition(": ")[2]
+        'lower `min_tpr` to 0.75 or less, or train on more positives.'
     """
     # 1 - 0.8 is 0.199999..., so counts are compared with a tolerance
     parts = (
-        ("positives", "min_tpr", min_tpr, 1.0 - min_tpr, "num_pos", num_pos),
-        ("negatives", "max_fpr", max_fpr, max_fpr, "num_neg", num_neg),
+        ("positives", f"min_tpr={min_tpr:g}", 1.0 - min_tpr, "num_pos", num_pos, most_pos),
+        ("negatives", f"max_fpr={max_fpr:g}", max_fpr, "num_neg", num_neg, most_neg),
     )
-    for kind, bound, value, share, argument, count in parts:
-        if share * count < _FEWEST - 1e-9:
+    for kind, bound, share, argument, count, most in parts:
+        needed = math.ceil(_FEWEST / share - 1e-9)
+        if share * count >= _FEWEST - 1e-9:
+            continue
+        if most is None or needed <= most:
             return (
-                f"Only {share * count:.2g} of the {count} {kind} a step lie in the rectangle with {bound}={value:g}: "
-                f"raise `{argument}` to {math.ceil(_FEWEST / share - 1e-9)} or more."
+                f"Only {share * count:.2g} of the {count} {kind} a step lie in the rectangle with {bound}: "
+                f"raise `{argument}` to {needed} or more."
             )
+        return (
+            f"Only {share * most:.2g} of the {most} {kind} to train on lie in the rectangle with {bound}: "
+            f"{_larger_rectangle(kind, most)}train on more {kind}."
+        )
     return None
+
+
+def _larger_rectangle(kind: str, most: int) -> str:
+    """Which bound would have enough examples in the rectangle, as the first of two remedies; empty if none would."""
+    needed = math.ceil(100.0 * _FEWEST / max(1, most)) / 100.0
+    if needed >= 1.0:
+        return ""
+    bound = (
+        f"lower `min_tpr` to {1.0 - needed:.2g} or less"
+        if kind == "positives"
+        else (f"raise `max_fpr` to {needed:.2g} or more")
+    )
+    return f"{bound}, or "
 
 
 def little_demanded(min_tpr: float, max_fpr: float) -> str | None:
@@ -84,7 +124,7 @@ class Adviser:
 
     def __init__(self) -> None:
         self._said: set[str] = set()
-        self._lowest = math.inf
+        self._lowest, self._highest = math.inf, 0.0
 
     def say(self, topic: str, message: str | None) -> None:
         """Warn with ``message``, unless it is ``None`` or there was a warning of this ``topic`` before."""
@@ -92,58 +132,89 @@ class Adviser:
             self._said.add(topic)
             rank_zero_warn(message, category=TPAUCAdvice)
 
-    def look_at_duals(self, diagnostics: Mapping[str, Tensor], optimum: float, constant: float) -> None:
+    def look_at_duals(
+        self, diagnostics: Mapping[str, Tensor], optimum: float, training: float, *, usual: bool = False
+    ) -> None:
         """Warn if no pair moves the weights any more.
 
         Args:
             diagnostics: the algorithm's. ``active_share`` is the share of pairs that moved the weights over the last
-                steps, and ``mean_y`` is the mean dual weight of all positives; both are needed. ``loss_unit``, unless
-                it is 0, is the mean loss of the hardest negatives over the last steps.
+                steps, and ``mean_y`` is the mean dual weight of all positives; both are needed.
             optimum: share of pairs that move the weights at the optimum.
-            constant: loss of a constant model.
+            training: mean loss of the hardest negatives over the last steps, divided by that of a constant model; nan
+                if it is unknown.
+            usual: whether the dual variables have the start and the step sizes that they have by default.
         """
         if not {"mean_y", "active_share"} <= set(diagnostics):
             return
-        if 0.0 < float(diagnostics.get("loss_unit", 0.0)) < _LEARNT * constant:
+        if training < _LEARNT:
             return  # the training set is ranked almost without a loss, so few pairs are left to move
         if float(diagnostics["active_share"]) < _INACTIVE * optimum:
             none = float(diagnostics["mean_y"]) == 0.0
             seen = "all dual weights are 0" if none else "no pair's loss exceeds its threshold"
-            self.say(
-                "duals",
-                f"Nothing moves the weights: {seen}. Lower `beta` and `beta_prime`, or set `step_units='loss'` and "
-                "`dual_init='exact'`.",
+            remedy = (
+                "The model has become constant: leave `shrink_rectangle` on, ask for a larger rectangle, or lower the "
+                "optimizer's `lr`."
+                if usual
+                else "Lower `beta` and `beta_prime`, or set `step_units='loss'` and `dual_init='exact'`."
             )
+            self.say("duals", f"Nothing moves the weights: {seen}. {remedy}")
 
-    def look_at_ratios(self, ratios: Sequence[Sequence[float]]) -> None:
-        """Warn if the model has become worse than a constant one.
+    def look_at_ratios(self, ratios: Sequence[Sequence[float]], training: float = math.nan) -> None:
+        """Warn if the model has become worse than a constant one, on the data that it trains on as well.
+
+        Where it is good on these, it has learnt them by heart, and scores that grow make single validation pairs
+        expensive; that is no matter of the learning rate.
 
         Args:
             ratios: of each label, the objective of the validation's scores divided by that of a constant model. The
                 first entry belongs to the unit square, the last one to the rectangle that was asked for.
+            training: as in :meth:`look_at_duals`.
         """
-        known = [own[0] for own in ratios if not math.isnan(own[0])]  # nan where a class is missing
-        if not known:
-            return
-        mean = fmean(known)
-        if self._lowest < _GOOD and mean >= 1.0:
+        if training > self._highest:
+            self._highest = training
+        mean = _over_all_pairs(ratios)
+        if self._lowest < _GOOD and mean >= 1.0 and not training < 1.0:
             self.say(
                 "rate",
                 f"The objective over all pairs rose from {self._lowest:.2f} to {mean:.2f} of that of a constant "
                 "model: the learning rate is too large. Lower the optimizer's `lr`.",
             )
-        self._lowest = min(self._lowest, mean)
+        if mean < self._lowest:
+            self._lowest = mean
 
     def look_at_the_end(
-        self, ratios: Sequence[Sequence[float]], tightness: Sequence[float], names: Sequence[str] | None = None
+        self,
+        ratios: Sequence[Sequence[float]],
+        tightness: Sequence[float],
+        names: Sequence[str] | None = None,
+        training: float = math.nan,
     ) -> None:
-        """Warn if the model that was trained in the rectangle is as good as constant there.
+        """Warn if the model is as good as constant, unless something that explains it was said before.
 
         Args:
             ratios: as in :meth:`look_at_ratios`.
             tightness: the algorithm's present ``tightness_of_tasks``.
             names: of several labels.
+            training: as in :meth:`look_at_duals`.
         """
+        if not ratios or self._said & {"rate", "duals", "constant"}:
+            return
+        mean = _over_all_pairs(ratios)
+        lost = mean >= _CONSTANT and self._highest >= _EXPLODED and not training < _CONSTANT
+        if lost or training >= _EXPLODED:
+            self.say(
+                "rate",
+                f"The loss of training batches was up to {self._highest:.2g} times that of a constant model, and the "
+                f"objective over all validation pairs is {mean:.2g} of its at the end: the learning rate is too large "
+                "for these inputs. Lower the optimizer's `lr`, and standardise the inputs.",
+            )
+        elif not training < _LEARNT:
+            self._look_for_constant_labels(ratios, tightness, names)
+
+    def _look_for_constant_labels(
+        self, ratios: Sequence[Sequence[float]], tightness: Sequence[float], names: Sequence[str] | None
+    ) -> None:
         constant = [  # not where the rectangle holds no example: nan
             k for k, own in enumerate(ratios) if tightness[k] == 1.0 and own[-1] >= _CONSTANT
         ]
@@ -158,16 +229,22 @@ class Adviser:
         )
 
 
+def _over_all_pairs(ratios: Sequence[Sequence[float]]) -> float:
+    """The labels' mean of the first entries; nan where a class is missing for all of them."""
+    known = [own[0] for own in ratios if not math.isnan(own[0])]
+    return fmean(known) if known else math.nan
+
+
 def few_pairs_of(algorithm: Algorithm, trainer: Trainer) -> str | None:
     """:func:`few_pairs` of a PosNegDataModule's batches and the rectangle that was asked for."""
     if algorithm.tasks is not None:
         return _few_pairs_of_labels(algorithm, trainer)
-    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set at run time, declared nowhere
-    sizes = [getattr(datamodule, name, None) for name in ("num_pos", "num_neg")]
-    if algorithm.sampling != "pos_neg" or not algorithm.can_shrink_rectangle or None in sizes:
+    plans: Any = getattr(trainer.train_dataloader, "batch_plans", None)
+    if not isinstance(plans, PosNegSampler) or not algorithm.can_shrink_rectangle:
         return None
-    num_pos, num_neg = (int(size) * trainer.world_size for size in sizes if size is not None)
-    return few_pairs(algorithm.min_tpr, algorithm.max_fpr, min(num_pos, algorithm.num_positives or num_pos), num_neg)
+    sizes = plans.global_sizes(trainer.world_size)
+    most = plans.most_positives, plans.most_negatives
+    return few_pairs(algorithm.min_tpr, algorithm.max_fpr, sizes.num_pos, sizes.num_neg, *most)
 
 
 def _few_pairs_of_labels(algorithm: Algorithm, trainer: Trainer) -> str | None:
@@ -191,16 +268,28 @@ def _few_pairs_of_labels(algorithm: Algorithm, trainer: Trainer) -> str | None:
 
 def look_at_duals(adviser: Adviser, algorithm: Algorithm, diagnostics: Mapping[str, Tensor]) -> None:
     """:meth:`Adviser.look_at_duals` of an algorithm."""
-    surrogate: Surrogate | None = getattr(algorithm, "surrogate", None)
-    constant = float(surrogate.value(torch.zeros(()))) if surrogate is not None else 0.0
     optima = [(1.0 - low) * high for low, high in algorithm.rectangles]  # what is logged is the mean of the tasks
-    adviser.look_at_duals(diagnostics, sum(optima) / len(optima), constant)
+    optimum, own = sum(optima) / len(optima), vars(algorithm)
+    usual = own.get("step_units") == "loss" and own.get("dual_init") == "exact"
+    usual = usual and max(own.get("beta", 0.0), own.get("beta_prime", 0.0)) <= 1.0
+    adviser.look_at_duals(diagnostics, optimum, training_ratio(algorithm), usual=usual)
+
+
+def training_ratio(algorithm: Algorithm) -> float:
+    """Mean loss of the hardest negatives over the last steps, divided by that of a constant model; nan if unknown."""
+    surrogate: Surrogate | None = getattr(algorithm, "surrogate", None)
+    unit: Tensor | None = getattr(algorithm, "loss_unit", None)
+    if surrogate is None or unit is None:
+        return math.nan
+    loss, constant = float(unit.mean()), float(surrogate.value(torch.zeros(())))
+    return loss / constant if loss > 0.0 and constant > 0.0 else math.nan  # 0 where nothing is measured in it
 
 
 def say_how_it_ended(adviser: Adviser, module: TrainedModule, trainer: Trainer) -> None:
     """Tell, at a training's end, which rectangle was reached and which weights the model and its checkpoint hold."""
-    names = None if module.trained_labels is None else module.trained_labels.names
-    adviser.look_at_the_end(module.held_out_ratios, module.algorithm.tightness_of_tasks, names)
+    """Tell, at a training's end, which rectangle was reached and which weights the model and its checkpoint hold."""
+    names, algorithm = None if module.trained_labels is None else module.trained_labels.names, module.algorithm
+    adviser.look_at_the_end(module.held_out_ratios, algorithm.tightness_of_tasks, names, training_ratio(algorithm))
     state, validated = module.training_state, module.operating_point is not None
     schedule, best = state.rectangle_schedule, state.best
     if schedule is not None:

@@ -49,10 +49,13 @@ class RectangleSchedule:
 
     Attributes:
         held: of each task, whether its last move was refused; one entry where there is one task.
+        refused: of each task, the ratios of training and of held-out scores where its last move was refused; nan if
+            unknown.
         ratios: of each task, the objective at the present rectangle divided by l(0), the larger one of training and
             held-out scores; nan before the first move.
         held_out: of each task, the same ratio for the last validation's scores at each tightness of
             :data:`TIGHTNESS_GRID`; empty before the first validation.
+        decided_after: number of batches after which the last move was made or refused.
     """
 
     def __init__(self, algorithm: Algorithm, steps: int, hold_at: float = 0.85) -> None:
@@ -67,11 +70,17 @@ class RectangleSchedule:
     def _forget(self) -> None:
         count = self.algorithm.num_tasks or 1
         self.held, self.ratios = [False] * count, [math.nan] * count
+        self.refused = [(math.nan, math.nan)] * count
         self.held_out: list[list[float]] = []
+        self.decided_after = 0
 
     def move_if_due(self, trainer: Trainer, batches_seen: int, memory: ScoreMemory | None) -> None:
-        """Move the rectangle after a step if a move is due; all ranks move alike."""
-        if move_is_due(batches_seen, self.steps):
+        """Move the rectangle after a step if a move is due and was not decided on before; all ranks move alike.
+
+        A checkpoint that another callback saves at a step's end may come before the move, which resuming then makes.
+        """
+        if move_is_due(batches_seen, self.steps) and batches_seen > self.decided_after:
+            self.decided_after = batches_seen
             progress = trainer.strategy.broadcast(shrinking_progress(trainer, batches_seen, self.steps))
             self.move(progress, memory.known_scores() if memory is not None else None)
 
@@ -92,6 +101,8 @@ class RectangleSchedule:
                 candidate = min(progress, now + 2.0 / _MOVES)
                 ratio = self.ratio_at(candidate, own, task)
                 self.held[task] = ratio >= self.hold_at
+                if self.held[task]:
+                    self.refused[task] = self._both_ratios(candidate, own, task)
                 if ratio < self.hold_at:  # false for nan, where nothing is known
                     reached[task], self.ratios[task] = candidate, ratio
                     continue
@@ -100,8 +111,11 @@ class RectangleSchedule:
 
     def ratio_at(self, tightness: float, scores: TrainingScores | None, task: int = 0) -> float:
         """The larger of the ratios of a task's training and held-out scores; nan if neither is known."""
-        known = [self._training_ratio(tightness, scores, task), self._held_out_ratio(tightness, task)]
+        known = self._both_ratios(tightness, scores, task)
         return max((ratio for ratio in known if not math.isnan(ratio)), default=math.nan)
+
+    def _both_ratios(self, tightness: float, scores: TrainingScores | None, task: int) -> tuple[float, float]:
+        return self._training_ratio(tightness, scores, task), self._held_out_ratio(tightness, task)
 
     def say_if_held(self, names: Sequence[str] | None = None) -> None:
         """Print one line at the run's end if a rectangle that was asked for was not reached.
@@ -110,15 +124,10 @@ class RectangleSchedule:
             names: of several tasks.
         """
         algorithm = self.algorithm
-        reached, held = algorithm.tightness_of_tasks, any(self.held)
+        reached = algorithm.tightness_of_tasks
         if min(reached) == 1.0:
             return
-        reason = "the run ended before."
-        if held:
-            reason = (
-                f"nearer to it, the objective came to {self.hold_at:.0%} of that of a constant model, and training "
-                "there makes a model constant."
-            )
+        reason = self._why_held()
         if names is None:
             min_tpr, max_fpr = algorithm.rectangle
             rank_zero_info(
@@ -130,6 +139,24 @@ class RectangleSchedule:
         rank_zero_info(
             f"{len(short)} of {len(reached)} labels were trained on a part of the way from the unit square to their "
             f"rectangle: {listed(short)}. {reason[0].upper()}{reason[1:]}"
+        )
+
+    def _why_held(self) -> str:
+        """Why the rectangle was held; of several tasks, the mean of those that were."""
+        held = [k for k, refused in enumerate(self.held) if refused]
+        if not held:
+            return "the run ended before."
+        training, held_out = (fmean(self.refused[k][side] for k in held) for side in (0, 1))
+        if training < self.hold_at <= held_out:
+            return (
+                f"nearer to it, the objective came to {held_out:.0%} of that of a constant model on validation data, "
+                f"and to {training:.0%} on training data."
+            )
+        if fmean(self.ratios[k] for k in held) >= 1.0:
+            return "there already, the model is no better than a constant one."
+        return (
+            f"nearer to it, the objective came to {self.hold_at:.0%} of that of a constant model, and training there "
+            "makes a model constant."
         )
 
     def diagnostics(self) -> dict[str, Tensor]:
@@ -144,7 +171,13 @@ class RectangleSchedule:
 
     def state_dict(self) -> dict[str, Any]:
         """The last decisions and what they were based on; the tightness is part of the algorithm's state."""
-        return {"held": list(self.held), "ratio": list(self.ratios), "held_out": [list(own) for own in self.held_out]}
+        return {
+            "held": list(self.held),
+            "refused": list(self.refused),
+            "ratio": list(self.ratios),
+            "held_out": [list(own) for own in self.held_out],
+            "decided_after": self.decided_after,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned; in earlier versions one entry was that of all tasks."""
@@ -155,6 +188,9 @@ class RectangleSchedule:
             [v] * count if not isinstance(v, list) else list(v) for v in (state["held"], state["ratio"])
         )
         self.held_out = [list(map(float, own)) for own in held_out]
+        # earlier versions kept neither; to decide once more is no harm
+        self.refused = [(own[0], own[1]) for own in state.get("refused", [(math.nan, math.nan)] * count)]
+        self.decided_after = int(state.get("decided_after", 0))
 
     def _training_ratio(self, tightness: float, scores: TrainingScores | None, task: int) -> float:
         surrogate = getattr(self.algorithm, "surrogate", None)

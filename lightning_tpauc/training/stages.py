@@ -27,7 +27,14 @@ from lightning_tpauc.lightning_fixes.resuming import ResumedLoop
 from lightning_tpauc.lightning_fixes.subclassing import KeepsDuties, duty
 from lightning_tpauc.lightning_fixes.unsupported import log_replicated
 from lightning_tpauc.metrics.reporting import validated_areas
-from lightning_tpauc.training.advice import Adviser, few_pairs_of, little_demanded, look_at_duals, say_how_it_ended
+from lightning_tpauc.training.advice import (
+    Adviser,
+    few_pairs_of,
+    little_demanded,
+    look_at_duals,
+    say_how_it_ended,
+    training_ratio,
+)
 from lightning_tpauc.training.agreement import data_and_limits, require_agreement, training_settings
 from lightning_tpauc.training.batch_norm import agree_on_statistics, recompute
 from lightning_tpauc.training.checkpoint import settle_threshold
@@ -174,8 +181,9 @@ class StageCallback(KeepsDuties, Callback):
         self._adviser.say("demand", little_demanded(module.algorithm.min_tpr, module.algorithm.max_fpr))
         restored = module.training_state.restored or {}
         last_epoch = self._resumed.start(trainer, stopped=restored.get("stopped_early", False))
-        if resume(trainer, module, last_epoch=last_epoch):
+        if resume(trainer, module, last_epoch=last_epoch):  # saved, perhaps, before this callback's own hook
             self._end_stage_if_due(trainer, module)
+            self._move_rectangle_if_due(trainer, module)
         else:
             start(trainer, module, self.max_negatives)
 
@@ -210,8 +218,7 @@ class StageCallback(KeepsDuties, Callback):
             )
             raise UnsupportedError(msg)
         self._end_stage_if_due(trainer, module)
-        if state.rectangle_schedule is not None:
-            state.rectangle_schedule.move_if_due(trainer, state.batches_seen, state.memory)
+        self._move_rectangle_if_due(trainer, module)
         step_plateau_schedulers(trainer, state.batches_seen, "batch", state.step_loss)
 
     @override
@@ -250,7 +257,7 @@ class StageCallback(KeepsDuties, Callback):
             step_plateau_schedulers(trainer, state.batches_seen, "validation")
             if state.rectangle_schedule is not None:
                 state.rectangle_schedule.held_out = module.held_out_ratios
-            self._adviser.look_at_ratios(module.held_out_ratios)
+            self._adviser.look_at_ratios(module.held_out_ratios, training_ratio(module.algorithm))
             if state.best is not None:
                 state.best.offer(*validated_areas(trainer.callback_metrics), state.batches_seen, module.operating_point)
 
@@ -309,6 +316,11 @@ class StageCallback(KeepsDuties, Callback):
             return
         if average.count >= self.stage_length(average.stage, trainer.num_training_batches):
             self._end_stage(trainer, module)
+
+    def _move_rectangle_if_due(self, trainer: Trainer, module: TrainedModule) -> None:
+        state = module.training_state
+        if state.rectangle_schedule is not None:
+            state.rectangle_schedule.move_if_due(trainer, state.batches_seen, state.memory)
 
     def _end_stage(self, trainer: Trainer, module: TrainedModule) -> None:
         state, algorithm = module.training_state, module.algorithm

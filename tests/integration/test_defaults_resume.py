@@ -63,11 +63,11 @@ class Record(Callback):
         self.steps[pl_module.batches_seen] = (float(outputs["loss"]), rate, pl_module.algorithm.tightness, held_out)
 
 
-def run(folder, gamma, duals="per_positive", crash=None, ckpt=None, every=None, steps=STEPS, validate=4):
+def run(folder, gamma, duals="per_positive", crash=None, ckpt=None, every=None, steps=STEPS, validate=4, first=()):
     module, record = make_module(gamma, duals), Record()
     saver = ModelCheckpoint(folder, save_last=True, every_n_train_steps=every)
     crash = Crash(crash) if isinstance(crash, int) else crash
-    callbacks = [StageCallback(every_n_steps=14), record, saver, *([crash] if crash is not None else [])]
+    callbacks = [*first, StageCallback(every_n_steps=14), record, saver, *([crash] if crash is not None else [])]
     trainer = make_trainer(
         precision="32-true", callbacks=callbacks, enable_checkpointing=True, max_steps=steps, max_epochs=-1,
         val_check_interval=validate, check_val_every_n_epoch=None, num_sanity_val_steps=0,
@@ -177,6 +177,29 @@ def test_the_guard_on_validation_scores_acts_in_these_runs(tmp_path):
     assert schedule.held == [True]
     assert schedule._held_out_ratio(min(1.0, module.algorithm.tightness + 0.1), 0) >= schedule.hold_at
     assert steps[STEPS][2] == module.algorithm.tightness
+
+
+class SaveFirst(Callback):
+    """Saves at the end of a step, before the callback of the stages has had its turn, and ends the run."""
+
+    def __init__(self, step, path):
+        self.step, self.path = step, path
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if pl_module.batches_seen == self.step:
+            trainer.save_checkpoint(self.path)
+            raise CrashError
+
+
+@pytest.mark.parametrize("step", [9, 14, 15])
+def test_a_move_of_the_rectangle_that_a_checkpoint_came_before_is_made_on_resuming(tmp_path, step):
+    straight, steps = run(tmp_path / "a", 20.0)
+    with pytest.raises(AssertionError):  # `run` expects its own crash
+        run(tmp_path / "b", 20.0, first=[SaveFirst(step, tmp_path / "first.ckpt")])
+    resumed, later = run(tmp_path / "b", 20.0, ckpt=tmp_path / "first.ckpt")
+    assert min(later) == step + 1
+    assert later == {number: values for number, values in steps.items() if number > step}
+    assert_equal(whole_state(straight), whole_state(resumed))
 
 
 class Dump(Callback):

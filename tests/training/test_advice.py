@@ -68,6 +68,12 @@ def test_bounds_taken_for_each_other_are_said_once():
     assert [text in line for line in said(fit)].count(True) == 1
 
 
+@pytest.mark.parametrize("most", [1, 3, 4])
+def test_no_rectangle_holds_enough_of_hardly_any_positives(most):
+    remedy = few_pairs(0.5, 0.5, most, 64, most, 64).partition(": ")[2]
+    assert remedy == "train on more positives."
+
+
 def duals(mean_y, active_share):
     return {"mean_y": torch.tensor(mean_y), "active_share": torch.tensor(active_share), "s_prime": torch.tensor(0.0)}
 
@@ -78,7 +84,7 @@ def duals(mean_y, active_share):
 )
 def test_duals_at_a_standstill(values, seen):
     adviser = Adviser()
-    (message,) = said(lambda: [adviser.look_at_duals(values, 0.25, 1.0) for _ in range(3)])
+    (message,) = said(lambda: [adviser.look_at_duals(values, 0.25, math.nan) for _ in range(3)])
     assert message.startswith(f"Nothing moves the weights: {seen}")
     assert "Lower `beta` and `beta_prime`" in message
 
@@ -91,11 +97,20 @@ def test_duals_at_a_standstill(values, seen):
         duals(0.0, 0.3),  # at this moment, but not in the steps before
         {},
         {"mean_y": torch.tensor(0.0)},
-        {**duals(0.0, 0.0), "loss_unit": torch.tensor(0.1)},  # there is nothing left to learn
     ],
 )
 def test_duals_that_move(values):
-    assert said(lambda: Adviser().look_at_duals(values, optimum=2e-3, constant=1.0)) == []
+    assert said(lambda: Adviser().look_at_duals(values, optimum=2e-3, training=1.0)) == []
+
+
+def test_duals_at_a_standstill_although_their_steps_are_the_default_ones():
+    (message,) = said(lambda: Adviser().look_at_duals(duals(0.5, 0.0), 0.25, 1.0, usual=True))
+    assert "`beta`" not in message, "there is nothing to lower"
+    assert "larger rectangle" in message
+
+
+def test_duals_stand_still_where_nothing_is_left_to_learn():
+    assert said(lambda: Adviser().look_at_duals(duals(0.0, 0.0), optimum=2e-3, training=0.1)) == []
 
 
 def test_a_learning_rate_that_undoes_what_was_learnt():
@@ -109,6 +124,51 @@ def test_a_learning_rate_that_undoes_what_was_learnt():
 def test_ratios_that_say_nothing_about_the_rate(ratios):
     adviser = Adviser()
     assert said(lambda: [adviser.look_at_ratios([[ratio]]) for ratio in ratios] or adviser.look_at_ratios([])) == []
+
+
+def test_what_was_learnt_by_heart_is_no_matter_of_the_learning_rate():
+    """Few positives: the training set is separated, and single validation pairs become expensive."""
+    adviser = Adviser()
+    ratios = ((0.9, 0.9), (0.6, 0.4), (1.3, 0.05), (1.4, 0.0))
+    assert said(lambda: [adviser.look_at_ratios([[held_out]], training) for held_out, training in ratios]) == []
+    assert said(lambda: adviser.look_at_the_end([[1.4, 2.5]], [1.0], training=0.01)) == []
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [(40.0, 300.0), (2.0, 20.0), (1.0, 1.1)],  # the steps have killed the model, which is constant
+        [(40.0, 300.0), (0.9, 60.0)],  # they still jump
+    ],
+)
+def test_a_rate_that_never_learnt_anything_is_named_at_the_end(steps):
+    adviser = Adviser()
+    assert said(lambda: [adviser.look_at_ratios([[held_out]], training) for held_out, training in steps]) == []
+    (message,) = said(lambda: adviser.look_at_the_end([[steps[-1][0], 1.0]], [1.0], training=steps[-1][1]))
+    assert "up to 3e+02 times" in message
+    assert "learning rate is too large for these inputs" in message
+    assert "standardise" in message
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [(40.0, 300.0), (0.9, 0.9)],  # inputs of large scale that it got used to
+        [(1.0, 1.0), (1.01, 0.99)],  # inputs that say nothing of the labels
+        [(1.0, 1.0), (4.0, 0.2)],  # learnt by heart
+    ],
+)
+def test_a_rate_that_is_not_to_blame(steps):
+    adviser = Adviser()
+    for held_out, training in steps:
+        adviser.look_at_ratios([[held_out]], training)
+    assert said(lambda: adviser.look_at_the_end([[steps[-1][0], math.nan]], [0.3], training=steps[-1][1])) == []
+
+
+def test_what_explains_a_constant_model_is_said_once():
+    adviser = Adviser()
+    assert len(said(lambda: adviser.say("duals", "Nothing moves the weights."))) == 1
+    assert said(lambda: adviser.look_at_the_end([[1.0, 1.0]], [1.0], training=5.0)) == []
 
 
 def test_a_model_that_is_constant_in_its_rectangle():
@@ -160,6 +220,13 @@ def test_a_run_that_separates_its_training_set_says_nothing():
     assert fit(noisy_labels(400, 4, 0.0), lr=0.5, steps=400) == []
 
 
+def test_the_default_batch_sizes_are_judged_as_given_ones_are():
+    (message,) = fit(noisy_labels(900, 4, 0.3), STACO(0.95, 0.5), num_pos=None, num_neg=None, steps=5)
+    assert message == (
+        "Only 3.2 of the 64 positives a step lie in the rectangle with min_tpr=0.95: raise `num_pos` to 80 or more."
+    )
+
+
 def test_a_run_of_small_batches_says_so_once():
     (message,) = fit(noisy_labels(400, 4, 0.3), num_pos=2)
     assert message.startswith("Only 1 of the 2 positives a step")
@@ -169,7 +236,16 @@ def test_of_few_positives_there_are_no_more_to_take():
     x, y = noisy_labels(400, 4, 0.3)
     few = torch.cat([torch.nonzero(y == 1)[:9, 0], torch.nonzero(y == 0)[:, 0]])
     (message,) = fit((x[few], y[few]), STACO(0.6, 0.5), num_pos=64)
-    assert re.match(r"Only 2\.\d of the [67] positives", message)
+    assert re.match(r"Only 2\.\d of the [67] positives to train on lie in .* lower `min_tpr` to 0\.[34]", message)
+    bound = float(re.search(r"to (0\.\d+) or less", message)[1])
+    assert fit((x[few], y[few]), STACO(bound, 0.5), num_pos=64) == [], "the remedy that is named is one"
+
+
+@pytest.mark.parametrize("rectangle", [(0.99, 0.5), (0.5, 0.002)])
+def test_a_rectangle_that_holds_less_than_one_example_of_the_training_set(rectangle):
+    (message,) = fit(noisy_labels(90, 4, 0.3), STACO(*rectangle), steps=5)
+    assert re.match(r"Only 0\.\d+ of the \d+ (positives|negatives) to train on lie in the rectangle", message)
+    assert re.search(r"(lower `min_tpr` to|raise `max_fpr` to) 0\.\d+ or (less|more), or train on more", message)
 
 
 def test_a_method_without_a_rectangle_to_train_is_not_judged_by_it():

@@ -32,6 +32,10 @@ def shuffled(n=200):
     return TrainingScores(torch.randn(n, generator=generator), torch.randn(n, generator=generator))
 
 
+def shifted(by, n=200):
+    return TrainingScores(torch.linspace(-0.5, 0.5, n) + by, torch.linspace(-0.5, 0.5, n))
+
+
 def schedule(min_tpr=0.8, max_fpr=0.2):
     algorithm = STACO(min_tpr, max_fpr)
     algorithm.setup(200)
@@ -147,10 +151,32 @@ def test_a_run_that_ends_before_says_so_and_not_that_it_was_held(caplog):
     assert "5% of the way to min_tpr=0.8, max_fpr=0.2: the run ended before." in caplog.text
     caplog.clear()
     with caplog.at_level("INFO"):
-        made.held_out = [[2.0] * len(TIGHTNESS_GRID)]
-        made.move(0.1, separable())
+        made.move(0.1, shuffled())
         made.say_if_held()
-    assert "nearer to it, the objective came to 85%" in caplog.text
+    assert "there already, the model is no better than a constant one" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("scores", "held_out", "reason"),
+    [
+        (shifted(0.45), [], "the objective came to 85% of that of a constant model, and training there makes a model"),
+        (separable(), [0.5, 0.9], "came to 90% of that of a constant model on validation data, and to 0% on training"),
+    ],
+)
+def test_a_run_that_was_held_says_by_which_scores(scores, held_out, reason, caplog):
+    """What was learnt by heart does not become constant: only the validation scores speak against going on."""
+    made = schedule(0.5, 0.5)
+    made.move(0.05, separable())
+    made.held_out = held_out and [[held_out[0]] * 10 + [held_out[1]] * (len(TIGHTNESS_GRID) - 10)]
+    with caplog.at_level("INFO"):
+        for k in range(2, 21):
+            made.move(k / 20, scores)
+        restored = schedule(0.5, 0.5)
+        restored.load_state_dict(made.state_dict())
+        restored.algorithm.tightness = made.algorithm.tightness
+        restored.say_if_held()
+    assert 0.1 < made.algorithm.tightness < 1.0
+    assert reason in caplog.text
 
 
 def test_any_algorithm_whose_rectangle_shrinks_keeps_how_far_it_has():

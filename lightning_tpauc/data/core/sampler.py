@@ -255,6 +255,11 @@ class PosNegSampler(BatchSampler):
         ((4,), (2,))
     """
 
+    @property
+    def most_negatives(self) -> int | None:
+        """How many negatives a step has at most; ``None`` if nobody knows."""
+        return len(self.negatives)
+
     def global_sizes(self, world_size: int) -> BatchSizes:
         """See :meth:`BatchSampler.global_sizes`; positives are capped to n+.
 
@@ -409,6 +414,11 @@ class StreamSampler(PosNegSampler):
     def __init__(self, positives: Indices, num_negatives: int | None, sizes: BatchSizes, seed: int = 0) -> None:
         super().__init__(positives, np.empty(0, dtype=np.int64), sizes, seed)
         self.num_negatives = num_negatives
+
+    @property
+    def most_negatives(self) -> int | None:
+        """The stream's length, if it has one."""
+        return self.num_negatives
 
     def global_sizes(self, world_size: int) -> BatchSizes:
         """See :meth:`BatchSampler.global_sizes`; positives are capped to n+."""
