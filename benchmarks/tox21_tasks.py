@@ -42,7 +42,7 @@ class Side(NamedTuple):
 
 SIDES = {
     "STACO": Side(STACO, (0.01,)),
-    "STACO, tracked": Side(partial(STACO, duals="tracked"), (0.01,)),
+    "STACO, per positive": Side(partial(STACO, duals="per_positive"), (0.01,)),
     "cross-entropy": Side(CrossEntropy, (0.001, 0.003, 0.01)),
     "balanced": Side(partial(CrossEntropy, balanced=True), (0.001, 0.003, 0.01)),
 }

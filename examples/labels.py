@@ -30,7 +30,7 @@ def main() -> None:
     table = make_table()
     parts = [(part.drop(columns=ASSAYS), part[ASSAYS]) for part in (table[:1600], table[1600:2300], table[2300:])]
     data = PosNegDataModule(parts[0], parts[1], parts[2], predict_dataset=parts[2][0].to_numpy())
-    model = TPAUCModule(MLP(12, num_labels=len(ASSAYS)), STACO(duals="tracked"), tasks=DEMANDS)
+    model = TPAUCModule(MLP(12, num_labels=len(ASSAYS)), STACO(), tasks=DEMANDS)
     writer = PredictionWriter("predictions.csv")
     trainer = Trainer(accelerator="cpu", max_epochs=30, callbacks=[writer], logger=False, enable_checkpointing=False)
     trainer.fit(model, data)

@@ -54,6 +54,8 @@ class Duals(ABC):
         ArgumentError: if its settings do not suit the kind.
     """
 
+    #: Its name as an argument.
+    kind: ClassVar[str]
     #: Which argument is the step size of which variable.
     step_sizes: ClassVar[dict[str, str]] = {}
 
@@ -127,6 +129,7 @@ class Duals(ABC):
 class PerPositiveDuals(Duals):
     r"""The paper's: :math:`y_i` and :math:`s_i` of each positive, and :math:`s'`, which follow gradients."""
 
+    kind = "per_positive"
     step_sizes: ClassVar[dict[str, str]] = {
         "y": "alpha",
         "s": "beta",

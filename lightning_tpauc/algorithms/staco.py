@@ -20,7 +20,7 @@ from lightning_tpauc.functional.staco import excess_weights, minmax_loss, per_po
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.functional.tasks import TaskMasks, in_play, masked_mean
 
-_DUALS: dict[str, type[Duals]] = {"per_positive": PerPositiveDuals, "tracked": TrackedDuals}
+_DUALS: dict[str, type[Duals]] = {kind.kind: kind for kind in (PerPositiveDuals, TrackedDuals)}
 
 
 class STACO(DualAlgorithm):
@@ -58,7 +58,8 @@ class STACO(DualAlgorithm):
             ``"absolute"``: as they are, as in the paper.
         duals: ``"per_positive"``: :math:`y_i` and :math:`s_i` are variables of each positive, as in the paper.
             ``"tracked"``: both follow from two running means, so ``alpha``, ``beta``, ``beta_prime``, ``dual_init`` and
-            ``stage_restart`` keep their defaults, and the surrogate must be monotone.
+            ``stage_restart`` keep their defaults, and the surrogate must be monotone. If ``None``: tracked for several
+            tasks, of which a positive is visited rarely, if the other arguments suit; of each positive for one.
         alpha: step size of the dual weights :math:`y`.
         beta: step size of the thresholds :math:`s`.
         beta_prime: step size :math:`\beta'` of the global threshold :math:`s'`.
@@ -100,7 +101,7 @@ class STACO(DualAlgorithm):
         margin: float | None = None,
         scale: float | None = None,
         step_units: Literal["loss", "absolute"] = "loss",
-        duals: Literal["per_positive", "tracked"] = "per_positive",
+        duals: Literal["per_positive", "tracked"] | None = None,
         alpha: float = 1.0,
         beta: float = 1.0,
         beta_prime: float = 1.0,
@@ -114,13 +115,15 @@ class STACO(DualAlgorithm):
         self.beta = require_range("beta", beta, 0.0)
         self.beta_prime = require_range("beta_prime", beta_prime, 0.0)
         self.gamma = require_positive("gamma", gamma, "STACO1")
-        check_choice(duals, "duals", tuple(_DUALS))
+        if duals is not None:
+            check_choice(duals, "duals", tuple(_DUALS))
         check_choice(dual_init, "dual_init", ("exact", "ones", "zeros"))
         check_choice(stage_restart, "stage_restart", ("exact", "ones"))
         self.duals, self.dual_init, self.stage_restart = duals, dual_init, stage_restart
         self.share_negatives = share_negatives
         self.add_state("active_share", "scalar", fill=1.0)
-        self._duals: Duals = _DUALS[duals](self)
+        self._other_specs = dict(self._specs)
+        self._duals: Duals = _DUALS[duals or "per_positive"](self)
         #: Whether the dual variables of each task have their start.
         self._started = [False]
 
@@ -174,8 +177,13 @@ class STACO(DualAlgorithm):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """Allocate 16 bytes a positive in single precision, none if tracked; see :meth:`Algorithm.setup`."""
+        several = isinstance(num_positives, Sequence) and TrackedDuals.misfit(self) is None
+        kind = self.duals or ("tracked" if several else "per_positive")
+        if kind != self._duals.kind:
+            self._specs = dict(self._other_specs)
+            self._duals = _DUALS[kind](self)
         super().setup(num_positives, device=device, dtype=dtype)
-        from_scores = self.duals == "per_positive" and self.dual_init == "exact"
+        from_scores = kind == "per_positive" and self.dual_init == "exact"
         self._started = [not from_scores] * (self.num_tasks or 1)
 
     def state_dict(self) -> dict[str, Any]:
@@ -189,11 +197,12 @@ class STACO(DualAlgorithm):
         Raises:
             CheckpointError: if the state belongs to other data, another algorithm or the other kind of duals.
         """
+        self.check_num_positives(state)
         written = "tracked" if "neg_border" in state else "per_positive"
-        if written != self.duals:
+        if written != self._duals.kind:
             msg = (
-                f"The checkpoint was written with duals={written!r}, but the algorithm has duals={self.duals!r}. Set "
-                f"`duals={written!r}`, or pass the checkpoint as `init_from` to start a new run from its weights."
+                f"The checkpoint was written with duals={written!r}, but the algorithm has duals={self._duals.kind!r}. "
+                f"Set `duals={written!r}`, or pass the checkpoint as `init_from` to start a new run from its weights."
             )
             raise CheckpointError(msg)
         known = {name: value for name, value in state.items() if name != "started"}

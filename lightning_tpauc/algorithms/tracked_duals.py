@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.algorithms.base import TrainingScores
-from lightning_tpauc.algorithms.duals import Duals
+from lightning_tpauc.algorithms.duals import DualAlgorithm, Duals
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.duals import border_scores, border_step, border_thresholds, border_weights
 from lightning_tpauc.functional.tasks import TaskMasks, in_play, with_dual_negatives
@@ -21,24 +21,30 @@ class TrackedDuals(Duals):
     See :mod:`lightning_tpauc.functional.duals`. Nothing is kept for a positive, and nothing has a step size.
     """
 
-    def _check(self) -> None:
-        own = self.algorithm
+    kind = "tracked"
+
+    @staticmethod
+    def misfit(own: DualAlgorithm) -> str | None:
+        """Why an algorithm with these arguments can't have such duals; ``None`` if it can."""
         if not own.surrogate.monotone:
-            msg = (
+            return (
                 f"`duals='tracked'` needs a non-decreasing surrogate, but {own.surrogate.name!r} falls again on the "
                 "left of -margin, so no one score is the border for all. Set `duals='per_positive'` with "
                 "`dual_init='zeros'` and `stage_restart='ones'`, or use 'squared_hinge'."
             )
-            raise ArgumentError(msg)
         parameters = inspect.signature(type(own)).parameters
         for name in ("alpha", "beta", "beta_prime", "dual_init", "stage_restart"):
             value = getattr(own, name)
             if value != parameters[name].default:
-                msg = (
+                return (
                     f"`{name}={value!r}` is for dual variables that each positive has of its own, which "
                     f"duals='tracked' does without. Leave out `{name}`, or set `duals='per_positive'`."
                 )
-                raise ArgumentError(msg)
+        return None
+
+    def _check(self) -> None:
+        if (msg := self.misfit(self.algorithm)) is not None:
+            raise ArgumentError(msg)
 
     def _declare(self) -> None:
         self.algorithm.add_state("neg_border", "scalar")

@@ -202,8 +202,10 @@ def test_pairs_of_all_tasks_by_every_method(surrogate, method, monkeypatch):
             assert float(pos.grad[k][~p].abs().sum() + neg.grad[k][~n].abs().sum()) == 0.0
 
 
-def test_a_state_of_tasks_is_saved_resumed_and_rolled_back():
-    together, _, _ = both(STACO)
+@pytest.mark.parametrize("duals", ["per_positive", "tracked"])
+def test_a_state_of_tasks_is_saved_resumed_and_rolled_back(duals):
+    make = functools.partial(STACO, duals=duals)
+    together, _, _ = both(make)
     together.start(training_scores())
     generator = torch.Generator().manual_seed(3)
     batches = [draw(generator, step) for step in range(6)]
@@ -222,7 +224,7 @@ def test_a_state_of_tasks_is_saved_resumed_and_rolled_back():
     for name in together._specs:
         assert torch.equal(getattr(together, name), saved[name])
     expected = [step(together, batch) for batch in batches[3:]]
-    resumed, _, _ = both(STACO)
+    resumed, _, _ = both(make)
     resumed.load_state_dict(saved)
     assert [torch.equal(step(resumed, batch), loss) for batch, loss in zip(batches[3:], expected, strict=True)] == [
         True
@@ -231,6 +233,33 @@ def test_a_state_of_tasks_is_saved_resumed_and_rolled_back():
     other.setup(sum(SIZES), dtype=torch.float64)
     with pytest.raises(CheckpointError, match=rf"written for \[9, 5, 14, 3\] positive .* has {sum(SIZES)}"):
         other.load_state_dict(saved)
+
+
+def test_several_tasks_have_tracked_duals_unless_something_speaks_for_the_papers():
+    def names(count, **arguments):
+        algorithm = STACO(**arguments)
+        algorithm.setup(count)
+        return set(algorithm.state_dict())
+
+    own, tracked = {"y", "s", "s_prime"}, {"neg_border", "pos_border"}
+    assert own <= names(4)
+    assert tracked <= names([4, 5])
+    assert not own & names([4, 5])
+    for arguments in ({"duals": "per_positive"}, {"beta": 0.5}, {"dual_init": "zeros"}, {"stage_restart": "ones"}):
+        assert own <= names([4, 5], **arguments)
+        assert not tracked & names([4, 5], **arguments)
+    square = {"surrogate": "square", "dual_init": "zeros", "stage_restart": "ones"}
+    assert own <= names([4, 5], **square)
+    again = STACO()
+    for count, expected in ((4, own), ([4, 5], tracked), (4, own)):
+        again.setup(count)
+        assert expected <= set(again.state_dict())
+        assert len(again.state_dict()) == len(names(count)), "nothing is left of another setup"
+    for algorithm, other in ((STACO(), STACO(beta=0.5)), (STACO(beta=0.5), STACO())):
+        algorithm.setup([4, 5])
+        other.setup([4, 5])
+        with pytest.raises(CheckpointError, match=r"was written with duals='\w+', but the algorithm has duals="):
+            algorithm.load_state_dict(other.state_dict())
 
 
 def test_diagnostics_are_scalars():

@@ -86,7 +86,7 @@ def test_the_start_is_exact_for_each_label():
     x, y, seen = x[:200], y[:200], AtStart()
     net = make_net(dtype=torch.float64)
     stages = StageCallback(shrink_rectangle=False)
-    module = make_module(net=net)
+    module = make_module(STACO(0.4, 0.6, duals="per_positive"), net)
     with torch.no_grad():
         scores = net.eval()(x)
     fit(module, make_data(torch.float64), precision="64-true", callbacks=[seen, stages], max_epochs=1)
@@ -105,9 +105,9 @@ def test_the_start_is_exact_for_each_label():
 
 
 METHODS = {
-    "STACO1": lambda: STACO(0.4, 0.6),
-    "STACO2": lambda: STACO(0.4, 0.6, gamma=5.0, share_negatives=False),
-    "tracked": lambda: STACO(0.4, 0.6, duals="tracked"),
+    "STACO1": lambda: STACO(0.4, 0.6, duals="per_positive"),
+    "STACO2": lambda: STACO(0.4, 0.6, duals="per_positive", gamma=5.0, share_negatives=False),
+    "tracked": lambda: STACO(0.4, 0.6),
     "SOTA": lambda: SOTA(0.4, 0.6),
     "SOTAs": lambda: SOTAs(0.4, 0.6),
     "cross-entropy": lambda: CrossEntropy(0.4, 0.6),
