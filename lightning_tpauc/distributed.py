@@ -1,4 +1,4 @@
-"""Several processes: gathered scores and what each process passes on, and what DDP and FSDP2 need.
+"""Several processes: gathering scores and other values, and what DDP and FSDP2 need.
 
 The loss is a function of all scores together, so it can't be computed on parts. Each process sends its scores and the
 index of its positives once. From the gathered tensors all processes compute the same loss and the same new state, so no

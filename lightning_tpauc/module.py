@@ -56,20 +56,20 @@ class TPAUCModule(TrainedModule):
     is logged as ``train/loss`` every ``Trainer(log_every_n_steps)`` steps and at an epoch's end.
     ``Trainer.fit(torch.compile(module))`` compiles its ``forward``, and trains to the same result.
 
-    Of a class that is mixed in, ours replace ``training_step``, ``validation_step``, ``test_step``, ``predict_step``,
-    ``on_validation_epoch_end`` and ``on_test_epoch_end``; its ``configure_optimizers`` is used if no ``optimizer`` is
-    given, and all other hooks are kept and called. Whatever a subclass overrides runs, and our part beside it. Layers
-    are frozen by ``requires_grad_(False)``, and have rates of their own by parameter groups in
-    ``configure_optimizers``. Another loss is added by :meth:`auxiliary_loss`. Weights of single examples are the
-    data module's ``sample_weight``: they say how often an example is drawn, and leave the loss as it is.
+    Six hooks of a class that is mixed in are replaced: ``training_step``, ``validation_step``, ``test_step``,
+    ``predict_step``, ``on_validation_epoch_end`` and ``on_test_epoch_end``. Its ``configure_optimizers`` is used if no
+    ``optimizer`` is given, and all its other hooks are called. A hook that a subclass overrides runs beside ours.
+    Freeze layers with ``requires_grad_(False)``. Give layers their own learning rates with parameter groups in
+    ``configure_optimizers``. Add another loss with :meth:`auxiliary_loss`. Weight single examples with
+    ``sample_weight`` of the data module: it changes how often an example is drawn, not its loss.
 
     Args:
         backbone: maps ``inputs`` to scores of shape ``(N,)`` or ``(N, 1)``, larger meaning more positive, or to the
             logits of two classes, ``(N, 2)``, whose difference is the score; alone or as ``logits`` of the output. For
             data with K labels, to K scores, ``(N, K)``.
             Inputs that are mappings or PyG graphs are passed by keyword where its ``forward`` names their entries.
-        algorithm: the training method; STACO1 at ``min_tpr = max_fpr = 0.5`` if ``None``, which evaluates a checkpoint
-            at the rectangle that it was trained for.
+        algorithm: the training method. ``None`` is STACO1 at ``min_tpr = max_fpr = 0.5``, and evaluates a checkpoint at
+            the rectangle that the checkpoint was trained for.
         optimizer: maps parameters to a :class:`torch.optim.Optimizer`. If ``None``, the mixed-in module's
             ``configure_optimizers`` is used, and without one Adam with learning rate 0.01 (PAUCI: 0.001).
         lr_scheduler: maps the optimizer to a scheduler. It drives the learning rate and, by the same factor, the
@@ -210,13 +210,13 @@ class TPAUCModule(TrainedModule):
         return place, self.algorithm.snapshot(place)
 
     def auxiliary_loss(self, batch: PosNegBatch, scores: GatheredScores) -> Tensor | None:
-        """A loss to add to the algorithm's, with its weight in it; ``None``, the default, for none. Override it.
+        """Override this to add a loss, times its weight, to the algorithm's; ``None``, the default, adds nothing.
 
         ``train/loss`` is the sum. The algorithm's own part is about 1 for a constant model unless its steps are
         absolute. Over several processes the sum's gradient is the mean of theirs.
 
         Args:
-            batch: this process's.
+            batch: the batch of this process.
             scores: ``pos_scores``, ``neg_scores`` and ``dual_neg_scores`` of all processes, as the algorithm sees them,
                 with gradients.
 
@@ -321,7 +321,7 @@ class TPAUCModule(TrainedModule):
 
     @duty("after")
     def on_validation_end(self) -> None:
-        """Put the last iterate back, after the hooks of all callbacks, which find the weights that were validated."""
+        """Put the last iterate back after the hooks of all callbacks, which thus still find the validated weights."""
         self.training_state.restore_last_iterate()
 
     # ---------------------------------------------------------------- configuration

@@ -21,8 +21,8 @@ from lightning_tpauc.lightning_fixes.subclassing import refuse_taken
 from lightning_tpauc.scoring.evaluated_module import EvaluatedModule
 
 _EVALUATES = (
-    "{} evaluates the loss by itself, at other weights than those of the step, as sharpness-aware methods do; but here "
-    "an evaluation is a step of the dual variables, so there is one a batch. Use another optimizer."
+    "{} evaluates the loss by itself, at other weights than those of the step, as sharpness-aware methods do. Here "
+    "every evaluation is a step of the dual variables, so a batch has only one. Use another optimizer."
 )
 
 #: A warm-up takes at most this many epochs, and this many steps in a run without an end.
@@ -69,7 +69,7 @@ class OptimizedModule(EvaluatedModule):
         self.lr_scheduler_interval, self.warmup = lr_scheduler_interval, require_range("warmup", warmup, 0.0, 1.0)
         #: Which parameter group leads the algorithm's step sizes, and its learning rate before any schedule.
         self.base_lr: tuple[int, float | None] = (0, None)
-        #: Versions of the weights at which the optimizer is to use the gradients; empty once it has, ``None`` for any.
+        #: Versions of the weights when a step began, at which the optimizer must use the gradients; empty once it has.
         self._awaited: list[int] | None = None
 
     def configure_optimizers(self) -> Any:
@@ -168,10 +168,10 @@ class OptimizedModule(EvaluatedModule):
         return skipped
 
     def expect_final_gradients(self, optimizer: Optimizer) -> None:
-        """Check, when the optimizer is about to use the gradients, that its step begins with that and does it once.
+        """Check that the optimizer, which is about to use the gradients, has not moved the weights or used them before.
 
         Raises:
-            UnsupportedError: if the optimizer has moved the weights, or has used the gradients, before.
+            UnsupportedError: if it has.
         """
         if self._awaited is not None:
             awaited, self._awaited = self._awaited, []
@@ -180,7 +180,7 @@ class OptimizedModule(EvaluatedModule):
 
     def step_scale(self, optimizer: LightningOptimizer) -> float:
         """The current learning rate divided by the one before any schedule; the algorithm's step sizes follow it."""
-        if self._trainer is not None and warms_up(self._trainer):  # the weights alone
+        if self._trainer is not None and warms_up(self._trainer):  # the warm-up slows the weights alone
             return 1.0
         number, base = self.base_lr
         group = optimizer.param_groups[number]

@@ -94,7 +94,7 @@ class Algorithm(DeclaredState, ABC):
         self.min_tpr, self.max_fpr = check_rectangle(min_tpr, max_fpr)
         #: What :meth:`setup` was told about each of several tasks.
         self.tasks: tuple[Task, ...] | None = None
-        #: What each training positive counts for, float ``(n_pos,)``, where batches draw by weights; ``None``: alike.
+        #: Weight of each training positive, float ``(n_pos,)``; ``None`` unless batches draw by weights.
         self.positive_weights: Tensor | None = None
         #: Current learning rate over the initial one; multiplies the algorithm's own step sizes.
         self.step_scale = 1.0
@@ -116,7 +116,7 @@ class Algorithm(DeclaredState, ABC):
     def tightness(self) -> float:
         """How far the trained rectangle has shrunk from the unit square, 0, to the one that was asked for, 1.
 
-        Of several tasks the mean; setting it sets that of each.
+        For several tasks this is the mean. Setting it sets the tightness of every task.
         """
         first, *others = self._tightness
         return first if set(others) <= {first} else fmean(self._tightness)
@@ -127,7 +127,7 @@ class Algorithm(DeclaredState, ABC):
 
     @property
     def tightness_of_tasks(self) -> tuple[float, ...]:
-        """:attr:`tightness` of each task, of one where there is one."""
+        """:attr:`tightness` of each task; one entry if there is one task."""
         return self._tightness
 
     @tightness_of_tasks.setter
@@ -141,7 +141,7 @@ class Algorithm(DeclaredState, ABC):
     def rectangle(self) -> tuple[float, float]:
         """The rectangle that is trained at the moment: ``(min_tpr, max_fpr)`` once ``tightness`` is 1.
 
-        Of several tasks that of one without a rectangle of its own and with the mean ``tightness``.
+        For several tasks this is the rectangle of a task that has none of its own, at the mean ``tightness``.
         """
         return self.rectangle_at(self.tightness)
 
@@ -157,13 +157,13 @@ class Algorithm(DeclaredState, ABC):
 
     @property
     def asked_rectangles(self) -> list[tuple[float, float]]:
-        """``(min_tpr, max_fpr)`` of each task, of one where there is one."""
+        """``(min_tpr, max_fpr)`` that was asked for, for each task; one entry if there is one task."""
         own = [(self.min_tpr, self.max_fpr)]
         return own if self.tasks is None else rectangles_of(self.tasks, *own[0])
 
     @property
     def rectangles(self) -> list[tuple[float, float]]:
-        """The rectangle that is trained at the moment of each task, of one where there is one."""
+        """The rectangle that is trained at the moment, for each task; one entry if there is one task."""
         return [shrunk_rectangle(*own, t) for own, t in zip(self.asked_rectangles, self._tightness, strict=True)]
 
     @property
@@ -183,7 +183,7 @@ class Algorithm(DeclaredState, ABC):
         return (1.0 - min_tpr).to(dtype), max_fpr.to(dtype)
 
     def scores_of_tasks(self, scores: TrainingScores | Sequence[TrainingScores]) -> Sequence[TrainingScores]:
-        """Scores of each task, in a sequence of one where there is one.
+        """Scores of each task; a sequence of one if there is one task.
 
         Raises:
             ArgumentError: if there are scores for another number of tasks.
@@ -214,8 +214,8 @@ class Algorithm(DeclaredState, ABC):
         """Allocate the declared state, for one task or for several; see :meth:`DeclaredState.setup`.
 
         Args:
-            num_positives: number of positive training examples, of each of several tasks; a :class:`Task` for one with
-                a rectangle or a weight of its own.
+            num_positives: number of positive training examples, or a sequence of these numbers for several tasks. A
+                task with a rectangle or a weight of its own is given as a :class:`Task` instead of a number.
             device: where the state lives; the default device if ``None``.
             dtype: ``torch.float32`` or ``torch.float64``.
 
@@ -280,7 +280,7 @@ class Algorithm(DeclaredState, ABC):
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the algorithm remembers, also how small the rectangle is, if it shrinks."""
+        """All that the algorithm remembers, with its ``tightness`` if the rectangle can shrink."""
         tightness = self.tightness if self.tasks is None else list(self.tightness_of_tasks)
         return {**super().state_dict(), **({"tightness": tightness} if self.can_shrink_rectangle else {})}
 
@@ -311,21 +311,20 @@ class Algorithm(DeclaredState, ABC):
             dual_neg_scores: float tensor ``(B,)``, scores of the second, independent negatives; only algorithms with
                 :attr:`needs_dual_negatives` read it.
             index: integer tensor, array or list ``(S,)``, which positives these are, in ``0 .. num_positives - 1``.
-                None may come twice: nobody looks, since that would wait for the device, and of the two updates either
-                one would be kept.
+                Each may come only once. That is not checked, since a check would wait for the device; if one comes
+                twice, only one of its two updates is kept.
             previous: the same batch under the weights before the last update, for algorithms with
                 :attr:`needs_previous`; ``None`` at the first step.
-            masks: of K tasks, whose scores and ``index`` have a leading dimension K, which of them are there. A task
-                without a positive or without a negative is not in play, unless batches are drawn uniformly: none of its
-                variables changes. ``index`` counts the positives of each task from 0.
+            masks: for K tasks, which of their scores are present. Scores and ``index`` then have a leading dimension K,
+                and ``index`` counts the positives of each task from 0. A task without a positive or without a negative
+                is not in play: none of its variables changes. Uniformly drawn batches have all tasks in play.
 
         Returns:
             Scalar tensor, differentiable with respect to ``pos_scores`` and ``neg_scores``.
 
         Raises:
-            ArgumentError: if shapes do not fit together, if ``index`` holds no
-                integers or, on the CPU, is out of range, if a class is missing from a
-                batch that holds both by design, or if :meth:`setup` was not called.
+            ArgumentError: if shapes do not fit together, if ``index`` holds no integers or, on the CPU, is out of
+                range, if a class is missing from a batch that holds both by design, or if :meth:`setup` was not called.
             UnsupportedError: if ``previous`` is given to an algorithm without :attr:`needs_previous`.
         """
         self._require_setup()
@@ -413,7 +412,7 @@ class Algorithm(DeclaredState, ABC):
         return {}
 
     def start(self, scores: TrainingScores | Sequence[TrainingScores] | None = None) -> None:
-        """Called once before the first step, with scores, of each of several tasks, if :meth:`needs_scores` says so."""
+        """Called once before the first step, with training scores (of each task) if :meth:`needs_scores` says so."""
 
     def finish_stage(self) -> None:
         """End a stage: averages become the current values and the next anchors."""

@@ -1,4 +1,7 @@
-"""Where STACO's dual variables come from: each positive has its own; two tracked scores stand for all elsewhere."""
+"""STACO's dual variables: what a step asks of them, and the paper's kind, in which every positive has its own.
+
+The other kind, two tracked scores, is in :mod:`lightning_tpauc.algorithms.tracked_duals`.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ class DualAlgorithm(PairwiseAlgorithm):
 class Duals(ABC):
     """What a step of STACO asks for, line by line, and what happens between stages.
 
-    The variables are declared as the algorithm's state: checkpoints, devices and roll-back know one place.
+    The variables are part of the algorithm's declared state, from which checkpoints, device moves and roll-back follow.
 
     Args:
         algorithm: whose variables these are; its settings are complete.
@@ -54,7 +57,7 @@ class Duals(ABC):
         ArgumentError: if its settings do not suit the kind.
     """
 
-    #: Its name as an argument.
+    #: The value of ``STACO(duals=...)`` that chooses this kind.
     kind: ClassVar[str]
     #: Which argument is the step size of which variable.
     step_sizes: ClassVar[dict[str, str]] = {}
@@ -93,7 +96,7 @@ class Duals(ABC):
 
     @abstractmethod
     def diagnostics(self) -> dict[str, Tensor]:
-        """Scalars that tell how the variables do."""
+        """Scalars that tell how the run goes."""
 
     @abstractmethod
     def averages(self) -> tuple[Tensor, Tensor]:
@@ -103,7 +106,7 @@ class Duals(ABC):
     def start_from_batch(
         self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, masks: TaskMasks | None, started: list[bool]
     ) -> None:
-        """Without the scores of the training set the first batch that a task is in is the best estimate.
+        """Start the variables of each task from the first batch that it is in, if no training scores are known.
 
         Args:
             pos_scores: float tensor ``(S,)``.
@@ -119,7 +122,7 @@ class Duals(ABC):
 
     @abstractmethod
     def finish_stage(self) -> None:
-        """The weights become averages."""
+        """End a stage: the weights become their averages, and so do the variables that have averages."""
 
     @abstractmethod
     def restart(self, scores: TrainingScores | Sequence[TrainingScores] | None) -> None:
@@ -127,7 +130,7 @@ class Duals(ABC):
 
 
 class PerPositiveDuals(Duals):
-    r"""The paper's: :math:`y_i` and :math:`s_i` of each positive, and :math:`s'`, which follow gradients."""
+    r"""The paper's variables, which follow gradients: :math:`y_i` and :math:`s_i` of each positive, and :math:`s'`."""
 
     kind = "per_positive"
     step_sizes: ClassVar[dict[str, str]] = {
@@ -137,7 +140,7 @@ class PerPositiveDuals(Duals):
         "s_prime": "beta_prime",
         "s_prime_sum": "beta_prime",
     }
-    #: Of which thresholds a step changes.
+    #: Kind of the thresholds' state: whether a step changes those of its positives, or all.
     _threshold_kind: Literal["positive", "dense"] = "positive"
 
     def _check(self) -> None:
@@ -224,7 +227,7 @@ class PerPositiveDuals(Duals):
         own = self.algorithm
         s, y = own.entries(own.s), own.entries(own.y)
         means = {"s_prime": own.s_prime.mean(), "mean_s": s.mean(), "mean_y": y.mean()}
-        # by rank: torch's quantiles end at 16 million values
+        # by rank, since torch.quantile takes at most 16 million values
         ranks = {f"s_q{10 * tenths}": -(-tenths * s.numel() // 10) for tenths in (1, 5, 9)}
         return {**means, **{name: s.kthvalue(max(1, rank)).values for name, rank in ranks.items()}}
 
@@ -294,7 +297,7 @@ class PerPositiveDuals(Duals):
 def _of_each_task(
     pos: Tensor, neg: Tensor, index: Tensor, masks: TaskMasks | None
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Places, scores of positives and scores of negatives; waits for the device where there are several tasks."""
+    """For each task: places, scores of positives, scores of negatives. Several tasks make it wait for the device."""
     second = with_dual_negatives(masks)
     if second is None:
         return [(index, pos, neg)]

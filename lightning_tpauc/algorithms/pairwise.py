@@ -56,8 +56,8 @@ class PairwiseAlgorithm(Algorithm):
     def score_slope(self) -> float:
         """By how much a score grows when the model's output grows by one from 0: 1, or 0.25 behind a sigmoid.
 
-        Margin and scale follow it where they are not given, so a sigmoid keeps as much of the loss's bend as raw scores
-        do. A margin of 1 on sigmoids would bend nowhere: no pair ever reaches it.
+        Margin and scale follow it where they are not given, so that the loss bends as much behind a sigmoid as on raw
+        scores. A margin of 1 behind a sigmoid would bend nowhere, since no pair reaches it.
         """
         return self._score_slope
 
@@ -83,13 +83,13 @@ class PairwiseAlgorithm(Algorithm):
     def update_unit(
         self, pos_scores: Tensor, neg_scores: Tensor, *, bounded: bool = False, masks: TaskMasks | None = None
     ) -> Tensor | float:
-        r"""What one is in the step sizes of this step: L, with the batch's loss taken in, or 1.
+        r"""Take the batch's loss into L, and return the unit of this step's step sizes: L, or 1 if they are absolute.
 
         Args:
             pos_scores: float tensor ``(S,)``.
             neg_scores: float tensor ``(B,)``.
-            bounded: whether the batch's own loss and that of a constant model are the least it can be.
-            masks: which scores of K tasks are there. The units of tasks that are not in play stay, and count as 1.
+            bounded: whether the unit is at least the batch's own loss, and at least that of a constant model.
+            masks: which scores of K tasks are present. L of a task that is not in play stays, and its unit is 1.
         """
         if self.step_units == "absolute":
             return 1.0

@@ -114,9 +114,9 @@ class PAUCI(RecursiveAlgorithm):
         (True, torch.Size([7]))
     """
 
-    #: A, b and the square loss's margin live in [0, 1].
+    #: The variables a and b, and the margin of the square loss, lie in [0, 1].
     takes_probabilities = True
-    #: With more, networks collapse under Adam, whose steps do not shrink with those of the source.
+    #: At a higher rate networks collapse under Adam, whose steps do not shrink as the source's do.
     default_lr = 0.001
 
     variables: Tensor

@@ -48,8 +48,8 @@ class STACO(DualAlgorithm):
         max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
         surrogate: ``"squared_hinge"``, ``"hinge"``, ``"square"``, ``"logistic"``, ``"ramp"``, ``"smooth_ramp"`` or a
             registered one.
-        margin: m of the surrogate, in units of the score. If ``None``: 1, or 0.25 where the module applies a sigmoid,
-            whose slope at 0 that is.
+        margin: m of the surrogate, in units of the score. If ``None``: 1, or 0.25 where the module applies a sigmoid;
+            0.25 is the sigmoid's slope at 0.
         scale: factor inside the logistic surrogate. If ``None``: 1, or 4 where the module applies a sigmoid.
         step_units: what the three step sizes are measured in. ``"loss"``: :math:`\alpha / L`, :math:`\beta L` and
             :math:`\beta' L` are taken, :math:`\gamma L` for :math:`s`, and the weights' loss is divided by :math:`L`,
@@ -58,8 +58,9 @@ class STACO(DualAlgorithm):
             ``"absolute"``: as they are, as in the paper.
         duals: ``"per_positive"``: :math:`y_i` and :math:`s_i` are variables of each positive, as in the paper.
             ``"tracked"``: both follow from two running means, so ``alpha``, ``beta``, ``beta_prime``, ``dual_init`` and
-            ``stage_restart`` keep their defaults, and the surrogate must be monotone. If ``None``: tracked for several
-            tasks, of which a positive is visited rarely, if the other arguments suit; of each positive for one.
+            ``stage_restart`` must keep their defaults, and the surrogate must be monotone. ``None`` is
+            ``"per_positive"`` for one task. For several tasks, which visit a positive rarely, it is ``"tracked"`` if
+            the other arguments allow it.
         alpha: step size of the dual weights :math:`y`.
         beta: step size of the thresholds :math:`s`.
         beta_prime: step size :math:`\beta'` of the global threshold :math:`s'`.
@@ -69,8 +70,8 @@ class STACO(DualAlgorithm):
             pair is active, and the weights do not move, until :math:`s_i` has fallen below the largest loss.
         stage_restart: ``"exact"`` solves :math:`s, s', y` again at every stage's start; ``"ones"`` is the paper's
             :math:`y = 1` with averaged :math:`s, s'`.
-        share_negatives: use one batch of negatives for all updates instead of two independent ones, as the paper has;
-            its pairs are then evaluated once, and a step scores fewer examples.
+        share_negatives: use one batch of negatives for all updates, instead of the paper's two independent ones. The
+            pairs are then evaluated once, and a step scores fewer examples.
 
     Raises:
         ArgumentError: if an argument is out of range, if ``"exact"`` or ``"tracked"`` is asked for with a non-monotone
@@ -157,11 +158,12 @@ class STACO(DualAlgorithm):
         return self._duals.step_sizes
 
     def diagnostics(self) -> dict[str, Tensor]:
-        r"""Of each positive's duals :math:`s'`, the mean threshold, and the mean dual weight, :math:`\theta_0` at best.
+        r"""The unit of the loss, ``active_share``, and what the kind of dual variables has to report.
 
-        Of tracked ones the two borders. Of both the unit of the loss, and over the last steps the share of pairs that
-        move the weights: their loss exceeds the threshold, and each counts as much as its dual weight. It is
-        :math:`\theta_0\theta_1` at the optimum.
+        ``active_share`` is the share of pairs that moved the weights over the last steps: the loss of such a pair
+        exceeds its threshold, and the pair counts as much as its dual weight. It is :math:`\theta_0\theta_1` at the
+        optimum. Per-positive variables report :math:`s'`, the thresholds' mean and deciles, and the mean dual weight,
+        :math:`\theta_0` at the optimum; tracked ones report the two borders.
         """
         return {**super().diagnostics(), "active_share": self.active_share.mean(), **self._duals.diagnostics()}
 
@@ -187,7 +189,7 @@ class STACO(DualAlgorithm):
         self._started = [not from_scores] * (self.num_tasks or 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the algorithm remembers, also whether it has made its exact start, or which tasks have."""
+        """All that the algorithm remembers, with whether the dual variables (of each task) have had their start."""
         started = self._started[0] if len(set(self._started)) == 1 else list(self._started)
         return {**super().state_dict(), "started": started}
 

@@ -31,17 +31,17 @@ class StateSpec(NamedTuple):
 class DeclaredState:
     """Named tensors, declared with :meth:`add_state` and allocated by :meth:`setup`.
 
-    For K tasks the positives of one task follow those of the one before, and one spare entry at the end takes what pads
-    a batch; what is a scalar for one task has an entry for each.
+    Per-positive state of K tasks holds the tasks one after the other. One spare entry at its end takes the values that
+    pad a batch. Scalar state of K tasks has K entries.
     """
 
     def __init__(self) -> None:
-        #: Of all tasks together.
+        #: Number of positives of all tasks together; ``None`` before :meth:`setup`.
         self.num_positives: int | None = None
-        #: Of each of several tasks.
+        #: Number of positives of each of several tasks; ``None`` for one task.
         self.task_sizes: tuple[int, ...] | None = None
         self._specs: dict[str, StateSpec] = {}
-        #: What has an entry for each of several tasks and is no state: it stays as it was set up.
+        #: Tensors with an entry for each of several tasks that no step changes, and that are not saved.
         self._per_task: dict[str, Tensor] = {}
 
     def add_state(
@@ -105,7 +105,7 @@ class DeclaredState:
 
     @property
     def num_tasks(self) -> int | None:
-        """K where :meth:`setup` was given several numbers of positives; ``None`` for one task without that."""
+        """K if :meth:`setup` was given a sequence of K numbers; ``None`` if it was given one number."""
         return None if self.task_sizes is None else len(self.task_sizes)
 
     @property
@@ -136,7 +136,7 @@ class DeclaredState:
         return state[start : start + self.task_sizes[task]]
 
     def entry_of(self, state: Tensor, task: int) -> Tensor:
-        """A view of what is a scalar for one task: the entry of one of several."""
+        """A view of scalar state: the entry of one of several tasks; all of it if there is one task."""
         return state if self.num_tasks is None else state[task]
 
     def place(self, index: Tensor, pos_mask: Tensor) -> Tensor:
@@ -181,7 +181,7 @@ class DeclaredState:
             raise CheckpointError(msg)
 
     def snapshot(self, index: Tensor) -> dict[str, Tensor]:
-        """Copy of what a step on ``index`` may change; see :meth:`rollback`. Of several tasks it is a :meth:`place`."""
+        """Copy of what a step on ``index``, with several tasks on their :meth:`place`, may change; for :meth:`rollback`."""
         return {
             name: getattr(self, name)[as_index(index)] if spec.kind == "positive" else getattr(self, name).clone()
             for name, spec in self._specs.items()

@@ -30,12 +30,12 @@ class Task(NamedTuple):
 
 
 def rectangles_of(tasks: Sequence[Task], min_tpr: float, max_fpr: float) -> list[tuple[float, float]]:
-    """The rectangle that was asked for of each task.
+    """The rectangle that was asked for, for each task.
 
     Args:
         tasks: what is said about each.
-        min_tpr: lower bound of the true positive rate of those that do not say.
-        max_fpr: upper bound of the false positive rate of those that do not say.
+        min_tpr: lower bound of the true positive rate, for tasks without one of their own.
+        max_fpr: upper bound of the false positive rate, for tasks without one of their own.
 
     Raises:
         ArgumentError: if one is out of range.
@@ -50,7 +50,7 @@ def rectangles_of(tasks: Sequence[Task], min_tpr: float, max_fpr: float) -> list
 
 
 def shares_of_loss(tasks: Sequence[Task]) -> list[float]:
-    """The weights of tasks, of sum 1.
+    """The weights of tasks, divided by their sum.
 
     Raises:
         ArgumentError: if one is negative, or all are 0.
@@ -85,11 +85,11 @@ def check_tasks(
         index: what came as their positions.
         masks: what came as masks.
         dual: scores and mask of the second negatives, for an algorithm that needs them.
-        both_classes: ``False`` leaves tasks without a negative their positives.
+        both_classes: if ``False``, tasks without a negative keep their positives.
 
     Raises:
         ArgumentError: if there are no masks or no tasks, if shapes or dtypes do not fit, or if a position is beyond its
-            task, which is looked at on the CPU only, where nobody has to wait.
+            task. Positions on a GPU are not checked, since that would wait for the device.
     """
     num_tasks = None if sizes is None else len(sizes)
     if masks is None or sizes is None:

@@ -16,7 +16,7 @@ from lightning_tpauc.functional.tasks import TaskMasks, in_play, with_dual_negat
 
 
 class TrackedDuals(Duals):
-    r"""The optimal ones for two scores on the rectangle's borders, which are running means over the batches.
+    r"""The optimal dual variables, given two scores on the rectangle's borders: running means over the batches.
 
     See :mod:`lightning_tpauc.functional.duals`. Nothing is kept for a positive, and nothing has a step size.
     """
@@ -128,7 +128,7 @@ class TrackedDuals(Duals):
 
 
 def _copies(scores: Tensor, weight: Tensor) -> Tensor:
-    """Ten times as many scores, each as often as its weight says, up to one."""
+    """Ten times as many scores, in which each is as frequent as its weight says, give or take one copy."""
     ends, count = weight.cumsum(0), 10 * scores.numel()
     places = (torch.arange(count, device=weight.device, dtype=weight.dtype) + 0.5) / count * ends[-1]
     return scores[torch.searchsorted(ends, places).clamp(max=scores.numel() - 1)]

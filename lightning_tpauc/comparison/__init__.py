@@ -1,4 +1,4 @@
-"""Does training for the corner help? Several methods on the same data, model, split and budget of examples.
+"""Compares methods on the same data, model, split and number of examples: does training for a rectangle help?
 
 :func:`compare` trains them and writes tables, pictures and a page; ``lightning-tpauc compare`` does so with a
 configuration. :mod:`~lightning_tpauc.comparison.plan` says what is trained, :mod:`~lightning_tpauc.comparison.training`

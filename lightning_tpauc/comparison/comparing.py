@@ -39,20 +39,20 @@ _BAR = "{desc}{percentage:3.0f}%|{bar}| {n:.1f} of {total}, {elapsed} gone, {rem
 
 
 class Comparison:
-    """Methods x learning rates x runs on one problem, in a folder that a run which was stopped goes on in.
+    """Methods x learning rates x runs on one problem. What was stopped goes on when it is run in the same folder again.
 
     :func:`compare` makes one of Python objects, ``lightning-tpauc compare`` one of a configuration.
 
     Args:
         setup: makes modules, data and Trainers.
-        folder: what is written; finished trainings lie in its folder ``cells``.
-        rectangle: (min_tpr, max_fpr), which methods train for.
+        folder: where results are written; finished trainings lie in its folder ``cells``.
+        rectangle: the (min_tpr, max_fpr) that methods train for.
         methods: names or :class:`Method` objects; see :func:`compare`.
         trials: learning rates per method.
         seeds: number of seeds.
         folds: number of folds, or ``None``.
-        rectangles: further ones to report.
-        first_seed: of the seeds.
+        rectangles: further (min_tpr, max_fpr) pairs to report.
+        first_seed: the first seed; the others follow it.
         processes: how many trainings run side by side, each in a process and a thread of its own, on CPUs.
 
     Raises:
@@ -172,9 +172,8 @@ class Comparison:
     def _train(self) -> None:
         methods = {method.name: method for method in self.methods}
         cells = [cell for m in self.methods for factor in self.factors for cell in self._cells(m, factor)]
-        cells.sort(
-            key=lambda cell: self.runs.index(cell.run)
-        )  # all methods of a run first: a table may be made of them
+        # all methods of a run first, so that a comparison that is stopped has whole runs
+        cells.sort(key=lambda cell: self.runs.index(cell.run))
 
         def train(cell: Cell, advance: Callable[[float], object]) -> None:
             common = self.rectangles[0], self._budget, self.folds, advance
@@ -263,7 +262,7 @@ def _require_one_label(datamodule: Any) -> None:
     if names:
         shown = ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")
         msg = (
-            f"A comparison is one of a single label, but the data have {len(names)} ({shown}). Compare one after the "
+            f"A comparison takes a single label, but the data have {len(names)} ({shown}). Compare one after the "
             "other, each on the rows where it was measured and in a folder of its own: with arrays, "
             "`measured = ~np.isnan(y[:, k])` and `PosNegDataModule((x[measured], y[measured, k]), ...)`."
         )
@@ -323,9 +322,9 @@ def compare(
 ) -> Report:
     """Train several methods on the same data, model, split and number of examples, and say which one is ahead.
 
-    All start from the same weights and see the same number of examples. What validates best is kept of each; test data
-    are looked at in the end alone, with these weights. A comparison that was stopped goes on where it was, if it is
-    made again in the same folder.
+    All start from the same weights and see the same number of examples. Each keeps the weights that validate best. Test
+    data are used at the end only, with these weights. A comparison that was stopped goes on where it was when it is
+    called again with the same folder.
 
     Args:
         model: a backbone, whose weights all methods start from; a function that makes one; or a subclass of
@@ -338,12 +337,12 @@ def compare(
         methods: names of :func:`~lightning_tpauc.comparison.method_names` or
             :class:`~lightning_tpauc.comparison.Method` objects; ``None``: cross-entropy, balanced cross-entropy, STACO
             and PAUCI.
-        trials: learning rates of each method, chosen on validation data: its default, and such half a power of ten
-            apart around it.
+        trials: number of learning rates to try for each method: its default, and others around it, half a power of ten
+            apart. Validation data choose the best.
         seeds: number of repetitions with other initial weights and batches.
         folds: number of folds of a cross-validation; each is a repetition.
         processes: how many trainings run side by side, each in a process and a thread of its own, on CPUs. The results
-            are those of one after the other, up to the rounding of other numbers of threads.
+            equal those of one after the other, up to rounding that depends on the number of threads.
         rectangles: further (min_tpr, max_fpr) pairs to report.
         module: arguments of the module for all methods, such as ``{"optimizer": ...}``.
         **trainer: arguments of the Trainer; ``max_epochs`` or ``max_steps`` among them.

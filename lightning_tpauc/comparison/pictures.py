@@ -17,7 +17,7 @@ from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional import roc_polyline
 
 COLOURS = ("#1f3b57", "#f2a33a", "#4c9a6a", "#b0413e", "#7b6ba8", "#5aa5c8", "#8a8f98", "#c77fb0", "#9a7b4f", "#2f7f7a")
-#: Of neighbouring methods, so that one shows where another hides its curve.
+#: Neighbouring methods have different lines, so that both show where one lies on the other.
 _LINES = ("-", (0, (6, 2)), (0, (3, 2)), (0, (1, 1.5)))
 _RECTANGLE = "#f2a33a"
 _MOST_VERTICES = 4000
@@ -59,7 +59,9 @@ def save(figure: Any, path: Path) -> None:
 def draw_band(
     ax: Any, runs: Sequence[Sequence[Mapping[str, float]]], name: str, label: str, colour: str, x: str = "step"
 ) -> None:
-    """Mean over the runs that have recorded this at the same places as the first one, and the lowest and highest.
+    """Draw the mean over runs as a line, and their lowest and highest values as a band.
+
+    Runs that have no values at the places of the first run are left out.
 
     Args:
         ax: axes.

@@ -126,7 +126,8 @@ class Cell(Keyed):
         method: name of the method.
         factor: of the learning rate.
         run: the repetition.
-        kind: ``"train"`` sees training and validation data only; ``"test"`` scores the test set by its weights.
+        kind: ``"train"`` sees training and validation data only; ``"test"`` scores the test set with the weights of
+            that training.
         identity: whatever else changes the result.
 
     Example:
@@ -173,7 +174,7 @@ class Budget(NamedTuple):
     validations: int
 
     def steps(self, per_step: int) -> tuple[int, int]:
-        """Steps of so many examples, and steps between two validations, of which the last one is the end.
+        """Number of steps, and of steps between two validations, the last of which is at the end.
 
         Example:
             >>> Budget(examples=10_000, validations=5).steps(per_step=100)

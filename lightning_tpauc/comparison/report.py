@@ -43,7 +43,7 @@ class Report:
     Attributes:
         results: values, intervals and differences.
         folder: where tables, pictures and ``report.html`` lie.
-        text: the table, the verdicts and what has to be known beside them.
+        text: the table, the verdicts and the notes.
     """
 
     results: Results

@@ -16,7 +16,7 @@ from lightning_tpauc.functional import fpr_at_min_tpr, tpr_at_max_fpr, two_way_p
 from lightning_tpauc.functional.order import split_classes
 from lightning_tpauc.functional.roc import exact_area
 
-#: Scores that resamples draw in all, at most; of larger sets fewer resamples do, since they differ less.
+#: All resamples together draw at most this many scores. Larger sets get fewer resamples, since theirs differ less.
 _DRAWS = 1_000_000_000
 
 
@@ -89,9 +89,9 @@ def resampled_areas(
     r"""TPAUC of every method in stratified resamples that are the same for all of them.
 
     A resample draws runs (seeds or folds) with replacement, and of each class as many examples as there are, with
-    replacement. Runs that were evaluated on the same examples share their draw. So the spread holds the error of the
-    finite data and, with several runs, that of training; of few runs it holds a part of the latter,
-    :math:`(R - 1) / R` of its variance. With one run it holds the former only.
+    replacement. Runs that were evaluated on the same examples share their draw. So the spread includes the error of the
+    finite data. With R runs it also includes a part of the error of training, :math:`(R - 1) / R` of its variance; with
+    one run it includes nothing of that.
 
     Args:
         methods: by method, its runs; run k of all methods has the same examples in the same order.
@@ -159,7 +159,7 @@ def verdict(found: Difference, baseline: str, untrained: Sequence[str] = ()) -> 
     Args:
         found: how far it is ahead.
         baseline: name of the method that it is compared with.
-        untrained: those of both whose first weights validated best, so that nothing can be said of them.
+        untrained: which of the two methods validated best with its first weights, so that nothing can be said of it.
 
     Example:
         >>> verdict(Difference(0.04, 0.02, 0.06), "cross-entropy")
@@ -235,7 +235,7 @@ class Results:
         part: ``"test"`` or ``"validation"``: what was scored in the end.
         scores: by method, the scores of its runs.
         curves: by method, the points of its runs.
-        num_resamples: of the intervals.
+        num_resamples: number of bootstrap resamples that the intervals are made of.
         notes: what a reader has to know.
     """
 

@@ -46,7 +46,7 @@ def check_processes(processes: int, accelerator: str) -> None:
         raise ArgumentError(msg)
     if accelerator != "cpu":
         msg = (
-            f"`processes={processes}` trains on CPUs, one of each for a training, but the Trainer takes {accelerator}. "
+            f"`processes={processes}` trains on CPUs, one for each training, but the Trainer takes {accelerator}. "
             "Set `accelerator='cpu'`, or `processes=1`."
         )
         raise ArgumentError(msg)
@@ -55,12 +55,12 @@ def check_processes(processes: int, accelerator: str) -> None:
 def run_side_by_side(
     work: Sequence[Callable[[Callable[[float], object]], object]], processes: int, show: Callable[[float], object]
 ) -> None:
-    """Do all work in forks of this process, so many at a time; each works in one thread.
+    """Run functions in forks of this process, ``processes`` at a time, each in one thread.
 
     Processes that outlive this one finish what they have begun.
 
     Args:
-        work: functions that get what to call with the share of the work that is done; they return nothing.
+        work: functions to run. Each is given a function to call with the share of its work that it has just done.
         processes: how many at a time.
         show: called every now and then with how much of all is done, as a number of functions.
 
@@ -81,7 +81,7 @@ def run_side_by_side(
                 process.start()
                 sender.close()
                 running[receiver] = number, process, receiver
-            # for words or their end, not for the process: one that has much to say waits until it is heard
+            # wait for the pipes and not for the processes: one with a long message blocks until the message is read
             for heard in wait(list(running), timeout=_LOOK):
                 number, finished, receiver = running.pop(heard)
                 _raise_what_happened(finished, receiver)

@@ -1,4 +1,4 @@
-"""Where modules, data and Trainers of a comparison come from: objects of a program."""
+"""What a comparison needs to make modules, data and Trainers, and how Python objects provide it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Setup(Protocol):
         """What changes the results and is not seen in weights and data, as JSON can hold it."""
 
     def notes(self) -> list[str]:
-        """What of the given objects a comparison leaves out."""
+        """Notes for the report: what a comparison leaves out of the given objects."""
 
     def close(self) -> None:
         """Leave the given objects as they were."""
@@ -84,7 +84,7 @@ class ObjectSetup:
 
     def datamodule(self, run: Run, num_folds: int | None) -> LightningDataModule:
         """See :class:`Setup`."""
-        given: Any = self._datamodule  # whether it has a `seed` is its own affair
+        given: Any = self._datamodule  # which may have a `seed`
         if isinstance(given, LightningDataModule):
             if num_folds is not None:
                 msg = (
@@ -162,7 +162,7 @@ def shown(value: Any) -> str:
 
 
 def as_list(value: Any) -> list[Any]:
-    """One thing, several or nothing, as Lightning takes callbacks, as a list.
+    """A list of what may be one thing, several or nothing, as Lightning takes callbacks.
 
     Example:
         >>> as_list(None), as_list("one"), as_list(("one", "two"))

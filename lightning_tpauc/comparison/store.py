@@ -43,7 +43,7 @@ class Ended:
 
 
 class Store(Generic[Outcome]):
-    """Outcomes by key, one JSON file each: written once, whole or not there, so they survive a kill.
+    """Outcomes by key, one JSON file each. A file is written once, whole or not at all, so outcomes survive a kill.
 
     Runners of the same folder may work side by side. Tensors lie beside the outcome, written before it.
 

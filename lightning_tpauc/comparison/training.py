@@ -1,4 +1,4 @@
-"""One training and its scores."""
+"""Trains one cell of a comparison and scores it."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def train_cell(
     num_folds: int | None,
     advance: Callable[[float], object],
 ) -> tuple[Outcome, dict[str, Any]]:
-    """Train, and score the validation data by the weights that validated best.
+    """Train, and score the validation data with the weights that validated best.
 
     Returns:
         The outcome, and tensors: ``weights``, ``scores`` and ``target`` of the validation data.
@@ -152,7 +152,7 @@ def train_cell(
 def score_test_set(
     setup: Setup, method: Method, cell: Cell, rectangle: tuple[float, float], num_folds: int | None, weights: Any
 ) -> tuple[Outcome, dict[str, Any]]:
-    """Score the test data by the weights of a training.
+    """Score the test data with the weights of a training.
 
     Returns:
         The outcome, and tensors: ``scores`` and ``target``.
@@ -167,7 +167,7 @@ def score_test_set(
 
 
 def alone() -> dict[str, Any]:
-    """Nothing is written or shown but what the comparison writes and shows."""
+    """Options of a Trainer that uses one device, and that writes and shows nothing by itself."""
     shown = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     return {**dict.fromkeys(shown, False), "devices": 1, "num_nodes": 1, "max_time": None, "fast_dev_run": False}
 
@@ -182,7 +182,7 @@ def _on_cpu(module: TPAUCModule) -> Mapping[str, Tensor]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the messages of dozens of Trainers; errors still show."""
+    """Suppress the messages of dozens of Trainers; errors still show."""
     log = logging.getLogger("lightning.pytorch")
     level = log.level
     with warnings.catch_warnings():

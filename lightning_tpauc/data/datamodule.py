@@ -111,16 +111,15 @@ class PosNegDataModule(CheckedDataModule):
             :func:`~lightning_tpauc.data.core.targets.find_targets` does. Labels with several columns are those of
             several tasks; nan stands for what was not measured.
         groups: what ``val_fraction`` and ``num_folds`` keep together, such as patients or scaffolds: one value for each
-            item of the training set; or the name of a column of the table in ``(x, y)``, which is no input of the model
-            then, of an attribute of the data set, or of a key of its items.
-        sample_weight: how often examples are drawn for training, found as ``groups`` are: numbers of at least 0, which
-            count among the positives and among the negatives, or among all examples under ``sampling="uniform"``. The
-            objective is that of a training set in which examples come so often. Those of weight 0 do not train. Metrics
-            count every example once.
+            item of the training set, or a name. The name is that of a column of the table in ``(x, y)``, which then is
+            no input of the model; of an attribute of the data set; or of a key of its items.
+        sample_weight: how often each example is drawn for training: numbers of at least 0, or a name as for ``groups``.
+            A weight is relative to those of the same class, or to those of all examples if ``sampling="uniform"``. The
+            objective is that of a training set which holds each example in proportion to its weight. Examples of weight
+            0 do not train. Metrics count every example once.
         ids: what :class:`~lightning_tpauc.PredictionWriter` writes beside positions: one value for each item of
-            ``predict_dataset``; or the name of a column of the tables, which is no input of the model then, of an
-            attribute of the data set, or of a key of its items. ``None``: the index of a table, unless it just counts
-            the rows.
+            ``predict_dataset``, or a name as for ``groups``. ``None``: the index of a table, unless it just counts the
+            rows.
 
     Raises:
         ArgumentError: if arguments contradict each other or are out of range.
@@ -269,12 +268,14 @@ class PosNegDataModule(CheckedDataModule):
 
     @property
     def num_positives(self) -> Any:
-        """Number of training positives, n+; with several tasks, a tuple of those of each."""
+        """Number of training positives, n+; with several tasks, a tuple with the number of each task."""
         return self._prepared.training.num_positives
 
     @property
     def num_negatives(self) -> int:
-        """Number of training negatives, n-; for a stream, those of one pass. With several tasks, of one of them.
+        """Number of training negatives, n-; for a stream, those of one pass.
+
+        With several tasks, these are the examples that are negative for at least one.
 
         Raises:
             DataError: if the length of the stream is unknown.
@@ -347,7 +348,7 @@ class PosNegDataModule(CheckedDataModule):
         """
         splits = stage == "fit" or (stage == "validate" and self._prepared.datasets.val is None)
         names = {"fit": ("train", "val"), "validate": ("val",)}.get(stage, (stage,))
-        # A subclass with an own loader need not have labels that can be found.
+        # A subclass with a loader of its own need not have labels that can be found.
         ours, theirs, end = PosNegDataModule, type(self), "_dataloader"
         own = [name for name in ("val", "test") if getattr(theirs, name + end) is getattr(ours, name + end)]
         arguments = {f"`{name}`": getattr(self, name) for name in SAMPLING_ARGUMENTS}

@@ -1,4 +1,4 @@
-"""Checkpoint files that are complete or absent, and weights of another run: damage and misfits have one line each."""
+"""Checkpoint files: writes them whole or not at all, and says in one line why one can't be read or does not fit."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def compile_model_alone(module: LightningModule) -> None:
     """Leave only ``forward`` compiled in a module that a Trainer was given as ``torch.compile(module)``.
 
     Lightning compiles the steps as well. They change state that a compiled backward pass reads later, so the gradients
-    would be wrong. Little is lost: besides the model's own work a step consists of a few sorts.
+    would be wrong. Little is lost, since a step adds only a few sorts to the model's own work.
     """
     context: Any = module._compiler_ctx
     for step in _STEPS if context is not None else ():

@@ -137,7 +137,7 @@ def prepare_plateau_schedulers(trainer: Trainer) -> None:
         if name is None:
             msg = (
                 f"{type(trainer.lightning_module).__name__}.configure_optimizers hides from TPAUCModule what its "
-                "ReduceLROnPlateau follows, and Lightning drops it under manual optimization. Say it at the scheduler: "
+                "ReduceLROnPlateau follows, and Lightning drops it under manual optimization. Set it on the scheduler: "
                 "`scheduler.monitor = 'val/tpauc'`."
             )
             raise ArgumentError(msg)

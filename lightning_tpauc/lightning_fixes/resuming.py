@@ -71,7 +71,7 @@ def ends_amid_epoch(trainer: Trainer, checkpoint: dict[str, Any]) -> bool:
 
 
 def stopped_early(trainer: Trainer) -> bool:
-    """Whether ``EarlyStopping`` has ended the run; a resumed run would notice that only an epoch later.
+    """Whether ``EarlyStopping`` has ended the run, which a resumed run would notice only an epoch later.
 
     Other requests to stop, such as a ``Timer``'s, concern only the process that made them.
     """
@@ -126,7 +126,7 @@ class ResumedLoop:
 
 
 def _stop_again(trainer: Trainer) -> bool:
-    """End a run that ``EarlyStopping`` had ended, when training starts.
+    """Ask the Trainer to stop, if it has an ``EarlyStopping``; that one had ended the run before.
 
     Returns:
         Whether the run must first finish the epoch in which it was stopped.

@@ -1,4 +1,4 @@
-"""Classes that are mixed with ours or replace their methods: order, names, package, and hooks that do their part.
+"""Classes that are mixed with ours or override their hooks: checks of order and names, and hooks that always run.
 
 A class with such hooks derives from :class:`KeepsDuties` and marks each of them with :func:`duty`. When a subclass, or
 a class mixed in before ours, defines a hook of the same name, that hook is wrapped. If it does not reach our hook by
@@ -196,7 +196,7 @@ def _never_called(instance: Any, name: str, hook: Callable[..., Any], error: Exc
     why = f" (it raised {type(error).__name__}: {error})" if error is not None else ""
     return (
         f"{where}, which {type(instance).__name__} uses, did not call `super().{name}(...)`{why}: nothing would be "
-        "trained. Call it, once a batch, and log or return beside it what you like."
+        "trained. Call it once a batch; log and return what you like beside it."
     )
 
 
@@ -236,7 +236,7 @@ def say_twin() -> None:
 
 
 def _comes_from(package: str, value: object) -> bool:
-    """Whether a package, or one of its modules or classes, or an object of such a class, is what a name stands for."""
+    """Whether a value is a package, one of its modules or classes, or an object of one of its classes."""
     name = value.__name__ if isinstance(value, ModuleType) else getattr(type(value), "__module__", None)
     if isinstance(value, type):
         name = value.__module__

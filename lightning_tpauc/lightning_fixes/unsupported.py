@@ -1,4 +1,4 @@
-"""Refuses Trainer flags, strategies and callbacks that would give wrong results, before training starts."""
+"""What a Trainer may not do here: flags, strategies and callbacks that would give wrong results are refused."""
 
 from __future__ import annotations
 

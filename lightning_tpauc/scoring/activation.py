@@ -1,4 +1,4 @@
-"""Whether a sigmoid too many or too few lies between the model's output and the algorithm."""
+"""The sigmoid between the model's output and the algorithm: its slope, and whether there is one too many or too few."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _BELOW = "the ROC curve passes below the rectangle"
 
 
 class AreaWarnings:
-    """Remembers what a training was told."""
+    """Warns of areas, and remembers which warnings a training has had."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
@@ -37,7 +37,7 @@ class AreaWarnings:
             self._look_at_areas(module, metrics.prefix or "", values, suffix)
 
     def _look_at_areas(self, module: ScoringModule, prefix: str, values: Mapping[str, Tensor], suffix: str) -> None:
-        """An area of 0 is a curve below the rectangle. A training also warns of a further area that is monitored."""
+        """Warn if the trained rectangle's area is 0; in training also if another area that a callback monitors is."""
         fits = module.trainer.state.fn == TrainerFn.FITTING
         monitored = {getattr(callback, "monitor", None) for callback in module.trainer.callbacks}  # type: ignore[attr-defined]
         for name, value in values.items():

@@ -39,11 +39,12 @@ class DecisionThreshold(Callback):
 
     It lies in the trained rectangle where any does; see :func:`~lightning_tpauc.functional.decision_threshold`. Every
     validation chooses one anew, and logs ``val/threshold``, ``val/sensitivity_at_threshold``,
-    ``val/specificity_at_threshold`` and ``val/precision_at_threshold``: on the data that it was chosen on, so somewhat
-    too good. Checkpoints hold it beside the weights, and after ``Trainer.fit`` it is that of the weights that are left.
+    ``val/specificity_at_threshold`` and ``val/precision_at_threshold``. These values are somewhat too good, since the
+    threshold was chosen on the same data. Checkpoints hold the threshold beside the weights. After ``Trainer.fit`` it
+    is that of the weights that the model holds.
 
     - ``module.threshold`` is the number, also after ``load_from_checkpoint``; ``module.operating_point`` says more.
-    - ``Trainer.test`` logs the same of the test data, each with the exact (Clopper-Pearson) 95% interval,
+    - ``Trainer.test`` logs the same for the test data, each with the exact (Clopper-Pearson) 95% interval,
       ``test/sensitivity_at_threshold_lower`` and ``_upper``.
     - ``Trainer.predict`` returns ``decision``, and ``probability`` if it is calibrated, beside ``score``;
       :class:`~lightning_tpauc.PredictionWriter` writes them.
@@ -161,7 +162,7 @@ class DecisionThreshold(Callback):
             rectangle: ``(min_tpr, max_fpr)`` where it is not that of the module's algorithm.
         """
         if not bool((labels == 1).any() and (labels == 0).any()):
-            return None  # which the metrics have said
+            return None  # the metrics have warned of that
         rectangle = rectangle or (module.algorithm.min_tpr, module.algorithm.max_fpr)
         chosen = decision_threshold(scores, labels, *rectangle, self.criterion, self.cost_ratio, validate_args=False)
         if chosen is None:
@@ -240,7 +241,7 @@ class DecisionThreshold(Callback):
 
 
 class DefaultThreshold(DecisionThreshold):
-    """What a module adds by itself: ``Trainer.validate`` keeps a threshold that is there."""
+    """The callback that a module adds by itself; with it ``Trainer.validate`` keeps a threshold that the module has."""
 
     renews = False
 
@@ -263,7 +264,7 @@ def _say_lost(trainer: Trainer, module: EvaluatedModule) -> None:
 
 
 def _decisions(module: EvaluatedModule, scored: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[str, Decisions]]:
-    """What the threshold does to the scores of each label that has one, after what names of several end in."""
+    """For each label that has a threshold: the end of its metrics' names, and what the threshold does to its scores."""
     found, labels = module.operating_point, module.trained_labels
     if isinstance(found, OperatingPoint):
         return [("", count_decisions(*scored[0], found.threshold))]
@@ -274,7 +275,7 @@ def _decisions(module: EvaluatedModule, scored: Sequence[tuple[Tensor, Tensor]])
 
 
 def _shares(decisions: Decisions) -> list[tuple[str, int, int]]:
-    """What is reported, as counts out of how many; a share of nothing is left out."""
+    """Name, count and total of each share to report; a share of nothing is left out."""
     tp, fp, num_pos, num_neg = decisions[1:]
     counts = {"sensitivity": (tp, num_pos), "specificity": (num_neg - fp, num_neg), "precision": (tp, tp + fp)}
     return [(f"{name}_at_threshold", count, total) for name, (count, total) in counts.items() if total]

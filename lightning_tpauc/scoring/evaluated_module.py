@@ -37,7 +37,7 @@ from lightning_tpauc.scoring.labelled_data import inputs_and_target, inputs_to_p
 from lightning_tpauc.scoring.labels import Labels
 from lightning_tpauc.scoring.scoring_module import ScoringModule
 
-#: Name of the only metric of a validation that is not a number and is not logged.
+#: Name of the one validation metric that is no single number, and so is not logged.
 RATIOS = "objective_ratios"
 
 
@@ -66,7 +66,7 @@ class EvaluatedModule(ScoringModule):
         self._reported = as_rectangles(rectangles), log_objective, further_metrics(metrics)
         self.val_metrics: MetricCollection | TaskMetrics = self._metrics("val/")
         self.test_metrics: MetricCollection | TaskMetrics = self._metrics("test/")
-        #: Measures the weights that a new run starts from.
+        #: Validates the weights that a new run starts from.
         self.trained_start = TrainedStart()
         self.area_warnings = AreaWarnings()
         #: Metrics of all data loaders but the first, during an evaluation; the first one's are the two above.
@@ -136,7 +136,7 @@ class EvaluatedModule(ScoringModule):
         self._evaluate(self.test_metrics, batch, dataloader_idx)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:  # noqa: ARG002
-        """Raw scores, what is decided on them and, for batches of a ``PosNegDataModule``, which examples they are."""
+        """Return raw scores, the decisions on them and, for batches of a ``PosNegDataModule``, their ``example_id``."""
         if isinstance(batch, EvalBatch):
             real = batch.example_id >= 0
             scores = self.raw_scores(batch.inputs)[real]
@@ -247,12 +247,12 @@ def _check_loaders(loaders: Any) -> None:
 
 
 class TrainedStart:
-    """Measures the start by Lightning's sanity check, run on all validation data.
+    """Validates the weights that a new run starts from, by Lightning's sanity check on all validation data.
 
-    The start is the first candidate for the weights that training leaves in the model. If these weights were trained
-    before, every ``ModelCheckpoint`` that follows a metric of ours saves them, too. The check does not change the run's
-    random numbers, and other callbacks do not notice it: schedules and patience begin with the training as usual. A
-    resumed run has no such check.
+    These weights are the first candidate for those that training leaves in the model. If they were trained before,
+    every ``ModelCheckpoint`` that follows a metric of ours saves them, too. The check does not change the run's random
+    numbers, and other callbacks do not notice it: schedules and patience begin with the training as usual. A resumed
+    run has no such check.
     """
 
     def __init__(self) -> None:
@@ -282,7 +282,7 @@ class TrainedStart:
             self._steps, trainer.num_sanity_val_steps = trainer.num_sanity_val_steps, math.inf
 
     def note(self, name: str, value: Tensor) -> None:
-        """Store a value that was measured."""
+        """Store a metric of the starting weights."""
         if self._metrics is not None:
             self._metrics[name] = value
 
@@ -292,7 +292,7 @@ class TrainedStart:
             trainer.num_sanity_val_steps, self._steps = self._steps, None
 
     def offer(self, trainer: Trainer, keep: Callable[[float, float, int], None] | None) -> None:
-        """Keep and save the start, when everything that a checkpoint holds is ready.
+        """Keep and save the starting weights, once everything that a checkpoint holds is ready.
 
         Args:
             trainer: whose callbacks save.

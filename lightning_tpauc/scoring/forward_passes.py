@@ -32,7 +32,7 @@ def call_model(model: Callable[..., Any], inputs: Any) -> Any:
     the only argument.
 
     Raises:
-        ArgumentError: if some are named and another one is missing.
+        ArgumentError: if ``forward`` requires an entry that the inputs lack.
 
     Example:
         >>> call_model(lambda tokens, mask: tokens * mask, {"tokens": 2, "mask": 3})
@@ -268,7 +268,7 @@ def _about_dtypes(error: Exception, inputs: Any, model: nn.Module) -> str | None
 
 
 def _about_shapes(error: Exception, inputs: Any, model: nn.Module) -> str | None:
-    """With the shapes of a batch and of the first weight, which is what most often does not fit."""
+    """Explain an error about shapes with those of a batch and of the first weight, which most often do not fit."""
     tensors = list(_tensors(inputs))
     if not tensors or not re.search(_SHAPES, str(error)):
         return None

@@ -156,7 +156,7 @@ def labels_of_data(source: Any, given: LabelSettings, num_positives: Any = None)
     """The labels of training data, with the settings that a user gave; ``None`` for data with one label.
 
     Args:
-        source: a data module or a loader, of ours or another one.
+        source: a data module or a loader, ours or any other.
         given: what came as ``tasks``, checked.
         num_positives: what came as ``num_positives``: a sequence tells the number of labels where the data do not.
 
@@ -204,7 +204,7 @@ def labels_to_evaluate(module: ScoringModule, trainer: Trainer, stage: str) -> L
         return known
     try:
         there = source.num_labels is not None
-    except (ArgumentError, DataError):  # labels that nobody needs, or whose loader will say the same
+    except (ArgumentError, DataError):  # nobody needs these labels, or their loader will raise the same error
         there = False
     found = labels_of_data(source, settings) if there else None
     if known is None or found is None:
@@ -234,7 +234,7 @@ def _say_reordered(known: Labels | None, labels: Labels | None) -> None:
     if known is None or labels is None or known.names == labels.names or {*known.names} != {*labels.names}:
         return
     rank_zero_warn(
-        f"The outputs of the model were those of the labels {listed(known.names)}, and now train for "
-        f"{listed(labels.names)}. Pass the columns in the same order to train on what they learnt.",
+        f"The model's outputs were trained for the labels {listed(known.names)}, but are now trained for "
+        f"{listed(labels.names)}. Pass the columns in the former order to build on what each output has learnt.",
         category=TPAUCWarning,
     )

@@ -20,7 +20,7 @@ class Labels(NamedTuple):
 
     Attributes:
         names: what the data call them.
-        settings: of some positions, ``min_tpr``, ``max_fpr`` and ``weight`` where they are not the algorithm's and 1.
+        settings: ``min_tpr``, ``max_fpr`` and ``weight`` of labels by position, where not the algorithm's and 1.
 
     Example:
         >>> labels = Labels(("liver", "x/y"), {0: {"max_fpr": 0.1}})
@@ -35,7 +35,7 @@ class Labels(NamedTuple):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The names as metrics and columns of files have them: letters, digits, ``-`` and ``_``, no two alike."""
+        """The names in metrics and in columns of files: letters, digits, ``-`` and ``_`` only, and no two alike."""
         plain = [re.sub(r"[^\w-]+", "_", name).strip("_") for name in self.names]
         plain = [f"label_{name}" if not name or name.startswith("dataloader_idx") else name for name in plain]
         return tuple(plain if len(set(plain)) == len(plain) else (f"{name}_{k}" for k, name in enumerate(plain)))

@@ -21,7 +21,7 @@ class OperatingPoint:
         decisions: the threshold, and the counts at it on validation data.
         criterion: by which it was chosen.
         step: how many training batches the weights had seen that gave the scores.
-        nearest: where no threshold lies in the rectangle, true and false positive rate of that which is nearest to it.
+        nearest: true and false positive rate of the threshold nearest to the rectangle; ``None`` if one lies in it.
         calibration: the map to probabilities, if it was asked for.
 
     Example:
@@ -41,7 +41,7 @@ class OperatingPoint:
 
     @property
     def threshold(self) -> float:
-        """An example is called positive if its raw score is at least that."""
+        """The threshold: an example is called positive if its raw score is at least this."""
         return self.decisions.threshold
 
     def decide(self, scores: Tensor) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from typing_extensions import override
 from lightning_tpauc.distributed import gather_objects, rank, world_size
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
 
-#: What a module may say of an example beside its score.
+#: Entries of the result of ``predict_step`` that are written beside the score.
 _FURTHER = ("probability", "decision")
 _REMEDY = "Predict on a PosNegDataModule, whose batches say it"
 
@@ -84,7 +84,7 @@ class PredictionWriter(Callback):
         folder = trainer.log_dir  # collective: rank 0 says
         if self._given is None:
             self.path = Path(folder or ".", "predictions.csv")
-        if self.path.is_dir():  # said before the predictions are made, and not when they can't be written
+        if self.path.is_dir():  # refused before the predictions are made, not after
             msg = f"Expected `path` to be a file, but {str(self.path)!r} is a folder. Add the name of a file."
             raise ArgumentError(msg)
 
@@ -139,7 +139,8 @@ class PredictionWriter(Callback):
         first[1:] = ids[1:] != ids[:-1]
         if not first.all():
             text = (
-                f"{int((~first).sum())} predictions were made again of examples that had one; the first one is written."
+                f"{int((~first).sum())} predictions are of examples that had one already; the first one of each is "
+                "written."
             )
             rank_zero_warn(text, category=TPAUCWarning)
         texts = {name: _texts(column[order][first]) for name, column in columns.items()}
@@ -154,7 +155,7 @@ class PredictionWriter(Callback):
 
 
 def _columns(said: Mapping[str, Tensor], keys: Sequence[str]) -> dict[str, Tensor]:
-    """What is said of each label, label after label."""
+    """Columns named by entry and label, label after label."""
     return {f"{name}_{key}": values[:, k] for k, key in enumerate(keys) for name, values in said.items()}
 
 
@@ -204,7 +205,7 @@ def _positions(loader: Any, batch_idx: int, num_scores: int) -> Tensor | None:
 
 
 def _in_order(loader: DataLoader[Any]) -> bool:
-    """Whether a loader yields the examples in order; it does not batch by itself, or it reads a stream."""
+    """Whether a loader yields the examples in order; for loaders of streams and those with ``batch_size=None``."""
     if isinstance(loader.dataset, IterableDataset):
         return loader.num_workers < 2  # several workers take turns
     sampler = loader.sampler

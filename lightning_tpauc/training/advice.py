@@ -23,13 +23,13 @@ from lightning_tpauc.training.trained_module import TrainedModule
 
 #: With fewer examples of a class in the rectangle, a batch says hardly anything about it.
 _FEWEST = 4
-#: A share of positives that hardly anybody is content with, and of negatives that anybody can leave in peace.
+#: With ``min_tpr`` at most this, and ``max_fpr`` at least one minus this, the bounds have probably been swapped.
 _LITTLE = 0.2
 #: A model whose objective is below this share of l(0) has learnt something.
 _GOOD = 0.8
 #: If the hardest negatives' loss is below this share of l(0), there is little left to learn.
 _LEARNT = 0.25
-#: A running mean has fallen to this share after some 90 steps in which no pair moved the weights.
+#: The running mean of active pairs has fallen to this share after some 90 steps in which no pair moved the weights.
 _INACTIVE = 1e-2
 #: A model whose objective is above this share of l(0) is as good as constant.
 _CONSTANT = 0.98
@@ -53,7 +53,7 @@ def few_pairs(
         num_pos: positives per step, over all ranks.
         num_neg: negatives per step, over all ranks.
         most_pos: how many positives a step could have, since the training set has no more; ``None`` if unknown.
-        most_neg: the same of the negatives.
+        most_neg: the same for negatives.
 
     Example:
         >>> few_pairs(0.8, 0.2, num_pos=32, num_neg=32) is None
@@ -98,7 +98,7 @@ def _larger_rectangle(kind: str, most: int) -> str:
 
 
 def little_demanded(min_tpr: float, max_fpr: float) -> str | None:
-    """Advice if the rectangle is that of the bounds taken for each other; ``None`` if it may be meant.
+    """Advice if the two bounds seem to be swapped; ``None`` if the rectangle may be meant.
 
     Args:
         min_tpr: lower bound of the rectangle's true positive rate.
@@ -161,10 +161,10 @@ class Adviser:
             self.say("duals", f"Nothing moves the weights: {seen}. {remedy}")
 
     def look_at_ratios(self, ratios: Sequence[Sequence[float]], training: float = math.nan) -> None:
-        """Warn if the model has become worse than a constant one, on the data that it trains on as well.
+        """Warn if the model has become worse than a constant one, on its training data as well.
 
-        Where it is good on these, it has learnt them by heart, and scores that grow make single validation pairs
-        expensive; that is no matter of the learning rate.
+        A model that is good on its training data has learnt them by heart. Its growing scores make a few validation
+        pairs expensive, which is no fault of the learning rate.
 
         Args:
             ratios: of each label, the objective of the validation's scores divided by that of a constant model. The
@@ -195,7 +195,7 @@ class Adviser:
         Args:
             ratios: as in :meth:`look_at_ratios`.
             tightness: the algorithm's present ``tightness_of_tasks``.
-            names: of several labels.
+            names: the names of several labels.
             training: as in :meth:`look_at_duals`.
         """
         if not ratios or self._said & {"rate", "duals", "constant"}:
@@ -215,7 +215,7 @@ class Adviser:
     def _look_for_constant_labels(
         self, ratios: Sequence[Sequence[float]], tightness: Sequence[float], names: Sequence[str] | None
     ) -> None:
-        constant = [  # not where the rectangle holds no example: nan
+        constant = [  # nan, where the rectangle holds no example, is none
             k for k, own in enumerate(ratios) if tightness[k] == 1.0 and own[-1] >= _CONSTANT
         ]
         if not constant:
@@ -282,11 +282,12 @@ def training_ratio(algorithm: Algorithm) -> float:
     if surrogate is None or unit is None:
         return math.nan
     loss, constant = float(unit.mean()), float(surrogate.value(torch.zeros(())))
-    return loss / constant if loss > 0.0 and constant > 0.0 else math.nan  # 0 where nothing is measured in it
+    return (
+        loss / constant if loss > 0.0 and constant > 0.0 else math.nan
+    )  # the unit is 0 if the algorithm measures nothing in it
 
 
 def say_how_it_ended(adviser: Adviser, module: TrainedModule, trainer: Trainer) -> None:
-    """Tell, at a training's end, which rectangle was reached and which weights the model and its checkpoint hold."""
     """Tell, at a training's end, which rectangle was reached and which weights the model and its checkpoint hold."""
     names, algorithm = None if module.trained_labels is None else module.trained_labels.names, module.algorithm
     adviser.look_at_the_end(module.held_out_ratios, algorithm.tightness_of_tasks, names, training_ratio(algorithm))

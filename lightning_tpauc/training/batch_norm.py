@@ -1,4 +1,4 @@
-"""Running statistics of batch normalisation: the same on all ranks, and fitting for averaged weights."""
+"""Running statistics of batch normalisation: equal on all ranks, and right for averaged weights."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def agree_on_statistics(model: nn.Module, average: IterateAverage | None = None)
 
 
 @torch.no_grad()
-def recompute(module: LightningModule, trainer: Trainer) -> None:
+def recompute_statistics(module: LightningModule, trainer: Trainer) -> None:
     """Estimate the statistics of the current weights as cumulative averages over one epoch of training batches."""
     layers = [child for child in module.modules() if isinstance(child, nn.modules.batchnorm._NormBase)]
     layers = [layer for layer in layers if layer.track_running_stats]

@@ -44,9 +44,9 @@ from lightning_tpauc.training.state import Phase, TrainingState
 from lightning_tpauc.training.trained_module import TrainedModule
 from lightning_tpauc.training.weights import IterateAverage
 
-#: In every checkpoint of a module that has one.
+#: Key of the operating point; in every checkpoint of a module that has one.
 OPERATING_POINT = "lightning_tpauc_operating_point"
-#: How many training batches the weights have seen; in every checkpoint.
+#: Key of the number of training batches that the weights have seen; in every checkpoint.
 STEP = "lightning_tpauc_step"
 
 
@@ -159,7 +159,7 @@ def _check_not_mid_step() -> None:
     """Refuse, or warn of, a checkpoint that a signal handler or an exception asks for in the middle of a step."""
     if world_size() > 1 and not handling_exception():
         msg = (
-            "A checkpoint was asked for amid a training step, where other ranks are elsewhere and can't take part. "
+            "A checkpoint was asked for amid a training step, where the other ranks can't take part in saving it. "
             "Save between steps (ModelCheckpoint) and resume from the last one; under SLURM, requeue by yourself: "
             "`Trainer(plugins=[SLURMEnvironment(auto_requeue=False)])`."
         )
@@ -234,7 +234,7 @@ def restore_random_states(states: list[dict[str, Any]]) -> None:
 
 
 def _own_random_state() -> dict[str, Any]:
-    """This rank's; all that a rescue checkpoint holds, since other ranks may not take part while it is saved."""
+    """This rank's random state. A rescue checkpoint holds no other, since other ranks may not take part in it."""
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state()
     return {
@@ -252,7 +252,7 @@ def _own_random_state() -> dict[str, Any]:
 
 
 def settle_threshold(module: TrainedModule, trainer: Trainer, *, rescore: bool) -> None:
-    """See to it that the operating point is that of the weights that training left."""
+    """Make the operating point that of the weights that training left."""
     state, best = module.training_state, module.best
     step = state.batches_seen
     if best is not None and best.weights:
@@ -273,14 +273,14 @@ def settle_threshold(module: TrainedModule, trainer: Trainer, *, rescore: bool) 
 def record_operating_point(
     point: OperatingPoint | OperatingPoints | None, step: int, checkpoint: dict[str, Any]
 ) -> None:
-    """Write down what the published weights decide by, if there is anything, and how many batches they have seen."""
+    """Store the operating point of the published weights, if they have one, and how many batches they have seen."""
     checkpoint[STEP] = step
     if point is not None:
         checkpoint[OPERATING_POINT] = point.state_dict()
 
 
 def recorded_operating_point(checkpoint: dict[str, Any]) -> tuple[OperatingPoint | OperatingPoints | None, int]:
-    """The point, ``None`` if there was none, and the step that :func:`record_operating_point` wrote."""
+    """The point and the step that :func:`record_operating_point` stored; the point is ``None`` if there was none."""
     state = checkpoint.get(OPERATING_POINT)
     point = None if state is None else restored_point(state)
     return point, checkpoint.get(STEP, 0 if point is None else point.step)  # earlier releases wrote no step

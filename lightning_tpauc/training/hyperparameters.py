@@ -82,7 +82,7 @@ def save_cli_hyperparameters(module: LightningModule) -> None:
 
 
 def check_savable(trainer: Trainer) -> None:
-    """Look at the beginning at what checkpoints will hold from the beginning, if any will be saved.
+    """Check before training that the settings in checkpoints can be read back, if any checkpoint will be saved.
 
     Raises:
         CheckpointError: if hyperparameters, or settings of the optimizer or the schedulers, can't be read back.
@@ -104,10 +104,10 @@ def check_savable(trainer: Trainer) -> None:
 
 
 def leave_out_objects(checkpoint: dict[str, Any]) -> None:
-    """Hyperparameters that are objects would make the file unreadable with ``weights_only=True``.
+    """Leave out hyperparameters that are objects: ``weights_only=True`` could not read a file that holds them.
 
     ``save_hyperparameters()`` of a subclass, or of a class mixed in, collects our arguments with its own. A backbone's
-    weights are in ``state_dict``; such arguments are passed again to ``load_from_checkpoint``.
+    weights are in ``state_dict``. The user passes such arguments again to ``load_from_checkpoint``.
     """
     for key in ("hyper_parameters", "datamodule_hyper_parameters"):
         hyperparameters = checkpoint.get(key)
@@ -121,9 +121,9 @@ def leave_out_objects(checkpoint: dict[str, Any]) -> None:
 
 
 def _warn_of_defaults(hyperparameters: dict[str, Any]) -> None:
-    """Functions and classes may have a default that fits the weights and still computes something else.
+    """Warn of functions and classes that are left out, since the default in their place may compute something else.
 
-    Those that make optimizer and scheduler change nothing of what a trained model computes.
+    Functions that make the optimizer or the scheduler are no reason to warn: a trained model does not use them.
     """
     trains = {"optimizer", "lr_scheduler"}
     lost = [
@@ -133,7 +133,7 @@ def _warn_of_defaults(hyperparameters: dict[str, Any]) -> None:
     ]
     if lost:
         rank_zero_warn(
-            f"Checkpoints hold no functions and classes, and not the hyperparameter {', '.join(lost)}: "
+            f"Checkpoints can't hold functions or classes, so they leave out the hyperparameter {', '.join(lost)}: "
             "`load_from_checkpoint` would take its default. Pass it there again, or make it a name, such as 'relu'.",
             category=TPAUCWarning,
         )

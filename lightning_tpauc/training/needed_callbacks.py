@@ -10,7 +10,7 @@ from lightning_tpauc.scoring.decision_threshold import DecisionThreshold, Defaul
 from lightning_tpauc.training.finite_guard import FiniteGuard
 from lightning_tpauc.training.stages import StageCallback
 
-#: What is looked for, and what is made if there is none.
+#: Pairs of the class to look for and the class to make if the Trainer has none.
 _NEEDED: tuple[tuple[type[Callback], type[Callback]], ...] = (
     (FiniteGuard, FiniteGuard),
     (StageCallback, StageCallback),
@@ -19,7 +19,7 @@ _NEEDED: tuple[tuple[type[Callback], type[Callback]], ...] = (
 
 
 def needed_callbacks(present: Sequence[type[Callback]]) -> list[Callback]:
-    """Those that are missing, with their defaults.
+    """Make the needed callbacks that ``present`` lacks, with their defaults.
 
     Example:
         >>> [type(callback).__name__ for callback in needed_callbacks([FiniteGuard, StageCallback])]

@@ -34,13 +34,12 @@ _WITHOUT_END = 1000
 #: Number of moves of the shrinking.
 _MOVES = 20
 
-
-#: Of each of several tasks, ``None`` where they are unknown.
+#: Training scores of one task, or of each of several; ``None`` for a task whose scores are unknown.
 Scores = TrainingScores | Sequence[TrainingScores | None]
 
 
 class RectangleSchedule:
-    """Moves :attr:`Algorithm.tightness` from 0 towards 1, of each of several tasks by itself.
+    """Moves :attr:`Algorithm.tightness` from 0 towards 1, separately for each of several tasks.
 
     Args:
         algorithm: whose rectangle shrinks.
@@ -48,12 +47,12 @@ class RectangleSchedule:
         hold_at: share of l(0), the loss of a constant model, that the objective must stay below.
 
     Attributes:
-        held: of each task, whether its last move was refused; one entry where there is one task.
-        refused: of each task, the ratios of training and of held-out scores where its last move was refused; nan if
+        held: for each task, whether its last move was refused. Lists by task have one entry if there is one task.
+        refused: for each task, the ratios of training and of held-out scores at the move that was refused last; nan if
             unknown.
-        ratios: of each task, the objective at the present rectangle divided by l(0), the larger one of training and
-            held-out scores; nan before the first move.
-        held_out: of each task, the same ratio for the last validation's scores at each tightness of
+        ratios: for each task, the objective at the present rectangle divided by l(0), on training or on held-out
+            scores, whichever is larger; nan before the first move.
+        held_out: for each task, this ratio of the last validation's scores at each tightness of
             :data:`TIGHTNESS_GRID`; empty before the first validation.
         decided_after: number of batches after which the last move was made or refused.
     """
@@ -77,7 +76,7 @@ class RectangleSchedule:
     def move_if_due(self, trainer: Trainer, batches_seen: int, memory: ScoreMemory | None) -> None:
         """Move the rectangle after a step if a move is due and was not decided on before; all ranks move alike.
 
-        A checkpoint that another callback saves at a step's end may come before the move, which resuming then makes.
+        Another callback may save a checkpoint between a step's end and its move. Resuming then makes the move.
         """
         if move_is_due(batches_seen, self.steps) and batches_seen > self.decided_after:
             self.decided_after = batches_seen
@@ -91,8 +90,8 @@ class RectangleSchedule:
 
         Args:
             progress: how far the shrinking should be, in [0, 1].
-            scores: the last known training scores. If there are none, the held-out ones decide alone. If there are none
-                of these either, nothing moves.
+            scores: the last known training scores. Without them the held-out scores decide alone; without both nothing
+                moves.
         """
         reached = list(self.algorithm.tightness_of_tasks)
         of_tasks = [scores] * len(reached) if scores is None or isinstance(scores, TrainingScores) else scores
@@ -160,9 +159,9 @@ class RectangleSchedule:
         )
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """The rectangle in use, and how near its objective is to that of a constant model; of several tasks the means.
+        """The rectangle in use, and how near its objective is to that of a constant model.
 
-        The mean of the rectangles is of those without one of their own.
+        Several tasks have the mean ratio, and the rectangle of a task without one of its own at the mean tightness.
         """
         min_tpr, max_fpr = self.algorithm.rectangle
         known = [ratio for ratio in self.ratios if not math.isnan(ratio)]
@@ -180,7 +179,7 @@ class RectangleSchedule:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned; in earlier versions one entry was that of all tasks."""
+        """Restore what :meth:`state_dict` returned; earlier versions kept one entry for all tasks."""
         count, held_out = len(self.held), state["held_out"]
         if not isinstance(state["held"], list):
             held_out = [held_out] * count if held_out else []
@@ -188,7 +187,7 @@ class RectangleSchedule:
             [v] * count if not isinstance(v, list) else list(v) for v in (state["held"], state["ratio"])
         )
         self.held_out = [list(map(float, own)) for own in held_out]
-        # earlier versions kept neither; to decide once more is no harm
+        # earlier versions kept neither; deciding once more does no harm
         self.refused = [(own[0], own[1]) for own in state.get("refused", [(math.nan, math.nan)] * count)]
         self.decided_after = int(state.get("decided_after", 0))
 

@@ -1,4 +1,4 @@
-"""What a training in processes of its own leaves in the module of the process that started them.
+"""Brings the result of a training in spawned or forked processes back to the process that started them.
 
 Lightning's ``ddp_spawn``, ``ddp_fork`` and ``ddp_notebook`` train copies of the module and bring back the first one's
 ``state_dict`` alone. So that ``state_dict`` carries the rest, which the module that loads it takes out.
@@ -20,7 +20,7 @@ from lightning_tpauc.training.trained_module import TrainedModule
 
 
 def give_back(module: TrainedModule, state: dict[str, Any], prefix: str, _: Any) -> None:
-    """Add to a ``state_dict``, if it is the one that Lightning brings back, what it does not hold."""
+    """Add the rest of the result to the ``state_dict`` that Lightning brings back; leave any other one alone."""
     trainer = module._trainer
     # the launcher asks for it after all hooks of the run, and nobody else does
     if prefix or trainer is None or not starts_processes(trainer):
@@ -44,7 +44,7 @@ def give_back(module: TrainedModule, state: dict[str, Any], prefix: str, _: Any)
 
 
 def take_back(module: TrainedModule, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Take out of a ``state_dict`` what :func:`give_back` added: the module is then as it is after training."""
+    """Take what :func:`give_back` added out of a ``state_dict``, and bring the module into its state after training."""
     entry = state.pop(KEY, None) if not prefix else None
     if entry is None:
         return
@@ -61,7 +61,7 @@ def take_back(module: TrainedModule, state: dict[str, Any], prefix: str, *_: Any
         sizes = trained["num_positives"] if tasks is None else [Task(*task) for task in tasks]
         algorithm.setup(sizes, device=module.device, dtype=module.score_dtype)
         algorithm.load_state_dict(trained["state"])
-    module.training_state.adopt(entry["training"])
+    module.training_state.load_result(entry["training"])
     point = entry["operating_point"]
     module.operating_point = None if point is None else restored_point(point)
     module.held_out_ratios, module.input_layout = entry["held_out_ratios"], entry["input_layout"]

@@ -36,7 +36,7 @@ from lightning_tpauc.training.advice import (
     training_ratio,
 )
 from lightning_tpauc.training.agreement import data_and_limits, require_agreement, training_settings
-from lightning_tpauc.training.batch_norm import agree_on_statistics, recompute
+from lightning_tpauc.training.batch_norm import agree_on_statistics, recompute_statistics
 from lightning_tpauc.training.checkpoint import settle_threshold
 from lightning_tpauc.training.hyperparameters import check_savable, offer_hyperparameters
 from lightning_tpauc.training.rectangle_schedule import shrinking_steps
@@ -294,7 +294,7 @@ class StageCallback(KeepsDuties, Callback):
         state = module.training_state
         agree_on_statistics(module, state.average)
         if recomputed := state.finish() and self.batch_norm == "recompute":
-            recompute(module, trainer)
+            recompute_statistics(module, trainer)
         settle_threshold(module, trainer, rescore=recomputed)
         say_how_it_ended(self._adviser, module, trainer)
 
@@ -327,7 +327,7 @@ class StageCallback(KeepsDuties, Callback):
         agree_on_statistics(module, state.average)
         state.finish_stage(adopt=algorithm.stage_iterate == "average")
         if self.batch_norm == "recompute":
-            recompute(module, trainer)
+            recompute_statistics(module, trainer)
         algorithm.finish_stage()
         algorithm.restart(self._restart_scores(module))
         if state.memory is not None:

@@ -53,7 +53,16 @@ def start(trainer: Trainer, module: TrainedModule, max_negatives: int | None) ->
 
 
 def resume(trainer: Trainer, module: TrainedModule, *, last_epoch: bool) -> bool:
-    """Go on from the loaded checkpoint, of which only an epoch's end may be left; returns whether there is one."""
+    """Go on from the loaded checkpoint, if there is one.
+
+    Args:
+        trainer: the Trainer that resumes.
+        module: the module to resume, allocated.
+        last_epoch: whether the run has only an epoch's end left to do.
+
+    Returns:
+        Whether there was a checkpoint; if not, the run is a new one.
+    """
     state = module.training_state
     entry = state.take_restored()
     if entry is None:

@@ -25,7 +25,7 @@ _MAX_NEGATIVES = 2**20
 
 
 class Phase(Enum):
-    """How far the training has come that the state belongs to."""
+    """How far the training of a :class:`TrainingState` has come."""
 
     #: There was no training, or other weights were loaded since.
     UNTRAINED = "untrained"
@@ -80,7 +80,7 @@ class TrainingState:
         restored: the loaded checkpoint's content in phase ``LOADED``.
         loss_was_logged: whether callbacks know ``train/loss`` in this run.
         has_started: whether the module has begun a run in this process.
-        is_trained: whether the weights came from a file.
+        is_trained: whether the weights were trained elsewhere: they came from a file or from another process.
 
     Example:
         >>> from lightning_tpauc.algorithms import STACO
@@ -128,7 +128,7 @@ class TrainingState:
             self.forget()
 
     def note_weights_from_file(self, step: int = 0) -> None:
-        """Note that the model holds weights that were trained before, in so many steps."""
+        """Note that the model holds weights from a file, which were trained for ``step`` batches."""
         self.is_trained, self._step_of_file = True, step
 
     def allocate(
@@ -215,7 +215,7 @@ class TrainingState:
         return self.best.step if holds_best and self.best is not None else self.batches_seen
 
     def reshard(self) -> None:
-        """Let FSDP2 gather the weights anew that were written into its shards."""
+        """Let FSDP2 gather the weights again, after something was written into its shards."""
         for child in self._sharded:
             child.reshard()
 
@@ -253,11 +253,11 @@ class TrainingState:
     # ---------------------------------------------------------------- results of another process
 
     def result(self) -> dict[str, Any]:
-        """What is of use after training besides the weights; see :meth:`adopt`."""
+        """What is of use after training besides the weights; see :meth:`load_result`."""
         best = None if self.best is None else {**self.best.note(), "weights": [], "last": []}
         return {"batches_seen": self.batches_seen, "step_loss": self.step_loss, "best": best}
 
-    def adopt(self, result: dict[str, Any]) -> None:
+    def load_result(self, result: dict[str, Any]) -> None:
         """Take over the :meth:`result` of a training in another process, whose weights the model holds."""
         self.forget()
         self.phase, self.has_started, self.is_trained = Phase.FINISHED, True, True

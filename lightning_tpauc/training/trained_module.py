@@ -101,9 +101,9 @@ class TrainedModule(OptimizedModule):
 
     @property
     def threshold(self) -> float | dict[str, float | None] | None:
-        """An example is called positive if its raw score is at least that; ``None`` if none was chosen yet.
+        """An example is called positive if its raw score is at least this threshold; ``None`` before one is chosen.
 
-        Of several labels, one by the name of each.
+        A model of several labels has a dictionary with the threshold of each label by its name.
 
         It was chosen on validation scores by :class:`~lightning_tpauc.DecisionThreshold`, and comes with checkpoints.
         """
@@ -111,12 +111,12 @@ class TrainedModule(OptimizedModule):
 
     @property
     def iterates(self) -> IterateAverage | None:
-        """Anchor and running mean of the weights; there from a training on, until other weights are loaded."""
+        """Anchor and running mean of the weights; ``None`` before training, and after other weights were loaded."""
         return self.training_state.average
 
     @property
     def memory(self) -> ScoreMemory | None:
-        """The remembered training scores, where they are needed."""
+        """The remembered training scores; ``None`` unless they are needed."""
         return self.training_state.memory
 
     @property
@@ -126,10 +126,10 @@ class TrainedModule(OptimizedModule):
 
     @property
     def best(self) -> BestWeights | None:
-        """The weights that validated best, if they are kept."""
+        """The weights that validated best; ``None`` unless they are kept."""
         return self.training_state.best
 
     @property
     def rectangle_schedule(self) -> RectangleSchedule | None:
-        """What shrinks the trained rectangle, if it shrinks."""
+        """What shrinks the trained rectangle; ``None`` if it does not shrink."""
         return self.training_state.rectangle_schedule

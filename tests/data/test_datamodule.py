@@ -575,7 +575,7 @@ def test_a_list_of_columns_is_several_labels():
 
 def test_a_table_without_named_labels_is_refused_with_both_remedies():
     with pytest.raises(
-        DataError, match=r"nobody knows which column is the label\. Name it, `targets='label'`, or pass a"
+        DataError, match=r"it is unknown which column is the label\. Name it, `targets='label'`, or pass a"
     ):
         ready(table())
 

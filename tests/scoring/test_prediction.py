@@ -174,7 +174,7 @@ def test_loaders_inside_a_collection_and_a_limit(tmp_path):
 def test_an_example_that_is_taken_twice_has_one_row(tmp_path):
     x, module = make_problem()
     loader = DataLoader(TensorDataset(x), batch_size=3, sampler=[4, 2, 4, 4, 7])
-    with pytest.warns(TPAUCWarning, match="2 predictions were made again of examples that had one"):
+    with pytest.warns(TPAUCWarning, match="2 predictions are of examples that had one already"):
         predict(module, loader, tmp_path / "scores.csv")
     check(module, x, tmp_path / "scores.csv", [2, 4, 7])
 
@@ -245,7 +245,7 @@ def test_streams_are_refused_in_several_processes(tmp_path, monkeypatch):
 
 @pytest.mark.ddp
 @pytest.mark.parametrize("own", [False, True], ids=["Lightning's sampler", "every process takes all"])
-@pytest.mark.filterwarnings("ignore:.*predictions were made again.*")
+@pytest.mark.filterwarnings("ignore:.*predictions are of examples that had one.*")
 def test_several_processes_predict_on_a_plain_loader(tmp_path, own):
     x, module = make_problem()
     loader = DataLoader(TensorDataset(x), batch_size=4, shuffle=True)

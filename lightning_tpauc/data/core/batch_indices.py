@@ -12,9 +12,9 @@ from lightning_tpauc.data.core.seeding import Purpose, permute, random_keys
 
 Indices = NDArray[np.int64]
 
-#: Weights become whole numbers whose sum has at most so many bits: nothing is rounded once they are.
+#: Weights become whole numbers whose sum has at most this many bits, so that no later sum is rounded.
 _BITS = 60
-# Added to a purpose, these give two more kinds of random numbers of it.
+# Added to a purpose, these give two more independent kinds of random numbers.
 _STEPS, _OFFSETS = 1 << 8, 1 << 9
 
 
@@ -107,8 +107,8 @@ class WeightedIndices:
     This is systematic sampling, pass after pass. A pass lays all examples in a new random order on a line, each as long
     as its weight. The ``size`` places of a batch are equally far apart on it, and the batches of a pass shift them by
     equal parts of that distance, in random order, from a random beginning. So in a pass of M batches an example of
-    weight w occurs ``M size w / sum`` times, rounded up or down, and exactly so in the mean over passes. A batch holds
-    none twice whose weight is at most ``sum / size``.
+    weight w occurs ``M size w / sum`` times, rounded up or down, and exactly so in the mean over passes. An example
+    whose weight is at most ``sum / size`` occurs at most once in a batch.
 
     A pass costs O(n) once, as permuting the examples does, and O(n) memory.
 
@@ -156,7 +156,7 @@ class WeightedIndices:
         return drawn
 
     def _line(self, number: int) -> tuple[Indices, Indices]:
-        """The order of a pass, and where each example ends on the line. The last one is kept."""
+        """The order of a pass, and where each example ends on the line. The pass that was asked for last is kept."""
         if self._pass is None or self._pass[0] != number:
             order = permute(np.arange(self.n), np.array(number), self.n, seed=self.seed, purpose=self.purpose)
             self._pass = number, order, self._lengths[order].cumsum()
@@ -164,7 +164,7 @@ class WeightedIndices:
 
 
 def most_distinct(weights: NDArray[np.float64]) -> int:
-    """How many examples a batch may have at most, so that none has to occur twice to occur as often as it should.
+    """The largest batch in which no example has to occur twice to be as frequent as its weight says.
 
     Example:
         >>> most_distinct(np.array([1.0, 1.0, 2.0])), most_distinct(np.array([0.1, 0.1, 0.1]))
@@ -192,7 +192,7 @@ class SampleWeights:
         self._indices: dict[tuple[int, int, Purpose], WeightedIndices] = {}
 
     def indices(self, size: int, seed: int, purpose: Purpose) -> WeightedIndices:
-        """What draws a part of batches; kept, since it keeps its present pass.
+        """The object that draws one part of the batches. It is made once, since it holds its present pass.
 
         Args:
             size: examples of the part in each batch of all ranks.

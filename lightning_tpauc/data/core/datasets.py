@@ -1,4 +1,4 @@
-"""Data sets of users, and their rows and labels as loaders need them."""
+"""The data sets that users give, and the rows and labels that loaders take from them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TrainingPart:
         rows: int64 array of the rows that train; all if ``None``.
         held_out: int64 array of the rows that validate.
         label_names: names of several tasks; their numbers from 0 on if ``None``.
-        weights: float array ``(n,)`` of the weights of all rows; those of weight 0 do not train. ``None`` for none.
+        weights: float array ``(n,)``: the weight of each row. Rows of weight 0 do not train. ``None`` weighs all alike.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class TrainingPart:
 
     @property
     def num_positives(self) -> Any:
-        """Number of training positives; a tuple of those of each task with several."""
+        """Number of training positives; with several tasks, a tuple with the number of each task."""
         return len(self.by_class[0]) if self.tasks is None else self.tasks.num_positives
 
     def scores_of_tasks(
@@ -251,7 +251,7 @@ def _from_arrays(dataset: Any, name: str, dtype: type[np.floating[Any]] | None) 
         raise DataError(msg)
     if _has(dataset, "columns") and _has(dataset, "to_numpy") and name != "predict_dataset":
         msg = (
-            f"`{name}` is a {type(dataset).__name__}, of which nobody knows which column is the label. Name it, "
+            f"`{name}` is a {type(dataset).__name__}, and it is unknown which column is the label. Name it, "
             "`targets='label'`, or pass a pair: `(table.drop(columns='label'), table['label'])`."
         )
         raise DataError(msg)
@@ -362,9 +362,8 @@ def predicted_part(dataset: Any, targets: Any, inputs: Callable[[], Any]) -> Eva
 
 
 def _inputs_alone(dataset: Any) -> Any:
-    if isinstance(
-        dataset, TensorDataset
-    ):  # The empty last tensor stands for the label, so that the others are fetched at once.
+    if isinstance(dataset, TensorDataset):
+        # The empty last tensor stands for the label, so that the others are fetched at once.
         return TensorDataset(*dataset.tensors, torch.empty(len(dataset), 0))
     return InputsAlone(dataset)
 

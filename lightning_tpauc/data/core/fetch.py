@@ -1,4 +1,4 @@
-"""From rows of a data set to collated inputs."""
+"""Fetches rows of a data set and collates their inputs."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ def _without_labels(items: list[Any]) -> list[Any]:
 
 
 def _holds_graphs(item: Any) -> bool:
-    """Whether PyG has to collate. PyG is not imported: without an import there are no graphs."""
+    """Whether PyG has to collate. PyG is not imported here: if nobody has imported it, there are no graphs."""
     module = sys.modules.get("torch_geometric.data.data")
     if module is None:
         return False

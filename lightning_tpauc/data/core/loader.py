@@ -81,7 +81,7 @@ class PosNegLoader:
 
     @property
     def num_positives(self) -> Any:
-        """Number of training positives, n+; with several tasks, a tuple of those of each."""
+        """Number of training positives, n+; with several tasks, a tuple with the number of each task."""
         return self.batch_plans.num_positives
 
     @property
@@ -162,7 +162,7 @@ class EvalLoader:
         **options: Any,
     ) -> None:
         self.rows, self.targets = rows, targets
-        #: What users call the examples, array ``(n,)``; ``None`` if they say nothing.
+        #: The user's ids of the examples, array ``(n,)``; ``None`` if there are none.
         self.ids: NDArray[Any] | None = None
         self.batch_size = batch_size
         self._source = BatchSource(_EvalBatches(fetch, rows, targets), num_workers, pin_memory, **options)
@@ -250,7 +250,7 @@ class BatchSource:
         return bool(self.options.get("persistent_workers", True))
 
     def aside(self, batches: Dataset[Any]) -> BatchSource:
-        """A second source with own workers, for one iteration."""
+        """A second source with workers of its own, for one iteration."""
         options = self.options | {"persistent_workers": False}
         return BatchSource(batches, self.num_workers, self.pin_memory, **options)
 
@@ -271,7 +271,7 @@ class BatchSource:
             collate_fn=_unchanged,
             num_workers=self.num_workers,
             pin_memory=self.pin_memory,
-            # iter() draws a seed. An own generator keeps it from changing the global one.
+            # iter() draws a seed. A generator of its own keeps that from changing the global one.
             generator=torch.Generator().manual_seed(0),
             **self.options,
         )

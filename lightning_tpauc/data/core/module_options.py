@@ -11,9 +11,9 @@ from lightning.pytorch import LightningDataModule
 from lightning_tpauc.errors import ArgumentError, CheckpointError, MissingCheckpointError
 from lightning_tpauc.functional.checks import check_count, is_real
 
-# These choose the examples of a batch. Here, the samplers choose them.
+# Arguments that choose the examples of a batch, which is what our samplers do.
 _DRAWING = ("shuffle", "sampler", "batch_sampler", "drop_last", "generator")
-# These mean nothing without workers; torch refuses them as well.
+# Arguments that mean nothing without workers; torch refuses them as well.
 _OF_WORKERS = ("persistent_workers", "prefetch_factor", "timeout", "multiprocessing_context")
 
 
@@ -32,7 +32,7 @@ def check_counts(counts: Mapping[str, Any]) -> None:
     """Raise :class:`ArgumentError` for the first of a data module's numbers that is too small or no number.
 
     Args:
-        counts: values by the names of the arguments; ``None`` is left to where the number is found.
+        counts: values by the names of the arguments. Sizes of batches may be ``None``: they are chosen later.
     """
     for name, value in counts.items():
         if value is not None or name not in ("num_pos", "num_neg", "num_dual_neg", "steps_per_epoch"):
@@ -83,7 +83,7 @@ class CheckedDataModule(LightningDataModule):
     """A data module that is made from a checkpoint only if its arguments are in it."""
 
     def __str__(self) -> str:
-        """Its class; Lightning goes through the batches of loaders that are none of torch's, and fails."""
+        """The name of its class. Lightning's own text would go through all batches of loaders that are not torch's."""
         return repr(self)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The data sets of a run, with their labels and their split: each is found once, when it is first needed."""
+"""The data sets of a run, with their labels and their split; each is worked out once, when it is first needed."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class PreparedData:
 
     @cached_property
     def sample_weights(self) -> SampleWeights | None:
-        """What training examples are drawn by; ``None`` if all count alike.
+        """The weights by which training examples are drawn; ``None`` if all count alike.
 
         Raises:
             DataError: if no example of a class has a weight above 0.
@@ -174,7 +174,7 @@ class PreparedData:
 
     @cached_property
     def datasets(self) -> Datasets:
-        """The data sets after ``fit_transforms``; labels and split are found for it only if it is given."""
+        """The data sets after ``fit_transforms``, if that is given; only then labels and split are needed for them."""
         if self._fit_transforms is None or self.given.train is None:
             return self.given
         return self._fit_transforms(self.given, self.training.rows)
@@ -240,7 +240,7 @@ class PreparedData:
 
     @property
     def label_names(self) -> tuple[str, ...] | None:
-        """Names of several tasks; ``None`` with one. What is known already comes first, then the training set."""
+        """Names of several tasks; ``None`` with one. Labels that were found already come before the training set's."""
         if "training" not in self.__dict__ and (self._labelled or self.given.train is None):
             known = [*self._labelled] or [name for name in ("val", "test") if getattr(self.given, name) is not None]
             part = self.labelled(known[0]) if known else None
@@ -250,7 +250,7 @@ class PreparedData:
         return None if self.training.tasks is None else self.training.tasks.names
 
     def scored(self, max_negatives: int | None, seed: int) -> tuple[EvaluatedPart, EvaluatedPart]:
-        """The training positives, and the training negatives or a random sample of them: by their weights, if any.
+        """The training positives, and the training negatives or a random sample of them, drawn by their weights if any.
 
         With several tasks, they are the first two parts of :class:`~lightning_tpauc.data.core.task_rows.ScoredRows`.
         """
@@ -288,7 +288,7 @@ class PreparedData:
 
 
 def describe(dataset: Any) -> str:
-    """Number of examples and checksums of a data set, as far as they cost next to nothing.
+    """Number of examples and checksums of a data set, as far as these are cheap.
 
     Checksums are made of the indices of subsets, and of a few rows in memory. Other items may be expensive to read, or
     random.

@@ -1,4 +1,4 @@
-"""What users say about each row beside its label: the group that it belongs to, its weight, and what it is called."""
+"""What users may say about each row beside its label: its group, its weight and its id."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _of_items(dataset: Any, key: str, argument: str, name: str) -> list[Any]:
 def take_columns(
     datasets: Datasets, groups: Any, sample_weight: Any, targets: Any = None, ids: Any = None
 ) -> tuple[Datasets, Any, Any, Any, Any]:
-    """Take the columns that arguments name out of all tables, so that they are no inputs of the model.
+    """Take out of all tables the columns that arguments name, so that they do not become inputs of the model.
 
     Args:
         datasets: as users give them.
@@ -76,9 +76,10 @@ def take_columns(
         ids: the argument.
 
     Returns:
-        The data sets without these columns; and the arguments, with the training set's column in place of its name, and
-        ``None`` in place of ``targets`` where the training set was such a table. For ``ids``, the column of the data to
-        predict on, or the index, if it has that name, or if there is no argument and it does not just count the rows.
+        The data sets without these columns, then the four arguments. ``groups`` and ``sample_weight`` become the
+        training set's column if they were its name. ``targets`` becomes ``None`` if the training set was such a table.
+        ``ids`` becomes the column of the data to predict on, or their index if it has that name; without ``ids`` the
+        index is taken unless it just counts the rows.
 
     Example:
         >>> take_columns(Datasets(train=(np.zeros((2, 3)), [0, 1])), "patient", None)[1:]  # an array has no columns
@@ -108,7 +109,7 @@ def _inputs_of(dataset: Any) -> Any:
 
 
 def _index_or(ids: Any, table: Any) -> Any:
-    """The index of a table, if that is what is asked for or the best there is; else ``ids``."""
+    """The index of a table if ``ids`` names it, or if there are no ``ids`` and it does not just count; else ``ids``."""
     index: Any = getattr(table, "index", None)
     if not hasattr(index, "equals"):  # a list has a method of this name
         return ids

@@ -15,7 +15,7 @@ from lightning_tpauc.distributed import gather_objects, rank, world_size
 from lightning_tpauc.errors import ArgumentError, DataError
 
 Indices = NDArray[np.int64]
-# Indices of many steps are computed at once, which makes them cheap: for so many examples, with temporaries of 4 MB.
+# The indices of many steps are computed at once, which makes them cheap: of so many examples, with 4 MB of temporaries.
 _BLOCK = 1 << 15
 
 
@@ -97,7 +97,7 @@ class PlannedMasks(NamedTuple):
 
 
 def usual_sizes(num_pos: int | None, num_neg: int | None, *, several: bool) -> tuple[int, int]:
-    """Positives and negatives per step and rank: 64 and 192, or 128 and 128 of several tasks, where they are not given.
+    """Positives and negatives per step and rank. What is not given is 64 and 192, with several tasks 128 and 128.
 
     Several tasks share the positives of a step. See benchmarks/README.md.
 
@@ -154,7 +154,7 @@ class BatchSampler(ABC):
             this order.
         negatives: int array ``(n_neg,)``: rows of the negative examples.
         sizes: examples per step **on each rank**.
-        seed: other seeds give unrelated orders.
+        seed: seed of the order; different seeds give unrelated orders.
 
     Raises:
         ArgumentError: if a size is negative.
@@ -207,13 +207,13 @@ class BatchSampler(ABC):
         return len(self.positives) if self.weights is None else self.weights.most_positives
 
     def _indices(self, n: int, size: int, purpose: Purpose) -> BatchIndices | WeightedIndices:
-        """What draws ``size`` of n examples for each step."""
+        """The object that draws ``size`` of n examples for each step."""
         if self.weights is not None:
             return self.weights.indices(size, self.seed, purpose)
         return BatchIndices(n, size, self.seed, purpose)
 
     def cap_message(self, world_size: int, *, asked: bool) -> str | None:  # noqa: ARG002
-        """A message for the user if a step has fewer positives than it should; ``None`` if it has not.
+        """A message for the user if a step has fewer positives than asked for; ``None`` if it has enough.
 
         Args:
             world_size: number of ranks.
@@ -257,7 +257,7 @@ class PosNegSampler(BatchSampler):
 
     @property
     def most_negatives(self) -> int | None:
-        """How many negatives a step has at most; ``None`` if nobody knows."""
+        """How many negatives a step has at most; ``None`` if that is unknown."""
         return len(self.negatives)
 
     def global_sizes(self, world_size: int) -> BatchSizes:

@@ -23,7 +23,7 @@ from lightning_tpauc.functional.checks import is_real, is_whole
 Indices = NDArray[np.int64]
 #: Random orders of the groups that are tried for a holdout.
 _ORDERS = 32
-# Classes of two examples that share examples may be dealt out so that a part lacks one. Another order may do better.
+# Random orders that are tried for several tasks: where rare classes share examples, one order may leave a part without.
 _ATTEMPTS = 20
 
 
@@ -138,8 +138,8 @@ def stratified_fold(labels: NDArray[np.int8], num_folds: int, fold: int, seed: i
 def group_holdout(labels: NDArray[np.int8], groups: Indices, fraction: float, seed: int) -> tuple[Indices, Indices]:
     """Split rows into (kept, held out), with each group as a whole in one of the parts.
 
-    The groups are put into 32 random orders, and the first ones of an order are held out: of all orders and all ends,
-    the one whose shares of the positives and of the negatives come nearest to ``fraction``.
+    The groups are put into 32 random orders. The first groups of an order are held out, up to some end. Of all orders
+    and ends, the one is taken whose shares of the positives and of the negatives are nearest to ``fraction``.
 
     Raises:
         ArgumentError: if ``fraction`` is not in (0, 1).
@@ -357,7 +357,7 @@ def _quota(
 
 
 def _repair(parts: Indices, classes: NDArray[np.bool_], num_parts: int, generator: np.random.Generator) -> None:
-    """Where a part lacks a class, move an example to it, in place, that the other part can spare."""
+    """If a part lacks a class, move an example to it, in place, that another part can spare."""
     counts = _counts(parts, classes, num_parts)
     for column in np.argsort(counts.sum(axis=0), kind="stable"):
         for part in np.flatnonzero(counts[:, column] == 0):

@@ -19,7 +19,7 @@ from lightning_tpauc.errors import DataError
 
 #: Attributes of data sets, and keys of items, that are searched for labels in this order.
 NAMES = ("targets", "labels", "y", "target", "label")
-#: Stands for "no label found". None is a label that is missing.
+#: Stands for "no label found"; ``None`` can't, since it is a label that is missing.
 _NOTHING = object()
 #: Number of items of each class whose own labels are compared with the stored ones.
 _COMPARED = 4
@@ -104,7 +104,7 @@ def _compare_with_items(dataset: Any, labels: NDArray[np.int8], key: str | None,
 
 
 def _same(numbers: list[Any], labels: NDArray[np.int8]) -> bool:
-    """Whether an item has these labels of several tasks; what is no number was not measured."""
+    """Whether an item has these labels of several tasks; a missing number counts as -1, not measured."""
     return bool([-1 if _is_missing(number) else number for number in numbers] == labels.tolist())
 
 
@@ -306,16 +306,14 @@ def _as_numbers(values: NDArray[Any]) -> NDArray[Any]:
 
 def _number(value: Any) -> float:
     if isinstance(value, (str, bytes)):
-        raise TypeError
+        raise TypeError  # text is no number, even if it looks like one
     return float(value)
 
 
 def _is_missing(value: Any) -> bool:
-    if (
-        value is None or type(value).__name__ == "NAType"
-    ):  # that of pandas, which neither equals nor differs from itself
+    if value is None or type(value).__name__ == "NAType":  # pandas' NA has no truth value when compared
         return True
-    return bool(value != value)  # nan, and pandas' sign for no time
+    return bool(value != value)  # nan, and pandas' NaT
 
 
 def binary_labels(values: Any, name: str = "targets") -> NDArray[np.int8]:

@@ -39,14 +39,14 @@ from lightning_tpauc.errors import ArgumentError
 
 Indices = NDArray[np.int64]
 
-# A task in play gets at least so many positives of a step, if the step has as many.
+# A task in play gets at least this many positives of a step, if the step has as many.
 _LEAST = 4
-# The orders of up to so many tasks are independent of each other.
+# Up to this many tasks have orders that are independent of each other.
 _MAX_TASKS = 1 << 32
 
 
 class Sized(Protocol):
-    """A stream, as far as samplers know it."""
+    """What samplers ask of a stream of negatives."""
 
     @property
     def length(self) -> int | None:
@@ -54,7 +54,7 @@ class Sized(Protocol):
 
 
 class _OfTasks:
-    """What loaders ask a sampler of several tasks."""
+    """What loaders ask of a sampler of several tasks."""
 
     tasks: TaskRows
 
@@ -72,8 +72,8 @@ class _OfTasks:
 class PosNegTaskSampler(_OfTasks, PosNegSampler):
     """Draws positives of several tasks in turn, and negatives of all.
 
-    An epoch has as many steps as the task that needs most to see all of its positives, or as a pass over the negatives
-    takes, whichever is more. Positives of other tasks are then seen more than once.
+    An epoch ends when every task has seen all of its positives, and not before a pass over the negatives is complete.
+    Small tasks see their positives more than once.
 
     Args:
         tasks: the rows of each task.
@@ -133,12 +133,13 @@ class PosNegTaskSampler(_OfTasks, PosNegSampler):
         messages = []
         if few and asked:
             messages.append(
-                f"A task gets up to {share} positives of a step, but these have fewer, and give all of them: "
+                f"A task gets up to {share} positives of a step. These tasks have fewer, so a step takes all of them: "
                 f"{_first(few)}."
             )
         if rare:
             messages.append(
-                f"Not every step has a measured negative of these tasks, and is then without them: {_first(rare)}. "
+                "Not every step has a measured negative of these tasks, and leaves them out if it has none: "
+                f"{_first(rare)}. "
                 "Raise `num_neg`, or leave these columns out."
             )
         return " ".join(messages) or None

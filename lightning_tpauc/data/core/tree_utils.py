@@ -1,4 +1,4 @@
-"""Collated inputs are trees of tensors: joining them, cutting them, counting examples, telling labels from inputs."""
+"""Collated inputs as trees of tensors: joins and cuts them, counts examples, and tells labels from inputs."""
 
 from __future__ import annotations
 

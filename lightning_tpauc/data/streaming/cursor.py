@@ -1,4 +1,4 @@
-"""The position of a stream of negatives, kept by the training process for whichever processes read the stream."""
+"""The position of a stream of negatives. The training process keeps it, even if its workers read the stream."""
 
 from __future__ import annotations
 

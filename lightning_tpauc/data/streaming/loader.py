@@ -29,7 +29,7 @@ class StreamPlan(NamedTuple):
         substream: number of the substream that the negatives come from.
         num_substreams: number of substreams of this process.
         target: number of examples that the substream's reader has read before.
-        place: where a reader begins that has not begun or is past the target.
+        place: where the reader begins if it has not begun yet, or is past the target.
     """
 
     plan: BatchPlan

@@ -1,4 +1,4 @@
-"""Negatives that are read one after another instead of being indexed."""
+"""The stream of negatives as users give it: how it is shared among processes, and how it resumes."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_a_task_with_few_positives_gives_all_of_them():
     for plan in sampler.plans(0, 20):
         assert Counter(k for k, _, _ in drawn(plan)) == {0: 8, 1: 8, 2: 3, 3: 8, 4: 8}
     assert sampler.cap_message(1, asked=True) == (
-        "A task gets up to 8 positives of a step, but these have fewer, and give all of them: 'task 2' (3)."
+        "A task gets up to 8 positives of a step. These tasks have fewer, so a step takes all of them: 'task 2' (3)."
     )
     assert sampler.cap_message(1, asked=False) is None
     assert make().cap_message(1, asked=True) is None
@@ -118,7 +118,7 @@ def test_a_task_that_is_rarely_measured_is_named():
     labels[labels[:, 1] == 0, 1] = -1
     labels[[11, 22], 1] = 0
     message = make(labels=labels, sizes=(12, 10, 0)).cap_message(1, asked=False)
-    assert "without them: 'task 1'. Raise `num_neg`" in message
+    assert "if it has none: 'task 1'. Raise `num_neg`" in message
 
 
 @pytest.mark.parametrize("sizes", [(12, 10, 6), (20, 8, 0), (90, 8, 0), (3, 50, 0)])
