@@ -80,26 +80,28 @@ class PairwiseAlgorithm(Algorithm):
         """The unit of the loss; 0 where nothing is measured in it."""
         return {"loss_unit": self.loss_unit.mean()}
 
-    def update_unit(
+    def update_units(
         self, pos_scores: Tensor, neg_scores: Tensor, *, bounded: bool = False, masks: TaskMasks | None = None
-    ) -> Tensor | float:
-        r"""Take the batch's loss into L, and return the unit of this step's step sizes: L, or 1 if they are absolute.
+    ) -> tuple[Tensor | float, Tensor | float]:
+        r"""Take the batch's loss into L, and return two units: of this step's step sizes, and of the weights' loss.
+
+        They are L and :math:`\max(L, L_B)`, or 1 if step sizes are absolute.
 
         Args:
             pos_scores: float tensor ``(S,)``.
             neg_scores: float tensor ``(B,)``.
-            bounded: whether the unit is at least the batch's own loss, and at least that of a constant model.
-            masks: which scores of K tasks are present. L of a task that is not in play stays, and its unit is 1.
+            bounded: whether both units are at least the batch's own loss, and at least that of a constant model.
+            masks: which scores of K tasks are present. L of a task that is not in play stays, and its units are 1.
         """
         if self.step_units == "absolute":
-            return 1.0
+            return 1.0, 1.0
         negatives = with_dual_negatives(masks)
         batch_loss = tail_mean_loss(pos_scores, neg_scores, self.bounds[1], surrogate=self.surrogate, masks=negatives)
         unit = in_play(loss_unit_step(self.loss_unit, batch_loss, self._constant_loss), self.loss_unit, masks)
         self.loss_unit.copy_(unit)
-        if bounded:
-            return in_play(bounded_loss_unit(unit, batch_loss, self._constant_loss), 1.0, masks)
-        return in_play(unit, 1.0, masks)
+        least = self._constant_loss if bounded else 0.0
+        of_loss = in_play(bounded_loss_unit(unit, batch_loss, least), 1.0, masks)
+        return (of_loss if bounded else in_play(unit, 1.0, masks)), of_loss
 
     def per_unit(self, loss: Tensor, unit: Tensor | float) -> Tensor:
         """The loss for the weights over its unit, so that a learning rate suits any score and surrogate."""

@@ -170,7 +170,7 @@ class SONX(PairwiseAlgorithm):
 
     def _step(self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, previous_risk: Tensor | None) -> Tensor:
         s = self.s[index]
-        unit = self.update_unit(pos_scores, neg_scores, bounded=True)
+        unit, _ = self.update_units(pos_scores, neg_scores, bounded=True)
         risk = self._risk(pos_scores, neg_scores, s)
         u = self.u[index].where(self.s_changed_at[index] >= 0, risk)
         selected = outer_selection(u, self.s_prime)

@@ -226,7 +226,7 @@ class SOTAs(PairwiseAlgorithm):
         """Updates of u, then v; the loss has the new values."""
         dtype = common_dtype(pos_scores, neg_scores, self.log_v)
         pos, neg = pos_scores.to(dtype), neg_scores.to(dtype)
-        unit = self.update_unit(pos, neg, bounded=True, masks=masks)
+        unit, _ = self.update_units(pos, neg, bounded=True, masks=masks)
         lam = self.lam * unit
         inner = log_mean_exp_loss(pos, neg, self.surrogate, lam, masks)
         log_u = log_moving_average(take(self.log_u, index).to(dtype), inner, self.gamma0)

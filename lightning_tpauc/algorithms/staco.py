@@ -52,9 +52,9 @@ class STACO(DualAlgorithm):
             0.25 is the sigmoid's slope at 0.
         scale: factor inside the logistic surrogate. If ``None``: 1, or 4 where the module applies a sigmoid.
         step_units: what the three step sizes are measured in. ``"loss"``: :math:`\alpha / L`, :math:`\beta L` and
-            :math:`\beta' L` are taken, :math:`\gamma L` for :math:`s`, and the weights' loss is divided by :math:`L`,
-            the running mean of the loss on the hardest :math:`\theta_1` of the negatives; the same numbers then suit
-            any score, surrogate and margin.
+            :math:`\beta' L` are taken, :math:`\gamma L` for :math:`s`, where :math:`L` is the running mean of
+            the loss on the hardest :math:`\theta_1` of the negatives, and the weights' loss is divided by :math:`L`, or
+            by the batch's own value where that is larger. The same numbers then suit any score, surrogate and margin.
             ``"absolute"``: as they are, as in the paper.
         duals: ``"per_positive"``: :math:`y_i` and :math:`s_i` are variables of each positive, as in the paper.
             ``"tracked"``: both follow from two running means, so ``alpha``, ``beta``, ``beta_prime``, ``dual_init`` and
@@ -229,7 +229,7 @@ class STACO(DualAlgorithm):
             self._duals.start_from_batch(pos, dual_neg, index, masks, self._started)
         theta0, theta1 = self.thetas
         pos_mask = None if masks is None else masks.pos
-        unit = self.update_unit(pos, dual_neg, masks=masks)
+        unit, of_loss = self.update_units(pos, dual_neg, masks=masks)
         s = self._duals.thresholds(pos, dual_neg, index, masks)
         dual = None if self.share_negatives else dual_neg_scores
         pairs = evaluate_pairs(pos_scores, neg_scores, s, surrogate=self.surrogate, dual_neg_scores=dual, masks=masks)
@@ -238,7 +238,7 @@ class STACO(DualAlgorithm):
         y = self._duals.ascend(index, pos, risk, unit, masks)
         # line 3, the loss for the weights, on the other negatives
         weighted = pairs.weighted_sum(excess_weights(y, theta0, theta1, pos_mask))
-        loss = self.per_unit(minmax_loss(weighted, y, s, self._duals.global_threshold, theta0, pos_mask), unit)
+        loss = self.per_unit(minmax_loss(weighted, y, s, self._duals.global_threshold, theta0, pos_mask), of_loss)
         # lines 2 and 4
         self._duals.descend(index, s, y, pairs.active, unit, masks)
         share = in_play(masked_mean(pairs.active * y, pos_mask), self.active_share, masks)

@@ -52,16 +52,16 @@ def loss_unit_step(unit: Tensor, batch_loss: Tensor, constant_loss: float) -> Te
     return updated.clamp_min(max(_LEAST_UNIT * constant_loss, torch.finfo(updated.dtype).tiny ** 0.5))
 
 
-def bounded_loss_unit(unit: Tensor, batch_loss: Tensor, constant_loss: float) -> Tensor:
-    r"""The unit :math:`\max(L, L_B, \ell(0))`, for methods that return their last iterate and not an average.
+def bounded_loss_unit(unit: Tensor, batch_loss: Tensor, constant_loss: float = 0.0) -> Tensor:
+    r"""The unit :math:`\max(L, L_B)` of the weights' loss: an outlying batch makes no step larger.
 
-    Neither a batch of outliers, whose loss is far above the running mean, nor a model that fits well, whose loss is far
-    below that of a constant one, makes their steps larger.
+    Methods that return their last iterate and not an average take :math:`\max(L, L_B, \ell(0))`. Then a model that fits
+    well, whose loss is far below that of a constant one, makes smaller steps.
 
     Args:
         unit: float tensor ``()``, L.
         batch_loss: float tensor ``()``, :math:`L_B`, as for :func:`loss_unit_step`.
-        constant_loss: :math:`\ell(0)`, the loss of a constant model.
+        constant_loss: :math:`\ell(0)`, the loss of a constant model, or 0.
 
     Returns:
         Float tensor ``()`` of ``unit``'s dtype.

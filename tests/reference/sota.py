@@ -37,7 +37,7 @@ class Reference:
                 value, slope = LOSSES[self.name](hj - hp[a], self.margin, 1.0)
                 if value > self.s[i]:
                     active += 1
-                    share = self.y[i] * slope / (theta0 * theta1 * sampled * len(hn)) / unit
+                    share = self.y[i] * slope / (theta0 * theta1 * sampled * len(hn)) / self.unit.of_loss
                     pos_grad[a] -= share
                     neg_grad[b] += share
             derivative = self.y[i] / theta0 * (1 - active / len(hn) / theta1) / num_pos

@@ -71,10 +71,11 @@ def step(state: State, anchors, positives, negatives, dual_negatives, index, p: 
     h_neg = [dot(state.w, x) for x in negatives]
     h_dual = [dot(state.w, x) for x in dual_negatives]
     size = len(index)
-    unit = 1.0
+    unit = of_loss = 1.0
     if p.in_units_of_the_loss:
         batch = sum(tail_mean([loss(h - h_i, p.margin) for h in h_dual], p.theta1) for h_i in h_pos) / size
         unit = state.unit = batch if state.unit == 0.0 else state.unit + 0.05 * (batch - state.unit)
+        of_loss = max(unit, batch)
 
     new_y, new_s = {}, {}
     gradient = [0.0] * len(state.w)
@@ -90,7 +91,7 @@ def step(state: State, anchors, positives, negatives, dual_negatives, index, p: 
         # (eqn:ww), the data part
         for j, h in enumerate(h_neg):
             if loss(h - h_pos[k], p.margin) > s_i:
-                weight = new_y[i] * slope(h - h_pos[k], p.margin) / (p.theta1 * len(h_neg) * size) / unit
+                weight = new_y[i] * slope(h - h_pos[k], p.margin) / (p.theta1 * len(h_neg) * size) / of_loss
                 for d in range(len(gradient)):
                     gradient[d] += weight * (negatives[j][d] - positives[k][d])
     for d in range(len(gradient)):

@@ -38,10 +38,11 @@ class Tracked:
         )
         old = self.borders or batch
         self.borders = tuple(a + 0.1 * (b - a) for a, b in zip(old, batch, strict=True))
-        unit = 1.0
+        of_loss = 1.0
         if self.in_units:
             hardest = sum(tail_mean([self.loss(h - x, self.margin) for h in dual], theta1) for x in pos) / len(pos)
-            unit = self.unit = hardest if self.unit == 0.0 else self.unit + 0.05 * (hardest - self.unit)
+            self.unit = hardest if self.unit == 0.0 else self.unit + 0.05 * (hardest - self.unit)
+            of_loss = max(self.unit, hardest)
         c, p = self.borders
         tied = sum(x == p for x in pos)
         share = min(1.0, max(0.0, (theta0 * len(pos) - sum(x < p for x in pos)) / tied)) if tied else 0.0
@@ -56,12 +57,12 @@ class Tracked:
                     value += weight * (self.loss(h - x, self.margin) - s)
                     for d in range(len(gradient)):
                         difference = negatives[j][d] - positives[i][d]
-                        gradient[d] += weight * self.slope(h - x, self.margin) * difference / unit
+                        gradient[d] += weight * self.slope(h - x, self.margin) * difference / of_loss
         for d in range(len(gradient)):
             gradient[d] += (self.w[d] - self.anchor[d]) / (self.gamma * theta0)
         self.w = [w - self.eta * g for w, g in zip(self.w, gradient, strict=True)]
         self.iterates.append(list(self.w))
-        return value / unit
+        return value / of_loss
 
     def finish_stage(self):
         """The weights' average is where the next stage begins, with borders of its own."""
