@@ -181,7 +181,7 @@ class DeclaredState:
             raise CheckpointError(msg)
 
     def snapshot(self, index: Tensor) -> dict[str, Tensor]:
-        """Copy of what a step on ``index``, with several tasks on their :meth:`place`, may change; for :meth:`rollback`."""
+        """Copy what a step on ``index``, of several tasks a :meth:`place`, may change; for :meth:`rollback`."""
         return {
             name: getattr(self, name)[as_index(index)] if spec.kind == "positive" else getattr(self, name).clone()
             for name, spec in self._specs.items()
