@@ -132,6 +132,9 @@ class Algorithm(DeclaredState, ABC):
 
     @tightness_of_tasks.setter
     def tightness_of_tasks(self, values: Sequence[float]) -> None:
+        if len(values) != (self.num_tasks or 1):
+            msg = f"Expected `tightness_of_tasks` of each of {self.num_tasks or 1} tasks, but got {len(values)}."
+            raise ArgumentError(msg)
         self._tightness = tuple(values)
         if self.tasks is not None:  # float64, since counts follow from them
             present = torch.tensor(self.rectangles, dtype=torch.float64, device=self._per_task["weights"].device)
@@ -223,9 +226,9 @@ class Algorithm(DeclaredState, ABC):
             ArgumentError: as :meth:`DeclaredState.setup`, or if a task's rectangle or weight is out of range.
             UnsupportedError: if several tasks are given to a method that takes one.
         """
-        self.tasks = self.positive_weights = None
         tightness = self.tightness
         if not isinstance(num_positives, Sequence):
+            self.tasks = self.positive_weights = None
             super().setup(num_positives, device=device, dtype=dtype)
             self.tightness = tightness
             return
@@ -233,9 +236,10 @@ class Algorithm(DeclaredState, ABC):
             msg = f"{type(self).__name__} trains one task: pass `num_positives` as one number, one algorithm a task."
             raise UnsupportedError(msg)
         tasks = [task if isinstance(task, Task) else Task(task) for task in num_positives]
+        shares, _ = shares_of_loss(tasks), rectangles_of(tasks, self.min_tpr, self.max_fpr)  # both check
         super().setup([task.num_positives for task in tasks], device=device, dtype=dtype)
-        self.tasks = tuple(tasks)
-        self._per_task["weights"] = torch.tensor(shares_of_loss(tasks), device=device, dtype=dtype)
+        self.tasks, self.positive_weights = tuple(tasks), None
+        self._per_task["weights"] = torch.tensor(shares, device=device, dtype=dtype)
         self.tightness = tightness
 
     # ---------------------------------------------------------------- capabilities
@@ -274,6 +278,11 @@ class Algorithm(DeclaredState, ABC):
     def step_sizes(self) -> dict[str, str]:
         """Which argument is the step size of which state; an error about that state names it."""
         return {}
+
+    @property
+    def starts_from_batch(self) -> bool:
+        """Whether the next batch will do where :meth:`needs_scores` asks for scores that can't be had."""
+        return False
 
     def needs_scores(self, event: Literal["start", "restart"]) -> bool:  # noqa: ARG002
         """Whether :meth:`start` or :meth:`restart` solves the dual variables from the training scores."""

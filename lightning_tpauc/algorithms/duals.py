@@ -65,7 +65,14 @@ class Duals(ABC):
     def __init__(self, algorithm: DualAlgorithm) -> None:
         self.algorithm = algorithm
         self._check()
+        others = algorithm.declared
         self._declare()
+        self._own = algorithm.declared - others
+
+    def withdraw(self) -> None:
+        """Take the variables back from the algorithm's state, for those of another kind."""
+        for name in self._own:
+            self.algorithm.remove_state(name)
 
     @abstractmethod
     def _check(self) -> None: ...

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from lightning_tpauc.algorithms.duals import PerPositiveDuals
+from lightning_tpauc.algorithms.duals import Duals, PerPositiveDuals
 from lightning_tpauc.algorithms.pairwise import PairwiseAlgorithm
 from lightning_tpauc.algorithms.staco import STACO
 from lightning_tpauc.algorithms.state import put_, take
@@ -27,6 +27,34 @@ from lightning_tpauc.functional.tasks import TaskMasks, in_play
 # The logarithm of the averages' start, zero: finite, so that state can be checked for infinities, and so small that the
 # first step gives exactly what minus infinity would give.
 _LOG_ZERO = -1e30
+
+
+class _FullVectorDuals(PerPositiveDuals):
+    """Every step changes all thresholds."""
+
+    _threshold_kind = "dense"
+
+    def _descend_thresholds(
+        self,
+        index: Tensor,
+        s: Tensor,  # noqa: ARG002
+        y: Tensor,
+        active: Tensor,
+        beta: float | Tensor,
+        gamma: float | Tensor,
+        masks: TaskMasks | None,
+    ) -> None:
+        own = self.algorithm
+        gradient = torch.zeros_like(own.s)
+        sampled = sparse_threshold_gradient(y, active, *own.thetas, None if masks is None else masks.pos)
+        put_(gradient, index, sampled)
+        beta, gamma = own.of_each_positive(beta), own.of_each_positive(gamma)
+        counts = None if masks is None else own.of_each_positive(own.task_counts.to(own.s.dtype))
+        new = full_threshold_step(own.s, gradient, own.s_anchor, beta, gamma, counts)
+        if masks is not None:
+            new = torch.where(own.of_each_positive(masks.pos.any(-1)), new, own.s)
+        own.s_moments.add_((new - own.s) * own.of_each_positive(own.stage_steps))
+        own.s.copy_(new)
 
 
 class SOTA(STACO):
@@ -75,6 +103,7 @@ class SOTA(STACO):
 
     #: The method is compared as it was published.
     can_shrink_rectangle = False
+    kinds_of_duals: ClassVar[dict[str, type[Duals]]] = {"per_positive": _FullVectorDuals}
 
     def __init__(
         self,
@@ -109,35 +138,6 @@ class SOTA(STACO):
             share_negatives=share_negatives,
         )
         require_range("gamma", gamma, 0.0, open_low=True)
-        self._duals = _FullVectorDuals(self)
-
-
-class _FullVectorDuals(PerPositiveDuals):
-    """Every step changes all thresholds."""
-
-    _threshold_kind = "dense"
-
-    def _descend_thresholds(
-        self,
-        index: Tensor,
-        s: Tensor,  # noqa: ARG002
-        y: Tensor,
-        active: Tensor,
-        beta: float | Tensor,
-        gamma: float | Tensor,
-        masks: TaskMasks | None,
-    ) -> None:
-        own = self.algorithm
-        gradient = torch.zeros_like(own.s)
-        sampled = sparse_threshold_gradient(y, active, *own.thetas, None if masks is None else masks.pos)
-        put_(gradient, index, sampled)
-        beta, gamma = own.of_each_positive(beta), own.of_each_positive(gamma)
-        counts = None if masks is None else own.of_each_positive(own.task_counts.to(own.s.dtype))
-        new = full_threshold_step(own.s, gradient, own.s_anchor, beta, gamma, counts)
-        if masks is not None:
-            new = torch.where(own.of_each_positive(masks.pos.any(-1)), new, own.s)
-        own.s_moments.add_((new - own.s) * own.of_each_positive(own.stage_steps))
-        own.s.copy_(new)
 
 
 class SOTAs(PairwiseAlgorithm):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -19,8 +19,6 @@ from lightning_tpauc.functional.pairwise import evaluate_pairs
 from lightning_tpauc.functional.staco import excess_weights, minmax_loss, per_positive_risk, proximal_coefficient
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.functional.tasks import TaskMasks, in_play, masked_mean
-
-_DUALS: dict[str, type[Duals]] = {kind.kind: kind for kind in (PerPositiveDuals, TrackedDuals)}
 
 
 class STACO(DualAlgorithm):
@@ -90,6 +88,8 @@ class STACO(DualAlgorithm):
     #: The dual variables follow the rectangle.
     can_shrink_rectangle = True
     takes_tasks = True
+    #: Where the dual variables may come from, by what ``duals`` calls it.
+    kinds_of_duals: ClassVar[dict[str, type[Duals]]] = {"per_positive": PerPositiveDuals, "tracked": TrackedDuals}
 
     active_share: Tensor
 
@@ -117,14 +117,13 @@ class STACO(DualAlgorithm):
         self.beta_prime = require_range("beta_prime", beta_prime, 0.0)
         self.gamma = require_positive("gamma", gamma, "STACO1")
         if duals is not None:
-            check_choice(duals, "duals", tuple(_DUALS))
+            check_choice(duals, "duals", tuple(self.kinds_of_duals))
         check_choice(dual_init, "dual_init", ("exact", "ones", "zeros"))
         check_choice(stage_restart, "stage_restart", ("exact", "ones"))
         self.duals, self.dual_init, self.stage_restart = duals, dual_init, stage_restart
         self.share_negatives = share_negatives
         self.add_state("active_share", "scalar", fill=1.0)
-        self._other_specs = dict(self._specs)
-        self._duals: Duals = _DUALS[duals or "per_positive"](self)
+        self._duals: Duals = self.kinds_of_duals[duals or "per_positive"](self)
         #: Whether the dual variables of each task have their start.
         self._started = [False]
 
@@ -167,6 +166,11 @@ class STACO(DualAlgorithm):
         """
         return {**super().diagnostics(), "active_share": self.active_share.mean(), **self._duals.diagnostics()}
 
+    @property
+    def starts_from_batch(self) -> bool:
+        """Whether the dual variables are tracked: a batch has borders of its own."""
+        return self._duals.kind == TrackedDuals.kind
+
     def needs_scores(self, event: Literal["start", "restart"]) -> bool:
         """Whether the exact solution is asked for."""
         return self.dual_init == "exact" if event == "start" else self.has_stages and self.stage_restart == "exact"
@@ -179,11 +183,12 @@ class STACO(DualAlgorithm):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """Allocate 16 bytes a positive in single precision, none if tracked; see :meth:`Algorithm.setup`."""
-        several = isinstance(num_positives, Sequence) and TrackedDuals.misfit(self) is None
-        kind = self.duals or ("tracked" if several else "per_positive")
+        several = isinstance(num_positives, Sequence) and len(num_positives) > 1
+        tracks = several and "tracked" in self.kinds_of_duals and TrackedDuals.misfit(self) is None
+        kind = self.duals or ("tracked" if tracks else "per_positive")
         if kind != self._duals.kind:
-            self._specs = dict(self._other_specs)
-            self._duals = _DUALS[kind](self)
+            self._duals.withdraw()
+            self._duals = self.kinds_of_duals[kind](self)
         super().setup(num_positives, device=device, dtype=dtype)
         from_scores = kind == "per_positive" and self.dual_init == "exact"
         self._started = [not from_scores] * (self.num_tasks or 1)

@@ -59,6 +59,15 @@ class DeclaredState:
         """
         self._specs[name] = StateSpec(kind, fill, dtype)
 
+    @property
+    def declared(self) -> frozenset[str]:
+        """Names of the state that is declared."""
+        return frozenset(self._specs)
+
+    def remove_state(self, name: str) -> None:
+        """Take a declaration back."""
+        del self._specs[name]
+
     def setup(
         self,
         num_positives: int | Sequence[int],

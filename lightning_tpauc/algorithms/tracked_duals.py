@@ -32,10 +32,9 @@ class TrackedDuals(Duals):
                 "left of -margin, so no one score is the border for all. Set `duals='per_positive'` with "
                 "`dual_init='zeros'` and `stage_restart='ones'`, or use 'squared_hinge'."
             )
-        parameters = inspect.signature(type(own)).parameters
         for name in ("alpha", "beta", "beta_prime", "dual_init", "stage_restart"):
             value = getattr(own, name)
-            if value != parameters[name].default:
+            if value != _default(type(own), name):
                 return (
                     f"`{name}={value!r}` is for dual variables that each positive has of its own, which "
                     f"duals='tracked' does without. Leave out `{name}`, or set `duals='per_positive'`."
@@ -125,6 +124,14 @@ class TrackedDuals(Duals):
         for border, of_batch in ((own.pos_border, pos), (own.neg_border, neg)):
             border.copy_(in_play(border_step(border, of_batch, own.border_steps), border, masks))
         own.border_steps.add_(1 if masks is None else masks.pos.any(-1))
+
+
+def _default(kind: type[DualAlgorithm], name: str) -> object:
+    """The default of an argument in the class that brought it in: subclasses may have others, or no such argument."""
+    for base in reversed(kind.__mro__):
+        if name in (parameters := inspect.signature(base).parameters):
+            return parameters[name].default
+    return inspect.Parameter.empty
 
 
 def _copies(scores: Tensor, weight: Tensor) -> Tensor:

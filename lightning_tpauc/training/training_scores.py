@@ -194,8 +194,13 @@ def count_positives(
 
 def score_training_tasks(
     module: ScoringModule, max_negatives: int | None = None
-) -> TrainingScores | list[TrainingScores]:
-    """:func:`~lightning_tpauc.training.training_scores.score_training_set`, with several labels of each of them."""
+) -> TrainingScores | list[TrainingScores] | None:
+    """:func:`~lightning_tpauc.training.training_scores.score_training_set`, with several labels of each of them.
+
+    ``None`` if only batches of the user's own can be had, and the algorithm can start from these.
+    """
+    if module.algorithm.starts_from_batch and not hasattr(module.trainer.datamodule, "scoring_dataloaders"):  # type: ignore[attr-defined]  # Trainer sets it at run time
+        return None
     together = score_training_set(module, max_negatives)
     if module.num_labels is None:
         return together

@@ -262,6 +262,53 @@ def test_several_tasks_have_tracked_duals_unless_something_speaks_for_the_papers
             algorithm.load_state_dict(other.state_dict())
 
 
+def test_one_task_has_variables_of_each_positive_however_its_number_is_given():
+    states = []
+    for count in (4, [4]):
+        algorithm = STACO()
+        algorithm.setup(count)
+        states.append(set(algorithm.state_dict()))
+    assert states[0] == states[1]
+    assert "y" in states[0]
+
+
+def test_a_subclass_keeps_its_state_and_its_settings():
+    class Counts(STACO):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self.add_state("visits", "positive")
+
+    class Slow(STACO):
+        def __init__(self, min_tpr=0.5, max_fpr=0.5, beta=0.3):
+            super().__init__(min_tpr, max_fpr, beta=beta)
+
+    counts, slow = Counts(), Slow()
+    for sizes, border in (([4, 5], True), (4, False), ([3, 4], True)):
+        counts.setup(sizes)
+        assert counts.visits.shape == (counts.num_positives + isinstance(sizes, list),)
+        assert ("neg_border" in counts.state_dict()) == border
+        assert ("y" in counts.state_dict()) != border
+    slow.setup([4, 5])
+    assert "y" in slow.state_dict(), "a default of its own is a setting of the paper's variables"
+
+
+def test_a_setup_that_fails_leaves_what_was_there():
+    algorithm = STACO()
+    algorithm.setup([4, 5])
+    for wrong in ([Task(3, weight=0.0), Task(4, weight=0.0)], [Task(3, min_tpr=1.0), Task(4)]):
+        with pytest.raises(ArgumentError):
+            algorithm.setup(wrong)
+        assert algorithm.task_sizes == (4, 5)
+        assert algorithm.bounds[0].tolist() == [0.5, 0.5]
+    for sizes, values in (([4, 5], (0.5,)), (4, (0.5, 0.1))):
+        algorithm.setup(sizes)
+        with pytest.raises(
+            ArgumentError, match=f"`tightness_of_tasks` of each of {len(values) % 2 + 1} tasks, but got"
+        ):
+            algorithm.tightness_of_tasks = values
+        assert set(algorithm.tightness_of_tasks) == {1.0}
+
+
 def test_diagnostics_are_scalars():
     for duals in ("per_positive", "tracked"):
         together, _, _ = both(lambda *r, duals=duals: STACO(*r, duals=duals))
@@ -315,9 +362,11 @@ def test_sotas(step_units, lam, lam_prime):
     run(*both(lambda *r: SOTAs(*r, step_units=step_units, lam=lam, lam_prime=lam_prime)))
 
 
-@pytest.mark.parametrize("step_units", ["loss", "absolute"])
-def test_sota(step_units):
-    together, alone, weights = both(lambda *r: SOTA(*r, step_units=step_units, alpha=0.2, beta=0.2, gamma=5.0))
+@pytest.mark.parametrize(
+    "options", [{"step_units": "loss"}, {"step_units": "absolute", "alpha": 0.2, "beta": 0.2}], ids=["loss", "absolute"]
+)
+def test_sota(options):
+    together, alone, weights = both(lambda *r: SOTA(*r, gamma=5.0, **options))
     scores = training_scores()
     for algorithm, own in zip((together, *alone), (scores, *scores), strict=True):
         algorithm.start(own)

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 
 from lightning_tpauc import StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import SOTA, STACO, CrossEntropy, SOTAs
@@ -35,6 +36,8 @@ METHODS = {
     "STACO1": lambda *r: STACO(*r, dual_init="zeros"),
     "STACO1, two batches": lambda *r: STACO(*r, dual_init="zeros", share_negatives=False),
     "STACO2": lambda *r: STACO(*r, dual_init="zeros", gamma=6.0),
+    "tracked": lambda *r: STACO(*r),
+    "tracked, STACO2": lambda *r: STACO(*r, gamma=6.0, duals="tracked"),
     "SOTAs": lambda *r: SOTAs(*r),
     "SOTA": lambda *r: SOTA(*r, dual_init="zeros"),
     "cross-entropy": lambda *r: CrossEntropy(*r),
@@ -66,6 +69,8 @@ def test_each_label_is_trained_as_if_alone(method):
     for k in range(K):
         share = WEIGHTS[k] / sum(WEIGHTS)
         algorithm = METHODS[method](*RECTANGLES[k])
+        if method == "tracked":  # one label has it where it is asked for
+            algorithm = STACO(*RECTANGLES[k], duals="tracked")
         with_coefficient(algorithm, module.algorithm.proximal_coefficient / share)
         x, y = make_arrays()
         own = eval_batches(x, y[:, k])
@@ -81,6 +86,37 @@ def test_each_label_is_trained_as_if_alone(method):
             if name.startswith("val/"):
                 assert_close(trainer.callback_metrics[f"{name}/{k}"], value, "trajectory32")
         assert module.threshold[str(k)] == pytest.approx(one.threshold, rel=1e-9)
+
+
+@pytest.mark.parametrize("options", [{"duals": "tracked"}, {"dual_init": "zeros", "alpha": 0.3, "beta": 0.2}], ids=str)
+def test_each_label_comes_as_far_to_its_rectangle_as_if_alone(options):
+    class Watch(Callback):
+        def __init__(self):
+            self.seen = []
+
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            schedule = pl_module.training_state.rectangle_schedule
+            self.seen.append(list(zip(pl_module.algorithm.tightness_of_tasks, schedule.held, strict=True)))
+
+    def fit(algorithm, net, batches, evaluated, lr, **settings):
+        watch = Watch()
+        module = TPAUCModule(net, algorithm, partial(torch.optim.SGD, lr=lr), warmup=0, **settings)
+        trainer = make_trainer(max_epochs=4, callbacks=[StageCallback(keep_best=False), watch], num_sanity_val_steps=0)
+        trainer.fit(module, loader(batches), loader(evaluated))
+        return module, watch.seen
+
+    batches, heads, (x, y) = make_batches(40), Heads(), make_arrays()
+    settings = {"num_positives": list(SIZES), "tasks": TASKS}
+    module, seen = fit(STACO(0.5, 0.5, **options), Heads(), batches, eval_batches(x, y), 0.3, **settings)
+    for k in range(K):
+        algorithm, lr = STACO(*RECTANGLES[k], **options), 0.3 * WEIGHTS[k] / sum(WEIGHTS)
+        own = [alone(batch, k) for batch in batches]
+        one, single = fit(algorithm, OneHead(heads, k), own, eval_batches(x, y[:, k]), lr, num_positives=SIZES[k])
+        assert [of_labels[k] for of_labels in seen] == [of_one[0] for of_one in single]
+        assert_close(module.backbone.weight[k], one.backbone.weight, "trajectory64")
+    reached = module.algorithm.tightness_of_tasks
+    assert len(set(reached)) == K, "labels that go alike prove nothing"
+    assert any(held for of_labels in seen for _, held in of_labels)
 
 
 def assert_moved(weight, start):
