@@ -185,6 +185,16 @@ class Algorithm(DeclaredState, ABC):
         dtype = self._per_task["weights"].dtype
         return (1.0 - min_tpr).to(dtype), max_fpr.to(dtype)
 
+    @property
+    def theta0(self) -> float:
+        r""":math:`\theta_0`, one minus the lower bound of the true positive rate of :attr:`rectangle`."""
+        return 1.0 - self.rectangle[0]
+
+    @property
+    def theta1(self) -> float:
+        r""":math:`\theta_1`, the upper bound of the false positive rate of :attr:`rectangle`."""
+        return self.rectangle[1]
+
     def scores_of_tasks(self, scores: TrainingScores | Sequence[TrainingScores]) -> Sequence[TrainingScores]:
         """Scores of each task; a sequence of one if there is one task.
 
@@ -196,16 +206,6 @@ class Algorithm(DeclaredState, ABC):
             msg = f"Expected `scores` of each of {self.num_tasks or 1} tasks, but got {len(found)}."
             raise ArgumentError(msg)
         return found
-
-    @property
-    def theta0(self) -> float:
-        r""":math:`\theta_0`, one minus the lower bound of the true positive rate of :attr:`rectangle`."""
-        return 1.0 - self.rectangle[0]
-
-    @property
-    def theta1(self) -> float:
-        r""":math:`\theta_1`, the upper bound of the false positive rate of :attr:`rectangle`."""
-        return self.rectangle[1]
 
     def setup(
         self,

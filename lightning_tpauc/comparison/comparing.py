@@ -38,6 +38,74 @@ from lightning_tpauc.functional.checks import check_count, check_rectangle
 _BAR = "{desc}{percentage:3.0f}%|{bar}| {n:.1f} of {total}, {elapsed} gone, {remaining} left"
 
 
+def compare(
+    model: nn.Module | Callable[..., Any],
+    datamodule: LightningDataModule | Callable[..., LightningDataModule],
+    folder: str | Path = "comparison",
+    *,
+    min_tpr: float = 0.5,
+    max_fpr: float = 0.5,
+    methods: Sequence[str | Method] | None = None,
+    trials: int = 1,
+    seeds: int = 1,
+    folds: int | None = None,
+    processes: int = 1,
+    rectangles: Sequence[tuple[float, float]] = (),
+    module: Mapping[str, Any] | None = None,
+    **trainer: Any,
+) -> Report:
+    """Train several methods on the same data, model, split and number of examples, and say which one is ahead.
+
+    All start from the same weights and see the same number of examples. Each keeps the weights that validate best. Test
+    data are used at the end only, with these weights. A comparison that was stopped goes on where it was when it is
+    called again with the same folder.
+
+    Args:
+        model: a backbone, whose weights all methods start from; a function that makes one; or a subclass of
+            :class:`~lightning_tpauc.TPAUCModule`, or ``functools.partial`` of one with its own arguments.
+        datamodule: a data module; or a function that makes one, ``datamodule(seed=...)``, with ``folds``
+            ``datamodule(seed=..., fold=..., num_folds=...)``.
+        folder: where results go: ``report.html``, ``report.txt``, tables as CSV, pictures.
+        min_tpr: lower bound of the true positive rate of the rectangle that is trained for.
+        max_fpr: upper bound of its false positive rate.
+        methods: names of :func:`~lightning_tpauc.comparison.method_names` or
+            :class:`~lightning_tpauc.comparison.Method` objects; ``None``: cross-entropy, balanced cross-entropy, STACO
+            and PAUCI.
+        trials: number of learning rates to try for each method: its default, and others around it, half a power of ten
+            apart. Validation data choose the best.
+        seeds: number of repetitions with other initial weights and batches.
+        folds: number of folds of a cross-validation; each is a repetition.
+        processes: how many trainings run side by side, each in a process and a thread of its own, on CPUs. The results
+            equal those of one after the other, up to rounding that depends on the number of threads.
+        rectangles: further (min_tpr, max_fpr) pairs to report.
+        module: arguments of the module for all methods, such as ``{"optimizer": ...}``.
+        **trainer: arguments of the Trainer; ``max_epochs`` or ``max_steps`` among them.
+
+    Returns:
+        The report; printing it shows the table and the verdicts.
+
+    Raises:
+        ArgumentError: if an argument is out of range.
+        DataError: if there is no validation set.
+        MissingExtraError: if matplotlib is not installed.
+
+    Example:
+        >>> import tempfile, torch
+        >>> from lightning_tpauc import DigitsDataModule
+        >>> data = DigitsDataModule(positive_digit=8, val_fraction=0.25)
+        >>> report = compare(
+        ...     torch.nn.Linear(64, 1), data, tempfile.mkdtemp(), methods=["cross-entropy", "STACO"], max_steps=4,
+        ...     accelerator="cpu",
+        ... )
+        >>> sorted(report.verdicts)
+        ['STACO']
+    """
+    setup = ObjectSetup(model, datamodule, module or {}, trainer)
+    options: dict[str, Any] = {"methods": methods, "trials": trials, "seeds": seeds, "folds": folds}
+    options["processes"] = processes
+    return Comparison(setup, folder, (min_tpr, max_fpr), rectangles=rectangles, **options).run()
+
+
 class Comparison:
     """Methods x learning rates x runs on one problem. What was stopped goes on when it is run in the same folder again.
 
@@ -302,71 +370,3 @@ def _has_test(datamodule: Any) -> bool:
         return False
     _require_both_classes(loader, "test")
     return loader is not None
-
-
-def compare(
-    model: nn.Module | Callable[..., Any],
-    datamodule: LightningDataModule | Callable[..., LightningDataModule],
-    folder: str | Path = "comparison",
-    *,
-    min_tpr: float = 0.5,
-    max_fpr: float = 0.5,
-    methods: Sequence[str | Method] | None = None,
-    trials: int = 1,
-    seeds: int = 1,
-    folds: int | None = None,
-    processes: int = 1,
-    rectangles: Sequence[tuple[float, float]] = (),
-    module: Mapping[str, Any] | None = None,
-    **trainer: Any,
-) -> Report:
-    """Train several methods on the same data, model, split and number of examples, and say which one is ahead.
-
-    All start from the same weights and see the same number of examples. Each keeps the weights that validate best. Test
-    data are used at the end only, with these weights. A comparison that was stopped goes on where it was when it is
-    called again with the same folder.
-
-    Args:
-        model: a backbone, whose weights all methods start from; a function that makes one; or a subclass of
-            :class:`~lightning_tpauc.TPAUCModule`, or ``functools.partial`` of one with its own arguments.
-        datamodule: a data module; or a function that makes one, ``datamodule(seed=...)``, with ``folds``
-            ``datamodule(seed=..., fold=..., num_folds=...)``.
-        folder: where results go: ``report.html``, ``report.txt``, tables as CSV, pictures.
-        min_tpr: lower bound of the true positive rate of the rectangle that is trained for.
-        max_fpr: upper bound of its false positive rate.
-        methods: names of :func:`~lightning_tpauc.comparison.method_names` or
-            :class:`~lightning_tpauc.comparison.Method` objects; ``None``: cross-entropy, balanced cross-entropy, STACO
-            and PAUCI.
-        trials: number of learning rates to try for each method: its default, and others around it, half a power of ten
-            apart. Validation data choose the best.
-        seeds: number of repetitions with other initial weights and batches.
-        folds: number of folds of a cross-validation; each is a repetition.
-        processes: how many trainings run side by side, each in a process and a thread of its own, on CPUs. The results
-            equal those of one after the other, up to rounding that depends on the number of threads.
-        rectangles: further (min_tpr, max_fpr) pairs to report.
-        module: arguments of the module for all methods, such as ``{"optimizer": ...}``.
-        **trainer: arguments of the Trainer; ``max_epochs`` or ``max_steps`` among them.
-
-    Returns:
-        The report; printing it shows the table and the verdicts.
-
-    Raises:
-        ArgumentError: if an argument is out of range.
-        DataError: if there is no validation set.
-        MissingExtraError: if matplotlib is not installed.
-
-    Example:
-        >>> import tempfile, torch
-        >>> from lightning_tpauc import DigitsDataModule
-        >>> data = DigitsDataModule(positive_digit=8, val_fraction=0.25)
-        >>> report = compare(
-        ...     torch.nn.Linear(64, 1), data, tempfile.mkdtemp(), methods=["cross-entropy", "STACO"], max_steps=4,
-        ...     accelerator="cpu",
-        ... )
-        >>> sorted(report.verdicts)
-        ['STACO']
-    """
-    setup = ObjectSetup(model, datamodule, module or {}, trainer)
-    options: dict[str, Any] = {"methods": methods, "trials": trials, "seeds": seeds, "folds": folds}
-    options["processes"] = processes
-    return Comparison(setup, folder, (min_tpr, max_fpr), rectangles=rectangles, **options).run()

@@ -78,6 +78,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return _as_checkpoint(checkpoint, path)
 
 
+def use_atomic_files(trainer: Trainer) -> None:
+    """Replace Lightning's default plugin by :class:`AtomicCheckpointIO`; any other plugin stays."""
+    strategy = trainer.strategy
+    if type(strategy.checkpoint_io) is TorchCheckpointIO:
+        strategy.checkpoint_io = AtomicCheckpointIO()
+
+
 @contextmanager
 def explained_reading(source: Any, weights_only: bool | None) -> Iterator[None]:
     """Name the file if reading it fails because it is no checkpoint of Lightning; any other error stays."""
@@ -91,17 +98,6 @@ def explained_reading(source: Any, weights_only: bool | None) -> Iterator[None]:
             content = torch.load(source, map_location="cpu", weights_only=weights_only)
             _as_checkpoint(content, getattr(source, "name", "the open file"))
         raise
-
-
-def _as_checkpoint(content: Any, name: str | Path) -> dict[str, Any]:
-    if isinstance(content, dict) and {"state_dict", "pytorch-lightning_version"} <= content.keys():
-        return content
-    held = f"the keys {list(content)[:5]}" if isinstance(content, dict) else type(content).__name__
-    msg = (
-        f"{str(name)!r} is no checkpoint of Lightning: it holds {held}. Load weights that something else saved "
-        "with `model.load_state_dict(torch.load(path))`."
-    )
-    raise CheckpointError(msg)
 
 
 def check_file(path: str | Path) -> None:
@@ -161,50 +157,6 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         msg = f"it holds {held} instead of weights by name, such as `torch.save(model.state_dict(), path)` writes"
         raise CheckpointError(msg)
     return weights
-
-
-def use_atomic_files(trainer: Trainer) -> None:
-    """Replace Lightning's default plugin by :class:`AtomicCheckpointIO`; any other plugin stays."""
-    strategy = trainer.strategy
-    if type(strategy.checkpoint_io) is TorchCheckpointIO:
-        strategy.checkpoint_io = AtomicCheckpointIO()
-
-
-def _damage(path: Path) -> str | None:
-    """Describe what is wrong with a file; ``None`` if nothing is.
-
-    torch does not compare check sums when it reads, so nobody would notice a flipped bit in the weights.
-    """
-    try:
-        if not zipfile.is_zipfile(path):
-            return f"its {path.stat().st_size} bytes end too early or were never a checkpoint"
-        get_options = getattr(torch.serialization, "get_crc32_options", None)
-        if get_options is not None and not get_options():  # check sums are turned off: the file has none
-            return None
-        with zipfile.ZipFile(path) as archive:
-            # torch's reader skips what is marked as a folder and leaves memory as it was
-            folders = [part.filename for part in archive.infolist() if part.external_attr & _IS_FOLDER]
-            part = archive.testzip() or next(iter(folders), None)
-    except Exception as error:  # zipfile fails with anything where a field has changed, such as the code of a name
-        return f"it can't be read ({error})"
-    return f"its part {part!r} has changed since it was written" if part else None
-
-
-def _reason(error: Exception) -> str:
-    """Why torch does not read a file, without torch's advice."""
-    text = str(error)
-    found = _UNSAFE.search(text)
-    if found:
-        return found[1]
-    return (
-        text.strip().partition("\n")[0]
-        if isinstance(error, pickle.UnpicklingError)
-        else "it is damaged or no such file"
-    )
-
-
-def _is_local(path: str | Path) -> bool:
-    return "://" not in str(path)
 
 
 def load_weights(module: nn.Module, path: str | Path) -> None:
@@ -276,6 +228,54 @@ def describe_misfit(own: Mapping[str, Any], weights: Mapping[str, Any]) -> str:
         if found:
             said.append(text.format(", ".join(found[:3]) + more))
     return "; ".join(said)
+
+
+def _as_checkpoint(content: Any, name: str | Path) -> dict[str, Any]:
+    if isinstance(content, dict) and {"state_dict", "pytorch-lightning_version"} <= content.keys():
+        return content
+    held = f"the keys {list(content)[:5]}" if isinstance(content, dict) else type(content).__name__
+    msg = (
+        f"{str(name)!r} is no checkpoint of Lightning: it holds {held}. Load weights that something else saved "
+        "with `model.load_state_dict(torch.load(path))`."
+    )
+    raise CheckpointError(msg)
+
+
+def _damage(path: Path) -> str | None:
+    """Describe what is wrong with a file; ``None`` if nothing is.
+
+    torch does not compare check sums when it reads, so nobody would notice a flipped bit in the weights.
+    """
+    try:
+        if not zipfile.is_zipfile(path):
+            return f"its {path.stat().st_size} bytes end too early or were never a checkpoint"
+        get_options = getattr(torch.serialization, "get_crc32_options", None)
+        if get_options is not None and not get_options():  # check sums are turned off: the file has none
+            return None
+        with zipfile.ZipFile(path) as archive:
+            # torch's reader skips what is marked as a folder and leaves memory as it was
+            folders = [part.filename for part in archive.infolist() if part.external_attr & _IS_FOLDER]
+            part = archive.testzip() or next(iter(folders), None)
+    except Exception as error:  # zipfile fails with anything where a field has changed, such as the code of a name
+        return f"it can't be read ({error})"
+    return f"its part {part!r} has changed since it was written" if part else None
+
+
+def _reason(error: Exception) -> str:
+    """Why torch does not read a file, without torch's advice."""
+    text = str(error)
+    found = _UNSAFE.search(text)
+    if found:
+        return found[1]
+    return (
+        text.strip().partition("\n")[0]
+        if isinstance(error, pickle.UnpicklingError)
+        else "it is damaged or no such file"
+    )
+
+
+def _is_local(path: str | Path) -> bool:
+    return "://" not in str(path)
 
 
 def _other_kind(name: str, own: Any, value: Any) -> str:

@@ -1,4 +1,7 @@
-"""What a Trainer may not do here: flags, strategies and callbacks that would give wrong results are refused."""
+"""What a Trainer may not do here: flags, strategies and callbacks that would give wrong results are refused.
+
+Two helpers are for what it may do: start processes, and log values that are the same on all ranks.
+"""
 
 from __future__ import annotations
 
@@ -58,21 +61,6 @@ _BATCH_SIZE_FINDER = (
     "Raise those of the data module until the memory is full. "
 )
 _TUNER_LEFT = "If a Tuner put the callback there, it stays in that Trainer: make a new one."
-
-
-def log_replicated(module: LightningModule, name: str, value: Tensor, *, prog_bar: bool = False) -> None:
-    """Log a value that is the same on all ranks.
-
-    Lightning advises to average logged values over ranks. Here that would cost a collective and gain nothing.
-    """
-    warnings.filterwarnings("ignore", message=re.escape(f"It is recommended to use `self.log({name!r}"))
-    # if there are several data loaders, the name holds the loader's number already
-    module.log(name, value, prog_bar=prog_bar, batch_size=1, add_dataloader_idx=False)
-
-
-def starts_processes(trainer: Trainer) -> bool:
-    """Whether the Trainer works on copies of the module in processes that end with the run (spawned or forked)."""
-    return isinstance(getattr(trainer.strategy, "launcher", None), _MultiProcessingLauncher)
 
 
 def refuse_unsupported(trainer: Trainer, further: Iterable[Callback] = ()) -> None:
@@ -208,3 +196,18 @@ def _check_saving(trainer: Trainer, callback: ModelCheckpoint) -> None:
             "file that is replaced at once, or save under a new name each time (`save_top_k=-1`).",
             category=TPAUCWarning,
         )
+
+
+def starts_processes(trainer: Trainer) -> bool:
+    """Whether the Trainer works on copies of the module in processes that end with the run (spawned or forked)."""
+    return isinstance(getattr(trainer.strategy, "launcher", None), _MultiProcessingLauncher)
+
+
+def log_replicated(module: LightningModule, name: str, value: Tensor, *, prog_bar: bool = False) -> None:
+    """Log a value that is the same on all ranks.
+
+    Lightning advises to average logged values over ranks. Here that would cost a collective and gain nothing.
+    """
+    warnings.filterwarnings("ignore", message=re.escape(f"It is recommended to use `self.log({name!r}"))
+    # if there are several data loaders, the name holds the loader's number already
+    module.log(name, value, prog_bar=prog_bar, batch_size=1, add_dataloader_idx=False)

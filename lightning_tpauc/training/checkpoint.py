@@ -1,4 +1,4 @@
-"""Saving a training's state in a checkpoint, with the random generators' of each rank, and resuming from it.
+"""Saves a training in a checkpoint, with the random state of each rank, and resumes it; settles the threshold.
 
 Everything is stored under one key and consists of primitives and tensors. ``state_dict`` holds the evaluation weights,
 which are the average, so that ``load_from_checkpoint`` and any other reader get the solution. The last iterate, from

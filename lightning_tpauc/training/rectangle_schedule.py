@@ -144,7 +144,7 @@ class RectangleSchedule:
         """Why the rectangle was held; of several tasks, the mean of those that were."""
         held = [k for k, refused in enumerate(self.held) if refused]
         if not held:
-            return "the run ended before."
+            return "the run ended first."
         training, held_out = (fmean(self.refused[k][side] for k in held) for side in (0, 1))
         if training < self.hold_at <= held_out:
             return (

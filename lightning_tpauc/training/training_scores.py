@@ -94,120 +94,6 @@ class ScoreMemory:
             self.update_negatives(negatives.roll(-cursor, 0).to(self.neg_scores.device))
 
 
-def check_first_batch(trainer: Trainer) -> None:
-    """Raise :class:`ArgumentError` if the first batch is none to train on; called in runs that fail in any case."""
-    loader: Any = trainer.fit_loop._combined_loader
-    for batch, _, _ in loader or ():
-        check_training_batch(batch)
-        return
-
-
-@torch.no_grad()
-def score_examples(module: ScoringModule, loader: EvalLoader | ScoredStream) -> Tensor:
-    """Scores of all examples of an evaluation loader, on every rank, in the order of ``example_id``.
-
-    Args:
-        module: attached to a Trainer; its ``forward`` scores, in evaluation mode.
-        loader: yields this rank's share as :class:`~lightning_tpauc.EvalBatch`. After that it knows the number of
-            examples over all ranks; ``example_id`` runs over ``0 .. loader.num_examples - 1``.
-
-    Returns:
-        Float tensor ``(loader.num_examples,)``, or ``(loader.num_examples, K)`` of K labels, on the module's device.
-    """
-    modes = [(m, m.training) for m in module.modules()]
-    module.eval()
-    ids: list[Tensor] = []
-    scores: list[Tensor] = []
-    try:
-        for batch in device_batches(module, loader, "Scoring the training set"):
-            scores.append(module.algorithm_scores(batch.inputs))
-            ids.append(batch.example_id)
-    finally:
-        for m, training in modes:
-            m.training = training
-    own_ids = torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64, device=module.device)
-    row = () if module.num_labels is None else (module.num_labels,)
-    own_scores = torch.cat(scores) if scores else torch.empty(0, *row, device=module.device, dtype=module.score_dtype)
-    all_ids, all_scores = torch.cat(gather_variable(own_ids)), torch.cat(gather_variable(own_scores))
-    real = all_ids >= 0
-    result = all_scores.new_zeros(loader.num_examples, *row)
-    result[all_ids[real]] = all_scores[real]
-    return result
-
-
-def score_training_set(module: ScoringModule, max_negatives: int | None = None) -> TrainingScores:
-    """One forward pass without gradients over the training positives and negatives of the attached data module.
-
-    Args:
-        module: attached to a Trainer with a :class:`~lightning_tpauc.PosNegDataModule`.
-        max_negatives: score a random sample of this many negatives (of a stream, its first ones); ``None`` scores all
-            (of a stream, as many as it says).
-
-    Raises:
-        ArgumentError: if the Trainer has no such data module.
-    """
-    datamodule: Any = module.trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
-    if not hasattr(datamodule, "scoring_dataloaders"):
-        check_first_batch(module.trainer)
-        msg = (
-            "The exact dual variables are solved from the scores of the training set, which only a PosNegDataModule "
-            "can go through: train with one, or set `dual_init='zeros'` (and `stage_restart='ones'` in stages)."
-        )
-        raise ArgumentError(msg)
-    positives, negatives = datamodule.scoring_dataloaders(max_negatives=max_negatives)
-    return TrainingScores(score_examples(module, positives), score_examples(module, negatives))
-
-
-def count_positives(
-    trainer: Trainer, given: int | Sequence[int] | None, owner: str
-) -> tuple[int | tuple[int, ...], bool]:
-    """Number of training positives, of each of several labels, and whether the data tell it.
-
-    Args:
-        trainer: whose data module or loader may tell the number.
-        given: what the user passed as ``num_positives``.
-        owner: name of the class that takes ``num_positives``, for error messages.
-
-    Raises:
-        ArgumentError: if nobody knows the number, or ``given`` contradicts the data.
-    """
-    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set at run time, declared nowhere
-    sources = [getattr(source, "num_positives", None) for source in (datamodule, trainer.train_dataloader)]
-    found = next((number for number in sources if number is not None), None)
-    given = tuple(given) if isinstance(given, Sequence) else given
-    if given is not None and found is not None and given != found:
-        msg = (
-            f"`num_positives={given}` of {owner} contradicts the data, which have {found} "
-            "training positives. Leave it out."
-        )
-        raise ArgumentError(msg)
-    num_positives: int | tuple[int, ...] | None = given if given is not None else found
-    if num_positives is None:
-        check_first_batch(trainer)
-        msg = (
-            "The number of training positives is unknown: train with a PosNegDataModule, or pass `num_positives` "
-            f"to {owner}."
-        )
-        raise ArgumentError(msg)
-    return num_positives, found is not None
-
-
-def score_training_tasks(
-    module: ScoringModule, max_negatives: int | None = None
-) -> TrainingScores | list[TrainingScores] | None:
-    """:func:`~lightning_tpauc.training.training_scores.score_training_set`, with several labels of each of them.
-
-    ``None`` if only batches of the user's own can be had, and the algorithm can start from these.
-    """
-    if module.algorithm.starts_from_batch and not hasattr(module.trainer.datamodule, "scoring_dataloaders"):  # type: ignore[attr-defined]  # Trainer sets it at run time
-        return None
-    together = score_training_set(module, max_negatives)
-    if module.num_labels is None:
-        return together
-    datamodule: Any = module.trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
-    return [TrainingScores(*own) for own in datamodule.scores_of_tasks(*together, max_negatives)]
-
-
 class TaskScoreMemory(ScoreMemory):
     """The last score of every positive of every task, and those of the most recent negatives, for all tasks.
 
@@ -267,6 +153,120 @@ class TaskScoreMemory(ScoreMemory):
         """Restore, in place."""
         spare = self.pos_scores.new_full((1,), torch.nan)
         super().load_state_dict({**state, "pos_scores": torch.cat([state["pos_scores"].to(spare), spare])})
+
+
+def score_training_tasks(
+    module: ScoringModule, max_negatives: int | None = None
+) -> TrainingScores | list[TrainingScores] | None:
+    """:func:`~lightning_tpauc.training.training_scores.score_training_set`, with several labels of each of them.
+
+    ``None`` if only batches of the user's own can be had, and the algorithm can start from these.
+    """
+    if module.algorithm.starts_from_batch and not hasattr(module.trainer.datamodule, "scoring_dataloaders"):  # type: ignore[attr-defined]  # Trainer sets it at run time
+        return None
+    together = score_training_set(module, max_negatives)
+    if module.num_labels is None:
+        return together
+    datamodule: Any = module.trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
+    return [TrainingScores(*own) for own in datamodule.scores_of_tasks(*together, max_negatives)]
+
+
+def score_training_set(module: ScoringModule, max_negatives: int | None = None) -> TrainingScores:
+    """One forward pass without gradients over the training positives and negatives of the attached data module.
+
+    Args:
+        module: attached to a Trainer with a :class:`~lightning_tpauc.PosNegDataModule`.
+        max_negatives: score a random sample of this many negatives (of a stream, its first ones); ``None`` scores all
+            (of a stream, as many as it says).
+
+    Raises:
+        ArgumentError: if the Trainer has no such data module.
+    """
+    datamodule: Any = module.trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
+    if not hasattr(datamodule, "scoring_dataloaders"):
+        check_first_batch(module.trainer)
+        msg = (
+            "The exact dual variables are solved from the scores of the training set, which only a PosNegDataModule "
+            "can go through: train with one, or set `dual_init='zeros'` (and `stage_restart='ones'` in stages)."
+        )
+        raise ArgumentError(msg)
+    positives, negatives = datamodule.scoring_dataloaders(max_negatives=max_negatives)
+    return TrainingScores(score_examples(module, positives), score_examples(module, negatives))
+
+
+@torch.no_grad()
+def score_examples(module: ScoringModule, loader: EvalLoader | ScoredStream) -> Tensor:
+    """Scores of all examples of an evaluation loader, on every rank, in the order of ``example_id``.
+
+    Args:
+        module: attached to a Trainer; its ``forward`` scores, in evaluation mode.
+        loader: yields this rank's share as :class:`~lightning_tpauc.EvalBatch`. After that it knows the number of
+            examples over all ranks; ``example_id`` runs over ``0 .. loader.num_examples - 1``.
+
+    Returns:
+        Float tensor ``(loader.num_examples,)``, or ``(loader.num_examples, K)`` of K labels, on the module's device.
+    """
+    modes = [(m, m.training) for m in module.modules()]
+    module.eval()
+    ids: list[Tensor] = []
+    scores: list[Tensor] = []
+    try:
+        for batch in device_batches(module, loader, "Scoring the training set"):
+            scores.append(module.algorithm_scores(batch.inputs))
+            ids.append(batch.example_id)
+    finally:
+        for m, training in modes:
+            m.training = training
+    own_ids = torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64, device=module.device)
+    row = () if module.num_labels is None else (module.num_labels,)
+    own_scores = torch.cat(scores) if scores else torch.empty(0, *row, device=module.device, dtype=module.score_dtype)
+    all_ids, all_scores = torch.cat(gather_variable(own_ids)), torch.cat(gather_variable(own_scores))
+    real = all_ids >= 0
+    result = all_scores.new_zeros(loader.num_examples, *row)
+    result[all_ids[real]] = all_scores[real]
+    return result
+
+
+def count_positives(
+    trainer: Trainer, given: int | Sequence[int] | None, owner: str
+) -> tuple[int | tuple[int, ...], bool]:
+    """Number of training positives, of each of several labels, and whether the data tell it.
+
+    Args:
+        trainer: whose data module or loader may tell the number.
+        given: what the user passed as ``num_positives``.
+        owner: name of the class that takes ``num_positives``, for error messages.
+
+    Raises:
+        ArgumentError: if nobody knows the number, or ``given`` contradicts the data.
+    """
+    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set at run time, declared nowhere
+    sources = [getattr(source, "num_positives", None) for source in (datamodule, trainer.train_dataloader)]
+    found = next((number for number in sources if number is not None), None)
+    given = tuple(given) if isinstance(given, Sequence) else given
+    if given is not None and found is not None and given != found:
+        msg = (
+            f"`num_positives={given}` of {owner} contradicts the data, which have {found} "
+            "training positives. Leave it out."
+        )
+        raise ArgumentError(msg)
+    num_positives: int | tuple[int, ...] | None = given if given is not None else found
+    if num_positives is None:
+        check_first_batch(trainer)
+        msg = (
+            "The number of training positives is unknown: train with a PosNegDataModule, or pass `num_positives` "
+            f"to {owner}."
+        )
+        raise ArgumentError(msg)
+    return num_positives, found is not None
+
+
+def check_first_batch(trainer: Trainer) -> None:
+    """Raise :class:`ArgumentError` if the first batch is none to train on; called in runs that fail in any case."""
+    loader: Any = trainer.fit_loop._combined_loader
+    for batch, _, _ in loader or ():
+        check_training_batch(batch)
+        return
 
 
 class VisitedPositives:

@@ -229,7 +229,7 @@ def test_objects_are_left_out_of_hyperparameters(tmp_path):
             self.save_hyperparameters(ignore=["train_dataset"])
 
     other = torch.utils.data.TensorDataset(torch.zeros(3, 2))
-    with pytest.warns(TPAUCWarning, match=r"hold no functions .*, and not the hyperparameter `extra` \(len\): .*again"):
+    with pytest.warns(TPAUCWarning, match=r"they leave out the hyperparameter `extra` \(len\): .*again"):
         saved = fit(tmp_path, Own(algorithm=STACO(), optimizer=numpy_sgd, extra=len), make_data(WithData, other=other))
     assert "other" not in saved["datamodule_hyper_parameters"]
     assert not {"algorithm", "extra"} & saved["hyper_parameters"].keys()

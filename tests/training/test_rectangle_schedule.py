@@ -148,7 +148,7 @@ def test_a_run_that_ends_before_says_so_and_not_that_it_was_held(caplog):
     with caplog.at_level("INFO"):
         made.move(0.05, separable())
         made.say_if_held()
-    assert "5% of the way to min_tpr=0.8, max_fpr=0.2: the run ended before." in caplog.text
+    assert "5% of the way to min_tpr=0.8, max_fpr=0.2: the run ended first." in caplog.text
     caplog.clear()
     with caplog.at_level("INFO"):
         made.move(0.1, shuffled())

@@ -200,6 +200,18 @@ def labels_of_positives(dataset: Any, targets: Any) -> NDArray[np.int8]:
     return labels
 
 
+def sampled_rows(rows: NDArray[np.int64], count: int | None, seed: int) -> NDArray[np.int64]:
+    """A sorted random sample of sorted rows; all rows if ``count`` is ``None`` or not smaller than their number.
+
+    Example:
+        >>> len(sampled_rows(np.arange(10), 4, seed=0))
+        4
+    """
+    if count is None or count >= len(rows):
+        return rows
+    return rows[np.sort(permute(np.arange(count), np.array(0), len(rows), seed=seed, purpose=Purpose.SCORING))]
+
+
 def as_dataset(dataset: Any, name: str, dtype: type[np.floating[Any]] | None = None) -> Any:
     """Turn arrays and pairs ``(x, y)`` of them into a data set; refuse what is no map-style data set.
 
@@ -269,6 +281,14 @@ def _are_columns(arrays: Any) -> bool:
     return len(entries) > 1 and len(shapes[0]) > 1 and len(shapes[1]) == 1 and shapes[0][0] == shapes[1][0]
 
 
+def _is_array(x: Any) -> bool:
+    return isinstance(x, (Tensor, list)) or _has(x, "__array__", "to_numpy", "tocsr")
+
+
+def _has(x: Any, *names: str) -> bool:
+    return any(hasattr(x, name) for name in names)
+
+
 def float_dtype(trainer: Trainer | None) -> type[np.floating[Any]] | None:
     """The dtype that floats of numpy are fetched as: numpy's default is float64, most models are float32.
 
@@ -281,26 +301,6 @@ def float_dtype(trainer: Trainer | None) -> type[np.floating[Any]] | None:
     parameter = next((p for p in module.parameters() if p.is_floating_point()), None)
     model_dtype = torch.get_default_dtype() if parameter is None else parameter.dtype
     return np.float32 if model_dtype == torch.float32 else None
-
-
-def _is_array(x: Any) -> bool:
-    return isinstance(x, (Tensor, list)) or _has(x, "__array__", "to_numpy", "tocsr")
-
-
-def _has(x: Any, *names: str) -> bool:
-    return any(hasattr(x, name) for name in names)
-
-
-def sampled_rows(rows: NDArray[np.int64], count: int | None, seed: int) -> NDArray[np.int64]:
-    """A sorted random sample of sorted rows; all rows if ``count`` is ``None`` or not smaller than their number.
-
-    Example:
-        >>> len(sampled_rows(np.arange(10), 4, seed=0))
-        4
-    """
-    if count is None or count >= len(rows):
-        return rows
-    return rows[np.sort(permute(np.arange(count), np.array(0), len(rows), seed=seed, purpose=Purpose.SCORING))]
 
 
 def evaluated_part(dataset: Any, targets: Any, name: str) -> EvaluatedPart:

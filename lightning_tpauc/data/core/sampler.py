@@ -82,6 +82,32 @@ class BatchSizes(NamedTuple):
     num_dual_neg: int = 0
 
 
+def usual_sizes(num_pos: int | None, num_neg: int | None, *, several: bool) -> tuple[int, int]:
+    """Positives and negatives per step and rank. What is not given is 64 and 192, with several tasks 128 and 128.
+
+    Several tasks share the positives of a step. See benchmarks/README.md.
+
+    Example:
+        >>> usual_sizes(None, None, several=False), usual_sizes(32, None, several=True)
+        ((64, 192), (32, 128))
+    """
+    usual = (128, 128) if several else (64, 192)
+    return usual[0] if num_pos is None else num_pos, usual[1] if num_neg is None else num_neg
+
+
+def shares_of(totals: BatchSizes, world: World) -> tuple[BatchSizes, ...]:
+    """The sizes on every rank of a global batch.
+
+    Example:
+        >>> [tuple(share) for share in shares_of(BatchSizes(3, 4), World(0, 2))]
+        [(2, 2, 0), (1, 2, 0)]
+    """
+    if world.size == 1:
+        return (totals,)
+    ranks = [World(rank, world.size) for rank in range(world.size)]
+    return tuple(BatchSizes(*(share_of(total, rank) for total in totals)) for rank in ranks)
+
+
 class PlannedMasks(NamedTuple):
     """Which examples of a step count for which of K tasks, as bool arrays; see :class:`~lightning_tpauc.PosNegBatch`.
 
@@ -94,19 +120,6 @@ class PlannedMasks(NamedTuple):
     pos: NDArray[np.bool_]
     neg: NDArray[np.bool_]
     dual_neg: NDArray[np.bool_] | None = None
-
-
-def usual_sizes(num_pos: int | None, num_neg: int | None, *, several: bool) -> tuple[int, int]:
-    """Positives and negatives per step and rank. What is not given is 64 and 192, with several tasks 128 and 128.
-
-    Several tasks share the positives of a step. See benchmarks/README.md.
-
-    Example:
-        >>> usual_sizes(None, None, several=False), usual_sizes(32, None, several=True)
-        ((64, 192), (32, 128))
-    """
-    usual = (128, 128) if several else (64, 192)
-    return usual[0] if num_pos is None else num_pos, usual[1] if num_neg is None else num_neg
 
 
 class BatchPlan(NamedTuple):
@@ -129,19 +142,6 @@ class BatchPlan(NamedTuple):
     sizes: BatchSizes
     shares: tuple[BatchSizes, ...] | None
     masks: PlannedMasks | None = None
-
-
-def shares_of(totals: BatchSizes, world: World) -> tuple[BatchSizes, ...]:
-    """The sizes on every rank of a global batch.
-
-    Example:
-        >>> [tuple(share) for share in shares_of(BatchSizes(3, 4), World(0, 2))]
-        [(2, 2, 0), (1, 2, 0)]
-    """
-    if world.size == 1:
-        return (totals,)
-    ranks = [World(rank, world.size) for rank in range(world.size)]
-    return tuple(BatchSizes(*(share_of(total, rank) for total in totals)) for rank in ranks)
 
 
 class BatchSampler(ABC):

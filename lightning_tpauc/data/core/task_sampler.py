@@ -183,10 +183,6 @@ class PosNegTaskSampler(_OfTasks, PosNegSampler):
         return drawn
 
 
-def _first(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
 class UniformTaskSampler(_OfTasks, UniformSampler):
     """Draws uniform batches of several tasks, for cross-entropy: all examples that any task was measured on.
 
@@ -274,3 +270,7 @@ def sampler_of(
         "train with an algorithm that draws batches, such as STACO."
     )
     raise ArgumentError(msg)
+
+
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
