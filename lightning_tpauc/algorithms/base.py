@@ -108,7 +108,7 @@ class Algorithm(DeclaredState, ABC):
         for name, parameter in inspect.signature(type(self)).parameters.items():
             value = getattr(self, name, parameter.default)
             text = repr(value.name if isinstance(value, Surrogate) else value)
-            if text != repr(parameter.default):  # equality of tensors is none
+            if text != repr(parameter.default):  # as text, since `==` of tensors is no bool
                 shown[name] = text
         return f"{type(self).__name__}({', '.join(f'{name}={text}' for name, text in shown.items())})"
 

@@ -70,7 +70,7 @@ def measures(run: Evaluated, rectangles: Sequence[tuple[float, float]]) -> dict[
 
 
 def num_resamples_for(num_scores: int) -> int:
-    """How many resamples of so many scores (examples x runs x methods) are drawn: 1000, of huge sets at least 200.
+    """Number of resamples for this many scores (examples x runs x methods): 1000; of huge sets fewer, at least 200.
 
     Example:
         >>> num_resamples_for(100_000), num_resamples_for(10**9)

@@ -34,7 +34,7 @@ def progress_bar(title: str, done: int, total: int, **options: Any) -> tqdm[Any]
 
 
 def check_processes(processes: int, accelerator: str) -> None:
-    """Raise :class:`ArgumentError` unless so many processes can train.
+    """Raise :class:`ArgumentError` unless this number of processes can train side by side.
 
     Example:
         >>> check_processes(1, "cuda")

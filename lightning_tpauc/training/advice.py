@@ -21,7 +21,7 @@ from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.scoring.labels import listed
 from lightning_tpauc.training.trained_module import TrainedModule
 
-#: With fewer examples of a class in the rectangle, a batch says hardly anything about it.
+#: With fewer examples of a class in the rectangle, a batch is too small a sample of it.
 _FEWEST = 4
 #: With ``min_tpr`` at most this, and ``max_fpr`` at least one minus this, the bounds have probably been swapped.
 _LITTLE = 0.2
@@ -215,7 +215,7 @@ class Adviser:
     def _look_for_constant_labels(
         self, ratios: Sequence[Sequence[float]], tightness: Sequence[float], names: Sequence[str] | None
     ) -> None:
-        constant = [  # nan, where the rectangle holds no example, is none
+        constant = [  # nan compares false: the rectangle holds no example
             k for k, own in enumerate(ratios) if tightness[k] == 1.0 and own[-1] >= _CONSTANT
         ]
         if not constant:

@@ -22,7 +22,7 @@ from lightning_tpauc.training.trained_module import TrainedModule
 def give_back(module: TrainedModule, state: dict[str, Any], prefix: str, _: Any) -> None:
     """Add the rest of the result to the ``state_dict`` that Lightning brings back; leave any other one alone."""
     trainer = module._trainer
-    # the launcher asks for it after all hooks of the run, and nobody else does
+    # only the launcher asks for it in this state: after all hooks of the run
     if prefix or trainer is None or not starts_processes(trainer):
         return
     if (trainer.state.fn, trainer.state.status) != (TrainerFn.FITTING, TrainerStatus.FINISHED):

@@ -20,7 +20,7 @@ from lightning_tpauc.training.rectangle_schedule import RectangleSchedule
 from lightning_tpauc.training.training_scores import ScoreMemory, TaskScoreMemory
 from lightning_tpauc.training.weights import BestWeights, IterateAverage, PreviousWeights
 
-#: Negatives that are remembered if nobody sets a number.
+#: Number of negatives that are remembered by default.
 _MAX_NEGATIVES = 2**20
 
 

@@ -137,7 +137,7 @@ class TaskScoreMemory(ScoreMemory):
         return [own for own in known if own is not None] if complete and None not in known else None
 
     def known_scores(self) -> list[TrainingScores | None]:  # type: ignore[override]  # of each task
-        """The remembered scores of what was visited of each task; ``None`` of one without a class of these."""
+        """The remembered scores of each task; ``None`` for a task with no visited positive or no visited negative."""
         known: list[TrainingScores | None] = []
         negatives = self.neg_scores[: self.filled].unbind(1)
         for own, column in zip(self.pos_scores[:-1].split_with_sizes(self.sizes), negatives, strict=True):
@@ -158,7 +158,7 @@ class TaskScoreMemory(ScoreMemory):
 def score_training_tasks(
     module: ScoringModule, max_negatives: int | None = None
 ) -> TrainingScores | list[TrainingScores] | None:
-    """:func:`~lightning_tpauc.training.training_scores.score_training_set`, with several labels of each of them.
+    """The result of :func:`score_training_set`; with several labels, a list with the scores of each.
 
     ``None`` if only batches of the user's own can be had, and the algorithm can start from these.
     """
@@ -230,7 +230,7 @@ def score_examples(module: ScoringModule, loader: EvalLoader | ScoredStream) -> 
 def count_positives(
     trainer: Trainer, given: int | Sequence[int] | None, owner: str
 ) -> tuple[int | tuple[int, ...], bool]:
-    """Number of training positives, of each of several labels, and whether the data tell it.
+    """Number of training positives (with several labels, of each), and whether the data tell it.
 
     Args:
         trainer: whose data module or loader may tell the number.
@@ -262,7 +262,7 @@ def count_positives(
 
 
 def check_first_batch(trainer: Trainer) -> None:
-    """Raise :class:`ArgumentError` if the first batch is none to train on; called in runs that fail in any case."""
+    """Raise :class:`ArgumentError` if the first batch is no training batch; runs that fail anyway call this first."""
     loader: Any = trainer.fit_loop._combined_loader
     for batch, _, _ in loader or ():
         check_training_batch(batch)

@@ -15,7 +15,7 @@ from lightning_tpauc.distributed import gather_objects, rank, world_size
 from lightning_tpauc.errors import ArgumentError, DataError
 
 Indices = NDArray[np.int64]
-# The indices of many steps are computed at once, which makes them cheap: of so many examples, with 4 MB of temporaries.
+# Indices are computed for many steps at once, which makes them cheap: for this many examples, with 4 MB of temporaries.
 _BLOCK = 1 << 15
 
 

@@ -42,7 +42,7 @@ def as_positions(indices: Any, count: int, name: str = "train_dataset", who: str
     if array.size == 0:
         return np.empty(0, dtype=np.int64)
     is_whole = array.dtype.kind in "iu"
-    # One zero or one for each item is a mask: nobody wants so many copies of the first two items.
+    # One zero or one for each item must be a mask: as indices, it would repeat the first two items only.
     if array.dtype.kind == "b" or (is_whole and 2 < array.size == count and array.min() == 0 and array.max() == 1):
         msg = (
             f"{who} in `{name}` has a mask as indices, which would be read as the items 0 and 1 over and over. Pass "
