@@ -167,11 +167,12 @@ def verdict(found: Difference, baseline: str, untrained: Sequence[str] = ()) -> 
         >>> verdict(Difference(0.01, -0.01, 0.03), "cross-entropy")
         'level: keep cross-entropy (+.010, 95% interval -.010 to .030)'
         >>> verdict(Difference(-0.04, -0.06, -0.02), "cross-entropy")
-        'behind by .040, 95% interval -.060 to -.020: keep cross-entropy'
+        'behind by .040, 95% interval .020 to .060: keep cross-entropy'
         >>> verdict(Difference(0.4, 0.3, 0.5), "cross-entropy", ["cross-entropy"])
         'open (+.400, 95% interval .300 to .500): cross-entropy never validated better than its first weights'
     """
-    interval = f"95% interval {short(found.lower)} to {short(found.upper)}"
+    lower, upper = (-found.upper, -found.lower) if found.upper < 0 and not untrained else (found.lower, found.upper)
+    interval = f"95% interval {short(lower)} to {short(upper)}"
     if untrained:
         who = f"{' and '.join(untrained)} never validated better than {'its' if len(untrained) == 1 else 'their'}"
         return f"open ({short(found.estimate, sign='+')}, {interval}): {who} first weights"

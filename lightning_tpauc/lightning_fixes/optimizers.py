@@ -212,7 +212,8 @@ def _all_is_logged(trainer: Trainer) -> bool:
 def _say_missing(trainer: Trainer, scheduler: Any) -> None:
     msg = (
         f"ReduceLROnPlateau follows {scheduler.monitor!r}, which nothing has logged, so the learning rate would never "
-        f"fall. Set `monitor` to one of {sorted(trainer.callback_metrics)}; or log it in `training_step` with "
+        f"fall. Set `monitor` to one of {sorted(trainer.callback_metrics)}; or log it, in a `validation_step` of the "
+        "module's class (that of a class that is mixed in has to be called from there) or in `training_step` with "
         "`on_epoch=True`: what a module's own `on_train_epoch_end` logs comes too late."
     )
     if getattr(scheduler, "strict", True):

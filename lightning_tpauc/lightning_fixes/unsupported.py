@@ -72,7 +72,7 @@ def refuse_unsupported(trainer: Trainer, further: Iterable[Callback] = ()) -> No
     """
     # On every save Lightning advises users of manual optimization to store the weights from before the step in an
     # attribute, to be saved instead of the current ones. Our checkpoints hold the state after the step.
-    warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
+    _ignore("Using ModelCheckpoint with manual optimization")
     datamodule: Any = getattr(trainer, "datamodule", None)  # set at run time, declared nowhere
     validation = trainer.fit_loop.epoch_loop.val_loop
     loops = trainer.fit_loop, validation, trainer.validate_loop, trainer.test_loop, trainer.predict_loop
@@ -208,6 +208,20 @@ def log_replicated(module: LightningModule, name: str, value: Tensor, *, prog_ba
 
     Lightning advises to average logged values over ranks. Here that would cost a collective and gain nothing.
     """
-    warnings.filterwarnings("ignore", message=re.escape(f"It is recommended to use `self.log({name!r}"))
+    _ignore(f"It is recommended to use `self.log({name!r}")
     # if there are several data loaders, the name holds the loader's number already
     module.log(name, value, prog_bar=prog_bar, batch_size=1, add_dataloader_idx=False)
+
+
+def _ignore(text: str) -> None:
+    """Filter out the warning that begins so.
+
+    The filters change only where they must: after each change Python repeats every warning that it had shown already.
+    """
+    applying = (
+        action
+        for action, message, category, *_ in warnings.filters
+        if (message is None or message.match(text)) and issubclass(UserWarning, category)
+    )
+    if next(applying, "default") != "ignore":
+        warnings.filterwarnings("ignore", message=re.escape(text))

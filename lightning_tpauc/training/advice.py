@@ -301,9 +301,11 @@ def say_how_it_ended(adviser: Adviser, module: TrainedModule, trainer: Trainer) 
             "`val_dataset` or `val_fraction`, with examples of both classes, to choose both."
         )
     elif best is not None and best.weights and best.step < state.batches_seen:
+        area, auroc = best.value
+        by = f"val/tpauc {area:.4f}" if area > 0.0 else f"val/auroc {auroc:.4f}, as val/tpauc was always 0,"
         rank_zero_info(
-            f"The model holds the weights that validated best: val/tpauc {best.value[0]:.4f} after {best.step} of "
-            f"{state.batches_seen} steps. StageCallback(keep_best=False) leaves the last ones."
+            f"The model holds the weights that validated best: {by} after {best.step} of {state.batches_seen} steps. "
+            "StageCallback(keep_best=False) leaves the last ones."
         )
         _say_what_was_saved(trainer)
 

@@ -151,8 +151,9 @@ class RectangleSchedule:
                 f"nearer to it, the objective came to {held_out:.0%} of that of a constant model on validation data, "
                 f"and to {training:.0%} on training data."
             )
-        if fmean(self.ratios[k] for k in held) >= 1.0:
-            return "there already, the model is no better than a constant one."
+        reached = fmean(self.ratios[k] for k in held)
+        if reached >= 1.0:
+            return f"there already, the objective came to {reached:.0%} of that of a constant model."
         return (
             f"nearer to it, the objective came to {self.hold_at:.0%} of that of a constant model, and training there "
             "makes a model constant."

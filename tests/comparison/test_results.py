@@ -139,7 +139,7 @@ def test_methods_on_other_examples_are_refused():
         ((0.04, 0.02, 0.06), "ahead by .040, 95% interval .020 to .060"),
         ((0.04, 0.0, 0.06), "level: keep CE (+.040, 95% interval .000 to .060)"),
         ((-0.01, -0.02, 0.01), "level: keep CE (-.010, 95% interval -.020 to .010)"),
-        ((-0.04, -0.06, -0.02), "behind by .040, 95% interval -.060 to -.020: keep CE"),
+        ((-0.04, -0.06, -0.02), "behind by .040, 95% interval .020 to .060: keep CE"),
         ((1.0, 1.0, 1.0), "ahead by 1.000, 95% interval 1.000 to 1.000"),
     ],
 )

@@ -188,7 +188,9 @@ class Late(TPAUCModule):
 
 def test_a_metric_that_comes_too_late():
     module = Late(LinearScore(), STACO(dual_init="zeros"), num_positives=NUM_POS)
-    with pytest.raises(ArgumentError, match=r"'train/late', which nothing has logged.*`on_epoch=True`.* too late"):
+    with pytest.raises(
+        ArgumentError, match=r"'train/late', which nothing has logged.*`validation_step`.*`on_epoch=True`.* too late"
+    ):
         fit(module)
 
 

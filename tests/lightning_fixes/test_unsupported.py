@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
     BackboneFinetuning,
     BaseFinetuning,
@@ -20,6 +21,7 @@ from torch import nn
 from lightning_tpauc import StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import SONX, STACO, CrossEntropy
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
+from lightning_tpauc.lightning_fixes.unsupported import _ignore
 from tests.helpers.problems import DIM, NUM_POS, LinearScore, eval_loader, loader, make_batches, make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*`val_dataloader`.*")
@@ -54,6 +56,35 @@ class Unfreeze(BaseFinetuning):
 def two_layers():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(DIM, 3), nn.Linear(3, 1))
+
+
+# ---------------------------------------------------------------- warnings of others
+
+
+class WarnsEachEpoch(Callback):
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch > 0:  # the first epoch adds the filters
+            warnings.warn("shown once per place", FutureWarning, stacklevel=1)
+
+
+def test_a_warning_that_python_shows_once_is_not_repeated_after_every_epoch():
+    """What is logged must not change the warnings' filters again and again."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        fit(make_module(), WarnsEachEpoch(), max_epochs=5)
+    assert [str(one.message) for one in caught].count("shown once per place") == 1
+
+
+def test_a_stricter_filter_that_came_later_does_not_bring_back_the_advice():
+    text = "Using ModelCheckpoint with manual optimization without enabling"
+    with warnings.catch_warnings():
+        fit(make_module())
+        warnings.simplefilter("error", UserWarning)
+        _ignore(text[:30])
+        warnings.warn(text, UserWarning, stacklevel=1)
+        count = len(warnings.filters)
+        _ignore(text[:30])
+        assert len(warnings.filters) == count
 
 
 # ---------------------------------------------------------------- weights that others change

@@ -68,6 +68,23 @@ def train(algorithm, recorder, keep_best=True, max_epochs=12, ckpt_path=None, **
     return trainer, module, data
 
 
+def test_the_line_of_the_best_weights_names_what_chose_them(caplog):
+    """Where every area was 0, the whole area chose."""
+    recorder = Recorder()
+    with caplog.at_level("INFO"):
+        train(STACO(), recorder)
+        best = max(value for value, _ in recorder.seen)
+        assert f"validated best: val/tpauc {best[0]:.4f} after" in caplog.text
+        caplog.clear()
+        recorder = Recorder()
+        train(STACO(min_tpr=0.99, max_fpr=0.001), recorder)
+    areas = [value for value, _ in recorder.seen]
+    assert all(area == 0.0 for area, _ in areas)
+    best = max(areas)
+    assert best != areas[-1]
+    assert f"validated best: val/auroc {best[1]:.4f}, as val/tpauc was always 0, after" in caplog.text
+
+
 @pytest.mark.parametrize("algorithm", [STACO, CrossEntropy])
 def test_the_model_holds_the_weights_of_the_best_validation(algorithm):
     recorder = Recorder()
