@@ -299,7 +299,9 @@ def unrankable(pos: Tensor, neg: Tensor, value: str = "two-way partial AUC") -> 
 def why_undefined(num_pos: int, num_neg: int, any_nan: bool) -> str:
     """Why there is no area, for a sentence; empty if there is one."""
     if num_pos and num_neg:
-        return "some scores are nan, which have no rank. Has the model diverged?" if any_nan else ""
+        return (
+            "some scores are nan, which have no rank. Are the inputs nan, or has the model diverged?" if any_nan else ""
+        )
     missing = "example" if not num_pos and not num_neg else "positive example" if not num_pos else "negative example"
     return (
         f"there was no {missing} to rank. "

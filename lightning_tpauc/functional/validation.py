@@ -176,7 +176,7 @@ def _check_values(preds: Tensor, counted: Tensor, unit_range: bool) -> None:
         if num_nan:
             msg = (
                 f"Expected `preds` to hold numbers, but {num_nan} of {kept.numel()} scores are nan, which have no "
-                "rank. Has the model diverged?"
+                "rank. Where a model gave them, its inputs hold nan, such as a table's empty cells, or it has diverged."
             )
             raise ArgumentError(msg)
         if kept.numel() == 0:

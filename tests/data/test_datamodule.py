@@ -580,6 +580,16 @@ def test_a_table_without_named_labels_is_refused_with_both_remedies():
         ready(table())
 
 
+@pytest.mark.parametrize("targets", ["lable", ["label", "lable"]])
+def test_a_name_that_is_no_column_is_shown_beside_those_there_are(targets):
+    with pytest.raises(DataError, match=r"`train_dataset` has no 'lable': it has .*\blabel\b"):
+        ready(table(), targets=targets)
+    part = table().drop(columns="label")
+    with pytest.raises(DataError, match="`val_dataset` has no 'label': it has "):
+        ready(table(), val_dataset=part, targets="label")
+    ready(table(), predict_dataset=part, targets="label")
+
+
 def test_inputs_and_labels_with_one_index_in_two_orders_are_warned():
     x, y = table().drop(columns="label"), table()["label"]
     shuffled = x.sample(frac=1.0, random_state=1)

@@ -356,7 +356,11 @@ def test_wrong_ignore_index(ignore_index):
         (torch.rand(2), torch.tensor([0.0, 1.0]), r"integer or bool tensor, but got torch.float32. .* `.long\(\)`"),
         (torch.rand(3), torch.tensor([0, 1, 2]), r"hold only 0 and 1, but found \[2\]. .*`ignore_index`"),
         (torch.rand(3), torch.tensor([0, 1, -1]), r"hold only 0 and 1, but found \[-1\]"),
-        (torch.tensor([0.5, math.nan]), torch.tensor([0, 1]), "1 of 2 scores are nan, which have no rank"),
+        (
+            torch.tensor([0.5, math.nan]),
+            torch.tensor([0, 1]),
+            "1 of 2 scores are nan, which have no rank.*its inputs hold nan",
+        ),
     ],
 )
 def test_malformed_tensors(preds, target, message):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -167,7 +167,7 @@ def as_features(x: Any, name: str = "train_dataset") -> Any:
     if hasattr(x, "to_numpy"):
         columns = zip(x.columns, x.dtypes, strict=True) if hasattr(x, "columns") else [("x", x.dtype)]
         wrong = [str(column) for column, kind in columns if getattr(kind, "kind", "f") not in "buif"]
-        _require(not wrong, name, f"no numbers in {', '.join(wrong[:5])}", "Encode or drop these columns")
+        _require(not wrong, name, f"no numbers in {enumerated(wrong)}", "Encode or drop these columns")
         found = x.to_numpy()  # Columns of several kinds become objects. All kinds fit into float64.
         x = found if found.dtype.kind != "O" else x.to_numpy(dtype=np.float64, na_value=np.nan)
     _require(isinstance(x, np.ndarray), name, f"a {type(x).__name__}", "Convert it with `torch.tensor(x)`")
@@ -175,6 +175,17 @@ def as_features(x: Any, name: str = "train_dataset") -> Any:
     masked = int(np.ma.getmaskarray(x).sum()) if isinstance(x, np.ma.MaskedArray) else 0
     _require(not masked, name, f"{masked} masked entries", "Fill them, for instance with `x.filled(0)`")
     return x
+
+
+def enumerated(columns: Sequence[Any]) -> str:
+    """Up to ten names of columns for a sentence, and how many there are besides.
+
+    Example:
+        >>> enumerated(range(12))
+        '0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more'
+    """
+    rest = len(columns) - 10
+    return ", ".join(map(str, columns[:10])) + (f" and {rest} more" if rest > 0 else "")
 
 
 def warn_of_another_order(x: Any, y: Any, name: str) -> None:

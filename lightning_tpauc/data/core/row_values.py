@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from lightning_tpauc.data.core.arrays import enumerated
 from lightning_tpauc.data.core.datasets import Datasets
 from lightning_tpauc.data.core.seeding import seeded_items
 from lightning_tpauc.data.core.targets import as_array, label_of_item, stored_targets
@@ -130,7 +131,14 @@ def _take_labels(datasets: Datasets, targets: Any) -> tuple[Datasets, Any]:
     made: dict[str, Any] = {}
     for part, table in datasets._asdict().items():
         known = _columns(table)
-        if names and known and all(name in known for name in names):
+        absent = [name for name in names if name not in known]
+        if known and absent and part in ("train", "val", "test"):
+            msg = (
+                f"`targets={targets!r}` names columns of labels, but `{part}_dataset` has no {absent[0]!r}: it has "
+                f"{enumerated(known)}."
+            )
+            raise DataError(msg)
+        if names and known and not absent:
             inputs = table[[name for name in known if name not in names]]
             made[part] = inputs if part == "predict" else (inputs, table[list(targets) if several else targets])
     return datasets._replace(**made), None if "train" in made else targets
