@@ -155,8 +155,9 @@ class Algorithm(DeclaredState, ABC):
             tightness: how far along that line, in [0, 1].
             task: which of several tasks, for one that has a rectangle of its own.
         """
-        own = (self.min_tpr, self.max_fpr) if task is None or self.tasks is None else self.asked_rectangles[task]
-        return shrunk_rectangle(*own, tightness)
+        own = (self.min_tpr, self.max_fpr)
+        described = () if task is None or self.tasks is None else self.tasks[task : task + 1]
+        return shrunk_rectangle(*(rectangles_of(described, *own)[0] if described else own), tightness)
 
     @property
     def asked_rectangles(self) -> list[tuple[float, float]]:

@@ -252,13 +252,13 @@ class PerPositiveDuals(Duals):
 
         That keeps them out of the dead zone of a start from ones.
         """
-        own = self.algorithm
+        own, rectangles = self.algorithm, self.algorithm.rectangles
         for task, (rows, pos, neg) in enumerate(_of_each_task(pos_scores, neg_scores, index, masks)):
             if not started[task] and pos.numel() and neg.numel():
-                s, y, s_prime = exact_duals(pos, neg, *own.rectangles[task], surrogate=own.surrogate)
+                s, y, s_prime = exact_duals(pos, neg, *rectangles[task], surrogate=own.surrogate)
                 s = activate_ties(s, pos, own.surrogate)
                 own.entries_of(own.s, task).copy_(s.mean())
-                own.entries_of(own.y, task).fill_(1.0 - own.rectangles[task][0])
+                own.entries_of(own.y, task).fill_(1.0 - rectangles[task][0])
                 put_(own.s, rows, s)
                 put_(own.y, rows, y)
                 own.entry_of(own.s_prime, task).copy_(s_prime)
@@ -293,8 +293,8 @@ class PerPositiveDuals(Duals):
 
     def _solve(self, scores: TrainingScores | Sequence[TrainingScores]) -> None:
         own = self.algorithm
-        for task, of_task in enumerate(own.scores_of_tasks(scores)):
-            bounds, weight = own.rectangles[task], own.positive_weights
+        weight = own.positive_weights
+        for task, (of_task, bounds) in enumerate(zip(own.scores_of_tasks(scores), own.rectangles, strict=True)):
             s, y, s_prime = exact_duals(*of_task, *bounds, surrogate=own.surrogate, pos_weight=weight)
             own.entries_of(own.s, task).copy_(activate_ties(s, of_task.pos_scores, own.surrogate))
             own.entries_of(own.y, task).copy_(y)

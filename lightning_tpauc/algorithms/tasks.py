@@ -49,6 +49,16 @@ def rectangles_of(tasks: Sequence[Task], min_tpr: float, max_fpr: float) -> list
     return [check_rectangle(low, high) for low, high in zip(lows, highs, strict=True)]
 
 
+def count_in_loss(tasks: Sequence[Task] | None) -> list[bool]:
+    """Of each task, whether its weight is above 0; of one where there is one.
+
+    Example:
+        >>> count_in_loss([Task(3), Task(4, weight=0.0)]), count_in_loss(None)
+        ([True, False], [True])
+    """
+    return [True] if tasks is None else [task.weight > 0.0 for task in tasks]
+
+
 def shares_of_loss(tasks: Sequence[Task]) -> list[float]:
     """The weights of tasks, divided by their sum.
 

@@ -115,7 +115,8 @@ class TrackedDuals(Duals):
         if own.positive_weights is not None:
             found = own.scores_of_tasks(scores)
             scores = [one._replace(pos_scores=_copies(one.pos_scores, own.positive_weights)) for one in found]
-        borders = [border_scores(*one, *own.rectangles[task]) for task, one in enumerate(own.scores_of_tasks(scores))]
+        both = zip(own.scores_of_tasks(scores), own.rectangles, strict=True)
+        borders = [border_scores(*one, *bounds) for one, bounds in both]
         pos, neg = (torch.stack(of_tasks).view_as(own.pos_border) for of_tasks in zip(*borders, strict=True))
         self._move(pos, neg, None)
 

@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_tpauc.algorithms import Algorithm
+from lightning_tpauc.algorithms.tasks import count_in_loss
 from lightning_tpauc.data.core.sampler import PosNegSampler
 from lightning_tpauc.errors import TPAUCAdvice
 from lightning_tpauc.functional.surrogates import Surrogate
@@ -256,14 +257,29 @@ def _few_pairs_of_labels(algorithm: Algorithm, trainer: Trainer) -> str | None:
     counts = plans.in_play(trainer.world_size)[1].tolist()
     shares = [1.0 - low for low, _ in algorithm.asked_rectangles]
     inside = [share * count for share, count in zip(shares, counts, strict=True)]
-    worst = min(range(len(inside)), key=inside.__getitem__)
+    worst = min((k for k, counted in enumerate(count_in_loss(algorithm.tasks)) if counted), key=inside.__getitem__)
     if inside[worst] >= _FEWEST - 1e-9:
         return None
-    needed = len(counts) * max(math.ceil(_FEWEST / share - 1e-9) for share in shares)
+    needed = [math.ceil(_FEWEST / share - 1e-9) for share in shares]
+    most = (algorithm.task_sizes or counts)[worst]
+    remedy = f"raise `num_pos` towards {len(counts) * max(needed)}"
+    if most < needed[worst]:  # no batch could hold enough
+        remedy = f"{_larger_rectangle('positives', most)}train on more positives"
     return (
         f"Only {inside[worst]:.2g} of the {counts[worst]} positives that {labels.names[worst]!r} has in a step lie in "
-        f"its rectangle with min_tpr={1.0 - shares[worst]:g}: raise `num_pos` towards {needed}."
+        f"its rectangle with min_tpr={1.0 - shares[worst]:g}: {remedy}."
     )
+
+
+def look_at_validation(adviser: Adviser, module: TrainedModule) -> None:
+    """:meth:`Adviser.look_at_ratios` of the last validation."""
+    adviser.look_at_ratios(_ratios_of_trained(module), training_ratio(module.algorithm))
+
+
+def _ratios_of_trained(module: TrainedModule) -> list[list[float]]:
+    """The last validation's ratios, as :meth:`Adviser.look_at_ratios` takes them; nan for labels of weight 0."""
+    counted = count_in_loss(module.algorithm.tasks)
+    return [own if counted[k] else [math.nan] * len(own) for k, own in enumerate(module.held_out_ratios)]
 
 
 def look_at_duals(adviser: Adviser, algorithm: Algorithm, diagnostics: Mapping[str, Tensor]) -> None:
@@ -290,7 +306,7 @@ def training_ratio(algorithm: Algorithm) -> float:
 def say_how_it_ended(adviser: Adviser, module: TrainedModule, trainer: Trainer) -> None:
     """Tell, at a training's end, which rectangle was reached and which weights the model and its checkpoint hold."""
     names, algorithm = None if module.trained_labels is None else module.trained_labels.names, module.algorithm
-    adviser.look_at_the_end(module.held_out_ratios, algorithm.tightness_of_tasks, names, training_ratio(algorithm))
+    adviser.look_at_the_end(_ratios_of_trained(module), algorithm.tightness_of_tasks, names, training_ratio(algorithm))
     state, validated = module.training_state, module.operating_point is not None
     schedule, best = state.rectangle_schedule, state.best
     if schedule is not None:

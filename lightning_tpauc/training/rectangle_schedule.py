@@ -20,6 +20,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, Algorithm, TrainingScores
+from lightning_tpauc.algorithms.tasks import count_in_loss
 from lightning_tpauc.functional.objective import objective_ratio
 from lightning_tpauc.optimization import steps_of_share
 from lightning_tpauc.scoring.labels import listed
@@ -86,7 +87,7 @@ class RectangleSchedule:
     def move(self, progress: float, scores: Scores | None) -> None:
         """Shrink each task's rectangle to where it should be by now, unless its objective would come too near to l(0).
 
-        One call moves it by two regular moves at most.
+        One call moves it by two regular moves at most. A task of weight 0 is never held: it trains nothing.
 
         Args:
             progress: how far the shrinking should be, in [0, 1].
@@ -95,13 +96,15 @@ class RectangleSchedule:
         """
         reached = list(self.algorithm.tightness_of_tasks)
         of_tasks = [scores] * len(reached) if scores is None or isinstance(scores, TrainingScores) else scores
+        count = count_in_loss(self.algorithm.tasks)
         for task, (now, own) in enumerate(zip(reached, of_tasks, strict=True)):
             if now < 1.0:
                 candidate = min(progress, now + 2.0 / _MOVES)
-                ratio = self.ratio_at(candidate, own, task)
+                both = self._both_ratios(candidate, own, task)
+                ratio = _larger(both) if count[task] else 0.0  # nothing is trained there
                 self.held[task] = ratio >= self.hold_at
                 if self.held[task]:
-                    self.refused[task] = self._both_ratios(candidate, own, task)
+                    self.refused[task] = both
                 if ratio < self.hold_at:  # false for nan, where nothing is known
                     reached[task], self.ratios[task] = candidate, ratio
                     continue
@@ -110,8 +113,7 @@ class RectangleSchedule:
 
     def ratio_at(self, tightness: float, scores: TrainingScores | None, task: int = 0) -> float:
         """The larger of the ratios of a task's training and held-out scores; nan if neither is known."""
-        known = self._both_ratios(tightness, scores, task)
-        return max((ratio for ratio in known if not math.isnan(ratio)), default=math.nan)
+        return _larger(self._both_ratios(tightness, scores, task))
 
     def _both_ratios(self, tightness: float, scores: TrainingScores | None, task: int) -> tuple[float, float]:
         return self._training_ratio(tightness, scores, task), self._held_out_ratio(tightness, task)
@@ -221,6 +223,11 @@ def shrinking_progress(trainer: Trainer, batches_seen: int, steps: int) -> float
 def move_is_due(batches_seen: int, steps: int) -> bool:
     """Whether the rectangle may move after this batch: 20 times over the shrinking, and as often afterwards."""
     return batches_seen % max(1, steps // _MOVES) == 0
+
+
+def _larger(ratios: Sequence[float]) -> float:
+    """The largest that is known; nan if none is."""
+    return max((ratio for ratio in ratios if not math.isnan(ratio)), default=math.nan)
 
 
 def _interpolate(grid: Sequence[float], values: Sequence[float], at: float) -> float:

@@ -32,8 +32,8 @@ from lightning_tpauc.training.advice import (
     few_pairs_of,
     little_demanded,
     look_at_duals,
+    look_at_validation,
     say_how_it_ended,
-    training_ratio,
 )
 from lightning_tpauc.training.agreement import data_and_limits, require_agreement, training_settings
 from lightning_tpauc.training.batch_norm import agree_on_statistics, recompute_statistics
@@ -257,7 +257,7 @@ class StageCallback(KeepsDuties, Callback):
             step_plateau_schedulers(trainer, state.batches_seen, "validation")
             if state.rectangle_schedule is not None:
                 state.rectangle_schedule.held_out = module.held_out_ratios
-            self._adviser.look_at_ratios(module.held_out_ratios, training_ratio(module.algorithm))
+            look_at_validation(self._adviser, module)
             if state.best is not None:
                 state.best.offer(*validated_areas(trainer.callback_metrics), state.batches_seen, module.operating_point)
 

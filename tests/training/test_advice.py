@@ -10,6 +10,7 @@ import torch
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
 from lightning_tpauc.errors import TPAUCAdvice
+from lightning_tpauc.models import Linear
 from lightning_tpauc.training.advice import Adviser, few_pairs, little_demanded
 from tests.helpers.problems import bare_trainer, noisy_labels
 
@@ -20,6 +21,19 @@ def said(speak):
         warnings.simplefilter("always")
         speak()
     return [str(warning.message) for warning in caught if warning.category is TPAUCAdvice]
+
+
+def labelled_run(weight, positives=200, noise=0.3, **settings):
+    """A run on two labels, the second of which is noise, or has few positives."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(600, 6, generator=generator)
+    hidden = torch.stack([x[:, 0], torch.randn(600, generator=generator)], 1)
+    y = (hidden + noise * torch.randn(600, 2, generator=generator) > 0.5).float()
+    y[y[:, 1].cumsum(0) > positives, 1] = 0.0
+    tasks = {1: {"weight": weight, **({} if positives < 200 else {"min_tpr": 0.8, "max_fpr": 0.2})}}
+    module = TPAUCModule(Linear(6, num_labels=2), STACO(0.5, 0.5), tasks=tasks)
+    trainer = bare_trainer(max_epochs=2, callbacks=[StageCallback(**settings)])
+    return lambda: trainer.fit(module, PosNegDataModule((x, y), (x, y)))
 
 
 # ---------------------------------------------------------------- each message
@@ -190,6 +204,21 @@ def test_labels_whose_model_is_constant_are_named():
     ratios = [[0.6, 1.01], [0.5, 0.5], [0.5, 1.2], [0.5, math.nan], [0.5, 1.3]]
     (message,) = said(lambda: Adviser().look_at_the_end(ratios, [1.0, 1.0, 1.0, 1.0, 0.5], "abcde"))
     assert "the objective is 1.20 of that of a constant model for a, c: " in message
+
+
+def test_a_label_of_weight_0_is_not_judged():
+    texts = said(labelled_run(0.0, shrink_rectangle=False))
+    assert any("of that of a constant model for 0: " in text for text in texts), "hardly trained, both are constant"
+    assert not any("positives that '1' has" in text for text in said(labelled_run(0.0, positives=3)))
+
+
+@pytest.mark.parametrize(
+    ("positives", "remedy"),
+    [(3, r": train on more positives\.$"), (6, r": lower `min_tpr` to 0\.33 or less, or train on more positives\.$")],
+)
+def test_a_label_without_more_positives_is_not_told_to_take_more(positives, remedy):
+    texts = said(labelled_run(1.0, positives=positives))
+    assert any(re.search(r"positives that '1' has in a step lie in its rectangle .*" + remedy, text) for text in texts)
 
 
 def test_the_rate_is_judged_by_the_mean_of_the_labels():

@@ -179,7 +179,7 @@ def test_a_memory_is_filled_by_a_pass_over_the_data():
 
 def test_each_labels_rectangle_goes_its_own_way():
     generator = torch.Generator().manual_seed(1)
-    tasks = [Task(5, min_tpr=0.8, weight=2.0), Task(5, max_fpr=0.2), Task(5), Task(5, weight=0.0)]
+    tasks = [Task(5, min_tpr=0.8, weight=2.0), Task(5, max_fpr=0.2), Task(5), Task(5, weight=0.5)]
     algorithm = STACO(0.6, 0.5)
     algorithm.setup(tasks)
     corners = [(0.8, 0.5), (0.6, 0.2), (0.6, 0.5), (0.6, 0.5)]
@@ -219,6 +219,19 @@ def test_each_labels_rectangle_goes_its_own_way():
     assert reached[1] == 0.0
     assert 0.0 < reached[3] < 1.0
     assert algorithm.tightness == pytest.approx(sum(reached) / 4)
+
+
+def test_a_label_that_trains_nothing_is_not_held():
+    algorithm = STACO(0.6, 0.5)
+    algorithm.setup([Task(5), Task(5, weight=0.0)])
+    schedule = RectangleSchedule(algorithm, steps=10)
+    schedule.start()
+    generator = torch.Generator().manual_seed(0)
+    scores = TrainingScores(torch.randn(40, generator=generator), torch.randn(60, generator=generator))
+    for k in range(1, 21):
+        schedule.move(k / 20, [scores, scores])
+    assert algorithm.tightness_of_tasks == (0.0, 1.0)
+    assert schedule.held == [True, False]
 
 
 def test_how_far_each_label_came_is_in_the_checkpoint_and_said(caplog):
