@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 import torch
@@ -12,6 +14,8 @@ from torch import distributed
 from lightning_tpauc.errors import TPAUCWarning
 
 F = TypeVar("F", bound=Callable[..., object])
+
+_SILENT = ContextVar("_SILENT", default=False)
 
 
 def eager(function: F) -> F:
@@ -30,6 +34,21 @@ def warn_on_rank_zero(message: str) -> None:
 
     Python's default filter shows equal messages once, so a ``message`` without changing numbers appears once per run.
     """
+    if _SILENT.get():
+        return
     if distributed.is_available() and distributed.is_initialized() and distributed.get_rank() != 0:
         return
     warnings.warn(message, TPAUCWarning, stacklevel=2)
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Keep :func:`warn_on_rank_zero` quiet.
+
+    ``warnings.catch_warnings`` would do so, too, but Python then repeats, each time, all warnings that it shows once.
+    """
+    token = _SILENT.set(True)
+    try:
+        yield
+    finally:
+        _SILENT.reset(token)

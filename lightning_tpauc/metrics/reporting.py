@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -13,9 +12,10 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.wrappers.abstract import WrapperMetric
 
-from lightning_tpauc.errors import ArgumentError, TPAUCWarning
+from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import check_rectangle
 from lightning_tpauc.functional.surrogates import Surrogate
+from lightning_tpauc.functional.utilities import silent
 from lightning_tpauc.metrics.base import ScoreMetric
 from lightning_tpauc.metrics.objective import ExactObjective
 from lightning_tpauc.metrics.operating_points import FPRAtMinTPR, TPRAtMaxFPR
@@ -323,8 +323,7 @@ class TaskMetrics(nn.Module):
 
     def compute(self) -> dict[str, Tensor]:
         """All values by their names, on all processes; warns once of the labels that have none."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", TPAUCWarning)  # K times the same, without the label's name
+        with silent():  # else K times the same, without the label's name
             found = [self[k].compute() for k in range(len(self))]
         values: dict[str, Tensor] = {}
         for name in found[0]:

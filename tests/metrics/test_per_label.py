@@ -30,6 +30,7 @@ from lightning_tpauc.metrics import (
     TPRAtMaxFPR,
     TwoWayPartialAUROC,
 )
+from lightning_tpauc.metrics.reporting import TaskMetrics
 from tests.helpers.ddp import run_distributed
 from tests.helpers.tolerances import assert_close
 from tests.reference.tpauc import naive_tpauc
@@ -496,3 +497,20 @@ def test_naive_loops_over_labels_and_rectangles():
         for k in range(K):
             pos, neg = (scores[with_nan[:, k] == label, k].tolist() for label in (1, 0))
             assert_close(values[k], naive_tpauc(pos, neg, low, high))
+
+
+def test_values_of_labels_keep_quiet_and_make_python_repeat_no_warning():
+    """A label without a positive is named by the module, not by each metric; the warnings' filters stay as they are."""
+    metrics = TaskMetrics("ab", [MetricCollection({"tpauc": TwoWayPartialAUROC()}, prefix="val/") for _ in range(2)])
+    metrics.update(torch.randn(4, 2), torch.tensor([[0, 1], [0, 0], [0, 1], [0, 0]]))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            values = metrics.compute()
+            warnings.warn("shown once per place", FutureWarning, stacklevel=1)
+        assert [str(one.message) for one in caught] == ["shown once per place"]
+        metrics[0].reset()
+        with pytest.warns(TPAUCWarning, match="is nan"):
+            metrics[0].compute()  # alone it warns as ever
+    assert values["val/tpauc/a"].isnan()
+    assert not values["val/tpauc/b"].isnan()
