@@ -272,7 +272,7 @@ def test_full_batches_and_streams_take_one_task():
 
 
 def test_tasks_with_few_positives_are_named_once():
-    message = r"A task gets up to 25 positives of a step, but these .*: '0' \(\d+\)"
+    message = r"A task gets up to 25 positives of a step\. These tasks have fewer, .*: '0' \(\d+\)"
     with pytest.warns(TPAUCWarning, match=message) as said:
         ready(num_pos=100).train_dataloader()
     assert len(said) == 1
