@@ -118,8 +118,7 @@ class Algorithm(DeclaredState, ABC):
 
         For several tasks this is the mean. Setting it sets the tightness of every task.
         """
-        first, *others = self._tightness
-        return first if set(others) <= {first} else fmean(self._tightness)
+        return self._tightness[0] if len(set(self._tightness)) == 1 else fmean(self._tightness)
 
     @tightness.setter
     def tightness(self, value: float) -> None:
@@ -137,8 +136,10 @@ class Algorithm(DeclaredState, ABC):
             raise ArgumentError(msg)
         self._tightness = tuple(values)
         if self.tasks is not None:  # float64, since counts follow from them
-            present = torch.tensor(self.rectangles, dtype=torch.float64, device=self._per_task["weights"].device)
-            self._per_task["min_tpr"], self._per_task["max_fpr"] = present.unbind(1)
+            weights = self._per_task["weights"]
+            low, high = torch.tensor(self.rectangles, dtype=torch.float64, device=weights.device).unbind(1)
+            thetas = {"theta0": (1.0 - low).to(weights.dtype), "theta1": high.to(weights.dtype)}
+            self._per_task |= {"min_tpr": low, "max_fpr": high, **thetas}
 
     @property
     def rectangle(self) -> tuple[float, float]:
@@ -155,15 +156,15 @@ class Algorithm(DeclaredState, ABC):
             tightness: how far along that line, in [0, 1].
             task: which of several tasks, for one that has a rectangle of its own.
         """
-        own = (self.min_tpr, self.max_fpr)
-        described = () if task is None or self.tasks is None else self.tasks[task : task + 1]
-        return shrunk_rectangle(*(rectangles_of(described, *own)[0] if described else own), tightness)
+        if task is None or self.tasks is None:
+            return shrunk_rectangle(self.min_tpr, self.max_fpr, tightness)
+        return shrunk_rectangle(*rectangles_of([self.tasks[task]], self.min_tpr, self.max_fpr)[0], tightness)
 
     @property
     def asked_rectangles(self) -> list[tuple[float, float]]:
         """``(min_tpr, max_fpr)`` that was asked for, for each task; one entry if there is one task."""
-        own = [(self.min_tpr, self.max_fpr)]
-        return own if self.tasks is None else rectangles_of(self.tasks, *own[0])
+        own = self.min_tpr, self.max_fpr
+        return [own] if self.tasks is None else rectangles_of(self.tasks, *own)
 
     @property
     def rectangles(self) -> list[tuple[float, float]]:
@@ -180,11 +181,10 @@ class Algorithm(DeclaredState, ABC):
     @property
     def thetas(self) -> tuple[float | Tensor, float | Tensor]:
         r""":math:`\theta_0` and :math:`\theta_1` of :attr:`bounds`, in the dtype of the state."""
-        min_tpr, max_fpr = self.bounds
-        if isinstance(min_tpr, float) or isinstance(max_fpr, float):
-            return 1.0 - min_tpr, max_fpr
-        dtype = self._per_task["weights"].dtype
-        return (1.0 - min_tpr).to(dtype), max_fpr.to(dtype)
+        if self.tasks is not None:
+            return self._per_task["theta0"], self._per_task["theta1"]
+        min_tpr, max_fpr = self.rectangle
+        return 1.0 - min_tpr, max_fpr
 
     @property
     def theta0(self) -> float:

@@ -61,6 +61,8 @@ class Duals(ABC):
     kind: ClassVar[str]
     #: Which argument is the step size of which variable.
     step_sizes: ClassVar[dict[str, str]] = {}
+    #: Whether any batch gives the variables their start.
+    starts_from_batch: ClassVar[bool] = False
 
     def __init__(self, algorithm: DualAlgorithm) -> None:
         self.algorithm = algorithm

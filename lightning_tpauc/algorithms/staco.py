@@ -169,7 +169,7 @@ class STACO(DualAlgorithm):
     @property
     def starts_from_batch(self) -> bool:
         """Whether the dual variables are tracked: a batch has borders of its own."""
-        return self._duals.kind == TrackedDuals.kind
+        return self._duals.starts_from_batch
 
     def needs_scores(self, event: Literal["start", "restart"]) -> bool:
         """Whether the exact solution is asked for."""
@@ -190,7 +190,7 @@ class STACO(DualAlgorithm):
             self._duals.withdraw()
             self._duals = self.kinds_of_duals[kind](self)
         super().setup(num_positives, device=device, dtype=dtype)
-        from_scores = kind == "per_positive" and self.dual_init == "exact"
+        from_scores = self.dual_init == "exact" and not self.starts_from_batch
         self._started = [not from_scores] * (self.num_tasks or 1)
 
     def state_dict(self) -> dict[str, Any]:

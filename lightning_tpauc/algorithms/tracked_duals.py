@@ -22,6 +22,7 @@ class TrackedDuals(Duals):
     """
 
     kind = "tracked"
+    starts_from_batch = True
 
     @staticmethod
     def misfit(own: DualAlgorithm) -> str | None:

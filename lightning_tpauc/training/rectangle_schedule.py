@@ -183,13 +183,11 @@ class RectangleSchedule:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned; earlier versions kept one entry for all tasks."""
-        count, held_out = len(self.held), state["held_out"]
+        count, names = len(self.held), ("held", "ratio", "held_out")
         if not isinstance(state["held"], list):
-            held_out = [held_out] * count if held_out else []
-        self.held, self.ratios = (
-            [v] * count if not isinstance(v, list) else list(v) for v in (state["held"], state["ratio"])
-        )
-        self.held_out = [list(map(float, own)) for own in held_out]
+            state = {**state, **{name: [state[name]] * count for name in names}}
+        self.held, self.ratios = list(state["held"]), list(state["ratio"])
+        self.held_out = [list(own) for own in state["held_out"] if own]
         # earlier versions kept neither; deciding once more does no harm
         self.refused = [(own[0], own[1]) for own in state.get("refused", [(math.nan, math.nan)] * count)]
         self.decided_after = int(state.get("decided_after", 0))
