@@ -9,7 +9,10 @@ averages the parameters' gradients over processes.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import sys
+import threading
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -52,6 +55,28 @@ def world_size() -> int:
 def rank() -> int:
     """Rank of this process; 0 without a process group."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+#: Seconds that a process waits at its end for collectives that another rank may never join.
+_PATIENCE = 5.0
+
+
+@functools.cache
+def destroy_group_at_exit() -> None:
+    """Destroy the process group before the interpreter shuts down, as Lightning does for NCCL only.
+
+    A thread of Gloo that still holds a tensor of the last collective would abort the process (SIGABRT) when it frees
+    it during the shutdown: https://github.com/pytorch/pytorch/pull/179291. On a rank that failed, destroying waits for
+    the other ranks, so it is given up after five seconds.
+    """
+
+    def destroy() -> None:
+        if dist.is_available() and dist.is_initialized() and dist.get_backend() != "nccl":
+            thread = threading.Thread(target=dist.destroy_process_group, daemon=True)
+            thread.start()
+            thread.join(_PATIENCE)
+
+    atexit.register(destroy)
 
 
 def handling_exception() -> bool:

@@ -14,7 +14,7 @@ from typing_extensions import override
 from lightning_tpauc.algorithms import Algorithm, TrainingScores
 from lightning_tpauc.data.core.batch import PosNegBatch
 from lightning_tpauc.data.core.tree_utils import layout
-from lightning_tpauc.distributed import prebuild_ddp_buckets, reshard
+from lightning_tpauc.distributed import destroy_group_at_exit, prebuild_ddp_buckets, reshard
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_choice, check_count, is_real
 from lightning_tpauc.lightning_fixes.optimizers import (
@@ -147,6 +147,7 @@ class StageCallback(KeepsDuties, Callback):
         if len(stages) > 1:
             msg = f"The Trainer has {' and '.join(stages)}: each would start and end all stages. Keep one of them."
             raise UnsupportedError(msg)
+        destroy_group_at_exit()
         require_agreement(lambda: data_and_limits(trainer, stage))
 
     @override
@@ -161,8 +162,7 @@ class StageCallback(KeepsDuties, Callback):
         require_agreement(lambda: training_settings(trainer, module, settings))
         check_savable(trainer)
         offer_hyperparameters(trainer, module)
-        restored = module.training_state.restored or {}
-        self._resumed.prepare(trainer, last_epoch=restored.get("last_epoch", False))
+        self._resumed.prepare(trainer, last_epoch=(module.training_state.restored or {}).get("last_epoch", False))
 
     @override
     @duty("before")

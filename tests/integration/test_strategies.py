@@ -77,6 +77,56 @@ def test_other_ways_to_run_ddp(tmp_path, strategy):
         assert_close(other["weights"]["backbone.weight"], single["weights"]["backbone.weight"], "trajectory64")
 
 
+#: Rank 0 ends while a collective is under way. Its last exit handler then holds the interpreter's lock for seconds, so
+#: that the collective ends, and its tensor is freed, when the interpreter shuts down.
+ENDING = """
+import atexit
+atexit.register(sum, range(3 * 10**8))  # before any other, so that it is called last
+import sys, time
+import torch, torch.distributed as dist
+from lightning.pytorch import Trainer
+from lightning_tpauc import DigitsDataModule, TPAUCModule
+from lightning_tpauc.models import Linear
+
+trainer = Trainer(strategy="ddp", accelerator="cpu", devices=2, max_steps=1, logger=False, enable_checkpointing=False)
+trainer.validate(TPAUCModule(Linear(64)), DigitsDataModule(num_pos=4, num_neg=4, val_fraction=0.25))
+if sys.argv[1] == "late":
+    time.sleep(dist.get_rank())
+    dist.broadcast(torch.ones(1), src=1, async_op=True)
+elif dist.get_rank() == 0:  # the other rank never takes part
+    dist.broadcast(torch.ones(1), src=1, async_op=True)
+else:
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("other_rank", ["late", "absent"])
+def test_a_process_ends_well_while_a_collective_is_under_way(tmp_path, other_rank):
+    """Gloo's thread would abort it, and waiting for a rank that is gone would keep it for half an hour."""
+    (tmp_path / "ending.py").write_text(ENDING)
+    port = free_port()
+    ranks = [
+        start(
+            [sys.executable, "ending.py", other_rank],
+            tmp_path,
+            LOCAL_RANK=str(rank),
+            NODE_RANK="0",
+            WORLD_SIZE="2",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=port,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for rank in ranks[: 2 if other_rank == "late" else 1]:
+            output = finish(rank, timeout=55)
+            assert rank.returncode == 0, output
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+
+
 # ---------------------------------------------------------------- sharded parameters
 
 
