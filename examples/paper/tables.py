@@ -11,7 +11,7 @@ from examples.paper.methods import Method
 from examples.paper.records import Outcome, Results
 from examples.paper.reported import reported_tpauc
 from examples.paper.runner import Plan, choose
-from lightning_tpauc.comparison.report import as_csv
+from lightning_tpauc.comparison.tables import as_csv
 from lightning_tpauc.metrics.reporting import Rectangle, metric_name
 
 __all__ = ("Row", "rows", "to_csv", "to_markdown")

@@ -41,7 +41,7 @@ class ComparingTrainer(Trainer):
             model: replaced by the command's.
             datamodule: replaced by the command's.
             folder: Where report.html, tables and pictures go; the same command goes on there after a kill.
-            methods: Names of methods. Default: cross-entropy, balanced cross-entropy, STACO, PAUCI.
+            methods: Names of methods. Default: cross-entropy, balanced cross-entropy, STACO, and PAUCI for one label.
             trials: Learning rates of each method, the default and others around it, chosen on validation data.
             seeds: Repetitions with other initial weights and batches.
             folds: Folds of a cross-validation, each of them a repetition.

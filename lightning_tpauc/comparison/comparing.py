@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule
 from torch import nn
 
-from lightning_tpauc.comparison.notes import notes_of, title_of
+from lightning_tpauc.algorithms import CrossEntropy
+from lightning_tpauc.comparison.notes import left_out_methods, notes_of, title_of, unvalidated
+from lightning_tpauc.comparison.parts import has_test, require_validation
 from lightning_tpauc.comparison.plan import (
     BASELINE,
     Budget,
@@ -23,6 +25,7 @@ from lightning_tpauc.comparison.plan import (
     best_factor,
     chosen_methods,
     examples_per_step,
+    methods_for,
     rate_factors,
 )
 from lightning_tpauc.comparison.report import Report, write_report
@@ -31,9 +34,11 @@ from lightning_tpauc.comparison.running import check_processes, missing_cells, p
 from lightning_tpauc.comparison.setup import ObjectSetup, Setup, shown, weights_digest
 from lightning_tpauc.comparison.store import Store
 from lightning_tpauc.comparison.training import alone, build_module, quiet, score_test_set, train_cell
-from lightning_tpauc.errors import DataError, UnsupportedError
+from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional.checks import check_count, check_rectangle
+from lightning_tpauc.scoring.labelled_data import labels_of_data
+from lightning_tpauc.scoring.labels import Labels, listed
 
 _BAR = "{desc}{percentage:3.0f}%|{bar}| {n:.1f} of {total}, {elapsed} gone, {remaining} left"
 
@@ -58,7 +63,8 @@ def compare(
 
     All start from the same weights and see the same number of examples. Each keeps the weights that validate best. Test
     data are used at the end only, with these weights. A comparison that was stopped goes on where it was when it is
-    called again with the same folder.
+    called again with the same folder. For data with several labels all this is by the mean over the labels, as
+    ``val/tpauc`` is, and the report shows each label as well.
 
     Args:
         model: a backbone, whose weights all methods start from; a function that makes one; or a subclass of
@@ -70,7 +76,7 @@ def compare(
         max_fpr: upper bound of its false positive rate.
         methods: names of :func:`~lightning_tpauc.comparison.method_names` or
             :class:`~lightning_tpauc.comparison.Method` objects; ``None``: cross-entropy, balanced cross-entropy, STACO
-            and PAUCI.
+            and PAUCI, which is left out where data have several labels.
         trials: number of learning rates to try for each method: its default, and others around it, half a power of ten
             apart. Validation data choose the best.
         seeds: number of repetitions with other initial weights and batches.
@@ -78,7 +84,8 @@ def compare(
         processes: how many trainings run side by side, each in a process and a thread of its own, on CPUs. The results
             equal those of one after the other, up to rounding that depends on the number of threads.
         rectangles: further (min_tpr, max_fpr) pairs to report.
-        module: arguments of the module for all methods, such as ``{"optimizer": ...}``.
+        module: arguments of the module for all methods, such as ``{"optimizer": ...}``, or ``{"tasks": ...}`` for data
+            with several labels.
         **trainer: arguments of the Trainer; ``max_epochs`` or ``max_steps`` among them.
 
     Returns:
@@ -87,6 +94,7 @@ def compare(
     Raises:
         ArgumentError: if an argument is out of range.
         DataError: if there is no validation set.
+        UnsupportedError: if a method that was asked for trains one label, and the data have several.
         MissingExtraError: if matplotlib is not installed.
 
     Example:
@@ -153,6 +161,7 @@ class Comparison:
             check_count(folds, "folds", 2)
         self.setup, self.folder, self.folds, self.processes = setup, Path(folder), folds, processes
         self.methods, self.factors = chosen_methods(methods), rate_factors(trials)
+        self._methods_were_chosen = bool(methods)
         given = [check_rectangle(*r) for r in (rectangle, *rectangles)]
         self.rectangles = list(dict.fromkeys(given))
         parts = [None] if folds is None else list(range(folds))
@@ -161,6 +170,10 @@ class Comparison:
         self._identities: dict[Run, dict[str, Any]] = {}
         self._budget = Budget(0, 1)
         self._per_step: dict[str, int] = {}
+        #: Of data with several labels; ``None`` for one label.
+        self.labels: Labels | None = None
+        self._left_out: list[str] = []
+        self._unvalidated: dict[str, None] = {}
 
     @property
     def baseline(self) -> str:
@@ -186,29 +199,30 @@ class Comparison:
         if self.processes > 1:
             kind = self.setup.trainer([], alone()).strategy.root_device.type
             check_processes(self.processes, kind)
-        has_test = self._prepare()
+        part = "test" if self._prepare() else "validation"
         self._train()
         chosen = {m: best_factor(self.store, {f: self._cells(m, f) for f in self.factors}) for m in self.methods}
-        if has_test:
+        if part == "test":
             self._test(chosen)
-        scores = {m.name: self._scores(m, f, "test" if has_test else "train") for m, f in _known(chosen)}
-        results = self._results(chosen, scores, "test" if has_test else "validation")
+        scores = {m.name: self._scores(m, f, "test" if part == "test" else "train") for m, f in _known(chosen)}
+        results = self._results(chosen, scores, part)
         return write_report(results, self.folder, title_of(results, self.runs))
 
     # ---------------------------------------------------------------- what is to be done
 
     def _prepare(self) -> bool:
         """Look at the data and the initial weights of each run; returns whether there is a test set."""
-        has_test = True
+        tests = True
         for run in self.runs:
             datamodule: Any = self.setup.datamodule(run, self.folds)
             datamodule.prepare_data()
             datamodule.setup("fit")
-            _require_one_label(datamodule)
-            _require_validation(datamodule)
-            if not self._per_step:
-                self._measure(datamodule)
             module = build_module(self.setup, self.methods[0], self.rectangles[0], run.seed, 1.0)
+            labels = labels_of_data(datamodule, module.label_settings)
+            self._unvalidated |= dict.fromkeys(require_validation(datamodule, labels))
+            if not self._per_step:
+                self._measure(datamodule, labels)
+            _require_same_labels(self.labels, labels)
             self._identities[run] = {
                 **self.setup.identity(),
                 "weights": weights_digest(module),
@@ -216,11 +230,15 @@ class Comparison:
                 "rectangle": list(self.rectangles[0]),
                 "budget": self._budget._asdict(),
                 "num_folds": self.folds,
+                **({} if labels is None else {"labels": labels.state_dict()}),
             }
-            has_test = has_test and _has_test(datamodule)
-        return has_test
+            tests = tests and has_test(datamodule)
+        return tests
 
-    def _measure(self, datamodule: Any) -> None:
+    def _measure(self, datamodule: Any, labels: Labels | None) -> None:
+        chosen = self._methods_were_chosen
+        self.labels = labels
+        self.methods, self._left_out = methods_for(self.methods, labels, self.rectangles[0], chosen=chosen)
         for method in self.methods:
             algorithm = method.algorithm(*self.rectangles[0])
             self._per_step[method.name] = examples_per_step(datamodule, algorithm)
@@ -287,11 +305,15 @@ class Comparison:
     def _results(
         self, chosen: Mapping[Method, float | None], scores: Mapping[str, list[Evaluated]], part: str
     ) -> Results:
-        measured, intervals, differences, count = evaluate(scores, self.baseline, self.rectangles)
-        rows = [self._row(method, factor, measured, intervals) for method, factor in chosen.items()]
+        first, labels = self.rectangles[0], self.labels
+        own = [] if labels is None else list(zip(labels.names, labels.rectangles(CrossEntropy(*first)), strict=True))
+        found = evaluate(scores, self.baseline, self.rectangles, own, self.folds or 1)
+        rows = [self._row(method, factor, found.measured, found.intervals) for method, factor in chosen.items()]
         curves = {method.name: [o.curve for o in self._outcomes(method, factor)] for method, factor in _known(chosen)}
-        shown = (self.rectangles, rows, differences, self.baseline, part, scores, curves, count)
-        return Results(*shown, notes_of(Results(*shown), self.runs, self.setup.notes()))
+        shown = (self.rectangles, rows, found.differences, self.baseline, part, scores, curves, found.num_resamples)
+        results = Results(*shown, labels=found.labels)
+        left_out = [*left_out_methods(self._left_out), *unvalidated(list(self._unvalidated), part), *self.setup.notes()]
+        return replace(results, notes=notes_of(results, self.runs, left_out))
 
     def _row(self, method: Method, factor: float | None, measured: Any, intervals: Any) -> Row:
         if factor is None:
@@ -325,48 +347,8 @@ def _known(chosen: Mapping[Method, float | None]) -> Iterator[tuple[Method, floa
             yield method, factor
 
 
-def _require_one_label(datamodule: Any) -> None:
-    names = getattr(datamodule, "label_names", None)
-    if names:
-        shown = ", ".join(map(repr, names[:3])) + (", ..." if len(names) > 3 else "")
-        msg = (
-            f"A comparison takes a single label, but the data have {len(names)} ({shown}). Compare one after the "
-            "other, each on the rows where it was measured and in a folder of its own: with arrays, "
-            "`measured = ~np.isnan(y[:, k])` and `PosNegDataModule((x[measured], y[measured, k]), ...)`."
-        )
-        raise UnsupportedError(msg)
-
-
-def _require_both_classes(loader: Any, name: str) -> None:
-    """Raise :class:`DataError` if the labels of a loader are known and of one class alone."""
-    targets = getattr(loader, "targets", None)
-    if targets is None:  # a loader of one's own
-        return
-    for value, kind in ((1, "positive"), (0, "negative")):
-        if not (targets == value).any():
-            msg = (
-                f"A comparison measures areas, which need both classes, but the {name} set has no {kind} among its "
-                f"{len(targets)} examples. Pass one that has, or split it off stratified (`val_fraction`, `folds`)."
-            )
-            raise DataError(msg)
-
-
-def _require_validation(datamodule: Any) -> None:
-    loader = datamodule.val_dataloader()
-    _require_both_classes(loader, "validation")
-    if isinstance(loader, list) and not loader:
-        msg = (
-            "A comparison chooses weights and settings on validation data, but there are none: pass `val_dataset`, or "
-            "split a part off with `val_fraction` or `folds`."
-        )
-        raise DataError(msg)
-
-
-def _has_test(datamodule: Any) -> bool:
-    datamodule.setup("test")
-    try:
-        loader = datamodule.test_dataloader()
-    except (DataError, MisconfigurationException):
-        return False
-    _require_both_classes(loader, "test")
-    return loader is not None
+def _require_same_labels(first: Labels | None, labels: Labels | None) -> None:
+    if first != labels:
+        names = ["one label" if own is None else f"the labels {listed(own.names)}" for own in (first, labels)]
+        msg = f"Expected the same labels in all runs, but the data of the first have {names[0]}, and others {names[1]}."
+        raise ArgumentError(msg)

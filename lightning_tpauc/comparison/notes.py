@@ -5,16 +5,22 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from lightning_tpauc.comparison.pictures import PANELS
 from lightning_tpauc.comparison.plan import Run
 from lightning_tpauc.comparison.results import Results
 from lightning_tpauc.metrics.reporting import passes_below
+from lightning_tpauc.scoring.labels import listed
 from lightning_tpauc.version import __version__
+
+#: Of fewer examples of a class a bootstrap interval is too narrow.
+_FEW = 30
 
 
 def title_of(results: Results, runs: Sequence[Run]) -> str:
     """What was compared, in one line."""
     min_tpr, max_fpr = results.rectangles[0]
-    return f"TPR >= {min_tpr:g} and FPR <= {max_fpr:g} on {results.part} data, {_repetitions(runs)}"
+    labels = f"Mean of {results.num_valued} labels, " if results.labels else ""
+    return f"{labels}TPR >= {min_tpr:g} and FPR <= {max_fpr:g} on {results.part} data, {_repetitions(runs)}"
 
 
 def _repetitions(runs: Sequence[Run]) -> str:
@@ -36,9 +42,34 @@ def notes_of(results: Results, runs: Sequence[Run], left_out: Sequence[str]) -> 
     )
 
 
+def left_out_methods(names: Sequence[str]) -> list[str]:
+    """What to say of methods that can't train several labels.
+
+    Example:
+        >>> left_out_methods(["PAUCI"]), left_out_methods([])
+        (['Without PAUCI: it trains one label.'], [])
+    """
+    return [f"Without {listed(names)}: {'it trains' if len(names) == 1 else 'they train'} one label."] if names else []
+
+
+def unvalidated(names: Sequence[str], part: str) -> list[str]:
+    """What to say of labels that were tested but did not take part in what validation chose.
+
+    Example:
+        >>> unvalidated(["skin"], "test")
+        ['skin lacks a class in validation data: the other labels alone chose weights and learning rates.']
+    """
+    if not names or part != "test":  # else they have no value, which is said
+        return []
+    lacks = f"{listed(names)} {'lacks' if len(names) == 1 else 'lack'} a class in validation data"
+    return [f"{lacks}: the other labels alone chose weights and learning rates."]
+
+
 def _data(results: Results) -> list[str]:
     notes = []
-    if results.scores:
+    if results.labels:
+        notes += _labels(results)
+    elif results.scores:
         run = next(iter(results.scores.values()))[0]
         positives = int(run.target.sum())
         notes.append(f"Evaluated on {len(run.target):,} {results.part} examples, {positives:,} of them positive.")
@@ -49,6 +80,28 @@ def _data(results: Results) -> list[str]:
             "There is no test set: values are those of the validation data, which also chose the weights and settings, "
             "so they flatter all methods. Data that nothing was chosen on say more."
         )
+    return notes
+
+
+def _labels(results: Results) -> list[str]:
+    """What the means of several labels are of."""
+    labels, part = results.labels, results.part
+    count = len(next(iter(results.scores.values()))[0].target)
+    notes = [
+        f"Evaluated on {count:,} {part} examples. Values and differences are means over {results.num_valued} labels, "
+        "as val/tpauc is: nothing is pooled, and a label's weight changes its training alone. labels.csv has each."
+    ]
+    names = [label.name for label in labels if not label.has_value]
+    if names:
+        notes.append(f"No value, since a class has no {part} example: {listed(names)}. They count in no mean.")
+    own = [f"{label.name} {label.rectangle}" for label in labels if label.rectangle != results.rectangles[0]]
+    if own:
+        notes.append(f"Trained and measured in a rectangle (min_tpr, max_fpr) of their own: {listed(own)}.")
+    few = [label.name for label in labels if label.has_value and min(label.counts) < _FEW]
+    if few:
+        notes.append(f"Fewer than {_FEW} positives or negatives: {listed(few)}. Intervals see too little of the error.")
+    if results.num_valued > PANELS:
+        notes.append(f"The picture of ROC curves shows the {PANELS} labels with the most positives.")
     return notes
 
 
@@ -86,9 +139,20 @@ def _settings(results: Results) -> list[str]:
 
 def _below(results: Results) -> list[str]:
     """Where a value of 0 says that the curve never comes into the rectangle."""
+    if results.labels:
+        return _labels_below(results)
     below = [row for row in results.rows if row.measured and statistics.fmean(row.measured["tpauc 0"]) == 0]
     reached = {row.method: statistics.fmean(row.measured["tpr_at_max_fpr"]) for row in below}
     return [f"{name}: {passes_below(tpr, *results.rectangles[0])}." for name, tpr in reached.items()]
+
+
+def _labels_below(results: Results) -> list[str]:
+    notes = []
+    for name in results.scores:
+        below = [label.name for label in results.labels if label.measured[name]["tpauc 0"] == 0]
+        if below:
+            notes.append(f"{name}: the ROC curve passes below the rectangle of {listed(below)}.")
+    return notes
 
 
 def _intervals(results: Results, runs: Sequence[Run]) -> list[str]:
@@ -98,6 +162,12 @@ def _intervals(results: Results, runs: Sequence[Run]) -> list[str]:
         f"Intervals hold 95% of {results.num_resamples} stratified bootstrap resamples, which are the same for all "
         "methods."
     )
+    if results.labels:
+        found += (
+            " A resample draws examples with all their labels; strata are the examples whose rarest positive label is "
+            "the same, and those without a positive label. A label that lacks a class in a resample counts in no mean "
+            "there. Intervals of single labels are of each by itself: of 20 labels that are level, one looks different."
+        )
     if len(runs) == 1:
         return [f"{found} With one run they hold the error of the finite data, not that of training: use more seeds."]
     return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_tpauc.atomic import replacing
-from lightning_tpauc.comparison.results import Evaluated
+from lightning_tpauc.comparison.results import Evaluated, LabelResults, most_positives
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional import roc_polyline
 
@@ -21,6 +22,8 @@ COLOURS = ("#1f3b57", "#f2a33a", "#4c9a6a", "#b0413e", "#7b6ba8", "#5aa5c8", "#8
 _LINES = ("-", (0, (6, 2)), (0, (3, 2)), (0, (1, 1.5)))
 _RECTANGLE = "#f2a33a"
 _MOST_VERTICES = 4000
+#: At most so many labels have ROC curves of their own.
+PANELS = 12
 _SIDES: tuple[Literal["left", "right"], ...] = ("left", "right")
 
 
@@ -82,26 +85,65 @@ def draw_band(
 
 def draw_roc(methods: Mapping[str, Sequence[Evaluated]], rectangle: tuple[float, float], title: str) -> Any:
     """ROC curves of all methods, the rectangle shaded: the whole square, and the rectangle with a margin."""
-    patches = import_extra("matplotlib.patches", "plot")
     figure, (whole, close) = new_figure(1, 2, (11, 5.4))
     min_tpr, max_fpr = rectangle
     right, bottom = min(1.0, max_fpr * 1.25), max(0.0, min_tpr - 0.25 * (1 - min_tpr))
     for ax in (whole, close):
-        shaded = {"facecolor": _RECTANGLE, "alpha": 0.18, "linewidth": 0, "zorder": 0}
-        region = f"TPR ≥ {min_tpr:g}, FPR ≤ {max_fpr:g}"
-        ax.add_patch(patches.Rectangle((0, min_tpr), max_fpr, 1 - min_tpr, label=region, **shaded))
-        for k, (name, runs) in enumerate(methods.items()):
-            fpr, tpr = _mean_roc(runs)
-            look = {"color": COLOURS[k % len(COLOURS)], "linestyle": _LINES[k % len(_LINES)], "linewidth": 1.8}
-            ax.plot(fpr, tpr, label=name, **look)
+        _draw_curves(ax, methods, rectangle)
         ax.set(xlabel="False positive rate", ylabel="True positive rate")
-        dress(ax)
-    whole.plot([0, 1], [0, 1], color="#8a8f98", linewidth=1, linestyle=(0, (4, 4)), zorder=1)
-    whole.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal", title="all of it")
+    _show_all(whole)
+    whole.set(title="all of it")
     close.set(xlim=(-0.01 * right, right), ylim=(bottom, 1 + 0.01 * (1 - bottom)), title="around the rectangle")
     whole.legend(loc="lower right", fontsize=8, frameon=True, framealpha=0.9, edgecolor="none")
     figure.suptitle(title, fontsize=11)
     return figure
+
+
+def draw_roc_of_labels(methods: Mapping[str, Sequence[Evaluated]], labels: Sequence[LabelResults], title: str) -> Any:
+    """ROC curves of all methods, a panel for each label that has a value; of many, those with the most positives."""
+    there = [k for k, label in enumerate(labels) if label.has_value]
+    chosen = [there[k] for k in most_positives([labels[k] for k in there], PANELS)]
+    columns = min(len(chosen), 3 if len(chosen) in (5, 6, 9) else 4)
+    rows = math.ceil(len(chosen) / columns)
+    figure, axes = new_figure(rows, columns, (max(5.5, 2.75 * columns), 3.1 * rows + 0.9))
+    columns_of = {name: [run.of_labels() for run in runs] for name, runs in methods.items()}
+    for ax, k in zip(axes, chosen, strict=False):
+        label = labels[k]
+        own = {name: [run[k] for run in runs if run[k].is_rankable] for name, runs in columns_of.items()}
+        _draw_curves(ax, own, label.rectangle)
+        _show_all(ax)
+        number = f"{label.num_positives:,} of {label.num_positives + label.num_negatives:,} positive"
+        ax.set_title(f"{textwrap.fill(label.name, 34)}\n{number}", fontsize=9)
+        ax.set_xlabel("False positive rate", fontsize=8)
+        ax.tick_params(labelsize=7)
+    for ax in axes[::columns]:
+        ax.set_ylabel("True positive rate", fontsize=8)
+    for ax in axes[len(chosen) :]:
+        ax.set_axis_off()
+    handles, names = axes[0].get_legend_handles_labels()
+    names[0] = "rectangle"
+    figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(names)), fontsize=8, frameon=False)
+    figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def _draw_curves(ax: Any, methods: Mapping[str, Sequence[Evaluated]], rectangle: tuple[float, float]) -> None:
+    patches = import_extra("matplotlib.patches", "plot")
+    min_tpr, max_fpr = rectangle
+    shaded = {"facecolor": _RECTANGLE, "alpha": 0.18, "linewidth": 0, "zorder": 0}
+    region = f"TPR ≥ {min_tpr:g}, FPR ≤ {max_fpr:g}"
+    ax.add_patch(patches.Rectangle((0, min_tpr), max_fpr, 1 - min_tpr, label=region, **shaded))
+    for k, (name, runs) in enumerate(methods.items()):
+        fpr, tpr = _mean_roc(runs)
+        look = {"color": COLOURS[k % len(COLOURS)], "linestyle": _LINES[k % len(_LINES)], "linewidth": 1.8}
+        ax.plot(fpr, tpr, label=name, **look)
+    dress(ax)
+
+
+def _show_all(ax: Any) -> None:
+    """The unit square, and the diagonal that chance gives."""
+    ax.plot([0, 1], [0, 1], color="#8a8f98", linewidth=1, linestyle=(0, (4, 4)), zorder=1)
+    ax.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal")
 
 
 def _mean_roc(runs: Sequence[Evaluated]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

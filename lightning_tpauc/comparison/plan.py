@@ -11,6 +11,7 @@ from lightning_tpauc.comparison.store import Ended, Keyed, Store
 from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_count
+from lightning_tpauc.scoring.labels import Labels, listed
 
 #: What the others are compared with.
 BASELINE = "cross-entropy"
@@ -80,6 +81,37 @@ def chosen_methods(given: Sequence[str | Method] | None) -> tuple[Method, ...]:
         msg = f"Expected `methods` to be at least two methods of different names, but got {names}."
         raise ArgumentError(msg)
     return tuple(found)
+
+
+def methods_for(
+    methods: Sequence[Method], labels: Labels | None, rectangle: tuple[float, float], *, chosen: bool
+) -> tuple[tuple[Method, ...], list[str]]:
+    """The methods that can train these labels, and the names of the others.
+
+    Args:
+        methods: that were asked for.
+        labels: of the data; ``None`` for one label, which all methods train.
+        rectangle: (min_tpr, max_fpr).
+        chosen: whether somebody asked for these methods, or they are the default.
+
+    Raises:
+        UnsupportedError: if a method that was asked for trains one label, and there are several.
+
+    Example:
+        >>> kept, left_out = methods_for(chosen_methods(None), Labels(("liver", "lung")), (0.5, 0.5), chosen=False)
+        >>> [method.name for method in kept], left_out
+        (['cross-entropy', 'balanced cross-entropy', 'STACO'], ['PAUCI'])
+    """
+    left_out = [m for m in methods if labels is not None and not m.algorithm(*rectangle).takes_tasks]
+    if left_out and chosen and labels is not None:
+        names = [method.name for method in left_out]
+        msg = (
+            f"{listed(names)} of `methods` {'trains' if len(names) == 1 else 'train'} one label, but the data have "
+            f"{len(labels.names)}: {listed(labels.names)}. Take cross-entropy, balanced cross-entropy, STACO or SOTAs, "
+            "or pass one column of labels."
+        )
+        raise UnsupportedError(msg)
+    return tuple(m for m in methods if m not in left_out), [method.name for method in left_out]
 
 
 def _known(name: Any) -> Method:
@@ -234,7 +266,7 @@ def examples_per_step(datamodule: Any, algorithm: Any) -> int:
         raise ArgumentError(msg)
     sampler = datamodule.batch_sampler()
     sizes = sampler.global_sizes(1)
-    kind = algorithm.sampling if datamodule.sampling == "auto" else datamodule.sampling
+    kind = sampling_of(datamodule, algorithm)
     if kind != "pos_neg" and datamodule.negatives is not None:
         msg = (
             f"{algorithm!r} draws from the whole training set, but negatives are a stream. Leave it out of `methods`, "
@@ -244,10 +276,22 @@ def examples_per_step(datamodule: Any, algorithm: Any) -> int:
     if kind == "full":
         return int(datamodule.num_positives + datamodule.num_negatives)
     if kind == "uniform":
-        return int(min(sampler.sizes.num_pos + sizes.num_neg, datamodule.num_positives + datamodule.num_negatives))
+        tasks = getattr(sampler, "tasks", None)  # of several labels
+        size = datamodule.num_positives + datamodule.num_negatives if tasks is None else len(tasks.measured)
+        return int(min(sampler.sizes.num_pos + sampler.sizes.num_neg, size))
     given = datamodule.num_dual_neg
     dual = (sizes.num_neg if given is None else given) if algorithm.needs_dual_negatives else 0
     return int(sizes.num_pos + sizes.num_neg + dual)
+
+
+def sampling_of(datamodule: PosNegDataModule, algorithm: Algorithm) -> str:
+    """How batches are drawn: as the data module says, or else the algorithm.
+
+    Example:
+        >>> sampling_of(PosNegDataModule(), STACO()), sampling_of(PosNegDataModule(sampling="uniform"), STACO())
+        ('pos_neg', 'uniform')
+    """
+    return algorithm.sampling if datamodule.sampling == "auto" else datamodule.sampling
 
 
 def best_factor(store: Store[Outcome], cells: Mapping[float, Sequence[Cell]]) -> float | None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import base64
-import csv
-import io
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from lightning_tpauc.atomic import replacing
-from lightning_tpauc.comparison.pictures import as_png, draw_progress, draw_roc
-from lightning_tpauc.comparison.results import Results, Row
+from lightning_tpauc.comparison.label_tables import columns, heading, label_rows, labels_csv, labels_in_text
+from lightning_tpauc.comparison.pictures import as_png, draw_progress, draw_roc, draw_roc_of_labels
+from lightning_tpauc.comparison.results import Results, Row, measured_names
+from lightning_tpauc.comparison.tables import as_csv, as_markdown, as_text
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2630; --paper: #fff; --line: #d9dee4; --head: #1f3b57; }
@@ -62,25 +63,36 @@ class Report:
 def write_report(results: Results, folder: Path, title: str) -> Report:
     """Write ``report.txt``, ``table.csv``, ``differences.csv``, ``runs.csv``, two pictures and ``report.html``.
 
+    Of several labels also ``labels.csv`` and ``labels.md``: each of them.
+
     Raises:
         MissingExtraError: if matplotlib is not installed.
     """
     header, rows = _columns(results), [_cells(row, results) for row in results.rows]
     verdicts = _verdicts(results)
-    parts = [title, as_text(header, rows), "\n".join(verdicts), "\n".join(f"- {note}" for note in results.notes)]
+    notes = "\n".join(f"- {note}" for note in results.notes)
+    parts = [title, as_text(header, rows), "\n".join(verdicts), labels_in_text(results), notes]
     text = "\n\n".join(part for part in parts if part)
     pictures = {}
     if results.scores:
-        pictures["roc.png"] = as_png(draw_roc(results.scores, results.rectangles[0], f"ROC on {results.part} data"))
+        title_of_roc = f"ROC on {results.part} data"
+        if results.labels:
+            pictures["roc.png"] = as_png(draw_roc_of_labels(results.scores, results.labels, title_of_roc))
+        else:
+            pictures["roc.png"] = as_png(draw_roc(results.scores, results.rectangles[0], title_of_roc))
         pictures["training.png"] = as_png(draw_progress(results.curves, "Training: mean over runs, lowest to highest"))
     files: dict[str, str | bytes] = {
         "report.txt": text + "\n",
         "table.csv": _table(results),
         "differences.csv": _differences(results),
         "runs.csv": _runs(results),
-        "report.html": as_page(title, header, rows, verdicts, results.notes, pictures),
         **pictures,
     }
+    tables = {}
+    if results.labels:
+        tables[heading(results)] = of_labels = columns(results), label_rows(results, results.labels)
+        files |= {"labels.csv": labels_csv(results), "labels.md": as_markdown(*of_labels)}
+    files["report.html"] = as_page(title, header, rows, verdicts, results.notes, pictures, tables)
     for name, content in files.items():
         with replacing(folder / name) as file:
             file.write(content if isinstance(content, bytes) else content.encode())
@@ -102,7 +114,7 @@ def _cells(row: Row, results: Results) -> list[str]:
     if row.failed:
         return [row.method, "failed", *[""] * (len(_columns(results)) - 2)]
     low, high = row.interval[0]
-    areas, others = _names(results)
+    areas, others = measured_names(results.rectangles)
     return [
         row.method,
         mean_and_std(row.measured[areas[0]]),
@@ -114,21 +126,17 @@ def _cells(row: Row, results: Results) -> list[str]:
     ]
 
 
-def _names(results: Results) -> tuple[list[str], list[str]]:
-    areas = [f"tpauc {k}" for k in range(len(results.rectangles))]
-    return areas, ["auroc", "average_precision", "tpr_at_max_fpr", "fpr_at_min_tpr"]
-
-
 def _verdicts(results: Results) -> list[str]:
+    labels = f"mean of {results.num_valued} labels, " if results.labels else ""
     return [
-        f"{name} against {results.baseline}, {_of(rectangle)}: {results.verdict(name, k)}"
+        f"{name} against {results.baseline}, {labels}{_of(rectangle)}: {results.verdict(name, k)}"
         for k, rectangle in enumerate(results.rectangles)
         for name in results.differences
     ]
 
 
 def _table(results: Results) -> str:
-    areas, others = _names(results)
+    areas, others = measured_names(results.rectangles)
     named = {f"tpauc {k}": f"tpauc_{r[0]:g}_{r[1]:g}" for k, r in enumerate(results.rectangles)}
     columns = [f"{named.get(name, name)}_{what}" for name in (*areas, *others) for what in ("mean", "std")]
     header = [
@@ -165,7 +173,7 @@ def _differences(results: Results) -> str:
 
 
 def _runs(results: Results) -> str:
-    areas, others = _names(results)
+    areas, others = measured_names(results.rectangles)
     header = ["method", "run", "seconds", *(f"tpauc_{r[0]:g}_{r[1]:g}" for r in results.rectangles), *others]
     rows = [
         [row.method, k, seconds, *(row.measured[name][k] for name in (*areas, *others))]
@@ -174,39 +182,6 @@ def _runs(results: Results) -> str:
         if row.measured
     ]
     return as_csv(header, rows)
-
-
-def as_text(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns: the first one to the left, the others to the right.
-
-    Example:
-        >>> print(as_text(["method", "area"], [["A", "0.5"], ["BB", "0.25"]]))
-        method  area
-        A        0.5
-        BB      0.25
-    """
-    lines = [header, *rows]
-    widths = [max(len(line[k]) for line in lines) for k in range(len(header))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(w) if k == 0 else cell.rjust(w) for k, (cell, w) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
-
-
-def as_csv(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """CSV with a header; numbers have five decimals, ``None`` is empty.
-
-    Example:
-        >>> as_csv(["method", "area"], [["A", 0.5], ["B", None]]).splitlines()
-        ['method,area', 'A,0.50000', 'B,']
-    """
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows([[f"{cell:.5f}" if isinstance(cell, float) else cell for cell in row] for row in rows])
-    return file.getvalue()
 
 
 def mean_and_std(values: Sequence[float]) -> str:
@@ -227,6 +202,7 @@ def as_page(
     verdicts: Sequence[str],
     notes: Sequence[str],
     pictures: Mapping[str, bytes],
+    tables: Mapping[str, tuple[Sequence[str], Sequence[Sequence[str]]]] = MappingProxyType({}),
 ) -> str:
     """The page; it is well-formed XML as well.
 
@@ -235,12 +211,11 @@ def as_page(
         >>> "<h1>A &lt; B</h1>" in page, "<td>A</td>" in page
         (True, True)
     """
-    heads = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    body = "\n".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     parts = [
         f"<h1>{escape(title)}</h1>",
         _list(verdicts, "verdicts"),
-        f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>\n{body}\n</tbody></table></div>',
+        _table_of_page(header, rows),
+        *(f"<h2>{escape(name)}</h2>{_table_of_page(*table)}" for name, table in tables.items()),
         *(_picture(name, content) for name, content in pictures.items()),
         "<h2>How to read it</h2>",
         _list(notes, "notes"),
@@ -249,6 +224,12 @@ def as_page(
     head = f'<meta charset="utf-8" />{sized}<title>{escape(title)}</title><style>{_STYLE}</style>'
     content = "\n".join(part for part in parts if part)
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>\n{content}\n</body></html>\n'
+
+
+def _table_of_page(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    heads = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    body = "\n".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
 
 
 def _list(lines: Sequence[str], kind: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,23 +14,44 @@ from tqdm import tqdm
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional import fpr_at_min_tpr, tpr_at_max_fpr, two_way_partial_auroc
-from lightning_tpauc.functional.order import split_classes
+from lightning_tpauc.functional.order import rankable
 from lightning_tpauc.functional.roc import exact_area
 
 #: All resamples together draw at most this many scores. Larger sets get fewer resamples, since theirs differ less.
 _DRAWS = 1_000_000_000
 
 
+Rectangle = tuple[float, float]
+
+
 class Evaluated(NamedTuple):
     """Scores of one run.
 
     Attributes:
-        scores: float tensor ``(N,)``.
-        target: integer tensor ``(N,)`` of 0 and 1.
+        scores: float tensor ``(N,)``, or ``(N, K)`` of several labels.
+        target: integer tensor of that shape: 1, 0, and of several labels -1 for what was not measured.
     """
 
     scores: Tensor
     target: Tensor
+
+    def of_labels(self) -> list[Evaluated]:
+        """The examples of each label that were measured; of the only one, all.
+
+        Example:
+            >>> run = Evaluated(torch.tensor([[0.1, 0.2], [0.3, 0.4]]), torch.tensor([[1, -1], [0, 1]]))
+            >>> [label.target.tolist() for label in run.of_labels()]
+            [[1, 0], [1]]
+        """
+        if self.target.ndim == 1:
+            return [self]
+        columns = zip(self.scores.unbind(1), self.target.unbind(1), strict=True)
+        return [Evaluated(scores[known], target[known]) for scores, target in columns for known in [target >= 0]]
+
+    @property
+    def is_rankable(self) -> bool:
+        """Whether there are both classes."""
+        return bool((self.target == 1).any()) and bool((self.target == 0).any())
 
 
 class Difference(NamedTuple):
@@ -46,12 +68,23 @@ class Difference(NamedTuple):
     upper: float
 
 
-def measures(run: Evaluated, rectangles: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """All that a table shows of one run's scores.
+def measured_names(rectangles: Sequence[Rectangle]) -> tuple[list[str], list[str]]:
+    """Names of the areas in rectangles, and of all else that is measured.
+
+    Example:
+        >>> measured_names([(0.5, 0.5)])
+        (['tpauc 0'], ['auroc', 'average_precision', 'tpr_at_max_fpr', 'fpr_at_min_tpr'])
+    """
+    areas = [f"tpauc {k}" for k in range(len(rectangles))]
+    return areas, ["auroc", "average_precision", "tpr_at_max_fpr", "fpr_at_min_tpr"]
+
+
+def measures(run: Evaluated, rectangles: Sequence[Rectangle]) -> dict[str, float]:
+    """All that a table shows of one run's scores of one label.
 
     Returns:
         ``tpauc 0``, ``tpauc 1`` and so on by rectangle, ``auroc``, ``average_precision``, ``tpr_at_max_fpr`` and
-        ``fpr_at_min_tpr``.
+        ``fpr_at_min_tpr``; nan, all of them, where a class is missing.
 
     Example:
         >>> run = Evaluated(torch.tensor([0.9, 0.8, 0.7, 0.1]), torch.tensor([1, 0, 1, 0]))
@@ -60,8 +93,11 @@ def measures(run: Evaluated, rectangles: Sequence[tuple[float, float]]) -> dict[
     """
     from sklearn.metrics import average_precision_score
 
+    areas, others = measured_names(rectangles)
+    if not run.is_rankable:
+        return dict.fromkeys((*areas, *others), math.nan)
     min_tpr, max_fpr = rectangles[0]
-    found = {f"tpauc {k}": float(two_way_partial_auroc(*run, *r)) for k, r in enumerate(rectangles)}
+    found = {name: float(two_way_partial_auroc(*run, *r)) for name, r in zip(areas, rectangles, strict=True)}
     found["auroc"] = float(two_way_partial_auroc(*run, 0.0, 1.0))
     found["average_precision"] = float(average_precision_score(run.target.numpy(), run.scores.double().numpy()))
     found["tpr_at_max_fpr"] = float(tpr_at_max_fpr(*run, max_fpr))
@@ -81,10 +117,11 @@ def num_resamples_for(num_scores: int) -> int:
 
 def resampled_areas(
     methods: Mapping[str, Sequence[Evaluated]],
-    rectangles: Sequence[tuple[float, float]],
+    rectangles: Sequence[Rectangle],
     num_resamples: int = 1000,
     seed: int = 0,
     progress: Callable[[Iterable[int]], Iterable[int]] = iter,
+    own: Sequence[Rectangle] = (),
 ) -> dict[str, Tensor]:
     r"""TPAUC of every method in stratified resamples that are the same for all of them.
 
@@ -93,37 +130,42 @@ def resampled_areas(
     finite data. With R runs it also includes a part of the error of training, :math:`(R - 1) / R` of its variance; with
     one run it includes nothing of that.
 
+    Of several labels, an example is drawn with all its labels, as it was measured, in the strata of :func:`strata`.
+    A label that lacks a class in a resample has no value there, and the mean is that of the others, as in validation.
+
     Args:
         methods: by method, its runs; run k of all methods has the same examples in the same order.
         rectangles: (min_tpr, max_fpr) pairs.
         num_resamples: number of resamples.
         seed: of the draws.
         progress: is handed the numbers of the resamples, and may show how many are done.
+        own: of each of several labels, the rectangle that takes the place of the first one.
 
     Returns:
-        By method, a float64 tensor ``(num_resamples, len(rectangles))``: means over the drawn runs.
+        By method, a float64 tensor ``(num_resamples, len(rectangles))``: means over the drawn runs. Of K labels it is
+        ``(num_resamples, len(rectangles), 1 + K)``: first the mean over the labels, then each, nan where it has none.
 
     Raises:
-        ArgumentError: if the runs are not paired, or a class is missing.
+        ArgumentError: if the runs are not paired, or a class is missing (of several labels: of each of them).
     """
     targets = _paired(methods)
     shared = all(torch.equal(target, targets[0]) for target in targets)
-    split = {name: [split_classes(*run) for run in runs] for name, runs in methods.items()}
-    counts = [(int((t == 1).sum()), int((t == 0).sum())) for t in targets]
-    if any(0 in count for count in counts):
+    split = {name: [_columns(run.scores) for run in runs] for name, runs in methods.items()}
+    if not all(any(label.is_rankable for label in Evaluated(t, t).of_labels()) for t in targets):
         msg = "Methods can't be compared on data that lack a class."
         raise ArgumentError(msg)
+    groups = [strata(target) for target in targets]
+    demanded = [[first, *rectangles[1:]] for first in own or rectangles[:1]]
     generator = torch.Generator().manual_seed(seed)
-    found = {name: torch.zeros(num_resamples, len(rectangles), dtype=torch.float64) for name in methods}
-    for k in progress(range(num_resamples)):
+    found: dict[str, list[Tensor]] = {name: [] for name in methods}
+    for _ in progress(range(num_resamples)):
         drawn = torch.randint(len(targets), (len(targets),), generator=generator).tolist()
-        rows = [_draw(counts[0], generator)] * len(drawn) if shared else [_draw(counts[r], generator) for r in drawn]
+        rows = [_draw(groups[0], generator)] * len(drawn) if shared else [_draw(groups[r], generator) for r in drawn]
+        classes = [_by_class(own_rows, targets[r]) for own_rows, r in zip(rows, drawn, strict=True)]
         for name, runs in split.items():
-            for run, (pos, neg) in zip(drawn, rows, strict=True):
-                scores = runs[run][0][pos], runs[run][1][neg]
-                areas = [exact_area(*scores, *rectangle) for rectangle in rectangles]
-                found[name][k] += torch.tensor(areas, dtype=torch.float64) / len(drawn)
-    return found
+            areas = [_areas(runs[r], label, demanded) for r, label in zip(drawn, classes, strict=True)]
+            found[name].append(_mean_of_runs(areas))
+    return {name: torch.stack(areas) for name, areas in found.items()}
 
 
 def _paired(methods: Mapping[str, Sequence[Evaluated]]) -> list[Tensor]:
@@ -136,20 +178,74 @@ def _paired(methods: Mapping[str, Sequence[Evaluated]]) -> list[Tensor]:
     return first
 
 
-def _draw(counts: tuple[int, int], generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    pos, neg = (torch.randint(count, (count,), generator=generator) for count in counts)
-    return pos, neg
+def strata(target: Tensor) -> list[Tensor]:
+    """Rows that resamples draw apart: with one label the positives and the negatives.
+
+    Each example belongs to the rarest label that it is positive for, the first of equally rare ones; those that are
+    positive for none come last. So each resample has as many positives of the rarest label as the data, and of the
+    others nearly as many. A stratum for each combination of labels would often be a single example, which never varies.
+
+    Args:
+        target: integer tensor ``(N,)`` of 0 and 1, or ``(N, K)``, where it may be -1.
+
+    Example:
+        >>> [rows.tolist() for rows in strata(torch.tensor([[1, 0], [1, 1], [0, -1], [1, -1]]))]
+        [[0, 3], [1], [2]]
+    """
+    positive = target.reshape(len(target), -1) == 1
+    rarest_first = positive.sum(0).argsort(stable=True)
+    found = rarest_first[positive[:, rarest_first].int().argmax(1)].where(positive.any(1), positive.shape[1])
+    rows = [(found == label).nonzero().squeeze(1) for label in range(positive.shape[1] + 1)]
+    return [own for own in rows if len(own)]
+
+
+def _draw(groups: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
+    return [rows[torch.randint(len(rows), (len(rows),), generator=generator)] for rows in groups]
+
+
+def _by_class(rows: Sequence[Tensor], target: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Of each label, the drawn rows of positives and of negatives."""
+    if target.ndim == 1:
+        return [(rows[0], rows[1])]
+    drawn = torch.cat(list(rows))
+    return [(drawn[label == 1], drawn[label == 0]) for label in target[drawn].unbind(1)]
+
+
+def _columns(scores: Tensor) -> Tensor:
+    """Scores ``(K, N)`` as areas rank them."""
+    return rankable(scores).cpu().reshape(len(scores), -1).T.contiguous()
+
+
+def _areas(scores: Tensor, classes: Sequence[tuple[Tensor, Tensor]], demanded: Sequence[Sequence[Rectangle]]) -> Tensor:
+    """Areas by rectangle, ``(R,)``; of several labels ``(R, 1 + K)``, first the mean of those that have one."""
+    values = []
+    for column, (pos, neg), rectangles in zip(scores, classes, demanded, strict=True):
+        drawn = column[pos], column[neg]
+        there = len(pos) > 0 and len(neg) > 0
+        values.append([exact_area(*drawn, *rectangle) if there else math.nan for rectangle in rectangles])
+    areas = torch.tensor(values, dtype=torch.float64).T
+    return areas[:, 0] if len(classes) == 1 else torch.cat([areas.nanmean(1, keepdim=True), areas], 1)
+
+
+def _mean_of_runs(areas: Sequence[Tensor]) -> Tensor:
+    """Of each area, the mean over the runs that have it."""
+    stacked = torch.stack(list(areas))
+    count = (~stacked.isnan()).sum(0)
+    total = torch.zeros_like(areas[0])
+    for own in areas:
+        total += (own / count).nan_to_num(0.0)
+    return total.where(count > 0, math.nan)
 
 
 def difference(estimate: float, ours: Tensor, theirs: Tensor) -> Difference:
-    """The difference with its 95% percentile interval.
+    """The difference with its 95% percentile interval, over the resamples that have it.
 
     Example:
         >>> difference(0.5, torch.full((9,), 0.75), torch.full((9,), 0.25))
         Difference(estimate=0.5, lower=0.5, upper=0.5)
     """
     tail = (1.0 - 0.95) / 2
-    ends = (ours - theirs).double().quantile(torch.tensor([tail, 1.0 - tail], dtype=torch.float64))
+    ends = (ours - theirs).double().nanquantile(torch.tensor([tail, 1.0 - tail], dtype=torch.float64))
     return Difference(estimate, *ends.tolist())
 
 
@@ -225,6 +321,49 @@ class Row:
 
 
 @dataclass(frozen=True)
+class LabelResults:
+    """One of several labels.
+
+    Attributes:
+        name: what the data call it.
+        rectangle: the (min_tpr, max_fpr) that it was trained for.
+        num_positives: of the evaluated examples, those of all folds together.
+        num_negatives: the same of the examples that were measured negative.
+        measured: by method, means over the runs that have both classes, by the names of
+            :func:`~lightning_tpauc.comparison.results.measures`; nan if none has.
+        differences: by method, the difference of TPAUC to the baseline in ``rectangle``; empty if there is none.
+    """
+
+    name: str
+    rectangle: Rectangle
+    num_positives: int
+    num_negatives: int
+    measured: Mapping[str, Mapping[str, float]]
+    differences: Mapping[str, Difference]
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Numbers of positives and of negatives."""
+        return self.num_positives, self.num_negatives
+
+    @property
+    def has_value(self) -> bool:
+        """Whether some run has both classes."""
+        return not any(math.isnan(values["tpauc 0"]) for values in self.measured.values())
+
+
+def most_positives(labels: Sequence[LabelResults], count: int) -> list[int]:
+    """Positions of the labels with the most positives, at most so many of them, in ascending order.
+
+    Example:
+        >>> labels = [LabelResults("", (0.5, 0.5), number, 9, {}, {}) for number in (3, 1, 7)]
+        >>> most_positives(labels, 2)
+        [0, 2]
+    """
+    return sorted(sorted(range(len(labels)), key=lambda k: -labels[k].num_positives)[:count])
+
+
+@dataclass(frozen=True)
 class Results:
     """All that a report shows.
 
@@ -238,9 +377,10 @@ class Results:
         curves: by method, the points of its runs.
         num_resamples: number of bootstrap resamples that the intervals are made of.
         notes: what a reader has to know.
+        labels: what came out for each of several labels, of which all else shows the mean; empty with one label.
     """
 
-    rectangles: Sequence[tuple[float, float]]
+    rectangles: Sequence[Rectangle]
     rows: Sequence[Row]
     differences: Mapping[str, Sequence[Difference]]
     baseline: str
@@ -249,6 +389,12 @@ class Results:
     curves: Mapping[str, Sequence[Sequence[Mapping[str, float]]]]
     num_resamples: int
     notes: Sequence[str] = field(default_factory=tuple)
+    labels: Sequence[LabelResults] = ()
+
+    @property
+    def num_valued(self) -> int:
+        """Number of labels that the means are of."""
+        return sum(label.has_value for label in self.labels)
 
     def verdict(self, method: str, rectangle: int = 0) -> str:
         """In plain words whether a method is ahead of the baseline.
@@ -261,32 +407,102 @@ class Results:
         return verdict(self.differences[method][rectangle], self.baseline, untrained)
 
 
+class Evaluation(NamedTuple):
+    """What :func:`evaluate` found.
+
+    Attributes:
+        measured: by method, the values of its runs by name; of several labels, means over those that have one.
+        intervals: by method, the intervals of its areas.
+        differences: by method, the differences of its areas to the baseline's.
+        num_resamples: number of resamples.
+        labels: each of several labels.
+    """
+
+    measured: dict[str, dict[str, list[float]]]
+    intervals: dict[str, list[tuple[float, float]]]
+    differences: dict[str, list[Difference]]
+    num_resamples: int
+    labels: list[LabelResults]
+
+
 def evaluate(
-    scores: Mapping[str, Sequence[Evaluated]], baseline: str, rectangles: Sequence[tuple[float, float]]
-) -> tuple[dict[str, dict[str, list[float]]], dict[str, list[tuple[float, float]]], dict[str, list[Difference]], int]:
+    scores: Mapping[str, Sequence[Evaluated]],
+    baseline: str,
+    rectangles: Sequence[Rectangle],
+    labels: Sequence[tuple[str, Rectangle]] = (),
+    folds: int = 1,
+) -> Evaluation:
     """Values, intervals and differences of what was scored.
 
-    Returns:
-        By method: the values of its runs by name, the intervals of its areas, and the differences of its areas to the
-        baseline's; then the number of resamples.
+    Args:
+        scores: by method, its runs.
+        baseline: name of the method that the others are compared with.
+        rectangles: (min_tpr, max_fpr) pairs.
+        labels: name of each of several labels, and the rectangle that takes the place of the first one.
+        folds: how many of the first runs have parts of the same data, if the runs have different examples.
     """
-    values = {name: [measures(run, rectangles) for run in runs] for name, runs in scores.items()}
-    measured = {name: {key: [run[key] for run in runs] for key in runs[0]} for name, runs in values.items()}
+    own = [rectangle for _, rectangle in labels]
+    demanded = [[first, *rectangles[1:]] for first in own or rectangles[:1]]
+    # by method, run, label and name
+    each = {name: [_measured(run, demanded) for run in runs] for name, runs in scores.items()}
+    measured = {name: _by_name([_mean_of(run) for run in runs]) for name, runs in each.items()}
     drawn = sum(run.scores.numel() for runs in scores.values() for run in runs) * len(rectangles)
     count = num_resamples_for(drawn)
-    areas = resampled_areas(scores, rectangles, count, progress=_shown) if scores else {}
+    areas = resampled_areas(scores, rectangles, count, progress=_shown, own=own) if scores else {}
+    means = {name: found[..., 0] if labels else found for name, found in areas.items()}
+    estimates = {n: [statistics.fmean(measured[n][f"tpauc {k}"]) for k in range(len(rectangles))] for n in areas}
     found: dict[str, list[Difference]] = {}
     intervals: dict[str, list[tuple[float, float]]] = {}
-    for name, own in areas.items():
-        means = [statistics.fmean(measured[name][f"tpauc {k}"]) for k in range(len(rectangles))]
-        alone = [difference(mean, own[:, k], 0 * own[:, k]) for k, mean in enumerate(means)]
+    for name, ours in means.items():
+        alone = [difference(mean, ours[:, k], 0 * ours[:, k]) for k, mean in enumerate(estimates[name])]
         intervals[name] = [(d.lower, d.upper) for d in alone]
-        if baseline in areas and name != baseline:
-            theirs = [statistics.fmean(measured[baseline][f"tpauc {k}"]) for k in range(len(rectangles))]
+        if baseline in means and name != baseline:
+            theirs = estimates[baseline]
             found[name] = [
-                difference(mean - theirs[k], own[:, k], areas[baseline][:, k]) for k, mean in enumerate(means)
+                difference(mean - theirs[k], ours[:, k], means[baseline][:, k])
+                for k, mean in enumerate(estimates[name])
             ]
-    return measured, intervals, found, count
+    of_labels = []
+    if labels and scores:
+        targets = _paired(scores)
+        shared = all(torch.equal(target, targets[0]) for target in targets)
+        target = torch.cat(targets[: 1 if shared else folds])
+        for k, label in enumerate(labels):
+            own_values = {name: _mean_of([run[k] for run in runs]) for name, runs in each.items()}
+            own_areas = {name: sampled[:, 0, 1 + k] for name, sampled in areas.items()}
+            of_labels.append(_label(*label, target[:, k], own_values, own_areas, baseline))
+    return Evaluation(measured, intervals, found, count, of_labels)
+
+
+def _measured(run: Evaluated, demanded: Sequence[Sequence[Rectangle]]) -> list[dict[str, float]]:
+    return [measures(label, rectangles) for label, rectangles in zip(run.of_labels(), demanded, strict=True)]
+
+
+def _by_name(values: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
+    return {name: [found[name] for found in values] for name in values[0]}
+
+
+def _mean_of(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Of each name, the mean of what is not nan; nan if all are."""
+    there = {name: [v for v in own if not math.isnan(v)] for name, own in _by_name(values).items()}
+    return {name: statistics.fmean(own) if own else math.nan for name, own in there.items()}
+
+
+def _label(
+    name: str,
+    rectangle: Rectangle,
+    target: Tensor,
+    measured: Mapping[str, Mapping[str, float]],
+    areas: Mapping[str, Tensor],
+    baseline: str,
+) -> LabelResults:
+    """One label: its values, and its areas in the resamples, by method."""
+    differences = {}
+    if baseline in areas and not math.isnan(measured[baseline]["tpauc 0"]):
+        for method in areas.keys() - {baseline}:
+            estimate = measured[method]["tpauc 0"] - measured[baseline]["tpauc 0"]
+            differences[method] = difference(estimate, areas[method], areas[baseline])
+    return LabelResults(name, rectangle, int((target == 1).sum()), int((target == 0).sum()), measured, differences)
 
 
 def _shown(numbers: Iterable[int]) -> Iterable[int]:

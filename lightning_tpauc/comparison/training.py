@@ -15,11 +15,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_tpauc.comparison.plan import Budget, Cell, Method, Outcome
+from lightning_tpauc.comparison.plan import Budget, Cell, Method, Outcome, sampling_of
 from lightning_tpauc.comparison.results import Evaluated
 from lightning_tpauc.comparison.setup import Setup, weights_digest
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, UnsupportedError
-from lightning_tpauc.metrics.reporting import validated_areas
+from lightning_tpauc.metrics.reporting import TaskMetrics, scores_of_each, validated_areas
 from lightning_tpauc.module import TPAUCModule
 from lightning_tpauc.optimization import make_optimizer
 
@@ -46,6 +46,9 @@ class _Recorder(Callback):
     ) -> None:
         self._losses.append(outputs["loss"])
         self.examples += int(batch.num_pos + batch.num_neg + batch.num_dual_neg)
+        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set by `fit`
+        if batch.masks is not None and sampling_of(datamodule, pl_module.algorithm) == "uniform":  # type: ignore[arg-type]
+            self.examples -= int(batch.num_pos)  # such a batch has all examples in both parts
         self._advance(1 / self._steps)
 
     @override
@@ -66,19 +69,22 @@ class _Scores(Callback):
     def __init__(self) -> None:
         self.found: Evaluated | None = None
 
-    def _keep(self, metric: Any) -> None:
-        scores, labels = metric.collected()
-        known = (labels == 0) | (labels == 1)
-        self.found = Evaluated(scores[known].detach().cpu(), labels[known].cpu().long())
+    def _keep(self, metrics: Any) -> None:
+        columns = zip(*scores_of_each(metrics), strict=True)
+        scores, labels = (torch.stack(own, 1).detach().cpu() for own in columns)
+        known = (labels >= 0).any(1)
+        scores, labels = scores[known], labels[known].long()
+        several = isinstance(metrics, TaskMetrics)
+        self.found = Evaluated(scores, labels) if several else Evaluated(scores[:, 0], labels[:, 0])
 
     @override
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == TrainerFn.VALIDATING:
-            self._keep(pl_module.val_metrics["tpauc"])  # type: ignore[index]  # a TPAUCModule's
+            self._keep(pl_module.val_metrics)  # a TPAUCModule's
 
     @override
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._keep(pl_module.test_metrics["tpauc"])  # type: ignore[index]
+        self._keep(pl_module.test_metrics)
 
 
 def build_module(setup: Setup, method: Method, rectangle: tuple[float, float], seed: int, factor: float) -> TPAUCModule:

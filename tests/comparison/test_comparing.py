@@ -423,10 +423,6 @@ def test_what_cant_be_compared_is_one_line(tmp_path):
     assert "STACO" in run(tmp_path, datamodule=streamed, methods=["STACO", "balanced cross-entropy"]).text
     with pytest.raises(ArgumentError, match="`seeds`"):
         run(tmp_path, seeds=0)
-    x, y = part(0)
-    both = PosNegDataModule((x, np.stack([y, ~y], 1)), num_pos=8, num_neg=16, val_fraction=0.5)
-    with pytest.raises(UnsupportedError, match=r"the data have 2 \('0', '1'\)\. Compare one after the other"):
-        run(tmp_path, datamodule=both)
 
 
 def test_a_function_that_returns_trained_weights_is_noticed(tmp_path):
