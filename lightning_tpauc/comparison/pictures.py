@@ -113,7 +113,7 @@ def draw_roc_of_labels(methods: Mapping[str, Sequence[Evaluated]], labels: Seque
         _draw_curves(ax, own, label.rectangle)
         _show_all(ax)
         number = f"{label.num_positives:,} of {label.num_positives + label.num_negatives:,} positive"
-        ax.set_title(f"{textwrap.fill(label.name, 34)}\n{number}", fontsize=9)
+        ax.set_title(f"{textwrap.fill(label.name, 34)}\n{number}", fontsize=9, parse_math=False)
         ax.set_xlabel("False positive rate", fontsize=8)
         ax.tick_params(labelsize=7)
     for ax in axes[::columns]:

@@ -250,12 +250,12 @@ def many(num_labels):
 
 def test_of_many_labels_those_with_the_most_positives_are_drawn(tmp_path):
     one = many(30)
-    labels = [(f"label {k}", CORNER) for k in range(30)]
+    labels = [(f"label {k} $^$", CORNER) for k in range(30)]  # no mathematics
     scores = {"cross-entropy": [one], "STACO": [one]}
     found = evaluate(scores, "cross-entropy", [CORNER], labels)
     figure = draw_roc_of_labels(scores, found.labels, "ROC")
     titles = [ax.get_title().split("\n")[0] for ax in figure.axes if ax.axison]
-    assert titles == [f"label {k}" for k in range(30) if k % 3][-12:]
+    assert titles == [f"label {k} $^$" for k in range(30) if k % 3][-12:]
     rows = [Row(name, found.measured[name], found.intervals[name], [1.0]) for name in scores]
     shown = ([CORNER], rows, found.differences, "cross-entropy", "test", scores, {"STACO": []}, 9)
     results = Results(*shown, labels=found.labels)

@@ -474,8 +474,8 @@ def test_options_of_labels_for_data_with_one():
         fit(make_module(net=make_net(1)), data)
 
 
-def test_a_comparison_is_one_of_a_single_label(tmp_path):
-    with pytest.raises(UnsupportedError, match=r"a single label, but the data have 3 .*Compare one after the other"):
+def test_a_comparison_says_that_the_model_has_another_number_of_outputs(tmp_path):
+    with pytest.raises(ArgumentError, match=r"The model has .*, but there are 3 labels: 0, 1, 2"):
         compare(lambda: make_net(1), make_data(), tmp_path, max_steps=2)
 
 
