@@ -3,7 +3,8 @@
 :func:`compare` trains them and writes tables, pictures and a page; ``lightning-tpauc compare`` does so with a
 configuration. :mod:`~lightning_tpauc.comparison.plan` says what is trained, :mod:`~lightning_tpauc.comparison.training`
 trains one cell, :mod:`~lightning_tpauc.comparison.store` keeps what has finished,
-:mod:`~lightning_tpauc.comparison.results` compares, and :mod:`~lightning_tpauc.comparison.report` writes.
+:mod:`~lightning_tpauc.comparison.resampling` draws, :mod:`~lightning_tpauc.comparison.results` compares, and
+:mod:`~lightning_tpauc.comparison.report` writes.
 """
 
 from lightning_tpauc.comparison.comparing import Comparison, compare

@@ -29,7 +29,8 @@ from lightning_tpauc.comparison.plan import (
     rate_factors,
 )
 from lightning_tpauc.comparison.report import Report, write_report
-from lightning_tpauc.comparison.results import Evaluated, Results, Row, evaluate
+from lightning_tpauc.comparison.resampling import Evaluated
+from lightning_tpauc.comparison.results import Results, Row, evaluate
 from lightning_tpauc.comparison.running import check_processes, missing_cells, progress_bar, run_side_by_side
 from lightning_tpauc.comparison.setup import ObjectSetup, Setup, shown, weights_digest
 from lightning_tpauc.comparison.store import Store

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_tpauc.atomic import replacing
-from lightning_tpauc.comparison.results import Evaluated, LabelResults, most_positives
+from lightning_tpauc.comparison.resampling import Evaluated
+from lightning_tpauc.comparison.results import LabelResults, most_positives
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional import roc_polyline
 

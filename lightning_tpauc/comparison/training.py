@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_tpauc.comparison.plan import Budget, Cell, Method, Outcome, sampling_of
-from lightning_tpauc.comparison.results import Evaluated
+from lightning_tpauc.comparison.resampling import Evaluated
 from lightning_tpauc.comparison.setup import Setup, weights_digest
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, UnsupportedError
 from lightning_tpauc.metrics.reporting import TaskMetrics, scores_of_each, validated_areas

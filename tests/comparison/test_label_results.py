@@ -7,7 +7,8 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from lightning_tpauc.comparison.results import Evaluated, difference, evaluate, measures, resampled_areas, strata
+from lightning_tpauc.comparison.resampling import Evaluated, resampled_areas, strata
+from lightning_tpauc.comparison.results import difference, evaluate, measures
 from lightning_tpauc.errors import ArgumentError
 from tests.reference.tpauc import naive_tpauc
 

@@ -24,15 +24,8 @@ from lightning_tpauc.comparison.notes import notes_of, title_of
 from lightning_tpauc.comparison.pictures import draw_roc_of_labels
 from lightning_tpauc.comparison.plan import Outcome, Run, examples_per_step
 from lightning_tpauc.comparison.report import write_report
-from lightning_tpauc.comparison.results import (
-    Difference,
-    Evaluated,
-    LabelResults,
-    Results,
-    Row,
-    evaluate,
-    measures,
-)
+from lightning_tpauc.comparison.resampling import Evaluated
+from lightning_tpauc.comparison.results import Difference, LabelResults, Results, Row, evaluate, measures
 from lightning_tpauc.comparison.store import Store
 from lightning_tpauc.errors import ArgumentError, DataError, UnsupportedError
 from tests.comparison.test_comparing import SHORT, Keyed, cells, forks, table, without_times

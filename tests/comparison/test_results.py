@@ -9,16 +9,8 @@ import torch
 from scipy.stats import bootstrap
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from lightning_tpauc.comparison.results import (
-    Difference,
-    Evaluated,
-    difference,
-    measures,
-    num_resamples_for,
-    resampled_areas,
-    short,
-    verdict,
-)
+from lightning_tpauc.comparison.resampling import Evaluated, num_resamples_for, resampled_areas
+from lightning_tpauc.comparison.results import Difference, difference, measures, short, verdict
 from lightning_tpauc.errors import ArgumentError
 from tests.reference.tpauc import naive_tpauc
 
