@@ -2,10 +2,11 @@
 
 STACO runs with its defaults; nothing is set but the rectangle, and for the rows "rate x 1/3", "rate x 3", and so on,
 what these say. Cross-entropy and class-balanced cross-entropy, each as it is and with the average of its weights that
-STACO takes, run at five learning rates of Adam, PAUCI and SOTA-s with their defaults and at three rates; a baseline's
-row is its rate with the best mean validation value. All methods see the same number of examples of the same folds and
-start from the same weights. Every value is that of the best validation, as `StageCallback(keep_best=True)` leaves it;
-test values choose nothing. Cross-entropy knows nothing of the rectangle: one training is judged at all of them.
+STACO takes, run at five learning rates of Adam, and at three of STACO's optimizer; PAUCI and SOTA-s run with their
+defaults and at three rates of Adam. A baseline's row is its rate with the best mean validation value. All methods see
+the same number of examples of the same folds and start from the same weights. Every value is that of the best
+validation, as `StageCallback(keep_best=True)` leaves it; test values choose nothing. Cross-entropy knows nothing of the
+rectangle: one training is judged at all of them.
 
 Each cell is written to a file once it is trained, so that a run that is killed goes on where it was. Smaller parts:
 
@@ -27,13 +28,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from scipy import stats
+from sklearn.datasets import load_svmlight_file
+from sklearn.preprocessing import StandardScaler
 from torch import nn
 
 from benchmarks.common import arguments, data_folder, quiet
 from lightning_tpauc import (
+    DampedAdam,
     DigitsDataModule,
     LIBSVMDataModule,
     MedMNISTDataModule,
@@ -102,13 +107,35 @@ def digits(fold: int, **sizes: Any) -> PosNegDataModule:
     return DigitsDataModule(positive_digit=8, val_fraction=0.25, split_seed=fold, **sizes)
 
 
+def few_positives(fold: int, **sizes: Any) -> PosNegDataModule:
+    """160 positives and 4,000 negatives of adult to train on, 123 inputs; another third of them to validate on.
+
+    The test set is adult's own, whole.
+    """
+    train, test = (
+        load_svmlight_file(str(data_folder() / "adult" / name), n_features=123, zero_based=True) for name in ADULT_FILES
+    )
+    rng = np.random.default_rng(fold)
+    rows = np.concatenate(
+        [rng.permutation(np.flatnonzero(sign * train[1] > 0))[:n] for sign, n in ((1, 213), (-1, 5333))]
+    )
+    scaler = StandardScaler().fit(train[0][rows].toarray())
+    parts = [
+        (scaler.transform(x.toarray()).astype(np.float32), y > 0) for x, y in ((train[0][rows], train[1][rows]), test)
+    ]
+    return PosNegDataModule(parts[0], test_dataset=parts[1], val_fraction=0.25, split_seed=fold, seed=fold, **sizes)
+
+
+ADULT_FILES = ("adult.trn.bz2", "adult.tst.bz2")
 IJCNN1 = libsvm("ijcnn1", "ijcnn1.bz2", "ijcnn1.t.bz2")
-ADULT = libsvm("adult", "adult.trn.bz2", "adult.tst.bz2", zero_based=True)
+ADULT = libsvm("adult", *ADULT_FILES, zero_based=True)
 PROBLEMS = {
     "ijcnn1-linear": Problem(IJCNN1, lambda: nn.Linear(22, 1), CORNERS, 1000),
     "ijcnn1-mlp": Problem(IJCNN1, lambda: mlp(22), CORNERS, 1000),
     "adult-linear": Problem(ADULT, lambda: nn.Linear(123, 1), NOISY, 1000),
     "adult-mlp": Problem(ADULT, lambda: mlp(123), NOISY, 1000),
+    "few-linear": Problem(few_positives, lambda: nn.Linear(123, 1), ((0.5, 0.5),), 1000),
+    "few-mlp": Problem(few_positives, lambda: mlp(123), ((0.5, 0.5),), 1000),
     "digits-mlp": Problem(digits, lambda: mlp(64), ((0.8, 0.2),), 500),
     "tox21-gin": Problem(tox21, GIN, ((0.5, 0.5),), 400, {"num_pos": 32, "num_neg": 96}),
     "adrenal-cnn3d": Problem(adrenal, CNN3D, ((0.5, 0.5),), 200, {"num_pos": 32, "num_neg": 96}),
@@ -121,12 +148,13 @@ class Row(NamedTuple):
     Attributes:
         name: of the row.
         algorithm: makes the algorithm of a rectangle.
-        rates: learning rates of Adam; the best of them, by validation, is shown. ``None``: the module's default.
+        rates: learning rates; the best of them, by validation, is shown. ``None``: the module's default.
         module: further arguments of the module.
         stages: arguments of :class:`StageCallback`.
         every_rectangle: one training is judged at every rectangle.
         steps: length of a training; the problem's if 0.
         after_cross_entropy: whether the weights it starts from are those of a cross-entropy training with the defaults.
+        optimizer: that has the rates.
     """
 
     name: str
@@ -137,6 +165,7 @@ class Row(NamedTuple):
     every_rectangle: bool = False
     steps: int = 0
     after_cross_entropy: bool = False
+    optimizer: Callable[..., torch.optim.Optimizer] = DampedAdam
 
 
 class AveragedCrossEntropy(CrossEntropy):
@@ -149,35 +178,40 @@ class AveragedCrossEntropy(CrossEntropy):
 
 
 FIVE = (0.0003, 0.001, 0.003, 0.01, 0.03)
+
+
+def baseline(
+    name: str, algorithm: Callable[[Rectangle], Algorithm], rates: tuple[float, ...] = FIVE, **other: Any
+) -> Row:
+    """Tuned cross-entropy: one training is judged at every rectangle."""
+    return Row(name, algorithm, rates, every_rectangle=True, **{"optimizer": torch.optim.Adam, **other})
+
+
 SIGMOID = {"score_activation": "sigmoid"}
 MAIN = (
     Row("STACO", lambda r: STACO(*r)),
-    Row("cross-entropy", lambda r: CrossEntropy(*r), FIVE, every_rectangle=True),
-    Row("cross-entropy, averaged", lambda r: AveragedCrossEntropy(*r), FIVE, every_rectangle=True),
-    Row("balanced cross-entropy", lambda r: CrossEntropy(*r, balanced=True), FIVE, every_rectangle=True),
-    Row(
-        "balanced cross-entropy, averaged",
-        lambda r: AveragedCrossEntropy(*r, balanced=True),
-        FIVE,
-        every_rectangle=True,
-    ),
+    baseline("cross-entropy", lambda r: CrossEntropy(*r)),
+    baseline("cross-entropy, averaged", lambda r: AveragedCrossEntropy(*r)),
+    baseline("balanced cross-entropy", lambda r: CrossEntropy(*r, balanced=True)),
+    baseline("balanced cross-entropy, averaged", lambda r: AveragedCrossEntropy(*r, balanced=True)),
+)
+DAMPED = tuple(
+    baseline(f"{name}, DampedAdam", make, (0.003, 0.01, 0.03), optimizer=DampedAdam)
+    for name, make in (
+        ("cross-entropy", lambda r: CrossEntropy(*r)),
+        ("balanced cross-entropy", lambda r: CrossEntropy(*r, balanced=True)),
+    )
 )
 TRACKED = (Row("STACO, tracked duals", lambda r: STACO(*r, duals="tracked")),)
 COMPARED = (
     Row("PAUCI", lambda r: PAUCI(*r), (None,), SIGMOID),
-    Row("PAUCI, tuned", lambda r: PAUCI(*r), (0.001, 0.003, 0.01), SIGMOID),
+    Row("PAUCI, tuned", lambda r: PAUCI(*r), (0.001, 0.003, 0.01), SIGMOID, optimizer=torch.optim.Adam),
     Row("SOTA-s", lambda r: SOTAs(*r), (None,)),
-    Row("SOTA-s, tuned", lambda r: SOTAs(*r), (0.001, 0.003, 0.01)),
+    Row("SOTA-s, tuned", lambda r: SOTAs(*r), (0.001, 0.003, 0.01), optimizer=torch.optim.Adam),
 )
 LONGER = (
-    Row("cross-entropy, 3000 steps", lambda r: CrossEntropy(*r), FIVE, every_rectangle=True, steps=3000),
-    Row(
-        "balanced cross-entropy, 3000 steps",
-        lambda r: CrossEntropy(*r, balanced=True),
-        FIVE,
-        every_rectangle=True,
-        steps=3000,
-    ),
+    baseline("cross-entropy, 3000 steps", lambda r: CrossEntropy(*r), steps=3000),
+    baseline("balanced cross-entropy, 3000 steps", lambda r: CrossEntropy(*r, balanced=True), steps=3000),
 )
 SPREAD = (
     Row("STACO, rate x 1/3", lambda r: STACO(*r), (0.0033,)),
@@ -200,6 +234,7 @@ TRACKED_SPREAD = (
     Row("tracked, smooth ramp", lambda r: STACO(*r, duals="tracked", surrogate="smooth_ramp")),
 )
 ABLATION = (
+    Row("STACO, Adam", lambda r: STACO(*r), (0.01,), optimizer=torch.optim.Adam),
     Row("STACO, fixed rectangle", lambda r: STACO(*r), (None,), {}, {"shrink_rectangle": False}),
     Row("STACO, no warm-up", lambda r: STACO(*r), (None,), {"warmup": 0.0}),
     Row("STACO, mean of all iterates", lambda r: STACO(*r), (None,), {}, {"averaging": "uniform"}),
@@ -217,18 +252,14 @@ START = (
 )
 DEEP = (
     Row("STACO", lambda r: STACO(*r)),
-    Row("cross-entropy", lambda r: CrossEntropy(*r), (0.0003, 0.001, 0.003), every_rectangle=True),
-    Row(
-        "balanced cross-entropy",
-        lambda r: CrossEntropy(*r, balanced=True),
-        (0.0003, 0.001, 0.003),
-        every_rectangle=True,
-    ),
+    baseline("cross-entropy", lambda r: CrossEntropy(*r), FIVE[:3]),
+    baseline("balanced cross-entropy", lambda r: CrossEntropy(*r, balanced=True), FIVE[:3]),
     Row("PAUCI", lambda r: PAUCI(*r), (None,), SIGMOID),
 )
 PARTS = {
     "main": MAIN,
     "tracked": TRACKED,
+    "damped": DAMPED,
     "compared": COMPARED,
     "longer": LONGER,
     "deep": DEEP,
@@ -305,7 +336,7 @@ def train(cell: Cell, row: Row, rectangles: tuple[Rectangle, ...]) -> dict[Recta
     datamodule.prepare_data()
     datamodule.setup("fit")
     datamodule.setup("test")
-    optimizer = None if cell.rate is None else partial(torch.optim.Adam, lr=cell.rate)
+    optimizer = None if cell.rate is None else partial(row.optimizer, lr=cell.rate)
     network = problem.model()
     before = {}
     if row.after_cross_entropy:
@@ -388,6 +419,7 @@ def table(results: dict[str, dict[str, Any]], found: list[Cell]) -> None:
 BASELINES = (
     ("cross-entropy", "balanced cross-entropy"),
     ("cross-entropy, averaged", "balanced cross-entropy, averaged"),
+    ("cross-entropy, DampedAdam", "balanced cross-entropy, DampedAdam"),
 )
 
 

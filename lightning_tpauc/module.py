@@ -32,7 +32,7 @@ from lightning_tpauc.lightning_fixes.optimizers import step_schedulers
 from lightning_tpauc.lightning_fixes.subclassing import duty, refuse_replaced, refuse_taken, say_twin, say_unused
 from lightning_tpauc.lightning_fixes.unsupported import refuse_unsupported
 from lightning_tpauc.metrics.reporting import FurtherMetrics
-from lightning_tpauc.optimization import make_dense
+from lightning_tpauc.optimization.optimized_module import make_dense
 from lightning_tpauc.training.checkpoint import prepare_loading
 from lightning_tpauc.training.checkpoint import save as save_checkpoint
 from lightning_tpauc.training.hyperparameters import save_cli_hyperparameters
@@ -71,7 +71,8 @@ class TPAUCModule(TrainedModule):
         algorithm: the training method. ``None`` is STACO1 at ``min_tpr = max_fpr = 0.5``, and evaluates a checkpoint at
             the rectangle that the checkpoint was trained for.
         optimizer: maps parameters to a :class:`torch.optim.Optimizer`. If ``None``, the mixed-in module's
-            ``configure_optimizers`` is used, and without one Adam with learning rate 0.01 (PAUCI: 0.001).
+            ``configure_optimizers`` is used, and without one :class:`DampedAdam` with learning rate 0.01 (PAUCI:
+            0.001).
         lr_scheduler: maps the optimizer to a scheduler. It drives the learning rate and, by the same factor, the
             algorithm's own step sizes. A ``ReduceLROnPlateau`` follows ``val/tpauc``, or what its ``monitor`` names.
             Without one the rate grows over the first steps (``warmup``) and then stays.

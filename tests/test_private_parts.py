@@ -128,11 +128,11 @@ USED = {
         lambda _: torch.optim.SGD([torch.zeros(1, requires_grad=True)], fused=True),
         "fused optimizers under 16-mixed clip scaled gradients",
     ),
-    ("optimization", "_step_supports_amp_scaling"): (
+    ("optimization.optimized_module", "_step_supports_amp_scaling"): (
         lambda _: torch.optim.SGD([torch.zeros(1, requires_grad=True)], fused=True),
         "steps of fused optimizers that a gradient scaler skips count as taken",
     ),
-    ("optimization", "_version"): (
+    ("optimization.optimized_module", "_version"): (
         lambda _: torch.zeros(1),
         "optimizers that evaluate by themselves train on nothing",
     ),

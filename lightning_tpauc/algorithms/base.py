@@ -76,7 +76,7 @@ class Algorithm(DeclaredState, ABC):
         ArgumentError: if the rectangle is empty or not inside the unit square.
     """
 
-    #: Learning rate of Adam where the user gives no optimizer; see benchmarks/defaults.py.
+    #: Learning rate of DampedAdam where the user gives no optimizer; see benchmarks/defaults.py.
     default_lr: ClassVar[float] = 0.01
     #: What the weights continue from after a stage; the next anchor is the stage's average either way.
     stage_iterate: ClassVar[Literal["average", "last"]] = "average"

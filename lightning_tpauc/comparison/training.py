@@ -21,7 +21,7 @@ from lightning_tpauc.comparison.setup import Setup, weights_digest
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, UnsupportedError
 from lightning_tpauc.metrics.reporting import TaskMetrics, scores_of_each, validated_areas
 from lightning_tpauc.module import TPAUCModule
-from lightning_tpauc.optimization import make_optimizer
+from lightning_tpauc.optimization.optimized_module import make_optimizer
 
 
 class _Recorder(Callback):

@@ -12,7 +12,7 @@ from typing_extensions import override
 from lightning_tpauc.algorithms.base import TIGHTNESS_GRID
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.lightning_fixes.subclassing import raise_taken, refuse_taken
-from lightning_tpauc.optimization import OptimizedModule
+from lightning_tpauc.optimization.optimized_module import OptimizedModule
 from lightning_tpauc.training.rectangle_schedule import RectangleSchedule
 from lightning_tpauc.training.state import Phase, TrainingState
 from lightning_tpauc.training.training_scores import ScoreMemory
@@ -42,7 +42,7 @@ class TrainedModule(OptimizedModule):
     """Adds the :class:`TrainingState` to a module, and shows parts of it as read-only attributes.
 
     Args:
-        **kwargs: of :class:`~lightning_tpauc.optimization.OptimizedModule`.
+        **kwargs: of :class:`~lightning_tpauc.optimization.optimized_module.OptimizedModule`.
 
     Raises:
         ArgumentError: if a class that is mixed in uses one of these names for an attribute of its own.

@@ -10,10 +10,10 @@ from lightning.pytorch import Callback, LightningModule
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from lightning_tpauc import PosNegDataModule, TPAUCModule
+from lightning_tpauc import DampedAdam, PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy, FullBatch
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.optimization import LinearWarmup, steps_of_share
+from lightning_tpauc.optimization.warmup import LinearWarmup, steps_of_share
 from tests.helpers.problems import NUM_POS, LinearScore, loader, make_batches, make_trainer, paper_stages
 
 pytestmark = pytest.mark.filterwarnings(
@@ -227,19 +227,19 @@ def test_a_second_training_warms_up_again():
 # ---------------------------------------------------------------- the optimizer of whoever chose none
 
 
-def test_the_default_is_adam_at_three_thousandths():
+def test_the_default_is_damped_adam_at_a_hundredth():
     module = TPAUCModule(LinearScore())
     optimizer = module.configure_optimizers()
-    assert type(optimizer) is torch.optim.Adam
+    assert type(optimizer) is DampedAdam
     assert optimizer.param_groups[0]["lr"] == 1e-2
     assert rates_of(num_batches=10).rates == [1e-2] * 10
 
 
-def test_the_default_trains_as_adam_does():
+def test_the_default_trains_as_damped_adam_does():
     def weights(optimizer):
         module = TPAUCModule(LinearScore(), CrossEntropy(), optimizer, num_positives=NUM_POS)
         make_trainer().fit(module, loader(make_batches(20)[0]))
         return module.backbone.weight
 
-    assert torch.equal(weights(None), weights(lambda p: torch.optim.Adam(p, lr=1e-2)))
+    assert torch.equal(weights(None), weights(lambda p: DampedAdam(p, lr=1e-2)))
     assert not torch.equal(weights(None), weights(sgd(3e-3)))

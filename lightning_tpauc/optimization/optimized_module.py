@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
-from torch.optim import Adam, Optimizer, SparseAdam
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim import Optimizer, SparseAdam
 
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import require_range
 from lightning_tpauc.lightning_fixes.optimizers import keep_monitors
 from lightning_tpauc.lightning_fixes.subclassing import refuse_taken
+from lightning_tpauc.optimization.damped_adam import DampedAdam
+from lightning_tpauc.optimization.warmup import (
+    MOST_WARMUP_EPOCHS,
+    WARMUP_WITHOUT_END,
+    LinearWarmup,
+    begin_warmup,
+    steps_of_share,
+    warms_up,
+)
 from lightning_tpauc.scoring.evaluated_module import EvaluatedModule
 
 _EVALUATES = (
@@ -25,16 +32,14 @@ _EVALUATES = (
     "every evaluation is a step of the dual variables, so a batch has only one. Use another optimizer."
 )
 
-#: A warm-up takes at most this many epochs, and this many steps in a run without an end.
-_MOST_WARMUP_EPOCHS, _WARMUP_WITHOUT_END = 4, 100
-
 
 class OptimizedModule(EvaluatedModule):
     """Makes the optimizer and its schedule, takes the steps, and tells how far the schedule has lowered the rate.
 
     Args:
         optimizer: maps parameters to a :class:`torch.optim.Optimizer`. If ``None``, the mixed-in module's
-            ``configure_optimizers`` is used, and without one Adam with the algorithm's ``default_lr``.
+            ``configure_optimizers`` is used, and without one :class:`~lightning_tpauc.DampedAdam` with the algorithm's
+            ``default_lr``.
         lr_scheduler: maps the optimizer to a scheduler; needs ``optimizer``, or a module that makes none.
         lr_scheduler_interval: whether the scheduler steps after every ``"step"`` or every ``"epoch"``.
         warmup: share of the run in which the learning rate grows linearly to that of the optimizer, at most 4 epochs;
@@ -113,7 +118,7 @@ class OptimizedModule(EvaluatedModule):
         It can't begin earlier: counting the batches is a collective, and before the stage callback has compared the
         ranks' settings, some of them might not take part.
         """
-        begin_warmup(self.trainer, steps_of_share(self.trainer, self.warmup, _MOST_WARMUP_EPOCHS, _WARMUP_WITHOUT_END))
+        begin_warmup(self.trainer, steps_of_share(self.trainer, self.warmup, MOST_WARMUP_EPOCHS, WARMUP_WITHOUT_END))
 
     def single_optimizer(self) -> LightningOptimizer:
         """The optimizer; Lightning's wrapper of it counts its steps."""
@@ -240,92 +245,14 @@ def _versions(optimizer: Optimizer) -> list[int]:
     return [p._version for group in optimizer.param_groups for p in group["params"]]
 
 
-def steps_of_share(trainer: Trainer, share: float, most_epochs: int, without_end: int) -> int:
-    """Number of optimizer steps in a share of the run.
-
-    Args:
-        trainer: whose ``max_steps`` and ``max_epochs`` say how long the run is; its training data are there.
-        share: of the run, in (0, 1].
-        most_epochs: upper bound in epochs, since early stopping may end a run long before its nominal length.
-        without_end: the result if neither the run nor its epochs have a length.
-
-    Returns:
-        At least 1; the same on every rank.
-    """
-    total = float(trainer.estimated_stepping_batches)
-    if total < 0:  # Lightning returns -1 if epochs have no length, even if their number is bounded
-        total = math.inf
-    length = min(share * total, most_epochs * float(trainer.num_training_batches))
-    return max(1, int(length)) if math.isfinite(length) else without_end
-
-
-class LinearWarmup(LRScheduler):
-    """Lets the learning rate grow linearly to the optimizer's own over the first steps, then leaves it alone.
-
-    If positives are few, a network that begins at the full rate has its best validation after a few steps.
-
-    The number of steps is known only when there are data. Until :meth:`begin` is called with it, nothing changes.
-
-    Example:
-        >>> optimizer = Adam([nn.Parameter(torch.zeros(1))], lr=1.0)
-        >>> warmup, rates = LinearWarmup(optimizer), []
-        >>> warmup.begin(steps=4)
-        >>> for _ in range(6):
-        ...     rates.append(optimizer.param_groups[0]["lr"])
-        ...     optimizer.step()
-        ...     warmup.step()
-        >>> rates
-        [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-    """
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.steps = 0
-        super().__init__(optimizer)
-
-    def begin(self, steps: int) -> None:
-        """Set the number of steps of the warm-up, and lower the rates to those of its first step."""
-        self.steps = steps
-        rates = self.get_lr()
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
-        self._last_lr = rates
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the full rate is reached; after that the rate belongs to the optimizer, or to whoever changes it."""
-        return self.last_epoch >= self.steps - 1
-
-    def get_lr(self) -> list[float | Tensor]:
-        """The rate of each parameter group in the next step."""
-        if self.last_epoch >= self.steps:
-            return [group["lr"] for group in self.optimizer.param_groups]
-        return [rate * ((self.last_epoch + 1) / self.steps) for rate in self.base_lrs]
-
-
-def begin_warmup(trainer: Trainer, steps: int) -> None:
-    """Begin the :class:`LinearWarmup` of a training, if it has one."""
-    for config in trainer.lr_scheduler_configs:
-        if isinstance(config.scheduler, LinearWarmup):
-            config.scheduler.begin(steps)
-
-
-def warms_up(trainer: Trainer) -> bool:
-    """Whether a :class:`LinearWarmup` still keeps the learning rate below the optimizer's own."""
-    schedulers = (config.scheduler for config in trainer.lr_scheduler_configs)
-    return any(isinstance(scheduler, LinearWarmup) and not scheduler.is_over for scheduler in schedulers)
-
-
 def make_optimizer(factory: Any, parameters: list[nn.Parameter], default_lr: float) -> Optimizer:
-    """The optimizer of ``factory``, or Adam with learning rate ``default_lr`` if that is ``None``.
+    """The optimizer of ``factory``, or DampedAdam with learning rate ``default_lr`` if that is ``None``.
 
     Raises:
         ArgumentError: if ``factory`` does not map parameters to one optimizer that has a learning rate.
     """
     if factory is None:
-        return Adam(parameters, lr=default_lr)
+        return DampedAdam(parameters, lr=default_lr)
     optimizer = factory(parameters) if callable(factory) else factory
     if not callable(factory) or not isinstance(optimizer, Optimizer):
         found = " ".join(repr(optimizer).split())  # torch shows an optimizer on twenty lines

@@ -1,0 +1,152 @@
+"""The optimizer that a module has by default, beside loops over numbers and torch's Adam."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import lightning_tpauc
+from lightning_tpauc import DampedAdam
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.optimization.damped_adam import damped
+from tests.helpers.tolerances import assert_close
+
+
+def gradients(shape, steps=30, seed=0):
+    """Of weights whose inputs differ in scale by up to a thousand."""
+    generator = torch.Generator().manual_seed(seed)
+    scales = 10 ** (3 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1.5)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) * scales for _ in range(steps)]
+
+
+def trained(optimizer_class, steps, **options):
+    weight = nn.Parameter(torch.zeros_like(steps[0]))
+    optimizer = optimizer_class([weight], **options)
+    for gradient in steps:
+        weight.grad = gradient.clone()
+        optimizer.step()
+    return weight.detach()
+
+
+def by_hand(steps, rate, betas, eps):
+    """One number at a time; the first index counts outputs."""
+    rows = [g.reshape(len(g), -1).tolist() for g in steps]
+    height, width = len(rows[0]), len(rows[0][0])
+    weights, means, squares = ([[0.0] * width for _ in range(height)] for _ in range(3))
+    for count, gradient in enumerate(rows, start=1):
+        for i in range(height):
+            for j in range(width):
+                means[i][j] = betas[0] * means[i][j] + (1 - betas[0]) * gradient[i][j]
+                squares[i][j] = betas[1] * squares[i][j] + (1 - betas[1]) * gradient[i][j] ** 2
+            roots = [math.sqrt(square / (1 - betas[1] ** count)) for square in squares[i]]
+            for j in range(width):
+                divisor = min(max(roots), 3 * roots[j]) + eps
+                weights[i][j] -= rate * means[i][j] / (1 - betas[0] ** count) / divisor
+    return torch.tensor(weights, dtype=torch.float64).reshape(steps[0].shape)
+
+
+@pytest.mark.parametrize("shape", [(1, 6), (4, 5), (3, 2, 2, 2), (3, 1)])
+@pytest.mark.parametrize(("betas", "eps"), [((0.9, 0.999), 1e-8), ((0.5, 0.9), 1e-2), ((0.0, 0.0), 1e-8)])
+def test_steps_are_those_of_a_loop_over_numbers(shape, betas, eps):
+    steps = gradients(shape)
+    expected = by_hand(steps, 0.01, betas, eps)
+    assert_close(trained(DampedAdam, steps, lr=0.01, betas=betas, eps=eps), expected, "float64")
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (4, 1)])
+def test_vectors_and_outputs_with_a_single_weight_take_the_steps_of_adam(shape):
+    steps = gradients(shape)
+    assert_close(trained(DampedAdam, steps, lr=0.01), trained(torch.optim.Adam, steps, lr=0.01), "float64")
+
+
+def test_no_step_is_longer_than_adams_nor_shorter_than_a_third():
+    steps = gradients((8, 20), steps=1)
+    ratio = trained(DampedAdam, steps, lr=0.01) / trained(torch.optim.Adam, steps, lr=0.01)
+    assert float(ratio.max()) <= 1 + 1e-6
+    assert float(ratio.min()) >= 1 / 3 - 1e-6
+    assert float(ratio.min()) < 0.34
+    assert_close(ratio.amax(dim=1), torch.ones(8, dtype=torch.float64), "float64")
+
+
+def test_inputs_that_say_nothing_are_learnt_more_slowly_than_by_adam():
+    """Few positives, many inputs, one of which matters: the share of the score that is noise."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 100, generator=generator)
+    y = (x[:, 0] > 0).float()
+
+    def noise(optimizer_class):
+        weight = nn.Parameter(torch.zeros(1, 100))
+        optimizer = optimizer_class([weight], lr=0.01)
+        for _ in range(20):
+            optimizer.zero_grad()
+            nn.functional.binary_cross_entropy_with_logits((x @ weight.T)[:, 0], y).backward()
+            optimizer.step()
+        return float((weight[0, 1:].norm() / weight[0, 0].abs()).detach())
+
+    assert noise(DampedAdam) < 0.7 * noise(torch.optim.Adam)
+
+
+def test_a_state_that_was_loaded_goes_on_to_the_last_bit():
+    steps = [g.float() for g in gradients((4, 5))]
+
+    def run(break_at):
+        weight = nn.Parameter(torch.zeros(4, 5))
+        optimizer = DampedAdam([weight], lr=0.01)
+        for number, gradient in enumerate(steps):
+            if number == break_at:
+                saved, optimizer = optimizer.state_dict(), DampedAdam([weight], lr=7.0)
+                optimizer.load_state_dict(saved)
+            weight.grad = gradient.clone()
+            optimizer.step()
+        return weight.detach()
+
+    assert torch.equal(run(break_at=11), run(break_at=None))
+
+
+def test_groups_closures_frozen_weights_and_rates_in_tensors():
+    fast, slow, frozen = (nn.Parameter(torch.ones(2, 3)) for _ in range(3))
+    rate = torch.tensor(0.1)
+    optimizer = DampedAdam([{"params": [fast, frozen], "lr": rate}, {"params": [slow]}], lr=0.01)
+
+    def closure():
+        loss = (fast * 2 + slow * 2).sum()
+        loss.backward()
+        return loss
+
+    assert float(optimizer.step(closure)) == 24.0
+    assert_close(fast.detach(), torch.full((2, 3), 0.9), "float32")
+    assert_close(slow.detach(), torch.full((2, 3), 0.99), "float32")
+    assert torch.equal(frozen.detach(), torch.ones(2, 3))
+    rate.fill_(0.0)
+    before = fast.detach().clone()
+    optimizer.step()
+    assert torch.equal(fast.detach(), before)
+
+
+def test_parameters_without_entries():
+    empty = nn.Parameter(torch.zeros(3, 0))
+    empty.grad = torch.zeros(3, 0)
+    DampedAdam([empty]).step()
+    assert damped(torch.zeros(0, 4)).shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [({"lr": -1.0}, "lr"), ({"lr": math.nan}, "lr"), ({"betas": (1.0, 0.9)}, "betas"), ({"eps": -1e-8}, "eps")],
+)
+def test_values_out_of_range(options, name):
+    with pytest.raises(ArgumentError, match=f"Expected `{name}` to be a number"):
+        DampedAdam([nn.Parameter(torch.zeros(1))], **options)
+
+
+def test_sparse_gradients_are_refused():
+    table = nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(ArgumentError, match="dense gradients: build the embedding with `sparse=False`"):
+        DampedAdam(table.parameters()).step()
+
+
+def test_it_is_what_a_module_trains_with_if_nothing_is_said():
+    module = lightning_tpauc.TPAUCModule(nn.Linear(3, 1))
+    assert type(module.configure_optimizers()) is DampedAdam
