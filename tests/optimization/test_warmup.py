@@ -227,12 +227,12 @@ def test_a_second_training_warms_up_again():
 # ---------------------------------------------------------------- the optimizer of whoever chose none
 
 
-def test_the_default_is_damped_adam_at_a_hundredth():
+def test_the_default_is_damped_adam():
     module = TPAUCModule(LinearScore())
     optimizer = module.configure_optimizers()
     assert type(optimizer) is DampedAdam
-    assert optimizer.param_groups[0]["lr"] == 1e-2
-    assert rates_of(num_batches=10).rates == [1e-2] * 10
+    assert optimizer.param_groups[0]["lr"] == 0.015
+    assert rates_of(num_batches=10).rates == [0.015] * 10
 
 
 def test_the_default_trains_as_damped_adam_does():
@@ -241,5 +241,5 @@ def test_the_default_trains_as_damped_adam_does():
         make_trainer().fit(module, loader(make_batches(20)[0]))
         return module.backbone.weight
 
-    assert torch.equal(weights(None), weights(lambda p: DampedAdam(p, lr=1e-2)))
+    assert torch.equal(weights(None), weights(lambda p: DampedAdam(p, lr=0.015)))
     assert not torch.equal(weights(None), weights(sgd(3e-3)))
