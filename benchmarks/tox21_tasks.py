@@ -1,7 +1,7 @@
 """Tox21's twelve assays at once, GIN: STACO with its defaults beside cross-entropy, masked and balanced for each task.
 
 All sides see as many examples in as many steps. Those of cross-entropy are trained at several rates, and the rate with
-the best validation value (the mean over the tasks) counts; STACO has its default rate. The weights that validated best
+the best validation value (the mean over the tasks) counts; STACO has the module's defaults. The weights that validated best
 are tested. Every finished training is a file, and a second run goes on where the first one ended.
 
     python -m benchmarks.tox21_tasks --seeds 5 --folder results_tox21
@@ -34,26 +34,26 @@ NAMES = [
 
 
 class Side(NamedTuple):
-    """A method and the learning rates of Adam to choose from."""
+    """A method and the learning rates of Adam to choose from; ``None`` is the module's default optimizer."""
 
     algorithm: Callable[[], Algorithm]
-    rates: tuple[float, ...]
+    rates: tuple[float | None, ...]
 
 
 SIDES = {
-    "STACO": Side(STACO, (0.01,)),
-    "STACO, per positive": Side(partial(STACO, duals="per_positive"), (0.01,)),
+    "STACO": Side(STACO, (None,)),
+    "STACO, per positive": Side(partial(STACO, duals="per_positive"), (None,)),
     "cross-entropy": Side(CrossEntropy, (0.001, 0.003, 0.01)),
     "balanced": Side(partial(CrossEntropy, balanced=True), (0.001, 0.003, 0.01)),
 }
 
 
-def train(side: str, rate: float, seed: int, steps: int, cache: Path) -> dict[str, Any]:
+def train(side: str, rate: float | None, seed: int, steps: int, cache: Path) -> dict[str, Any]:
     """One training; returns the validation value and the scores of the test set."""
     seed_everything(seed, workers=True, verbose=False)
     folder = data_folder() / "tox21"
     data = SMILESDataModule("tox21.csv.gz", NAMES, root=str(folder), cache_dir=str(cache), seed=seed)
-    adam = partial(torch.optim.Adam, lr=rate)
+    adam = None if rate is None else partial(torch.optim.Adam, lr=rate)
     module = TPAUCModule(GIN(num_labels=len(NAMES)), SIDES[side].algorithm(), adam)
     trainer = bare_trainer(max_steps=steps, max_epochs=-1, val_check_interval=steps // 10, check_val_every_n_epoch=None)
     start = time.process_time()
@@ -95,7 +95,7 @@ def chosen(folder: Path, side: str, seeds: int) -> list[dict[str, Any]]:
             by_rate[rate] = runs
             mean = statistics.fmean(run["val"] for run in runs)
             seconds = statistics.fmean(run["seconds"] for run in runs)
-            print(f"{side} at {rate:g}: validation {mean:.4f}, {len(runs)} seeds, {seconds:.0f} s each")
+            print(f"{side} at {rate or 'the default'}: validation {mean:.4f}, {len(runs)} seeds, {seconds:.0f} s each")
     return max(by_rate.values(), key=lambda runs: statistics.fmean(run["val"] for run in runs), default=[])
 
 
