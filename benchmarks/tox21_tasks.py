@@ -1,8 +1,8 @@
 """Tox21's twelve assays at once, GIN: STACO with its defaults beside cross-entropy, masked and balanced for each task.
 
 All sides see as many examples in as many steps. Those of cross-entropy are trained at several rates, and the rate with
-the best validation value (the mean over the tasks) counts; STACO has the module's defaults. The weights that validated best
-are tested. Every finished training is a file, and a second run goes on where the first one ended.
+the best validation value (the mean over the tasks) counts; STACO has the module's defaults. The weights that validated
+best are tested. Every finished training is a file, and a second run goes on where the first one ended.
 
     python -m benchmarks.tox21_tasks --seeds 5 --folder results_tox21
 """
