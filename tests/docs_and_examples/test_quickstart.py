@@ -42,10 +42,8 @@ def test_the_table(example, root, tmp_path, capsys):
     header, *rows = capsys.readouterr().out.splitlines()
     columns = ["medians over splits", "validation", "test TPAUC", "(lowest, highest)", "AUROC", "lr"]
     assert re.split(r"  +", header) == [*columns, "ahead of cross-entropy"]
-    found = [
-        re.fullmatch(r"([\w -]+?) +([\d.]+) +([\d.]+)  \(([\d.]+), ([\d.]+)\) +([\d.]+) +([\d.]+|default)   on (\d) of 2", r)
-        for r in rows
-    ]
+    values = r" +([\d.]+) +([\d.]+)  \(([\d.]+), ([\d.]+)\) +([\d.]+) +([\d.]+|default)"
+    found = [re.fullmatch(rf"([\w -]+?){values}   on (\d) of 2", row) for row in rows]
     assert [row[1] for row in found] == ["cross-entropy", "balanced cross-entropy", "STACO"]
     for row, (_, rates) in zip(found, example.METHODS.values(), strict=True):
         val, median, low, high, auroc = map(float, row.groups()[1:6])
