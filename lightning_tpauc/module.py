@@ -36,7 +36,7 @@ from lightning_tpauc.optimization.optimized_module import make_dense
 from lightning_tpauc.training.checkpoint import prepare_loading
 from lightning_tpauc.training.checkpoint import save as save_checkpoint
 from lightning_tpauc.training.hyperparameters import save_cli_hyperparameters
-from lightning_tpauc.training.needed_callbacks import needed_callbacks
+from lightning_tpauc.training.needed_callbacks import in_order, needed_callbacks
 from lightning_tpauc.training.returning import give_back, take_back
 from lightning_tpauc.training.state import Phase
 from lightning_tpauc.training.trained_module import TrainedModule
@@ -340,6 +340,11 @@ class TPAUCModule(TrainedModule):
         use_atomic_files(self.trainer)
         present = [type(callback) for callback in (*self.trainer.callbacks, *given)]  # type: ignore[attr-defined]
         return [*given, *needed_callbacks(present)]
+
+    @duty("before")
+    def setup(self, stage: str) -> None:  # noqa: ARG002
+        """Let the callbacks that training needs be called before those that may save."""
+        self.trainer.callbacks = in_order(self.trainer.callbacks)  # type: ignore[attr-defined]
 
     @duty("before")
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.core.mixins import hparams_mixin
 from lightning.pytorch.strategies import ModelParallelStrategy, launchers
+from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities import model_helpers
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, _utils, dataloader
@@ -76,6 +77,22 @@ USED = {
     ("data.core.loader", "_combined_loader"): (lambda t: t.fit_loop, "a resumed epoch starts from its first batch"),
     ("data.streaming.reader", "_utils"): (lambda _: torch.utils.data, "streams do not see which worker reads them"),
     ("data.streaming.reader", "_worker_info"): (lambda _: _utils.worker, "streams do not see which worker reads them"),
+    ("lightning_fixes.pending_hooks", "_call_callback_hooks"): (
+        lambda _: call,
+        "EarlyStopping misses the epoch at whose end a callback has saved",
+    ),
+    ("lightning_fixes.pending_hooks", "_call_lightning_module_hook"): (
+        lambda _: call,
+        "EarlyStopping misses the epoch at whose end a module has saved",
+    ),
+    ("lightning_fixes.pending_hooks", "_data_fetcher"): (
+        lambda t: t.fit_loop,
+        "points logged after a resumed epoch's end lie at a wrong step",
+    ),
+    ("lightning_fixes.pending_hooks", "_should_check_val_fx"): (
+        lambda t: t.fit_loop.epoch_loop,
+        "points logged after a resumed epoch's end lie at a wrong step",
+    ),
     ("lightning_fixes.resuming", "_batches_that_stepped"): (
         lambda t: t.fit_loop.epoch_loop,
         "points logged again after a kill lie at a wrong step",

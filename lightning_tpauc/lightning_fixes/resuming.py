@@ -10,10 +10,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
+
+from lightning_tpauc.lightning_fixes.pending_hooks import mark_pending_hook, take_pending
+
+
+def mark_pending(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any] | None:
+    """Mark in a checkpoint what Lightning would have done next, so that a resumed run does it.
+
+    Returns:
+        The rest of the hook that asks for the checkpoint; see :mod:`lightning_tpauc.lightning_fixes.pending_hooks`.
+    """
+    mark_validation_pending(trainer, checkpoint)
+    return mark_pending_hook(trainer, checkpoint)
 
 
 def mark_validation_pending(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
@@ -39,7 +51,7 @@ def mark_validation_pending(trainer: Trainer, checkpoint: dict[str, Any]) -> Non
     if _amid_batch(trainer):
         # The resumed run takes this batch again, but Lightning would count it twice.
         state["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
-    if _amid_validation(trainer):
+    if amid_validation(trainer):
         _take_up_validation(state)
     if not _at_batch_end(trainer) or fetcher is None:
         return
@@ -88,26 +100,41 @@ class ResumedLoop:
     def __init__(self) -> None:
         self._extra_steps = 0
         self._stops = False
+        self._callbacks: list[Callback] | None = None
 
     def prepare(self, trainer: Trainer, *, last_epoch: bool) -> None:
         """Add a step to ``max_steps`` if only an epoch's end is left, since Lightning would not enter the loop."""
         self._extra_steps = int(last_epoch)
         trainer.fit_loop.epoch_loop.max_steps += self._extra_steps
 
-    def start(self, trainer: Trainer, *, stopped: bool) -> bool:
-        """End a run that ``EarlyStopping`` had ended, when training starts.
+    def start(self, trainer: Trainer, entry: dict[str, Any], own: Callback) -> bool:
+        """Prepare what is left of the saved epoch, when training starts.
+
+        A run that ``EarlyStopping`` had ended ends again. If the checkpoint was saved in the hook of an epoch's end,
+        Lightning will call only those callbacks that were not called before, and ``own``, to call :meth:`end_epoch`.
 
         Returns:
             Whether only an epoch's end is left.
         """
-        self._stops = stopped and _stop_again(trainer)
+        self._stops = entry.get("stopped_early", False) and _stop_again(trainer)
+        left = take_pending(trainer, entry.get("pending_hook"), "on_train_epoch_end")
+        epochs: Any = trainer.fit_loop.epoch_progress.current
+        if left is not None and epochs.processed < epochs.started:
+            self._callbacks = trainer.callbacks  # type: ignore[attr-defined]
+            trainer.callbacks = [c for c in self._callbacks if c is own or c in left]  # type: ignore[attr-defined]
         return bool(self._extra_steps) or self._stops
 
-    def end_epoch(self, trainer: Trainer) -> None:
-        """Restore ``max_steps``, and end a run that ``EarlyStopping`` had ended."""
-        self.restore_max_steps(trainer)
+    def end_epoch(self, trainer: Trainer) -> bool:
+        """Restore the Trainer, and end a run that ``EarlyStopping`` had ended.
+
+        Returns:
+            Whether the caller's part of this epoch's end was done before the checkpoint was saved.
+        """
+        done = self._callbacks is not None
+        self.restore(trainer)
         if self._stops:
             trainer.should_stop, self._stops = True, False
+        return done
 
     @contextmanager
     def own_length(self, trainer: Trainer) -> Iterator[None]:
@@ -119,8 +146,10 @@ class ResumedLoop:
         finally:
             loop.max_steps += self._extra_steps
 
-    def restore_max_steps(self, trainer: Trainer) -> None:
-        """Take back what :meth:`prepare` added."""
+    def restore(self, trainer: Trainer) -> None:
+        """Take back what :meth:`prepare` added, and what :meth:`start` took away."""
+        if self._callbacks is not None:
+            trainer.callbacks, self._callbacks = self._callbacks, None  # type: ignore[attr-defined]
         trainer.fit_loop.epoch_loop.max_steps -= self._extra_steps
         self._extra_steps = 0
 
@@ -242,7 +271,7 @@ def _amid_batch(trainer: Trainer) -> bool:
     return bool(trainer.training and progress.processed == progress.ready - 1)
 
 
-def _amid_validation(trainer: Trainer) -> bool:
+def amid_validation(trainer: Trainer) -> bool:
     """Whether a validation of the training has begun and has not logged its results yet."""
     loop = trainer.fit_loop.epoch_loop.val_loop
     progress: Any = loop.batch_progress.current

@@ -7,11 +7,8 @@ which training resumes, is stored under our key.
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
-import numpy as np
-import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.precision import DoublePrecision
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -19,15 +16,16 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lightning_tpauc.algorithms import Algorithm
-from lightning_tpauc.distributed import gather_objects, handling_exception, rank, reshard, whole, world_size
+from lightning_tpauc.distributed import gather_objects, handling_exception, reshard, whole, world_size
 from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning
 from lightning_tpauc.lightning_fixes.optimizers import restore_dtypes
 from lightning_tpauc.lightning_fixes.plain_values import make_plain
 from lightning_tpauc.lightning_fixes.resuming import (
+    amid_validation,
     continue_loops,
     ends_amid_epoch,
     known_metrics,
-    mark_validation_pending,
+    mark_pending,
     replay_unlogged_metrics,
     restore_known_metrics,
     stopped_early,
@@ -40,6 +38,7 @@ from lightning_tpauc.training.batch_norm import agree_on_statistics, batch_norm_
 from lightning_tpauc.training.compatibility import FORMAT_VERSION, KEY
 from lightning_tpauc.training.finite_guard import diagnose
 from lightning_tpauc.training.hyperparameters import leave_out_objects
+from lightning_tpauc.training.random_state import own_random_state, restore_random_states
 from lightning_tpauc.training.state import Phase, TrainingState
 from lightning_tpauc.training.trained_module import TrainedModule
 from lightning_tpauc.training.weights import IterateAverage
@@ -78,7 +77,6 @@ def save(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
     _publish_evaluation_weights(module, average, checkpoint["state_dict"])
     if "callbacks" not in checkpoint or _is_of_evaluation(trainer, checkpoint):  # save_weights_only
         return
-    mark_validation_pending(trainer, checkpoint)
     together = world_size() == 1 or not handling_exception()
     checkpoint[KEY] = {
         "format_version": FORMAT_VERSION,
@@ -89,9 +87,10 @@ def save(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
         "fingerprint": compatibility.fingerprint(trainer),
         "batches": compatibility.batch_settings(trainer),
         "optimizer": compatibility.optimizer_name(trainer),
-        "random_state": gather_objects(_own_random_state()),
+        "random_state": gather_objects(_random_state_to_resume(trainer, state)),
         "negatives": _negatives(trainer, state.batches_seen),
         "stopped_early": stopped_early(trainer),
+        "pending_hook": mark_pending(trainer, checkpoint),
         # computing a metric may be a collective, and after an exception other ranks may not take part
         "unlogged": unlogged_metrics(trainer) if together else None,
         "known": known_metrics(trainer) if together else {},
@@ -219,36 +218,10 @@ def _negatives(trainer: Trainer, batches_seen: int) -> list[Any] | None:
     return None if own is None else gather_objects(own)
 
 
-def restore_random_states(states: list[dict[str, Any]]) -> None:
-    """Restore this rank's state; ranks that did not exist when the state was written keep theirs."""
-    if rank() >= len(states):
-        return
-    state = states[rank()]
-    torch.set_rng_state(state["torch"])
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
-    kind, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
-
-
-def _own_random_state() -> dict[str, Any]:
-    """This rank's random state. A rescue checkpoint holds no other, since other ranks may not take part in it."""
-    version, words, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state()
-    return {
-        "torch": torch.get_rng_state(),
-        "python": (version, list(words), gauss),
-        "numpy": (
-            str(kind),
-            torch.from_numpy(np.asarray(keys).astype(np.int64)),
-            int(position),
-            int(has_gauss),
-            float(cached),
-        ),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-    }
+def _random_state_to_resume(trainer: Trainer, state: TrainingState) -> dict[str, Any]:
+    """This rank's random state; that of a validation's start during a validation, which a resumed run begins anew."""
+    before = state.random_before_validation
+    return before if before is not None and amid_validation(trainer) else own_random_state()
 
 
 def settle_threshold(module: TrainedModule, trainer: Trainer, *, rescore: bool) -> None:

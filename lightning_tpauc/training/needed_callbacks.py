@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import BatchSizeFinder, Checkpoint, EarlyStopping, LearningRateFinder
 
 from lightning_tpauc.scoring.decision_threshold import DecisionThreshold, DefaultThreshold
 from lightning_tpauc.training.finite_guard import FiniteGuard
@@ -26,3 +28,26 @@ def needed_callbacks(present: Sequence[type[Callback]]) -> list[Callback]:
         ['DefaultThreshold']
     """
     return [make() for kind, make in _NEEDED if not any(issubclass(p, kind) for p in present)]
+
+
+def in_order(callbacks: Sequence[Callback]) -> list[Callback]:
+    """The Trainer's callbacks in the order in which they are called: the needed ones, ``EarlyStopping``, all others.
+
+    A checkpoint that another callback saves in a hook of its own then holds what that hook does for the training.
+    Lightning's tuners stay in front, and its checkpoints at the end.
+
+    Example:
+        >>> [type(callback).__name__ for callback in in_order([Callback(), EarlyStopping("val/tpauc"), FiniteGuard()])]
+        ['FiniteGuard', 'EarlyStopping', 'Callback']
+    """
+    first: tuple[Any, ...] = (
+        (BatchSizeFinder, LearningRateFinder),
+        *(kind for kind, _ in _NEEDED),
+        EarlyStopping,
+    )
+
+    def place(callback: Callback) -> int:
+        found = next((k for k, kind in enumerate(first) if isinstance(callback, kind)), len(first))
+        return found + isinstance(callback, Checkpoint)
+
+    return sorted(callbacks, key=place)

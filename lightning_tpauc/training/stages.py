@@ -179,9 +179,8 @@ class StageCallback(KeepsDuties, Callback):
         self._adviser = Adviser()
         self._adviser.say("pairs", few_pairs_of(module.algorithm, trainer))
         self._adviser.say("demand", little_demanded(module.algorithm.min_tpr, module.algorithm.max_fpr))
-        restored = module.training_state.restored or {}
-        last_epoch = self._resumed.start(trainer, stopped=restored.get("stopped_early", False))
-        if resume(trainer, module, last_epoch=last_epoch):  # saved, perhaps, before this callback's own hook
+        last_epoch = self._resumed.start(trainer, module.training_state.restored or {}, self)
+        if resume(trainer, module, last_epoch=last_epoch):  # earlier releases saved before this callback's own hook
             self._end_stage_if_due(trainer, module)
             self._move_rectangle_if_due(trainer, module)
         else:
@@ -227,7 +226,8 @@ class StageCallback(KeepsDuties, Callback):
         """Log the algorithm's diagnostics."""
         module: TrainedModule = pl_module  # type: ignore[assignment]
         state = module.training_state
-        self._resumed.end_epoch(trainer)
+        if self._resumed.end_epoch(trainer):
+            return
         state.restore_last_iterate()
         values, schedule = module.algorithm.diagnostics(), state.rectangle_schedule
         look_at_duals(self._adviser, module.algorithm, values)
@@ -282,7 +282,7 @@ class StageCallback(KeepsDuties, Callback):
         """Put the last iterate back if a validation fails, and restore what was changed in the Trainer."""
         module: TrainedModule = pl_module  # type: ignore[assignment]
         module.trained_start.end(trainer)
-        self._resumed.restore_max_steps(trainer)
+        self._resumed.restore(trainer)
         if trainer.validating:
             module.training_state.restore_last_iterate()
 

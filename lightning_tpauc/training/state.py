@@ -78,6 +78,8 @@ class TrainingState:
         best: the weights that validated best; ``None`` unless they are kept.
         rectangle_schedule: shrinks the trained rectangle; ``None`` unless that is wanted.
         restored: the loaded checkpoint's content in phase ``LOADED``.
+        pending_hook: the rest of the hook in which that checkpoint was saved, until training starts.
+        random_before_validation: this rank's random state when the last validation of the training began.
         loss_was_logged: whether callbacks know ``train/loss`` in this run.
         has_started: whether the module has begun a run in this process.
         is_trained: whether the weights were trained elsewhere: they came from a file or from another process.
@@ -107,6 +109,8 @@ class TrainingState:
         self.best: BestWeights | None = None
         self.rectangle_schedule: RectangleSchedule | None = None
         self.restored: dict[str, Any] | None = None
+        self.pending_hook: dict[str, Any] | None = None
+        self.random_before_validation: dict[str, Any] | None = None
         self._sharded: list[FSDPModule] = []
 
     # ---------------------------------------------------------------- a run's beginning
@@ -193,6 +197,10 @@ class TrainingState:
         self.batches_seen += 1
         self.step_loss, self.step_skipped = loss.detach(), skipped
         self.phase = Phase.BETWEEN_STEPS
+
+    def note_random_state(self, random: dict[str, Any]) -> None:
+        """Keep the random state of a validation's start: many loaders draw from it when they begin."""
+        self.random_before_validation = random
 
     def note_logged_loss(self) -> None:
         """Note that callbacks know ``train/loss`` from now on."""
@@ -287,6 +295,11 @@ class TrainingState:
             self.phase = Phase.BETWEEN_STEPS
         return restored
 
+    def take_pending(self) -> dict[str, Any] | None:
+        """The rest of the hook in which the loaded checkpoint was saved, once; ``None`` if there is none."""
+        pending, self.pending_hook = self.pending_hook, None
+        return pending
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Fill in what :meth:`state_dict` returned, and what earlier releases wrote; the model gets the last iterate.
 
@@ -302,4 +315,4 @@ class TrainingState:
         ):
             if part is not None and state.get(name) is not None:
                 part.load_state_dict(state[name])
-        self.batches_seen = state["batches_seen"]
+        self.batches_seen, self.pending_hook = state["batches_seen"], state.get("pending_hook")

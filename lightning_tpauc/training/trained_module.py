@@ -11,8 +11,10 @@ from typing_extensions import override
 
 from lightning_tpauc.algorithms.base import TIGHTNESS_GRID
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.lightning_fixes.subclassing import raise_taken, refuse_taken
+from lightning_tpauc.lightning_fixes.pending_hooks import end_validation, take_pending
+from lightning_tpauc.lightning_fixes.subclassing import duty, raise_taken, refuse_taken
 from lightning_tpauc.optimization.optimized_module import OptimizedModule
+from lightning_tpauc.training.random_state import own_random_state
 from lightning_tpauc.training.rectangle_schedule import RectangleSchedule
 from lightning_tpauc.training.state import Phase, TrainingState
 from lightning_tpauc.training.training_scores import ScoreMemory
@@ -66,6 +68,21 @@ class TrainedModule(OptimizedModule):
             raise ArgumentError(msg)
         else:
             super().__setattr__(name, value)
+
+    @duty("before")
+    def on_train_start(self) -> None:
+        """Finish the hook in which a callback has saved the checkpoint of a resumed run."""
+        state = self.training_state
+        left = take_pending(self.trainer, state.take_pending(), "on_validation_end")
+        if left is not None:
+            state.show_average()
+            end_validation(self.trainer, left)
+            state.restore_last_iterate()
+
+    @duty("before")
+    def on_validation_model_zero_grad(self) -> None:
+        """Note the random state before the validation's loader begins, which takes some of its numbers."""
+        self.training_state.note_random_state(own_random_state())
 
     @override
     def objective_grid(self) -> Sequence[float]:

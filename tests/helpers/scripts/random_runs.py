@@ -185,15 +185,24 @@ HOOKS = (
     "on_fit_end",
 )
 SAVED_BY = ("steps", "steps", "epoch", "validation", "validation or epoch", "exception", "hook")
+#: Who asks for a checkpoint at a hook: a Lightning ``Checkpoint``, which is called last, another callback before or
+#: after the others, or the module's own class.
+SAVERS = ("checkpoint", "first callback", "last callback", "module")
 #: Hooks at which a Trainer is asked for a checkpoint; amid a step it says that it is not exact.
 SAVED_AT = (
+    "on_train_start",
     "on_train_batch_start",
     "on_train_batch_end",
     "on_train_epoch_start",
     "on_validation_start",
+    "on_validation_epoch_start",
     "on_validation_batch_start",
+    "on_validation_batch_end",
+    "on_validation_epoch_end",
     "on_validation_end",
     "on_train_epoch_end",
+    "on_train_end",
+    "on_fit_end",
 )
 
 
@@ -218,6 +227,8 @@ class Setting(NamedTuple):
     saved_every: int
     saved_at: str
     killed_at: tuple[tuple[str, int], ...]
+    saver: str = "checkpoint"
+    watched: bool = False
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in self._asdict().items())
@@ -234,6 +245,7 @@ def draw(seed: int) -> Setting:
     saved_by = rng.choice([name for name in SAVED_BY if validates or not name.startswith("validation")])
     hooks = [h for h in HOOKS if validates or "validation" not in h]
     data = rng.choice(streams)
+    by_hook = random.Random(f"{seed} saver")  # noqa: S311
     return Setting(
         seed=seed,
         algorithm=algorithm,
@@ -252,8 +264,10 @@ def draw(seed: int) -> Setting:
         stops_early=validates and rng.random() < 0.2,
         saved_by=saved_by,
         saved_every=rng.choice([1, 2, 3, 5, 7]) if saved_by != "hook" else rng.choice([1, 2, 4, 7]),
-        saved_at=rng.choice([h for h in SAVED_AT if validates or "validation" not in h]),
+        saved_at=by_hook.choice([h for h in SAVED_AT if validates or "validation" not in h]),
         killed_at=tuple((rng.choice(hooks), rng.randint(1, 9)) for _ in range(rng.choice([1, 1, 2]))),
+        saver=by_hook.choice(SAVERS),
+        watched=saved_by == "hook" and validates and by_hook.random() < 0.3,
     )
 
 
@@ -320,7 +334,11 @@ class Moments(Callback):
 
 
 class Saver(Moments, Checkpoint):
-    """Asks the Trainer for a checkpoint; like all that do it is called after the other callbacks."""
+    """Asks the Trainer for a checkpoint; Lightning calls it after the other callbacks."""
+
+
+class OwnSaver(Moments):
+    """The same by a callback that Lightning knows nothing about, and calls where it stands in the list."""
 
 
 class Breaker(Moments):
@@ -357,11 +375,25 @@ def schedule(scheduler: Any) -> Any:
     return [{k: v for k, v in scheduler.state_dict().items() if k != "_schedulers"}, inner]
 
 
-def make_module(setting: Setting) -> TPAUCModule:
+def saving_module(hook: str, number: int, path: Path) -> type[TPAUCModule]:
+    """A subclass that asks the Trainer for a checkpoint in a hook of its own, every n-th time."""
+
+    def act(self: TPAUCModule, *args: Any) -> Any:
+        if not self.trainer.sanity_checking:
+            self.asked = getattr(self, "asked", 0) + 1
+            if self.asked % number == 0:
+                self.trainer.save_checkpoint(path)
+        return getattr(super(Saving, self), hook)(*args)
+
+    Saving: type[TPAUCModule] = type("Saving", (TPAUCModule,), {hook: act})
+    return Saving
+
+
+def make_module(setting: Setting, kind: type[TPAUCModule] = TPAUCModule) -> TPAUCModule:
     """The model and its training."""
     rng = random.Random(setting.seed)  # noqa: S311
     torch.manual_seed(setting.seed)
-    return TPAUCModule(
+    return kind(
         NETS[setting.net](),
         ALGORITHMS[setting.algorithm](rng),
         OPTIMIZERS[setting.optimizer],
@@ -408,8 +440,10 @@ def savers(setting: Setting, folder: Path) -> list[Callback]:
         return [ModelCheckpoint(folder, save_last=True, **how[setting.saved_by])]
     if setting.saved_by == "exception":
         return [OnExceptionCheckpoint(folder, "last")]
-    path = folder / "last.ckpt"
-    return [Saver(setting.saved_at, setting.saved_every, lambda t: t.save_checkpoint(path), again=True)]
+    if setting.saver == "module":
+        return []
+    path, kind = folder / "last.ckpt", Saver if setting.saver == "checkpoint" else OwnSaver
+    return [kind(setting.saved_at, setting.saved_every, lambda t: t.save_checkpoint(path), again=True)]
 
 
 def precision(setting: Setting) -> dict[str, Any]:
@@ -431,7 +465,13 @@ def run(folder: Path, setting: Setting, killed_at: tuple[str, int] | None = None
         callbacks.append(EarlyStopping("val/auroc", mode="max", patience=1))
     before = random.Random(setting.seed).random() < 0.5  # noqa: S311  # whether it ends before or after it saves
     breaker = [Breaker(*killed_at, _break_off)] if killed_at is not None else []
-    callbacks += [*breaker, *savers(setting, folder)] if before else [*savers(setting, folder), *breaker]
+    saving = savers(setting, folder)
+    if saving and setting.saver == "first callback":
+        callbacks = [*saving, *callbacks, *breaker]
+    else:
+        callbacks += [*breaker, *saving] if before else [*saving, *breaker]
+    if setting.watched:
+        callbacks.append(ModelCheckpoint(folder / "best", monitor="val/auroc", mode="max"))
     trainer = Trainer(
         accelerator="cpu",
         callbacks=callbacks,
@@ -443,7 +483,9 @@ def run(folder: Path, setting: Setting, killed_at: tuple[str, int] | None = None
         **precision(setting),
         **setting.trainer,
     )
-    module, data = make_module(setting), make_data(setting)
+    own = setting.saved_by == "hook" and setting.saver == "module"
+    kind = saving_module(setting.saved_at, setting.saved_every, checkpoint) if own else TPAUCModule
+    module, data = make_module(setting, kind), make_data(setting)
     luck = 2000 if resumes else 1000  # generators that nobody restores would differ
     torch.manual_seed(luck)
     random.seed(luck)
