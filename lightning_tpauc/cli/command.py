@@ -9,7 +9,7 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Union, get_args
 
@@ -25,7 +25,7 @@ from typing_extensions import override
 from lightning_tpauc import algorithms, data, models
 from lightning_tpauc.cli.compare import ComparingTrainer, run_comparison
 from lightning_tpauc.cli.errors import explain, options_of, own_message
-from lightning_tpauc.cli.words import description, full_names, given_checkpoint, with_environment
+from lightning_tpauc.cli.words import as_yaml, description, full_names, given_checkpoint, with_environment
 from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.errors import ArgumentError, MissingCheckpointError, TPAUCWarning
 from lightning_tpauc.lightning_fixes.checkpoint_files import read_checkpoint
@@ -53,7 +53,12 @@ _LOOKED_UP = ("last", "hpc")
 
 
 class TPAUCArgumentParser(LightningArgumentParser):
-    """Parser whose messages are one line long."""
+    """Parser whose messages are one line long, and that takes ``null`` for options of classes inside of classes."""
+
+    @override
+    def parse_args(self, args: Sequence[str] | None = None, *further: Any, **kwargs: Any) -> Any:  # type: ignore[override]  # passed on
+        """Parse; nested parsers are handed values that were read already, and written again as Python does."""
+        return super().parse_args(args if args is None else [as_yaml(word) for word in args], *further, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print what is wrong and exit with status 2."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -60,6 +62,22 @@ def full_names(words: Sequence[str]) -> list[str]:
             package = f"{plateau}."
         found.append(f"{option}{equals}{package}{name}")
     return found
+
+
+def as_yaml(word: str) -> str:
+    """A word whose value Python has written, as YAML writes it; any other word stays.
+
+    Example:
+        >>> as_yaml("--margin=None"), as_yaml("--tasks={'a': {'weight': None}}"), as_yaml("--cache_dir=a")
+        ('--margin=null', '--tasks={"a": {"weight": null}}', '--cache_dir=a')
+    """
+    option, equals, text = word.partition("=")
+    if not equals or "None" not in text:
+        return word
+    try:
+        return f"{option}={json.dumps(ast.literal_eval(text))}"
+    except (SyntaxError, ValueError, TypeError):
+        return word
 
 
 def with_environment(words: Sequence[str], subcommands: Sequence[str], environment: Mapping[str, str]) -> list[str]:
