@@ -30,7 +30,6 @@ from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.errors import ArgumentError, MissingCheckpointError, TPAUCWarning
 from lightning_tpauc.lightning_fixes.checkpoint_files import read_checkpoint
 from lightning_tpauc.lightning_fixes.unsupported import refuse_strategy_name
-from lightning_tpauc.metrics.reporting import passes_below
 from lightning_tpauc.metrics.roc_figure import ROCFigure
 from lightning_tpauc.module import TPAUCModule
 from lightning_tpauc.scoring.decision_threshold import DecisionThreshold
@@ -231,9 +230,6 @@ class TPAUCCLI(LightningCLI):
         one = self.model.trained_labels is None
         of_all = [n for n in metrics if n.startswith("val/") and (one or n.count("/") == 1 or "/tpauc/" in n)]
         _say("Last validation:", *(f"  {name} = {float(metrics[name]):.4f}" for name in sorted(of_all)))
-        if float(metrics.get("val/tpauc", 1.0)) == 0:
-            reached = float(metrics["val/tpr_at_max_fpr"])
-            _say(f"  {passes_below(reached, algorithm.min_tpr, algorithm.max_fpr)}")
         if best is not None and best.weights:
             _say(f"The model holds the weights with val/tpauc = {best.value[0]:.4f}")
         saved = [c for c in self.trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.best_model_path]

@@ -115,7 +115,7 @@ class DecisionThreshold(Callback):
         if trainer.state.fn == TrainerFn.FITTING or self.renews or module.operating_point is None:
             module.operating_point = self.choose_each(module, loaders[0][1])
             if trainer.state.fn != TrainerFn.FITTING:
-                self.say_what_fell_short(module)
+                module.area_warnings.told = self.say_what_fell_short(module)
                 _say_lost(trainer, module)
         if module.operating_point is not None and not trainer.sanity_checking:
             for suffix, scored in loaders:
@@ -183,19 +183,24 @@ class DecisionThreshold(Callback):
             self._why_uncalibrated = str(error)
             return None
 
-    def say_what_fell_short(self, module: EvaluatedModule) -> None:
-        """Say if no threshold lies in the rectangle, with how far away the nearest is, or if nothing is calibrated."""
+    def say_what_fell_short(self, module: EvaluatedModule) -> bool:
+        """Say if no threshold lies in the rectangle, with how far away the nearest is, or if nothing is calibrated.
+
+        Returns:
+            Whether a rectangle was said to hold no threshold.
+        """
         found, labels, algorithm = module.operating_point, module.trained_labels, module.algorithm
         if isinstance(found, OperatingPoint):
-            self._say_of(found, (algorithm.min_tpr, algorithm.max_fpr))
-        elif found is not None and labels is not None:
-            self._say_of_labels(found, labels.rectangles(algorithm))
+            return self._say_of(found, (algorithm.min_tpr, algorithm.max_fpr))
+        if found is not None and labels is not None:
+            return self._say_of_labels(found, labels.rectangles(algorithm))
+        return False
 
-    def _say_of(self, point: OperatingPoint, rectangle: tuple[float, float]) -> None:
+    def _say_of(self, point: OperatingPoint, rectangle: tuple[float, float]) -> bool:
         if self.calibration is not None and point.calibration is None:
             rank_zero_info(f"Predictions will hold no probabilities. {self._why_uncalibrated}")
         if point.nearest is None:
-            return
+            return False
         (tpr, fpr), (min_tpr, max_fpr), used = point.nearest, rectangle, point.decisions
         rank_zero_info(
             f"No threshold lies in the rectangle TPR >= {min_tpr:g}, FPR <= {max_fpr:g} on the validation data: the "
@@ -203,8 +208,9 @@ class DecisionThreshold(Callback):
             f"{point.criterion!r} {used.threshold:.6g} decides, TPR {used.sensitivity:.3f} at FPR "
             f"{1 - used.specificity:.3f}."
         )
+        return True
 
-    def _say_of_labels(self, found: OperatingPoints, rectangles: Sequence[tuple[float, float]]) -> None:
+    def _say_of_labels(self, found: OperatingPoints, rectangles: Sequence[tuple[float, float]]) -> bool:
         """One line of all labels, not one of each."""
         each = [
             (name, point, own) for (name, point), own in zip(found.points.items(), rectangles, strict=True) if point
@@ -219,6 +225,7 @@ class DecisionThreshold(Callback):
                 f"data. The nearest thresholds miss it: {listed(away)}. `module.operating_point.points` says what "
                 "each label's threshold does."
             )
+        return bool(away)
 
     @torch.no_grad()
     def choose_again(self, trainer: Trainer, module: EvaluatedModule) -> None:

@@ -70,11 +70,11 @@ CLASSES: set[type] = {
 
 def test_the_classes_are_found():
     assert {"STACO", "TPAUCModule", "PosNegDataModule", "StageCallback", "LIBSVMDataModule"} <= {
-        cls.__name__ for cls in CLASSES
+        str(cls.__name__) for cls in CLASSES
     }
 
 
-@pytest.mark.parametrize("cls", sorted(CLASSES, key=lambda cls: cls.__name__), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", sorted(CLASSES, key=str), ids=lambda cls: str(cls.__name__))
 def test_null_is_taken_in_both_places(tmp_path, cls):
     place, names = place_of(cls), may_be_none(cls)
     given = {**required(cls, *names), **dict.fromkeys(names)}

@@ -9,15 +9,18 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn
 from sklearn.metrics import roc_curve
 from torch import nn
 from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset
+from torchmetrics import MetricCollection
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
 from lightning_tpauc.data.core.batch import EvalBatch
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.functional import two_way_partial_auroc
+from lightning_tpauc.scoring.area_warnings import AreaWarnings
 from lightning_tpauc.scoring.labelled_data import inputs_and_target, inputs_to_predict
 from tests.helpers.problems import make_problem, make_trainer
 from tests.helpers.tolerances import assert_close
@@ -106,8 +109,38 @@ def test_a_run_says_once_that_its_area_is_zero():
     assert float(trainer.callback_metrics["val/tpr_at_max_fpr"]) > 0
 
 
+@pytest.mark.parametrize("epochs", [2, 6])
+@pytest.mark.parametrize("interval", [1.0, 0.5])
+def test_an_area_of_zero_is_no_fault_in_the_first_epochs(epochs, interval):
+    """However often they are validated."""
+    module = TPAUCModule(nn.Linear(DIM, 1), CrossEntropy(0.99, 0.1), lambda p: torch.optim.SGD(p, lr=0.05))
+    x, y = make_problem()
+    data = PosNegDataModule((x, y), (x, y), num_pos=6, num_neg=10)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make_trainer(precision="32-true", max_epochs=epochs, val_check_interval=interval).fit(module, data)
+    said = [str(warning.message) for warning in caught if "val/tpauc is 0 for 3 epochs" in str(warning.message)]
+    assert len(said) == (epochs > 2)
+
+
+def test_only_epochs_in_a_row_count():
+    module = SimpleNamespace(
+        trainer=SimpleNamespace(state=SimpleNamespace(fn=TrainerFn.FITTING), callbacks=[]),
+        algorithm=CrossEntropy(0.9, 0.1),
+    )
+    said, areas = AreaWarnings(), [0.0, 0.0, 0.1, 0.0, 0.0, 0.0, 0.0]
+    found = []
+    for module.current_epoch, area in enumerate(areas):
+        values = {"val/tpauc": torch.tensor(area), "val/tpr_at_max_fpr": torch.tensor(0.5)}
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            said.look_at(module, MetricCollection([], prefix="val/"), values, "")
+        found.append(len(caught))
+    assert found == [0, 0, 0, 0, 0, 1, 0]
+
+
 @pytest.mark.parametrize("stage", ["validate", "test"])
-def test_an_evaluation_says_how_far_below_the_rectangle_the_curve_passes(stage):
+def test_an_evaluation_says_how_far_below_the_rectangle_the_curve_passes(stage, caplog):
     """Of four positives one is above all negatives, of which every second one follows it."""
     scores = torch.tensor([9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0])
     target = torch.tensor([1, 0, 0, 1, 0, 0, 1, 1])
@@ -121,7 +154,10 @@ def test_an_evaluation_says_how_far_below_the_rectangle_the_curve_passes(stage):
         name = f"{'val' if stage == 'validate' else 'test'}/tpauc"
         found = [str(warning.message) for warning in caught if " is 0: the ROC" in str(warning.message)]
         line = f"{name} is 0: the ROC curve passes below the rectangle (TPR 0.25 at FPR 0.25, demanded 0.75)."
-        assert found == [line] * said
+        assert found == [line] * (said and stage == "test")
+        about = [r.message for r in caplog.records if r.message.startswith("No threshold lies in the rectangle")]
+        assert len(about) == (said and stage == "validate")
+        caplog.clear()
         assert (values[name] == 0) == bool(said)
         assert values[name.replace("tpauc", "tpr_at_max_fpr")] == 0.25
         assert values[name.replace("tpauc", "fpr_at_min_tpr")] == (1.0 if said else 0.0)
@@ -134,11 +170,11 @@ def test_a_further_area_that_is_zero_is_said_where_it_is_monitored():
             nn.Linear(DIM, 1), CrossEntropy(0.1, 0.9), lambda p: torch.optim.SGD(p, lr=0.05), rectangles=[(0.99, 0.01)]
         )
         stop = EarlyStopping(monitor, mode="max", patience=5)
-        trainer = make_trainer(precision="32-true", max_epochs=2, callbacks=[stop])
+        trainer = make_trainer(precision="32-true", max_epochs=3, callbacks=[stop])
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             trainer.fit(module, PosNegDataModule((x, y), (x, y), num_pos=6, num_neg=10))
-        said = [str(warning.message) for warning in caught if " is 0: the ROC" in str(warning.message)]
+        said = [str(warning.message) for warning in caught if " is 0 for 3 epochs: the ROC" in str(warning.message)]
         assert [text.split()[0] for text in said] == said_of
         assert all("monitor val/auroc, with mode='max'" in text for text in said)
 
@@ -366,3 +402,27 @@ def test_a_loader_of_mappings_is_refused_by_its_type():
     loader = DataLoader([{"x": x, "y": 1} for x in torch.zeros(4, DIM)], batch_size=2)
     with pytest.raises(ArgumentError, match="but got a dict"):
         make_trainer(precision="32-true").validate(make_module(), loader, verbose=False)
+
+
+@pytest.mark.filterwarnings("ignore::lightning_tpauc.errors.TPAUCAdvice")
+def test_labels_with_an_area_of_zero_are_named_once(caplog):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, DIM, generator=generator)
+    there, reversed_ = (x[:, :2] > 0.8).long(), (x[:, :2] * torch.tensor([-1.0, 1.0]) > 0.8).long()
+    data = PosNegDataModule((x, there), val_dataset=(x, reversed_))
+    for epochs, said in ((2, 0), (4, 1)):
+        torch.manual_seed(0)
+        module = TPAUCModule(nn.Linear(DIM, 2), optimizer=lambda p: torch.optim.SGD(p, lr=0.5))
+        trainer = make_trainer(precision="32-true", max_epochs=epochs)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer.fit(module, data)
+        found = [str(w.message) for w in caught if "val/tpauc of 0 is 0 for 3 epochs: the ROC" in str(w.message)]
+        assert len(found) == said
+    caplog.clear()
+    module.operating_point = None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        make_trainer(precision="32-true").validate(module, data, verbose=False)
+    assert not any("is 0" in str(w.message) for w in caught)
+    assert sum("No threshold lies in the rectangle of 1 of 2 labels" in r.message for r in caplog.records) == 1
