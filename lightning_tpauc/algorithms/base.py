@@ -6,23 +6,21 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from lightning_tpauc.algorithms.state import DeclaredState
-from lightning_tpauc.algorithms.tasks import Task, check_tasks, rectangles_of, shares_of_loss
+from lightning_tpauc.algorithms.tasks import Task, check_tasks, rectangles_of, shares_of_loss, shrunk_rectangle
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import as_index, check_range, check_rectangle
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.functional.tasks import TaskMasks, in_play, there
-from lightning_tpauc.functional.utilities import eager
+from lightning_tpauc.functional.utilities import eager, widest_float
 
 #: Values of :attr:`Algorithm.tightness` at which validation evaluates the objective.
 TIGHTNESS_GRID: tuple[float, ...] = tuple(k / 20 for k in range(21))
-
-_Bound = TypeVar("_Bound", float, Tensor)
 
 
 class TrainingScores(NamedTuple):
@@ -47,18 +45,6 @@ class PreviousScores(NamedTuple):
 
     pos_scores: Tensor
     neg_scores: Tensor
-
-
-def shrunk_rectangle(min_tpr: _Bound, max_fpr: _Bound, tightness: float) -> tuple[_Bound, _Bound]:
-    """The rectangle on the line from (0, 1) to ``(min_tpr, max_fpr)``, of one task or of each of several.
-
-    Example:
-        >>> shrunk_rectangle(0.8, 0.2, 0.5)
-        (0.4, 0.6)
-    """
-    if tightness == 1.0:  # exactly, not up to rounding
-        return min_tpr, max_fpr
-    return tightness * min_tpr, 1.0 - tightness * (1.0 - max_fpr)
 
 
 class Algorithm(DeclaredState, ABC):
@@ -91,7 +77,7 @@ class Algorithm(DeclaredState, ABC):
 
     def __init__(self, min_tpr: float = 0.5, max_fpr: float = 0.5) -> None:
         super().__init__()
-        self.min_tpr, self.max_fpr = check_rectangle(min_tpr, max_fpr)
+        self.min_tpr, self.max_fpr = min_tpr, max_fpr
         #: What :meth:`setup` was told about each of several tasks.
         self.tasks: tuple[Task, ...] | None = None
         #: Weight of each training positive, float ``(n_pos,)``; ``None`` unless batches draw by weights.
@@ -111,6 +97,14 @@ class Algorithm(DeclaredState, ABC):
             if text != repr(parameter.default):  # as text, since `==` of tensors is no bool
                 shown[name] = text
         return f"{type(self).__name__}({', '.join(f'{name}={text}' for name, text in shown.items())})"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Let a changed ``min_tpr`` or ``max_fpr`` take effect at the next step; several tasks hold them as tensors."""
+        if name in ("min_tpr", "max_fpr"):
+            value = check_rectangle(**{"min_tpr": 0.0, "max_fpr": 1.0, name: value})[name == "max_fpr"]
+        super().__setattr__(name, value)
+        if name in ("min_tpr", "max_fpr") and "_tightness" in vars(self):
+            self.tightness_of_tasks = self._tightness
 
     @property
     def tightness(self) -> float:
@@ -135,11 +129,11 @@ class Algorithm(DeclaredState, ABC):
             msg = f"Expected `tightness_of_tasks` of each of {self.num_tasks or 1} tasks, but got {len(values)}."
             raise ArgumentError(msg)
         self._tightness = tuple(values)
-        if self.tasks is not None:  # float64, since counts follow from them
-            weights = self._per_task["weights"]
-            low, high = torch.tensor(self.rectangles, dtype=torch.float64, device=weights.device).unbind(1)
-            thetas = {"theta0": (1.0 - low).to(weights.dtype), "theta1": high.to(weights.dtype)}
-            self._per_task |= {"min_tpr": low, "max_fpr": high, **thetas}
+        if self.tasks is not None:
+            weights, device = self._per_task["weights"], self._per_task["weights"].device
+            low, high = torch.tensor(self.rectangles, dtype=widest_float(device), device=device).unbind(1)
+            theta0, theta1 = (1.0 - low).to(weights), high.to(weights)
+            self._per_task |= {"min_tpr": low, "max_fpr": high, "theta0": theta0, "theta1": theta1}
 
     @property
     def rectangle(self) -> tuple[float, float]:
@@ -156,9 +150,8 @@ class Algorithm(DeclaredState, ABC):
             tightness: how far along that line, in [0, 1].
             task: which of several tasks, for one that has a rectangle of its own.
         """
-        if task is None or self.tasks is None:
-            return shrunk_rectangle(self.min_tpr, self.max_fpr, tightness)
-        return shrunk_rectangle(*rectangles_of([self.tasks[task]], self.min_tpr, self.max_fpr)[0], tightness)
+        own = (self.min_tpr, self.max_fpr) if task is None else self.asked_rectangles[task if self.tasks else 0]
+        return shrunk_rectangle(*own, tightness)
 
     @property
     def asked_rectangles(self) -> list[tuple[float, float]]:
@@ -173,7 +166,7 @@ class Algorithm(DeclaredState, ABC):
 
     @property
     def bounds(self) -> tuple[float | Tensor, float | Tensor]:
-        """:attr:`rectangle`, or :attr:`rectangles` of K tasks as float64 tensors ``(K,)``."""
+        """:attr:`rectangle`, or :attr:`rectangles` of K tasks as tensors ``(K,)``, float64 where the device has it."""
         if self.tasks is None:
             return self.rectangle
         return self._per_task["min_tpr"], self._per_task["max_fpr"]

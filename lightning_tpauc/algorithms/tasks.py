@@ -49,6 +49,18 @@ def rectangles_of(tasks: Sequence[Task], min_tpr: float, max_fpr: float) -> list
     return [check_rectangle(low, high) for low, high in zip(lows, highs, strict=True)]
 
 
+def shrunk_rectangle(min_tpr: float, max_fpr: float, tightness: float) -> tuple[float, float]:
+    """The rectangle on the line from (0, 1) to ``(min_tpr, max_fpr)``, of one task or of each of several.
+
+    Example:
+        >>> shrunk_rectangle(0.8, 0.2, 0.5)
+        (0.4, 0.6)
+    """
+    if tightness == 1.0:  # exactly, not up to rounding
+        return min_tpr, max_fpr
+    return tightness * min_tpr, 1.0 - tightness * (1.0 - max_fpr)
+
+
 def count_in_loss(tasks: Sequence[Task] | None) -> list[bool]:
     """Of each task, whether its weight is above 0; of one where there is one.
 

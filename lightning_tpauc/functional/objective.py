@@ -13,6 +13,7 @@ from lightning_tpauc.functional.order import ceil_count, floor_count, rankable, 
 from lightning_tpauc.functional.pairwise import mean_excess, weighted_excess
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 from lightning_tpauc.functional.tasks import TaskMasks, column, highest, masked_mean
+from lightning_tpauc.functional.utilities import widest_float
 
 # Pairs whose losses are ranked at once, where nothing but ranking them all will do.
 _BLOCK = 1 << 22
@@ -119,7 +120,7 @@ def _tail_risk_of_tasks(
 
 def in_double(scores: Tensor) -> Tensor:
     """``scores`` in float64 where the device has it."""
-    return scores.to(torch.float32 if scores.device.type == "mps" else torch.float64)
+    return scores.to(widest_float(scores.device))
 
 
 def _two_sided_threshold(pos: Tensor, neg: Tensor, rank: int, loss: Surrogate) -> Tensor:

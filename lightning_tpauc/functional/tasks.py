@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.order import ceil_count
+from lightning_tpauc.functional.utilities import widest_float
 
 
 class TaskMasks(NamedTuple):
@@ -83,7 +84,7 @@ def highest(scores: Tensor, share: float | Tensor, mask: Tensor | None) -> Tenso
 
     Args:
         scores: float tensor ``(n,)``, or ``(K, n)`` with a mask.
-        share: :math:`\theta` in (0, 1]; with a mask also a float64 tensor ``(K,)``.
+        share: :math:`\theta` in (0, 1]; with a mask also a tensor ``(K,)`` of the device's most precise dtype.
         mask: bool tensor ``(K, n)``.
 
     Returns:
@@ -96,9 +97,10 @@ def highest(scores: Tensor, share: float | Tensor, mask: Tensor | None) -> Tenso
     if mask is None:
         rank = max(1, ceil_count(float(share), scores.shape[0]))
         return torch.topk(scores, rank, sorted=False).values.min()
-    count = mask.sum(-1).double()
+    dtype = widest_float(scores.device)
+    count = mask.sum(-1).to(dtype)
     # as `ceil_count` does for numbers on the host
-    slack = (2.0**-52 * count).clamp_min(1e-9)
+    slack = (torch.finfo(dtype).eps * count).clamp_min(1e-9)
     place = (count * share - slack).ceil().long().clamp_min(1) - 1
     down = scores.masked_fill(~mask, -torch.inf).sort(-1, descending=True).values
     return down.gather(-1, place.unsqueeze(-1)).squeeze(-1)

@@ -29,6 +29,16 @@ def eager(function: F) -> F:
     return kept
 
 
+def widest_float(device: torch.device) -> torch.dtype:
+    """The most precise dtype of a device: float64, which Apple's GPUs do not have.
+
+    Example:
+        >>> widest_float(torch.device("cpu")), widest_float(torch.device("mps"))
+        (torch.float64, torch.float32)
+    """
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def warn_on_rank_zero(message: str) -> None:
     """Emit a :class:`TPAUCWarning` on rank 0, or in the only process.
 

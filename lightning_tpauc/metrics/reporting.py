@@ -15,7 +15,7 @@ from torchmetrics.wrappers.abstract import WrapperMetric
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import check_rectangle
 from lightning_tpauc.functional.surrogates import Surrogate
-from lightning_tpauc.functional.utilities import silent
+from lightning_tpauc.functional.utilities import silent, widest_float
 from lightning_tpauc.metrics.base import ScoreMetric
 from lightning_tpauc.metrics.objective import ExactObjective
 from lightning_tpauc.metrics.operating_points import FPRAtMinTPR, TPRAtMaxFPR
@@ -132,7 +132,7 @@ class FurtherMetric(WrapperMetric):
 
     def expected(self, scores: Tensor) -> Tensor:
         """Raw scores as the metric takes them."""
-        return scores if isinstance(self.metric, ScoreMetric) else scores.double().sigmoid()
+        return scores if isinstance(self.metric, ScoreMetric) else scores.to(widest_float(scores.device)).sigmoid()
 
     def compute(self) -> Tensor:
         """The metric's value.

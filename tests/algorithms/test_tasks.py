@@ -6,12 +6,14 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import lightning_tpauc.functional.pair_sums as dense_module
 from lightning_tpauc.algorithms import AUCM, SOTA, STACO, CrossEntropy, PreviousScores, SOTAs, Task, TrainingScores
 from lightning_tpauc.errors import ArgumentError, CheckpointError, UnsupportedError
 from lightning_tpauc.functional import evaluate_pairs
-from lightning_tpauc.functional.tasks import TaskMasks
+from lightning_tpauc.functional.tasks import TaskMasks, highest
+from lightning_tpauc.functional.utilities import widest_float
 from tests.helpers.tolerances import assert_close
 
 SIZES = (9, 5, 14, 3)
@@ -307,6 +309,89 @@ def test_a_setup_that_fails_leaves_what_was_there():
         ):
             algorithm.tightness_of_tasks = values
         assert set(algorithm.tightness_of_tasks) == {1.0}
+
+
+@pytest.mark.parametrize("make", [SOTAs, *(functools.partial(STACO, duals=d) for d in ("tracked", "per_positive"))])
+def test_a_changed_rectangle_takes_effect_at_once(make):
+    """As it does for one task."""
+    together, alone, weights = both(functools.partial(make, step_units="absolute"), described=False)
+    run(together, alone, weights, steps=4)
+    for one in (together, *alone):
+        one.min_tpr, one.max_fpr = 0.7, 0.2
+    assert together.rectangles == [(0.7, 0.2)] * K
+    run(together, alone, weights, steps=6, first=4, seed=1)
+    with pytest.raises(ArgumentError, match=r"`max_fpr` to be a number in \(0, 1\], but got 0"):
+        together.max_fpr = 0
+    assert together.max_fpr == 0.2
+
+
+def test_a_tasks_own_rectangle_stays_when_the_others_change():
+    algorithm = STACO(0.5, 0.5)
+    algorithm.setup([Task(4), Task(5, max_fpr=0.1)])
+    algorithm.min_tpr, algorithm.max_fpr = 0.8, 0.3
+    assert algorithm.rectangles == [(0.8, 0.3), (0.8, 0.1)]
+    low, high = algorithm.bounds
+    assert low.tolist() == [0.8, 0.8]
+    assert high.tolist() == [0.3, 0.1]
+
+
+class NoDouble(TorchDispatchMode):
+    """Refuses float64, as a device that does not have it."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves((args, kwargs, out)):
+            assert not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.float64, func
+        return out
+
+
+@pytest.fixture
+def no_double(monkeypatch):
+    """All code of several tasks believes that it runs on Apple's GPUs."""
+    for module in ("functional.tasks", "functional.objective", "algorithms.base"):
+        monkeypatch.setattr(f"lightning_tpauc.{module}.widest_float", lambda _: widest_float(torch.device("mps")))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        functools.partial(STACO, duals="tracked"),
+        functools.partial(STACO, duals="per_positive"),
+        functools.partial(STACO, duals="per_positive", surrogate="square", dual_init="zeros", stage_restart="ones"),
+        functools.partial(STACO, gamma=5.0),
+        SOTA,
+        SOTAs,
+        CrossEntropy,
+    ],
+)
+def test_no_step_of_several_tasks_needs_float64_where_the_device_has_none(make, no_double):
+    algorithm = make(0.5, 0.5)
+    with NoDouble():
+        algorithm.tightness = 0.5
+        algorithm.setup([Task(n, *r) for n, r in zip(SIZES, RECTANGLES, strict=True)])
+        generator = torch.Generator().manual_seed(0)
+        if algorithm.needs_scores("start"):
+            algorithm.start([TrainingScores(torch.randn(n), torch.randn(20)) for n in SIZES])
+    for step in range(4):
+        scores, index, masks = draw(generator, step)
+        leaf = scores.float().requires_grad_()
+        dual = (leaf[:, S + B :],) if algorithm.needs_dual_negatives else ()
+        masks = masks if dual else masks._replace(dual_neg=None)
+        with NoDouble():
+            loss = algorithm(leaf[:, :S], leaf[:, S : S + B], *dual, index=index, masks=masks)
+            loss.backward()
+        assert bool(torch.isfinite(loss))
+
+
+def test_the_border_in_float32_is_that_of_float64(no_double, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    for count in (1, 2, 3, 7, 10, 40, 257, 1000):
+        scores = torch.randn(99, count, generator=generator)
+        mask = torch.ones_like(scores, dtype=torch.bool)
+        shares = torch.arange(1, 100, dtype=torch.float64) / 100  # many of them times the count are whole numbers
+        found = highest(scores, shares.float(), mask)
+        expected = torch.stack([highest(row, float(share), None) for row, share in zip(scores, shares, strict=True)])
+        assert torch.equal(found, expected)
 
 
 def test_diagnostics_are_scalars():

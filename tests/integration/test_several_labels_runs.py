@@ -42,7 +42,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*does not have many workers.*",
     "ignore:.*Checkpoint directory.*",
     "ignore:.*use of fork.*:DeprecationWarning",
-    "ignore:.*is 0.*: the ROC curve passes below.*",
+    "ignore:.*is 0.*the ROC curve passes below.*",
 )
 TASKS = {0: {"max_fpr": 0.7}, "2": {"min_tpr": 0.3, "weight": 2.0}}
 
