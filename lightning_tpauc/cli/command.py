@@ -300,20 +300,23 @@ def _own_folder() -> Iterator[None]:
 @contextlib.contextmanager
 def _without_noise() -> Iterator[None]:
     """Keep back what is no use to whoever runs the command; Python programs see it as ever."""
-    log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    logs = [logging.getLogger(f"lightning.{name}") for name in ("pytorch.utilities.rank_zero", "fabric.utilities.seed")]
     with warnings.catch_warnings():
         # lightning 2.6.6 makes LeafSpec objects of torch's pytree in every loop; torch 2.14 deprecates the class.
         warnings.filterwarnings("ignore", message=".*LeafSpec.*is deprecated", category=FutureWarning)
-        log.addFilter(_is_no_advertisement)
+        for log in logs:
+            log.addFilter(_is_of_use)
         try:
             yield
         finally:
-            log.removeFilter(_is_no_advertisement)
+            for log in logs:
+                log.removeFilter(_is_of_use)
 
 
-def _is_no_advertisement(record: logging.LogRecord) -> bool:
-    """False for Lightning's tips to install its makers' paid services."""
-    return "Tip: For seamless cloud" not in record.getMessage()
+def _is_of_use(record: logging.LogRecord) -> bool:
+    """False for Lightning's tips to install its makers' paid services, and for the seed, which the config holds."""
+    message = record.getMessage()
+    return "Tip: For seamless cloud" not in message and "Seed set to" not in message
 
 
 def _relative(path: str | Path) -> str:

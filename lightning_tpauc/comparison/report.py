@@ -30,7 +30,8 @@ ul { padding-left: 1.3rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13.5px; }
 th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--paper); }
-th { border-bottom: 2px solid var(--head); }
+th { border-bottom: 2px solid var(--head); white-space: normal; vertical-align: bottom; }
+@media (max-width: 1300px) { th, td { padding: .35rem .4rem; } table { font-size: 13px; } }
 img { width: 100%; min-width: 720px; max-width: 1210px; height: auto; background: #fff; }
 .verdicts li { font-weight: 600; }
 """

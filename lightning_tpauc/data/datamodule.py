@@ -85,8 +85,11 @@ class PosNegDataModule(CheckedDataModule):
         sampling: ``"pos_neg"`` draws the classes apart. ``"uniform"`` draws ``num_pos + num_neg`` examples of the whole
             training set, for cross-entropy. ``"full"`` takes the whole training set in every step. ``"auto"`` asks the
             algorithm.
-        steps_per_epoch: length of an epoch. ``None``: one pass over the class that takes more steps, n+/S or n-/B. For
-            a stream of known length, the negatives take its length divided by B~ + B steps.
+        steps_per_epoch: length of an epoch. ``None``: until the class that takes more steps has been seen once, which
+            takes ``max(ceil(n+ / S), ceil(n- / B~))`` steps, S and B~ summed over the ranks. With rare positives that
+            is a pass over the negatives, in which every positive comes several times. A pass over a stream of known
+            length takes its length divided by B~ + B steps. With several tasks every task has seen all of its
+            positives. ``"uniform"``: a pass over all examples; ``"full"``: one step.
         batch_size: examples per evaluation batch.
         val_fraction: share of the training set that validates instead, stratified, in (0, 1). Both parts have both
             classes. An augmented data set validates on its attribute ``without_augmentation``, a data set of the same

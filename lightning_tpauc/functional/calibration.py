@@ -1,9 +1,14 @@
-r"""From scores to probabilities: a monotone map that scikit-learn fits and torch applies."""
+r"""From scores to probabilities: a monotone map that SciPy fits and torch applies.
+
+scikit-learn would do as well, but whatever it fits it changes Python's filters of warnings for a moment. Python then
+repeats all warnings of other code that it shows once, after every validation.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,7 +36,7 @@ class Calibration(NamedTuple):
 
 @eager
 def fit_calibration(preds: Tensor, target: Tensor, method: CalibrationMethod = "isotonic") -> Calibration:
-    r"""Fit probabilities to scores of examples whose class is known, by scikit-learn.
+    r"""Fit probabilities to scores of examples whose class is known.
 
     Probabilities are those at the share of positives among these examples.
 
@@ -60,36 +65,44 @@ def fit_calibration(preds: Tensor, target: Tensor, method: CalibrationMethod = "
     labels = torch.cat([torch.ones_like(pos), torch.zeros_like(neg)])
     if method == "sigmoid":
         return _fit_sigmoid(scores, labels)
-    from sklearn.isotonic import IsotonicRegression  # takes a second to import
+    return _fit_isotonic(scores.numpy(), labels.numpy())
 
-    fitted: Any = IsotonicRegression(y_min=0.0, y_max=1.0, increasing=True).fit(scores.numpy(), labels.numpy())
-    points, values = (torch.tensor(each, dtype=torch.float64) for each in (fitted.X_thresholds_, fitted.y_thresholds_))
-    return Calibration(method, points, values)
+
+def _fit_isotonic(scores: np.ndarray, labels: np.ndarray) -> Calibration:
+    """The best map that never falls; of every piece on which it is constant the ends are kept."""
+    from scipy.optimize import isotonic_regression  # takes a while to import
+
+    points, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    values = isotonic_regression(np.bincount(place, labels) / counts, weights=counts).x
+    rises = np.concatenate([[True], np.diff(values) != 0, [True]])
+    ends = rises[:-1] | rises[1:]
+    return Calibration("isotonic", torch.from_numpy(points[ends]), torch.from_numpy(values[ends]))
 
 
 def _fit_sigmoid(scores: Tensor, labels: Tensor) -> Calibration:
     """Platt's fit: each class's target is moved away from 0 or 1 as one more example of the other would."""
-    from sklearn.linear_model import LogisticRegression
+    from scipy.optimize import minimize  # takes a while to import
 
     num_pos = labels.sum()
-    target = torch.where(labels == 1, (num_pos + 1) / (num_pos + 2), 1 / (len(labels) - num_pos + 2))
+    target = torch.where(labels == 1, (num_pos + 1) / (num_pos + 2), 1 / (len(labels) - num_pos + 2)).numpy()
     # in units of the spread, so that the solver meets the same problem whatever unit scores have
     centre, spread = scores.mean(), scores.std().clamp(min=torch.finfo(torch.float64).tiny)
-    column = ((scores - centre) / spread)[:, None].repeat(2, 1).numpy()
-    classes = torch.cat([torch.ones_like(target), torch.zeros_like(target)]).numpy()
-    # a penalty of 1e-10 is none; how scikit-learn spells none has changed between its releases
-    solver: Any = LogisticRegression(C=1e10, tol=1e-8, max_iter=1000)
-    solver.fit(column, classes, sample_weight=torch.cat([target, 1 - target]).numpy())
-    slope = torch.tensor(float(solver.coef_[0, 0]), dtype=torch.float64) / spread
+    x = ((scores - centre) / spread).numpy()
+
+    def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
+        z = parameters[0] * x + parameters[1]
+        error = np.exp(-np.logaddexp(0.0, -z)) - target
+        return float((np.logaddexp(0.0, z) - target * z).mean()), np.array([(error * x).mean(), error.mean()])
+
+    found = minimize(loss, np.zeros(2), jac=True, method="BFGS", options={"gtol": 1e-9}).x
+    slope = torch.tensor(found[0], dtype=torch.float64) / spread
     if not slope > 0:
         msg = (
             f"A sigmoid through these scores would fall (slope {float(slope):.2g}): they rank positives below "
             "negatives on the whole. Use calibration='isotonic', or train longer."
         )
         raise ArgumentError(msg)
-    return Calibration(
-        "sigmoid", slope, torch.tensor(float(solver.intercept_[0]), dtype=torch.float64) - slope * centre
-    )
+    return Calibration("sigmoid", slope, torch.tensor(found[1], dtype=torch.float64) - slope * centre)
 
 
 @eager

@@ -303,11 +303,13 @@ def say_unused(module: LightningModule) -> None:
     unused = list(_unused(cls)) if "_unused_said" not in vars(cls) else []
     cls._unused_said = True  # type: ignore[attr-defined]
     if unused:
-        arguments = "(batch.inputs, batch.target), batch_idx" if unused[0].endswith("_step") else "..."
+        of_step = unused[0].endswith("_step")
+        arguments = "(batch.inputs, batch.target), batch_idx" if of_step else "..."
+        padded = " Leave out rows whose target is -1: they pad batches or were not measured." if of_step else ""
         rank_zero_warn(
             f"{cls.__name__} does not call {', '.join(unused)}, nor logs what they log: TPAUCModule validates, tests "
             f"and predicts in their place. To have one as well, override it in {cls.__name__} and call it there, "
-            f"`{unused[0]}(self, {arguments})`; ours runs beside it.",
+            f"`{unused[0]}(self, {arguments})`; ours runs beside it.{padded}",
             category=TPAUCWarning,
         )
 

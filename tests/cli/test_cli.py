@@ -786,7 +786,6 @@ def test_nothing_but_results_greets_a_newcomer(tmp_cwd):
     assert run.returncode == 0, run.stderr
     assert "val/tpauc = " in run.stdout
     allowed = (
-        "Seed set to",
         "GPU available",
         "TPU available",
         "`Trainer.fit` stopped",

@@ -1,6 +1,7 @@
 """Points of the ROC curve, and the chosen threshold against a loop over all of them."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -259,3 +260,17 @@ def test_a_perfect_ranking_has_finite_probabilities():
 def test_what_can_not_be_calibrated(scores, labels, words):
     with pytest.raises(ArgumentError, match=words):
         fit_calibration(torch.tensor(scores), torch.tensor(labels), "sigmoid")
+
+
+@pytest.mark.parametrize("method", ["isotonic", "sigmoid"])
+def test_a_calibration_does_not_repeat_the_warnings_of_others(method):
+    """Python forgets what it has shown once whenever anything enters ``warnings.catch_warnings``."""
+    scores, labels = problem()
+    fit_calibration(scores, labels, method)  # imports warn by themselves
+    own = {"__name__": "somewhere", "warnings": warnings}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            exec("warnings.warn('once')", own)  # noqa: S102  # a module with a registry of its own
+            fit_calibration(scores, labels, method)
+    assert [str(warning.message) for warning in caught] == ["once"]

@@ -272,6 +272,7 @@ def test_their_metrics_are_listed_once_by_name():
     words = (
         r"Both does not call WithMetrics.validation_step, WithMetrics.test_step, WithMetrics.on_validation_epoch_end, "
         r"nor .* `WithMetrics.validation_step\(self, \(batch.inputs, batch.target\), batch_idx\)`"
+        r"; ours runs beside it. Leave out rows whose target is -1"
     )
     with pytest.warns(TPAUCWarning, match=words):
         make_trainer().validate(Both(algorithm=algorithm()), eval_loader(), verbose=False)
