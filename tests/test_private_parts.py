@@ -276,3 +276,11 @@ def test_the_keys_of_a_checkpoint_that_are_corrected_are_there(tmp_path):
         assert set(state[name]["total"]) == set(state[name]["current"]) == counters
         assert "is_last_batch" in state[name]
     assert "_batches_that_stepped" in state["epoch_loop.state_dict"]
+
+
+def test_the_variables_of_lightning_that_tell_which_hook_runs_are_there():
+    """Without them a checkpoint that a user's callback saves does not name the callbacks that come after it."""
+    assert {"hook_name", "callbacks", "callback", "monitoring_callbacks"} <= set(
+        call._call_callback_hooks.__code__.co_varnames
+    )
+    assert "hook_name" in call._call_lightning_module_hook.__code__.co_varnames

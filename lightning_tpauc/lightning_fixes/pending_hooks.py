@@ -47,10 +47,10 @@ def _called_later(trainer: Trainer, hook: str, frame: FrameType) -> list[Callbac
     last: list[Callback] = [callback for callback in callbacks if isinstance(callback, (EarlyStopping, Checkpoint))]
     if frame.f_code is _CALLERS[1]:
         return last if hook == _EPOCH_END else None
-    if isinstance(frame.f_locals["callback"], Checkpoint) or frame.f_locals["monitoring_callbacks"]:
+    called, saver, monitors = (frame.f_locals.get(name) for name in ("callbacks", "callback", "monitoring_callbacks"))
+    if isinstance(saver, Checkpoint) or monitors or not called or saver not in called:
         return None
-    called: list[Callback] = frame.f_locals["callbacks"]
-    later = called[called.index(frame.f_locals["callback"]) + 1 :]
+    later: list[Callback] = called[called.index(saver) + 1 :]
     return later + last if hook == _EPOCH_END else later
 
 
