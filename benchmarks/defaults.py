@@ -196,7 +196,7 @@ MAIN = (
     baseline("balanced cross-entropy, averaged", lambda r: AveragedCrossEntropy(*r, balanced=True)),
 )
 DAMPED = tuple(
-    baseline(f"{name}, DampedAdam", make, (0.005, 0.015, 0.045), optimizer=DampedAdam)
+    baseline(f"{name}, DampedAdam", make, (0.003, 0.01, 0.03), optimizer=DampedAdam)
     for name, make in (
         ("cross-entropy", lambda r: CrossEntropy(*r)),
         ("balanced cross-entropy", lambda r: CrossEntropy(*r, balanced=True)),
@@ -214,8 +214,8 @@ LONGER = (
     baseline("balanced cross-entropy, 3000 steps", lambda r: CrossEntropy(*r, balanced=True), steps=3000),
 )
 SPREAD = (
-    Row("STACO, rate x 1/3", lambda r: STACO(*r), (0.005,)),
-    Row("STACO, rate x 3", lambda r: STACO(*r), (0.045,)),
+    Row("STACO, rate x 1/3", lambda r: STACO(*r), (0.0033,)),
+    Row("STACO, rate x 3", lambda r: STACO(*r), (0.03,)),
     Row("STACO, steps x 1/3", lambda r: STACO(*r, alpha=1 / 3, beta=1 / 3, beta_prime=1 / 3)),
     Row("STACO, steps x 3", lambda r: STACO(*r, alpha=3.0, beta=3.0, beta_prime=3.0)),
     Row("STACO, sigmoid", lambda r: STACO(*r), (None,), SIGMOID),
@@ -225,8 +225,8 @@ SPREAD = (
     Row("STACO, smooth ramp", lambda r: STACO(*r, surrogate="smooth_ramp")),
 )
 TRACKED_SPREAD = (
-    Row("tracked, rate x 1/3", lambda r: STACO(*r, duals="tracked"), (0.005,)),
-    Row("tracked, rate x 3", lambda r: STACO(*r, duals="tracked"), (0.045,)),
+    Row("tracked, rate x 1/3", lambda r: STACO(*r, duals="tracked"), (0.0033,)),
+    Row("tracked, rate x 3", lambda r: STACO(*r, duals="tracked"), (0.03,)),
     Row("tracked, sigmoid", lambda r: STACO(*r, duals="tracked"), (None,), SIGMOID),
     Row("tracked, squared hinge", lambda r: STACO(*r, duals="tracked", surrogate="squared_hinge")),
     Row("tracked, logistic", lambda r: STACO(*r, duals="tracked", surrogate="logistic")),

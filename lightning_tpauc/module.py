@@ -71,7 +71,7 @@ class TPAUCModule(TrainedModule):
         algorithm: the training method. ``None`` is STACO1 at ``min_tpr = max_fpr = 0.5``, and evaluates a checkpoint at
             the rectangle that the checkpoint was trained for.
         optimizer: maps parameters to a :class:`torch.optim.Optimizer`. If ``None``, the mixed-in module's
-            ``configure_optimizers`` is used, and without one :class:`DampedAdam` with learning rate 0.015 (PAUCI:
+            ``configure_optimizers`` is used, and without one :class:`DampedAdam` with learning rate 0.01 (PAUCI:
             0.001).
         lr_scheduler: maps the optimizer to a scheduler. It drives the learning rate and, by the same factor, the
             algorithm's own step sizes. A ``ReduceLROnPlateau`` follows ``val/tpauc``, or what its ``monitor`` names.

@@ -63,7 +63,7 @@ class Algorithm(DeclaredState, ABC):
     """
 
     #: Learning rate of DampedAdam where the user gives no optimizer; see benchmarks/defaults.py.
-    default_lr: ClassVar[float] = 0.015
+    default_lr: ClassVar[float] = 0.01
     #: What the weights continue from after a stage; the next anchor is the stage's average either way.
     stage_iterate: ClassVar[Literal["average", "last"]] = "average"
     #: Whether the algorithm wants raw scores even where the model's ``score_activation`` is a sigmoid.

@@ -49,7 +49,7 @@ class DampedAdam(Optimizer):
     """
 
     def __init__(
-        self, params: Any, lr: float | Tensor = 0.015, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+        self, params: Any, lr: float | Tensor = 0.01, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
     ) -> None:
         rate = lr if isinstance(lr, Tensor) else require_range("lr", lr, 0.0)
         first, second = (require_range("betas", beta, 0.0, 1.0, open_high=True) for beta in betas)

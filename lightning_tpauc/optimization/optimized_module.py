@@ -53,7 +53,7 @@ class OptimizedModule(EvaluatedModule):
         >>> from torch import nn
         >>> module = OptimizedModule(backbone=nn.Linear(3, 1))
         >>> module.configure_optimizers().param_groups[0]["lr"]
-        0.015
+        0.01
     """
 
     def __init__(

@@ -155,7 +155,7 @@ def test_all_methods_start_alike_and_see_as_many_examples(finished):
     starts = {seed: {k["identity"]["weights"] for k, _ in trained if k["run"][0] == seed} for seed in (0, 1)}
     assert all(len(found) == 1 for found in starts.values())
     assert starts[0] != starts[1]
-    assert {outcome.optimizer for _, outcome in trained} == {"DampedAdam, lr 0.015", "DampedAdam, lr 0.0474"}
+    assert {outcome.optimizer for _, outcome in trained} == {"DampedAdam, lr 0.01", "DampedAdam, lr 0.0316"}
     assert all(len(outcome.curve) == 3 for _, outcome in trained)
 
 

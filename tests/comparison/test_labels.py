@@ -222,7 +222,7 @@ def test_learning_rates_are_chosen_by_the_mean(finished):
             if key["method"] == row.method and key["kind"] == "train":
                 means.setdefault(key["factor"], []).append(outcome.validation["tpauc"])
         best = max(means, key=lambda factor: np.mean(means[factor]))
-        assert row.optimizer == f"DampedAdam, lr {0.015 * best:.3g}"
+        assert row.optimizer == f"DampedAdam, lr {0.01 * best:.3g}"
 
 
 def test_curves_have_a_panel_for_each_label_with_a_value(finished):

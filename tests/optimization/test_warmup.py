@@ -231,8 +231,8 @@ def test_the_default_is_damped_adam():
     module = TPAUCModule(LinearScore())
     optimizer = module.configure_optimizers()
     assert type(optimizer) is DampedAdam
-    assert optimizer.param_groups[0]["lr"] == 0.015
-    assert rates_of(num_batches=10).rates == [0.015] * 10
+    assert optimizer.param_groups[0]["lr"] == 0.01
+    assert rates_of(num_batches=10).rates == [0.01] * 10
 
 
 def test_the_default_trains_as_damped_adam_does():
@@ -241,5 +241,5 @@ def test_the_default_trains_as_damped_adam_does():
         make_trainer().fit(module, loader(make_batches(20)[0]))
         return module.backbone.weight
 
-    assert torch.equal(weights(None), weights(lambda p: DampedAdam(p, lr=0.015)))
+    assert torch.equal(weights(None), weights(lambda p: DampedAdam(p, lr=0.01)))
     assert not torch.equal(weights(None), weights(sgd(3e-3)))
