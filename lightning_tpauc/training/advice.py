@@ -236,7 +236,15 @@ def _over_all_pairs(ratios: Sequence[Sequence[float]]) -> float:
     return fmean(known) if known else math.nan
 
 
-def few_pairs_of(algorithm: Algorithm, trainer: Trainer) -> str | None:
+def advise_on_rectangle(algorithm: Algorithm, trainer: Trainer) -> Adviser:
+    """The adviser of a training that starts, which has said what is wrong with the rectangle."""
+    adviser = Adviser()
+    adviser.say("pairs", _few_pairs_of(algorithm, trainer))
+    adviser.say("demand", little_demanded(algorithm.min_tpr, algorithm.max_fpr))
+    return adviser
+
+
+def _few_pairs_of(algorithm: Algorithm, trainer: Trainer) -> str | None:
     """:func:`few_pairs` of a PosNegDataModule's batches and the rectangle that was asked for."""
     if algorithm.tasks is not None:
         return _few_pairs_of_labels(algorithm, trainer)

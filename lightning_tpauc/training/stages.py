@@ -29,8 +29,7 @@ from lightning_tpauc.lightning_fixes.unsupported import log_replicated
 from lightning_tpauc.metrics.reporting import validated_areas
 from lightning_tpauc.training.advice import (
     Adviser,
-    few_pairs_of,
-    little_demanded,
+    advise_on_rectangle,
     look_at_duals,
     look_at_validation,
     say_how_it_ended,
@@ -39,6 +38,7 @@ from lightning_tpauc.training.agreement import data_and_limits, require_agreemen
 from lightning_tpauc.training.batch_norm import agree_on_statistics, recompute_statistics
 from lightning_tpauc.training.checkpoint import settle_threshold
 from lightning_tpauc.training.hyperparameters import check_savable, offer_hyperparameters
+from lightning_tpauc.training.input_columns import uneven_columns
 from lightning_tpauc.training.rectangle_schedule import shrinking_steps
 from lightning_tpauc.training.start import allocate, resume, start
 from lightning_tpauc.training.state import Phase, ToRemember, TrainingState
@@ -176,9 +176,7 @@ class StageCallback(KeepsDuties, Callback):
             note_rates(trainer.optimizers[0])
         prepare_plateau_schedulers(trainer)
         self._visited = allocate(trainer, module, self._to_remember(trainer, module.algorithm))
-        self._adviser = Adviser()
-        self._adviser.say("pairs", few_pairs_of(module.algorithm, trainer))
-        self._adviser.say("demand", little_demanded(module.algorithm.min_tpr, module.algorithm.max_fpr))
+        self._adviser = advise_on_rectangle(module.algorithm, trainer)
         last_epoch = self._resumed.start(trainer, module.training_state.restored or {}, self)
         if resume(trainer, module, last_epoch=last_epoch):  # earlier releases saved before this callback's own hook
             self._end_stage_if_due(trainer, module)
@@ -216,6 +214,8 @@ class StageCallback(KeepsDuties, Callback):
                 "schedules count on once. For more steps raise `max_epochs`."
             )
             raise UnsupportedError(msg)
+        if state.batches_seen == 1:
+            self._adviser.say("columns", uneven_columns(batch.inputs, module))
         self._end_stage_if_due(trainer, module)
         self._move_rectangle_if_due(trainer, module)
         step_plateau_schedulers(trainer, state.batches_seen, "batch", state.step_loss)

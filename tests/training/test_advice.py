@@ -12,6 +12,7 @@ from lightning_tpauc.algorithms import STACO, CrossEntropy
 from lightning_tpauc.errors import TPAUCAdvice
 from lightning_tpauc.models import Linear
 from lightning_tpauc.training.advice import Adviser, few_pairs, little_demanded
+from lightning_tpauc.training.input_columns import uneven_columns
 from tests.helpers.problems import bare_trainer, noisy_labels
 
 
@@ -335,3 +336,67 @@ def test_a_rectangle_that_one_run_was_held_at_is_not_the_next_ones():
         trainer = bare_trainer(max_steps=10, max_epochs=-1, callbacks=[StageCallback(shrink_rectangle=shrinks)])
         trainer.fit(module, PosNegDataModule(data, num_pos=16, num_neg=48))
         assert (module.algorithm.tightness < 1.0) == shrinks
+
+
+# ---------------------------------------------------------------- columns of a table
+
+
+def table(scales=(1.0, 1.0, 1.0), shifts=(0.0, 0.0, 0.0), rows=200):
+    x = torch.randn(rows, 3, generator=torch.Generator().manual_seed(0))
+    return x * torch.tensor(scales) + torch.tensor(shifts)
+
+
+LINEAR = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (
+            table(scales=(1.0, 1.0, 5000.0)),
+            r"Column 2 of the inputs has a standard deviation of .*e\+03, most others of",
+        ),
+        (table(scales=(2e4, 0.5, 0.5)), r"Column 0 of the inputs has .*Standardise the columns, as scikit-learn's"),
+        (table(shifts=(0.0, 2000.0, 0.0)), r"Column 1 of the inputs lies at 2e\+03 with a standard deviation of 1"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_columns_that_should_be_standardised(inputs, message, dtype):
+    if dtype == torch.bfloat16 and "lies at" in message:
+        pytest.skip("in bfloat16 such a column has a single value")
+    assert re.match(message, uneven_columns(inputs.to(dtype), LINEAR))
+
+
+def test_standardised_tables_rare_flags_and_constant_columns_are_fine():
+    flags = torch.zeros(200, 3)
+    flags[0, 0] = flags[:3, 1] = 1.0  # 1 in 200
+    assert uneven_columns(torch.cat([table(), flags, torch.full((200, 1), 7.0)], 1)[:, [0, 3, 4, 6]], LINEAR) is None
+    assert uneven_columns(table(scales=(20.0, 1.0, 0.3), shifts=(50.0, 3.0, 1.0)), LINEAR) is None
+    assert uneven_columns(torch.full((9, 3), 5.0), LINEAR) is None
+
+
+@pytest.mark.parametrize(
+    ("inputs", "model"),
+    [
+        (table(scales=(1.0, 1.0, 5000.0)), torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))),
+        (table(scales=(1.0, 1.0, 5000.0)), torch.nn.Identity()),
+        (torch.arange(12).reshape(4, 3) * 1000, LINEAR),
+        (table(scales=(1.0, 1.0, 5000.0)).reshape(100, 2, 3), LINEAR),
+        ([table(scales=(1.0, 1.0, 5000.0))], LINEAR),
+        (table(rows=1), LINEAR),
+        (table(scales=(1.0, float("nan"), 1.0)), LINEAR),
+    ],
+    ids=["normalised first", "no parameters", "integers", "no table", "a list", "one row", "nan"],
+)
+def test_inputs_that_are_no_plain_table_of_a_linear_layer(inputs, model):
+    assert uneven_columns(inputs, model) is None
+
+
+@pytest.mark.parametrize("scale", [1.0, 5000.0])
+def test_a_run_says_once_which_column_to_standardise(scale):
+    x = table(scales=(1.0, 1.0, scale))
+    module = TPAUCModule(Linear(3), STACO(0.5, 0.5))
+    data = PosNegDataModule((x, (x[:, 0] > 1).long()), num_pos=16, num_neg=16)
+    lines = [line for line in said(lambda: bare_trainer(max_epochs=2).fit(module, data)) if "standard" in line]
+    assert len(lines) == (scale > 1)
+    assert all(line.startswith("Column 2 of the inputs") for line in lines)
