@@ -36,6 +36,8 @@ _NO_CLASS = re.compile(r"Expected a dot import path string: (?P<name>\S+)")
 _NO_ATTRIBUTE = re.compile(r"module '(?P<module>[\w.]+)' has no attribute '(?P<name>\w+)'")
 _BESIDE = re.compile(r"Given value: (?P<value>\{'class_path': .+\})")
 _NO_OPTIONS = re.compile(r"Unexpected config:\s*(?P<text>.*)")
+# What jsonargparse takes for the class where an option comes without one, and a class that has options.
+_UNNAMED = {"torch.optim.Optimizer": "DampedAdam", "typing.Union": "CosineAnnealingLR"}
 _CLASS_KEYS = ("class_path", "init_args", "dict_kwargs")
 
 
@@ -102,11 +104,13 @@ def _findings(message: str) -> Iterator[_Finding]:
 
 
 def _misspelt(finding: _Finding, options: Sequence[str], classes: Sequence[str]) -> Iterator[str]:
-    _, class_path, text = finding
+    key, class_path, text = finding
     if found := _OPTION.search(text):
         factory = _FACTORY.search(text)
         owner = factory["name"] if factory else class_path
-        if owner:
+        if owner in _UNNAMED:
+            yield f"{found['option']!r} is an option of a class: name that first, such as --{key} {_UNNAMED[owner]}"
+        elif owner:
             option = found["option"].split(".")[0]
             yield _no_option(f"{owner.rpartition('.')[2]} has", option, options_of(owner), list_all=True)
         else:

@@ -107,9 +107,11 @@ def _labels(results: Results) -> list[str]:
 
 def _settings(results: Results) -> list[str]:
     tried = max(row.tried for row in results.rows)
+    equal = len({row.examples for row in results.rows if not row.failed}) <= 1
+    seen = "the same number of examples" if equal else "as many examples, up to the steps between two validations"
     notes = [
-        "All methods start from the same weights and see the same number of examples. Settings of the methods are the "
-        "package's defaults, and so is the optimizer if none was given."
+        f"All methods start from the same weights and see {seen}. Settings of the methods are the package's defaults, "
+        "and so is the optimizer if none was given."
     ]
     if tried == 1:
         notes.append(

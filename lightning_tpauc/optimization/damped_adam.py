@@ -51,9 +51,16 @@ class DampedAdam(Optimizer):
     def __init__(
         self, params: Any, lr: float | Tensor = 0.01, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
     ) -> None:
-        rate = lr if isinstance(lr, Tensor) else require_range("lr", lr, 0.0)
+        if isinstance(lr, Tensor) and lr.ndim:
+            msg = f"Expected `lr` to be a number or a tensor of shape (), but got one of shape {tuple(lr.shape)}."
+            raise ArgumentError(msg)
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+            msg = f"Expected `betas` to be two numbers, such as (0.9, 0.999), but got {betas!r}."
+            raise ArgumentError(msg)
         first, second = (require_range("betas", beta, 0.0, 1.0, open_high=True) for beta in betas)
-        super().__init__(params, {"lr": rate, "betas": (first, second), "eps": require_range("eps", eps, 0.0)})
+        rate = require_range("lr", float(lr) if isinstance(lr, Tensor) else lr, 0.0)
+        rates = {"lr": lr if isinstance(lr, Tensor) else rate, "betas": (first, second)}
+        super().__init__(params, {**rates, "eps": require_range("eps", eps, 0.0)})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -204,6 +204,8 @@ class Adviser:
         mean = _over_all_pairs(ratios)
         lost = mean >= _CONSTANT and self._highest >= _EXPLODED and not training < _CONSTANT
         if lost or training >= _EXPLODED:
+            if "columns" in self._said:  # that advice, and the reason
+                return
             self.say(
                 "rate",
                 f"The loss of training batches was up to {self._highest:.2g} times that of a constant model, and the "

@@ -18,7 +18,7 @@ def uneven_columns(inputs: Any, model: nn.Module) -> str | None:
 
     Args:
         inputs: of a batch; a floating tensor ``(N, D)`` is a table.
-        model: reads the table itself if its first layer with parameters is linear. Other layers may scale it.
+        model: reads the table itself if its first layer with parameters or buffers is linear. Other layers may scale it.
 
     Example:
         >>> age_and_income = torch.tensor([[20.0, 1e6], [30.0, 1e5], [40.0, 5e5]])
@@ -27,9 +27,8 @@ def uneven_columns(inputs: Any, model: nn.Module) -> str | None:
         >>> uneven_columns(age_and_income, nn.Linear(2, 1)).partition(",")[0]
         'Column 1 of the inputs has a standard deviation of 4.5e+05'
     """
-    first = next((layer for layer in model.modules() if list(layer.parameters(recurse=False))), None)
     table = isinstance(inputs, Tensor) and inputs.layout == torch.strided and inputs.is_floating_point()
-    if not isinstance(first, nn.Linear) or not table or inputs.ndim != 2 or len(inputs) < 2:
+    if not table or inputs.ndim != 2 or len(inputs) < 2 or not _read_as_it_is(model, inputs.shape[1]):
         return None
     values = inputs.detach().cpu().double()
     deviations = values.std(dim=0)
@@ -53,3 +52,9 @@ def uneven_columns(inputs: Any, model: nn.Module) -> str | None:
         f"Column {farthest} of the inputs lies at {float(values[:, farthest].mean()):.3g} with a standard deviation of "
         f"{float(deviations[farthest]):.2g}: it is nearly a constant to the model. {remedy}"
     )
+
+
+def _read_as_it_is(model: nn.Module, num_columns: int) -> bool:
+    """Whether a linear layer reads so many columns, and no layer before it has parameters, means or scales."""
+    first = next((each for each in model.modules() if [*each.parameters(False), *each.buffers(False)]), None)
+    return isinstance(first, nn.Linear) and first.in_features == num_columns

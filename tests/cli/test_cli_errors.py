@@ -117,6 +117,20 @@ def test_one_line_names_option_owner_and_the_closest(message, expected):
     assert explain(message, OPTIONS, CLASSES) == expected
 
 
+@pytest.mark.parametrize(
+    ("key", "taken_for", "option", "remedy"),
+    [
+        ("optimizer", "torch.optim.Optimizer", "lr", "--model.optimizer DampedAdam"),
+        ("lr_scheduler", "typing.Union", "T_max", "--model.lr_scheduler CosineAnnealingLR"),
+    ],
+)
+def test_an_option_without_the_class_that_has_it(key, taken_for, option, remedy):
+    message = FACTORY.replace("torch.optim.SGD', init_args=0", f"{taken_for}', init_args=0")
+    message = message.replace('"optimizer"', f'"{key}"').replace("'lrr'", f"'{option}'", 1)
+    expected = f"model.{key}: '{option}' is an option of a class: name that first, such as {remedy}"
+    assert explain(message, OPTIONS).splitlines()[0] == expected
+
+
 def test_without_a_close_one_the_class_lists_its_options():
     line = explain(NESTED.replace("max_fprr", "zzz"), OPTIONS)
     assert line.startswith("model.algorithm: STACO has no option 'zzz'; its options are min_tpr, max_fpr, surrogate")

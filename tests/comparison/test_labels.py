@@ -113,6 +113,10 @@ def test_the_files_of_one_label_stay_as_they_were(tmp_path):
     before = ROOT / "tests" / "comparison" / "single_label"
     assert texts == {path.name: path.read_text(encoding="utf-8") for path in before.iterdir()}
     assert pictures == {"roc.png", "training.png"}
+    rows[1] = Row("STACO", found.measured["STACO"], found.intervals["STACO"], [1.0, 2.0], 460)
+    said = " ".join(notes_of(Results(*shown), runs, []))  # trainings are rounded to whole steps between validations
+    assert "as many examples, up to the steps between two validations" in said
+    assert "the same number of examples" not in said
 
 
 # ---------------------------------------------------------------- a comparison

@@ -346,6 +346,20 @@ def table(scales=(1.0, 1.0, 1.0), shifts=(0.0, 0.0, 0.0), rows=200):
     return x * torch.tensor(scales) + torch.tensor(shifts)
 
 
+UNEVEN = table(scales=(1.0, 1.0, 5000.0))
+
+
+class Standardises(torch.nn.Module):
+    """By what was measured on the training rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("scale", UNEVEN.std(0))
+
+    def forward(self, inputs):
+        return inputs / self.scale
+
+
 LINEAR = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
 
 
@@ -379,6 +393,9 @@ def test_standardised_tables_rare_flags_and_constant_columns_are_fine():
     ("inputs", "model"),
     [
         (table(scales=(1.0, 1.0, 5000.0)), torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))),
+        (UNEVEN, torch.nn.Sequential(torch.nn.BatchNorm1d(3, affine=False), torch.nn.Linear(3, 1))),
+        (UNEVEN, torch.nn.Sequential(Standardises(), torch.nn.Linear(3, 1))),
+        (UNEVEN, torch.nn.ModuleList([torch.nn.Linear(8, 1), torch.nn.Linear(3, 8)])),
         (table(scales=(1.0, 1.0, 5000.0)), torch.nn.Identity()),
         (torch.arange(12).reshape(4, 3) * 1000, LINEAR),
         (table(scales=(1.0, 1.0, 5000.0)).reshape(100, 2, 3), LINEAR),
@@ -386,7 +403,12 @@ def test_standardised_tables_rare_flags_and_constant_columns_are_fine():
         (table(rows=1), LINEAR),
         (table(scales=(1.0, float("nan"), 1.0)), LINEAR),
     ],
-    ids=["normalised first", "no parameters", "integers", "no table", "a list", "one row", "nan"],
+    ids=[
+        "normalised first",
+        "normalised without weights",
+        "standardised by buffers",
+        "the last layer is named first",
+        "no parameters", "integers", "no table", "a list", "one row", "nan"],
 )
 def test_inputs_that_are_no_plain_table_of_a_linear_layer(inputs, model):
     assert uneven_columns(inputs, model) is None
@@ -400,3 +422,14 @@ def test_a_run_says_once_which_column_to_standardise(scale):
     lines = [line for line in said(lambda: bare_trainer(max_epochs=2).fit(module, data)) if "standard" in line]
     assert len(lines) == (scale > 1)
     assert all(line.startswith("Column 2 of the inputs") for line in lines)
+
+
+def test_the_end_of_a_run_does_not_repeat_which_column_to_standardise():
+    """A loss that exploded has its reason already, and it is not the optimizer's rate."""
+    for said_before in (None, "Column 2 of the inputs ..."):
+        adviser = Adviser()
+        said(lambda adviser=adviser, line=said_before: adviser.say("columns", line))
+        adviser.look_at_ratios([[5.0, 5.0]], 300.0)
+        lines = said(lambda adviser=adviser: adviser.look_at_the_end([[5.0, 5.0]], [1.0], training=300.0))
+        assert [line for line in lines if "learning rate" in line] == lines
+        assert len(lines) == (said_before is None)

@@ -12,6 +12,7 @@ from lightning_tpauc.data.core.datasets import Datasets
 from lightning_tpauc.data.core.splits import stratified_holdout
 from lightning_tpauc.data.datamodule import PosNegDataModule
 from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.checks import require_range
 
 
 class DigitsDataModule(PosNegDataModule):
@@ -41,11 +42,8 @@ class DigitsDataModule(PosNegDataModule):
         if positive_digit not in range(10):
             msg = f"Expected `positive_digit` to be one of 0 to 9, but got {positive_digit}."
             raise ArgumentError(msg)
-        if not 0.0 < test_fraction < 1.0:
-            msg = f"Expected `test_fraction` to be in (0, 1), but got {test_fraction}."
-            raise ArgumentError(msg)
         self.positive_digit = positive_digit
-        self.test_fraction = test_fraction
+        self.test_fraction = require_range("test_fraction", test_fraction, 0.0, 1.0, open_low=True, open_high=True)
         self._read: Datasets | None = None
 
     def build_datasets(self, stage: str | None) -> Datasets:  # noqa: ARG002
