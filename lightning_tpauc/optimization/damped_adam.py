@@ -54,8 +54,9 @@ class DampedAdam(Optimizer):
         if isinstance(lr, Tensor) and lr.ndim:
             msg = f"Expected `lr` to be a number or a tensor of shape (), but got one of shape {tuple(lr.shape)}."
             raise ArgumentError(msg)
-        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
-            msg = f"Expected `betas` to be two numbers, such as (0.9, 0.999), but got {betas!r}."
+        given: Any = betas  # whatever a caller passes
+        if not isinstance(given, (tuple, list)) or len(given) != 2:
+            msg = f"Expected `betas` to be two numbers, such as (0.9, 0.999), but got {given!r}."
             raise ArgumentError(msg)
         first, second = (require_range("betas", beta, 0.0, 1.0, open_high=True) for beta in betas)
         rate = require_range("lr", float(lr) if isinstance(lr, Tensor) else lr, 0.0)

@@ -18,7 +18,7 @@ def uneven_columns(inputs: Any, model: nn.Module) -> str | None:
 
     Args:
         inputs: of a batch; a floating tensor ``(N, D)`` is a table.
-        model: reads the table itself if its first layer with parameters or buffers is linear. Other layers may scale it.
+        model: reads the table itself if its first layer with parameters or buffers is linear; others may scale it.
 
     Example:
         >>> age_and_income = torch.tensor([[20.0, 1e6], [30.0, 1e5], [40.0, 5e5]])

@@ -149,7 +149,10 @@ def test_rates_in_tensors_have_the_range_of_numbers(rate):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lr": torch.tensor([0.1, 0.2])}, r"`lr` to be a number or a tensor of shape \(\), but got one of shape \(2,\)"),
+        (
+            {"lr": torch.tensor([0.1, 0.2])},
+            r"`lr` to be a number or a tensor of shape \(\), but got one of shape \(2,\)",
+        ),
         ({"betas": 0.9}, r"`betas` to be two numbers, such as \(0.9, 0.999\), but got 0.9"),
         ({"betas": None}, "`betas` to be two numbers"),
         ({"betas": (0.9,)}, "`betas` to be two numbers"),

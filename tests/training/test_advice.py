@@ -408,7 +408,13 @@ def test_standardised_tables_rare_flags_and_constant_columns_are_fine():
         "normalised without weights",
         "standardised by buffers",
         "the last layer is named first",
-        "no parameters", "integers", "no table", "a list", "one row", "nan"],
+        "no parameters",
+        "integers",
+        "no table",
+        "a list",
+        "one row",
+        "nan",
+    ],
 )
 def test_inputs_that_are_no_plain_table_of_a_linear_layer(inputs, model):
     assert uneven_columns(inputs, model) is None
