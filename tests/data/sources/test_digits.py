@@ -47,7 +47,8 @@ def test_the_test_part_is_fixed():
     ("arguments", "message"),
     [
         ({"positive_digit": 10}, "`positive_digit` to be one of 0 to 9, but got 10"),
-        ({"test_fraction": 0.0}, r"`test_fraction` to be in \(0, 1\), but got 0.0"),
+        ({"test_fraction": 0.0}, r"`test_fraction` to be a number in \(0, 1\), but got 0.0"),
+        ({"test_fraction": None}, r"`test_fraction` to be a number in \(0, 1\), but got None"),
     ],
 )
 def test_refuses_arguments(arguments, message):
