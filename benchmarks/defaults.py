@@ -254,7 +254,7 @@ DEEP = (
     Row("STACO", lambda r: STACO(*r)),
     baseline("cross-entropy", lambda r: CrossEntropy(*r), FIVE[:3]),
     baseline("balanced cross-entropy", lambda r: CrossEntropy(*r, balanced=True), FIVE[:3]),
-    Row("PAUCI", lambda r: PAUCI(*r), (None,), SIGMOID),
+    Row("PAUCI", lambda r: PAUCI(*r), (0.001,), SIGMOID),
 )
 PARTS = {
     "main": MAIN,

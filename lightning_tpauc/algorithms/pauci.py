@@ -117,7 +117,7 @@ class PAUCI(RecursiveAlgorithm):
     #: The variables a and b, and the margin of the square loss, lie in [0, 1].
     takes_probabilities = True
     #: At a higher rate networks collapse, since the steps do not shrink as the source's do.
-    default_lr = 0.003
+    default_lr = 0.002
 
     variables: Tensor
     previous_variables: Tensor

@@ -410,7 +410,7 @@ def test_the_default_learning_rate_is_the_methods():
     def rate(algorithm):
         return TPAUCModule(nn.Linear(4, 1), algorithm).configure_optimizers().param_groups[0]["lr"]
 
-    assert (rate(STACO()), rate(CrossEntropy()), rate(PAUCI())) == (0.01, 0.01, 0.003)
+    assert (rate(STACO()), rate(CrossEntropy()), rate(PAUCI())) == (0.01, 0.01, 0.002)
 
 
 def test_large_scores_keep_their_ranks_beside_the_objective():
