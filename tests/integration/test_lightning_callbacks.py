@@ -101,7 +101,7 @@ def lambda_callback():
 
 def learning_rate_monitor():
     trainer, module = train(shipped.LearningRateMonitor(), logger=CSVLogger("."))
-    assert "lr-Adam" in logged(trainer)
+    assert "lr-DampedAdam" in logged(trainer)
     return module
 
 

@@ -45,6 +45,7 @@ def pictures(logger):
 def test_a_picture_for_every_nth_validation(tmp_path, every, count):
     from matplotlib import pyplot
 
+    open_before = pyplot.get_fignums()
     logger = TensorBoardLogger(tmp_path)
     fit(logger, ROCFigure(every))
     by_name = pictures(logger)
@@ -54,7 +55,7 @@ def test_a_picture_for_every_nth_validation(tmp_path, every, count):
     assert len(found) == count
     assert found[0].step == 3 * every - 1, "60 examples by 20 are 3 steps an epoch; TensorBoard counts them from 0"
     assert found[0].encoded_image_string.startswith(b"\x89PNG")
-    assert pyplot.get_fignums() == []
+    assert pyplot.get_fignums() == open_before
 
 
 def test_the_pictures_show_the_point_and_the_threshold_of_their_validation(monkeypatch):
