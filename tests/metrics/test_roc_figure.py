@@ -21,6 +21,13 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 
+@pytest.fixture(autouse=True)
+def _no_figures_of_others():
+    """Pages of the documentation, run in the process of the tests, leave theirs open."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pyplot.close("all")
+
+
 def fit(logger, callback, epochs=4, val_rows=slice(None)):
     x = torch.randn(60, 3)
     y = (torch.arange(60) % 3 == 0).long()
@@ -45,7 +52,6 @@ def pictures(logger):
 def test_a_picture_for_every_nth_validation(tmp_path, every, count):
     from matplotlib import pyplot
 
-    open_before = pyplot.get_fignums()
     logger = TensorBoardLogger(tmp_path)
     fit(logger, ROCFigure(every))
     by_name = pictures(logger)
@@ -55,7 +61,7 @@ def test_a_picture_for_every_nth_validation(tmp_path, every, count):
     assert len(found) == count
     assert found[0].step == 3 * every - 1, "60 examples by 20 are 3 steps an epoch; TensorBoard counts them from 0"
     assert found[0].encoded_image_string.startswith(b"\x89PNG")
-    assert pyplot.get_fignums() == open_before
+    assert pyplot.get_fignums() == []
 
 
 def test_the_pictures_show_the_point_and_the_threshold_of_their_validation(monkeypatch):
