@@ -27,7 +27,8 @@ class DampedAdam(Optimizer):
 
     where :math:`k` runs over the weights of output :math:`i`: over a row of a linear layer's weight, over a filter of a
     convolution. Within a factor of three the steps are proportional to the gradients, as those of SGD. No step is
-    longer than Adam's, and none is shorter than a third of it, whatever the scales of the inputs. Biases and other vectors get Adam's steps. ``benchmarks/defaults.py`` compares both.
+    longer than Adam's, and none is shorter than a third of it, whatever the scales of the inputs. Biases and other
+    vectors get Adam's steps. ``benchmarks/defaults.py`` compares both.
 
     Args:
         params: parameters, or groups of them with options of their own.
