@@ -107,14 +107,19 @@ def digits(fold: int, **sizes: Any) -> PosNegDataModule:
     return DigitsDataModule(positive_digit=8, val_fraction=0.25, split_seed=fold, **sizes)
 
 
+@cache
+def adult_files() -> tuple[Any, ...]:
+    """Features and labels of adult's training and test file, parsed once for all trainings."""
+    folder = data_folder() / "adult"
+    return tuple(load_svmlight_file(str(folder / name), n_features=123, zero_based=True) for name in ADULT_FILES)
+
+
 def few_positives(fold: int, **sizes: Any) -> PosNegDataModule:
     """160 positives and 4,000 negatives of adult to train on, 123 inputs; another third of them to validate on.
 
     The test set is adult's own, whole.
     """
-    train, test = (
-        load_svmlight_file(str(data_folder() / "adult" / name), n_features=123, zero_based=True) for name in ADULT_FILES
-    )
+    train, test = adult_files()
     rng = np.random.default_rng(fold)
     rows = np.concatenate(
         [rng.permutation(np.flatnonzero(sign * train[1] > 0))[:n] for sign, n in ((1, 213), (-1, 5333))]

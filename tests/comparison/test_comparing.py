@@ -254,7 +254,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from lightning_tpauc.comparison import training
-from tests.comparison import test_comparing
+from {module} import run
 
 batches = []
 record = training._Recorder.on_train_batch_end
@@ -266,22 +266,28 @@ def count(self, *args):
     record(self, *args)
 
 training._Recorder.on_train_batch_end = count
-test_comparing.run(Path(sys.argv[1]), trials=2)
+run(Path(sys.argv[1]), **{options!r})
 """
+
+
+def kill_and_go_on(tmp_path, run, **options):
+    """A comparison that was killed and went on in the first folder, beside an unbroken one in the second."""
+    killed, straight = tmp_path / "killed", tmp_path / "straight"
+    script = KILLED.format(module=run.__module__, options=options)
+    ended = subprocess.run([sys.executable, "-c", script, str(killed)], cwd=ROOT, capture_output=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    assert len(cells(killed)) == 2
+    before = {path: path.stat().st_mtime_ns for path in (killed / "cells").glob("*.json")}
+    run(killed, **options)
+    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
+    run(straight, **options)
+    return killed, straight
 
 
 @pytest.mark.slow
 def test_a_killed_comparison_goes_on_to_the_same_end(tmp_path):
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path / "killed")], cwd=ROOT, capture_output=True, check=False
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    assert len(cells(tmp_path / "killed")) == 2
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed" / "cells").glob("*.json")}
-    run(tmp_path / "killed", trials=2)
-    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
-    run(tmp_path / "straight", trials=2)
-    assert without_times(tmp_path / "killed") == without_times(tmp_path / "straight")
+    killed, straight = kill_and_go_on(tmp_path, run, trials=2)
+    assert without_times(killed) == without_times(straight)
 
 
 def test_what_has_finished_is_not_trained_again_and_what_differs_is(tmp_path, monkeypatch):

@@ -4,9 +4,6 @@ import csv
 import functools
 import math
 import re
-import signal
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from importlib.util import find_spec
 
@@ -28,7 +25,7 @@ from lightning_tpauc.comparison.resampling import Evaluated
 from lightning_tpauc.comparison.results import Difference, LabelResults, Results, Row, evaluate, measures
 from lightning_tpauc.comparison.store import Store
 from lightning_tpauc.errors import ArgumentError, DataError, UnsupportedError
-from tests.comparison.test_comparing import SHORT, Keyed, cells, forks, table, without_times
+from tests.comparison.test_comparing import SHORT, Keyed, cells, forks, kill_and_go_on, table, without_times
 from tests.helpers.paths import ROOT
 
 pytestmark = [
@@ -280,40 +277,14 @@ def test_a_label_whose_curve_misses_its_rectangle_is_named():
 
 # ---------------------------------------------------------------- going on, side by side, folds
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from lightning_tpauc.comparison import training
-from tests.comparison import test_labels
-
-batches = []
-record = training._Recorder.on_train_batch_end
-
-def count(self, *args):
-    batches.append(0)
-    if len(batches) == 30:  # amid the third training
-        os.kill(os.getpid(), signal.SIGKILL)
-    record(self, *args)
-
-training._Recorder.on_train_batch_end = count
-test_labels.run(Path(sys.argv[1]))
-"""
-
 
 def everything(folder):
     return without_times(folder), (folder / "labels.csv").read_text(), (folder / "labels.md").read_text()
 
 
 def test_a_killed_comparison_goes_on_to_the_same_end(tmp_path):
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "killed")]
-    killed = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    assert len(cells(tmp_path / "killed")) == 2
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed" / "cells").glob("*.json")}
-    run(tmp_path / "killed")
-    assert all(path.stat().st_mtime_ns == time for path, time in before.items())
-    run(tmp_path / "straight")
-    assert everything(tmp_path / "killed") == everything(tmp_path / "straight")
+    killed, straight = kill_and_go_on(tmp_path, run)
+    assert everything(killed) == everything(straight)
 
 
 @forks
