@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_tpauc.atomic import replacing
+from lightning_tpauc.files import replacing
 from lightning_tpauc.comparison.resampling import Evaluated
 from lightning_tpauc.comparison.results import LabelResults, most_positives
 from lightning_tpauc.extras import import_extra

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from lightning_tpauc.atomic import replacing
+from lightning_tpauc.files import replacing
 from lightning_tpauc.comparison.label_tables import columns, heading, label_rows, labels_csv, labels_in_text
 from lightning_tpauc.comparison.pictures import as_png, draw_progress, draw_roc, draw_roc_of_labels
 from lightning_tpauc.comparison.results import Results, Row, measured_names

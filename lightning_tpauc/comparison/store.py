@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import torch
 
-from lightning_tpauc.atomic import replacing
+from lightning_tpauc.files import replacing
 from lightning_tpauc.errors import DataError
 
 #: A dataclass of what JSON can hold.

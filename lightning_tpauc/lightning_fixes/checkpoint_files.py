@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
-from lightning_tpauc.atomic import replacing
+from lightning_tpauc.files import replacing
 from lightning_tpauc.distributed import assign
 from lightning_tpauc.errors import CheckpointError, MissingCheckpointError
 from lightning_tpauc.lightning_fixes.compiled import own_names
