@@ -25,9 +25,9 @@ from examples.paper.catalog import Experiment, Schedule
 from examples.paper.methods import Method
 from examples.paper.recorders import BestWeights, CurveRecorder, raw_scores
 from examples.paper.records import Outcome, Trial
-from lightning_tpauc.files import replacing
 from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.errors import DataError, NonFiniteError
+from lightning_tpauc.files import replacing
 from lightning_tpauc.functional import bootstrap_interval, two_way_partial_auroc
 from lightning_tpauc.metrics.reporting import Rectangle, metric_name
 from lightning_tpauc.module import TPAUCModule

@@ -12,10 +12,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_tpauc.files import replacing
 from lightning_tpauc.comparison.resampling import Evaluated
 from lightning_tpauc.comparison.results import LabelResults, most_positives
 from lightning_tpauc.extras import import_extra
+from lightning_tpauc.files import replacing
 from lightning_tpauc.functional import roc_polyline
 
 COLOURS = ("#1f3b57", "#f2a33a", "#4c9a6a", "#b0413e", "#7b6ba8", "#5aa5c8", "#8a8f98", "#c77fb0", "#9a7b4f", "#2f7f7a")

@@ -11,11 +11,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from lightning_tpauc.files import replacing
 from lightning_tpauc.comparison.label_tables import columns, heading, label_rows, labels_csv, labels_in_text
 from lightning_tpauc.comparison.pictures import as_png, draw_progress, draw_roc, draw_roc_of_labels
 from lightning_tpauc.comparison.results import Results, Row, measured_names
 from lightning_tpauc.comparison.tables import as_csv, as_markdown, as_text
+from lightning_tpauc.files import replacing
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2630; --paper: #fff; --line: #d9dee4; --head: #1f3b57; }

@@ -11,8 +11,8 @@ from typing import Any, Generic, Literal, TypeVar
 
 import torch
 
-from lightning_tpauc.files import replacing
 from lightning_tpauc.errors import DataError
+from lightning_tpauc.files import replacing
 
 #: A dataclass of what JSON can hold.
 Outcome = TypeVar("Outcome")

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
-from lightning_tpauc.files import replacing
 from lightning_tpauc.distributed import assign
 from lightning_tpauc.errors import CheckpointError, MissingCheckpointError
+from lightning_tpauc.files import replacing
 from lightning_tpauc.lightning_fixes.compiled import own_names
 from lightning_tpauc.lightning_fixes.plain_values import make_plain
 

@@ -16,8 +16,8 @@ from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 from torch import nn
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
-from lightning_tpauc.files import replacing
 from lightning_tpauc.errors import CheckpointError, MissingCheckpointError, TPAUCWarning
+from lightning_tpauc.files import replacing
 from lightning_tpauc.lightning_fixes.checkpoint_files import AtomicCheckpointIO
 from lightning_tpauc.training.compatibility import KEY
 from tests.helpers.ddp import run_distributed

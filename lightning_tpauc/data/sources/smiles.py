@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lightning_tpauc.files import replacing
 from lightning_tpauc.data.sources.files import add_checksum, has_checksum
 from lightning_tpauc.data.sources.graphs import PackedGraphs
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.extras import import_extra
+from lightning_tpauc.files import replacing
 
 _UNLABELLED = ("", "nan", "na", "none")
 

@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from lightning_tpauc.files import replacing
 from lightning_tpauc.data.sources.files import add_checksum, default_cache_dir, has_checksum
 from lightning_tpauc.errors import ArgumentError, DataError
+from lightning_tpauc.files import replacing
 
 _log = logging.getLogger(__name__)
 
