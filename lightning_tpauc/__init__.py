@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
     from lightning_tpauc.metrics.roc_figure import ROCFigure
     from lightning_tpauc.module import TPAUCModule
-    from lightning_tpauc.optimization.damped_adam import DampedAdam
     from lightning_tpauc.scoring.decision_threshold import DecisionThreshold
     from lightning_tpauc.scoring.prediction import PredictionWriter
-    from lightning_tpauc.training.finite_guard import FiniteGuard
+    from lightning_tpauc.training.guards import FiniteGuard
+    from lightning_tpauc.training.optimizer import DampedAdam
     from lightning_tpauc.training.stages import StageCallback
 
 __all__ = (
@@ -66,8 +66,8 @@ _MODULES = ("algorithms", "comparison", "data", "errors", "functional", "metrics
 
 _HOME = {
     "compare": "comparison",
-    "DampedAdam": "optimization.damped_adam",
-    "FiniteGuard": "training.finite_guard",
+    "DampedAdam": "training.optimizer",
+    "FiniteGuard": "training.guards",
     "StageCallback": "training.stages",
     "ExactObjective": "metrics",
     "TwoWayPartialAUROC": "metrics",

@@ -28,7 +28,6 @@ from lightning_tpauc.lightning_fixes.checkpoint_files import (
     use_atomic_files,
 )
 from lightning_tpauc.lightning_fixes.compiled import compile_model_alone
-from lightning_tpauc.lightning_fixes.optimizers import step_schedulers
 from lightning_tpauc.lightning_fixes.subclassing import duty, refuse_replaced, refuse_taken, say_twin, say_unused
 from lightning_tpauc.lightning_fixes.unsupported import refuse_unsupported
 from lightning_tpauc.metrics.reporting import FurtherMetrics
@@ -38,6 +37,7 @@ from lightning_tpauc.training.checkpoint import save as save_checkpoint
 from lightning_tpauc.training.hyperparameters import save_cli_hyperparameters
 from lightning_tpauc.training.needed_callbacks import in_order, needed_callbacks
 from lightning_tpauc.training.returning import give_back, take_back
+from lightning_tpauc.training.schedules import step_schedulers
 from lightning_tpauc.training.state import Phase
 from lightning_tpauc.training.trained_module import TrainedModule
 

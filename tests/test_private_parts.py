@@ -157,11 +157,11 @@ USED = {
         lambda t: t.lightning_module,
         "checkpoints of weights alone are resumed from",
     ),
-    ("lightning_fixes.optimizers", "_results"): (
+    ("training.schedules", "_results"): (
         lambda t: t,
         "ReduceLROnPlateau does not see what training and validation log",
     ),
-    ("training.training_scores", "_combined_loader"): (
+    ("training.scores", "_combined_loader"): (
         lambda t: t.fit_loop,
         "an ordinary DataLoader is refused for a lesser reason",
     ),

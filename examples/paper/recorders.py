@@ -15,7 +15,7 @@ from lightning_tpauc.data.core.batch import EvalBatch
 from lightning_tpauc.functional import tpauc_objective, two_way_partial_auroc
 from lightning_tpauc.metrics.reporting import Rectangle, metric_name
 from lightning_tpauc.scoring.forward_passes import device_batches
-from lightning_tpauc.training.training_scores import score_training_set
+from lightning_tpauc.training.scores import score_training_set
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

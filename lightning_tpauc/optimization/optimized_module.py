@@ -14,18 +14,18 @@ from torch.optim import Optimizer, SparseAdam
 
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import require_range
-from lightning_tpauc.lightning_fixes.optimizers import keep_monitors
 from lightning_tpauc.lightning_fixes.subclassing import refuse_taken
-from lightning_tpauc.optimization.damped_adam import DampedAdam
-from lightning_tpauc.optimization.warmup import (
+from lightning_tpauc.scoring.evaluated_module import EvaluatedModule
+from lightning_tpauc.training.optimizer import DampedAdam
+from lightning_tpauc.training.schedules import (
     MOST_WARMUP_EPOCHS,
     WARMUP_WITHOUT_END,
     LinearWarmup,
     begin_warmup,
+    keep_monitors,
     steps_of_share,
     warms_up,
 )
-from lightning_tpauc.scoring.evaluated_module import EvaluatedModule
 
 _EVALUATES = (
     "{} evaluates the loss by itself, at other weights than those of the step, as sharpness-aware methods do. Here "

@@ -32,10 +32,10 @@ from lightning_tpauc.metrics.reporting import (
     split_by_kind,
     validated_areas,
 )
-from lightning_tpauc.scoring.area_warnings import AreaWarnings
 from lightning_tpauc.scoring.labelled_data import inputs_and_target, inputs_to_predict, labels_to_evaluate
 from lightning_tpauc.scoring.labels import Labels
 from lightning_tpauc.scoring.scoring_module import ScoringModule
+from lightning_tpauc.training.guards import AreaWarnings
 
 #: Name of the one validation metric that is no single number, and so is not logged.
 RATIOS = "objective_ratios"

@@ -18,7 +18,6 @@ from torch.distributed.tensor import DTensor
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.distributed import gather_objects, handling_exception, reshard, whole, world_size
 from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning
-from lightning_tpauc.lightning_fixes.optimizers import restore_dtypes
 from lightning_tpauc.lightning_fixes.plain_values import make_plain
 from lightning_tpauc.lightning_fixes.resuming import (
     amid_validation,
@@ -34,14 +33,14 @@ from lightning_tpauc.lightning_fixes.resuming import (
 from lightning_tpauc.scoring.decision_threshold import DecisionThreshold
 from lightning_tpauc.scoring.operating_point import OperatingPoint, OperatingPoints, restored_point
 from lightning_tpauc.training import compatibility
-from lightning_tpauc.training.batch_norm import agree_on_statistics, batch_norm_statistics
 from lightning_tpauc.training.compatibility import FORMAT_VERSION, KEY
-from lightning_tpauc.training.finite_guard import diagnose
+from lightning_tpauc.training.guards import diagnose
 from lightning_tpauc.training.hyperparameters import leave_out_objects
 from lightning_tpauc.training.random_state import own_random_state, restore_random_states
+from lightning_tpauc.training.schedules import restore_dtypes
 from lightning_tpauc.training.state import Phase, TrainingState
 from lightning_tpauc.training.trained_module import TrainedModule
-from lightning_tpauc.training.weights import IterateAverage
+from lightning_tpauc.training.weights import IterateAverage, agree_on_statistics, batch_norm_statistics
 
 #: Key of the operating point; in every checkpoint of a module that has one.
 OPERATING_POINT = "lightning_tpauc_operating_point"

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import BatchSizeFinder, Checkpoint, EarlyStopping, LearningRateFinder
 
 from lightning_tpauc.scoring.decision_threshold import DecisionThreshold, DefaultThreshold
-from lightning_tpauc.training.finite_guard import FiniteGuard
+from lightning_tpauc.training.guards import FiniteGuard
 from lightning_tpauc.training.stages import StageCallback
 
 #: Pairs of the class to look for and the class to make if the Trainer has none.

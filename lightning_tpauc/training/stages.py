@@ -17,33 +17,35 @@ from lightning_tpauc.data.core.tree_utils import layout
 from lightning_tpauc.distributed import destroy_group_at_exit, prebuild_ddp_buckets, reshard
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_choice, check_count, is_real
-from lightning_tpauc.lightning_fixes.optimizers import (
+from lightning_tpauc.lightning_fixes.resuming import ResumedLoop
+from lightning_tpauc.lightning_fixes.subclassing import KeepsDuties, duty
+from lightning_tpauc.lightning_fixes.unsupported import log_replicated
+from lightning_tpauc.metrics.reporting import validated_areas
+from lightning_tpauc.training.checkpoint import settle_threshold
+from lightning_tpauc.training.guards import (
+    Adviser,
+    advise_on_rectangle,
+    data_and_limits,
+    look_at_duals,
+    look_at_validation,
+    require_agreement,
+    say_how_it_ended,
+    training_settings,
+    uneven_columns,
+)
+from lightning_tpauc.training.hyperparameters import check_savable, offer_hyperparameters
+from lightning_tpauc.training.rectangle import shrinking_steps
+from lightning_tpauc.training.schedules import (
     accept_closure,
     note_rates,
     prepare_plateau_schedulers,
     step_plateau_schedulers,
 )
-from lightning_tpauc.lightning_fixes.resuming import ResumedLoop
-from lightning_tpauc.lightning_fixes.subclassing import KeepsDuties, duty
-from lightning_tpauc.lightning_fixes.unsupported import log_replicated
-from lightning_tpauc.metrics.reporting import validated_areas
-from lightning_tpauc.training.advice import (
-    Adviser,
-    advise_on_rectangle,
-    look_at_duals,
-    look_at_validation,
-    say_how_it_ended,
-)
-from lightning_tpauc.training.agreement import data_and_limits, require_agreement, training_settings
-from lightning_tpauc.training.batch_norm import agree_on_statistics, recompute_statistics
-from lightning_tpauc.training.checkpoint import settle_threshold
-from lightning_tpauc.training.hyperparameters import check_savable, offer_hyperparameters
-from lightning_tpauc.training.input_columns import uneven_columns
-from lightning_tpauc.training.rectangle_schedule import shrinking_steps
+from lightning_tpauc.training.scores import VisitedPositives, score_training_tasks
 from lightning_tpauc.training.start import allocate, resume, start
 from lightning_tpauc.training.state import Phase, ToRemember, TrainingState
 from lightning_tpauc.training.trained_module import TrainedModule
-from lightning_tpauc.training.training_scores import VisitedPositives, score_training_tasks
+from lightning_tpauc.training.weights import agree_on_statistics, recompute_statistics
 
 #: Of the polynomial average: its weights have a mean age of a tenth of the run.
 _DECAY = 8.0

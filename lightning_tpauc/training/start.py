@@ -8,9 +8,9 @@ import torch
 from lightning.pytorch import Trainer
 
 from lightning_tpauc.training.checkpoint import restore
+from lightning_tpauc.training.scores import VisitedPositives, count_positives, score_training_tasks
 from lightning_tpauc.training.state import ToRemember
 from lightning_tpauc.training.trained_module import TrainedModule
-from lightning_tpauc.training.training_scores import VisitedPositives, count_positives, score_training_tasks
 
 
 def allocate(trainer: Trainer, module: TrainedModule, wanted: ToRemember) -> VisitedPositives | None:

@@ -15,10 +15,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.distributed import GatheredScores
-from lightning_tpauc.training.batch_norm import batch_norm_statistics
-from lightning_tpauc.training.rectangle_schedule import RectangleSchedule
-from lightning_tpauc.training.training_scores import ScoreMemory, TaskScoreMemory
-from lightning_tpauc.training.weights import BestWeights, IterateAverage, PreviousWeights
+from lightning_tpauc.training.rectangle import RectangleSchedule
+from lightning_tpauc.training.scores import ScoreMemory, TaskScoreMemory
+from lightning_tpauc.training.weights import BestWeights, IterateAverage, PreviousWeights, batch_norm_statistics
 
 #: Number of negatives that are remembered by default.
 _MAX_NEGATIVES = 2**20

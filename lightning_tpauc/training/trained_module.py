@@ -15,9 +15,9 @@ from lightning_tpauc.lightning_fixes.pending_hooks import end_validation, take_p
 from lightning_tpauc.lightning_fixes.subclassing import duty, raise_taken, refuse_taken
 from lightning_tpauc.optimization.optimized_module import OptimizedModule
 from lightning_tpauc.training.random_state import own_random_state
-from lightning_tpauc.training.rectangle_schedule import RectangleSchedule
+from lightning_tpauc.training.rectangle import RectangleSchedule
+from lightning_tpauc.training.scores import ScoreMemory
 from lightning_tpauc.training.state import Phase, TrainingState
-from lightning_tpauc.training.training_scores import ScoreMemory
 from lightning_tpauc.training.weights import BestWeights, IterateAverage, PreviousWeights
 
 #: Attributes that are assigned in every step and never hold a tensor.

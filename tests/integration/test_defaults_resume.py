@@ -10,7 +10,7 @@ from torch import nn
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO
-from lightning_tpauc.training.rectangle_schedule import shrinking_steps
+from lightning_tpauc.training.rectangle import shrinking_steps
 from tests.helpers.problems import make_trainer
 from tests.helpers.resuming import Crash, CrashError
 from tests.helpers.tolerances import assert_close

@@ -11,8 +11,7 @@ from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
 from lightning_tpauc.errors import TPAUCAdvice
 from lightning_tpauc.models import Linear
-from lightning_tpauc.training.advice import Adviser, few_pairs, little_demanded
-from lightning_tpauc.training.input_columns import uneven_columns
+from lightning_tpauc.training.guards import Adviser, few_pairs, little_demanded, uneven_columns
 from tests.helpers.problems import bare_trainer, noisy_labels
 
 

@@ -10,7 +10,7 @@ from lightning_tpauc import NegativeStream, PosNegDataModule, StageCallback, TPA
 from lightning_tpauc.algorithms import SOTA, STACO
 from lightning_tpauc.data.core.prepared import describe
 from lightning_tpauc.errors import ArgumentError, DataError
-from lightning_tpauc.training.agreement import require_agreement
+from lightning_tpauc.training.guards import require_agreement
 from tests.helpers.ddp import RankError, run_distributed
 from tests.helpers.flows import Random
 from tests.helpers.problems import make_trainer, shifted

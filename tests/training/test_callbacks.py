@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_tpauc import StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.errors import UnsupportedError
-from lightning_tpauc.training.finite_guard import FiniteGuard
+from lightning_tpauc.training.guards import FiniteGuard
 from tests.helpers.problems import NUM_POS, LinearScore, eval_loader, loader, make_batches, make_trainer
 from tests.helpers.tolerances import assert_close
 from tests.reference.averages import polynomial_mean

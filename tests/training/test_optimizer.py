@@ -9,7 +9,7 @@ from torch import nn
 import lightning_tpauc
 from lightning_tpauc import DampedAdam
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.optimization.damped_adam import damped
+from lightning_tpauc.training.optimizer import damped
 from tests.helpers.tolerances import assert_close
 
 

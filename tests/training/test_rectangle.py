@@ -12,7 +12,7 @@ from lightning_tpauc.algorithms import STACO, Algorithm, TrainingScores
 from lightning_tpauc.algorithms.base import TIGHTNESS_GRID
 from lightning_tpauc.functional import objective_ratio
 from lightning_tpauc.metrics import ObjectiveRatios
-from lightning_tpauc.training.rectangle_schedule import (
+from lightning_tpauc.training.rectangle import (
     RectangleSchedule,
     move_is_due,
     shrinking_progress,

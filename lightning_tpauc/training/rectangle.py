@@ -22,9 +22,9 @@ from torch import Tensor
 from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, Algorithm, TrainingScores
 from lightning_tpauc.algorithms.tasks import count_in_loss
 from lightning_tpauc.functional.objective import objective_ratio
-from lightning_tpauc.optimization.warmup import steps_of_share
 from lightning_tpauc.scoring.labels import listed
-from lightning_tpauc.training.training_scores import ScoreMemory
+from lightning_tpauc.training.schedules import steps_of_share
+from lightning_tpauc.training.scores import ScoreMemory
 
 #: Share of the run in which the rectangle shrinks. The rest of the run trains on the rectangle that was asked for.
 _SHARE = 0.5

@@ -11,8 +11,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from lightning_tpauc import TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
-from lightning_tpauc.lightning_fixes.optimizers import keep_monitors
 from lightning_tpauc.metrics.reporting import better_mode, is_ours
+from lightning_tpauc.training.schedules import keep_monitors
 from tests.helpers.problems import NUM_POS, LinearScore, eval_loader, loader, make_batches, make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*`val_dataloader`.*")

@@ -12,8 +12,8 @@ import torch
 
 from lightning_tpauc.algorithms import STACO, Task, TrainingScores
 from lightning_tpauc.functional.tasks import TaskMasks
-from lightning_tpauc.training.rectangle_schedule import RectangleSchedule
-from lightning_tpauc.training.training_scores import ScoreMemory, TaskScoreMemory
+from lightning_tpauc.training.rectangle import RectangleSchedule
+from lightning_tpauc.training.scores import ScoreMemory, TaskScoreMemory
 
 NUM_POS = 5
 
