@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import sys
 import threading
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -77,11 +76,6 @@ def destroy_group_at_exit() -> None:
             thread.join(_PATIENCE)
 
     atexit.register(destroy)
-
-
-def handling_exception() -> bool:
-    """Whether this process is handling an exception; other ranks may not take part in a collective then."""
-    return sys.exc_info()[0] is not None
 
 
 def split_scores(scores: Tensor, sizes: tuple[int, int, int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -181,12 +175,14 @@ def gather_variable(values: Tensor) -> list[Tensor]:
     return [part[:count] for part, count in zip(parts, counts, strict=True)]
 
 
-def gather_objects(own: Any) -> list[Any]:
-    """Picklable objects of all ranks, in rank order, for checkpoints; a collective.
+def gather_objects(own: Any, *, alone: bool = False) -> list[Any]:
+    """Picklable objects of all ranks, in rank order; a collective.
 
-    While an exception is handled other ranks may not take part, so the list then holds this rank's object only.
+    Args:
+        own: this rank's object.
+        alone: the other ranks may not take part, as when a failed run is saved: the list holds this rank's object only.
     """
-    if world_size() == 1 or handling_exception():
+    if world_size() == 1 or alone:
         return [own]
     objects: list[Any] = [None] * world_size()
     dist.all_gather_object(objects, own)

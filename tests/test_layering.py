@@ -18,7 +18,7 @@ PACKAGE = "lightning_tpauc"
 #: From the bottom up: a module imports from layers below its own and from its own folder. ``""`` is ``__init__``.
 #: What only type checkers read counts as well.
 LAYERS = (
-    {"atomic", "errors", "version"},
+    {"errors", "files", "version"},
     {"extras", "functional"},
     {"algorithms", "distributed", "models"},
     {"data"},
@@ -42,7 +42,7 @@ ONLY = {
     "functional": {"errors"},
     "distributed": {"errors", "functional"},
     "algorithms": {"errors", "functional"},
-    "data": {"atomic", "distributed", "errors", "extras", "functional"},
+    "data": {"distributed", "errors", "extras", "files", "functional"},
     "models": {"errors", "extras"},
 }
 

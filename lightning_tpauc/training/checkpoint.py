@@ -11,12 +11,13 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.precision import DoublePrecision
+from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from lightning_tpauc.algorithms import Algorithm
-from lightning_tpauc.distributed import gather_objects, handling_exception, reshard, whole, world_size
+from lightning_tpauc.distributed import gather_objects, reshard, whole, world_size
 from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning
 from lightning_tpauc.lightning_fixes.plain_values import make_plain
 from lightning_tpauc.lightning_fixes.resuming import (
@@ -63,10 +64,12 @@ def save(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
     average, algorithm, trainer = state.average, module.algorithm, module.trainer
     if average is None:
         return
+    # a run that has failed is saved by each rank for itself: others may never come to a collective
+    alone = world_size() > 1 and trainer.state.status is TrainerStatus.INTERRUPTED
     if state.phase is Phase.IN_STEP:
-        _check_not_mid_step()
+        _check_not_mid_step(alone=alone)
     reshard(module)
-    if not handling_exception():
+    if not alone:
         agree_on_statistics(module, average)  # the file holds rank 0's statistics for all ranks
         _refresh_statistics(module, checkpoint["state_dict"])
     said: dict[str, Any] = {"steps": state.batches_seen, "score_activation": module.score_activation}
@@ -76,7 +79,6 @@ def save(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
     _publish_evaluation_weights(module, average, checkpoint["state_dict"])
     if "callbacks" not in checkpoint or _is_of_evaluation(trainer, checkpoint):  # save_weights_only
         return
-    together = world_size() == 1 or not handling_exception()
     checkpoint[KEY] = {
         "format_version": FORMAT_VERSION,
         "algorithm": {"name": type(algorithm).__name__, "state": algorithm.state_dict()},
@@ -86,13 +88,13 @@ def save(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
         "fingerprint": compatibility.fingerprint(trainer),
         "batches": compatibility.batch_settings(trainer),
         "optimizer": compatibility.optimizer_name(trainer),
-        "random_state": gather_objects(_random_state_to_resume(trainer, state)),
-        "negatives": _negatives(trainer, state.batches_seen),
+        "random_state": gather_objects(_random_state_to_resume(trainer, state), alone=alone),
+        "negatives": _negatives(trainer, state.batches_seen, alone=alone),
         "stopped_early": stopped_early(trainer),
         "pending_hook": mark_pending(trainer, checkpoint),
         # computing a metric may be a collective, and after an exception other ranks may not take part
-        "unlogged": unlogged_metrics(trainer) if together else None,
-        "known": known_metrics(trainer) if together else {},
+        "unlogged": unlogged_metrics(trainer) if not alone else None,
+        "known": known_metrics(trainer) if not alone else {},
     }
 
 
@@ -153,9 +155,9 @@ def restore(
     replay_unlogged_metrics(trainer, entry["unlogged"])
 
 
-def _check_not_mid_step() -> None:
+def _check_not_mid_step(*, alone: bool) -> None:
     """Refuse, or warn of, a checkpoint that a signal handler or an exception asks for in the middle of a step."""
-    if world_size() > 1 and not handling_exception():
+    if world_size() > 1 and not alone:
         msg = (
             "A checkpoint was asked for amid a training step, where the other ranks can't take part in saving it. "
             "Save between steps (ModelCheckpoint) and resume from the last one; under SLURM, requeue by yourself: "
@@ -210,11 +212,11 @@ def _is_of_evaluation(trainer: Trainer, checkpoint: dict[str, Any]) -> bool:
     return True
 
 
-def _negatives(trainer: Trainer, batches_seen: int) -> list[Any] | None:
+def _negatives(trainer: Trainer, batches_seen: int, *, alone: bool) -> list[Any] | None:
     """The position of each rank in its part of a stream of negatives; ``None`` if there is no stream."""
     datamodule: Any = getattr(trainer, "datamodule", None)
     own = datamodule.negatives_state(batches_seen) if hasattr(datamodule, "negatives_state") else None
-    return None if own is None else gather_objects(own)
+    return None if own is None else gather_objects(own, alone=alone)
 
 
 def _random_state_to_resume(trainer: Trainer, state: TrainingState) -> dict[str, Any]:
