@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.tasks import TaskMasks
+from lightning_tpauc.functional.pairwise import TaskMasks
 
 # torch 2.14 renamed all_gather_into_tensor.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

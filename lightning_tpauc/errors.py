@@ -4,6 +4,15 @@ All errors derive from :class:`TPAUCError` *and* from the builtin that they refi
 working. A message names the argument, the value that came in and the remedy.
 """
 
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_SILENT = ContextVar("_SILENT", default=False)
+
 
 class TPAUCError(Exception):
     """Base of all errors of this package."""
@@ -43,3 +52,30 @@ class TPAUCWarning(UserWarning):
 
 class TPAUCAdvice(UserWarning):
     """A run does not get where it should, and what would help."""
+
+
+def warn_on_rank_zero(message: str) -> None:
+    """Emit a :class:`TPAUCWarning` on rank 0, or in the only process.
+
+    Python's default filter shows equal messages once, so a ``message`` without changing numbers appears once per run.
+    """
+    if _SILENT.get():
+        return
+    from torch import distributed  # this file is read before torch is needed
+
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_rank() != 0:
+        return
+    warnings.warn(message, TPAUCWarning, stacklevel=2)
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Keep :func:`warn_on_rank_zero` quiet.
+
+    ``warnings.catch_warnings`` would do so, too, but Python then repeats, each time, all warnings that it shows once.
+    """
+    token = _SILENT.set(True)
+    try:
+        yield
+    finally:
+        _SILENT.reset(token)

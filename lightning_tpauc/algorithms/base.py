@@ -1,4 +1,4 @@
-"""What every training method shares: declared state, one calling convention, stages."""
+"""What methods with a pairwise surrogate loss share: the surrogate, and what their step sizes are measured in."""
 
 from __future__ import annotations
 
@@ -12,12 +12,152 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.algorithms.state import DeclaredState
-from lightning_tpauc.algorithms.tasks import Task, check_tasks, rectangles_of, shares_of_loss, shrunk_rectangle
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
-from lightning_tpauc.functional.checks import as_index, check_range, check_rectangle
-from lightning_tpauc.functional.surrogates import Surrogate
-from lightning_tpauc.functional.tasks import TaskMasks, in_play, there
-from lightning_tpauc.functional.utilities import eager, widest_float
+from lightning_tpauc.functional.checks import (
+    as_index,
+    check_choice,
+    check_range,
+    check_rectangle,
+    eager,
+    require_range,
+    widest_float,
+)
+from lightning_tpauc.functional.objective import tail_mean_loss
+from lightning_tpauc.functional.pairwise import TaskMasks, check_positions, in_play, there, with_dual_negatives
+from lightning_tpauc.functional.staco import bounded_loss_unit, loss_unit_step
+from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
+
+
+class Task(NamedTuple):
+    """One of several tasks that are trained at once.
+
+    Attributes:
+        num_positives: number of its positive training examples.
+        min_tpr: lower bound of its true positive rate; the algorithm's if ``None``.
+        max_fpr: upper bound of its false positive rate; the algorithm's if ``None``.
+        weight: what it counts for in the loss, at least 0; only ratios matter.
+    """
+
+    num_positives: int
+    min_tpr: float | None = None
+    max_fpr: float | None = None
+    weight: float = 1.0
+
+
+def rectangles_of(tasks: Sequence[Task], min_tpr: float, max_fpr: float) -> list[tuple[float, float]]:
+    """The rectangle that was asked for, for each task.
+
+    Args:
+        tasks: what is said about each.
+        min_tpr: lower bound of the true positive rate, for tasks without one of their own.
+        max_fpr: upper bound of the false positive rate, for tasks without one of their own.
+
+    Raises:
+        ArgumentError: if one is out of range.
+
+    Example:
+        >>> rectangles_of([Task(3), Task(4, max_fpr=0.1)], 0.5, 0.5)
+        [(0.5, 0.5), (0.5, 0.1)]
+    """
+    lows = [min_tpr if task.min_tpr is None else task.min_tpr for task in tasks]
+    highs = [max_fpr if task.max_fpr is None else task.max_fpr for task in tasks]
+    return [check_rectangle(low, high) for low, high in zip(lows, highs, strict=True)]
+
+
+def shrunk_rectangle(min_tpr: float, max_fpr: float, tightness: float) -> tuple[float, float]:
+    """The rectangle on the line from (0, 1) to ``(min_tpr, max_fpr)``, of one task or of each of several.
+
+    Example:
+        >>> shrunk_rectangle(0.8, 0.2, 0.5)
+        (0.4, 0.6)
+    """
+    if tightness == 1.0:  # exactly, not up to rounding
+        return min_tpr, max_fpr
+    return tightness * min_tpr, 1.0 - tightness * (1.0 - max_fpr)
+
+
+def count_in_loss(tasks: Sequence[Task] | None) -> list[bool]:
+    """Of each task, whether its weight is above 0; of one where there is one.
+
+    Example:
+        >>> count_in_loss([Task(3), Task(4, weight=0.0)]), count_in_loss(None)
+        ([True, False], [True])
+    """
+    return [True] if tasks is None else [task.weight > 0.0 for task in tasks]
+
+
+def shares_of_loss(tasks: Sequence[Task]) -> list[float]:
+    """The weights of tasks, divided by their sum.
+
+    Raises:
+        ArgumentError: if one is negative, or all are 0.
+
+    Example:
+        >>> shares_of_loss([Task(3), Task(4, weight=3.0)])
+        [0.25, 0.75]
+    """
+    weights = [require_range("weight", task.weight, 0.0) for task in tasks]
+    if not sum(weights):
+        msg = f"Expected a `weight` above 0 of one task at least, but got {weights}."
+        raise ArgumentError(msg)
+    return [weight / sum(weights) for weight in weights]
+
+
+def check_tasks(
+    sizes: tuple[int, ...] | None,
+    pos_scores: Tensor,
+    neg_scores: Tensor,
+    index: Any,
+    masks: TaskMasks | None,
+    dual: tuple[Tensor | None, Tensor | None] | None,
+    *,
+    both_classes: bool = True,
+) -> TaskMasks:
+    """The masks of a batch of several tasks, in which tasks without a negative have no positive either.
+
+    Args:
+        sizes: number of positives of each task that the algorithm was set up for.
+        pos_scores: what came as scores of positives.
+        neg_scores: what came as scores of negatives.
+        index: what came as their positions.
+        masks: what came as masks.
+        dual: scores and mask of the second negatives, for an algorithm that needs them.
+        both_classes: if ``False``, tasks without a negative keep their positives.
+
+    Raises:
+        ArgumentError: if there are no masks or no tasks, if shapes or dtypes do not fit, or if a position is beyond its
+            task. Positions on a GPU are not checked, since that would wait for the device.
+    """
+    num_tasks = None if sizes is None else len(sizes)
+    if masks is None or sizes is None:
+        msg = (
+            "Expected `masks` where `setup` was given a number of positives for each of several tasks, and only there, "
+            f"but got {'no masks' if masks is None else 'masks'} and a setup for {num_tasks or 'one task'}."
+        )
+        raise ArgumentError(msg)
+    pairs: dict[str, tuple[Any, Any]] = {
+        "pos": (pos_scores, masks.pos),
+        "neg": (neg_scores, masks.neg),
+        "index": (index, masks.pos),
+    }
+    if dual is not None:
+        pairs["dual_neg"] = dual
+    for name, (scores, mask) in pairs.items():
+        right = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.ndim == 2 and mask.shape[0] == num_tasks
+        if not right or not isinstance(scores, Tensor) or scores.shape != mask.shape:
+            got = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in (scores, mask)]
+            msg = (
+                f"Expected `{name}` and a bool mask of one shape, ({num_tasks}, number of them), but got {got[0]} and "
+                f"{got[1]}."
+            )
+            raise ArgumentError(msg)
+    if masks.pos.device.type == "cpu":
+        check_positions(torch.as_tensor(index), masks.pos, sizes)
+    ready = masks.neg.any(-1, keepdim=True) | (not both_classes)
+    if dual is not None and masks.dual_neg is not None:
+        ready = ready & masks.dual_neg.any(-1, keepdim=True)
+    return masks._replace(pos=masks.pos & ready, dual_neg=masks.neg if dual is None else masks.dual_neg)
+
 
 #: Values of :attr:`Algorithm.tightness` at which validation evaluates the objective.
 TIGHTNESS_GRID: tuple[float, ...] = tuple(k / 20 for k in range(21))
@@ -422,3 +562,96 @@ class Algorithm(DeclaredState, ABC):
 
     def restart(self, scores: TrainingScores | Sequence[TrainingScores] | None = None) -> None:
         """Begin the next stage, with scores as in :meth:`start`."""
+
+
+class PairwiseAlgorithm(Algorithm):
+    r"""A method whose settings are measured in the loss of its surrogate, or absolutely.
+
+    The unit L is a running mean of the loss on the hardest :math:`\theta_1` of the negatives; see
+    :func:`~lightning_tpauc.functional.staco.loss_unit_step`.
+
+    Args:
+        min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).
+        max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
+        surrogate: name of the pairwise loss, or a :class:`~lightning_tpauc.functional.Surrogate`.
+        margin: m of the hinge, square and ramp surrogates, in units of the score; :attr:`score_slope` if ``None``.
+        scale: factor inside the logistic surrogate; 1 over :attr:`score_slope` if ``None``.
+        step_units: ``"loss"`` or ``"absolute"``.
+
+    Raises:
+        ArgumentError: if an argument is out of range.
+    """
+
+    loss_unit: Tensor
+
+    def __init__(
+        self,
+        min_tpr: float,
+        max_fpr: float,
+        surrogate: str | Surrogate,
+        margin: float | None,
+        scale: float | None,
+        step_units: Literal["loss", "absolute"],
+    ) -> None:
+        self._given_surrogate = surrogate
+        self.margin = None if margin is None else float(margin)
+        self.scale = None if scale is None else float(scale)
+        super().__init__(min_tpr, max_fpr)
+        check_choice(step_units, "step_units", ("loss", "absolute"))
+        self.step_units = step_units
+        self.add_state("loss_unit", "scalar")
+
+    @property
+    def score_slope(self) -> float:
+        """By how much a score grows when the model's output grows by one from 0: 1, or 0.25 behind a sigmoid.
+
+        Margin and scale follow it where they are not given, so that the loss bends as much behind a sigmoid as on raw
+        scores. A margin of 1 behind a sigmoid would bend nowhere, since no pair reaches it.
+        """
+        return self._score_slope
+
+    @score_slope.setter
+    def score_slope(self, slope: float) -> None:
+        self._score_slope = slope
+        self.surrogate = get_surrogate(
+            self._given_surrogate,
+            margin=slope if self.margin is None else self.margin,
+            scale=1.0 / slope if self.scale is None else self.scale,
+        )
+        self._constant_loss = float(self.surrogate.value(torch.zeros((), dtype=torch.float64, device="cpu")))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned, in place; see :meth:`DeclaredState.load_state_dict`."""
+        # earlier versions kept no unit: the next step sets it
+        super().load_state_dict({"loss_unit": torch.zeros_like(self.loss_unit), **state})
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """The unit of the loss; 0 where nothing is measured in it."""
+        return {"loss_unit": self.loss_unit.mean()}
+
+    def update_units(
+        self, pos_scores: Tensor, neg_scores: Tensor, *, bounded: bool = False, masks: TaskMasks | None = None
+    ) -> tuple[Tensor | float, Tensor | float]:
+        r"""Take the batch's loss into L, and return two units: of this step's step sizes, and of the weights' loss.
+
+        They are L and :math:`\max(L, L_B)`, or 1 if step sizes are absolute.
+
+        Args:
+            pos_scores: float tensor ``(S,)``.
+            neg_scores: float tensor ``(B,)``.
+            bounded: whether both units are at least the batch's own loss, and at least that of a constant model.
+            masks: which scores of K tasks are present. L of a task that is not in play stays, and its units are 1.
+        """
+        if self.step_units == "absolute":
+            return 1.0, 1.0
+        negatives = with_dual_negatives(masks)
+        batch_loss = tail_mean_loss(pos_scores, neg_scores, self.bounds[1], surrogate=self.surrogate, masks=negatives)
+        unit = in_play(loss_unit_step(self.loss_unit, batch_loss, self._constant_loss), self.loss_unit, masks)
+        self.loss_unit.copy_(unit)
+        least = self._constant_loss if bounded else 0.0
+        of_loss = in_play(bounded_loss_unit(unit, batch_loss, least), 1.0, masks)
+        return (of_loss if bounded else in_play(unit, 1.0, masks)), of_loss
+
+    def per_unit(self, loss: Tensor, unit: Tensor | float) -> Tensor:
+        """The loss for the weights over its unit, so that a learning rate suits any score and surrogate."""
+        return loss if self.step_units == "absolute" else loss / unit

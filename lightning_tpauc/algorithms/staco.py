@@ -9,16 +9,13 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from lightning_tpauc.algorithms.base import TrainingScores
-from lightning_tpauc.algorithms.duals import DualAlgorithm, Duals, PerPositiveDuals
-from lightning_tpauc.algorithms.tasks import Task
-from lightning_tpauc.algorithms.tracked_duals import TrackedDuals
+from lightning_tpauc.algorithms.base import Task, TrainingScores
+from lightning_tpauc.algorithms.duals import DualAlgorithm, Duals, PerPositiveDuals, TrackedDuals
 from lightning_tpauc.errors import CheckpointError
 from lightning_tpauc.functional.checks import check_choice, require_positive, require_range
-from lightning_tpauc.functional.pairwise import evaluate_pairs
+from lightning_tpauc.functional.pairwise import TaskMasks, evaluate_pairs, in_play, masked_mean
 from lightning_tpauc.functional.staco import excess_weights, minmax_loss, per_positive_risk, proximal_coefficient
 from lightning_tpauc.functional.surrogates import Surrogate
-from lightning_tpauc.functional.tasks import TaskMasks, in_play, masked_mean
 
 
 class STACO(DualAlgorithm):

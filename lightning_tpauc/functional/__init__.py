@@ -12,7 +12,14 @@ from lightning_tpauc.functional.operating_points import (
     tpr_at_max_fpr,
 )
 from lightning_tpauc.functional.order import ceil_count, floor_count
-from lightning_tpauc.functional.pairwise import Pairs, PairwiseTerms, evaluate_pairs, pairwise_terms, weighted_excess
+from lightning_tpauc.functional.pairwise import (
+    Pairs,
+    PairwiseTerms,
+    TaskMasks,
+    evaluate_pairs,
+    pairwise_terms,
+    weighted_excess,
+)
 from lightning_tpauc.functional.roc import clip_polyline, roc_polyline
 from lightning_tpauc.functional.surrogates import (
     PowerForm,
@@ -22,7 +29,6 @@ from lightning_tpauc.functional.surrogates import (
     register_surrogate,
     surrogate_names,
 )
-from lightning_tpauc.functional.tasks import TaskMasks
 from lightning_tpauc.functional.tpauc import (
     binary_two_way_partial_auroc,
     multiclass_two_way_partial_auroc,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lightning_tpauc.functional.tasks import column
+from lightning_tpauc.functional.pairwise import column
 
 
 @torch.no_grad()

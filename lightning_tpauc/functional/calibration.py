@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.checks import check_choice
+from lightning_tpauc.functional.checks import check_choice, eager
 from lightning_tpauc.functional.order import split_classes
-from lightning_tpauc.functional.utilities import eager
 
 CalibrationMethod = Literal["isotonic", "sigmoid"]
 

@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def eager(function: F) -> F:
+    """Keep ``function`` out of compiled graphs: compiled code interrupts its graph and calls the function as it is.
+
+    Two kinds of functions need this. No graph can hold one that sorts with NumPy or branches on values, as metrics do.
+    A function that changes state in place would make gradients silently wrong: a compiled backward pass reads tensors
+    when it runs, after they have changed.
+    """
+    kept: F = torch.compiler.disable(function)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return kept
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """The most precise dtype of a device: float64, which Apple's GPUs do not have.
+
+    Example:
+        >>> widest_float(torch.device("cpu")), widest_float(torch.device("mps"))
+        (torch.float64, torch.float32)
+    """
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def check_rectangle(min_tpr: float, max_fpr: float) -> tuple[float, float]:

@@ -25,8 +25,8 @@ from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import check_finite, check_rectangle, check_scores, common_dtype
 from lightning_tpauc.functional.objective import in_double, tail_risk
 from lightning_tpauc.functional.order import ceil_count
+from lightning_tpauc.functional.pairwise import TaskMasks, column, highest, number
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
-from lightning_tpauc.functional.tasks import TaskMasks, column, highest, number
 
 #: How fast the borders follow the batches: they forget all but e^-1 of a value in ten steps.
 _BORDER_RATE = 0.1

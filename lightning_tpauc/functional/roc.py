@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_tpauc.functional.checks import check_rectangle
+from lightning_tpauc.errors import warn_on_rank_zero
+from lightning_tpauc.functional.checks import check_rectangle, eager
 from lightning_tpauc.functional.order import (
     between,
     count_above,
@@ -21,7 +22,6 @@ from lightning_tpauc.functional.order import (
     sorted_ranks,
     split_classes,
 )
-from lightning_tpauc.functional.utilities import eager, warn_on_rank_zero
 
 
 def count_by_score(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -6,7 +6,7 @@ paper's source (Zhou, Wang, Thai, Yang, TMLR 2025). :math:`\gamma = \infty` turn
 
 All functions are pure. The per-positive arguments hold the entries of the sampled positives only, shape ``(S,)``. For K
 tasks they have shape ``(K, S)``, and what is ``()`` here has shape ``(K,)``; so may :math:`\theta_0` and
-:math:`\theta_1`. See :mod:`lightning_tpauc.functional.tasks`.
+:math:`\theta_1`. See :mod:`lightning_tpauc.functional.pairwise`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor
 
-from lightning_tpauc.functional.tasks import add_scaled, column, number
+from lightning_tpauc.functional.pairwise import add_scaled, column, number
 
 #: How fast the unit of the loss follows the batches: it forgets all but e^-1 of a value in 20 steps.
 _UNIT_RATE = 0.05

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.checks import check_choice, check_count, check_rectangle, is_whole
+from lightning_tpauc.errors import ArgumentError, warn_on_rank_zero
+from lightning_tpauc.functional.checks import check_choice, check_count, check_rectangle, eager, is_whole
 from lightning_tpauc.functional.order import has_nan, split_classes
 from lightning_tpauc.functional.roc import (
     adjust_thresholds,
@@ -33,7 +33,6 @@ from lightning_tpauc.functional.roc import (
     exact_tpauc,
     why_undefined,
 )
-from lightning_tpauc.functional.utilities import eager, warn_on_rank_zero
 from lightning_tpauc.functional.validation import (
     check_ignore_index,
     check_multiclass,

@@ -16,6 +16,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from lightning_tpauc.extras import import_extra
+from lightning_tpauc.functional.checks import eager
 from lightning_tpauc.functional.order import rankable
 from lightning_tpauc.functional.roc import (
     adjust_thresholds,
@@ -25,7 +26,6 @@ from lightning_tpauc.functional.roc import (
     nan_points,
     polyline_vertices,
 )
-from lightning_tpauc.functional.utilities import eager
 from lightning_tpauc.functional.validation import check_ignore_index, check_preds_and_target, check_thresholds
 
 #: Processes tell each other the dtype of their scores by its place here.

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.wrappers.abstract import WrapperMetric
 
-from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.checks import check_rectangle
+from lightning_tpauc.errors import ArgumentError, silent
+from lightning_tpauc.functional.checks import check_rectangle, widest_float
 from lightning_tpauc.functional.surrogates import Surrogate
-from lightning_tpauc.functional.utilities import silent, widest_float
 from lightning_tpauc.metrics.base import ScoreMetric
 from lightning_tpauc.metrics.objective import ExactObjective
 from lightning_tpauc.metrics.operating_points import FPRAtMinTPR, TPRAtMaxFPR

@@ -9,11 +9,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.errors import ArgumentError, warn_on_rank_zero
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional.operating_points import count_decisions
 from lightning_tpauc.functional.roc import exact_tpauc, roc_points
-from lightning_tpauc.functional.utilities import warn_on_rank_zero
 from lightning_tpauc.metrics.plot import plot_roc, plot_rocs, plot_scores
 from lightning_tpauc.metrics.reporting import scores_of_each
 

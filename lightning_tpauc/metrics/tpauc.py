@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.extras import import_extra
-from lightning_tpauc.functional.checks import check_count, check_rectangle
+from lightning_tpauc.functional.checks import check_count, check_rectangle, eager
 from lightning_tpauc.functional.roc import binned_tpauc, exact_tpauc, roc_points
 from lightning_tpauc.functional.tpauc import (
     Average,
@@ -26,7 +26,6 @@ from lightning_tpauc.functional.tpauc import (
     one_vs_rest,
     per_label_rectangles,
 )
-from lightning_tpauc.functional.utilities import eager
 from lightning_tpauc.functional.validation import check_multiclass, check_multilabel
 from lightning_tpauc.metrics.base import AreaMetric, Thresholds, binned_roc
 from lightning_tpauc.metrics.plot import plot_roc, plot_rocs

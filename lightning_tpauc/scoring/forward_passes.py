@@ -16,8 +16,8 @@ from torch.nn.parameter import UninitializedParameter
 from tqdm import tqdm
 
 from lightning_tpauc.data.core.targets import NAMES
-from lightning_tpauc.errors import ArgumentError, TPAUCError
-from lightning_tpauc.functional.utilities import eager, warn_on_rank_zero
+from lightning_tpauc.errors import ArgumentError, TPAUCError, warn_on_rank_zero
+from lightning_tpauc.functional.checks import eager
 
 #: Seconds after which a pass shows how far it is.
 DELAY = 2.0

@@ -23,7 +23,7 @@ from torchmetrics import MetricCollection
 from typing_extensions import override
 
 from lightning_tpauc.algorithms import Algorithm
-from lightning_tpauc.algorithms.tasks import count_in_loss
+from lightning_tpauc.algorithms.base import count_in_loss
 from lightning_tpauc.data.core.sampler import PosNegSampler
 from lightning_tpauc.distributed import gather_objects, whole, world_size
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, TPAUCAdvice, TPAUCWarning

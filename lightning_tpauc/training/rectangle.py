@@ -19,8 +19,7 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, Algorithm, TrainingScores
-from lightning_tpauc.algorithms.tasks import count_in_loss
+from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, Algorithm, TrainingScores, count_in_loss
 from lightning_tpauc.functional.objective import objective_ratio
 from lightning_tpauc.scoring.labels import listed
 from lightning_tpauc.training.schedules import steps_of_share

@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 
-from lightning_tpauc.algorithms.tasks import Task
+from lightning_tpauc.algorithms.base import Task
 from lightning_tpauc.lightning_fixes.plain_values import make_plain
 from lightning_tpauc.lightning_fixes.unsupported import starts_processes
 from lightning_tpauc.scoring.labels import Labels

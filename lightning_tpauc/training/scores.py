@@ -17,7 +17,7 @@ from lightning_tpauc.data.streaming.loader import ScoredStream
 from lightning_tpauc.distributed import gather_variable, world_size
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.functional.checks import as_index
-from lightning_tpauc.functional.tasks import TaskMasks
+from lightning_tpauc.functional.pairwise import TaskMasks
 from lightning_tpauc.scoring.forward_passes import device_batches
 from lightning_tpauc.scoring.scoring_module import ScoringModule
 

@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from lightning_tpauc.algorithms.base import PreviousScores
-from lightning_tpauc.algorithms.pauci import PAUCI
-from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.pauci import (
+from lightning_tpauc.algorithms.pauci import (
+    PAUCI,
     VARIABLES,
     instance_loss,
     project_variables,
     step_fraction,
     variable_gradient,
 )
+from lightning_tpauc.errors import ArgumentError
 from tests.helpers.loop import Loop, finite_difference, random_scores
 from tests.helpers.tolerances import assert_close
 from tests.reference.pauci import Reference

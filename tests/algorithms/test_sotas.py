@@ -3,9 +3,9 @@ import math
 import pytest
 import torch
 
+from lightning_tpauc.algorithms import sota as functional
 from lightning_tpauc.algorithms.sota import SOTAs
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional import sota as functional
 from tests.helpers.loop import Loop, finite_difference, random_scores
 from tests.helpers.problems import paper_sotas
 from tests.helpers.tolerances import assert_close

@@ -9,7 +9,7 @@ import torch
 from lightning_tpauc.algorithms import STACO, TrainingScores
 from lightning_tpauc.errors import ArgumentError, CheckpointError
 from lightning_tpauc.functional import exact_duals
-from lightning_tpauc.functional.tasks import TaskMasks
+from lightning_tpauc.functional.pairwise import TaskMasks
 from lightning_tpauc.training.weights import IterateAverage
 from tests.helpers.problems import DIM, NUM_POS, draw, make_data, paper_sonx, paper_staco
 from tests.helpers.tolerances import assert_close

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import lightning_tpauc.functional.pair_sums as dense_module
+import lightning_tpauc.functional.pairwise as dense_module
 from lightning_tpauc.algorithms import AUCM, SOTA, STACO, CrossEntropy, PreviousScores, SOTAs, Task, TrainingScores
 from lightning_tpauc.errors import ArgumentError, CheckpointError, UnsupportedError
 from lightning_tpauc.functional import evaluate_pairs
-from lightning_tpauc.functional.tasks import TaskMasks, highest
-from lightning_tpauc.functional.utilities import widest_float
+from lightning_tpauc.functional.checks import widest_float
+from lightning_tpauc.functional.pairwise import TaskMasks, highest
 from tests.helpers.tolerances import assert_close
 
 SIZES = (9, 5, 14, 3)
@@ -348,7 +348,7 @@ class NoDouble(TorchDispatchMode):
 @pytest.fixture
 def no_double(monkeypatch):
     """All code of several tasks believes that it runs on Apple's GPUs."""
-    for module in ("functional.tasks", "functional.objective", "algorithms.base"):
+    for module in ("functional.pairwise", "functional.objective", "algorithms.base"):
         monkeypatch.setattr(f"lightning_tpauc.{module}.widest_float", lambda _: widest_float(torch.device("mps")))
 
 

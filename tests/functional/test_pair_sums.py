@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from lightning_tpauc.functional import PowerForm
-from lightning_tpauc.functional.pair_sums import _scan, one_sided_grad_sums, one_sided_sums, prefix_sums
+from lightning_tpauc.functional.pairwise import _scan, one_sided_grad_sums, one_sided_sums, prefix_sums
 from tests.helpers.tolerances import assert_close
 
 

@@ -9,7 +9,7 @@ from lightning_tpauc.functional import (
     Surrogate,
     evaluate_pairs,
     get_surrogate,
-    pair_sums,
+    pairwise,
     pairwise_terms,
     register_surrogate,
     surrogates,
@@ -341,7 +341,7 @@ def test_dense_blocks_stay_within_the_budget(monkeypatch, name, num_pos, num_neg
     args = draw(num_pos, num_neg)
     whole = pairwise_terms(*args, surrogate=name, method="dense")
     loss, sizes = spy(name)
-    monkeypatch.setitem(pair_sums._BLOCK, "cpu", 128)
+    monkeypatch.setitem(pairwise._BLOCK, "cpu", 128)
     parts = pairwise_terms(*args, surrogate=loss, method="dense")
     assert max(sizes) <= 128
     assert sum(sizes) == num_pos * num_neg
@@ -450,7 +450,7 @@ def differentiate(pos, neg, value_of):
 def test_weights_made_of_the_losses_equal_weights_made_before(name, method, blocks, monkeypatch):
     """To the last bit, values and gradients; the losses are those of a call of their own."""
     if blocks:
-        monkeypatch.setitem(pair_sums._BLOCK, "cpu", 20)
+        monkeypatch.setitem(pairwise._BLOCK, "cpu", 20)
     pos, neg, s, _ = draw(7, 9, dtype=torch.float32)
     weights = rule(pairwise_terms(pos, neg, s, surrogate=name, method=method, gradients=False).excess)
 
@@ -469,7 +469,7 @@ def test_weights_made_of_the_losses_equal_weights_made_before(name, method, bloc
 @pytest.mark.parametrize("limit", [2**16, 100, 20], ids=["both at once", "one at once", "in blocks"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_dual_negatives_have_losses_of_their_own(name, method, limit, dtype, monkeypatch):
-    monkeypatch.setitem(pair_sums._BLOCK, "cpu", limit)
+    monkeypatch.setitem(pairwise._BLOCK, "cpu", limit)
     pos, neg, s, _ = draw(7, 9, dtype=torch.float32)
     dual = draw(7, 11, seed=1, dtype=dtype)[1].requires_grad_()
     weights = rule(pairwise_terms(pos, dual, s, surrogate=name, method=method, gradients=False).excess)
@@ -490,7 +490,7 @@ def test_dual_negatives_have_losses_of_their_own(name, method, limit, dtype, mon
 @pytest.mark.parametrize(("name", "method"), PAIRS)
 @pytest.mark.parametrize("limit", [2**16, 20], ids=["at once", "in blocks"])
 def test_pairs_give_as_many_weighted_sums_as_one_asks_for(name, method, limit, monkeypatch):
-    monkeypatch.setitem(pair_sums._BLOCK, "cpu", limit)
+    monkeypatch.setitem(pairwise._BLOCK, "cpu", limit)
     pos, neg, s, y = draw(7, 9)
     h_pos, h_neg = pos.clone().requires_grad_(), neg.clone().requires_grad_()
     pairs = evaluate_pairs(h_pos, h_neg, s, surrogate=name, method=method)
@@ -504,7 +504,7 @@ def test_pairs_give_as_many_weighted_sums_as_one_asks_for(name, method, limit, m
 
 @pytest.mark.parametrize("surrogate", ["logistic", "squared_hinge"])
 def test_pairs_that_are_not_kept_are_formed_once_if_the_weighted_sum_comes_first(surrogate, monkeypatch):
-    monkeypatch.setitem(pair_sums._BLOCK, "cpu", 20)
+    monkeypatch.setitem(pairwise._BLOCK, "cpu", 20)
     pos, neg, s, y = draw(7, 9)
     for function in (
         lambda loss: pairwise_terms(pos, neg, s, y, surrogate=loss, method="dense"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lightning_tpauc.algorithms import STACO, Task, TrainingScores
-from lightning_tpauc.functional.tasks import TaskMasks
+from lightning_tpauc.functional.pairwise import TaskMasks
 from lightning_tpauc.training.rectangle import RectangleSchedule
 from lightning_tpauc.training.scores import ScoreMemory, TaskScoreMemory
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_tpauc.distributed import GatheredScores, gather_scores, gather_scores_of_tasks, split_scores
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import as_index
-from lightning_tpauc.functional.tasks import TaskMasks
+from lightning_tpauc.functional.pairwise import TaskMasks
 
 
 class PosNegBatch(NamedTuple):

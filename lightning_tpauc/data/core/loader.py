@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_tpauc.data.core.batch import EvalBatch, PosNegBatch
 from lightning_tpauc.data.core.fetch import Fetcher
 from lightning_tpauc.data.core.sampler import BatchPlan, BatchSampler, current_world
-from lightning_tpauc.functional.tasks import TaskMasks
+from lightning_tpauc.functional.pairwise import TaskMasks
 
 Indices = NDArray[np.int64]
 
