@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.algorithms.base import PreviousScores
 from lightning_tpauc.algorithms.pauci import RecursiveAlgorithm
-from lightning_tpauc.data.core.batch import PosNegBatch, check_training_batch, gather_batch
+from lightning_tpauc.data.batch import PosNegBatch, check_training_batch, gather_batch
 from lightning_tpauc.distributed import GatheredScores, assign
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_count, is_real

@@ -161,17 +161,11 @@ def test_modules_need_no_import_of_their_own(module, reached):
 # ---------------------------------------------------------------- what is said where an extra is missing
 
 
-def one_graph(_):
-    graphs = importlib.import_module("lightning_tpauc.data.sources.graphs")
-    edges, sizes = torch.zeros(2, 0, dtype=torch.int64), [torch.tensor([1]), torch.tensor([0])]
-    return graphs.GraphDataset(graphs.PackedGraphs(torch.zeros(1, 9), edges, torch.zeros(0, 3), *sizes), [1])
-
-
 def one_molecule(folder):
     path = folder / "few.csv"
     path.write_text("smiles,active\nCCO,1\nC,0\n")
-    smiles = importlib.import_module("lightning_tpauc.data.sources.smiles")
-    return smiles.load_molecules(path, "smiles", "active", scaffolds_of_all=False, cache_dir=folder)
+    data = lightning_tpauc.SMILESDataModule(path.name, "active", root=folder, cache_dir=folder, split="random")
+    data.setup()
 
 
 def one_curve(_):
@@ -183,11 +177,6 @@ def both_plots(_):
     with pytest.raises(MissingExtraError, match="matplotlib"):
         lightning_tpauc.TwoWayPartialAUROC(task="multilabel", num_labels=2).plot(torch.tensor([0.5, 0.6]))
     lightning_tpauc.TwoWayPartialAUROC().plot(torch.tensor(0.5))
-
-
-def one_folder(folder):
-    with importlib.import_module("lightning_tpauc.data.sources.ogb_folder").reading_ogb(folder):
-        pass
 
 
 def one_comparison(folder):
@@ -203,19 +192,12 @@ def one_figure(_):
 USERS = {
     "comparison.comparing": ("plot", ("matplotlib",), one_comparison),
     "comparison.pictures": ("plot", ("matplotlib",), one_figure),
-    "data.sources.graphs": ("graph", ("torch_geometric",), one_graph),
-    "data.sources.medmnist": (
+    "data.medmnist": (
         "medical",
         ("medmnist", "torchvision"),
         lambda folder: lightning_tpauc.MedMNISTDataModule(root=folder, download=True).prepare_data(),
     ),
-    "data.sources.molecules": (
-        "graph",
-        ("ogb",),
-        lambda folder: lightning_tpauc.OGBMoleculesDataModule(root=folder, download=True).prepare_data(),
-    ),
-    "data.sources.ogb_folder": ("graph", ("torch_geometric",), one_folder),
-    "data.sources.smiles": ("graph", ("ogb", "rdkit"), one_molecule),
+    "data.molecules": ("graph", ("ogb", "rdkit", "torch_geometric"), one_molecule),
     "metrics.base": ("plot", ("matplotlib",), lambda _: lightning_tpauc.ExactObjective().plot(torch.tensor(0.5))),
     "metrics.plot": ("plot", ("matplotlib",), one_curve),
     "metrics.roc_figure": ("plot", ("matplotlib",), lambda _: lightning_tpauc.ROCFigure()),

@@ -66,17 +66,17 @@ USED = {
         lambda t: t.lightning_module,
         "steps of a compiled module are compiled, with wrong gradients",
     ),
-    ("data.core.loader", "_iterator"): (
+    ("data.loader", "_iterator"): (
         lambda _: DataLoader(TensorDataset(torch.zeros(1))),
         "workers of a run that fails end five seconds late each",
     ),
-    ("data.core.loader", "_shutdown_workers"): (
+    ("data.loader", "_shutdown_workers"): (
         lambda _: dataloader._MultiProcessingDataLoaderIter,
         "workers of a run that fails end five seconds late each",
     ),
-    ("data.core.loader", "_combined_loader"): (lambda t: t.fit_loop, "a resumed epoch starts from its first batch"),
-    ("data.streaming.reader", "_utils"): (lambda _: torch.utils.data, "streams do not see which worker reads them"),
-    ("data.streaming.reader", "_worker_info"): (lambda _: _utils.worker, "streams do not see which worker reads them"),
+    ("data.loader", "_combined_loader"): (lambda t: t.fit_loop, "a resumed epoch starts from its first batch"),
+    ("data.streaming", "_utils"): (lambda _: torch.utils.data, "streams do not see which worker reads them"),
+    ("data.streaming", "_worker_info"): (lambda _: _utils.worker, "streams do not see which worker reads them"),
     ("lightning_fixes.pending_hooks", "_call_callback_hooks"): (
         lambda _: call,
         "EarlyStopping misses the epoch at whose end a callback has saved",

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_tpauc.data.core.batch import EvalBatch
+from lightning_tpauc.data.batch import EvalBatch
 from lightning_tpauc.functional import tpauc_objective, two_way_partial_auroc
 from lightning_tpauc.metrics.reporting import Rectangle, metric_name
 from lightning_tpauc.scoring.forward_passes import device_batches

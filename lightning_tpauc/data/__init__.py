@@ -6,15 +6,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightning_tpauc.data.batch import EvalBatch, PosNegBatch
     from lightning_tpauc.data.core.arrays import ArrayDataset, RowsDataset
-    from lightning_tpauc.data.core.batch import EvalBatch, PosNegBatch
     from lightning_tpauc.data.core.datasets import Datasets
     from lightning_tpauc.data.datamodule import PosNegDataModule
-    from lightning_tpauc.data.sources.digits import DigitsDataModule
-    from lightning_tpauc.data.sources.libsvm import LIBSVMDataModule
-    from lightning_tpauc.data.sources.medmnist import MedMNISTDataModule
-    from lightning_tpauc.data.sources.molecules import OGBMoleculesDataModule, SMILESDataModule
-    from lightning_tpauc.data.streaming.negatives import NegativeStream
+    from lightning_tpauc.data.digits import DigitsDataModule
+    from lightning_tpauc.data.libsvm import LIBSVMDataModule
+    from lightning_tpauc.data.medmnist import MedMNISTDataModule
+    from lightning_tpauc.data.molecules import OGBMoleculesDataModule, SMILESDataModule
+    from lightning_tpauc.data.streaming import NegativeStream
 
 __all__ = (
     "ArrayDataset",
@@ -34,16 +34,16 @@ __all__ = (
 _HOME = {
     "ArrayDataset": "core.arrays",
     "Datasets": "core.datasets",
-    "DigitsDataModule": "sources.digits",
-    "EvalBatch": "core.batch",
-    "LIBSVMDataModule": "sources.libsvm",
-    "MedMNISTDataModule": "sources.medmnist",
-    "NegativeStream": "streaming.negatives",
-    "OGBMoleculesDataModule": "sources.molecules",
-    "PosNegBatch": "core.batch",
+    "DigitsDataModule": "digits",
+    "EvalBatch": "batch",
+    "LIBSVMDataModule": "libsvm",
+    "MedMNISTDataModule": "medmnist",
+    "NegativeStream": "streaming",
+    "OGBMoleculesDataModule": "molecules",
+    "PosNegBatch": "batch",
     "PosNegDataModule": "datamodule",
     "RowsDataset": "core.arrays",
-    "SMILESDataModule": "sources.molecules",
+    "SMILESDataModule": "molecules",
 }
 
 

@@ -23,17 +23,14 @@ from lightning_tpauc.data.core.datasets import (
     training_layout,
 )
 from lightning_tpauc.data.core.fetch import Fetcher, collate_by, fetcher_for, unaugmented
-from lightning_tpauc.data.core.loader import EvalLoader, PosNegLoader, training_position
 from lightning_tpauc.data.core.module_options import CheckedDataModule, LoaderOptions, check_counts, checked_options
 from lightning_tpauc.data.core.prepared import PreparedData, Split
 from lightning_tpauc.data.core.row_values import row_values, take_columns
-from lightning_tpauc.data.core.sampler import SAMPLERS, BatchSampler, BatchSizes, current_world, usual_sizes
-from lightning_tpauc.data.core.seeding import as_seed, say_what_seeds
 from lightning_tpauc.data.core.splits import as_fraction, check_validation_source
-from lightning_tpauc.data.core.task_sampler import sampler_of
-from lightning_tpauc.data.streaming.cursor import StreamCursor
-from lightning_tpauc.data.streaming.loader import ScoredStream, StreamedLoader
-from lightning_tpauc.data.streaming.negatives import NegativeStream, as_stream
+from lightning_tpauc.data.loader import EvalLoader, PosNegLoader, training_position
+from lightning_tpauc.data.sampler import SAMPLERS, BatchSampler, BatchSizes, current_world, sampler_of, usual_sizes
+from lightning_tpauc.data.seeding import as_seed, say_what_seeds
+from lightning_tpauc.data.streaming import NegativeStream, ScoredStream, StreamCursor, StreamedLoader, as_stream
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 
 #: Arguments that change what is trained on or how it is divided.
@@ -77,7 +74,7 @@ class PosNegDataModule(CheckedDataModule):
             :class:`~lightning_tpauc.NegativeStream` of one. ``train_dataset`` then holds only the positives.
         num_pos: positives per step and rank, S. If the training set has fewer than S for each rank, every step takes
             all of them. With several tasks, the tasks in play share them; see
-            :mod:`~lightning_tpauc.data.core.task_sampler`. ``None``: 64, or 128 with several tasks.
+            :mod:`~lightning_tpauc.data.sampler`. ``None``: 64, or 128 with several tasks.
         num_neg: negatives per step and rank, B~. ``None``: 192, or 128 with several tasks, or all negatives if there
             are fewer.
         num_dual_neg: size of the second, independent batch of negatives per step and rank, B. It is drawn only if the

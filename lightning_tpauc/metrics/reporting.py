@@ -25,7 +25,7 @@ _LARGER = rf"(val|test)/(auroc|tpr_at_max_fpr|{_AT_THRESHOLD}|tpauc(_tpr[0-9p]+_
 _SMALLER = r"(val|test)/(objective|fpr_at_min_tpr)(/.+)?"
 
 FurtherMetrics = Mapping[str, Metric] | Sequence[Metric] | Metric
-#: Target of rows that metrics leave out; see :class:`~lightning_tpauc.data.core.batch.EvalBatch`.
+#: Target of rows that metrics leave out; see :class:`~lightning_tpauc.data.batch.EvalBatch`.
 IGNORED = -1
 #: Names of what is logged beside the metrics, and of one that is not.
 _TAKEN = ("loss", "objective_ratios", "threshold")

@@ -10,11 +10,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lightning_tpauc.data.core.batch import EvalBatch
+from lightning_tpauc.data.batch import EvalBatch
 from lightning_tpauc.data.core.datasets import numbered
-from lightning_tpauc.data.core.loader import PosNegLoader
 from lightning_tpauc.data.core.tree_utils import has_label, without_label
 from lightning_tpauc.data.datamodule import PosNegDataModule
+from lightning_tpauc.data.loader import PosNegLoader
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning, UnsupportedError
 from lightning_tpauc.scoring.labels import Labels, LabelSettings, by_position, listed
 from lightning_tpauc.scoring.scoring_module import ScoringModule

@@ -24,7 +24,7 @@ from typing_extensions import override
 
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.algorithms.base import count_in_loss
-from lightning_tpauc.data.core.sampler import PosNegSampler
+from lightning_tpauc.data.sampler import PosNegSampler
 from lightning_tpauc.distributed import gather_objects, whole, world_size
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, TPAUCAdvice, TPAUCWarning
 from lightning_tpauc.functional.surrogates import Surrogate

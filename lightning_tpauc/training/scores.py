@@ -11,9 +11,9 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_tpauc.algorithms.base import TrainingScores
-from lightning_tpauc.data.core.batch import check_training_batch
-from lightning_tpauc.data.core.loader import EvalLoader
-from lightning_tpauc.data.streaming.loader import ScoredStream
+from lightning_tpauc.data.batch import check_training_batch
+from lightning_tpauc.data.loader import EvalLoader
+from lightning_tpauc.data.streaming import ScoredStream
 from lightning_tpauc.distributed import gather_variable, world_size
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.functional.checks import as_index

@@ -12,7 +12,7 @@ from torch import nn
 
 from lightning_tpauc import models
 from lightning_tpauc.cli import TPAUCCLI, main
-from lightning_tpauc.data.sources.molecules import OGB_TASKS
+from lightning_tpauc.data.molecules import OGB_TASKS
 from tests.helpers.fake_ogb import make_molecules, write_ogb
 from tests.helpers.paths import ROOT
 

@@ -17,8 +17,8 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from examples.paper.build import Options, build_datamodule
 from examples.paper.catalog import find_experiment
-from lightning_tpauc.data.sources import files
-from lightning_tpauc.data.sources.files import Source
+from lightning_tpauc.data import source_files as files
+from lightning_tpauc.data.source_files import Source
 from lightning_tpauc.errors import DataError, MissingExtraError
 from tests.helpers.paths import ROOT
 

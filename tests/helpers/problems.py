@@ -11,7 +11,7 @@ from torch import nn
 
 from lightning_tpauc import StageCallback
 from lightning_tpauc.algorithms import SONX, SOTA, STACO, SOTAs
-from lightning_tpauc.data.core.batch import EvalBatch, PosNegBatch
+from lightning_tpauc.data.batch import EvalBatch, PosNegBatch
 
 NUM_POS, NUM_NEG, DIM = 23, 40, 4
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from lightning_tpauc.data.core.batch import EvalBatch, PosNegBatch
+from lightning_tpauc.data.batch import EvalBatch, PosNegBatch
 from lightning_tpauc.functional.pairwise import TaskMasks
 
 SIZES, DIM = (6, 5, 8), 4

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from lightning_tpauc.data.core import sampler
+from lightning_tpauc.data import sampler
 
 
 @contextmanager

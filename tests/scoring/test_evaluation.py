@@ -17,7 +17,7 @@ from torchmetrics import MetricCollection
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
-from lightning_tpauc.data.core.batch import EvalBatch
+from lightning_tpauc.data.batch import EvalBatch
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.functional import two_way_partial_auroc
 from lightning_tpauc.scoring.labelled_data import inputs_and_target, inputs_to_predict

@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_tpauc.data.core.arrays import ArrayDataset, RowsDataset, as_features, warn_of_another_order
-from lightning_tpauc.data.core.seeding import Purpose, permute, seeded_items
 from lightning_tpauc.data.core.subset_indices import check_positions
 from lightning_tpauc.data.core.targets import (
     as_array,
@@ -25,8 +24,9 @@ from lightning_tpauc.data.core.targets import (
     label_of_item,
     stored_targets,
 )
-from lightning_tpauc.data.core.task_rows import TaskRows
 from lightning_tpauc.data.core.tree_utils import has_label, layout, without_label
+from lightning_tpauc.data.sampler import TaskRows
+from lightning_tpauc.data.seeding import Purpose, permute, seeded_items
 from lightning_tpauc.errors import ArgumentError, DataError
 
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from lightning_tpauc.data.core.arrays import ArrayDataset, RowsDataset
-from lightning_tpauc.data.core.seeding import seeded_items
 from lightning_tpauc.data.core.subset_indices import as_positions
 from lightning_tpauc.data.core.targets import as_array, labels_of_items
 from lightning_tpauc.data.core.tree_utils import inputs_differ, join_inputs, layout, without_label
+from lightning_tpauc.data.seeding import seeded_items
 from lightning_tpauc.errors import DataError
 from lightning_tpauc.extras import import_extra
 
@@ -33,7 +33,7 @@ def fetcher_for(dataset: Any, seed: int = 0, collate: Collate | None = None) -> 
     Tensors, arrays, :class:`~torch.utils.data.TensorDataset` and any :class:`~lightning_tpauc.data.RowsDataset` (also
     inside a :class:`~torch.utils.data.Subset`) are indexed once per batch. Other data sets are read by their
     ``__getitems__`` if they have one, else item by item. The random generators are then seeded as
-    :func:`~lightning_tpauc.data.core.seeding.seeded_items` says: once per batch for ``__getitems__``, else per item.
+    :func:`~lightning_tpauc.data.seeding.seeded_items` says: once per batch for ``__getitems__``, else per item.
 
     Args:
         dataset: map-style data set. The last entry of items that are tuples is the label and is left out. Other items

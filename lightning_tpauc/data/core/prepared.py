@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from lightning_tpauc.data.core.arrays import RowsDataset
-from lightning_tpauc.data.core.batch_indices import SampleWeights
 from lightning_tpauc.data.core.datasets import (
     Datasets,
     EvaluatedPart,
@@ -28,7 +27,6 @@ from lightning_tpauc.data.core.datasets import (
 )
 from lightning_tpauc.data.core.fetch import is_random, unaugmented
 from lightning_tpauc.data.core.row_values import as_groups, as_weights, row_values
-from lightning_tpauc.data.core.seeding import Purpose
 from lightning_tpauc.data.core.splits import (
     group_fold,
     group_holdout,
@@ -38,6 +36,8 @@ from lightning_tpauc.data.core.splits import (
     task_holdout,
 )
 from lightning_tpauc.data.core.targets import find_targets, label_names
+from lightning_tpauc.data.sampler import SampleWeights
+from lightning_tpauc.data.seeding import Purpose
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 
 #: Fits preprocessing on rows of the training set, and returns transformed data sets.
@@ -252,7 +252,7 @@ class PreparedData:
     def scored(self, max_negatives: int | None, seed: int) -> tuple[EvaluatedPart, EvaluatedPart]:
         """The training positives, and the training negatives or a random sample of them, drawn by their weights if any.
 
-        With several tasks, they are the first two parts of :class:`~lightning_tpauc.data.core.task_rows.ScoredRows`.
+        With several tasks, they are the first two parts of :class:`~lightning_tpauc.data.sampler.ScoredRows`.
         """
         labels, train, tasks = self.training.labels, self.datasets.train, self.training.tasks
         if tasks is None:

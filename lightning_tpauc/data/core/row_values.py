@@ -11,8 +11,8 @@ from tqdm import tqdm
 
 from lightning_tpauc.data.core.arrays import enumerated
 from lightning_tpauc.data.core.datasets import Datasets
-from lightning_tpauc.data.core.seeding import seeded_items
 from lightning_tpauc.data.core.targets import as_array, label_of_item, stored_targets
+from lightning_tpauc.data.seeding import seeded_items
 from lightning_tpauc.errors import DataError
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_tpauc.data.core.task_rows import missing_class
+from lightning_tpauc.data.sampler import missing_class
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.functional.checks import is_real, is_whole
 

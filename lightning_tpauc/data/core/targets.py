@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from tqdm import tqdm
 
-from lightning_tpauc.data.core.seeding import seeded_items
 from lightning_tpauc.data.core.subset_indices import as_positions
+from lightning_tpauc.data.seeding import seeded_items
 from lightning_tpauc.errors import DataError
 
 #: Attributes of data sets, and keys of items, that are searched for labels in this order.

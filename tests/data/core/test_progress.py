@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from lightning_tpauc.data.core.targets import find_targets
-from lightning_tpauc.data.sources.svmlight import read_svmlight
+from lightning_tpauc.data.libsvm import read_svmlight
 
 
 class Items(list):

@@ -1,1 +1,0 @@
-"""Data modules of public data sets and file formats."""

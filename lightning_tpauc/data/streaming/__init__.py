@@ -1,1 +1,0 @@
-"""Negatives that are read one after another instead of being indexed."""

@@ -1,0 +1,54 @@
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from lightning_tpauc.data.core.datasets import Datasets
+from lightning_tpauc.data.source_files import GivenSplitDataModule, require_file
+from lightning_tpauc.errors import DataError
+
+
+class Counting(GivenSplitDataModule):
+    """Loads three small parts and counts how often."""
+
+    loaded = 0
+
+    def load(self):
+        self.loaded += 1
+        part = TensorDataset(torch.randn(20, 2), torch.arange(20) % 2)
+        return Datasets(part, None if self.train_with_val else part, part)
+
+
+def test_loads_once_for_all_stages():
+    datamodule = Counting(num_pos=2, num_neg=2)
+    for stage in ("fit", "validate", "test", "predict", None):
+        datamodule.setup(stage)
+    assert datamodule.loaded == 1
+
+
+def test_predicts_on_the_test_part():
+    datasets = Counting().build_datasets("predict")
+    assert datasets.predict is datasets.test
+
+
+def test_without_folds_nothing_validates_beside_the_joint_training_part():
+    datamodule = Counting(train_with_val=True, num_pos=2, num_neg=2)
+    datamodule.setup("fit")
+    assert datamodule.val_dataloader() == []
+
+
+def test_takes_no_data_sets_as_arguments():
+    with pytest.raises(TypeError, match="train_dataset"):
+        Counting(train_dataset=torch.zeros(3))
+
+
+def test_a_subclass_has_to_say_how_to_load():
+    with pytest.raises(NotImplementedError):
+        GivenSplitDataModule().setup("fit")
+
+
+def test_require_file(tmp_path):
+    require_file(tmp_path, downloads=False)
+    with pytest.raises(DataError, match=r"no.csv does not exist. Set `--data.root` to the folder that holds it\.$"):
+        require_file(tmp_path / "no.csv", downloads=False)
+    with pytest.raises(DataError, match=r"or `--data.download true` to fetch it\.$"):
+        require_file(tmp_path / "no.csv", downloads=True)

@@ -1,0 +1,258 @@
+"""LIBSVM data modules."""
+
+import gc
+import os
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+
+from lightning_tpauc.data import libsvm
+from lightning_tpauc.data import source_files as files
+from lightning_tpauc.data.datamodule import PosNegDataModule
+from lightning_tpauc.data.libsvm import LIBSVMDataModule
+from lightning_tpauc.data.source_files import Source
+from lightning_tpauc.errors import ArgumentError, DataError
+from tests.helpers.paths import SHARED_DATA
+from tests.helpers.recorder import Recorder, make_trainer
+from tests.helpers.tolerances import assert_close
+
+RNG = np.random.default_rng(0)
+X = np.round(RNG.normal(3.0, 2.0, (200, 3)), 3)
+X[:, 2] = 5.0  # constant
+Y = np.where(np.arange(200) % 4 == 1, 1, -1)
+
+
+def write(path, x, labels):
+    rows = (" ".join(f"{j + 1}:{value}" for j, value in enumerate(row)) for row in x)
+    path.write_text("".join(f"{label} {row}\n" for label, row in zip(labels, rows, strict=True)))
+
+
+@pytest.fixture
+def root(tmp_path):
+    write(tmp_path / "train.txt", X[:150], Y[:150])
+    write(tmp_path / "test.txt", X[150:], Y[150:])
+    write(tmp_path / "all.txt", X, Y)
+    return str(tmp_path)
+
+
+def inputs_of(loader):
+    return torch.cat([batch.inputs for batch in loader])
+
+
+def ready(root, *files, **kwargs):
+    datamodule = LIBSVMDataModule(root, *files, **{"num_pos": 4, "num_neg": 6, **kwargs})
+    datamodule.setup()
+    return datamodule
+
+
+def test_two_files(root):
+    datamodule = ready(root, "train.txt", "test.txt", standardize=False)
+    assert (datamodule.num_positives, datamodule.num_negatives) == (38, 112)
+    assert_close(inputs_of(datamodule.test_dataloader()), X[150:], "float32")
+    assert inputs_of(datamodule.predict_dataloader()).dtype == torch.float32
+    targets = torch.cat([batch.target for batch in datamodule.test_dataloader()])
+    assert targets.tolist() == (Y[150:] == 1).tolist()
+    positives, _ = datamodule.scoring_dataloaders()
+    assert_close(inputs_of(positives), X[:150][Y[:150] == 1], "float32")
+
+
+def test_the_last_rows_test(root):
+    datamodule = ready(root, "all.txt", test_fraction=0.25, standardize=False)
+    assert (datamodule.num_positives, datamodule.num_negatives) == (38, 112)
+    assert_close(inputs_of(datamodule.test_dataloader()), X[150:], "float32")
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_standardised_by_the_rows_that_train(root, cached, tmp_path):
+    cache = str(tmp_path / "cache") if cached else None
+    datamodule = ready(root, "train.txt", "test.txt", val_fraction=0.2, cache_dir=cache)
+    positives, negatives = datamodule.scoring_dataloaders()
+    train = torch.cat([inputs_of(positives), inputs_of(negatives)]).double()
+    assert len(train) == 120
+    assert_close(train.mean(dim=0), torch.zeros(3), "trajectory32")
+    assert_close(train.std(dim=0, correction=0), [1.0, 1.0, 0.0], "trajectory32")
+    raw = ready(root, "train.txt", "test.txt", val_fraction=0.2, standardize=False)
+    rows = torch.cat([inputs_of(loader) for loader in raw.scoring_dataloaders()]).double()
+    mean, deviation = rows.mean(dim=0), rows.std(dim=0, correction=0)
+    deviation[2] = 1.0
+    for name in ("val_dataloader", "test_dataloader", "predict_dataloader"):
+        expected = (inputs_of(getattr(raw, name)()).double() - mean) / deviation
+        assert_close(inputs_of(getattr(datamodule, name)()), expected, "trajectory32")
+
+
+def test_removed_positives(root):
+    datamodule = ready(root, "all.txt", test_fraction=0.25, remove_positives=0.5, standardize=False, num_pos=2)
+    assert (datamodule.num_positives, datamodule.num_negatives) == (19, 112)
+    targets = torch.cat([batch.target for batch in datamodule.test_dataloader()])
+    assert (int(targets.sum()), len(targets)) == (6, 44)
+    kept = inputs_of(datamodule.scoring_dataloaders()[0])
+    original = torch.from_numpy(X[:150][Y[:150] == 1]).float()
+    assert (kept[:, None] == original).all(dim=2).any(dim=1).all()
+    same = ready(root, "all.txt", test_fraction=0.25, remove_positives=0.5, standardize=False, num_pos=2)
+    other = ready(root, "all.txt", test_fraction=0.25, remove_positives=0.5, standardize=False, num_pos=2, split_seed=1)
+    assert torch.equal(inputs_of(same.scoring_dataloaders()[0]), kept)
+    assert not torch.equal(inputs_of(other.scoring_dataloaders()[0]), kept)
+
+
+@pytest.mark.parametrize("negative_and_positive", [(-1, 1), (0, 1), (1, 2)])
+def test_labels_are_mapped(tmp_path, negative_and_positive):
+    write(tmp_path / "data.txt", X, np.where(Y == 1, *negative_and_positive[::-1]))
+    assert ready(str(tmp_path), "data.txt").num_positives == 50
+
+
+def test_a_class_against_the_rest(tmp_path):
+    write(tmp_path / "data.txt", X, np.arange(200) % 5)
+    assert ready(str(tmp_path), "data.txt", positive_label=3).num_positives == 40
+    with pytest.raises(DataError, match=r"labels -1/1, 0/1 or 1/2 in .*data.txt, but found \[0.0, 1.0, 2.0, 3.0"):
+        ready(str(tmp_path), "data.txt")
+    with pytest.raises(DataError, match=r"positive label 9 in .*Set `positive_label`"):
+        ready(str(tmp_path), "data.txt", positive_label=9)
+
+
+@pytest.mark.parametrize("wide", ["train.txt", "test.txt"])
+def test_files_of_different_width(root, wide, tmp_path):
+    with (tmp_path / wide).open("a") as file:
+        file.write("1 7:2.5\n")
+    datamodule = ready(root, "train.txt", "test.txt", standardize=False)
+    assert next(iter(datamodule.train_dataloader())).inputs.shape == (10, 7)
+    assert inputs_of(datamodule.test_dataloader()).shape[1] == 7
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """Names of the files that were parsed."""
+    names, read = [], libsvm.read_svmlight
+    monkeypatch.setattr(libsvm, "read_svmlight", lambda path, **kwargs: names.append(path.name) or read(path, **kwargs))
+    return names
+
+
+def test_every_file_is_parsed_once(root, tmp_path, parsed):
+    with (tmp_path / "test.txt").open("a") as file:
+        file.write("1 7:2.5\n")
+    datamodule = LIBSVMDataModule(root, "train.txt", "test.txt", val_fraction=0.2, num_pos=4, num_neg=6)
+    module, trainer = Recorder(dim=7), make_trainer(max_epochs=1)
+    trainer.fit(module, datamodule)
+    trainer.validate(module, datamodule)
+    trainer.test(module, datamodule)
+    trainer.predict(module, datamodule)
+    assert sorted(parsed) == ["test.txt", "train.txt"]
+    fold = ready(root, "train.txt", num_folds=5, fold=1)  # while the first one is there
+    assert sorted(parsed) == ["test.txt", "train.txt"]
+    assert fold.num_positives in (30, 31)
+
+
+def test_a_file_that_changed_is_parsed_again(root, tmp_path, parsed):
+    first = ready(root, "train.txt", standardize=False)
+    status = (tmp_path / "train.txt").stat()
+    write(tmp_path / "train.txt", X[:150] + 1.0, Y[:150])
+    os.utime(tmp_path / "train.txt", ns=(status.st_atime_ns, status.st_mtime_ns))
+    second = ready(root, "train.txt", standardize=False)
+    assert len(parsed) == 2
+    positives = [inputs_of(datamodule.scoring_dataloaders()[0]) for datamodule in (first, second)]
+    assert_close(positives[1] - positives[0], torch.ones_like(positives[0]), "float32")
+
+
+def test_arrays_are_let_go_with_the_last_data_module(root):
+    datamodule = ready(root, "train.txt")
+    held = weakref.ref(datamodule._held[0].features)
+    other = ready(root, "train.txt", zero_based=True)
+    assert other._held[0].features.shape == (150, 4)
+    del datamodule
+    gc.collect()
+    assert held() is None
+
+
+def test_trains_and_tests(root):
+    module = Recorder(dim=3)
+    datamodule = LIBSVMDataModule(root, "train.txt", "test.txt", num_pos=4, num_neg=6, val_fraction=0.2)
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(module, datamodule)
+    trainer.test(module, datamodule, verbose=False)
+    assert len(module.train_log) == datamodule.steps_per_epoch == 15
+    assert [len(entry[0]) for entry in module.eval_log] == [30, 50]
+
+
+def test_a_test_run_alone_uses_the_training_rows_scale(root):
+    fitted = ready(root, "train.txt", "test.txt", val_fraction=0.2)
+    alone = LIBSVMDataModule(root, "train.txt", "test.txt", val_fraction=0.2)
+    alone.setup("test")
+    assert torch.equal(inputs_of(alone.test_dataloader()), inputs_of(fitted.test_dataloader()))
+
+
+def test_command_line(root):
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(PosNegDataModule, "data")
+    config = parser.parse_args([
+        "--data=lightning_tpauc.data.LIBSVMDataModule", f"--data.root={root}", "--data.train_file=all.txt",
+        "--data.test_fraction=0.2", "--data.num_pos=7", "--data.num_neg=9",
+    ])  # fmt: skip
+    datamodule = parser.instantiate_classes(config).data
+    datamodule.setup()
+    assert (datamodule.num_pos, datamodule.num_positives) == (7, 40)
+    assert "train_dataset" not in config.data.init_args
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"test_file": "b", "test_fraction": 0.2}, "`test_file` or `test_fraction`, but got both: 'b' and 0.2"),
+        ({"test_fraction": 0.0}, r"`test_fraction` to be in \(0, 1\), but got 0.0"),
+        ({"test_fraction": 1.0}, r"`test_fraction` to be in \(0, 1\)"),
+        ({"remove_positives": 1.0}, r"`remove_positives` to be in \[0, 1\), but got 1.0"),
+        ({"num_pos": 0}, "`num_pos`"),
+    ],
+)
+def test_refuses_arguments(arguments, message):
+    with pytest.raises(ArgumentError, match=message):
+        LIBSVMDataModule("root", "a", **arguments)
+
+
+def test_names_a_missing_file(tmp_path):
+    with pytest.raises(DataError, match=r"no file .*/own.txt. Set the folder with `root` \(`--data.root DIR`\)"):
+        ready(str(tmp_path), "own.txt")
+    with pytest.raises(DataError, match=r"/ijcnn1.bz2 does not exist. .*or `--data.download true` to fetch it"):
+        ready(str(tmp_path), "ijcnn1.bz2")
+
+
+def test_downloads_what_is_missing(root, tmp_path, monkeypatch):
+    """Both files, in ``prepare_data`` alone; a file that is there stays as it is."""
+    sources = {
+        "train.txt": Source("https://example.invalid", None),
+        "test.txt": Source(f"file://{root}/test.txt", None),
+    }
+    monkeypatch.setattr(files, "SOURCES", sources)
+    folder = tmp_path / "new" / "data"
+    folder.mkdir(parents=True)
+    write(folder / "train.txt", X[:50], Y[:50])
+    datamodule = LIBSVMDataModule(str(folder), "train.txt", "test.txt", download=True, num_pos=4, num_neg=6)
+    with pytest.raises(DataError, match=r"test.txt. Set the folder with `root`"):
+        datamodule.setup()
+    datamodule.prepare_data()
+    datamodule.setup()
+    assert (datamodule.num_positives, datamodule.num_negatives) == (13, 37)
+    assert len(inputs_of(datamodule.test_dataloader())) == 50
+
+
+def test_nothing_is_downloaded_unless_asked_to(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "download_url_to_file", pytest.fail)
+    with pytest.raises(DataError, match=r"ijcnn1.bz2 does not exist"):
+        LIBSVMDataModule(str(tmp_path), "ijcnn1.bz2").prepare_data()
+
+
+def test_refuses_to_download_an_unknown_file(tmp_path):
+    with pytest.raises(ArgumentError, match=r"downloaded \(ijcnn1.bz2, .*but got 'a9a.txt'.*correct its name"):
+        LIBSVMDataModule(str(tmp_path), "a9a.txt", download=True).prepare_data()
+
+
+def test_ijcnn1():
+    root = SHARED_DATA / "ijcnn1"
+    if not root.is_dir():
+        pytest.skip(f"needs the LIBSVM files of ijcnn1 in {root}")
+    datamodule = ready(str(root), "ijcnn1.bz2", "ijcnn1.t.bz2")
+    assert (datamodule.num_positives, datamodule.num_negatives) == (4853, 49_990 - 4853)
+    targets = torch.cat([batch.target for batch in datamodule.test_dataloader()])
+    assert (int(targets.sum()), len(targets)) == (8712, 91_701)
+    assert next(iter(datamodule.train_dataloader())).inputs.shape == (10, 22)

@@ -1,0 +1,494 @@
+import builtins
+import csv
+import hashlib
+import shutil
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_tpauc.data import molecules as module
+from lightning_tpauc.data.molecules import OGB_TASKS, OGBMoleculesDataModule, SMILESDataModule
+from lightning_tpauc.data.source_files import Source
+from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
+from lightning_tpauc.extras import import_extra
+from lightning_tpauc.models import GIN
+from tests.helpers.fake_ogb import make_molecules, write_ogb
+
+needs_graph = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("torch_geometric", "ogb", "rdkit")),
+    reason="the extra `graph` is not installed",
+)
+RINGS = ["c1ccccc1", "c1ccncc1", "C1CCCCC1", "c1ccoc1", "C1CCNCC1", "c1ccsc1", "C1CC1", "C1CCC1"]
+
+
+def smiles_rows(count=120):
+    """Rings with tails: (label, SMILES); common rings first, every seventh row unlabelled."""
+    rows = []
+    for k in range(count):
+        ring = RINGS[min(k % 8, k % 5)]
+        label = "" if k % 7 == 3 else str(int(k % 4 == 0))
+        rows.append((label, "C" * (1 + k // 8) + ring))
+    return rows
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "rings.csv"
+    path.write_text("smiles,active\n" + "".join(f"{text},{label}\n" for label, text in smiles_rows()))
+    return path
+
+
+def smiles_module(file, **kwargs):
+    arguments = {
+        "root": str(file.parent),
+        "cache_dir": str(file.parent / "cache"),
+        "num_pos": 4,
+        "num_neg": 6,
+        **kwargs,
+    }
+    return SMILESDataModule(file.name, "active", **arguments)
+
+
+def ring_of(graph):
+    """Elements and aromaticity of the atoms in the ring, which tell these rings apart."""
+    ring = graph.x[graph.x[:, 8] == 1]
+    return tuple(sorted(map(tuple, ring[:, [0, 7]].tolist())))
+
+
+def number_of_carbons(graph):
+    return int((graph.x[:, 0] == 5).sum())
+
+
+# ---------------------------------------------------------------- SMILES
+
+
+@needs_graph
+@pytest.mark.parametrize("split_over", ["all", "labelled"])
+def test_scaffold_split_as_by_hand(file, split_over):
+    chem = import_extra("rdkit.Chem", "graph")
+    murcko = import_extra("rdkit.Chem.Scaffolds.MurckoScaffold", "graph")
+    rows = smiles_rows()
+    used = [k for k, (label, _) in enumerate(rows) if label or split_over == "all"]
+    groups = {}
+    for k in used:
+        mol = chem.MolFromSmiles(rows[k][1])
+        groups.setdefault(chem.MolToSmiles(murcko.GetScaffoldForMol(mol)), []).append(k)
+    parts = {"train": [], "val": [], "test": []}
+    for members in sorted(groups.values(), key=lambda group: (-len(group), -group[0])):
+        if len(parts["train"]) + len(members) <= 0.6 * len(used):
+            parts["train"] += members
+        elif len(parts["train"]) + len(parts["val"]) + len(members) <= 0.8 * len(used):
+            parts["val"] += members
+        else:
+            parts["test"] += members
+    datasets = smiles_module(file, fractions=(0.6, 0.2, 0.2), split_over=split_over).build_datasets(None)
+    for name, members in parts.items():
+        expected = sorted(k for k in members if rows[k][0])
+        dataset = getattr(datasets, name)
+        assert dataset.targets.tolist() == [int(rows[k][0]) for k in expected], name
+        assert len(expected) > 5
+        for graph, k in zip(dataset, expected, strict=True):
+            assert number_of_carbons(graph) == rows[k][1].lower().count("c")
+    assert datasets.predict is datasets.test
+
+
+@needs_graph
+@pytest.mark.parametrize("how", [{"val_fraction": 0.25}, {"num_folds": 3, "fold": 1}])
+def test_a_split_by_scaffolds_parts_none_of_them(file, how):
+    data = smiles_module(
+        file, split="random", fractions=(0.6, 0.4, 0.0), train_with_val=True, groups="scaffolds", **how
+    )
+    data.setup("fit")
+    part, graphs = data._prepared.training, data._prepared.datasets.train
+    train, val = ({ring_of(graphs[int(row)]) for row in rows} for rows in (part.rows, part.held_out))
+    assert not train & val
+    assert len(train | val) == len({RINGS[min(k % 8, k % 5)] for k in range(120) if k % 7 != 3})
+
+
+@needs_graph
+def test_random_split_depends_on_the_split_seed_alone(file):
+    first, again, other = (
+        smiles_module(file, split="random", split_seed=split_seed, seed=seed).build_datasets(None)
+        for split_seed, seed in ((0, 0), (0, 1), (1, 0))
+    )
+    assert torch.equal(first.test.graphs.x, again.test.graphs.x)
+    assert not torch.equal(first.test.graphs.num_nodes, other.test.graphs.num_nodes)
+    labels = torch.cat([first.train.targets, first.val.targets, first.test.targets])
+    assert len(labels) == sum(label != "" for label, _ in smiles_rows())
+    assert int(labels.sum()) == sum(label == "1" for label, _ in smiles_rows())
+
+
+@needs_graph
+def test_training_batches_for_the_graph_network(file):
+    datamodule = smiles_module(file, fractions=(0.6, 0.2, 0.2), num_dual_neg=5)
+    datamodule.prepare_data()
+    datamodule.setup("fit")
+    train = datamodule.build_datasets("fit").train
+    assert datamodule.num_positives == int(train.targets.sum())
+    torch.manual_seed(0)
+    model = GIN(hidden_features=8, num_layers=2)
+    batches = list(datamodule.train_dataloader())
+    assert len(batches) == datamodule.steps_per_epoch > 1
+    positives = train.targets.nonzero().flatten()
+    for batch in batches:
+        assert (batch.num_pos, batch.num_neg, batch.num_dual_neg) == (4, 6, 5)
+        assert batch.inputs.y.tolist() == [1] * 4 + [0] * 11
+        assert model(batch.inputs).shape == (15,)
+        expected = train.rows(positives[batch.index].numpy())
+        assert torch.equal(batch.inputs.x[batch.inputs.batch < 4], expected.x)
+    assert batches[0].index.tolist() != batches[1].index.tolist()
+
+
+@needs_graph
+def test_evaluation_batches(file):
+    datamodule = smiles_module(file, fractions=(0.6, 0.2, 0.2), batch_size=7)
+    datamodule.setup(None)
+    datasets = datamodule.build_datasets(None)
+    loaders = {
+        "val": datamodule.val_dataloader(),
+        "test": datamodule.test_dataloader(),
+        "predict": datamodule.predict_dataloader(),
+    }
+    for name, loader in loaders.items():
+        batches = list(loader)
+        assert torch.cat([batch.target for batch in batches]).tolist() == getattr(datasets, name).targets.tolist()
+        assert torch.equal(
+            torch.cat([batch.inputs.x for batch in batches]).to(torch.uint8), getattr(datasets, name).graphs.x
+        )
+
+
+@needs_graph
+def test_folds_over_training_and_validation_part(file):
+    separate = smiles_module(file).build_datasets(None)
+    together = smiles_module(file, train_with_val=True).build_datasets(None)
+    assert together.val is None
+    assert torch.equal(together.train.targets, torch.cat([separate.train.targets, separate.val.targets]))
+    assert torch.equal(together.test.graphs.x, separate.test.graphs.x)
+    validated = []
+    for fold in range(3):
+        datamodule = smiles_module(file, train_with_val=True, num_folds=3, fold=fold)
+        datamodule.setup("fit")
+        held_out = torch.cat([batch.target for batch in datamodule.val_dataloader()])
+        validated.append(len(held_out))
+        assert datamodule.num_positives + datamodule.num_negatives + len(held_out) == len(together.train)
+        assert datamodule.num_positives + int(held_out.sum()) == int(together.train.targets.sum())
+    assert sum(validated) == len(together.train)
+
+
+@pytest.mark.parametrize("splits", [{"val_fraction": 0.1}, {"num_folds": 5, "fold": 0}])
+def test_refuses_two_sources_of_validation(file, splits):
+    name = next(iter(splits))
+    with pytest.raises(
+        ArgumentError, match=rf"Got `{name}`, but the data set has a validation part already. Set `train_with"
+    ):
+        smiles_module(file, **splits)
+
+
+@needs_graph
+def test_reports_smiles_that_do_not_parse_once(file):
+    file.write_text(file.read_text() + "not a molecule,0\nC1CC,1\n")
+    datamodule = smiles_module(file, max_invalid=0.05)
+    with pytest.warns(
+        TPAUCWarning, match=r"2 of 105 labelled SMILES of .* \(line 122: 'not a molecule', line 123: 'C1CC'\)"
+    ):
+        datamodule.setup("fit")
+    datamodule.setup("test")  # warns no more: the suite turns our warnings into errors
+    assert datamodule.molecules.invalid == ((122, "not a molecule"), (123, "C1CC"))
+    with pytest.raises(
+        DataError, match=r"2 of 105 .*, more than `max_invalid`=0.01 allows. Check `smiles_column`='smiles'"
+    ):
+        smiles_module(file, max_invalid=0.01).setup("fit")
+
+
+@needs_graph
+def test_atoms_without_bonds_and_salts(tmp_path):
+    """An atom, two ions, no bond at all: graphs like any others."""
+    rows = ["[Na+].[Cl-],1", "C,0", "[He],1", "O,0", "CC.[Na+],1", "N,0", "S,1", "F,0"]
+    (tmp_path / "few.csv").write_text("smiles,active\n" + "\n".join(rows))
+    datamodule = smiles_module(tmp_path / "few.csv", split="random", fractions=(1, 0, 0), num_pos=4, num_neg=4)
+    datamodule.setup("fit")
+    graphs = datamodule.molecules.graphs
+    assert (graphs.num_nodes.tolist(), graphs.num_edges.tolist()) == (
+        [2, 1, 1, 1, 3, 1, 1, 1],
+        [0, 0, 0, 0, 2, 0, 0, 0],
+    )
+    batch = next(iter(datamodule.train_dataloader()))
+    assert batch.inputs.edge_index.shape == (2, 2)
+    assert bool(GIN(hidden_features=4).eval()(batch.inputs).isfinite().all())
+
+
+@needs_graph
+def test_a_part_that_is_not_wanted_is_none(file):
+    only_test = smiles_module(file, fractions=(0, 0, 1))
+    only_test.setup("test")
+    assert sum(len(batch.target) for batch in only_test.test_dataloader()) == 103
+    without_test = smiles_module(file, fractions=(0.8, 0.2, 0.0))
+    without_test.setup("fit")
+    assert without_test.num_positives > 0
+    with pytest.raises(DataError, match="There is no data set for this: pass `test_dataset`"):
+        without_test.test_dataloader()
+
+
+@needs_graph
+def test_a_scaffold_split_that_separates_the_classes_says_so(tmp_path):
+    def cages(positives):
+        path = tmp_path / f"cages{len(positives)}.csv"  # a scaffold each: the later ones train, the first ones test
+        path.write_text("smiles,active\n" + "".join(f"C1{'C' * (2 + k)}1,{int(k in positives)}\n" for k in range(20)))
+        return path
+
+    counts = "0 of 16 in the training part, 0 of 2 in the validation part, 2 of 2 in the test part"
+    with pytest.raises(
+        DataError, match=rf"scaffold split of .*{counts}. There is none to train on. Set `split='random"
+    ):
+        smiles_module(cages({0, 1})).setup("fit")
+    with pytest.warns(TPAUCWarning, match=r"0 of 2 in the validation part, 1 of 2 .*; TPAUC is nan where a class is"):
+        smiles_module(cages({1, 7, 8}), num_pos=1).setup("fit")
+    smiles_module(cages({1, 3, 7, 8}), num_pos=1).setup("fit")
+
+
+@needs_graph
+@pytest.mark.parametrize(
+    ("labels", "fractions", "remedy"),
+    [
+        ("0000", (0.5, 0.25, 0.25), "Check `target_column`='active': no label in it is 1"),
+        ("0100", (0.3, 0.4, 0.3), "Set"),
+    ],
+)
+def test_a_random_split_without_positives_is_not_told_to_be_random(tmp_path, labels, fractions, remedy):
+    rows = (f"{'C' * (k + 1)},{label}" for k, label in enumerate(labels))
+    (tmp_path / "few.csv").write_text("smiles,active\n" + "\n".join(rows))
+    datamodule = smiles_module(tmp_path / "few.csv", split="random", fractions=fractions)
+    with pytest.raises(DataError, match=f"none to train on. {remedy}") as caught:
+        datamodule.setup("fit")
+    assert "split='random'" not in str(caught.value)
+
+
+@needs_graph
+def test_prepare_data_leaves_nothing_to_build(file, monkeypatch):
+    smiles_module(file).prepare_data()
+
+    def fail(*arguments):
+        pytest.fail("built the graphs again")
+
+    monkeypatch.setattr("lightning_tpauc.data.molecules._build", fail)
+    smiles_module(file).setup("fit")
+
+
+def test_names_a_folder_in_place_of_a_file(tmp_path):
+    with pytest.raises(DataError, match=r"name of a CSV file in `root`, but .* is a folder"):
+        SMILESDataModule(str(tmp_path), "activity", cache_dir=str(tmp_path)).prepare_data()
+
+
+@needs_graph
+def test_names_a_missing_file(tmp_path):
+    datamodule = SMILESDataModule("none.csv", "active", root=str(tmp_path), cache_dir=str(tmp_path))
+    message = r"none.csv does not exist. Set `--data.root` to the folder that holds it\."
+    with pytest.raises(DataError, match=message):
+        datamodule.prepare_data()
+    with pytest.raises(DataError, match=message):
+        datamodule.setup("fit")
+    with pytest.raises(DataError, match=r"tox21.csv.gz does not exist.*or `--data.download true` to fetch it"):
+        SMILESDataModule("tox21.csv.gz", "NR-AR", root=str(tmp_path), cache_dir=str(tmp_path)).prepare_data()
+
+
+@needs_graph
+def test_downloads_a_missing_file(file, tmp_path, monkeypatch):
+    sources = {"rings.csv": Source(file.as_uri(), hashlib.sha256(file.read_bytes()).hexdigest())}
+    monkeypatch.setattr("lightning_tpauc.data.source_files.SOURCES", sources)
+    datamodule = smiles_module(file, root=str(tmp_path / "new"), download=True)
+    datamodule.prepare_data()
+    assert (tmp_path / "new" / "rings.csv").read_bytes() == file.read_bytes()
+    monkeypatch.setattr("lightning_tpauc.data.source_files.SOURCES", {})  # not looked at again
+    datamodule.prepare_data()
+    datamodule.setup("fit")
+    there = smiles_module(file)
+    there.setup("fit")
+    assert datamodule.num_positives == there.num_positives
+
+
+def test_refuses_to_download_an_unknown_file(tmp_path):
+    with pytest.raises(ArgumentError, match=r"downloaded \(.*tox21.csv.gz.*but got 'none.csv'"):
+        SMILESDataModule("none.csv", "active", root=str(tmp_path), download=True).prepare_data()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"split": "stratified"}, r"Expected `split` to be one of 'scaffold', 'random', but got 'stratified'"),
+        ({"split_over": "some"}, r"Expected `split_over` to be one of 'all', 'labelled', but got 'some'"),
+        ({"fractions": (0.5, 0.1, 0.1)}, r"Expected `fractions` to be three numbers >= 0 that add up to 1"),
+        ({"max_invalid": 1.5}, r"Expected `max_invalid` to be in \[0, 1\], but got 1.5"),
+    ],
+)
+def test_refuses_wrong_arguments(file, arguments, message):
+    with pytest.raises(ArgumentError, match=message):
+        smiles_module(file, **arguments)
+
+
+@needs_graph
+@pytest.mark.slow
+def test_tox21_with_the_first_task_of_the_paper(shared_data, tmp_path):
+    datamodule = SMILESDataModule(
+        "tox21/tox21.csv.gz", "NR-AR", root=str(shared_data), cache_dir=str(tmp_path), train_with_val=True
+    )
+    with pytest.warns(TPAUCWarning, match=r"7 of 7439 labelled SMILES"):
+        datamodule.setup(None)
+    datasets = datamodule.build_datasets(None)
+    counts = {name: (len(d), int(d.targets.sum())) for name, d in datasets._asdict().items() if d is not None}
+    # The paper's OGB files, 7,265 measured molecules: 6,556 (4.2%) and 709 (4.5%).
+    assert counts == {"train": (6707, 276), "test": (725, 33), "predict": (725, 33)}
+    assert datamodule.molecules.num_unlabelled == 575
+
+
+# ---------------------------------------------------------------- OGB
+
+SPLIT = {"train": [8, 1, 2, 30, *range(12, 28)], "valid": [0, 3, 9, 28, 29, 11], "test": [4, 5, 6, 7, 10, 31]}
+
+
+@pytest.fixture
+def ogb(tmp_path):
+    """A data set of 32 molecules under the name of moltox21, and the molecules."""
+    written = make_molecules(32, OGB_TASKS["ogbg-moltox21"])
+    write_ogb(tmp_path, "ogbg-moltox21", written, SPLIT)
+    return written
+
+
+def ogb_module(root, **kwargs):
+    return OGBMoleculesDataModule(root=str(root), **{"num_pos": 2, "num_neg": 3, **kwargs})
+
+
+def assert_same_molecules(dataset, written, task):
+    labelled = [molecule for molecule in written if not np.isnan(molecule["y"][task])]
+    assert dataset.targets.tolist() == [int(molecule["y"][task]) for molecule in labelled]
+    for graph, molecule in zip(dataset, labelled, strict=True):
+        assert torch.equal(graph.x, torch.from_numpy(molecule["x"]))
+        edges = {(int(a), int(b)): graph.edge_attr[k].tolist() for k, (a, b) in enumerate(graph.edge_index.T.tolist())}
+        there = {
+            tuple(bond): f for bond, f in zip(molecule["bonds"].tolist(), molecule["features"].tolist(), strict=True)
+        }
+        back = {(b, a): feature for (a, b), feature in there.items()}
+        assert edges == {**there, **back}
+
+
+@needs_graph
+@pytest.mark.parametrize("task", [0, 5])
+def test_ogbs_split_without_unlabelled_molecules(tmp_path, ogb, task):
+    datasets = ogb_module(tmp_path, task=task).build_datasets(None)
+    for name, part in (("train", "train"), ("val", "valid"), ("test", "test")):
+        chosen = [ogb[row] for row in SPLIT[part]]
+        assert any(np.isnan(molecule["y"][task]) for molecule in chosen)
+        assert_same_molecules(getattr(datasets, name), chosen, task)
+
+
+@needs_graph
+def test_a_set_without_missing_labels(tmp_path):
+    written = make_molecules(6, 1, missing=0.0)
+    write_ogb(tmp_path, "ogbg-molhiv", written, {"train": [0, 1, 5], "valid": [2], "test": [3, 4]})
+    datasets = ogb_module(tmp_path, name="ogbg-molhiv").build_datasets(None)
+    assert_same_molecules(datasets.train, [written[row] for row in (0, 1, 5)], 0)
+
+
+@needs_graph
+def test_training_and_validation_part_together_with_folds(tmp_path, ogb):
+    datamodule = ogb_module(tmp_path, train_with_val=True, num_folds=2, fold=0)
+    datamodule.prepare_data()
+    datamodule.setup(None)
+    train = datamodule.build_datasets(None).train
+    assert_same_molecules(train, [ogb[row] for row in SPLIT["train"] + SPLIT["valid"]], 0)
+    held_out = sum(len(batch.target) for batch in datamodule.val_dataloader())
+    assert datamodule.num_positives + datamodule.num_negatives + held_out == len(train)
+    batch = next(iter(datamodule.train_dataloader()))
+    assert batch.inputs.y.tolist() == [1, 1, 0, 0, 0]
+    assert GIN(hidden_features=8, num_layers=2, edge_features=True)(batch.inputs).shape == (5,)
+
+
+@needs_graph
+def test_what_torch_load_accepts_is_as_before(tmp_path, ogb):
+    before = torch.serialization.get_safe_globals()
+    ogb_module(tmp_path).setup(None)
+    assert torch.serialization.get_safe_globals() == before
+    with pytest.raises(Exception, match=r"[Ww]eights.only"):
+        torch.load(tmp_path / "ogbg_moltox21" / "processed" / "geometric_data_processed.pt")
+
+
+@needs_graph
+def test_never_asks_on_the_terminal(tmp_path, ogb, monkeypatch):
+    monkeypatch.setattr(builtins, "input", lambda prompt="": pytest.fail(f"asked {prompt}"))
+    (tmp_path / "ogbg_moltox21" / "RELEASE_v1.txt").unlink()
+    for download in (False, True):
+        with pytest.raises(
+            DataError, match=r"ogbg_moltox21 is not complete: RELEASE_v1.txt is missing. Copy the whole"
+        ):
+            ogb_module(tmp_path, download=download).prepare_data()
+
+
+@needs_graph
+def test_names_a_missing_folder_and_the_download(tmp_path):
+    message = r"ogbg_molmuv does not exist. Set `--data.root` to the folder that holds it, or `--data.download true`"
+    with pytest.raises(DataError, match=message):
+        ogb_module(tmp_path, name="ogbg-molmuv", task=1).setup("fit")
+
+
+@needs_graph
+def test_finds_the_folder_under_both_of_ogbs_names(tmp_path, ogb):
+    (tmp_path / "ogbg_moltox21").rename(tmp_path / "ogbg_moltox21_pyg")
+    assert len(ogb_module(tmp_path).build_datasets(None).train) > 0
+
+
+@needs_graph
+def test_downloads_through_ogb(tmp_path, ogb, monkeypatch):
+    """OGB's own steps, with the network replaced by a local archive."""
+    archive = tmp_path / "tox21.zip"
+    with zipfile.ZipFile(archive, "w") as packed:
+        for path in (tmp_path / "ogbg_moltox21").rglob("*"):
+            packed.write(path, "tox21" / path.relative_to(tmp_path / "ogbg_moltox21"))
+    shutil.rmtree(tmp_path / "ogbg_moltox21")
+    source = import_extra("ogb.graphproppred.dataset_pyg", "graph")
+    asked = []
+    monkeypatch.setattr(source, "decide_download", lambda url: asked.append(url) or True)
+    monkeypatch.setattr(source, "download_url", lambda url, folder: shutil.copy(archive, f"{folder}/download.zip"))
+    datamodule = ogb_module(tmp_path, download=True)
+    datamodule.prepare_data()
+    datamodule.setup("fit")
+    assert_same_molecules(datamodule.build_datasets(None).train, [ogb[row] for row in SPLIT["train"]], 0)
+    assert len(asked) == 1
+    assert asked[0].endswith("tox21.zip")
+
+
+@needs_graph
+def test_names_and_tasks_are_ogbs():
+    folder = Path(import_extra("ogb.graphproppred", "graph").__path__[0])
+    with (folder / "master.csv").open(newline="") as file:
+        master = {row[""]: row for row in csv.DictReader(file)}
+    known = [name for name in master["num tasks"] if name.startswith("ogbg-mol")]
+    binary = {
+        name: int(master["num tasks"][name]) for name in known if master["task type"][name] == "binary classification"
+    }
+    binary.pop("ogbg-molchembl")  # not among the sets that OGB documents
+    assert binary == OGB_TASKS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "ogbg-molesol"}, r"Expected `name` to be one of ogbg-molbace, .*, but got 'ogbg-molesol'"),
+        ({"task": 12}, r"Expected `task` to be in 0 .. 11 for ogbg-moltox21, but got 12"),
+        ({"task": -1}, r"Expected `task` to be in 0 .. 11 for ogbg-moltox21, but got -1"),
+    ],
+)
+def test_refuses_unknown_names_and_tasks(arguments, message):
+    with pytest.raises(ArgumentError, match=message):
+        OGBMoleculesDataModule(**arguments)
+
+
+def test_names_the_extra_when_ogb_is_missing(tmp_path, monkeypatch):
+    def missing(name, extra):
+        return import_extra(f"{name}.not_there", extra)
+
+    monkeypatch.setattr(module, "import_extra", missing)
+    with pytest.raises(ImportError, match=r"pip install 'lightning-tpauc\[graph\]'"):
+        ogb_module(tmp_path).prepare_data()

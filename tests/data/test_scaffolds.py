@@ -1,0 +1,70 @@
+import numpy as np
+import pytest
+import torch
+
+from lightning_tpauc.data.molecules import random_split, scaffold_split
+from lightning_tpauc.errors import ArgumentError
+
+
+def naive_scaffold_split(scaffolds, percent):
+    """The rule with integers: groups from the largest on, in doubt the one that starts later in the file."""
+    groups = []
+    for scaffold in set(scaffolds):
+        members = [i for i, other in enumerate(scaffolds) if other == scaffold]
+        groups.append((-len(members), -members[0], members))
+    train, val, test = [], [], []
+    for _, _, members in sorted(groups):
+        if 100 * (len(train) + len(members)) <= percent[0] * len(scaffolds):
+            train += members
+        elif 100 * (len(train) + len(val) + len(members)) <= (percent[0] + percent[1]) * len(scaffolds):
+            val += members
+        else:
+            test += members
+    return train, val, test
+
+
+@pytest.mark.parametrize("percent", [(80, 10, 10), (60, 20, 20), (34, 33, 33), (100, 0, 0), (0, 50, 50)])
+@pytest.mark.parametrize("size", [1, 10, 97, 200])
+def test_scaffold_split_follows_the_rule(percent, size):
+    drawn = np.random.default_rng(size)
+    scaffolds = [f"scaffold {min(drawn.integers(1, 12), drawn.integers(1, 12))}" for _ in range(size)]
+    fractions = tuple(share / 100 for share in percent)
+    assert scaffold_split(scaffolds, fractions) == naive_scaffold_split(scaffolds, percent)
+
+
+def test_scaffolds_stay_together_and_nothing_is_lost():
+    scaffolds = [k * k % 37 for k in range(300)]
+    parts = scaffold_split(scaffolds)
+    assert sorted(parts[0] + parts[1] + parts[2]) == list(range(300))
+    kinds = [{scaffolds[i] for i in part} for part in parts]
+    assert not kinds[0] & kinds[1]
+    assert not kinds[0] & kinds[2]
+    assert not kinds[1] & kinds[2]
+
+
+def test_a_fraction_is_met_exactly_in_spite_of_rounding():
+    # 0.7 + 0.1 is 0.7999...: ten groups of one must still be cut 7, 1, 2.
+    assert [len(part) for part in scaffold_split(range(10), (0.7, 0.1, 0.2))] == [7, 1, 2]
+
+
+def test_random_split_keeps_the_share_of_positives():
+    targets = (torch.arange(1000) % 20 == 0).long()
+    parts = random_split(targets, (0.8, 0.1, 0.1), seed=3)
+    assert torch.cat(parts).sort().values.tolist() == list(range(1000))
+    assert [len(part) for part in parts] == [800, 100, 100]
+    assert [int(targets[part].sum()) for part in parts] == [40, 5, 5]
+
+
+def test_random_split_depends_on_the_seed_alone():
+    targets = torch.arange(100) % 2
+    first, again, other = (random_split(targets, (0.8, 0.1, 0.1), seed)[2].tolist() for seed in (0, 0, 1))
+    assert first == again != other
+
+
+@pytest.mark.parametrize("fractions", [(0.8, 0.1), (0.8, 0.3, -0.1), (0.8, 0.1, 0.2), (0.4, 0.1, 0.1)])
+def test_refuses_fractions_that_are_none(fractions):
+    message = r"Expected `fractions` to be three numbers >= 0 that add up to 1, but got \(0"
+    with pytest.raises(ArgumentError, match=message):
+        scaffold_split([1, 2, 3], fractions)
+    with pytest.raises(ArgumentError, match=message):
+        random_split(torch.tensor([0, 1]), fractions, seed=0)

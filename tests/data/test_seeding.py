@@ -1,0 +1,196 @@
+"""Permutations that are computed entry by entry, and random numbers of augmentations."""
+
+import random
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2
+
+from lightning_tpauc.data.seeding import as_seed, permute, random_keys, say_what_seeds, seeded_items
+from lightning_tpauc.errors import ArgumentError
+from tests.helpers.items import draw
+
+# both sides of the switch between sorting and the Feistel network, squares, primes, powers of two
+SIZES = (1, 2, 3, 4, 22, 97, 1024, 4095, 4096, 4097, 4099, 5041, 10_007, 65_536, 65_537, 300_000)
+
+
+def chi_square_p(counts, expected):
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    return chi2.sf(statistic, counts.size - 1)
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_is_a_bijection(n):
+    for which in (0, 1, 12_345):
+        values = permute(np.arange(n), np.array(which), n, seed=3, purpose=2)
+        assert values.dtype == np.int64
+        assert np.array_equal(np.sort(values), np.arange(n))
+
+
+@pytest.mark.parametrize("n", [7, 4096, 5000, 10**6])
+def test_entries_do_not_depend_on_what_is_asked_beside_them(n):
+    slots = np.array([[0, 5, 2], [n - 1, 0, 3]])
+    passes = np.array([[0], [9]])
+    together = permute(slots, passes, n, seed=1)
+    alone = [[permute(np.array(slot), passes[i], n, seed=1).item() for slot in row] for i, row in enumerate(slots)]
+    assert together.tolist() == alone
+
+
+def test_reaches_beyond_a_billion():
+    n = 3 * 10**9 + 7
+    slots = np.linspace(0, n - 1, 50_000).astype(np.int64)
+    values = permute(slots, np.array(4), n)
+    assert len(np.unique(values)) == 50_000
+    assert values.min() >= 0
+    assert values.max() < n
+    # quarters of the range are hit alike
+    assert chi_square_p(np.bincount(values // (n // 64 + 1), minlength=64), 50_000 / 64) > 1e-4
+    assert permute(np.array([1 << 61]), np.array(0), 1 << 62).item() < 1 << 62
+
+
+def test_memory_does_not_depend_on_n():
+    tracemalloc.start()
+    permute(np.arange(1000), np.array(0), 10**9)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+@pytest.mark.parametrize("n", [6, 4096, 5000])
+def test_every_slot_holds_every_element_alike(n):
+    passes = 60_000 // min(n, 60)
+    slots = np.array([0, 1, n // 2, n - 1])
+    values = permute(slots, np.arange(passes)[:, None], n, seed=11)
+    bins = min(n, 60)
+    for column in values.T:
+        assert chi_square_p(np.bincount(column * bins // n, minlength=bins), passes / bins) > 1e-4
+
+
+@pytest.mark.parametrize("n", [6, 5000])
+def test_neighbouring_slots_are_independent(n):
+    """Pairs (slot 0, slot 1), in a coarse grid; a repetition in the pair is excluded by design."""
+    passes, bins = 40_000, 6
+    values = permute(np.arange(2), np.arange(passes)[:, None], n, seed=5) * bins // n
+    counts = np.zeros((bins, bins))
+    np.add.at(counts, tuple(values.T), 1)
+    per_bin = n // bins
+    expected = np.full((bins, bins), float(per_bin * per_bin))
+    expected[np.diag_indices(bins)] = per_bin * (per_bin - 1)
+    keep = expected > 0
+    assert chi_square_p(counts[keep], passes * expected[keep] / expected.sum()) > 1e-4
+
+
+def test_large_steps_between_neighbours():
+    """An element's successor is anywhere: differences of neighbouring slots fill the circle evenly."""
+    n = 100_003
+    values = permute(np.arange(n), np.array(0), n)
+    differences = np.diff(values) % n * 50 // n
+    assert chi_square_p(np.bincount(differences, minlength=50), (n - 1) / 50) > 1e-4
+
+
+def test_all_orders_of_three_occur_alike():
+    orders = permute(np.arange(3), np.arange(12_000)[:, None], 3, seed=2)
+    counts = np.unique(orders @ np.array([9, 3, 1]), return_counts=True)[1]
+    assert len(counts) == 6
+    assert chi_square_p(counts, 2000.0) > 1e-4
+
+
+@pytest.mark.parametrize("n", [1000, 50_000])
+@pytest.mark.parametrize("change", [{"seed": 1}, {"purpose": 1}, {"which": 1}, {"seed": -1}, {"seed": 2**64 + 5}])
+def test_seed_stream_and_pass_give_unrelated_orders(n, change):
+    def order(seed=0, purpose=0, which=0):
+        return permute(np.arange(n), np.array(which), n, seed=seed, purpose=purpose)
+
+    # two random permutations agree in one place on average
+    assert (order() == order(**change)).sum() < 12
+    assert abs(np.corrcoef(order(), order(**change))[0, 1]) < 5 / np.sqrt(n)
+
+
+def test_the_order_is_part_of_the_format():
+    """A changed order would silently change resumed runs: these numbers must stay."""
+    assert permute(np.arange(8), np.array(0), 8, seed=0).tolist() == ORDER_OF_8
+    assert permute(np.arange(4), np.array(2), 10**6, seed=1, purpose=3).tolist() == START_OF_MILLION
+    assert random_keys(0, 0, np.array([0])).tolist() == [FIRST_KEY]
+
+
+ORDER_OF_8 = [0, 4, 1, 2, 3, 7, 6, 5]
+START_OF_MILLION = [501333, 748981, 945021, 468308]
+FIRST_KEY = 3746585686858627171
+
+
+@pytest.mark.parametrize("n", [0, -1, 2**62 + 1])
+def test_refuses_sizes_out_of_range(n):
+    with pytest.raises(ArgumentError, match=rf"`n` to be in 1 .. 2\*\*62, but got {n}"):
+        permute(np.array([0]), np.array(0), n)
+
+
+def drawn(seed, step, row):
+    with seeded_items(seed, step) as reseed:
+        reseed(row)
+        return draw()
+
+
+def test_depends_on_seed_step_and_row_only():
+    reference = drawn(0, 3, 7)
+    random.seed(99)
+    np.random.seed(98)
+    torch.manual_seed(97)
+    draw()
+    assert drawn(0, 3, 7) == reference
+    for other in (drawn(1, 3, 7), drawn(0, 4, 7), drawn(0, 3, 8), drawn(0, 7, 3), drawn(3, 0, 7)):
+        assert not set(other) & set(reference)
+
+
+def drawn_then_fails():
+    with seeded_items(0, 0) as reseed:
+        reseed(1)
+        draw()
+        raise IndexError
+
+
+def test_restores_the_surrounding_state():
+    random.seed(1)
+    np.random.seed(2)
+    torch.manual_seed(3)
+    expected = draw(), draw()
+    random.seed(1)
+    np.random.seed(2)
+    torch.manual_seed(3)
+    first = draw()
+    drawn(0, 0, 0)
+    with pytest.raises(IndexError):
+        drawn_then_fails()
+    assert (first, draw()) == expected
+
+
+def test_seeds_are_spread():
+    values = np.array([drawn(0, step, row) for step in range(20) for row in range(20)])
+    assert len(np.unique(values)) == values.size
+    assert abs(values.mean(axis=0) - 0.5).max() < 5 * 0.29 / 20
+    assert abs(np.corrcoef(values.T) - np.eye(3)).max() < 5 / 20
+
+
+@pytest.mark.parametrize("seed", [3, np.int8(3), np.uint64(3), np.int64(3)])
+def test_seeds_of_any_kind(seed):
+    assert as_seed(seed, "seed") == 3
+    assert type(as_seed(seed, "seed")) is int
+    assert as_seed(2**64 - 1, "seed") == 2**64 - 1
+
+
+@pytest.mark.parametrize("seed", [None, 3.0, 3.5, "3", True, -1, 2**64, torch.tensor(3), [3]])
+def test_refused_seeds(seed):
+    with pytest.raises(ArgumentError, match=r"`seed` to be a whole number in 0 .. 2\*\*64 - 1, but got"):
+        as_seed(seed, "seed")
+
+
+def test_seed_everything_says_what_it_does_not_seed(monkeypatch, caplog):
+    for everything, seeds, said in ((None, (0, 0), 0), ("0", (0, 0), 0), ("7", (7, 0), 0), ("7", (0, 0), 1)):
+        caplog.clear()
+        monkeypatch.delenv("PL_GLOBAL_SEED", raising=False)
+        if everything is not None:
+            monkeypatch.setenv("PL_GLOBAL_SEED", everything)
+        with caplog.at_level("INFO"):
+            say_what_seeds(*seeds)
+        assert len(caplog.records) == said

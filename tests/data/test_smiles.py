@@ -1,0 +1,254 @@
+"""Reading SMILES and labels from tables of all kinds, and the graphs made of them."""
+
+import csv
+import gzip
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_tpauc.data import molecules as smiles
+from lightning_tpauc.data.molecules import load_molecules, read_smiles
+from lightning_tpauc.errors import ArgumentError, DataError
+from lightning_tpauc.extras import import_extra
+from tests.helpers.smiles_rows import ROWS, write_csv
+
+
+@pytest.mark.parametrize("name", ["few.csv", "few.csv.gz"])
+def test_reads_lines_labels_and_smiles(tmp_path, name):
+    rows = list(read_smiles(write_csv(tmp_path / name), "smiles", "active"))
+    assert [row.line for row in rows] == list(range(2, 2 + len(ROWS)))
+    assert [row.smiles for row in rows] == [text for _, text, _ in ROWS]
+    assert [row.label for row in rows] == [0, 1, None, 1, 0, 1, None, 0, 0, 0, None]
+
+
+def test_reads_what_a_spreadsheet_writes(tmp_path):
+    path = tmp_path / "sheet.csv"
+    path.write_bytes('\ufeffsmiles,active\r\n"CCO" , 1\r\n'.encode())
+    assert [tuple(row) for row in read_smiles(path, "smiles", "active")] == [(2, "CCO", 1)]
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("smiles\tactive\nCCO\t1\nC\t0\n", [(2, "CCO", 1), (3, "C", 0)]),
+        ("smiles;name;active\nCCO;a,b;1\n", [(2, "CCO", 1)]),
+        (" active , smiles \n\n1, CCO\n\n\n,C\n", [(3, "CCO", 1), (6, "C", None)]),
+        ('smiles,"the\nname",active\nCCO,"a, b",1\nC,"c\nd",0\n', [(3, "CCO", 1), (5, "C", 0)]),
+        ("smiles,active\nCCO,1,,\nC\n", [(2, "CCO", 1), (3, "C", None)]),
+        ("active,smiles,y\r0,C,1\r", [(2, "C", 0)]),
+    ],
+    ids=["tabs", "semicolons", "spaces and blank lines", "quotes", "empty and missing ends", "old Mac"],
+)
+def test_reads_odd_tables(tmp_path, text, rows):
+    (tmp_path / "odd.csv").write_text(text, newline="")
+    assert [tuple(row) for row in read_smiles(tmp_path / "odd.csv", "smiles", "active")] == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name,smiles,active\na,C,1\nb,1-x,CC,0\n", "Line 3 of .*odd.csv has more columns than the header. Put text"),
+        ("smiles,active,active\nC,1,0\n", r"odd.csv has 2 columns 'active' \(`target_column`\); it has 'smiles', 'a"),
+        ("", r"odd.csv has no column 'smiles' \(`smiles_column`\); it has none"),
+        ("smiles\ttoxic\nC\t1\n", r"has no column 'smiles' .*; it has 'smiles\\ttoxic'"),
+        ('smiles,active,note\nC,1,"a""b"\n\nCC,1,"x\nCCC,0,y\nC,0,z', r"quote in .*odd.csv is opened after line 2 and"),
+        ('name,smiles,active\n"a,C,1\nb,C,0\n', r"quote in .*odd.csv is opened after line 1 and never closed"),
+        ('"smiles,active\nC,1\n', r"has no column 'smiles' .*; it has none"),
+    ],
+    ids=["unquoted comma", "column twice", "empty", "tabs, other name", "open quote", "at once", "in the header"],
+)
+def test_refuses_tables_that_would_be_read_wrongly(tmp_path, text, message):
+    (tmp_path / "odd.csv").write_text(text)
+    with pytest.raises(DataError, match=message):
+        list(read_smiles(tmp_path / "odd.csv", "smiles", "active"))
+
+
+@pytest.mark.parametrize(("column", "argument"), [("SMILES", "smiles_column"), ("toxic", "target_column")])
+def test_names_a_missing_column_and_those_that_are_there(tmp_path, column, argument):
+    columns = {"smiles_column": "smiles", "target_column": "active", argument: column}
+    with pytest.raises(DataError, match=rf"has no column '{column}' \(`{argument}`\); it has 'id', 'active', 'smiles'"):
+        list(read_smiles(write_csv(tmp_path / "few.csv"), **columns))
+
+
+@pytest.mark.parametrize("label", ["2", "-1", "0.5", "yes", "0_1", "1_", "0_0", "inf"])
+def test_names_line_and_value_of_a_wrong_label(tmp_path, label):
+    path = write_csv(tmp_path / "few.csv", [("0", "C", True), (label, "CC", True)])
+    with pytest.raises(
+        DataError, match=rf"Expected 0, 1 or nothing in column 'active' of .*few.csv, but line 3 has '{label}'"
+    ):
+        list(read_smiles(path, "smiles", "active"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.csv.gz", b"smiles,active\n"), ("b.csv", b"smiles,active\n\xff\xfe,1\n")]
+)
+def test_refuses_what_is_no_text(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=r"can't be read as CSV in UTF-8, gzipped if its name ends in .gz"):
+        list(read_smiles(tmp_path / name, "smiles", "active"))
+
+
+@pytest.mark.parametrize("position", [30, 60, 90])
+def test_refuses_damaged_gzip(tmp_path, position):
+    path = write_csv(tmp_path / "few.csv.gz", ROWS * 9)
+    content = bytearray(path.read_bytes())
+    content[position : position + 4] = b"\xff" * 4
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"few.csv.gz can't be read as CSV in UTF-8, gzipped"):
+        list(read_smiles(path, "smiles", "active"))
+
+
+needs_graph = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("torch_geometric", "ogb", "rdkit")),
+    reason="the extra `graph` is not installed",
+)
+
+
+def load(path, cache, scaffolds_of_all=False):
+    return load_molecules(path, "smiles", "active", scaffolds_of_all=scaffolds_of_all, cache_dir=cache)
+
+
+@needs_graph
+def test_graphs_are_ogbs_in_the_order_of_the_file(tmp_path, capfd):
+    molecules = load(write_csv(tmp_path / "few.csv"), tmp_path)
+    kept = [k for k, (label, _, parses) in enumerate(ROWS) if parses and label not in ("", "nan", "NA")]
+    assert molecules.lines.tolist() == [k + 2 for k in kept]
+    assert molecules.targets.tolist() == [int(float(ROWS[k][0])) for k in kept]
+    smiles2graph = import_extra("ogb.utils.mol", "graph").smiles2graph
+    for position, k in enumerate(kept):
+        graph, expected = molecules.graphs.take(torch.tensor([position])).joined(), smiles2graph(ROWS[k][1])
+        for ours, ogbs in (("x", "node_feat"), ("edge_index", "edge_index"), ("edge_attr", "edge_feat")):
+            assert torch.equal(graph[ours], torch.from_numpy(expected[ogbs])), (ROWS[k], ours)
+    assert "SMILES Parse Error" not in capfd.readouterr().err
+
+
+@needs_graph
+def test_counts_what_was_left_out(tmp_path):
+    molecules = load(write_csv(tmp_path / "few.csv"), tmp_path)
+    assert molecules.num_rows == len(ROWS)
+    assert molecules.num_unlabelled == 3
+    assert molecules.invalid == ((6, ""), (7, "not a molecule"), (10, "C(C)(C)(C)(C)C"))
+
+
+@needs_graph
+@pytest.mark.parametrize("everything", [False, True])
+def test_scaffolds_of_labelled_or_all_molecules(tmp_path, everything):
+    molecules = load(write_csv(tmp_path / "few.csv"), tmp_path, scaffolds_of_all=everything)
+    lines = [2, 3, 4, 5, 9, 11, 12] if everything else [2, 3, 5, 9, 11]
+    assert molecules.scaffold_lines.tolist() == lines
+    scaffold = dict(zip(lines, molecules.scaffolds.tolist(), strict=True))
+    assert scaffold[3] == scaffold[9]  # benzene, twice
+    assert scaffold[2] == scaffold[5] == scaffold[11]  # no rings
+    assert len(set(scaffold.values())) == (4 if everything else 2)  # and pyridine, cyclopropane
+
+
+@needs_graph
+def test_built_once_per_content_and_columns(tmp_path, monkeypatch):
+    path = write_csv(tmp_path / "few.csv")
+    first = load(path, tmp_path / "cache")
+    build, built = smiles._build, []
+    monkeypatch.setattr(smiles, "_build", lambda *arguments: built.append(arguments) or build(*arguments))
+    again = load(path.rename(tmp_path / "other.csv").rename(path), tmp_path / "cache")
+    assert not built
+    assert again.invalid == first.invalid
+    assert again.num_unlabelled == first.num_unlabelled
+    for name, value in first.graphs.joined().items():
+        assert torch.equal(again.graphs.joined()[name], value), name
+    for name in ("targets", "lines", "scaffold_lines", "scaffolds"):
+        assert torch.equal(getattr(again, name), getattr(first, name)), name
+    load(path, tmp_path / "cache", scaffolds_of_all=True)
+    assert len(built) == 1
+    load(write_csv(path, ROWS[:5]), tmp_path / "cache")
+    assert len(built) == 2
+
+
+@needs_graph
+@pytest.mark.parametrize("content", [b"", b"no cache at all"])
+def test_a_damaged_cache_is_built_again(tmp_path, caplog, content):
+    path = write_csv(tmp_path / "few.csv")
+    load(path, tmp_path / "cache")
+    (cached,) = (tmp_path / "cache").iterdir()
+    whole = cached.read_bytes()
+    middle = whole.index(b"/data/", whole.index(b"/data/") + 1) + 100  # of a tensor, of which torch has no checks
+    flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    for damaged in (content, whole[: len(whole) // 2], flipped):
+        cached.write_bytes(damaged)
+        caplog.clear()
+        assert len(load(path, tmp_path / "cache").targets) == 5
+        assert "is damaged" in caplog.text
+        assert torch.load(cached, weights_only=True)["num_rows"] == len(ROWS)
+
+
+@needs_graph
+@pytest.mark.parametrize("content", [[1, 2], {"x": torch.zeros(2, 1)}], ids=["list", "other entries"])
+def test_a_cache_that_holds_something_else_is_built_again(tmp_path, caplog, content):
+    path = write_csv(tmp_path / "few.csv")
+    load(path, tmp_path / "cache")
+    (cached,) = (tmp_path / "cache").iterdir()
+    torch.save(content, cached)
+    assert len(load(path, tmp_path / "cache").targets) == 5
+    assert "is damaged, or of an earlier version" in caplog.text
+
+
+@needs_graph
+def test_starting_at_once_leaves_one_whole_cache(tmp_path):
+    path = write_csv(tmp_path / "few.csv")
+    with ThreadPoolExecutor(6) as pool:
+        loaded = list(pool.map(lambda _: load(path, tmp_path / "cache"), range(6)))
+    assert all(torch.equal(one.graphs.x, loaded[0].graphs.x) for one in loaded)
+    (cached,) = (tmp_path / "cache").iterdir()
+    assert torch.load(cached, weights_only=True)["num_rows"] == len(ROWS)
+
+
+@needs_graph
+def test_a_crash_while_writing_leaves_no_cache(tmp_path, monkeypatch):
+    def crash(content, file):
+        file.write(b"half of it")
+        message = "No space left on device"
+        raise OSError(message)
+
+    path = write_csv(tmp_path / "few.csv")
+    monkeypatch.setattr(torch, "save", crash)
+    with pytest.raises(ArgumentError, match=r"Can't write to `cache_dir` .*No space left.*Set `cache_dir` to a folder"):
+        load(path, tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@needs_graph
+def test_refuses_a_cache_folder_that_is_a_file(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ArgumentError, match=r"Can't write to `cache_dir` .*file"):
+        load(write_csv(tmp_path / "few.csv"), tmp_path / "file")
+
+
+@needs_graph
+def test_refuses_a_file_without_usable_rows(tmp_path):
+    path = write_csv(tmp_path / "few.csv", [("", "C", True), ("1", "none", False)])
+    with pytest.raises(
+        DataError, match=r"No row of .*few.csv has both a label in 'active' and a SMILES that parses \(2 rows\)"
+    ):
+        load(path, tmp_path)
+
+
+@needs_graph
+@pytest.mark.parametrize(
+    ("folder", "column", "count"), [("tox21", "NR-AR", 300), ("muv", "MUV-548", 2000)], ids=["tox21", "muv"]
+)
+def test_first_rows_of_the_real_files(shared_data, tmp_path, folder, column, count):
+    with gzip.open(shared_data / folder / f"{folder}.csv.gz", "rt", newline="") as file:
+        lines = [file.readline() for _ in range(count + 1)]
+    path = tmp_path / "first.csv"
+    path.write_text("".join(lines))
+    molecules = load_molecules(path, "smiles", column, scaffolds_of_all=False, cache_dir=tmp_path)
+    # The file once more, by hand: these columns hold nothing but 0, 1 and the empty string.
+    position = lines[0].rstrip("\n").split(",").index(column)
+    labels = [row[position] for row in csv.reader(lines[1:])]
+    expected = np.array([k for k, label in enumerate(labels) if label])
+    dropped = {line for line, _ in molecules.invalid}
+    assert molecules.num_rows == count
+    assert molecules.num_unlabelled == labels.count("")
+    assert molecules.lines.tolist() == [k + 2 for k in expected if k + 2 not in dropped]
+    assert int(molecules.targets.sum()) + len(dropped) >= labels.count("1") >= int(molecules.targets.sum())

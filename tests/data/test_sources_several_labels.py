@@ -1,0 +1,240 @@
+"""Data modules of files with labels of several tasks."""
+
+import csv
+import gzip
+
+import numpy as np
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+
+from lightning_tpauc.data.medmnist import LABELS, MedMNISTDataModule
+from lightning_tpauc.data.molecules import OGBMoleculesDataModule, SMILESDataModule, read_smiles
+from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
+from lightning_tpauc.models import CNN3D, GIN, MLP
+from tests.data.test_molecules import needs_graph, number_of_carbons
+from tests.helpers.fake_ogb import make_molecules, write_ogb
+
+RINGS = ["c1ccccc1", "c1ccncc1", "C1CCCCC1", "c1ccoc1"]
+COLUMNS = ["alpha", "beta", "gamma"]
+
+
+def rows(count=240):
+    """(SMILES, labels as text): the number of carbons of the tail tells the row."""
+    generator = np.random.default_rng(0)
+    for k in range(count):
+        labels = ["1" if chance < 0.2 else "0" if chance < 0.7 else "" for chance in generator.random(3)]
+        yield "C" * (1 + k) + RINGS[k % 4 if k % 3 else 0], labels
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "rings.csv"
+    with path.open("w", newline="") as out:
+        writer = csv.writer(out)
+        writer.writerow(["smiles", *COLUMNS])
+        writer.writerows([smiles, *labels] for smiles, labels in rows())
+    return path
+
+
+def smiles_module(file, columns=tuple(COLUMNS), **kwargs):
+    folder = str(file.parent)
+    return SMILESDataModule(
+        file.name, columns, root=folder, cache_dir=folder, **{"num_pos": 12, "num_neg": 16, "batch_size": 500, **kwargs}
+    )
+
+
+def as_floats(labels):
+    return [float(label) if label else float("nan") for label in labels]
+
+
+# ---------------------------------------------------------------- SMILES
+
+
+def test_several_columns_are_read_as_one_label_each(file):
+    found = list(read_smiles(file, "smiles", COLUMNS))
+    for row, (smiles, labels) in zip(found, rows(), strict=True):
+        assert row.smiles == smiles
+        expected = tuple(int(label) if label else None for label in labels)
+        assert row.label == (None if set(expected) == {None} else expected)
+    assert any(row.label is None for row in found)
+    one = [row.label for row in read_smiles(file, "smiles", "beta")]
+    assert one == [None if row.label is None else row.label[1] for row in found]
+
+
+@pytest.mark.parametrize(
+    ("columns", "error", "message"),
+    [
+        (["alpha", "delta"], DataError, r"has no column 'delta' \(`target_column`\); it has 'smiles', 'alpha'"),
+        ([], ArgumentError, r"`target_column` to be the name of a column, or different names, but got \[\]"),
+        (["alpha", "alpha"], ArgumentError, "different names, but got"),
+        (["alpha", 1], ArgumentError, "different names, but got"),
+    ],
+)
+@needs_graph
+def test_columns_that_are_not_there_are_named(file, columns, error, message):
+    with pytest.raises(error, match=message):
+        smiles_module(file, columns).prepare_data()
+
+
+@needs_graph
+@pytest.mark.parametrize("split", ["scaffold", "random"])
+def test_molecules_with_several_labels(file, split):
+    datamodule = smiles_module(file, split=split, fractions=(0.6, 0.2, 0.2))
+    datamodule.prepare_data()
+    datamodule.setup(None)
+    assert datamodule.label_names == tuple(COLUMNS)
+    labelled = [labels for _, labels in rows() if any(labels)]
+    assert len(datamodule.molecules.targets) == len(labelled)
+    assert datamodule.molecules.num_unlabelled == 240 - len(labelled)
+    by_line = {line: as_floats(labels) for line, (_, labels) in enumerate(rows(), 2)}
+    for line, own in zip(datamodule.molecules.lines.tolist(), datamodule.molecules.targets, strict=True):
+        assert torch.equal(own.nan_to_num(nan=-1.0), torch.tensor(by_line[line]).nan_to_num(nan=-1.0))
+    (val,), (test,) = datamodule.val_dataloader(), datamodule.test_dataloader()
+    for batch in (val, test):
+        y = batch.inputs.y
+        assert torch.equal(batch.target, torch.where(y.isnan(), -1.0, y).long())
+        assert ((batch.target == 1).any(0) & (batch.target == 0).any(0)).all() or split == "scaffold"
+    batch = next(iter(datamodule.train_dataloader()))
+    assert torch.equal(batch.masks.neg, (batch.inputs.y[batch.num_pos :] == 0).T)
+    assert (batch.inputs.y[: batch.num_pos].T[batch.masks.pos] == 1).all()
+    scores = GIN(hidden_features=8, num_layers=2, num_labels=3)(batch.inputs)
+    assert [part.shape for part in batch.split(scores)[:2]] == [(3, batch.num_pos), (3, batch.num_neg)]
+    assert number_of_carbons(datamodule.build_datasets(None).train[0]) > 0
+
+
+@needs_graph
+def test_a_list_of_one_column_is_one_task(file):
+    one, same = (smiles_module(file, columns, split="random") for columns in ("beta", ["beta"]))
+    for datamodule in (one, same):
+        datamodule.setup("fit")
+        assert datamodule.num_labels is None
+    assert one.fingerprint == same.fingerprint
+
+
+@needs_graph
+def test_a_task_that_a_part_lacks_is_named(file, tmp_path):
+    text = file.read_text().splitlines()
+    header, body = text[0], [line.rsplit(",", 1)[0] for line in text[1:]]
+    few = tmp_path / "few.csv"
+    # positive for gamma are only molecules with the most frequent scaffold, which train
+    lines = [f"{line},{int('c1ccccc1' in line and k % 9 == 0)}" for k, line in enumerate(body)]
+    few.write_text("\n".join([header, *lines]) + "\n")
+    with pytest.warns(TPAUCWarning, match=r"one class only of .*'gamma' in the test part; TPAUC is nan there"):
+        smiles_module(few, fractions=(0.6, 0.2, 0.2)).build_datasets(None)
+
+
+@pytest.mark.parametrize("given", ["[alpha,beta]", '["alpha", "beta"]'])
+def test_columns_on_the_command_line(given):
+    parser = ArgumentParser()
+    parser.add_class_arguments(SMILESDataModule, "data")
+    arguments = ["--data.file=a.csv", f"--data.target_column={given}"]
+    assert parser.instantiate(parser.parse_args(arguments)).data.target_column == ["alpha", "beta"]
+    one = parser.parse_args(["--data.file=a.csv", "--data.target_column=NR-AR"])
+    assert parser.instantiate(one).data.target_column == "NR-AR"
+
+
+# ---------------------------------------------------------------- OGB
+
+
+SPLIT = {"train": [*range(60)], "valid": [*range(60, 80)], "test": [*range(80, 100)]}
+
+
+@pytest.fixture
+def ogb(tmp_path):
+    written = make_molecules(100, 12)
+    for molecule in written[::9]:
+        molecule["y"][[2, 7, 11]] = np.nan
+    write_ogb(tmp_path, "ogbg-moltox21", written, SPLIT)
+    return written
+
+
+@needs_graph
+@pytest.mark.parametrize("task", [None, [7, 2, 11]])
+def test_several_tasks_of_ogb(tmp_path, ogb, task):
+    datamodule = OGBMoleculesDataModule(root=str(tmp_path), task=task, num_pos=24, num_neg=10)
+    datamodule.setup(None)
+    columns = range(12) if task is None else task
+    assert datamodule.label_names == tuple(map(str, columns))
+    for name, part in (("train", "train"), ("val", "valid"), ("test", "test")):
+        expected = np.array([ogb[row]["y"] for row in SPLIT[part]])[:, list(columns)]
+        expected = expected[~np.isnan(expected).all(axis=1)]
+        assert np.array_equal(getattr(datamodule.build_datasets(None), name).targets, expected, equal_nan=True)
+    counts = [sum(ogb[row]["y"][k] == 1 for row in SPLIT["train"]) for k in columns]
+    assert datamodule.num_positives == tuple(counts)
+
+
+@needs_graph
+def test_names_of_ogbs_tasks(tmp_path, ogb):
+    names = [f"NR-{k}" for k in range(12)]
+    mapping = tmp_path / "ogbg_moltox21" / "mapping" / "mol.csv.gz"
+    mapping.parent.mkdir()
+    with gzip.open(mapping, "wt") as out:
+        out.write(",".join([*names, "smiles", "mol_id"]) + "\n")
+    datamodule = OGBMoleculesDataModule(root=str(tmp_path), task=[3, 1])
+    assert datamodule.build_datasets(None).train.label_names == ["NR-3", "NR-1"]
+
+
+@needs_graph
+def test_a_list_of_one_task_is_one_task(tmp_path, ogb):
+    for task in (5, [5]):
+        datamodule = OGBMoleculesDataModule(root=str(tmp_path), task=task, num_pos=4, num_neg=10)
+        datamodule.setup("fit")
+        assert datamodule.num_labels is None
+
+
+@pytest.mark.parametrize("task", [[], [1, 1], [3, 12], [0, -1], ["a"]])
+def test_tasks_that_are_none_are_refused(task):
+    with pytest.raises(ArgumentError, match=r"`task` to be different numbers in 0 .. 11 for ogbg-moltox21, but got"):
+        OGBMoleculesDataModule(task=task)
+
+
+@pytest.mark.parametrize(("given", "expected"), [("null", None), ("[1,2]", [1, 2]), ("3", 3)])
+def test_tasks_on_the_command_line(given, expected):
+    parser = ArgumentParser()
+    parser.add_class_arguments(OGBMoleculesDataModule, "data")
+    assert parser.instantiate(parser.parse_args([f"--data.task={given}"])).data.task == expected
+
+
+# ---------------------------------------------------------------- MedMNIST
+
+
+def write_chest(folder, num_labels=14, count=120):
+    generator = np.random.default_rng(0)
+    arrays = {}
+    for part in ("train", "val", "test"):
+        arrays[f"{part}_images"] = generator.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        arrays[f"{part}_labels"] = (generator.random((count, num_labels)) < 0.2).astype(np.uint8)
+    np.savez(folder / "chestmnist.npz", **arrays)
+    return arrays
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_the_labels_of_chestmnist(tmp_path, augment):
+    arrays = write_chest(tmp_path)
+    datamodule = MedMNISTDataModule(
+        "chestmnist", str(tmp_path), verify=False, augment=augment, num_pos=56, num_neg=20, batch_size=500
+    )
+    datamodule.setup("fit")
+    assert datamodule.label_names == LABELS["chestmnist"]
+    assert datamodule.num_positives == tuple(arrays["train_labels"].sum(0).tolist())
+    (batch,) = datamodule.val_dataloader()
+    assert np.array_equal(batch.target, arrays["val_labels"])
+    batch = next(iter(datamodule.train_dataloader()))
+    assert batch.inputs.shape == (76, 1, 28, 28)
+    scores = MLP(784, num_labels=14)(batch.inputs.flatten(1))
+    assert batch.split(scores)[1].shape == (14, 20)
+
+
+def test_files_with_another_number_of_labels_are_refused(tmp_path):
+    write_chest(tmp_path, num_labels=3)
+    message = r"Expected 14 label\(s\) per image in .*chestmnist.npz .*, but got 3. Correct `name`"
+    with pytest.raises(DataError, match=message):
+        MedMNISTDataModule("chestmnist", str(tmp_path), verify=False).setup("fit")
+    (tmp_path / "chestmnist.npz").rename(tmp_path / "breastmnist.npz")
+    with pytest.raises(DataError, match=r"Expected 1 label\(s\) per image in .*breastmnist.npz .*, but got 3"):
+        MedMNISTDataModule("breastmnist", str(tmp_path), verify=False).setup("fit")
+
+
+def test_a_volume_has_a_score_for_each_label():
+    assert CNN3D(num_labels=3)(torch.zeros(2, 1, 8, 8, 8)).shape == (2, 3)
