@@ -24,9 +24,9 @@ if TYPE_CHECKING:
         SMILESDataModule,
     )
     from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
-    from lightning_tpauc.metrics.roc_figure import ROCFigure
+    from lightning_tpauc.metrics.figures import ROCFigure
     from lightning_tpauc.module import TPAUCModule
-    from lightning_tpauc.scoring.decision_threshold import DecisionThreshold
+    from lightning_tpauc.scoring.operating_point import DecisionThreshold
     from lightning_tpauc.scoring.prediction import PredictionWriter
     from lightning_tpauc.training.guards import FiniteGuard
     from lightning_tpauc.training.optimizer import DampedAdam
@@ -72,9 +72,9 @@ _HOME = {
     "ExactObjective": "metrics",
     "TwoWayPartialAUROC": "metrics",
     "TPAUCModule": "module",
-    "DecisionThreshold": "scoring.decision_threshold",
+    "DecisionThreshold": "scoring.operating_point",
     "PredictionWriter": "scoring.prediction",
-    "ROCFigure": "metrics.roc_figure",
+    "ROCFigure": "metrics.figures",
 }
 
 

@@ -168,15 +168,16 @@ def one_molecule(folder):
     data.setup()
 
 
-def one_curve(_):
+def all_pictures(_):
     rates = torch.tensor([0.0, 1.0])
-    return importlib.import_module("lightning_tpauc.metrics.plot").plot_roc(rates, rates, 0.5, 0.5, 0.5)
-
-
-def both_plots(_):
-    with pytest.raises(MissingExtraError, match="matplotlib"):
-        lightning_tpauc.TwoWayPartialAUROC(task="multilabel", num_labels=2).plot(torch.tensor([0.5, 0.6]))
-    lightning_tpauc.TwoWayPartialAUROC().plot(torch.tensor(0.5))
+    for call in (
+        lambda: lightning_tpauc.TwoWayPartialAUROC(task="multilabel", num_labels=2).plot(torch.tensor([0.5, 0.6])),
+        lambda: lightning_tpauc.TwoWayPartialAUROC().plot(torch.tensor(0.5)),
+        lambda: lightning_tpauc.ROCFigure(),
+    ):
+        with pytest.raises(MissingExtraError, match="matplotlib"):
+            call()
+    importlib.import_module("lightning_tpauc.metrics.figures").plot_roc(rates, rates, 0.5, 0.5, 0.5)
 
 
 def one_comparison(folder):
@@ -199,9 +200,8 @@ USERS = {
     ),
     "data.molecules": ("graph", ("ogb", "rdkit", "torch_geometric"), one_molecule),
     "metrics.base": ("plot", ("matplotlib",), lambda _: lightning_tpauc.ExactObjective().plot(torch.tensor(0.5))),
-    "metrics.plot": ("plot", ("matplotlib",), one_curve),
-    "metrics.roc_figure": ("plot", ("matplotlib",), lambda _: lightning_tpauc.ROCFigure()),
-    "metrics.tpauc": ("plot", ("matplotlib",), both_plots),
+    "metrics.figures": ("plot", ("matplotlib",), all_pictures),
+    "metrics.tpauc": ("plot", ("matplotlib",), lambda _: lightning_tpauc.TwoWayPartialAUROC().plot(torch.tensor(0.5))),
     "models.gin": ("graph", ("ogb", "torch_geometric"), lambda _: models.GIN()),
     "models.volumes": ("medical", ("torchvision",), lambda _: models.ResNet3D()),
 }

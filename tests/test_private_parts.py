@@ -36,7 +36,7 @@ USED = {
         lambda _: nn.modules.batchnorm,
         "statistics are neither averaged nor agreed on",
     ),
-    ("scoring.forward_passes", "_orig_mod"): (
+    ("scoring.forward", "_orig_mod"): (
         lambda _: torch.compile(nn.Linear(1, 1)),
         "compiled models get mappings as they are",
     ),
@@ -201,7 +201,7 @@ USED = {
         lambda _: ModelCheckpoint(),
         "nobody warns of a saver that never saves",
     ),
-    ("scoring.forward_passes", "_on_before_batch_transfer"): (
+    ("scoring.forward", "_on_before_batch_transfer"): (
         lambda _: LightningModule,
         "scoring passes leave out the data module's hooks",
     ),

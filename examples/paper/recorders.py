@@ -14,7 +14,7 @@ from typing_extensions import override
 from lightning_tpauc.data.batch import EvalBatch
 from lightning_tpauc.functional import tpauc_objective, two_way_partial_auroc
 from lightning_tpauc.metrics.reporting import Rectangle, metric_name
-from lightning_tpauc.scoring.forward_passes import device_batches
+from lightning_tpauc.scoring.forward import device_batches
 from lightning_tpauc.training.scores import score_training_set
 
 if TYPE_CHECKING:

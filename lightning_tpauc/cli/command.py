@@ -30,9 +30,9 @@ from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.errors import ArgumentError, MissingCheckpointError, TPAUCWarning
 from lightning_tpauc.lightning_fixes.checkpoint_files import read_checkpoint
 from lightning_tpauc.lightning_fixes.unsupported import refuse_strategy_name
-from lightning_tpauc.metrics.roc_figure import ROCFigure
+from lightning_tpauc.metrics.figures import ROCFigure
 from lightning_tpauc.module import TPAUCModule
-from lightning_tpauc.scoring.decision_threshold import DecisionThreshold
+from lightning_tpauc.scoring.operating_point import DecisionThreshold
 from lightning_tpauc.scoring.prediction import PredictionWriter
 from lightning_tpauc.version import __version__
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.order import rankable
+from lightning_tpauc.functional.checks import rankable
 from lightning_tpauc.functional.roc import exact_area
 
 #: All resamples together draw at most this many scores. Larger sets get fewer resamples, since theirs differ less.

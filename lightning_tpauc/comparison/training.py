@@ -19,7 +19,8 @@ from lightning_tpauc.comparison.plan import Budget, Cell, Method, Outcome, sampl
 from lightning_tpauc.comparison.resampling import Evaluated
 from lightning_tpauc.comparison.setup import Setup, weights_digest
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, UnsupportedError
-from lightning_tpauc.metrics.reporting import TaskMetrics, scores_of_each, validated_areas
+from lightning_tpauc.metrics.base import scores_of_each
+from lightning_tpauc.metrics.reporting import TaskMetrics, validated_areas
 from lightning_tpauc.module import TPAUCModule
 from lightning_tpauc.optimization.optimized_module import make_optimizer
 

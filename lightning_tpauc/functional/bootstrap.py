@@ -9,10 +9,16 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.checks import check_rectangle, eager, is_real, is_whole
+from lightning_tpauc.functional.checks import (
+    check_ignore_index,
+    check_preds_and_target,
+    check_rectangle,
+    eager,
+    is_real,
+    is_whole,
+)
 from lightning_tpauc.functional.order import split_classes
 from lightning_tpauc.functional.roc import exact_area, unrankable
-from lightning_tpauc.functional.validation import check_ignore_index, check_preds_and_target
 
 
 class BootstrapInterval(NamedTuple):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.checks import check_rectangle, check_scores, common_dtype, widest_float
-from lightning_tpauc.functional.order import ceil_count, floor_count, rankable, sorted_ranks
+from lightning_tpauc.functional.checks import check_rectangle, check_scores, common_dtype, rankable, widest_float
+from lightning_tpauc.functional.order import ceil_count, floor_count, sorted_ranks
 from lightning_tpauc.functional.pairwise import TaskMasks, column, highest, masked_mean, mean_excess, weighted_excess
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 

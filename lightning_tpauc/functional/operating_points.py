@@ -14,10 +14,16 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.checks import check_choice, check_rectangle, eager, is_real
+from lightning_tpauc.functional.checks import (
+    check_choice,
+    check_ignore_index,
+    check_preds_and_target,
+    check_rectangle,
+    eager,
+    is_real,
+)
 from lightning_tpauc.functional.order import ceil_count, floor_count, sorted_ranks, split_classes
 from lightning_tpauc.functional.roc import segment_at, unrankable
-from lightning_tpauc.functional.validation import check_ignore_index, check_preds_and_target
 
 Criterion = Literal["max_sensitivity", "max_specificity", "youden", "min_cost"]
 CRITERIA: tuple[Criterion, ...] = ("max_sensitivity", "max_specificity", "youden", "min_cost")

@@ -15,23 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.checks import is_real, is_whole
-
-
-def rankable(scores: Tensor) -> Tensor:
-    """Detached scores in a dtype that every sort knows, float32, float64 or int64, never narrower than they came.
-
-    Raises:
-        ArgumentError: if a score is an unsigned integer that int64 does not hold.
-    """
-    scores = scores.detach()
-    if scores.is_floating_point():
-        return scores if scores.dtype in (torch.float32, torch.float64) else scores.to(torch.float32)
-    whole = scores.to(torch.int64)
-    if scores.dtype == torch.uint64 and bool((whole < 0).any()):  # the largest would wrap and rank lowest
-        msg = "Expected scores below 2^63, but got larger ones of torch.uint64. Convert them with `.double()`."
-        raise ArgumentError(msg)
-    return whole
+from lightning_tpauc.functional.checks import is_real, is_whole, rankable
 
 
 def has_nan(scores: Tensor) -> bool:

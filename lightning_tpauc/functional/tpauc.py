@@ -21,7 +21,18 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError, warn_on_rank_zero
-from lightning_tpauc.functional.checks import check_choice, check_count, check_rectangle, eager, is_whole
+from lightning_tpauc.functional.checks import (
+    check_choice,
+    check_count,
+    check_ignore_index,
+    check_multiclass,
+    check_multilabel,
+    check_preds_and_target,
+    check_rectangle,
+    check_thresholds,
+    eager,
+    is_whole,
+)
 from lightning_tpauc.functional.order import has_nan, split_classes
 from lightning_tpauc.functional.roc import (
     adjust_thresholds,
@@ -32,13 +43,6 @@ from lightning_tpauc.functional.roc import (
     exact_area,
     exact_tpauc,
     why_undefined,
-)
-from lightning_tpauc.functional.validation import (
-    check_ignore_index,
-    check_multiclass,
-    check_multilabel,
-    check_preds_and_target,
-    check_thresholds,
 )
 
 Average = Literal["macro", "weighted", "none"] | None

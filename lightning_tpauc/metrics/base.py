@@ -16,8 +16,13 @@ from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from lightning_tpauc.extras import import_extra
-from lightning_tpauc.functional.checks import eager
-from lightning_tpauc.functional.order import rankable
+from lightning_tpauc.functional.checks import (
+    check_ignore_index,
+    check_preds_and_target,
+    check_thresholds,
+    eager,
+    rankable,
+)
 from lightning_tpauc.functional.roc import (
     adjust_thresholds,
     binned_segments,
@@ -26,7 +31,6 @@ from lightning_tpauc.functional.roc import (
     nan_points,
     polyline_vertices,
 )
-from lightning_tpauc.functional.validation import check_ignore_index, check_preds_and_target, check_thresholds
 
 #: Processes tell each other the dtype of their scores by its place here.
 _DTYPES = (torch.float32, torch.float64, torch.int64)
@@ -309,3 +313,16 @@ def binned_roc(counts: Tensor, num_nan: int, thresholds: Tensor) -> tuple[Tensor
         return nan_points(counts.device)
     reached = torch.cat([thresholds.flip(0), thresholds.new_tensor([-math.inf])])
     return polyline_vertices(*binned_segments(counts), reached)
+
+
+def scores_of_each(metrics: Any) -> list[tuple[Tensor, Tensor]]:
+    """Scores and labels that the metrics of each label have collected, of all processes; a collective.
+
+    Args:
+        metrics: a ``MetricCollection`` of one label, or what holds one of each label as ``of_labels``.
+    """
+    collections = getattr(metrics, "of_labels", [metrics])
+    return [
+        next(m for m in collection.values(copy_state=False) if isinstance(m, ScoreMetric)).gathered()
+        for collection in collections
+    ]

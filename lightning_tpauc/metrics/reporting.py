@@ -235,19 +235,6 @@ def build_metrics(
     return MetricCollection(dict(metrics), prefix=prefix)
 
 
-def gathered_scores(metrics: MetricCollection) -> tuple[Tensor, Tensor]:
-    """Scores and labels that :func:`build_metrics`' metrics have collected, of all processes; a collective.
-
-    Example:
-        >>> import torch
-        >>> metrics = build_metrics(Rectangle(0.5, 0.5), (), False, None, "identity", "val/")
-        >>> metrics.update(torch.tensor([2.0, 1.0]), torch.tensor([1, 0]))
-        >>> gathered_scores(metrics)
-        (tensor([2., 1.]), tensor([1, 0], dtype=torch.int8))
-    """
-    return next(m for m in metrics.values(copy_state=False) if isinstance(m, ScoreMetric)).gathered()
-
-
 def _tpauc(rectangle: Rectangle) -> TwoWayPartialAUROC:
     return TwoWayPartialAUROC(*rectangle, ignore_index=IGNORED)
 
@@ -372,10 +359,3 @@ def split_by_kind(further: Mapping[str, FurtherMetric]) -> tuple[dict[str, Furth
     """Metrics of one label, which every label gets a copy of, and those of several, which say ``num_labels``."""
     joint = {n: JointMetric(m.metric.clone()) for n, m in further.items() if hasattr(m.metric, "num_labels")}
     return {name: metric for name, metric in further.items() if name not in joint}, joint
-
-
-def scores_of_each(metrics: MetricCollection | TaskMetrics) -> list[tuple[Tensor, Tensor]]:
-    """Scores and labels that were collected of each label, of all processes; a collective."""
-    if isinstance(metrics, MetricCollection):
-        return [gathered_scores(metrics)]
-    return [gathered_scores(metrics[k]) for k in range(len(metrics))]

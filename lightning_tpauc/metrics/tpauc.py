@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.extras import import_extra
-from lightning_tpauc.functional.checks import check_count, check_rectangle, eager
+from lightning_tpauc.functional.checks import check_count, check_multiclass, check_multilabel, check_rectangle, eager
 from lightning_tpauc.functional.roc import binned_tpauc, exact_tpauc, roc_points
 from lightning_tpauc.functional.tpauc import (
     Average,
@@ -26,9 +26,7 @@ from lightning_tpauc.functional.tpauc import (
     one_vs_rest,
     per_label_rectangles,
 )
-from lightning_tpauc.functional.validation import check_multiclass, check_multilabel
 from lightning_tpauc.metrics.base import AreaMetric, Thresholds, binned_roc
-from lightning_tpauc.metrics.plot import plot_roc, plot_rocs
 
 
 class BinaryTwoWayPartialAUROC(AreaMetric):
@@ -130,6 +128,11 @@ class BinaryTwoWayPartialAUROC(AreaMetric):
             ArgumentError: if a value is given beside others, whose values are computed.
         """
         import_extra("matplotlib", "plot")
+        from lightning_tpauc.metrics.figures import (  # it imports Lightning, which metrics do without
+            plot_roc,
+            plot_rocs,
+        )
+
         if others:
             if val is not None:
                 msg = f"`plot(others=...)` computes the values of all curves: leave out `val`, which is {val!r}."
@@ -306,6 +309,8 @@ class _PerLabel(AreaMetric):
             MissingExtraError: if matplotlib is not installed.
         """
         import_extra("matplotlib", "plot")
+        from lightning_tpauc.metrics.figures import plot_rocs  # it imports Lightning, which metrics do without
+
         if val is not None:
             return super().plot(val, ax)
         with self.sync_context(

@@ -15,7 +15,7 @@ from lightning_tpauc.functional.averaging import master_dtype
 from lightning_tpauc.functional.checks import check_choice
 from lightning_tpauc.lightning_fixes.compiled import own_names
 from lightning_tpauc.lightning_fixes.subclassing import KeepsDuties, refuse_bases, refuse_taken, refuse_unknown
-from lightning_tpauc.scoring.forward_passes import call_model, explained_inputs, one_score, scores_of, scores_of_labels
+from lightning_tpauc.scoring.forward import call_model, explained_inputs, one_score, scores_of, scores_of_labels
 from lightning_tpauc.scoring.labels import Labels, check_label_settings
 from lightning_tpauc.scoring.operating_point import OperatingPoint, OperatingPoints
 from lightning_tpauc.training.guards import is_squashed, slope_of, warn_of_activation

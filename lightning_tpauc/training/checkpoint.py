@@ -31,8 +31,7 @@ from lightning_tpauc.lightning_fixes.resuming import (
     stopped_early,
     unlogged_metrics,
 )
-from lightning_tpauc.scoring.decision_threshold import DecisionThreshold
-from lightning_tpauc.scoring.operating_point import OperatingPoint, OperatingPoints, restored_point
+from lightning_tpauc.scoring.operating_point import DecisionThreshold, OperatingPoint, OperatingPoints, restored_point
 from lightning_tpauc.training import compatibility
 from lightning_tpauc.training.compatibility import FORMAT_VERSION, KEY
 from lightning_tpauc.training.guards import diagnose

@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import BatchSizeFinder, Checkpoint, EarlyStopping, LearningRateFinder
 
-from lightning_tpauc.scoring.decision_threshold import DecisionThreshold, DefaultThreshold
+from lightning_tpauc.scoring.operating_point import DecisionThreshold, DefaultThreshold
 from lightning_tpauc.training.guards import FiniteGuard
 from lightning_tpauc.training.stages import StageCallback
 

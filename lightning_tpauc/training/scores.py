@@ -18,7 +18,7 @@ from lightning_tpauc.distributed import gather_variable, world_size
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.functional.checks import as_index
 from lightning_tpauc.functional.pairwise import TaskMasks
-from lightning_tpauc.scoring.forward_passes import device_batches
+from lightning_tpauc.scoring.forward import device_batches
 from lightning_tpauc.scoring.scoring_module import ScoringModule
 
 

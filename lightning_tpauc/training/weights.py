@@ -25,7 +25,7 @@ from lightning_tpauc.algorithms.base import Algorithm
 from lightning_tpauc.algorithms.pauci import RecursiveAlgorithm
 from lightning_tpauc.distributed import assign, reshard, whole, world_size
 from lightning_tpauc.functional.averaging import master_dtype, running_mean_
-from lightning_tpauc.scoring.forward_passes import call_model, device_batches
+from lightning_tpauc.scoring.forward import call_model, device_batches
 from lightning_tpauc.scoring.operating_point import OperatingPoint, OperatingPoints, restored_point
 
 

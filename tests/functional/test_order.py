@@ -7,7 +7,8 @@ import torch
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional import ceil_count, floor_count
-from lightning_tpauc.functional.order import between, count_above, count_pairs, rankable, sorted_ranks, split_classes
+from lightning_tpauc.functional.checks import rankable
+from lightning_tpauc.functional.order import between, count_above, count_pairs, sorted_ranks, split_classes
 
 
 def levels(size, seed, num_levels=7):

@@ -30,7 +30,7 @@ from lightning_tpauc.errors import ArgumentError, CheckpointError, TPAUCWarning,
 from lightning_tpauc.functional import exact_duals, two_way_partial_auroc
 from lightning_tpauc.functional.duals import activate_ties
 from lightning_tpauc.functional.pairwise import TaskMasks
-from lightning_tpauc.metrics.roc_figure import SHOW
+from lightning_tpauc.metrics.figures import SHOW
 from tests.helpers.ddp import run_distributed
 from tests.helpers.problems import make_trainer
 from tests.helpers.resuming import Crash, CrashError, Losses, assert_same_end

@@ -6,7 +6,7 @@ import torch
 
 from lightning_tpauc.errors import ArgumentError, MissingExtraError, TPAUCWarning
 from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
-from lightning_tpauc.metrics.plot import plot_scores
+from lightning_tpauc.metrics.figures import plot_scores
 
 mpl = pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 

@@ -13,7 +13,7 @@ from lightning_tpauc.algorithms import PAUCI, SONX, SOTA, STACO, CrossEntropy, F
 from lightning_tpauc.errors import ArgumentError, TPAUCAdvice, TPAUCWarning
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional import tpauc_objective, two_way_partial_auroc
-from lightning_tpauc.scoring.forward_passes import call_model
+from lightning_tpauc.scoring.forward import call_model
 from lightning_tpauc.training.guards import is_squashed
 from tests.helpers.problems import make_trainer, noisy_labels
 from tests.helpers.tolerances import assert_close

@@ -12,7 +12,7 @@ from torch import nn
 from lightning_tpauc import PosNegDataModule, ROCFigure, TPAUCModule
 from lightning_tpauc.algorithms import CrossEntropy
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
-from lightning_tpauc.metrics.roc_figure import SHOW
+from lightning_tpauc.metrics.figures import SHOW
 from tests.helpers.problems import make_trainer
 
 pytest.importorskip("matplotlib").use("Agg")
@@ -181,7 +181,7 @@ def test_bad_argument():
 
 
 def test_the_legend_hides_no_bar_of_the_scores():
-    from lightning_tpauc.metrics.plot import plot_scores
+    from lightning_tpauc.metrics.figures import plot_scores
 
     scores = torch.cat([torch.zeros(50), torch.full((20,), 1.0)])  # all positives in the last bar, below the legend
     figure, ax = plot_scores(scores, (scores > 0.5).long())
