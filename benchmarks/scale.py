@@ -19,7 +19,7 @@ from torch import nn
 from benchmarks.common import arguments, compare, fit_seconds_per_step, header, quiet, verdict
 from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO
-from lightning_tpauc.data.core.arrays import RowsDataset
+from lightning_tpauc.data.examples import RowsDataset
 
 FEATURES = 22
 

@@ -59,7 +59,7 @@ def parse(path):
 
 
 def dotted(path):
-    """``lightning_tpauc/data/core/batch.py`` -> ``data.batch``, ``lightning_tpauc/__init__.py`` -> ``""``."""
+    """``lightning_tpauc/data/batch.py`` -> ``data.batch``, ``lightning_tpauc/__init__.py`` -> ``""``."""
     return ".".join(path.relative_to(ROOT / PACKAGE).with_suffix("").parts).removesuffix("__init__").removesuffix(".")
 
 

@@ -207,7 +207,7 @@ USERS = {
 }
 
 #: Modules that import an extra only when handed its objects, so that it can't be missing.
-ALREADY_THERE = {"data.core.fetch"}
+ALREADY_THERE = {"data.examples"}
 
 
 def asked_for(tree):

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_tpauc.data.batch import EvalBatch, PosNegBatch
-    from lightning_tpauc.data.core.arrays import ArrayDataset, RowsDataset
-    from lightning_tpauc.data.core.datasets import Datasets
     from lightning_tpauc.data.datamodule import PosNegDataModule
     from lightning_tpauc.data.digits import DigitsDataModule
+    from lightning_tpauc.data.examples import ArrayDataset, Datasets, RowsDataset
     from lightning_tpauc.data.libsvm import LIBSVMDataModule
     from lightning_tpauc.data.medmnist import MedMNISTDataModule
     from lightning_tpauc.data.molecules import OGBMoleculesDataModule, SMILESDataModule
@@ -32,8 +31,8 @@ __all__ = (
 )
 
 _HOME = {
-    "ArrayDataset": "core.arrays",
-    "Datasets": "core.datasets",
+    "ArrayDataset": "examples",
+    "Datasets": "examples",
     "DigitsDataModule": "digits",
     "EvalBatch": "batch",
     "LIBSVMDataModule": "libsvm",
@@ -42,7 +41,7 @@ _HOME = {
     "OGBMoleculesDataModule": "molecules",
     "PosNegBatch": "batch",
     "PosNegDataModule": "datamodule",
-    "RowsDataset": "core.arrays",
+    "RowsDataset": "examples",
     "SMILESDataModule": "molecules",
 }
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from lightning_tpauc.data.core.datasets import Datasets
-from lightning_tpauc.data.core.splits import stratified_holdout
 from lightning_tpauc.data.datamodule import PosNegDataModule
+from lightning_tpauc.data.examples import Datasets
+from lightning_tpauc.data.splits import stratified_holdout
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import require_range
 

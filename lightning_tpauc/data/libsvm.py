@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 from torch.utils.data import Subset
 from tqdm import tqdm
 
-from lightning_tpauc.data.core.arrays import ArrayDataset
-from lightning_tpauc.data.core.datasets import Datasets
 from lightning_tpauc.data.datamodule import PosNegDataModule
+from lightning_tpauc.data.examples import ArrayDataset, Datasets
 from lightning_tpauc.data.seeding import Purpose, permute
 from lightning_tpauc.data.source_files import (
     SOURCES,

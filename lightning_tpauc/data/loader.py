@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_tpauc.data.batch import EvalBatch, PosNegBatch
-from lightning_tpauc.data.core.fetch import Fetcher
+from lightning_tpauc.data.examples import Fetcher
 from lightning_tpauc.data.sampler import BatchPlan, BatchSampler, current_world
 from lightning_tpauc.functional.pairwise import TaskMasks
 
@@ -44,7 +44,7 @@ class PosNegLoader:
 
     Args:
         sampler: what to load in each step.
-        fetch: loads rows of the training set; see :func:`~lightning_tpauc.data.core.fetch.fetcher_for`.
+        fetch: loads rows of the training set; see :func:`~lightning_tpauc.data.examples.fetcher_for`.
         position: returns the position. It is called with this loader when the first batch of an iteration is asked for.
             ``None`` counts the batches that were handed out.
         num_workers: worker processes; 0 loads in the training process.
@@ -54,7 +54,7 @@ class PosNegLoader:
 
     Example:
         >>> import numpy as np, torch
-        >>> from lightning_tpauc.data.core.fetch import fetcher_for
+        >>> from lightning_tpauc.data.examples import fetcher_for
         >>> from lightning_tpauc.data.sampler import BatchSizes, PosNegSampler
         >>> sampler = PosNegSampler(np.array([0, 1]), np.array([2, 3, 4, 5]), BatchSizes(1, 2))
         >>> loader = PosNegLoader(sampler, fetcher_for(torch.arange(6.0)))
@@ -145,7 +145,7 @@ class EvalLoader:
 
     Example:
         >>> import numpy as np, torch
-        >>> from lightning_tpauc.data.core.fetch import fetcher_for
+        >>> from lightning_tpauc.data.examples import fetcher_for
         >>> loader = EvalLoader(np.array([4, 2, 0]), np.array([1, 0, 1]), fetcher_for(torch.arange(6.0)), batch_size=2)
         >>> [(batch.inputs.tolist(), batch.target.tolist(), batch.example_id.tolist()) for batch in loader]
         [([4.0, 2.0], [1, 0], [0, 1]), ([0.0], [1], [2])]

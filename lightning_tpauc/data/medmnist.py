@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_tpauc.data.core.arrays import ArrayDataset
-from lightning_tpauc.data.core.datasets import Datasets
+from lightning_tpauc.data.examples import ArrayDataset, Datasets
 from lightning_tpauc.data.source_files import DAMAGES, GivenSplitDataModule, require_file
 from lightning_tpauc.errors import ArgumentError, DataError, MissingExtraError
 from lightning_tpauc.extras import import_extra

@@ -24,10 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from lightning_tpauc.data.core.arrays import RowsDataset
-from lightning_tpauc.data.core.datasets import Datasets
-from lightning_tpauc.data.core.splits import task_parts
-from lightning_tpauc.data.core.targets import binary_labels
+from lightning_tpauc.data.examples import Datasets, RowsDataset
+from lightning_tpauc.data.labels import binary_labels
 from lightning_tpauc.data.source_files import (
     DAMAGES,
     SOURCES,
@@ -38,6 +36,7 @@ from lightning_tpauc.data.source_files import (
     has_checksum,
     require_file,
 )
+from lightning_tpauc.data.splits import task_parts
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.files import replacing

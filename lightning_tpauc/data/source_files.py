@@ -13,8 +13,8 @@ from typing import IO, Any, NamedTuple
 
 from torch.hub import download_url_to_file
 
-from lightning_tpauc.data.core.datasets import Datasets
 from lightning_tpauc.data.datamodule import PosNegDataModule
+from lightning_tpauc.data.examples import Datasets
 from lightning_tpauc.errors import ArgumentError, DataError
 
 #: What NumPy, torch, zipfile and zlib raise when a file does not hold what they expect. A damaged header may also claim

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, _utils
 
 from lightning_tpauc.data.batch import EvalBatch, PosNegBatch
-from lightning_tpauc.data.core.fetch import Fetcher, collate_with_rows
-from lightning_tpauc.data.core.tree_utils import as_tensors, cut_inputs, join_inputs, num_examples
+from lightning_tpauc.data.examples import Fetcher, as_tensors, collate_with_rows, cut_inputs, join_inputs, num_examples
 from lightning_tpauc.data.loader import Position, PosNegLoader
 from lightning_tpauc.data.sampler import BatchPlan, BatchSampler, World, current_world, least_of_ranks
 from lightning_tpauc.data.seeding import seeded_items
@@ -671,7 +670,7 @@ class StreamedLoader(PosNegLoader):
 
     Example:
         >>> import numpy as np
-        >>> from lightning_tpauc.data.core.fetch import fetcher_for
+        >>> from lightning_tpauc.data.examples import fetcher_for
         >>> from lightning_tpauc.data.sampler import BatchSizes, StreamSampler
         >>> class Noise(torch.utils.data.IterableDataset):
         ...     def __iter__(self):

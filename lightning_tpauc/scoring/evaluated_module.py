@@ -15,7 +15,7 @@ from torchmetrics import Metric, MetricCollection
 
 from lightning_tpauc.algorithms.base import shrunk_rectangle
 from lightning_tpauc.data.batch import EvalBatch
-from lightning_tpauc.data.core.subset_indices import check_loader
+from lightning_tpauc.data.labels import check_loader
 from lightning_tpauc.lightning_fixes.subclassing import duty, refuse_taken
 from lightning_tpauc.lightning_fixes.unsupported import log_replicated
 from lightning_tpauc.metrics import ObjectiveRatios

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from tqdm import tqdm
 
-from lightning_tpauc.data.core.targets import NAMES
+from lightning_tpauc.data.labels import NAMES
 from lightning_tpauc.errors import ArgumentError, TPAUCError, warn_on_rank_zero
 from lightning_tpauc.functional.checks import eager
 

@@ -11,10 +11,10 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_tpauc.data.batch import EvalBatch
-from lightning_tpauc.data.core.datasets import numbered
-from lightning_tpauc.data.core.tree_utils import has_label, without_label
 from lightning_tpauc.data.datamodule import PosNegDataModule
+from lightning_tpauc.data.examples import has_label, without_label
 from lightning_tpauc.data.loader import PosNegLoader
+from lightning_tpauc.data.splits import numbered
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning, UnsupportedError
 from lightning_tpauc.scoring.labels import Labels, LabelSettings, by_position, listed
 from lightning_tpauc.scoring.scoring_module import ScoringModule
@@ -27,7 +27,7 @@ def inputs_and_target(batch: Any, known: Any = None, num_labels: int | None = No
         batch: an :class:`~lightning_tpauc.EvalBatch`, or what the loader of a data set of tuples gives, with
             the label as its last entry, as in the training set: ``(inputs, target)`` or ``(a, b, target)``. The target
             has N entries, which may be the floats 0.0 and 1.0.
-        known: the :func:`~lightning_tpauc.data.core.tree_utils.layout` of the inputs that the model was trained on.
+        known: the :func:`~lightning_tpauc.data.examples.layout` of the inputs that the model was trained on.
             Without it only pairs are unambiguous.
         num_labels: K, if there are several labels. The target is then ``(N, K)``, and holds nan or -1 where nothing was
             measured.

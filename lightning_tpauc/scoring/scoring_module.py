@@ -90,7 +90,7 @@ class ScoringModule(KeepsDuties, LightningModule):
         self.trained_labels: Labels | None = None
         #: Whether data or a checkpoint have told which labels there are.
         self.knows_labels = False
-        #: What the inputs in training consist of; see :func:`~lightning_tpauc.data.core.tree_utils.layout`.
+        #: What the inputs in training consist of; see :func:`~lightning_tpauc.data.examples.layout`.
         self.input_layout: Any = None
         self._activation_checked = False
 

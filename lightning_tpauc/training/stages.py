@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from lightning_tpauc.algorithms import Algorithm, TrainingScores
 from lightning_tpauc.data.batch import PosNegBatch
-from lightning_tpauc.data.core.tree_utils import layout
+from lightning_tpauc.data.examples import layout
 from lightning_tpauc.distributed import destroy_group_at_exit, prebuild_ddp_buckets, reshard
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_choice, check_count, is_real

@@ -12,9 +12,8 @@ from jsonargparse import ArgumentParser
 from torch.utils.data import Subset, TensorDataset
 
 from lightning_tpauc import TPAUCModule
-from lightning_tpauc.data.core.arrays import ArrayDataset
-from lightning_tpauc.data.core.datasets import Datasets
 from lightning_tpauc.data.datamodule import PosNegDataModule
+from lightning_tpauc.data.examples import ArrayDataset, Datasets
 from lightning_tpauc.errors import ArgumentError, CheckpointError, DataError, MissingCheckpointError, TPAUCWarning
 from tests.helpers.items import Items, N, X, Y, draw, mapping, noisy, pair
 from tests.helpers.recorder import Recorder, make_trainer

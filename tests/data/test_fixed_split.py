@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from lightning_tpauc.data.core.datasets import Datasets
+from lightning_tpauc.data.examples import Datasets
 from lightning_tpauc.data.source_files import GivenSplitDataModule, require_file
 from lightning_tpauc.errors import DataError
 

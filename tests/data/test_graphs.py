@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_tpauc.data.core.fetch import fetcher_for
+from lightning_tpauc.data.examples import fetcher_for
 from lightning_tpauc.data.molecules import GraphDataset, PackedGraphs
 from lightning_tpauc.errors import DataError
 from lightning_tpauc.extras import import_extra

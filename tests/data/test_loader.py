@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from lightning_tpauc.data.core.fetch import fetcher_for
+from lightning_tpauc.data.examples import fetcher_for
 from lightning_tpauc.data.loader import EvalLoader, Position, PosNegLoader
 from lightning_tpauc.data.sampler import BatchSizes, PosNegSampler, UniformSampler
 from tests.helpers.items import Items, N, X, Y, draw, noisy, pair

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_tpauc.data.core.arrays import ArrayDataset
+from lightning_tpauc.data.examples import ArrayDataset
 from lightning_tpauc.data.medmnist import (
     LABELS,
     MEDMNIST,

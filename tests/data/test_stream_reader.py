@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_tpauc.data.core.tree_utils import join_inputs
+from lightning_tpauc.data.examples import join_inputs
 from lightning_tpauc.data.streaming import NegativeStream, Place, StreamReader, inputs_of_negatives
 from lightning_tpauc.errors import DataError
 from tests.helpers.flows import (

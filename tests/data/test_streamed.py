@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from lightning_tpauc.data.core.datasets import Datasets
 from lightning_tpauc.data.datamodule import PosNegDataModule
+from lightning_tpauc.data.examples import Datasets
 from lightning_tpauc.data.streaming import NegativeStream
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from tests.helpers.flows import (

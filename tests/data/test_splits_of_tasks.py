@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lightning_tpauc.data.core.splits import task_fold, task_holdout
+from lightning_tpauc.data.splits import task_fold, task_holdout
 from lightning_tpauc.errors import ArgumentError, DataError
 
 

@@ -5,9 +5,15 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
-from lightning_tpauc.data.core.arrays import ArrayDataset
-from lightning_tpauc.data.core.datasets import TrainingPart, as_dataset, evaluated_part, predicted_part, training_layout
-from lightning_tpauc.data.core.fetch import fetcher_for
+from lightning_tpauc.data.examples import (
+    ArrayDataset,
+    as_dataset,
+    evaluated_part,
+    fetcher_for,
+    predicted_part,
+    training_layout,
+)
+from lightning_tpauc.data.splits import TrainingPart
 from lightning_tpauc.errors import DataError
 from tests.helpers.items import Items, N, X, Y, pair
 

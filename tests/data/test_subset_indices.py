@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
 
-from lightning_tpauc.data.core.subset_indices import as_positions, check_positions
 from lightning_tpauc.data.datamodule import PosNegDataModule
+from lightning_tpauc.data.labels import as_positions, check_positions
 from lightning_tpauc.errors import DataError
 from tests.helpers.items import Items, N, X, Y, pair
 

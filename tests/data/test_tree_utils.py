@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_tpauc.data.core.tree_utils import as_tensors, cut_inputs, join_inputs, num_examples
+from lightning_tpauc.data.examples import as_tensors, cut_inputs, join_inputs, num_examples
 from lightning_tpauc.errors import DataError
 
 X = torch.arange(12.0).reshape(6, 2)

@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, Subset, TensorDataset, get_worker_
 
 from lightning_tpauc import DigitsDataModule, PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.data import EvalBatch, PosNegBatch, RowsDataset
-from lightning_tpauc.data.core.datasets import EvaluatedPart
+from lightning_tpauc.data.examples import EvaluatedPart
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from tests.helpers.items import Items
 from tests.helpers.problems import make_trainer
@@ -425,7 +425,7 @@ def test_options_on_the_command_line(kind):
     name = f"{kind.__module__}.{kind.__name__}"
     words = [f"--data={name}", "--data.num_workers=2", "--data.prefetch_factor=4", "--data.persistent_workers=false"]
     datamodule = parser.instantiate_classes(
-        parser.parse_args([*words, "--data.collate_fn=tests.data.core.test_collate.pad"])
+        parser.parse_args([*words, "--data.collate_fn=tests.data.test_collate.pad"])
     ).data
     assert datamodule.worker_options == {"prefetch_factor": 4, "persistent_workers": False}
     assert datamodule.collate_fn is pad

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from lightning_tpauc.data.core.arrays import ArrayDataset
-from lightning_tpauc.data.core.fetch import fetcher_for
+from lightning_tpauc.data.examples import ArrayDataset, fetcher_for
 from lightning_tpauc.extras import import_extra
 from tests.helpers.items import BatchedItems, Items, N, X, Y, mapping, noisy, pair
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from lightning_tpauc.data.core.arrays import ArrayDataset
-from lightning_tpauc.data.core.targets import binary_labels, find_targets, label_names, label_of_item, stored_targets
+from lightning_tpauc.data.examples import ArrayDataset
+from lightning_tpauc.data.labels import binary_labels, find_targets, label_names, label_of_item, stored_targets
 from lightning_tpauc.errors import DataError
 from lightning_tpauc.extras import import_extra
 from tests.helpers.items import Items, N, X, Y, mapping, pair

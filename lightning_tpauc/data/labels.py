@@ -1,4 +1,4 @@
-"""The labels of a data set: finding them and checking them."""
+"""The labels of a data set, and what else is said of each row: finding and checking them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,103 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, SubsetRandomSampler, TensorDataset
 from tqdm import tqdm
 
-from lightning_tpauc.data.core.subset_indices import as_positions
 from lightning_tpauc.data.seeding import seeded_items
 from lightning_tpauc.errors import DataError
+
+
+def as_positions(indices: Any, count: int, name: str = "train_dataset", who: str = "Subset") -> NDArray[np.int64]:
+    """Indices of a :class:`~torch.utils.data.Subset` as positions from 0 on.
+
+    Args:
+        indices: sequence, array or tensor of whole numbers in ``-count .. count - 1``, in any order, with repetitions.
+        count: number of items of the data set.
+        name: name of the data set in messages.
+        who: class that holds the indices, in messages.
+
+    Returns:
+        int64 array in ``0 .. count - 1``.
+
+    Raises:
+        DataError: if they are a mask, a pandas Series, not whole numbers, or out of range. torch reads a mask as the
+            items 0 and 1 over and over, and a Series by its row labels.
+
+    Example:
+        >>> as_positions([2, -1, 2], count=4)
+        array([2, 3, 2])
+    """
+    if hasattr(indices, "iloc"):
+        msg = (
+            f"{who} in `{name}` has a {type(indices).__name__} of pandas as indices, which is read by its own labels "
+            "and not in order. Pass `indices.to_numpy()`."
+        )
+        raise DataError(msg)
+    array = np.asarray(indices.cpu() if isinstance(indices, Tensor) else indices)
+    if array.size == 0:
+        return np.empty(0, dtype=np.int64)
+    is_whole = array.dtype.kind in "iu"
+    # One zero or one for each item must be a mask: as indices, it would repeat the first two items only.
+    if array.dtype.kind == "b" or (is_whole and 2 < array.size == count and array.min() == 0 and array.max() == 1):
+        msg = (
+            f"{who} in `{name}` has a mask as indices, which would be read as the items 0 and 1 over and over. Pass "
+            f"positions: `{who}(..., np.flatnonzero(mask))`."
+        )
+        raise DataError(msg)
+    if not is_whole or array.ndim != 1:
+        msg = (
+            f"Expected the indices of {who} in `{name}` to be whole numbers in one dimension, but got dtype "
+            f"{array.dtype} and shape {array.shape}."
+        )
+        raise DataError(msg)
+    wrong = array[(array < -count) | (array >= count)]
+    if wrong.size:
+        msg = f"Expected the indices of {who} in `{name}` to be below {count}, the number of items, but got {wrong[0]}."
+        raise DataError(msg)
+    positions = array.astype(np.int64)
+    return np.where(positions < 0, positions + count, positions)
+
+
+def check_positions(dataset: Any, name: str = "train_dataset") -> None:
+    """Raise :class:`DataError` if a subset inside the data set has a mask or the like as indices.
+
+    Data sets in an attribute ``dataset`` or in a :class:`~torch.utils.data.ConcatDataset` are checked, too.
+
+    Raises:
+        DataError: see :func:`as_positions`.
+
+    Example:
+        >>> check_positions(Subset([5, 6, 7], [2, 0]))
+    """
+    if isinstance(dataset, Subset):
+        as_positions(dataset.indices, len(dataset.dataset), name)  # type: ignore[arg-type]  # those of torch have one
+    if isinstance(dataset, ConcatDataset):
+        for part in dataset.datasets:
+            check_positions(part, name)
+    inner = getattr(dataset, "dataset", None) if isinstance(dataset, Dataset) else None
+    if isinstance(inner, Dataset):
+        check_positions(inner, name)
+
+
+def check_loader(loader: Any) -> None:
+    """Check the data set of a data loader, and the indices of its sampler.
+
+    Raises:
+        DataError: see :func:`as_positions`.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> check_loader(DataLoader([5, 6, 7]))
+    """
+    dataset = getattr(loader, "dataset", None)
+    check_positions(dataset, "the data loader")
+    # For prediction, Lightning replaces the loader's sampler. The batch sampler keeps the old one.
+    for holder in (loader, getattr(loader, "batch_sampler", None)):
+        sampler = getattr(holder, "sampler", None)
+        if isinstance(sampler, SubsetRandomSampler):
+            as_positions(sampler.indices, len(dataset), "the data loader", "SubsetRandomSampler")  # type: ignore[arg-type]
+
 
 #: Attributes of data sets, and keys of items, that are searched for labels in this order.
 NAMES = ("targets", "labels", "y", "target", "label")
@@ -400,3 +491,101 @@ def _refuse_values(values: NDArray[Any], name: str) -> None:
         remedy = "Choose the positive class, for instance `targets=(y == 1)`."
     msg = f"Expected labels 0 and 1 in `{name}`, but found {shown}. {remedy}"
     raise DataError(msg)
+
+
+def row_values(dataset: Any, given: Any, argument: str, name: str = "train_dataset") -> NDArray[Any]:
+    """One value for each item of a data set.
+
+    Args:
+        dataset: map-style data set with n items.
+        given: n values in the order of the items; or the name of an attribute of the data set, also inside a
+            :class:`~torch.utils.data.Subset`, or of a key of its items, which are then read in one pass.
+        argument: name of the argument in messages.
+        name: name of the data set in messages.
+
+    Returns:
+        Array ``(n,)``.
+
+    Raises:
+        DataError: if nothing is found under the name, or if there is not one value for each item.
+
+    Example:
+        >>> row_values([{"x": 1.0, "patient": "a"}, {"x": 2.0, "patient": "b"}], "patient", "groups").tolist()
+        ['a', 'b']
+    """
+    if isinstance(given, str):
+        with seeded_items(0, 0):  # an augmentation that draws numbers leaves the generators as they were
+            stored = stored_targets(dataset, given)
+            values = as_array(_of_items(dataset, given, argument, name) if stored is None else stored, argument)
+    else:
+        values = as_array(given, argument)
+    if values.ndim == 0 or values.size != len(values) or len(values) != len(dataset):
+        msg = (
+            f"Expected `{argument}` to have one value for each of the {len(dataset)} items of `{name}`, but got shape "
+            f"{values.shape}."
+        )
+        raise DataError(msg)
+    return values.reshape(-1)
+
+
+def _of_items(dataset: Any, key: str, argument: str, name: str) -> list[Any]:
+    rows = tqdm(range(len(dataset)), f"Reading {key!r} of {name}", leave=False, disable=None)  # on terminals
+    try:
+        return [label_of_item(dataset[row], key) for row in rows]
+    except DataError as error:
+        msg = (
+            f"`{argument}={key!r}` is neither a column of the table, nor an attribute of `{name}`, nor a key of "
+            f"its items. Pass an array with one value for each of the {len(dataset)} items."
+        )
+        raise DataError(msg) from error
+
+
+def as_groups(values: NDArray[Any]) -> NDArray[np.int64]:
+    """Groups as numbers from 0 on.
+
+    Raises:
+        DataError: if a group is missing.
+
+    Example:
+        >>> as_groups(np.array(["b", "a", "b"])).tolist()
+        [1, 0, 1]
+    """
+    entries: Mapping[Any, int] | None = None
+    if values.dtype.kind == "O":
+        missing = [value is None or type(value).__name__ == "NAType" or value != value for value in values.tolist()]
+        entries = {value: number for number, value in enumerate(dict.fromkeys(values.tolist()))}
+    else:
+        missing = (values != values).tolist()
+    if any(missing):
+        msg = (
+            f"`groups` has no value for row {missing.index(True)}, and for {sum(missing)} of {len(values)} rows in "
+            "all: give each of them a group of its own, or drop them."
+        )
+        raise DataError(msg)
+    if entries is not None:
+        return np.array([entries[value] for value in values.tolist()], dtype=np.int64)
+    return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def as_weights(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Weights as float64.
+
+    Raises:
+        DataError: if a weight is below 0, not finite or no number.
+
+    Example:
+        >>> as_weights(np.array([1, 0, 2]))
+        array([1., 0., 2.])
+    """
+    try:
+        weights = values.astype(np.float64)
+    except (TypeError, ValueError):
+        weights = np.full(len(values), np.nan)
+    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if wrong.size:
+        msg = (
+            f"Expected `sample_weight` to be finite numbers of at least 0, but row {wrong[0]} has "
+            f"{values[wrong[0] :][:1].tolist()[0]!r}, and {wrong.size} of {len(values)} rows are wrong."
+        )
+        raise DataError(msg)
+    return weights

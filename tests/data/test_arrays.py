@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_tpauc.data.core.arrays import ArrayDataset, as_features
+from lightning_tpauc.data.examples import ArrayDataset, as_features
 from lightning_tpauc.errors import DataError
 from tests.helpers.items import N, X, Y
 from tests.helpers.tolerances import assert_close

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from lightning_tpauc.data.core.splits import as_fraction, check_validation_source, stratified_fold, stratified_holdout
+from lightning_tpauc.data.splits import as_fraction, check_validation_source, stratified_fold, stratified_holdout
 from lightning_tpauc.errors import ArgumentError, DataError
 
 LABELS = (np.arange(200) % 10 == 0).astype(np.int8)

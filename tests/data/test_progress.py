@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from lightning_tpauc.data.core.targets import find_targets
+from lightning_tpauc.data.labels import find_targets
 from lightning_tpauc.data.libsvm import read_svmlight
 
 

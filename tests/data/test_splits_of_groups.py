@@ -7,8 +7,8 @@ from sklearn.model_selection import StratifiedGroupKFold
 from torch.utils.data import Subset, TensorDataset
 
 from lightning_tpauc import PosNegDataModule
-from lightning_tpauc.data.core.row_values import as_groups
-from lightning_tpauc.data.core.splits import group_fold, group_holdout
+from lightning_tpauc.data.labels import as_groups
+from lightning_tpauc.data.splits import group_fold, group_holdout
 from lightning_tpauc.errors import ArgumentError, DataError
 
 
