@@ -5,12 +5,12 @@ import csv
 import pytest
 import torch
 from lightning.pytorch import Trainer
-from lightning_tpauc.training.agreement import require_agreement
 
 from lightning_tpauc import PosNegDataModule, PredictionWriter, TPAUCModule
 from lightning_tpauc.data.sampler import least_of_ranks
 from lightning_tpauc.distributed import gather_objects
 from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.training.guards import require_agreement
 from tests.helpers.ddp import run_distributed
 
 pytestmark = pytest.mark.ddp
