@@ -32,11 +32,9 @@ from lightning_tpauc.lightning_fixes.subclassing import duty, refuse_replaced, r
 from lightning_tpauc.lightning_fixes.unsupported import refuse_unsupported
 from lightning_tpauc.metrics.reporting import FurtherMetrics
 from lightning_tpauc.optimization.optimized_module import make_dense
-from lightning_tpauc.training.checkpoint import prepare_loading
+from lightning_tpauc.training.checkpoint import give_back, prepare_loading, save_cli_hyperparameters, take_back
 from lightning_tpauc.training.checkpoint import save as save_checkpoint
-from lightning_tpauc.training.hyperparameters import save_cli_hyperparameters
 from lightning_tpauc.training.needed_callbacks import in_order, needed_callbacks
-from lightning_tpauc.training.returning import give_back, take_back
 from lightning_tpauc.training.schedules import step_schedulers
 from lightning_tpauc.training.state import Phase
 from lightning_tpauc.training.trained_module import TrainedModule

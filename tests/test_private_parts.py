@@ -12,7 +12,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.core.mixins import hparams_mixin
 from lightning.pytorch.strategies import ModelParallelStrategy, launchers
-from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities import model_helpers
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, _utils, dataloader
@@ -32,7 +31,7 @@ def _with_hparams(_):
 
 #: Module and attribute: whose it is, and what goes wrong without it.
 USED = {
-    ("training.batch_norm", "_NormBase"): (
+    ("training.weights", "_NormBase"): (
         lambda _: nn.modules.batchnorm,
         "statistics are neither averaged nor agreed on",
     ),
@@ -40,11 +39,10 @@ USED = {
         lambda _: torch.compile(nn.Linear(1, 1)),
         "compiled models get mappings as they are",
     ),
-    ("training.hyperparameters", "_given_hyperparameters"): (
+    ("training.checkpoint", "_given_hyperparameters"): (
         lambda _: hparams_mixin,
         "a checkpoint of the command line can't be loaded without arguments",
     ),
-    ("training.checkpoint", "_trainer"): (lambda t: t.lightning_module, "checkpoints carry no fingerprint of the data"),
     ("cli.command", "_checkpoint_connector"): (
         lambda t: t,
         "`test --ckpt_path last` without a file tests untrained weights",
@@ -77,30 +75,6 @@ USED = {
     ("data.loader", "_combined_loader"): (lambda t: t.fit_loop, "a resumed epoch starts from its first batch"),
     ("data.streaming", "_utils"): (lambda _: torch.utils.data, "streams do not see which worker reads them"),
     ("data.streaming", "_worker_info"): (lambda _: _utils.worker, "streams do not see which worker reads them"),
-    ("lightning_fixes.pending_hooks", "_call_callback_hooks"): (
-        lambda _: call,
-        "EarlyStopping misses the epoch at whose end a callback has saved",
-    ),
-    ("lightning_fixes.pending_hooks", "_call_lightning_module_hook"): (
-        lambda _: call,
-        "EarlyStopping misses the epoch at whose end a module has saved",
-    ),
-    ("lightning_fixes.pending_hooks", "_data_fetcher"): (
-        lambda t: t.fit_loop,
-        "points logged after a resumed epoch's end lie at a wrong step",
-    ),
-    ("lightning_fixes.pending_hooks", "_should_check_val_fx"): (
-        lambda t: t.fit_loop.epoch_loop,
-        "points logged after a resumed epoch's end lie at a wrong step",
-    ),
-    ("lightning_fixes.resuming", "_batches_that_stepped"): (
-        lambda t: t.fit_loop.epoch_loop,
-        "points logged again after a kill lie at a wrong step",
-    ),
-    ("lightning_fixes.resuming", "_callback_metrics"): (
-        lambda t: t._logger_connector,
-        "EarlyStopping fails where a resumed run ends an epoch before its first validation",
-    ),
     ("lightning_fixes.resuming", "_can_stop_early"): (
         lambda t: t.fit_loop,
         "a run that stopped early trains on when it is resumed",
@@ -112,10 +86,6 @@ USED = {
     ("lightning_fixes.resuming", "_logged_outputs"): (
         lambda t: t.fit_loop.epoch_loop.val_loop,
         "a validation that an exception breaks off is never logged",
-    ),
-    ("lightning_fixes.resuming", "_logger_connector"): (
-        lambda t: t,
-        "a kill right after a checkpoint loses a logged point",
     ),
     ("lightning_fixes.resuming", "_num_ready_batches_reached"): (
         lambda t: t.fit_loop.epoch_loop,
@@ -132,8 +102,8 @@ USED = {
     ("metrics.base", "_apply"): (lambda _: Metric, "casting a model rounds the scores that its metrics hold"),
     ("metrics.base", "_reduce_states"): (lambda _: Metric, "states that processes have joined are not merged"),
     ("metrics.base", "_sync_dist"): (lambda _: Metric, "metrics of ranks with uneven shares are not joined"),
-    ("training.hyperparameters", "_hparams_initial"): (_with_hparams, "loggers do not see what a run was made with"),
-    ("training.hyperparameters", "_log_hyperparams"): (
+    ("training.checkpoint", "_hparams_initial"): (_with_hparams, "loggers do not see what a run was made with"),
+    ("training.checkpoint", "_log_hyperparams"): (
         lambda t: t.lightning_module,
         "loggers do not see what a run was made with",
     ),
@@ -152,10 +122,6 @@ USED = {
     ("optimization.optimized_module", "_version"): (
         lambda _: torch.zeros(1),
         "optimizers that evaluate by themselves train on nothing",
-    ),
-    ("training.compatibility", "_trainer"): (
-        lambda t: t.lightning_module,
-        "checkpoints of weights alone are resumed from",
     ),
     ("training.schedules", "_results"): (
         lambda t: t,
@@ -185,7 +151,7 @@ USED = {
         lambda _: launchers,
         "a training in processes of its own leaves no threshold",
     ),
-    ("training.returning", "_trainer"): (
+    ("training.checkpoint", "_trainer"): (
         lambda t: t.lightning_module,
         "a training in processes of its own leaves no threshold",
     ),
@@ -276,11 +242,3 @@ def test_the_keys_of_a_checkpoint_that_are_corrected_are_there(tmp_path):
         assert set(state[name]["total"]) == set(state[name]["current"]) == counters
         assert "is_last_batch" in state[name]
     assert "_batches_that_stepped" in state["epoch_loop.state_dict"]
-
-
-def test_the_variables_of_lightning_that_tell_which_hook_runs_are_there():
-    """Without them a checkpoint that a user's callback saves does not name the callbacks that come after it."""
-    assert {"hook_name", "callbacks", "callback", "monitoring_callbacks"} <= set(
-        call._call_callback_hooks.__code__.co_varnames
-    )
-    assert "hook_name" in call._call_lightning_module_hook.__code__.co_varnames

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -34,9 +34,7 @@ from lightning_tpauc.lightning_fixes.plain_values import make_plain
 from lightning_tpauc.lightning_fixes.resuming import (
     amid_validation,
     continue_loops,
-    ends_amid_epoch,
     mark_validation_pending,
-    stopped_early,
 )
 from lightning_tpauc.lightning_fixes.unsupported import starts_processes
 from lightning_tpauc.scoring.labels import Labels, by_position, listed
@@ -44,8 +42,10 @@ from lightning_tpauc.scoring.operating_point import DecisionThreshold, restored_
 from lightning_tpauc.training.guards import diagnose
 from lightning_tpauc.training.schedules import restore_dtypes
 from lightning_tpauc.training.state import Phase, TrainingState
-from lightning_tpauc.training.trained_module import TrainedModule
 from lightning_tpauc.training.weights import IterateAverage, agree_on_statistics, batch_norm_statistics
+
+if TYPE_CHECKING:
+    from lightning_tpauc.training.trained_module import TrainedModule
 
 #: Key of the training's state; missing in a checkpoint of weights alone.
 KEY = "lightning_tpauc"
@@ -104,12 +104,11 @@ def save(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
         "base_lr": module.base_lr[1],
         "random_state": gather_objects(_random_state_to_resume(trainer, state), alone=alone),
         "negatives": _negatives(trainer, state.batches_seen, alone=alone),
-        "stopped_early": stopped_early(trainer),
     }
 
 
 def _save_description(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
-    """Store the rectangle, the labels, the inputs' layout, and the operating point if it is of the published weights."""
+    """Store rectangle, labels and the inputs' layout; the operating point if it is of the published weights."""
     state, point = module.training_state, module.operating_point
     checkpoint[RECTANGLE] = [float(module.algorithm.min_tpr), float(module.algorithm.max_fpr)]
     checkpoint[STEP] = state.weights_step
@@ -229,22 +228,19 @@ def prepare_loading(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
     if trainer is not None and isinstance(trainer.precision_plugin, DoublePrecision):
         trainer.precision_plugin.convert_module(module)
     if entry is not None and trainer is not None and resumes:
-        last_epoch = ends_amid_epoch(trainer, checkpoint)
-        states = checkpoint.get("optimizer_states")
-        module.training_state.load_checkpoint({**entry, "optimizer_states": states, "last_epoch": last_epoch})
+        module.training_state.load_checkpoint({**entry, "optimizer_states": checkpoint.get("optimizer_states")})
     else:
         module.training_state.forget()
         module.training_state.note_weights_from_file(checkpoint.get(STEP, 0))
 
 
-def restore(
-    entry: dict[str, Any], state: TrainingState, algorithm: Algorithm, trainer: Trainer, *, last_epoch: bool
-) -> None:
+def restore(module: TrainedModule, entry: dict[str, Any]) -> None:
     """Put back what :func:`save` wrote, when training starts and everything is allocated.
 
     Raises:
         CheckpointError: if the checkpoint belongs to another algorithm or other data.
     """
+    state, algorithm, trainer = module.training_state, module.algorithm, module.trainer
     _check_same_run(entry["run"], state.run or {})
     if state.average is not None and not state.average.fits(entry["iterates"]):
         msg = (
@@ -262,7 +258,9 @@ def restore(
     datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
     if entry["negatives"] is not None and hasattr(datamodule, "load_negatives_state"):
         datamodule.load_negatives_state(entry["batches_seen"], entry["negatives"])
-    continue_loops(trainer, last_epoch=last_epoch)
+    # the optimizer resumes with the checkpoint's learning rate, even if its factory has another one now
+    module.base_lr = (module.base_lr[0], entry["base_lr"])
+    continue_loops(trainer)
 
 
 def describe_run(module: TrainedModule, trainer: Trainer) -> dict[str, Any]:
@@ -380,7 +378,9 @@ def _take_labels(module: TrainedModule, written: dict[str, Any] | None, *, resum
         module.evaluate_labels(of_file._replace(settings=given))
     elif of_file != known:
         before, now = ({k: dict(own) for k, own in labels.settings.items()} for labels in (of_file, known) if labels)
-        msg = f"The checkpoint was trained with `tasks={before}`, but the module has `tasks={now}`. Restore them. {_ANEW}"
+        msg = (
+            f"The checkpoint was trained with `tasks={before}`, but the module has `tasks={now}`. Restore them. {_ANEW}"
+        )
         raise CheckpointError(msg)
 
 
@@ -506,8 +506,9 @@ def offer_hyperparameters(trainer: Trainer, module: TrainedModule) -> None:
         "sampler": _simple(datamodule, SAMPLING_ARGUMENTS),
         **_simple(module, ("score_activation", "gradient_clip_val", "lr_scheduler_interval")),
         "tasks": {str(label): dict(settings) for label, settings in module.label_settings.items()},
-        **{"lr_scheduler": type(config.scheduler).__name__ for config in trainer.lr_scheduler_configs[:1]},
     }
+    if trainer.lr_scheduler_configs:
+        described["lr_scheduler"] = type(trainer.lr_scheduler_configs[0].scheduler).__name__
     elsewhere = getattr(datamodule, "hparams_initial", None) or {}
     new = {name: value for name, value in described.items() if value != {} and name not in elsewhere}
     module._hparams_initial = AttributeDict({**new, **own})
@@ -520,7 +521,7 @@ def _simple(owner: Any, names: Any = ()) -> dict[str, Any]:
     shown, simple = {}, (bool, int, float, str)
     for name, value in owner.items() if isinstance(owner, Mapping) else ((n, getattr(owner, n, None)) for n in names):
         plain = value.name if isinstance(value, Surrogate) else value
-        if isinstance(plain, (Tensor, np.generic)) and plain.size in (1, plain.size):
+        if isinstance(plain, np.generic) or (isinstance(plain, Tensor) and plain.numel() == 1):
             plain = plain.item()
         if isinstance(plain, simple):
             shown[name] = plain

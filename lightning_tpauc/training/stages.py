@@ -17,11 +17,10 @@ from lightning_tpauc.data.examples import layout
 from lightning_tpauc.distributed import destroy_group_at_exit, prebuild_ddp_buckets, reshard
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_choice, check_count, is_real
-from lightning_tpauc.lightning_fixes.resuming import ResumedLoop
 from lightning_tpauc.lightning_fixes.subclassing import KeepsDuties, duty
 from lightning_tpauc.lightning_fixes.unsupported import log_replicated
 from lightning_tpauc.metrics.reporting import validated_areas
-from lightning_tpauc.training.checkpoint import settle_threshold
+from lightning_tpauc.training.checkpoint import check_savable, offer_hyperparameters, settle_threshold
 from lightning_tpauc.training.guards import (
     Adviser,
     advise_on_rectangle,
@@ -33,7 +32,6 @@ from lightning_tpauc.training.guards import (
     training_settings,
     uneven_columns,
 )
-from lightning_tpauc.training.hyperparameters import check_savable, offer_hyperparameters
 from lightning_tpauc.training.rectangle import shrinking_steps
 from lightning_tpauc.training.schedules import (
     accept_closure,
@@ -119,7 +117,6 @@ class StageCallback(KeepsDuties, Callback):
         self.averaging, self.shrink_rectangle, self.keep_best = averaging, shrink_rectangle, keep_best
         self._visited: VisitedPositives | None = None
         self.scores, self.max_negatives, self.batch_norm = scores, max_negatives, batch_norm
-        self._resumed = ResumedLoop()
         self._adviser = Adviser()
         self._batches_before = 0
 
@@ -155,16 +152,12 @@ class StageCallback(KeepsDuties, Callback):
     @override
     @duty("before")
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that all ranks agree on the optimizer, too.
-
-        A run that was saved after its last step still does its last epoch's end, without a step.
-        """
+        """Check that all ranks agree on the optimizer, too."""
         module: TrainedModule = pl_module  # type: ignore[assignment]
         settings = {name: getattr(self, name) for name in inspect.signature(StageCallback).parameters}
         require_agreement(lambda: training_settings(trainer, module, settings))
         check_savable(trainer)
         offer_hyperparameters(trainer, module)
-        self._resumed.prepare(trainer, last_epoch=(module.training_state.restored or {}).get("last_epoch", False))
 
     @override
     @duty("before")
@@ -179,19 +172,14 @@ class StageCallback(KeepsDuties, Callback):
         prepare_plateau_schedulers(trainer)
         self._visited = allocate(trainer, module, self._to_remember(trainer, module.algorithm))
         self._adviser = advise_on_rectangle(module.algorithm, trainer)
-        last_epoch = self._resumed.start(trainer, module.training_state.restored or {}, self)
-        if resume(trainer, module, last_epoch=last_epoch):  # earlier releases saved before this callback's own hook
-            self._end_stage_if_due(trainer, module)
-            self._move_rectangle_if_due(trainer, module)
-        else:
+        if not resume(module):
             start(trainer, module, self.max_negatives)
 
     def _to_remember(self, trainer: Trainer, algorithm: Algorithm) -> ToRemember:
         callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
         changes = any(isinstance(callback, _CHANGERS) for callback in callbacks)
         shrinks = self.shrink_rectangle and algorithm.can_shrink_rectangle
-        with self._resumed.own_length(trainer):
-            steps = shrinking_steps(trainer) if shrinks else None
+        steps = shrinking_steps(trainer) if shrinks else None
         return ToRemember(
             decay=_DECAY if self.averaging == "polynomial" else 0.0,
             averages_statistics=self.batch_norm == "average",
@@ -228,8 +216,6 @@ class StageCallback(KeepsDuties, Callback):
         """Log the algorithm's diagnostics."""
         module: TrainedModule = pl_module  # type: ignore[assignment]
         state = module.training_state
-        if self._resumed.end_epoch(trainer):
-            return
         state.restore_last_iterate()
         values, schedule = module.algorithm.diagnostics(), state.rectangle_schedule
         look_at_duals(self._adviser, module.algorithm, values)
@@ -281,10 +267,9 @@ class StageCallback(KeepsDuties, Callback):
     @override
     @duty("before")
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Put the last iterate back if a validation fails, and restore what was changed in the Trainer."""
+        """Put the last iterate back if a validation fails."""
         module: TrainedModule = pl_module  # type: ignore[assignment]
         module.trained_start.end(trainer)
-        self._resumed.restore(trainer)
         if trainer.validating:
             module.training_state.restore_last_iterate()
 
@@ -307,7 +292,7 @@ class StageCallback(KeepsDuties, Callback):
         module: TrainedModule = pl_module  # type: ignore[assignment]
         if module.training_state.phase is Phase.LOADED:
             self._visited = allocate(trainer, module, self._to_remember(trainer, module.algorithm))
-            resume(trainer, module, last_epoch=False)
+            resume(module)
             self.on_train_end(trainer, module)
 
     # ---------------------------------------------------------------- stages

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from lightning.pytorch import Trainer
 
-from lightning_tpauc.training.checkpoint import restore
+from lightning_tpauc.training.checkpoint import describe_run, restore
 from lightning_tpauc.training.scores import VisitedPositives, count_positives, score_training_tasks
 from lightning_tpauc.training.state import ToRemember
 from lightning_tpauc.training.trained_module import TrainedModule
@@ -33,6 +33,7 @@ def allocate(trainer: Trainer, module: TrainedModule, wanted: ToRemember) -> Vis
         algorithm.positive_weights = torch.from_numpy(weights).to(device, dtype)
     algorithm.tightness, module.held_out_ratios = 1.0, []  # an earlier training may have left others
     parameters = [p for group in trainer.optimizers[0].param_groups for p in group["params"]]
+    module.training_state.run = describe_run(module, trainer)
     module.training_state.allocate(wanted, algorithm, module, parameters, device=device, dtype=dtype)
     return VisitedPositives(num_positives) if isinstance(num_positives, int) and not found else None
 
@@ -52,13 +53,11 @@ def start(trainer: Trainer, module: TrainedModule, max_negatives: int | None) ->
     module.trained_start.offer(trainer, keep)
 
 
-def resume(trainer: Trainer, module: TrainedModule, *, last_epoch: bool) -> bool:
+def resume(module: TrainedModule) -> bool:
     """Go on from the loaded checkpoint, if there is one.
 
     Args:
-        trainer: the Trainer that resumes.
         module: the module to resume, allocated.
-        last_epoch: whether the run has only an epoch's end left to do.
 
     Returns:
         Whether there was a checkpoint; if not, the run is a new one.
@@ -67,8 +66,5 @@ def resume(trainer: Trainer, module: TrainedModule, *, last_epoch: bool) -> bool
     entry = state.take_restored()
     if entry is None:
         return False
-    activation = module.score_activation
-    restore(entry, state, module.algorithm, trainer, score_activation=activation, last_epoch=last_epoch)
-    # the optimizer resumes with the checkpoint's learning rate, even if its factory has another one now
-    module.base_lr = (module.base_lr[0], entry.get("base_lr", module.base_lr[1]))
+    restore(module, entry)
     return True

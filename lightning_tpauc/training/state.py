@@ -77,7 +77,7 @@ class TrainingState:
         best: the weights that validated best; ``None`` unless they are kept.
         rectangle_schedule: shrinks the trained rectangle; ``None`` unless that is wanted.
         restored: the loaded checkpoint's content in phase ``LOADED``.
-        pending_hook: the rest of the hook in which that checkpoint was saved, until training starts.
+        run: what the state belongs to; see :func:`~lightning_tpauc.training.checkpoint.describe_run`.
         random_before_validation: this rank's random state when the last validation of the training began.
         loss_was_logged: whether callbacks know ``train/loss`` in this run.
         has_started: whether the module has begun a run in this process.
@@ -108,7 +108,8 @@ class TrainingState:
         self.best: BestWeights | None = None
         self.rectangle_schedule: RectangleSchedule | None = None
         self.restored: dict[str, Any] | None = None
-        self.pending_hook: dict[str, Any] | None = None
+        self.run: dict[str, Any] | None = None
+        self._said: set[str] = set()
         self.random_before_validation: dict[str, Any] | None = None
         self._sharded: list[FSDPModule] = []
 
@@ -200,6 +201,12 @@ class TrainingState:
     def note_random_state(self, random: dict[str, Any]) -> None:
         """Keep the random state of a validation's start: many loaders draw from it when they begin."""
         self.random_before_validation = random
+
+    def first_time(self, what: str) -> bool:
+        """Whether this is asked for the first time since other weights were loaded, so that it is said once."""
+        first = what not in self._said
+        self._said.add(what)
+        return first
 
     def note_logged_loss(self) -> None:
         """Note that callbacks know ``train/loss`` from now on."""
@@ -294,11 +301,6 @@ class TrainingState:
             self.phase = Phase.BETWEEN_STEPS
         return restored
 
-    def take_pending(self) -> dict[str, Any] | None:
-        """The rest of the hook in which the loaded checkpoint was saved, once; ``None`` if there is none."""
-        pending, self.pending_hook = self.pending_hook, None
-        return pending
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Fill in what :meth:`state_dict` returned, and what earlier releases wrote; the model gets the last iterate.
 
@@ -314,4 +316,4 @@ class TrainingState:
         ):
             if part is not None and state.get(name) is not None:
                 part.load_state_dict(state[name])
-        self.batches_seen, self.pending_hook = state["batches_seen"], state.get("pending_hook")
+        self.batches_seen = state["batches_seen"]

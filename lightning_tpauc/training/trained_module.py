@@ -11,10 +11,9 @@ from typing_extensions import override
 
 from lightning_tpauc.algorithms.base import TIGHTNESS_GRID
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.lightning_fixes.pending_hooks import end_validation, take_pending
 from lightning_tpauc.lightning_fixes.subclassing import duty, raise_taken, refuse_taken
 from lightning_tpauc.optimization.optimized_module import OptimizedModule
-from lightning_tpauc.training.random_state import own_random_state
+from lightning_tpauc.training.checkpoint import own_random_state
 from lightning_tpauc.training.rectangle import RectangleSchedule
 from lightning_tpauc.training.scores import ScoreMemory
 from lightning_tpauc.training.state import Phase, TrainingState
@@ -68,16 +67,6 @@ class TrainedModule(OptimizedModule):
             raise ArgumentError(msg)
         else:
             super().__setattr__(name, value)
-
-    @duty("before")
-    def on_train_start(self) -> None:
-        """Finish the hook in which a callback has saved the checkpoint of a resumed run."""
-        state = self.training_state
-        left = take_pending(self.trainer, state.take_pending(), "on_validation_end")
-        if left is not None:
-            state.show_average()
-            end_validation(self.trainer, left)
-            state.restore_last_iterate()
 
     @duty("before")
     def on_validation_model_zero_grad(self) -> None:

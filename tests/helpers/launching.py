@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lightning_tpauc.cli import main
-from lightning_tpauc.training.compatibility import KEY
+from lightning_tpauc.training.checkpoint import KEY
 from tests.helpers.paths import ROOT
 from tests.helpers.tensors import flat
 from tests.helpers.tolerances import assert_close

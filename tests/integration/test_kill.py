@@ -19,7 +19,7 @@ from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.errors import CheckpointError, MissingCheckpointError, TPAUCWarning
 from lightning_tpauc.files import replacing
 from lightning_tpauc.lightning_fixes.checkpoint_files import AtomicCheckpointIO
-from lightning_tpauc.training.compatibility import KEY
+from lightning_tpauc.training.checkpoint import KEY
 from tests.helpers.ddp import run_distributed
 from tests.helpers.problems import make_trainer
 from tests.helpers.scripts.survive import Kill, Setting, checkpoint_of, curves, differences, run

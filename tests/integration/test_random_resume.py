@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightning_tpauc import StageCallback
-from lightning_tpauc.training.compatibility import KEY
+from lightning_tpauc.training.checkpoint import KEY
 from tests.helpers.problems import bare_trainer, make_trainer
 from tests.helpers.scripts.random_runs import (
     ALGORITHMS,
@@ -83,19 +83,6 @@ CASES = {
         "killed_at": (("on_train_epoch_end", 2),),
     },
     "saved where a batch starts": {"saved_by": "hook", "saved_every": 7},
-    "saved where the first epoch starts": {
-        "saved_by": "hook",
-        "saved_at": "on_train_epoch_start",
-        "saved_every": 1,
-        "killed_at": (("on_train_batch_end", 4),),
-    },
-    "saved where an epoch starts, and again after that": {
-        "saved_by": "hook",
-        "saved_at": "on_train_epoch_start",
-        "saved_every": 1,
-        "trainer": {"max_epochs": -1, "max_steps": 19},
-        "killed_at": (("on_train_batch_start", 1), ("on_train_batch_end", 10)),
-    },
     "saved by an exception of a validation": {"saved_by": "exception", "killed_at": (("on_validation_batch_end", 5),)},
     "saved by an exception after all of a validation": {
         "saved_by": "exception",
@@ -108,29 +95,7 @@ CASES = {
     },
     "saved by an exception at a batch's end": {"saved_by": "exception", "killed_at": (("on_train_batch_end", 4),)},
     "saved by an exception where a batch starts": {"saved_by": "exception"},
-    "killed after the last step": {
-        "trainer": {"max_epochs": -1, "max_steps": 12},
-        "saved_every": 3,
-        "killed_at": (("on_train_epoch_end", 2),),
-    },
-    "killed after the last step, in its validation": {
-        "trainer": {"max_epochs": -1, "max_steps": 12, "val_check_interval": 3, "check_val_every_n_epoch": None},
-        "killed_at": (("on_validation_batch_start", 11),),
-    },
     "killed after the last epoch": {"saved_by": "epoch", "killed_at": (("on_fit_end", 1),)},
-    "stopped early, killed after the epoch": {
-        "stops_early": True,
-        "saved_by": "epoch",
-        "optimizer": "SGD",
-        "trainer": {"max_epochs": 12},
-        "killed_at": (("on_train_end", 1),),
-    },
-    "stopped early amid an epoch": {
-        "stops_early": True,
-        "saved_by": "validation",
-        "trainer": {"max_epochs": 12, "val_check_interval": 2},
-        "killed_at": (("on_train_epoch_end", 1),),
-    },
     "tied weights in 64-true, saved at a stage's end": {
         "net": "tied",
         "precision": "64-true",
@@ -153,15 +118,6 @@ CASES = {
         "interval": "step",
         "trainer": {"max_epochs": -1, "max_steps": 13},
         "killed_at": (("on_train_epoch_end", 2),),
-    },
-    **{
-        f"a {scheduler} schedule, killed at the training's end": {
-            "scheduler": scheduler,
-            "saved_every": 2,
-            "trainer": {"max_epochs": -1, "max_steps": 14},
-            "killed_at": (("on_train_end", 1),),
-        }
-        for scheduler in ("chained", "sequential")
     },
     "AUCM without stages on a stateful stream": {
         "algorithm": "AUCM without stages",

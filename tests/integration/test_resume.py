@@ -14,7 +14,7 @@ from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.errors import CheckpointError
 from lightning_tpauc.functional import two_way_partial_auroc
-from lightning_tpauc.training.compatibility import FORMAT_VERSION, KEY
+from lightning_tpauc.training.checkpoint import FORMAT_VERSION, KEY
 from tests.helpers.problems import bare_trainer, make_trainer
 from tests.helpers.resuming import (
     DIM,

@@ -15,7 +15,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 from lightning_tpauc.cli import main
 from lightning_tpauc.errors import TPAUCWarning, UnsupportedError
 from lightning_tpauc.lightning_fixes.unsupported import refuse_unsupported
-from lightning_tpauc.training.compatibility import KEY
+from lightning_tpauc.training.checkpoint import KEY
 from tests.helpers.launching import (
     assert_same_run,
     finish,
