@@ -75,10 +75,6 @@ USED = {
     ("data.loader", "_combined_loader"): (lambda t: t.fit_loop, "a resumed epoch starts from its first batch"),
     ("data.streaming", "_utils"): (lambda _: torch.utils.data, "streams do not see which worker reads them"),
     ("data.streaming", "_worker_info"): (lambda _: _utils.worker, "streams do not see which worker reads them"),
-    ("lightning_fixes.resuming", "_can_stop_early"): (
-        lambda t: t.fit_loop,
-        "a run that stopped early trains on when it is resumed",
-    ),
     ("lightning_fixes.resuming", "_data_fetcher"): (
         lambda t: t.fit_loop,
         "validation after a killed run's last checkpoint is lost",
