@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -12,40 +14,76 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from lightning_tpauc.algorithms import Algorithm
+from lightning_tpauc.algorithms import STACO, Algorithm
 from lightning_tpauc.algorithms.base import PreviousScores
 from lightning_tpauc.algorithms.pauci import RecursiveAlgorithm
-from lightning_tpauc.data.batch import PosNegBatch, check_training_batch, gather_batch
+from lightning_tpauc.data.batch import EvalBatch, PosNegBatch, check_training_batch, gather_batch
 from lightning_tpauc.distributed import GatheredScores, assign
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
-from lightning_tpauc.functional.checks import check_count, is_real
+from lightning_tpauc.functional.averaging import master_dtype
+from lightning_tpauc.functional.checks import check_choice, check_count, is_real, require_range
 from lightning_tpauc.lightning_fixes.checkpoint_files import (
     check_file,
     explained_reading,
     load_state,
-    load_weights,
+    own_names,
     use_atomic_files,
 )
-from lightning_tpauc.lightning_fixes.compiled import compile_model_alone
-from lightning_tpauc.lightning_fixes.subclassing import duty, refuse_replaced, refuse_taken, say_twin, say_unused
-from lightning_tpauc.lightning_fixes.unsupported import refuse_unsupported
-from lightning_tpauc.metrics.reporting import FurtherMetrics
-from lightning_tpauc.optimization.optimized_module import make_dense
-from lightning_tpauc.training.checkpoint import give_back, prepare_loading, save_cli_hyperparameters, take_back
-from lightning_tpauc.training.checkpoint import save as save_checkpoint
-from lightning_tpauc.training.needed_callbacks import in_order, needed_callbacks
-from lightning_tpauc.training.schedules import step_schedulers
-from lightning_tpauc.training.state import Phase
-from lightning_tpauc.training.trained_module import TrainedModule
-
-_NOT_PREPARED = (
-    "The callbacks of {0} did not prepare this training: something else stands in place of `{0}.configure_callbacks` "
-    "or of `StageCallback.on_train_start`. Override such hooks in a subclass, where ours run as well."
+from lightning_tpauc.lightning_fixes.mixing_in import (
+    check_order,
+    name_taken,
+    refuse_taken,
+    refuse_unknown,
+    say_replaced,
 )
+from lightning_tpauc.lightning_fixes.unsupported import refuse_unsupported
+from lightning_tpauc.metrics.reporting import FurtherMetrics, as_rectangles, further_metrics
+from lightning_tpauc.scoring.evaluation import Metrics, known_layout, make_metrics
+from lightning_tpauc.scoring.forward import call_model, explained_inputs, one_score, scores_of, scores_of_labels
+from lightning_tpauc.scoring.labelled_data import inputs_to_predict
+from lightning_tpauc.scoring.labels import Labels, check_label_settings
+from lightning_tpauc.scoring.operating_point import OperatingPoint, OperatingPoints
+from lightning_tpauc.training.checkpoint import (
+    STEP,
+    give_back,
+    own_random_state,
+    prepare_loading,
+    save_cli_hyperparameters,
+    take_back,
+)
+from lightning_tpauc.training.checkpoint import save as save_checkpoint
+from lightning_tpauc.training.guards import is_squashed, slope_of, warn_of_activation
+from lightning_tpauc.training.optimizer import DampedAdam
+from lightning_tpauc.training.schedules import LinearWarmup, keep_monitors, step_schedulers, warms_up
+from lightning_tpauc.training.stages import is_prepared, needed_callbacks
+from lightning_tpauc.training.state import TrainingState
+
+#: Attributes of ours, which a class that is mixed in may not use for its own.
+_NAMES = (
+    "algorithm",
+    "base_lr",
+    "gradient_clip_val",
+    "init_from",
+    "input_layout",
+    "label_settings",
+    "lr_scheduler_interval",
+    "num_positives",
+    "operating_point",
+    "optimizer_factory",
+    "scheduler_factory",
+    "score_activation",
+    "threshold",
+    "trained_labels",
+    "training_state",
+    "warmup",
+)
+#: Attributes that are assigned in every step and never hold a tensor.
+_PLAIN = frozenset({"_current_fx_name", "_activation_checked"})
 
 
-class TPAUCModule(TrainedModule):
+class TPAUCModule(LightningModule):
     r"""Trains a model that gives one score per example, or one for each of K labels, to maximise two-way partial AUC.
 
     Three ways to use it: pass a ``backbone``; subclass it and define ``forward(inputs) -> scores``; or mix it into an
@@ -56,7 +94,9 @@ class TPAUCModule(TrainedModule):
 
     Six hooks of a class that is mixed in are replaced: ``training_step``, ``validation_step``, ``test_step``,
     ``predict_step``, ``on_validation_epoch_end`` and ``on_test_epoch_end``. Its ``configure_optimizers`` is used if no
-    ``optimizer`` is given, and all its other hooks are called. A hook that a subclass overrides runs beside ours.
+    ``optimizer`` is given, and all its other hooks are called. A subclass may override any hook. Those of training,
+    callbacks and checkpoints call ``super()``: ``training_step``, ``configure_callbacks``, ``on_save_checkpoint``,
+    ``on_load_checkpoint``. Validation and test are done by a callback, beside what the hooks do.
     Freeze layers with ``requires_grad_(False)``. Give layers their own learning rates with parameter groups in
     ``configure_optimizers``. Add another loss with :meth:`auxiliary_loss`. Weight single examples with
     ``sample_weight`` of the data module: it changes how often an example is drawn, not its loss.
@@ -102,6 +142,13 @@ class TPAUCModule(TrainedModule):
         torch.Size([4, 1])
     """
 
+    #: What the model decides by; see :class:`~lightning_tpauc.DecisionThreshold`.
+    operating_point: OperatingPoint | OperatingPoints | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        check_order(cls, TPAUCModule)
+
     def __init__(
         self,
         backbone: nn.Module | None = None,
@@ -121,44 +168,127 @@ class TPAUCModule(TrainedModule):
         tasks: dict[str, dict[str, float]] | dict[int, dict[str, float]] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            optimizer=optimizer,
-            lr_scheduler=lr_scheduler,
-            lr_scheduler_interval=lr_scheduler_interval,
-            warmup=warmup,
-            algorithm=algorithm,
-            backbone=backbone,
-            score_activation=score_activation,
-            rectangles=rectangles,
-            log_objective=log_objective,
-            metrics=metrics,
-            tasks=tasks,
-            **kwargs,
-        )
-        _check_arguments(gradient_clip_val, num_positives)
-        say_twin()
-        refuse_taken(self, "gradient_clip_val", "num_positives", "init_from")
-        self.gradient_clip_val, self.num_positives, self.init_from = gradient_clip_val, num_positives, init_from
-        self.register_state_dict_post_hook(give_back)  # type: ignore[no-untyped-call]  # torch leaves both untyped
+        refuse_unknown(self, kwargs, TPAUCModule)
+        super().__init__(**kwargs)
+        check_choice(score_activation, "score_activation", ("identity", "sigmoid"))
+        check_choice(lr_scheduler_interval, "lr_scheduler_interval", ("epoch", "step"))
+        _check_arguments(algorithm, backbone, gradient_clip_val, num_positives)
+        refuse_taken(self, (*_NAMES, *(["backbone"] if backbone is not None else [])))
+        self.automatic_optimization = False
+        if backbone is not None:
+            self.backbone: Any = backbone  # any type, so that a class mixed in may declare another one
+        #: Whether a checkpoint sets the rectangle to evaluate, since the user left the algorithm to us.
+        self.algorithm_is_default = algorithm is None
+        # a copy, since it keeps this model's state
+        self.algorithm: Algorithm = STACO() if algorithm is None else copy.deepcopy(algorithm)
+        self.algorithm.score_slope = slope_of(score_activation, self.algorithm)
+        self.optimizer_factory, self.scheduler_factory = optimizer, lr_scheduler
+        self.lr_scheduler_interval, self.warmup = lr_scheduler_interval, require_range("warmup", warmup, 0.0, 1.0)
+        #: Which parameter group leads the algorithm's step sizes, and its learning rate before any schedule.
+        self.base_lr: tuple[int, float | None] = (0, None)
+        self.score_activation, self.gradient_clip_val = score_activation, gradient_clip_val
+        self.num_positives, self.init_from = num_positives, init_from
+        self.label_settings = check_label_settings(tasks)
+        #: The labels of a model with several outputs; ``None`` for one label, and before data or a checkpoint tell.
+        self.trained_labels: Labels | None = None
+        #: Whether data or a checkpoint have told which labels there are.
+        self.knows_labels = False
+        #: What the inputs in training consist of.
+        self.input_layout: Any = None
+        #: What the training remembers; see :class:`TrainingState`.
+        self.training_state = TrainingState()
+        #: Whether a class mixed in has a ``forward`` that scores.
+        self._inherits_forward = backbone is None and _mixed_in(self, "forward") is not None
+        self._activation_checked = False
+        self._reported = as_rectangles(rectangles), log_objective, further_metrics(metrics)
+        #: Of validation and test, the scores that are being collected.
+        self._collected: dict[str, Metrics] = {"val": make_metrics(self, "val")}
+        self.register_load_state_dict_pre_hook(_accept)  # type: ignore[no-untyped-call]  # torch leaves them untyped
+        self.register_state_dict_post_hook(give_back)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(take_back)  # type: ignore[no-untyped-call]
         save_cli_hyperparameters(self)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # nn.Module looks for parameters, modules and buffers in whatever is assigned, and Lightning assigns the name of
+        # the hook that it enters or leaves some thirty times a step.
+        if name in _PLAIN:
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    # ---------------------------------------------------------------- scores
+
+    def forward(self, inputs: Any) -> Tensor:
+        """The output of the backbone, or of the class mixed in, for ``inputs``; see :func:`call_model`.
+
+        Raises:
+            ArgumentError: if there is no model.
+        """
+        if self._inherits_forward:
+            return cast(Tensor, call_model(super().forward, inputs))
+        if not hasattr(self, "backbone"):
+            _require_model(self)
+        return cast(Tensor, call_model(self.backbone, inputs))
+
+    def raw_scores(self, inputs: Any) -> Tensor:
+        """Scores ``(N,)``, or ``(N, K)`` of K labels, in float32 or better, whatever precision the model computes in.
+
+        Raises:
+            ArgumentError: if the model does not return one score per example, or one per example and label.
+        """
+        with explained_inputs(inputs, self):
+            output = call_model(self, inputs)
+        scores = scores_of(output)
+        if not self._activation_checked and scores.requires_grad:
+            self._activation_checked = True
+            squashed = is_squashed(scores, getattr(self, "backbone", None))
+            warn_of_activation(self.algorithm, self.score_activation, squashed=squashed)
+        scores, labels = scores.to(master_dtype(scores.dtype)), self.trained_labels
+        return one_score(scores) if labels is None else scores_of_labels(scores, labels.names)
+
+    def algorithm_scores(self, inputs: Any) -> Tensor:
+        """Scores for the algorithm: :meth:`raw_scores`, to which ``score_activation`` is applied."""
+        scores = self.raw_scores(inputs)
+        return scores.sigmoid() if self.score_activation == "sigmoid" and not self.algorithm.takes_logits else scores
+
+    def joint_scores(self, batch: PosNegBatch) -> GatheredScores:
+        """One forward pass over the joint batch, then the scores of all ranks."""
+        return gather_batch(self.algorithm_scores(batch.inputs), batch)
+
+    @property
+    def threshold(self) -> float | dict[str, float | None] | None:
+        """An example is called positive if its raw score is at least this threshold; ``None`` before one is chosen.
+
+        A model of several labels has a dictionary with the threshold of each label by its name.
+
+        It was chosen on validation scores by :class:`~lightning_tpauc.DecisionThreshold`, and comes with checkpoints.
+        """
+        return None if self.operating_point is None else self.operating_point.threshold
+
+    @threshold.setter
+    def threshold(self, value: Any) -> None:  # noqa: ARG002
+        raise name_taken(self, "threshold")
+
+    @property
+    def _num_labels(self) -> int | None:
+        """K of a model with K outputs; ``None`` for one label."""
+        return None if self.trained_labels is None else len(self.trained_labels.names)
+
+    @property
+    def _score_dtype(self) -> torch.dtype:
+        """float32, or float64 where the model computes in double precision."""
+        parameter = next(self.parameters(), None)
+        return master_dtype(parameter.dtype if parameter is not None else torch.float32)
+
+    @property
+    def _objective_activation(self) -> Literal["identity", "sigmoid"] | None:
+        """``None`` if a subclass makes the algorithm's scores in its own way, perhaps not of the raw ones."""
+        if type(self).algorithm_scores is not TPAUCModule.algorithm_scores:
+            return None
+        return "identity" if self.algorithm.takes_logits else self.score_activation
+
     # ---------------------------------------------------------------- training
 
-    @duty("before")
-    def on_fit_start(self) -> None:
-        """Load the weights of ``init_from`` in the module's first run, unless that is resumed."""
-        self.area_warnings.forget()
-        state = self.training_state
-        first, is_new = state.begin_run(), state.phase is not Phase.LOADED
-        if self.init_from is not None and is_new and first:
-            load_weights(self, self.init_from)
-            state.note_weights_from_file()
-        if is_new:
-            self.operating_point = None
-            self.trained_start.prepare(self.trainer, is_trained=state.is_trained or state.average is not None)
-
-    @duty("required", cooperative=False)
     def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
         """Take one step of the algorithm and of the optimizer.
 
@@ -168,45 +298,81 @@ class TPAUCModule(TrainedModule):
         check_training_batch(batch)
         state = self.training_state
         if state.average is None:
-            raise UnsupportedError(_NOT_PREPARED.format(type(self).__name__))
-        optimizer = self.single_optimizer()
+            _require_callbacks(self)
+        optimizer = _single_optimizer(self)
         state.begin_step()
-        self.algorithm.step_scale = self.step_scale(optimizer)
+        self.algorithm.step_scale = self._step_scale(optimizer)
         searches = isinstance(optimizer.optimizer, torch.optim.LBFGS)
         joint = (self._line_search if searches else self._gradient_step)(optimizer, batch, batch_idx)
         step_schedulers(self.trainer, state.batches_seen, skipped=state.step_skipped)
-        loss = state.step_loss
         if self._loss_is_due():
             size = joint.pos_scores.shape[-1] + joint.neg_scores.shape[-1] + joint.dual_neg_scores.shape[-1]
-            self.log("train/loss", loss, batch_size=size)
-        return loss
+            self.log("train/loss", state.step_loss, batch_size=size)
+        return state.step_loss
 
     def _gradient_step(self, optimizer: LightningOptimizer, batch: PosNegBatch, batch_idx: int) -> GatheredScores:
-        state = self.training_state
+        state, algorithm = self.training_state, self.algorithm
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
         buffers = [b.clone() for b in self.buffers()] if scaler is not None else []
-        self.forget_gradients(optimizer, batch_idx)
+        self._forget_gradients(optimizer, batch_idx)
         previous = self._previous_scores(batch)
         joint = self.joint_scores(batch)
-        undo = self._undo(joint) if scaler is not None else None
-        with self.full_precision():
-            loss = self._with_auxiliary(self.algorithm(*joint[:4], previous=previous, masks=joint.masks), batch, joint)
+        if scaler is not None:
+            place = joint.index if joint.masks is None else algorithm.place(joint.index, joint.masks.pos)
+            before = algorithm.snapshot(place)
+        with _full_precision(self.device.type):
+            loss = self._with_auxiliary(algorithm(*joint[:4], previous=previous, masks=joint.masks), batch, joint)
         self.manual_backward(loss)
         state.previous.remember()
-        skipped = self.take_step(optimizer, batch_idx, loss, scaler)
-        if undo is not None and skipped:
-            self.algorithm.rollback(*undo)
+        if self._take_step(optimizer, batch_idx, loss, scaler):
+            state.commit_step(loss, joint)
+        else:
+            algorithm.rollback(place, before)
             # running statistics are buffers, and activations that overflowed have spoilt them
             assign(self.buffers(), buffers)
             state.skip_step(loss)
-        else:
-            state.commit_step(loss, joint)
         return joint
 
-    def _undo(self, joint: GatheredScores) -> tuple[Tensor, dict[str, Tensor]]:
-        """What :meth:`~lightning_tpauc.algorithms.Algorithm.rollback` takes to undo the step that comes next."""
-        place = joint.index if joint.masks is None else self.algorithm.place(joint.index, joint.masks.pos)
-        return place, self.algorithm.snapshot(place)
+    def _line_search(self, optimizer: LightningOptimizer, batch: PosNegBatch, batch_idx: int) -> GatheredScores:
+        """A step of L-BFGS, which evaluates one function several times."""
+        if self.algorithm.sampling != "full":
+            msg = (
+                f"LBFGS evaluates the loss several times a step, but {type(self.algorithm).__name__} changes its state "
+                "or its samples with each of them. Use `FullBatch`, or another optimizer."
+            )
+            raise UnsupportedError(msg)
+        seen: list[GatheredScores] = []
+        losses: list[Tensor] = []
+
+        def evaluate() -> Tensor:
+            self._forget_gradients(optimizer, batch_idx)
+            seen[:] = [self.joint_scores(batch)]
+            with _full_precision(self.device.type):
+                loss = self._with_auxiliary(self.algorithm(*seen[0][:4], masks=seen[0].masks), batch, seen[0])
+            self.manual_backward(loss)
+            losses.append(loss.detach())
+            return loss
+
+        self.optimizer_step(self.current_epoch, batch_idx, optimizer, evaluate)
+        self.training_state.commit_step(losses[0], None)  # the loss at the step's start, as torch's `step` returns it
+        return seen[0]
+
+    def _previous_scores(self, batch: PosNegBatch) -> PreviousScores | None:
+        """Scores of ``batch`` under the weights before the last update, for algorithms that need them.
+
+        ``None`` before the first step. For a recursive method this also leaves the gradients of
+        :meth:`RecursiveAlgorithm.previous_loss` in the parameters, to which the step's own are then added.
+        """
+        previous, algorithm = self.training_state.previous, self.algorithm
+        if not previous.weights:
+            return None
+        with previous.swapped_in(self):
+            joint = self.joint_scores(batch)
+            if isinstance(algorithm, RecursiveAlgorithm):
+                with _full_precision(self.device.type):
+                    loss = algorithm.previous_loss(joint.pos_scores, joint.neg_scores)
+                self.manual_backward(loss)
+        return PreviousScores(joint.pos_scores.detach(), joint.neg_scores.detach())
 
     def auxiliary_loss(self, batch: PosNegBatch, scores: GatheredScores) -> Tensor | None:
         """Override this to add a loss, times its weight, to the algorithm's; ``None``, the default, adds nothing.
@@ -242,47 +408,6 @@ class TPAUCModule(TrainedModule):
         total: Tensor = loss + further.reshape(())
         return total
 
-    def _previous_scores(self, batch: PosNegBatch) -> PreviousScores | None:
-        """Scores of ``batch`` under the weights before the last update, for algorithms that need them.
-
-        ``None`` before the first step. For a recursive method this also leaves the gradients of
-        :meth:`RecursiveAlgorithm.previous_loss` in the parameters, to which the step's own are then added.
-        """
-        previous, algorithm = self.training_state.previous, self.algorithm
-        if not previous.weights:
-            return None
-        with previous.swapped_in(self):
-            joint = self.joint_scores(batch)
-            if isinstance(algorithm, RecursiveAlgorithm):
-                with self.full_precision():
-                    loss = algorithm.previous_loss(joint.pos_scores, joint.neg_scores)
-                self.manual_backward(loss)
-        return PreviousScores(joint.pos_scores.detach(), joint.neg_scores.detach())
-
-    def _line_search(self, optimizer: LightningOptimizer, batch: PosNegBatch, batch_idx: int) -> GatheredScores:
-        """A step of L-BFGS, which evaluates one function several times."""
-        if self.algorithm.sampling != "full":
-            msg = (
-                f"LBFGS evaluates the loss several times a step, but {type(self.algorithm).__name__} changes its state "
-                "or its samples with each of them. Use `FullBatch`, or another optimizer."
-            )
-            raise UnsupportedError(msg)
-        seen: list[GatheredScores] = []
-        losses: list[Tensor] = []
-
-        def evaluate() -> Tensor:
-            self.forget_gradients(optimizer, batch_idx)
-            seen[:] = [self.joint_scores(batch)]
-            with self.full_precision():
-                loss = self._with_auxiliary(self.algorithm(*seen[0][:4], masks=seen[0].masks), batch, seen[0])
-            self.manual_backward(loss)
-            losses.append(loss.detach())
-            return loss
-
-        self.optimizer_step(self.current_epoch, batch_idx, optimizer, evaluate)
-        self.training_state.commit_step(losses[0], None)  # the loss at the step's start, as torch's `step` returns it
-        return seen[0]
-
     def _loss_is_due(self) -> bool:
         # Logging a value takes Lightning as long as a step of a small model, and loggers get only every n-th value. The
         # first value tells callbacks that the metric exists, and the last one is what they find at the epoch's end.
@@ -291,63 +416,140 @@ class TPAUCModule(TrainedModule):
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]  # Trainer sets it at run time
         return first or self.trainer.is_last_batch or bool(every and self.trainer.global_step % every == 0)
 
-    def joint_scores(self, batch: PosNegBatch) -> GatheredScores:
-        """One forward pass over the joint batch, then the scores of all ranks."""
-        return gather_batch(self.algorithm_scores(batch.inputs), batch)
+    # ---------------------------------------------------------------- the optimizer
 
-    @duty("before")
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Finish the gradient estimate, clip it, then add the proximal term, all on unscaled gradients."""
-        self.expect_final_gradients(optimizer)
-        state, coefficient = self.training_state, self.algorithm.proximal_coefficient
-        clips_itself = type(self).configure_gradient_clipping is not LightningModule.configure_gradient_clipping
-        clips = clips_itself or self.gradient_clip_val is not None
-        if not clips and coefficient == 0 and not state.previous.recursive:
-            return
-        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
-            # Lightning leaves this to fused optimizers, so that hooks would see scaled gradients
-            scaler.unscale_(optimizer)
-        make_dense(optimizer)
-        state.previous.estimate(self.algorithm)
-        if clips_itself:
-            self.configure_gradient_clipping(optimizer, self.gradient_clip_val, "norm")
-        elif self.gradient_clip_val is not None:
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            nn.utils.clip_grad_norm_(parameters, self.gradient_clip_val)
-        if coefficient != 0 and state.average is not None:
-            state.average.add_proximal_gradient(coefficient)
+    def configure_optimizers(self) -> Any:
+        """The injected optimizer and scheduler, or those of the class mixed in."""
+        _require_model(self)
+        mixed_in = _mixed_in(self, "configure_optimizers")
+        if self.optimizer_factory is None and mixed_in is not None:
+            if self.scheduler_factory is not None:
+                msg = (
+                    "`lr_scheduler` needs `optimizer`: without it the optimizer, and its scheduler, are those of the "
+                    f"`configure_optimizers` that {type(self).__name__} inherits. Pass both, or neither."
+                )
+                raise ArgumentError(msg)
+            self.base_lr = (0, None)
+            return keep_monitors(mixed_in())
+        parameters = [p for p in self.parameters() if p.requires_grad]
+        if not parameters:
+            msg = f"{type(self).__name__} has no parameter that requires a gradient: there is nothing to train."
+            raise ArgumentError(msg)
+        optimizer = make_optimizer(self.optimizer_factory, parameters, self.algorithm.default_lr)
+        rates = [float(group["lr"]) for group in optimizer.param_groups]
+        number = next((k for k, rate in enumerate(rates) if rate > 0), 0)
+        scheduler = self.scheduler_factory(optimizer) if self.scheduler_factory is not None else None
+        # the rate from before the scheduler, which may have changed it by now; of a cycle, its top
+        self.base_lr = (number, optimizer.param_groups[number].get("max_lr", rates[number]))
+        if scheduler is not None:
+            config = {"scheduler": scheduler, "interval": self.lr_scheduler_interval}
+            return keep_monitors({"optimizer": optimizer, "lr_scheduler": config})
+        if self.warmup == 0 or self._trainer is None or self.algorithm.sampling == "full":
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": LinearWarmup(optimizer), "interval": "step"}}
 
-    @duty("after")
-    def on_validation_end(self) -> None:
-        """Put the last iterate back after the hooks of all callbacks, which thus still find the validated weights."""
-        self.training_state.restore_last_iterate()
+    def _step_scale(self, optimizer: LightningOptimizer) -> float:
+        """The current learning rate divided by the one before any schedule; the algorithm's step sizes follow it."""
+        if warms_up(self.trainer):  # the warm-up slows the weights alone
+            return 1.0
+        number, base = self.base_lr
+        group = optimizer.param_groups[number]
+        if base is None:  # another class made the scheduler; OneCycleLR calls a part of the rate "initial"
+            base = group.get("max_lr", group.get("initial_lr", group["lr"]))
+        scale: float = group["lr"] / base if base else 1.0
+        return scale
 
-    # ---------------------------------------------------------------- configuration
+    def _forget_gradients(self, optimizer: LightningOptimizer, batch_idx: int) -> None:
+        """Set the gradients to ``None`` by the hooks that automatic optimization calls."""
+        self.training_state.awaited = None
+        inner = optimizer.optimizer
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]  # Trainer sets it at run time
+            callback.on_before_zero_grad(self.trainer, self, inner)
+        self.on_before_zero_grad(inner)
+        self.optimizer_zero_grad(self.current_epoch, batch_idx, inner)
 
-    @duty("result")
-    def configure_callbacks(self, given: Any = ()) -> list[Callback]:
-        """Add the callbacks that training needs to those of other classes, unless the Trainer has them already."""
+    def _take_step(
+        self, optimizer: LightningOptimizer, batch_idx: int, loss: Tensor, scaler: torch.amp.GradScaler | None
+    ) -> bool:
+        """Take a step with the present gradients, by the hook ``optimizer_step``, which may change the learning rate.
+
+        Returns:
+            Whether it was taken, not skipped by a gradient scaler.
+
+        Raises:
+            UnsupportedError: if the hook does not step once, or the optimizer evaluates the loss by itself.
+        """
+        state, steps = self.training_state, self.trainer.global_step
+        state.expect_gradients(optimizer.optimizer)
+        taken = _step_unless_infinite(
+            optimizer.optimizer,
+            scaler,
+            lambda: self.optimizer_step(self.current_epoch, batch_idx, optimizer, loss.detach),
+        )
+        if self.trainer.global_step - steps != 1:
+            msg = (
+                f"{type(self).optimizer_step.__qualname__} took {self.trainer.global_step - steps} optimizer steps for "
+                "a batch; the dual variables and the average count on one. Call "
+                "`optimizer.step(closure=optimizer_closure)` once in it."
+            )
+            raise UnsupportedError(msg)
+        if state.awaited:
+            name = type(optimizer.optimizer).__name__
+            msg = f"{name}.step does not call the closure that Lightning passes to it. Call it first of all."
+            raise UnsupportedError(msg)
+        return taken
+
+    # ---------------------------------------------------------------- evaluation, which a callback does
+
+    def validation_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> Any:  # noqa: ARG002
+        """Nothing: a callback scores the batches and logs ``val/tpauc``. Override it to do more beside that."""
+        _require_callbacks(self)
+
+    def test_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> Any:  # noqa: ARG002
+        """Nothing: a callback scores the batches and logs ``test/tpauc``. Override it to do more beside that."""
+        _require_callbacks(self)
+
+    def on_validation_epoch_end(self) -> None:
+        """Nothing; it stands in place of a mixed-in class's, which would miss what its ``validation_step`` collects."""
+
+    def on_test_epoch_end(self) -> None:
+        """Nothing; it stands in place of a mixed-in class's, which would miss what its ``test_step`` collects."""
+
+    def predict_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> dict[str, Tensor]:  # noqa: ARG002
+        """Return raw scores, the decisions on them and, for batches of a ``PosNegDataModule``, their ``example_id``."""
+        if isinstance(batch, EvalBatch):
+            real = batch.example_id >= 0
+            scores = self.raw_scores(batch.inputs)[real]
+            predicted = {"example_id": batch.example_id[real], "score": scores}
+        else:
+            scores = self.raw_scores(inputs_to_predict(batch, known_layout(self, batch)))
+            predicted = {"score": scores}
+        return predicted | (self.operating_point.decide(scores) if self.operating_point is not None else {})
+
+    def on_validation_model_zero_grad(self) -> None:
+        """Note the random state before the validation's loader begins, which takes some of its numbers."""
+        super().on_validation_model_zero_grad()
+        self.training_state.note_random_state(own_random_state())
+
+    # ---------------------------------------------------------------- callbacks and checkpoints
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Add the callbacks that training and evaluation need, unless the Trainer has them; call ``super()``."""
+        given: Any = super().configure_callbacks() or ()
+        given = [given] if isinstance(given, Callback) else list(given)
         self.training_state.drop_unused_checkpoint()
-        compile_model_alone(self)
-        given = list(given or ()) if not isinstance(given, Callback) else [given]
+        _compile_model_alone(self)
         refuse_unsupported(self.trainer, given)
-        for owner in (self, *self.trainer.callbacks, *given):  # type: ignore[attr-defined]
-            refuse_replaced(owner)
-        say_unused(self)
+        say_replaced(type(self), TPAUCModule)
         use_atomic_files(self.trainer)
-        present = [type(callback) for callback in (*self.trainer.callbacks, *given)]  # type: ignore[attr-defined]
-        return [*given, *needed_callbacks(present)]
+        present: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]  # Trainer sets it at run time
+        return [*given, *needed_callbacks([*present, *given])]
 
-    @duty("before")
-    def setup(self, stage: str) -> None:  # noqa: ARG002
-        """Let the callbacks that training needs be called before those that may save."""
-        self.trainer.callbacks = in_order(self.trainer.callbacks)  # type: ignore[attr-defined]
-
-    @duty("before")
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save the evaluation weights as ``state_dict``, and beside them all that training remembers."""
-        save_checkpoint(self, checkpoint)
+        super().on_save_checkpoint(checkpoint)
+        if STEP not in checkpoint:  # weights alone, for which no callback is asked
+            save_checkpoint(self, checkpoint)
 
     @_restricted_classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
@@ -366,16 +568,150 @@ class TPAUCModule(TrainedModule):
         load = super().load_state_dict
         return load_state(self, lambda: load(state_dict, strict=strict, assign=assign), state_dict)
 
-    @duty("before")
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check that the checkpoint fits; the state of a run to resume is restored when training starts."""
+        super().on_load_checkpoint(checkpoint)
         prepare_loading(self, checkpoint)
 
 
-def _check_arguments(gradient_clip_val: Any, num_positives: Any) -> None:
+# -------------------------------------------------------------------- checks
+
+
+def _check_arguments(algorithm: Any, backbone: Any, gradient_clip_val: Any, num_positives: Any) -> None:
+    if algorithm is not None and not isinstance(algorithm, Algorithm):
+        msg = f"Expected `algorithm` to be an Algorithm such as STACO(min_tpr=0.5, max_fpr=0.5), but got {algorithm!r}."
+        raise ArgumentError(msg)
+    if backbone is not None and not isinstance(backbone, nn.Module):
+        msg = (
+            f"Expected `backbone` to be a torch.nn.Module, but got {backbone!r}. "
+            "Arguments of a class that is mixed in are passed by keyword."
+        )
+        raise ArgumentError(msg)
     if gradient_clip_val is not None and not (is_real(gradient_clip_val) and gradient_clip_val > 0):
         msg = f"Expected `gradient_clip_val` to be a number above 0, or None, but got {gradient_clip_val!r}."
         raise ArgumentError(msg)
     for count in num_positives if isinstance(num_positives, (list, tuple)) else [num_positives]:
         if count is not None:
             check_count(count, "num_positives", 1)
+
+
+def _mixed_in(module: TPAUCModule, name: str) -> Any:
+    """The bound method of a class that is mixed in; ``None`` if there is only Lightning's own."""
+    method = getattr(super(TPAUCModule, module), name)
+    return None if getattr(method, "__func__", None) is getattr(LightningModule, name) else method
+
+
+def _has_model(module: TPAUCModule) -> bool:
+    defines_forward = type(module).forward is not TPAUCModule.forward
+    return defines_forward or hasattr(module, "backbone") or _mixed_in(module, "forward") is not None
+
+
+def _require_model(module: TPAUCModule) -> None:
+    if not _has_model(module):
+        msg = (
+            f"{type(module).__name__} has no model: pass `backbone=`, define `forward(inputs) -> scores`, or mix "
+            "TPAUCModule into a LightningModule that has a `forward`."
+        )
+        raise ArgumentError(msg)
+
+
+def _require_callbacks(module: TPAUCModule) -> None:
+    if not is_prepared(module):
+        name = type(module).__name__
+        msg = (
+            f"The callbacks that {name} needs are not there, or did not run. Let `{name}.configure_callbacks` return "
+            "`[*super().configure_callbacks(), ...]`, and call `super()` in hooks of a StageCallback of your own."
+        )
+        raise UnsupportedError(msg)
+
+
+def _accept(module: TPAUCModule, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Before weights are loaded: check that there is a model for them, and rename them to its names."""
+    if not _has_model(module) and any(name.startswith(f"{prefix}backbone.") for name in state):
+        msg = (
+            f"The weights are those of a backbone, which {type(module).__name__} does not have: pass `backbone=`, "
+            "as in `TPAUCModule.load_from_checkpoint(path, backbone=net)`."
+        )
+        raise ArgumentError(msg)
+    ours = {name.removeprefix(prefix): state.pop(name) for name in list(state) if name.startswith(prefix)}
+    state.update({prefix + name: value for name, value in own_names(module, ours).items()})
+
+
+def _compile_model_alone(module: LightningModule) -> None:
+    """Leave only ``forward`` compiled in a module that a Trainer was given as ``torch.compile(module)``.
+
+    Lightning compiles the steps as well. They change state that a compiled backward pass reads later, so the gradients
+    would be wrong. Little is lost, since a step adds only a few sorts to the model's own work.
+    """
+    context: Any = module._compiler_ctx
+    for step in ("training_step", "validation_step", "test_step", "predict_step") if context is not None else ():
+        setattr(module, step, context[f"original_{step}"])
+
+
+# -------------------------------------------------------------------- steps
+
+
+def _full_precision(kind: str) -> AbstractContextManager[Any]:
+    """Context that turns mixed precision off, for the pairwise loss."""
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
+def _single_optimizer(module: TPAUCModule) -> LightningOptimizer:
+    """The optimizer; Lightning's wrapper of it counts its steps."""
+    optimizer: Any = module.optimizers()
+    if isinstance(optimizer, list):
+        names = ", ".join(type(each.optimizer).__name__ for each in optimizer) or "none"
+        msg = (
+            "Expected `configure_optimizers` to return exactly one optimizer: global_step counts every optimizer's "
+            f"step. Got {len(optimizer)} ({names}). Give one optimizer all parameters, in groups."
+        )
+        raise UnsupportedError(msg)
+    return cast(LightningOptimizer, optimizer)
+
+
+def _step_unless_infinite(inner: Any, scaler: torch.amp.GradScaler | None, step: Callable[[], None]) -> bool:
+    """Take the optimizer's step, unless a gradient scaler finds infinite gradients; returns whether it was taken.
+
+    Averages, stages and schedules count the steps that were taken, so the host must know. The scaler waits for the
+    device once a step in any case. Only a fused optimizer decides on the device; then this function waits instead.
+    """
+    if scaler is None:
+        step()
+        return True
+    if getattr(inner, "_step_supports_amp_scaling", False) or not isinstance(inner, Optimizer):
+        one = torch.ones((), device=inner.param_groups[0]["params"][0].device)
+        before = scaler.scale(one)
+        step()
+        return not bool(scaler.scale(one) < before)
+    taken: list[bool] = []
+    hook = inner.register_step_post_hook(lambda *_: taken.append(True))  # runs only if the scaler lets the step run
+    try:
+        step()
+    finally:
+        hook.remove()
+    return bool(taken)
+
+
+def make_optimizer(factory: Any, parameters: list[nn.Parameter], default_lr: float) -> Optimizer:
+    """The optimizer of ``factory``, or DampedAdam with learning rate ``default_lr`` if that is ``None``.
+
+    Raises:
+        ArgumentError: if ``factory`` does not map parameters to one optimizer that has a learning rate.
+    """
+    if factory is None:
+        return DampedAdam(parameters, lr=default_lr)
+    optimizer = factory(parameters) if callable(factory) else factory
+    if not callable(factory) or not isinstance(optimizer, Optimizer):
+        got = " ".join(repr(optimizer).split())  # torch shows an optimizer on twenty lines
+        msg = (
+            "Expected `optimizer` to map parameters to one torch.optim.Optimizer, such as "
+            f"`lambda p: torch.optim.SGD(p, lr=0.1)`, but got {got}."
+        )
+        raise ArgumentError(msg)
+    if any("lr" not in group for group in optimizer.param_groups):
+        msg = (
+            f"{type(optimizer).__name__} has no learning rate that schedules could change: expected 'lr' in each of "
+            "its `param_groups`. Name it in the defaults, `super().__init__(params, {'lr': 0.1})`."
+        )
+        raise ArgumentError(msg)
+    return optimizer

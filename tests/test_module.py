@@ -78,7 +78,7 @@ def test_fit_equals_the_papers_loop(gamma):
             anchors, stage = reference.begin_stage(state), stage + 1
     w_bar = reference.averages(state)[0]
     assert trainer.global_step == steps
-    assert module.iterates.stage == stage
+    assert module.training_state.average.stage == stage
     assert_close(module.backbone.weight.detach(), w_bar, "trajectory64")
     assert_close(module.algorithm.s, state.s, "trajectory64")
     assert_close(module.algorithm.y, state.y, "trajectory64")
@@ -92,7 +92,7 @@ def test_batches_may_number_their_positives_in_any_integer_dtype(dtype):
     def train(batches):
         module = make_module(STACO(dual_init="zeros", gamma=2.0), sgd(0.05))
         make_trainer(callbacks=[StageCallback(every_n_steps=3)]).fit(module, loader(batches))
-        assert module.memory is not None
+        assert module.training_state.memory is not None
         return module.backbone.weight
 
     batches, _ = make_batches(10, num_pos=NUM_POS)
@@ -350,7 +350,7 @@ def test_nothing_to_train_or_to_score():
     ("kwargs", "words"),
     [
         ({"score_activation": "relu"}, "`score_activation` to be one of 'identity', 'sigmoid', but got 'relu'"),
-        ({"lr_scheduler_interval": "day"}, "`lr_scheduler_interval` to be 'epoch' or 'step', but got 'day'"),
+        ({"lr_scheduler_interval": "day"}, "`lr_scheduler_interval` to be one of 'epoch', 'step', but got 'day'"),
         ({"gradient_clip_val": -1.0}, "`gradient_clip_val` to be a number above 0, or None, but got -1.0"),
         ({"gradient_clip_val": "1"}, "`gradient_clip_val` to be a number above 0, or None, but got '1'"),
         ({"rectangles": [0.7, 0.3]}, r"`rectangles` to be a list of pairs \(min_tpr, max_fpr\), .*got \[0.7, 0.3\]"),
@@ -429,7 +429,7 @@ def test_an_argument_that_nobody_takes_is_named_with_the_place_of_the_likely_one
             TypeError, match=rf"^{cls.__name__} got an unexpected .* 'lr'.* `optimizer=lambda .*lr=0\.01"
         ):
             cls(lr=0.1)
-    assert Sub(width=4).has_model is False
+    assert Sub(width=4).training_state.average is None
 
 
 def test_the_first_group_that_learns_leads_the_step_sizes():
@@ -506,7 +506,7 @@ def test_checkpoint_of_a_mixed_in_module_that_saves_hyperparameters(tmp_path):
     assert again.hparams.width == 5
     resumed = OursWithCycle(algorithm=staco(), num_positives=NUM_POS)
     make_trainer(max_epochs=2).fit(resumed, loader(batches), ckpt_path=tmp_path / "a.ckpt")
-    assert resumed.batches_seen == 8
+    assert resumed.training_state.batches_seen == 8
 
 
 @pytest.mark.parametrize("number", ["7", 7.0, 0, True])
@@ -615,7 +615,7 @@ def test_divergence_stops_the_run_and_names_the_step_size(tmp_path):
     trainer = make_trainer()
     with pytest.raises(NonFiniteError, match="Lower the optimizer's `lr`"):
         trainer.fit(module, loader(batches))
-    assert module.batches_seen < 200
+    assert module.training_state.batches_seen < 200
 
     module = make_module(staco(beta=1e308, alpha=1.0), sgd(1e-3))
     with pytest.raises(NonFiniteError, match=r"Lower .*`beta`"):

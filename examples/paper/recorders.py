@@ -59,18 +59,21 @@ class CurveRecorder(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._losses.append(outputs["loss"])
-        if pl_module.batches_seen in self.steps:
+        if pl_module.training_state.batches_seen in self.steps:
             self._look(pl_module)  # type: ignore[arg-type]
 
     def _look(self, module: TPAUCModule) -> None:
-        iterates = module.iterates
+        iterates = module.training_state.average
         swapped = iterates is not None and iterates.swap_in()
         pos, neg = score_training_set(module, _MAX_NEGATIVES)
         if swapped and iterates is not None:
             iterates.swap_out()
         scores = torch.cat([pos, neg])
         target = torch.cat([torch.ones_like(pos), torch.zeros_like(neg)]).long()
-        point = {"step": float(module.batches_seen), "objective": float(tpauc_objective(pos, neg, *self.trained))}
+        point = {
+            "step": float(module.training_state.batches_seen),
+            "objective": float(tpauc_objective(pos, neg, *self.trained)),
+        }
         for rectangle in self.rectangles:
             name = metric_name(rectangle)
             point[name] = float(two_way_partial_auroc(scores, target, *rectangle))

@@ -21,8 +21,7 @@ from lightning_tpauc.comparison.setup import Setup, weights_digest
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, UnsupportedError
 from lightning_tpauc.metrics.base import scores_of_each
 from lightning_tpauc.metrics.reporting import TaskMetrics, validated_areas
-from lightning_tpauc.module import TPAUCModule
-from lightning_tpauc.optimization.optimized_module import make_optimizer
+from lightning_tpauc.module import TPAUCModule, make_optimizer
 
 
 class _Recorder(Callback):
@@ -81,11 +80,11 @@ class _Scores(Callback):
     @override
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == TrainerFn.VALIDATING:
-            self._keep(pl_module.val_metrics)  # a TPAUCModule's
+            self._keep(pl_module._collected["val"])  # a TPAUCModule's
 
     @override
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._keep(pl_module.test_metrics)
+        self._keep(pl_module._collected["test"])
 
 
 def build_module(setup: Setup, method: Method, rectangle: tuple[float, float], seed: int, factor: float) -> TPAUCModule:

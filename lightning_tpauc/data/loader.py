@@ -306,9 +306,9 @@ def training_position(trainer: Trainer, loader: PosNegLoader) -> Position:
 
     Only the fit loop's own loader can be in the middle of an epoch; any other one yields a whole epoch.
 
-    The step is the module's ``batches_seen``. For modules without it, the step follows from the fit loop's counters;
-    that is right if all epochs have the same number of batches. With ``overfit_batches``, every epoch takes the same
-    batches.
+    The step is the ``batches_seen`` of the module's ``training_state``. For modules without it, the step follows from
+    the fit loop's counters; that is right if all epochs have the same number of batches. With ``overfit_batches``,
+    every epoch takes the same batches.
     """
     loop = trainer.fit_loop
     # The counters keep their last values after fit.
@@ -317,7 +317,7 @@ def training_position(trainer: Trainer, loader: PosNegLoader) -> Position:
     done = ready if combined is not None and any(loader is other for other in combined.flattened) else 0
     if trainer.overfit_batches > 0:  # type: ignore[attr-defined]  # Trainer sets it at run time
         return Position(done, done)
-    seen = getattr(trainer.lightning_module, "batches_seen", None)
+    seen = getattr(getattr(trainer.lightning_module, "training_state", None), "batches_seen", None)
     if isinstance(seen, int):
         return Position(seen, done)
     epochs = loop.epoch_progress.current.completed

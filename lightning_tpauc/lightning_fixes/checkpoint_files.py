@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch import Trainer
@@ -20,11 +20,12 @@ from typing_extensions import override
 from lightning_tpauc.distributed import assign
 from lightning_tpauc.errors import CheckpointError, MissingCheckpointError
 from lightning_tpauc.files import replacing
-from lightning_tpauc.lightning_fixes.compiled import own_names
 from lightning_tpauc.lightning_fixes.plain_values import make_plain
 
 #: How torch names the class that ``weights_only=True`` refuses.
 _UNSAFE = re.compile(r"(?:GLOBAL |class )([\w.]+)")
+
+T = TypeVar("T")
 
 #: Bit of a zip entry's attributes.
 _IS_FOLDER = 0x10
@@ -284,3 +285,24 @@ def _other_kind(name: str, own: Any, value: Any) -> str:
     if not isinstance(value, Tensor):
         return f"{name!r} is a {type(value).__name__}"
     return f"{name!r} has shape {tuple(value.shape)} instead of {tuple(own.shape)}" if own.shape != value.shape else ""
+
+
+def own_names(module: nn.Module, state: dict[str, T]) -> dict[str, T]:
+    """Rename the entries of a ``state_dict`` to those of ``module``; either may have compiled parts.
+
+    Example:
+        >>> own_names(nn.Sequential(nn.Linear(3, 1)), {"0._orig_mod.weight": 5})
+        {'0.weight': 5}
+    """
+    paths = {_plain(name): name for name, _ in module.named_modules(remove_duplicate=False)}
+
+    def renamed(name: str) -> str:
+        path, _, leaf = _plain(name).rpartition(".")
+        known = paths.get(path)
+        return name if known is None else f"{known}.{leaf}" if known else leaf
+
+    return {renamed(name): value for name, value in state.items()}
+
+
+def _plain(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")  # where `torch.compile` keeps the module

@@ -30,7 +30,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
-from lightning_tpauc.lightning_fixes.subclassing import refuse_twin
+from lightning_tpauc.lightning_fixes.mixing_in import refuse_twin
 from lightning_tpauc.metrics.reporting import better_mode
 
 _HIDDEN_PARAMETERS = (

@@ -220,7 +220,7 @@ class ROCFigure(Callback):
         if self._validations % self.every_n_validations:
             return
         module: Any = pl_module  # a TPAUCModule
-        drawn = scores_of_each(module.val_metrics)
+        drawn = scores_of_each(module._collected["val"])
         if any(map(_has_both, drawn)):  # else the metrics have said which class is missing
             self._drawn = drawn
 

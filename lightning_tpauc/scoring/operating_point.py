@@ -35,6 +35,7 @@ from lightning_tpauc.lightning_fixes.unsupported import log_replicated, starts_p
 from lightning_tpauc.metrics import TwoWayPartialAUROC
 from lightning_tpauc.metrics.base import scores_of_each
 from lightning_tpauc.metrics.reporting import IGNORED
+from lightning_tpauc.scoring.evaluation import evaluation_of
 from lightning_tpauc.scoring.forward import device_batches
 from lightning_tpauc.scoring.labels import listed
 
@@ -245,13 +246,14 @@ class DecisionThreshold(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Choose, before the module forgets the scores; of several data loaders the first one's."""
         module: Any = pl_module
-        if trainer.sanity_checking and not module.trained_start.is_measured:
+        evaluation = evaluation_of(trainer)
+        if trainer.sanity_checking and not evaluation.start.is_measured:
             return
-        loaders = [(suffix, scores_of_each(metrics)) for suffix, metrics in module.loader_metrics("val")]
+        loaders = [(suffix, scores_of_each(metrics)) for suffix, metrics in evaluation.of_loaders(module, "val")]
         if trainer.state.fn == TrainerFn.FITTING or self.renews or module.operating_point is None:
             module.operating_point = self.choose_each(module, loaders[0][1])
             if trainer.state.fn != TrainerFn.FITTING:
-                module.area_warnings.told = self.say_what_fell_short(module)
+                evaluation.warnings.told = self.say_what_fell_short(module)
                 _say_lost(trainer, module)
         if module.operating_point is not None and not trainer.sanity_checking:
             for suffix, scored in loaders:
@@ -266,7 +268,7 @@ class DecisionThreshold(Callback):
         module: Any = pl_module
         if module.operating_point is None:
             return
-        for suffix, metrics in module.loader_metrics("test"):
+        for suffix, metrics in evaluation_of(trainer).of_loaders(module, "test"):
             for label, decisions in _decisions(module, scores_of_each(metrics)):
                 _log(module, f"test/threshold{label}{suffix}", decisions.threshold)
                 for name, count, total in _shares(decisions):
@@ -308,7 +310,7 @@ class DecisionThreshold(Callback):
             point = decision_threshold(scores, labels, *rectangle, "youden", validate_args=False)
             nearest = None if point is None else (point.sensitivity, 1 - point.specificity)
         calibration = self._calibrated(scores, labels)
-        return OperatingPoint(chosen, self.criterion, getattr(module, "weights_step", 0), nearest, calibration)
+        return OperatingPoint(chosen, self.criterion, module.training_state.weights_step, nearest, calibration)
 
     def _calibrated(self, scores: Tensor, labels: Tensor) -> Calibration | None:
         if self.calibration is None:
@@ -371,11 +373,11 @@ class DecisionThreshold(Callback):
         from lightning_tpauc.scoring.labelled_data import inputs_and_target  # it imports the module that has this point
 
         several = module.trained_labels is not None
-        metrics = [TwoWayPartialAUROC(ignore_index=IGNORED).to(module.device) for _ in range(module.num_labels or 1)]
+        metrics = [TwoWayPartialAUROC(ignore_index=IGNORED).to(module.device) for _ in range(module._num_labels or 1)]
         modes = [(child, child.training) for child in module.modules()]
         module.eval()
         for batch in device_batches(module, islice(loader, limit), "Choosing the threshold", limit):
-            inputs, target = inputs_and_target(batch, module.input_layout, module.num_labels)
+            inputs, target = inputs_and_target(batch, module.input_layout, module._num_labels)
             scores = module.raw_scores(inputs)
             columns = zip(scores.unbind(1), target.unbind(1), strict=True) if several else [(scores, target)]
             for metric, column in zip(metrics, columns, strict=True):

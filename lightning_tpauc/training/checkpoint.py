@@ -45,7 +45,7 @@ from lightning_tpauc.training.state import Phase, TrainingState
 from lightning_tpauc.training.weights import IterateAverage, agree_on_statistics, batch_norm_statistics
 
 if TYPE_CHECKING:
-    from lightning_tpauc.training.trained_module import TrainedModule
+    from lightning_tpauc.module import TPAUCModule
 
 #: Key of the training's state; missing in a checkpoint of weights alone.
 KEY = "lightning_tpauc"
@@ -62,7 +62,7 @@ _ANEW = "Pass the checkpoint as `init_from` to start a new run from its weights.
 # ---------------------------------------------------------------- saving
 
 
-def save(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
+def save(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
     """Fill ``checkpoint``; runs on all ranks.
 
     Raises:
@@ -107,7 +107,7 @@ def save(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
     }
 
 
-def _save_description(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
+def _save_description(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
     """Store rectangle, labels and the inputs' layout; the operating point if it is of the published weights."""
     state, point = module.training_state, module.operating_point
     checkpoint[RECTANGLE] = [float(module.algorithm.min_tpr), float(module.algorithm.max_fpr)]
@@ -192,7 +192,7 @@ def _negatives(trainer: Trainer, batches_seen: int, *, alone: bool) -> list[Any]
 # ---------------------------------------------------------------- loading
 
 
-def prepare_loading(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
+def prepare_loading(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
     """Keep what a loaded checkpoint holds of a training, before Lightning loads its weights into the module.
 
     A Trainer in double precision converts the module only after that, which would round the weights to float32. So the
@@ -234,7 +234,7 @@ def prepare_loading(module: TrainedModule, checkpoint: dict[str, Any]) -> None:
         module.training_state.note_weights_from_file(checkpoint.get(STEP, 0))
 
 
-def restore(module: TrainedModule, entry: dict[str, Any]) -> None:
+def restore(module: TPAUCModule, entry: dict[str, Any]) -> None:
     """Put back what :func:`save` wrote, when training starts and everything is allocated.
 
     Raises:
@@ -263,7 +263,7 @@ def restore(module: TrainedModule, entry: dict[str, Any]) -> None:
     continue_loops(trainer)
 
 
-def describe_run(module: TrainedModule, trainer: Trainer) -> dict[str, Any]:
+def describe_run(module: TPAUCModule, trainer: Trainer) -> dict[str, Any]:
     """What the state of a training belongs to, and what its batches depend on besides the data."""
     surrogate: Surrogate | None = getattr(module.algorithm, "surrogate", None)
     values = [] if surrogate is None else surrogate.value(torch.tensor(_POINTS, dtype=torch.float64)).tolist()
@@ -344,7 +344,7 @@ def _changes(path: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> It
         yield f"`{path.replace('.init_args', '')}` was changed from {shown[0]} to {shown[1]}"
 
 
-def _take_rectangle(module: TrainedModule, min_tpr: float, max_fpr: float, *, resumes: bool) -> None:
+def _take_rectangle(module: TPAUCModule, min_tpr: float, max_fpr: float, *, resumes: bool) -> None:
     algorithm = module.algorithm
     if (min_tpr, max_fpr) == (algorithm.min_tpr, algorithm.max_fpr):
         return
@@ -356,7 +356,7 @@ def _take_rectangle(module: TrainedModule, min_tpr: float, max_fpr: float, *, re
         )
         raise CheckpointError(msg)
     if module.algorithm_is_default:
-        module.evaluate_for(min_tpr, max_fpr)
+        algorithm.min_tpr, algorithm.max_fpr = min_tpr, max_fpr
     else:
         rank_zero_info(
             f"The checkpoint was trained for TPR >= {min_tpr:g} and FPR <= {max_fpr:g}; the algorithm that is given "
@@ -364,7 +364,7 @@ def _take_rectangle(module: TrainedModule, min_tpr: float, max_fpr: float, *, re
         )
 
 
-def _take_labels(module: TrainedModule, written: dict[str, Any] | None, *, resumes: bool) -> None:
+def _take_labels(module: TPAUCModule, written: dict[str, Any] | None, *, resumes: bool) -> None:
     """Compare a checkpoint's labels with the data's where these are known, or evaluate the checkpoint's."""
     of_file, known = None if written is None else Labels.from_state_dict(written), module.trained_labels
     names = ["one label" if labels is None else f"the labels {listed(labels.names)}" for labels in (of_file, known)]
@@ -375,7 +375,7 @@ def _take_labels(module: TrainedModule, written: dict[str, Any] | None, *, resum
         return
     if not resumes:
         given = by_position(module.label_settings, of_file.names) if module.label_settings else of_file.settings
-        module.evaluate_labels(of_file._replace(settings=given))
+        module.trained_labels = of_file._replace(settings=given)
     elif of_file != known:
         before, now = ({k: dict(own) for k, own in labels.settings.items()} for labels in (of_file, known) if labels)
         msg = (
@@ -422,7 +422,7 @@ def _random_state_to_resume(trainer: Trainer, state: TrainingState) -> dict[str,
 # ---------------------------------------------------------------- results of processes that a Trainer starts
 
 
-def give_back(module: TrainedModule, state: dict[str, Any], prefix: str, _: Any) -> None:
+def give_back(module: TPAUCModule, state: dict[str, Any], prefix: str, _: Any) -> None:
     """Add the result of a training to the ``state_dict`` that is brought back from spawned or forked processes.
 
     Lightning's ``ddp_spawn``, ``ddp_fork`` and ``ddp_notebook`` train copies of the module and bring back the first
@@ -439,7 +439,7 @@ def give_back(module: TrainedModule, state: dict[str, Any], prefix: str, _: Any)
         "training": module.training_state.result(),
         "labels": None if module.trained_labels is None else module.trained_labels.state_dict(),
         "operating_point": None if point is None else point.state_dict(),
-        "held_out_ratios": module.held_out_ratios,
+        "held_out_ratios": module.training_state.held_out_ratios,
         "input_layout": module.input_layout,
         "base_lr": list(module.base_lr),
     }
@@ -450,7 +450,7 @@ def give_back(module: TrainedModule, state: dict[str, Any], prefix: str, _: Any)
     state[KEY] = entry
 
 
-def take_back(module: TrainedModule, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def take_back(module: TPAUCModule, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Take what :func:`give_back` added out of a ``state_dict``, and bring the module into its state after training."""
     entry = state.pop(KEY, None) if not prefix else None
     if entry is None:
@@ -460,18 +460,18 @@ def take_back(module: TrainedModule, state: dict[str, Any], prefix: str, *_: Any
         module.to(dtypes.pop())
     labels = None if entry["labels"] is None else Labels.from_state_dict(entry["labels"])
     module.knows_labels = True
-    if labels != module.trained_labels:
-        module.evaluate_labels(labels)
+    module.trained_labels = labels
     algorithm, trained = module.algorithm, entry.get("algorithm")
     if trained is not None:
         tasks = trained["tasks"]
         sizes = trained["num_positives"] if tasks is None else [Task(*task) for task in tasks]
-        algorithm.setup(sizes, device=module.device, dtype=module.score_dtype)
+        algorithm.setup(sizes, device=module.device, dtype=module._score_dtype)
         algorithm.load_state_dict(trained["state"])
     module.training_state.load_result(entry["training"])
     point = entry["operating_point"]
     module.operating_point = None if point is None else restored_point(point)
-    module.held_out_ratios, module.input_layout = entry["held_out_ratios"], entry["input_layout"]
+    module.training_state.note_ratios(entry["held_out_ratios"])
+    module.input_layout = entry["input_layout"]
     module.base_lr = (entry["base_lr"][0], entry["base_lr"][1])
 
 
@@ -489,7 +489,7 @@ def save_cli_hyperparameters(module: LightningModule) -> None:
         module.save_hyperparameters()
 
 
-def offer_hyperparameters(trainer: Trainer, module: TrainedModule) -> None:
+def offer_hyperparameters(trainer: Trainer, module: TPAUCModule) -> None:
     """Add algorithm, optimizer and sampling to the hyperparameters that Lightning is about to log.
 
     Hyperparameters of the module or the data module with the same names win. Checkpoints do not change.
@@ -580,9 +580,10 @@ def leave_out_objects(checkpoint: dict[str, Any]) -> None:
 # ---------------------------------------------------------------- the threshold
 
 
-def settle_threshold(module: TrainedModule, trainer: Trainer, *, rescore: bool) -> None:
+def settle_threshold(module: TPAUCModule, trainer: Trainer, *, rescore: bool) -> None:
     """Make the operating point that of the weights that training left."""
-    state, best = module.training_state, module.best
+    state = module.training_state
+    best = state.best
     step = state.batches_seen
     if best is not None and best.weights:
         module.operating_point, step = best.operating_point, best.step

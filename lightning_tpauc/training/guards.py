@@ -28,13 +28,11 @@ from lightning_tpauc.data.sampler import PosNegSampler
 from lightning_tpauc.distributed import gather_objects, whole, world_size
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, TPAUCAdvice, TPAUCWarning
 from lightning_tpauc.functional.surrogates import Surrogate
-from lightning_tpauc.lightning_fixes.subclassing import KeepsDuties, duty
 from lightning_tpauc.metrics.reporting import TaskMetrics, passes_below
 from lightning_tpauc.scoring.labels import listed
 
 if TYPE_CHECKING:
-    from lightning_tpauc.scoring.scoring_module import ScoringModule
-    from lightning_tpauc.training.trained_module import TrainedModule
+    from lightning_tpauc.module import TPAUCModule
 
 #: With fewer examples of a class in the rectangle, a batch is too small a sample of it.
 _FEWEST = 4
@@ -295,15 +293,15 @@ def _few_pairs_of_labels(algorithm: Algorithm, trainer: Trainer) -> str | None:
     )
 
 
-def look_at_validation(adviser: Adviser, module: TrainedModule) -> None:
+def look_at_validation(adviser: Adviser, module: TPAUCModule) -> None:
     """:meth:`Adviser.look_at_ratios` of the last validation."""
     adviser.look_at_ratios(_ratios_of_trained(module), training_ratio(module.algorithm))
 
 
-def _ratios_of_trained(module: TrainedModule) -> list[list[float]]:
+def _ratios_of_trained(module: TPAUCModule) -> list[list[float]]:
     """The last validation's ratios, as :meth:`Adviser.look_at_ratios` takes them; nan for labels of weight 0."""
     counted = count_in_loss(module.algorithm.tasks)
-    return [own if counted[k] else [math.nan] * len(own) for k, own in enumerate(module.held_out_ratios)]
+    return [own if counted[k] else [math.nan] * len(own) for k, own in enumerate(module.training_state.held_out_ratios)]
 
 
 def look_at_duals(adviser: Adviser, algorithm: Algorithm, diagnostics: Mapping[str, Tensor]) -> None:
@@ -327,7 +325,7 @@ def training_ratio(algorithm: Algorithm) -> float:
     )  # the unit is 0 if the algorithm measures nothing in it
 
 
-def say_how_it_ended(adviser: Adviser, module: TrainedModule, trainer: Trainer) -> None:
+def say_how_it_ended(adviser: Adviser, module: TPAUCModule, trainer: Trainer) -> None:
     """Tell, at a training's end, which rectangle was reached and which weights the model and its checkpoint hold."""
     names, algorithm = None if module.trained_labels is None else module.trained_labels.names, module.algorithm
     adviser.look_at_the_end(_ratios_of_trained(module), algorithm.tightness_of_tasks, names, training_ratio(algorithm))
@@ -430,7 +428,7 @@ def data_and_limits(trainer: Trainer, stage: str) -> dict[str, Any]:
     }
 
 
-def training_settings(trainer: Trainer, module: TrainedModule, stages: dict[str, Any]) -> dict[str, Any]:
+def training_settings(trainer: Trainer, module: TPAUCModule, stages: dict[str, Any]) -> dict[str, Any]:
     """What must be the same on all ranks before the first step: algorithm, optimizer, schedules and starting point."""
     optimizer = trainer.optimizers[0]
     groups = [{name: _plain(v) for name, v in group.items() if name != "params"} for group in optimizer.param_groups]
@@ -442,7 +440,7 @@ def training_settings(trainer: Trainer, module: TrainedModule, stages: dict[str,
         "lr_scheduler": [(type(c.scheduler).__name__, c.interval, c.frequency) for c in trainer.lr_scheduler_configs],
         "stages": stages,
         "init_from": getattr(module, "init_from", None) is not None,
-        "steps of the checkpoint": module.batches_seen,
+        "steps of the checkpoint": module.training_state.batches_seen,
     }
 
 
@@ -524,7 +522,7 @@ _GROWTH = 1e10
 _GRACE_SECONDS = 2.0
 
 
-class FiniteGuard(KeepsDuties, Callback):
+class FiniteGuard(Callback):
     """Stops the run at the first step whose loss or state is not finite or far too large, and says what to change.
 
     Far too large is 1e10 times the value at the first step of this run, new or resumed, and at least 1e10. The weights
@@ -550,7 +548,6 @@ class FiniteGuard(KeepsDuties, Callback):
         self._skipped = 0
 
     @override
-    @duty("before")
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Forget an earlier run, which may have ended in an error."""
         self._pending.clear()
@@ -558,18 +555,17 @@ class FiniteGuard(KeepsDuties, Callback):
         self._skipped = 0
 
     @override
-    @duty("before")
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Check the last step; a step that a gradient scaler skipped is only counted."""
-        module: TrainedModule = pl_module  # type: ignore[assignment]
-        self._skipped = self._skipped + 1 if module.step_skipped else 0
+        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        self._skipped = self._skipped + 1 if module.training_state.step_skipped else 0
         if self._skipped >= _MOST_SKIPPED:
             raise NonFiniteError(_always_skipped(module))
-        if module.step_skipped:
+        if module.training_state.step_skipped:
             return
-        total: Tensor = module.step_loss + module.algorithm.scalar_sum()  # finite only if both are
+        total: Tensor = module.training_state.step_loss + module.algorithm.scalar_sum()  # finite only if both are
         if self._limit is None:
             self._limit = total.abs().clamp_min(1.0) * _GROWTH
         within = total.abs() < self._limit  # false for nan, too
@@ -585,13 +581,11 @@ class FiniteGuard(KeepsDuties, Callback):
             self._read(1, module)
 
     @override
-    @duty("before")
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Read the checks that were not read yet."""
         self._read(len(self._pending), pl_module)  # type: ignore[arg-type]
 
     @override
-    @duty("before")
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """End the other processes when rank 0 fails.
 
@@ -603,17 +597,20 @@ class FiniteGuard(KeepsDuties, Callback):
         if children:
             atexit.register(_end, children)
 
-    def _read(self, count: int, module: TrainedModule) -> None:
+    def _read(self, count: int, module: TPAUCModule) -> None:
         for _ in range(count):
             flag, total, event = self._pending.pop(0)
             event.synchronize()  # the step is _LAG steps old, so this hardly ever waits
             self._stop_unless(bool(flag), module, total)
 
-    def _stop_unless(self, within: bool, module: TrainedModule, total: Tensor) -> None:
+    def _stop_unless(self, within: bool, module: TPAUCModule, total: Tensor) -> None:
         if within:
             return
         algorithm = module.algorithm
-        said: dict[str, Any] = {"steps": module.batches_seen, "score_activation": module.score_activation}
+        said: dict[str, Any] = {
+            "steps": module.training_state.batches_seen,
+            "score_activation": module.score_activation,
+        }
         if math.isfinite(total):
             raise NonFiniteError(diagnose_divergence(algorithm, float(total), **said))
         raise NonFiniteError(diagnose(algorithm, module, module.trainer.optimizers, **said))
@@ -628,10 +625,11 @@ def _end(children: list[subprocess.Popen[bytes]]) -> None:
             child.kill()  # a process that waits in a collective ignores SIGTERM
 
 
-def _always_skipped(module: TrainedModule) -> str:
+def _always_skipped(module: TPAUCModule) -> str:
     scaler: Any = getattr(module.trainer.precision_plugin, "scaler", None)
+    steps = module.training_state.batches_seen
     return (
-        f"Not finite after {module.batches_seen} steps: the gradient scaler skipped {_MOST_SKIPPED} steps in a row and "
+        f"Not finite after {steps} steps: the gradient scaler skipped {_MOST_SKIPPED} steps in a row and "
         f"is down to a scale of {scaler.get_scale():.1g}, so the gradients are infinite or nan at any scale. Look for "
         "such numbers in the inputs, or train with precision='bf16-mixed', which has the range of float32."
     )
@@ -717,7 +715,7 @@ class AreaWarnings:
         self._epochs.clear()
 
     def look_at(
-        self, module: ScoringModule, metrics: MetricCollection | TaskMetrics, values: Mapping[str, Tensor], suffix: str
+        self, module: TPAUCModule, metrics: MetricCollection | TaskMetrics, values: Mapping[str, Tensor], suffix: str
     ) -> None:
         """Warn of one data loader's values."""
         told, self.told = self.told, False
@@ -726,7 +724,7 @@ class AreaWarnings:
         elif not told:
             self._look_at_areas(module, metrics.prefix or "", values, suffix)
 
-    def _look_at_areas(self, module: ScoringModule, prefix: str, values: Mapping[str, Tensor], suffix: str) -> None:
+    def _look_at_areas(self, module: TPAUCModule, prefix: str, values: Mapping[str, Tensor], suffix: str) -> None:
         """Warn if the trained rectangle's area is 0; in training also if another area that a callback monitors is."""
         fits = module.trainer.state.fn == TrainerFn.FITTING
         monitored = {getattr(callback, "monitor", None) for callback in module.trainer.callbacks}  # type: ignore[attr-defined]
@@ -743,7 +741,7 @@ class AreaWarnings:
                 where += _blind_monitor(prefix, suffix, trained=trained)
             rank_zero_warn(f"{name}{suffix} is 0{_since(fits)}: {where}.", category=TPAUCWarning)
 
-    def _persists(self, name: str, value: Tensor | float, module: ScoringModule) -> bool:
+    def _persists(self, name: str, value: Tensor | float, module: TPAUCModule) -> bool:
         """Whether an area is 0 in the last epochs in a row, and nobody has said so."""
         if float(value) != 0:
             self._epochs.pop(name, None)
@@ -756,7 +754,7 @@ class AreaWarnings:
         return persists
 
     def _look_at_labels(
-        self, module: ScoringModule, metrics: TaskMetrics, values: Mapping[str, Tensor], suffix: str, *, told: bool
+        self, module: TPAUCModule, metrics: TaskMetrics, values: Mapping[str, Tensor], suffix: str, *, told: bool
     ) -> None:
         """Name the labels without an area, and those whose area is 0."""
         fits, name = module.trainer.state.fn == TrainerFn.FITTING, f"{metrics.prefix}tpauc"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -19,7 +19,9 @@ from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.functional.checks import as_index
 from lightning_tpauc.functional.pairwise import TaskMasks
 from lightning_tpauc.scoring.forward import device_batches
-from lightning_tpauc.scoring.scoring_module import ScoringModule
+
+if TYPE_CHECKING:
+    from lightning_tpauc.module import TPAUCModule
 
 
 class ScoreMemory:
@@ -156,7 +158,7 @@ class TaskScoreMemory(ScoreMemory):
 
 
 def score_training_tasks(
-    module: ScoringModule, max_negatives: int | None = None
+    module: TPAUCModule, max_negatives: int | None = None
 ) -> TrainingScores | list[TrainingScores] | None:
     """The result of :func:`score_training_set`; with several labels, a list with the scores of each.
 
@@ -165,13 +167,13 @@ def score_training_tasks(
     if module.algorithm.starts_from_batch and not hasattr(module.trainer.datamodule, "scoring_dataloaders"):  # type: ignore[attr-defined]  # Trainer sets it at run time
         return None
     together = score_training_set(module, max_negatives)
-    if module.num_labels is None:
+    if module._num_labels is None:
         return together
     datamodule: Any = module.trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
     return [TrainingScores(*own) for own in datamodule.scores_of_tasks(*together, max_negatives)]
 
 
-def score_training_set(module: ScoringModule, max_negatives: int | None = None) -> TrainingScores:
+def score_training_set(module: TPAUCModule, max_negatives: int | None = None) -> TrainingScores:
     """One forward pass without gradients over the training positives and negatives of the attached data module.
 
     Args:
@@ -195,7 +197,7 @@ def score_training_set(module: ScoringModule, max_negatives: int | None = None) 
 
 
 @torch.no_grad()
-def score_examples(module: ScoringModule, loader: EvalLoader | ScoredStream) -> Tensor:
+def score_examples(module: TPAUCModule, loader: EvalLoader | ScoredStream) -> Tensor:
     """Scores of all examples of an evaluation loader, on every rank, in the order of ``example_id``.
 
     Args:
@@ -218,8 +220,8 @@ def score_examples(module: ScoringModule, loader: EvalLoader | ScoredStream) -> 
         for m, training in modes:
             m.training = training
     own_ids = torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64, device=module.device)
-    row = () if module.num_labels is None else (module.num_labels,)
-    own_scores = torch.cat(scores) if scores else torch.empty(0, *row, device=module.device, dtype=module.score_dtype)
+    row = () if module._num_labels is None else (module._num_labels,)
+    own_scores = torch.cat(scores) if scores else torch.empty(0, *row, device=module.device, dtype=module._score_dtype)
     all_ids, all_scores = torch.cat(gather_variable(own_ids)), torch.cat(gather_variable(own_scores))
     real = all_ids >= 0
     result = all_scores.new_zeros(loader.num_examples, *row)

@@ -1,14 +1,27 @@
-"""The stages of the algorithm: when they begin and end, and which weights are evaluated."""
+"""What a training does between its steps: stages, averages, the shrinking rectangle, the best weights, saving."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from typing import Any, Literal
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import BaseFinetuning, ModelPruning
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    Checkpoint,
+    EarlyStopping,
+    LearningRateFinder,
+    ModelPruning,
+)
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import nn
+from torch.optim import Optimizer, SparseAdam
 from typing_extensions import override
 
 from lightning_tpauc.algorithms import Algorithm, TrainingScores
@@ -17,12 +30,22 @@ from lightning_tpauc.data.examples import layout
 from lightning_tpauc.distributed import destroy_group_at_exit, prebuild_ddp_buckets, reshard
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_choice, check_count, is_real
-from lightning_tpauc.lightning_fixes.subclassing import KeepsDuties, duty
+from lightning_tpauc.lightning_fixes.checkpoint_files import load_weights
 from lightning_tpauc.lightning_fixes.unsupported import log_replicated
 from lightning_tpauc.metrics.reporting import validated_areas
-from lightning_tpauc.training.checkpoint import check_savable, offer_hyperparameters, settle_threshold
+from lightning_tpauc.scoring.evaluation import Evaluation, evaluation_of
+from lightning_tpauc.scoring.operating_point import DecisionThreshold, DefaultThreshold
+from lightning_tpauc.training.checkpoint import (
+    check_savable,
+    describe_run,
+    offer_hyperparameters,
+    restore,
+    save,
+    settle_threshold,
+)
 from lightning_tpauc.training.guards import (
     Adviser,
+    FiniteGuard,
     advise_on_rectangle,
     data_and_limits,
     look_at_duals,
@@ -34,16 +57,21 @@ from lightning_tpauc.training.guards import (
 )
 from lightning_tpauc.training.rectangle import shrinking_steps
 from lightning_tpauc.training.schedules import (
+    MOST_WARMUP_EPOCHS,
+    WARMUP_WITHOUT_END,
     accept_closure,
+    begin_warmup,
     note_rates,
     prepare_plateau_schedulers,
     step_plateau_schedulers,
+    steps_of_share,
 )
-from lightning_tpauc.training.scores import VisitedPositives, score_training_tasks
-from lightning_tpauc.training.start import allocate, resume, start
+from lightning_tpauc.training.scores import VisitedPositives, count_positives, score_training_tasks
 from lightning_tpauc.training.state import Phase, ToRemember, TrainingState
-from lightning_tpauc.training.trained_module import TrainedModule
 from lightning_tpauc.training.weights import agree_on_statistics, recompute_statistics
+
+if TYPE_CHECKING:
+    from lightning_tpauc.module import TPAUCModule
 
 #: Of the polynomial average: its weights have a mean age of a tenth of the run.
 _DECAY = 8.0
@@ -51,7 +79,7 @@ _DECAY = 8.0
 _CHANGERS = (BaseFinetuning, ModelPruning)
 
 
-class StageCallback(KeepsDuties, Callback):
+class StageCallback(Callback):
     r"""Runs the stages of STACO2 and the average of STACO1.
 
     When training starts, it sets the dual variables. At a stage's end the weights and the thresholds become their
@@ -136,44 +164,216 @@ class StageCallback(KeepsDuties, Callback):
     # ---------------------------------------------------------------- hooks
 
     @override
-    @duty("before")
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that the module is one of ours, that no other callback runs the stages, and that all ranks agree."""
         if not hasattr(pl_module, "algorithm"):
             msg = f"StageCallback trains a TPAUCModule, but got {type(pl_module).__name__}."
             raise UnsupportedError(msg)
-        stages = [type(c).__name__ for c in trainer.callbacks if isinstance(c, StageCallback)]  # type: ignore[attr-defined]
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__
+        stages = [type(callback).__name__ for callback in callbacks if isinstance(callback, StageCallback)]
         if len(stages) > 1:
             msg = f"The Trainer has {' and '.join(stages)}: each would start and end all stages. Keep one of them."
             raise UnsupportedError(msg)
+        trainer.callbacks = in_order(callbacks)  # type: ignore[attr-defined]
         destroy_group_at_exit()
         require_agreement(lambda: data_and_limits(trainer, stage))
 
     @override
-    @duty("before")
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that all ranks agree on the optimizer, too."""
-        module: TrainedModule = pl_module  # type: ignore[assignment]
+        """Check that all ranks agree on the optimizer, too; load the weights of ``init_from`` in the first run."""
+        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        state, evaluation = module.training_state, evaluation_of(trainer)
         settings = {name: getattr(self, name) for name in inspect.signature(StageCallback).parameters}
         require_agreement(lambda: training_settings(trainer, module, settings))
         check_savable(trainer)
         offer_hyperparameters(trainer, module)
+        evaluation.warnings.forget()
+        first = state.begin_run()
+        if state.phase is Phase.LOADED:
+            return
+        if module.init_from is not None and first:
+            load_weights(module, module.init_from)
+            state.note_weights_from_file()
+        module.operating_point = None
+        evaluation.start.prepare(trainer, is_trained=state.is_trained or state.average is not None)
 
     @override
-    @duty("before")
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Allocate the state, then restore it from a checkpoint or start it."""
-        module: TrainedModule = pl_module  # type: ignore[assignment]
+        module: TPAUCModule = pl_module  # type: ignore[assignment]
         reshard(module)
         prebuild_ddp_buckets(trainer)
         accept_closure(trainer.optimizers[0])
         if module.base_lr[1] is None:  # another class made the optimizer, and may schedule it by its hooks
             note_rates(trainer.optimizers[0])
         prepare_plateau_schedulers(trainer)
-        self._visited = allocate(trainer, module, self._to_remember(trainer, module.algorithm))
+        self._allocate(trainer, module)
         self._adviser = advise_on_rectangle(module.algorithm, trainer)
-        if not resume(module):
-            start(trainer, module, self.max_negatives)
+        if not _resume(module):
+            self._start(trainer, module)
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Put the last iterate back, where a validation has shown the average.
+
+        An epoch's first batch shows what inputs consist of, which tells inputs from labels in batches to evaluate.
+        """
+        state: TrainingState = pl_module.training_state  # type: ignore[assignment]
+        state.restore_last_iterate()
+        self._batches_before = state.batches_seen
+        if batch_idx == 0:
+            pl_module.input_layout = layout(getattr(batch, "inputs", None))
+        if self._visited is not None and isinstance(batch, PosNegBatch):
+            self._visited.visit(batch.index, batch_idx)
+
+    @override
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """Finish the gradient estimate, clip it, then add the proximal term, all on unscaled gradients."""
+        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        state, coefficient = module.training_state, module.algorithm.proximal_coefficient
+        state.note_final_gradients(optimizer)
+        clips_itself = type(module).configure_gradient_clipping is not LightningModule.configure_gradient_clipping
+        clips = clips_itself or module.gradient_clip_val is not None
+        if not clips and coefficient == 0 and not state.previous.recursive:
+            return
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
+            # Lightning leaves this to fused optimizers, so that hooks would see scaled gradients
+            scaler.unscale_(optimizer)
+        _make_dense(optimizer)
+        state.previous.estimate(module.algorithm)
+        if clips_itself:
+            module.configure_gradient_clipping(optimizer, module.gradient_clip_val, "norm")
+        elif module.gradient_clip_val is not None:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(parameters, module.gradient_clip_val)
+        if coefficient != 0 and state.average is not None:
+            state.average.add_proximal_gradient(coefficient)
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """End the stage when it is long enough. The module has already averaged this step's weights."""
+        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        state = module.training_state
+        taken = state.batches_seen - self._batches_before
+        if taken != 1:
+            msg = (
+                f"{type(module).training_step.__qualname__} took {taken} steps for a batch: it must call "
+                "`super().training_step(batch, batch_idx)` once, which takes the step. Log and return what you like "
+                "beside it; for more steps raise `max_epochs`."
+            )
+            raise UnsupportedError(msg)
+        if state.batches_seen == 1:
+            self._adviser.say("columns", uneven_columns(batch.inputs, module))
+        self._end_stage_if_due(trainer, module)
+        if state.rectangle_schedule is not None:
+            state.rectangle_schedule.move_if_due(trainer, state.batches_seen, state.memory)
+        step_plateau_schedulers(trainer, state.batches_seen, "batch", state.step_loss)
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the algorithm's diagnostics; hold a validation if the run ends here and had none."""
+        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        state = module.training_state
+        if _ends_unvalidated(trainer, state):
+            validate_amid_training(trainer)
+        state.restore_last_iterate()
+        values, schedule = module.algorithm.diagnostics(), state.rectangle_schedule
+        look_at_duals(self._adviser, module.algorithm, values)
+        shown = schedule.diagnostics() if schedule is not None else {}
+        for name, value in {**values, **shown}.items():
+            log_replicated(module, f"train/{name}", value)
+        step_plateau_schedulers(trainer, state.batches_seen, "epoch")
+        if self._visited is not None and trainer.limit_train_batches == 1.0:
+            self._visited.end_epoch()
+
+    @override
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Agree on batch-norm statistics over ranks, then put the average into the model, until the next step."""
+        state: TrainingState = pl_module.training_state  # type: ignore[assignment]
+        agree_on_statistics(pl_module, state.average)
+        if _is_fitting(trainer):
+            state.show_average()
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Step the schedulers that follow a metric, and keep the weights if they are the best so far."""
+        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        state = module.training_state
+        if _is_fitting(trainer):
+            step_plateau_schedulers(trainer, state.batches_seen, "validation")
+            if state.rectangle_schedule is not None:
+                state.rectangle_schedule.held_out = state.held_out_ratios
+            look_at_validation(self._adviser, module)
+            state.note_validation(*validated_areas(trainer.callback_metrics), module.operating_point)
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Put the last iterate back if a validation fails."""
+        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        evaluation_of(trainer).start.end(trainer)
+        module.training_state.restore_last_iterate()
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the result in the model: the best weights, or the average."""
+        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        state = module.training_state
+        agree_on_statistics(module, state.average)
+        if recomputed := state.finish() and self.batch_norm == "recompute":
+            recompute_statistics(module, trainer)
+        settle_threshold(module, trainer, rescore=recomputed)
+        say_how_it_ended(self._adviser, module, trainer)
+
+    @override
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Restore a run that was over when it was saved, so that nothing was left to train."""
+        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        if module.training_state.phase is Phase.LOADED:
+            self._allocate(trainer, module)
+            _resume(module)
+            self.on_train_end(trainer, module)
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Save the training; the module's hook does so where callbacks are not asked, with weights alone."""
+        save(pl_module, checkpoint)  # type: ignore[arg-type]
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Check that the module's hook has read the training's state."""
+        state: TrainingState = pl_module.training_state  # type: ignore[assignment]
+        if trainer.state.fn == TrainerFn.FITTING and state.phase is not Phase.LOADED:
+            msg = (
+                f"{type(pl_module).on_load_checkpoint.__qualname__} did not call "
+                "`super().on_load_checkpoint(checkpoint)`, which reads what the run goes on from."
+            )
+            raise UnsupportedError(msg)
+
+    # ---------------------------------------------------------------- a run's beginning
+
+    def _allocate(self, trainer: Trainer, module: TPAUCModule) -> None:
+        """Make room for all that the algorithm and the settings need; it is filled or restored afterwards.
+
+        Raises:
+            ArgumentError: if the number of positives is unknown, or contradicts the data.
+        """
+        algorithm, labels, device, dtype = module.algorithm, module.trained_labels, module.device, module._score_dtype
+        num_positives, counted = count_positives(trainer, module.num_positives, type(module).__name__)
+        described = num_positives if isinstance(num_positives, int) or labels is None else labels.tasks(num_positives)
+        algorithm.setup(described, device=device, dtype=dtype)
+        weights = getattr(getattr(trainer, "datamodule", None), "positive_weights", None)
+        if weights is not None:
+            algorithm.positive_weights = torch.from_numpy(weights).to(device, dtype)
+        algorithm.tightness = 1.0  # an earlier training may have left another one
+        module.training_state.note_ratios([])
+        parameters = [p for group in trainer.optimizers[0].param_groups for p in group["params"]]
+        module.training_state.note_run(describe_run(module, trainer))
+        wanted = self._to_remember(trainer, algorithm)
+        module.training_state.allocate(wanted, algorithm, module, parameters, device=device, dtype=dtype)
+        self._visited = VisitedPositives(num_positives) if isinstance(num_positives, int) and not counted else None
 
     def _to_remember(self, trainer: Trainer, algorithm: Algorithm) -> ToRemember:
         callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
@@ -189,127 +389,31 @@ class StageCallback(KeepsDuties, Callback):
             max_negatives=self.max_negatives,
         )
 
-    @override
-    @duty("before")
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """End the stage when it is long enough. The module has already averaged this step's weights."""
-        module: TrainedModule = pl_module  # type: ignore[assignment]
-        state = module.training_state
-        if state.batches_seen != self._batches_before + 1:
-            msg = (
-                f"{type(module).__name__}.training_step called `super().training_step(...)` "
-                f"{state.batches_seen - self._batches_before} times for a batch: the sampler's position, stages and "
-                "schedules count on once. For more steps raise `max_epochs`."
-            )
-            raise UnsupportedError(msg)
-        if state.batches_seen == 1:
-            self._adviser.say("columns", uneven_columns(batch.inputs, module))
-        self._end_stage_if_due(trainer, module)
-        self._move_rectangle_if_due(trainer, module)
-        step_plateau_schedulers(trainer, state.batches_seen, "batch", state.step_loss)
-
-    @override
-    @duty("before")
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the algorithm's diagnostics."""
-        module: TrainedModule = pl_module  # type: ignore[assignment]
-        state = module.training_state
-        state.restore_last_iterate()
-        values, schedule = module.algorithm.diagnostics(), state.rectangle_schedule
-        look_at_duals(self._adviser, module.algorithm, values)
-        shown = schedule.diagnostics() if schedule is not None else {}
-        for name, value in {**values, **shown}.items():
-            log_replicated(module, f"train/{name}", value)
-        step_plateau_schedulers(trainer, state.batches_seen, "epoch")
-        if self._visited is not None and trainer.limit_train_batches == 1.0:
-            self._visited.end_epoch()
-
-    @override
-    @duty("before")
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Agree on batch-norm statistics over ranks, then put the average into the model."""
-        state: TrainingState = pl_module.training_state  # type: ignore[assignment]  # a TrainedModule has one
-        agree_on_statistics(pl_module, state.average)
-        if _is_fitting(trainer):
-            state.show_average()
-
-    @override
-    @duty("before")
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Step the schedulers that follow a metric; the module puts the last iterate back after all callbacks."""
-        module: TrainedModule = pl_module  # type: ignore[assignment]
-        state = module.training_state
-        if _is_fitting(trainer):
-            step_plateau_schedulers(trainer, state.batches_seen, "validation")
-            if state.rectangle_schedule is not None:
-                state.rectangle_schedule.held_out = module.held_out_ratios
-            look_at_validation(self._adviser, module)
-            if state.best is not None:
-                state.best.offer(*validated_areas(trainer.callback_metrics), state.batches_seen, module.operating_point)
-
-    @override
-    @duty("before")
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Put the last iterate back, if a subclass's own hook has not: no step may start from the average.
-
-        An epoch's first batch shows what inputs consist of, which tells inputs from labels in batches to evaluate.
-        """
-        state: TrainingState = pl_module.training_state  # type: ignore[assignment]  # a TrainedModule has one
-        state.restore_last_iterate()
-        self._batches_before = state.batches_seen
-        if batch_idx == 0:
-            pl_module.input_layout = layout(getattr(batch, "inputs", None))
-        if self._visited is not None and isinstance(batch, PosNegBatch):
-            self._visited.visit(batch.index, batch_idx)
-
-    @override
-    @duty("before")
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Put the last iterate back if a validation fails."""
-        module: TrainedModule = pl_module  # type: ignore[assignment]
-        module.trained_start.end(trainer)
-        if trainer.validating:
-            module.training_state.restore_last_iterate()
-
-    @override
-    @duty("before")
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the result in the model: the best weights, or the average."""
-        module: TrainedModule = pl_module  # type: ignore[assignment]
-        state = module.training_state
-        agree_on_statistics(module, state.average)
-        if recomputed := state.finish() and self.batch_norm == "recompute":
-            recompute_statistics(module, trainer)
-        settle_threshold(module, trainer, rescore=recomputed)
-        say_how_it_ended(self._adviser, module, trainer)
-
-    @override
-    @duty("before")
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore a run that was over when it was saved, so that nothing was left to train."""
-        module: TrainedModule = pl_module  # type: ignore[assignment]
-        if module.training_state.phase is Phase.LOADED:
-            self._visited = allocate(trainer, module, self._to_remember(trainer, module.algorithm))
-            resume(module)
-            self.on_train_end(trainer, module)
+    def _start(self, trainer: Trainer, module: TPAUCModule) -> None:
+        """Begin a new training: warm-up, rectangle and dual variables."""
+        state, algorithm = module.training_state, module.algorithm
+        # not earlier: counting the batches is a collective, and only now all ranks are known to take part
+        begin_warmup(trainer, steps_of_share(trainer, module.warmup, MOST_WARMUP_EPOCHS, WARMUP_WITHOUT_END))
+        if state.rectangle_schedule is not None:
+            state.rectangle_schedule.start()
+        scores = score_training_tasks(module, self.max_negatives) if algorithm.needs_scores("start") else None
+        if scores is not None and state.memory is not None:
+            state.memory.fill(scores)  # type: ignore[arg-type]  # it is of as many tasks
+            state.memory.forget_negatives()
+        algorithm.start(scores)
+        keep = partial(state.best.offer, operating_point=module.operating_point) if state.best is not None else None
+        evaluation_of(trainer).start.offer(trainer, keep)
 
     # ---------------------------------------------------------------- stages
 
-    def _end_stage_if_due(self, trainer: Trainer, module: TrainedModule) -> None:
+    def _end_stage_if_due(self, trainer: Trainer, module: TPAUCModule) -> None:
         average = module.training_state.average
         if average is None or not module.algorithm.has_stages:
             return
         if average.count >= self.stage_length(average.stage, trainer.num_training_batches):
             self._end_stage(trainer, module)
 
-    def _move_rectangle_if_due(self, trainer: Trainer, module: TrainedModule) -> None:
-        state = module.training_state
-        if state.rectangle_schedule is not None:
-            state.rectangle_schedule.move_if_due(trainer, state.batches_seen, state.memory)
-
-    def _end_stage(self, trainer: Trainer, module: TrainedModule) -> None:
+    def _end_stage(self, trainer: Trainer, module: TPAUCModule) -> None:
         state, algorithm = module.training_state, module.algorithm
         agree_on_statistics(module, state.average)
         state.finish_stage(adopt=algorithm.stage_iterate == "average")
@@ -320,7 +424,7 @@ class StageCallback(KeepsDuties, Callback):
         if state.memory is not None:
             state.memory.forget_negatives()
 
-    def _restart_scores(self, module: TrainedModule) -> TrainingScores | list[TrainingScores] | None:
+    def _restart_scores(self, module: TPAUCModule) -> TrainingScores | list[TrainingScores] | None:
         if not module.algorithm.needs_scores("restart"):
             return None
         memory = module.training_state.memory if self.scores == "remembered" else None
@@ -331,3 +435,83 @@ class StageCallback(KeepsDuties, Callback):
 def _is_fitting(trainer: Trainer) -> bool:
     """Whether this validation belongs to training; the sanity check does not."""
     return trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
+
+
+def _resume(module: TPAUCModule) -> bool:
+    """Go on from the loaded checkpoint; returns whether there was one."""
+    entry = module.training_state.take_restored()
+    if entry is not None:
+        restore(module, entry)
+    return entry is not None
+
+
+def _ends_unvalidated(trainer: Trainer, state: TrainingState) -> bool:
+    """Whether the run ends with this epoch, has validation data, and has had no validation."""
+    steps, epochs = trainer.max_steps, trainer.max_epochs
+    over = 0 <= steps <= trainer.global_step or (epochs is not None and 0 <= epochs <= trainer.current_epoch + 1)
+    return trainer.enable_validation and state.last_validated == 0 and bool(over or trainer.should_stop)
+
+
+def validate_amid_training(trainer: Trainer) -> None:
+    """Run the validation loop as Lightning does within an epoch; the random numbers of the training do not change."""
+    trainer.validating = True
+    with isolate_rng():
+        trainer.fit_loop.epoch_loop.val_loop.run()
+    trainer.training = True
+
+
+def _make_dense(optimizer: Optimizer) -> None:
+    """Make sparse gradients dense, since clipping, the proximal term and a running estimate concern every entry."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is None or not parameter.grad.is_sparse:
+                continue
+            if isinstance(optimizer, SparseAdam):
+                msg = (
+                    "SparseAdam moves some rows only, but clipping, the proximal term (a finite `gamma`) and PAUCI's "
+                    "estimate concern all weights. Use SGD or Adam, or a method without them."
+                )
+                raise UnsupportedError(msg)
+            parameter.grad = parameter.grad.to_dense()
+
+
+# -------------------------------------------------------------------- callbacks that every module needs
+
+#: Those to look for, in the order in which they are called, and what is made where the Trainer has none.
+_NEEDED: tuple[tuple[type[Callback], type[Callback]], ...] = (
+    (FiniteGuard, FiniteGuard),
+    (StageCallback, StageCallback),
+    (DecisionThreshold, DefaultThreshold),
+    (Evaluation, Evaluation),
+)
+
+
+def needed_callbacks(present: Sequence[Callback]) -> list[Callback]:
+    """The callbacks that training and evaluation need and that ``present`` lacks, with their defaults."""
+    return [make() for kind, make in _NEEDED if not any(isinstance(callback, kind) for callback in present)]
+
+
+def is_prepared(module: TPAUCModule) -> bool:
+    """Whether the Trainer has the needed callbacks, and a training has begun by them."""
+    trainer: Any = module.trainer
+    trains = trainer.training and module.training_state.average is None
+    return not trains and not needed_callbacks(trainer.callbacks)
+
+
+def in_order(callbacks: Sequence[Callback]) -> list[Callback]:
+    """The Trainer's callbacks in the order in which they are called: the needed ones, ``EarlyStopping``, all others.
+
+    A checkpoint that another callback saves in a hook of its own then holds what that hook does for the training.
+    Lightning's tuners stay in front, and its checkpoints at the end.
+
+    Example:
+        >>> [type(callback).__name__ for callback in in_order([Callback(), EarlyStopping("val/tpauc"), FiniteGuard()])]
+        ['FiniteGuard', 'EarlyStopping', 'Callback']
+    """
+    first: tuple[Any, ...] = ((BatchSizeFinder, LearningRateFinder), *(kind for kind, _ in _NEEDED), EarlyStopping)
+
+    def place(callback: Callback) -> int:
+        number = next((k for k, kind in enumerate(first) if isinstance(callback, kind)), len(first))
+        return number + isinstance(callback, Checkpoint)
+
+    return sorted(callbacks, key=place)

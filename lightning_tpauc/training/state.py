@@ -12,15 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
+from torch.optim import Optimizer
 
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.distributed import GatheredScores
+from lightning_tpauc.errors import UnsupportedError
+from lightning_tpauc.scoring.operating_point import OperatingPoint, OperatingPoints
 from lightning_tpauc.training.rectangle import RectangleSchedule
 from lightning_tpauc.training.scores import ScoreMemory, TaskScoreMemory
 from lightning_tpauc.training.weights import BestWeights, IterateAverage, PreviousWeights, batch_norm_statistics
 
 #: Number of negatives that are remembered by default.
 _MAX_NEGATIVES = 2**20
+
+_EVALUATES = (
+    "{} evaluates the loss by itself, at other weights than those of the step, as sharpness-aware methods do. Here "
+    "every evaluation is a step of the dual variables, so a batch has only one. Use another optimizer."
+)
 
 
 class Phase(Enum):
@@ -80,6 +88,10 @@ class TrainingState:
         run: what the state belongs to; see :func:`~lightning_tpauc.training.checkpoint.describe_run`.
         random_before_validation: this rank's random state when the last validation of the training began.
         loss_was_logged: whether callbacks know ``train/loss`` in this run.
+        awaited: versions of the weights at which the optimizer must use the gradients of this step; empty once it has.
+        held_out_ratios: of each label, the objective of the last validation's scores divided by that of a constant
+            model, at growing tightness.
+        last_validated: how many batches the training had seen at its last validation; 0 before the first.
         has_started: whether the module has begun a run in this process.
         is_trained: whether the weights were trained elsewhere: they came from a file or from another process.
 
@@ -111,6 +123,9 @@ class TrainingState:
         self.run: dict[str, Any] | None = None
         self._said: set[str] = set()
         self.random_before_validation: dict[str, Any] | None = None
+        self.awaited: list[int] | None = None
+        self.held_out_ratios: list[list[float]] = []
+        self.last_validated = 0
         self._sharded: list[FSDPModule] = []
 
     # ---------------------------------------------------------------- a run's beginning
@@ -134,6 +149,10 @@ class TrainingState:
     def note_weights_from_file(self, step: int = 0) -> None:
         """Note that the model holds weights from a file, which were trained for ``step`` batches."""
         self.is_trained, self._step_of_file = True, step
+
+    def note_run(self, run: dict[str, Any]) -> None:
+        """Note what the state will belong to."""
+        self.run = run
 
     def allocate(
         self,
@@ -207,6 +226,33 @@ class TrainingState:
         first = what not in self._said
         self._said.add(what)
         return first
+
+    def expect_gradients(self, optimizer: Optimizer) -> None:
+        """Note at which weights the optimizer is to use the gradients of this step, once."""
+        self.awaited = _versions(optimizer)
+
+    def note_final_gradients(self, optimizer: Optimizer) -> None:
+        """Check that the optimizer, which is about to use the gradients, has not moved the weights or used them before.
+
+        Raises:
+            UnsupportedError: if it has.
+        """
+        if self.awaited is not None:
+            awaited, self.awaited = self.awaited, []
+            if _versions(optimizer) != awaited:
+                raise UnsupportedError(_EVALUATES.format(type(optimizer).__name__))
+
+    def note_validation(
+        self, tpauc: float, auroc: float, operating_point: OperatingPoint | OperatingPoints | None
+    ) -> None:
+        """Keep the weights that were validated if they are the best so far."""
+        self.last_validated = self.batches_seen
+        if self.best is not None:
+            self.best.offer(tpauc, auroc, self.batches_seen, operating_point)
+
+    def note_ratios(self, ratios: list[list[float]]) -> None:
+        """Keep the ratios of objectives that a validation has measured."""
+        self.held_out_ratios = ratios
 
     def note_logged_loss(self) -> None:
         """Note that callbacks know ``train/loss`` from now on."""
@@ -317,3 +363,9 @@ class TrainingState:
             if part is not None and state.get(name) is not None:
                 part.load_state_dict(state[name])
         self.batches_seen = state["batches_seen"]
+        self.last_validated = 0 if self.best is None else self.best.step
+
+
+def _versions(optimizer: Optimizer) -> list[int]:
+    """How often each weight has been changed in place, which tells of a change without reading numbers."""
+    return [p._version for group in optimizer.param_groups for p in group["params"]]

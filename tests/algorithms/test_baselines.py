@@ -177,7 +177,7 @@ def test_fit_equals_a_plain_loop(name):
     expected = loop(OPTIMIZERS[name])
     assert (expected - START).abs().max() > 0.05, "weights that stand still prove nothing"
     assert_close(module.backbone.weight.detach(), expected, "trajectory64")
-    assert trainer.global_step == module.batches_seen == STEPS
+    assert trainer.global_step == module.training_state.batches_seen == STEPS
 
 
 @pytest.mark.ddp

@@ -33,7 +33,7 @@ class Dump(Callback):
             {
                 "state": {k: torch.as_tensor(v) for k, v in pl_module.algorithm.state_dict().items()},
                 "weights": pl_module.state_dict(),
-                "mean": pl_module.iterates.mean,
+                "mean": pl_module.training_state.average.mean,
                 "losses": torch.stack(self.losses),
                 "buffers": self.evaluated,
                 "metrics": {k: v.clone() for k, v in trainer.callback_metrics.items()},

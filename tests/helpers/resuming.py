@@ -80,12 +80,14 @@ def assert_same_end(straight, resumed):
         assert torch.equal(a, b), name
     for name, value in straight.algorithm.state_dict().items():
         assert torch.equal(torch.as_tensor(value), torch.as_tensor(resumed.algorithm.state_dict()[name])), name
-    assert straight.iterates.stage == resumed.iterates.stage
-    assert straight.iterates.count == resumed.iterates.count
+    assert straight.training_state.average.stage == resumed.training_state.average.stage
+    assert straight.training_state.average.count == resumed.training_state.average.count
     for kind in ("anchor", "mean"):
-        for a, b in zip(getattr(straight.iterates, kind), getattr(resumed.iterates, kind), strict=True):
+        for a, b in zip(
+            getattr(straight.training_state.average, kind), getattr(resumed.training_state.average, kind), strict=True
+        ):
             assert torch.equal(a, b), kind
-    assert straight.batches_seen == resumed.batches_seen
+    assert straight.training_state.batches_seen == resumed.training_state.batches_seen
 
 
 class Dump(Callback):
@@ -102,7 +104,7 @@ class Dump(Callback):
         parts = {
             "module": pl_module.state_dict(),
             "algorithm": pl_module.algorithm.state_dict(),
-            "iterates": pl_module.iterates.state_dict(),
+            "iterates": pl_module.training_state.average.state_dict(),
             "optimizer": trainer.optimizers[0].state_dict()["state"],
             "generator": torch.get_rng_state(),
             "losses": torch.stack(self.losses),

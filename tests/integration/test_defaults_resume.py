@@ -58,9 +58,14 @@ class Record(Callback):
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         rate = trainer.optimizers[0].param_groups[0]["lr"]
-        schedule = pl_module.rectangle_schedule
+        schedule = pl_module.training_state.rectangle_schedule
         held_out = tuple(map(tuple, schedule.held_out))
-        self.steps[pl_module.batches_seen] = (float(outputs["loss"]), rate, pl_module.algorithm.tightness, held_out)
+        self.steps[pl_module.training_state.batches_seen] = (
+            float(outputs["loss"]),
+            rate,
+            pl_module.algorithm.tightness,
+            held_out,
+        )
 
 
 def run(folder, gamma, duals="per_positive", crash=None, ckpt=None, every=None, steps=STEPS, validate=4, first=()):
@@ -84,10 +89,10 @@ def whole_state(module):
     return {
         "weights": dict(module.state_dict()),
         "algorithm": module.algorithm.state_dict(),
-        "iterates": module.iterates.state_dict(),
-        "best": module.best.state_dict(),
-        "schedule": module.rectangle_schedule.state_dict(),
-        "memory": module.memory.state_dict(),
+        "iterates": module.training_state.average.state_dict(),
+        "best": module.training_state.best.state_dict(),
+        "schedule": module.training_state.rectangle_schedule.state_dict(),
+        "memory": module.training_state.memory.state_dict(),
     }
 
 
@@ -126,7 +131,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path, gamma, duals, every, crash):
     assert rates[0] < rates[3] < rates[5] == rates[-1] == 1e-2
     assert tightness[0] < max(tightness[:20])
     assert all(step[3] for step in list(steps.values())[8:])
-    assert straight.best.weights
+    assert straight.training_state.best.weights
 
     run(tmp_path / "b", gamma, duals, crash=crash, every=every)
     torch.manual_seed(99)
@@ -145,7 +150,7 @@ class CrashInValidation(Callback):
         self.step = step
 
     def on_validation_start(self, trainer, pl_module):
-        if pl_module.batches_seen == self.step:
+        if pl_module.training_state.batches_seen == self.step:
             raise CrashError
 
 
@@ -172,7 +177,7 @@ def test_the_rectangle_of_a_run_of_odd_length_shrinks_alike_after_resuming(tmp_p
 def test_the_guard_on_validation_scores_acts_in_these_runs(tmp_path):
     """Or its resumption would not have been tried."""
     module, steps = run(tmp_path, math.inf)
-    schedule = module.rectangle_schedule
+    schedule = module.training_state.rectangle_schedule
     assert 0.0 < module.algorithm.tightness < 1.0
     assert schedule.held == [True]
     assert schedule._held_out_ratio(min(1.0, module.algorithm.tightness + 0.1), 0) >= schedule.hold_at
@@ -186,7 +191,7 @@ class SaveFirst(Callback):
         self.step, self.path = step, path
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if pl_module.batches_seen == self.step:
+        if pl_module.training_state.batches_seen == self.step:
             trainer.save_checkpoint(self.path)
             raise CrashError
 

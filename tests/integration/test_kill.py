@@ -328,7 +328,7 @@ def test_saving_amid_a_step_warns(tmp_path):
         trainer.fit(module, data)
     module, trainer, data = tiny()
     trainer.fit(module, data, ckpt_path=tmp_path / "amid.ckpt")
-    assert module.batches_seen == trainer.global_step == 2
+    assert module.training_state.batches_seen == trainer.global_step == 2
 
 
 @pytest.mark.ddp

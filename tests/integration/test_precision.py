@@ -79,7 +79,7 @@ class Displace(Callback):
         if trainer.global_step == 0:
             with torch.no_grad():
                 pl_module.backbone.weight.fill_(-0.5)
-                pl_module.iterates.anchor[0].fill_(-0.25)
+                pl_module.training_state.average.anchor[0].fill_(-0.25)
         if not self.keep_duals:
             pl_module.algorithm.y.zero_()
 
@@ -134,8 +134,16 @@ def test_state_and_pairwise_work_are_float32_or_better(precision, method):
     module, trainer = fit(precision, algorithm, score_activation="sigmoid", trainer={"max_steps": 9})
     assert seen == {wide, False}
     state = [s for s in algorithm.state_dict().values() if isinstance(s, torch.Tensor) and s.is_floating_point()]
-    memory = [module.memory.pos_scores, module.memory.neg_scores] if module.memory is not None else []
-    weights = [*module.iterates.anchor, *module.iterates.mean, *module.previous.estimates]
+    memory = (
+        [module.training_state.memory.pos_scores, module.training_state.memory.neg_scores]
+        if module.training_state.memory is not None
+        else []
+    )
+    weights = [
+        *module.training_state.average.anchor,
+        *module.training_state.average.mean,
+        *module.training_state.previous.estimates,
+    ]
     assert {t.dtype for t in (*state, *memory, *weights)} == {wide}
     parameters = {"64-true": torch.float64, "bf16-true": torch.bfloat16}.get(precision, torch.float32)
     assert {p.dtype for p in module.parameters()} == {parameters}
@@ -151,8 +159,10 @@ def test_mean_of_half_precision_weights_does_not_stand_still(averaging):
         "bf16-true", staco2(gamma=math.inf), sgd(0.05), callbacks=[steps], trainer={"max_steps": 300}, stages=stages
     )
     expected = polynomial_mean(steps.weights) if averaging == "polynomial" else torch.stack(steps.weights).mean(0)
-    assert_close(torch.cat([m.flatten() for m in module.iterates.mean]), expected, "trajectory32")
-    assert torch.equal(module.backbone.weight, module.iterates.mean[0].bfloat16()), "published in the model's dtype"
+    assert_close(torch.cat([m.flatten() for m in module.training_state.average.mean]), expected, "trajectory32")
+    assert torch.equal(module.backbone.weight, module.training_state.average.mean[0].bfloat16()), (
+        "published in the model's dtype"
+    )
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
@@ -205,9 +215,9 @@ def everything(module):
         "buffers": list(module.buffers()),
         "schedulers": [config.scheduler.state_dict() for config in module.trainer.lr_scheduler_configs],
         "algorithm": module.algorithm.state_dict(),
-        "iterates": module.iterates.state_dict(),
-        "memory": module.memory.state_dict() if module.memory is not None else None,
-        "previous": module.previous.state_dict(),
+        "iterates": module.training_state.average.state_dict(),
+        "memory": module.training_state.memory.state_dict() if module.training_state.memory is not None else None,
+        "previous": module.training_state.previous.state_dict(),
         "optimizer": module.trainer.optimizers[0].state_dict()["state"],
     }
     return flat(parts)
@@ -227,7 +237,7 @@ class Compare(Callback):
         self.changed.append(
             sorted(k for k in after if k not in self.before or not torch.equal(after[k], self.before[k]))
         )
-        self.skipped.append(pl_module.step_skipped)
+        self.skipped.append(pl_module.training_state.step_skipped)
         self.scales.append(trainer.precision_plugin.scaler.get_scale())
 
 
@@ -267,9 +277,9 @@ def test_a_skipped_step_changes_nothing(method, at, clip, fused):
     assert compare.scales[step] == 512.0
     for k, changed in enumerate(compare.changed):
         assert k == step or any(name.startswith("/weights") for name in changed), f"step {k} has moved"
-    assert module.batches_seen == trainer.global_step == 9
-    if module.iterates.averaged:
-        assert module.iterates.count == 8
+    assert module.training_state.batches_seen == trainer.global_step == 9
+    if module.training_state.average.averaged:
+        assert module.training_state.average.count == 8
 
 
 @pytest.mark.parametrize("activations", [False, True], ids=["gradients", "activations"])

@@ -102,7 +102,7 @@ def test_staco1_resumes_its_average(tmp_path):
     straight, _, _ = run(tmp_path / "a", make_module(gamma=math.inf), every=3)
     run(tmp_path / "b", make_module(gamma=math.inf), crash=14, every=3)
     resumed, _, _ = run(tmp_path / "b", make_module(gamma=math.inf), ckpt=tmp_path / "b" / "last.ckpt", every=3)
-    assert resumed.iterates.count == 32
+    assert resumed.training_state.average.count == 32
     assert_same_end(straight, resumed)
 
 
@@ -218,10 +218,10 @@ def test_other_batches_than_the_checkpoints_run_drew_are_said(tmp_path, changed,
         trainer.save_checkpoint(tmp_path / "one.ckpt")
         return module
 
-    seen = fit(1).batches_seen
+    seen = fit(1).training_state.batches_seen
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert fit(2, tmp_path / "one.ckpt", **changed).batches_seen > seen
+        assert fit(2, tmp_path / "one.ckpt", **changed).training_state.batches_seen > seen
     found = [str(warning.message) for warning in caught if "draws other batches" in str(warning.message)]
     assert len(found) == (words is not None)
     assert words is None or f"({words}; sizes are" in found[0]

@@ -136,10 +136,11 @@ def test_resumed_equals_unbroken(tmp_path, method, crash):
     assert min(later) > 1
     assert all(torch.equal(later[step], losses[step]) for step in later)
     assert resumed.threshold == straight.threshold
-    if straight.memory is not None:
-        for name, value in straight.memory.state_dict().items():
+    if straight.training_state.memory is not None:
+        for name, value in straight.training_state.memory.state_dict().items():
             assert torch.equal(
-                torch.as_tensor(value).nan_to_num(), torch.as_tensor(resumed.memory.state_dict()[name]).nan_to_num()
+                torch.as_tensor(value).nan_to_num(),
+                torch.as_tensor(resumed.training_state.memory.state_dict()[name]).nan_to_num(),
             )
 
 

@@ -161,7 +161,7 @@ def test_stages_restart_exactly(scores):
         precision="32-true", callbacks=[StageCallback(every_n_steps=6, scores=scores, max_negatives=100)], max_epochs=3
     )
     trainer.fit(module, make_datamodule())
-    assert module.iterates.stage == 4
+    assert module.training_state.average.stage == 4
     assert 0 <= trainer.callback_metrics["val/tpauc"] <= 1
 
 

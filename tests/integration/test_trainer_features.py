@@ -102,8 +102,8 @@ def test_limit_train_batches_shortens_epochs_and_stages(limit, steps):
     module = make_module(STACO(0.6, 0.4, gamma=5.0))
     trainer, _ = fit(module, max_epochs=2, limit_train_batches=limit)
     assert trainer.global_step == 2 * steps
-    assert module.iterates.stage == 2, "a stage is an epoch"
-    assert module.iterates.count == 0
+    assert module.training_state.average.stage == 2, "a stage is an epoch"
+    assert module.training_state.average.count == 0
 
 
 def test_overfit_batches_takes_the_same_batches_again():
@@ -323,7 +323,7 @@ def test_a_second_fit_starts_from_the_first_ones_solution(gamma):
     solution = module.backbone.weight.detach().clone()
     trainer, second = fit(module, max_epochs=1)
     assert trainer.global_step == STEPS
-    assert module.batches_seen == 2 * STEPS
+    assert module.training_state.batches_seen == 2 * STEPS
     moved = (second.weights[0] - solution).abs().max()
     assert moved < (first.weights[-1] - first.weights[0]).abs().max(), "one step from the solution, not from the start"
     if math.isinf(gamma):

@@ -61,7 +61,7 @@ class FirstWeights(Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if batch_idx == 0:
             self.weights = pl_module.backbone.weight.detach().clone()
-            self.count = pl_module.iterates.count
+            self.count = pl_module.training_state.average.count
 
 
 def check_that_a_new_run_starts_from(module, weights):
@@ -69,7 +69,7 @@ def check_that_a_new_run_starts_from(module, weights):
     fit(module, callbacks=[first])
     assert_close(first.weights, weights, "float32")
     assert first.count == 0
-    assert module.batches_seen == STEPS
+    assert module.training_state.batches_seen == STEPS
 
 
 @pytest.mark.parametrize("how", ["load_from_checkpoint", "validate", "test"])
@@ -77,7 +77,7 @@ def test_a_run_after_an_evaluation_starts_from_the_evaluated_weights(saved, how)
     path, average = saved
     module = load(how, path)
     assert_close(module.backbone.weight.detach(), average, "float32")  # a module is loaded before it is made double
-    assert module.batches_seen == 0
+    assert module.training_state.batches_seen == 0
     check_that_a_new_run_starts_from(module, average)
 
 

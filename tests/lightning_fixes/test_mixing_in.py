@@ -15,8 +15,6 @@ from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
 from tests.helpers.problems import DIM, NUM_POS, eval_loader, loader, make_batches, make_trainer
 
-pytestmark = pytest.mark.filterwarnings("ignore:`pytorch_lightning` and `lightning` are mixed")
-
 
 class Theirs(LightningModule):
     """A backbone and a head, hooks of its own, and an optimizer."""
@@ -78,12 +76,12 @@ def test_their_hooks_run_beside_ours(tmp_path):
     assert module.called == ["on_fit_start", *["on_before_optimizer_step"] * 3]
     assert any(isinstance(callback, TheirCallback) for callback in trainer.callbacks)
     assert [c.max_negatives for c in trainer.callbacks if isinstance(c, StageCallback)] == [7]
-    assert module.iterates.count == 3
+    assert module.training_state.average.count == 3
     again = Ours.load_from_checkpoint(tmp_path / "a.ckpt", algorithm=algorithm())
     assert again.called == [5]
 
 
-@pytest.mark.parametrize("name", ["memory", "previous", "algorithm", "lr_scheduler_interval", "base_lr", "in_step"])
+@pytest.mark.parametrize("name", ["algorithm", "threshold", "warmup", "base_lr"])
 def test_an_attribute_that_both_need_is_refused(name):
     class Named(Theirs):
         def __init__(self):
@@ -296,37 +294,113 @@ def test_the_remedy_logs_both():
     assert {"val/theirs", "val/their_end", "val/tpauc", "val/auroc"} <= results.keys()
 
 
+def test_a_training_step_that_is_not_called_is_named_once():
+    class Trains(Theirs):
+        def training_step(self, batch, batch_idx):
+            raise AssertionError
+
+    class Both(TPAUCModule, Trains):
+        pass
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            make_trainer().fit(Both(algorithm=algorithm(), num_positives=NUM_POS), loader(make_batches(1)[0]))
+    said = [str(w.message) for w in caught if "training_step" in str(w.message)]
+    assert said == [
+        "Both trains by TPAUCModule: Trains.training_step is not called, nor is its loss. Add a loss with "
+        "`auxiliary_loss`."
+    ]
+
+
+# ---------------------------------------------------------------- hooks without super
+
+
+def fit(cls, tmp_path=None, ckpt_path=None, **options):
+    module = cls(nn.Linear(DIM, 1), algorithm(), num_positives=NUM_POS)
+    trainer = make_trainer(**options)
+    trainer.fit(module, loader(make_batches(3, dtype=torch.float64)[0]), ckpt_path=ckpt_path)
+    return module, trainer
+
+
+def test_a_training_step_that_takes_no_step_is_refused():
+    class Mine(TPAUCModule):
+        def training_step(self, batch, batch_idx):
+            return self.raw_scores(batch.inputs).mean()
+
+    with pytest.raises(UnsupportedError, match=r"Mine.training_step took 0 steps for a batch: it must call `super"):
+        fit(Mine)
+
+
+def test_a_training_step_that_takes_two_is_refused():
+    class Mine(TPAUCModule):
+        def training_step(self, batch, batch_idx):
+            super().training_step(batch, batch_idx)
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(UnsupportedError, match=r"Mine.training_step took 2 steps for a batch"):
+        fit(Mine)
+
+
+@pytest.mark.parametrize("result", [None, {"loss": torch.zeros(()), "more": 1}], ids=["nothing", "a mapping"])
+def test_what_a_training_step_returns_is_its_own_business(result):
+    class Mine(TPAUCModule):
+        def training_step(self, batch, batch_idx):
+            super().training_step(batch, batch_idx)
+            return result
+
+    torch.manual_seed(0)
+    ours = fit(TPAUCModule)[0].backbone.weight
+    torch.manual_seed(0)
+    assert torch.equal(fit(Mine)[0].backbone.weight, ours)
+
+
+@pytest.mark.parametrize("stage", ["fit", "validate", "test"])
+def test_callbacks_that_a_subclass_leaves_out_are_missed(stage):
+    class Mine(TPAUCModule):
+        def configure_callbacks(self):
+            return []
+
+    module = Mine(nn.Linear(DIM, 1), algorithm(), num_positives=NUM_POS)
+    with pytest.raises(UnsupportedError, match=r"callbacks that Mine needs are not there.* `\[\*super\(\).configure_c"):
+        getattr(make_trainer(), stage)(module, loader(make_batches(1)[0]) if stage == "fit" else eval_loader())
+
+
+def test_a_checkpoint_is_whole_though_the_module_adds_to_it_without_super(tmp_path):
+    class Mine(TPAUCModule):
+        def on_save_checkpoint(self, checkpoint):
+            checkpoint["mine"] = 5
+
+    torch.manual_seed(0)
+    straight, _ = fit(Mine, max_epochs=2)
+    torch.manual_seed(0)
+    _, trainer = fit(Mine)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    assert torch.load(tmp_path / "a.ckpt", weights_only=True)["mine"] == 5
+    resumed, _ = fit(Mine, ckpt_path=tmp_path / "a.ckpt", max_epochs=2)
+    assert torch.equal(resumed.backbone.weight, straight.backbone.weight)
+
+
+def test_a_checkpoint_that_is_not_read_is_no_resumed_run(tmp_path):
+    class Mine(TPAUCModule):
+        def on_load_checkpoint(self, checkpoint):
+            pass
+
+    _, trainer = fit(Mine)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    with pytest.raises(UnsupportedError, match=r"Mine.on_load_checkpoint did not call `super\(\).on_load_checkpoint"):
+        fit(Mine, ckpt_path=tmp_path / "a.ckpt", max_epochs=2)
+
+
 # ---------------------------------------------------------------- in which order, and from where
 
 
 def test_the_other_order_is_refused():
-    class Trains(Theirs):
-        def training_step(self, batch, batch_idx):
-            x, y = batch
-            return (self(x) - y).mean()
-
-    words = r"In class Both\(Trains, TPAUCModule\) the training_step of Trains .* class Both\(TPAUCModule, Trains\)"
+    words = r"In class Both\(Theirs, TPAUCModule\) Theirs comes before TPAUCModule.* class Both\(TPAUCModule, Theirs\)"
     with pytest.raises(UnsupportedError, match=words):
 
-        class Both(Trains, TPAUCModule):  # type: ignore[misc]
+        class Both(Theirs, TPAUCModule):
             pass
-
-
-def test_a_cooperative_class_may_come_first():
-    class Logs(LightningModule):
-        def training_step(self, batch, batch_idx):
-            loss = super().training_step(batch, batch_idx)
-            self.log("train/again", loss, batch_size=1)
-            return loss
-
-    class Both(Logs, TPAUCModule):  # type: ignore[misc]
-        pass
-
-    module = Both(nn.Linear(DIM, 1), algorithm(), num_positives=NUM_POS)
-    trainer = make_trainer()
-    trainer.fit(module, loader(make_batches(2)[0]))
-    assert "train/again" in trainer.callback_metrics
-    assert trainer.global_step == 2
 
 
 @pytest.fixture
@@ -505,26 +579,3 @@ def test_a_data_module_of_the_twin_package_is_refused(twin, stage, given):
         getattr(make_trainer(), stage)(
             TPAUCModule(nn.Linear(DIM, 1), algorithm(), num_positives=NUM_POS), **{name: TwinData()}
         )
-
-
-def test_code_that_mixes_the_two_packages_is_warned_when_it_makes_a_module(twin):
-    def made():
-        return [str(w.message) for w in caught if "are mixed" in str(w.message)]
-
-    def mixes(trainer):
-        assert trainer is not None
-        return TPAUCModule(nn.Linear(DIM, 1))
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        mixes(twin.Trainer)
-        (message,) = made()
-    assert "`pytorch_lightning` and `lightning` are mixed" in message
-    assert "Import all from `lightning.pytorch`" in message
-
-
-def test_a_library_that_imported_the_other_package_is_no_mixture(twin):
-    del twin
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        TPAUCModule(nn.Linear(DIM, 1))

@@ -247,7 +247,7 @@ def test_hyperparameters_are_refused_before_the_first_step(tmp_path, where, word
     module = Own(**where)
     with pytest.raises(CheckpointError, match=words):
         fit(tmp_path, module, make_data())
-    assert module.batches_seen == 0
+    assert module.training_state.batches_seen == 0
     with pytest.raises(CheckpointError, match=r"datamodule_hyper_parameters\['extra'\]: slice"):
         fit(tmp_path, Own(), make_data(OwnData, extra=slice(2)))
     make_trainer(precision="32-true").fit(module, make_data())  # nothing will be saved

@@ -129,8 +129,8 @@ def test_the_remedy_for_finetuning(tmp_path):
     trainer.save_checkpoint(tmp_path / "first.ckpt")
     second = make_module(backbone=two_layers(), init_from=str(tmp_path / "first.ckpt"))
     fit(second, StageCallback(keep_best=False))
-    assert second.iterates is not None
-    assert len(second.iterates.parameters) == 4
+    assert second.training_state.average is not None
+    assert len(second.training_state.average.parameters) == 4
     assert not torch.equal(second.backbone[1].weight, first.backbone[1].weight)
 
 

@@ -337,7 +337,7 @@ def test_what_it_refuses():
 def test_the_step_is_that_of_the_weights_also_after_loading(tmp_path):
     saver = ModelCheckpoint(tmp_path, monitor="val/tpauc", mode="max", filename="best")
     trainer, module, data = fit(saver, enable_checkpointing=True, max_epochs=6)
-    best, last = module.best.step, module.batches_seen
+    best, last = module.training_state.best.step, module.training_state.batches_seen
     assert 0 < best <= last
     trainer.save_checkpoint(tmp_path / "end.ckpt")
     trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
@@ -346,7 +346,7 @@ def test_the_step_is_that_of_the_weights_also_after_loading(tmp_path):
     for name in ("best", "end", "weights"):
         net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
         loaded = TPAUCModule.load_from_checkpoint(tmp_path / f"{name}.ckpt", backbone=net)
-        assert loaded.weights_step == best
+        assert loaded.training_state.weights_step == best
         chooser = make_trainer(precision="32-true", callbacks=[DecisionThreshold("youden")])
         chooser.validate(loaded, data, verbose=False)
         assert (loaded.operating_point.criterion, loaded.operating_point.step) == ("youden", best)
@@ -359,4 +359,4 @@ def test_without_a_validation_the_step_is_the_last_one(tmp_path):
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     loaded = TPAUCModule.load_from_checkpoint(tmp_path / "end.ckpt", backbone=net)
     make_trainer(precision="32-true").validate(loaded, make_data(), verbose=False)
-    assert loaded.operating_point.step == module.batches_seen > 0
+    assert loaded.operating_point.step == module.training_state.batches_seen > 0

@@ -298,9 +298,9 @@ def test_a_rate_that_is_too_large_is_named():
 
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
             super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
-            if pl_module.batches_seen == 40:
+            if pl_module.training_state.batches_seen == 40:
                 with torch.no_grad():
-                    for tensor in (*pl_module.parameters(), *pl_module.iterates.mean):
+                    for tensor in (*pl_module.parameters(), *pl_module.training_state.average.mean):
                         tensor.mul_(-1.0)
 
     torch.manual_seed(0)
@@ -324,7 +324,7 @@ def test_a_second_run_speaks_for_itself():
 
     assert len(said(lambda: run(StageCallback(shrink_rectangle=False), val_fraction=0.3))) == 1
     assert said(lambda: run(StageCallback(shrink_rectangle=False))) == []
-    assert module.held_out_ratios == []
+    assert module.training_state.held_out_ratios == []
 
 
 def test_a_rectangle_that_one_run_was_held_at_is_not_the_next_ones():

@@ -257,7 +257,7 @@ def test_a_training_on_labels_that_no_model_predicts_is_held(caplog):
 
 def test_a_fixed_rectangle_is_trained_from_the_first_step_on():
     trainer, module = fit(*noisy_labels(600, 4, 0.05), shrink_rectangle=False)
-    assert module.rectangle_schedule is None
+    assert module.training_state.rectangle_schedule is None
     assert module.algorithm.tightness == 1.0
     assert "train/min_tpr" not in trainer.callback_metrics
 

@@ -72,10 +72,13 @@ def test_weights_come_back_in_the_precision_that_they_were_trained_in(at_home, a
 
 
 def test_what_training_remembers_comes_back(at_home, away):
-    assert (away.batches_seen, away.best.step) == (at_home.batches_seen, at_home.best.step)
-    assert away.batches_seen > 0
-    assert away.best.value == pytest.approx(at_home.best.value, rel=1e-9)
-    assert_close(away.step_loss, at_home.step_loss, "trajectory64")
+    assert (away.training_state.batches_seen, away.training_state.best.step) == (
+        at_home.training_state.batches_seen,
+        at_home.training_state.best.step,
+    )
+    assert away.training_state.batches_seen > 0
+    assert away.training_state.best.value == pytest.approx(at_home.training_state.best.value, rel=1e-9)
+    assert_close(away.training_state.step_loss, at_home.training_state.step_loss, "trajectory64")
     expected, actual = at_home.algorithm.state_dict(), away.algorithm.state_dict()
     assert actual.keys() == expected.keys()
     for name, value in expected.items():

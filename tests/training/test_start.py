@@ -39,7 +39,7 @@ def good(tmp_path_factory):
     trainer, _ = fit(make_module(), folder, max_epochs=6)
     path = folder / "good.ckpt"
     trainer.save_checkpoint(path)
-    return path, trainer.lightning_module.best.value[0]
+    return path, trainer.lightning_module.training_state.best.value[0]
 
 
 def published(path):

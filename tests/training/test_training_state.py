@@ -1,13 +1,10 @@
 """The state of a training by itself: its phases, its steps, and which weights the model holds."""
 
-import pytest
 import torch
 from torch import nn
 
-from lightning_tpauc import TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.distributed import GatheredScores
-from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.training.state import Phase, ToRemember, TrainingState
 
 NUM_POS = 5
@@ -126,11 +123,3 @@ def test_a_loaded_checkpoint_is_taken_once_and_dropped_where_its_run_failed():
     state.load_checkpoint({"batches_seen": 7})
     state.drop_unused_checkpoint()
     assert (state.phase, state.batches_seen, state.restored) == (Phase.UNTRAINED, 0, None)
-
-
-@pytest.mark.parametrize("name", ["batches_seen", "best", "in_step", "iterates", "memory", "previous", "step_loss"])
-def test_the_module_shows_its_state_and_lets_nobody_set_it(name):
-    module = TPAUCModule(nn.Linear(3, 1))
-    getattr(module, name)
-    with pytest.raises(ArgumentError, match=f"`{name}` of TPAUCModule shows a part of its training state"):
-        setattr(module, name, nn.Linear(1, 1))

@@ -154,7 +154,7 @@ def test_a_stream_has_one_too():
 
     class Stop(Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            trainer.should_stop = pl_module.batches_seen >= 120
+            trainer.should_stop = pl_module.training_state.batches_seen >= 120
 
     seen = Rates()
     module = TPAUCModule(LinearScore(), CrossEntropy(), sgd(1.0), num_positives=NUM_POS)

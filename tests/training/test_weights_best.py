@@ -116,8 +116,8 @@ def test_a_resumed_run_holds_the_same_weights(tmp_path, algorithm, at):
     train(algorithm(), SaveAfter(at, tmp_path / "amid.ckpt"))
     _, resumed, _ = train(algorithm(), Recorder(), ckpt_path=tmp_path / "amid.ckpt")
     assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), resumed.parameters(), strict=True))
-    assert straight.best.value == resumed.best.value
-    assert straight.best.step == resumed.best.step
+    assert straight.training_state.best.value == resumed.training_state.best.value
+    assert straight.training_state.best.step == resumed.training_state.best.step
 
 
 class SaveAfter(Callback):
@@ -140,8 +140,8 @@ def test_a_run_saved_at_its_end_goes_on_from_the_last_weights(tmp_path, algorith
     trainer.save_checkpoint(tmp_path / "end.ckpt")
     _, resumed, _ = train(algorithm(), Recorder(), max_epochs=16, ckpt_path=tmp_path / "end.ckpt")
     # the schedules of a run go by its length, so only what does not depend on it can be the same
-    assert resumed.best.value >= max(trainer.lightning_module.best.value, (0.0, 0.0))
-    assert resumed.batches_seen == straight.batches_seen
+    assert resumed.training_state.best.value >= max(trainer.lightning_module.training_state.best.value, (0.0, 0.0))
+    assert resumed.training_state.batches_seen == straight.training_state.batches_seen
 
 
 def test_a_run_without_validation_says_what_is_missing(caplog):
@@ -167,7 +167,7 @@ def test_a_checkpoint_of_other_weights_than_the_model_is_left_with_is_named(tmp_
     trainer = bare_trainer(max_epochs=8, callbacks=[saving], enable_checkpointing=True)
     with caplog.at_level("INFO"):
         trainer.fit(module, PosNegDataModule((x, y), val_fraction=0.3, num_pos=4, num_neg=8))
-    assert module.training_state.best.step < module.batches_seen
+    assert module.training_state.best.step < module.training_state.batches_seen
     saved = torch.load(tmp_path / "a.ckpt", weights_only=True)["state_dict"]["backbone.weight"]
     assert torch.equal(saved, module.backbone.weight) is (monitor is not None)
     assert ("a.ckpt has the weights of its own step" in caplog.text) is (monitor is None)

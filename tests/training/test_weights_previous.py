@@ -75,8 +75,8 @@ def test_pauci_equals_its_formula():
     for pos, neg, _, _ in parts:
         expected.step(pos, neg)
     assert_close(module.backbone.weight.detach(), expected.x["w"], "trajectory64")
-    assert_close(module.previous.weights[0], expected.x_old["w"], "trajectory64")
-    assert_close(module.previous.estimates[0], expected.v["w"], "trajectory64")
+    assert_close(module.training_state.previous.weights[0], expected.x_old["w"], "trajectory64")
+    assert_close(module.training_state.previous.estimates[0], expected.v["w"], "trajectory64")
     assert_close(module.algorithm.gamma, expected.x["g"], "trajectory64")
 
 
@@ -87,7 +87,7 @@ def test_clipping_bounds_the_direction_of_a_recursive_method():
     direction = free.backbone.weight.detach()
     assert direction.norm() > 1e-2
     assert_close(clipped.backbone.weight.detach(), 1e-3 * direction / direction.norm(), "finite_difference")
-    assert torch.equal(clipped.previous.estimates[0], free.previous.estimates[0])
+    assert torch.equal(clipped.training_state.previous.estimates[0], free.training_state.previous.estimates[0])
 
 
 @pytest.mark.parametrize(
@@ -191,8 +191,8 @@ def test_step_skipped_by_a_gradient_scaler_leaves_no_trace(algorithm):
     straight = run([*batches[:3], *batches[4:]])
     assert torch.equal(skipped.backbone.weight, straight.backbone.weight)
     for ours, theirs in zip(
-        skipped.previous.weights + skipped.previous.estimates,
-        straight.previous.weights + straight.previous.estimates,
+        skipped.training_state.previous.weights + skipped.training_state.previous.estimates,
+        straight.training_state.previous.weights + straight.training_state.previous.estimates,
         strict=True,
     ):
         assert torch.equal(ours, theirs)
@@ -222,7 +222,7 @@ def test_resumed_equals_unbroken(tmp_path, algorithm):
     resumed = run(tmp_path / "b", ckpt=tmp_path / "b" / "last.ckpt")
     for name, value in straight.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], value), name
-    ours, theirs = resumed.previous, straight.previous
+    ours, theirs = resumed.training_state.previous, straight.training_state.previous
     for a, b in zip(ours.weights + ours.estimates, theirs.weights + theirs.estimates, strict=True):
         assert torch.equal(a, b)
     for name, value in straight.algorithm.state_dict().items():
@@ -263,10 +263,10 @@ def test_aucm_goes_on_from_the_last_iterate_and_evaluates_it():
         if t in (12, 24):
             expected.finish_stage()
         expected.step(pos.tolist(), neg.tolist())
-    assert module.iterates.stage == 2
+    assert module.training_state.average.stage == 2
     assert_close(module.backbone.weight.detach(), expected.v[:-2], "trajectory64")
     assert_close(algorithm.centres, expected.v[-2:], "trajectory64")
-    assert_close(module.iterates.anchor[0], expected.v_ref[:-2], "trajectory64")
+    assert_close(module.training_state.average.anchor[0], expected.v_ref[:-2], "trajectory64")
     w = torch.tensor(expected.v[:-2], dtype=torch.float64)
     pos, neg = make_data()
     target = torch.cat([torch.ones(len(pos)), torch.zeros(len(neg))]).long()

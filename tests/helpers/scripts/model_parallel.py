@@ -120,13 +120,13 @@ def fit(
         enable_model_summary=False,
     )
     trainer.fit(module, data, ckpt_path=folder / "step=10.ckpt" if resume else None)
-    assert module.iterates is not None
+    assert module.training_state.average is not None
     return {
         "steps": trainer.global_step,
         "weights": [whole(p.detach()) for p in trained(trainer)],
         "state": module.algorithm.state_dict(),
-        "iterates": module.iterates.state_dict(),
-        "previous": module.previous.state_dict(),
+        "iterates": module.training_state.average.state_dict(),
+        "previous": module.training_state.previous.state_dict(),
         "losses": torch.stack(record.losses),
         "evaluated": record.evaluated,
         "areas": torch.stack(record.areas),

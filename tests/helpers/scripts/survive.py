@@ -139,11 +139,11 @@ class End(Callback):
         parts = {
             "module": pl_module.state_dict(),
             "algorithm": pl_module.algorithm.state_dict(),
-            "iterates": pl_module.iterates.state_dict(),
-            "memory": pl_module.memory.state_dict(),
+            "iterates": pl_module.training_state.average.state_dict(),
+            "memory": pl_module.training_state.memory.state_dict(),
             "optimizer": trainer.optimizers[0].state_dict(),
             "scheduler": trainer.lr_scheduler_configs[0].scheduler.state_dict(),
-            "position": [pl_module.batches_seen, trainer.global_step, trainer.current_epoch],
+            "position": [pl_module.training_state.batches_seen, trainer.global_step, trainer.current_epoch],
             "generator": torch.get_rng_state(),
         }
         torch.save(flat(parts), self.folder / f"end{trainer.global_rank}.pt")

@@ -1,0 +1,125 @@
+"""Classes that are mixed with TPAUCModule: their order, the names that both use, and hooks that are replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from weakref import WeakSet
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
+
+from lightning_tpauc.errors import ArgumentError, TPAUCAdvice, TPAUCWarning, UnsupportedError
+
+#: Lightning is published as two packages, whose classes do not know each other.
+_TWINS = {"lightning": "pytorch_lightning", "pytorch_lightning": "lightning"}
+_PACKAGE = LightningModule.__module__.split(".")[0]
+_OURS = __name__.split(".")[0]
+_STEPS = ("validation_step", "test_step", "predict_step")
+_ENDS = ("on_validation_epoch_end", "on_test_epoch_end")
+_told: WeakSet[type] = WeakSet()
+
+
+def refuse_twin(cls: type, what: str) -> None:
+    """Refuse a class that was made with the other one of Lightning's two packages.
+
+    Raises:
+        UnsupportedError: if one of its bases comes from that package.
+    """
+    twin = _TWINS[_PACKAGE]
+    for base in cls.__mro__:
+        if _root(base) == twin:
+            msg = (
+                f"{what} comes from the package `{twin}` ({base.__module__}.{base.__name__}), but TPAUCModule from "
+                f"`{_PACKAGE}`: neither knows the other's classes. Import it from `{_PACKAGE}.pytorch`, and nothing "
+                f"from `{twin}`."
+            )
+            raise UnsupportedError(msg)
+
+
+def check_order(cls: type, ours: type) -> None:
+    """Refuse a class that has another LightningModule in front of ours, or one of the other package.
+
+    Raises:
+        UnsupportedError: with the right order.
+    """
+    refuse_twin(cls, f"A base of {cls.__name__}")
+    for base in cls.__mro__[: cls.__mro__.index(ours)]:
+        if issubclass(base, LightningModule) and not issubclass(base, ours):
+            names = ", ".join(b.__name__ for b in cls.__bases__)
+            msg = (
+                f"In class {cls.__name__}({names}) {base.__name__} comes before {ours.__name__}, so its hooks would "
+                f"stand in place of ours. Put {ours.__name__} in front: class {cls.__name__}({ours.__name__}, "
+                f"{base.__name__})."
+            )
+            raise UnsupportedError(msg)
+
+
+def refuse_taken(module: LightningModule, names: Iterable[str]) -> None:
+    """Raise :class:`ArgumentError` if a class that is mixed in uses one of our attributes' names for its own."""
+    held = {*vars(module), *module._modules, *module._parameters, *module._buffers}
+    held |= {name for base in type(module).__mro__ if _root(base) != _OURS for name in vars(base)}
+    for name in names:
+        if name in held:
+            raise name_taken(module, name)
+
+
+def name_taken(module: LightningModule, name: str) -> ArgumentError:
+    """The error of a class mixed in that uses a name of ours."""
+    return ArgumentError(
+        f"{type(module).__name__} mixes TPAUCModule into a class that has `{name}` already, which would be "
+        "overwritten. Give it another name there."
+    )
+
+
+def refuse_unknown(module: LightningModule, arguments: Iterable[str], ours: type) -> None:
+    """Raise :class:`TypeError` if arguments are left over and no class is mixed in that could take them."""
+    name = next(iter(arguments), None)
+    mro = type(module).__mro__
+    if name is not None and mro[mro.index(ours) + 1] is LightningModule:
+        msg = (
+            f"{type(module).__name__} got an unexpected keyword argument {name!r}. Those of an optimizer are given to "
+            "it, `optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01)`, and those of a method likewise, "
+            "`algorithm=STACO(min_tpr=0.8, max_fpr=0.2)`."
+        )
+        raise TypeError(msg)
+
+
+def say_replaced(cls: type, ours: type) -> None:
+    """Say once per class which hooks of a class mixed in never run, because ours stand in their place."""
+    if cls in _told:
+        return
+    _told.add(cls)
+    steps = _replaced(cls, ours, ("training_step",))
+    others = _replaced(cls, ours, (*_STEPS, *_ENDS))
+    if not others:
+        if steps:
+            rank_zero_warn(
+                f"{cls.__name__} trains by TPAUCModule: {steps[0]} is not called, nor is its loss. Add a loss with "
+                "`auxiliary_loss`.",
+                category=TPAUCAdvice,
+            )
+        return
+    arguments = "(batch.inputs, batch.target), batch_idx" if others[0].endswith("_step") else "..."
+    padded = (
+        " Leave out rows whose target is -1: they pad batches or were not measured." if "batch" in arguments else ""
+    )
+    rank_zero_warn(
+        f"{cls.__name__} does not call {', '.join([*steps, *others])}, nor logs what they log: TPAUCModule trains, "
+        f"validates, tests and predicts in their place. To have one as well, override it in {cls.__name__} and call it "
+        f"there, `{others[0]}(self, {arguments})`; ours runs beside it.{padded}",
+        category=TPAUCWarning,
+    )
+
+
+def _replaced(cls: type, ours: type, names: Iterable[str]) -> list[str]:
+    later = cls.__mro__[cls.__mro__.index(ours) + 1 :]
+    found = []
+    for name in names:
+        theirs = [b for b in later if name in vars(b) and _root(b) not in (*_TWINS, "torch", "builtins")]
+        if getattr(cls, name) is getattr(ours, name) and theirs:
+            found.append(f"{theirs[0].__name__}.{name}")
+    return found
+
+
+def _root(cls: type) -> str:
+    return cls.__module__.split(".")[0]

@@ -1,0 +1,291 @@
+"""What validation and test measure: the metrics of each data loader, and the weights that a new run starts from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import CombinedLoader
+from torch import Tensor
+from torchmetrics import Metric, MetricCollection
+from typing_extensions import override
+
+from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, shrunk_rectangle
+from lightning_tpauc.data.batch import EvalBatch
+from lightning_tpauc.data.labels import check_loader
+from lightning_tpauc.lightning_fixes.unsupported import log_replicated
+from lightning_tpauc.metrics import ObjectiveRatios
+from lightning_tpauc.metrics.objective import wants_algorithm_scores
+from lightning_tpauc.metrics.reporting import (
+    IGNORED,
+    Rectangle,
+    TaskMetrics,
+    build_metrics,
+    is_ours,
+    split_by_kind,
+    validated_areas,
+)
+from lightning_tpauc.scoring.labelled_data import inputs_and_target, labels_to_evaluate
+from lightning_tpauc.training.guards import AreaWarnings
+
+if TYPE_CHECKING:
+    from lightning_tpauc.module import TPAUCModule
+
+#: Name of the one validation metric that is no single number, and so is not logged.
+RATIOS = "objective_ratios"
+
+Metrics = MetricCollection | TaskMetrics
+Stage = Literal["val", "test"]
+
+
+class Evaluation(Callback):
+    """Scores the batches of validations and tests, and logs ``val/tpauc``, ``test/tpauc`` and the other metrics.
+
+    A module adds this callback by itself. A ``validation_step`` or ``test_step`` of the module's class runs beside it.
+    The values of the second of several data loaders are named ``val/tpauc/dataloader_idx_1``, and so on.
+
+    Attributes:
+        start: validates the weights that a new run starts from.
+        warnings: warns of areas that are 0 or nan.
+    """
+
+    def __init__(self) -> None:
+        self.start = StartValidation()
+        self.warnings = AreaWarnings()
+        self._made_for: Any = None
+        self._further: list[Metrics] = []  # of all data loaders but the first
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Learn from the data which labels there are."""
+        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        module.trained_labels = labels_to_evaluate(module, trainer, stage)
+        module.knows_labels = module.knows_labels or stage == TrainerFn.FITTING
+
+    @override
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begin(pl_module, "val", trainer.val_dataloaders)  # type: ignore[arg-type]
+
+    @override
+    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._begin(pl_module, "test", trainer.test_dataloaders)  # type: ignore[arg-type]
+
+    @override
+    def on_predict_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        _check_loaders(trainer.predict_dataloaders)
+
+    # before the steps, which may take entries out of the batch
+    @override
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        with trainer.precision_plugin.val_step_context():
+            self._collect(pl_module, "val", batch, dataloader_idx)  # type: ignore[arg-type]
+
+    @override
+    def on_test_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        with trainer.precision_plugin.test_step_context():
+            self._collect(pl_module, "test", batch, dataloader_idx)  # type: ignore[arg-type]
+
+    @override
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._log(pl_module, self.of_loaders(pl_module, "val"))  # type: ignore[arg-type]
+
+    @override
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._log(pl_module, self.of_loaders(pl_module, "test"))  # type: ignore[arg-type]
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._forget(pl_module, "val")  # type: ignore[arg-type]
+
+    @override
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._forget(pl_module, "test")  # type: ignore[arg-type]
+
+    def of_loaders(self, module: TPAUCModule, stage: Stage) -> list[tuple[str, Metrics]]:
+        """The metrics of each data loader, with what their names end in if there are several."""
+        trainer = module.trainer
+        count = len(trainer.num_val_batches if stage == "val" else trainer.num_test_batches)
+        several = [self._of_loader(module, stage, k) for k in range(count)]
+        return [(f"/dataloader_idx_{k}" if count > 1 else "", metrics) for k, metrics in enumerate(several)]
+
+    def _of_loader(self, module: TPAUCModule, stage: Stage, number: int) -> Metrics:
+        while len(self._further) < number:
+            self._further.append(make_metrics(module, stage).to(module.device))
+        return module._collected[stage] if number == 0 else self._further[number - 1]
+
+    def _begin(self, module: TPAUCModule, stage: Stage, loaders: Any) -> None:
+        _check_loaders(loaders)
+        wanted = module.trained_labels, module.algorithm.min_tpr, module.algorithm.max_fpr
+        if wanted != self._made_for:  # a checkpoint that was loaded after `setup` may change them
+            self._made_for = wanted
+            module._collected = {name: make_metrics(module, name) for name in ("val", "test")}
+        self._forget(module, stage)
+        module._collected[stage].to(module.device)
+
+    def _forget(self, module: TPAUCModule, stage: Stage) -> None:
+        module._collected[stage].reset()
+        self._further.clear()
+
+    def _collect(self, module: TPAUCModule, stage: Stage, batch: Any, dataloader_idx: int) -> None:
+        inputs, target = inputs_and_target(batch, known_layout(module, batch), module._num_labels)
+        metrics = self._of_loader(module, stage, dataloader_idx)
+        asked = wants_algorithm_scores(metrics[0] if isinstance(metrics, TaskMetrics) else metrics)
+        seen_by_algorithm = {"algorithm_scores": module.algorithm_scores(inputs)} if asked else {}
+        metrics.update(module.raw_scores(inputs), target, **seen_by_algorithm)
+
+    def _log(self, module: TPAUCModule, of_loaders: list[tuple[str, Metrics]]) -> None:
+        # every rank computes the same metrics, even if it had no batch, since computing them is a collective
+        trainer = module.trainer
+        for number, (suffix, metrics) in enumerate(of_loaders):
+            _set_tightness(module, metrics, _tightness_to_look_at(module) if number == 0 else ())
+            values = metrics.compute() if not trainer.sanity_checking or self.start.is_measured else {}
+            ratios = values.pop(f"{metrics.prefix}{RATIOS}", None)
+            if number == 0 and ratios is not None:
+                of_labels = ratios if ratios.ndim > 1 else ratios[None]
+                module.training_state.note_ratios(of_labels.tolist() if ratios.numel() else [])
+            if trainer.sanity_checking:
+                self.start.note(values, suffix)
+                continue
+            for name, value in values.items():
+                log_replicated(module, name + suffix, value, prog_bar=name == f"{metrics.prefix}tpauc")
+            self.warnings.look_at(module, metrics, values, suffix)
+
+
+def evaluation_of(trainer: Trainer) -> Evaluation:
+    """The Trainer's :class:`Evaluation`."""
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
+    return next(callback for callback in callbacks if isinstance(callback, Evaluation))
+
+
+def known_layout(module: TPAUCModule, batch: Any) -> Any:
+    """What the inputs consist of, which tells inputs from labels in batches of other loaders than ours."""
+    datamodule: Any = getattr(module._trainer, "datamodule", None)
+    if module.input_layout is None and not isinstance(batch, EvalBatch) and hasattr(datamodule, "input_layout"):
+        module.input_layout = datamodule.input_layout()  # before the first step of a training
+    return module.input_layout
+
+
+def _check_loaders(loaders: Any) -> None:
+    for loader in CombinedLoader(loaders).flattened:
+        check_loader(loader)
+
+
+# -------------------------------------------------------------------- which metrics
+
+
+@torch.inference_mode(False)
+def make_metrics(module: TPAUCModule, stage: Stage) -> Metrics:
+    """The metrics of a data loader: what the module's algorithm, labels and arguments say."""
+    labels, algorithm, further = module.trained_labels, module.algorithm, module._reported[2]
+    if labels is None:
+        return _metrics_of_label(module, (algorithm.min_tpr, algorithm.max_fpr), f"{stage}/", further)
+    of_label, of_all = split_by_kind(further)
+    each = [_metrics_of_label(module, rectangle, f"{stage}/", of_label) for rectangle in labels.rectangles(algorithm)]
+    joint = MetricCollection(dict(of_all), prefix=f"{stage}/") if of_all else None
+    return TaskMetrics(labels.keys, each, joint)
+
+
+def _metrics_of_label(
+    module: TPAUCModule, rectangle: tuple[float, float], prefix: str, further: Mapping[str, Metric]
+) -> MetricCollection:
+    others, log_objective, _ = module._reported
+    surrogate = getattr(module.algorithm, "surrogate", None)
+    activation = module._objective_activation
+    metrics = build_metrics(
+        Rectangle(*rectangle),
+        others,
+        log_objective,
+        surrogate if log_objective else None,
+        activation,
+        prefix,
+        further,
+    )
+    if prefix == "val/" and module.algorithm.can_shrink_rectangle:
+        metrics.add_metrics({RATIOS: ObjectiveRatios((), surrogate or "hinge", activation, ignore_index=IGNORED)})
+    return metrics
+
+
+def _tightness_to_look_at(module: TPAUCModule) -> Sequence[float]:
+    """The whole grid if the rectangle shrinks; else its ends, which the advice looks at. Nothing outside of fit."""
+    trainer = module.trainer
+    if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
+        return ()
+    return TIGHTNESS_GRID if module.training_state.rectangle_schedule is not None else (0.0, 1.0)
+
+
+def _set_tightness(module: TPAUCModule, metrics: Metrics, grid: Sequence[float]) -> None:
+    labels, algorithm = module.trained_labels, module.algorithm
+    rectangles = [(algorithm.min_tpr, algorithm.max_fpr)] if labels is None else labels.rectangles(algorithm)
+    collections = [metrics] if isinstance(metrics, MetricCollection) else [metrics[k] for k in range(len(metrics))]
+    for rectangle, collection in zip(rectangles, collections, strict=True):
+        for metric in collection.values(copy_state=False):
+            if isinstance(metric, ObjectiveRatios):
+                metric.rectangles = [shrunk_rectangle(*rectangle, tightness) for tightness in grid]
+
+
+# -------------------------------------------------------------------- the weights that a run starts from
+
+
+class StartValidation:
+    """Validates trained weights that a new run starts from, by Lightning's sanity check on all validation data.
+
+    These weights are the first candidate for those that training leaves in the model, and every ``ModelCheckpoint``
+    that follows a metric of ours saves them, too. The check does not change the run's random numbers, and other
+    callbacks do not notice it: schedules and patience begin with the training as usual. Weights that were never trained
+    are no candidate, and a resumed run has no such check.
+    """
+
+    def __init__(self) -> None:
+        self._metrics: dict[str, Tensor] | None = None
+        self._steps: Any = None
+        self._saves = False
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the present sanity check measures the start."""
+        return self._metrics is not None
+
+    def prepare(self, trainer: Trainer, *, is_trained: bool) -> None:
+        """Extend the coming sanity check to all validation data, if a callback uses the result."""
+        self._metrics = None
+        monitors = [saver.monitor for saver in trainer.checkpoint_callbacks if isinstance(saver, ModelCheckpoint)]
+        self._saves = is_trained and any(name is not None and is_ours(name) for name in monitors)
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
+        keeps = is_trained and any(getattr(callback, "keep_best", False) for callback in callbacks)
+        if self._saves or keeps:
+            self._metrics = {}
+            self._steps, trainer.num_sanity_val_steps = trainer.num_sanity_val_steps, math.inf
+
+    def note(self, values: Mapping[str, Tensor], suffix: str) -> None:
+        """Store metrics of the starting weights."""
+        if self._metrics is not None:
+            self._metrics.update({name + suffix: value for name, value in values.items()})
+
+    def end(self, trainer: Trainer) -> None:
+        """Restore the Trainer's number of sanity steps, also after an error."""
+        if self._steps is not None:
+            trainer.num_sanity_val_steps, self._steps = self._steps, None
+
+    def offer(self, trainer: Trainer, keep: Callable[[float, float, int], None] | None) -> None:
+        """Keep and save the starting weights, once everything that a checkpoint holds is ready.
+
+        Args:
+            trainer: whose callbacks save.
+            keep: is called with ``val/tpauc``, ``val/auroc`` and the number of steps, 0; ``None`` for nobody.
+        """
+        self.end(trainer)
+        measured, self._metrics = self._metrics or {}, None
+        if keep is not None and measured:
+            keep(*validated_areas(measured), 0)
+        for saver in trainer.checkpoint_callbacks if self._saves else ():
+            if isinstance(saver, ModelCheckpoint) and saver.monitor in measured:
+                saver._save_topk_checkpoint(trainer, {**saver._monitor_candidates(trainer), **measured})
