@@ -20,7 +20,7 @@ from lightning_tpauc.functional.pairwise import (
     pairwise_terms,
     weighted_excess,
 )
-from lightning_tpauc.functional.roc import clip_polyline, roc_polyline
+from lightning_tpauc.functional.roc import roc_polyline
 from lightning_tpauc.functional.surrogates import (
     PowerForm,
     Surrogate,
@@ -29,12 +29,7 @@ from lightning_tpauc.functional.surrogates import (
     register_surrogate,
     surrogate_names,
 )
-from lightning_tpauc.functional.tpauc import (
-    binary_two_way_partial_auroc,
-    multiclass_two_way_partial_auroc,
-    multilabel_two_way_partial_auroc,
-    two_way_partial_auroc,
-)
+from lightning_tpauc.functional.tpauc import two_way_partial_auroc
 
 __all__ = (
     "BootstrapInterval",
@@ -47,11 +42,9 @@ __all__ = (
     "Surrogate",
     "SurrogateFactory",
     "TaskMasks",
-    "binary_two_way_partial_auroc",
     "bootstrap_interval",
     "calibrated_probability",
     "ceil_count",
-    "clip_polyline",
     "count_decisions",
     "decision_threshold",
     "evaluate_pairs",
@@ -60,8 +53,6 @@ __all__ = (
     "floor_count",
     "fpr_at_min_tpr",
     "get_surrogate",
-    "multiclass_two_way_partial_auroc",
-    "multilabel_two_way_partial_auroc",
     "objective_ratio",
     "pairwise_terms",
     "register_surrogate",

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import (
+    check_count,
     check_ignore_index,
-    check_preds_and_target,
     check_rectangle,
+    checked_pair,
     eager,
     is_real,
     is_whole,
@@ -37,8 +38,8 @@ class BootstrapInterval(NamedTuple):
 
 @eager
 def bootstrap_interval(
-    preds: Tensor,
-    target: Tensor,
+    preds: Any,
+    target: Any,
     min_tpr: float = 0.5,
     max_fpr: float | None = 0.5,
     confidence: float = 0.95,
@@ -58,8 +59,8 @@ def bootstrap_interval(
     The result is a function of the values and ``seed`` alone: neither the order of the samples nor the device matters.
 
     Args:
-        preds: scores, tensor ``(N,)`` or ``(N, 1)`` of any real dtype; larger means more positive.
-        target: integer or bool tensor of the same shape: 1, 0, or ``ignore_index``.
+        preds: scores ``(N,)`` or ``(N, 1)``, a tensor, array or list of any real dtype; larger means more positive.
+        target: labels of the same shape: 1, 0, or ``ignore_index``.
         min_tpr: lower bound of the true positive rate, in [0, 1).
         max_fpr: upper bound of the false positive rate, in (0, 1]; ``None`` is 1.
         confidence: c, share of data sets whose interval is to hold the population's value, in (0, 1).
@@ -87,7 +88,7 @@ def bootstrap_interval(
         min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
         check_ignore_index(ignore_index)
         _check_bootstrap(confidence, num_resamples, seed)
-    check_preds_and_target(preds, target, ignore_index, values=validate_args)
+    preds, target = checked_pair(preds, target, ignore_index, values=validate_args)
     pos, neg = (scores.cpu() for scores in split_classes(preds, target))
     if unrankable(pos, neg):
         return BootstrapInterval(*torch.full((3,), math.nan, dtype=torch.float64))
@@ -101,9 +102,7 @@ def _check_bootstrap(confidence: Any, num_resamples: Any, seed: Any) -> None:
     if not is_real(confidence) or not 0.0 < confidence < 1.0:
         msg = f"Expected `confidence` to be a number in (0, 1), but got {confidence!r}."
         raise ArgumentError(msg)
-    if not is_whole(num_resamples) or num_resamples < 1:
-        msg = f"Expected `num_resamples` to be an integer of at least 1, but got {num_resamples!r}."
-        raise ArgumentError(msg)
+    check_count(num_resamples, "num_resamples", 1)
     if not is_whole(seed) or not 0 <= seed < 2**63:
         msg = f"Expected `seed` to be an integer in 0 .. 2^63 - 1, but got {seed!r}."
         raise ArgumentError(msg)

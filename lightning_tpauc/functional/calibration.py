@@ -6,14 +6,14 @@ repeats all warnings of other code that it shows once, after every validation.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.checks import check_choice, eager
+from lightning_tpauc.functional.checks import as_tensor, check_choice, eager
 from lightning_tpauc.functional.order import split_classes
 
 CalibrationMethod = Literal["isotonic", "sigmoid"]
@@ -34,14 +34,14 @@ class Calibration(NamedTuple):
 
 
 @eager
-def fit_calibration(preds: Tensor, target: Tensor, method: CalibrationMethod = "isotonic") -> Calibration:
+def fit_calibration(preds: Any, target: Any, method: CalibrationMethod = "isotonic") -> Calibration:
     r"""Fit probabilities to scores of examples whose class is known.
 
     Probabilities are those at the share of positives among these examples.
 
     Args:
-        preds: scores, tensor of any shape and real dtype, of both classes and without nan.
-        target: tensor of the same shape; rows labelled neither 1 nor 0 are left out.
+        preds: scores, a tensor, array or list of any shape and real dtype, of both classes and without nan.
+        target: labels of the same shape; rows labelled neither 1 nor 0 are left out.
         method: ``"isotonic"``: the best of all maps that never fall, for some thousand examples or more; ``"sigmoid"``:
             Platt's :math:`\sigma(a x + b)`, for few.
 
@@ -55,7 +55,9 @@ def fit_calibration(preds: Tensor, target: Tensor, method: CalibrationMethod = "
         [0.0, 0.5, 0.5, 1.0]
     """
     check_choice(method, "calibration", ("isotonic", "sigmoid"))
-    pos, neg = (scores.cpu().double() for scores in split_classes(preds, target))
+    pos, neg = (
+        scores.cpu().double() for scores in split_classes(as_tensor(preds, "preds"), as_tensor(target, "target"))
+    )
     scores = torch.cat([pos, neg])
     if not pos.numel() or not neg.numel() or not bool(scores.isfinite().all()):
         what = "a class has no example" if not pos.numel() or not neg.numel() else "some scores are not finite"
@@ -105,11 +107,12 @@ def _fit_sigmoid(scores: Tensor, labels: Tensor) -> Calibration:
 
 
 @eager
-def calibrated_probability(scores: Tensor, calibration: Calibration) -> Tensor:
-    """Probabilities of scores: float64 tensor of the same shape, on the same device.
+def calibrated_probability(scores: Any, calibration: Calibration) -> Tensor:
+    """Probabilities of scores: float64 tensor of the same shape, on the same device; nan where a score is nan.
 
     Args:
-        scores: tensor of any shape and real dtype; beyond the scores that were fitted, isotonic ones are constant.
+        scores: a tensor, array or list of any shape and real dtype; beyond the scores that were fitted, isotonic ones
+            are constant.
         calibration: see :func:`fit_calibration`.
 
     Example:
@@ -117,12 +120,12 @@ def calibrated_probability(scores: Tensor, calibration: Calibration) -> Tensor:
         >>> calibrated_probability(torch.tensor([0.0]), halves)
         tensor([0.5000], dtype=torch.float64)
     """
-    x = scores.detach().double()
+    x = as_tensor(scores, "scores").detach().double()
     first, second = (each.to(x) for each in (calibration.first, calibration.second))
     if calibration.method == "sigmoid":
         return (first * x + second).sigmoid()
     if first.numel() == 1:  # all scores were equal
-        return second.expand(x.shape).clone()
+        return torch.where(x.isnan(), x, second)
     right = torch.bucketize(x, first, right=True).clamp(1, first.numel() - 1)
     x0, x1, y0, y1 = first[right - 1], first[right], second[right - 1], second[right]
     share = ((x - x0) / (x1 - x0)).clamp(0, 1)

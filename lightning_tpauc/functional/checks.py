@@ -37,6 +37,57 @@ def widest_float(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
+def as_tensor(values: Any, name: str, device: torch.device | None = None) -> Tensor:
+    """``values`` as a tensor: a tensor as it is, a NumPy array, a list, or a column of pandas or polars converted.
+
+    Args:
+        values: numbers, or bools; missing ones of a nullable column become nan.
+        name: what the error calls them.
+        device: where those are wanted that are no tensor.
+
+    Raises:
+        ArgumentError: if they are no numbers.
+
+    Example:
+        >>> as_tensor([1.5, 2.5], "preds")
+        tensor([1.5000, 2.5000], dtype=torch.float64)
+    """
+    if isinstance(values, Tensor):
+        return values
+    try:
+        array = np.asarray(values)
+        if array.dtype == object:  # a nullable column, or a list with None
+            array = (
+                values.to_numpy(dtype=float, na_value=math.nan) if hasattr(values, "to_numpy") else array.astype(float)
+            )
+        if array.dtype.kind not in "biuf":
+            raise TypeError
+    except (TypeError, ValueError):
+        msg = (
+            f"Expected `{name}` to hold numbers, as a tensor, an array, a list or a column, but got a "
+            f"{type(values).__name__}. Labels that are text become numbers by, for instance, `y == 'dead'`."
+        )
+        raise ArgumentError(msg) from None
+    native = array.astype(array.dtype.newbyteorder("=") if array.dtype.itemsize <= 8 else np.float64)
+    return torch.from_numpy(native).to(device)
+
+
+def rankable(scores: Tensor) -> Tensor:
+    """Detached scores in a dtype that every sort knows, float32, float64 or int64, never narrower than they came.
+
+    Raises:
+        ArgumentError: if a score is an unsigned integer that int64 does not hold.
+    """
+    scores = scores.detach()
+    if scores.is_floating_point():
+        return scores if scores.dtype in (torch.float32, torch.float64) else scores.to(torch.float32)
+    whole = scores.to(torch.int64)
+    if scores.dtype == torch.uint64 and bool((whole < 0).any()):  # the largest would wrap and rank lowest
+        msg = "Expected scores below 2^63, but got larger ones of torch.uint64. Convert them with `.double()`."
+        raise ArgumentError(msg)
+    return whole
+
+
 def check_rectangle(min_tpr: float, max_fpr: float) -> tuple[float, float]:
     """Both as Python floats; NumPy's would round what they are multiplied with, and no checkpoint may hold them.
 
@@ -94,16 +145,11 @@ def as_index(index: Any, device: torch.device | None = None) -> Tensor:
         >>> as_index([2, 0])
         tensor([2, 0])
     """
-    try:
-        found = index if isinstance(index, Tensor) else torch.as_tensor(index, device=device)
-    except (RuntimeError, TypeError, ValueError):
-        found = None
-    if found is None or found.dtype == torch.bool or found.is_floating_point() or found.is_complex():
-        kind = type(index).__name__ if found is None else found.dtype
-        msg = f"Expected `index` to hold integers, but got {kind}. Pass the positions, such as `mask.nonzero()`."
+    positions = as_tensor(index, "index", device)
+    if positions.dtype == torch.bool or positions.is_floating_point() or positions.is_complex():
+        msg = f"Expected `index` to hold integers, but got {positions.dtype}. Pass positions, as of `mask.nonzero()`."
         raise ArgumentError(msg)
-    positions: Tensor = found.long()
-    return positions
+    return positions.long()
 
 
 def check_range(index: Tensor, count: int) -> None:
@@ -195,197 +241,134 @@ def require_positive(name: str, value: Any, meaning_of_infinity: str) -> float:
     return float(value)
 
 
-def rankable(scores: Tensor) -> Tensor:
-    """Detached scores in a dtype that every sort knows, float32, float64 or int64, never narrower than they came.
-
-    Raises:
-        ArgumentError: if a score is an unsigned integer that int64 does not hold.
-    """
-    scores = scores.detach()
-    if scores.is_floating_point():
-        return scores if scores.dtype in (torch.float32, torch.float64) else scores.to(torch.float32)
-    whole = scores.to(torch.int64)
-    if scores.dtype == torch.uint64 and bool((whole < 0).any()):  # the largest would wrap and rank lowest
-        msg = "Expected scores below 2^63, but got larger ones of torch.uint64. Convert them with `.double()`."
-        raise ArgumentError(msg)
-    return whole
-
-
 def check_thresholds(thresholds: Any) -> None:
-    """Raise :class:`ArgumentError` unless ``thresholds`` is an int above 1, or holds numbers in one dimension."""
+    """Raise :class:`ArgumentError` unless ``thresholds`` is an integer above 1, or holds numbers in one dimension."""
     if is_whole(thresholds):
         if thresholds < 2:
             msg = f"Expected `thresholds` to be at least 2 if it is an integer, but got {thresholds}."
             raise ArgumentError(msg)
         return
-    if not isinstance(thresholds, (list, tuple, Tensor, np.ndarray)):
+    try:
+        values = as_tensor(thresholds, "thresholds")
+    except ArgumentError:
+        values = torch.empty(0)
+    unordered = values.is_complex() or values.dtype == torch.bool or values.device.type == "meta"
+    if unordered or values.ndim != 1 or values.numel() == 0 or bool(rankable(values).isnan().any()):
         msg = (
-            f"Expected `thresholds` to be `None`, an integer, a list, or a 1-D tensor or array, but got {thresholds!r}."
-        )
-        raise ArgumentError(msg)
-    if not _numbers_in_one_dimension(thresholds):
-        msg = (
-            f"Expected `thresholds` to hold numbers in one dimension, at least one and no nan, but got {thresholds!r}."
-        )
-        raise ArgumentError(msg)
-
-
-def _numbers_in_one_dimension(values: Any) -> bool:
-    """Whether ``values`` can be sorted; infinite ones can."""
-    if isinstance(values, Tensor):
-        real = values.dtype != torch.bool and not values.is_complex() and values.device.type != "meta"
-        return real and values.ndim == 1 and len(values) > 0 and not bool(rankable(values).isnan().any())
-    if isinstance(values, np.ndarray):
-        return values.ndim == 1 and values.dtype.kind in "fiu" and len(values) > 0 and not bool(np.isnan(values).any())
-    real = all(isinstance(value, Real) and not isinstance(value, bool) for value in values)
-    return real and len(values) > 0 and not any(math.isnan(value) for value in values)
-
-
-def check_ignore_index(ignore_index: Any) -> None:
-    """Raise :class:`ArgumentError` unless ``ignore_index`` is ``None`` or an integer other than 0 and 1."""
-    if ignore_index is not None and (not is_whole(ignore_index) or ignore_index in (0, 1)):
-        msg = (
-            "Expected `ignore_index` to be `None` or an integer other than 0 and 1, which label the classes, "
-            f"but got {ignore_index!r}."
+            "Expected `thresholds` to be `None`, an integer, or numbers in one dimension, at least one and no nan, but "
+            f"got {thresholds!r}."
         )
         raise ArgumentError(msg)
 
 
-def check_preds_and_target(
-    preds: Any, target: Any, ignore_index: int | None, *, unit_range: bool = False, values: bool = True
-) -> None:
-    """Raise :class:`ArgumentError` unless every row can be ranked and belongs to a class, or is to be left out.
+def check_ignore_index(ignore_index: Any, *, of_classes: bool = False) -> None:
+    """Raise :class:`ArgumentError` unless ``ignore_index`` is ``None`` or an integer; of two classes another one."""
+    if ignore_index is not None and (not is_whole(ignore_index) or (ignore_index in (0, 1) and not of_classes)):
+        others = "" if of_classes else " other than 0 and 1, which label the classes"
+        msg = f"Expected `ignore_index` to be `None` or an integer{others}, but got {ignore_index!r}."
+        raise ArgumentError(msg)
+
+
+def checked_pair(
+    preds: Any,
+    target: Any,
+    ignore_index: int | None = None,
+    *,
+    num_labels: int | None = None,
+    num_classes: int | None = None,
+    unit_range: bool = False,
+    values: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Scores and labels as tensors that can be ranked: see :func:`as_tensor` for what may come in.
 
     Args:
-        preds: what came as scores: a real tensor, one score per example, without nan in rows that count.
-        target: what came as labels: an integer or bool tensor of the same shape.
-        ignore_index: label, other than 0 and 1, that ``target`` may hold.
+        preds: real scores ``(N,)`` or ``(N, 1)``; of K labels or C classes ``(N, K)`` or ``(N, C)``.
+        target: 1, 0 or ``ignore_index`` in the same shape, of K labels also nan for what was not measured; of classes
+            ``(N,)``, 0 .. C - 1 or ``ignore_index``.
+        ignore_index: label that ``target`` may hold as well.
+        num_labels: K, if there is a column for each label.
+        num_classes: C, if there is a column for each class.
         unit_range: whether scores have to lie in [0, 1].
         values: whether to look at dtypes and values, beside types and shapes.
+
+    Raises:
+        ArgumentError: if shapes, labels or scores are others, or a score that counts is nan.
     """
-    _check_tensors(preds, target)
-    if preds.shape != target.shape:
-        msg = (
-            f"Expected `preds` and `target` to have the same shape, but got {tuple(preds.shape)} and "
-            f"{tuple(target.shape)}. Drop a trailing dimension with `.squeeze(-1)`."
-        )
+    preds = as_tensor(preds, "preds")
+    target = as_tensor(target, "target", preds.device)
+    _check_shapes(preds, target, num_labels, num_classes)
+    if not values:
+        return preds, target
+    for name, tensor in (("preds", preds), ("target", target)):
+        if tensor.is_complex():
+            msg = f"Expected `{name}` to hold real numbers, but got a tensor of {tensor.dtype}."
+            raise ArgumentError(msg)
+    counted = _check_labels(target, ignore_index, num_classes, may_be_missing=num_labels is not None)
+    _check_values(preds, counted if num_classes is None else counted[:, None].expand_as(preds), unit_range)
+    return preds, target
+
+
+def _check_shapes(preds: Tensor, target: Tensor, num_labels: int | None, num_classes: int | None) -> None:
+    got = f"but got {tuple(preds.shape)} and {tuple(target.shape)}."
+    if num_classes is not None:
+        if preds.ndim != 2 or preds.shape[1] != num_classes or target.shape != preds.shape[:1]:
+            shape = f"(N, num_classes), here (N, {num_classes})"
+            msg = f"Expected `preds` of shape {shape}, and `target` of shape (N,), {got}"
+            raise ArgumentError(msg)
+    elif num_labels is not None:
+        if preds.ndim != 2 or preds.shape[1] != num_labels or preds.shape != target.shape:
+            msg = (
+                f"Expected `preds` and `target` to have shape (N, num_labels), here (N, {num_labels}), {got} Other "
+                "dimensions hold examples too once they are moved to the front and flattened."
+            )
+            raise ArgumentError(msg)
+    elif preds.shape != target.shape:
+        msg = f"Expected `preds` and `target` to have the same shape, {got} Drop a trailing one with `.squeeze(-1)`."
         raise ArgumentError(msg)
-    if any(size != 1 for size in preds.shape[1:]):
+    elif any(size != 1 for size in preds.shape[1:]):
         msg = (
             f"Expected `preds` to hold one score per example, shape (N,) or (N, 1), but got {tuple(preds.shape)}. "
             "Columns have a value each: name `task='multilabel'` and `num_labels`, for other metrics torchmetrics' "
             "`MultioutputWrapper`. If every entry is an example, pass `.flatten()` of both."
         )
         raise ArgumentError(msg)
-    if values:
-        _check_dtypes(preds, target)
-        _check_values(preds, _check_labels(target, ignore_index), unit_range)
 
 
-def check_multilabel(
-    preds: Any, target: Any, num_labels: int, ignore_index: int | None, *, unit_range: bool = False, values: bool = True
-) -> None:
-    """:func:`check_preds_and_target` of a column per label, both ``(N, num_labels)``; float targets may hold nan."""
-    _check_tensors(preds, target)
-    if preds.ndim != 2 or preds.shape[1] != num_labels or preds.shape != target.shape:
-        msg = (
-            f"Expected `preds` and `target` to have shape (N, num_labels), here (N, {num_labels}), but got "
-            f"{tuple(preds.shape)} and {tuple(target.shape)}. Other dimensions hold examples too once they are moved "
-            "to the front and flattened."
-        )
-        raise ArgumentError(msg)
-    if values:
-        _check_dtypes(preds, target, float_target=True)
-        _check_values(preds, _check_labels(target, ignore_index), unit_range)
-
-
-def check_multiclass(
-    preds: Any,
-    target: Any,
-    num_classes: int,
-    ignore_index: int | None,
-    *,
-    unit_range: bool = False,
-    values: bool = True,
-) -> None:
-    """:func:`check_preds_and_target` of scores ``(N, num_classes)`` and classes ``(N,)``, counted from 0."""
-    _check_tensors(preds, target)
-    if preds.ndim != 2 or preds.shape[1] != num_classes or target.shape != preds.shape[:1]:
-        msg = (
-            f"Expected `preds` of shape (N, num_classes), here (N, {num_classes}), and `target` of shape (N,), but got "
-            f"{tuple(preds.shape)} and {tuple(target.shape)}."
-        )
-        raise ArgumentError(msg)
-    if values:
-        _check_dtypes(preds, target)
-        counted = (target >= 0) & (target < num_classes)
-        left_out = torch.zeros_like(counted) if ignore_index is None else target == ignore_index
-        if not bool((counted | left_out).all()):
-            found = sorted(set(target[~(counted | left_out)].tolist()))[:5]
-            ignored = "" if ignore_index is None else f" and ignore_index = {ignore_index}"
-            msg = f"Expected `target` to hold only the classes 0 .. {num_classes - 1}{ignored}, but found {found}."
-            raise ArgumentError(msg)
-        _check_values(preds, (counted & ~left_out)[:, None].expand_as(preds), unit_range)
-
-
-def _check_tensors(preds: Any, target: Any) -> None:
-    for name, value in {"preds": preds, "target": target}.items():
-        if not isinstance(value, Tensor):
-            msg = (
-                f"Expected `{name}` to be a tensor, but got {type(value).__name__}. Convert it with `torch.as_tensor`."
-            )
-            raise ArgumentError(msg)
-
-
-def _check_dtypes(preds: Tensor, target: Tensor, *, float_target: bool = False) -> None:
-    if preds.is_complex():
-        msg = f"Expected `preds` to hold real scores, but got a tensor of {preds.dtype}."
-        raise ArgumentError(msg)
-    if target.is_complex() or (target.is_floating_point() and not float_target):
-        msg = f"Expected `target` to be an integer or bool tensor, but got {target.dtype}. Convert it with `.long()`."
-        raise ArgumentError(msg)
-
-
-def _check_labels(target: Tensor, ignore_index: int | None) -> Tensor:
-    """Which entries belong to a class; the others have to be named by ``ignore_index``, or be nan."""
-    allowed = counted = (target == 1) | (target == 0)
-    if ignore_index is not None:
-        allowed = allowed | (target == ignore_index)
-    if target.is_floating_point():
-        allowed = allowed | target.isnan()
+def _check_labels(target: Tensor, ignore_index: int | None, num_classes: int | None, *, may_be_missing: bool) -> Tensor:
+    """Which entries belong to a class; the others have to be named by ``ignore_index``, or be nan where they may."""
+    counted = (target == 1) | (target == 0)
+    if num_classes is not None:
+        counted = (target >= 0) & (target < num_classes) & (target == target.long())
+    ignored = torch.zeros_like(counted) if ignore_index is None else target == ignore_index
+    allowed = counted | ignored | target.isnan() if may_be_missing else counted | ignored
     if not bool(allowed.all()):
         found = sorted(set(target[~allowed].tolist()))[:5]
-        labels = "0 and 1" if ignore_index is None else f"0, 1 and ignore_index = {ignore_index}"
-        msg = f"Expected `target` to hold only {labels}, but found {found}. Name unlabelled rows by `ignore_index`."
+        classes = "0 and 1" if num_classes is None else f"the classes 0 .. {num_classes - 1}"
+        also = "" if ignore_index is None else f", and ignore_index = {ignore_index},"
+        msg = f"Expected `target` to hold only {classes}{also} but found {found}. Name other rows by `ignore_index`."
         raise ArgumentError(msg)
-    return counted
+    return counted & ~ignored
 
 
 def _check_values(preds: Tensor, counted: Tensor, unit_range: bool) -> None:
-    if preds.numel() == 0 or (not preds.is_floating_point() and not unit_range):
-        return  # integers are never nan
     scores = rankable(preds)
+    if scores.numel() == 0:
+        return
     lowest, highest = scores.aminmax()  # both are nan if any score is
     if bool(lowest.isnan()):
         kept = scores[counted]
-        num_nan = int(kept.isnan().sum())
-        if num_nan:
+        if kept.numel() == 0:
+            return
+        if num_nan := int(kept.isnan().sum()):
             msg = (
                 f"Expected `preds` to hold numbers, but {num_nan} of {kept.numel()} scores are nan, which have no "
                 "rank. Where a model gave them, its inputs hold nan, such as a table's empty cells, or it has diverged."
             )
             raise ArgumentError(msg)
-        if kept.numel() == 0:
-            return
         lowest, highest = kept.aminmax()
-    if unit_range:
-        _check_unit_range(float(lowest), float(highest))
-
-
-def _check_unit_range(lowest: float, highest: float) -> None:
-    if lowest < 0 or highest > 1:
+    if unit_range and (lowest < 0 or highest > 1):
         msg = (
             f"Expected `preds` in [0, 1], over which an integer `thresholds` spreads the bins, but got scores from "
-            f"{lowest:.6g} to {highest:.6g}. Pass the thresholds themselves as a list or tensor, or apply a sigmoid."
+            f"{float(lowest):.6g} to {float(highest):.6g}. Pass the thresholds themselves, or apply a sigmoid."
         )
         raise ArgumentError(msg)

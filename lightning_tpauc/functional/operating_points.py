@@ -15,10 +15,11 @@ from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import (
+    as_tensor,
     check_choice,
     check_ignore_index,
-    check_preds_and_target,
     check_rectangle,
+    checked_pair,
     eager,
     is_real,
 )
@@ -31,13 +32,13 @@ CRITERIA: tuple[Criterion, ...] = ("max_sensitivity", "max_specificity", "youden
 
 @eager
 def tpr_at_max_fpr(
-    preds: Tensor, target: Tensor, max_fpr: float = 0.5, ignore_index: int | None = None, validate_args: bool = True
+    preds: Any, target: Any, max_fpr: float = 0.5, ignore_index: int | None = None, validate_args: bool = True
 ) -> Tensor:
     """The largest true positive rate that the ROC polyline reaches at a false positive rate of at most ``max_fpr``.
 
     Args:
-        preds: scores, tensor ``(N,)`` or ``(N, 1)`` of any real dtype and any range; larger means more positive.
-        target: integer or bool tensor of the same shape: 1, 0, or ``ignore_index``.
+        preds: scores ``(N,)`` or ``(N, 1)``, a tensor, array or list of any real dtype; larger means more positive.
+        target: labels of the same shape: 1, 0, or ``ignore_index``.
         max_fpr: upper bound of the false positive rate, in (0, 1].
         ignore_index: label of rows to leave out.
         validate_args: check arguments and values; costs a pass over the data.
@@ -60,19 +61,19 @@ def tpr_at_max_fpr(
     if validate_args:
         _, max_fpr = check_rectangle(0.0, max_fpr)
         check_ignore_index(ignore_index)
-    check_preds_and_target(preds, target, ignore_index, values=validate_args)
+    preds, target = checked_pair(preds, target, ignore_index, values=validate_args)
     return exact_tpr(preds, target, max_fpr)
 
 
 @eager
 def fpr_at_min_tpr(
-    preds: Tensor, target: Tensor, min_tpr: float = 0.5, ignore_index: int | None = None, validate_args: bool = True
+    preds: Any, target: Any, min_tpr: float = 0.5, ignore_index: int | None = None, validate_args: bool = True
 ) -> Tensor:
     """The smallest false positive rate at which the ROC polyline reaches a true positive rate of ``min_tpr``.
 
     Args:
-        preds: scores, tensor ``(N,)`` or ``(N, 1)`` of any real dtype and any range; larger means more positive.
-        target: integer or bool tensor of the same shape: 1, 0, or ``ignore_index``.
+        preds: scores ``(N,)`` or ``(N, 1)``, a tensor, array or list of any real dtype; larger means more positive.
+        target: labels of the same shape: 1, 0, or ``ignore_index``.
         min_tpr: lower bound of the true positive rate, in [0, 1).
         ignore_index: label of rows to leave out.
         validate_args: check arguments and values; costs a pass over the data.
@@ -93,7 +94,7 @@ def fpr_at_min_tpr(
     if validate_args:
         min_tpr, _ = check_rectangle(min_tpr, 1.0)
         check_ignore_index(ignore_index)
-    check_preds_and_target(preds, target, ignore_index, values=validate_args)
+    preds, target = checked_pair(preds, target, ignore_index, values=validate_args)
     return exact_fpr(preds, target, min_tpr)
 
 
@@ -170,8 +171,8 @@ class Decisions(NamedTuple):
 
 @eager
 def decision_threshold(
-    preds: Tensor,
-    target: Tensor,
+    preds: Any,
+    target: Any,
     min_tpr: float = 0.5,
     max_fpr: float = 0.5,
     criterion: Criterion = "max_sensitivity",
@@ -186,11 +187,12 @@ def decision_threshold(
     lowest score that it calls positive and the next lower one, so that rounding of scores changes no decision.
 
     Where no threshold lies in the rectangle, ``"max_sensitivity"`` keeps to ``max_fpr`` and ``"max_specificity"`` to
-    ``min_tpr``; the others take the threshold whose rates are nearest to it. :meth:`Decisions.lies_in` tells.
+    ``min_tpr``; where none does even that, as infinite scores of negatives allow none, and by the other criteria it is
+    the threshold whose rates are nearest to the rectangle. :meth:`Decisions.lies_in` tells.
 
     Args:
-        preds: scores, tensor ``(N,)`` or ``(N, 1)`` of any real dtype and any range; larger means more positive.
-        target: integer or bool tensor of the same shape: 1, 0, or ``ignore_index``.
+        preds: scores ``(N,)`` or ``(N, 1)``, a tensor, array or list of any real dtype; larger means more positive.
+        target: labels of the same shape: 1, 0, or ``ignore_index``.
         min_tpr: lower bound of the true positive rate, in [0, 1).
         max_fpr: upper bound of the false positive rate, in (0, 1].
         criterion: ``"max_sensitivity"``: most positives found at a false positive rate of at most ``max_fpr``;
@@ -201,8 +203,8 @@ def decision_threshold(
         validate_args: check arguments and values; costs a pass over the data.
 
     Returns:
-        The threshold, infinite where calling nobody positive is best, and the counts; ``None``, with a
-        :class:`TPAUCWarning`, if a class has no example or, unchecked, a score is nan.
+        The threshold, infinite where it is best to call nobody positive but whose score is infinite, and the counts;
+        ``None``, with a :class:`TPAUCWarning`, if a class has no example or, unchecked, a score is nan.
 
     Raises:
         ArgumentError: if an argument is out of range, shapes differ, ``target`` has other labels or ``preds`` holds
@@ -218,8 +220,9 @@ def decision_threshold(
         min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
         check_criterion(criterion, cost_ratio)
         check_ignore_index(ignore_index)
-    check_preds_and_target(preds, target, ignore_index, values=validate_args)
-    pos, neg = (scores.cpu() for scores in split_classes(preds, target))
+    preds, target = checked_pair(preds, target, ignore_index, values=validate_args)
+    # in float64, which tells the threshold from its neighbours in float32
+    pos, neg = (scores.cpu().double() for scores in split_classes(preds, target))
     if unrankable(pos, neg, "threshold"):
         return None
     curve = _candidates(pos, neg)
@@ -231,20 +234,19 @@ def decision_threshold(
 
 
 @eager
-def count_decisions(preds: Tensor, target: Tensor, threshold: float) -> Decisions:
+def count_decisions(preds: Any, target: Any, threshold: float) -> Decisions:
     """What a given threshold does.
 
     Args:
-        preds: scores, tensor of any shape and real dtype.
-        target: tensor of the same shape; rows labelled neither 1 nor 0 are left out.
+        preds: scores, a tensor, array or list of any shape and real dtype.
+        target: labels of the same shape; rows labelled neither 1 nor 0 are left out.
         threshold: an example is called positive if its score is at least that.
 
     Example:
         >>> count_decisions(torch.tensor([2.0, 0.5, 1.0]), torch.tensor([1, 1, 0]), threshold=1.0)[1:]
         (1, 1, 2, 1)
     """
-    pos, neg = split_classes(preds, target)
-    # in float64, which tells the threshold from its neighbours in float32
+    pos, neg = split_classes(as_tensor(preds, "preds"), as_tensor(target, "target"))
     tp, fp = (int((scores.cpu().double() >= threshold).sum()) for scores in (pos, neg))
     return Decisions(threshold, tp, fp, pos.shape[0], neg.shape[0])
 
@@ -301,27 +303,23 @@ def _candidates(pos: Tensor, neg: Tensor) -> _Curve:
 
     A score that negatives alone have is no candidate: the next higher one finds as many positives with fewer alarms.
     """
-    dtype = torch.promote_types(pos.dtype, neg.dtype)
-    values, counts = torch.unique(pos.to(dtype), return_counts=True)
-    reached = torch.bucketize(neg.to(dtype), values, right=True)  # how many of the values, for each negative
-    neg_counts = reached.bincount(minlength=values.shape[0] + 1)[1:]
-    nobody = torch.zeros(1, dtype=torch.int64)
-    tp, fp = (torch.cat([nobody, each.flip(0).cumsum(0)]) for each in (counts, neg_counts))
-    thresholds = torch.cat([torch.full((1,), math.inf, dtype=torch.float64), values.flip(0).double()])
-    return _Curve(thresholds, tp, fp, pos.shape[0], neg.shape[0])
+    values = torch.cat([pos.unique(), torch.tensor([math.inf], dtype=torch.float64)]).unique()
+    # how many of the values an example reaches; infinity is reached by infinite scores alone
+    reached = [torch.bucketize(scores, values, right=True) for scores in (pos, neg)]
+    tp, fp = (each.bincount(minlength=values.shape[0] + 1)[1:].flip(0).cumsum(0) for each in reached)
+    return _Curve(values.flip(0), tp, fp, pos.shape[0], neg.shape[0])
 
 
 def _competing(curve: _Curve, criterion: Criterion, min_tpr: float, max_fpr: float) -> Tensor:
     """Which candidates compete; at least one does."""
     few_alarms = curve.fp <= floor_count(max_fpr, curve.num_neg)
     enough_found = curve.tp >= _least(min_tpr, curve.num_pos)
-    if criterion == "max_sensitivity":  # the best one finds enough positives if any does
-        return few_alarms
-    if criterion == "max_specificity":
-        return enough_found
-    inside = few_alarms & enough_found
-    if inside.any():
-        return inside
+    # of few alarms the best one finds enough positives if any does, and the other way round
+    preferred = {"max_sensitivity": few_alarms, "max_specificity": enough_found}.get(
+        criterion, few_alarms & enough_found
+    )
+    if preferred.any():
+        return preferred
     missed = (min_tpr - curve.tp.double() / curve.num_pos).clamp(min=0)
     alarms = (curve.fp.double() / curve.num_neg - max_fpr).clamp(min=0)
     away = torch.hypot(missed, alarms)
@@ -342,9 +340,10 @@ def _gain(curve: _Curve, criterion: Criterion, cost_ratio: float) -> Tensor:
 
 def _widened(threshold: float, pos: Tensor, neg: Tensor) -> float:
     """Halfway to the next lower score, if there is a number between the two."""
-    lower = [below.max() for below in (pos[pos < threshold], neg[neg < threshold]) if below.numel()]
-    if not lower or math.isinf(threshold):
+    scores = torch.cat([pos, neg])
+    below = scores[scores < threshold]
+    if not below.numel() or math.isinf(threshold):
         return threshold
-    floor = max(float(score) for score in lower)
+    floor = float(below.max())
     middle = threshold / 2 + floor / 2
     return middle if floor < middle <= threshold else threshold

@@ -12,16 +12,8 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import warn_on_rank_zero
-from lightning_tpauc.functional.checks import check_rectangle, eager
-from lightning_tpauc.functional.order import (
-    between,
-    count_above,
-    count_pairs,
-    has_nan,
-    rankable,
-    sorted_ranks,
-    split_classes,
-)
+from lightning_tpauc.functional.checks import as_tensor, eager, rankable
+from lightning_tpauc.functional.order import between, count_above, count_pairs, has_nan, sorted_ranks, split_classes
 
 
 def count_by_score(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -78,12 +70,12 @@ def polyline_area(pos_counts: Tensor, neg_counts: Tensor, min_tpr: float, max_fp
     return ((most_fp * (top - least_tp) - lost) / (most_fp * (n_pos - least_tp))).clamp(0, 1)
 
 
-def roc_polyline(preds: Tensor, target: Tensor, drop_collinear: bool = True) -> tuple[Tensor, Tensor]:
+def roc_polyline(preds: Any, target: Any, drop_collinear: bool = True) -> tuple[Tensor, Tensor]:
     """Vertices of the ROC polyline, one per distinct score, from (0, 0) to (1, 1).
 
     Args:
-        preds: scores, tensor of any shape and real dtype; larger means more positive.
-        target: tensor of the same shape with 1 for positives and 0 for negatives; other rows are left out.
+        preds: scores, a tensor, array or list of any shape and real dtype; larger means more positive.
+        target: labels of the same shape, 1 for positives and 0 for negatives; other rows are left out.
         drop_collinear: leave out vertices inside straight pieces; the curve stays the same.
 
     Returns:
@@ -95,7 +87,7 @@ def roc_polyline(preds: Tensor, target: Tensor, drop_collinear: bool = True) -> 
         >>> fpr.tolist(), tpr.tolist()
         ([0.0, 0.0, 0.5, 0.5, 1.0], [0.0, 0.5, 0.5, 1.0, 1.0])
     """
-    return roc_points(preds, target, drop_collinear=drop_collinear)[:2]
+    return roc_points(as_tensor(preds, "preds"), as_tensor(target, "target"), drop_collinear=drop_collinear)[:2]
 
 
 @eager
@@ -146,47 +138,6 @@ def polyline_vertices(
     return fp / fp[-1], tp / tp[-1], torch.cat([reached.new_full((1,), math.inf), reached])
 
 
-def clip_polyline(fpr: Tensor, tpr: Tensor, min_tpr: float, max_fpr: float) -> tuple[Tensor, Tensor]:
-    """The part of a ROC polyline inside the rectangle, with interpolated vertices on its borders.
-
-    Args:
-        fpr: non-decreasing float tensor ``(V,)`` from 0 to 1.
-        tpr: non-decreasing float tensor ``(V,)`` from 0 to 1.
-        min_tpr: lower bound of the true positive rate, in [0, 1).
-        max_fpr: upper bound of the false positive rate, in (0, 1].
-
-    Returns:
-        ``(fpr, tpr)``: tensors ``(U,)`` in the rectangle, from its lower border to its right border; empty if the curve
-        passes below its lower right corner, or is nan.
-
-    Raises:
-        ArgumentError: if the rectangle is empty or not inside the unit square.
-
-    Example:
-        >>> fpr, tpr = clip_polyline(torch.tensor([0.0, 0.0, 1.0]), torch.tensor([0.0, 0.5, 1.0]), 0.6, 0.5)
-        >>> fpr, tpr
-        (tensor([0.2000, 0.5000]), tensor([0.6000, 0.7500]))
-    """
-    min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
-    last_low = int((tpr <= min_tpr).sum()) - 1  # the segment from here on crosses the lower border
-    first_right = int((fpr < max_fpr).sum())  # the segment up to here crosses the right border
-    left = _between(fpr, tpr, last_low, min_tpr)
-    right = _between(tpr, fpr, first_right - 1, max_fpr)
-    if not (left <= max_fpr and right >= min_tpr):  # also where a class is empty and rates are nan
-        return fpr[:0], tpr[:0]
-    inner = slice(last_low + 1, first_right)
-    return (
-        torch.cat([left.view(1), fpr[inner], fpr.new_tensor([max_fpr])]),
-        torch.cat([tpr.new_tensor([min_tpr]), tpr[inner], right.view(1)]),
-    )
-
-
-def _between(values: Tensor, along: Tensor, k: int, position: float) -> Tensor:
-    """Value at ``position`` of ``along``, linear between the vertices k and k + 1."""
-    share = (position - along[k]) / (along[k + 1] - along[k])
-    return values[k] + share * (values[k + 1] - values[k])
-
-
 def adjust_thresholds(thresholds: int | Sequence[float] | Tensor | np.ndarray[Any, Any]) -> Tensor:
     """The thresholds as a float64 tensor ``(T,)`` in ascending order; an int T means T of them evenly on [0, 1].
 
@@ -198,10 +149,7 @@ def adjust_thresholds(thresholds: int | Sequence[float] | Tensor | np.ndarray[An
     """
     if isinstance(thresholds, Integral):
         return torch.linspace(0, 1, int(thresholds), dtype=torch.float64, device="cpu")
-    if isinstance(thresholds, Tensor):
-        return thresholds.detach().cpu().to(torch.float64).sort().values
-    # Not by way of the default dtype, which rounds a list's numbers to float32.
-    return torch.tensor(thresholds, dtype=torch.float64, device="cpu").sort().values
+    return as_tensor(thresholds, "thresholds").detach().cpu().to(torch.float64).sort().values
 
 
 def confusion_counts(scores: Tensor, labels: Tensor, thresholds: Tensor) -> Tensor:
@@ -267,33 +215,20 @@ def binned_segments(counts: Tensor) -> tuple[Tensor, Tensor]:
     return rises, runs
 
 
-def binned_area(counts: Tensor, min_tpr: float, max_fpr: float) -> Tensor:
-    """Normalised area of the polyline through the binned ROC points, float64 of shape ``()``; nan without a class."""
-    if counts.device.type == "mps":
-        counts = counts.cpu()
-    return polyline_area(*binned_segments(counts), min_tpr, max_fpr)
-
-
-@eager
-def exact_tpauc(scores: Tensor, labels: Tensor, min_tpr: float, max_fpr: float) -> Tensor:
-    """Exact metric of scores with labels 1, 0 or anything else for rows to leave out."""
-    pos, neg = split_classes(scores, labels)
-    if unrankable(pos, neg):
-        return torch.tensor(math.nan, dtype=torch.float64, device=pos.device)
-    return torch.tensor(exact_area(pos, neg, min_tpr, max_fpr), dtype=torch.float64, device=pos.device)
-
-
-@eager
-def binned_tpauc(counts: Tensor, num_nan: int, min_tpr: float, max_fpr: float) -> Tensor:
-    """Metric of confusion counts ``(T, 2, 2)``, among them ``num_nan`` of scores that are nan."""
-    if _undefined(why_undefined(int(counts[0, 1].sum()), int(counts[0, 0].sum()), num_nan > 0)):
-        return torch.tensor(math.nan, dtype=torch.float64, device=counts.device)
-    return binned_area(counts, min_tpr, max_fpr)
+def binned_roc(counts: Tensor, num_nan: int, thresholds: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The ROC polyline of confusion counts ``(T, 2, 2)``: ``(fpr, tpr, thresholds)``, each ``(V,)``."""
+    if num_nan:
+        return nan_points(counts.device)
+    reached = torch.cat([thresholds.flip(0), thresholds.new_tensor([-math.inf])])
+    return polyline_vertices(*binned_segments(counts), reached)
 
 
 def unrankable(pos: Tensor, neg: Tensor, value: str = "two-way partial AUC") -> bool:
     """Whether a class has no example or a score is nan, with a :class:`TPAUCWarning` that says which."""
-    return _undefined(why_undefined(pos.shape[0], neg.shape[0], has_nan(pos) or has_nan(neg)), value)
+    reason = why_undefined(pos.shape[0], neg.shape[0], has_nan(pos) or has_nan(neg))
+    if reason:
+        warn_on_rank_zero(f"The {value} is nan: {reason}")
+    return bool(reason)
 
 
 def why_undefined(num_pos: int, num_neg: int, any_nan: bool) -> str:
@@ -307,12 +242,6 @@ def why_undefined(num_pos: int, num_neg: int, any_nan: bool) -> str:
         f"there was no {missing} to rank. "
         "This is normal for a few batches of a sanity check; evaluate on a set that holds both classes."
     )
-
-
-def _undefined(reason: str, value: str = "two-way partial AUC") -> bool:
-    if reason:
-        warn_on_rank_zero(f"The {value} is nan: {reason}")
-    return bool(reason)
 
 
 class Segment(NamedTuple):

@@ -2,19 +2,11 @@
 
 from lightning_tpauc.metrics.objective import ExactObjective, ObjectiveRatios
 from lightning_tpauc.metrics.operating_points import FPRAtMinTPR, TPRAtMaxFPR
-from lightning_tpauc.metrics.tpauc import (
-    BinaryTwoWayPartialAUROC,
-    MulticlassTwoWayPartialAUROC,
-    MultilabelTwoWayPartialAUROC,
-    TwoWayPartialAUROC,
-)
+from lightning_tpauc.metrics.tpauc import TwoWayPartialAUROC
 
 __all__ = (
-    "BinaryTwoWayPartialAUROC",
     "ExactObjective",
     "FPRAtMinTPR",
-    "MulticlassTwoWayPartialAUROC",
-    "MultilabelTwoWayPartialAUROC",
     "ObjectiveRatios",
     "TPRAtMaxFPR",
     "TwoWayPartialAUROC",

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
@@ -14,7 +15,8 @@ from typing_extensions import override
 from lightning_tpauc.errors import ArgumentError, warn_on_rank_zero
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional.operating_points import count_decisions
-from lightning_tpauc.functional.roc import clip_polyline, exact_tpauc, roc_points
+from lightning_tpauc.functional.roc import roc_points
+from lightning_tpauc.functional.tpauc import two_way_partial_auroc
 from lightning_tpauc.metrics.base import scores_of_each
 
 CURVE = "#1f3b57"
@@ -55,10 +57,8 @@ def plot_roc(
     corner, width, height = (0, min_tpr), max_fpr, 1 - min_tpr
     region = f"TPR ≥ {min_tpr:g}, FPR ≤ {max_fpr:g}"
     ax.add_patch(patches.Rectangle(corner, width, height, facecolor=RECTANGLE, alpha=0.16, linewidth=0, zorder=0))
-    inside_fpr, inside_tpr = clip_polyline(fpr, tpr, min_tpr, max_fpr)
-    ax.fill_between(
-        inside_fpr.numpy(), min_tpr, inside_tpr.numpy(), color=AREA, linewidth=0, zorder=2, label=f"TPAUC = {value:.3f}"
-    )
+    inside = _inside(fpr.numpy(), tpr.numpy(), min_tpr, max_fpr)
+    ax.fill_between(inside[0], min_tpr, inside[1], color=AREA, linewidth=0, zorder=2, label=f"TPAUC = {value:.3f}")
     ax.add_patch(
         patches.Rectangle(corner, width, height, fill=False, edgecolor=RECTANGLE, linewidth=1.4, zorder=3, label=region)
     )
@@ -68,6 +68,15 @@ def plot_roc(
         ax.plot(*point, "o", color=POSITIVE, markersize=7, markeredgecolor="white", zorder=5, label=text)
     _dress(ax)
     return ax.figure, ax
+
+
+def _inside(fpr: Any, tpr: Any, min_tpr: float, max_fpr: float) -> Any:
+    """The part of a curve inside the rectangle, with vertices on its borders, an array ``(2, U)``."""
+    left, right = np.interp(min_tpr, tpr, fpr), np.interp(max_fpr, fpr, tpr)
+    if not (left < max_fpr and right > min_tpr):  # also where a class is empty and rates are nan
+        return np.empty((2, 0))
+    kept = (tpr > min_tpr) & (fpr < max_fpr)
+    return np.array([[left, *fpr[kept], max_fpr], [min_tpr, *tpr[kept], right]])
 
 
 def plot_scores(scores: Tensor, labels: Tensor, threshold: float | None = None, ax: Any = None) -> tuple[Any, Any]:
@@ -233,35 +242,32 @@ class ROCFigure(Callback):
         pyplot = import_extra("matplotlib.pyplot", "plot")
         step = trainer.global_step - 1  # where Lightning puts this validation's scalars
         for logger, show in _able(trainer):
-            several = getattr(pl_module, "trained_labels", None) is not None
-            for name, figure in _figures_of_labels(pl_module, drawn) if several else _figures(pl_module, *drawn[0]):
+            for name, figure in _figures(pl_module, drawn):
                 show(logger, name, figure, step)
                 pyplot.close(figure)
 
 
-def _figures(module: Any, scores: Tensor, labels: Tensor) -> Iterator[tuple[str, Any]]:
-    """The pictures of a validation, by their names."""
-    rectangle, threshold = (module.algorithm.min_tpr, module.algorithm.max_fpr), module.threshold
-    point = None
-    if threshold is not None:
-        decisions = count_decisions(scores, labels, threshold)
-        point = 1 - decisions.specificity, decisions.sensitivity
-    fpr, tpr, _ = roc_points(scores, labels)
-    value = float(exact_tpauc(scores, labels, *rectangle))
-    yield "val/roc", plot_roc(fpr, tpr, value, *rectangle, point=point)[0]
-    yield "val/scores", plot_scores(scores, labels, threshold)[0]
+def _figures(module: Any, drawn: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[str, Any]]:
+    """The pictures of a validation, by their names; of several labels one that lacks a class is left out."""
+    labels, algorithm = module.trained_labels, module.algorithm
+    if labels is None:
+        rectangle, threshold = (algorithm.min_tpr, algorithm.max_fpr), module.threshold
+        point = None if threshold is None else count_decisions(*drawn[0], threshold)
+        marked = None if point is None else (1 - point.specificity, point.sensitivity)
+        yield "val/roc", plot_roc(*roc_points(*drawn[0])[:2], _area(drawn[0], rectangle), *rectangle, point=marked)[0]
+        yield "val/scores", plot_scores(*drawn[0], threshold)[0]
+        return
+    each = zip(labels.names, labels.keys, drawn, labels.rectangles(algorithm), strict=True)
+    known = [(name, key, scored, rectangle) for name, key, scored, rectangle in each if _has_both(scored)]
+    curves = [roc_points(*scored) for _, _, scored, _ in known]
+    shown = [f"{name}: {_area(scored, rectangle):.3f}" for name, _, scored, rectangle in known]
+    yield "val/roc", plot_rocs(curves, shown, [rectangle for *_, rectangle in known])[0]
+    for name, key, scored, _ in known:
+        yield f"val/scores/{key}", plot_scores(*scored, (module.threshold or {}).get(name))[0]
 
 
-def _figures_of_labels(module: Any, drawn: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[str, Any]]:
-    """The pictures of a validation of several labels; one that lacks a class is left out."""
-    labels, thresholds = module.trained_labels, module.threshold or {}
-    each = list(zip(labels.names, labels.keys, drawn, labels.rectangles(module.algorithm), strict=True))
-    known = [(name, key, own, rectangle) for name, key, own, rectangle in each if _has_both(own)]
-    curves = [roc_points(*own) for _, _, own, _ in known]
-    shown = [f"{name}: {float(exact_tpauc(*own, *rectangle)):.3f}" for name, _, own, rectangle in known]
-    yield "val/roc", plot_rocs(curves, shown, [rectangle for _, _, _, rectangle in known])[0]
-    for name, key, own, _ in known:
-        yield f"val/scores/{key}", plot_scores(*own, thresholds.get(name))[0]
+def _area(scored: tuple[Tensor, Tensor], rectangle: tuple[float, float]) -> float:
+    return float(two_way_partial_auroc(*scored, *rectangle, ignore_index=-1, validate_args=False))
 
 
 def _has_both(scored: tuple[Tensor, Tensor]) -> bool:

@@ -29,13 +29,12 @@ class AlgorithmScoreMetric(ScoreMetric):
     def __init__(self, score_activation: Literal["identity", "sigmoid"] | None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.score_activation = score_activation
-        self.collect_scores()
         if score_activation is None:
             # A MetricCollection lets metrics share a store if the names and first values of their states agree.
             self.add_state("is_of_algorithm", default=torch.zeros(()), dist_reduce_fx="sum")
 
     @eager
-    def update(self, preds: Tensor, target: Tensor, algorithm_scores: Tensor | None = None) -> None:
+    def update(self, preds: Any, target: Any, algorithm_scores: Any = None) -> None:
         """Collect one batch.
 
         Args:

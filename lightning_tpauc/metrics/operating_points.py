@@ -11,14 +11,7 @@ from lightning_tpauc.functional.operating_points import exact_fpr, exact_tpr
 from lightning_tpauc.metrics.base import ScoreMetric
 
 
-class _OperatingPoint(ScoreMetric):
-    is_differentiable = False
-    full_state_update = False
-    plot_lower_bound = 0.0
-    plot_upper_bound = 1.0
-
-
-class TPRAtMaxFPR(_OperatingPoint):
+class TPRAtMaxFPR(ScoreMetric):
     """The largest true positive rate at a false positive rate of at most ``max_fpr``.
 
     See :func:`~lightning_tpauc.functional.tpr_at_max_fpr`. In a :class:`~torchmetrics.MetricCollection` it shares the
@@ -37,13 +30,16 @@ class TPRAtMaxFPR(_OperatingPoint):
         ArgumentError: if an argument is out of range.
 
     Example:
-        >>> import torch
         >>> metric = TPRAtMaxFPR(max_fpr=0.25)
-        >>> metric.update(torch.tensor([0.9, 0.8, 0.7, 0.6, 0.5]), torch.tensor([1, 0, 1, 1, 0]))
+        >>> metric.update([0.9, 0.8, 0.7, 0.6, 0.5], [1, 0, 1, 1, 0])
         >>> metric.compute()
         tensor(0.3333, dtype=torch.float64)
     """
 
+    is_differentiable = False
+    full_state_update = False
+    plot_lower_bound = 0.0
+    plot_upper_bound = 1.0
     higher_is_better = True
 
     def __init__(
@@ -53,14 +49,13 @@ class TPRAtMaxFPR(_OperatingPoint):
         if validate_args:
             _, max_fpr = check_rectangle(0.0, max_fpr)
         self.max_fpr = max_fpr
-        self.collect_scores()
 
     def compute(self) -> Tensor:
         """The rate over all examples, on all processes."""
         return self.result(exact_tpr(*self.collected(), self.max_fpr))
 
 
-class FPRAtMinTPR(_OperatingPoint):
+class FPRAtMinTPR(ScoreMetric):
     """The smallest false positive rate at a true positive rate of at least ``min_tpr``.
 
     See :func:`~lightning_tpauc.functional.fpr_at_min_tpr`. In a :class:`~torchmetrics.MetricCollection` it shares the
@@ -79,13 +74,16 @@ class FPRAtMinTPR(_OperatingPoint):
         ArgumentError: if an argument is out of range.
 
     Example:
-        >>> import torch
         >>> metric = FPRAtMinTPR(min_tpr=0.5)
-        >>> metric.update(torch.tensor([0.9, 0.8, 0.7, 0.6, 0.5]), torch.tensor([1, 0, 1, 1, 0]))
+        >>> metric.update([0.9, 0.8, 0.7, 0.6, 0.5], [1, 0, 1, 1, 0])
         >>> metric.compute()
         tensor(0.5000, dtype=torch.float64)
     """
 
+    is_differentiable = False
+    full_state_update = False
+    plot_lower_bound = 0.0
+    plot_upper_bound = 1.0
     higher_is_better = False
 
     def __init__(
@@ -95,7 +93,6 @@ class FPRAtMinTPR(_OperatingPoint):
         if validate_args:
             min_tpr, _ = check_rectangle(min_tpr, 1.0)
         self.min_tpr = min_tpr
-        self.collect_scores()
 
     def compute(self) -> Tensor:
         """The rate over all examples, on all processes."""

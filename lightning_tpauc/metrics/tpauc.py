@@ -2,200 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping
 from numbers import Real
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.extras import import_extra
-from lightning_tpauc.functional.checks import check_count, check_multiclass, check_multilabel, check_rectangle, eager
-from lightning_tpauc.functional.roc import binned_tpauc, exact_tpauc, roc_points
-from lightning_tpauc.functional.tpauc import (
-    Average,
-    LabelArea,
-    Rates,
-    average_areas,
-    binned_areas,
-    check_average,
-    check_class_index,
-    check_task,
-    exact_areas,
-    one_vs_rest,
-    per_label_rectangles,
-)
-from lightning_tpauc.metrics.base import AreaMetric, Thresholds, binned_roc
+from lightning_tpauc.functional.checks import as_tensor, eager
+from lightning_tpauc.functional.roc import binned_roc, confusion_counts, count_nan, roc_points
+from lightning_tpauc.functional.tpauc import AskedAreas, Average, LabelArea, Rates, TaskKind, Thresholds
+from lightning_tpauc.metrics.base import ScoreMetric
+
+#: ``(fpr, tpr, thresholds)`` of one curve.
+Curve = tuple[Tensor, Tensor, Tensor]
 
 
-class BinaryTwoWayPartialAUROC(AreaMetric):
+class TwoWayPartialAUROC(ScoreMetric):
     r"""Area of the ROC polyline inside the rectangle [0, max_fpr] x [min_tpr, 1], over the rectangle's area.
 
     The definition, its conventions for ties and borders, and what the value means are those of
-    :func:`~lightning_tpauc.functional.two_way_partial_auroc`. Scores are ranked as they come, never squashed. Over
-    several processes the value is that of all their examples together, also if some processes have none.
+    :func:`~lightning_tpauc.functional.two_way_partial_auroc`. Scores are ranked as they come, never squashed; those of
+    several labels or classes each by themselves. Over several processes the value is that of all their examples
+    together, also if some processes have none.
 
     Args:
-        min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).
+        min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1); of labels and classes also one
+            each.
         max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1]; ``None`` is 1, as in torchmetrics.
         thresholds: ``None`` keeps every score, O(N) memory, and is exact. A list, 1-D tensor or 1-D array of T
             thresholds, or an int T for as many evenly spaced ones on [0, 1] (which needs scores in [0, 1]), keeps
             counts only: O(T) memory, straight lines between the thresholds' ROC points.
-        ignore_index: label of rows that count for neither class.
+        ignore_index: label of rows, of several labels of entries, that count for neither class. Entries that are nan,
+            in float targets of several labels, were not measured either.
         validate_args: check arguments, and the values of every batch; set to ``False`` to save a synchronisation with
             the device per batch.
-        kwargs: see :class:`torchmetrics.Metric`.
-
-    Returns (from ``compute`` and ``forward``):
-        float64 tensor of shape ``()`` in [0, 1]; nan, with a :class:`TPAUCWarning`, if either class has no example or,
-        unchecked, a score is nan.
-
-    Raises:
-        ArgumentError: if an argument is out of range.
-
-    Example:
-        >>> import torch
-        >>> metric = BinaryTwoWayPartialAUROC(min_tpr=0.5, max_fpr=0.5)
-        >>> metric.update(torch.tensor([0.9, 0.8, 0.6, 0.5]), torch.tensor([1, 1, 0, 0]))
-        >>> metric.update(torch.tensor([0.7, 0.3, 0.4, 0.1]), torch.tensor([1, 1, 0, 0]))
-        >>> metric.compute()
-        tensor(0.5000, dtype=torch.float64)
-    """
-
-    def __init__(
-        self,
-        min_tpr: float = 0.5,
-        max_fpr: float | None = 0.5,
-        thresholds: Thresholds = None,
-        ignore_index: int | None = None,
-        validate_args: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(ignore_index=ignore_index, validate_args=validate_args, **kwargs)
-        max_fpr = 1.0 if max_fpr is None else max_fpr
-        if validate_args:
-            min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
-        self.min_tpr = min_tpr
-        self.max_fpr = max_fpr
-        self.collect(thresholds)
-
-    def compute(self) -> Tensor:
-        """The metric over all examples, on all processes."""
-        if self.confmat is not None:
-            return self.result(binned_tpauc(self.confmat, int(self.num_nan), self.min_tpr, self.max_fpr))
-        return self.result(exact_tpauc(*self.collected(), self.min_tpr, self.max_fpr))
-
-    @eager
-    def roc(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The whole ROC polyline over all examples, on all processes: ``(fpr, tpr, thresholds)``, each ``(V,)``.
-
-        Each vertex holds the rates of ``score >= threshold``; the first threshold is infinite, and vertices inside
-        straight pieces are left out, as in scikit-learn. All are float64, and nan if a score is.
-
-        Under several processes all of them have to call this.
-        """
-        with self.sync_context(
-            dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync, should_unsync=self._should_unsync
-        ):
-            if self.confmat is not None and self.thresholds is not None:
-                return binned_roc(self.confmat.cpu(), int(self.num_nan), self.thresholds)
-            return roc_points(*self.collected())
-
-    def plot(
-        self,
-        val: Any = None,
-        ax: Any = None,
-        others: Mapping[str, BinaryTwoWayPartialAUROC] | None = None,
-        label: str = "this",
-    ) -> Any:
-        """Draw the ROC curve, the rectangle, and the area that the metric measures; with ``others`` all their curves.
-
-        Under several processes all of them have to call this.
-
-        Args:
-            val: value to print; computed if ``None``. Several values, in a sequence, tensor or array, are drawn against
-                their position instead.
-            ax: matplotlib axes to draw into; a new figure if ``None``.
-            others: metrics to compare with, by the names that the legend gives them. All have their own rectangles.
-            label: name of this one beside others.
-
-        Returns:
-            The figure and the axes.
-
-        Raises:
-            MissingExtraError: if matplotlib is not installed.
-            ArgumentError: if a value is given beside others, whose values are computed.
-        """
-        import_extra("matplotlib", "plot")
-        from lightning_tpauc.metrics.figures import (  # it imports Lightning, which metrics do without
-            plot_roc,
-            plot_rocs,
-        )
-
-        if others:
-            if val is not None:
-                msg = f"`plot(others=...)` computes the values of all curves: leave out `val`, which is {val!r}."
-                raise ArgumentError(msg)
-            named = {label: self, **others}
-            values = [f"{name}: TPAUC = {float(metric.compute()):.3f}" for name, metric in named.items()]
-            rectangles = [(metric.min_tpr, metric.max_fpr) for metric in named.values()]
-            return plot_rocs([metric.roc() for metric in named.values()], values, rectangles, ax)
-        if val is not None and not isinstance(val, Real) and (not isinstance(val, Tensor) or val.numel() != 1):
-            return super().plot(val, ax)
-        value = float(self.compute() if val is None else val)
-        fpr, tpr, _ = self.roc()
-        return plot_roc(fpr, tpr, value, self.min_tpr, self.max_fpr, ax)
-
-
-class TwoWayPartialAUROC(BinaryTwoWayPartialAUROC):
-    r"""Area of the ROC polyline inside the rectangle [0, max_fpr] x [min_tpr, 1], over the rectangle's area.
-
-    Without a ``task`` this is :class:`BinaryTwoWayPartialAUROC`, which says what the value means. With
-    ``task="multilabel"`` it makes a :class:`MultilabelTwoWayPartialAUROC` of ``num_labels``, with ``task="multiclass"``
-    a :class:`MulticlassTwoWayPartialAUROC` of ``num_classes``.
-
-    Args:
-        min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1); for labels and classes also one
-            each.
-        max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1]; ``None`` is 1, as in torchmetrics.
-        thresholds: ``None`` keeps every score and is exact; a list, tensor or array of thresholds, or a number of them
-            on [0, 1], keeps counts only.
-        ignore_index: label of rows, for labels of entries, that count for neither class.
-        validate_args: check arguments, and the values of every batch; set to ``False`` to save a synchronisation with
-            the device per batch.
-        task: ``"binary"``, ``"multiclass"`` or ``"multilabel"``.
+        task: ``"binary"``, ``"multiclass"`` (each class against all others) or ``"multilabel"``.
         num_classes: number of classes, for ``"multiclass"`` only.
         num_labels: number of labels, for ``"multilabel"`` only.
-        average: over classes or labels: ``"macro"``, ``"weighted"``, or ``None`` for one value each.
+        average: over classes or labels: ``"macro"``, ``"weighted"`` by their positives, or ``None`` for one value each.
+            Averages leave out values that are nan.
         kwargs: see :class:`torchmetrics.Metric`.
 
     Returns (from ``compute`` and ``forward``):
-        float64 tensor of shape ``()``, or one entry per class or label without an average; nan, with a
+        float64 tensor of shape ``()`` in [0, 1], or one entry per class or label without an average; nan, with a
         :class:`TPAUCWarning`, where a class has no example or, unchecked, a score is nan.
 
     Raises:
         ArgumentError: if an argument is out of range or belongs to another task.
 
     Example:
-        >>> import torch
         >>> metric = TwoWayPartialAUROC(min_tpr=0.5, max_fpr=0.5)
         >>> metric.update(torch.tensor([0.9, 0.8, 0.6, 0.5]), torch.tensor([1, 1, 0, 0]))
-        >>> metric.update(torch.tensor([0.7, 0.3, 0.4, 0.1]), torch.tensor([1, 1, 0, 0]))
+        >>> metric.update([0.7, 0.3, 0.4, 0.1], [1, 1, 0, 0])
         >>> metric.compute()
         tensor(0.5000, dtype=torch.float64)
-        >>> TwoWayPartialAUROC(min_tpr=0.5, max_fpr=0.5, task="multilabel", num_labels=14, average="weighted")
-        MultilabelTwoWayPartialAUROC(num_labels=14)
+        >>> metric = TwoWayPartialAUROC(0.0, [0.5, 1.0], task="multilabel", num_labels=2, average=None)
+        >>> preds = torch.tensor([[0.9, 0.2], [0.6, 0.8], [0.7, 0.1], [0.1, 0.4]])
+        >>> metric.update(preds, torch.tensor([[1, 0], [1, 1], [0, torch.nan], [0, 1]]))
+        >>> metric.compute()
+        tensor([0.5000, 1.0000], dtype=torch.float64)
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """The class of the task; a subclass is what it is."""
-        task = kwargs.get("task", "binary") if cls is TwoWayPartialAUROC else "binary"
-        if task == "multilabel":
-            return _of_task(MultilabelTwoWayPartialAUROC, *args, **kwargs)
-        if task == "multiclass":
-            return _of_task(MulticlassTwoWayPartialAUROC, *args, **kwargs)
-        return super().__new__(cls)
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+    plot_lower_bound = 0.0
+    plot_upper_bound = 1.0
+    num_nan: Tensor
 
     def __init__(
         self,
@@ -205,250 +82,184 @@ class TwoWayPartialAUROC(BinaryTwoWayPartialAUROC):
         ignore_index: int | None = None,
         validate_args: bool = True,
         *,
-        task: Literal["binary", "multiclass", "multilabel"] = "binary",
+        task: TaskKind = "binary",
         num_classes: int | None = None,
         num_labels: int | None = None,
         average: Average = "macro",
         **kwargs: Any,
     ) -> None:
-        check_task(task, min_tpr, num_classes, num_labels, average)
-        if task != "binary":
-            msg = f"Expected `task` to be 'binary' for a subclass of `TwoWayPartialAUROC`, but got {str(task)!r}."
-            raise ArgumentError(msg)
-        kwargs.update(min_tpr=min_tpr, max_fpr=max_fpr)  # two numbers, which the base class checks
-        super().__init__(thresholds=thresholds, ignore_index=ignore_index, validate_args=validate_args, **kwargs)
+        asked = AskedAreas(
+            min_tpr, max_fpr, thresholds, ignore_index, validate_args, task, num_classes, num_labels, average
+        )
+        # the ignored class of several may be any
+        super().__init__(ignore_index, validate_args, row=asked.row, keeps_scores=asked.thresholds is None, **kwargs)
+        self._asked = asked
+        self._label_row = () if num_classes is not None else asked.row
+        #: ``(min_tpr, max_fpr)`` of each column of scores.
+        self.rectangles = asked.rectangles
+        if not asked.row:
+            self.min_tpr, self.max_fpr = asked.rectangles[0]
+        #: Ascending float64 tensor ``(T,)`` or ``None``. No buffer: half-precision plugins would round it.
+        self.thresholds = asked.thresholds
+        self.num_classes, self.num_labels, self.average = num_classes, num_labels, average
+        if self.thresholds is None:
+            return
+        # A MetricCollection lets metrics share states whose names and first values agree. The first batch need not tell
+        # two sets of thresholds apart, so the name has to; nor two ignored classes.
+        told_apart = self.thresholds.numpy(force=True).tobytes()
+        if num_classes is not None and ignore_index is not None:
+            told_apart += f"without {ignore_index}".encode()
+        self._counts_name = f"confmat_{hashlib.blake2s(told_apart, digest_size=6).hexdigest()}"
+        counts = torch.zeros((len(self.thresholds), *asked.row, 2, 2), dtype=torch.int64, device=self.device)
+        self.add_state(self._counts_name, default=counts, dist_reduce_fx="sum")
+        self.add_state("num_nan", default=counts.new_zeros(asked.row), dist_reduce_fx="sum")
 
+    def extra_repr(self) -> str:
+        """The rectangle, or the number of labels or classes, for ``print``."""
+        if self.num_labels is not None or self.num_classes is not None:
+            name = "num_classes" if self.num_labels is None else "num_labels"
+            return f"{name}={getattr(self, name)}"
+        return f"min_tpr={self.min_tpr!r}, max_fpr={self.max_fpr!r}"
 
-def _of_task(
-    kind: Any,
-    min_tpr: Rates = 0.5,
-    max_fpr: Rates = 0.5,
-    thresholds: Thresholds = None,
-    ignore_index: int | None = None,
-    validate_args: bool = True,
-    *,
-    task: str,
-    num_classes: int | None = None,
-    num_labels: int | None = None,
-    average: Average = "macro",
-    **kwargs: Any,
-) -> Any:
-    check_task(task, min_tpr, num_classes, num_labels, average)
-    count = num_labels if num_classes is None else num_classes
-    return kind(count, min_tpr, max_fpr, average, thresholds, ignore_index, validate_args, **kwargs)
+    @property
+    def confmat(self) -> Tensor | None:
+        """Confusion matrix at each threshold, int64 ``(T, 2, 2)`` or ``(T, K, 2, 2)``, or ``None``.
 
+        It is indexed by threshold, column, label, and whether the score reaches the threshold.
+        """
+        return None if self.thresholds is None else getattr(self, self._counts_name)
 
-class _PerLabel(AreaMetric):
-    """A column of scores per label, a rectangle for each, and the average of their areas."""
+    @eager
+    def update(self, preds: Any, target: Any) -> None:
+        """Collect one batch, or count it if there are thresholds.
 
-    def __init__(
-        self,
-        count: int,
-        min_tpr: Rates,
-        max_fpr: Rates,
-        average: Average,
-        ignore_index: int | None = None,
-        validate_args: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(ignore_index=ignore_index, validate_args=validate_args, **kwargs)
-        if validate_args:
-            check_average(average)
-        self.average = average
-        #: ``(min_tpr, max_fpr)`` of each label.
-        self.rectangles = per_label_rectangles(min_tpr, max_fpr, count, validate=validate_args)
-        self._score_row = (count,)
+        Args:
+            preds: scores ``(N,)`` or ``(N, 1)``, or ``(N, K)`` for K labels or classes: a tensor, array, list or column
+                of any float or integer dtype; larger means more positive.
+            target: labels of the same shape, 1, 0, or ``ignore_index``; of classes ``(N,)``.
+
+        Raises:
+            ArgumentError: if shapes are others; with ``validate_args`` also if ``target`` has other labels, ``preds``
+                holds nan, or ``thresholds`` is an int and a score lies outside [0, 1].
+        """
+        preds, target = self._asked.checked(as_tensor(preds, "preds", self.device), target)
+        if self.thresholds is None:
+            self.keep(preds, target)
+            return
+        scores, labels = preds.reshape(-1, *self._score_row), self._asked.columns(target)
+        if not self.validate_args:
+            self.num_nan = self.num_nan + count_nan(scores, labels).to(self.num_nan.device)
+        counts: Tensor = getattr(self, self._counts_name)
+        setattr(self, self._counts_name, counts + confusion_counts(scores, labels, self.thresholds).to(counts.device))
+
+    def encode(self, target: Tensor) -> Tensor:
+        """Labels as int8; classes as int32, -1 for what is none: ``ignore_index`` may be one, and is left out later."""
+        if self.num_classes is None:
+            return super().encode(target)
+        target = target.detach().long()
+        return target.where((target >= 0) & (target < self.num_classes), -1).to(torch.int32)
 
     @eager
     def compute(self) -> Tensor:
         """The metric over all examples, on all processes."""
-        return self.result(average_areas(self._areas(), self.average).to(self.device))
+        device = self.device if self.device.type != "mps" else torch.device("cpu")  # Apple's GPUs know no float64
+        return self.result(self._asked.averaged(self._areas()).to(device))
 
     def _areas(self) -> list[LabelArea]:
         if self.confmat is not None:
-            return binned_areas(self.confmat, self.num_nan, self.rectangles)
+            return self._asked.binned(self.confmat, self.num_nan)
         scores, labels = self.collected()
-        return exact_areas(scores, self.columns(labels), self.rectangles)
+        return self._asked.exact(scores, self._asked.columns(labels))
 
     @eager
-    def roc(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """The whole ROC polylines over all examples, on all processes: ``(fpr, tpr, thresholds)``, a list each.
+    def roc(self) -> tuple[Any, Any, Any]:
+        """The whole ROC polyline over all examples, on all processes: ``(fpr, tpr, thresholds)``, each ``(V,)``.
 
-        Entry k of each list is a float64 tensor ``(V_k,)``, as :meth:`BinaryTwoWayPartialAUROC.roc` gives them.
+        Each vertex holds the rates of ``score >= threshold``; the first threshold is infinite, and vertices inside
+        straight pieces are left out, as in scikit-learn. All are float64, and nan if a score is. Of several labels or
+        classes all three are lists, with an entry for each.
 
         Under several processes all of them have to call this.
         """
+        fpr, tpr, thresholds = zip(*self._on_all(self._curves), strict=True)
+        return (list(fpr), list(tpr), list(thresholds)) if self._score_row else (fpr[0], tpr[0], thresholds[0])
+
+    def _on_all(self, call: Callable[[], Any]) -> Any:
+        """What ``call`` gives while this process has the states of all."""
         with self.sync_context(
             dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync, should_unsync=self._should_unsync
         ):
-            fpr, tpr, thresholds = zip(*self._curves(), strict=True)
-            return list(fpr), list(tpr), list(thresholds)
+            return call()
 
-    def _curves(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+    def _curves(self) -> list[Curve]:
         if self.confmat is not None and self.thresholds is not None:
-            columns = zip(self.confmat.cpu().unbind(1), self.num_nan.tolist(), strict=True)
-            return [binned_roc(counts, num_nan, self.thresholds) for counts, num_nan in columns]
+            counts = self.confmat.cpu().reshape(len(self.thresholds), -1, 2, 2).unbind(1)
+            broken = self.num_nan.reshape(-1).tolist()
+            return [binned_roc(own, num_nan, self.thresholds) for own, num_nan in zip(counts, broken, strict=True)]
         scores, labels = self.collected()
-        columns = zip(scores.unbind(1), self.columns(labels).unbind(1), strict=True)
-        return [roc_points(column, label) for column, label in columns]
+        labels = self._asked.columns(labels)
+        if not self._score_row:
+            return [roc_points(scores, labels)]
+        return [roc_points(*column) for column in zip(scores.unbind(1), labels.unbind(1), strict=True)]
 
-    def plot(self, val: Any = None, ax: Any = None) -> Any:
-        """Draw the ROC curve of each label and the rectangles, with the areas in the legend.
+    def plot(
+        self,
+        val: Any = None,
+        ax: Any = None,
+        others: Mapping[str, TwoWayPartialAUROC] | None = None,
+        label: str = "this",
+    ) -> Any:
+        """Draw the ROC curve, the rectangle, and the area that the metric measures; of several all their curves.
 
         Under several processes all of them have to call this.
 
         Args:
-            val: values to draw as torchmetrics does, without curves: what ``compute`` or ``forward`` gave once, or
-                several times in a sequence.
+            val: value to print; computed if ``None``. Several values, in a sequence, tensor or array, and those of
+                several labels or classes are drawn as torchmetrics does, without curves.
             ax: matplotlib axes to draw into; a new figure if ``None``.
+            others: metrics to compare with, by the names that the legend gives them. All have their own rectangles.
+            label: name of this one beside others.
 
         Returns:
             The figure and the axes.
 
         Raises:
             MissingExtraError: if matplotlib is not installed.
+            ArgumentError: if a value is given beside others, whose values are computed, or one of them has several
+                labels or classes.
         """
         import_extra("matplotlib", "plot")
-        from lightning_tpauc.metrics.figures import plot_rocs  # it imports Lightning, which metrics do without
+        from lightning_tpauc.metrics.figures import (  # it imports Lightning, which metrics do without
+            plot_roc,
+            plot_rocs,
+        )
 
-        if val is not None:
+        if others:
+            return plot_rocs(*self._beside(others, label, val), ax)
+        one_number = isinstance(val, Real) or (isinstance(val, Tensor) and val.numel() == 1)
+        if val is not None and (self._score_row or not one_number):
             return super().plot(val, ax)
-        with self.sync_context(
-            dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync, should_unsync=self._should_unsync
-        ):
-            values, curves = [area.value for area in self._areas()], self._curves()
-        named = [f"{self.plot_legend_name} {k}: {value:.3f}" for k, value in enumerate(values)]
-        return plot_rocs(curves, named, self.rectangles, ax)
+        if self._score_row:
+            areas, curves = self._on_all(lambda: (self._areas(), self._curves()))
+            kind = "Class" if self.num_labels is None else "Label"
+            return plot_rocs(
+                curves, [f"{kind} {k}: {area.value:.3f}" for k, area in enumerate(areas)], self.rectangles, ax
+            )
+        value = float(self.compute() if val is None else val)
+        fpr, tpr, _ = self.roc()
+        return plot_roc(fpr, tpr, value, self.min_tpr, self.max_fpr, ax)
 
-
-class MultilabelTwoWayPartialAUROC(_PerLabel):
-    r"""Two-way partial AUC of each of K labels, whose targets may be missing, or the average.
-
-    The definition is that of :func:`~lightning_tpauc.functional.multilabel_two_way_partial_auroc`. Scores are ranked as
-    they come, each label by itself. Over several processes the value is that of all their examples together.
-
-    Args:
-        num_labels: K.
-        min_tpr: lower bound of the true positive rate, in [0, 1); one for all labels, or K.
-        max_fpr: upper bound of the false positive rate, in (0, 1]; one for all labels, or K. ``None`` is 1.
-        average: ``"macro"`` is the mean over the labels, ``"weighted"`` weights them by their positives, and ``None``
-            or ``"none"`` gives all K. Averages leave out labels whose value is nan.
-        thresholds: ``None`` keeps every score, O(N K) memory, and is exact; several, or an integer of them on [0, 1],
-            keep counts only, O(T K).
-        ignore_index: label of entries that were not measured. Entries that are nan, in float targets, were not either.
-        validate_args: check arguments, and the values of every batch.
-        kwargs: see :class:`torchmetrics.Metric`.
-
-    Returns (from ``compute`` and ``forward``):
-        float64 tensor of shape ``()``, or ``(K,)`` without an average. The value of a label is nan, with a
-        :class:`TPAUCWarning`, if a class has no example or, unchecked, a score is nan.
-
-    Raises:
-        ArgumentError: if an argument is out of range.
-
-    Example:
-        >>> metric = MultilabelTwoWayPartialAUROC(num_labels=2, min_tpr=0.0, max_fpr=[0.5, 1.0], average=None)
-        >>> preds = torch.tensor([[0.9, 0.2], [0.6, 0.8], [0.7, 0.1], [0.1, 0.4]])
-        >>> metric.update(preds, torch.tensor([[1, 0], [1, 1], [0, torch.nan], [0, 1]]))
-        >>> metric.compute()
-        tensor([0.5000, 1.0000], dtype=torch.float64)
-    """
-
-    plot_legend_name = "Label"
-
-    def __init__(
-        self,
-        num_labels: int,
-        min_tpr: Rates = 0.5,
-        max_fpr: Rates = 0.5,
-        average: Average = "macro",
-        thresholds: Thresholds = None,
-        ignore_index: int | None = None,
-        validate_args: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        if validate_args:
-            check_count(num_labels, "num_labels", 1)
-        super().__init__(num_labels, min_tpr, max_fpr, average, ignore_index, validate_args, **kwargs)
-        self.num_labels = num_labels
-        self._label_row = (num_labels,)
-        self.collect(thresholds)
-
-    def check_batch(self, preds: Tensor, target: Tensor, *, unit_range: bool = False) -> None:
-        """Raise :class:`ArgumentError` unless both have a column per label."""
-        check_multilabel(
-            preds, target, self.num_labels, self.ignore_index, unit_range=unit_range, values=self.validate_args
-        )
-
-
-class MulticlassTwoWayPartialAUROC(_PerLabel):
-    r"""Two-way partial AUC of each of C classes against all others, or the average.
-
-    The definition is that of :func:`~lightning_tpauc.functional.multiclass_two_way_partial_auroc`. Scores are ranked as
-    they come: logits and probabilities give different values here. Over several processes the value is that of all
-    their examples together.
-
-    Args:
-        num_classes: C, at least 2.
-        min_tpr: lower bound of the true positive rate, in [0, 1); one for all classes, or C.
-        max_fpr: upper bound of the false positive rate, in (0, 1]; one for all classes, or C. ``None`` is 1.
-        average: ``"macro"`` is the mean over the classes, ``"weighted"`` weights them by their examples, and ``None``
-            or ``"none"`` gives all C. Averages leave out classes whose value is nan.
-        thresholds: ``None`` keeps every score, O(N C) memory, and is exact; several, or an integer of them on [0, 1],
-            keep counts only, O(T C).
-        ignore_index: class of rows to leave out, any integer.
-        validate_args: check arguments, and the values of every batch.
-        kwargs: see :class:`torchmetrics.Metric`.
-
-    Returns (from ``compute`` and ``forward``):
-        float64 tensor of shape ``()``, or ``(C,)`` without an average. The value of a class is nan, with a
-        :class:`TPAUCWarning`, if it or the others have no example or, unchecked, a score is nan.
-
-    Raises:
-        ArgumentError: if an argument is out of range.
-
-    Example:
-        >>> metric = MulticlassTwoWayPartialAUROC(num_classes=3, min_tpr=0.0, max_fpr=1.0, average=None)
-        >>> preds = torch.tensor([[0.8, 0.1, 0.1], [0.3, 0.4, 0.3], [0.5, 0.3, 0.2], [0.1, 0.4, 0.5]])
-        >>> metric.update(preds, torch.tensor([0, 1, 1, 2]))
-        >>> metric.compute()
-        tensor([1.0000, 0.6250, 1.0000], dtype=torch.float64)
-    """
-
-    plot_legend_name = "Class"
-
-    def __init__(
-        self,
-        num_classes: int,
-        min_tpr: Rates = 0.5,
-        max_fpr: Rates = 0.5,
-        average: Average = "macro",
-        thresholds: Thresholds = None,
-        ignore_index: int | None = None,
-        validate_args: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        if validate_args:
-            check_count(num_classes, "num_classes", 2)
-        # Any class may be left out here, so the base class has nothing to check.
-        super().__init__(num_classes, min_tpr, max_fpr, average, None, validate_args, **kwargs)
-        if validate_args:
-            check_class_index(ignore_index)
-        self.num_classes = num_classes
-        self.ignore_index = ignore_index
-        self.collect(thresholds, counted_by="" if ignore_index is None else f"without {ignore_index}")
-
-    def check_batch(self, preds: Tensor, target: Tensor, *, unit_range: bool = False) -> None:
-        """Raise :class:`ArgumentError` unless there is a column per class, and a class per row."""
-        check_multiclass(
-            preds, target, self.num_classes, self.ignore_index, unit_range=unit_range, values=self.validate_args
-        )
-
-    def encode(self, target: Tensor) -> Tensor:
-        """Classes as int32, -1 for what is none; ``ignore_index`` may be one of them, and is left out later."""
-        target = target.detach().long()
-        return target.where((target >= 0) & (target < self.num_classes), -1).to(torch.int32)
-
-    def columns(self, target: Tensor) -> Tensor:
-        """Labels of each class against the others, ``(N, C)``."""
-        return one_vs_rest(target, self.num_classes, self.ignore_index)
+    def _beside(
+        self, others: Mapping[str, TwoWayPartialAUROC], label: str, val: Any
+    ) -> tuple[list[Curve], list[str], list[tuple[float, float]]]:
+        """Curves, what the legend says, and rectangles of several metrics."""
+        named = {label: self, **others}
+        if val is not None or any(metric._score_row for metric in named.values()):
+            msg = (
+                "`plot(others=...)` draws a curve of each metric and computes its value: leave out `val`, and pass "
+                "metrics of one score per example."
+            )
+            raise ArgumentError(msg)
+        values = [f"{name}: TPAUC = {float(metric.compute()):.3f}" for name, metric in named.items()]
+        curves = [metric.roc() for metric in named.values()]
+        return curves, values, [metric.rectangles[0] for metric in named.values()]

@@ -14,8 +14,6 @@ from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.functional import fpr_at_min_tpr, tpr_at_max_fpr
 from lightning_tpauc.functional.calibration import calibrated_probability, fit_calibration
 from lightning_tpauc.functional.operating_points import CRITERIA, count_decisions, decision_threshold
-from lightning_tpauc.functional.roc import clip_polyline, roc_polyline
-from tests.helpers.tolerances import assert_close
 
 
 def scored(rng, levels, num_pos, num_neg):
@@ -64,15 +62,6 @@ def test_rounding_of_the_bound_does_not_lose_a_step():
     assert float(fpr_at_min_tpr(scores, swapped, min_tpr=0.301)) == 1.0
 
 
-def test_they_are_the_ends_of_the_clipped_curve():
-    generator = torch.Generator().manual_seed(0)
-    target = torch.randint(2, (200,), generator=generator)
-    scores = torch.randn(200, generator=generator) + 2 * target
-    fpr, tpr = clip_polyline(*roc_polyline(scores, target), 0.613, 0.377)
-    assert_close(tpr_at_max_fpr(scores, target, 0.377), tpr[-1])
-    assert_close(fpr_at_min_tpr(scores, target, 0.613), fpr[0])
-
-
 def test_the_borders_of_the_square():
     scores, target = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0, 1, 0])
     assert float(tpr_at_max_fpr(scores, target, max_fpr=1)) == 1.0
@@ -116,9 +105,10 @@ def naive(scores, labels, min_tpr, max_fpr, criterion, ratio):
         low, high = max(0.0, min_tpr - point[0] / n_pos), max(0.0, point[1] / n_neg - max_fpr)
         return round(math.hypot(low, high), 12)
 
+    few = [p for p in points if p[1] / n_neg <= max_fpr + 1e-12]
     if criterion == "max_sensitivity":
-        points = [p for p in points if p[1] / n_neg <= max_fpr + 1e-12]
-        return max(points, key=lambda p: (p[0], -p[1]))[:2]
+        few = few or [p for p in points if away(p) == min(map(away, points))]
+        return max(few, key=lambda p: (p[0], -p[1]))[:2]
     if criterion == "max_specificity":
         points = [p for p in points if p[0] / n_pos >= min_tpr - 1e-12]
         return max(points, key=lambda p: (-p[1], p[0]))[:2]
@@ -132,9 +122,11 @@ def naive(scores, labels, min_tpr, max_fpr, criterion, ratio):
 @pytest.mark.parametrize("rectangle", [(0.5, 0.5), (0.8, 0.2), (0.9, 0.1), (0.0, 1.0), (0.25, 0.01)])
 def test_it_is_the_best_of_all_thresholds(criterion, rectangle):
     generator = torch.Generator().manual_seed(1)
-    for trial in range(60):
+    for trial in range(80):
         n = int(torch.randint(2, 30, (), generator=generator))
         scores = torch.randn(n, generator=generator).mul(2).round(decimals=trial % 3)  # with ties
+        if trial % 2:  # infinite ones, too
+            scores = scores.masked_fill(scores > 2, math.inf).masked_fill(scores < -2, -math.inf)
         labels = (torch.rand(n, generator=generator) < 0.4).long()
         labels[0], labels[1] = 1, 0
         ratio = 3.5 if criterion == "min_cost" else 1.0
@@ -172,15 +164,27 @@ def test_neighbouring_numbers_are_told_apart(dtype):
     assert (scores.double() >= chosen.threshold).tolist() == [True, False]
 
 
-def test_infinite_scores_are_ranked_as_any_other():
-    scores = torch.tensor([math.inf, 3.0, -math.inf, 1.0])
-    chosen = decision_threshold(scores, torch.tensor([1, 1, 0, 0]), 0.5, 0.5)
-    assert chosen.threshold == 2.0
-    assert (chosen.tp, chosen.fp) == (2, 0)
-    chosen = decision_threshold(scores, torch.tensor([0, 0, 1, 0]), 0.5, 0.5)
-    assert (chosen.tp, chosen.fp, chosen.threshold) == (0, 0, math.inf), "the positive comes last"
-    assert math.isnan(chosen.precision)
-    assert not chosen.lies_in(0.5, 0.5)
+INF = math.inf
+
+
+@pytest.mark.parametrize(
+    ("scores", "labels", "expected"),
+    [
+        ([INF, 3.0, -INF, 1.0], [1, 1, 0, 0], (2.0, 2, 0)),
+        ([INF, INF, 1.0, 0.0], [0, 0, 1, 0], (0.5, 1, 2)),  # no threshold leaves out the infinite negatives
+        ([INF, INF, 1.0, 0.0], [1, 0, 1, 0], (0.5, 2, 1)),
+        ([INF, 2.0, 1.0, 0.0], [1, 0, 0, 1], (INF, 1, 0)),
+        ([-INF, 0.0, 1.0], [1, 0, 0], (INF, 0, 0)),
+        ([-INF, 0.0, -INF, -INF], [1, 0, 0, 0], (INF, 0, 0)),
+        ([5.0, 5.0, 5.0], [1, 0, 0], (INF, 0, 0)),
+        ([INF, INF, INF], [1, 0, 0], (INF, 1, 2)),
+        ([-INF, -INF], [1, 0], (INF, 0, 0)),
+    ],
+)
+def test_infinite_and_equal_scores_are_decided_as_score_reaches_threshold(scores, labels, expected):
+    chosen = decision_threshold(scores, labels, 0.5, 0.5)
+    assert chosen[:3] == expected
+    assert counts(scores, labels, chosen.threshold) == (chosen.tp, chosen.fp)
 
 
 def test_rows_that_are_ignored_do_not_count():

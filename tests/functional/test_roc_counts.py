@@ -99,7 +99,7 @@ def test_more_thresholds_come_closer_to_the_exact_value():
 
 def test_an_integer_needs_scores_in_the_unit_interval():
     target = torch.tensor([0, 1])
-    with pytest.raises(ArgumentError, match=r"Expected `preds` in \[0, 1\].* from -2 to 0.5.* list or tensor"):
+    with pytest.raises(ArgumentError, match=r"Expected `preds` in \[0, 1\].* from -2 to 0.5.* thresholds themselves"):
         two_way_partial_auroc(torch.tensor([-2.0, 0.5]), target, thresholds=10)
     with pytest.raises(ArgumentError, match=r"from 0\.5 to 1\.5"):
         two_way_partial_auroc(torch.tensor([0.5, 1.5]), target, thresholds=10)
@@ -127,7 +127,7 @@ def test_too_few_thresholds(thresholds):
 @pytest.mark.parametrize("thresholds", [True, 0.5, "100", {0.1, 0.2}])
 def test_thresholds_of_another_type(thresholds):
     with pytest.raises(
-        ArgumentError, match="Expected `thresholds` to be `None`, an integer, a list, or a 1-D tensor or array"
+        ArgumentError, match="Expected `thresholds` to be `None`, an integer, or numbers in one dimension"
     ):
         two_way_partial_auroc(torch.tensor([0.1, 0.9]), torch.tensor([0, 1]), thresholds=thresholds)
 
@@ -143,5 +143,5 @@ def test_thresholds_of_another_type(thresholds):
     ids=repr,
 )
 def test_thresholds_that_are_no_numbers(thresholds):
-    with pytest.raises(ArgumentError, match="Expected `thresholds` to hold numbers in one dimension, at least one"):
+    with pytest.raises(ArgumentError, match="numbers in one dimension, at least one and no nan, but got"):
         two_way_partial_auroc(torch.tensor([0.1, 0.9]), torch.tensor([0, 1]), thresholds=thresholds)

@@ -4,9 +4,7 @@ import pytest
 import torch
 from sklearn.metrics import auc, roc_curve
 
-from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.roc import (
-    clip_polyline,
     count_by_score,
     polyline_area,
     polyline_vertices,
@@ -94,33 +92,3 @@ def test_a_perfect_polyline_gives_exactly_one(min_tpr, max_fpr):
 def test_area_without_a_class_is_nan():
     assert polyline_area(torch.tensor([0, 0]), torch.tensor([2, 1]), 0.5, 0.5).isnan()
     assert polyline_area(torch.tensor([1, 0]), torch.tensor([0, 0]), 0.5, 0.5).isnan()
-
-
-@pytest.mark.parametrize(("min_tpr", "max_fpr"), RECTANGLES)
-@pytest.mark.parametrize("num_levels", [1, 4, 30, 10_000])
-def test_the_trapezoids_under_the_clipped_curve_are_the_metric(num_levels, min_tpr, max_fpr):
-    scores, target = scored(num_levels)
-    fpr, tpr = clip_polyline(*roc_polyline(scores, target), min_tpr, max_fpr)
-    if len(fpr):
-        assert float(fpr[0]) >= 0
-        assert float(fpr[-1]) == max_fpr
-        assert float(tpr[0]) == min_tpr
-        assert float(tpr[-1]) <= 1
-    area = torch.trapezoid(tpr - min_tpr, fpr) / ((1 - min_tpr) * max_fpr)
-    assert_close(area, two_way_partial_auroc(scores, target, min_tpr, max_fpr))
-
-
-def test_a_curve_that_misses_the_rectangle_is_clipped_to_nothing():
-    fpr, tpr = clip_polyline(torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0.0, 0.0, 1.0]), 0.5, 0.5)
-    assert len(fpr) == len(tpr) == 0
-
-
-def test_a_curve_of_nan_is_clipped_to_nothing():
-    nan = torch.full((2,), math.nan)
-    fpr, tpr = clip_polyline(nan, torch.tensor([0.0, 1.0]), 0.5, 0.5)
-    assert len(fpr) == len(tpr) == 0
-
-
-def test_clipping_checks_the_rectangle():
-    with pytest.raises(ArgumentError, match="`max_fpr`"):
-        clip_polyline(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]), 0.5, 1.5)

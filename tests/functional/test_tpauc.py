@@ -3,6 +3,7 @@ import warnings
 from fractions import Fraction
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
@@ -10,6 +11,7 @@ from torchmetrics.classification import BinaryAUROC
 
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
+from lightning_tpauc.metrics import TwoWayPartialAUROC
 from tests.helpers.tolerances import assert_close
 from tests.reference.tpauc import naive_tpauc
 
@@ -88,16 +90,6 @@ def test_exact_fractions():
         assert_close(value, float(expected))
         assert (float(value) == 0.0) == (expected == 0)
         assert (float(value) == 1.0) == (expected == 1)
-
-
-@pytest.mark.parametrize(("min_tpr", "max_fpr"), RECTANGLES)
-@pytest.mark.parametrize(("num_pos", "num_neg"), [(300, 200), (40, 400), (400, 40)])
-def test_larger_sets_agree_with_the_loops(min_tpr, max_fpr, num_pos, num_neg):
-    scores, target = normal_scores(num_pos, num_neg)
-    scores = (scores * 20).round()  # some fifty levels
-    value = two_way_partial_auroc(scores, target, min_tpr, max_fpr)
-    expected = naive_tpauc(scores[target == 1].tolist(), scores[target == 0].tolist(), min_tpr, max_fpr)
-    assert_close(value, expected)
 
 
 @pytest.mark.parametrize("decimals", [0, 1, 6], ids=["ten levels", "a hundred levels", "no ties"])
@@ -336,10 +328,6 @@ def test_max_fpr_out_of_range(max_fpr):
         two_way_partial_auroc(*joined([1.0], [0.0]), max_fpr=max_fpr)
 
 
-def test_integer_bounds_are_numbers():
-    assert float(two_way_partial_auroc(*joined([1.0], [0.0]), min_tpr=0, max_fpr=1)) == 1.0
-
-
 @pytest.mark.parametrize("ignore_index", [0, 1, True, False, 1.5, "x"])
 def test_wrong_ignore_index(ignore_index):
     with pytest.raises(ArgumentError, match="Expected `ignore_index` to be `None` or an integer other than 0 and 1"):
@@ -349,13 +337,19 @@ def test_wrong_ignore_index(ignore_index):
 @pytest.mark.parametrize(
     ("preds", "target", "message"),
     [
-        ([0.5], torch.tensor([1]), "Expected `preds` to be a tensor, but got list"),
-        (torch.tensor([0.5]), [1], "Expected `target` to be a tensor, but got list"),
+        ("0.5", torch.tensor([1]), "Expected `preds` to hold numbers, .* but got a str"),
+        (torch.tensor([0.5]), ["dead"], "Expected `target` to hold numbers, .* but got a list.*`y == 'dead'`"),
+        ([[0.5], [1.0, 2.0]], [1, 0], "Expected `preds` to hold numbers"),
         (torch.rand(3, 1), torch.ones(3).long(), r"same shape, but got \(3, 1\) and \(3,\). Drop .* `.squeeze\(-1\)`"),
-        (torch.zeros(2, dtype=torch.complex64), torch.tensor([0, 1]), "real scores, but got .* torch.complex64"),
-        (torch.rand(2), torch.tensor([0.0, 1.0]), r"integer or bool tensor, but got torch.float32. .* `.long\(\)`"),
-        (torch.rand(3), torch.tensor([0, 1, 2]), r"hold only 0 and 1, but found \[2\]. .*`ignore_index`"),
-        (torch.rand(3), torch.tensor([0, 1, -1]), r"hold only 0 and 1, but found \[-1\]"),
+        (
+            torch.zeros(2, dtype=torch.complex64),
+            torch.tensor([0, 1]),
+            "`preds` to hold real .* torch.complex64",
+        ),
+        (torch.rand(2), torch.tensor([0.0, 0.5]), r"hold only 0 and 1 but found \[0\.5\]"),
+        (torch.rand(2), torch.tensor([0.0, math.nan]), r"hold only 0 and 1 but found \[nan\]"),
+        (torch.rand(3), torch.tensor([0, 1, 2]), r"hold only 0 and 1 but found \[2\]. .*`ignore_index`"),
+        (torch.rand(3), torch.tensor([0, 1, -1]), r"hold only 0 and 1 but found \[-1\]"),
         (
             torch.tensor([0.5, math.nan]),
             torch.tensor([0, 1]),
@@ -369,8 +363,42 @@ def test_malformed_tensors(preds, target, message):
 
 
 def test_other_labels_beside_ignore_index():
-    with pytest.raises(ArgumentError, match=r"only 0, 1 and ignore_index = -1, but found \[3, 7\]"):
+    with pytest.raises(ArgumentError, match=r"only 0 and 1, and ignore_index = -1, but found \[3, 7\]"):
         two_way_partial_auroc(torch.rand(4), torch.tensor([3, -1, 7, 1]), ignore_index=-1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        np.asarray,
+        list,
+        tuple,
+        lambda v: np.asarray(v).astype(np.asarray(v).dtype.newbyteorder(">")),
+        lambda v: np.repeat(np.asarray(v), 2)[::2],
+        lambda v: pd.Series(v, index=range(7, 7 + len(v))),
+        lambda v: pd.Series(v).astype("Float64"),
+        lambda v: pd.DataFrame({"x": v}),
+        lambda v: pd.Series(v).to_numpy(copy=False),
+    ],
+)
+def test_numbers_come_in_whatever_scikit_learn_takes(make):
+    rng = np.random.default_rng(0)
+    target = rng.integers(2, size=50)
+    scores = rng.normal(size=50) + target
+    expected = roc_auc_score(target, scores)
+    metric = TwoWayPartialAUROC(0.0, 1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        metric.update(make(scores), make(target.astype(float)))
+        assert_close(two_way_partial_auroc(make(scores), make(target), 0.0, 1.0), expected)
+    assert_close(metric.compute(), expected)
+
+
+def test_what_was_not_measured_may_be_missing_in_a_nullable_column():
+    table = pd.DataFrame({"a": pd.array([1, None, 0, 0], dtype="Int64"), "b": pd.array([None, 1, 1, 0], dtype="Int64")})
+    scores = pd.DataFrame({"a": [0.9, 0.1, 0.2, 0.3], "b": [9.0, 0.8, 0.7, 0.9]})
+    found = two_way_partial_auroc(scores, table, 0.0, 1.0, task="multilabel", num_labels=2, average=None)
+    assert found.tolist() == [1.0, 0.0]
 
 
 def test_nothing_is_checked_on_request():

@@ -271,14 +271,6 @@ def test_counts_past_half_precision_are_not_rounded(case):
     assert_close(metric.compute(), alone.compute().float(), "float32")
 
 
-@pytest.mark.slow
-@EACH
-def test_scripting(case):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of its deprecation
-        assert isinstance(torch.jit.script(case.make()), torch.jit.ScriptModule)
-
-
 @EACH
 def test_nothing_is_differentiable(case):
     preds, target = inputs_of(case)

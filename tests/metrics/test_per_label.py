@@ -17,16 +17,11 @@ from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.functional import (
     bootstrap_interval,
     fpr_at_min_tpr,
-    multiclass_two_way_partial_auroc,
-    multilabel_two_way_partial_auroc,
     tpr_at_max_fpr,
     two_way_partial_auroc,
 )
 from lightning_tpauc.metrics import (
-    BinaryTwoWayPartialAUROC,
     FPRAtMinTPR,
-    MulticlassTwoWayPartialAUROC,
-    MultilabelTwoWayPartialAUROC,
     TPRAtMaxFPR,
     TwoWayPartialAUROC,
 )
@@ -36,6 +31,25 @@ from tests.helpers.tolerances import assert_close
 from tests.reference.tpauc import naive_tpauc
 
 K = 4
+LABELS_K, CLASSES_K = {"task": "multilabel", "num_labels": K}, {"task": "multiclass", "num_classes": K}
+
+
+def of_labels(preds, target, *bounds, **options):
+    return two_way_partial_auroc(preds, target, *bounds, **{**LABELS_K, "num_labels": preds.shape[1], **options})
+
+
+def of_classes(preds, target, *bounds, **options):
+    return two_way_partial_auroc(preds, target, *bounds, **{**CLASSES_K, "num_classes": preds.shape[1], **options})
+
+
+def label_metric(count, *bounds, **options):
+    return TwoWayPartialAUROC(*bounds, task="multilabel", num_labels=count, **options)
+
+
+def class_metric(count, *bounds, **options):
+    return TwoWayPartialAUROC(*bounds, task="multiclass", num_classes=count, **options)
+
+
 THRESHOLDS = [-1.0, 0.0, 0.5, 1.0, 2.0]
 EITHER = pytest.mark.parametrize("thresholds", [None, THRESHOLDS], ids=["exact", "binned"])
 
@@ -82,16 +96,14 @@ def test_the_whole_square_is_the_auroc_of_scikit_learn():
 def test_each_label_is_ranked_over_its_own_measured_entries(thresholds):
     scores, with_nan, with_index = scored()
     options = {"min_tpr": [0.1, 0.2, 0.3, 0.4], "max_fpr": np.array([0.9, 0.8, 0.7, 0.6]), "thresholds": thresholds}
-    values = multilabel_two_way_partial_auroc(scores, with_nan, K, average=None, **options)
+    values = of_labels(scores, with_nan, average=None, **options)
     for k in range(K):
         kept = with_index[:, k] >= 0
         rectangle = (options["min_tpr"][k], options["max_fpr"][k])
         alone = two_way_partial_auroc(scores[kept, k], with_index[kept, k], *rectangle, thresholds)
         assert torch.equal(values[k], alone)
-    assert torch.equal(
-        values, multilabel_two_way_partial_auroc(scores, with_index, K, average="none", ignore_index=-1, **options)
-    )
-    metric = MultilabelTwoWayPartialAUROC(K, average=None, **options)
+    assert torch.equal(values, of_labels(scores, with_index, average="none", ignore_index=-1, **options))
+    metric = label_metric(K, average=None, **options)
     assert torch.equal(filled(metric, *zip(scores.split(20), with_nan.split(20), strict=True)).compute(), values)
 
 
@@ -101,18 +113,16 @@ def test_scores_of_unmeasured_entries_may_be_nan(thresholds, validate_args):
     scores, with_nan, _ = scored()
     broken = scores.masked_fill(with_nan.isnan(), math.nan)
     options = {"average": None, "thresholds": thresholds}
-    metric = MultilabelTwoWayPartialAUROC(K, validate_args=validate_args, **options)
-    values = multilabel_two_way_partial_auroc(scores, with_nan, K, **options)
+    metric = label_metric(K, validate_args=validate_args, **options)
+    values = of_labels(scores, with_nan, **options)
     assert torch.equal(filled(metric, (broken, with_nan)).compute(), values)
-    assert torch.equal(
-        multilabel_two_way_partial_auroc(broken, with_nan, K, validate_args=validate_args, **options), values
-    )
+    assert torch.equal(of_labels(broken, with_nan, validate_args=validate_args, **options), values)
 
 
 @EITHER
 def test_one_label_is_the_binary_metric(thresholds):
     scores, _, target = scored(missing=0.0)
-    value = multilabel_two_way_partial_auroc(scores[:, :1], target[:, :1], 1, thresholds=thresholds)
+    value = of_labels(scores[:, :1], target[:, :1], thresholds=thresholds)
     assert torch.equal(value, two_way_partial_auroc(scores[:, 0], target[:, 0], thresholds=thresholds))
 
 
@@ -124,8 +134,8 @@ def test_a_class_against_all_others(thresholds, ignore_index):
     options = {"thresholds": thresholds, "ignore_index": ignore_index, "average": None}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the ignored class has no example
-        values = multiclass_two_way_partial_auroc(scores, target, K, 0.3, 0.8, **options)
-        metric = MulticlassTwoWayPartialAUROC(K, 0.3, 0.8, **options)
+        values = of_classes(scores, target, 0.3, 0.8, **options)
+        metric = class_metric(K, 0.3, 0.8, **options)
         assert torch.equal(
             filled(metric, *zip(scores.split(20), target.split(20), strict=True)).compute().nan_to_num(),
             values.nan_to_num(),
@@ -142,9 +152,9 @@ def test_a_class_against_all_others(thresholds, ignore_index):
 def test_scores_are_not_squashed():
     """A float32 sigmoid makes 18 and 19 equal, and a softmax changes the order within a column."""
     preds, target = torch.tensor([[19.0], [18.0]]), torch.tensor([[1], [0]])
-    assert float(multilabel_two_way_partial_auroc(preds, target, 1)) == 1.0
+    assert float(of_labels(preds, target)) == 1.0
     logits = torch.tensor([[2.0, 0.0], [3.0, 9.0], [1.0, 1.0]])
-    values = multiclass_two_way_partial_auroc(logits, torch.tensor([0, 1, 1]), 2, 0.0, 1.0, average=None)
+    values = of_classes(logits, torch.tensor([0, 1, 1]), 0.0, 1.0, average=None)
     assert values.tolist() == [0.5, 1.0]
 
 
@@ -157,16 +167,16 @@ def test_averages_leave_out_a_label_without_a_class_and_name_it(thresholds):
     target[:, 1], target[:, 3] = 0, -1
     options = {"thresholds": thresholds, "ignore_index": -1, "min_tpr": 0.0, "max_fpr": 1.0}
     with pytest.warns(TPAUCWarning) as caught:
-        macro = multilabel_two_way_partial_auroc(scores, target, K, **options)
+        macro = of_labels(scores, target, **options)
     messages = [str(warning.message) for warning in caught]
     assert len(messages) == 2
     for label, missing in (("1", "positive example"), ("3", "example")):
         (message,) = (m for m in messages if f"of label {label} is nan: there was no {missing} to rank" in m)
         assert message.endswith("The macro average leaves it out.")
     with pytest.warns(TPAUCWarning):
-        each = multilabel_two_way_partial_auroc(scores, target, K, average=None, **options)
+        each = of_labels(scores, target, average=None, **options)
     with pytest.warns(TPAUCWarning):
-        weighted = multilabel_two_way_partial_auroc(scores, target, K, average="weighted", **options)
+        weighted = of_labels(scores, target, average="weighted", **options)
     assert each.isnan().tolist() == [False, True, False, True]
     assert_close(macro, each[[0, 2]].mean())
     support = (target == 1).sum(0)[[0, 2]].double()
@@ -177,9 +187,7 @@ def test_averages_leave_out_a_label_without_a_class_and_name_it(thresholds):
 @pytest.mark.parametrize("average", ["macro", "weighted"])
 def test_no_label_has_both_classes(thresholds, average):
     with pytest.warns(TPAUCWarning, match="label 0, 1 is nan: there was no negative"):
-        value = multilabel_two_way_partial_auroc(
-            torch.rand(5, 2), torch.ones(5, 2), 2, average=average, thresholds=thresholds
-        )
+        value = of_labels(torch.rand(5, 2), torch.ones(5, 2), average=average, thresholds=thresholds)
     assert value.isnan()
 
 
@@ -189,52 +197,31 @@ def test_nan_of_one_label_leaves_the_others(thresholds):
     broken = scores.clone()
     broken[3, 2] = math.nan
     for each in (
-        MultilabelTwoWayPartialAUROC(K, average=None, thresholds=thresholds, validate_args=False),
-        lambda *batch: multilabel_two_way_partial_auroc(
-            *batch, K, average=None, thresholds=thresholds, validate_args=False
-        ),
+        label_metric(K, average=None, thresholds=thresholds, validate_args=False),
+        lambda *batch: of_labels(*batch, average=None, thresholds=thresholds, validate_args=False),
     ):
         with pytest.warns(TPAUCWarning, match="label 2 is nan: some scores are nan"):
             values = each(broken, target)
         assert values.isnan().tolist() == [False, False, True, False]
     with pytest.raises(ArgumentError, match="1 of 360 scores are nan"):
-        MultilabelTwoWayPartialAUROC(K).update(broken, target)
+        label_metric(K).update(broken, target)
 
 
 # ---------------------------------------------------------------- which class, and which arguments
 
 
-def test_the_task_chooses_the_class():
-    plain, binary = TwoWayPartialAUROC(0.3, 0.8), TwoWayPartialAUROC(0.3, 0.8, task="binary")
-    for metric in (plain, binary, copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))):  # noqa: S301  # our own
-        assert type(metric) is TwoWayPartialAUROC
-        assert isinstance(metric, BinaryTwoWayPartialAUROC)
-        assert (metric.min_tpr, metric.max_fpr) == (0.3, 0.8)
-    for task, number, kind in [
-        ("multilabel", "num_labels", MultilabelTwoWayPartialAUROC),
-        (ClassificationTask.MULTICLASS, "num_classes", MulticlassTwoWayPartialAUROC),
-    ]:
-        metric = TwoWayPartialAUROC(0.3, [0.8, 0.7], task=task, average="weighted", ignore_index=-5, **{number: 2})
-        for copied in (metric, metric.clone(), pickle.loads(pickle.dumps(metric))):  # noqa: S301  # our own
-            assert type(copied) is kind
-            assert copied.rectangles == [(0.3, 0.8), (0.3, 0.7)]
-            assert (copied.average, copied.ignore_index, getattr(copied, number)) == ("weighted", -5, 2)
-
-
-def test_subclasses_are_what_they_are():
+def test_copies_and_subclasses_keep_the_task():
     class Mine(TwoWayPartialAUROC):
         def __init__(self, name):
             super().__init__(0.2, 0.9)
             self.name = name
 
-    assert Mine("mine").name == "mine"
-    assert type(copy.deepcopy(Mine("mine"))) is Mine
-
-    class Plain(TwoWayPartialAUROC):
-        pass
-
-    with pytest.raises(ArgumentError, match="`task` to be 'binary' for a subclass"):
-        Plain(task="multilabel", num_labels=2)
+    assert (Mine("mine").name, type(copy.deepcopy(Mine("mine")))) == ("mine", Mine)
+    for task, number in [("multilabel", "num_labels"), (ClassificationTask.MULTICLASS, "num_classes")]:
+        metric = TwoWayPartialAUROC(0.3, [0.8, 0.7], task=task, average="weighted", ignore_index=-5, **{number: 2})
+        for copied in (metric, metric.clone(), pickle.loads(pickle.dumps(metric))):  # noqa: S301  # our own
+            assert copied.rectangles == [(0.3, 0.8), (0.3, 0.7)]
+            assert (copied.average, copied.ignore_index, getattr(copied, number)) == ("weighted", -5, 2)
 
 
 LABELS = {"task": "multilabel", "num_labels": 3}
@@ -282,7 +269,7 @@ def test_arguments_that_do_not_fit(arguments, message):
             torch.ones(4, 3).long(),
             r"`target` of shape \(N,\), but got \(4, 3\) and \(4, 3\)",
         ),
-        (LABELS, [[0.5] * 3], torch.ones(1, 3), "`preds` to be a tensor, but got list"),
+        (LABELS, [["a"] * 3], torch.ones(1, 3), "`preds` to hold numbers, as a tensor, an array, a list or a column"),
     ],
 )
 @pytest.mark.parametrize("validate_args", [True, False])
@@ -297,16 +284,16 @@ def test_shapes_are_always_checked(task, preds, target, message, validate_args):
 @pytest.mark.parametrize(
     ("task", "preds", "target", "message"),
     [
-        (LABELS, torch.full((4, 3), 0.25), torch.full((4, 3), 0.5), r"hold only 0 and 1, but found \[0\.5\]"),
-        (LABELS, torch.full((4, 3), 0.25), torch.full((4, 3), 2), r"hold only 0 and 1, but found \[2\]"),
-        (CLASSES, torch.full((4, 3), 0.25), torch.tensor([0, 1, 2, 3]), r"only the classes 0 \.\. 2, but found \[3\]"),
+        (LABELS, torch.full((4, 3), 0.25), torch.full((4, 3), 0.5), r"hold only 0 and 1 but found \[0\.5\]"),
+        (LABELS, torch.full((4, 3), 0.25), torch.full((4, 3), 2), r"hold only 0 and 1 but found \[2\]"),
+        (CLASSES, torch.full((4, 3), 0.25), torch.tensor([0, 1, 2, 3]), r"only the classes 0 \.\. 2 but found \[3\]"),
         (
             CLASSES,
             torch.full((4, 3), 0.25),
             torch.tensor([0, -1, 2, 1]),
-            r"only the classes 0 \.\. 2, but found \[-1\]",
+            r"only the classes 0 \.\. 2 but found \[-1\]",
         ),
-        (CLASSES, torch.full((4, 3), 0.25), torch.ones(4), "`target` to be an integer or bool tensor"),
+        (CLASSES, torch.full((4, 3), 0.25), torch.full((4,), 0.5), r"only the classes 0 \.\. 2 but found \[0\.5\]"),
         (LABELS, torch.full((4, 3), 1.5), torch.ones(4, 3), r"Expected `preds` in \[0, 1\]"),
         (CLASSES, torch.full((4, 3), 1.5), torch.tensor([0, 1, 2, 1]), r"Expected `preds` in \[0, 1\]"),
     ],
@@ -328,7 +315,7 @@ def test_columns_are_never_pooled_by_a_function(function, validate_args):
 
 
 @pytest.mark.parametrize("validate_args", [True, False])
-@pytest.mark.parametrize("make", [TwoWayPartialAUROC, BinaryTwoWayPartialAUROC, TPRAtMaxFPR, FPRAtMinTPR])
+@pytest.mark.parametrize("make", [TwoWayPartialAUROC, TPRAtMaxFPR, FPRAtMinTPR])
 def test_columns_are_never_pooled_by_a_metric(make, validate_args):
     with pytest.raises(ArgumentError, match="name `task='multilabel'` and `num_labels`"):
         make(validate_args=validate_args).update(torch.rand(4, 3), torch.randint(2, (4, 3)))
@@ -349,20 +336,17 @@ def test_a_collection_shares_one_store():
         collection.update(*batch)
     assert len(collection.compute_groups) == 1
     values = collection.compute()
-    assert torch.equal(values["macro"], multilabel_two_way_partial_auroc(scores, with_nan, K))
-    assert torch.equal(values["each"], multilabel_two_way_partial_auroc(scores, with_nan, K, 0.2, 0.9, average=None))
+    assert torch.equal(values["macro"], of_labels(scores, with_nan))
+    assert torch.equal(values["each"], of_labels(scores, with_nan, 0.2, 0.9, average=None))
 
 
 @EITHER
 def test_metrics_that_leave_out_other_classes_in_one_collection(thresholds):
     """The first batch does not hold the class that one of them ignores."""
     scores, target = classified()
-    options = {"num_classes": K, "thresholds": thresholds, "min_tpr": 0.0, "max_fpr": 1.0}
+    options = {"thresholds": thresholds, "min_tpr": 0.0, "max_fpr": 1.0}
     collection = MetricCollection(
-        {
-            "all": MulticlassTwoWayPartialAUROC(**options),
-            "some": MulticlassTwoWayPartialAUROC(ignore_index=2, **options),
-        }
+        {"all": class_metric(K, **options), "some": class_metric(K, ignore_index=2, **options)}
     )
     order = torch.cat([(target != 2).nonzero()[:5, 0], torch.arange(90)])
     collection.update(scores[order[:5]], target[order[:5]])
@@ -370,17 +354,17 @@ def test_metrics_that_leave_out_other_classes_in_one_collection(thresholds):
     with pytest.warns(TPAUCWarning, match="label 2 is nan"):
         values = collection.compute()
     with pytest.warns(TPAUCWarning, match="label 2 is nan"):
-        some = multiclass_two_way_partial_auroc(scores[order], target[order], ignore_index=2, **options)
+        some = of_classes(scores[order], target[order], ignore_index=2, **options)
     assert torch.equal(values["some"], some)
-    assert torch.equal(values["all"], multiclass_two_way_partial_auroc(scores[order], target[order], **options))
+    assert torch.equal(values["all"], of_classes(scores[order], target[order], **options))
 
 
 def test_names_come_from_the_classwise_wrapper():
     scores, with_nan, _ = scored()
-    metric = ClasswiseWrapper(MultilabelTwoWayPartialAUROC(K, average=None), labels=["a", "b", "c", "d"])
+    metric = ClasswiseWrapper(label_metric(K, average=None), labels=["a", "b", "c", "d"])
     values = filled(metric, (scores, with_nan)).compute()
-    expected = multilabel_two_way_partial_auroc(scores, with_nan, K, average=None)
-    assert list(values) == [f"multilabeltwowaypartialauroc_{name}" for name in "abcd"]
+    expected = of_labels(scores, with_nan, average=None)
+    assert list(values) == [f"twowaypartialauroc_{name}" for name in "abcd"]
     assert torch.equal(torch.stack(list(values.values())), expected)
 
 
@@ -394,8 +378,8 @@ def test_ranks_of_which_one_is_empty_or_sends_another_dtype():
         values = []
         for own in ([slice(0), slice(90)], [slice(20), slice(20, 90)]):
             for thresholds in (None, THRESHOLDS):
-                label = MultilabelTwoWayPartialAUROC(K, average=None, thresholds=thresholds)
-                klass = MulticlassTwoWayPartialAUROC(K, average=None, thresholds=thresholds)
+                label = label_metric(K, average=None, thresholds=thresholds)
+                klass = class_metric(K, average=None, thresholds=thresholds)
                 rows, given = own[rank], wide if rank else scores
                 if len(target[rows]):
                     label.update(given[rows], with_nan[rows])
@@ -408,9 +392,9 @@ def test_ranks_of_which_one_is_empty_or_sends_another_dtype():
         given = torch.cat([scores[:first].double(), wide[first:]])
         for thresholds in (None, THRESHOLDS):
             options = {"average": None, "thresholds": thresholds}
-            alone.append(multilabel_two_way_partial_auroc(given, with_nan, K, **options))
-            alone.append(multiclass_two_way_partial_auroc(given, target, K, **options))
-            alone += filled(MulticlassTwoWayPartialAUROC(K, **options), (given, target)).roc()[0]
+            alone.append(of_labels(given, with_nan, **options))
+            alone.append(of_classes(given, target, **options))
+            alone += filled(class_metric(K, **options), (given, target)).roc()[0]
     for values in run_distributed(life, 2):
         for value, expected in zip(values, alone, strict=True):
             assert torch.equal(value, expected)
@@ -421,7 +405,7 @@ def test_ranks_of_which_one_is_empty_or_sends_another_dtype():
 
 def test_the_curves_are_those_of_scikit_learn():
     scores, target = classified()
-    fpr, tpr, thresholds = filled(MulticlassTwoWayPartialAUROC(K), (scores, target)).roc()
+    fpr, tpr, thresholds = filled(class_metric(K), (scores, target)).roc()
     for c in range(K):
         every = roc_curve(target == c, scores[:, c].double(), drop_intermediate=False)
         own = list(zip(*(values[c].tolist() for values in (fpr, tpr, thresholds)), strict=True))
@@ -431,7 +415,7 @@ def test_the_curves_are_those_of_scikit_learn():
 
 def test_binned_curves_pass_through_their_thresholds():
     scores, with_nan, _ = scored()
-    metric = filled(MultilabelTwoWayPartialAUROC(K, 0.3, 0.8, average=None, thresholds=THRESHOLDS), (scores, with_nan))
+    metric = filled(label_metric(K, 0.3, 0.8, average=None, thresholds=THRESHOLDS), (scores, with_nan))
     for k, (fpr, tpr, thresholds) in enumerate(zip(*metric.roc(), strict=True)):
         for x, y, threshold in zip(fpr[1:-1], tpr[1:-1], thresholds[1:-1], strict=True):
             assert_close(x, (scores[with_nan[:, k] == 0, k] >= threshold).double().mean())
@@ -449,10 +433,10 @@ def pyplot():
 @EITHER
 def test_a_curve_and_a_value_for_each_label(pyplot, thresholds):
     scores, with_nan, _ = scored()
-    metric = filled(MultilabelTwoWayPartialAUROC(K, 0.5, 0.5, thresholds=thresholds), (scores, with_nan))
+    metric = filled(label_metric(K, 0.5, 0.5, thresholds=thresholds), (scores, with_nan))
     figure, axes = pyplot.subplots()
     assert metric.plot(ax=axes) == (figure, axes)
-    values = multilabel_two_way_partial_auroc(scores, with_nan, K, average=None, thresholds=thresholds)
+    values = of_labels(scores, with_nan, average=None, thresholds=thresholds)
     texts = [text.get_text() for text in axes.get_legend().get_texts()]
     assert sorted(texts) == sorted([*(f"Label {k}: {value:.3f}" for k, value in enumerate(values)), texts[-1]])
     assert texts[-1] == "TPR ≥ 0.5, FPR ≤ 0.5"
@@ -463,7 +447,7 @@ def test_a_curve_and_a_value_for_each_label(pyplot, thresholds):
 
 def test_a_rectangle_for_each_label(pyplot):
     scores, target = classified()
-    metric = filled(MulticlassTwoWayPartialAUROC(K, [0.1, 0.2, 0.3, 0.4], 0.5), (scores, target))
+    metric = filled(class_metric(K, [0.1, 0.2, 0.3, 0.4], 0.5), (scores, target))
     _, axes = metric.plot()
     assert [patch.get_y() for patch in axes.patches] == [0.1, 0.2, 0.3, 0.4]
     assert all(text.get_text().startswith("Class ") for text in axes.get_legend().get_texts())
@@ -473,16 +457,16 @@ def test_a_rectangle_for_each_label(pyplot):
 
 
 def test_values_are_drawn_as_torchmetrics_does(pyplot):
-    _, axes = MultilabelTwoWayPartialAUROC(2, average=None).plot(torch.tensor([0.2, 0.4]))
+    _, axes = label_metric(2, average=None).plot(torch.tensor([0.2, 0.4]))
     assert [line.get_ydata().item() for line in axes.lines] == pytest.approx([0.2, 0.4])
-    _, axes = MultilabelTwoWayPartialAUROC(2).plot([0.2, 0.4, 0.6])
+    _, axes = label_metric(2).plot([0.2, 0.4, 0.6])
     assert axes.lines[0].get_ydata().tolist() == pytest.approx([0.2, 0.4, 0.6])
 
 
 def test_many_curves_and_a_label_without_a_class(pyplot):
     target = (torch.arange(24).reshape(2, 12) % 2).T.repeat(1, 6)
     target[:, 5] = 0
-    metric = filled(MultilabelTwoWayPartialAUROC(12), (torch.rand(12, 12), target))
+    metric = filled(label_metric(12), (torch.rand(12, 12), target))
     figure, axes = metric.plot()
     figure.canvas.draw()
     assert "Label 5: nan" in {text.get_text() for text in axes.get_legend().get_texts()}
@@ -493,7 +477,7 @@ def test_naive_loops_over_labels_and_rectangles():
     scores, with_nan, _ = scored(size=25, seed=3)
     scores = scores.round()  # ties
     for low, high in [(0.0, 1.0), (0.37, 0.61), (0.9, 0.05)]:
-        values = multilabel_two_way_partial_auroc(scores, with_nan, K, low, high, average=None)
+        values = of_labels(scores, with_nan, low, high, average=None)
         for k in range(K):
             pos, neg = (scores[with_nan[:, k] == label, k].tolist() for label in (1, 0))
             assert_close(values[k], naive_tpauc(pos, neg, low, high))

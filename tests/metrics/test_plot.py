@@ -67,7 +67,7 @@ def test_several_curves_are_compared():
     texts = {text.get_text() for text in ax.get_legend().get_texts()}
     values = {f"{name}: TPAUC = {float(each.compute()):.3f}" for name, each in named.items()}
     assert texts == {"TPR ≥ 0.5, FPR ≤ 0.5", *values}
-    with pytest.raises(ArgumentError, match="leave out `val`"):
+    with pytest.raises(ArgumentError, match="leave out `val`, and pass metrics of one score"):
         metric.plot(0.5, others={"cross-entropy": other})
 
 
