@@ -134,7 +134,7 @@ def staco(
 
 def full_batch(data: LIBSVMDataModule, test: Part, optimizer: Any, steps: int, every: int) -> tuple[Trace, nn.Module]:
     torch.manual_seed(0)
-    module = TPAUCModule(nn.Linear(22, 1), FullBatch(), optimizer)
+    module = TPAUCModule(nn.Linear(22, 1), FullBatch(surrogate="squared_hinge", margin=0.5), optimizer)
     return fit(data, test, module, steps, every), module.backbone
 
 
@@ -211,7 +211,9 @@ def main(args: list[str] | None = None) -> None:
     exact = [report("FullBatch, LBFGS", [lbfgs]), report("FullBatch, Adam", [adam])]
     with torch.no_grad():
         scores = model(train.x).reshape(-1)
-        objective = tpauc_objective(scores[train.y == 1], scores[train.y == 0]).item()
+        objective = tpauc_objective(
+            scores[train.y == 1], scores[train.y == 0], surrogate="squared_hinge", margin=0.5
+        ).item()
     print(f"objective after {lbfgs.seconds[-1]:.2f} s of LBFGS: {objective:.6f}")
     for side, times in (("STACO2", ours), ("FullBatch", exact)):
         for k, goal in enumerate(("touch", "stay at")):

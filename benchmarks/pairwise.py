@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.common import arguments, compare, header, import_libauc, once, repeat, verdict
 from lightning_tpauc.algorithms import STACO
-from lightning_tpauc.functional import pairwise_terms, weighted_excess
+from lightning_tpauc.functional import evaluate_pairs, pairwise_terms
 
 
 def draw(num_pos: int, num_neg: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -27,7 +27,7 @@ def draw(num_pos: int, num_neg: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def ours(num_pos: int, num_neg: int, method: str = "auto") -> Callable[[], Any]:
     args = draw(num_pos, num_neg)
-    return lambda: pairwise_terms(*args, method=method)
+    return lambda: pairwise_terms(*args, surrogate="squared_hinge", margin=0.5, method=method)
 
 
 def ours_with_autograd(num_pos: int, num_neg: int) -> Callable[[], Any]:
@@ -35,7 +35,8 @@ def ours_with_autograd(num_pos: int, num_neg: int) -> Callable[[], Any]:
 
     def work() -> None:
         h_pos, h_neg = pos.clone().requires_grad_(), neg.clone().requires_grad_()
-        weighted_excess(h_pos, h_neg, s, y)[0].backward()  # type: ignore[no-untyped-call]
+        pairs = evaluate_pairs(h_pos, h_neg, s, surrogate="squared_hinge", margin=0.5)
+        pairs.weighted_sum(y).backward()  # type: ignore[no-untyped-call]
 
     return work
 

@@ -28,6 +28,8 @@ __all__ = ("BestWeights", "CurveRecorder", "objective_name", "raw_scores")
 
 #: Negatives that a point of a training curve scores; 20,000 put its standard error below 0.004.
 _MAX_NEGATIVES = 20_000
+#: The paper's loss, whatever a method trains with.
+SURROGATE = {"surrogate": "squared_hinge", "margin": 0.5}
 
 
 class CurveRecorder(Callback):
@@ -72,12 +74,12 @@ class CurveRecorder(Callback):
         target = torch.cat([torch.ones_like(pos), torch.zeros_like(neg)]).long()
         point = {
             "step": float(module.training_state.batches_seen),
-            "objective": float(tpauc_objective(pos, neg, *self.trained)),
+            "objective": float(tpauc_objective(pos, neg, *self.trained, **SURROGATE)),
         }
         for rectangle in self.rectangles:
             name = metric_name(rectangle)
             point[name] = float(two_way_partial_auroc(scores, target, *rectangle))
-            point[objective_name(rectangle)] = float(tpauc_objective(pos, neg, *rectangle))
+            point[objective_name(rectangle)] = float(tpauc_objective(pos, neg, *rectangle, **SURROGATE))
         if self._losses:
             point["loss"] = float(torch.stack(self._losses).mean())
         self._losses = []

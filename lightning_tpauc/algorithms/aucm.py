@@ -11,51 +11,6 @@ from lightning_tpauc.algorithms.base import Algorithm
 from lightning_tpauc.functional.checks import common_dtype, require_positive, require_range
 
 
-def aucm_loss(pos_scores: Tensor, neg_scores: Tensor, centres: Tensor, dual: Tensor, margin: float) -> Tensor:
-    r"""The saddle function, differentiable with respect to the scores.
-
-    Example:
-        >>> aucm_loss(torch.tensor([1.0]), torch.tensor([0.0]), torch.tensor([0.5, 0.0]), torch.tensor(0.5), margin=0.5)
-        tensor(-0.5000)
-    """
-    a, b = centres.unbind()
-    gap = margin + neg_scores.mean() - pos_scores.mean()
-    return (pos_scores - a).square().mean() + (neg_scores - b).square().mean() + 2.0 * dual * gap - dual.square()
-
-
-def centre_gradient(pos_scores: Tensor, neg_scores: Tensor, centres: Tensor) -> Tensor:
-    r"""Derivatives with respect to (a, b): :math:`2(a - E_P h)` and :math:`2(b - E_N h)`.
-
-    Example:
-        >>> centre_gradient(torch.tensor([1.0]), torch.tensor([0.25]), torch.zeros(2))
-        tensor([-2.0000, -0.5000])
-    """
-    return 2.0 * (centres - torch.stack([pos_scores.mean(), neg_scores.mean()]))
-
-
-def centre_direction(centres: Tensor, gradient: Tensor, anchor: Tensor, proximal: float, weight_decay: float) -> Tensor:
-    r"""The bracket of :math:`v \leftarrow v - \eta(\nabla F + \lambda_0 (v - v_{ref}) + \mathrm{wd}\, v)` for a and b.
-
-    Example:
-        >>> centre_direction(torch.tensor([1.0, 0.0]), torch.zeros(2), torch.zeros(2), proximal=0.25, weight_decay=0.5)
-        tensor([0.7500, 0.0000])
-    """
-    return gradient + proximal * (centres - anchor) + weight_decay * centres
-
-
-def margin_dual_step(dual: Tensor, centres: Tensor, eta: float, margin: float) -> Tensor:
-    r"""The ascent :math:`c \leftarrow [c + \eta(2(m + b - a) - 2c)]_+`.
-
-    The centres stand in for the batch means: at their optimum :math:`a = E_P h, b = E_N h`.
-
-    Example:
-        >>> margin_dual_step(torch.tensor(0.0), torch.tensor([0.25, 0.25]), eta=0.1, margin=0.5)
-        tensor(0.1000)
-    """
-    a, b = centres.unbind()
-    return (dual + eta * (2.0 * (margin + b - a) - 2.0 * dual)).clamp_min(0.0)
-
-
 class AUCM(Algorithm):
     r"""AUC margin loss, solved by the proximal epoch stochastic gradient method (PESG).
 
@@ -165,13 +120,17 @@ class AUCM(Algorithm):
         dtype = common_dtype(pos_scores, neg_scores, self.c)
         pos, neg = pos_scores.to(dtype), neg_scores.to(dtype)
         centres, c = self.centres.to(dtype, copy=True), self.c.to(dtype, copy=True)
-        loss = aucm_loss(pos, neg, centres, c, self.margin)
+        a, b = centres.unbind()
+        gap = self.margin + neg.mean() - pos.mean()
+        loss = (pos - a).square().mean() + (neg - b).square().mean() + 2.0 * c * gap - c.square()
         eta = self.step_scale * self.eta
-        gradient = centre_gradient(pos.detach(), neg.detach(), centres)
-        direction = centre_direction(centres, gradient, self.anchor, self.proximal_coefficient, self.weight_decay)
+        gradient = 2.0 * (centres - torch.stack([pos.detach().mean(), neg.detach().mean()]))
+        direction = gradient + self.proximal_coefficient * (centres - self.anchor) + self.weight_decay * centres
         self.velocity.mul_(self.momentum).add_(direction)
         self.centres.sub_(self.velocity, alpha=eta)
-        self.c.copy_(margin_dual_step(self.c, self.centres, eta, self.margin))
+        # the centres stand in for the batch means: at their optimum a = E_P h, b = E_N h
+        slope = 2.0 * (self.margin + self.b - self.a) - 2.0 * self.c
+        self.c.copy_((self.c + eta * slope).clamp_min(0.0))
         self.stage_steps.add_(1)
         self.mean.add_((self.centres - self.mean) / self.stage_steps)
         return loss

@@ -1,4 +1,4 @@
-"""What methods with a pairwise surrogate loss share: the surrogate, and what their step sizes are measured in."""
+"""What every training method shares: declared state, one calling convention, rectangles, stages, unit of the loss."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,141 +24,9 @@ from lightning_tpauc.functional.checks import (
     widest_float,
 )
 from lightning_tpauc.functional.objective import tail_mean_loss
-from lightning_tpauc.functional.pairwise import TaskMasks, check_positions, in_play, there, with_dual_negatives
+from lightning_tpauc.functional.pairwise import TaskMasks, in_play, there
 from lightning_tpauc.functional.staco import bounded_loss_unit, loss_unit_step
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
-
-
-class Task(NamedTuple):
-    """One of several tasks that are trained at once.
-
-    Attributes:
-        num_positives: number of its positive training examples.
-        min_tpr: lower bound of its true positive rate; the algorithm's if ``None``.
-        max_fpr: upper bound of its false positive rate; the algorithm's if ``None``.
-        weight: what it counts for in the loss, at least 0; only ratios matter.
-    """
-
-    num_positives: int
-    min_tpr: float | None = None
-    max_fpr: float | None = None
-    weight: float = 1.0
-
-
-def rectangles_of(tasks: Sequence[Task], min_tpr: float, max_fpr: float) -> list[tuple[float, float]]:
-    """The rectangle that was asked for, for each task.
-
-    Args:
-        tasks: what is said about each.
-        min_tpr: lower bound of the true positive rate, for tasks without one of their own.
-        max_fpr: upper bound of the false positive rate, for tasks without one of their own.
-
-    Raises:
-        ArgumentError: if one is out of range.
-
-    Example:
-        >>> rectangles_of([Task(3), Task(4, max_fpr=0.1)], 0.5, 0.5)
-        [(0.5, 0.5), (0.5, 0.1)]
-    """
-    lows = [min_tpr if task.min_tpr is None else task.min_tpr for task in tasks]
-    highs = [max_fpr if task.max_fpr is None else task.max_fpr for task in tasks]
-    return [check_rectangle(low, high) for low, high in zip(lows, highs, strict=True)]
-
-
-def shrunk_rectangle(min_tpr: float, max_fpr: float, tightness: float) -> tuple[float, float]:
-    """The rectangle on the line from (0, 1) to ``(min_tpr, max_fpr)``, of one task or of each of several.
-
-    Example:
-        >>> shrunk_rectangle(0.8, 0.2, 0.5)
-        (0.4, 0.6)
-    """
-    if tightness == 1.0:  # exactly, not up to rounding
-        return min_tpr, max_fpr
-    return tightness * min_tpr, 1.0 - tightness * (1.0 - max_fpr)
-
-
-def count_in_loss(tasks: Sequence[Task] | None) -> list[bool]:
-    """Of each task, whether its weight is above 0; of one where there is one.
-
-    Example:
-        >>> count_in_loss([Task(3), Task(4, weight=0.0)]), count_in_loss(None)
-        ([True, False], [True])
-    """
-    return [True] if tasks is None else [task.weight > 0.0 for task in tasks]
-
-
-def shares_of_loss(tasks: Sequence[Task]) -> list[float]:
-    """The weights of tasks, divided by their sum.
-
-    Raises:
-        ArgumentError: if one is negative, or all are 0.
-
-    Example:
-        >>> shares_of_loss([Task(3), Task(4, weight=3.0)])
-        [0.25, 0.75]
-    """
-    weights = [require_range("weight", task.weight, 0.0) for task in tasks]
-    if not sum(weights):
-        msg = f"Expected a `weight` above 0 of one task at least, but got {weights}."
-        raise ArgumentError(msg)
-    return [weight / sum(weights) for weight in weights]
-
-
-def check_tasks(
-    sizes: tuple[int, ...] | None,
-    pos_scores: Tensor,
-    neg_scores: Tensor,
-    index: Any,
-    masks: TaskMasks | None,
-    dual: tuple[Tensor | None, Tensor | None] | None,
-    *,
-    both_classes: bool = True,
-) -> TaskMasks:
-    """The masks of a batch of several tasks, in which tasks without a negative have no positive either.
-
-    Args:
-        sizes: number of positives of each task that the algorithm was set up for.
-        pos_scores: what came as scores of positives.
-        neg_scores: what came as scores of negatives.
-        index: what came as their positions.
-        masks: what came as masks.
-        dual: scores and mask of the second negatives, for an algorithm that needs them.
-        both_classes: if ``False``, tasks without a negative keep their positives.
-
-    Raises:
-        ArgumentError: if there are no masks or no tasks, if shapes or dtypes do not fit, or if a position is beyond its
-            task. Positions on a GPU are not checked, since that would wait for the device.
-    """
-    num_tasks = None if sizes is None else len(sizes)
-    if masks is None or sizes is None:
-        msg = (
-            "Expected `masks` where `setup` was given a number of positives for each of several tasks, and only there, "
-            f"but got {'no masks' if masks is None else 'masks'} and a setup for {num_tasks or 'one task'}."
-        )
-        raise ArgumentError(msg)
-    pairs: dict[str, tuple[Any, Any]] = {
-        "pos": (pos_scores, masks.pos),
-        "neg": (neg_scores, masks.neg),
-        "index": (index, masks.pos),
-    }
-    if dual is not None:
-        pairs["dual_neg"] = dual
-    for name, (scores, mask) in pairs.items():
-        right = isinstance(mask, Tensor) and mask.dtype == torch.bool and mask.ndim == 2 and mask.shape[0] == num_tasks
-        if not right or not isinstance(scores, Tensor) or scores.shape != mask.shape:
-            got = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in (scores, mask)]
-            msg = (
-                f"Expected `{name}` and a bool mask of one shape, ({num_tasks}, number of them), but got {got[0]} and "
-                f"{got[1]}."
-            )
-            raise ArgumentError(msg)
-    if masks.pos.device.type == "cpu":
-        check_positions(torch.as_tensor(index), masks.pos, sizes)
-    ready = masks.neg.any(-1, keepdim=True) | (not both_classes)
-    if dual is not None and masks.dual_neg is not None:
-        ready = ready & masks.dual_neg.any(-1, keepdim=True)
-    return masks._replace(pos=masks.pos & ready, dual_neg=masks.neg if dual is None else masks.dual_neg)
-
 
 #: Values of :attr:`Algorithm.tightness` at which validation evaluates the objective.
 TIGHTNESS_GRID: tuple[float, ...] = tuple(k / 20 for k in range(21))
@@ -187,6 +56,39 @@ class PreviousScores(NamedTuple):
     neg_scores: Tensor
 
 
+class Task(NamedTuple):
+    """One of several labels that are trained at once.
+
+    Attributes:
+        num_positives: number of its positive training examples.
+        min_tpr: lower bound of its true positive rate; the algorithm's if ``None``.
+        max_fpr: upper bound of its false positive rate; the algorithm's if ``None``.
+        weight: what it counts for in the loss, at least 0; only ratios matter.
+    """
+
+    num_positives: int
+    min_tpr: float | None = None
+    max_fpr: float | None = None
+    weight: float = 1.0
+
+
+def shrunk_rectangle(min_tpr: float, max_fpr: float, tightness: float) -> tuple[float, float]:
+    """The rectangle on the line from (0, 1) to ``(min_tpr, max_fpr)``.
+
+    Example:
+        >>> shrunk_rectangle(0.8, 0.2, 0.5)
+        (0.4, 0.6)
+    """
+    if tightness == 1.0:  # exactly, not up to rounding
+        return min_tpr, max_fpr
+    return tightness * min_tpr, 1.0 - tightness * (1.0 - max_fpr)
+
+
+def count_in_loss(tasks: Sequence[Task] | None) -> list[bool]:
+    """Of each label, whether its weight is above 0; of one where there is one."""
+    return [True] if tasks is None else [task.weight > 0.0 for task in tasks]
+
+
 class Algorithm(DeclaredState, ABC):
     r"""Base class of all training methods.
 
@@ -212,13 +114,13 @@ class Algorithm(DeclaredState, ABC):
     takes_probabilities: ClassVar[bool] = False
     #: Whether training may begin with the unit square and shrink it to the rectangle that was asked for.
     can_shrink_rectangle: ClassVar[bool] = False
-    #: Whether a step takes several tasks at once; then :meth:`step` takes ``masks``.
+    #: Whether a step takes several labels at once; then :meth:`step` takes ``masks``.
     takes_tasks: ClassVar[bool] = False
 
     def __init__(self, min_tpr: float = 0.5, max_fpr: float = 0.5) -> None:
         super().__init__()
-        self.min_tpr, self.max_fpr = min_tpr, max_fpr
-        #: What :meth:`setup` was told about each of several tasks.
+        self.min_tpr, self.max_fpr = check_rectangle(min_tpr, max_fpr)
+        #: What :meth:`setup` was told about each of several labels.
         self.tasks: tuple[Task, ...] | None = None
         #: Weight of each training positive, float ``(n_pos,)``; ``None`` unless batches draw by weights.
         self.positive_weights: Tensor | None = None
@@ -238,19 +140,13 @@ class Algorithm(DeclaredState, ABC):
                 shown[name] = text
         return f"{type(self).__name__}({', '.join(f'{name}={text}' for name, text in shown.items())})"
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Let a changed ``min_tpr`` or ``max_fpr`` take effect at the next step; several tasks hold them as tensors."""
-        if name in ("min_tpr", "max_fpr"):
-            value = check_rectangle(**{"min_tpr": 0.0, "max_fpr": 1.0, name: value})[name == "max_fpr"]
-        super().__setattr__(name, value)
-        if name in ("min_tpr", "max_fpr") and "_tightness" in vars(self):
-            self.tightness_of_tasks = self._tightness
+    # ---------------------------------------------------------------- rectangles
 
     @property
     def tightness(self) -> float:
         """How far the trained rectangle has shrunk from the unit square, 0, to the one that was asked for, 1.
 
-        For several tasks this is the mean. Setting it sets the tightness of every task.
+        For several labels this is the mean. Setting it sets the tightness of every label.
         """
         return self._tightness[0] if len(set(self._tightness)) == 1 else fmean(self._tightness)
 
@@ -260,26 +156,39 @@ class Algorithm(DeclaredState, ABC):
 
     @property
     def tightness_of_tasks(self) -> tuple[float, ...]:
-        """:attr:`tightness` of each task; one entry if there is one task."""
+        """:attr:`tightness` of each label."""
         return self._tightness
 
     @tightness_of_tasks.setter
     def tightness_of_tasks(self, values: Sequence[float]) -> None:
         if len(values) != (self.num_tasks or 1):
-            msg = f"Expected `tightness_of_tasks` of each of {self.num_tasks or 1} tasks, but got {len(values)}."
+            msg = f"Expected `tightness_of_tasks` of each of {self.num_tasks or 1} labels, but got {len(values)}."
             raise ArgumentError(msg)
         self._tightness = tuple(values)
-        if self.tasks is not None:
-            weights, device = self._per_task["weights"], self._per_task["weights"].device
-            low, high = torch.tensor(self.rectangles, dtype=widest_float(device), device=device).unbind(1)
-            theta0, theta1 = (1.0 - low).to(weights), high.to(weights)
-            self._per_task |= {"min_tpr": low, "max_fpr": high, "theta0": theta0, "theta1": theta1}
+        if self.tasks is not None:  # on the device already, so that no step has to send them there
+            weights = self._per_task["weights"]
+            exact = torch.tensor(self.rectangles, dtype=widest_float(weights.device), device=weights.device)
+            self._per_task["thetas"] = torch.stack([1.0 - exact[:, 0], exact[:, 1]])
+
+    @property
+    def asked_rectangles(self) -> list[tuple[float, float]]:
+        """``(min_tpr, max_fpr)`` that was asked for, for each label."""
+        asked = [(task.min_tpr, task.max_fpr) for task in self.tasks] if self.tasks is not None else [(None, None)]
+        return [
+            check_rectangle(self.min_tpr if low is None else low, self.max_fpr if high is None else high)
+            for low, high in asked
+        ]
+
+    @property
+    def rectangles(self) -> list[tuple[float, float]]:
+        """The rectangle that is trained at the moment, for each label."""
+        return [shrunk_rectangle(*asked, t) for asked, t in zip(self.asked_rectangles, self._tightness, strict=True)]
 
     @property
     def rectangle(self) -> tuple[float, float]:
         """The rectangle that is trained at the moment: ``(min_tpr, max_fpr)`` once ``tightness`` is 1.
 
-        For several tasks this is the rectangle of a task that has none of its own, at the mean ``tightness``.
+        For several labels this is the rectangle of one that has none of its own, at the mean ``tightness``.
         """
         return self.rectangle_at(self.tightness)
 
@@ -288,93 +197,29 @@ class Algorithm(DeclaredState, ABC):
 
         Args:
             tightness: how far along that line, in [0, 1].
-            task: which of several tasks, for one that has a rectangle of its own.
+            task: which of several labels, for one that has a rectangle of its own.
         """
-        own = (self.min_tpr, self.max_fpr) if task is None else self.asked_rectangles[task if self.tasks else 0]
-        return shrunk_rectangle(*own, tightness)
-
-    @property
-    def asked_rectangles(self) -> list[tuple[float, float]]:
-        """``(min_tpr, max_fpr)`` that was asked for, for each task; one entry if there is one task."""
-        own = self.min_tpr, self.max_fpr
-        return [own] if self.tasks is None else rectangles_of(self.tasks, *own)
-
-    @property
-    def rectangles(self) -> list[tuple[float, float]]:
-        """The rectangle that is trained at the moment, for each task; one entry if there is one task."""
-        return [shrunk_rectangle(*own, t) for own, t in zip(self.asked_rectangles, self._tightness, strict=True)]
-
-    @property
-    def bounds(self) -> tuple[float | Tensor, float | Tensor]:
-        """:attr:`rectangle`, or :attr:`rectangles` of K tasks as tensors ``(K,)``, float64 where the device has it."""
-        if self.tasks is None:
-            return self.rectangle
-        return self._per_task["min_tpr"], self._per_task["max_fpr"]
+        asked = (self.min_tpr, self.max_fpr) if task is None else self.asked_rectangles[task if self.tasks else 0]
+        return shrunk_rectangle(*asked, tightness)
 
     @property
     def thetas(self) -> tuple[float | Tensor, float | Tensor]:
-        r""":math:`\theta_0` and :math:`\theta_1` of :attr:`bounds`, in the dtype of the state."""
+        r""":math:`(\theta_0, \theta_1)` of the trained rectangle.
+
+        Numbers for one label; for several, tensors ``(K,)`` of the device's most precise dtype.
+        """
         if self.tasks is not None:
-            return self._per_task["theta0"], self._per_task["theta1"]
+            theta0, theta1 = self._per_task["thetas"].unbind()
+            return theta0, theta1
         min_tpr, max_fpr = self.rectangle
         return 1.0 - min_tpr, max_fpr
 
-    @property
-    def theta0(self) -> float:
-        r""":math:`\theta_0`, one minus the lower bound of the true positive rate of :attr:`rectangle`."""
-        return 1.0 - self.rectangle[0]
-
-    @property
-    def theta1(self) -> float:
-        r""":math:`\theta_1`, the upper bound of the false positive rate of :attr:`rectangle`."""
-        return self.rectangle[1]
-
-    def scores_of_tasks(self, scores: TrainingScores | Sequence[TrainingScores]) -> Sequence[TrainingScores]:
-        """Scores of each task; a sequence of one if there is one task.
-
-        Raises:
-            ArgumentError: if there are scores for another number of tasks.
-        """
-        found = [scores] if isinstance(scores, TrainingScores) else list(scores)
-        if len(found) != (self.num_tasks or 1):
-            msg = f"Expected `scores` of each of {self.num_tasks or 1} tasks, but got {len(found)}."
-            raise ArgumentError(msg)
-        return found
-
-    def setup(
-        self,
-        num_positives: int | Sequence[int | Task],
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        """Allocate the declared state, for one task or for several; see :meth:`DeclaredState.setup`.
-
-        Args:
-            num_positives: number of positive training examples, or a sequence of these numbers for several tasks. A
-                task with a rectangle or a weight of its own is given as a :class:`Task` instead of a number.
-            device: where the state lives; the default device if ``None``.
-            dtype: ``torch.float32`` or ``torch.float64``.
-
-        Raises:
-            ArgumentError: as :meth:`DeclaredState.setup`, or if a task's rectangle or weight is out of range.
-            UnsupportedError: if several tasks are given to a method that takes one.
-        """
-        tightness = self.tightness
-        if not isinstance(num_positives, Sequence):
-            self.tasks = self.positive_weights = None
-            super().setup(num_positives, device=device, dtype=dtype)
-            self.tightness = tightness
-            return
-        if not self.takes_tasks:
-            msg = f"{type(self).__name__} trains one task: pass `num_positives` as one number, one algorithm a task."
-            raise UnsupportedError(msg)
-        tasks = [task if isinstance(task, Task) else Task(task) for task in num_positives]
-        shares, _ = shares_of_loss(tasks), rectangles_of(tasks, self.min_tpr, self.max_fpr)  # both check
-        super().setup([task.num_positives for task in tasks], device=device, dtype=dtype)
-        self.tasks, self.positive_weights = tuple(tasks), None
-        self._per_task["weights"] = torch.tensor(shares, device=device, dtype=dtype)
-        self.tightness = tightness
+    def thetas_of(self, state: Tensor) -> tuple[float | Tensor, float | Tensor]:
+        """:attr:`thetas`, tensors in the dtype of ``state``."""
+        if self.tasks is None:
+            return self.thetas
+        theta0, theta1 = self._per_task["thetas"].to(state).unbind()
+        return theta0, theta1
 
     # ---------------------------------------------------------------- capabilities
 
@@ -422,6 +267,53 @@ class Algorithm(DeclaredState, ABC):
         """Whether :meth:`start` or :meth:`restart` solves the dual variables from the training scores."""
         return False
 
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Scalars that tell how the run goes; may cost O(n_pos)."""
+        return {}
+
+    # ---------------------------------------------------------------- state
+
+    def setup(
+        self,
+        num_positives: int | Sequence[int | Task],
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """Allocate the declared state, for one label or for several.
+
+        Args:
+            num_positives: number of positive training examples, or a sequence of these numbers for several labels. A
+                label with a rectangle or a weight of its own is given as a :class:`Task` instead of a number.
+            device: where the state lives; the default device if ``None``.
+            dtype: ``torch.float32`` or ``torch.float64``.
+
+        Raises:
+            ArgumentError: if a number is below 1, ``dtype`` is a half-precision type, or a rectangle or weight is out
+                of range.
+            UnsupportedError: if several labels are given to a method that takes one.
+        """
+        if isinstance(num_positives, (Tensor, np.ndarray)):
+            num_positives = num_positives.tolist()
+        if not isinstance(num_positives, Sequence):
+            super().setup(num_positives, device=device, dtype=dtype)
+            self.tasks = None
+        else:
+            if not self.takes_tasks:
+                msg = f"{type(self).__name__} trains one label: pass one number as `num_positives`."
+                raise UnsupportedError(msg)
+            tasks = [task if isinstance(task, Task) else Task(task) for task in num_positives]
+            weights = [require_range("weight", task.weight, 0.0) for task in tasks]
+            if not any(weights):
+                msg = f"Expected a `weight` above 0 of one label at least, but got {weights}."
+                raise ArgumentError(msg)
+            super().setup([task.num_positives for task in tasks], device=device, dtype=dtype)
+            self.tasks = tuple(tasks)
+            shares = [weight / sum(weights) for weight in weights]
+            self._per_task["weights"] = torch.tensor(shares, device=device, dtype=dtype)
+        self.positive_weights = None
+        self.tightness = self.tightness  # the mean, for as many labels as there are now
+
     def state_dict(self) -> dict[str, Any]:
         """All that the algorithm remembers, with its ``tightness`` if the rectangle can shrink."""
         tightness = self.tightness if self.tasks is None else list(self.tightness_of_tasks)
@@ -430,8 +322,20 @@ class Algorithm(DeclaredState, ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, in place; see :meth:`DeclaredState.load_state_dict`."""
         super().load_state_dict({name: value for name, value in state.items() if name != "tightness"})
-        tightness = state.get("tightness", 1.0)  # earlier versions had none, and then one of all tasks
-        self.tightness_of_tasks = tightness if isinstance(tightness, list) else [tightness] * (self.num_tasks or 1)
+        tightness = state.get("tightness", 1.0)
+        self.tightness_of_tasks = tightness if isinstance(tightness, list) else (tightness,) * (self.num_tasks or 1)
+
+    def scores_of_tasks(self, scores: TrainingScores | Sequence[TrainingScores]) -> Sequence[TrainingScores]:
+        """Scores of each label; a sequence of one if there is one label.
+
+        Raises:
+            ArgumentError: if there are scores for another number of labels.
+        """
+        each = [scores] if isinstance(scores, TrainingScores) else list(scores)
+        if len(each) != (self.num_tasks or 1):
+            msg = f"Expected `scores` of each of {self.num_tasks or 1} labels, but got {len(each)}."
+            raise ArgumentError(msg)
+        return each
 
     # ---------------------------------------------------------------- training
 
@@ -458,9 +362,9 @@ class Algorithm(DeclaredState, ABC):
                 twice, only one of its two updates is kept.
             previous: the same batch under the weights before the last update, for algorithms with
                 :attr:`needs_previous`; ``None`` at the first step.
-            masks: for K tasks, which of their scores are present. Scores and ``index`` then have a leading dimension K,
-                and ``index`` counts the positives of each task from 0. A task without a positive or without a negative
-                is not in play: none of its variables changes. Uniformly drawn batches have all tasks in play.
+            masks: for K labels, which of their scores are present. Scores and ``index`` then have a leading dimension
+                K, and ``index`` counts the positives of each label from 0. A label without a positive or without a
+                negative is not in play: none of its variables changes. Uniformly drawn batches have all labels in play.
 
         Returns:
             Scalar tensor, differentiable with respect to ``pos_scores`` and ``neg_scores``.
@@ -471,67 +375,87 @@ class Algorithm(DeclaredState, ABC):
             UnsupportedError: if ``previous`` is given to an algorithm without :attr:`needs_previous`.
         """
         self._require_setup()
-        if masks is not None or self.num_tasks is not None:
-            return self._step_of_tasks(pos_scores, neg_scores, dual_neg_scores, index, masks, previous)
-        index = None if index is None else as_index(index, pos_scores.device)
-        if index is None or index.shape != pos_scores.shape or pos_scores.ndim != 1:
-            msg = (
-                "Expected `index` to name each of the `pos_scores`, both of shape (S,), but got "
-                f"{None if index is None else tuple(index.shape)} and {tuple(pos_scores.shape)}."
-            )
-            raise ArgumentError(msg)
-        check_range(index, cast(int, self.num_positives))
-        if neg_scores.ndim != 1:
-            msg = f"Expected `neg_scores` to have shape (B,), but got {tuple(neg_scores.shape)}."
-            raise ArgumentError(msg)
-        if self.sampling != "uniform" and not (pos_scores.numel() and neg_scores.numel()):
-            msg = (
-                f"{type(self).__name__} needs positives and negatives in every batch, but got {pos_scores.numel()} and "
-                f"{neg_scores.numel()}. Draw the classes apart, as PosNegDataModule does."
-            )
-            raise ArgumentError(msg)
-        second = self._second_negatives(neg_scores, dual_neg_scores)
+        index = None if index is None else as_index(index, getattr(pos_scores, "device", None))
+        second = dual_neg_scores if self.needs_dual_negatives else neg_scores
+        scores = self._checked(pos_scores, neg_scores, second, index, masks)
         if previous is not None:
-            return self.step_from_previous(pos_scores, neg_scores, index, previous)
-        return self.step(pos_scores, neg_scores, second, index)
+            pos, neg, _, index = scores
+            return self.step_from_previous(pos, neg, index, previous)
+        return self.step(*scores) if masks is None else self._joint_loss(*scores, masks)
 
-    def _second_negatives(self, neg_scores: Tensor, dual_neg_scores: Tensor | None) -> Tensor:
+    def _checked(
+        self, pos: Tensor, neg: Tensor, second: Tensor | None, index: Tensor | None, masks: TaskMasks | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The arguments of a step, whose shapes fit together."""
+        if (masks is None) != (self.num_tasks is None):
+            msg = (
+                "Expected `masks` where `setup` was given a number of positives for each of several labels, and only "
+                f"there, but got {'no masks' if masks is None else 'masks'} and a setup for "
+                f"{self.num_tasks or 'one label'}."
+            )
+            raise ArgumentError(msg)
+        leading = () if self.num_tasks is None else (self.num_tasks,)
+        for name, scores in {"pos_scores": pos, "neg_scores": neg, "dual_neg_scores": second, "index": index}.items():
+            if not isinstance(scores, Tensor) or not scores.ndim or scores.shape[:-1] != leading:
+                raise ArgumentError(self._shape_message(name, scores, leading))
+        assert second is not None and index is not None  # noqa: S101, PT018  # just checked
+        if index.shape != pos.shape:
+            raise ArgumentError(self._shape_message("index", index, tuple(pos.shape)))
+        if masks is not None:
+            self._check_masks(pos, neg, second, index, masks)
+            return pos, neg, second, index
+        check_range(index, self.num_positives or 0)
+        if self.sampling != "uniform" and not (pos.numel() and neg.numel() and second.numel()):
+            msg = (
+                f"{type(self).__name__} needs positives and negatives in every batch, but got {pos.numel()} and "
+                f"{min(neg.numel(), second.numel())}. Draw the classes apart, as PosNegDataModule does."
+            )
+            raise ArgumentError(msg)
+        return pos, neg, second, index
+
+    def _shape_message(self, name: str, value: object, leading: tuple[int, ...]) -> str:
+        got = tuple(value.shape) if isinstance(value, Tensor) else value
+        if name == "dual_neg_scores" and value is None:
+            remedy = "Draw a second batch of negatives (`num_dual_neg`), or set `share_negatives=True`."
+        elif name == "index":
+            remedy = "Number the training positives from 0, and pass the numbers of those in `pos_scores`."
+        else:
+            remedy = "Drop a trailing dimension with `.squeeze(-1)`."
+        shape = "".join(f"{size}, " for size in leading)
+        return f"Expected `{name}` of shape ({shape}number of them), but got {got}. {remedy}"
+
+    def _check_masks(self, pos: Tensor, neg: Tensor, second: Tensor, index: Tensor, masks: TaskMasks) -> None:
+        named = {"pos": (pos, masks.pos), "neg": (neg, masks.neg)}
+        if self.needs_dual_negatives:
+            named["dual_neg"] = (second, masks.dual_neg)  # type: ignore[assignment]
+        for name, (scores, mask) in named.items():
+            if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != scores.shape:
+                got = tuple(mask.shape) if isinstance(mask, Tensor) else mask
+                msg = f"Expected a bool mask `{name}` of its scores' shape, {tuple(scores.shape)}, but got {got}."
+                raise ArgumentError(msg)
+        if index.device.type == "cpu":
+            wrong = masks.pos & ((index < 0) | (index >= torch.tensor(self.task_sizes).unsqueeze(-1)))
+            if bool(wrong.any()):
+                label, place = wrong.nonzero()[0].tolist()
+                msg = (
+                    "Expected `index` to number the positives of each label from 0, below "
+                    f"{(self.task_sizes or ())[label]} for label {label}, but got {int(index[label, place])}."
+                )
+                raise ArgumentError(msg)
+
+    def _joint_loss(self, pos: Tensor, neg: Tensor, second: Tensor, index: Tensor, masks: TaskMasks) -> Tensor:
+        """One step of all labels; the loss is their weighted mean, in which those that are not in play count as 0."""
+        apart = self.sampling != "uniform"
         if not self.needs_dual_negatives:
-            return neg_scores
-        if dual_neg_scores is None or dual_neg_scores.ndim != 1 or dual_neg_scores.numel() == 0:
-            msg = (
-                f"{type(self).__name__} needs a second batch of negatives in `dual_neg_scores`, but got "
-                f"{None if dual_neg_scores is None else tuple(dual_neg_scores.shape)}. "
-                "Draw one (`num_dual_neg`), or set `share_negatives=True`."
-            )
-            raise ArgumentError(msg)
-        return dual_neg_scores
-
-    def _step_of_tasks(
-        self,
-        pos_scores: Tensor,
-        neg_scores: Tensor,
-        dual_neg_scores: Tensor | None,
-        index: Tensor | None,
-        masks: TaskMasks | None,
-        previous: PreviousScores | None,
-    ) -> Tensor:
-        """One step of all tasks; the loss is their weighted mean, in which those that are not in play count as 0."""
-        if previous is not None:
-            msg = f"{type(self).__name__} does not use the previous weights: leave out `previous`."
-            raise UnsupportedError(msg)
-        dual = (dual_neg_scores, None if masks is None else masks.dual_neg) if self.needs_dual_negatives else None
-        both = self.sampling != "uniform"
-        masks = check_tasks(self.task_sizes, pos_scores, neg_scores, index, masks, dual, both_classes=both)
-        assert index is not None  # noqa: S101  # just checked
-        index = self.place(as_index(index, pos_scores.device), masks.pos)
-        pos_scores, neg_scores = there(pos_scores, masks.pos), there(neg_scores, masks.neg)
-        second = neg_scores
-        if self.needs_dual_negatives and dual_neg_scores is not None and masks.dual_neg is not None:
-            second = there(dual_neg_scores, masks.dual_neg)
+            masks = masks._replace(dual_neg=masks.neg)
+        if apart:
+            ready = masks.neg.any(-1, keepdim=True) & masks.with_dual_negatives.neg.any(-1, keepdim=True)
+            masks = masks._replace(pos=masks.pos & ready)
+        pos, neg = there(pos, masks.pos), there(neg, masks.neg)
+        second = there(second, masks.dual_neg) if self.needs_dual_negatives else neg
         step: Any = self.step  # takes masks, as `takes_tasks` promises
-        losses: Tensor = step(pos_scores, neg_scores, second, index, masks=masks)
-        losses = in_play(losses, 0.0, masks) if both else losses
+        losses: Tensor = step(pos, neg, second, self.place(index, masks.pos), masks=masks)
+        losses = in_play(losses, 0.0, masks) if apart else losses
         total: Tensor = (losses * self._per_task["weights"]).sum()
         return total
 
@@ -550,12 +474,8 @@ class Algorithm(DeclaredState, ABC):
         msg = f"{type(self).__name__} does not use the previous weights: leave out `previous`."
         raise UnsupportedError(msg)
 
-    def diagnostics(self) -> dict[str, Tensor]:
-        """Scalars that tell how the run goes; may cost O(n_pos)."""
-        return {}
-
     def start(self, scores: TrainingScores | Sequence[TrainingScores] | None = None) -> None:
-        """Called once before the first step, with training scores (of each task) if :meth:`needs_scores` says so."""
+        """Called once before the first step, with training scores (of each label) if :meth:`needs_scores` says so."""
 
     def finish_stage(self) -> None:
         """End a stage: averages become the current values and the next anchors."""
@@ -620,11 +540,6 @@ class PairwiseAlgorithm(Algorithm):
         )
         self._constant_loss = float(self.surrogate.value(torch.zeros((), dtype=torch.float64, device="cpu")))
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned, in place; see :meth:`DeclaredState.load_state_dict`."""
-        # earlier versions kept no unit: the next step sets it
-        super().load_state_dict({"loss_unit": torch.zeros_like(self.loss_unit), **state})
-
     def diagnostics(self) -> dict[str, Tensor]:
         """The unit of the loss; 0 where nothing is measured in it."""
         return {"loss_unit": self.loss_unit.mean()}
@@ -634,18 +549,19 @@ class PairwiseAlgorithm(Algorithm):
     ) -> tuple[Tensor | float, Tensor | float]:
         r"""Take the batch's loss into L, and return two units: of this step's step sizes, and of the weights' loss.
 
-        They are L and :math:`\max(L, L_B)`, or 1 if step sizes are absolute.
+        They are L and :math:`\max(L, L_B)`, or 1 if step sizes are absolute. L of a label that is not in play stays,
+        and its units are 1.
 
         Args:
             pos_scores: float tensor ``(S,)``.
             neg_scores: float tensor ``(B,)``.
             bounded: whether both units are at least the batch's own loss, and at least that of a constant model.
-            masks: which scores of K tasks are present. L of a task that is not in play stays, and its units are 1.
+            masks: which scores of K labels are present.
         """
         if self.step_units == "absolute":
             return 1.0, 1.0
-        negatives = with_dual_negatives(masks)
-        batch_loss = tail_mean_loss(pos_scores, neg_scores, self.bounds[1], surrogate=self.surrogate, masks=negatives)
+        negatives = None if masks is None else masks.with_dual_negatives
+        batch_loss = tail_mean_loss(pos_scores, neg_scores, self.thetas[1], surrogate=self.surrogate, masks=negatives)
         unit = in_play(loss_unit_step(self.loss_unit, batch_loss, self._constant_loss), self.loss_unit, masks)
         self.loss_unit.copy_(unit)
         least = self._constant_loss if bounded else 0.0

@@ -7,62 +7,11 @@ from typing import Literal
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from lightning_tpauc.algorithms.base import Algorithm
-from lightning_tpauc.functional.checks import check_scores, common_dtype, require_range
+from lightning_tpauc.algorithms.base import Algorithm, PairwiseAlgorithm
+from lightning_tpauc.functional.checks import common_dtype, require_range
 from lightning_tpauc.functional.objective import tpauc_objective
 from lightning_tpauc.functional.pairwise import TaskMasks, there
-from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
-
-
-def two_class_cross_entropy(
-    pos_scores: Tensor,
-    neg_scores: Tensor,
-    pos_weight: float = 1.0,
-    balanced: bool = False,
-    masks: TaskMasks | None = None,
-) -> Tensor:
-    r"""Mean binary cross-entropy of raw logits.
-
-    .. math:: \frac{1}{S + B} \Bigl( \omega \sum_i \log(1 + e^{-h_i}) + \sum_j \log(1 + e^{h_j}) \Bigr)
-
-    Args:
-        pos_scores: float tensor ``(S,)``, logits of positives; S may be 0.
-        neg_scores: float tensor ``(B,)``, logits of negatives; B may be 0.
-        pos_weight: :math:`\omega`, factor of each positive's term.
-        balanced: give each class the weight 1/2 whatever S and B, instead of a weight in proportion to its size.
-        masks: which scores of K tasks are there; scores then have a leading K.
-
-    Returns:
-        Scalar tensor, or ``(K,)``, in [0, inf), at least float32; 0 for an empty batch.
-
-    Raises:
-        ArgumentError: if the scores are not one-dimensional float tensors.
-
-    Example:
-        >>> import torch
-        >>> two_class_cross_entropy(torch.tensor([0.0, 1000.0]), torch.tensor([-1000.0, 0.0]))
-        tensor(0.3466)
-    """
-    if masks is None:
-        check_scores(pos_scores, "pos_scores", allow_empty=True)
-        check_scores(neg_scores, "neg_scores", allow_empty=True)
-    dtype = common_dtype(pos_scores, neg_scores)
-    pos_losses, neg_losses = softplus(-pos_scores.to(dtype)), softplus(neg_scores.to(dtype))
-    if masks is None:
-        num_pos: int | Tensor = pos_scores.numel()
-        num_neg: int | Tensor = neg_scores.numel()
-        pos_sum, neg_sum = pos_losses.sum(), neg_losses.sum()
-    else:
-        num_pos, num_neg = masks.pos.sum(-1), masks.neg.sum(-1)
-        pos_sum, neg_sum = there(pos_losses, masks.pos).sum(-1), there(neg_losses, masks.neg).sum(-1)
-    pos_sum = pos_weight * pos_sum
-    if balanced:
-        return 0.5 * (pos_sum / _at_least_one(num_pos) + neg_sum / _at_least_one(num_neg))
-    return (pos_sum + neg_sum) / _at_least_one(num_pos + num_neg)
-
-
-def _at_least_one(number: int | Tensor) -> int | Tensor:
-    return number.clamp_min(1) if isinstance(number, Tensor) else max(number, 1)
+from lightning_tpauc.functional.surrogates import Surrogate
 
 
 class CrossEntropy(Algorithm):
@@ -121,10 +70,21 @@ class CrossEntropy(Algorithm):
         masks: TaskMasks | None = None,
     ) -> Tensor:
         """The mean cross-entropy of the batch; either class may be missing from a uniform batch."""
-        return two_class_cross_entropy(pos_scores, neg_scores, self.pos_weight, self.balanced, masks)
+        dtype = common_dtype(pos_scores, neg_scores)
+        pos_losses, neg_losses = softplus(-pos_scores.to(dtype)), softplus(neg_scores.to(dtype))
+        if masks is None:
+            num_pos: int | Tensor = pos_scores.numel()
+            num_neg: int | Tensor = neg_scores.numel()
+        else:
+            num_pos, num_neg = masks.pos.sum(-1), masks.neg.sum(-1)
+            pos_losses, neg_losses = there(pos_losses, masks.pos), there(neg_losses, masks.neg)
+        pos_sum, neg_sum = self.pos_weight * pos_losses.sum(-1), neg_losses.sum(-1)
+        if self.balanced:
+            return 0.5 * (pos_sum / _at_least_one(num_pos) + neg_sum / _at_least_one(num_neg))
+        return (pos_sum + neg_sum) / _at_least_one(num_pos + num_neg)
 
 
-class FullBatch(Algorithm):
+class FullBatch(PairwiseAlgorithm):
     r"""Descent on the exact objective F, with its exact gradient, in every step.
 
     .. math:: F(w) = \frac{1}{k_1 k_2} \sum_{i \in S^\uparrow_+[1, k_1]} \sum_{j \in S^\downarrow_-[1, k_2]}
@@ -132,7 +92,8 @@ class FullBatch(Algorithm):
 
     For linear models, and heads on frozen embeddings: each step takes the scores of all positives and all negatives,
     so there are no samples, no dual variables and no step sizes beside the optimizer's, and O(n log n) makes it cheap
-    (see :func:`~lightning_tpauc.functional.tpauc_objective`). Any optimizer works, :class:`torch.optim.LBFGS` included.
+    (see :func:`~lightning_tpauc.functional.tpauc_objective`). Any optimizer works; :class:`torch.optim.LBFGS` wants a
+    smooth surrogate, such as ``"squared_hinge"``.
     One step is one epoch. Where a rectangle is out of the model's reach, equal scores for all minimise F, which is then
     l(0): widen the rectangle.
 
@@ -141,8 +102,8 @@ class FullBatch(Algorithm):
         max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
         surrogate: ``"squared_hinge"``, ``"hinge"``, ``"square"``, ``"logistic"``, ``"ramp"``, ``"smooth_ramp"`` or a
             registered one; ``"logistic"`` and most registered ones take :math:`k_1 k_2` evaluations.
-        margin: m of the surrogate, in units of the score.
-        scale: scale of the logistic surrogate.
+        margin: as in :class:`STACO`.
+        scale: as in :class:`STACO`.
 
     Raises:
         ArgumentError: if an argument is out of range, and in a step if the rectangle holds no example of a class.
@@ -155,7 +116,7 @@ class FullBatch(Algorithm):
         >>> loss = algorithm(pos, torch.tensor([0.5, -2.0]), index=torch.tensor([0, 1]))
         >>> loss.backward()
         >>> loss.detach(), pos.grad
-        (tensor(1.), tensor([-2.,  0.]))
+        (tensor(1.5000), tensor([-1.,  0.]))
     """
 
     def __init__(
@@ -163,19 +124,25 @@ class FullBatch(Algorithm):
         min_tpr: float = 0.5,
         max_fpr: float = 0.5,
         *,
-        surrogate: str | Surrogate = "squared_hinge",
-        margin: float = 0.5,
-        scale: float = 1.0,
+        surrogate: str | Surrogate = "hinge",
+        margin: float | None = None,
+        scale: float | None = None,
     ) -> None:
-        super().__init__(min_tpr, max_fpr)
-        self.surrogate = get_surrogate(surrogate, margin=margin, scale=scale)
-        self.margin, self.scale = float(margin), float(scale)
+        super().__init__(min_tpr, max_fpr, surrogate, margin, scale, "absolute")
 
     @property
     def sampling(self) -> Literal["pos_neg", "uniform", "full"]:
         """``"full"``."""
         return "full"
 
+    def diagnostics(self) -> dict[str, Tensor]:
+        """None: nothing is remembered."""
+        return {}
+
     def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:  # noqa: ARG002
         """The exact objective of all scores."""
         return tpauc_objective(pos_scores, neg_scores, self.min_tpr, self.max_fpr, self.surrogate)
+
+
+def _at_least_one(count: int | Tensor) -> int | Tensor:
+    return count.clamp_min(1) if isinstance(count, Tensor) else max(count, 1)

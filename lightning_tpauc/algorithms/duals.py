@@ -1,8 +1,7 @@
-"""Dual variables that follow from two tracked scores."""
+"""STACO's dual variables: variables of each positive, as in the paper, or two tracked scores that they follow from."""
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Literal
@@ -13,7 +12,6 @@ from torch import Tensor
 from lightning_tpauc.algorithms.base import PairwiseAlgorithm, TrainingScores
 from lightning_tpauc.algorithms.state import put_, take
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
-from lightning_tpauc.functional.averaging import mean_from_changes, record_change_
 from lightning_tpauc.functional.duals import (
     activate_ties,
     border_scores,
@@ -22,7 +20,7 @@ from lightning_tpauc.functional.duals import (
     border_weights,
     exact_duals,
 )
-from lightning_tpauc.functional.pairwise import TaskMasks, in_play, masked_mean, there, with_dual_negatives
+from lightning_tpauc.functional.pairwise import TaskMasks, column, in_play, masked_mean, there
 from lightning_tpauc.functional.staco import dual_weight_step, global_threshold_step, threshold_step
 
 
@@ -35,7 +33,6 @@ class DualAlgorithm(PairwiseAlgorithm):
     gamma: float
     dual_init: Literal["exact", "ones", "zeros"]
     stage_restart: Literal["exact", "ones"]
-    positive_weights: Tensor | None
 
     y: Tensor
     s: Tensor
@@ -70,18 +67,21 @@ class Duals(ABC):
 
     def __init__(self, algorithm: DualAlgorithm) -> None:
         self.algorithm = algorithm
-        self._check()
+        if (msg := self.misfit(algorithm)) is not None:
+            raise ArgumentError(msg)
         others = algorithm.declared
         self._declare()
-        self._own = algorithm.declared - others
+        self._names = algorithm.declared - others
 
     def withdraw(self) -> None:
         """Take the variables back from the algorithm's state, for those of another kind."""
-        for name in self._own:
+        for name in self._names:
             self.algorithm.remove_state(name)
 
+    @staticmethod
     @abstractmethod
-    def _check(self) -> None: ...
+    def misfit(algorithm: DualAlgorithm) -> str | None:
+        """Why an algorithm with these arguments can't have such duals; ``None`` if it can."""
 
     @abstractmethod
     def _declare(self) -> None: ...
@@ -101,7 +101,6 @@ class Duals(ABC):
     ) -> Tensor:
         """Line 1: the dual weights ``(S,)`` of the sampled positives, given their risks and the unit of the loss."""
 
-    @abstractmethod
     def descend(
         self, index: Tensor, s: Tensor, y: Tensor, active: Tensor, unit: Tensor | float, masks: TaskMasks | None
     ) -> None:
@@ -115,19 +114,10 @@ class Duals(ABC):
     def averages(self) -> tuple[Tensor, Tensor]:
         r""":math:`(\bar s, \bar s')` over the stage's iterates."""
 
-    @abstractmethod
     def start_from_batch(
         self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, masks: TaskMasks | None, started: list[bool]
     ) -> None:
-        """Start the variables of each task from the first batch that it is in, if no training scores are known.
-
-        Args:
-            pos_scores: float tensor ``(S,)``.
-            neg_scores: float tensor ``(B,)``.
-            index: which positives these are.
-            masks: which scores of K tasks are there.
-            started: of each task, whether it has its start; set for those that get theirs.
-        """
+        """Start each label, if it has no start, from the first batch that it is in; set its entry of ``started``."""
 
     @abstractmethod
     def start(self, scores: TrainingScores | Sequence[TrainingScores] | None) -> None:
@@ -142,8 +132,16 @@ class Duals(ABC):
         """Begin a stage: solve for ``scores``, if there are any."""
 
 
+# ---------------------------------------------------------------- variables of each positive
+
+
 class PerPositiveDuals(Duals):
-    r"""The paper's variables, which follow gradients: :math:`y_i` and :math:`s_i` of each positive, and :math:`s'`."""
+    r"""The paper's variables, which follow gradients: :math:`y_i` and :math:`s_i` of each positive, and :math:`s'`.
+
+    The average of s over a stage costs O(S) a step, since only the S sampled entries change. With the change
+    :math:`\Delta_{k,i}` of entry i in step k, the moment :math:`M_i = \sum_k (k - 1) \Delta_{k,i}` gives the mean of
+    the K iterates as :math:`s_{K,i} - M_i / K`: the change of step k is missing from the k - 1 iterates before it.
+    """
 
     kind = "per_positive"
     step_sizes: ClassVar[dict[str, str]] = {
@@ -156,17 +154,18 @@ class PerPositiveDuals(Duals):
     #: Kind of the thresholds' state: whether a step changes those of its positives, or all.
     _threshold_kind: Literal["positive", "dense"] = "positive"
 
-    def _check(self) -> None:
-        own = self.algorithm
-        used = ("dual_init", "stage_restart") if own.has_stages else ("dual_init",)
-        exact = [name for name in used if getattr(own, name) == "exact"]
-        if exact and not own.surrogate.monotone:
-            msg = (
-                f"`{exact[0]}='exact'` needs a non-decreasing surrogate, but {own.surrogate.name!r} falls again on "
-                "the left of -margin, so the hardest negatives differ between positives. "
-                "Set `dual_init='zeros'` and `stage_restart='ones'`, or use 'squared_hinge'."
-            )
-            raise ArgumentError(msg)
+    @staticmethod
+    def misfit(algorithm: DualAlgorithm) -> str | None:
+        """An exact solution needs a monotone surrogate."""
+        used = ("dual_init", "stage_restart") if algorithm.has_stages else ("dual_init",)
+        exact = [name for name in used if getattr(algorithm, name) == "exact"]
+        if not exact or algorithm.surrogate.monotone:
+            return None
+        return (
+            f"`{exact[0]}='exact'` needs a non-decreasing surrogate, but {algorithm.surrogate.name!r} falls again on "
+            "the left of -margin, so the hardest negatives differ between positives. "
+            "Set `dual_init='zeros'` and `stage_restart='ones'`, or use 'squared_hinge'."
+        )
 
     def _declare(self) -> None:
         own = self.algorithm
@@ -198,7 +197,8 @@ class PerPositiveDuals(Duals):
     ) -> Tensor:
         r"""Line 1: :math:`y_i` takes its step."""
         own = self.algorithm
-        y = dual_weight_step(take(own.y, index), risk, own.s_prime, own.step_scale * own.alpha / unit, own.thetas[0])
+        theta0, _ = own.thetas_of(own.y)
+        y = dual_weight_step(take(own.y, index), risk, own.s_prime, own.step_scale * own.alpha / unit, theta0)
         y = y if masks is None else there(y, masks.pos)
         put_(own.y, index, y)
         return y
@@ -211,9 +211,9 @@ class PerPositiveDuals(Duals):
         # the proximal term divides s by gamma, and has no unit where gamma has that of s; STACO1 has no such term
         gamma = own.gamma * unit if own.has_stages else own.gamma
         self._descend_thresholds(index, s, y, active, own.step_scale * own.beta * unit, gamma, masks)
-        beta_prime = own.step_scale * own.beta_prime * unit
         mean = masked_mean(y, None if masks is None else masks.pos)
-        s_prime = global_threshold_step(own.s_prime, mean, beta_prime, own.thetas[0])
+        beta_prime = own.step_scale * own.beta_prime * unit
+        s_prime = global_threshold_step(own.s_prime, mean, beta_prime, own.thetas_of(own.s)[0])
         own.s_prime.copy_(in_play(s_prime, own.s_prime, masks))
         own.stage_steps.add_(1 if masks is None else masks.pos.any(-1))
         own.s_prime_sum.add_(in_play(own.s_prime, 0.0, masks))
@@ -230,24 +230,25 @@ class PerPositiveDuals(Duals):
     ) -> None:
         own = self.algorithm
         anchor = take(own.s_anchor, index) if own.has_stages else None
-        new = threshold_step(s, y, active, beta, *own.thetas, anchor=anchor, gamma=gamma)
+        new = threshold_step(s, y, active, beta, *own.thetas_of(own.s), anchor=anchor, gamma=gamma)
         new = new if masks is None else torch.where(masks.pos, new, s)
         put_(own.s, index, new)
-        record_change_(own.s_moments, index, new - s, own.stage_steps)
+        moments = ((new - s) * column(own.stage_steps)).to(own.s_moments.dtype)
+        own.s_moments.index_add_(0, index.reshape(-1), moments.reshape(-1))
 
     def diagnostics(self) -> dict[str, Tensor]:
-        r""":math:`s'`, the means of :math:`s_i` and :math:`y_i`, and the deciles 1, 5 and 9 of :math:`s_i`."""
+        r""":math:`s'`, and the means of :math:`s_i` and :math:`y_i`."""
         own = self.algorithm
-        s, y = own.entries(own.s), own.entries(own.y)
-        means = {"s_prime": own.s_prime.mean(), "mean_s": s.mean(), "mean_y": y.mean()}
-        # by rank, since torch.quantile takes at most 16 million values
-        ranks = {f"s_q{10 * tenths}": -(-tenths * s.numel() // 10) for tenths in (1, 5, 9)}
-        return {**means, **{name: s.kthvalue(max(1, rank)).values for name, rank in ranks.items()}}
+        return {
+            "s_prime": own.s_prime.mean(),
+            "mean_s": own.entries(own.s).mean(),
+            "mean_y": own.entries(own.y).mean(),
+        }
 
     def averages(self) -> tuple[Tensor, Tensor]:
         r""":math:`(\bar s, \bar s')` over the stage's iterates so far; O(n_pos)."""
         own = self.algorithm
-        s_bar = mean_from_changes(own.s_moments, own.s, own.of_each_positive(own.stage_steps))
+        s_bar = own.s - own.s_moments / own.of_each_positive(own.stage_steps).clamp(min=1)
         s_prime_bar = torch.where(own.stage_steps > 0, own.s_prime_sum / own.stage_steps.clamp(min=1), own.s_prime)
         return s_bar, s_prime_bar
 
@@ -258,23 +259,20 @@ class PerPositiveDuals(Duals):
 
         That keeps them out of the dead zone of a start from ones.
         """
-        own, rectangles = self.algorithm, self.algorithm.rectangles
-        for task, (rows, pos, neg) in enumerate(_of_each_task(pos_scores, neg_scores, index, masks)):
-            if not started[task] and pos.numel() and neg.numel():
-                s, y, s_prime = exact_duals(pos, neg, *rectangles[task], surrogate=own.surrogate)
-                s = activate_ties(s, pos, own.surrogate)
-                own.entries_of(own.s, task).copy_(s.mean())
-                own.entries_of(own.y, task).fill_(1.0 - rectangles[task][0])
-                put_(own.s, rows, s)
-                put_(own.y, rows, y)
-                own.entry_of(own.s_prime, task).copy_(s_prime)
-                own.entries_of(own.s_anchor, task).copy_(own.entries_of(own.s, task))
-                started[task] = True
+        own = self.algorithm
+        each = [(index, pos_scores, neg_scores)]
+        if masks is not None:
+            rows = zip(index, pos_scores, masks.pos, neg_scores, masks.with_dual_negatives.neg, strict=True)
+            each = [(i[is_pos], p[is_pos], n[is_neg]) for i, p, is_pos, n, is_neg in rows]
+        for label, (places, pos, neg) in enumerate(each):
+            if not started[label] and pos.numel() and neg.numel():
+                self._solve(label, TrainingScores(pos, neg), places)
+                own.entries(own.s_anchor, label).copy_(own.entries(own.s, label))
+                started[label] = True
 
     def start(self, scores: TrainingScores | Sequence[TrainingScores] | None) -> None:
         """The exact solution, or what the state was filled with."""
-        if scores is not None:
-            self._solve(scores)
+        self._solve_all(scores)
         self._anchor()
 
     def finish_stage(self) -> None:
@@ -288,7 +286,7 @@ class PerPositiveDuals(Duals):
         r""":math:`y \leftarrow 1`, or the exact solution."""
         self.algorithm.y.fill_(1.0)
         if scores is not None:
-            self._solve(scores)
+            self._solve_all(scores)
             self._anchor()
 
     def _anchor(self) -> None:
@@ -297,25 +295,32 @@ class PerPositiveDuals(Duals):
         for accumulator in (own.s_moments, own.s_prime_sum, own.stage_steps):
             accumulator.zero_()
 
-    def _solve(self, scores: TrainingScores | Sequence[TrainingScores]) -> None:
+    def _solve_all(self, scores: TrainingScores | Sequence[TrainingScores] | None) -> None:
+        for label, of_label in enumerate([] if scores is None else self.algorithm.scores_of_tasks(scores)):
+            self._solve(label, of_label, None)
+
+    def _solve(self, label: int, scores: TrainingScores, places: Tensor | None) -> None:
+        """The exact solution of one label; ``places`` say which positives the scores belong to, if not to all."""
         own = self.algorithm
-        weight = own.positive_weights
-        for task, (of_task, bounds) in enumerate(zip(own.scores_of_tasks(scores), own.rectangles, strict=True)):
-            s, y, s_prime = exact_duals(*of_task, *bounds, surrogate=own.surrogate, pos_weight=weight)
-            own.entries_of(own.s, task).copy_(activate_ties(s, of_task.pos_scores, own.surrogate))
-            own.entries_of(own.y, task).copy_(y)
-            own.entry_of(own.s_prime, task).copy_(s_prime)
+        min_tpr, max_fpr = own.rectangles[label]
+        weight = own.positive_weights if places is None else None
+        s, y, s_prime = exact_duals(*scores, min_tpr, max_fpr, surrogate=own.surrogate, pos_weight=weight)
+        s = activate_ties(s, scores.pos_scores, own.surrogate)
+        if places is None:
+            own.entries(own.s, label).copy_(s)
+            own.entries(own.y, label).copy_(y)
+        else:
+            own.entries(own.s, label).copy_(s.mean())
+            own.entries(own.y, label).fill_(1.0 - min_tpr)
+            put_(own.s, places, s)
+            put_(own.y, places, y)
+        (own.s_prime if own.num_tasks is None else own.s_prime[label]).copy_(s_prime)
 
 
-def _of_each_task(
-    pos: Tensor, neg: Tensor, index: Tensor, masks: TaskMasks | None
-) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """For each task: places, scores of positives, scores of negatives. Several tasks make it wait for the device."""
-    second = with_dual_negatives(masks)
-    if second is None:
-        return [(index, pos, neg)]
-    rows = zip(index, pos, second.pos, neg, second.neg, strict=True)
-    return [(i[is_pos], p[is_pos], n[is_neg]) for i, p, is_pos, n, is_neg in rows]
+# ---------------------------------------------------------------- two tracked scores
+
+# What steers the variables of each positive, and what STACO has where nobody says otherwise.
+_STEERING = {"alpha": 1.0, "beta": 1.0, "beta_prime": 1.0, "dual_init": "exact", "stage_restart": "exact"}
 
 
 class TrackedDuals(Duals):
@@ -328,26 +333,22 @@ class TrackedDuals(Duals):
     starts_from_batch = True
 
     @staticmethod
-    def misfit(own: DualAlgorithm) -> str | None:
-        """Why an algorithm with these arguments can't have such duals; ``None`` if it can."""
-        if not own.surrogate.monotone:
+    def misfit(algorithm: DualAlgorithm) -> str | None:
+        """They need a monotone surrogate, and have nothing that steers the other kind."""
+        if not algorithm.surrogate.monotone:
             return (
-                f"`duals='tracked'` needs a non-decreasing surrogate, but {own.surrogate.name!r} falls again on the "
-                "left of -margin, so no one score is the border for all. Set `duals='per_positive'` with "
+                f"`duals='tracked'` needs a non-decreasing surrogate, but {algorithm.surrogate.name!r} falls again on "
+                "the left of -margin, so no one score is the border for all. Set `duals='per_positive'` with "
                 "`dual_init='zeros'` and `stage_restart='ones'`, or use 'squared_hinge'."
             )
-        for name in ("alpha", "beta", "beta_prime", "dual_init", "stage_restart"):
-            value = getattr(own, name)
-            if value != _default(type(own), name):
+        for name, default in _STEERING.items():
+            value = getattr(algorithm, name)
+            if value != default:
                 return (
                     f"`{name}={value!r}` is for dual variables that each positive has of its own, which "
                     f"duals='tracked' does without. Leave out `{name}`, or set `duals='per_positive'`."
                 )
         return None
-
-    def _check(self) -> None:
-        if (msg := self.misfit(self.algorithm)) is not None:
-            raise ArgumentError(msg)
 
     def _declare(self) -> None:
         self.algorithm.add_state("neg_border", "scalar")
@@ -362,8 +363,9 @@ class TrackedDuals(Duals):
     def thresholds(self, pos_scores: Tensor, dual_neg_scores: Tensor, index: Tensor, masks: TaskMasks | None) -> Tensor:  # noqa: ARG002
         r"""The borders take in the batch; then :math:`s_i = \ell(c - h_i)`."""
         own = self.algorithm
-        self._track(pos_scores, dual_neg_scores, masks)
-        return border_thresholds(pos_scores, own.neg_border, surrogate=own.surrogate)
+        negatives = None if masks is None else masks.with_dual_negatives
+        self._move(*border_scores(pos_scores, dual_neg_scores, *own.thetas, negatives), masks)
+        return border_thresholds(pos_scores, own.neg_border, own.surrogate)
 
     def ascend(
         self,
@@ -375,12 +377,8 @@ class TrackedDuals(Duals):
     ) -> Tensor:
         r""":math:`y_i = 1[h_i \le p]`."""
         own = self.algorithm
-        return border_weights(pos_scores, own.pos_border, own.thetas[0], None if masks is None else masks.pos)
-
-    def descend(
-        self, index: Tensor, s: Tensor, y: Tensor, active: Tensor, unit: Tensor | float, masks: TaskMasks | None
-    ) -> None:
-        """Nothing is left to do."""
+        theta0, _ = own.thetas_of(own.pos_border)
+        return border_weights(pos_scores, own.pos_border, theta0, None if masks is None else masks.pos)
 
     def diagnostics(self) -> dict[str, Tensor]:
         """The two borders."""
@@ -391,16 +389,18 @@ class TrackedDuals(Duals):
         msg = "`duals='tracked'` keeps no thresholds to average. Set `duals='per_positive'`."
         raise UnsupportedError(msg)
 
-    def start_from_batch(
-        self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, masks: TaskMasks | None, started: list[bool]
-    ) -> None:
-        """Never needed: every first step takes its batch's own borders."""
-
     def start(self, scores: TrainingScores | Sequence[TrainingScores] | None) -> None:
-        """The borders of ``scores``, or of the first batch."""
-        self.algorithm.border_steps.zero_()
-        if scores is not None:
-            self._track_all(scores)
+        """The borders of ``scores``, or of the next batch."""
+        own = self.algorithm
+        own.border_steps.zero_()
+        if scores is None:
+            return
+        borders = []
+        for (pos, neg), (min_tpr, max_fpr) in zip(own.scores_of_tasks(scores), own.rectangles, strict=True):
+            counted = pos if own.positive_weights is None else _copies(pos, own.positive_weights)
+            borders.append(border_scores(counted, neg, 1.0 - min_tpr, max_fpr))
+        pos_border, neg_border = (torch.stack(each).view_as(own.pos_border) for each in zip(*borders, strict=True))
+        self._move(pos_border, neg_border, None)
 
     def finish_stage(self) -> None:
         """The averaged weights have other scores: begin anew."""
@@ -410,33 +410,11 @@ class TrackedDuals(Duals):
         """The borders of ``scores``, or of the next batch."""
         self.start(scores)
 
-    def _track(self, pos_scores: Tensor, neg_scores: Tensor, masks: TaskMasks | None) -> None:
-        own = self.algorithm
-        self._move(*border_scores(pos_scores, neg_scores, *own.bounds, with_dual_negatives(masks)), masks)
-
-    def _track_all(self, scores: TrainingScores | Sequence[TrainingScores]) -> None:
-        own = self.algorithm
-        if own.positive_weights is not None:
-            found = own.scores_of_tasks(scores)
-            scores = [one._replace(pos_scores=_copies(one.pos_scores, own.positive_weights)) for one in found]
-        both = zip(own.scores_of_tasks(scores), own.rectangles, strict=True)
-        borders = [border_scores(*one, *bounds) for one, bounds in both]
-        pos, neg = (torch.stack(of_tasks).view_as(own.pos_border) for of_tasks in zip(*borders, strict=True))
-        self._move(pos, neg, None)
-
     def _move(self, pos: Tensor, neg: Tensor, masks: TaskMasks | None) -> None:
         own = self.algorithm
         for border, of_batch in ((own.pos_border, pos), (own.neg_border, neg)):
             border.copy_(in_play(border_step(border, of_batch, own.border_steps), border, masks))
         own.border_steps.add_(1 if masks is None else masks.pos.any(-1))
-
-
-def _default(kind: type[DualAlgorithm], name: str) -> object:
-    """The default of an argument in the class that brought it in: subclasses may have others, or no such argument."""
-    for base in reversed(kind.__mro__):
-        if name in (parameters := inspect.signature(base).parameters):
-            return parameters[name].default
-    return inspect.Parameter.empty
 
 
 def _copies(scores: Tensor, weight: Tensor) -> Tensor:

@@ -13,178 +13,8 @@ from torch.nn.functional import softplus
 from lightning_tpauc.algorithms.base import Algorithm, PreviousScores
 from lightning_tpauc.functional.checks import common_dtype, eager, require_range
 
-#: Names of the entries of x.
+#: Names of the entries of ``PAUCI.variables``.
 VARIABLES = ("a", "b", "s_pos", "s_neg", "lambda_a", "lambda_b", "gamma")
-
-
-def instance_loss(
-    pos_scores: Tensor, neg_scores: Tensor, variables: Tensor, theta0: float, theta1: float, kappa: float
-) -> Tensor:
-    r"""The saddle function L, differentiable with respect to the scores.
-
-    Args:
-        pos_scores: float tensor ``(S,)`` in [0, 1].
-        neg_scores: float tensor ``(B,)`` in [0, 1].
-        variables: float tensor ``(7,)``, x.
-        theta0: one minus the lower bound of the true positive rate, in (0, 1].
-        theta1: the upper bound of the false positive rate, in (0, 1].
-        kappa: sharpness of the smooth positive part r, above 0.
-
-    Returns:
-        Scalar tensor.
-
-    Example:
-        >>> x = torch.tensor([0.5, 0.5, 0.5, 0.5, 0.0, 0.0, 0.0])
-        >>> instance_loss(torch.tensor([0.9]), torch.tensor([0.1]), x, theta0=0.5, theta1=0.5, kappa=4.0)
-        tensor(1.2260)
-    """
-    a, b, s_pos, s_neg, lambda_a, lambda_b, gamma = variables.unbind()
-    pos_risk = softplus(kappa * _pos_excess(pos_scores, variables), threshold=40.0).mean() / (kappa * theta0)
-    neg_risk = softplus(kappa * _neg_excess(neg_scores, variables), threshold=40.0).mean() / (kappa * theta1)
-    constraint = lambda_a * (a + gamma) - lambda_b * (b - 1.0 - gamma)
-    return s_pos + pos_risk + s_neg + neg_risk - gamma.square() + constraint
-
-
-@torch.no_grad()
-def variable_gradient(
-    pos_scores: Tensor, neg_scores: Tensor, variables: Tensor, theta0: float, theta1: float, kappa: float
-) -> Tensor:
-    r"""The derivatives of L with respect to x, in closed form.
-
-    Example:
-        >>> x = torch.zeros(7)
-        >>> variable_gradient(torch.zeros(1), torch.zeros(1), x, theta0=0.5, theta1=0.5, kappa=4.0)
-        tensor([0., 0., 0., 0., 0., 1., 0.])
-    """
-    a, b, _, _, lambda_a, lambda_b, gamma = variables.unbind()
-    pos_slope = torch.sigmoid(kappa * _pos_excess(pos_scores, variables)) / theta0
-    neg_slope = torch.sigmoid(kappa * _neg_excess(neg_scores, variables)) / theta1
-    grad_gamma = 2.0 * ((neg_slope * neg_scores).mean() - (pos_slope * pos_scores).mean() - gamma)
-    return torch.stack(
-        [
-            (2.0 * pos_slope * (a - pos_scores)).mean() + lambda_a,
-            (2.0 * neg_slope * (b - neg_scores)).mean() - lambda_b,
-            1.0 - pos_slope.mean(),
-            1.0 - neg_slope.mean(),
-            a + gamma,
-            1.0 + gamma - b,
-            grad_gamma + lambda_a + lambda_b,
-        ]
-    )
-
-
-def project_variables(target: Tensor, variables: Tensor) -> Tensor:
-    r"""The nearest point of :math:`a, b \in [0, 1], s_p \in [-4, 1], s_n \in [0, 5], \lambda_a, \lambda_b \ge 0,
-    \gamma \in [\max(-a, b - 1), 1]`.
-
-    Args:
-        target: float tensor ``(7,)``, the point to project.
-        variables: float tensor ``(7,)``, whose a and b bound :math:`\gamma`: all variables move at once, so these are
-            the values from before the step.
-
-    Returns:
-        Float tensor ``(7,)``.
-
-    Example:
-        >>> x = torch.tensor([0.5, 0.75, 0.0, 0.0, 0.0, 0.0, 0.0])
-        >>> project_variables(torch.tensor([2.0, -1.0, -9.0, 9.0, -1.0, 3.0, -1.0]), x)
-        tensor([ 1.0000,  0.0000, -4.0000,  5.0000,  0.0000,  3.0000, -0.2500])
-    """  # noqa: D205 - the set does not fit one line
-    a, b, s_pos, s_neg, lambda_a, lambda_b, gamma = target.unbind()
-    lowest_gamma = torch.maximum(-variables[0], variables[1] - 1.0)
-    return torch.stack(
-        [
-            a.clamp(0.0, 1.0),
-            b.clamp(0.0, 1.0),
-            s_pos.clamp(-4.0, 1.0),
-            s_neg.clamp(0.0, 5.0),
-            lambda_a.clamp_min(0.0),
-            lambda_b.clamp_min(0.0),
-            torch.maximum(gamma, lowest_gamma).clamp_max(1.0),
-        ]
-    )
-
-
-def step_fraction(step: Tensor, k: float, m: float, dtype: torch.dtype = torch.float64) -> Tensor:
-    r"""How far a step goes, :math:`\eta_t = \min\{1, k / (m + t)^{1/3}\}`.
-
-    The theory asks for :math:`m \ge k^3`, where the bound by 1 never acts; above 1 the relaxed step would leave the
-    set.
-
-    Example:
-        >>> step_fraction(torch.tensor(17), k=1.0, m=10.0)
-        tensor(0.3333, dtype=torch.float64)
-    """
-    return (k * (m + step.to(dtype)).pow(-1.0 / 3.0)).clamp_max(1.0)
-
-
-def relaxed_step(variables: Tensor, estimate: Tensor, fraction: Tensor, nu: float, rho: float) -> Tensor:
-    r"""Projected descent, ascent for :math:`\gamma`, then :math:`x \leftarrow x + \eta_t (\tilde x - x)`.
-
-    Args:
-        variables: float tensor ``(7,)``, x.
-        estimate: float tensor ``(7,)``, v, the estimate of the gradient.
-        fraction: float tensor ``()`` in (0, 1], :math:`\eta_t`.
-        nu: step size :math:`\nu` of the minimised variables.
-        rho: step size of :math:`\gamma`.
-
-    Example:
-        >>> x = torch.tensor([0.5, 0.5, 0.5, 0.5, 0.0, 0.0, 0.0])
-        >>> relaxed_step(x, torch.ones(7), torch.tensor(0.5), nu=0.5, rho=0.5)
-        tensor([0.2500, 0.2500, 0.2500, 0.2500, 0.0000, 0.0000, 0.2500])
-    """
-    target = torch.cat([variables[:6] - nu * estimate[:6], variables[6:] + rho * estimate[6:]])
-    return variables + fraction.to(variables.dtype) * (project_variables(target, variables) - variables)
-
-
-def recursive_estimate(gradient: Tensor, previous_gradient: Tensor, estimate: Tensor, keep: Tensor) -> Tensor:
-    r"""The variance-reduced estimate :math:`v \leftarrow g_t + (1 - c\,\eta_{t-1}^2)(v - g_{t-1})`.
-
-    Both gradients come from the same batch, :math:`g_{t-1}` at the point before the last step.
-
-    Example:
-        >>> recursive_estimate(torch.tensor(1.0), torch.tensor(3.0), torch.tensor(2.0), torch.tensor(0.5))
-        tensor(0.5000)
-    """
-    return gradient + keep.to(gradient.dtype) * (estimate - previous_gradient)
-
-
-@torch.no_grad()
-def recursive_estimates_(
-    differences: Sequence[Tensor], estimates: Sequence[Tensor], keep: Tensor, fraction: Tensor
-) -> list[Tensor]:
-    r"""The same estimate for the model's weights, whose two gradients were accumulated into one.
-
-    Args:
-        differences: :math:`g_t - (1 - c\,\eta_{t-1}^2)\, g_{t-1}` of every weight; overwritten with the direction of
-            the step, :math:`\eta_t v`.
-        estimates: v of every weight so far, same shapes.
-        keep: float tensor ``()``, :math:`1 - c\,\eta_{t-1}^2`.
-        fraction: float tensor ``()``, :math:`\eta_t`.
-
-    Returns:
-        The new estimates v.
-
-    Example:
-        >>> gradient = torch.tensor(1.0) - 0.5 * torch.tensor(3.0)
-        >>> recursive_estimates_([gradient], [torch.tensor(2.0)], torch.tensor(0.5), torch.tensor(0.1))
-        [tensor(0.5000)]
-        >>> gradient
-        tensor(0.0500)
-    """
-    new = [estimate * keep.to(estimate.dtype) for estimate in estimates]
-    torch._foreach_add_(new, [difference.to(v.dtype) for difference, v in zip(differences, new, strict=True)])
-    for difference, v in zip(differences, new, strict=True):
-        difference.copy_(v * fraction.to(v.dtype))
-    return new
-
-
-def _pos_excess(scores: Tensor, variables: Tensor) -> Tensor:
-    return (scores - variables[0]).square() - 2.0 * (1.0 + variables[6]) * scores - variables[2]
-
-
-def _neg_excess(scores: Tensor, variables: Tensor) -> Tensor:
-    return (scores - variables[1]).square() + 2.0 * (1.0 + variables[6]) * scores - variables[3]
 
 
 class RecursiveAlgorithm(Algorithm):
@@ -254,6 +84,7 @@ class PAUCI(RecursiveAlgorithm):
     1, beyond which a step would leave the set; :math:`\gamma \in [\max(-a, b - 1), 1]` uses a and b from before the
     step; the start is :math:`a = b = s_p = s_n = 0.5, \lambda_a = \lambda_b = 0, \gamma = 1`, as in the authors' code,
     whose descent on :math:`\gamma` is not followed; the learning-rate schedule multiplies all step sizes.
+    :math:`\Pi` projects on :math:`a, b \in [0, 1], s_p \in [-4, 1], s_n \in [0, 5], \lambda_a, \lambda_b \ge 0`.
 
     Args:
         min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).
@@ -345,40 +176,100 @@ class PAUCI(RecursiveAlgorithm):
     def previous_loss(self, pos_scores: Tensor, neg_scores: Tensor) -> Tensor:
         r""":math:`-(1 - c_1 \eta_{t-1}^2) L` at the previous variables."""
         pos, neg, variables = self._common(pos_scores, neg_scores, self.previous_variables)
-        keep = self._keep(self.steps - 1, self.c1).to(variables.dtype)
-        return -keep * instance_loss(pos, neg, variables, self.theta0, self.theta1, self.kappa)
+        return -self._keep(self.steps - 1, self.c1).to(variables.dtype) * self._saddle(pos, neg, variables)
 
     def estimate_(self, gradients: Sequence[Tensor], estimates: Sequence[Tensor]) -> list[Tensor]:
         r"""The direction :math:`\eta_t v_t`, and the new :math:`v_t`."""
         # The algorithm's own step has already been counted.
-        fraction = self._fraction(self.steps - 1)
-        return recursive_estimates_(gradients, estimates, self._keep(self.steps - 2, self.c1), fraction)
+        fraction, keep = self._fraction(self.steps - 1), self._keep(self.steps - 2, self.c1)
+        with torch.no_grad():
+            new = [estimate * keep.to(estimate.dtype) for estimate in estimates]
+            torch._foreach_add_(new, [gradient.to(v.dtype) for gradient, v in zip(gradients, new, strict=True)])
+            for gradient, v in zip(gradients, new, strict=True):
+                gradient.copy_(v * fraction.to(v.dtype))
+        return new
 
     def _step(self, pos_scores: Tensor, neg_scores: Tensor, previous: PreviousScores | None) -> Tensor:
-        rectangle = (self.theta0, self.theta1, self.kappa)
         pos, neg, variables = self._common(pos_scores, neg_scores, self.variables)
-        loss = instance_loss(pos, neg, variables, *rectangle)
-        estimate = variable_gradient(pos, neg, variables, *rectangle)
+        loss = self._saddle(pos, neg, variables)
+        estimate = self._gradient(pos, neg, variables)
         if previous is not None:
-            old = variable_gradient(*self._common(*previous, self.previous_variables), *rectangle)
+            old = self._gradient(*self._common(*previous, self.previous_variables))
             keep = torch.stack([self._keep(self.steps - 1, self.c1)] * 6 + [self._keep(self.steps - 1, self.c2)])
-            estimate = recursive_estimate(estimate, old, self.estimate.to(old.dtype), keep)
-        fraction = self._fraction(self.steps)
+            estimate = estimate + keep.to(estimate.dtype) * (self.estimate.to(old.dtype) - old)
         nu, rho = self.step_scale * self.nu, self.step_scale * self.rho
+        target = torch.cat([variables[:6] - nu * estimate[:6], variables[6:] + rho * estimate[6:]])
+        fraction = self._fraction(self.steps).to(variables.dtype)
         self.previous_variables.copy_(self.variables)
-        self.variables.copy_(relaxed_step(variables, estimate, fraction, nu, rho))
+        self.variables.copy_(variables + fraction * (_projected(target, variables) - variables))
         self.estimate.copy_(estimate)
         self.steps.add_(1)
         return loss
 
+    def _saddle(self, pos_scores: Tensor, neg_scores: Tensor, variables: Tensor) -> Tensor:
+        """The saddle function, differentiable with respect to the scores."""
+        a, b, s_pos, s_neg, lambda_a, lambda_b, gamma = variables.unbind()
+        (theta0, theta1), kappa = self.thetas, self.kappa
+        pos_risk = softplus(kappa * _pos_excess(pos_scores, variables), threshold=40.0).mean() / (kappa * theta0)
+        neg_risk = softplus(kappa * _neg_excess(neg_scores, variables), threshold=40.0).mean() / (kappa * theta1)
+        constraint = lambda_a * (a + gamma) - lambda_b * (b - 1.0 - gamma)
+        return s_pos + pos_risk + s_neg + neg_risk - gamma.square() + constraint
+
+    @torch.no_grad()
+    def _gradient(self, pos_scores: Tensor, neg_scores: Tensor, variables: Tensor) -> Tensor:
+        """The derivatives of the saddle function with respect to the variables, in closed form."""
+        a, b, _, _, lambda_a, lambda_b, gamma = variables.unbind()
+        theta0, theta1 = self.thetas
+        pos_slope = torch.sigmoid(self.kappa * _pos_excess(pos_scores, variables)) / theta0
+        neg_slope = torch.sigmoid(self.kappa * _neg_excess(neg_scores, variables)) / theta1
+        grad_gamma = 2.0 * ((neg_slope * neg_scores).mean() - (pos_slope * pos_scores).mean() - gamma)
+        return torch.stack(
+            [
+                (2.0 * pos_slope * (a - pos_scores)).mean() + lambda_a,
+                (2.0 * neg_slope * (b - neg_scores)).mean() - lambda_b,
+                1.0 - pos_slope.mean(),
+                1.0 - neg_slope.mean(),
+                a + gamma,
+                1.0 + gamma - b,
+                grad_gamma + lambda_a + lambda_b,
+            ]
+        )
+
     def _keep(self, step: Tensor, decay: float) -> Tensor:
+        r""":math:`1 - c\,\eta_t^2`."""
         return 1.0 - (decay * self._fraction(step).square()).clamp_max(1.0)
 
     def _fraction(self, step: Tensor) -> Tensor:
-        return step_fraction(step, self.k, self.m, self.variables.dtype)
+        r"""How far a step goes, :math:`\eta_t = \min\{1, k / (m + t)^{1/3}\}`."""
+        return (self.k * (self.m + step.to(self.variables.dtype)).pow(-1.0 / 3.0)).clamp_max(1.0)
 
     @staticmethod
     def _common(pos_scores: Tensor, neg_scores: Tensor, variables: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         dtype = common_dtype(pos_scores, neg_scores, variables)
         # A copy: the loss keeps it for backward while the state moves on.
         return pos_scores.to(dtype), neg_scores.to(dtype), variables.to(dtype, copy=True)
+
+
+def _projected(target: Tensor, variables: Tensor) -> Tensor:
+    """The nearest point of the set; all variables move at once, so a and b from before the step bound gamma."""
+    a, b, s_pos, s_neg, lambda_a, lambda_b, gamma = target.unbind()
+    lowest_gamma = torch.maximum(-variables[0], variables[1] - 1.0)
+    return torch.stack(
+        [
+            a.clamp(0.0, 1.0),
+            b.clamp(0.0, 1.0),
+            s_pos.clamp(-4.0, 1.0),
+            s_neg.clamp(0.0, 5.0),
+            lambda_a.clamp_min(0.0),
+            lambda_b.clamp_min(0.0),
+            torch.maximum(gamma, lowest_gamma).clamp_max(1.0),
+        ]
+    )
+
+
+def _pos_excess(scores: Tensor, variables: Tensor) -> Tensor:
+    return (scores - variables[0]).square() - 2.0 * (1.0 + variables[6]) * scores - variables[2]
+
+
+def _neg_excess(scores: Tensor, variables: Tensor) -> Tensor:
+    return (scores - variables[1]).square() + 2.0 * (1.0 + variables[6]) * scores - variables[3]

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.algorithms.base import PairwiseAlgorithm, PreviousScores, TrainingScores
+from lightning_tpauc.algorithms.state import put_
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import check_choice, require_range
 from lightning_tpauc.functional.duals import activate_ties, exact_duals, nudge_down
-from lightning_tpauc.functional.pairwise import pairwise_terms, weighted_excess
+from lightning_tpauc.functional.pairwise import evaluate_pairs, pairwise_terms
 from lightning_tpauc.functional.staco import (
     excess_weights,
     global_threshold_step,
@@ -21,58 +22,6 @@ from lightning_tpauc.functional.staco import (
     threshold_step,
 )
 from lightning_tpauc.functional.surrogates import Surrogate
-
-
-def tracking_step(estimate: Tensor, risk: Tensor, previous_risk: Tensor | None, tau: float, gamma: float) -> Tensor:
-    r"""The moving average with error correction.
-
-    .. math:: u_i \leftarrow (1 - \tau) u_i + \tau \psi_i(w_t, s_{i,t})
-        + \gamma \bigl( \psi_i(w_t, s_{i,t}) - \psi_i(w_{t-1}, s_{i,t-1}) \bigr)
-
-    Args:
-        estimate: float tensor ``(S,)``, :math:`u_i`.
-        risk: float tensor ``(S,)``, :math:`\psi_i(w_t, s_{i,t})`.
-        previous_risk: float tensor ``(S,)``, :math:`\psi_i(w_{t-1}, s_{i,t-1})` on the same batch; ``None`` drops the
-            correction.
-        tau: rate of the average, in (0, 1].
-        gamma: weight of the correction, at least 0.
-
-    Example:
-        >>> import torch
-        >>> tracking_step(torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([3.0]), tau=0.5, gamma=0.25)
-        tensor([1.2500])
-    """
-    mean = (1.0 - tau) * estimate + tau * risk
-    return mean if previous_risk is None else mean + gamma * (risk - previous_risk)
-
-
-def outer_selection(estimate: Tensor, global_threshold: Tensor) -> Tensor:
-    r"""Which positives count: :math:`1[u_i > s'] = \theta_0 \, \partial f(u_i, s') / \partial u_i`.
-
-    Example:
-        >>> import torch
-        >>> outer_selection(torch.tensor([0.1, 0.3]), torch.tensor(0.2))
-        tensor([0., 1.])
-    """
-    return (estimate > global_threshold).to(estimate.dtype)
-
-
-def value_before(values: Tensor, replaced: Tensor, changed_at: Tensor, step: Tensor) -> Tensor:
-    r"""What each entry was one step ago, :math:`s_{i,t-1}`, from the last change of each.
-
-    Args:
-        values: float tensor ``(S,)``, current values.
-        replaced: float tensor ``(S,)``, values that the last change replaced.
-        changed_at: int tensor ``(S,)``, step of the last change, below ``step``.
-        step: int tensor ``()``, number t of the current step.
-
-    Example:
-        >>> import torch
-        >>> changed_at = torch.tensor([6, 2])
-        >>> value_before(torch.tensor([1.0, 1.0]), torch.tensor([0.5, 0.5]), changed_at, torch.tensor(7))
-        tensor([0.5000, 1.0000])
-    """
-    return replaced.where(changed_at == step - 1, values)
 
 
 class SONX(PairwiseAlgorithm):
@@ -185,7 +134,7 @@ class SONX(PairwiseAlgorithm):
             **super().diagnostics(),
             "s_prime": self.s_prime.clone(),
             "mean_s": self.s.mean(),
-            "selected": outer_selection(self.u, self.s_prime).mean(),
+            "selected": (self.u > self.s_prime).to(self.u.dtype).mean(),
         }
 
     def needs_scores(self, event: Literal["start", "restart"]) -> bool:
@@ -209,32 +158,36 @@ class SONX(PairwiseAlgorithm):
         self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, previous: PreviousScores
     ) -> Tensor:
         r"""A step with :math:`\psi_i(w_{t-1}, s_{i,t-1})` from the scores under the previous weights."""
-        s_before = value_before(self.s[index], self.s_replaced[index], self.s_changed_at[index], self.steps)
+        changed = self.s_changed_at[index] == self.steps - 1
+        s_before = self.s_replaced[index].where(changed, self.s[index])
         return self._step(pos_scores, neg_scores, index, self._risk(*previous, s_before))
 
     def _risk(self, pos_scores: Tensor, neg_scores: Tensor, thresholds: Tensor) -> Tensor:
+        r""":math:`\psi_i`."""
         terms = pairwise_terms(
             pos_scores.detach(), neg_scores.detach(), thresholds, surrogate=self.surrogate, gradients=False
         )
-        return per_positive_risk(thresholds, terms.excess, self.theta1)
+        return per_positive_risk(thresholds, terms.excess, self.thetas[1])
 
     def _step(self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, previous_risk: Tensor | None) -> Tensor:
-        s = self.s[index]
+        s, (theta0, theta1) = self.s[index], self.thetas
         unit, _ = self.update_units(pos_scores, neg_scores, bounded=True)
         risk = self._risk(pos_scores, neg_scores, s)
         u = self.u[index].where(self.s_changed_at[index] >= 0, risk)
-        selected = outer_selection(u, self.s_prime)
-        weights = excess_weights(selected, self.theta0, self.theta1)
-        weighted, active = weighted_excess(pos_scores, neg_scores, s, weights, surrogate=self.surrogate)
-        loss = self.per_unit(minmax_loss(weighted, selected, s, self.s_prime, self.theta0), unit)
-        u = tracking_step(u, risk, previous_risk, self.tau, self.gamma)
+        selected = (u > self.s_prime).to(u.dtype)  # theta_0 q_i
+        pairs = evaluate_pairs(pos_scores, neg_scores, s, surrogate=self.surrogate)
+        weighted = pairs.weighted_sum(excess_weights(selected, theta0, theta1))
+        loss = self.per_unit(minmax_loss(weighted, selected, s, self.s_prime, theta0), unit)
+        u = (1.0 - self.tau) * u + self.tau * risk
+        if previous_risk is not None:
+            u = u + self.gamma * (risk - previous_risk)
         beta = self.step_scale * self.beta * unit / selected.numel()
-        new = threshold_step(s, selected, active, beta, self.theta0, self.theta1)
+        new = threshold_step(s, selected, pairs.active, beta, theta0, theta1)
         beta_prime = self.step_scale * self.beta_prime * unit
-        self.s_prime.copy_(global_threshold_step(self.s_prime, selected.mean(), beta_prime, self.theta0))
-        self.u.index_copy_(0, index, u.to(self.u.dtype))
-        self.s_replaced.index_copy_(0, index, s)
-        self.s.index_copy_(0, index, new.to(self.s.dtype))
-        self.s_changed_at.index_copy_(0, index, self.steps.expand(index.shape))
+        self.s_prime.copy_(global_threshold_step(self.s_prime, selected.mean(), beta_prime, theta0))
+        put_(self.u, index, u)
+        put_(self.s_replaced, index, s)
+        put_(self.s, index, new)
+        put_(self.s_changed_at, index, self.steps.expand(index.shape))
         self.steps.add_(1)
         return loss

@@ -14,7 +14,7 @@ from lightning_tpauc.algorithms.duals import DualAlgorithm, Duals, PerPositiveDu
 from lightning_tpauc.errors import CheckpointError
 from lightning_tpauc.functional.checks import check_choice, require_positive, require_range
 from lightning_tpauc.functional.pairwise import TaskMasks, evaluate_pairs, in_play, masked_mean
-from lightning_tpauc.functional.staco import excess_weights, minmax_loss, per_positive_risk, proximal_coefficient
+from lightning_tpauc.functional.staco import excess_weights, minmax_loss, per_positive_risk
 from lightning_tpauc.functional.surrogates import Surrogate
 
 
@@ -141,12 +141,10 @@ class STACO(DualAlgorithm):
 
     @property
     def proximal_coefficient(self) -> float:
-        r""":math:`1 / (\gamma\theta_0)`, 0 for STACO1; of several tasks the weighted mean."""
-        if self.tasks is None:
-            return proximal_coefficient(self.gamma, self.theta0)
-        own = [proximal_coefficient(self.gamma, 1.0 - low) for low, _ in self.rectangles]
-        weights = [task.weight for task in self.tasks]
-        return sum(w * c for w, c in zip(weights, own, strict=True)) / sum(weights)
+        r""":math:`1 / (\gamma\theta_0)`, 0 for STACO1; of several labels the weighted mean."""
+        each = [1.0 / (self.gamma * (1.0 - low)) for low, _ in self.rectangles]
+        weights = [1.0] if self.tasks is None else [task.weight for task in self.tasks]
+        return sum(w * c for w, c in zip(weights, each, strict=True)) / sum(weights)
 
     @property
     def step_sizes(self) -> dict[str, str]:
@@ -158,7 +156,7 @@ class STACO(DualAlgorithm):
 
         ``active_share`` is the share of pairs that moved the weights over the last steps: the loss of such a pair
         exceeds its threshold, and the pair counts as much as its dual weight. It is :math:`\theta_0\theta_1` at the
-        optimum. Per-positive variables report :math:`s'`, the thresholds' mean and deciles, and the mean dual weight,
+        optimum. Per-positive variables report :math:`s'`, the mean threshold, and the mean dual weight,
         :math:`\theta_0` at the optimum; tracked ones report the two borders.
         """
         return {**super().diagnostics(), "active_share": self.active_share.mean(), **self._duals.diagnostics()}
@@ -192,8 +190,7 @@ class STACO(DualAlgorithm):
 
     def state_dict(self) -> dict[str, Any]:
         """All that the algorithm remembers, with whether the dual variables (of each task) have had their start."""
-        started = self._started[0] if len(set(self._started)) == 1 else list(self._started)
-        return {**super().state_dict(), "started": started}
+        return {**super().state_dict(), "started": list(self._started)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, in place.
@@ -209,11 +206,8 @@ class STACO(DualAlgorithm):
                 f"Set `duals={written!r}`, or pass the checkpoint as `init_from` to start a new run from its weights."
             )
             raise CheckpointError(msg)
-        known = {name: value for name, value in state.items() if name != "started"}
-        # earlier versions kept no share: the next steps bring it up
-        super().load_state_dict({"active_share": torch.ones_like(self.active_share), **known})
-        started = state.get("started", True)
-        self._started = list(started) if isinstance(started, list) else [started] * (self.num_tasks or 1)
+        super().load_state_dict({name: value for name, value in state.items() if name != "started"})
+        self._started = list(state["started"])
 
     # ---------------------------------------------------------------- one step
 
@@ -229,7 +223,7 @@ class STACO(DualAlgorithm):
         pos, dual_neg = pos_scores.detach(), dual_neg_scores.detach()
         if not all(self._started):
             self._duals.start_from_batch(pos, dual_neg, index, masks, self._started)
-        theta0, theta1 = self.thetas
+        theta0, theta1 = self.thetas_of(self.active_share)
         pos_mask = None if masks is None else masks.pos
         unit, of_loss = self.update_units(pos, dual_neg, masks=masks)
         s = self._duals.thresholds(pos, dual_neg, index, masks)

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from lightning_tpauc.errors import ArgumentError, CheckpointError
-from lightning_tpauc.functional.checks import as_index, check_count
+from lightning_tpauc.functional.checks import as_index, is_whole
 
 StateKind = Literal["positive", "dense", "scalar", "vector"]
 
@@ -31,17 +32,17 @@ class StateSpec(NamedTuple):
 class DeclaredState:
     """Named tensors, declared with :meth:`add_state` and allocated by :meth:`setup`.
 
-    Per-positive state of K tasks holds the tasks one after the other. One spare entry at its end takes the values that
-    pad a batch. Scalar state of K tasks has K entries.
+    Per-positive state of K labels holds the labels one after the other. One spare entry at its end takes the values
+    that pad a batch. Scalar state of K labels has K entries.
     """
 
     def __init__(self) -> None:
-        #: Number of positives of all tasks together; ``None`` before :meth:`setup`.
+        #: Number of positives of all labels together; ``None`` before :meth:`setup`.
         self.num_positives: int | None = None
-        #: Number of positives of each of several tasks; ``None`` for one task.
+        #: Number of positives of each of several labels; ``None`` for one label.
         self.task_sizes: tuple[int, ...] | None = None
         self._specs: dict[str, StateSpec] = {}
-        #: Tensors with an entry for each of several tasks that no step changes, and that are not saved.
+        #: Tensors with an entry for each of several labels that no step changes, and that are not saved.
         self._per_task: dict[str, Tensor] = {}
 
     def add_state(
@@ -53,7 +54,7 @@ class DeclaredState:
             name: attribute name and key in :meth:`state_dict`.
             kind: ``"positive"`` for one entry per positive example, of which a step changes those in ``index`` only;
                 ``"dense"`` for one entry per positive, all of which a step may change; ``"scalar"`` for a tensor of
-                shape ``()``, or ``(K,)`` for K tasks; ``"vector"`` for a short tensor with the entries of ``fill``.
+                shape ``()``, or ``(K,)`` for K labels; ``"vector"`` for a short tensor with the entries of ``fill``.
             fill: initial value; one per entry for a vector.
             dtype: fixed dtype, for counters; ``None`` takes the dtype given to :meth:`setup`.
         """
@@ -79,7 +80,7 @@ class DeclaredState:
 
         Args:
             num_positives: number of positive training examples; ``index`` runs over ``0 .. num_positives - 1``. A
-                sequence of K numbers stands for K tasks, also if K is 1.
+                sequence of K numbers stands for K labels, also if K is 1.
             device: where the state lives; the default device if ``None``.
             dtype: ``torch.float32`` or ``torch.float64``.
 
@@ -87,22 +88,34 @@ class DeclaredState:
             ArgumentError: if ``num_positives`` is, or holds, no whole number of at least 1, or ``dtype`` is a
                 half-precision type.
         """
-        counts = tuple(num_positives) if isinstance(num_positives, Sequence) else (num_positives,)
-        for count in counts:
-            check_count(count, "num_positives", 1)
+        if isinstance(num_positives, (Tensor, np.ndarray)):
+            num_positives = num_positives.tolist()
+        several = isinstance(num_positives, Sequence)
+        counts: Any = num_positives if several else (num_positives,)
+        if not counts or not all(is_whole(count) and count >= 1 for count in counts):
+            msg = (
+                "Expected `num_positives` to be the number of positive training examples, at least 1, or a list of "
+                f"them for several labels, but got {num_positives!r}. Count them: `int((labels == 1).sum())`."
+            )
+            raise ArgumentError(msg)
         if dtype not in (torch.float32, torch.float64):
             msg = (
                 f"Expected `dtype` to be torch.float32 or torch.float64, but got {dtype}: "
                 "a running mean in half precision stops moving."
             )
             raise ArgumentError(msg)
-        self.num_positives, self.task_sizes, self._per_task = sum(map(int, counts)), None, {}
-        if isinstance(num_positives, Sequence):
-            self.task_sizes = tuple(map(int, counts))
-            ends = torch.tensor([0, *self.task_sizes], device=device).cumsum(0)
+        sizes = tuple(int(count) for count in counts)
+        self.num_positives, self.task_sizes, self._per_task = sum(sizes), sizes if several else None, {}
+        if several:
+            ends = torch.tensor([0, *sizes], device=device).cumsum(0)
             self._per_task = {"offsets": ends[:-1], "counts": ends.diff()}
         for name, spec in self._specs.items():
-            setattr(self, name, self._initial(spec, device, spec.dtype or dtype))
+            values = torch.tensor(spec.fill, device=device, dtype=spec.dtype or dtype)
+            if spec.kind in ("positive", "dense"):
+                values = values.repeat(self.num_positives + several)
+            elif several:
+                values = values.repeat(len(sizes))
+            setattr(self, name, values)
 
     def to(self, device: torch.device | str) -> Self:
         """Move the state; returns itself."""
@@ -119,7 +132,7 @@ class DeclaredState:
 
     @property
     def task_counts(self) -> Tensor:
-        """Number of positives of each of several tasks, int64 ``(K,)``."""
+        """Number of positives of each of several labels, int64 ``(K,)``."""
         return self._per_task["counts"]
 
     @overload
@@ -127,37 +140,28 @@ class DeclaredState:
     @overload
     def of_each_positive(self, values: float | Tensor) -> float | Tensor: ...
     def of_each_positive(self, values: float | Tensor) -> float | Tensor:
-        """Values of the tasks, ``(K,)``, repeated for all entries of per-positive state; one number as it is."""
+        """Values of the labels, ``(K,)``, repeated for all entries of per-positive state; one number as it is."""
         if self.task_sizes is None or not isinstance(values, Tensor):
             return values
         repeated = values.repeat_interleave(self._per_task["counts"], output_size=self.num_positives)
         return torch.cat([repeated, values[-1:]])  # the spare entry
 
-    def entries(self, state: Tensor) -> Tensor:
-        """A view of per-positive state without the spare entry that several tasks have."""
-        return state if self.num_tasks is None else state[:-1]
-
-    def entries_of(self, state: Tensor, task: int) -> Tensor:
-        """A view of per-positive state: the entries of one task."""
+    def entries(self, state: Tensor, task: int | None = None) -> Tensor:
+        """A view of per-positive state: all entries but the spare one, or those of one label."""
         if self.task_sizes is None:
             return state
-        start = sum(self.task_sizes[:task])
-        return state[start : start + self.task_sizes[task]]
-
-    def entry_of(self, state: Tensor, task: int) -> Tensor:
-        """A view of scalar state: the entry of one of several tasks; all of it if there is one task."""
-        return state if self.num_tasks is None else state[task]
+        start = 0 if task is None else sum(self.task_sizes[:task])
+        return state[start : -1 if task is None else start + self.task_sizes[task]]
 
     def place(self, index: Tensor, pos_mask: Tensor) -> Tensor:
-        """Where the state of K tasks keeps the positives that are ``index`` ``(K, S)`` of their task."""
+        """Where the state of K labels keeps the positives that are ``index`` ``(K, S)`` of their label."""
         spare = torch.full_like(index, self.num_positives or 0)
         return torch.where(pos_mask, index + self._per_task["offsets"].unsqueeze(-1), spare)
 
     def state_dict(self) -> dict[str, Any]:
         """All that the algorithm remembers, as tensors and primitives (loadable with ``weights_only=True``)."""
         self._require_setup()
-        counts = self.num_positives if self.task_sizes is None else list(self.task_sizes)
-        return {"num_positives": counts, **{name: getattr(self, name) for name in self._specs}}
+        return {"num_positives": self._counts(), **{name: getattr(self, name) for name in self._specs}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned, in place.
@@ -179,18 +183,16 @@ class DeclaredState:
 
     def check_num_positives(self, state: dict[str, Any]) -> None:
         """Raise :class:`CheckpointError` if ``state`` belongs to another number of positives."""
-        written = state.get("num_positives")
-        own = self.num_positives if self.task_sizes is None else list(self.task_sizes)
-        if written != own:
+        if state.get("num_positives") != self._counts():
             msg = (
-                f"The checkpoint was written for {written} positive examples, but the training set "
-                f"has {own}. Resume on the same data, or pass the checkpoint as `init_from` to start a new run from "
-                "its weights."
+                f"The checkpoint was written for {state.get('num_positives')} positive examples, but the training set "
+                f"has {self._counts()}. Resume on the same data, or pass the checkpoint as `init_from` to start a new "
+                "run from its weights."
             )
             raise CheckpointError(msg)
 
     def snapshot(self, index: Tensor) -> dict[str, Tensor]:
-        """Copy what a step on ``index``, of several tasks a :meth:`place`, may change; for :meth:`rollback`."""
+        """Copy what a step on ``index``, of several labels a :meth:`place`, may change; for :meth:`rollback`."""
         return {
             name: getattr(self, name)[as_index(index)] if spec.kind == "positive" else getattr(self, name).clone()
             for name, spec in self._specs.items()
@@ -220,11 +222,8 @@ class DeclaredState:
         states = {name: getattr(self, name) for name in self._specs}
         return [n for n, s in states.items() if s.is_floating_point() and not bool(torch.isfinite(s).all())]
 
-    def _initial(self, spec: StateSpec, device: torch.device | str | None, dtype: torch.dtype) -> Tensor:
-        values = torch.tensor(spec.fill, device=device, dtype=dtype)
-        if spec.kind in ("positive", "dense"):
-            return values.repeat((self.num_positives or 0) + (self.task_sizes is not None))
-        return values if self.num_tasks is None else values.repeat(self.num_tasks)
+    def _counts(self) -> int | list[int] | None:
+        return self.num_positives if self.task_sizes is None else list(self.task_sizes)
 
     def _require_setup(self) -> None:
         if self.num_positives is None:
@@ -233,26 +232,14 @@ class DeclaredState:
 
 
 def take(state: Tensor, index: Tensor) -> Tensor:
-    """The entries ``index`` of per-positive state, in the shape of ``index``.
-
-    Example:
-        >>> take(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([[0, 2]]))
-        tensor([[1., 3.]])
-    """
+    """The entries ``index`` of per-positive state, in the shape of ``index``."""
     return state.index_select(0, index) if index.ndim == 1 else state[index]
 
 
 def put_(state: Tensor, index: Tensor, values: Tensor) -> None:
-    """Write ``values`` into the entries ``index`` of per-positive state; those that come twice have equal values.
-
-    Example:
-        >>> state = torch.zeros(3)
-        >>> put_(state, torch.tensor([[0, 2]]), torch.tensor([[1.0, 2.0]]))
-        >>> state
-        tensor([1., 0., 2.])
-    """
+    """Write ``values`` into the entries ``index`` of per-positive state; those that come twice have equal values."""
     values = values.to(state.dtype)
-    if index.ndim == 1:  # one task: a step of a small batch costs by the operation
+    if index.ndim == 1:  # one label: a step of a small batch costs by the operation
         state.index_copy_(0, index, values)
     else:
         state.index_copy_(0, index.reshape(-1), values.reshape(-1))

@@ -11,14 +11,12 @@ from lightning_tpauc.functional.operating_points import (
     fpr_at_min_tpr,
     tpr_at_max_fpr,
 )
-from lightning_tpauc.functional.order import ceil_count, floor_count
 from lightning_tpauc.functional.pairwise import (
     Pairs,
     PairwiseTerms,
     TaskMasks,
     evaluate_pairs,
     pairwise_terms,
-    weighted_excess,
 )
 from lightning_tpauc.functional.roc import roc_polyline
 from lightning_tpauc.functional.surrogates import (
@@ -44,13 +42,11 @@ __all__ = (
     "TaskMasks",
     "bootstrap_interval",
     "calibrated_probability",
-    "ceil_count",
     "count_decisions",
     "decision_threshold",
     "evaluate_pairs",
     "exact_duals",
     "fit_calibration",
-    "floor_count",
     "fpr_at_min_tpr",
     "get_surrogate",
     "objective_ratio",
@@ -62,5 +58,4 @@ __all__ = (
     "tpauc_objective",
     "tpr_at_max_fpr",
     "two_way_partial_auroc",
-    "weighted_excess",
 )

@@ -103,6 +103,27 @@ def check_rectangle(min_tpr: float, max_fpr: float) -> tuple[float, float]:
     return float(min_tpr), float(max_fpr)
 
 
+def as_float_tensor(values: Any, name: str) -> Tensor:
+    """A tensor as it is; an array, a list or a column of a table as a tensor, whole numbers in float64.
+
+    Raises:
+        ArgumentError: if what came holds no numbers.
+
+    Example:
+        >>> as_float_tensor([1, 0.5], "scores")
+        tensor([1.0000, 0.5000], dtype=torch.float64)
+    """
+    if isinstance(values, Tensor):
+        return values
+    try:
+        array = np.asarray(values)
+        wide = array if array.dtype.kind == "f" else array.astype(np.float64)
+        return torch.from_numpy(np.ascontiguousarray(wide, wide.dtype.newbyteorder("=")))
+    except (TypeError, ValueError, RuntimeError) as error:
+        msg = f"Expected `{name}` to hold numbers, in a tensor, an array or a list, but got {type(values).__name__}."
+        raise ArgumentError(msg) from error
+
+
 def check_scores(scores: Any, name: str, *, allow_empty: bool = False) -> None:
     """Raise :class:`ArgumentError` unless ``scores`` is a 1-D float tensor with at least one entry."""
     if not isinstance(scores, Tensor) or not scores.is_floating_point():

@@ -22,7 +22,13 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.checks import check_finite, check_rectangle, check_scores, common_dtype
+from lightning_tpauc.functional.checks import (
+    as_float_tensor,
+    check_finite,
+    check_rectangle,
+    check_scores,
+    common_dtype,
+)
 from lightning_tpauc.functional.objective import in_double, tail_risk
 from lightning_tpauc.functional.order import ceil_count
 from lightning_tpauc.functional.pairwise import TaskMasks, column, highest, number
@@ -52,8 +58,8 @@ def exact_duals(
     neg_scores: Tensor,
     min_tpr: float = 0.5,
     max_fpr: float = 0.5,
-    surrogate: str | Surrogate = "squared_hinge",
-    margin: float = 0.5,
+    surrogate: str | Surrogate = "hinge",
+    margin: float = 1.0,
     scale: float = 1.0,
     pos_weight: Tensor | None = None,
 ) -> ExactDuals:
@@ -95,14 +101,14 @@ def exact_duals(
     Example:
         >>> pos, neg = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.5, -2.0])
         >>> s, y, s_prime = exact_duals(pos, neg, min_tpr=0.5, max_fpr=0.5)
-        >>> s, y  # theta_0 n_+ = 1.5: the lowest positive, and half of the next ones, which tie
-        (tensor([1., 0., 0.]), tensor([1.0000, 0.2500, 0.2500]))
+        >>> s, y  # theta_0 n_+ = 1.5: the lowest positive, and half of the next
+        (tensor([1.5000, 0.5000, 0.0000]), tensor([1.0000, 0.5000, 0.0000]))
     """
     min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
-    check_scores(pos_scores, "pos_scores")
-    check_scores(neg_scores, "neg_scores")
-    check_finite(pos_scores, "pos_scores")
-    check_finite(neg_scores, "neg_scores")
+    pos_scores, neg_scores = as_float_tensor(pos_scores, "pos_scores"), as_float_tensor(neg_scores, "neg_scores")
+    for scores, name in ((pos_scores, "pos_scores"), (neg_scores, "neg_scores")):
+        check_scores(scores, name)
+        check_finite(scores, name)
     loss = get_surrogate(surrogate, margin, scale)
     if not loss.monotone:
         msg = (
@@ -117,7 +123,7 @@ def exact_duals(
     if pos_weight is None:
         y, s_prime = _upper_quantile(risk, 1.0 - min_tpr)
     else:
-        y, s_prime = _weighted_upper_quantile(risk, 1.0 - min_tpr, pos_weight.to(risk))
+        y, s_prime = _weighted_upper_quantile(risk, 1.0 - min_tpr, as_float_tensor(pos_weight, "pos_weight").to(risk))
     # What the check of the scores did not read on an accelerator shows in every result.
     nan_if_not_finite = (pos.sum() + neg.sum()) * 0.0
     s, y, s_prime = (x + nan_if_not_finite for x in (s, y, s_prime))
@@ -140,11 +146,6 @@ def activate_ties(thresholds: Tensor, pos_scores: Tensor, surrogate: Surrogate) 
     Returns:
         The thresholds less 64 times what one unit in the last place of the scores, and of the loss, makes of it; that
         is more than two forward passes of one model differ by. 0 stays 0.
-
-    Example:
-        >>> s = torch.tensor([0.0, 0.25])
-        >>> (s > activate_ties(s, torch.tensor([1.0, 0.0]), get_surrogate("squared_hinge"))).tolist()
-        [False, True]
     """
     slack = thresholds
     if surrogate.inverse is not None:
@@ -156,12 +157,7 @@ def activate_ties(thresholds: Tensor, pos_scores: Tensor, surrogate: Surrogate) 
 
 
 def nudge_down(values: Tensor, scale: Tensor) -> Tensor:
-    """Float ``values`` of at least 0, less 64 times the precision of what ``scale`` measures; never below 0.
-
-    Example:
-        >>> bool(nudge_down(torch.ones(()), torch.ones(())) < 1.0)
-        True
-    """
+    """Float ``values`` of at least 0, less 64 times the precision of what ``scale`` measures; never below 0."""
     return (values - 64.0 * torch.finfo(values.dtype).eps * scale).clamp_min(0.0)
 
 
@@ -197,45 +193,27 @@ def _at_and_above(g: Tensor, border: Tensor) -> tuple[Tensor, Tensor]:
 def border_scores(
     pos_scores: Tensor,
     neg_scores: Tensor,
-    min_tpr: float | Tensor,
-    max_fpr: float | Tensor,
+    theta0: float | Tensor,
+    theta1: float | Tensor,
     masks: TaskMasks | None = None,
 ) -> tuple[Tensor, Tensor]:
-    r"""The scores of the positive and of the negative on the rectangle's borders, p and c.
+    r"""The scores on the rectangle's borders, ``()`` each.
 
-    Returns:
-        p, the :math:`\lceil \theta_0 n_+ \rceil`-th lowest of the positives, and c, the
-        :math:`\lceil \theta_1 n_- \rceil`-th highest of the negatives, both ``()``.
-
-    Example:
-        >>> border_scores(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([0.0, 4.0, -1.0, 1.0]), 0.5, 0.25)
-        (tensor(2.), tensor(4.))
+    They are p, the :math:`\lceil \theta_0 n_+ \rceil`-th lowest of the positives, and c, the
+    :math:`\lceil \theta_1 n_- \rceil`-th highest of the negatives.
     """
     pos_mask, neg_mask = (None, None) if masks is None else (masks.pos, masks.neg)
-    return -highest(-pos_scores, 1.0 - min_tpr, pos_mask), highest(neg_scores, max_fpr, neg_mask)
+    return -highest(-pos_scores, theta0, pos_mask), highest(neg_scores, theta1, neg_mask)
 
 
 def border_step(border: Tensor, batch_border: Tensor, steps: Tensor) -> Tensor:
-    r"""The running mean :math:`c \leftarrow c + 0.1\,(c_B - c)`, at first the batch's own.
-
-    Example:
-        >>> border_step(torch.tensor(1.0), torch.tensor(2.0), torch.tensor(4))
-        tensor(1.1000)
-        >>> border_step(torch.tensor(1.0), torch.tensor(2.0), torch.tensor(0))
-        tensor(2.)
-    """
+    r"""The running mean :math:`c \leftarrow c + 0.1\,(c_B - c)`, at first the batch's own."""
     batch_border = batch_border.to(border.dtype)
     return torch.where(steps > 0, torch.lerp(border, batch_border, _BORDER_RATE), batch_border)
 
 
 def border_thresholds(pos_scores: Tensor, neg_border: Tensor, surrogate: Surrogate) -> Tensor:
-    r"""Each positive's threshold :math:`s_i = \ell(c - h_i)`, lowered so that a negative on the border is active.
-
-    Example:
-        >>> from lightning_tpauc.functional.surrogates import get_surrogate
-        >>> border_thresholds(torch.tensor([0.0, 2.0]), torch.tensor(0.5), get_surrogate("hinge", margin=1.0))
-        tensor([1.5000, 0.0000])
-    """
+    r"""Each positive's threshold :math:`s_i = \ell(c - h_i)`, lowered so that a negative on the border is active."""
     pos = pos_scores.to(common_dtype(pos_scores, neg_border))
     return activate_ties(surrogate.value(column(neg_border.to(pos.dtype)) - pos), pos, surrogate)
 
@@ -247,12 +225,6 @@ def border_weights(
 
     Where positives lie on the border itself, as all of a constant model do, each gets the one share that makes the mean
     :math:`\theta_0`, as far as it can.
-
-    Example:
-        >>> border_weights(torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor(1.5), theta0=0.25)
-        tensor([1., 1., 0., 0.])
-        >>> border_weights(torch.tensor([1.0, 1.0, 0.0, 1.0]), torch.tensor(1.0), theta0=0.5)
-        tensor([0.3333, 0.3333, 1.0000, 0.3333])
     """
     dtype = common_dtype(pos_scores, pos_border)
     border = column(pos_border.to(dtype))

@@ -8,15 +8,21 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.checks import check_rectangle, check_scores, common_dtype, rankable, widest_float
+from lightning_tpauc.functional.checks import (
+    as_float_tensor,
+    check_rectangle,
+    check_scores,
+    common_dtype,
+    rankable,
+    widest_float,
+)
 from lightning_tpauc.functional.order import ceil_count, floor_count, sorted_ranks
-from lightning_tpauc.functional.pairwise import TaskMasks, column, highest, masked_mean, mean_excess, weighted_excess
+from lightning_tpauc.functional.pairwise import TaskMasks, column, evaluate_pairs, highest, masked_mean, mean_excess
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 
 # Pairs whose losses are ranked at once, where nothing but ranking them all will do.
 _BLOCK = 1 << 22
-
-#: Scores of a class that tell enough of a ratio; more would take longer than the steps between two of its evaluations.
+# Scores of a class that tell enough of a ratio; more would take longer than the steps between two of its evaluations.
 _MOST_SORTED, _MOST_PAIRED = 2**16, 2**10
 
 
@@ -25,8 +31,8 @@ def tail_mean_loss(
     pos_scores: Tensor,
     neg_scores: Tensor,
     max_fpr: float | Tensor = 0.5,
-    surrogate: str | Surrogate = "squared_hinge",
-    margin: float = 0.5,
+    surrogate: str | Surrogate = "hinge",
+    margin: float = 1.0,
     scale: float = 1.0,
     masks: TaskMasks | None = None,
 ) -> Tensor:
@@ -44,26 +50,25 @@ def tail_mean_loss(
         surrogate: name or :class:`~lightning_tpauc.functional.Surrogate`.
         margin: m of the hinge, square and ramp surrogates.
         scale: factor inside the logistic surrogate.
-        masks: which scores of K tasks are there; scores then have a leading K, and ``max_fpr`` may be a float64 tensor
+        masks: which scores of K labels are there; scores then have a leading K, and ``max_fpr`` may be a float64 tensor
             ``(K,)``.
 
     Returns:
-        Tensor ``()``, or ``(K,)`` for tasks, without a graph, in the dtype of the scores, at least float32. Nothing
-        waits for the device. Time is O(n log n) where sorting evaluates the surrogate; the others take all pairs, in
-        blocks.
+        Tensor ``()``, or ``(K,)`` for several labels, without a graph, in the dtype of the scores, at least float32.
+        Nothing waits for the device. Time is O(n log n) where sorting evaluates the surrogate; the others take all
+        pairs, in blocks.
 
     Raises:
         ArgumentError: if an argument is malformed.
 
     Example:
         >>> pos, neg = torch.tensor([0.0, 1.0]), torch.tensor([0.5, -2.0, -0.25])
-        >>> tail_mean_loss(pos, neg, max_fpr=0.5, surrogate="hinge")  # 1.5 negatives: (1 + 0.25 / 2) / 1.5 and 0
-        tensor(0.3750)
+        >>> tail_mean_loss(pos, neg, max_fpr=0.5)  # 1.5 negatives: (1.5 + 0.75 / 2) / 1.5 and (0.5 + 0) / 1.5
+        tensor(0.7917)
     """
     if masks is None:
-        _, max_fpr = check_rectangle(0.0, max_fpr)  # type: ignore[arg-type]  # a number, where there is one task
-        check_scores(pos_scores, "pos_scores")
-        check_scores(neg_scores, "neg_scores")
+        _, max_fpr = check_rectangle(0.0, max_fpr)  # type: ignore[arg-type]  # a number, where there is one label
+        pos_scores, neg_scores = _both(pos_scores, neg_scores)
     loss = get_surrogate(surrogate, margin, scale)
     _, risk = tail_risk(in_double(pos_scores), in_double(neg_scores), max_fpr, loss, masks)
     return masked_mean(risk, None if masks is None else masks.pos).to(common_dtype(pos_scores, neg_scores))
@@ -74,46 +79,42 @@ def tail_risk(
 ) -> tuple[Tensor, Tensor]:
     r"""Each positive's threshold :math:`s_i`, and its mean loss over the hardest share of the negatives.
 
-    Returns:
-        :math:`s_i`, the :math:`\lceil \theta_1 n_- \rceil`-th largest loss, and
-        :math:`s_i + \frac{1}{\theta_1 n_-} \sum_j (\ell_{ij} - s_i)_+`, both ``(n_pos,)``.
-
-    Example:
-        >>> from lightning_tpauc.functional.surrogates import get_surrogate
-        >>> tail_risk(torch.zeros(1), torch.tensor([0.5, 0.25, -2.0]), 0.5, get_surrogate("hinge"))
-        (tensor([0.7500]), tensor([0.9167]))
+    The threshold is the :math:`\lceil \theta_1 n_- \rceil`-th largest loss, the mean
+    :math:`s_i + \frac{1}{\theta_1 n_-} \sum_j (\ell_{ij} - s_i)_+`; both ``(n_pos,)``.
     """
-    if masks is not None:
-        return _tail_risk_of_tasks(pos, neg, theta, loss, masks)
-    assert isinstance(theta, float)  # noqa: S101  # one task has one rectangle
-    num_neg = neg.shape[0]
-    rank = max(1, ceil_count(theta, num_neg))
-    share = 1.0
-    if loss.monotone:
+    share, neg_mask = 1.0, None if masks is None else masks.neg
+    if loss.monotone and masks is None:
         # The other negatives exceed no threshold, so their terms are 0.
+        num_neg = neg.shape[-1]
+        rank = max(1, ceil_count(float(theta), num_neg))
         neg, share = torch.topk(neg, rank, sorted=False).values, rank / num_neg
         s = loss.value(neg.min() - pos)
-    elif loss.pieces:
-        s = _two_sided_threshold(pos, neg, rank, loss)
-    else:
-        rows = torch.split(pos, max(1, _BLOCK // num_neg))
-        s = torch.cat([torch.topk(loss.value(neg - row.unsqueeze(1)), rank).values[:, -1] for row in rows])
-    excess = mean_excess(pos, neg, s, loss) * share
-    return s, s + excess / theta
-
-
-def _tail_risk_of_tasks(
-    pos: Tensor, neg: Tensor, theta: float | Tensor, loss: Surrogate, masks: TaskMasks
-) -> tuple[Tensor, Tensor]:
-    """The ranks of tasks differ and are not known on the host, so all negatives stay, sorted."""
-    if loss.monotone:
-        border = highest(neg, theta, masks.neg).clamp_min(torch.finfo(neg.dtype).min)
+    elif loss.monotone:  # ranks are not known on the host, so all negatives stay
+        border = highest(neg, theta, neg_mask).clamp_min(torch.finfo(neg.dtype).min)
         s = loss.value(border.unsqueeze(-1) - pos)
     else:
-        pairs = loss.value(neg.unsqueeze(-2) - pos.unsqueeze(-1))
-        s = highest(pairs, column(theta), masks.neg.unsqueeze(-2).expand_as(pairs)).nan_to_num(neginf=0.0)
-    excess = mean_excess(pos, neg, s, loss, masks)
+        s = _own_thresholds(pos, neg, theta, loss, neg_mask)
+    excess = mean_excess(pos, neg, s, loss, masks) * share
     return s, s + excess / column(theta)
+
+
+def _own_thresholds(pos: Tensor, neg: Tensor, theta: float | Tensor, loss: Surrogate, mask: Tensor | None) -> Tensor:
+    """The thresholds where each positive has its own hardest negatives."""
+    if mask is not None:
+        pairs = loss.value(neg.unsqueeze(-2) - pos.unsqueeze(-1))
+        return highest(pairs, column(theta), mask.unsqueeze(-2).expand_as(pairs)).nan_to_num(neginf=0.0)
+    rank = max(1, ceil_count(float(theta), neg.shape[-1]))
+    if loss.pieces:
+        return _two_sided_threshold(pos, neg, rank, loss)
+    rows = torch.split(pos, max(1, _BLOCK // neg.shape[-1]))
+    return torch.cat([torch.topk(loss.value(neg - row.unsqueeze(1)), rank).values[:, -1] for row in rows])
+
+
+def _both(pos_scores: Tensor, neg_scores: Tensor, *, allow_empty: bool = False) -> tuple[Tensor, Tensor]:
+    both = as_float_tensor(pos_scores, "pos_scores"), as_float_tensor(neg_scores, "neg_scores")
+    for scores, name in zip(both, ("pos_scores", "neg_scores"), strict=True):
+        check_scores(scores, name, allow_empty=allow_empty)
+    return both
 
 
 def in_double(scores: Tensor) -> Tensor:
@@ -146,8 +147,8 @@ def tpauc_objective(
     neg_scores: Tensor,
     min_tpr: float = 0.5,
     max_fpr: float = 0.5,
-    surrogate: str | Surrogate = "squared_hinge",
-    margin: float = 0.5,
+    surrogate: str | Surrogate = "hinge",
+    margin: float = 1.0,
     scale: float = 1.0,
 ) -> Tensor:
     r"""Mean surrogate loss over the hardest positives and negatives: the surrogate of 1 - TPAUC.
@@ -158,8 +159,9 @@ def tpauc_objective(
 
     (eq. ``tpauc-o``, normalised) with the :math:`k_1` lowest positives and the :math:`k_2` highest negatives. They are
     chosen by score for every surrogate, so for ``square``, which falls left of -m, this is not the CVaR form.
-    Differentiable with respect to all scores; where ties straddle the border of the selection, they share the gradient
-    alike. At equal scores of all examples, as of weights that are zero, any choice among them could point uphill.
+    Differentiable with respect to all scores, which may come as arrays or lists as well; where ties straddle the border
+    of the selection, they share the gradient alike. At equal scores of all examples, as of weights that are zero, any
+    choice among them could point uphill.
 
     Args:
         pos_scores: float tensor ``(n_pos,)``, larger means more positive.
@@ -180,22 +182,21 @@ def tpauc_objective(
 
     Example:
         >>> pos, neg = torch.tensor([0.0, 1.0]), torch.tensor([0.5, -2.0])
-        >>> tpauc_objective(pos, neg, min_tpr=0.5, max_fpr=0.5)  # one pair: (0.5 + 0.5 - 0)^2
-        tensor(1.)
+        >>> tpauc_objective(pos, neg, min_tpr=0.5, max_fpr=0.5)  # one pair: 1 + 0.5 - 0
+        tensor(1.5000)
     """
     min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
-    check_scores(pos_scores, "pos_scores")
-    check_scores(neg_scores, "neg_scores")
+    pos_scores, neg_scores = _both(pos_scores, neg_scores)
     num_pos = _selected(1.0 - min_tpr, pos_scores.shape[0], f"min_tpr={min_tpr}", "positive")
     num_neg = _selected(max_fpr, neg_scores.shape[0], f"max_fpr={max_fpr}", "negative")
     lowest = _hardest(pos_scores, num_pos, largest=False)
-    highest = _hardest(neg_scores, num_neg, largest=True)
+    largest = _hardest(neg_scores, num_neg, largest=True)
     # Surrogates are never negative, so the excess over a threshold of 0 is the loss itself.
-    value, _ = weighted_excess(
-        lowest, highest, torch.zeros_like(lowest), surrogate=surrogate, margin=margin, scale=scale
-    )
+    zeros = torch.zeros_like(lowest)
+    pairs = evaluate_pairs(lowest, largest, zeros, surrogate=surrogate, margin=margin, scale=scale)
     # By a factor, since asking for the truth would wait for the device.
     broken = pos_scores.isnan().any() | neg_scores.isnan().any()
+    value = pairs.weighted_sum(torch.ones_like(zeros))
     return value / num_pos * torch.where(broken, math.nan, 1.0).to(value.dtype)
 
 
@@ -213,14 +214,7 @@ def objective_ratio(
 
     Near 1 the rectangle is out of reach: there the constant model minimises F, whatever convex surrogate is taken.
 
-    Args:
-        pos_scores: as in :func:`tpauc_objective`.
-        neg_scores: as in :func:`tpauc_objective`.
-        min_tpr: as in :func:`tpauc_objective`.
-        max_fpr: as in :func:`tpauc_objective`.
-        surrogate: as in :func:`tpauc_objective`.
-        margin: as in :func:`tpauc_objective`.
-        scale: as in :func:`tpauc_objective`.
+    Arguments and errors are those of :func:`tpauc_objective`.
 
     Returns:
         Scalar tensor, at least 0; of a class with more than 65,536 scores, or 1,024 where the surrogate can't be
@@ -234,7 +228,7 @@ def objective_ratio(
     """
     loss = get_surrogate(surrogate, margin, scale)
     most = _MOST_SORTED if loss.power is not None else _MOST_PAIRED
-    pos_scores, neg_scores = _thinned(pos_scores, most), _thinned(neg_scores, most)
+    pos_scores, neg_scores = (_thinned(scores, most) for scores in _both(pos_scores, neg_scores, allow_empty=True))
     constant = loss.value(pos_scores.new_zeros(()))
     if not floor_count(1.0 - min_tpr, pos_scores.shape[0]) or not floor_count(max_fpr, neg_scores.shape[0]):
         return torch.full_like(constant, torch.nan)

@@ -8,6 +8,10 @@ the gradients of the weighted sum over i.
 the scores wherever it is not zero: with the negatives in descending order, the active ones of positive i come first,
 and prefix sums of :math:`1, h_j, h_j^2` give all sums over them. Both return the same numbers; pairs whose loss equals
 the threshold up to rounding may be counted as active by one and not by the other.
+
+Scores of one label are ``(S,)`` and ``(B,)``, those of K labels ``(K, S)`` and ``(K, B)``: everything below works along
+the last dimension. Numbers of a label, such as :math:`s'`, have the shape that is left, ``()`` or ``(K,)``. Masks of
+several labels leave out what pads a row and what was not measured; masked scores must be finite and count for nothing.
 """
 
 from __future__ import annotations
@@ -19,17 +23,26 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
-from lightning_tpauc.functional.checks import check_per_positive, check_scores, common_dtype, widest_float
+from lightning_tpauc.functional.checks import (
+    as_float_tensor,
+    check_choice,
+    check_per_positive,
+    check_scores,
+    common_dtype,
+    widest_float,
+)
 from lightning_tpauc.functional.order import ceil_count
 from lightning_tpauc.functional.surrogates import PowerForm, Surrogate, get_surrogate
 
+# ---------------------------------------------------------------- one label and several
+
 
 class TaskMasks(NamedTuple):
-    """Which scores of K tasks are there.
+    """Which scores of K labels are there.
 
     Attributes:
-        pos: bool tensor ``(K, S)``. A task without any is not in play: nothing of it changes.
-        neg: bool tensor ``(K, B)``, at least one in every task that is in play.
+        pos: bool tensor ``(K, S)``. A label without any is not in play: nothing of it changes.
+        neg: bool tensor ``(K, B)``, at least one in every label that is in play.
         dual_neg: bool tensor ``(K, B')`` of a second batch of negatives, if there is one.
     """
 
@@ -37,13 +50,18 @@ class TaskMasks(NamedTuple):
     neg: Tensor
     dual_neg: Tensor | None = None
 
+    @property
+    def with_dual_negatives(self) -> TaskMasks:
+        """The masks with the second batch of negatives, if there is one, in the place of the first."""
+        return self if self.dual_neg is None else self._replace(neg=self.dual_neg)
+
 
 @overload
 def column(x: Tensor) -> Tensor: ...
 @overload
 def column(x: float | Tensor) -> float | Tensor: ...
 def column(x: float | Tensor) -> float | Tensor:
-    """One number per task, ``(K,)``, as a column that broadcasts over the task's scores; a single number unchanged."""
+    """One number for each label, ``(K,)``, as a column that broadcasts over its scores; a single number unchanged."""
     return x.unsqueeze(-1) if isinstance(x, Tensor) and x.ndim else x
 
 
@@ -57,53 +75,34 @@ def number(scores: Tensor, mask: Tensor) -> Tensor: ...
 @overload
 def number(scores: Tensor, mask: Tensor | None) -> int | Tensor: ...
 def number(scores: Tensor, mask: Tensor | None) -> int | Tensor:
-    """How many scores there are; with a mask of each task, ``(K,)``, at least 1: sums over none are 0 anyway.
-
-    Example:
-        >>> number(torch.zeros(2, 3), torch.tensor([[True, True, False], [False, False, False]]))
-        tensor([2., 1.])
-    """
+    """How many scores there are; with a mask of each label, ``(K,)``, at least 1: sums over none are 0 anyway."""
     return scores.shape[-1] if mask is None else mask.sum(-1, dtype=scores.dtype).clamp_min(1.0)
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean of one task, or with a mask of what is there of each, 0 where nothing is.
-
-    Example:
-        >>> masked_mean(torch.tensor([[1.0, 3.0], [5.0, 7.0]]), torch.tensor([[True, True], [False, True]]))
-        tensor([2., 7.])
-    """
-    return values.mean() if mask is None else (values * mask).sum(-1) / number(values, mask)
+    """Mean along the last dimension of what is there; 0 where nothing is."""
+    return values.mean(-1) if mask is None else (values * mask).sum(-1) / number(values, mask)
 
 
-def there(scores: Tensor, mask: Tensor) -> Tensor:
+def there(scores: Tensor, mask: Tensor | None) -> Tensor:
     """Scores that are there, and 0 instead of the others, whatever these are."""
-    return torch.where(mask, scores, scores.new_zeros(()))
+    return scores if mask is None else torch.where(mask, scores, scores.new_zeros(()))
 
 
 def in_play(new: Tensor, old: Tensor | float, masks: TaskMasks | None) -> Tensor:
-    """``new``, ``(K,)``, for tasks in play and ``old`` for the others; ``new`` where there is one task."""
+    """``new``, ``(K,)``, for labels in play and ``old`` for the others; ``new`` without masks."""
     return new if masks is None else torch.where(masks.pos.any(-1), new, old)
 
 
 def highest(scores: Tensor, share: float | Tensor, mask: Tensor | None) -> Tensor:
-    r"""The :math:`\lceil \theta n \rceil`-th highest score, at least the highest, of each task.
+    r"""The :math:`\lceil \theta n \rceil`-th highest score, at least the highest.
 
-    Args:
-        scores: float tensor ``(n,)``, or ``(K, n)`` with a mask.
-        share: :math:`\theta` in (0, 1]; with a mask also a tensor ``(K,)`` of the device's most precise dtype.
-        mask: bool tensor ``(K, n)``.
-
-    Returns:
-        Tensor ``()`` or ``(K,)``; minus infinity for a task without scores.
-
-    Example:
-        >>> highest(torch.tensor([[3.0, 1.0, 2.0, 9.0]]), 0.5, torch.tensor([[True, True, True, False]]))
-        tensor([2.])
+    With a mask, ``share`` may be a tensor ``(K,)`` of the device's most precise dtype, and the result is minus infinity
+    for a label without scores.
     """
     if mask is None:
-        rank = max(1, ceil_count(float(share), scores.shape[0]))
-        return torch.topk(scores, rank, sorted=False).values.min()
+        rank = max(1, ceil_count(float(share), scores.shape[-1]))
+        return torch.topk(scores, rank, sorted=False).values.amin(-1)
     dtype = widest_float(scores.device)
     count = mask.sum(-1).to(dtype)
     # as `ceil_count` does for numbers on the host
@@ -113,39 +112,434 @@ def highest(scores: Tensor, share: float | Tensor, mask: Tensor | None) -> Tenso
     return down.gather(-1, place.unsqueeze(-1)).squeeze(-1)
 
 
-def with_dual_negatives(masks: TaskMasks | None) -> TaskMasks | None:
-    """The masks with the second batch of negatives in the place of the first."""
-    return masks if masks is None or masks.dual_neg is None else masks._replace(neg=masks.dual_neg)
+# ---------------------------------------------------------------- what is asked for
 
 
-def check_positions(index: Tensor, pos_mask: Tensor, sizes: tuple[int, ...]) -> None:
-    """Raise :class:`ArgumentError` if a position is beyond its task, where it would be one of the next.
+class PairwiseTerms(NamedTuple):
+    r"""What :func:`pairwise_terms` returns, without a graph.
+
+    Attributes:
+        excess: ``(S,)``, :math:`\frac1B \sum_j (\ell_{ij} - s_i)_+`, at least 0.
+        active: ``(S,)``, the share of negatives with :math:`\ell_{ij} > s_i`, in [0, 1].
+        pos_grad: ``(S,)``, :math:`\partial V / \partial h_i` of :math:`V = \sum_i y_i\,\mathrm{excess}_i`; ``None``
+            without ``gradients``.
+        neg_grad: ``(B,)``, :math:`\partial V / \partial h_j`; ``None`` without ``gradients``.
+    """
+
+    excess: Tensor
+    active: Tensor
+    pos_grad: Tensor | None
+    neg_grad: Tensor | None
+
+
+@torch.no_grad()
+def pairwise_terms(
+    pos_scores: Tensor,
+    neg_scores: Tensor,
+    thresholds: Tensor,
+    weights: Tensor | None = None,
+    surrogate: str | Surrogate = "hinge",
+    margin: float = 1.0,
+    scale: float = 1.0,
+    method: str = "auto",
+    gradients: bool = True,
+    masks: TaskMasks | None = None,
+) -> PairwiseTerms:
+    r"""Mean excess loss and share of active pairs of every positive, and the gradients of their weighted sum.
+
+    .. math::
+        \mathrm{excess}_i = \frac1B \sum_{j=1}^B (\ell(h_j - h_i) - s_i)_+, \qquad
+        \mathrm{active}_i = \frac1B |\{j : \ell(h_j - h_i) > s_i\}|
+
+    Tensors may come as arrays or lists as well.
+
+    Args:
+        pos_scores: float tensor ``(S,)``, scores :math:`h_i` of positives; S may be 0.
+        neg_scores: float tensor ``(B,)``, scores :math:`h_j` of negatives, B at least 1.
+        thresholds: float tensor ``(S,)``, :math:`s_i`, any real numbers; below 0 every pair is active.
+        weights: float tensor ``(S,)``, :math:`y_i`; ones if ``None``.
+        surrogate: name or :class:`~lightning_tpauc.functional.Surrogate`.
+        margin: m of the hinge, square and ramp surrogates.
+        scale: factor inside the logistic surrogate.
+        method: ``"dense"``, ``"sorted"`` or ``"auto"``, which decides by S and B alone.
+        gradients: whether to compute ``pos_grad`` and ``neg_grad``.
+        masks: which scores of K labels are there; all shapes above then have a leading K.
+
+    Returns:
+        :class:`PairwiseTerms` in the widest dtype of the inputs, at least float32.
+
+    Raises:
+        ArgumentError: if shapes or dtypes don't fit, B is 0, the method is unknown, or sorting was asked for a
+            surrogate that can't be sorted.
 
     Example:
-        >>> check_positions(torch.tensor([[0, 7]]), torch.tensor([[True, False]]), (3,))
+        >>> pos, neg = torch.tensor([0.0, 1.0]), torch.tensor([0.5, -2.0])
+        >>> terms = pairwise_terms(pos, neg, torch.zeros(2), surrogate="squared_hinge", margin=0.5)
+        >>> terms.excess, terms.active
+        (tensor([0.5000, 0.0000]), tensor([0.5000, 0.0000]))
+        >>> terms.pos_grad, terms.neg_grad
+        (tensor([-1., -0.]), tensor([1., 0.]))
     """
-    wrong = pos_mask & ((index < 0) | (index >= torch.tensor(sizes).unsqueeze(-1)))
-    if bool(wrong.any()):
-        task, place = wrong.nonzero()[0].tolist()
+    loss, neg_mask = get_surrogate(surrogate, margin, scale), None if masks is None else masks.neg
+    pos, neg, s = _checked(pos_scores, neg_scores, thresholds, masks)
+    y = torch.ones_like(s) if weights is None else as_float_tensor(weights, "weights")
+    check_per_positive(y, "weights", pos)
+    pos, neg, s, y = _in_one_dtype(pos, neg, s, y)
+    sums, num_neg = _sums(pos, neg, s, loss, method, neg_mask), column(number(neg, neg_mask))
+    pos_grad, neg_grad = _gradients(sums, y, num_neg) if gradients else (None, None)  # first: see BlockSums
+    return PairwiseTerms(sums.excess / num_neg, sums.active / num_neg, pos_grad, neg_grad)
+
+
+class Pairs:
+    """What :func:`evaluate_pairs` returns: sums over pairs, without a graph, and the loss that is made of them.
+
+    The pairs of a surrogate that can't be sorted are not kept where they are many. :meth:`weighted_sum` finds all sums
+    in one round over them; asking for :attr:`excess` or :attr:`active` before takes a second one.
+
+    Example:
+        >>> pairs = evaluate_pairs(torch.tensor([0.0, 1.0]), torch.tensor([0.5, -2.0]), torch.zeros(2))
+        >>> pairs.excess, pairs.active, pairs.weighted_sum(torch.ones(2))
+        (tensor([0.7500, 0.2500]), tensor([0.5000, 0.5000]), tensor(1.))
+    """
+
+    def __init__(
+        self,
+        pos: Tensor,
+        neg: Tensor,
+        sums: PairSums,
+        dual_excess: Tensor | None = None,
+        neg_mask: Tensor | None = None,
+    ) -> None:
+        self._pos, self._neg, self._sums, self._dual_excess = pos, neg, sums, dual_excess
+        self.num_neg = column(number(neg, neg_mask))
+
+    @cached_property
+    def excess(self) -> Tensor:
+        r"""``(S,)``, :math:`\frac1B \sum_j (\ell_{ij} - s_i)_+`."""
+        return _without_graph(self._sums.excess) / self.num_neg
+
+    @cached_property
+    def active(self) -> Tensor:
+        r"""``(S,)``, the share of negatives with :math:`\ell_{ij} > s_i`."""
+        return _without_graph(self._sums.active) / self.num_neg
+
+    @property
+    def dual_excess(self) -> Tensor:
+        """``(S,)``, the mean excess losses on the dual negatives; :attr:`excess` where there are no others."""
+        return self.excess if self._dual_excess is None else self._dual_excess
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        r""":math:`\sum_i y_i\,\mathrm{excess}_i`, differentiable with respect to the scores.
+
+        The gradients are computed with the value, so the graph holds S + B numbers instead of the S x B pairs. A shift
+        of all scores changes no pair: the gradients add up to 0, up to rounding.
+
+        Args:
+            weights: float tensor ``(S,)``, :math:`y_i`: constants, which get no gradient.
+
+        Returns:
+            Scalar tensor, or the sum of each label, ``(K,)``. A backward pass with ``create_graph=True`` raises
+            :class:`~lightning_tpauc.errors.UnsupportedError`.
+
+        Raises:
+            ArgumentError: unless there is one weight for every positive.
+        """
+        check_per_positive(weights, "weights", self._pos)
+        y = weights if weights.dtype == self._pos.dtype else weights.to(self._pos.dtype)
+        if torch.is_grad_enabled() and (self._pos.requires_grad or self._neg.requires_grad):
+            value: Tensor = _WeightedSum.apply(self._pos, self._neg, self, self._sums, y)
+            return value
+        return (self.excess * y.detach()).sum(-1)
+
+
+def evaluate_pairs(
+    pos_scores: Tensor,
+    neg_scores: Tensor,
+    thresholds: Tensor,
+    surrogate: str | Surrogate = "hinge",
+    margin: float = 1.0,
+    scale: float = 1.0,
+    method: str = "auto",
+    dual_neg_scores: Tensor | None = None,
+    masks: TaskMasks | None = None,
+) -> Pairs:
+    r"""Evaluate all pairs once, for weights that follow from their mean excess losses.
+
+    A primal-dual step needs the excess before it knows the weights. This is the first half; the second is
+    :meth:`Pairs.weighted_sum`, which uses what was computed here. Arguments and errors are those of
+    :func:`pairwise_terms`, and:
+
+    Args:
+        pos_scores: float tensor ``(S,)``.
+        neg_scores: float tensor ``(B,)``.
+        thresholds: float tensor ``(S,)``; constants, which get no gradient.
+        surrogate: name or :class:`~lightning_tpauc.functional.Surrogate`.
+        margin: m of the hinge, square and ramp surrogates.
+        scale: factor inside the logistic surrogate.
+        method: ``"dense"``, ``"sorted"`` or ``"auto"``.
+        dual_neg_scores: float tensor ``(B',)``, an independent batch of negatives for ``dual_excess``; constants, which
+            get no gradient.
+        masks: which scores of K labels are there; a padded positive has to have the weight 0.
+
+    Returns:
+        :class:`Pairs`, in the widest dtype of the inputs, at least float32.
+
+    Example:
+        >>> pos = torch.tensor([0.0, 1.0], requires_grad=True)
+        >>> pairs = evaluate_pairs(pos, torch.tensor([0.5, -2.0]), torch.zeros(2))
+        >>> value = pairs.weighted_sum((2.0 * pairs.excess).clamp(0.0, 1.0))
+        >>> value.backward()
+        >>> value.item(), pos.grad
+        (0.875, tensor([-0.5000, -0.2500]))
+    """
+    loss, neg_mask = get_surrogate(surrogate, margin, scale), None if masks is None else masks.neg
+    pos, neg, s = _checked(pos_scores, neg_scores, thresholds, masks)
+    # Detached scores instead of torch.no_grad(), which costs a step of a small batch two per cent.
+    if dual_neg_scores is None:
+        pos, neg, s = _in_one_dtype(pos, neg, s)
+        sums = _sums(pos.detach(), neg.detach(), _without_graph(s), loss, method, neg_mask)
+        return Pairs(pos, neg, sums, neg_mask=neg_mask)
+    dual_neg = as_float_tensor(dual_neg_scores, "dual_neg_scores")
+    if masks is None:
+        check_scores(dual_neg, "dual_neg_scores")
+    pos, neg, s, dual_neg = _in_one_dtype(pos, neg, s, dual_neg)
+    constants = pos.detach(), neg.detach(), _without_graph(s), dual_neg.detach()
+    return Pairs(pos, neg, *_sums_and_dual_excess(*constants, loss, method, masks), neg_mask)
+
+
+def mean_excess(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, masks: TaskMasks | None = None) -> Tensor:
+    """``excess`` of :func:`pairwise_terms` alone, of checked scores of one dtype; the caller switches gradients off."""
+    neg_mask = None if masks is None else masks.neg
+    if _choose(pos, neg, loss, "auto") == "sorted":
+        excess = sorted_sums(pos, neg, s, loss, neg_mask).excess
+    elif _in_one_block(pos, neg.shape[-1]):
+        excess = _pairs(pos, neg, s, loss, neg_mask)[1].clamp_min_(0.0).sum(-1)
+    else:
+        excess = BlockSums(pos, neg, s, loss, neg_mask).excess
+    return excess / column(number(neg, neg_mask))
+
+
+class _WeightedSum(torch.autograd.Function):
+    """The weighted sum; backward scales the gradients that forward already has."""
+
+    @staticmethod
+    def forward(ctx: Any, _pos: Tensor, _neg: Tensor, pairs: Pairs, sums: PairSums, y: Tensor) -> Tensor:
+        ctx.save_for_backward(*_gradients(sums, y, pairs.num_neg))  # first: see BlockSums
+        return (pairs.excess * y).sum(-1)
+
+    @staticmethod
+    def backward(ctx: Any, grad_value: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            # The saved gradients carry no graph: second derivatives would silently miss this term.
+            msg = "Pairwise losses have no second derivatives here. Call backward without `create_graph=True`."
+            raise UnsupportedError(msg)
+        pos_grad, neg_grad = ctx.saved_tensors
+        grad_value = column(grad_value)
+        return grad_value * pos_grad, grad_value * neg_grad, None, None, None
+
+
+def _checked(pos: Any, neg: Any, s: Any, masks: TaskMasks | None) -> tuple[Tensor, Tensor, Tensor]:
+    pos, neg = as_float_tensor(pos, "pos_scores"), as_float_tensor(neg, "neg_scores")
+    if masks is None:
+        check_scores(pos, "pos_scores", allow_empty=True)
+        check_scores(neg, "neg_scores")
+    elif (masks.pos.shape, masks.neg.shape) != (pos.shape, neg.shape):
         msg = (
-            f"Expected `index` to number the positives of each task from 0, below {sizes[task]} for task {task}, but "
-            f"got {int(index[task, place])}."
+            f"Expected `masks` of the scores' shapes, {tuple(pos.shape)} and {tuple(neg.shape)}, but got "
+            f"{tuple(masks.pos.shape)} and {tuple(masks.neg.shape)}."
         )
         raise ArgumentError(msg)
+    s = as_float_tensor(s, "thresholds")
+    check_per_positive(s, "thresholds", pos)
+    return pos, neg, s
+
+
+def _in_one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
+    if {x.dtype for x in tensors} == {torch.float32}:
+        return tensors  # the usual case, in every step
+    dtype = common_dtype(*tensors)
+    return tuple(x.to(dtype) for x in tensors)
+
+
+def _without_graph(x: Tensor) -> Tensor:
+    """A surrogate with parameters of its own leaves a graph even where the scores have none."""
+    return x.detach() if x.requires_grad else x
+
+
+def _gradients(sums: PairSums, y: Tensor, num_neg: float | Tensor) -> tuple[Tensor, Tensor]:
+    pos_grad_sum, neg_grad_sum = sums.grad_sums(y)
+    return pos_grad_sum * y / -num_neg, neg_grad_sum / num_neg
+
+
+# ---------------------------------------------------------------- dense or sorted
+
+# Pairs above which sorting wins. Median ms on one core, squared hinge with gradients, dense / sorted:
+# 32 x 32 0.09 / 0.24, 128 x 128 0.15 / 0.25, 128 x 256 0.20 / 0.27, 256 x 256 0.31 / 0.28, 1024 x 8192 80 / 1.9.
+# On the H200 0.35 / 1.0 up to 2048 x 4096, 1.2 / 1.1 at 4096 x 8192, so there the block decides.
+_CROSSOVER = {"cpu": 2**15, "other": 2**22}
+# Elements of the largest temporary of the dense evaluation. On a CPU, larger ones leave the cache and come from fresh
+# pages: one core took 9 ns a pair at 2^16, 20 to 40 ns at 2^22. On a GPU smaller ones wait for launches: an H200 took
+# 13 ms for 4096 x 65536 logistic pairs at 2^22, 53 ms at 2^20, 9 ms and 3.5 times the memory at 2^24.
+_BLOCK = {"cpu": 2**16, "other": 2**22}
+
+
+def _kind(scores: Tensor) -> str:
+    return "cpu" if scores.device.type == "cpu" else "other"
+
+
+def _in_one_block(pos: Tensor, num_neg: int) -> bool:
+    return pos.numel() * num_neg <= _BLOCK[_kind(pos)]
+
+
+def _choose(pos: Tensor, neg: Tensor, loss: Surrogate, method: str) -> str:
+    check_choice(method, "method", ("auto", "dense", "sorted"))
+    if method == "sorted" and loss.power is None:
+        msg = f'Expected a surrogate that can be sorted, but got {loss.name!r}. Use method="dense" or "auto".'
+        raise ArgumentError(msg)
+    if method != "auto":
+        return method
+    # Apple's GPUs have no float64, which the prefix sums need.
+    small = pos.numel() * neg.shape[-1] <= _CROSSOVER[_kind(neg)]
+    return "dense" if loss.power is None or small or neg.device.type == "mps" else "sorted"
+
+
+def _sums(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, method: str, neg_mask: Tensor | None) -> PairSums:
+    if _choose(pos, neg, loss, method) == "sorted":
+        return sorted_sums(pos, neg, s, loss, neg_mask)
+    if _in_one_block(pos, neg.shape[-1]):
+        return _reduce(*_pairs(pos, neg, s, loss, neg_mask), loss)
+    return BlockSums(pos, neg, s, loss, neg_mask)
+
+
+def _sums_and_dual_excess(
+    pos: Tensor, neg: Tensor, s: Tensor, dual_neg: Tensor, loss: Surrogate, method: str, masks: TaskMasks | None
+) -> tuple[PairSums, Tensor]:
+    neg_mask, dual_mask = (None, None) if masks is None else (masks.neg, masks.dual_neg)
+    num_neg, num_dual = neg.shape[-1], column(number(dual_neg, dual_mask))
+    together = masks is None and _in_one_block(pos, num_neg + dual_neg.shape[-1])
+    if together and _choose(pos, neg, loss, method) == "dense":
+        # both batches in one block: small batches cost by the operation
+        t, over = _pairs(pos, torch.cat([neg, dual_neg]), s, loss, None)
+        excess = over[:, num_neg:].clamp_min_(0.0).sum(1)
+        return _reduce(t[:, :num_neg], over[:, :num_neg], loss), _without_graph(excess) / num_dual
+    excess = _sums(pos, dual_neg, s, loss, method, dual_mask).excess
+    return _sums(pos, neg, s, loss, method, neg_mask), _without_graph(excess) / num_dual
+
+
+# ---------------------------------------------------------------- dense
+
+
+class DenseSums(NamedTuple):
+    r"""Sums over the negatives j of each positive i, with the pairs that they were taken from.
+
+    Attributes:
+        excess: ``(S,)``, of :math:`(\ell_{ij} - s_i)_+`.
+        active: ``(S,)``, number of pairs with :math:`\ell_{ij} > s_i`.
+        differences: ``(S, B)``, :math:`h_j - h_i`.
+        is_active: ``(S, B)``, 1 for active pairs and 0 for the others.
+        loss: the surrogate.
+    """
+
+    excess: Tensor
+    active: Tensor
+    differences: Tensor
+    is_active: Tensor
+    loss: Surrogate
+
+    def grad_sums(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Sums over active pairs: ``(S,)`` over j of :math:`\ell'_{ij}`, ``(B,)`` over i of :math:`y_i \ell'_{ij}`."""
+        slopes = self.is_active * self.loss.derivative(self.differences)
+        # No matrix product: autocast would run it in half precision.
+        return slopes.sum(-1), slopes.mul_(weights.unsqueeze(-1)).sum(-2)
+
+
+class BlockSums:
+    """As :class:`DenseSums`, of more pairs than are kept: they are formed when a sum is asked for.
+
+    :meth:`grad_sums` finds ``excess`` and ``active`` on its way; only who asks for these before pays for two rounds.
+    """
+
+    def __init__(self, pos: Tensor, neg: Tensor, thresholds: Tensor, loss: Surrogate, neg_mask: Tensor | None) -> None:
+        self._pairs = pos, neg, thresholds, loss, neg_mask
+        self._totals: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def excess(self) -> Tensor:
+        """See :class:`DenseSums`."""
+        return self._found()[0]
+
+    @property
+    def active(self) -> Tensor:
+        """See :class:`DenseSums`."""
+        return self._found()[1]
+
+    def grad_sums(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`DenseSums.grad_sums`."""
+        excess, active, pos_grad_sum, neg_grad_sum = _sums_over_blocks(*self._pairs, weights)
+        self._totals = excess, active
+        return pos_grad_sum, neg_grad_sum
+
+    def _found(self) -> tuple[Tensor, Tensor]:
+        if self._totals is None:
+            self._totals = _sums_over_blocks(*self._pairs, None)[:2]
+        return self._totals
+
+
+@torch.no_grad()
+def _sums_over_blocks(
+    pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None, weights: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``excess``, ``active``, ``pos_grad_sum`` and ``neg_grad_sum``; the last two stay 0 without weights."""
+    num_pos, num_neg, limit = pos.shape[-1], neg.shape[-1], _BLOCK[_kind(neg)]
+    per_row = neg.numel()  # pairs of one positive of each label
+    rows, cols = max(1, limit // per_row), max(1, min(num_neg, limit * num_neg // per_row))
+    excess, active, pos_grad_sum = pos.new_zeros(3, *pos.shape)
+    neg_grad_sum = torch.zeros_like(neg)
+    for i in range(0, num_pos, rows):
+        row = (..., slice(i, i + rows))
+        for j in range(0, num_neg, cols):
+            col = (..., slice(j, j + cols))
+            mask = None if neg_mask is None else neg_mask[col]
+            block = _reduce(*_pairs(pos[row], neg[col], s[row], loss, mask), loss)
+            excess[row] += block.excess
+            active[row] += block.active
+            if weights is not None:
+                of_pos, of_neg = block.grad_sums(weights[row])
+                pos_grad_sum[row] += of_pos
+                neg_grad_sum[col] += of_neg
+    return excess, active, pos_grad_sum, neg_grad_sum
+
+
+def _pairs(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Differences of all scores, and by how much their losses exceed the thresholds."""
+    t = (neg if neg.ndim == 1 else neg.unsqueeze(-2)) - pos.unsqueeze(-1)  # (S, B)
+    over = loss.value(t) - s.unsqueeze(-1)
+    if neg_mask is not None:  # what is not there exceeds no threshold, not even one below 0
+        over.masked_fill_(~neg_mask.unsqueeze(-2), -torch.inf)
+    return t, over
+
+
+def _reduce(t: Tensor, over: Tensor, loss: Surrogate) -> DenseSums:
+    # Small batches cost what their number of operations costs, so temporaries are overwritten where they are ours.
+    is_active = over.sign().clamp_min_(0.0)
+    return DenseSums(over.clamp_min_(0.0).sum(-1), is_active.sum(-1), t, is_active, loss)
+
+
+# ---------------------------------------------------------------- sorted
 
 
 class SortedSums(NamedTuple):
     r"""Sums over the negatives j of each positive i, and what the sums over the positives need.
 
     Attributes:
-        excess: ``(S,)``, or ``(K, S)`` and likewise below for K tasks, of :math:`(\ell_{ij} - s_i)_+`.
+        excess: ``(S,)``, of :math:`(\ell_{ij} - s_i)_+`.
         active: ``(S,)``, number of pairs with :math:`\ell_{ij} > s_i`.
         pos_grad_sum: ``(S,)``, of :math:`\ell'` over the active pairs.
         pos: float64 tensor ``(S,)``, the positives' centred scores.
         neg: float64 tensor ``(B,)``, the negatives' centred scores.
         edge: float64 tensor ``(S,)``; the active pairs lie above it.
         pieces: the pieces of the loss.
-        neg_mask: bool tensor ``(K, B)`` of several tasks: which negatives are there.
+        neg_mask: bool tensor ``(K, B)`` of several labels: which negatives are there.
     """
 
     excess: Tensor
@@ -155,39 +549,32 @@ class SortedSums(NamedTuple):
     neg: Tensor
     edge: Tensor
     pieces: tuple[PowerForm, ...]
-    neg_mask: Tensor | None = None
+    neg_mask: Tensor | None
 
     def grad_sums(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """See :meth:`~lightning_tpauc.functional.pairwise.DenseSums.grad_sums`."""
+        """See :meth:`DenseSums.grad_sums`."""
         pos, neg, y = self.pos, self.neg, weights.double()
         first, *others = self.pieces
-        sums = one_sided_grad_sums(pos, neg, self.edge, y, first)
+        sums = _one_sided_grad_sums(pos, neg, self.edge, y, first)
         if first.two_sided:
             mirrored_edge, mirror = _mirrored(pos, self.edge, first)
-            sums = sums - one_sided_grad_sums(-pos, -neg, mirrored_edge, y, mirror)
+            sums = sums - _one_sided_grad_sums(-pos, -neg, mirrored_edge, y, mirror)
         for piece in others:
-            sums = sums + one_sided_grad_sums(pos, neg, _edge_of(piece, pos, self.edge), y, piece)
+            sums = sums + _one_sided_grad_sums(pos, neg, _edge_of(piece, pos, self.edge), y, piece)
         if self.neg_mask is not None:
             sums = sums * self.neg_mask
         return self.pos_grad_sum, sums.to(self.excess.dtype)
 
 
-def sorted_sums(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None = None) -> SortedSums:
-    """Sums over all pairs by sorting.
+#: Sums of the excess and of active pairs, and ``grad_sums(weights)``.
+PairSums = DenseSums | BlockSums | SortedSums
 
-    Args:
-        pos: float tensor ``(S,)``.
-        neg: float tensor ``(B,)``.
-        s: float tensor ``(S,)``, thresholds.
-        loss: a surrogate with a power form. Pieces that cancel each other, as those of a ramp, leave an error of
-            about 1e-16 (range of the scores / m) to the power of their degree.
-        neg_mask: bool tensor ``(K, B)`` of K tasks, whose scores have a leading K: which negatives are there.
 
-    Example:
-        >>> from lightning_tpauc.functional.surrogates import get_surrogate
-        >>> sums = sorted_sums(torch.tensor([0.0]), torch.tensor([0.5, -2.0]), torch.zeros(1), get_surrogate("hinge"))
-        >>> sums.excess, sums.active, sums.grad_sums(torch.ones(1))
-        (tensor([1.]), tensor([1.]), (tensor([1.]), tensor([1., 0.])))
+def sorted_sums(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None) -> SortedSums:
+    """Sums over all pairs by sorting, for a surrogate with a power form.
+
+    Pieces that cancel each other, as those of a ramp, leave an error of about 1e-16 (range of the scores / m) to the
+    power of their degree.
     """
     assert loss.inverse is not None  # noqa: S101 - Surrogate has checked it
     dtype, (first, *others) = pos.dtype, loss.pieces
@@ -204,16 +591,17 @@ def sorted_sums(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: 
     # Below threshold 0 every pair counts as active, but pairs left of the hinge still add nothing but -s_i.
     edge = pos + loss.inverse(s.clamp_min(0.0))
     down, order = (-neg).sort()
-    there = None if neg_mask is None else neg_mask.gather(-1, order).double()
-    total, active, pos_grad_sum = one_sided_sums(pos, down, edge, first, there)
+    counted = None if neg_mask is None else neg_mask.gather(-1, order).double()
+    total, active, pos_grad_sum = _one_sided_sums(pos, down, edge, first, counted)
     if first.two_sided:
         mirrored_edge, mirror = _mirrored(pos, edge, first)
-        left = one_sided_sums(-pos, -down.flip(-1), mirrored_edge, mirror, None if there is None else there.flip(-1))
+        mirrored_counted = None if counted is None else counted.flip(-1)
+        left = _one_sided_sums(-pos, -down.flip(-1), mirrored_edge, mirror, mirrored_counted)
         total, active, pos_grad_sum = total + left[0], active + left[1], pos_grad_sum - left[2]
     for piece in others:
-        more = one_sided_sums(pos, down, _edge_of(piece, pos, edge), piece, there)
+        more = _one_sided_sums(pos, down, _edge_of(piece, pos, edge), piece, counted)
         total, pos_grad_sum = total + more[0], pos_grad_sum + more[2]
-    every = float(neg.shape[0]) if neg_mask is None else neg_mask.sum(-1, keepdim=True, dtype=neg.dtype)
+    every = float(neg.shape[-1]) if neg_mask is None else neg_mask.sum(-1, keepdim=True, dtype=neg.dtype)
     active = torch.where(s < 0, every, active)
     excess = (total - s * active).clamp_min(0.0)  # rounding may leave -1e-17
     return SortedSums(excess.to(dtype), active.to(dtype), pos_grad_sum.to(dtype), pos, neg, edge, loss.pieces, neg_mask)
@@ -251,56 +639,36 @@ def _within_reach(pos: Tensor, neg: Tensor, first: float, last: float) -> tuple[
     return pos, neg.clamp(pos.amin(-1, keepdim=True) - left, pos.amax(-1, keepdim=True) + right)
 
 
-def one_sided_sums(
-    pos: Tensor, down: Tensor, edge: Tensor, power: PowerForm, there: Tensor | None = None
+def _one_sided_sums(
+    pos: Tensor, down: Tensor, edge: Tensor, power: PowerForm, counted: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""Sums of :math:`c (m + h_j - h_i)^p`, of 1 and of the derivative over the pairs with h_j above each edge.
 
-    Args:
-        pos: float64 tensor ``(S,)``, scores h_i, centred: squares of large scores cancel.
-        down: float64 tensor ``(B,)``, -h_j of scores centred likewise, in ascending order. The pairs of every positive
-            then come first, so that no sum has to be taken as the difference of two larger ones.
-        edge: ``(S,)``; every pair above it has :math:`m + h_j - h_i > 0` unless the loss is two-sided.
-        power: m, p and c; the caller handles the second side.
-        there: float64 tensor of the shape of ``down``, 1 for negatives that are there and 0 for others, whose ``down``
-            is 0.
-
-    Returns:
-        The sums over j of the power, of 1 and of the derivative :math:`c p (m + h_j - h_i)^{p-1}`, each ``(S,)``.
-
-    Example:
-        >>> pos, neg = torch.tensor([0.0, 1.0]).double(), torch.tensor([0.5, 2.0]).double()
-        >>> sums = one_sided_sums(pos, (-neg).sort().values, pos, PowerForm(0.0, 1))
-        >>> [x.tolist() for x in sums]
-        [[2.5, 1.0], [2.0, 1.0], [2.0, 1.0]]
+    ``down`` holds -h_j in ascending order: the pairs of every positive then come first, so that no sum has to be taken
+    as the difference of two larger ones. ``counted`` is 1 for negatives that are there and 0 for others, whose ``down``
+    is 0.
     """
     offset = power.margin - pos  # m + h_j - h_i = offset_i + h_j
     count = torch.searchsorted(down, -edge)
     rows = [down] if power.degree == 1 else [down, down.square()]
-    moments = _entries(prefix_sums(torch.stack(rows if there is None else [*rows, there])), count)
-    number = count.to(pos.dtype) if there is None else moments[-1]
-    linear = number * offset - moments[0]
+    moments = _entries(_prefix_sums(torch.stack(rows if counted is None else [*rows, counted])), count)
+    number_above = count.to(pos.dtype) if counted is None else moments[-1]
+    linear = number_above * offset - moments[0]
     if power.degree == 1:
-        total, grad_sum = linear, number
+        total, grad_sum = linear, number_above
     else:
         total, grad_sum = offset * (linear - moments[0]) + moments[1], 2.0 * linear
     if power.coefficient != 1.0:
         total, grad_sum = power.coefficient * total, power.coefficient * grad_sum
-    return total, number, grad_sum
+    return total, number_above, grad_sum
 
 
-def one_sided_grad_sums(pos: Tensor, neg: Tensor, edge: Tensor, y: Tensor, power: PowerForm) -> Tensor:
-    r"""Sums over i of y_i times the derivative of :math:`c (m + h_j - h_i)^p`, one for each j, above the edges.
-
-    Example:
-        >>> pos, neg = torch.tensor([0.0, 1.0]).double(), torch.tensor([0.5, 2.0]).double()
-        >>> one_sided_grad_sums(pos, neg, pos, torch.ones(2).double(), PowerForm(0.0, 1))
-        tensor([1., 2.], dtype=torch.float64)
-    """
+def _one_sided_grad_sums(pos: Tensor, neg: Tensor, edge: Tensor, y: Tensor, power: PowerForm) -> Tensor:
+    r"""Sums over i of y_i times the derivative of :math:`c (m + h_j - h_i)^p`, one for each j, above the edges."""
     # A negative counts for the positives whose edge lies below it: the first ones in ascending order of edges.
     edge, order = edge.sort()
     rows = _entries(y[None] if power.degree == 1 else torch.stack([y, y * (power.margin - pos)]), order)
-    sums = _entries(prefix_sums(rows), torch.searchsorted(edge, neg))
+    sums = _entries(_prefix_sums(rows), torch.searchsorted(edge, neg))
     total = sums[0] if power.degree == 1 else 2.0 * (sums[1] + neg * sums[0])
     return total if power.coefficient == 1.0 else power.coefficient * total
 
@@ -312,19 +680,8 @@ def _entries(rows: Tensor, places: Tensor) -> Tensor:
     return rows.gather(-1, places.expand(rows.shape[0], *places.shape))
 
 
-def prefix_sums(rows: Tensor) -> Tensor:
-    """Running sums along each row, starting from 0.
-
-    Args:
-        rows: float tensor ``(..., n)``.
-
-    Returns:
-        Tensor ``(..., n + 1)`` whose column k holds the sums of the first k entries.
-
-    Example:
-        >>> prefix_sums(torch.tensor([[1.0, 2.0, 4.0]]))
-        tensor([[0., 1., 3., 7.]])
-    """
+def _prefix_sums(rows: Tensor) -> Tensor:
+    """Running sums along each row, ``(..., n + 1)``, starting from 0."""
     if rows.is_cuda and torch.are_deterministic_algorithms_enabled():
         # Older releases of torch refuse cumsum there, because its order of summation varied.
         return torch.nn.functional.pad(_scan(rows), (1, 0))
@@ -338,517 +695,3 @@ def _scan(rows: Tensor) -> Tensor:
         rows = rows + torch.nn.functional.pad(rows[..., :-shift], (shift, 0))
         shift *= 2
     return rows
-
-
-# Elements of the largest temporary of the dense evaluation. On a CPU, larger ones leave the cache and come from fresh
-# pages: one core took 9 ns a pair at 2^16, 20 to 40 ns at 2^22. On a GPU smaller ones wait for launches: an H200 took
-# 13 ms for 4096 x 65536 logistic pairs at 2^22, 53 ms at 2^20, 9 ms and 3.5 times the memory at 2^24.
-_BLOCK = {"cpu": 2**16, "other": 2**22}
-
-
-class DenseSums(NamedTuple):
-    r"""Sums over the negatives j of each positive i, with the pairs that they were taken from.
-
-    Attributes:
-        excess: ``(S,)``, or ``(K, S)`` and likewise below for K tasks, of :math:`(\ell_{ij} - s_i)_+`.
-        active: ``(S,)``, number of pairs with :math:`\ell_{ij} > s_i`.
-        differences: ``(S, B)``, :math:`h_j - h_i`.
-        is_active: ``(S, B)``, 1 for active pairs and 0 for the others.
-        loss: the surrogate.
-    """
-
-    excess: Tensor
-    active: Tensor
-    differences: Tensor
-    is_active: Tensor
-    loss: Surrogate
-
-    def grad_sums(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        r"""Sums of :math:`\ell'` over the active pairs.
-
-        Returns:
-            ``pos_grad_sum`` ``(S,)``, the sums over j of :math:`\ell'_{ij}`, and ``neg_grad_sum`` ``(B,)``, the sums
-            over i of :math:`y_i \ell'_{ij}`.
-        """
-        slopes = self.is_active * self.loss.derivative(self.differences)
-        # No matrix product: autocast would run it in half precision.
-        return slopes.sum(-1), slopes.mul_(weights.unsqueeze(-1)).sum(-2)
-
-
-class BlockSums:
-    """As :class:`DenseSums`, of more pairs than are kept: they are formed when a sum is asked for.
-
-    :meth:`grad_sums` finds ``excess`` and ``active`` on its way; only who asks for these before pays for two rounds.
-    """
-
-    def __init__(
-        self, pos: Tensor, neg: Tensor, thresholds: Tensor, loss: Surrogate, neg_mask: Tensor | None = None
-    ) -> None:
-        self._pairs = pos, neg, thresholds, loss, neg_mask
-        self._totals: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def excess(self) -> Tensor:
-        """See :class:`DenseSums`."""
-        return self._found()[0]
-
-    @property
-    def active(self) -> Tensor:
-        """See :class:`DenseSums`."""
-        return self._found()[1]
-
-    def grad_sums(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """See :meth:`DenseSums.grad_sums`."""
-        excess, active, pos_grad_sum, neg_grad_sum = _sums_over_blocks(*self._pairs, weights)
-        self._totals = excess, active
-        return pos_grad_sum, neg_grad_sum
-
-    def _found(self) -> tuple[Tensor, Tensor]:
-        if self._totals is None:
-            excess, active, _, _ = _sums_over_blocks(*self._pairs, None)
-            self._totals = excess, active
-        return self._totals
-
-
-def in_one_block(pos: Tensor, num_neg: int) -> bool:
-    """Whether the pairs of ``pos`` with so many negatives are formed at once."""
-    return pos.numel() * num_neg <= _BLOCK[_kind(pos)]
-
-
-def dense_sums(
-    pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None = None
-) -> DenseSums | BlockSums:
-    """Sums over all pairs, at once or block by block; the caller switches gradients off.
-
-    Example:
-        >>> from lightning_tpauc.functional.surrogates import get_surrogate
-        >>> sums = dense_sums(torch.tensor([0.0]), torch.tensor([0.5, -2.0]), torch.zeros(1), get_surrogate("hinge"))
-        >>> sums.excess, sums.active, sums.grad_sums(torch.ones(1))
-        (tensor([1.]), tensor([1.]), (tensor([1.]), tensor([1., 0.])))
-    """
-    if in_one_block(pos, neg.shape[-1]):
-        return _one_block(pos, neg, s, loss, neg_mask)
-    return BlockSums(pos, neg, s, loss, neg_mask)
-
-
-def dense_excess(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None = None) -> Tensor:
-    """``excess`` of :func:`dense_sums` alone, in fewer operations."""
-    if in_one_block(pos, neg.shape[-1]):
-        return _pairs(pos, neg, s, loss, neg_mask)[1].clamp_min_(0.0).sum(-1)
-    return BlockSums(pos, neg, s, loss, neg_mask).excess
-
-
-def dense_sums_of_two(
-    pos: Tensor, neg: Tensor, dual_neg: Tensor, s: Tensor, loss: Surrogate
-) -> tuple[DenseSums, Tensor]:
-    """Sums over ``neg``, and the excess over ``dual_neg``, in one block: small batches cost by the operation."""
-    num_neg = neg.shape[0]
-    t = torch.cat([neg, dual_neg]) - pos.unsqueeze(1)  # (S, B + B')
-    over = loss.value(t) - s.unsqueeze(1)
-    dual_excess = over[:, num_neg:].clamp_min_(0.0).sum(1)
-    return _reduce(t[:, :num_neg], over[:, :num_neg], loss), dual_excess
-
-
-@torch.no_grad()
-def _sums_over_blocks(
-    pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None, weights: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """``excess``, ``active``, ``pos_grad_sum`` and ``neg_grad_sum``; the last two stay 0 without weights."""
-    num_pos, num_neg, limit = pos.shape[-1], neg.shape[-1], _BLOCK[_kind(neg)]
-    per_row = neg.numel()  # pairs of one positive of each task
-    rows, cols = max(1, limit // per_row), max(1, min(num_neg, limit * num_neg // per_row))
-    excess, active, pos_grad_sum = pos.new_zeros(3, *pos.shape)
-    neg_grad_sum = torch.zeros_like(neg)
-    for i in range(0, num_pos, rows):
-        row = (..., slice(i, i + rows))
-        for j in range(0, num_neg, cols):
-            col = (..., slice(j, j + cols))
-            block = _one_block(pos[row], neg[col], s[row], loss, None if neg_mask is None else neg_mask[col])
-            excess[row] += block.excess
-            active[row] += block.active
-            if weights is not None:
-                of_pos, of_neg = block.grad_sums(weights[row])
-                pos_grad_sum[row] += of_pos
-                neg_grad_sum[col] += of_neg
-    return excess, active, pos_grad_sum, neg_grad_sum
-
-
-def _one_block(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None = None) -> DenseSums:
-    return _reduce(*_pairs(pos, neg, s, loss, neg_mask), loss)
-
-
-def _pairs(
-    pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Differences of all scores, and by how much their losses exceed the thresholds."""
-    t = (neg if neg_mask is None else neg.unsqueeze(-2)) - pos.unsqueeze(-1)  # (S, B)
-    over = loss.value(t) - s.unsqueeze(-1)
-    if neg_mask is not None:  # what is not there exceeds no threshold, not even one below 0
-        over.masked_fill_(~neg_mask.unsqueeze(-2), -torch.inf)
-    return t, over
-
-
-def _reduce(t: Tensor, over: Tensor, loss: Surrogate) -> DenseSums:
-    # Small batches cost what their number of operations costs, so temporaries are overwritten where they are ours.
-    is_active = over.sign().clamp_min_(0.0)
-    return DenseSums(over.clamp_min_(0.0).sum(-1), is_active.sum(-1), t, is_active, loss)
-
-
-def _kind(scores: Tensor) -> str:
-    return "cpu" if scores.device.type == "cpu" else "other"
-
-
-#: Sums of the excess and of active pairs, and ``grad_sums(weights)``.
-PairSums = DenseSums | BlockSums | SortedSums
-
-_METHODS = ("auto", "dense", "sorted")
-# Pairs above which sorting wins. Median ms on one core, squared hinge with gradients, dense / sorted:
-# 32 x 32 0.09 / 0.24, 128 x 128 0.15 / 0.25, 128 x 256 0.20 / 0.27, 256 x 256 0.31 / 0.28, 1024 x 8192 80 / 1.9.
-# On the H200 0.35 / 1.0 up to 2048 x 4096, 1.2 / 1.1 at 4096 x 8192, so there the block decides.
-_CROSSOVER = {"cpu": 2**15, "other": 2**22}
-
-
-class PairwiseTerms(NamedTuple):
-    r"""What :func:`pairwise_terms` returns, without a graph.
-
-    Attributes:
-        excess: ``(S,)``, :math:`\frac1B \sum_j (\ell_{ij} - s_i)_+`, at least 0.
-        active: ``(S,)``, the share of negatives with :math:`\ell_{ij} > s_i`, in [0, 1].
-        pos_grad: ``(S,)``, :math:`\partial V / \partial h_i` of :math:`V = \sum_i y_i\,\mathrm{excess}_i`; ``None``
-            without ``gradients``.
-        neg_grad: ``(B,)``, :math:`\partial V / \partial h_j`; ``None`` without ``gradients``.
-    """
-
-    excess: Tensor
-    active: Tensor
-    pos_grad: Tensor | None
-    neg_grad: Tensor | None
-
-
-@torch.no_grad()
-def pairwise_terms(
-    pos_scores: Tensor,
-    neg_scores: Tensor,
-    thresholds: Tensor,
-    weights: Tensor | None = None,
-    surrogate: str | Surrogate = "squared_hinge",
-    margin: float = 0.5,
-    scale: float = 1.0,
-    method: str = "auto",
-    gradients: bool = True,
-    masks: TaskMasks | None = None,
-) -> PairwiseTerms:
-    r"""Mean excess loss and share of active pairs of every positive, and the gradients of their weighted sum.
-
-    .. math::
-        \mathrm{excess}_i = \frac1B \sum_{j=1}^B (\ell(h_j - h_i) - s_i)_+, \qquad
-        \mathrm{active}_i = \frac1B |\{j : \ell(h_j - h_i) > s_i\}|
-
-    Args:
-        pos_scores: float tensor ``(S,)``, scores :math:`h_i` of positives; S may be 0.
-        neg_scores: float tensor ``(B,)``, scores :math:`h_j` of negatives, B at least 1.
-        thresholds: float tensor ``(S,)``, :math:`s_i`, any real numbers; below 0 every pair is active.
-        weights: float tensor ``(S,)``, :math:`y_i`; ones if ``None``.
-        surrogate: name or :class:`~lightning_tpauc.functional.Surrogate`.
-        margin: m of the hinge, square and ramp surrogates.
-        scale: factor inside the logistic surrogate.
-        method: ``"dense"``, ``"sorted"`` or ``"auto"``, which decides by S and B alone.
-        gradients: whether to compute ``pos_grad`` and ``neg_grad``.
-        masks: which scores of K tasks are there; all shapes above then have a leading K.
-
-    Returns:
-        :class:`PairwiseTerms` in the widest dtype of the inputs, at least float32.
-
-    Raises:
-        ArgumentError: if shapes or dtypes don't fit, B is 0, the method is unknown, or sorting was asked for a
-            surrogate that can't be sorted.
-
-    Example:
-        >>> pos, neg = torch.tensor([0.0, 1.0]), torch.tensor([0.5, -2.0])
-        >>> terms = pairwise_terms(pos, neg, torch.zeros(2), margin=0.5)
-        >>> terms.excess, terms.active
-        (tensor([0.5000, 0.0000]), tensor([0.5000, 0.0000]))
-        >>> terms.pos_grad, terms.neg_grad
-        (tensor([-1., -0.]), tensor([1., 0.]))
-    """
-    loss = get_surrogate(surrogate, margin, scale)
-    pos, neg, s, y = _prepare(pos_scores, neg_scores, thresholds, weights, masks)
-    neg_mask = None if masks is None else masks.neg
-    sums, num_neg = _sums(pos, neg, s, loss, method, neg_mask), column(number(neg, neg_mask))
-    pos_grad, neg_grad = _gradients(sums, y, num_neg) if gradients else (None, None)  # first: see BlockSums
-    return PairwiseTerms(sums.excess / num_neg, sums.active / num_neg, pos_grad, neg_grad)
-
-
-def mean_excess(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, masks: TaskMasks | None = None) -> Tensor:
-    """``excess`` of :func:`pairwise_terms` alone, for checked scores of one dtype; the caller switches gradients off.
-
-    Example:
-        >>> mean_excess(torch.tensor([0.0]), torch.tensor([0.5, -2.0]), torch.zeros(1), get_surrogate("hinge"))
-        tensor([0.5000])
-    """
-    neg_mask = None if masks is None else masks.neg
-    if _choose(pos, neg, loss, "auto") == "dense":
-        excess = dense_excess(pos, neg, s, loss, neg_mask)
-    else:
-        excess = sorted_sums(pos, neg, s, loss, neg_mask).excess
-    return excess / column(number(neg, neg_mask))
-
-
-def weighted_excess(
-    pos_scores: Tensor,
-    neg_scores: Tensor,
-    thresholds: Tensor,
-    weights: Tensor | None = None,
-    surrogate: str | Surrogate = "squared_hinge",
-    margin: float = 0.5,
-    scale: float = 1.0,
-    method: str = "auto",
-) -> tuple[Tensor, Tensor]:
-    r"""The weighted sum of mean excess losses, differentiable with respect to all scores.
-
-    .. math:: V = \sum_{i=1}^S y_i \frac1B \sum_{j=1}^B (\ell(h_j - h_i) - s_i)_+
-
-    The gradients are computed with the value, so the graph holds S + B numbers instead of the S x B pairs.
-    ``thresholds`` and ``weights`` are constants of the step and get no gradient. Weights that follow from the mean
-    excess losses are for :func:`evaluate_pairs`.
-
-    Args:
-        pos_scores: as in :func:`pairwise_terms`.
-        neg_scores: as in :func:`pairwise_terms`.
-        thresholds: as in :func:`pairwise_terms`.
-        weights: as in :func:`pairwise_terms`.
-        surrogate: as in :func:`pairwise_terms`.
-        margin: as in :func:`pairwise_terms`.
-        scale: as in :func:`pairwise_terms`.
-        method: as in :func:`pairwise_terms`.
-
-    Returns:
-        V, of shape ``()``, and the share of active pairs ``(S,)``, which carries no gradient.
-
-    Raises:
-        ArgumentError: as in :func:`pairwise_terms`.
-        UnsupportedError: in a backward pass with ``create_graph=True``.
-
-    Example:
-        >>> pos = torch.tensor([0.0, 1.0], requires_grad=True)
-        >>> value, active = weighted_excess(pos, torch.tensor([0.5, -2.0]), torch.zeros(2), torch.tensor([0.5, 1.0]))
-        >>> value.backward()
-        >>> value.item(), pos.grad
-        (0.25, tensor([-0.5000, -0.0000]))
-    """
-    loss = get_surrogate(surrogate, margin, scale)
-    pos, neg, s, y = _prepare(pos_scores, neg_scores, thresholds, weights)
-    pairs = Pairs(pos, neg, _sums(pos.detach(), neg.detach(), _without_graph(s), loss, method))
-    value = pairs.weighted_sum(y)
-    return value, pairs.active
-
-
-class Pairs:
-    """What :func:`evaluate_pairs` returns: sums over pairs, without a graph, and the loss that is made of them.
-
-    The pairs of a surrogate that can't be sorted are not kept where they are many. :meth:`weighted_sum` finds all sums
-    in one round over them; asking for :attr:`excess` or :attr:`active` before takes a second one.
-
-    Example:
-        >>> pairs = evaluate_pairs(torch.tensor([0.0, 1.0]), torch.tensor([0.5, -2.0]), torch.zeros(2))
-        >>> pairs.excess, pairs.active, pairs.weighted_sum(torch.ones(2))
-        (tensor([0.5000, 0.0000]), tensor([0.5000, 0.0000]), tensor(0.5000))
-    """
-
-    def __init__(
-        self,
-        pos: Tensor,
-        neg: Tensor,
-        sums: PairSums,
-        dual_excess: Tensor | None = None,
-        neg_mask: Tensor | None = None,
-    ) -> None:
-        self._pos, self._neg, self._sums, self._dual_excess = pos, neg, sums, dual_excess
-        self.num_neg = column(number(neg, neg_mask))
-
-    @cached_property
-    def excess(self) -> Tensor:
-        r"""``(S,)``, :math:`\frac1B \sum_j (\ell_{ij} - s_i)_+`."""
-        return _without_graph(self._sums.excess) / self.num_neg
-
-    @cached_property
-    def active(self) -> Tensor:
-        r"""``(S,)``, the share of negatives with :math:`\ell_{ij} > s_i`."""
-        return _without_graph(self._sums.active) / self.num_neg
-
-    @property
-    def dual_excess(self) -> Tensor:
-        """``(S,)``, the mean excess losses on the dual negatives; :attr:`excess` where there are no others."""
-        return self.excess if self._dual_excess is None else self._dual_excess
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        r""":math:`\sum_i y_i\,\mathrm{excess}_i`, differentiable with respect to the scores.
-
-        Args:
-            weights: float tensor ``(S,)``, :math:`y_i`: constants, which get no gradient.
-
-        Returns:
-            Scalar tensor, or the sum of each task, ``(K,)``. A backward pass with ``create_graph=True`` raises
-            :class:`~lightning_tpauc.errors.UnsupportedError`.
-
-        Raises:
-            ArgumentError: unless there is one weight for every positive.
-        """
-        check_per_positive(weights, "weights", self._pos)
-        y = weights if weights.dtype == self._pos.dtype else weights.to(self._pos.dtype)
-        if torch.is_grad_enabled() and (self._pos.requires_grad or self._neg.requires_grad):
-            value: Tensor = _WeightedSum.apply(self._pos, self._neg, self, self._sums, y)
-            return value
-        return (self.excess * y.detach()).sum(-1)
-
-
-def evaluate_pairs(
-    pos_scores: Tensor,
-    neg_scores: Tensor,
-    thresholds: Tensor,
-    surrogate: str | Surrogate = "squared_hinge",
-    margin: float = 0.5,
-    scale: float = 1.0,
-    method: str = "auto",
-    dual_neg_scores: Tensor | None = None,
-    masks: TaskMasks | None = None,
-) -> Pairs:
-    r"""Evaluate all pairs once, for weights that follow from their mean excess losses.
-
-    A primal-dual step needs the excess before it knows the weights. This is the first half; the second is
-    :meth:`Pairs.weighted_sum`, which uses what was computed here.
-
-    Args:
-        pos_scores: as in :func:`pairwise_terms`.
-        neg_scores: as in :func:`pairwise_terms`.
-        thresholds: as in :func:`pairwise_terms`.
-        surrogate: as in :func:`pairwise_terms`.
-        margin: as in :func:`pairwise_terms`.
-        scale: as in :func:`pairwise_terms`.
-        method: as in :func:`pairwise_terms`.
-        dual_neg_scores: float tensor ``(B',)``, an independent batch of negatives for ``dual_excess``; constants, which
-            get no gradient.
-        masks: which scores of K tasks are there; all shapes then have a leading K, and a padded positive has to have
-            the weight 0.
-
-    Returns:
-        :class:`Pairs`, in the widest dtype of the inputs, at least float32.
-
-    Raises:
-        ArgumentError: as in :func:`pairwise_terms`.
-
-    Example:
-        >>> pos = torch.tensor([0.0, 1.0], requires_grad=True)
-        >>> pairs = evaluate_pairs(pos, torch.tensor([0.5, -2.0]), torch.zeros(2))
-        >>> value = pairs.weighted_sum((2.0 * pairs.excess).clamp(0.0, 1.0))
-        >>> value.backward()
-        >>> value.item(), pos.grad
-        (0.5, tensor([-1., -0.]))
-    """
-    loss = get_surrogate(surrogate, margin, scale)
-    _check(pos_scores, neg_scores, thresholds, masks)
-    neg_mask = None if masks is None else masks.neg
-    # Detached scores instead of torch.no_grad(), which costs a step of a small batch two per cent.
-    if dual_neg_scores is None:
-        pos, neg, s = _in_one_dtype(pos_scores, neg_scores, thresholds)
-        sums = _sums(pos.detach(), neg.detach(), _without_graph(s), loss, method, neg_mask)
-        return Pairs(pos, neg, sums, neg_mask=neg_mask)
-    if masks is None:
-        check_scores(dual_neg_scores, "dual_neg_scores")
-    pos, neg, s, dual_neg = _in_one_dtype(pos_scores, neg_scores, thresholds, dual_neg_scores)
-    constants = pos.detach(), neg.detach(), _without_graph(s), dual_neg.detach()
-    return Pairs(pos, neg, *_sums_and_dual_excess(*constants, loss, method, masks), neg_mask)
-
-
-class _WeightedSum(torch.autograd.Function):
-    """The weighted sum; backward scales the gradients that forward already has."""
-
-    @staticmethod
-    def forward(ctx: Any, _pos: Tensor, _neg: Tensor, pairs: Pairs, sums: PairSums, y: Tensor) -> Tensor:
-        ctx.save_for_backward(*_gradients(sums, y, pairs.num_neg))  # first: see BlockSums
-        return (pairs.excess * y).sum(-1)
-
-    @staticmethod
-    def backward(ctx: Any, grad_value: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            # The saved gradients carry no graph: second derivatives would silently miss this term.
-            msg = "Pairwise losses have no second derivatives here. Call backward without `create_graph=True`."
-            raise UnsupportedError(msg)
-        pos_grad, neg_grad = ctx.saved_tensors
-        grad_value = grad_value.unsqueeze(-1) if grad_value.ndim else grad_value
-        return grad_value * pos_grad, grad_value * neg_grad, None, None, None
-
-
-def _prepare(
-    pos: Tensor, neg: Tensor, s: Tensor, weights: Tensor | None, masks: TaskMasks | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    _check(pos, neg, s, masks)
-    y = torch.ones_like(s) if weights is None else weights
-    check_per_positive(y, "weights", pos)
-    pos, neg, s, y = _in_one_dtype(pos, neg, s, y)
-    return pos, neg, s, y
-
-
-def _check(pos: Tensor, neg: Tensor, s: Tensor, masks: TaskMasks | None = None) -> None:
-    if masks is None:
-        check_scores(pos, "pos_scores", allow_empty=True)
-        check_scores(neg, "neg_scores")
-    elif (masks.pos.shape, masks.neg.shape) != (pos.shape, neg.shape):
-        msg = (
-            f"Expected `masks` of the scores' shapes, {tuple(pos.shape)} and {tuple(neg.shape)}, but got "
-            f"{tuple(masks.pos.shape)} and {tuple(masks.neg.shape)}."
-        )
-        raise ArgumentError(msg)
-    check_per_positive(s, "thresholds", pos)
-
-
-def _in_one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
-    if {x.dtype for x in tensors} == {torch.float32}:
-        return tensors  # the usual case, in every step
-    dtype = common_dtype(*tensors)
-    return tuple(x.to(dtype) for x in tensors)
-
-
-def _without_graph(x: Tensor) -> Tensor:
-    """A surrogate with parameters of its own leaves a graph even where the scores have none."""
-    return x.detach() if x.requires_grad else x
-
-
-def _gradients(sums: PairSums, y: Tensor, num_neg: float | Tensor) -> tuple[Tensor, Tensor]:
-    pos_grad_sum, neg_grad_sum = sums.grad_sums(y)
-    return pos_grad_sum * y / -num_neg, neg_grad_sum / num_neg
-
-
-def _sums(
-    pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, method: str, neg_mask: Tensor | None = None
-) -> PairSums:
-    return (sorted_sums if _choose(pos, neg, loss, method) == "sorted" else dense_sums)(pos, neg, s, loss, neg_mask)
-
-
-def _sums_and_dual_excess(
-    pos: Tensor, neg: Tensor, s: Tensor, dual_neg: Tensor, loss: Surrogate, method: str, masks: TaskMasks | None
-) -> tuple[PairSums, Tensor]:
-    if masks is not None:
-        sums, dual_sums = (
-            _sums(pos, scores, s, loss, method, mask) for scores, mask in ((neg, masks.neg), (dual_neg, masks.dual_neg))
-        )
-        return sums, _without_graph(dual_sums.excess) / column(number(dual_neg, masks.dual_neg))
-    num_dual = dual_neg.shape[0]
-    if in_one_block(pos, neg.shape[0] + num_dual) and _choose(pos, neg, loss, method) == "dense":
-        sums, excess = dense_sums_of_two(pos, neg, dual_neg, s, loss)
-        return sums, _without_graph(excess) / num_dual
-    return _sums(pos, neg, s, loss, method), _without_graph(_sums(pos, dual_neg, s, loss, method).excess) / num_dual
-
-
-def _choose(pos: Tensor, neg: Tensor, loss: Surrogate, method: str) -> str:
-    if method not in _METHODS:
-        msg = f"Expected `method` to be one of {', '.join(_METHODS)}, but got {method!r}."
-        raise ArgumentError(msg)
-    if method == "sorted" and loss.power is None:
-        msg = f'Expected a surrogate that can be sorted, but got {loss.name!r}. Use method="dense" or "auto".'
-        raise ArgumentError(msg)
-    if method != "auto":
-        return method
-    # Apple's GPUs have no float64, which the prefix sums need.
-    small = pos.numel() * neg.shape[-1] <= _CROSSOVER["cpu" if neg.device.type == "cpu" else "other"]
-    return "dense" if loss.power is None or small or neg.device.type == "mps" else "sorted"

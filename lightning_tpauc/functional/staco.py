@@ -5,7 +5,7 @@ threshold, :math:`\theta_0 = 1 -` ``min_tpr``, :math:`\theta_1 =` ``max_fpr``. L
 paper's source (Zhou, Wang, Thai, Yang, TMLR 2025). :math:`\gamma = \infty` turns each line of STACO2 into STACO1's.
 
 All functions are pure. The per-positive arguments hold the entries of the sampled positives only, shape ``(S,)``. For K
-tasks they have shape ``(K, S)``, and what is ``()`` here has shape ``(K,)``; so may :math:`\theta_0` and
+labels they have shape ``(K, S)``, and what is ``()`` here has shape ``(K,)``; so may :math:`\theta_0` and
 :math:`\theta_1`. See :mod:`lightning_tpauc.functional.pairwise`.
 """
 
@@ -167,10 +167,10 @@ def excess_weights(
         dual_weights: float tensor ``(S,)``, the new :math:`y_i`.
         theta0: one minus the lower bound of the true positive rate, in (0, 1].
         theta1: the upper bound of the false positive rate, in (0, 1].
-        mask: bool tensor ``(K, S)`` of K tasks: which positives are there.
+        mask: bool tensor ``(K, S)`` of K labels: which positives are there.
 
     Returns:
-        Float tensor ``(S,)``, the weights of :func:`~lightning_tpauc.functional.weighted_excess`.
+        Float tensor ``(S,)``, the weights of :meth:`~lightning_tpauc.functional.Pairs.weighted_sum`.
 
     Example:
         >>> excess_weights(torch.tensor([0.5, 1.0]), theta0=0.5, theta1=0.5)
@@ -199,7 +199,7 @@ def minmax_loss(
         thresholds: float tensor ``(S,)``, :math:`s_i` before the step.
         global_threshold: float tensor ``()``, :math:`s'` before the step.
         theta0: one minus the lower bound of the true positive rate, in (0, 1].
-        mask: bool tensor ``(K, S)`` of K tasks: which positives are there; the others' dual weights are 0.
+        mask: bool tensor ``(K, S)`` of K labels: which positives are there; the others' dual weights are 0.
 
     Returns:
         Float tensor ``()``: the minibatch value of the min-max problem (eq:tpauc_minmax). It is not the objective F:
@@ -235,13 +235,3 @@ def global_threshold_step(
         tensor(1.0500)
     """
     return global_threshold + (mean_dual_weight - theta0) * (beta_prime / theta0)
-
-
-def proximal_coefficient(gamma: float, theta0: float) -> float:
-    r"""The c of :math:`c\,(w - w_0)` in (eqn:ww): :math:`1 / (\gamma \theta_0)`, 0 for infinite :math:`\gamma`.
-
-    Example:
-        >>> proximal_coefficient(500.0, 0.5)
-        0.004
-    """
-    return 1.0 / (gamma * theta0)

@@ -271,7 +271,7 @@ def surrogate_names() -> tuple[str, ...]:
     return tuple(sorted(_FACTORIES))
 
 
-def get_surrogate(surrogate: str | Surrogate, margin: float = 0.5, scale: float = 1.0) -> Surrogate:
+def get_surrogate(surrogate: str | Surrogate, margin: float = 1.0, scale: float = 1.0) -> Surrogate:
     r"""Look a surrogate loss up by its name.
 
     ============== ============================================ ======== ====== =========
