@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
@@ -25,7 +24,6 @@ from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.averaging import master_dtype
 from lightning_tpauc.functional.checks import check_choice, check_count, is_real, require_range
 from lightning_tpauc.lightning_fixes.checkpoint_files import (
-    check_file,
     explained_reading,
     load_state,
     own_names,
@@ -558,8 +556,6 @@ class TPAUCModule(LightningModule):
         Raises:
             CheckpointError: if the file is damaged or no checkpoint, or its weights do not fit.
         """
-        if isinstance(checkpoint_path, (str, Path)):
-            check_file(checkpoint_path)
         with explained_reading(checkpoint_path, kwargs.get("weights_only")):
             return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
 

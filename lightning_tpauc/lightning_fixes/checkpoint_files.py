@@ -27,9 +27,6 @@ _UNSAFE = re.compile(r"(?:GLOBAL |class )([\w.]+)")
 
 T = TypeVar("T")
 
-#: Bit of a zip entry's attributes.
-_IS_FOLDER = 0x10
-
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes to a temporary file beside the target, waits for the disk, then renames the file to the target.
@@ -51,12 +48,25 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     @override
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+        """Write the file, whole or not at all.
+
+        Raises:
+            CheckpointError: if it can't be written, or if an entry could not be read back.
+        """
         make_plain(checkpoint)
         if storage_options is not None or not _is_local(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        with replacing(Path(path)) as file:
-            torch.save(checkpoint, file)
+        try:
+            with replacing(Path(path)) as file:
+                torch.save(checkpoint, file)
+        except (OSError, RuntimeError) as error:  # torch's writer makes a RuntimeError of a full disk
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).partition("\n")[0]
+            msg = (
+                f"The checkpoint {str(path)!r} can't be written: {reason}. Nothing that was there has changed. Make "
+                "room, or save elsewhere: `dirpath` of ModelCheckpoint, `default_root_dir` of the Trainer."
+            )
+            raise CheckpointError(msg) from error
 
     @override
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -76,7 +86,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         except RuntimeError as error:  # such as any other zip file
             msg = f"torch can't read {str(path)!r} as a checkpoint: {str(error).partition(chr(10))[0]}"
             raise CheckpointError(msg) from error
-        return _as_checkpoint(checkpoint, path)
+        if isinstance(checkpoint, dict) and {"state_dict", "pytorch-lightning_version"} <= checkpoint.keys():
+            return checkpoint
+        msg = (
+            f"{str(path)!r} is no checkpoint of Lightning: it holds {_held(checkpoint)}. Load weights that something "
+            "else saved with `model.load_state_dict(torch.load(path))`."
+        )
+        raise CheckpointError(msg)
 
 
 def use_atomic_files(trainer: Trainer) -> None:
@@ -88,21 +104,20 @@ def use_atomic_files(trainer: Trainer) -> None:
 
 @contextmanager
 def explained_reading(source: Any, weights_only: bool | None) -> Iterator[None]:
-    """Name the file if reading it fails because it is no checkpoint of Lightning; any other error stays."""
+    """Name the file if it is damaged, or if reading it fails because it is no checkpoint; any other error stays."""
+    is_path = isinstance(source, (str, Path))
+    if is_path:
+        check_file(source)
     try:
         yield
     except Exception:
-        if isinstance(source, (str, Path)):
+        if is_path:
             AtomicCheckpointIO().load_checkpoint(source, map_location="cpu", weights_only=weights_only)
-        else:
-            source.seek(0)
-            content = torch.load(source, map_location="cpu", weights_only=weights_only)
-            _as_checkpoint(content, getattr(source, "name", "the open file"))
         raise
 
 
 def check_file(path: str | Path) -> None:
-    """Verify the check sums of a checkpoint on a local disk; others are not looked at.
+    """Verify the check sums of a file on a local disk; others are not looked at.
 
     Raises:
         MissingCheckpointError: if there is no such file.
@@ -121,43 +136,13 @@ def check_file(path: str | Path) -> None:
         raise CheckpointError(msg)
     damage = _damage(Path(path))
     if damage:
-        msg = f"The checkpoint {str(path)!r} is not whole: {damage}. Resume from an earlier one, or copy it again."
+        msg = f"The checkpoint {str(path)!r} is not whole: {damage}. Take an earlier one, or copy it again."
         raise CheckpointError(msg)
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint of Lightning and verify its check sums; see :meth:`AtomicCheckpointIO.load_checkpoint`."""
     return AtomicCheckpointIO().load_checkpoint(path, map_location="cpu", weights_only=True)
-
-
-def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Read the weights in a file: a checkpoint of Lightning, or a ``state_dict`` that ``torch.save`` wrote.
-
-    Raises:
-        MissingCheckpointError: if there is no such file.
-        CheckpointError: if the file is damaged or holds something else.
-    """
-    source = Path(path)
-    if not source.is_file():
-        msg = f"there is no such file (the current folder is {str(Path.cwd())!r})"
-        raise MissingCheckpointError(msg)
-    with source.open("rb") as file:
-        is_zip = file.read(2) == b"PK"  # torch.save had another format before 1.6
-    damage = _damage(source) if is_zip else None
-    if damage:
-        msg = f"it is not whole: {damage}. Take an earlier one, or copy it again"
-        raise CheckpointError(msg)
-    try:
-        content: Any = torch.load(source, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch's readers fail with anything
-        msg = f"it can't be read ({_reason(error)}). Save weights with `torch.save(model.state_dict(), path)`"
-        raise CheckpointError(msg) from error
-    weights = content.get("state_dict", content) if isinstance(content, dict) else content
-    if not isinstance(weights, dict) or not any(isinstance(value, Tensor) for value in weights.values()):
-        held = f"the keys {list(content)[:5]}" if isinstance(content, dict) else f"a {type(content).__name__}"
-        msg = f"it holds {held} instead of weights by name, such as `torch.save(model.state_dict(), path)` writes"
-        raise CheckpointError(msg)
-    return weights
 
 
 def load_weights(module: nn.Module, path: str | Path) -> None:
@@ -169,9 +154,9 @@ def load_weights(module: nn.Module, path: str | Path) -> None:
         CheckpointError: if the file can't be read or its weights do not fit the model.
     """
     try:
-        weights = own_names(module, read_weights(path))
+        weights = own_names(module, _read_weights(path))
     except CheckpointError as error:
-        msg = f"`init_from={str(path)!r}` can't be used: {error}."
+        msg = f"`init_from={str(path)!r}` can't be used: {error}"
         raise type(error)(msg) from error
     own = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
     of_backbone = own_names(module, {f"backbone.{name}": value for name, value in weights.items()})
@@ -186,6 +171,24 @@ def load_weights(module: nn.Module, path: str | Path) -> None:
         raise CheckpointError(msg)
     with torch.no_grad():
         assign(own.values(), [weights[name] for name in own])
+
+
+def _read_weights(path: str | Path) -> dict[str, Tensor]:
+    """The weights in a file: a checkpoint of Lightning, or a ``state_dict`` that ``torch.save`` wrote."""
+    check_file(path)
+    try:
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch's readers fail with anything
+        msg = f"it can't be read ({_reason(error)}). Save weights with `torch.save(model.state_dict(), path)`."
+        raise CheckpointError(msg) from error
+    weights = content.get("state_dict", content) if isinstance(content, dict) else content
+    if not isinstance(weights, dict) or not any(isinstance(value, Tensor) for value in weights.values()):
+        msg = (
+            f"it holds {_held(content)} instead of weights by name, such as `torch.save(model.state_dict(), path)` "
+            "writes."
+        )
+        raise CheckpointError(msg)
+    return weights
 
 
 def load_state(module: nn.Module, load: Callable[[], Any], state: Any) -> Any:
@@ -231,54 +234,6 @@ def describe_misfit(own: Mapping[str, Any], weights: Mapping[str, Any]) -> str:
     return "; ".join(said)
 
 
-def _as_checkpoint(content: Any, name: str | Path) -> dict[str, Any]:
-    if isinstance(content, dict) and {"state_dict", "pytorch-lightning_version"} <= content.keys():
-        return content
-    held = f"the keys {list(content)[:5]}" if isinstance(content, dict) else type(content).__name__
-    msg = (
-        f"{str(name)!r} is no checkpoint of Lightning: it holds {held}. Load weights that something else saved "
-        "with `model.load_state_dict(torch.load(path))`."
-    )
-    raise CheckpointError(msg)
-
-
-def _damage(path: Path) -> str | None:
-    """Describe what is wrong with a file; ``None`` if nothing is.
-
-    torch does not compare check sums when it reads, so nobody would notice a flipped bit in the weights.
-    """
-    try:
-        if not zipfile.is_zipfile(path):
-            return f"its {path.stat().st_size} bytes end too early or were never a checkpoint"
-        get_options = getattr(torch.serialization, "get_crc32_options", None)
-        if get_options is not None and not get_options():  # check sums are turned off: the file has none
-            return None
-        with zipfile.ZipFile(path) as archive:
-            # torch's reader skips what is marked as a folder and leaves memory as it was
-            folders = [part.filename for part in archive.infolist() if part.external_attr & _IS_FOLDER]
-            part = archive.testzip() or next(iter(folders), None)
-    except Exception as error:  # zipfile fails with anything where a field has changed, such as the code of a name
-        return f"it can't be read ({error})"
-    return f"its part {part!r} has changed since it was written" if part else None
-
-
-def _reason(error: Exception) -> str:
-    """Why torch does not read a file, without torch's advice."""
-    text = str(error)
-    found = _UNSAFE.search(text)
-    if found:
-        return found[1]
-    return (
-        text.strip().partition("\n")[0]
-        if isinstance(error, pickle.UnpicklingError)
-        else "it is damaged or no such file"
-    )
-
-
-def _is_local(path: str | Path) -> bool:
-    return "://" not in str(path)
-
-
 def _other_kind(name: str, own: Any, value: Any) -> str:
     if not isinstance(own, Tensor) or is_lazy(own):
         return ""
@@ -306,3 +261,35 @@ def own_names(module: nn.Module, state: dict[str, T]) -> dict[str, T]:
 
 def _plain(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "_orig_mod")  # where `torch.compile` keeps the module
+
+
+def _damage(path: Path) -> str | None:
+    """What is wrong with a file, if anything; torch itself does not compare check sums when it reads."""
+    try:
+        if not zipfile.is_zipfile(path):
+            return f"its {path.stat().st_size} bytes end too early or were never a checkpoint"
+        has_sums = getattr(torch.serialization, "get_crc32_options", lambda: True)  # they can be turned off
+        if not has_sums():
+            return None
+        with zipfile.ZipFile(path) as archive:
+            part = archive.testzip()
+    except Exception as error:  # zipfile fails with anything where a field has changed, such as the code of a name
+        return f"it can't be read ({error})"
+    return f"its part {part!r} has changed since it was written" if part else None
+
+
+def _held(content: Any) -> str:
+    return f"the keys {list(content)[:5]}" if isinstance(content, dict) else f"a {type(content).__name__}"
+
+
+def _reason(error: Exception) -> str:
+    """Why torch does not read a file, without torch's advice."""
+    text = str(error)
+    unsafe = _UNSAFE.search(text)
+    if unsafe:
+        return unsafe[1]
+    return text.strip().partition("\n")[0] if isinstance(error, pickle.UnpicklingError) else "it is damaged"
+
+
+def _is_local(path: str | Path) -> bool:
+    return "://" not in str(path)

@@ -26,6 +26,10 @@ def mark_validation_pending(trainer: Trainer, checkpoint: dict[str, Any]) -> Non
     """
     loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
     state: dict[str, Any] = checkpoint["loops"]["fit_loop"]
+    if _at_epoch_start(trainer):  # a signal may ask for a checkpoint here: Lightning would count this epoch as finished
+        for counters in _counters(state["epoch_progress"]):
+            counters["ready"] = counters["processed"]
+            counters["completed"] = counters["processed"] - 1
     if _amid_batch(trainer):  # the resumed run takes this batch again, but Lightning would count it twice
         state["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
     if amid_validation(trainer):
@@ -54,6 +58,10 @@ def continue_loops(trainer: Trainer) -> None:
     batches: Any = loop.epoch_loop.batch_progress
     if batches.total.ready == batches.total.processed + 1:  # the resumed run takes this batch again
         batches.total.ready = batches.total.started = batches.total.processed
+    if loop.restarted_on_epoch_start:
+        # Lightning forgets that this epoch began and does not count it again, so later checkpoints would be misread.
+        epochs: Any = loop.epoch_progress.current
+        epochs.ready = epochs.completed + 1
     if loop.restarted_on_epoch_end:
         # With `max_steps` Lightning believes that the epoch is unfinished. It would run the epoch's end again, count
         # the epoch twice, and so stop an epoch early if `max_epochs` is set as well.
@@ -82,6 +90,13 @@ def _amid_batch(trainer: Trainer) -> bool:
     """Whether a training batch was fetched and its step is not over."""
     progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current
     return bool(trainer.training and progress.processed == progress.ready - 1)
+
+
+def _at_epoch_start(trainer: Trainer) -> bool:
+    """Whether an epoch is over, including its end, and the next one has not begun."""
+    progress: Any = trainer.fit_loop.epoch_progress.current
+    over = progress.started == progress.processed == progress.completed == progress.ready - 1
+    return bool(trainer.training and over and progress.completed > 0)
 
 
 def amid_validation(trainer: Trainer) -> bool:

@@ -1,12 +1,10 @@
 """Whatever a checkpoint is given, torch reads it back with ``weights_only=True``, or it is refused by name."""
 
-import argparse
 import collections
 import datetime
 import enum
 import io
 import pathlib
-import types
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,21 +76,14 @@ def same(a, b):
         (np.str_("a"), "a"),
         (np.arange(3)[::-1], torch.tensor([2, 1, 0])),
         (np.array(2.5), torch.tensor(2.5, dtype=torch.float64)),
-        (np.array([1, 2], dtype=">i4"), [1, 2]),
+        (np.array([1, 2], dtype=">i4"), torch.tensor([1, 2], dtype=torch.int32)),
         (np.array(["a", "b"]), ["a", "b"]),
         (pathlib.Path("a/b"), "a/b"),
-        (Setting(np.float64(0.5), pathlib.Path("c")), {"rate": 0.5, "folder": "c"}),
-        (argparse.Namespace(a=np.int64(1)), {"a": 1}),
-        (types.SimpleNamespace(a=(1, 2)), {"a": (1, 2)}),
         (AttributeDict(a=AttributeDict(b=1)), {"a": {"b": 1}}),
-        (range(2, 8, 2), [2, 4, 6]),
         (Mode.FAST, "fast"),
         (Point(1, np.int8(2)), (1, 2)),
         (frozenset({1}), {1}),
-        (collections.deque([1, 2]), [1, 2]),
         (collections.defaultdict(list, a=[1]), {"a": [1]}),
-        (collections.UserList([collections.UserDict(a=np.int8(1))]), [{"a": 1}]),
-        ([collections.Counter({np.int64(3): 2})], [collections.Counter({3: 2})]),
         (collections.OrderedDict(a=np.int64(1)), collections.OrderedDict(a=1)),
     ],
     ids=repr,
@@ -134,15 +125,11 @@ def test_containers_without_a_change_are_not_copied():
     "value",
     [
         slice(1, 2),
-        datetime.timedelta(1),
         datetime.datetime(2020, 1, 1),
         np.datetime64("2020-01-01"),
-        np.longdouble(1),
-        np.ma.array([1, 2], mask=[False, True]),
-        np.zeros(2, dtype=[("a", "i4")]),
-        range(10**12),
-        collections.deque([1], maxlen=2),
         Plain.A,
+        Setting(0.5, pathlib.Path("c")),
+        range(3),
         nn.Linear(1, 1),
         STACO(),
         int,
@@ -292,7 +279,7 @@ def test_what_users_add_is_converted_or_refused_at_the_first_save(tmp_path, how)
 
 def test_the_class_of_all_hyperparameters_is_left_out():
     """Lightning writes it down where they are a configuration of omegaconf, and makes one of them again."""
-    checkpoint = {"hyper_parameters": collections.UserDict(a=1), "hparams_type": collections.UserDict}
+    checkpoint = {"hyper_parameters": AttributeDict(a=1), "hparams_type": AttributeDict}
     make_plain(checkpoint)
     assert checkpoint == {"hyper_parameters": {"a": 1}}
 
