@@ -2,146 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable
 from functools import partial
 from pickle import UnpicklingError
 from types import MethodType
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import numpy as np
-from lightning.pytorch import LightningDataModule
+import torch
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
-from typing_extensions import Unpack
 
 from lightning_tpauc.data.examples import (
+    ArrayDataset,
     Datasets,
-    EvaluatedPart,
     Fetcher,
-    as_dataset,
-    collate_by,
+    columns_of,
     fetcher_for,
-    float_dtype,
-    predicted_part,
-    take_columns,
-    training_layout,
+    names_in,
     unaugmented,
 )
-from lightning_tpauc.data.labels import row_values
 from lightning_tpauc.data.loader import EvalLoader, PosNegLoader, training_position
+from lightning_tpauc.data.parts import EvaluatedPart, Examples, Given, PreparedData, describe
 from lightning_tpauc.data.sampler import SAMPLERS, BatchSampler, BatchSizes, current_world, sampler_of, usual_sizes
 from lightning_tpauc.data.seeding import as_seed, say_what_seeds
-from lightning_tpauc.data.splits import PreparedData, Split, as_fraction, check_validation_source
+from lightning_tpauc.data.splits import Split, as_fraction, check_validation_source
 from lightning_tpauc.data.streaming import NegativeStream, ScoredStream, StreamCursor, StreamedLoader, as_stream
 from lightning_tpauc.errors import ArgumentError, CheckpointError, DataError, MissingCheckpointError, TPAUCWarning
-from lightning_tpauc.functional.checks import check_count, is_real
-
-# Arguments that choose the examples of a batch, which is what our samplers do.
-_DRAWING = ("shuffle", "sampler", "batch_sampler", "drop_last", "generator")
-# Arguments that mean nothing without workers; torch refuses them as well.
-_OF_WORKERS = ("persistent_workers", "prefetch_factor", "timeout", "multiprocessing_context")
-
-
-class LoaderOptions(TypedDict, total=False):
-    """The arguments; see :class:`~lightning_tpauc.PosNegDataModule`."""
-
-    collate_fn: Callable[[list[Any]], Any] | None
-    persistent_workers: bool | None
-    prefetch_factor: int | None
-    timeout: float
-    worker_init_fn: Callable[[int], None] | None
-    multiprocessing_context: Any
-
-
-def check_counts(counts: Mapping[str, Any]) -> None:
-    """Raise :class:`ArgumentError` for the first of a data module's numbers that is too small or no number.
-
-    Args:
-        counts: values by the names of the arguments. Sizes of batches may be ``None``: they are chosen later.
-    """
-    for name, value in counts.items():
-        if value is not None or name not in ("num_pos", "num_neg", "num_dual_neg", "steps_per_epoch"):
-            check_count(value, name, 0 if name in ("num_workers", "num_dual_neg") else 1)
-
-
-def checked_options(
-    options: LoaderOptions, num_workers: int
-) -> tuple[Callable[[list[Any]], Any] | None, dict[str, Any]]:
-    """``collate_fn``, and the other options without those that are ``None``.
-
-    Raises:
-        ArgumentError: if a value is out of range, needs workers where there are none, or says which examples to draw.
-        TypeError: if there is no such option.
-
-    Example:
-        >>> checked_options({"prefetch_factor": 4, "worker_init_fn": None}, num_workers=2)
-        (None, {'prefetch_factor': 4})
-    """
-    for name in options:
-        if name in _DRAWING:
-            msg = f"`{name}` has no place here: leave it out, since `sampling`, `num_pos` and `seed` say what is drawn."
-            raise ArgumentError(msg)
-        if name not in LoaderOptions.__annotations__:
-            msg = f"PosNegDataModule got an unexpected keyword argument {name!r}"
-            raise TypeError(msg)
-    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    for name in ("collate_fn", "worker_init_fn"):
-        if not callable(given.get(name, print)):
-            msg = f"Expected `{name}` to be a function, but got {given[name]!r}."
-            raise ArgumentError(msg)
-    if "prefetch_factor" in given:
-        check_count(given["prefetch_factor"], "prefetch_factor", 1)
-    timeout = given.get("timeout", 0)
-    if not is_real(timeout) or not 0 <= timeout < float("inf"):
-        msg = f"Expected `timeout` to be a number of seconds, at least 0, but got {timeout!r}."
-        raise ArgumentError(msg)
-    if num_workers == 0:
-        needy = next((name for name in _OF_WORKERS if given.get(name)), None)
-        if needy is not None:
-            msg = f"`{needy}={given[needy]!r}` needs worker processes: set `num_workers` to 1 or more, or leave it out."
-            raise ArgumentError(msg)
-        return given.get("collate_fn"), {}
-    return given.pop("collate_fn", None), given
-
-
-class CheckedDataModule(LightningDataModule):
-    """A data module that is made from a checkpoint only if its arguments are in it."""
-
-    def __str__(self) -> str:
-        """The name of its class. Lightning's own text would go through all batches of loaders that are not torch's."""
-        return repr(self)
-
-    @classmethod
-    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Make a data module from the arguments that a subclass kept by ``self.save_hyperparameters()``.
-
-        Args:
-            checkpoint_path: path or open file of a checkpoint.
-            args: see :meth:`lightning.pytorch.LightningDataModule.load_from_checkpoint`.
-            kwargs: see there; arguments that replace those of the checkpoint.
-
-        Raises:
-            CheckpointError: if the file is no checkpoint of Lightning. Also if neither it nor the caller has arguments,
-                since data are not kept.
-        """
-        try:
-            made = super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
-        except FileNotFoundError as error:
-            msg = f"There is no checkpoint {str(checkpoint_path)!r}."
-            raise MissingCheckpointError(msg) from error
-        except (AttributeError, EOFError, LookupError, RuntimeError, TypeError, UnpicklingError) as error:
-            msg = f"{str(checkpoint_path)!r} is no checkpoint from which a {cls.__name__} can be made: {error!r}."
-            raise CheckpointError(msg) from error
-        if not made.hparams and not kwargs:
-            msg = (
-                f"The checkpoint {str(checkpoint_path)!r} holds no arguments of {cls.__name__}: checkpoints keep no "
-                f"data. Make the {cls.__name__} as before and pass it to the Trainer with `ckpt_path`."
-            )
-            raise CheckpointError(msg)
-        return made
-
+from lightning_tpauc.functional.checks import check_count
 
 #: Arguments that change what is trained on or how it is divided.
 SAMPLING_ARGUMENTS = (
@@ -161,7 +53,7 @@ SAMPLING_ARGUMENTS = (
 AnyDataset = Dataset | Any  # type: ignore[type-arg]  # it can't fill in a generic type
 
 
-class PosNegDataModule(CheckedDataModule):
+class PosNegDataModule(LightningDataModule):
     """Joint batches of positives and negatives for training; every example once for evaluation.
 
     Pass data sets, or subclass and return them from :meth:`build_datasets`. A data set is one of these:
@@ -170,7 +62,8 @@ class PosNegDataModule(CheckedDataModule):
     - a pair ``(x, y)`` with a table of pandas or a sparse matrix of scipy;
     - a :class:`~torch.utils.data.TensorDataset`, or any map-style data set of tuples, mappings or PyG graphs.
 
-    The last entry of a tuple is the label, and all others are inputs. Floats of numpy arrive as float32 if the model's
+    The last entry of a tuple is the label, and all others are inputs. Columns of tables are known by their names: all
+    data sets, and those that a trained model is given later, are put into the order of the training set. Floats of numpy arrive as float32 if the model's
     weights are float32; tensors keep their dtype. The batch of global step t depends on ``seed`` and t alone. So a
     checkpoint holds only the number of batches consumed (the module's ``batches_seen``), and resuming replays nothing.
 
@@ -179,11 +72,11 @@ class PosNegDataModule(CheckedDataModule):
         val_dataset: validation set. Instead, ``val_fraction`` or ``num_folds`` can split one off.
         test_dataset: test set.
         predict_dataset: data to predict on, with or without labels. Tuples that are shorter than those that the model
-            was trained on have none.
+            was trained on have none. ``None``: the part that ``val_fraction`` or ``num_folds`` splits off.
         negatives: a stream of training negatives: an iterable data set of inputs, or a
             :class:`~lightning_tpauc.NegativeStream` of one. ``train_dataset`` then holds only the positives.
         num_pos: positives per step and rank, S. If the training set has fewer than S for each rank, every step takes
-            all of them. With several tasks, the tasks in play share them; see
+            all of them. With several labels, those in play share them; see
             :mod:`~lightning_tpauc.data.sampler`. ``None``: 64, or 128 with several tasks.
         num_neg: negatives per step and rank, B~. ``None``: 192, or 128 with several tasks, or all negatives if there
             are fewer.
@@ -216,20 +109,21 @@ class PosNegDataModule(CheckedDataModule):
         timeout: seconds to wait for a batch of a worker; 0 waits without limit.
         worker_init_fn: called with the worker's number when a worker starts.
         multiprocessing_context: how workers start, for instance ``"fork"`` or ``"spawn"``.
-        targets: the labels of the training set, or the name (attribute, key, or column of a table) under which all data
-            sets keep them; a list of columns for several tasks. ``None`` searches as
-            :func:`~lightning_tpauc.data.labels.find_targets` does. Labels with several columns are those of
-            several tasks; nan stands for what was not measured.
+        targets: the labels of the training set; or the name (attribute, key, or column of a table) under which all data
+            sets keep them, a list of names for several labels, or a function that makes 0 or 1 of the label that a data
+            set has, such as ``lambda label: label == "dead"``. ``None`` searches as
+            :func:`~lightning_tpauc.data.labels.find_targets` does. Labels with several columns are several labels; nan
+            stands for what was not measured. What ``targets``, ``groups``, ``sample_weight`` or ``ids`` name is no input.
         groups: what ``val_fraction`` and ``num_folds`` keep together, such as patients or scaffolds: one value for each
-            item of the training set, or a name. The name is that of a column of the table in ``(x, y)``, which then is
-            no input of the model; of an attribute of the data set; or of a key of its items.
+            item of the training set, or a name: of a column of the table, of an attribute of the data set, or of a key of
+            its items.
         sample_weight: how often each example is drawn for training: numbers of at least 0, or a name as for ``groups``.
             A weight is relative to those of the same class, or to those of all examples if ``sampling="uniform"``. The
             objective is that of a training set which holds each example in proportion to its weight. Examples of weight
             0 do not train. Metrics count every example once.
         ids: what :class:`~lightning_tpauc.PredictionWriter` writes beside positions: one value for each item of
-            ``predict_dataset``, or a name as for ``groups``. ``None``: the index of a table, unless it just counts the
-            rows.
+            ``predict_dataset``, of the training set without that, or a name as for ``groups``. ``None``: the index of a
+            table, unless it just counts the rows; for the part that is split off, else the rows of the training set.
 
     Raises:
         ArgumentError: if arguments contradict each other or are out of range.
@@ -247,7 +141,6 @@ class PosNegDataModule(CheckedDataModule):
     """
 
     _said_capped = False
-    _prepared_from: tuple[Any, ...] = ()
     _cursor: StreamCursor | None = None
 
     def __init__(
@@ -271,33 +164,66 @@ class PosNegDataModule(CheckedDataModule):
         seed: int = 0,
         num_workers: int = 0,
         pin_memory: bool | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        persistent_workers: bool | None = None,
+        prefetch_factor: int | None = None,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
         targets: Any = None,
         groups: Any = None,
         sample_weight: Any = None,
         ids: Any = None,
-        **loader_options: Unpack[LoaderOptions],
     ) -> None:
         super().__init__()
         self.train_dataset, self.val_dataset, self.test_dataset = train_dataset, val_dataset, test_dataset
         self.predict_dataset, self.negatives, self.batch_size = predict_dataset, negatives, batch_size
         self.num_pos, self.num_neg, self.num_dual_neg, self.sampling = num_pos, num_neg, num_dual_neg, sampling
-        self.targets, self.sample_weight, self.ids, self._found_ids = targets, sample_weight, ids, ids
-        self.val_fraction, self.num_folds, self.fold, self.groups = val_fraction, num_folds, fold, groups
+        self.targets, self.groups, self.sample_weight, self.ids = targets, groups, sample_weight, ids
+        self.val_fraction, self.num_folds, self.fold = val_fraction, num_folds, fold
         self.split_seed, self.seed = as_seed(split_seed, "split_seed", bits=32), as_seed(seed, "seed")
         self.num_workers, self.pin_memory, self._epoch_steps = num_workers, pin_memory, steps_per_epoch
-        self.collate_fn, self.worker_options = checked_options(loader_options, num_workers)
+        self.collate_fn = collate_fn
+        options = {
+            "persistent_workers": persistent_workers,
+            "prefetch_factor": prefetch_factor,
+            "timeout": timeout or None,
+            "worker_init_fn": worker_init_fn,
+            "multiprocessing_context": multiprocessing_context,
+        }
+        self.worker_options = {name: value for name, value in options.items() if value is not None}
         self._check_arguments()
-        self._prepared = PreparedData(Datasets())
+        self._raw, self._dtype = Datasets(), None
+        self._examples: dict[str, tuple[tuple[Any, ...], Examples]] = {}
+        self._known: tuple[str, ...] | None = None
+        self._last: tuple[tuple[Any, ...], PreparedData] | None = None
         self._loaders: list[PosNegLoader | EvalLoader] = []
 
     def _check_arguments(self) -> None:
-        names = "num_pos", "num_neg", "batch_size", "num_workers", "num_dual_neg"
-        check_counts({**{name: getattr(self, name) for name in names}, "steps_per_epoch": self._epoch_steps})
+        for name in ("batch_size", "num_workers"):
+            check_count(getattr(self, name), name, 0 if name == "num_workers" else 1)
+        optional = {name: getattr(self, name) for name in ("num_pos", "num_neg", "num_dual_neg")}
+        for name, value in {**optional, "steps_per_epoch": self._epoch_steps}.items():
+            if value is not None:
+                check_count(value, name, 0 if name == "num_dual_neg" else 1)
         if self.sampling not in ("auto", *SAMPLERS):
             msg = f"Expected `sampling` to be 'auto', 'pos_neg', 'uniform' or 'full', but got {self.sampling!r}."
             raise ArgumentError(msg)
+        if self.collate_fn is not None and not callable(self.collate_fn):
+            msg = f"Expected `collate_fn` to be a function, but got {self.collate_fn!r}."
+            raise ArgumentError(msg)
+        needy = next((name for name in self.worker_options if name != "worker_init_fn"), None)
+        if self.num_workers == 0 and needy is not None and self.worker_options[needy]:
+            msg = (
+                f"`{needy}={self.worker_options[needy]!r}` needs worker processes: set `num_workers`, or leave it out."
+            )
+            raise ArgumentError(msg)
         check_validation_source(self.val_dataset, self.val_fraction, self.num_folds, self.fold)
         self.val_fraction = None if self.val_fraction is None else as_fraction(self.val_fraction)
+
+    def __str__(self) -> str:
+        """The name of its class. Lightning's own text would go through all batches of loaders that are not torch's."""
+        return repr(self)
 
     # ---------------------------------------------------------------- for subclasses
 
@@ -323,12 +249,16 @@ class PosNegDataModule(CheckedDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """Build the data sets; for ``"fit"`` also find labels, split and check sizes. Called by the Trainer."""
-        self._prepare(self.build_datasets(stage), float_dtype(self.trainer))
-        if stage in ("fit", None) and self._prepared.given.train is not None:
+        raw = self.build_datasets(stage)
+        if raw.negatives is not self._raw.negatives:
+            self._cursor = None
+        self._raw, self._dtype = raw, float_dtype(self.trainer)
+        prepared = self._prepared
+        if stage in ("fit", None) and raw.train is not None:
             self.batch_sampler()
             say_what_seeds(self.seed, self.split_seed)
         # or by loaders of a subclass's own
-        validates = self._prepared.has_validation or type(self).val_dataloader is not PosNegDataModule.val_dataloader
+        validates = prepared.has_validation or type(self).val_dataloader is not PosNegDataModule.val_dataloader
         if stage == "validate" and not validates:
             msg = "There is no validation set: pass `val_dataset`, or split one off with `val_fraction` or `num_folds`."
             raise DataError(msg)
@@ -336,19 +266,33 @@ class PosNegDataModule(CheckedDataModule):
             # Lightning warns of an empty list of loaders. It takes a hook that is not overridden for "no validation".
             self.__dict__["val_dataloader"] = MethodType(LightningDataModule.val_dataloader, self)
 
-    def _prepare(self, raw: Datasets, dtype: type[np.floating[Any]] | None) -> None:
-        """Keep labels and split as long as the data sets and the dtype stay the same."""
-        origin = (*raw, dtype)
-        if self._prepared_from and all(new is old for new, old in zip(origin, self._prepared_from, strict=True)):
-            return
-        columns = self.groups, self.sample_weight, self.targets, self.ids
-        raw, groups, weight, targets, self._found_ids = take_columns(raw, *columns)
-        given = {n: as_dataset(d, f"{n}_dataset", dtype) for n, d in raw._asdict().items() if n != "negatives"}
-        split = Split(self.val_fraction, self.num_folds, self.fold, self.split_seed, groups)
-        transforms = None if type(self).fit_transforms is PosNegDataModule.fit_transforms else self.fit_transforms
-        given["negatives"] = raw.negatives
-        self._prepared = PreparedData(Datasets(**given), targets, split, transforms, weight)
-        self._prepared_from, self._cursor = origin, None
+    @property
+    def _prepared(self) -> PreparedData:
+        """Labels, splits and transformed data, worked out anew where data sets or arguments have changed."""
+        known = names_in(getattr(getattr(self.trainer, "lightning_module", None), "input_layout", None), "columns")
+        columns = None
+        examples = {}
+        for part, raw in self._raw._asdict().items():
+            if raw is not None and part != "negatives":
+                examples[part] = self._examples_of(part, raw, known or columns)
+                columns = columns or columns_of(examples[part].dataset) if part == "train" else columns
+        split = Split(self.val_fraction, self.num_folds, self.fold, self.split_seed)
+        key = (*examples.values(), self._raw.negatives, *split)
+        if self._last is None or not _same(key, self._last[0]):
+            transforms = None if type(self).fit_transforms is PosNegDataModule.fit_transforms else self.fit_transforms
+            self._last = key, PreparedData(examples, self._raw.negatives, split, transforms)
+        return self._last[1]
+
+    def _examples_of(self, part: str, raw: Any, known: tuple[str, ...] | None) -> Examples:
+        given = Given(self.targets, self.groups, self.sample_weight, self.ids)
+        key = (raw, self._dtype, *given)
+        if part in self._examples and _same(key, self._examples[part][0]):
+            made = self._examples[part][1]
+            if known is None or columns_of(made.dataset) in (None, known):
+                return made
+        made = Examples(raw, part, given, self._dtype, known)
+        self._examples[part] = key, made
+        return made
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002
         """Stop worker processes."""
@@ -364,28 +308,72 @@ class PosNegDataModule(CheckedDataModule):
         for loader in self._loaders:
             loader.close()
 
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make a data module from the arguments that a subclass kept by ``self.save_hyperparameters()``.
+
+        Args:
+            checkpoint_path: path or open file of a checkpoint.
+            args: see :meth:`lightning.pytorch.LightningDataModule.load_from_checkpoint`.
+            kwargs: see there; arguments that replace those of the checkpoint.
+
+        Raises:
+            CheckpointError: if the file is no checkpoint of Lightning. Also if neither it nor the caller has arguments,
+                since data are not kept.
+        """
+        try:
+            made = super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
+        except FileNotFoundError as error:
+            msg = f"There is no checkpoint {str(checkpoint_path)!r}."
+            raise MissingCheckpointError(msg) from error
+        except (AttributeError, EOFError, LookupError, RuntimeError, TypeError, UnpicklingError) as error:
+            msg = f"{str(checkpoint_path)!r} is no checkpoint from which a {cls.__name__} can be made: {error!r}."
+            raise CheckpointError(msg) from error
+        if not made.hparams and not kwargs:
+            msg = (
+                f"The checkpoint {str(checkpoint_path)!r} holds no arguments of {cls.__name__}: checkpoints keep no "
+                f"data. Make the {cls.__name__} as before and pass it to the Trainer with `ckpt_path`."
+            )
+            raise CheckpointError(msg)
+        return made
+
     # ---------------------------------------------------------------- what is known after setup
 
     @property
     def num_labels(self) -> int | None:
-        """Number of tasks, K, whose labels the examples have; ``None`` with one."""
-        return self._prepared.num_labels
+        """Number of labels, K, that the examples have; ``None`` with one."""
+        return None if self.label_names is None else len(self.label_names)
 
     @property
     def label_names(self) -> tuple[str, ...] | None:
-        """Names of several tasks: of the columns of the labels, or their numbers from 0 on; ``None`` with one task."""
+        """Names of several labels: of their columns, or their numbers from 0 on; ``None`` with one."""
         return self._prepared.label_names
 
     @property
+    def columns(self) -> tuple[str, ...] | None:
+        """Names of the columns of the training table that are inputs, in the model's order; ``None`` without a table."""
+        train = self._prepared.examples.get("train")
+        return None if train is None else columns_of(train.dataset)
+
+    def missing_values(self, part: str = "train") -> dict[str, int]:
+        """How many entries of each column of a table are missing (nan), without the columns that have all.
+
+        Args:
+            part: ``"train"``, ``"val"``, ``"test"`` or ``"predict"``.
+        """
+        dataset = getattr(self._prepared.examples.get(part), "dataset", None)
+        return dataset.missing() if isinstance(dataset, ArrayDataset) else {}
+
+    @property
     def num_positives(self) -> Any:
-        """Number of training positives, n+; with several tasks, a tuple with the number of each task."""
+        """Number of training positives, n+; with several labels, a tuple with the number of each."""
         return self._prepared.training.num_positives
 
     @property
     def num_negatives(self) -> int:
         """Number of training negatives, n-; for a stream, those of one pass.
 
-        With several tasks, these are the examples that are negative for at least one.
+        With several labels, these are the examples that are negative for at least one.
 
         Raises:
             DataError: if the length of the stream is unknown.
@@ -400,8 +388,14 @@ class PosNegDataModule(CheckedDataModule):
 
     @property
     def fingerprint(self) -> str | None:
-        """16 hex digits that identify which examples the positives 0 .. n+ - 1 are; ``None`` without a training set."""
-        return None if self._prepared.given.train is None else self._prepared.training.fingerprint
+        """16 hex digits of the labels, the split and, where they are in memory, of inputs; ``None`` without training set.
+
+        They identify which examples the positives 0 .. n+ - 1 are.
+        """
+        if self._raw.train is None:
+            return None
+        described = describe(self._prepared.examples["train"].dataset)
+        return hashlib.blake2b(f"{self._prepared.training.fingerprint} {described}".encode(), digest_size=8).hexdigest()
 
     def batch_sampler(self) -> BatchSampler:
         """The sampler for the current algorithm.
@@ -410,9 +404,9 @@ class PosNegDataModule(CheckedDataModule):
             DataError: if a class is missing, or one step takes more negatives than there are.
         """
         kind = self._algorithm_says("sampling", self.sampling if self.sampling != "auto" else None) or "pos_neg"
-        world_size, stream, training = current_world().size, self._stream(), self._prepared.training
-        sizes = self._sizes(kind, len(training.by_class[1]) if stream is None else None)
-        sampler = sampler_of(training, kind, sizes, self.seed, stream=stream, weights=self._prepared.sample_weights)
+        world_size, stream, prepared = current_world().size, self._stream(), self._prepared
+        sizes = self._sizes(kind, len(prepared.training.by_class[1]) if stream is None else None)
+        sampler = sampler_of(prepared.training, kind, sizes, self.seed, stream=stream, weights=prepared.sample_weights)
         sampler.epoch_steps = self._epoch_steps
         sampler.global_sizes(world_size)
         message = sampler.cap_message(world_size, asked=self.num_pos is not None)
@@ -447,8 +441,8 @@ class PosNegDataModule(CheckedDataModule):
         module = getattr(self.trainer, "lightning_module", None)
         # With a `collate_fn` the layout of items is asked for. The model sees another one.
         known = getattr(module, "input_layout", None) if self.collate_fn is None else None
-        unknown = known is None and self._prepared.given.train is not None
-        return training_layout(self._prepared.datasets.train) if unknown else known
+        train = self._prepared.examples.get("train")
+        return train.first_layout(self._prepared.datasets.train) if known is None and train is not None else known
 
     def description(self, stage: str) -> dict[str, Any]:
         """What all processes of a run must have in common: arguments, and short descriptions of the data.
@@ -472,28 +466,40 @@ class PosNegDataModule(CheckedDataModule):
         """Joint batches, from the position of the attached Trainer on."""
         sampler = self.batch_sampler()
         position = None if self.trainer is None else partial(training_position, self.trainer)
-        fetch = self._fetcher(self._prepared.datasets.train)
+        fetch = self._fetcher(self._prepared.datasets.train, self._prepared.examples["train"].entries())
         cursor = self._stream_cursor()
         kind = PosNegLoader if cursor is None else partial(StreamedLoader, cursor=cursor, seed=self.seed)
         loader = kind(sampler, fetch, position, self.num_workers, self._pins_memory(), **self.worker_options)
+        loader.columns = self.columns
         self._loaders.append(loader)
         return loader
 
     def val_dataloader(self) -> EvalLoader | list[Any]:
         """Batches of the validation set, or of the part split off from the training set; no loader without either."""
-        part = self._prepared.validation
-        return [] if part is None else self._eval_loader(part)
+        prepared = self._prepared
+        if not prepared.has_validation:
+            return []
+        return self._eval_loader(prepared.held_out if prepared.splits_validation else prepared.labelled("val"))
 
     def test_dataloader(self) -> EvalLoader:
         """Batches of the test set."""
         return self._eval_loader(self._prepared.labelled("test"))
 
     def predict_dataloader(self) -> EvalLoader:
-        """Batches of the data to predict on; the target is -1 where there are no labels."""
-        dataset = unaugmented(self._prepared.require("predict"))
-        loader = self._eval_loader(predicted_part(dataset, self._prepared.targets, self.input_layout))
-        loader.ids = None if self._found_ids is None else row_values(dataset, self._found_ids, "ids", "predict_dataset")
-        return loader
+        """Batches of the data to predict on; the target is -1 where there are no labels.
+
+        Without such data, it is the part that ``val_fraction`` or ``num_folds`` splits off from the training set.
+        """
+        part = self._prepared.predicted(self.input_layout)
+        missing = self.missing_values("predict")
+        if missing:
+            named = ", ".join(f"{name} ({count})" for name, count in list(missing.items())[:10])
+            rank_zero_warn(
+                f"{sum(missing.values())} cells of `predict_dataset` are empty: {named}. A model that does not fill them "
+                "gives these rows no score, and so no decision.",
+                category=TPAUCWarning,
+            )
+        return self._eval_loader(part)
 
     def scoring_dataloaders(self, max_negatives: int | None = None) -> tuple[EvalLoader, EvalLoader | ScoredStream]:
         """Loaders over the training positives and negatives, for solving the dual variables exactly.
@@ -504,21 +510,22 @@ class PosNegDataModule(CheckedDataModule):
 
         Returns:
             (positives, negatives). ``example_id`` counts positives as ``index`` does, 0 .. n+ - 1, and negatives
-            0 .. ``num_examples`` - 1. With several tasks, the first loader goes through the examples that are positive
-            for some task, and the second one through the others that are needed: for each task, all of its negatives,
+            0 .. ``num_examples`` - 1. With several labels, the first loader goes through the examples that are positive
+            for some label, and the second one through the others that are needed: for each label, all of its negatives,
             or a sample of ``max_negatives``. :meth:`scores_of_tasks` cuts their scores.
         """
         stream = self._stream()
         pos, neg = self._prepared.scored(max_negatives, self.seed)
         first = self._eval_loader(pos, persistent=False)
         if stream is not None:
-            return first, ScoredStream(stream, max_negatives, self.batch_size, self._fetcher(pos.dataset))
+            fetch = self._fetcher(pos.dataset, pos.entries)
+            return first, ScoredStream(stream, max_negatives, self.batch_size, fetch)
         return first, self._eval_loader(neg, persistent=False)
 
     def scores_of_tasks(
         self, pos_scores: Tensor, other_scores: Tensor, max_negatives: int | None = None
     ) -> list[tuple[Tensor, Tensor]]:
-        """For each of several tasks, the scores of its positives and negatives, from those of the two scoring loaders.
+        """For each of several labels, the scores of its positives and negatives, from those of the two scoring loaders.
 
         Args:
             pos_scores: tensor ``(num_examples, K)`` of the first of :meth:`scoring_dataloaders`.
@@ -528,20 +535,25 @@ class PosNegDataModule(CheckedDataModule):
         Returns:
             Pairs of tensors ``(n+_k,)``, in the order of ``index``, and ``(number of negatives,)``.
         """
-        return self._prepared.training.scores_of_tasks(pos_scores, other_scores, max_negatives, self.seed)
+        tasks = self._prepared.training.tasks
+        if tasks is None:
+            msg = "The labels are those of one task: the scores of the two loaders are those of its two classes."
+            raise ArgumentError(msg)
+        return tasks.cut_scores(tasks.scored(max_negatives, self.seed), pos_scores, other_scores)
 
     def _eval_loader(self, part: EvaluatedPart, *, persistent: bool = True) -> EvalLoader:
         how = self.batch_size, self.num_workers, self._pins_memory()
         options = self.worker_options if persistent else self.worker_options | {"persistent_workers": False}
-        loader = EvalLoader(part.rows, part.labels, self._fetcher(unaugmented(part.dataset)), *how, **options)
+        loader = EvalLoader(
+            part.rows, part.labels, self._fetcher(unaugmented(part.dataset), part.entries), *how, **options
+        )
+        loader.ids = part.ids
         if persistent:
             self._loaders.append(loader)
         return loader
 
-    def _fetcher(self, dataset: Any) -> Fetcher:
-        key = self._prepared.targets if isinstance(self._prepared.targets, str) else None
-        collate = None if self.collate_fn is None else partial(collate_by, self.collate_fn, key)
-        return fetcher_for(dataset, self.seed, collate)
+    def _fetcher(self, dataset: Any, entries: Any) -> Fetcher:
+        return fetcher_for(dataset, self.seed, self.collate_fn, entries)
 
     def _pins_memory(self) -> bool:
         if self.pin_memory is not None or self.trainer is None:
@@ -564,6 +576,29 @@ class PosNegDataModule(CheckedDataModule):
         return getattr(self._stream_cursor(), "stream", None)
 
     def _stream_cursor(self) -> StreamCursor | None:
-        if self._cursor is None and self._prepared.given.negatives is not None:
+        if self._cursor is None and self._raw.negatives is not None:
             self._cursor = StreamCursor(as_stream(self._prepared.datasets.negatives))
         return self._cursor
+
+
+def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether two keys hold the same objects, or equal numbers and names."""
+    plain = (str, int, float)
+    pairs = list(zip(one, other, strict=False))
+    return len(one) == len(other) and all(
+        a is b or (isinstance(a, plain) and type(a) is type(b) and a == b) for a, b in pairs
+    )
+
+
+def float_dtype(trainer: Trainer | None) -> type[np.floating[Any]] | None:
+    """The dtype that floats of numpy are fetched as: numpy's default is float64, most models are float32.
+
+    Returns:
+        ``np.float32``, or ``None`` to keep the dtype. Precisions such as ``"64-true"`` convert inputs themselves.
+    """
+    module = getattr(trainer, "lightning_module", None)
+    if trainer is None or module is None or str(trainer.precision) in ("64-true", "16-true", "bf16-true"):
+        return None
+    parameter = next((p for p in module.parameters() if p.is_floating_point()), None)
+    model_dtype = torch.get_default_dtype() if parameter is None else parameter.dtype
+    return np.float32 if model_dtype == torch.float32 else None

@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from lightning_tpauc.data.datamodule import PosNegDataModule
 from lightning_tpauc.data.examples import Datasets
-from lightning_tpauc.data.splits import stratified_holdout
+from lightning_tpauc.data.splits import holdout
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import require_range
 
@@ -54,7 +54,7 @@ class DigitsDataModule(PosNegDataModule):
             images, digits = load_digits(return_X_y=True)
             x = torch.from_numpy((images / 16.0).astype(np.float32))
             y = torch.from_numpy((digits == self.positive_digit).astype(np.int64))
-            train, test = stratified_holdout(y.numpy().astype(np.int8), self.test_fraction, seed=0)
+            train, test = holdout(y.numpy().astype(np.int8), self.test_fraction, seed=0)
             test_set = TensorDataset(x[test], y[test])
             self._read = Datasets(train=TensorDataset(x[train], y[train]), test=test_set, predict=test_set)
         return self._read

@@ -1,9 +1,9 @@
-"""The labels of a data set, and what else is said of each row: finding and checking them."""
+"""The labels of a data set, and what else is said of each row: where it is found, and whether it is right."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,18 +16,521 @@ from tqdm import tqdm
 from lightning_tpauc.data.seeding import seeded_items
 from lightning_tpauc.errors import DataError
 
+#: Attributes of data sets, and keys of items, that are searched for labels in this order.
+NAMES = ("targets", "labels", "y", "target", "label")
+#: Stands for "no label found"; ``None`` can't, since it is a label that is missing.
+NOTHING = object()
+#: Number of items of each class whose own labels are compared with the stored ones.
+_COMPARED = 4
 
-def as_positions(indices: Any, count: int, name: str = "train_dataset", who: str = "Subset") -> NDArray[np.int64]:
-    """Indices of a :class:`~torch.utils.data.Subset` as positions from 0 on.
+Indices = NDArray[np.int64]
+
+
+# ---------------------------------------------------------------- finding labels
+
+
+def find_targets(dataset: Any, targets: Any = None, name: str = "train_dataset") -> NDArray[np.int8]:
+    """Labels of all items of a map-style data set.
+
+    The first of these is taken:
+
+    1. ``targets``, if it is an array;
+    2. ``targets``, if it is the name of an attribute of the data set or of a key of its items, or a list of such names;
+    3. the attribute ``targets``, ``labels``, ``y``, ``target`` or ``label``, after the data set's ``target_transform``;
+    4. the last tensor of a ``TensorDataset``;
+    5. the labels of all items, read in one pass with a progress bar.
+
+    A function as ``targets`` makes the label of each of those that 3 to 5 find. The data sets inside
+    :class:`~torch.utils.data.Subset` and :class:`~torch.utils.data.ConcatDataset` are searched, too. Stored labels are
+    compared with those of a few items.
 
     Args:
-        indices: sequence, array or tensor of whole numbers in ``-count .. count - 1``, in any order, with repetitions.
-        count: number of items of the data set.
+        dataset: map-style data set with n items.
+        targets: n labels, the name under which the data set keeps them, or a function of one label.
         name: name of the data set in messages.
-        who: class that holds the indices, in messages.
 
     Returns:
-        int64 array in ``0 .. count - 1``.
+        int8 array ``(n,)`` of 0 and 1, or ``(n, K)`` of 0, 1 and -1; see :func:`binary_labels`.
+
+    Raises:
+        DataError: if no labels are found, if they are not 0 and 1 (see :func:`binary_labels`), or if stored labels
+            differ from those of the items.
+
+    Example:
+        >>> find_targets(TensorDataset(torch.zeros(3, 2), torch.tensor([0.0, 1.0, 0.0])))
+        array([0, 1, 0], dtype=int8)
+        >>> find_targets([("words", "dead"), ("words", "alive")], lambda label: label == "dead")
+        array([1, 0], dtype=int8)
+    """
+    if are_labels(targets):
+        return _one_per_item(targets, dataset, name)
+    keys = label_keys(targets)
+    # Augmentations and target transforms may draw random numbers here. The state of the generators is restored.
+    with seeded_items(0, 0):
+        stored = stored_targets(dataset, keys)
+        if stored is None:
+            rows = tqdm(range(len(dataset)), f"Reading the labels of {name}", leave=False, disable=None)  # on terminals
+            return _one_per_item(_ruled([label_of_item(dataset[k], keys, name) for k in rows], targets), dataset, name)
+        labels = _one_per_item(_ruled(stored, targets), dataset, name)
+        differing = disagreement(dataset, labels, targets)
+    if differing:
+        msg = (
+            f"`{name}` keeps other labels than its items have: {differing}. Pass the right ones as "
+            "`targets=array_of_labels`, or let the items end with the label."
+        )
+        raise DataError(msg)
+    return labels
+
+
+def are_labels(targets: Any) -> bool:
+    """Whether the argument ``targets`` holds the labels of one data set, and is no name and no function.
+
+    Example:
+        >>> [are_labels(targets) for targets in ([0, 1], "died", ["died", "ill"], None, len)]
+        [True, False, False, False, False]
+    """
+    return targets is not None and not callable(targets) and label_keys(targets) is None
+
+
+def label_keys(targets: Any) -> tuple[str, ...] | None:
+    """The names that the argument ``targets`` gives: one or several; ``None`` if it gives none."""
+    if isinstance(targets, str):
+        return (targets,)
+    names = isinstance(targets, (list, tuple)) and len(targets) and all(isinstance(name, str) for name in targets)
+    return tuple(targets) if names and len(set(targets)) == len(targets) else None  # texts that repeat are labels
+
+
+def _ruled(labels: Any, targets: Any) -> Any:
+    return (
+        [targets(label) for label in (labels.tolist() if hasattr(labels, "tolist") else labels)]
+        if callable(targets)
+        else labels
+    )
+
+
+def _one_per_item(values: Any, dataset: Any, name: str) -> NDArray[np.int8]:
+    labels = binary_labels(values, name)
+    if len(labels) != len(dataset):
+        msg = f"Expected one label for each of the {len(dataset)} items of `{name}`, but got {len(labels)} labels."
+        raise DataError(msg)
+    return labels
+
+
+def disagreement(dataset: Any, labels: NDArray[np.int8], targets: Any) -> str | None:
+    """Where labels differ from those of a few items of each class; ``None`` if they agree, or items have none."""
+    keys = label_keys(targets)
+    rows = rows_of_both_classes(labels, _COMPARED)
+    entries = [entry_of(dataset[int(row)], None if keys and keys[0] in NAMES else keys) for row in rows]
+    if not entries or any(entry is NOTHING for entry in entries):
+        return None
+    found = [_numbers_of(_ruled([entry], targets)[0]) for entry in entries]
+    pairs = list(zip(found, labels[rows].tolist(), strict=True))
+    if labels.ndim == 2:  # a missing number counts as -1, not measured
+        agree = [[[-1 if _is_missing(number) else number for number in own] == label] for own, label in pairs]
+    else:
+        # An item may have several numbers: several labels, or a one-hot code. One of them must always agree.
+        agree = [[number == label for number in own] for own, label in pairs]
+    if any(all(column) for column in zip(*agree, strict=False)):
+        return None
+    wrong = next((k for k, numbers in enumerate(agree) if not any(numbers)), 0)
+    own = found[wrong]
+    shown = repr(own[0]) if len(own) == 1 else str(own) if len(own) == labels[0].size else f"{len(own)} numbers"
+    return f"{labels[rows[wrong]]} for item {rows[wrong]}, which itself has {shown}"
+
+
+def rows_of_both_classes(labels: NDArray[np.int8], count: int) -> Indices:
+    """Up to ``count`` rows of each class, evenly spread."""
+    some = labels if labels.ndim == 1 else labels.max(axis=1, initial=0)
+    classes = [np.flatnonzero(some == value) for value in (0, 1)]
+    return np.concatenate([c[np.linspace(0, len(c) - 1, min(count, len(c)), dtype=np.int64)] for c in classes])
+
+
+def _numbers_of(entry: Any) -> list[Any]:
+    try:
+        numbers = as_array(entry).reshape(-1)
+    except DataError:
+        return [type(entry).__name__]
+    return list((_as_numbers(numbers) if numbers.dtype.kind == "O" else numbers).tolist())
+
+
+def stored_targets(dataset: Any, keys: Sequence[str] | None = None) -> Any:
+    """Values that a data set stores under names, unchecked; ``None`` if it stores none. ``keys=None``: its labels.
+
+    Example:
+        >>> stored_targets(Subset(TensorDataset(torch.zeros(3), torch.tensor([0, 1, 1])), [2, 0]))
+        array([1, 0])
+    """
+    if isinstance(dataset, Subset):
+        inner = stored_targets(dataset.dataset, keys)
+        return None if inner is None else as_array(inner)[as_positions(dataset.indices, len(inner))]
+    if isinstance(dataset, ConcatDataset):
+        parts = [stored_targets(part, keys) for part in dataset.datasets]
+        return None if any(part is None for part in parts) else _joined(parts)
+    if keys is not None and len(keys) > 1:
+        columns = [stored_targets(dataset, [key]) for key in keys]
+        return None if any(column is None for column in columns) else np.stack([as_array(c) for c in columns], axis=1)
+    for attribute in keys or NAMES:
+        found = getattr(dataset, attribute, None)
+        # `y` of a data set of graphs may hold one value per node.
+        if found is not None and _is_array(found) and len(found) == len(dataset):
+            return _transformed(found, dataset) if attribute in NAMES else found
+    if isinstance(dataset, TensorDataset) and keys is None and len(dataset.tensors) > 1:
+        return dataset.tensors[-1]
+    return None
+
+
+def _joined(parts: list[Any]) -> NDArray[Any]:
+    columns = [_in_columns(as_array(part), "targets") for part in parts]
+    shapes = [column.shape for column in columns]
+    if len({shape[1:] for shape in shapes}) > 1:
+        msg = (
+            f"Expected all parts of a ConcatDataset to have labels of the same tasks, but got shapes "
+            f"{', '.join(map(str, dict.fromkeys(shapes)))}. Choose the same columns."
+        )
+        raise DataError(msg)
+    return np.concatenate(columns)
+
+
+def _is_array(found: Any) -> bool:
+    # Columns and tables of pandas and polars have `to_numpy`. A 0-d array has no length.
+    is_column = hasattr(found, "to_numpy") and not isinstance(found, type) and getattr(found, "ndim", 1) in (1, 2)
+    return isinstance(found, (list, tuple)) or (isinstance(found, (Tensor, np.ndarray)) and found.ndim > 0) or is_column
+
+
+def _transformed(found: Any, dataset: Any) -> Any:
+    """Labels as the items have them: data sets like torchvision's transform a label when an item is read."""
+    transform = getattr(dataset, "target_transform", None)
+    if not callable(transform):
+        return found
+    return [transform(label) for label in (found.tolist() if isinstance(found, Tensor) and found.ndim == 1 else found)]
+
+
+def label_names(dataset: Any, targets: Any, count: int) -> tuple[str, ...] | None:
+    """The names of several labels, where they have any.
+
+    These are the keys that ``targets`` lists, the columns of a table of labels, or the data set's attribute
+    ``label_names``.
+
+    Raises:
+        DataError: if two names are the same.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> label_names(SimpleNamespace(label_names=["oedema", "mass"]), None, 2)
+        ('oedema', 'mass')
+    """
+    keys = label_keys(targets)
+    found: Any = getattr(targets, "columns", keys if keys is not None and len(keys) > 1 else None)
+    while found is None and isinstance(dataset, (Subset, ConcatDataset)):
+        dataset = dataset.dataset if isinstance(dataset, Subset) else dataset.datasets[0]
+    if found is None:
+        found = getattr(dataset, "label_names", None)
+    if found is None:
+        tables = [getattr(dataset, name, None) for name in keys or NAMES]
+        found = next((getattr(table, "columns", None) for table in tables if table is not None), None)
+    if found is None or isinstance(found, str) or len(found) != count:
+        return None
+    names = tuple(map(str, found))
+    twice = [name for name, times in Counter(names).items() if times > 1]
+    if twice:
+        msg = f"Expected the names of the labels to differ, but {twice[0]!r} occurs twice. Rename a column."
+        raise DataError(msg)
+    return names
+
+
+def label_of_item(item: Any, keys: Sequence[str] | None = None, name: str = "train_dataset") -> Any:
+    """Label of one item: under ``keys`` or one of :data:`NAMES`, or the last entry of a tuple.
+
+    Raises:
+        DataError: if the item has no label.
+
+    Example:
+        >>> label_of_item({"text": "some words", "label": 1})
+        1
+    """
+    label = entry_of(item, keys)
+    if label is not NOTHING:
+        return label
+    what = ", ".join(map(repr, keys)) if keys is not None else "any of " + ", ".join(NAMES)
+    msg = (
+        f"Found no label in the items of `{name}` (a {type(item).__name__}, looked for {what}). Pass "
+        "a pair `(x, y)`, `targets=array_of_labels`, or `targets='name'` of the attribute or key that holds them."
+    )
+    raise DataError(msg)
+
+
+def entry_of(item: Any, keys: Sequence[str] | None) -> Any:
+    """The label of one item, or what it has under a key; :data:`NOTHING` if it has none."""
+    if isinstance(item, (tuple, list)):
+        return item[-1] if len(item) > 1 and keys is None else NOTHING
+    if keys is not None and len(keys) > 1:
+        entries = [entry_of(item, [key]) for key in keys]
+        return NOTHING if any(entry is NOTHING for entry in entries) else entries
+    for key in keys or NAMES:
+        if isinstance(item, Mapping):
+            if key in item:
+                return item[key]
+        elif not isinstance(item, Tensor) and getattr(item, key, None) is not None:
+            return getattr(item, key)
+    return NOTHING
+
+
+# ---------------------------------------------------------------- labels as numbers
+
+
+def as_array(values: Any, name: str = "targets") -> NDArray[Any]:
+    """Labels of any container as an array, in their order. Masked entries become nan.
+
+    Raises:
+        DataError: if they can't form an array, for instance rows of different lengths.
+
+    Example:
+        >>> as_array([np.array([0]), 1])
+        array([0, 1])
+    """
+    if isinstance(values, Tensor):
+        dense = values.detach().cpu().to_dense()
+        return (dense.float() if dense.is_floating_point() and dense.dtype != torch.float64 else dense).numpy()
+    if hasattr(values, "tocsr"):  # a sparse column of scipy
+        return np.asarray(values.toarray())
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        return np.where(np.ma.getmaskarray(values), np.nan, values.data.astype(np.float64))
+    try:
+        if isinstance(values, (list, tuple)) and any(isinstance(value, (Tensor, np.ndarray)) for value in values):
+            parts = [as_array(value) for value in values]
+            single = all(part.size == 1 for part in parts)
+            return np.stack([part.reshape(()) for part in parts] if single else parts)
+        array = np.asarray(values)
+        holds_rows = array.dtype.kind == "O" and array.ndim == 1 and array.size
+        if holds_rows and isinstance(array[0], (list, tuple, np.ndarray)):
+            return as_array(array.tolist(), name)  # a column of lists
+        return array
+    except (RuntimeError, TypeError, ValueError) as error:
+        msg = f"Expected one label per example in `{name}`, but it makes no array: {error}"
+        raise DataError(msg) from error
+
+
+def item_label(label: Any) -> Any:
+    """One entry of stored labels as an item's label: a number, or a tensor of several labels, nan if not measured.
+
+    Example:
+        >>> item_label(np.array([1.0])), item_label([1, None])
+        (1, tensor([1., nan], dtype=torch.float64))
+    """
+    array = as_array(label)
+    if array.size == 1:
+        return int(array.item()) if array.dtype.kind in "buif" else array.item()
+    array = array.ravel()
+    return torch.from_numpy(_as_numbers(array) if array.dtype.kind == "O" else array.copy())
+
+
+def _as_numbers(values: NDArray[Any]) -> NDArray[Any]:
+    """Objects as floats; None and other signs of a missing label become nan. Unchanged if an object is no number."""
+    try:
+        return np.array([np.nan if _is_missing(value) else _number(value) for value in values.tolist()])
+    except (TypeError, ValueError):
+        return values
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, (str, bytes)):
+        raise TypeError  # text is no number, even if it looks like one
+    return float(value)
+
+
+def _is_missing(value: Any) -> bool:
+    if value is None or type(value).__name__ == "NAType":  # pandas' NA has no truth value when compared
+        return True
+    return bool(value != value)  # nan, and pandas' NaT
+
+
+def binary_labels(values: Any, name: str = "targets") -> NDArray[np.int8]:
+    """Check labels and return them as an int8 array of 0 and 1.
+
+    Args:
+        values: tensor, array, sequence or column of a table, of shape ``(n,)`` or with further axes of length 1; bool,
+            integers, or floats 0.0 and 1.0. Columns are read in their order, whatever the labels of their rows are.
+            With several labels, shape ``(n, K)``, also a table; nan, None and masked entries were not measured.
+        name: name of the labels in messages.
+
+    Returns:
+        int8 array ``(n,)``; with several labels ``(n, K)``, with -1 where nothing was measured.
+
+    Raises:
+        DataError: if a label is neither 0 nor 1, if the only label of an example is missing, or if there is more than
+            one axis of labels.
+
+    Example:
+        >>> binary_labels([[True], [False]])
+        array([1, 0], dtype=int8)
+        >>> binary_labels([[1, 0], [None, 1]])
+        array([[ 1,  0],
+               [-1,  1]], dtype=int8)
+    """
+    labels = _in_columns(as_array(values, name), name)
+    if labels.dtype.kind == "O":
+        labels = _as_numbers(labels.ravel()).reshape(labels.shape)
+    if labels.dtype.kind not in "buif":
+        counts = Counter(repr(label) for label in labels.ravel().tolist() if not _is_missing(label))
+        rarest = min(counts, key=counts.__getitem__)
+        # a comparison would make negatives of what is missing
+        remedy = f"(y == {rarest})" if labels.ndim == 1 else f"(y == {rarest}).astype(float).mask(y.isna())"
+        every = f", or `targets=lambda label: label == {rarest}` for all data sets" if labels.ndim == 1 else ""
+        msg = (
+            f"Expected numbers as labels in `{name}`, but got dtype {labels.dtype} with {', '.join(list(counts)[:5])}. "
+            f"Map them to 0 and 1 first, for instance `targets={remedy}` with an array y{every}."
+        )
+        raise DataError(msg)
+    missing = np.isnan(labels) if labels.dtype.kind == "f" else np.zeros(labels.shape, dtype=bool)
+    if labels.ndim == 1 and missing.any():
+        some = "Drop unlabelled examples first, for instance with torch.utils.data.Subset."
+        remedy = "Look at how they were read, or pass another column as labels." if missing.all() else some
+        msg = f"Expected labels 0 and 1 in `{name}`, but {int(missing.sum())} of {labels.size} are nan. {remedy}"
+        raise DataError(msg)
+    wrong = ~missing & (labels != 0) & (labels != 1)
+    if wrong.any():
+        _refuse(values, labels, wrong, name)
+    return np.where(missing, -1, labels).astype(np.int8)
+
+
+def _in_columns(labels: NDArray[Any], name: str) -> NDArray[Any]:
+    """Labels of shape ``(n,)`` or ``(n, K)``, without further axes of length 1."""
+    wide = [size for size in labels.shape[1:] if size != 1]
+    if labels.ndim == 0 or len(wide) > 1 or 0 in wide:
+        msg = (
+            f"Expected one label per example in `{name}`, shape (n,), or one for each of K tasks, (n, K), but got "
+            f"shape {labels.shape}. Choose columns, for instance `targets=labels[:, 0]`."
+        )
+        raise DataError(msg)
+    return labels.reshape(len(labels), *wide)
+
+
+def _refuse(values: Any, labels: NDArray[Any], wrong: NDArray[np.bool_], name: str) -> None:
+    if labels.ndim == 2:
+        column = int(wrong.any(axis=0).argmax())
+        found, names = np.unique(labels[wrong[:, column], column]), getattr(values, "columns", None)
+        place = f", or nan where a task was not measured, in `{name}`, but column "
+        place += f"{column if names is None else repr(names[column])} has"
+        rule = "np.where(y < 0, np.nan, y)" if found[0] < 0 else "(y > 0.5)"
+        remedy = f"Pass, for instance, `{rule}` as labels, or choose columns."
+    else:
+        found, place = np.unique(labels), f" in `{name}`, but found"
+        remedy = "Choose the positive class, for instance `targets=(y == 1)`."
+        if found.size == 2:
+            split = "0" if found[0] < 0 < found[1] else str(found[0].item())
+            remedy = f"Pass 0/1 labels, for instance `targets=(y > {split})`."
+    shown = ", ".join(str(value) for value in found[:5].tolist()) + (", ..." if found.size > 5 else "")
+    msg = f"Expected labels 0 and 1{place} {shown}. {remedy}"
+    raise DataError(msg)
+
+
+# ---------------------------------------------------------------- groups, weights and ids
+
+
+def row_values(dataset: Any, given: Any, argument: str, name: str = "train_dataset") -> NDArray[Any]:
+    """One value for each item of a data set.
+
+    Args:
+        dataset: map-style data set with n items.
+        given: n values in the order of the items; or the name of an attribute of the data set, also inside a
+            :class:`~torch.utils.data.Subset`, or of a key of its items, which are then read in one pass.
+        argument: name of the argument in messages.
+        name: name of the data set in messages.
+
+    Returns:
+        Array ``(n,)``.
+
+    Raises:
+        DataError: if nothing is found under the name, or if there is not one value for each item.
+
+    Example:
+        >>> row_values([{"x": 1.0, "patient": "a"}, {"x": 2.0, "patient": "b"}], "patient", "groups").tolist()
+        ['a', 'b']
+    """
+    if isinstance(given, str):
+        with seeded_items(0, 0):  # an augmentation that draws numbers leaves the generators as they were
+            stored = stored_targets(dataset, [given])
+            given = _of_items(dataset, given, argument, name) if stored is None else stored
+    entries = given.tolist() if hasattr(given, "levels") or isinstance(given, np.ndarray) else given
+    if isinstance(entries, list) and entries and isinstance(entries[0], tuple):  # an index of several levels
+        given = [f"({', '.join(map(str, entry))})" for entry in entries]
+    values = as_array(given, argument)
+    if values.ndim == 0 or values.size != len(values) or len(values) != len(dataset):
+        msg = (
+            f"Expected `{argument}` to have one value for each of the {len(dataset)} items of `{name}`, but got shape "
+            f"{values.shape}."
+        )
+        raise DataError(msg)
+    return values.reshape(-1)
+
+
+def _of_items(dataset: Any, key: str, argument: str, name: str) -> list[Any]:
+    rows = tqdm(range(len(dataset)), f"Reading {key!r} of {name}", leave=False, disable=None)  # on terminals
+    found = []
+    for row in rows:
+        found.append(entry_of(dataset[row], [key]))
+        if found[-1] is NOTHING:
+            msg = (
+                f"`{argument}={key!r}` is neither a column of the table, nor an attribute of `{name}`, nor a key of "
+                f"its items. Pass an array with one value for each of the {len(dataset)} items."
+            )
+            raise DataError(msg)
+    return found
+
+
+def as_groups(values: NDArray[Any]) -> Indices:
+    """Groups as numbers from 0 on.
+
+    Raises:
+        DataError: if a group is missing.
+
+    Example:
+        >>> as_groups(np.array(["b", "a", "b"])).tolist()
+        [1, 0, 1]
+    """
+    entries = values.tolist()
+    missing = [_is_missing(value) for value in entries]
+    if any(missing):
+        msg = (
+            f"`groups` has no value for row {missing.index(True)}, and for {sum(missing)} of {len(values)} rows in "
+            "all: give each of them a group of its own, or drop them."
+        )
+        raise DataError(msg)
+    if values.dtype.kind == "O":
+        numbers = {value: number for number, value in enumerate(dict.fromkeys(entries))}
+        return np.array([numbers[value] for value in entries], dtype=np.int64)
+    return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def as_weights(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Weights as float64.
+
+    Raises:
+        DataError: if a weight is below 0, not finite or no number.
+
+    Example:
+        >>> as_weights(np.array([1, 0, 2]))
+        array([1., 0., 2.])
+    """
+    try:
+        weights = values.astype(np.float64)
+    except (TypeError, ValueError):
+        weights = np.full(len(values), np.nan)
+    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
+    if wrong.size:
+        msg = (
+            f"Expected `sample_weight` to be finite numbers of at least 0, but row {wrong[0]} has "
+            f"{values[wrong[0] :][:1].tolist()[0]!r}, and {wrong.size} of {len(values)} rows are wrong."
+        )
+        raise DataError(msg)
+    return weights
+
+
+# ---------------------------------------------------------------- positions
+
+
+def as_positions(indices: Any, count: int, name: str = "train_dataset", who: str = "Subset") -> Indices:
+    """Indices of a :class:`~torch.utils.data.Subset` as positions from 0 on.
 
     Raises:
         DataError: if they are a mask, a pandas Series, not whole numbers, or out of range. torch reads a mask as the
@@ -69,36 +572,31 @@ def as_positions(indices: Any, count: int, name: str = "train_dataset", who: str
 
 
 def check_positions(dataset: Any, name: str = "train_dataset") -> None:
-    """Raise :class:`DataError` if a subset inside the data set has a mask or the like as indices.
-
-    Data sets in an attribute ``dataset`` or in a :class:`~torch.utils.data.ConcatDataset` are checked, too.
+    """Check the indices of subsets: those inside an attribute ``dataset`` or a ``ConcatDataset``, too.
 
     Raises:
         DataError: see :func:`as_positions`.
-
-    Example:
-        >>> check_positions(Subset([5, 6, 7], [2, 0]))
     """
     if isinstance(dataset, Subset):
         as_positions(dataset.indices, len(dataset.dataset), name)  # type: ignore[arg-type]  # those of torch have one
-    if isinstance(dataset, ConcatDataset):
-        for part in dataset.datasets:
+    inner = [getattr(dataset, "dataset", None)] if isinstance(dataset, Dataset) else []
+    for part in dataset.datasets if isinstance(dataset, ConcatDataset) else inner:
+        if isinstance(part, Dataset):
             check_positions(part, name)
-    inner = getattr(dataset, "dataset", None) if isinstance(dataset, Dataset) else None
-    if isinstance(inner, Dataset):
-        check_positions(inner, name)
 
 
 def check_loader(loader: Any) -> None:
-    """Check the data set of a data loader, and the indices of its sampler.
+    """Check what a user gave for a data loader, its data set, and the indices of its sampler.
 
     Raises:
-        DataError: see :func:`as_positions`.
-
-    Example:
-        >>> from torch.utils.data import DataLoader
-        >>> check_loader(DataLoader([5, 6, 7]))
+        DataError: if it is an array or a table; see also :func:`as_positions`.
     """
+    if isinstance(loader, (Tensor, np.ndarray)) or (hasattr(loader, "columns") and hasattr(loader, "to_numpy")):
+        msg = (
+            f"A {type(loader).__name__} is no data loader: Lightning would take its columns or rows for batches. Pass "
+            "`datamodule=PosNegDataModule(predict_dataset=data)`, or `test_dataset` or `val_dataset`, with the module."
+        )
+        raise DataError(msg)
     dataset = getattr(loader, "dataset", None)
     check_positions(dataset, "the data loader")
     # For prediction, Lightning replaces the loader's sampler. The batch sampler keeps the old one.
@@ -106,486 +604,3 @@ def check_loader(loader: Any) -> None:
         sampler = getattr(holder, "sampler", None)
         if isinstance(sampler, SubsetRandomSampler):
             as_positions(sampler.indices, len(dataset), "the data loader", "SubsetRandomSampler")  # type: ignore[arg-type]
-
-
-#: Attributes of data sets, and keys of items, that are searched for labels in this order.
-NAMES = ("targets", "labels", "y", "target", "label")
-#: Stands for "no label found"; ``None`` can't, since it is a label that is missing.
-_NOTHING = object()
-#: Number of items of each class whose own labels are compared with the stored ones.
-_COMPARED = 4
-
-
-def find_targets(dataset: Any, targets: Any = None, name: str = "train_dataset") -> NDArray[np.int8]:
-    """Labels of all items of a map-style data set.
-
-    The first of these is taken:
-
-    1. ``targets``, if it is an array;
-    2. ``targets``, if it is the name of an attribute of the data set or of a key of its items;
-    3. the attribute ``targets``, ``labels``, ``y``, ``target`` or ``label``, after the data set's ``target_transform``;
-    4. the last tensor of a ``TensorDataset``;
-    5. the labels of all items, read in one pass with a progress bar.
-
-    The data sets inside :class:`~torch.utils.data.Subset` and :class:`~torch.utils.data.ConcatDataset` are searched,
-    too. Stored labels are compared with those of a few items.
-
-    Args:
-        dataset: map-style data set with n items.
-        targets: n labels, or the name under which the data set keeps them.
-        name: name of the data set in messages.
-
-    Returns:
-        int8 array ``(n,)`` of 0 and 1, or ``(n, K)`` of 0, 1 and -1; see :func:`binary_labels`.
-
-    Raises:
-        DataError: if no labels are found, if they are not 0 and 1 (see :func:`binary_labels`), or if stored labels
-            differ from those of the items.
-
-    Example:
-        >>> import torch
-        >>> find_targets(TensorDataset(torch.zeros(3, 2), torch.tensor([0.0, 1.0, 0.0])))
-        array([0, 1, 0], dtype=int8)
-    """
-    if targets is not None and not isinstance(targets, str):
-        return _one_per_item(targets, dataset, name)
-    # Augmentations and target transforms may draw random numbers here. The state of the generators is restored.
-    with seeded_items(0, 0):
-        stored = stored_targets(dataset, targets)
-        if stored is None:
-            return _one_per_item([label_of_item(item, targets, name) for item in _items(dataset, name)], dataset, name)
-        labels = _one_per_item(stored, dataset, name)
-        _compare_with_items(dataset, labels, targets, name)
-    return labels
-
-
-def _one_per_item(values: Any, dataset: Any, name: str) -> NDArray[np.int8]:
-    labels = binary_labels(values, name)
-    if len(labels) != len(dataset):
-        msg = f"Expected one label for each of the {len(dataset)} items of `{name}`, but got {len(labels)} labels."
-        raise DataError(msg)
-    return labels
-
-
-def _compare_with_items(dataset: Any, labels: NDArray[np.int8], key: str | None, name: str) -> None:
-    """Raise :class:`DataError` if the stored labels differ from those of a few items of each class."""
-    columns = labels if labels.ndim == 1 else labels.max(axis=1, initial=0)
-    by_class = [np.flatnonzero(columns == value) for value in (0, 1)]
-    rows = np.concatenate([c[np.linspace(0, len(c) - 1, min(_COMPARED, len(c)), dtype=np.int64)] for c in by_class])
-    entries = [_entry(dataset[int(row)], None if key in NAMES else key) for row in rows]
-    if not entries or any(entry is _NOTHING for entry in entries):
-        return
-    own = [_own_numbers(entry) for entry in entries]
-    if labels.ndim == 2:
-        agree = [[_same(numbers, labels[row])] for numbers, row in zip(own, rows, strict=True)]
-    else:
-        # An item may have several numbers: labels of several tasks, or a one-hot code. One of them must always agree.
-        agree = [[number == labels[row] for number in numbers] for numbers, row in zip(own, rows, strict=True)]
-    if any(all(column) for column in zip(*agree, strict=False)):
-        return
-    wrong = next((k for k, numbers in enumerate(agree) if not any(numbers)), 0)
-    shown = repr(own[wrong][0]) if len(own[wrong]) == 1 else f"{len(own[wrong])} numbers"
-    if labels.ndim == 2 and len(own[wrong]) == labels.shape[1]:
-        shown = str(own[wrong])
-    msg = (
-        f"`{name}` keeps other labels than its items have: {labels[rows[wrong]]} for item {rows[wrong]}, which itself "
-        f"has {shown}. Pass the right ones as `targets=array_of_labels`, or let the items end with the label."
-    )
-    raise DataError(msg)
-
-
-def _same(numbers: list[Any], labels: NDArray[np.int8]) -> bool:
-    """Whether an item has these labels of several tasks; a missing number counts as -1, not measured."""
-    return bool([-1 if _is_missing(number) else number for number in numbers] == labels.tolist())
-
-
-def _own_numbers(entry: Any) -> list[Any]:
-    try:
-        numbers = as_array(entry).reshape(-1)
-    except DataError:
-        return [type(entry).__name__]
-    return list((_as_numbers(numbers) if numbers.dtype.kind == "O" else numbers).tolist())
-
-
-def stored_targets(dataset: Any, key: str | None = None) -> Any:
-    """Stored labels of a data set, unchecked; ``None`` if it stores none.
-
-    Example:
-        >>> import torch
-        >>> stored_targets(Subset(TensorDataset(torch.zeros(3), torch.tensor([0, 1, 1])), [2, 0]))
-        array([1, 0])
-    """
-    if isinstance(dataset, Subset):
-        inner = stored_targets(dataset.dataset, key)
-        return None if inner is None else as_array(inner)[as_positions(dataset.indices, len(inner))]
-    if isinstance(dataset, ConcatDataset):
-        parts = [stored_targets(part, key) for part in dataset.datasets]
-        return None if any(part is None for part in parts) else _joined(parts)
-    for attribute in NAMES if key is None else (key,):
-        found = getattr(dataset, attribute, None)
-        # `y` of a data set of graphs may hold one value per node.
-        if found is not None and _is_array(found) and len(found) == len(dataset):
-            return _transformed(found, dataset) if attribute in NAMES else found
-    if isinstance(dataset, TensorDataset) and key is None and len(dataset.tensors) > 1:
-        return dataset.tensors[-1]
-    return None
-
-
-def _joined(parts: list[Any]) -> NDArray[Any]:
-    """The labels of the parts of a :class:`~torch.utils.data.ConcatDataset`."""
-    columns = [_in_columns(as_array(part), "targets") for part in parts]
-    shapes = [column.shape for column in columns]
-    if len({shape[1:] for shape in shapes}) > 1:
-        msg = (
-            f"Expected all parts of a ConcatDataset to have labels of the same tasks, but got shapes "
-            f"{', '.join(map(str, dict.fromkeys(shapes)))}. Choose the same columns."
-        )
-        raise DataError(msg)
-    return np.concatenate(columns)
-
-
-def label_names(dataset: Any, targets: Any, count: int) -> tuple[str, ...] | None:
-    """The names of several tasks, where the labels have them.
-
-    These are the columns of a table of labels, or the data set's attribute ``label_names``.
-
-    Raises:
-        DataError: if two names are the same.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> label_names(SimpleNamespace(label_names=["oedema", "mass"]), None, 2)
-        ('oedema', 'mass')
-    """
-    found: Any = getattr(targets, "columns", None)
-    while found is None and isinstance(dataset, (Subset, ConcatDataset)):
-        dataset = dataset.dataset if isinstance(dataset, Subset) else dataset.datasets[0]
-    if found is None:
-        found = getattr(dataset, "label_names", None)
-    if found is None:
-        tables = [getattr(dataset, name, None) for name in ((targets,) if isinstance(targets, str) else NAMES)]
-        found = next((getattr(table, "columns", None) for table in tables if table is not None), None)
-    if found is None or isinstance(found, str) or len(found) != count:
-        return None
-    names = tuple(map(str, found))
-    twice = [name for name, times in Counter(names).items() if times > 1]
-    if twice:
-        msg = f"Expected the names of the labels to differ, but {twice[0]!r} occurs twice. Rename a column."
-        raise DataError(msg)
-    return names
-
-
-def _is_array(found: Any) -> bool:
-    # Columns and tables of pandas and polars have `to_numpy`. A 0-d array has no length.
-    is_column = hasattr(found, "to_numpy") and not isinstance(found, type) and getattr(found, "ndim", 1) in (1, 2)
-    return isinstance(found, (list, tuple)) or (isinstance(found, (Tensor, np.ndarray)) and found.ndim > 0) or is_column
-
-
-def _transformed(found: Any, dataset: Any) -> Any:
-    """Labels as the items have them: data sets like torchvision's transform a label when an item is read."""
-    transform = getattr(dataset, "target_transform", None)
-    if not callable(transform):
-        return found
-    return [transform(label) for label in (found.tolist() if isinstance(found, Tensor) and found.ndim == 1 else found)]
-
-
-def _items(dataset: Any, name: str) -> Any:
-    rows = tqdm(range(len(dataset)), f"Reading the labels of {name}", leave=False, disable=None)  # on terminals
-    return (dataset[row] for row in rows)
-
-
-def label_of_item(item: Any, key: str | None = None, name: str = "train_dataset") -> Any:
-    """Label of one item: under ``key`` or one of :data:`NAMES`, or the last entry of a tuple.
-
-    Raises:
-        DataError: if the item has no label.
-
-    Example:
-        >>> label_of_item({"text": "some words", "label": 1})
-        1
-    """
-    label = _entry(item, key)
-    if label is not _NOTHING:
-        return label
-    what = f"{key!r}" if key is not None else "any of " + ", ".join(NAMES)
-    msg = (
-        f"Found no label in the items of `{name}` (a {type(item).__name__}, looked for {what}). Pass "
-        "a pair `(x, y)`, `targets=array_of_labels`, or `targets='name'` of the attribute or key that holds them."
-    )
-    raise DataError(msg)
-
-
-def labels_of_items(items: list[Any], key: str | None = None) -> list[Any] | None:
-    """Labels of items, as :func:`label_of_item` finds them; ``None`` if an item has none.
-
-    Example:
-        >>> labels_of_items([("some", 0), ("words", 1)]), labels_of_items(["some", "words"])
-        ([0, 1], None)
-    """
-    labels = [_entry(item, key) for item in items]
-    return None if any(label is _NOTHING for label in labels) else labels
-
-
-def _entry(item: Any, key: str | None) -> Any:
-    for candidate in NAMES if key is None else (key,):
-        if isinstance(item, Mapping) and candidate in item:
-            return item[candidate]
-        if not isinstance(item, (tuple, list, Tensor)) and getattr(item, candidate, None) is not None:
-            return getattr(item, candidate)
-    if isinstance(item, (tuple, list)) and len(item) > 1 and key is None:
-        return item[-1]
-    return _NOTHING
-
-
-def as_array(values: Any, name: str = "targets") -> NDArray[Any]:
-    """Labels of any container as an array, in their order. Masked entries become nan.
-
-    Raises:
-        DataError: if they can't form an array, for instance rows of different lengths.
-
-    Example:
-        >>> as_array([np.array([0]), 1])
-        array([0, 1])
-    """
-    if isinstance(values, Tensor):
-        dense = values.detach().cpu().to_dense()
-        return (dense.float() if dense.is_floating_point() and dense.dtype != torch.float64 else dense).numpy()
-    if hasattr(values, "tocsr"):  # a sparse column of scipy
-        return np.asarray(values.toarray())
-    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
-        return np.where(np.ma.getmaskarray(values), np.nan, values.data.astype(np.float64))
-    try:
-        if isinstance(values, (list, tuple)) and any(isinstance(value, (Tensor, np.ndarray)) for value in values):
-            parts = [as_array(value) for value in values]
-            single = all(part.size == 1 for part in parts)
-            return np.stack([part.reshape(()) for part in parts] if single else parts)
-        array = np.asarray(values)
-        if (
-            array.dtype.kind == "O"
-            and array.ndim == 1
-            and array.size
-            and isinstance(array[0], (list, tuple, np.ndarray))
-        ):
-            return as_array(array.tolist(), name)  # a column of lists
-        return array
-    except (RuntimeError, TypeError, ValueError) as error:
-        msg = f"Expected one label per example in `{name}`, but it makes no array: {error}"
-        raise DataError(msg) from error
-
-
-def item_label(label: Any) -> int | Tensor:
-    """One entry of stored labels as an item's label: a number, or a tensor of several tasks, nan if not measured.
-
-    Example:
-        >>> item_label(np.array([1.0])), item_label([1, None])
-        (1, tensor([1., nan], dtype=torch.float64))
-    """
-    array = as_array(label)
-    if array.size == 1:
-        return int(array.item())
-    array = array.ravel()
-    return torch.from_numpy(_as_numbers(array) if array.dtype.kind == "O" else array.copy())
-
-
-def _as_numbers(values: NDArray[Any]) -> NDArray[Any]:
-    """Objects as floats; None and other signs of a missing label become nan. Unchanged if an object is no number."""
-    try:
-        return np.array([np.nan if _is_missing(value) else _number(value) for value in values.tolist()])
-    except (TypeError, ValueError):
-        return values
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, (str, bytes)):
-        raise TypeError  # text is no number, even if it looks like one
-    return float(value)
-
-
-def _is_missing(value: Any) -> bool:
-    if value is None or type(value).__name__ == "NAType":  # pandas' NA has no truth value when compared
-        return True
-    return bool(value != value)  # nan, and pandas' NaT
-
-
-def binary_labels(values: Any, name: str = "targets") -> NDArray[np.int8]:
-    """Check labels and return them as an int8 array of 0 and 1.
-
-    Args:
-        values: tensor, array, sequence or column of a table, of shape ``(n,)`` or with further axes of length 1; bool,
-            integers, or floats 0.0 and 1.0. Columns are read in their order, whatever the labels of their rows are.
-            With several tasks, shape ``(n, K)``, also a table; nan, None and masked entries were not measured.
-        name: name of the labels in messages.
-
-    Returns:
-        int8 array ``(n,)``; with several tasks ``(n, K)``, with -1 where nothing was measured.
-
-    Raises:
-        DataError: if a label is neither 0 nor 1, if the only label of an example is missing, or if there is more than
-            one axis of tasks.
-
-    Example:
-        >>> binary_labels([[True], [False]])
-        array([1, 0], dtype=int8)
-        >>> binary_labels([[1, 0], [None, 1]])
-        array([[ 1,  0],
-               [-1,  1]], dtype=int8)
-    """
-    labels = _in_columns(as_array(values, name), name)
-    if labels.dtype.kind == "O":
-        labels = _as_numbers(labels.ravel()).reshape(labels.shape)
-    if labels.dtype.kind not in "buif":
-        counts = Counter(repr(label) for label in labels.ravel().tolist() if not _is_missing(label))
-        rarest = min(counts, key=counts.__getitem__)
-        # a comparison would make negatives of what is missing
-        remedy = f"(y == {rarest})" if labels.ndim == 1 else f"(y == {rarest}).astype(float).mask(y.isna())"
-        msg = (
-            f"Expected numbers as labels in `{name}`, but got dtype {labels.dtype} with {', '.join(list(counts)[:5])}. "
-            f"Map them to 0 and 1 first, for instance `targets={remedy}`."
-        )
-        raise DataError(msg)
-    missing = np.isnan(labels) if labels.dtype.kind == "f" else np.zeros(labels.shape, dtype=bool)
-    if labels.ndim == 1 and missing.any():
-        some = "Drop unlabelled examples first, for instance with torch.utils.data.Subset."
-        remedy = "Look at how they were read, or pass another column as labels." if missing.all() else some
-        msg = f"Expected labels 0 and 1 in `{name}`, but {int(missing.sum())} of {labels.size} are nan. {remedy}"
-        raise DataError(msg)
-    wrong = ~missing & (labels != 0) & (labels != 1)
-    if wrong.any():
-        if labels.ndim == 2:
-            _refuse_column(values, labels, wrong, name)
-        _refuse_values(np.unique(labels), name)
-    return np.where(missing, -1, labels).astype(np.int8) if missing.any() else labels.astype(np.int8)
-
-
-def _in_columns(labels: NDArray[Any], name: str) -> NDArray[Any]:
-    """Labels of shape ``(n,)`` or ``(n, K)``, without further axes of length 1."""
-    wide = [size for size in labels.shape[1:] if size != 1]
-    if labels.ndim == 0 or len(wide) > 1 or 0 in wide:
-        msg = (
-            f"Expected one label per example in `{name}`, shape (n,), or one for each of K tasks, (n, K), but got "
-            f"shape {labels.shape}. Choose columns, for instance `targets=labels[:, 0]`."
-        )
-        raise DataError(msg)
-    return labels.reshape(len(labels), *wide)
-
-
-def _refuse_column(values: Any, labels: NDArray[Any], wrong: NDArray[np.bool_], name: str) -> None:
-    column = int(wrong.any(axis=0).argmax())
-    found = np.unique(labels[wrong[:, column], column])
-    shown = ", ".join(str(value) for value in found[:5].tolist()) + (", ..." if found.size > 5 else "")
-    own = getattr(values, "columns", None)
-    msg = (
-        f"Expected labels 0 and 1, or nan where a task was not measured, in `{name}`, but column "
-        f"{column if own is None else repr(own[column])} has {shown}. Pass, for instance, "
-        f"`{'np.where(y < 0, np.nan, y)' if found[0] < 0 else '(y > 0.5)'}` as labels, or choose columns."
-    )
-    raise DataError(msg)
-
-
-def _refuse_values(values: NDArray[Any], name: str) -> None:
-    shown = ", ".join(str(value) for value in values[:5].tolist()) + (", ..." if values.size > 5 else "")
-    if values.size == 2:
-        split = "0" if values[0] < 0 < values[1] else str(values[0].item())
-        remedy = f"Pass 0/1 labels, for instance `targets=(y > {split})`."
-    else:
-        remedy = "Choose the positive class, for instance `targets=(y == 1)`."
-    msg = f"Expected labels 0 and 1 in `{name}`, but found {shown}. {remedy}"
-    raise DataError(msg)
-
-
-def row_values(dataset: Any, given: Any, argument: str, name: str = "train_dataset") -> NDArray[Any]:
-    """One value for each item of a data set.
-
-    Args:
-        dataset: map-style data set with n items.
-        given: n values in the order of the items; or the name of an attribute of the data set, also inside a
-            :class:`~torch.utils.data.Subset`, or of a key of its items, which are then read in one pass.
-        argument: name of the argument in messages.
-        name: name of the data set in messages.
-
-    Returns:
-        Array ``(n,)``.
-
-    Raises:
-        DataError: if nothing is found under the name, or if there is not one value for each item.
-
-    Example:
-        >>> row_values([{"x": 1.0, "patient": "a"}, {"x": 2.0, "patient": "b"}], "patient", "groups").tolist()
-        ['a', 'b']
-    """
-    if isinstance(given, str):
-        with seeded_items(0, 0):  # an augmentation that draws numbers leaves the generators as they were
-            stored = stored_targets(dataset, given)
-            values = as_array(_of_items(dataset, given, argument, name) if stored is None else stored, argument)
-    else:
-        values = as_array(given, argument)
-    if values.ndim == 0 or values.size != len(values) or len(values) != len(dataset):
-        msg = (
-            f"Expected `{argument}` to have one value for each of the {len(dataset)} items of `{name}`, but got shape "
-            f"{values.shape}."
-        )
-        raise DataError(msg)
-    return values.reshape(-1)
-
-
-def _of_items(dataset: Any, key: str, argument: str, name: str) -> list[Any]:
-    rows = tqdm(range(len(dataset)), f"Reading {key!r} of {name}", leave=False, disable=None)  # on terminals
-    try:
-        return [label_of_item(dataset[row], key) for row in rows]
-    except DataError as error:
-        msg = (
-            f"`{argument}={key!r}` is neither a column of the table, nor an attribute of `{name}`, nor a key of "
-            f"its items. Pass an array with one value for each of the {len(dataset)} items."
-        )
-        raise DataError(msg) from error
-
-
-def as_groups(values: NDArray[Any]) -> NDArray[np.int64]:
-    """Groups as numbers from 0 on.
-
-    Raises:
-        DataError: if a group is missing.
-
-    Example:
-        >>> as_groups(np.array(["b", "a", "b"])).tolist()
-        [1, 0, 1]
-    """
-    entries: Mapping[Any, int] | None = None
-    if values.dtype.kind == "O":
-        missing = [value is None or type(value).__name__ == "NAType" or value != value for value in values.tolist()]
-        entries = {value: number for number, value in enumerate(dict.fromkeys(values.tolist()))}
-    else:
-        missing = (values != values).tolist()
-    if any(missing):
-        msg = (
-            f"`groups` has no value for row {missing.index(True)}, and for {sum(missing)} of {len(values)} rows in "
-            "all: give each of them a group of its own, or drop them."
-        )
-        raise DataError(msg)
-    if entries is not None:
-        return np.array([entries[value] for value in values.tolist()], dtype=np.int64)
-    return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
-
-
-def as_weights(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Weights as float64.
-
-    Raises:
-        DataError: if a weight is below 0, not finite or no number.
-
-    Example:
-        >>> as_weights(np.array([1, 0, 2]))
-        array([1., 0., 2.])
-    """
-    try:
-        weights = values.astype(np.float64)
-    except (TypeError, ValueError):
-        weights = np.full(len(values), np.nan)
-    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
-    if wrong.size:
-        msg = (
-            f"Expected `sample_weight` to be finite numbers of at least 0, but row {wrong[0]} has "
-            f"{values[wrong[0] :][:1].tolist()[0]!r}, and {wrong.size} of {len(values)} rows are wrong."
-        )
-        raise DataError(msg)
-    return weights

@@ -79,6 +79,9 @@ class PosNegLoader:
     def __len__(self) -> int:
         return len(self.batch_plans)
 
+    #: Names of the columns of a table; ``None`` for everything else.
+    columns: tuple[str, ...] | None = None
+
     @property
     def num_positives(self) -> Any:
         """Number of training positives, n+; with several tasks, a tuple with the number of each task."""

@@ -36,7 +36,7 @@ from lightning_tpauc.data.source_files import (
     has_checksum,
     require_file,
 )
-from lightning_tpauc.data.splits import task_parts
+from lightning_tpauc.data.splits import label_parts
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.files import replacing
@@ -643,7 +643,7 @@ def random_split(
     """
     check_fractions(fractions)
     if names is not None:
-        cut = task_parts(binary_labels(targets), np.array(fractions), seed, tuple(names))
+        cut = label_parts(binary_labels(targets), np.array(fractions), seed, tuple(names))
         train, val, test = map(torch.from_numpy, cut)
         return train, val, test
     generator = torch.Generator().manual_seed(seed)

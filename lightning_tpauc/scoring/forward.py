@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from tqdm import tqdm
 
+from lightning_tpauc.data.examples import is_graph
 from lightning_tpauc.data.labels import NAMES
 from lightning_tpauc.errors import ArgumentError, TPAUCError, warn_on_rank_zero
 from lightning_tpauc.functional.checks import eager
@@ -41,7 +42,21 @@ def call_model(model: Callable[..., Any], inputs: Any) -> Any:
     if isinstance(inputs, Tensor):  # the usual case, in every step
         return model(inputs)
     positional, named = _arguments(model, inputs)
-    return model(*positional, **named)
+    if named or len(positional) != 1 or not isinstance(inputs, (Mapping, tuple, list)):
+        return model(*positional, **named)
+    try:
+        return model(inputs)
+    except (AttributeError, LookupError, TypeError) as error:
+        if isinstance(inputs, Mapping) and len(inputs) == 1:  # the model takes the one entry, and not the mapping
+            return model(*inputs.values())
+        names = f"the {len(inputs)} entries of an item"
+        names += f" ({', '.join(map(str, inputs))})" if isinstance(inputs, Mapping) else " (without its label)"
+        msg = (
+            f"The model can't compute with these inputs: {error!r}. It got {names} as one {type(inputs).__name__}. Let "
+            "`forward` take one argument for each; leave out of the data set's items what is no input, such as a "
+            "number of the row, and name it with `ids` where items are dictionaries."
+        )
+        raise ArgumentError(msg) from error
 
 
 @eager
@@ -54,7 +69,7 @@ def _arguments(model: Callable[..., Any], inputs: Any) -> tuple[list[Any], dict[
         return [inputs], {}
     if isinstance(inputs, Mapping):
         return _of_mapping(signature, inputs)
-    if hasattr(inputs, "edge_index") or hasattr(inputs, "edge_index_dict"):
+    if is_graph(inputs):
         return _of_graph(signature, inputs)
     several = isinstance(inputs, (tuple, list)) and not _binds(signature, inputs) and _binds(signature, *inputs)
     return (list(inputs) if several else [inputs]), {}

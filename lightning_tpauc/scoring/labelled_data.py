@@ -14,7 +14,7 @@ from lightning_tpauc.data.batch import EvalBatch
 from lightning_tpauc.data.datamodule import PosNegDataModule
 from lightning_tpauc.data.examples import has_label, without_label
 from lightning_tpauc.data.loader import PosNegLoader
-from lightning_tpauc.data.splits import numbered
+from lightning_tpauc.data.parts import numbered
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning, UnsupportedError
 from lightning_tpauc.scoring.labels import Labels, LabelSettings, by_position, listed
 

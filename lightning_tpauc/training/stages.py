@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from lightning_tpauc.algorithms import Algorithm, TrainingScores
 from lightning_tpauc.data.batch import PosNegBatch
-from lightning_tpauc.data.examples import layout
+from lightning_tpauc.data.examples import learnt_layout
 from lightning_tpauc.distributed import destroy_group_at_exit, prebuild_ddp_buckets, reshard
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_choice, check_count, is_real
@@ -222,7 +222,8 @@ class StageCallback(Callback):
         state.restore_last_iterate()
         self._batches_before = state.batches_seen
         if batch_idx == 0:
-            pl_module.input_layout = layout(getattr(batch, "inputs", None))
+            columns = getattr(trainer.train_dataloader, "columns", None)
+            pl_module.input_layout = learnt_layout(pl_module.input_layout, getattr(batch, "inputs", None), columns)
         if self._visited is not None and isinstance(batch, PosNegBatch):
             self._visited.visit(batch.index, batch_idx)
 

@@ -13,7 +13,7 @@ from lightning_tpauc.data.examples import (
     predicted_part,
     training_layout,
 )
-from lightning_tpauc.data.splits import TrainingPart
+from lightning_tpauc.data.parts import TrainingPart
 from lightning_tpauc.errors import DataError
 from tests.helpers.items import Items, N, X, Y, pair
 

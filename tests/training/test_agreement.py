@@ -8,7 +8,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
 from lightning_tpauc import NegativeStream, PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import SOTA, STACO
-from lightning_tpauc.data.splits import describe
+from lightning_tpauc.data.parts import describe
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.training.guards import require_agreement
 from tests.helpers.ddp import RankError, run_distributed

@@ -1,0 +1,680 @@
+"""The parts of a run: what trains, validates, is tested and predicted, with labels and what else is said of rows."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Subset, TensorDataset
+
+from lightning_tpauc.data.examples import (
+    ArrayDataset,
+    Datasets,
+    Entries,
+    RowsDataset,
+    aligned,
+    as_dataset,
+    check_order,
+    column_names,
+    columns_of,
+    enumerated,
+    has_label,
+    is_random,
+    is_table,
+    layout,
+    unaugmented,
+)
+from lightning_tpauc.data.labels import (
+    NOTHING,
+    are_labels,
+    as_array,
+    as_groups,
+    as_weights,
+    binary_labels,
+    disagreement,
+    entry_of,
+    find_targets,
+    label_keys,
+    label_names,
+    row_values,
+    rows_of_both_classes,
+    stored_targets,
+)
+from lightning_tpauc.data.sampler import SampleWeights, TaskRows
+from lightning_tpauc.data.seeding import Purpose, permute, seeded_items
+from lightning_tpauc.data.splits import Split
+from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
+
+#: Fits preprocessing on rows of the training set, and returns transformed data sets.
+FitTransforms = Callable[[Datasets, NDArray[np.int64]], Datasets]
+#: An entry of the items that equals the labels in so many of each class is the label.
+_CERTAIN = 64
+
+
+class Given(NamedTuple):
+    """What the arguments of a data module say of rows: where labels are, or their values; see there."""
+
+    targets: Any = None
+    groups: Any = None
+    sample_weight: Any = None
+    ids: Any = None
+
+
+class Examples:
+    """One data set of a run, with its labels and what arguments say of its rows.
+
+    Args:
+        raw: what the user gave. Columns of a table that an argument names are taken out: they are no inputs.
+        part: ``"train"``, ``"val"``, ``"test"`` or ``"predict"``.
+        given: the arguments. Labels as values belong to the training set.
+        dtype: see :func:`~lightning_tpauc.data.examples.as_dataset`.
+        known: names of the columns that the model takes, in its order; ``None`` takes those of the table.
+    """
+
+    def __init__(
+        self, raw: Any, part: str, given: Given, dtype: Any = None, known: tuple[str, ...] | None = None
+    ) -> None:
+        self.part, self.name, self.given = part, f"{part}_dataset", given
+        self.values: dict[str, Any] = {}
+        #: What finds the labels in this data set.
+        self.targets = given.targets if part == "train" or not are_labels(given.targets) else None
+        table = raw[0] if isinstance(raw, (tuple, list)) and len(raw) == 2 else raw
+        if is_table(table):
+            raw = self._without_named_columns(raw, table)
+        if is_table(raw) and part != "predict" and not are_labels(self.targets):
+            msg = (
+                f"`{self.name}` is a {type(raw).__name__}, and it is unknown which column is the label. Name it, "
+                "`targets='label'`, or pass a pair: `(table.drop(columns='label'), table['label'])`."
+            )
+            raise DataError(msg)
+        #: The data set, before any transform.
+        self.dataset = aligned(as_dataset(raw, self.name, dtype), known, self.name)
+        index = getattr(self.dataset, "index", None) if isinstance(self.dataset, ArrayDataset) else None
+        for argument in ("targets", "groups", "sample_weight") if part == "train" else ():
+            check_order(index, getattr(given, argument), f"`{argument}`", self.name)
+
+    def _without_named_columns(self, raw: Any, table: Any) -> Any:
+        column_names(table, self.name)
+        columns, labels = list(table.columns), named_columns(self.given.targets, table)
+        keys = label_keys(self.given.targets)
+        if table is raw and keys is not None and self.part != "predict" and not labels:
+            absent = next(key for key in keys if key not in columns)
+            msg = (
+                f"`targets={self.given.targets!r}` names columns of labels, but `{self.name}` has no {absent!r}: it has "
+                f"{enumerated(columns)}."
+            )
+            raise DataError(msg)
+        dropped = set(labels)
+        for argument in ("groups", "sample_weight", "ids"):
+            own = named_columns(getattr(self.given, argument), table)
+            dropped |= {*own}
+            if own and not is_column(getattr(self.given, argument)):
+                self.values[argument] = table[own[0]].to_numpy()
+        inputs = table[[column for column in columns if column not in dropped]] if dropped else table
+        if not labels or is_column(self.given.targets) or is_table(self.given.targets) or self.part == "predict":
+            return inputs if table is raw else (inputs, raw[1])
+        self.targets = None
+        return inputs, table[labels if isinstance(self.given.targets, (list, tuple)) else labels[0]]
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    @cached_property
+    def labels(self) -> NDArray[np.int8]:
+        """Labels, int8 ``(n,)``, or ``(n, K)`` of several. Finding them may take a pass over all items."""
+        return find_targets(self.dataset, self.targets, self.name)
+
+    @cached_property
+    def label_names(self) -> tuple[str, ...] | None:
+        """Names of several labels, where they have any."""
+        return None if self.labels.ndim == 1 else label_names(self.dataset, self.targets, self.labels.shape[1])
+
+    def values_of(self, argument: str) -> NDArray[Any] | None:
+        """What ``groups`` or ``sample_weight`` say of each row; ``None`` if they say nothing."""
+        given = self.values.get(argument, getattr(self.given, argument))
+        return None if given is None else row_values(self.dataset, given, argument, self.name)
+
+    def ids(self, *, search_items: bool, own: bool) -> NDArray[Any] | None:
+        """What each row is called: the column, attribute, key or values of ``ids``, or an index that does not just count.
+
+        Args:
+            search_items: whether to read all items for a key.
+            own: whether values given as ``ids`` are those of this data set.
+        """
+        given: Any = self.values.get("ids", self.given.ids)
+        index = getattr(self.dataset, "index", None) if isinstance(self.dataset, ArrayDataset) else None
+        if "ids" not in self.values and isinstance(given, str):
+            if index is not None and index.name == given:
+                given = index
+            elif not search_items and stored_targets(self.dataset, [given]) is None:
+                return None
+        elif "ids" not in self.values and given is not None:
+            check_order(index, given, "`ids`", self.name) if own else None
+            given = given if own else None
+        if given is None and index is not None and not _just_counts(index):
+            given = index
+        return None if given is None else row_values(self.dataset, given, "ids", self.name)
+
+    def entries(self, known: Any = None) -> Entries:
+        """Which entries of items are no inputs."""
+        others = [v for v in (self.given.groups, self.given.sample_weight, self.given.ids) if isinstance(v, str)]
+        keys = None if self.targets is None else label_keys(self.targets)
+        return Entries(keys, frozenset(others), known=known)
+
+    def first_layout(self, dataset: Any) -> Any:
+        """What inputs consist of, from the first item of a data set; see :func:`~lightning_tpauc.data.examples.layout`."""
+        if isinstance(dataset, (Tensor, RowsDataset)):
+            return layout(0.0, columns_of(self.dataset))
+        with seeded_items(0, 0):
+            return layout(self.entries().inputs_of(dataset[0]), columns_of(self.dataset))
+
+    def refuse_label_among_inputs(self) -> None:
+        """Raise :class:`DataError` if a column of a table, or an entry of the items, equals the labels.
+
+        That is so where labels are passed beside a table that still holds them.
+        """
+        if self.labels.ndim > 1 or not 0 < int(self.labels.sum()) < len(self.labels):
+            return
+        columns = columns_of(self.dataset)
+        if columns is not None and isinstance(self.dataset, ArrayDataset):
+            values = self.dataset.features
+            same = [
+                k
+                for k in range(len(columns))
+                if values[0, k] == self.labels[0] and np.array_equal(values[:, k], self.labels)
+            ]
+            left = [columns[k] for k in same]
+        elif are_labels(self.targets):
+            left = self._entries_like_labels()
+        else:
+            return
+        if left:
+            msg = (
+                f"{left[0]!r} in `{self.name}` equals the labels, and would be an input of the model. Name it, "
+                f"`targets={left[0]!r}`, or leave it out of the inputs."
+            )
+            raise DataError(msg)
+
+    def _entries_like_labels(self) -> list[str]:
+        left: list[str] | None = None
+        named = self.entries().named
+        with seeded_items(0, 0):
+            for row in rows_of_both_classes(self.labels, _CERTAIN):
+                item = self.dataset[int(row)]
+                if not isinstance(item, Mapping):
+                    return []
+                keys = [key for key in item if key not in named] if left is None else left
+                left = [key for key in keys if np.size(item[key]) == 1 and _equals(item[key], self.labels[row])]
+                if not left:
+                    break
+        return left or []
+
+
+def _equals(value: Any, label: Any) -> bool:
+    try:
+        return bool(as_array(value).reshape(-1)[0] == label)
+    except (DataError, TypeError, ValueError):
+        return False
+
+
+def is_column(given: Any) -> bool:
+    """Whether this is a column of pandas or polars."""
+    return hasattr(given, "to_numpy") and hasattr(given, "name")
+
+
+def named_columns(given: Any, table: Any) -> list[Any]:
+    """The columns of a table that an argument names: by one name or several, or as a column or table with these names.
+
+    Example:
+        >>> import pandas as pd
+        >>> table = pd.DataFrame({"age": [1.0], "died": [0]})
+        >>> named_columns("died", table), named_columns(table["died"] == 1, table), named_columns([0], table)
+        (['died'], ['died'], [])
+    """
+    known = list(table.columns)
+    if is_table(given):
+        return [name for name in given.columns if name in known]
+    if is_column(given):
+        return [given.name] if given.name in known else []
+    names = list(given) if isinstance(given, (list, tuple)) else [given]
+    are_names = all(isinstance(name, (str, int)) and not isinstance(name, bool) for name in names)
+    if not are_names or not all(name in known for name in names) or (len(names) > 1 and len(names) == len(table)):
+        return []
+    return names
+
+
+def _just_counts(index: Any) -> bool:
+    return getattr(index, "nlevels", 1) == 1 and np.array_equal(index.to_numpy(), np.arange(len(index)))
+
+
+class EvaluatedPart(NamedTuple):
+    """Rows of a data set to evaluate, and their labels.
+
+    Attributes:
+        dataset: map-style data set.
+        rows: int64 array ``(n,)``.
+        labels: int8 array ``(n,)`` of 0 and 1, ``(n, K)`` with several labels; -1 where unknown.
+        entries: which entries of its items are no inputs.
+        label_names: names of several labels, where they have any.
+        ids: what the rows are called, ``(n,)``; ``None`` if they have no names.
+    """
+
+    dataset: Any
+    rows: NDArray[np.int64]
+    labels: NDArray[np.int8]
+    entries: Entries = Entries()
+    label_names: tuple[str, ...] | None = None
+    ids: NDArray[Any] | None = None
+
+
+class TrainingPart:
+    """Labels of the training set; the rows that train, and the rows that validate.
+
+    Args:
+        labels: int8 array ``(n,)`` of 0 and 1; ``(n, K)`` with several labels, with -1 where nothing was measured.
+        rows: int64 array of the rows that train; all if ``None``.
+        held_out: int64 array of the rows that validate.
+        names: names of several labels; their numbers from 0 on if ``None``.
+        weights: float array ``(n,)``: the weight of each row. Rows of weight 0 do not train. ``None`` weighs all alike.
+    """
+
+    def __init__(
+        self,
+        labels: NDArray[np.int8],
+        rows: NDArray[np.int64] | None = None,
+        held_out: NDArray[np.int64] | None = None,
+        names: tuple[str, ...] | None = None,
+        weights: NDArray[np.float64] | None = None,
+    ) -> None:
+        self.labels, self.weights = labels, weights
+        self.rows = np.arange(len(labels), dtype=np.int64) if rows is None else rows
+        if weights is not None:
+            self.rows = self.rows[weights[self.rows] > 0]
+        self.held_out = np.empty(0, dtype=np.int64) if held_out is None else held_out
+        #: What is known of several labels; ``None`` with one.
+        self.tasks: TaskRows | None = None
+        if labels.ndim == 2:
+            self.tasks = TaskRows(labels, self.rows, names or numbered(labels.shape[1]))
+            self.by_class = self.tasks.some_positive, self.tasks.negatives
+        else:
+            #: Training rows of the positives and of the negatives. ``index`` counts the positives in this order. With
+            #: several labels, rows that are positive, and rows that are negative, for at least one.
+            self.by_class = self.rows[labels[self.rows] == 1], self.rows[labels[self.rows] == 0]
+
+    @property
+    def num_positives(self) -> Any:
+        """Number of training positives; with several labels, a tuple with the number of each."""
+        return len(self.by_class[0]) if self.tasks is None else self.tasks.num_positives
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """16 hex digits that identify which examples the positives 0 .. n+ - 1 are; with several labels, all of these.
+
+        Weights, if any, are part of it.
+        """
+        digest = hashlib.blake2b(f"{len(self.labels)}:".encode(), digest_size=8)
+        if self.tasks is None:
+            digest.update(self.by_class[0].astype("<i8").data)
+        else:
+            digest.update(f"{self.labels.shape[1]}:".encode() + self.tasks.rows.astype("<i8").tobytes())
+            digest.update(self.labels[self.tasks.rows].tobytes())
+        if self.weights is not None:
+            digest.update(self.weights[self.rows].astype("<f8").data)
+        return digest.hexdigest()
+
+
+def numbered(count: int) -> tuple[str, ...]:
+    """The names of labels that have none: ``("0", "1", ...)``."""
+    return tuple(map(str, range(count)))
+
+
+class PreparedData:
+    """The data sets of a run. It owns their labels, the split and the transformed data sets.
+
+    Args:
+        examples: by part; without those that there are not.
+        negatives: a stream of negatives.
+        split: what is split off from the training set for validation.
+        fit_transforms: preprocessing to fit on the rows that train; ``None`` leaves the data sets as they are.
+    """
+
+    def __init__(
+        self,
+        examples: Mapping[str, Examples],
+        negatives: Any = None,
+        split: Split | None = None,
+        fit_transforms: FitTransforms | None = None,
+    ) -> None:
+        self.examples, self.negatives, self.split = examples, negatives, split or Split()
+        self._fit_transforms = fit_transforms
+
+    @cached_property
+    def training(self) -> TrainingPart:
+        """Labels of the training set, and which of its rows train.
+
+        Raises:
+            ArgumentError: if a part is to be split off from positives alone, or several labels are to be weighed.
+            DataError: if there is no training set.
+        """
+        train = self.examples.get("train")
+        if train is None:
+            msg = "There is no training set: pass `train_dataset`, and call `setup('fit')` first."
+            raise DataError(msg)
+        weights = train.values_of("sample_weight")
+        weights = None if weights is None else as_weights(weights)
+        if self.negatives is not None:
+            self._refuse_split_of_stream()
+            return TrainingPart(_labels_of_positives(train), weights=weights)
+        labels = train.labels
+        train.refuse_label_among_inputs()
+        _say_most_are_positive(labels)
+        if weights is not None and labels.ndim == 2:
+            msg = (
+                f"`sample_weight` weighs the examples of one task, but the labels have {labels.shape[1]} columns. "
+                "Leave it out, or pass one column of labels."
+            )
+            raise ArgumentError(msg)
+        groups = train.values_of("groups")
+        names = None if labels.ndim == 1 else train.label_names or numbered(labels.shape[1])
+        parts = self.split.cut(labels, None if groups is None else as_groups(groups), names)
+        return TrainingPart(labels, *parts, names, weights)
+
+    def _refuse_split_of_stream(self) -> None:
+        name = self.split.parts
+        if name is not None:
+            msg = (
+                f"`{name}={getattr(self.split, name)}` can't split a stream of `negatives`. Pass a `val_dataset` with "
+                "both classes instead."
+            )
+            raise ArgumentError(msg)
+
+    @cached_property
+    def sample_weights(self) -> SampleWeights | None:
+        """The weights by which training examples are drawn; ``None`` if all count alike.
+
+        Raises:
+            DataError: if no example of a class has a weight above 0.
+        """
+        if self.training.weights is None:
+            return None
+        pos, neg = (self.training.weights[rows] for rows in self.training.by_class)
+        missing = "positive" if not len(pos) else "negative" if not len(neg) and self.negatives is None else None
+        if missing:
+            msg = f"No {missing} training example has a `sample_weight` above 0: both classes are needed."
+            raise DataError(msg)
+        return SampleWeights(pos, neg if self.negatives is None else None)
+
+    @cached_property
+    def datasets(self) -> Datasets:
+        """The data sets after ``fit_transforms``, if that is given; only then labels and split are needed for them."""
+        given = Datasets(**{part: own.dataset for part, own in self.examples.items()}, negatives=self.negatives)
+        if self._fit_transforms is None or given.train is None:
+            return given
+        return self._fit_transforms(given, self.training.rows)
+
+    @property
+    def splits_validation(self) -> bool:
+        """Whether the validation set is split off from the training set."""
+        return "val" not in self.examples and "train" in self.examples and self.split.parts is not None
+
+    @property
+    def has_validation(self) -> bool:
+        """Whether there is a validation set, of its own or split off."""
+        return "val" in self.examples or self.splits_validation
+
+    def require(self, part: str) -> Examples:
+        """The examples of a part.
+
+        Raises:
+            DataError: if there are none.
+        """
+        if part not in self.examples:
+            msg = f"There is no data set for this: pass `{part}_dataset`, or return `{part}` from `build_datasets`."
+            raise DataError(msg)
+        return self.examples[part]
+
+    def labelled(self, part: str, known: tuple[str, ...] | None = None) -> EvaluatedPart:
+        """The validation or test set with its labels.
+
+        Args:
+            part: ``"val"`` or ``"test"``.
+            known: keys of mappings that the model takes; ``None`` if unknown.
+        """
+        own = self.require(part)
+        self._refuse_another_rule(own.name)
+        dataset, rows = getattr(self.datasets, part), np.arange(len(own), dtype=np.int64)
+        labels = own.labels
+        if "training" in self.__dict__:
+            self._check_same_labels(own)
+        ids = own.ids(search_items=False, own=False)
+        return EvaluatedPart(dataset, rows, labels, own.entries(known), own.label_names, ids)
+
+    def _refuse_another_rule(self, name: str) -> None:
+        """Raise :class:`DataError` if labels given for the training set are not those that its items have."""
+        train = self.examples.get("train")
+        if train is None or not are_labels(train.targets) or self.negatives is not None:
+            return
+        with seeded_items(0, 0):
+            differing = disagreement(train.dataset, train.labels, None)
+        if differing:
+            msg = (
+                f"`targets` are the labels of `train_dataset` alone, and they are not what its items have: {differing}. "
+                f"`{name}` would be judged by the labels of its items. Pass `targets` as a name, or as a function of "
+                "one label, such as `targets=lambda label: label == 1`, which hold for all data sets; or give each data "
+                "set its labels in the same way, as a pair (x, y)."
+            )
+            raise DataError(msg)
+
+    def _check_same_labels(self, part: Examples) -> None:
+        tasks = self.training.tasks
+        names = () if tasks is None else tasks.names
+        expected, other = len(names) or 1, 1 if part.labels.ndim == 1 else part.labels.shape[1]
+        if expected != other:
+            msg = (
+                f"Expected as many labels per example in `{part.name}` as in `train_dataset`, but it has {other}, and "
+                f"that has {expected}. Choose the same columns."
+            )
+            raise DataError(msg)
+        if part.label_names is None or names in (part.label_names, numbered(expected)):
+            return
+        wrong = next(pair for pair in zip(part.label_names, names, strict=True) if pair[0] != pair[1])
+        msg = (
+            f"Expected the same labels in the same order in `{part.name}` and `train_dataset`, but it has {wrong[0]!r} "
+            f"where that has {wrong[1]!r}. Choose the same columns in the same order."
+        )
+        raise DataError(msg)
+
+    @cached_property
+    def held_out(self) -> EvaluatedPart:
+        """The part that is split off from the training set."""
+        dataset, rows, train = self.datasets.train, self.training.held_out, self.examples["train"]
+        if unaugmented(dataset) is dataset and is_random(dataset, rows[:4]):
+            rank_zero_warn(
+                "The items of `train_dataset` are random, augmented perhaps, and so are those that validate. Give the "
+                "data set an attribute `without_augmentation`, a data set with the same rows as they are, or pass a "
+                "`val_dataset`.",
+                category=TPAUCWarning,
+            )
+        tasks = self.training.tasks
+        ids = train.ids(search_items=False, own="predict" not in self.examples)
+        names = None if tasks is None else tasks.names
+        ids = rows if ids is None else ids[rows]
+        return EvaluatedPart(dataset, rows, self.training.labels[rows], train.entries(), names, ids)
+
+    def predicted(self, known: Any) -> EvaluatedPart:
+        """The data to predict on, with or without labels; without them, the part that is split off for validation.
+
+        Args:
+            known: returns the :func:`~lightning_tpauc.data.examples.layout` of the inputs that the model takes.
+
+        Raises:
+            DataError: if nobody knows whether the items' last entry is a label.
+        """
+        if "predict" not in self.examples and self.splits_validation:
+            return self.held_out
+        own = self.require("predict")
+        dataset = unaugmented(self.datasets.predict)
+        rows, unknown = np.arange(len(dataset), dtype=np.int64), np.full(len(dataset), -1, dtype=np.int8)
+        ids = own.ids(search_items=True, own=True)
+        labelled, entries = True, own.entries()
+        if not isinstance(dataset, (Tensor, RowsDataset)):
+            with seeded_items(0, 0):
+                item = dataset[0]
+            if isinstance(item, Mapping):
+                found = known()
+                entries = entries._replace(
+                    known=tuple(found["keys"]) if isinstance(found, Mapping) and "keys" in found else None
+                )
+            if isinstance(item, (tuple, list)) and len(item) > 1:
+                labelled = has_label(item, known())
+                if labelled is None and not (len(item) == 2 and np.size(as_array(item[1])) == 1):
+                    msg = (
+                        f"Nobody knows whether the last of the {len(item)} entries of the items of `predict_dataset` is "
+                        "a label: pass `train_dataset`, too, or predict with a module that was trained or loaded from a "
+                        "checkpoint; or let the items be `((a, b), label)`."
+                    )
+                    raise DataError(msg)
+        if labelled is False:
+            return EvaluatedPart(dataset, rows, unknown, entries._replace(labelled=False), ids=ids)
+        labels = unknown
+        try:
+            stored = stored_targets(own.dataset, entries.label)
+            labels = unknown if stored is None else binary_labels(stored, own.name)
+        except DataError:  # placeholders, such as nan or zeros of another shape
+            pass
+        return EvaluatedPart(dataset, rows, labels, entries, ids=ids)
+
+    @property
+    def label_names(self) -> tuple[str, ...] | None:
+        """Names of several labels; ``None`` with one. Labels that were found already come before the training set's."""
+        if "training" in self.__dict__:
+            return None if self.training.tasks is None else self.training.tasks.names
+        others = [self.examples[part] for part in ("val", "test") if part in self.examples]
+        found = [own for own in others if "labels" in own.__dict__]
+        if not found and "train" in self.examples:
+            return None if self.training.tasks is None else self.training.tasks.names
+        own = (found or others or [None])[0]
+        return None if own is None or own.labels.ndim == 1 else own.label_names or numbered(own.labels.shape[1])
+
+    def scored(self, max_negatives: int | None, seed: int) -> tuple[EvaluatedPart, EvaluatedPart]:
+        """The training positives, and the training negatives or a random sample of them, drawn by their weights if any.
+
+        With several labels, they are the first two parts of :class:`~lightning_tpauc.data.sampler.ScoredRows`.
+        """
+        labels, train, tasks = self.training.labels, self.datasets.train, self.training.tasks
+        if tasks is None:
+            positives, negatives = self.training.by_class
+            if self.sample_weights is not None and len(negatives):
+                count = min(len(negatives), max_negatives or len(negatives))
+                negatives = negatives[self.sample_weights.indices(count, seed, Purpose.SCORING).batches(0, 1)[0]]
+            parts = positives, sampled_rows(negatives, max_negatives, seed)
+        else:
+            parts = tasks.scored(max_negatives, seed)[:2]
+        entries = self.examples["train"].entries()
+        pos, neg = (EvaluatedPart(train, rows, labels[rows], entries) for rows in parts)
+        return pos, neg
+
+    def description(self, parts: Collection[str], labelled: Collection[str], *, splits: bool) -> dict[str, Any]:
+        """Short descriptions, by name, of what all processes of a run must have in common.
+
+        Args:
+            parts: data sets to describe.
+            labelled: those whose labels are compared, too.
+            splits: whether to describe the split.
+        """
+        found: dict[str, Any] = {}
+        for part in parts:
+            dataset = getattr(self.datasets, part)
+            found[f"`{part}_dataset`"] = None if dataset is None else describe(dataset)
+            if dataset is not None and part in labelled:
+                found[f"labels of `{part}_dataset`"] = _digest(self.labelled(part).labels)
+        if splits and "train" in self.examples:
+            training = self.training
+            found["rows of the training positives"] = training.fingerprint
+            found["rows that train"], found["rows that validate"] = _digest(training.rows), _digest(training.held_out)
+        return found
+
+
+def _labels_of_positives(train: Examples) -> NDArray[np.int8]:
+    """Labels of a training set whose negatives are a stream: all 1, with or without stored labels.
+
+    Raises:
+        DataError: if it has negatives, or several labels.
+    """
+    if train.targets is None and stored_targets(train.dataset) is None and entry_of(train.dataset[0], None) is NOTHING:
+        return np.ones(len(train), dtype=np.int8)
+    labels = train.labels
+    if labels.ndim == 2:
+        msg = (
+            f"A stream of `negatives` goes with one task, but the labels of `train_dataset` have {labels.shape[1]} "
+            "columns. Choose one column, or put the negatives into `train_dataset`."
+        )
+        raise DataError(msg)
+    count = int((labels == 0).sum())
+    if count:
+        msg = (
+            f"Expected positives only in `train_dataset` beside a stream of `negatives`, but {count} of its "
+            f"{len(labels)} labels are 0. Put them into the stream, and take the others with torch.utils.data.Subset."
+        )
+        raise DataError(msg)
+    return labels
+
+
+def _say_most_are_positive(labels: NDArray[np.int8]) -> None:
+    columns = labels.reshape(len(labels), -1)
+    shares = (columns == 1).sum(axis=0) / np.maximum((columns >= 0).sum(axis=0), 1)
+    if (shares > 0.5).all():
+        rank_zero_warn(
+            f"{100 * shares.min():.0f} % of the labels of `train_dataset` are 1: was the other class meant? 1 is the "
+            "class to be found, which most often is the rarer one. `targets=lambda label: label == 0` turns labels round.",
+            category=TPAUCWarning,
+        )
+
+
+def sampled_rows(rows: NDArray[np.int64], count: int | None, seed: int) -> NDArray[np.int64]:
+    """A sorted random sample of sorted rows; all rows if ``count`` is ``None`` or not smaller than their number."""
+    if count is None or count >= len(rows):
+        return rows
+    return rows[np.sort(permute(np.arange(count), np.array(0), len(rows), seed=seed, purpose=Purpose.SCORING))]
+
+
+def describe(dataset: Any) -> str:
+    """Number of examples and checksums of a data set, as far as these are cheap.
+
+    Checksums are made of the indices of subsets, and of up to 256 rows in memory. Other items may be expensive to read,
+    or random.
+    """
+    if isinstance(dataset, Subset):
+        return f"{len(dataset)} examples, {_digest(np.asarray(dataset.indices))}, of {describe(dataset.dataset)}"
+    rows = np.unique(np.linspace(0, len(dataset) - 1, 256).astype(np.int64))
+    fetched: Sequence[Any] = ()
+    if isinstance(dataset, ArrayDataset):
+        dataset = copy.copy(dataset)
+        dataset.dtype = None  # whatever the model asks for
+    if isinstance(dataset, RowsDataset):
+        fetched = (dataset.rows(rows),)
+    elif isinstance(dataset, (Tensor, TensorDataset)):
+        tensors = (dataset,) if isinstance(dataset, Tensor) else dataset.tensors
+        fetched = tuple(t[torch.from_numpy(rows).to(t.device)] for t in tensors if t.layout == torch.strided)
+    found = [part for part in fetched if isinstance(part, Tensor)]
+    shapes = [f"{tuple(part.shape[1:])} {part.dtype}" for part in found]
+    return ", ".join([f"{len(dataset)} examples", *shapes, *(_digest(_bytes(part)) for part in found)])
+
+
+def _digest(values: NDArray[Any]) -> str:
+    """Eight hex digits that depend on an array's shape, dtype and content."""
+    array = np.ascontiguousarray(values)
+    text = f"{array.shape}{array.dtype.newbyteorder('=')}".encode()
+    return hashlib.blake2b(text + array.tobytes(), digest_size=4).hexdigest()
+
+
+def _bytes(tensor: Tensor) -> NDArray[Any]:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
