@@ -63,9 +63,10 @@ class PosNegDataModule(LightningDataModule):
     - a :class:`~torch.utils.data.TensorDataset`, or any map-style data set of tuples, mappings or PyG graphs.
 
     The last entry of a tuple is the label, and all others are inputs. Columns of tables are known by their names: all
-    data sets, and those that a trained model is given later, are put into the order of the training set. Floats of numpy arrive as float32 if the model's
-    weights are float32; tensors keep their dtype. The batch of global step t depends on ``seed`` and t alone. So a
-    checkpoint holds only the number of batches consumed (the module's ``batches_seen``), and resuming replays nothing.
+    data sets, and those that a trained model is given later, are put into the order of the training set. Floats of
+    numpy arrive as float32 if the model's weights are float32; tensors keep their dtype. The batch of global step t
+    depends on ``seed`` and t alone. So a checkpoint holds only the number of batches consumed, and resuming replays
+    nothing.
 
     Args:
         train_dataset: training set, with labels 0 and 1.
@@ -112,11 +113,11 @@ class PosNegDataModule(LightningDataModule):
         targets: the labels of the training set; or the name (attribute, key, or column of a table) under which all data
             sets keep them, a list of names for several labels, or a function that makes 0 or 1 of the label that a data
             set has, such as ``lambda label: label == "dead"``. ``None`` searches as
-            :func:`~lightning_tpauc.data.labels.find_targets` does. Labels with several columns are several labels; nan
-            stands for what was not measured. What ``targets``, ``groups``, ``sample_weight`` or ``ids`` name is no input.
+            :func:`~lightning_tpauc.data.labels.find_targets` does. Several columns are several labels; nan stands for
+            what was not measured. What ``targets``, ``groups``, ``sample_weight`` or ``ids`` name is no input.
         groups: what ``val_fraction`` and ``num_folds`` keep together, such as patients or scaffolds: one value for each
-            item of the training set, or a name: of a column of the table, of an attribute of the data set, or of a key of
-            its items.
+            item of the training set, or a name: of a column of the table, of an attribute of the data set, or of a key
+            of its items.
         sample_weight: how often each example is drawn for training: numbers of at least 0, or a name as for ``groups``.
             A weight is relative to those of the same class, or to those of all examples if ``sampling="uniform"``. The
             objective is that of a training set which holds each example in proportion to its weight. Examples of weight
@@ -351,7 +352,7 @@ class PosNegDataModule(LightningDataModule):
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """Names of the columns of the training table that are inputs, in the model's order; ``None`` without a table."""
+        """Names of the training table's columns that are inputs, in the model's order; ``None`` without a table."""
         train = self._prepared.examples.get("train")
         return None if train is None else columns_of(train.dataset)
 
@@ -388,9 +389,9 @@ class PosNegDataModule(LightningDataModule):
 
     @property
     def fingerprint(self) -> str | None:
-        """16 hex digits of the labels, the split and, where they are in memory, of inputs; ``None`` without training set.
+        """16 hex digits that identify which examples the positives 0 .. n+ - 1 are; ``None`` without a training set.
 
-        They identify which examples the positives 0 .. n+ - 1 are.
+        The inputs count as well, where they are in memory.
         """
         if self._raw.train is None:
             return None
@@ -495,8 +496,8 @@ class PosNegDataModule(LightningDataModule):
         if missing:
             named = ", ".join(f"{name} ({count})" for name, count in list(missing.items())[:10])
             rank_zero_warn(
-                f"{sum(missing.values())} cells of `predict_dataset` are empty: {named}. A model that does not fill them "
-                "gives these rows no score, and so no decision.",
+                f"{sum(missing.values())} cells of `predict_dataset` are empty: {named}. A model that does not fill "
+                "them gives these rows no score, and so no decision.",
                 category=TPAUCWarning,
             )
         return self._eval_loader(part)

@@ -707,7 +707,7 @@ def _check_count(batch: Any, count: int) -> None:
     """Whether a batch may hold as many examples as there were items; some put them on the second axis."""
     parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple) else [batch]
     shapes = [tuple(part.shape) for part in parts if isinstance(part, Tensor) and part.ndim]
-    if shapes and not any(count in shape[:2] for shape in shapes):
+    if shapes and len(parts) != count and not any(count in shape[:2] for shape in shapes):
         msg = (
             f"Expected `collate_fn` to make a batch of all {count} items, but got shape {shapes[0]}. It may not drop "
             "items: leave them out before, for instance with torch.utils.data.Subset."

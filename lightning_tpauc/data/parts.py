@@ -108,8 +108,8 @@ class Examples:
         if table is raw and keys is not None and self.part != "predict" and not labels:
             absent = next(key for key in keys if key not in columns)
             msg = (
-                f"`targets={self.given.targets!r}` names columns of labels, but `{self.name}` has no {absent!r}: it has "
-                f"{enumerated(columns)}."
+                f"`targets={self.given.targets!r}` names columns of labels, but `{self.name}` has no {absent!r}: "
+                f"it has {enumerated(columns)}."
             )
             raise DataError(msg)
         dropped = set(labels)
@@ -143,7 +143,7 @@ class Examples:
         return None if given is None else row_values(self.dataset, given, argument, self.name)
 
     def ids(self, *, search_items: bool, own: bool) -> NDArray[Any] | None:
-        """What each row is called: the column, attribute, key or values of ``ids``, or an index that does not just count.
+        """What each row is called: what ``ids`` says, or an index that does not just count the rows.
 
         Args:
             search_items: whether to read all items for a key.
@@ -170,7 +170,7 @@ class Examples:
         return Entries(keys, frozenset(others), known=known)
 
     def first_layout(self, dataset: Any) -> Any:
-        """What inputs consist of, from the first item of a data set; see :func:`~lightning_tpauc.data.examples.layout`."""
+        """The :func:`~lightning_tpauc.data.examples.layout` of inputs, from the first item of a data set."""
         if isinstance(dataset, (Tensor, RowsDataset)):
             return layout(0.0, columns_of(self.dataset))
         with seeded_items(0, 0):
@@ -466,10 +466,10 @@ class PreparedData:
             differing = disagreement(train.dataset, train.labels, None)
         if differing:
             msg = (
-                f"`targets` are the labels of `train_dataset` alone, and they are not what its items have: {differing}. "
-                f"`{name}` would be judged by the labels of its items. Pass `targets` as a name, or as a function of "
-                "one label, such as `targets=lambda label: label == 1`, which hold for all data sets; or give each data "
-                "set its labels in the same way, as a pair (x, y)."
+                f"`targets` are the labels of `train_dataset` alone, and they are not what its items have: "
+                f"{differing}. `{name}` would be judged by the labels of its items. Pass `targets` as a name, or as a "
+                "function of one label, such as `targets=lambda label: label == 1`, which hold for all data sets; or "
+                "give each data set its labels in the same way, as a pair (x, y)."
             )
             raise DataError(msg)
 
@@ -537,9 +537,9 @@ class PreparedData:
                 labelled = has_label(item, known())
                 if labelled is None and not (len(item) == 2 and np.size(as_array(item[1])) == 1):
                     msg = (
-                        f"Nobody knows whether the last of the {len(item)} entries of the items of `predict_dataset` is "
-                        "a label: pass `train_dataset`, too, or predict with a module that was trained or loaded from a "
-                        "checkpoint; or let the items be `((a, b), label)`."
+                        f"Nobody knows whether the last of the {len(item)} entries of the items of `predict_dataset` "
+                        "is a label: pass `train_dataset`, too, or predict with a module that was trained or loaded "
+                        "from a checkpoint; or let the items be `((a, b), label)`."
                     )
                     raise DataError(msg)
         if labelled is False:
@@ -634,7 +634,7 @@ def _say_most_are_positive(labels: NDArray[np.int8]) -> None:
     if (shares > 0.5).all():
         rank_zero_warn(
             f"{100 * shares.min():.0f} % of the labels of `train_dataset` are 1: was the other class meant? 1 is the "
-            "class to be found, which most often is the rarer one. `targets=lambda label: label == 0` turns labels round.",
+            "class to be found, most often the rarer one. `targets=lambda label: label == 0` turns labels round.",
             category=TPAUCWarning,
         )
 

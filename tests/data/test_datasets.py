@@ -5,15 +5,8 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
-from lightning_tpauc.data.examples import (
-    ArrayDataset,
-    as_dataset,
-    evaluated_part,
-    fetcher_for,
-    predicted_part,
-    training_layout,
-)
-from lightning_tpauc.data.parts import TrainingPart
+from lightning_tpauc.data.examples import ArrayDataset, as_dataset, fetcher_for
+from lightning_tpauc.data.parts import Examples, Given, PreparedData, TrainingPart
 from lightning_tpauc.errors import DataError
 from tests.helpers.items import Items, N, X, Y, pair
 
@@ -48,10 +41,6 @@ def test_arrays_that_are_no_items():
 
 def test_training_rows_by_class():
     labels = Y.numpy().astype(np.int8)
-    part = TrainingPart(labels)
-    assert part.by_class[0].tolist() == [2 + 5 * k for k in range(12)]
-    assert len(part.by_class[1]) == 48
-    assert len(part.held_out) == 0
     rows = np.arange(10, N)
     part = TrainingPart(labels, rows, np.arange(10))
     assert part.by_class[0].tolist() == [12 + 5 * k for k in range(10)]
@@ -70,20 +59,10 @@ def test_the_fingerprint_tells_training_sets_apart():
     assert len({reference, *(other.fingerprint for other in others)}) == 4
 
 
-def test_evaluated_parts():
-    part = evaluated_part(Items(pair), None, "val_dataset")
-    assert part.labels.tolist() == Y.int().tolist()
-    assert part.rows.tolist() == list(range(N))
-    # labels given as an array belong to the training set
-    assert evaluated_part(Items(pair), ~Y, "test_dataset").labels.tolist() == Y.int().tolist()
-    assert evaluated_part(Items(pair, flag=~Y), "flag", "test_dataset").labels.tolist() == (~Y).int().tolist()
-
-
 def predicted(dataset, known=None):
     """Labels, and inputs as a model gets them."""
-    part = predicted_part(dataset, None, lambda: known)
-    inputs = fetcher_for(part.dataset)(part.rows, 0)
-    return part.labels.tolist(), inputs
+    part = PreparedData({"predict": Examples(dataset, "predict", Given())}).predicted(lambda: known)
+    return part.labels.tolist(), fetcher_for(part.dataset, entries=part.entries)(part.rows, 0)
 
 
 PAIRS = [(X[row], 2 * X[row]) for row in range(N)]
@@ -114,7 +93,7 @@ def test_labelled_tuples_to_predict_on_lose_their_label(dataset):
     _, inputs = predicted(dataset, ["tensor", "tensor"])
     assert torch.equal(inputs[1], 2 * X)
     assert len(inputs) == 2
-    for known in (None, "tensor", ["tensor"] * 4, "mapping"):
+    for known in (None, "tensor", ["tensor"] * 4, {"keys": ["x"]}):
         with pytest.raises(DataError, match="the 3 entries of the items"):
             predicted(dataset, known)
 
@@ -126,7 +105,10 @@ def test_single_entries_are_no_labels():
 
 
 def test_the_layout_of_a_training_set():
-    assert training_layout(X) == training_layout(TensorDataset(X, Y)) == training_layout(Items(pair)) == "tensor"
-    assert training_layout(TensorDataset(X, X, Y)) == ["tensor", "tensor"]
-    assert training_layout([((X[0], "word"), 1)]) == ["tensor", "words"]
-    assert training_layout([{"x": 1, "label": 0}]) == "mapping"
+    def of(dataset):
+        return Examples(dataset, "train", Given()).first_layout(dataset)
+
+    assert of(X) == of(TensorDataset(X, Y)) == of(Items(pair)) == "tensor"
+    assert of(TensorDataset(X, X, Y)) == ["tensor", "tensor"]
+    assert of([((X[0], "word"), 1)]) == ["tensor", "words"]
+    assert of([{"x": 1, "label": 0}]) == {"keys": ["x"]}

@@ -68,11 +68,10 @@ def test_words_stay_a_list():
     assert fetcher_for(Items(lambda row: (f"word {row}", Y[row])))(ROWS, 0) == ["word 7", "word 3", "word 50"]
 
 
-def test_mappings_are_kept_whole():
+def test_mappings_lose_their_label():
     inputs = fetcher_for(Items(mapping))(ROWS, 0)
-    assert set(inputs) == {"x", "twice", "label"}
+    assert set(inputs) == {"x", "twice"}
     assert torch.equal(inputs["x"], EXPECTED)
-    assert inputs["label"].tolist() == [1, 0, 0]
 
 
 def test_arrays_are_indexed_once(monkeypatch):

@@ -8,7 +8,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from lightning_tpauc import PosNegDataModule
 from lightning_tpauc.data.labels import as_groups
-from lightning_tpauc.data.splits import group_fold, group_holdout
+from lightning_tpauc.data.splits import cross_validation, holdout
 from lightning_tpauc.errors import ArgumentError, DataError
 
 
@@ -23,21 +23,21 @@ def problem(seed=0, n=400, count=60, share=0.2):
 @pytest.mark.parametrize("fraction", [0.1, 0.25, 0.5])
 def test_a_holdout_parts_no_group_and_has_the_share_of_both_classes(seed, fraction):
     labels, groups, _ = problem(seed)
-    kept, held = group_holdout(labels, groups, fraction, seed)
+    kept, held = holdout(labels, fraction, seed, groups)
     assert sorted([*kept, *held]) == list(range(400))
     assert not set(groups[kept]) & set(groups[held])
     for value in (0, 1):
         assert (labels[held] == value).sum() / (labels == value).sum() == pytest.approx(fraction, abs=0.05)
-    again = group_holdout(labels, groups, fraction, seed)
+    again = holdout(labels, fraction, seed, groups)
     assert (again[1] == held).all()
-    assert not np.array_equal(group_holdout(labels, groups, fraction, seed + 1)[1], held)
+    assert not np.array_equal(holdout(labels, fraction, seed + 1, groups)[1], held)
 
 
 def test_a_few_groups_with_positives_are_divided():
     labels, groups = np.zeros(1000, dtype=np.int8), np.arange(1000) // 5
     labels[[7, 502]] = 1  # two of 200 groups
     for seed in range(20):
-        kept, held = group_holdout(labels, groups, 0.1, seed)
+        kept, held = holdout(labels, 0.1, seed, groups)
         assert labels[kept].sum() == labels[held].sum() == 1
 
 
@@ -46,7 +46,7 @@ def test_folds_are_those_of_scikit_learn():
     expected = StratifiedGroupKFold(4, shuffle=True, random_state=7).split(labels, labels, groups)
     seen = []
     for fold, (train, val) in enumerate(expected):
-        own = group_fold(labels, groups, 4, fold, seed=7)
+        own = cross_validation(labels, 4, fold, 7, groups)
         assert own[0].tolist() == sorted(train)
         assert own[1].tolist() == sorted(val)
         assert not set(groups[own[0]]) & set(groups[own[1]])
@@ -59,7 +59,7 @@ def test_several_tasks_have_both_classes_in_both_parts():
     groups = generator.integers(50, size=500)
     labels = (generator.random((500, 3)) < [0.3, 0.1, 0.03]).astype(np.int8)
     labels[generator.random((500, 3)) < 0.2] = -1
-    for kept, held in (group_holdout(labels, groups, 0.3, 0), group_fold(labels, groups, 3, 1, 0)):
+    for kept, held in (holdout(labels, 0.3, 0, groups), cross_validation(labels, 3, 1, 0, groups)):
         assert not set(groups[kept]) & set(groups[held])
         for part in (kept, held):
             assert ((labels[part] == 1).any(axis=0) & (labels[part] == 0).any(axis=0)).all()
@@ -107,7 +107,7 @@ def test_where_groups_come_from(form):
     own = groups[::-1] if form == "subset" else groups
     part = data._prepared.training
     assert not set(own[part.rows]) & set(own[part.held_out])
-    expected = group_holdout(labels, as_groups(groups), 0.25, 4)[1]
+    expected = holdout(labels, 0.25, 4, as_groups(groups))[1]
     if form in ("array", "list", "tensor", "attribute"):
         assert part.held_out.tolist() == expected.tolist()
     batch = next(iter(data.train_dataloader()))

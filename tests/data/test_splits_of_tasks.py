@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lightning_tpauc.data.splits import task_fold, task_holdout
+from lightning_tpauc.data.splits import cross_validation, holdout
 from lightning_tpauc.errors import ArgumentError, DataError
 
 
@@ -25,7 +25,7 @@ def classes(labels):
 
 @pytest.mark.parametrize("fraction", [0.1, 0.25, 0.5, 0.9])
 def test_a_holdout_has_its_share_of_every_class(fraction):
-    kept, held_out = task_holdout(LABELS, fraction, 3, NAMES)
+    kept, held_out = holdout(LABELS, fraction, 3, names=NAMES)
     assert sorted([*kept, *held_out]) == list(range(1000))
     assert np.array_equal(kept, np.sort(kept))
     assert abs(len(held_out) - 1000 * fraction) <= 10
@@ -35,7 +35,7 @@ def test_a_holdout_has_its_share_of_every_class(fraction):
 
 
 def test_folds_partition_the_rows_and_share_every_class():
-    parts = [task_fold(LABELS, 5, fold, 3, NAMES) for fold in range(5)]
+    parts = [cross_validation(LABELS, 5, fold, 3, names=NAMES) for fold in range(5)]
     assert sorted(np.concatenate([val for _, val in parts])) == list(range(1000))
     for train, val in parts:
         assert sorted([*train, *val]) == list(range(1000))
@@ -57,22 +57,22 @@ def test_two_of_a_class_are_enough_where_that_is_possible_at_all(seed):
         labels[generator.choice(3 + 3 * task, 2, replace=False), task] = 1
     for fraction in (0.15, 0.5, 0.8):
         if can_be_cut(labels):
-            for part in task_holdout(labels, fraction, seed, NAMES):
+            for part in holdout(labels, fraction, seed, names=NAMES):
                 assert classes(labels[part]).any(0).all()
         else:
             with pytest.raises(DataError, match=r"Found no 2 parts .* is left without a positive in one"):
-                task_holdout(labels, fraction, seed, NAMES)
+                holdout(labels, fraction, seed, names=NAMES)
 
 
 def test_the_seed_alone_decides():
-    first, again, other = (task_holdout(LABELS, 0.3, seed, NAMES)[1] for seed in (1, 1, 2))
+    first, again, other = (holdout(LABELS, 0.3, seed, names=NAMES)[1] for seed in (1, 1, 2))
     assert np.array_equal(first, again)
     assert len(set(first) & set(other)) < 0.5 * len(first)
 
 
 def test_examples_without_any_label_are_dealt_out_too():
     labels = np.vstack([LABELS[:100], np.full((300, 4), -1, dtype=np.int8)])
-    kept, held_out = task_holdout(labels, 0.25, 0, NAMES)
+    kept, held_out = holdout(labels, 0.25, 0, names=NAMES)
     assert len(kept) + len(held_out) == 400
     assert abs((held_out >= 100).sum() - 75) <= 5
 
@@ -81,21 +81,21 @@ def test_too_few_of_a_class_are_named():
     labels = LABELS.copy()
     labels[labels[:, 3] == 0, 3] = -1
     with pytest.raises(DataError, match=r"'d' has no negative among the examples to split\. Leave out"):
-        task_holdout(labels, 0.5, 0, NAMES)
+        holdout(labels, 0.5, 0, names=NAMES)
     labels[:4, 3] = 0
     with pytest.raises(DataError, match=r"Can't cut 5 parts .* 'd' has 4 negative\(s\)\. Leave out"):
-        task_fold(labels, 5, 0, 0, NAMES)
+        cross_validation(labels, 5, 0, 0, names=NAMES)
 
 
 def test_arguments_are_checked():
     with pytest.raises(ArgumentError, match="fold 3 of 3"):
-        task_fold(LABELS, 3, 3, 0, NAMES)
+        cross_validation(LABELS, 3, 3, 0, names=NAMES)
     with pytest.raises(ArgumentError, match="val_fraction"):
-        task_holdout(LABELS, 1.5, 0, NAMES)
+        holdout(LABELS, 1.5, 0, names=NAMES)
 
 
 def test_a_large_set_takes_moments():
     labels = labels_of(200_000, (0.01, 0.05, 0.3, 0.6, *[0.1] * 10))
-    kept, held_out = task_holdout(labels, 0.1, 0, tuple(map(str, range(14))))
+    kept, held_out = holdout(labels, 0.1, 0)
     assert abs(len(held_out) - 20_000) < 2_000
     assert classes(labels[kept]).any(0).all()

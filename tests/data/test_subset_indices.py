@@ -88,13 +88,13 @@ def test_positions_as_they_are(indices):
 @pytest.mark.parametrize("dataset", [DATA, TensorDataset(X.bfloat16(), Y), Cyclic(pair)])
 def test_negative_and_repeated_positions(dataset):
     """The k-th item is what torch says it is: of a list, -1 is the last one."""
-    dataset = Subset(dataset, [-1, 2, 2, -3, 5])
+    dataset = Subset(dataset, [-1, 2, 2, -3, 5, 0, 1])
     datamodule = PosNegDataModule(dataset, num_pos=1, num_neg=2, batch_size=9, val_dataset=dataset)
     datamodule.setup()
     batch = next(iter(datamodule.val_dataloader()))
-    expected = [dataset[row] for row in range(5)]
+    expected = [dataset[row] for row in range(7)]
     assert torch.equal(batch.inputs, torch.stack([x for x, _ in expected]))
-    assert batch.target.tolist() == [int(y) for _, y in expected] == [0, 1, 1, 1, 0]
+    assert batch.target.tolist() == [int(y) for _, y in expected] == [0, 1, 1, 1, 0, 0, 0]
     assert datamodule.num_positives == 3
 
 

@@ -211,7 +211,7 @@ def test_refuses_another_number_of_labels():
     [
         (torch.zeros(3), None, r"a Tensor, looked for any of targets, labels, y"),
         ({"x": 1}, None, r"a dict"),
-        ({"label": 1}, "flag", r"looked for 'flag'"),
+        ({"label": 1}, ["flag"], r"looked for 'flag'"),
         ((torch.zeros(3),), None, r"a tuple.*Pass a pair `\(x, y\)`, `targets=array_of_labels`"),
     ],
 )

@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from lightning_tpauc.data.sampler import BatchSizes, PosNegTaskSampler, TaskRows, UniformTaskSampler, sampler_of
 from lightning_tpauc.data.parts import TrainingPart
+from lightning_tpauc.data.sampler import BatchSizes, PosNegTaskSampler, TaskRows, UniformTaskSampler, sampler_of
 from lightning_tpauc.errors import ArgumentError, DataError
 from tests.helpers.worlds import rank_of
 
