@@ -615,7 +615,8 @@ class _FetchArrays:
     def __call__(self, rows: Indices, step: int) -> Any:  # noqa: ARG002  # one signature for all fetchers
         rows = rows if self.indices is None else self.indices[rows]
         found = [array.rows(rows) for array in self.arrays]
-        return without(found[0], self.entries.named) if len(found) == 1 else tuple(found)
+        named = self.entries.others.union(self.entries.label or ())  # `rows` has left out labels in the usual places
+        return without(found[0], named) if len(found) == 1 else tuple(found)
 
 
 class _FetchItems:
