@@ -39,7 +39,14 @@ from lightning_tpauc.lightning_fixes.mixing_in import (
 from lightning_tpauc.lightning_fixes.unsupported import refuse_unsupported
 from lightning_tpauc.metrics.reporting import FurtherMetrics, as_rectangles, further_metrics
 from lightning_tpauc.scoring.evaluation import Metrics, known_layout, make_metrics
-from lightning_tpauc.scoring.forward import call_model, explained_inputs, one_score, scores_of, scores_of_labels
+from lightning_tpauc.scoring.forward import (
+    ScoringModel,
+    call_model,
+    explained_inputs,
+    one_score,
+    scores_of,
+    scores_of_labels,
+)
 from lightning_tpauc.scoring.labelled_data import inputs_to_predict
 from lightning_tpauc.scoring.labels import Labels, check_label_settings
 from lightning_tpauc.scoring.operating_point import OperatingPoint, OperatingPoints
@@ -81,7 +88,7 @@ _NAMES = (
 _PLAIN = frozenset({"_current_fx_name", "_activation_checked"})
 
 
-class TPAUCModule(LightningModule):
+class TPAUCModule(ScoringModel):
     r"""Trains a model that gives one score per example, or one for each of K labels, to maximise two-way partial AUC.
 
     Three ways to use it: pass a ``backbone``; subclass it and define ``forward(inputs) -> scores``; or mix it into an
@@ -198,6 +205,12 @@ class TPAUCModule(LightningModule):
         #: Whether a class mixed in has a ``forward`` that scores.
         self._inherits_forward = backbone is None and _mixed_in(self, "forward") is not None
         self._activation_checked = False
+        #: ``None`` if a subclass makes the algorithm's scores in its own way, perhaps not of the raw ones.
+        self._objective_activation = (
+            ("identity" if self.algorithm.takes_logits else score_activation)
+            if type(self).algorithm_scores is TPAUCModule.algorithm_scores
+            else None
+        )
         self._reported = as_rectangles(rectangles), log_objective, further_metrics(metrics)
         #: Of validation and test, the scores that are being collected.
         self._collected: dict[str, Metrics] = {"val": make_metrics(self, "val")}
@@ -267,24 +280,6 @@ class TPAUCModule(LightningModule):
     def threshold(self, value: Any) -> None:  # noqa: ARG002
         raise name_taken(self, "threshold")
 
-    @property
-    def _num_labels(self) -> int | None:
-        """K of a model with K outputs; ``None`` for one label."""
-        return None if self.trained_labels is None else len(self.trained_labels.names)
-
-    @property
-    def _score_dtype(self) -> torch.dtype:
-        """float32, or float64 where the model computes in double precision."""
-        parameter = next(self.parameters(), None)
-        return master_dtype(parameter.dtype if parameter is not None else torch.float32)
-
-    @property
-    def _objective_activation(self) -> Literal["identity", "sigmoid"] | None:
-        """``None`` if a subclass makes the algorithm's scores in its own way, perhaps not of the raw ones."""
-        if type(self).algorithm_scores is not TPAUCModule.algorithm_scores:
-            return None
-        return "identity" if self.algorithm.takes_logits else self.score_activation
-
     # ---------------------------------------------------------------- training
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
@@ -294,7 +289,7 @@ class TPAUCModule(LightningModule):
         ``precision="16-mixed"`` waits for the device, once per step.
         """
         check_training_batch(batch)
-        state = self.training_state
+        state: TrainingState = self.training_state
         if state.average is None:
             _require_callbacks(self)
         optimizer = _single_optimizer(self)

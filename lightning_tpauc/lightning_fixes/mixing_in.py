@@ -73,9 +73,8 @@ def name_taken(module: LightningModule, name: str) -> ArgumentError:
 
 def refuse_unknown(module: LightningModule, arguments: Iterable[str], ours: type) -> None:
     """Raise :class:`TypeError` if arguments are left over and no class is mixed in that could take them."""
-    name = next(iter(arguments), None)
-    mro = type(module).__mro__
-    if name is not None and mro[mro.index(ours) + 1] is LightningModule:
+    name, mro = next(iter(arguments), None), type(module).__mro__
+    if name is not None and mro[mro.index(ours) + len(ours.__mro__) - len(LightningModule.__mro__)] is LightningModule:
         msg = (
             f"{type(module).__name__} got an unexpected keyword argument {name!r}. Those of an optimizer are given to "
             "it, `optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01)`, and those of a method likewise, "

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities import CombinedLoader, rank_zero_warn
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 from typing_extensions import override
@@ -18,6 +18,7 @@ from typing_extensions import override
 from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, shrunk_rectangle
 from lightning_tpauc.data.batch import EvalBatch
 from lightning_tpauc.data.labels import check_loader
+from lightning_tpauc.errors import TPAUCWarning
 from lightning_tpauc.lightning_fixes.unsupported import log_replicated
 from lightning_tpauc.metrics import ObjectiveRatios
 from lightning_tpauc.metrics.objective import wants_algorithm_scores
@@ -27,14 +28,12 @@ from lightning_tpauc.metrics.reporting import (
     TaskMetrics,
     build_metrics,
     is_ours,
+    passes_below,
     split_by_kind,
     validated_areas,
 )
+from lightning_tpauc.scoring.forward import ScoringModel
 from lightning_tpauc.scoring.labelled_data import inputs_and_target, labels_to_evaluate
-from lightning_tpauc.training.guards import AreaWarnings
-
-if TYPE_CHECKING:
-    from lightning_tpauc.module import TPAUCModule
 
 #: Name of the one validation metric that is no single number, and so is not logged.
 RATIOS = "objective_ratios"
@@ -63,9 +62,13 @@ class Evaluation(Callback):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Learn from the data which labels there are."""
-        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        module: ScoringModel = pl_module  # type: ignore[assignment]
         module.trained_labels = labels_to_evaluate(module, trainer, stage)
         module.knows_labels = module.knows_labels or stage == TrainerFn.FITTING
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.start.end(trainer)
 
     @override
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -110,19 +113,19 @@ class Evaluation(Callback):
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._forget(pl_module, "test")  # type: ignore[arg-type]
 
-    def of_loaders(self, module: TPAUCModule, stage: Stage) -> list[tuple[str, Metrics]]:
+    def of_loaders(self, module: ScoringModel, stage: Stage) -> list[tuple[str, Metrics]]:
         """The metrics of each data loader, with what their names end in if there are several."""
         trainer = module.trainer
         count = len(trainer.num_val_batches if stage == "val" else trainer.num_test_batches)
         several = [self._of_loader(module, stage, k) for k in range(count)]
         return [(f"/dataloader_idx_{k}" if count > 1 else "", metrics) for k, metrics in enumerate(several)]
 
-    def _of_loader(self, module: TPAUCModule, stage: Stage, number: int) -> Metrics:
+    def _of_loader(self, module: ScoringModel, stage: Stage, number: int) -> Metrics:
         while len(self._further) < number:
             self._further.append(make_metrics(module, stage).to(module.device))
         return module._collected[stage] if number == 0 else self._further[number - 1]
 
-    def _begin(self, module: TPAUCModule, stage: Stage, loaders: Any) -> None:
+    def _begin(self, module: ScoringModel, stage: Stage, loaders: Any) -> None:
         _check_loaders(loaders)
         wanted = module.trained_labels, module.algorithm.min_tpr, module.algorithm.max_fpr
         if wanted != self._made_for:  # a checkpoint that was loaded after `setup` may change them
@@ -131,18 +134,18 @@ class Evaluation(Callback):
         self._forget(module, stage)
         module._collected[stage].to(module.device)
 
-    def _forget(self, module: TPAUCModule, stage: Stage) -> None:
+    def _forget(self, module: ScoringModel, stage: Stage) -> None:
         module._collected[stage].reset()
         self._further.clear()
 
-    def _collect(self, module: TPAUCModule, stage: Stage, batch: Any, dataloader_idx: int) -> None:
+    def _collect(self, module: ScoringModel, stage: Stage, batch: Any, dataloader_idx: int) -> None:
         inputs, target = inputs_and_target(batch, known_layout(module, batch), module._num_labels)
         metrics = self._of_loader(module, stage, dataloader_idx)
         asked = wants_algorithm_scores(metrics[0] if isinstance(metrics, TaskMetrics) else metrics)
         seen_by_algorithm = {"algorithm_scores": module.algorithm_scores(inputs)} if asked else {}
         metrics.update(module.raw_scores(inputs), target, **seen_by_algorithm)
 
-    def _log(self, module: TPAUCModule, of_loaders: list[tuple[str, Metrics]]) -> None:
+    def _log(self, module: ScoringModel, of_loaders: list[tuple[str, Metrics]]) -> None:
         # every rank computes the same metrics, even if it had no batch, since computing them is a collective
         trainer = module.trainer
         for number, (suffix, metrics) in enumerate(of_loaders):
@@ -166,7 +169,7 @@ def evaluation_of(trainer: Trainer) -> Evaluation:
     return next(callback for callback in callbacks if isinstance(callback, Evaluation))
 
 
-def known_layout(module: TPAUCModule, batch: Any) -> Any:
+def known_layout(module: ScoringModel, batch: Any) -> Any:
     """What the inputs consist of, which tells inputs from labels in batches of other loaders than ours."""
     datamodule: Any = getattr(module._trainer, "datamodule", None)
     if module.input_layout is None and not isinstance(batch, EvalBatch) and hasattr(datamodule, "input_layout"):
@@ -183,7 +186,7 @@ def _check_loaders(loaders: Any) -> None:
 
 
 @torch.inference_mode(False)
-def make_metrics(module: TPAUCModule, stage: Stage) -> Metrics:
+def make_metrics(module: ScoringModel, stage: Stage) -> Metrics:
     """The metrics of a data loader: what the module's algorithm, labels and arguments say."""
     labels, algorithm, further = module.trained_labels, module.algorithm, module._reported[2]
     if labels is None:
@@ -195,7 +198,7 @@ def make_metrics(module: TPAUCModule, stage: Stage) -> Metrics:
 
 
 def _metrics_of_label(
-    module: TPAUCModule, rectangle: tuple[float, float], prefix: str, further: Mapping[str, Metric]
+    module: ScoringModel, rectangle: tuple[float, float], prefix: str, further: Mapping[str, Metric]
 ) -> MetricCollection:
     others, log_objective, _ = module._reported
     surrogate = getattr(module.algorithm, "surrogate", None)
@@ -214,7 +217,7 @@ def _metrics_of_label(
     return metrics
 
 
-def _tightness_to_look_at(module: TPAUCModule) -> Sequence[float]:
+def _tightness_to_look_at(module: ScoringModel) -> Sequence[float]:
     """The whole grid if the rectangle shrinks; else its ends, which the advice looks at. Nothing outside of fit."""
     trainer = module.trainer
     if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
@@ -222,14 +225,14 @@ def _tightness_to_look_at(module: TPAUCModule) -> Sequence[float]:
     return TIGHTNESS_GRID if module.training_state.rectangle_schedule is not None else (0.0, 1.0)
 
 
-def _set_tightness(module: TPAUCModule, metrics: Metrics, grid: Sequence[float]) -> None:
+def _set_tightness(module: ScoringModel, metrics: Metrics, grid: Sequence[float]) -> None:
     labels, algorithm = module.trained_labels, module.algorithm
     rectangles = [(algorithm.min_tpr, algorithm.max_fpr)] if labels is None else labels.rectangles(algorithm)
     collections = [metrics] if isinstance(metrics, MetricCollection) else [metrics[k] for k in range(len(metrics))]
     for rectangle, collection in zip(rectangles, collections, strict=True):
         for metric in collection.values(copy_state=False):
             if isinstance(metric, ObjectiveRatios):
-                metric.rectangles = [shrunk_rectangle(*rectangle, tightness) for tightness in grid]
+                metric.rectangles = [shrunk_rectangle(rectangle, tightness) for tightness in grid]
 
 
 # -------------------------------------------------------------------- the weights that a run starts from
@@ -289,3 +292,96 @@ class StartValidation:
         for saver in trainer.checkpoint_callbacks if self._saves else ():
             if isinstance(saver, ModelCheckpoint) and saver.monitor in measured:
                 saver._save_topk_checkpoint(trainer, {**saver._monitor_candidates(trainer), **measured})
+
+
+# -------------------------------------------------------------------- areas that are 0 or nan
+
+#: In a training, an area is said to be 0 after as many epochs in a row; at its end, the line on the threshold says so.
+_EPOCHS = 3
+_BELOW = "the ROC curve passes below the rectangle"
+
+
+class AreaWarnings:
+    """Warns of areas of 0, and of labels that have none: in every evaluation, and once in a training.
+
+    Attributes:
+        told: whether the first data loader of this evaluation was said to have no threshold in the rectangle, which
+            says as much as an area of 0.
+    """
+
+    def __init__(self) -> None:
+        self.told = False
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin a new training."""
+        self._said: set[str] = set()
+        self._epochs: dict[str, set[int]] = {}
+
+    def look_at(self, module: ScoringModel, metrics: Metrics, values: Mapping[str, Tensor], suffix: str) -> None:
+        """Warn of one data loader's values."""
+        told, self.told = self.told, False
+        if isinstance(metrics, TaskMetrics):
+            self._look_at_labels(module, metrics, values, suffix, told=told)
+        elif not told:
+            self._look_at_areas(module, metrics.prefix or "", values, suffix)
+
+    def _look_at_areas(self, module: ScoringModel, prefix: str, values: Mapping[str, Tensor], suffix: str) -> None:
+        """Warn if the trained rectangle's area is 0; in training also if another area that a callback monitors is."""
+        fits = module.trainer.state.fn == TrainerFn.FITTING
+        monitored = {getattr(callback, "monitor", None) for callback in module.trainer.callbacks}  # type: ignore[attr-defined]
+        for name, value in values.items():
+            trained = name == f"{prefix}tpauc"
+            asked = trained or (fits and name.startswith(f"{prefix}tpauc") and f"{name}{suffix}" in monitored)
+            if not asked or not self._is_zero(name + suffix, value, module):
+                continue
+            where = _BELOW
+            if trained:
+                tpr = float(values[f"{prefix}tpr_at_max_fpr"])
+                where = passes_below(tpr, module.algorithm.min_tpr, module.algorithm.max_fpr)
+            blind = _blind_monitor(prefix, suffix, trained=trained) if fits else ""
+            rank_zero_warn(f"{name}{suffix} is 0{_since(fits)}: {where}{blind}.", category=TPAUCWarning)
+
+    def _look_at_labels(
+        self, module: ScoringModel, metrics: TaskMetrics, values: Mapping[str, Tensor], suffix: str, *, told: bool
+    ) -> None:
+        """Name the labels without an area, and those whose area is 0."""
+        fits, name = module.trainer.state.fn == TrainerFn.FITTING, f"{metrics.prefix}tpauc"
+        areas = {key: values[f"{name}/{key}"] for key in metrics.keys}
+        unknown = [key for key, area in areas.items() if math.isnan(area) and f"{name}{suffix} {key}" not in self._said]
+        if fits:
+            self._said.update(f"{name}{suffix} {key}" for key in unknown)
+        if unknown:
+            why = "no positive or no negative example was there to rank. Means leave it out"
+            rank_zero_warn(f"{name}{suffix} of {', '.join(unknown)} is nan: {why}.", category=TPAUCWarning)
+        zero = [key for key, area in areas.items() if self._is_zero(f"{name}{suffix}/{key}", area, module)]
+        if zero and (fits or not told):
+            blind = _blind_monitor(metrics.prefix, suffix, trained=True) if fits and not any(areas.values()) else ""
+            what = f"{name}{suffix} of {', '.join(zero)} is 0{_since(fits)}: {_BELOW}{blind}."
+            rank_zero_warn(what, category=TPAUCWarning)
+
+    def _is_zero(self, name: str, value: Tensor, module: ScoringModel) -> bool:
+        """Whether an area is 0; in a training, in the last epochs in a row, and nobody has said so."""
+        if float(value) != 0:
+            self._epochs.pop(name, None)
+            return False
+        if module.trainer.state.fn != TrainerFn.FITTING:
+            return True
+        epochs = self._epochs.setdefault(name, set())
+        epochs.add(module.current_epoch)
+        persists = len(epochs) >= _EPOCHS and name not in self._said
+        if persists:
+            self._said.add(name)
+        return persists
+
+
+def _since(fits: bool) -> str:
+    return f" for {_EPOCHS} epochs" if fits else ""
+
+
+def _blind_monitor(prefix: str, suffix: str, *, trained: bool) -> str:
+    also = f"{prefix}tpr_at_max_fpr{suffix} or " if trained else ""
+    return (
+        ". EarlyStopping and ModelCheckpoint can't tell such epochs apart: monitor "
+        f"{also}{prefix}auroc{suffix}, with mode='max'"
+    )

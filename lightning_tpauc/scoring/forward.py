@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import Parameter
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from tqdm import tqdm
 
+from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.data.examples import is_graph
 from lightning_tpauc.data.labels import NAMES
 from lightning_tpauc.errors import ArgumentError, TPAUCError, warn_on_rank_zero
@@ -22,6 +23,41 @@ from lightning_tpauc.functional.checks import eager
 
 #: Seconds after which a pass shows how far it is.
 DELAY = 2.0
+
+
+class ScoringModel(LightningModule):
+    """What the layers below :class:`~lightning_tpauc.TPAUCModule` know of it: names and types, and no code."""
+
+    algorithm: Algorithm
+    algorithm_is_default: bool
+    score_activation: Literal["identity", "sigmoid"]
+    gradient_clip_val: float | None
+    num_positives: int | list[int] | None
+    init_from: str | None
+    warmup: float
+    base_lr: tuple[int, float | None]
+    input_layout: Any
+    label_settings: Any
+    trained_labels: Any
+    knows_labels: bool
+    operating_point: Any = None
+    training_state: Any
+    raw_scores: Callable[[Any], Tensor]
+    algorithm_scores: Callable[[Any], Tensor]
+    _objective_activation: Literal["identity", "sigmoid"] | None
+    _reported: Any
+    _collected: dict[str, Any]
+
+    @property
+    def _num_labels(self) -> int | None:
+        """K of a model with K outputs; ``None`` for one label."""
+        return None if self.trained_labels is None else len(self.trained_labels.names)
+
+    @property
+    def _score_dtype(self) -> torch.dtype:
+        """float32, or float64 where the model computes in double precision."""
+        double = any(parameter.dtype == torch.float64 for parameter in self.parameters())
+        return torch.float64 if double else torch.float32
 
 
 def call_model(model: Callable[..., Any], inputs: Any) -> Any:

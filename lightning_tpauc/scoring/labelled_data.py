@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.states import TrainerFn
@@ -16,10 +16,8 @@ from lightning_tpauc.data.examples import has_label, without_label
 from lightning_tpauc.data.loader import PosNegLoader
 from lightning_tpauc.data.parts import numbered
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning, UnsupportedError
+from lightning_tpauc.scoring.forward import ScoringModel
 from lightning_tpauc.scoring.labels import Labels, LabelSettings, by_position, listed
-
-if TYPE_CHECKING:
-    from lightning_tpauc.module import TPAUCModule
 
 
 def inputs_and_target(batch: Any, known: Any = None, num_labels: int | None = None) -> tuple[Any, Tensor]:
@@ -181,7 +179,7 @@ def labels_of_data(source: Any, given: LabelSettings, num_positives: Any = None)
     return Labels(tuple(names), by_position(given, tuple(names)))
 
 
-def labels_to_evaluate(module: TPAUCModule, trainer: Trainer, stage: str) -> Labels | None:
+def labels_to_evaluate(module: ScoringModel, trainer: Trainer, stage: str) -> Labels | None:
     """The labels of the data that a run begins with.
 
     Raises:

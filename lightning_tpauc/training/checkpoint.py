@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,15 +37,13 @@ from lightning_tpauc.lightning_fixes.resuming import (
     mark_validation_pending,
 )
 from lightning_tpauc.lightning_fixes.unsupported import starts_processes
+from lightning_tpauc.scoring.forward import ScoringModel
 from lightning_tpauc.scoring.labels import Labels, by_position, listed
 from lightning_tpauc.scoring.operating_point import DecisionThreshold, restored_point
 from lightning_tpauc.training.guards import diagnose
 from lightning_tpauc.training.schedules import restore_dtypes
 from lightning_tpauc.training.state import Phase, TrainingState
 from lightning_tpauc.training.weights import IterateAverage, agree_on_statistics, batch_norm_statistics
-
-if TYPE_CHECKING:
-    from lightning_tpauc.module import TPAUCModule
 
 #: Key of the training's state; missing in a checkpoint of weights alone.
 KEY = "lightning_tpauc"
@@ -62,7 +60,7 @@ _ANEW = "Pass the checkpoint as `init_from` to start a new run from its weights.
 # ---------------------------------------------------------------- saving
 
 
-def save(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
+def save(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
     """Fill ``checkpoint``; runs on all ranks.
 
     Raises:
@@ -107,7 +105,7 @@ def save(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
     }
 
 
-def _save_description(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
+def _save_description(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
     """Store rectangle, labels and the inputs' layout; the operating point if it is of the published weights."""
     state, point = module.training_state, module.operating_point
     checkpoint[RECTANGLE] = [float(module.algorithm.min_tpr), float(module.algorithm.max_fpr)]
@@ -192,7 +190,7 @@ def _negatives(trainer: Trainer, batches_seen: int, *, alone: bool) -> list[Any]
 # ---------------------------------------------------------------- loading
 
 
-def prepare_loading(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
+def prepare_loading(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
     """Keep what a loaded checkpoint holds of a training, before Lightning loads its weights into the module.
 
     A Trainer in double precision converts the module only after that, which would round the weights to float32. So the
@@ -234,7 +232,7 @@ def prepare_loading(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
         module.training_state.note_weights_from_file(checkpoint.get(STEP, 0))
 
 
-def restore(module: TPAUCModule, entry: dict[str, Any]) -> None:
+def restore(module: ScoringModel, entry: dict[str, Any]) -> None:
     """Put back what :func:`save` wrote, when training starts and everything is allocated.
 
     Raises:
@@ -263,7 +261,7 @@ def restore(module: TPAUCModule, entry: dict[str, Any]) -> None:
     continue_loops(trainer)
 
 
-def describe_run(module: TPAUCModule, trainer: Trainer) -> dict[str, Any]:
+def describe_run(module: ScoringModel, trainer: Trainer) -> dict[str, Any]:
     """What the state of a training belongs to, and what its batches depend on besides the data."""
     surrogate: Surrogate | None = getattr(module.algorithm, "surrogate", None)
     values = [] if surrogate is None else surrogate.value(torch.tensor(_POINTS, dtype=torch.float64)).tolist()
@@ -344,7 +342,7 @@ def _changes(path: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> It
         yield f"`{path.replace('.init_args', '')}` was changed from {shown[0]} to {shown[1]}"
 
 
-def _take_rectangle(module: TPAUCModule, min_tpr: float, max_fpr: float, *, resumes: bool) -> None:
+def _take_rectangle(module: ScoringModel, min_tpr: float, max_fpr: float, *, resumes: bool) -> None:
     algorithm = module.algorithm
     if (min_tpr, max_fpr) == (algorithm.min_tpr, algorithm.max_fpr):
         return
@@ -364,7 +362,7 @@ def _take_rectangle(module: TPAUCModule, min_tpr: float, max_fpr: float, *, resu
         )
 
 
-def _take_labels(module: TPAUCModule, written: dict[str, Any] | None, *, resumes: bool) -> None:
+def _take_labels(module: ScoringModel, written: dict[str, Any] | None, *, resumes: bool) -> None:
     """Compare a checkpoint's labels with the data's where these are known, or evaluate the checkpoint's."""
     of_file, known = None if written is None else Labels.from_state_dict(written), module.trained_labels
     names = ["one label" if labels is None else f"the labels {listed(labels.names)}" for labels in (of_file, known)]
@@ -422,7 +420,7 @@ def _random_state_to_resume(trainer: Trainer, state: TrainingState) -> dict[str,
 # ---------------------------------------------------------------- results of processes that a Trainer starts
 
 
-def give_back(module: TPAUCModule, state: dict[str, Any], prefix: str, _: Any) -> None:
+def give_back(module: ScoringModel, state: dict[str, Any], prefix: str, _: Any) -> None:
     """Add the result of a training to the ``state_dict`` that is brought back from spawned or forked processes.
 
     Lightning's ``ddp_spawn``, ``ddp_fork`` and ``ddp_notebook`` train copies of the module and bring back the first
@@ -450,7 +448,7 @@ def give_back(module: TPAUCModule, state: dict[str, Any], prefix: str, _: Any) -
     state[KEY] = entry
 
 
-def take_back(module: TPAUCModule, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def take_back(module: ScoringModel, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Take what :func:`give_back` added out of a ``state_dict``, and bring the module into its state after training."""
     entry = state.pop(KEY, None) if not prefix else None
     if entry is None:
@@ -489,7 +487,7 @@ def save_cli_hyperparameters(module: LightningModule) -> None:
         module.save_hyperparameters()
 
 
-def offer_hyperparameters(trainer: Trainer, module: TPAUCModule) -> None:
+def offer_hyperparameters(trainer: Trainer, module: ScoringModel) -> None:
     """Add algorithm, optimizer and sampling to the hyperparameters that Lightning is about to log.
 
     Hyperparameters of the module or the data module with the same names win. Checkpoints do not change.
@@ -580,7 +578,7 @@ def leave_out_objects(checkpoint: dict[str, Any]) -> None:
 # ---------------------------------------------------------------- the threshold
 
 
-def settle_threshold(module: TPAUCModule, trainer: Trainer, *, rescore: bool) -> None:
+def settle_threshold(module: ScoringModel, trainer: Trainer, *, rescore: bool) -> None:
     """Make the operating point that of the weights that training left."""
     state = module.training_state
     best = state.best

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -19,7 +19,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torchmetrics import MetricCollection
 from typing_extensions import override
 
 from lightning_tpauc.algorithms import Algorithm
@@ -28,11 +27,8 @@ from lightning_tpauc.data.sampler import PosNegSampler
 from lightning_tpauc.distributed import gather_objects, whole, world_size
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, TPAUCAdvice, TPAUCWarning
 from lightning_tpauc.functional.surrogates import Surrogate
-from lightning_tpauc.metrics.reporting import TaskMetrics, passes_below
+from lightning_tpauc.scoring.forward import ScoringModel
 from lightning_tpauc.scoring.labels import listed
-
-if TYPE_CHECKING:
-    from lightning_tpauc.module import TPAUCModule
 
 #: With fewer examples of a class in the rectangle, a batch is too small a sample of it.
 _FEWEST = 4
@@ -293,12 +289,12 @@ def _few_pairs_of_labels(algorithm: Algorithm, trainer: Trainer) -> str | None:
     )
 
 
-def look_at_validation(adviser: Adviser, module: TPAUCModule) -> None:
+def look_at_validation(adviser: Adviser, module: ScoringModel) -> None:
     """:meth:`Adviser.look_at_ratios` of the last validation."""
     adviser.look_at_ratios(_ratios_of_trained(module), training_ratio(module.algorithm))
 
 
-def _ratios_of_trained(module: TPAUCModule) -> list[list[float]]:
+def _ratios_of_trained(module: ScoringModel) -> list[list[float]]:
     """The last validation's ratios, as :meth:`Adviser.look_at_ratios` takes them; nan for labels of weight 0."""
     counted = count_in_loss(module.algorithm.tasks)
     return [own if counted[k] else [math.nan] * len(own) for k, own in enumerate(module.training_state.held_out_ratios)]
@@ -325,7 +321,7 @@ def training_ratio(algorithm: Algorithm) -> float:
     )  # the unit is 0 if the algorithm measures nothing in it
 
 
-def say_how_it_ended(adviser: Adviser, module: TPAUCModule, trainer: Trainer) -> None:
+def say_how_it_ended(adviser: Adviser, module: ScoringModel, trainer: Trainer) -> None:
     """Tell, at a training's end, which rectangle was reached and which weights the model and its checkpoint hold."""
     names, algorithm = None if module.trained_labels is None else module.trained_labels.names, module.algorithm
     adviser.look_at_the_end(_ratios_of_trained(module), algorithm.tightness_of_tasks, names, training_ratio(algorithm))
@@ -428,7 +424,7 @@ def data_and_limits(trainer: Trainer, stage: str) -> dict[str, Any]:
     }
 
 
-def training_settings(trainer: Trainer, module: TPAUCModule, stages: dict[str, Any]) -> dict[str, Any]:
+def training_settings(trainer: Trainer, module: ScoringModel, stages: dict[str, Any]) -> dict[str, Any]:
     """What must be the same on all ranks before the first step: algorithm, optimizer, schedules and starting point."""
     optimizer = trainer.optimizers[0]
     groups = [{name: _plain(v) for name, v in group.items() if name != "params"} for group in optimizer.param_groups]
@@ -559,7 +555,7 @@ class FiniteGuard(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Check the last step; a step that a gradient scaler skipped is only counted."""
-        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        module: ScoringModel = pl_module  # type: ignore[assignment]
         self._skipped = self._skipped + 1 if module.training_state.step_skipped else 0
         if self._skipped >= _MOST_SKIPPED:
             raise NonFiniteError(_always_skipped(module))
@@ -597,13 +593,13 @@ class FiniteGuard(Callback):
         if children:
             atexit.register(_end, children)
 
-    def _read(self, count: int, module: TPAUCModule) -> None:
+    def _read(self, count: int, module: ScoringModel) -> None:
         for _ in range(count):
             flag, total, event = self._pending.pop(0)
             event.synchronize()  # the step is _LAG steps old, so this hardly ever waits
             self._stop_unless(bool(flag), module, total)
 
-    def _stop_unless(self, within: bool, module: TPAUCModule, total: Tensor) -> None:
+    def _stop_unless(self, within: bool, module: ScoringModel, total: Tensor) -> None:
         if within:
             return
         algorithm = module.algorithm
@@ -625,7 +621,7 @@ def _end(children: list[subprocess.Popen[bytes]]) -> None:
             child.kill()  # a process that waits in a collective ignores SIGTERM
 
 
-def _always_skipped(module: TPAUCModule) -> str:
+def _always_skipped(module: ScoringModel) -> str:
     scaler: Any = getattr(module.trainer.precision_plugin, "scaler", None)
     steps = module.training_state.batches_seen
     return (
@@ -689,104 +685,6 @@ def _half_precision(model: nn.Module, optimizers: Sequence[Optimizer]) -> str:
 
 def _quoted(names: list[str]) -> str:
     return " and ".join(f"`{name}`" for name in names)
-
-
-#: In a training, an area is said to be 0 after as many epochs in a row.
-_EPOCHS = 3
-_BELOW = "the ROC curve passes below the rectangle"
-
-
-class AreaWarnings:
-    """Warns of areas, and remembers which warnings a training has had.
-
-    Attributes:
-        told: whether the first data loader of this evaluation was said to have no threshold in the rectangle, which
-            says as much as an area of 0.
-    """
-
-    def __init__(self) -> None:
-        self.told = False
-        self._said: set[str] = set()
-        self._epochs: dict[str, set[int]] = {}
-
-    def forget(self) -> None:
-        """Begin a new training."""
-        self._said.clear()
-        self._epochs.clear()
-
-    def look_at(
-        self, module: TPAUCModule, metrics: MetricCollection | TaskMetrics, values: Mapping[str, Tensor], suffix: str
-    ) -> None:
-        """Warn of one data loader's values."""
-        told, self.told = self.told, False
-        if isinstance(metrics, TaskMetrics):
-            self._look_at_labels(module, metrics, values, suffix, told=told)
-        elif not told:
-            self._look_at_areas(module, metrics.prefix or "", values, suffix)
-
-    def _look_at_areas(self, module: TPAUCModule, prefix: str, values: Mapping[str, Tensor], suffix: str) -> None:
-        """Warn if the trained rectangle's area is 0; in training also if another area that a callback monitors is."""
-        fits = module.trainer.state.fn == TrainerFn.FITTING
-        monitored = {getattr(callback, "monitor", None) for callback in module.trainer.callbacks}  # type: ignore[attr-defined]
-        for name, value in values.items():
-            trained = name == f"{prefix}tpauc"
-            asked = trained or (fits and name.startswith(f"{prefix}tpauc") and f"{name}{suffix}" in monitored)
-            if not asked or not (self._persists(name + suffix, value, module) if fits else float(value) == 0):
-                continue
-            where = _BELOW
-            if trained:
-                tpr = float(values[f"{prefix}tpr_at_max_fpr"])
-                where = passes_below(tpr, module.algorithm.min_tpr, module.algorithm.max_fpr)
-            if fits:
-                where += _blind_monitor(prefix, suffix, trained=trained)
-            rank_zero_warn(f"{name}{suffix} is 0{_since(fits)}: {where}.", category=TPAUCWarning)
-
-    def _persists(self, name: str, value: Tensor | float, module: TPAUCModule) -> bool:
-        """Whether an area is 0 in the last epochs in a row, and nobody has said so."""
-        if float(value) != 0:
-            self._epochs.pop(name, None)
-            return False
-        epochs = self._epochs.setdefault(name, set())
-        epochs.add(module.current_epoch)
-        persists = len(epochs) >= _EPOCHS and name not in self._said
-        if persists:
-            self._said.add(name)
-        return persists
-
-    def _look_at_labels(
-        self, module: TPAUCModule, metrics: TaskMetrics, values: Mapping[str, Tensor], suffix: str, *, told: bool
-    ) -> None:
-        """Name the labels without an area, and those whose area is 0."""
-        fits, name = module.trainer.state.fn == TrainerFn.FITTING, f"{metrics.prefix}tpauc"
-        areas = {key: float(values[f"{name}/{key}"]) for key in metrics.keys}
-        blind = _blind_monitor(metrics.prefix, suffix, trained=True) if fits and not any(areas.values()) else ""
-        missing = [key for key, area in areas.items() if math.isnan(area)]
-        if fits:
-            missing = [key for key in missing if f"{name}{suffix} {key}" not in self._said]
-            self._said.update(f"{name}{suffix} {key}" for key in missing)
-        if missing:
-            why = "no positive or no negative example was there to rank. Means leave it out"
-            rank_zero_warn(f"{name}{suffix} of {', '.join(missing)} is nan: {why}.", category=TPAUCWarning)
-        zero = [
-            key
-            for key, area in areas.items()
-            if (self._persists(f"{name}{suffix}/{key}", area, module) if fits else area == 0 and not told)
-        ]
-        if zero:
-            what = f"{name}{suffix} of {', '.join(zero)} is 0{_since(fits)}: {_BELOW}{blind}."
-            rank_zero_warn(what, category=TPAUCWarning)
-
-
-def _since(fits: bool) -> str:
-    return f" for {_EPOCHS} epochs" if fits else ""
-
-
-def _blind_monitor(prefix: str, suffix: str, *, trained: bool) -> str:
-    also = f"{prefix}tpr_at_max_fpr{suffix} or " if trained else ""
-    return (
-        ". EarlyStopping and ModelCheckpoint can't tell such epochs apart: monitor "
-        f"{also}{prefix}auroc{suffix}, with mode='max'"
-    )
 
 
 #: Nodes of autograd's graph that only rearrange or convert their input.

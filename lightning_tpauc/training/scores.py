@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -18,10 +18,7 @@ from lightning_tpauc.distributed import gather_variable, world_size
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.functional.checks import as_index
 from lightning_tpauc.functional.pairwise import TaskMasks
-from lightning_tpauc.scoring.forward import device_batches
-
-if TYPE_CHECKING:
-    from lightning_tpauc.module import TPAUCModule
+from lightning_tpauc.scoring.forward import ScoringModel, device_batches
 
 
 class ScoreMemory:
@@ -158,7 +155,7 @@ class TaskScoreMemory(ScoreMemory):
 
 
 def score_training_tasks(
-    module: TPAUCModule, max_negatives: int | None = None
+    module: ScoringModel, max_negatives: int | None = None
 ) -> TrainingScores | list[TrainingScores] | None:
     """The result of :func:`score_training_set`; with several labels, a list with the scores of each.
 
@@ -173,7 +170,7 @@ def score_training_tasks(
     return [TrainingScores(*own) for own in datamodule.scores_of_tasks(*together, max_negatives)]
 
 
-def score_training_set(module: TPAUCModule, max_negatives: int | None = None) -> TrainingScores:
+def score_training_set(module: ScoringModel, max_negatives: int | None = None) -> TrainingScores:
     """One forward pass without gradients over the training positives and negatives of the attached data module.
 
     Args:
@@ -197,7 +194,7 @@ def score_training_set(module: TPAUCModule, max_negatives: int | None = None) ->
 
 
 @torch.no_grad()
-def score_examples(module: TPAUCModule, loader: EvalLoader | ScoredStream) -> Tensor:
+def score_examples(module: ScoringModel, loader: EvalLoader | ScoredStream) -> Tensor:
     """Scores of all examples of an evaluation loader, on every rank, in the order of ``example_id``.
 
     Args:

@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -34,6 +34,7 @@ from lightning_tpauc.lightning_fixes.checkpoint_files import load_weights
 from lightning_tpauc.lightning_fixes.unsupported import log_replicated
 from lightning_tpauc.metrics.reporting import validated_areas
 from lightning_tpauc.scoring.evaluation import Evaluation, evaluation_of
+from lightning_tpauc.scoring.forward import ScoringModel
 from lightning_tpauc.scoring.operating_point import DecisionThreshold, DefaultThreshold
 from lightning_tpauc.training.checkpoint import (
     check_savable,
@@ -69,9 +70,6 @@ from lightning_tpauc.training.schedules import (
 from lightning_tpauc.training.scores import VisitedPositives, count_positives, score_training_tasks
 from lightning_tpauc.training.state import Phase, ToRemember, TrainingState
 from lightning_tpauc.training.weights import agree_on_statistics, recompute_statistics
-
-if TYPE_CHECKING:
-    from lightning_tpauc.module import TPAUCModule
 
 #: Of the polynomial average: its weights have a mean age of a tenth of the run.
 _DECAY = 8.0
@@ -167,7 +165,7 @@ class StageCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that the module is one of ours, that no other callback runs the stages, and that all ranks agree."""
         if not hasattr(pl_module, "algorithm"):
-            msg = f"StageCallback trains a TPAUCModule, but got {type(pl_module).__name__}."
+            msg = f"StageCallback trains a ScoringModel, but got {type(pl_module).__name__}."
             raise UnsupportedError(msg)
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__
         stages = [type(callback).__name__ for callback in callbacks if isinstance(callback, StageCallback)]
@@ -181,7 +179,7 @@ class StageCallback(Callback):
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check that all ranks agree on the optimizer, too; load the weights of ``init_from`` in the first run."""
-        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        module: ScoringModel = pl_module  # type: ignore[assignment]
         state, evaluation = module.training_state, evaluation_of(trainer)
         settings = {name: getattr(self, name) for name in inspect.signature(StageCallback).parameters}
         require_agreement(lambda: training_settings(trainer, module, settings))
@@ -200,7 +198,7 @@ class StageCallback(Callback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Allocate the state, then restore it from a checkpoint or start it."""
-        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        module: ScoringModel = pl_module  # type: ignore[assignment]
         reshard(module)
         prebuild_ddp_buckets(trainer)
         accept_closure(trainer.optimizers[0])
@@ -230,7 +228,7 @@ class StageCallback(Callback):
     @override
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Finish the gradient estimate, clip it, then add the proximal term, all on unscaled gradients."""
-        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        module: ScoringModel = pl_module  # type: ignore[assignment]
         state, coefficient = module.training_state, module.algorithm.proximal_coefficient
         state.note_final_gradients(optimizer)
         clips_itself = type(module).configure_gradient_clipping is not LightningModule.configure_gradient_clipping
@@ -256,7 +254,7 @@ class StageCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End the stage when it is long enough. The module has already averaged this step's weights."""
-        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        module: ScoringModel = pl_module  # type: ignore[assignment]
         state = module.training_state
         taken = state.batches_seen - self._batches_before
         if taken != 1:
@@ -276,7 +274,7 @@ class StageCallback(Callback):
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the algorithm's diagnostics; hold a validation if the run ends here and had none."""
-        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        module: ScoringModel = pl_module  # type: ignore[assignment]
         state = module.training_state
         if _ends_unvalidated(trainer, state):
             validate_amid_training(trainer)
@@ -301,7 +299,7 @@ class StageCallback(Callback):
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Step the schedulers that follow a metric, and keep the weights if they are the best so far."""
-        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        module: ScoringModel = pl_module  # type: ignore[assignment]
         state = module.training_state
         if _is_fitting(trainer):
             step_plateau_schedulers(trainer, state.batches_seen, "validation")
@@ -313,14 +311,13 @@ class StageCallback(Callback):
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Put the last iterate back if a validation fails."""
-        module: TPAUCModule = pl_module  # type: ignore[assignment]
-        evaluation_of(trainer).start.end(trainer)
+        module: ScoringModel = pl_module  # type: ignore[assignment]
         module.training_state.restore_last_iterate()
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave the result in the model: the best weights, or the average."""
-        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        module: ScoringModel = pl_module  # type: ignore[assignment]
         state = module.training_state
         agree_on_statistics(module, state.average)
         if recomputed := state.finish() and self.batch_norm == "recompute":
@@ -331,7 +328,7 @@ class StageCallback(Callback):
     @override
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restore a run that was over when it was saved, so that nothing was left to train."""
-        module: TPAUCModule = pl_module  # type: ignore[assignment]
+        module: ScoringModel = pl_module  # type: ignore[assignment]
         if module.training_state.phase is Phase.LOADED:
             self._allocate(trainer, module)
             _resume(module)
@@ -355,7 +352,7 @@ class StageCallback(Callback):
 
     # ---------------------------------------------------------------- a run's beginning
 
-    def _allocate(self, trainer: Trainer, module: TPAUCModule) -> None:
+    def _allocate(self, trainer: Trainer, module: ScoringModel) -> None:
         """Make room for all that the algorithm and the settings need; it is filled or restored afterwards.
 
         Raises:
@@ -390,7 +387,7 @@ class StageCallback(Callback):
             max_negatives=self.max_negatives,
         )
 
-    def _start(self, trainer: Trainer, module: TPAUCModule) -> None:
+    def _start(self, trainer: Trainer, module: ScoringModel) -> None:
         """Begin a new training: warm-up, rectangle and dual variables."""
         state, algorithm = module.training_state, module.algorithm
         # not earlier: counting the batches is a collective, and only now all ranks are known to take part
@@ -399,7 +396,7 @@ class StageCallback(Callback):
             state.rectangle_schedule.start()
         scores = score_training_tasks(module, self.max_negatives) if algorithm.needs_scores("start") else None
         if scores is not None and state.memory is not None:
-            state.memory.fill(scores)  # type: ignore[arg-type]  # it is of as many tasks
+            state.memory.fill(scores)
             state.memory.forget_negatives()
         algorithm.start(scores)
         keep = partial(state.best.offer, operating_point=module.operating_point) if state.best is not None else None
@@ -407,14 +404,14 @@ class StageCallback(Callback):
 
     # ---------------------------------------------------------------- stages
 
-    def _end_stage_if_due(self, trainer: Trainer, module: TPAUCModule) -> None:
+    def _end_stage_if_due(self, trainer: Trainer, module: ScoringModel) -> None:
         average = module.training_state.average
         if average is None or not module.algorithm.has_stages:
             return
         if average.count >= self.stage_length(average.stage, trainer.num_training_batches):
             self._end_stage(trainer, module)
 
-    def _end_stage(self, trainer: Trainer, module: TPAUCModule) -> None:
+    def _end_stage(self, trainer: Trainer, module: ScoringModel) -> None:
         state, algorithm = module.training_state, module.algorithm
         agree_on_statistics(module, state.average)
         state.finish_stage(adopt=algorithm.stage_iterate == "average")
@@ -425,7 +422,7 @@ class StageCallback(Callback):
         if state.memory is not None:
             state.memory.forget_negatives()
 
-    def _restart_scores(self, module: TPAUCModule) -> TrainingScores | list[TrainingScores] | None:
+    def _restart_scores(self, module: ScoringModel) -> TrainingScores | list[TrainingScores] | None:
         if not module.algorithm.needs_scores("restart"):
             return None
         memory = module.training_state.memory if self.scores == "remembered" else None
@@ -438,7 +435,7 @@ def _is_fitting(trainer: Trainer) -> bool:
     return trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
 
 
-def _resume(module: TPAUCModule) -> bool:
+def _resume(module: ScoringModel) -> bool:
     """Go on from the loaded checkpoint; returns whether there was one."""
     entry = module.training_state.take_restored()
     if entry is not None:
@@ -492,7 +489,7 @@ def needed_callbacks(present: Sequence[Callback]) -> list[Callback]:
     return [make() for kind, make in _NEEDED if not any(isinstance(callback, kind) for callback in present)]
 
 
-def is_prepared(module: TPAUCModule) -> bool:
+def is_prepared(module: ScoringModel) -> bool:
     """Whether the Trainer has the needed callbacks, and a training has begun by them."""
     trainer: Any = module.trainer
     trains = trainer.training and module.training_state.average is None

@@ -20,8 +20,8 @@ from lightning_tpauc.algorithms import STACO, CrossEntropy
 from lightning_tpauc.data.batch import EvalBatch
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.functional import two_way_partial_auroc
+from lightning_tpauc.scoring.evaluation import AreaWarnings
 from lightning_tpauc.scoring.labelled_data import inputs_and_target, inputs_to_predict
-from lightning_tpauc.training.guards import AreaWarnings
 from tests.helpers.problems import make_problem, make_trainer
 from tests.helpers.tolerances import assert_close
 
