@@ -232,7 +232,7 @@ def _set_tightness(module: ScoringModel, metrics: Metrics, grid: Sequence[float]
     for rectangle, collection in zip(rectangles, collections, strict=True):
         for metric in collection.values(copy_state=False):
             if isinstance(metric, ObjectiveRatios):
-                metric.rectangles = [shrunk_rectangle(rectangle, tightness) for tightness in grid]
+                metric.rectangles = [shrunk_rectangle(rectangle[0], rectangle[1], tightness) for tightness in grid]
 
 
 # -------------------------------------------------------------------- the weights that a run starts from
