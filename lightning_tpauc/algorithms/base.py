@@ -173,11 +173,13 @@ class Algorithm(DeclaredState, ABC):
     @property
     def asked_rectangles(self) -> list[tuple[float, float]]:
         """``(min_tpr, max_fpr)`` that was asked for, for each label."""
-        asked = [(task.min_tpr, task.max_fpr) for task in self.tasks] if self.tasks is not None else [(None, None)]
-        return [
-            check_rectangle(self.min_tpr if low is None else low, self.max_fpr if high is None else high)
-            for low, high in asked
-        ]
+        return [(self.min_tpr, self.max_fpr)] if self.tasks is None else [self._asked(task) for task in self.tasks]
+
+    def _asked(self, task: Task) -> tuple[float, float]:
+        return check_rectangle(
+            self.min_tpr if task.min_tpr is None else task.min_tpr,
+            self.max_fpr if task.max_fpr is None else task.max_fpr,
+        )
 
     @property
     def rectangles(self) -> list[tuple[float, float]]:
@@ -295,7 +297,7 @@ class Algorithm(DeclaredState, ABC):
         """
         if isinstance(num_positives, (Tensor, np.ndarray)):
             num_positives = num_positives.tolist()
-        if not isinstance(num_positives, Sequence):
+        if not isinstance(num_positives, Sequence) or isinstance(num_positives, str):
             super().setup(num_positives, device=device, dtype=dtype)
             self.tasks = None
         else:
@@ -303,8 +305,8 @@ class Algorithm(DeclaredState, ABC):
                 msg = f"{type(self).__name__} trains one label: pass one number as `num_positives`."
                 raise UnsupportedError(msg)
             tasks = [task if isinstance(task, Task) else Task(task) for task in num_positives]
-            weights = [require_range("weight", task.weight, 0.0) for task in tasks]
-            if not any(weights):
+            weights = [require_range("weight", task.weight, 0.0) for task in tasks if self._asked(task)]  # both check
+            if tasks and not any(weights):
                 msg = f"Expected a `weight` above 0 of one label at least, but got {weights}."
                 raise ArgumentError(msg)
             super().setup([task.num_positives for task in tasks], device=device, dtype=dtype)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import Self
@@ -88,9 +87,7 @@ class DeclaredState:
             ArgumentError: if ``num_positives`` is, or holds, no whole number of at least 1, or ``dtype`` is a
                 half-precision type.
         """
-        if isinstance(num_positives, (Tensor, np.ndarray)):
-            num_positives = num_positives.tolist()
-        several = isinstance(num_positives, Sequence)
+        several = isinstance(num_positives, Sequence) and not isinstance(num_positives, str)
         counts: Any = num_positives if several else (num_positives,)
         if not counts or not all(is_whole(count) and count >= 1 for count in counts):
             msg = (

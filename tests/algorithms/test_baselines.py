@@ -1,13 +1,10 @@
 """Cross-entropy against loops, and the exact objective on the whole training set, alone and through the Trainer."""
 
-import math
-
 import pytest
 import torch
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
-from lightning_tpauc.algorithms import STACO, FullBatch
-from lightning_tpauc.algorithms.baselines import CrossEntropy
+from lightning_tpauc.algorithms import STACO, CrossEntropy, FullBatch
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional import tpauc_objective
 from tests.helpers.loop import Loop, random_scores
@@ -68,14 +65,6 @@ def test_equals_torch(pos_weight):
     assert_close(loss.detach(), expected.detach())
 
 
-def test_balanced_does_not_depend_on_the_share_of_negatives():
-    algorithm = CrossEntropy(balanced=True)
-    algorithm.setup(6)
-    pos, neg = random_scores()
-    loss = algorithm(pos, neg, index=torch.arange(6))
-    assert_close(algorithm(pos, neg.repeat(9), index=torch.arange(6)).detach(), loss.detach())
-
-
 def test_large_logits_neither_overflow_nor_saturate():
     algorithm = CrossEntropy()
     algorithm.setup(1)
@@ -84,38 +73,6 @@ def test_large_logits_neither_overflow_nor_saturate():
     loss.backward()
     assert loss.item() == pytest.approx(1e4)
     assert pos.grad.item() == -0.5
-
-
-def test_half_precision_scores_are_summed_in_single():
-    algorithm = CrossEntropy()
-    algorithm.setup(1)
-    neg = torch.zeros(4096, dtype=torch.bfloat16)
-    loss = algorithm(neg[:0], neg, index=torch.zeros(0, dtype=torch.int64))
-    assert loss.dtype == torch.float32
-    assert loss.item() == pytest.approx(math.log(2.0))
-
-
-def test_sampling_and_capabilities():
-    assert CrossEntropy().sampling == "uniform"
-    assert CrossEntropy(balanced=True).sampling == "pos_neg"
-    assert CrossEntropy().takes_logits
-    assert not CrossEntropy().has_stages
-    assert not CrossEntropy().averages_iterates
-
-
-@pytest.mark.parametrize("pos_weight", [0.0, -1.0, math.nan, "2"])
-def test_bad_pos_weight(pos_weight):
-    with pytest.raises(ArgumentError, match=r"Expected `pos_weight` to be a number in \(0, inf\), but got"):
-        CrossEntropy(pos_weight=pos_weight)
-
-
-def test_balanced_batches_hold_both_classes():
-    algorithm = CrossEntropy(balanced=True)
-    algorithm.setup(3)
-    with pytest.raises(
-        ArgumentError, match="CrossEntropy needs positives and negatives in every batch, but got 0 and 2"
-    ):
-        algorithm(torch.zeros(0), torch.zeros(2), index=torch.zeros(0, dtype=torch.int64))
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*use of fork.*")
@@ -137,7 +94,7 @@ def fit(optimizer, algorithm=None, **kwargs):
     data = PosNegDataModule((torch.cat([pos, neg])[order], target[order]), num_pos=5, num_neg=5)
     backbone = LinearScore()
     backbone.weight.data.copy_(START)
-    module = TPAUCModule(backbone, algorithm or FullBatch(0.6, 0.3), optimizer)
+    module = TPAUCModule(backbone, algorithm or FullBatch(0.6, 0.3, surrogate="squared_hinge", margin=0.5), optimizer)
     trainer = make_trainer(max_epochs=STEPS, **kwargs)
     trainer.fit(module, data)
     return module, trainer
@@ -152,7 +109,7 @@ def loop(optimizer):
 
         def evaluate():
             optimizer.zero_grad()
-            loss = tpauc_objective(pos @ w, neg @ w, 0.6, 0.3)
+            loss = tpauc_objective(pos @ w, neg @ w, 0.6, 0.3, "squared_hinge", 0.5)
             loss.backward()
             return loss
 
@@ -209,7 +166,7 @@ def test_weights_that_are_zero_are_no_trap(rectangle):
     for start in (0.0, 1e-3):
         weight = start * torch.randn(20, generator=generator, dtype=torch.float64)
         weight.requires_grad_()
-        algorithm = FullBatch(*rectangle)
+        algorithm = FullBatch(*rectangle, surrogate="squared_hinge", margin=0.5)
         algorithm.setup(50)
         optimizer = torch.optim.LBFGS([weight], max_iter=200, line_search_fn="strong_wolfe")
 
@@ -221,6 +178,6 @@ def test_weights_that_are_zero_are_no_trap(rectangle):
             return value
 
         optimizer.step(loss)
-        reached.append(float(loss()))
+        reached.append(float(loss().detach()))
     assert reached[0] == pytest.approx(reached[1], rel=1e-2)
     assert reached[0] < 0.9 * 0.25  # the loss of equal scores is m^2

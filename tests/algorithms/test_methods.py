@@ -3,19 +3,14 @@
 import copy
 import inspect
 import math
+import pickle
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from lightning_tpauc.algorithms import STACO
-from lightning_tpauc.algorithms.aucm import AUCM
-from lightning_tpauc.algorithms.base import PreviousScores
-from lightning_tpauc.algorithms.baselines import CrossEntropy
-from lightning_tpauc.algorithms.pauci import PAUCI
-from lightning_tpauc.algorithms.sonx import SONX
-from lightning_tpauc.algorithms.sota import SOTA, SOTAs
+from lightning_tpauc.algorithms import AUCM, PAUCI, SONX, SOTA, STACO, CrossEntropy, FullBatch, PreviousScores, SOTAs
 from lightning_tpauc.errors import ArgumentError, CheckpointError, UnsupportedError
 from lightning_tpauc.functional import Surrogate, get_surrogate
 from tests.helpers.loop import Loop
@@ -67,35 +62,27 @@ def test_resumed_run_equals_a_straight_one(method, tmp_path):
         assert torch.equal(getattr(second.algorithm, name), value), name
 
 
-@pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, list, np.asarray])
+@pytest.mark.parametrize("kind", [torch.int64, torch.int16, torch.uint8, list, tuple, np.asarray])
 @each_method
-def test_rolled_back_step_leaves_no_trace(method, kind):
+def test_a_step_changes_what_it_is_told_to_and_a_rollback_leaves_no_trace(method, kind):
     loop = Loop(METHODS[method]())
     for batch in loop.batches[:5]:
         loop.step(batch)
-    before = copy.deepcopy(loop.algorithm.state_dict())
-    index = loop.batches[5][0]
-    index = torch.tensor(index, dtype=kind) if isinstance(kind, torch.dtype) else kind(index)
-    snapshot = loop.algorithm.snapshot(index)
-    loop.step(loop.batches[5])
-    changed = [n for n, v in tensors_of(before).items() if not torch.equal(getattr(loop.algorithm, n), v)]
+    algorithm, before = loop.algorithm, copy.deepcopy(loop.algorithm.state_dict())
+    pos, neg, dual, index = loop.tensors(loop.batches[5])
+    snapshot = algorithm.snapshot(index)
+    given = index.to(kind) if isinstance(kind, torch.dtype) else kind(index.tolist())
+    loss = algorithm(loop.scores(pos), loop.scores(neg), loop.scores(dual), given)
+    changed = [n for n, v in tensors_of(before).items() if not torch.equal(getattr(algorithm, n), v)]
     assert changed or method == "CrossEntropy"
-    loop.algorithm.rollback(index, snapshot)
-    for name, value in tensors_of(before).items():
-        assert torch.equal(getattr(loop.algorithm, name), value), name
-
-
-@pytest.mark.parametrize("kind", [list, tuple, np.asarray, lambda index: torch.tensor(index, dtype=torch.int16)])
-@each_method
-def test_the_index_may_be_any_integers(method, kind):
-    def run(kind):
-        algorithm = METHODS[method]()
-        algorithm.setup(4)
-        scores = torch.tensor([0.75, 0.25], requires_grad=True), torch.tensor([0.5, 0.125, 0.375])
-        algorithm(*scores, scores[1], kind([3, 0])).backward()
-        return [scores[0].grad, *tensors_of(algorithm.state_dict()).values()]
-
-    assert all(torch.equal(a, b) for a, b in zip(run(kind), run(torch.tensor), strict=True))
+    others = torch.ones(12, dtype=torch.bool).index_fill(0, index, False)
+    for name in (n for n, spec in algorithm._specs.items() if spec.kind == "positive"):
+        assert torch.equal(getattr(algorithm, name)[others], before[name][others]), name
+    for at in (index, given):
+        algorithm.rollback(at, snapshot)
+        for name, value in tensors_of(before).items():
+            assert torch.equal(getattr(algorithm, name), value), name
+    assert torch.equal(algorithm(loop.scores(pos), loop.scores(neg), loop.scores(dual), index), loss)
 
 
 @each_method
@@ -126,30 +113,6 @@ def test_backward_after_further_steps_still_sees_the_old_state(method):
     (late_grad,) = torch.autograd.grad(late, pos)
     (grad,) = torch.autograd.grad(again(pos, neg, neg, index), pos)
     assert torch.equal(late_grad, grad)
-
-
-@each_method
-def test_scaled_to_zero_no_descent_variable_moves(method):
-    algorithm = METHODS[method]()
-    algorithm.setup(4)
-    algorithm.step_scale = 0.0
-    before = copy.deepcopy(algorithm.state_dict())
-    neg = torch.tensor([0.5, 0.1, 0.4])
-    algorithm(torch.tensor([0.7, 0.2]), neg, neg, torch.tensor([3, 0]))
-    for name in {"y", "s", "s_prime", "centres", "c", "variables"} & set(before):
-        assert torch.equal(getattr(algorithm, name), before[name]), name
-
-
-@each_method
-def test_only_positions_in_the_index_change(method):
-    algorithm = METHODS[method]()
-    algorithm.setup(4)
-    before = copy.deepcopy(algorithm.state_dict())
-    neg = torch.tensor([0.5, 0.1, 0.4])
-    algorithm(torch.tensor([0.7, 0.2]), neg, neg, torch.tensor([3, 0]))
-    per_positive = [n for n, v in tensors_of(before).items() if v.shape == (4,)]
-    for name in per_positive:
-        assert torch.equal(getattr(algorithm, name)[[1, 2]], before[name][[1, 2]]), name
 
 
 @pytest.mark.parametrize("method", IN_UNITS)
@@ -204,26 +167,6 @@ def test_in_units_of_the_loss_a_multiple_of_the_loss_trains_the_same(method):
     assert not torch.equal(one.w.detach(), torch.tensor(one.start))
 
 
-@pytest.mark.parametrize("method", ["SOTA", "SOTAs", "SONX"])
-def test_a_state_without_a_unit_gets_it_in_the_next_step(method):
-    """As earlier versions wrote it."""
-    algorithm = METHODS[method]()
-    algorithm.setup(4)
-    x = torch.tensor([0.7, 0.2])
-    algorithm(x, x, x, torch.tensor([3, 0]))
-    state = {name: value for name, value in algorithm.state_dict().items() if name != "loss_unit"}
-    algorithm.load_state_dict(copy.deepcopy(state))
-    assert algorithm.loss_unit == 0.0
-    algorithm(x, x, x, torch.tensor([3, 0]))
-    assert algorithm.loss_unit > 0.0
-
-
-@each_method
-def test_use_before_setup(method):
-    with pytest.raises(ArgumentError, match=r"has no state yet: call `setup\(num_positives\)` first"):
-        METHODS[method]()(torch.zeros(1), torch.zeros(1), torch.zeros(1), torch.tensor([0]))
-
-
 @each_method
 def test_state_of_another_method_or_data_set_is_refused(method):
     algorithm = METHODS[method]()
@@ -232,65 +175,6 @@ def test_state_of_another_method_or_data_set_is_refused(method):
         algorithm.load_state_dict({**algorithm.state_dict(), "num_positives": 5})
     with pytest.raises(CheckpointError, match="it was written by another algorithm"):
         algorithm.load_state_dict({**algorithm.state_dict(), "other": torch.zeros(())})
-
-
-@pytest.mark.parametrize("method", ["STACO", "SOTA", "SOTAs", "AUCM", "CrossEntropy"])
-def test_previous_scores_are_refused_by_methods_without_use_for_them(method):
-    algorithm = METHODS[method]()
-    algorithm.setup(4)
-    x = torch.zeros(2)
-    with pytest.raises(UnsupportedError, match=f"{method} does not use the previous weights"):
-        algorithm(x, x, x, torch.tensor([0, 1]), previous=PreviousScores(x, x))
-
-
-@pytest.mark.parametrize("method", ["STACO", "SOTA", "SOTAs", "SONX", "PAUCI", "AUCM"])
-@pytest.mark.parametrize(("num_pos", "num_neg"), [(0, 2), (2, 0)])
-def test_batch_without_a_class_is_refused(method, num_pos, num_neg):
-    algorithm = METHODS[method]()
-    algorithm.setup(4)
-    message = f"{method} needs positives and negatives in every batch, but got {num_pos} and {num_neg}"
-    with pytest.raises(ArgumentError, match=message):
-        algorithm(torch.zeros(num_pos), torch.zeros(num_neg), torch.zeros(2), torch.arange(num_pos))
-
-
-@each_method
-@pytest.mark.parametrize("rectangle", [(1.0, 0.5), (-0.1, 0.5), (0.5, 0.0), (0.5, 1.5)])
-def test_rectangle_outside_the_unit_square(method, rectangle):
-    with pytest.raises(ArgumentError, match=r"Expected `m(in_tpr|ax_fpr)` to be a number in"):
-        type(METHODS[method]())(*rectangle)
-
-
-@each_method
-def test_all_but_the_rectangle_is_passed_by_name(method):
-    with pytest.raises(TypeError, match="positional argument"):
-        type(METHODS[method]())(0.5, 0.5, 1.0)
-
-
-@each_method
-def test_number_of_positives_is_a_whole_number(method):
-    with pytest.raises(ArgumentError, match=r"`num_positives` to be a whole number of at least 1, but got 2\.5"):
-        METHODS[method]().setup(2.5)
-
-
-@each_method
-@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
-def test_index_of_any_integer_dtype(method, dtype):
-    narrow, wide = METHODS[method](), METHODS[method]()
-    pos, neg, index = torch.tensor([0.7, 0.2]), torch.tensor([0.5, 0.1, 0.4]), torch.tensor([3, 0])
-    narrow.setup(4)
-    wide.setup(4)
-    assert torch.equal(narrow(pos, neg, neg, index.to(dtype)), wide(pos, neg, neg, index))
-    for name, value in tensors_of(wide.state_dict()).items():
-        assert torch.equal(getattr(narrow, name), value), name
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
-def test_index_of_another_dtype_is_refused(dtype):
-    algorithm = STACO()
-    algorithm.setup(4)
-    x = torch.zeros(2)
-    with pytest.raises(ArgumentError, match=rf"`index` to hold integers, but got {dtype}. Pass the positions"):
-        algorithm(x, x, x, torch.tensor([0, 1]).to(dtype))
 
 
 @each_method
@@ -320,17 +204,163 @@ def test_repr_says_what_differs_from_the_defaults(algorithm, text):
     assert repr(algorithm) == text
 
 
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "pickle"])  # noqa: S301
 @each_method
-@pytest.mark.parametrize(("wrong", "shown"), [(5, 5), (-1, -1), (10**9, 10**9)])
-def test_an_index_out_of_range_is_named_and_changes_nothing(method, wrong, shown):
-    algorithm = METHODS[method]()
-    algorithm.setup(num_positives=5)
-    scores = torch.linspace(-1, 1, 3, requires_grad=True)
-    before = {name: value.clone() for name, value in tensors_of(algorithm.state_dict()).items()}
-    with pytest.raises(ArgumentError, match=rf"Expected `index` to be in 0 .. 4, .*num_positives=5.* got {shown}\."):
-        algorithm(scores, scores + 0.5, scores - 0.5, torch.tensor([0, wrong, 2]))
-    for name, value in tensors_of(algorithm.state_dict()).items():
-        assert torch.equal(
-            value,
-            before[name],
-        ), name
+def test_a_copy_is_an_algorithm_of_its_own(method, duplicate):
+    """Before setup, as a module copies what it is given, and in mid-run."""
+    original = METHODS[method]()
+    twin = duplicate(original)
+    twin.score_slope = 0.25  # as behind a sigmoid
+    assert original.score_slope == 1.0
+    if hasattr(original, "surrogate"):
+        assert original.surrogate.name == twin.surrogate.name
+        assert original.surrogate.value(torch.ones(1)) != twin.surrogate.value(torch.ones(1))
+    loop = Loop(original)
+    for batch in loop.batches[:5]:
+        loop.step(batch)
+    again = duplicate(original)
+    pos, neg, dual, index = loop.tensors(loop.batches[5])
+    scores = [loop.scores(x).detach() for x in (pos, neg, dual)]
+    before = copy.deepcopy(tensors_of(original.state_dict()))
+    loss = again(*scores, index)
+    for name, value in before.items():
+        assert torch.equal(getattr(original, name), value), name
+    assert torch.equal(original(*scores, index), loss)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(lambda make=make, given=given: make(0.6, 0.3, **given) for make, given in IN_UNITS.values()),
+        lambda: STACO(0.6, 0.3, share_negatives=False),
+        lambda: FullBatch(0.6, 0.3),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("offset", [0.0, 20.0])
+def test_a_shift_of_all_scores_has_no_gradient(make, dtype, offset):
+    """What a method makes of pairs does not depend on a common offset, so that the last bias has no gradient."""
+    algorithm, generator = make(), torch.Generator().manual_seed(0)
+    algorithm.setup(40, dtype=dtype)
+    for _ in range(5):
+        pos, neg = (torch.randn(n, generator=generator).to(dtype) + offset for n in (40, 160))
+        scores = pos.requires_grad_(), neg.requires_grad_()
+        algorithm(*scores, neg.detach().flip(0), torch.arange(40)).backward()
+        total, size = (f(torch.cat([x.grad for x in scores]).double()) for f in (torch.sum, lambda x: x.abs().sum()))
+        assert total.abs() <= 8 * torch.finfo(dtype).eps * size
+
+
+# ---------------------------------------------------------------- what does not go
+
+
+@each_method
+def test_calls_that_do_not_fit_name_the_argument_and_change_nothing(method):
+    kind, algorithm, x = type(METHODS[method]()), METHODS[method](), torch.linspace(-1, 1, 3)
+    name, at = kind.__name__, torch.tensor([0, 1, 2])
+    with pytest.raises(ArgumentError, match=r"has no state yet: call `setup\(num_positives\)` first"):
+        algorithm(x, x, x, at)
+    for wrong in (2.5, 0, -1, True, "3", None, torch.tensor(2.5)):
+        with pytest.raises(ArgumentError, match=r"`num_positives` to be the number of .*Count them: `int\("):
+            algorithm.setup(wrong)
+    with pytest.raises(ArgumentError, match=r"`dtype` to be torch\.float32 or torch.float64"):
+        algorithm.setup(5, dtype=torch.bfloat16)
+    algorithm.setup(torch.tensor([1, 1, 0, 1, 1, 1]).sum())
+    before = copy.deepcopy(tensors_of(algorithm.state_dict()))
+    calls = [
+        ((x, x, x, None), r"Expected `index` of shape \(number of them\), but got None. Number the training positives"),
+        ((x[:, None], x, x, at), r"Expected `pos_scores` of shape .* got \(3, 1\). Drop a trailing dimension"),
+        ((x, x[:, None], x[:, None], at), r"Expected `neg_scores` of shape .* got \(3, 1\)"),
+        ((x.tolist(), x, x, at), "Expected `pos_scores` of shape"),
+        ((x, x, x, at[:2]), r"Expected `index` of shape \(3, number of them\)|Expected `index`"),
+        ((x, x, x, at.float()), "`index` to hold integers, but got torch.float32. Pass positions"),
+        ((x, x, x, at > 0), "`index` to hold integers, but got torch.bool"),
+        *(
+            ((x, x, x, torch.tensor([0, wrong, 2])), rf"`index` to be in 0 .. 4, .*num_positives=5.* got {wrong}\.")
+            for wrong in (5, -1, 10**9)
+        ),
+    ]
+    if algorithm.sampling != "uniform":
+        calls += [
+            ((x[:0], x, x, at[:0]), f"{name} needs positives and negatives in every batch, but got 0 and 3"),
+            ((x, x[:0], x[:0], at), f"{name} needs positives and negatives in every batch, but got 3 and 0"),
+        ]
+    if algorithm.needs_dual_negatives:
+        calls.append(((x, x, None, at), "`dual_neg_scores` .* Draw a second batch .*or set `share_negatives=True`"))
+    for arguments, message in calls:
+        with pytest.raises(ArgumentError, match=message):
+            algorithm(*arguments)
+    if not algorithm.needs_previous:
+        with pytest.raises(UnsupportedError, match=f"{name} does not use the previous weights"):
+            algorithm(x, x, x, at, previous=PreviousScores(x, x))
+    for key, value in tensors_of(algorithm.state_dict()).items():
+        assert torch.equal(value, before[key]), key
+    for rectangle in ((1.0, 0.5), (-0.1, 0.5), (0.5, 0.0), (0.5, 1.5)):
+        with pytest.raises(ArgumentError, match=r"Expected `m(in_tpr|ax_fpr)` to be a number in"):
+            kind(*rectangle)
+    with pytest.raises(TypeError, match="positional argument"):
+        kind(0.5, 0.5, 1.0)
+
+
+CHOICES = "to be one of 'exact', 'ones', 'zeros', but got 'one'"
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (AUCM, {"margin": -1.0}, r"Expected `margin` to be a number in \[0, inf\), but got -1.0"),
+        (AUCM, {"eta": math.inf}, r"Expected `eta` to be a number in \[0, inf\), but got inf"),
+        (AUCM, {"gamma": 0.0}, r"Expected `gamma` to be above 0 \(infinity: no proximal term\), but got 0.0"),
+        (AUCM, {"momentum": 1.0}, r"Expected `momentum` to be a number in \[0, 1\), but got 1.0"),
+        (AUCM, {"weight_decay": -1e-4}, r"Expected `weight_decay` to be a number in \[0, inf\), but got -0.0001"),
+        (PAUCI, {"kappa": 0.0}, r"Expected `kappa` to be a number in \(0, inf\), but got 0.0"),
+        (PAUCI, {"k": -1.0}, r"Expected `k` to be a number in \(0, inf\), but got -1.0"),
+        (PAUCI, {"m": 0.5}, r"Expected `m` to be a number in \[1, inf\), but got 0.5"),
+        (PAUCI, {"nu": -0.1}, r"Expected `nu` to be a number in \[0, inf\), but got -0.1"),
+        (PAUCI, {"c1": True}, r"Expected `c1` to be a number in \[0, inf\), but got True"),
+        (SONX, {"tau": 0.0}, r"Expected `tau` to be a number in \(0, 1\], but got 0.0"),
+        (SONX, {"beta_prime": None}, r"Expected `beta_prime` to be a number in \[0, inf\), but got None"),
+        (SONX, {"dual_init": "one"}, f"Expected `dual_init` {CHOICES}"),
+        (SONX, {"dual_init": "exact", "surrogate": "square"}, "needs a non-decreasing surrogate, but got 'square'"),
+        (SOTA, {"gamma": 0.0}, "Expected `gamma` to be"),
+        (SOTA, {"gamma": math.inf}, "Expected `gamma` to be"),
+        (SOTA, {"surrogate": "square"}, "needs a non-decreasing surrogate"),
+        (SOTAs, {"lam": 0.0}, r"Expected `lam` to be a number in \(0, inf\), but got 0.0"),
+        (SOTAs, {"gamma1": 1.5}, r"Expected `gamma1` to be a number in \(0, 1\], but got 1.5"),
+        (SOTAs, {"surrogate": "exp"}, "surrogate"),
+        (CrossEntropy, {"pos_weight": math.nan}, r"Expected `pos_weight` to be a number in \(0, inf\), but got nan"),
+        (STACO, {"alpha": -1.0}, r"`alpha` to be a number in \[0, inf\), but got -1.0"),
+        (STACO, {"beta": math.nan}, r"`beta` to be a number in \[0, inf\), but got nan"),
+        (STACO, {"gamma": "5"}, r"`gamma` to be above 0 \(infinity: STACO1\), but got '5'"),
+        (STACO, {"dual_init": "one"}, f"`dual_init` {CHOICES}"),
+        (STACO, {"stage_restart": "zeros"}, "`stage_restart` to be one of 'exact', 'ones', but got 'zeros'"),
+        (STACO, {"step_units": "relative"}, "`step_units` to be one of 'loss', 'absolute', but got 'relative'"),
+        (STACO, {"surrogate": "square"}, "`dual_init='exact'` needs a non-decreasing surrogate, but 'square' falls"),
+        (STACO, {"duals": "exact"}, "`duals` to be one of 'per_positive', 'tracked', but got 'exact'"),
+        (STACO, {"duals": "tracked", "surrogate": "square"}, "`duals='tracked'` needs a non-decreasing surrogate"),
+        *(
+            (STACO, {"duals": "tracked", "gamma": 5.0, name: value}, f"`{name}={value!r}` is for .* Leave out `{name}`")
+            for name, value in (("alpha", 0.5), ("beta_prime", 0.0), ("dual_init", "zeros"), ("stage_restart", "ones"))
+        ),
+    ],
+)
+def test_bad_settings(kind, settings, message):
+    with pytest.raises(ArgumentError, match=message):
+        kind(**settings)
+
+
+def test_capabilities():
+    aucm, endless = AUCM(gamma=100.0), AUCM(gamma=math.inf)
+    assert aucm.has_stages
+    assert not endless.has_stages
+    assert (aucm.proximal_coefficient, endless.proximal_coefficient) == (0.01, 0.0)
+    assert aucm.stage_iterate == "last"
+    assert not aucm.averages_iterates
+    assert (PAUCI().needs_previous, SONX().needs_previous, SONX(gamma=0.1).needs_previous) == (
+        "gradients",
+        None,
+        "scores",
+    )
+    assert (CrossEntropy().sampling, CrossEntropy(balanced=True).sampling) == ("uniform", "pos_neg")
+    assert CrossEntropy().takes_logits
+    assert STACO(0.5, 0.5, gamma=500.0).proximal_coefficient == 0.004
+    assert (STACO().default_lr, PAUCI().default_lr) == (0.01, 0.002)

@@ -1,12 +1,12 @@
+"""SONX against loops."""
+
 import math
 
 import pytest
 import torch
 
-from lightning_tpauc.algorithms.base import PreviousScores, TrainingScores
-from lightning_tpauc.algorithms.sonx import SONX
-from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.duals import exact_duals
+from lightning_tpauc.algorithms import SONX, PreviousScores, TrainingScores
+from lightning_tpauc.functional import exact_duals
 from tests.helpers.loop import Loop, finite_difference, random_scores
 from tests.helpers.problems import paper_sonx
 from tests.helpers.tolerances import assert_close
@@ -92,7 +92,7 @@ def test_gradient_is_that_of_the_compositional_loss_at_the_first_visit():
 
 
 def test_exact_start_needs_scores_and_takes_their_duals():
-    algorithm = paper_sonx(dual_init="exact")
+    algorithm = SONX(dual_init="exact")
     assert algorithm.needs_scores("start")
     assert not algorithm.needs_scores("restart")
     assert not SONX().needs_scores("start")
@@ -102,26 +102,3 @@ def test_exact_start_needs_scores_and_takes_their_duals():
     duals = exact_duals(pos, neg)
     assert_close(algorithm.s, duals.s)
     assert_close(algorithm.s_prime, duals.s_prime)
-
-
-def test_capabilities():
-    assert SONX().needs_previous is None
-    assert SONX(gamma=0.1).needs_previous == "scores"
-    assert not SONX().has_stages
-    assert not SONX().needs_dual_negatives
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"tau": 0.0}, r"Expected `tau` to be a number in \(0, 1\], but got 0.0"),
-        ({"gamma": -0.1}, r"Expected `gamma` to be a number in \[0, inf\), but got -0.1"),
-        ({"beta": -1.0}, r"Expected `beta` to be a number in \[0, inf\), but got -1.0"),
-        ({"beta_prime": None}, r"Expected `beta_prime` to be a number in \[0, inf\), but got None"),
-        ({"dual_init": "one"}, "Expected `dual_init` to be one of 'exact', 'ones', 'zeros', but got 'one'"),
-        ({"dual_init": "exact", "surrogate": "square"}, "needs a non-decreasing surrogate, but got 'square'"),
-    ],
-)
-def test_bad_settings(settings, message):
-    with pytest.raises(ArgumentError, match=message):
-        SONX(**settings)

@@ -1,14 +1,17 @@
+"""SOTA and SOTAs against loops."""
+
 import math
 
 import pytest
 import torch
 
-from lightning_tpauc.algorithms.sota import SOTA
-from lightning_tpauc.errors import ArgumentError
-from tests.helpers.loop import Loop
-from tests.helpers.problems import paper_sota
+from lightning_tpauc.algorithms import sota
+from tests.helpers.loop import Loop, finite_difference, random_scores
+from tests.helpers.problems import paper_sota, paper_sotas
 from tests.helpers.tolerances import assert_close
 from tests.reference.sota import Reference
+from tests.reference.sotas import Reference as SoftReference
+from tests.reference.sotas import soft_objective
 from tests.reference.units import Unit
 
 STEP_SIZES = {"alpha": 0.3, "beta": 0.7, "beta_prime": 0.1, "gamma": 2.0}
@@ -64,12 +67,80 @@ def test_every_threshold_moves_to_the_anchor_and_rollback_restores_all():
         assert torch.equal(getattr(algorithm, name), value), name
 
 
-@pytest.mark.parametrize("gamma", [0.0, math.inf])
-def test_gamma_must_be_finite(gamma):
-    with pytest.raises(ArgumentError, match="Expected `gamma` to be"):
-        SOTA(gamma=gamma)
+#: Loss of a constant model.
+FLOOR = {"squared_hinge": 0.25, "hinge": 0.5, "square": 0.25, "logistic": math.log(2.0)}
 
 
-def test_square_surrogate_has_no_exact_start():
-    with pytest.raises(ArgumentError, match="needs a non-decreasing surrogate"):
-        SOTA(surrogate="square")
+@pytest.mark.parametrize("surrogate", ["squared_hinge", "hinge", "square", "logistic"])
+@pytest.mark.parametrize(("lam", "lam_prime"), [(0.1, 1.0), (1.0, 0.1), (1.0, 1.0), (10.0, 1.0)])
+@pytest.mark.parametrize("step_units", ["absolute", "loss"])
+def test_trajectory_of_sotas_is_that_of_loops(step_units, surrogate, lam, lam_prime):
+    algorithm = paper_sotas(
+        surrogate=surrogate, lam=lam, lam_prime=lam_prime, gamma0=0.9, gamma1=0.7, step_units=step_units
+    )
+    loop = Loop(algorithm, lr=0.05)
+    unit = Unit(0.5, bounded=True, floor=FLOOR[surrogate]) if step_units == "loss" else None
+    expected = SoftReference(loop.start, len(loop.positives), 0.05, surrogate, lam, lam_prime, 0.9, 0.7, unit=unit)
+    for index, neg, dual in loop.batches[:40]:  # small lambdas make rounding grow
+        loss = expected.step([loop.positives[i] for i in index], neg, index)
+        assert_close(loop.step((index, neg, dual)), loss, "trajectory64")
+        assert_close(loop.w.detach(), expected.w, "trajectory64")
+        assert_close(algorithm.log_v, math.log(expected.v), "trajectory64")
+        assert_close(algorithm.log_u[index], [math.log(expected.u[i]) for i in index], "trajectory64")
+
+
+def test_with_rates_of_one_the_gradient_is_that_of_the_soft_objective():
+    pos, neg = random_scores()
+    algorithm = paper_sotas(lam=0.5, lam_prime=2.0, gamma0=1.0, gamma1=1.0)
+    algorithm.setup(6, dtype=torch.float64)
+    algorithm(pos, neg, index=torch.arange(6)).backward()
+
+    def objective(scores):
+        return soft_objective(scores[:6].tolist(), scores[6:].tolist(), "squared_hinge", 0.5, 2.0)
+
+    scores = torch.cat([pos, neg]).detach()
+    assert_close(torch.cat([pos.grad, neg.grad]), finite_difference(objective, scores), "finite_difference")
+    assert_close(algorithm.diagnostics()["soft_objective"], objective(scores))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_small_lambda_does_not_overflow_where_the_plain_formula_does(dtype):
+    pos = torch.tensor([-4.0, 1.0], dtype=dtype, requires_grad=True)
+    neg = torch.tensor([5.0, 4.0, -3.0], dtype=dtype, requires_grad=True)
+    assert torch.exp((0.5 + neg[0] - pos[0]) ** 2 / 0.1).isinf()
+    algorithm = paper_sotas(lam=0.1, lam_prime=0.1)
+    algorithm.setup(2, dtype=dtype)
+    for _ in range(30):  # until nothing is left of the averages' start
+        pos.grad = neg.grad = None
+        loss = algorithm(pos, neg, index=torch.tensor([0, 1]))
+        loss.backward()
+    assert bool(torch.isfinite(torch.stack([loss, pos.grad.sum(), neg.grad.sum()])).all())
+    assert math.isfinite(algorithm.scalar_sum())
+    if dtype == torch.float64:  # all weight is on the worst pair, whose gradient is 2 (m + t)
+        assert_close(pos.grad, [-19.0, 0.0])
+        assert_close(neg.grad, [19.0, 0.0, 0.0])
+
+
+def test_huge_lambda_is_the_plain_mean():
+    pos, neg = random_scores()
+    algorithm = paper_sotas(lam=1e9, lam_prime=1e9, gamma0=1.0, gamma1=1.0)
+    algorithm.setup(6, dtype=torch.float64)
+    loss = algorithm(pos, neg, index=torch.arange(6))
+    pairs = (0.5 + neg[None] - pos[:, None]).clamp_min(0).square()
+    assert_close(loss.detach(), pairs.mean().detach(), "finite_difference")
+
+
+def test_blocks_of_pairs_add_up(monkeypatch):
+    pos, neg = random_scores()
+
+    def run():
+        pos.grad = neg.grad = None
+        algorithm = paper_sotas(lam=0.3, lam_prime=3.0)
+        algorithm.setup(6, dtype=torch.float64)
+        loss = algorithm(pos, neg, index=torch.arange(6))
+        loss.backward()
+        return torch.cat([loss.detach()[None], algorithm.log_u, pos.grad, neg.grad])
+
+    whole = run()
+    monkeypatch.setattr(sota, "_BLOCK", 17)  # two positives at a time
+    assert_close(run(), whole)

@@ -1,4 +1,4 @@
-"""STACO against the paper's algorithm in plain loops."""
+"""STACO against the paper's algorithm in plain loops, with both kinds of dual variables."""
 
 import math
 from functools import partial
@@ -7,13 +7,15 @@ import pytest
 import torch
 
 from lightning_tpauc.algorithms import STACO, TrainingScores
-from lightning_tpauc.errors import ArgumentError, CheckpointError
-from lightning_tpauc.functional import exact_duals
-from lightning_tpauc.functional.pairwise import TaskMasks
+from lightning_tpauc.errors import CheckpointError, UnsupportedError
+from lightning_tpauc.functional import TaskMasks, exact_duals, tpauc_objective
 from lightning_tpauc.training.weights import IterateAverage
 from tests.helpers.problems import DIM, NUM_POS, draw, make_data, paper_sonx, paper_staco
 from tests.helpers.tolerances import assert_close
 from tests.reference import staco as reference
+from tests.reference.tracked import Tracked
+
+PAPER_LOSS = {"surrogate": "squared_hinge", "margin": 0.5}
 
 
 def trajectory(algorithm, stage_lengths, steps, settings, decay_at=None, optimizer=torch.optim.SGD):
@@ -97,34 +99,6 @@ def test_trajectory_equals_the_paper(surrogate, gamma, dual_init, step_units):
     assert inside, "the dual weights must leave their bounds"
 
 
-@pytest.mark.parametrize(("surrogate", "degree"), [("hinge", 1), ("squared_hinge", 2)])
-@pytest.mark.parametrize("factor", [1e-3, 7.0, 1e4])
-def test_in_units_of_the_loss_the_scale_of_the_scores_does_not_matter(surrogate, degree, factor):
-    generator = torch.Generator().manual_seed(0)
-    pos, neg = make_data(generator=generator)
-    batches = [draw(generator) for _ in range(60)]
-    runs = []
-    for scale in (1.0, factor):
-        algorithm = STACO(0.6, 0.3, surrogate=surrogate, margin=scale)
-        algorithm.setup(NUM_POS, dtype=torch.float64)
-        w = torch.full((DIM,), 0.3, dtype=torch.float64)
-        gradients = []
-        for index, first, second in batches:
-            h = [(scale * (x @ w)).requires_grad_() for x in (pos[index], neg[first])]
-            algorithm(*h, neg[second] @ w * scale, index).backward()
-            gradients.append(h[0].grad * scale)
-        runs.append((algorithm.y, algorithm.s / scale**degree, algorithm.s_prime / scale**degree, gradients[-1]))
-    for one, other in zip(*runs, strict=True):
-        assert_close(other, one, "trajectory64")
-
-
-def test_weight_decay_is_added_to_the_bracketed_gradient():
-    settings = reference.Settings(0.5, 0.5, 0.5, "squared_hinge", 0.1, 0.1, 0.1, 0.05, 3.0, weight_decay=0.2)
-    algorithm = paper_staco(gamma=3.0, alpha=0.1, beta=0.1, beta_prime=0.1, dual_init="zeros", stage_restart="ones")
-    for step in trajectory(algorithm, [30, 30], 60, settings):
-        compare(*step)
-
-
 def test_value_is_the_minmax_function_at_the_old_thresholds():
     pos, neg = torch.tensor([0.1, 0.3], dtype=torch.float64), torch.tensor([0.2, 0.0, 0.4], dtype=torch.float64)
     algorithm = paper_staco(0.6, 0.5, alpha=0.1, dual_init="zeros")
@@ -162,15 +136,6 @@ def test_shared_negatives_equal_two_batches_that_happen_to_be_the_same():
     assert twice.needs_dual_negatives
 
 
-def test_untouched_positives_keep_their_state():
-    algorithm = paper_staco(dual_init="ones")
-    algorithm.setup(5)
-    algorithm(torch.zeros(2), torch.zeros(3), torch.zeros(3), torch.tensor([4, 1]))
-    assert algorithm.y[[0, 2, 3]].tolist() == [1.0, 1.0, 1.0]
-    assert algorithm.s[[0, 2, 3]].tolist() == [1.0, 1.0, 1.0]
-    assert algorithm.s[4] != 1.0
-
-
 def test_exact_start_solves_the_duals_of_the_training_scores():
     generator = torch.Generator().manual_seed(0)
     pos, neg = make_data(generator=generator)
@@ -180,7 +145,7 @@ def test_exact_start_solves_the_duals_of_the_training_scores():
     assert algorithm.needs_scores("start")
     assert not algorithm.needs_scores("restart"), "STACO1 has one stage"
     algorithm.start(TrainingScores(pos @ w, neg @ w))
-    s, y, s_prime = exact_duals(pos @ w, neg @ w, 0.6, 0.3)
+    s, y, s_prime = exact_duals(pos @ w, neg @ w, 0.6, 0.3, **PAPER_LOSS)
     assert_close(algorithm.s, s)
     assert_close(algorithm.y, y)
     assert_close(algorithm.s_prime, s_prime)
@@ -199,7 +164,7 @@ def test_exact_restart_replaces_anchor_and_duals():
     algorithm.finish_stage()
     assert algorithm.needs_scores("restart")
     algorithm.restart(TrainingScores(pos @ -w, neg @ -w))
-    s, y, s_prime = exact_duals(pos @ -w, neg @ -w, 0.5, 0.5)
+    s, y, s_prime = exact_duals(pos @ -w, neg @ -w, 0.5, 0.5, **PAPER_LOSS)
     assert_close(algorithm.s, s)
     assert_close(algorithm.s_anchor, s)
     assert_close(algorithm.y, y)
@@ -246,108 +211,11 @@ def test_exact_start_moves_a_model_whose_scores_are_all_equal(make, dtype, margi
     assert_close(pos.grad, -weight * 2 * margin / (3 * 0.4 * 0.25) * torch.ones(3, dtype=dtype), "float32")
 
 
-def test_start_from_a_batch_of_equal_scores_moves_too():
-    algorithm = paper_staco()
-    algorithm.setup(num_positives=6)
-    pos = torch.zeros(3, requires_grad=True)
-    algorithm(pos, torch.zeros(5), torch.zeros(5), torch.tensor([0, 2, 5])).backward()
-    assert bool((pos.grad < 0).all())
-
-
-def test_checkpoint_in_mid_stage_goes_on_as_if_unbroken():
-    pos, neg = make_data()
-
-    def run(steps, algorithm, generator):
-        for _ in range(steps):
-            index, first, second = draw(generator)
-            w = torch.ones(DIM, dtype=torch.float64)
-            algorithm(pos[index] @ w, neg[first] @ w, neg[second] @ w, index)
-
-    straight = paper_staco(gamma=10.0, dual_init="zeros")
-    straight.setup(NUM_POS, dtype=torch.float64)
-    run(20, straight, torch.Generator().manual_seed(1))
-    generator = torch.Generator().manual_seed(1)
-    first_half = paper_staco(gamma=10.0, dual_init="zeros")
-    first_half.setup(NUM_POS, dtype=torch.float64)
-    run(9, first_half, generator)
-    resumed = paper_staco(gamma=10.0)
-    resumed.setup(NUM_POS, dtype=torch.float64)
-    resumed.load_state_dict({k: v.clone() if torch.is_tensor(v) else v for k, v in first_half.state_dict().items()})
-    run(11, resumed, generator)
-    for name, value in straight.state_dict().items():
-        assert torch.equal(torch.as_tensor(value), torch.as_tensor(resumed.state_dict()[name])), name
-
-
-def test_rollback_undoes_a_step_bit_for_bit():
-    generator = torch.Generator().manual_seed(0)
-    pos, neg = make_data(generator=generator)
-    algorithm = paper_staco(dual_init="zeros", gamma=5.0)
-    algorithm.setup(NUM_POS, dtype=torch.float64)
-    before = {k: torch.as_tensor(v).clone() for k, v in algorithm.state_dict().items()}
-    index, first, second = draw(generator)
-    snapshot = algorithm.snapshot(index)
-    algorithm(pos[index].sum(1), neg[first].sum(1), neg[second].sum(1), index)
-    assert not torch.equal(before["y"], algorithm.y) or not torch.equal(before["s"], algorithm.s)
-    algorithm.rollback(index, snapshot)
-    for name, value in before.items():
-        assert torch.equal(value, torch.as_tensor(algorithm.state_dict()[name])), name
-
-
 def test_state_costs_sixteen_bytes_a_positive():
     algorithm = paper_staco(gamma=100.0)
     algorithm.setup(1000)
     per_positive = [v for v in algorithm.state_dict().values() if torch.is_tensor(v) and v.numel() == 1000]
     assert sum(v.element_size() for v in per_positive) == 16
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"alpha": -1.0}, r"`alpha` to be a number in \[0, inf\), but got -1.0"),
-        ({"beta": float("nan")}, r"`beta` to be a number in \[0, inf\), but got nan"),
-        ({"beta_prime": float("inf")}, r"`beta_prime` to be a number in \[0, inf\), but got inf"),
-        ({"gamma": 0.0}, r"`gamma` to be above 0 \(infinity: STACO1\), but got 0.0"),
-        ({"gamma": "5"}, "`gamma` to be above 0 .*, but got '5'"),
-        ({"dual_init": "twos"}, "`dual_init` to be one of 'exact', 'ones', 'zeros', but got 'twos'"),
-        ({"stage_restart": "zeros"}, "`stage_restart` to be one of 'exact', 'ones', but got 'zeros'"),
-        ({"surrogate": "square"}, "`dual_init='exact'` needs a non-decreasing surrogate, but 'square'"),
-        ({"surrogate": "square", "dual_init": "zeros", "gamma": 5.0}, "`stage_restart='exact'` needs a non-decreasing"),
-        ({"min_tpr": 1.0}, "`min_tpr` to be a number in"),
-    ],
-)
-def test_bad_arguments(arguments, words):
-    with pytest.raises(ArgumentError, match=words):
-        paper_staco(**arguments)
-
-
-def test_bad_calls():
-    algorithm = paper_staco(dual_init="zeros")
-    with pytest.raises(ArgumentError, match=r"call `setup\(num_positives\)` first"):
-        algorithm(torch.zeros(1), torch.zeros(1), torch.zeros(1), torch.tensor([0]))
-    with pytest.raises(ArgumentError, match="`num_positives` to be a whole number of at least 1, but got 0"):
-        algorithm.setup(0)
-    with pytest.raises(ArgumentError, match=r"`dtype` to be torch.float32 or torch.float64, but got torch.bfloat16"):
-        algorithm.setup(3, dtype=torch.bfloat16)
-    algorithm.setup(3)
-    with pytest.raises(ArgumentError, match="`index` to name each of the `pos_scores`"):
-        algorithm(torch.zeros(2), torch.zeros(1), torch.zeros(1), torch.tensor([0]))
-    with pytest.raises(ArgumentError, match="needs a second batch of negatives"):
-        algorithm(torch.zeros(1), torch.zeros(1), None, torch.tensor([0]))
-    with pytest.raises(ArgumentError, match="`neg_scores` to have shape"):
-        algorithm(torch.zeros(1), torch.zeros(1, 2), torch.zeros(1), torch.tensor([0]))
-
-
-def test_state_of_another_run_is_refused():
-    source, target = paper_staco(), paper_staco()
-    source.setup(4)
-    target.setup(5)
-    with pytest.raises(CheckpointError, match="written for 4 positive examples, but the training set has 5"):
-        target.load_state_dict(source.state_dict())
-    state = source.state_dict()
-    del state["s_anchor"]
-    target.setup(4)
-    with pytest.raises(CheckpointError, match="written by another algorithm"):
-        target.load_state_dict(state)
 
 
 @pytest.mark.parametrize("tasks", [None, 2])
@@ -368,3 +236,129 @@ def test_training_goes_on_where_nothing_is_left_to_learn(tasks):
     assert (algorithm.s_prime < 0.05).all()
     algorithm(-pos, -neg, index=index, masks=masks)
     assert (algorithm.y > 0.0).any(), "a loss is noticed at once"
+
+
+# ---------------------------------------------------------------- tracked duals
+
+MONOTONE = ["squared_hinge", "hinge", "logistic", "ramp", "smooth_ramp"]
+
+
+@pytest.mark.parametrize("surrogate", MONOTONE)
+@pytest.mark.parametrize("gamma", [math.inf, 5.0], ids=["STACO1", "STACO2"])
+@pytest.mark.parametrize("step_units", ["loss", "absolute"])
+@pytest.mark.parametrize("share_negatives", [True, False], ids=["shared", "two batches"])
+def test_trajectory_of_tracked_duals_equals_the_loops(surrogate, gamma, step_units, share_negatives):
+    reference = Tracked("2/5", "3/10", 0.5, surrogate, 0.02, gamma, step_units == "loss", dim=DIM)
+    algorithm = STACO(
+        0.6, 0.3, surrogate=surrogate, margin=0.5, gamma=gamma, duals="tracked", step_units=step_units,
+        share_negatives=share_negatives,
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    pos, neg = make_data(generator=generator)
+    w = torch.zeros(DIM, dtype=torch.float64, requires_grad=True)
+    algorithm.setup(NUM_POS, dtype=torch.float64)
+    sgd, iterates = torch.optim.SGD([w], lr=0.02), IterateAverage([w])
+    moved = 0.0
+    for t in range(60):
+        index, first, second = draw(generator)
+        second = first if share_negatives else second
+        sgd.zero_grad()
+        loss = algorithm(pos[index] @ w, neg[first] @ w, None if share_negatives else neg[second] @ w, index)
+        loss.backward()
+        iterates.add_proximal_gradient(algorithm.proximal_coefficient)
+        sgd.step()
+        iterates.update()
+        expected = reference.step(pos[index].tolist(), neg[first].tolist(), neg[second].tolist())
+        assert_close(loss.detach(), expected, "trajectory64")
+        assert_close(w.detach(), reference.w, "trajectory64")
+        assert_close((algorithm.neg_border, algorithm.pos_border), reference.borders, "trajectory64")
+        if math.isfinite(gamma) and t % 25 == 24:
+            iterates.finish_stage()
+            algorithm.finish_stage()
+            algorithm.restart(None)
+            reference.finish_stage()
+        moved = max(moved, float(w.detach().abs().max()))
+    assert moved > 1e-2, "a trajectory that stands still proves nothing"
+
+
+@pytest.mark.parametrize("surrogate", MONOTONE)
+@pytest.mark.parametrize("rectangle", [(0.5, 0.5), (0.37, 0.61), (0.8, 0.2), (0.0, 1.0)])
+def test_on_the_whole_training_set_a_step_has_the_value_of_the_exact_duals(surrogate, rectangle):
+    generator = torch.Generator().manual_seed(0)
+    pos, neg = make_data(generator=generator)
+    w = torch.randn(DIM, generator=generator, dtype=torch.float64)
+    algorithm = STACO(*rectangle, surrogate=surrogate, duals="tracked", step_units="absolute")
+    algorithm.setup(NUM_POS, dtype=torch.float64)
+    h = (pos @ w).requires_grad_()
+    loss = algorithm(h, neg @ w, index=torch.arange(NUM_POS))
+    s, y, _ = exact_duals(h.detach(), neg @ w, *rectangle, surrogate=surrogate, margin=1.0)
+    losses = algorithm.surrogate.value((neg @ w)[None] - h.detach()[:, None])
+    risk = s + (losses - s[:, None]).clamp_min(0).mean(1) / rectangle[1]
+    assert_close(loss.detach(), (y * risk).mean() / (1.0 - rectangle[0]), "trajectory64")
+
+
+@pytest.mark.parametrize("surrogate", MONOTONE)
+def test_on_the_whole_training_set_a_step_descends_on_the_exact_objective(surrogate):
+    """23 positives and 40 negatives: whole counts for theta_0 = 9/23 and theta_1 = 3/10."""
+    generator = torch.Generator().manual_seed(0)
+    pos, neg = make_data(generator=generator)
+    w = torch.randn(DIM, generator=generator, dtype=torch.float64).requires_grad_()
+    rectangle = (14 / 23, 0.3)
+    algorithm = STACO(*rectangle, surrogate=surrogate, duals="tracked", step_units="absolute")
+    algorithm.setup(NUM_POS, dtype=torch.float64)
+    loss = algorithm(pos @ w, neg @ w, index=torch.arange(NUM_POS))
+    objective = tpauc_objective(pos @ w, neg @ w, *rectangle, surrogate, margin=1.0)
+    assert_close(loss.detach(), objective.detach())
+    assert_close(torch.autograd.grad(loss, w)[0], torch.autograd.grad(objective, w)[0])
+
+
+def test_training_scores_give_the_borders_at_the_start_and_after_a_stage():
+    generator = torch.Generator().manual_seed(0)
+    pos, neg = make_data(generator=generator)
+    w = torch.randn(DIM, generator=generator, dtype=torch.float64)
+    algorithm = STACO(0.6, 0.3, gamma=10.0, duals="tracked")
+    algorithm.setup(NUM_POS, dtype=torch.float64)
+    assert algorithm.needs_scores("start")
+    assert algorithm.needs_scores("restart")
+
+    def borders(w):  # theta_0 n_+ = 9.2, theta_1 n_- = 12
+        return (neg @ w).sort(descending=True).values[11], (pos @ w).sort().values[9]
+
+    algorithm.start(TrainingScores(pos @ w, neg @ w))
+    assert (algorithm.neg_border, algorithm.pos_border) == borders(w)
+    index, first, _ = draw(generator)
+    algorithm(pos[index] @ w, neg[first] @ w, index=index)
+    assert 0.0 < abs(float(algorithm.neg_border - borders(w)[0])) < abs(float((neg[first] @ w).max() - borders(w)[0]))
+    algorithm.finish_stage()
+    algorithm.restart(TrainingScores(pos @ -w, neg @ -w))
+    assert (algorithm.neg_border, algorithm.pos_border) == borders(-w)
+
+
+def test_the_borders_follow_a_rectangle_that_shrinks():
+    algorithm = STACO(0.8, 0.2, duals="tracked")
+    algorithm.setup(10)
+    pos, neg = torch.arange(10.0), torch.arange(10.0)
+    for tightness, expected in ((0.0, (0.0, 9.0)), (1.0, (8.0, 1.0))):
+        algorithm.tightness = tightness
+        for _ in range(200):
+            algorithm(pos, neg, index=torch.arange(10))
+        assert_close((algorithm.neg_border, algorithm.pos_border), expected, "float32")
+
+
+def test_nothing_is_kept_for_a_positive():
+    algorithm = STACO(duals="tracked")
+    algorithm.setup(1000)
+    assert sum(v.numel() for v in algorithm.state_dict().values() if torch.is_tensor(v)) == 5
+    assert algorithm.step_sizes == {}
+    assert set(algorithm.diagnostics()) == {"active_share", "loss_unit", "neg_border", "pos_border"}
+    with pytest.raises(UnsupportedError, match="keeps no thresholds to average"):
+        algorithm.averages()
+
+
+@pytest.mark.parametrize(("written", "own"), [("tracked", "per_positive"), ("per_positive", "tracked")])
+def test_a_checkpoint_of_the_other_kind_is_refused(written, own):
+    source, target = STACO(duals=written), STACO(duals=own)
+    source.setup(4)
+    target.setup(4)
+    with pytest.raises(CheckpointError, match=f"written with duals='{written}', but the algorithm has duals='{own}'"):
+        target.load_state_dict(source.state_dict())

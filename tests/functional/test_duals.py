@@ -1,5 +1,7 @@
+"""Dual variables: the exact ones against a search over all breakpoints, and those from two scores on the borders."""
+
 import math
-from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 import torch
@@ -16,7 +18,13 @@ from lightning_tpauc.functional import (
     surrogates,
     tpauc_objective,
 )
-from lightning_tpauc.functional.duals import activate_ties
+from lightning_tpauc.functional.duals import (
+    activate_ties,
+    border_scores,
+    border_step,
+    border_thresholds,
+    border_weights,
+)
 from tests.helpers.tolerances import assert_close
 from tests.reference.objective import cvar_objective, fractions_of, inner, min_max_value, minimal_inner, outer
 from tests.reference.pairwise import LOSSES, loss_matrix
@@ -35,7 +43,8 @@ def draw(num_pos, num_neg, seed=0, ties=False):
 
 cases = pytest.mark.parametrize("name", MONOTONE)
 rectangles = pytest.mark.parametrize(("min_tpr", "max_fpr"), RECTANGLES)
-sizes = pytest.mark.parametrize(("num_pos", "num_neg"), [(12, 20), (7, 11), (1, 1), (5, 1), (1, 6)])
+sizes = pytest.mark.parametrize(("num_pos", "num_neg"), [(12, 20), (7, 11), (5, 1), (1, 6)])
+MARGIN = {"margin": 0.5}
 tied = pytest.mark.parametrize("ties", [False, True], ids=["distinct", "ties"])
 
 
@@ -43,26 +52,24 @@ tied = pytest.mark.parametrize("ties", [False, True], ids=["distinct", "ties"])
 @rectangles
 @sizes
 @tied
-def test_each_level_is_minimised(name, min_tpr, max_fpr, num_pos, num_neg, ties):
+def test_each_level_is_minimised_and_the_saddle_value_is_the_cvar_objective(
+    name, min_tpr, max_fpr, num_pos, num_neg, ties
+):
     pos, neg = draw(num_pos, num_neg, ties=ties)
-    duals = exact_duals(pos, neg, min_tpr, max_fpr, surrogate=name, scale=2.0)
+    duals = exact_duals(pos, neg, min_tpr, max_fpr, surrogate=name, scale=2.0, **MARGIN)
     theta0, theta1 = fractions_of(min_tpr, max_fpr)
     rows = loss_matrix(pos.tolist(), neg.tolist(), name, scale=2.0)
     g = [inner(row, s, theta1) for row, s in zip(rows, duals.s.tolist(), strict=True)]
     assert_close(g, [minimal_inner(row, theta1) for row in rows])
     assert_close(outer(g, duals.s_prime.item(), theta0), min(outer(g, s_prime, theta0) for s_prime in g))
-
-
-@cases
-@rectangles
-@sizes
-@tied
-def test_the_saddle_value_is_the_cvar_objective(name, min_tpr, max_fpr, num_pos, num_neg, ties):
-    pos, neg = draw(num_pos, num_neg, seed=1, ties=ties)
-    duals = exact_duals(pos, neg, min_tpr, max_fpr, surrogate=name)
-    scores, rectangle = (pos.tolist(), neg.tolist()), (min_tpr, max_fpr, name)
-    value = min_max_value(*scores, duals.s.tolist(), duals.y.tolist(), duals.s_prime.item(), *rectangle)
-    assert_close(value, cvar_objective(*scores, *rectangle))
+    solution, rectangle = [x.tolist() for x in duals], (min_tpr, max_fpr, name)
+    value = min_max_value(pos.tolist(), neg.tolist(), *solution, *rectangle, scale=2.0)
+    assert_close(value, cvar_objective(pos.tolist(), neg.tolist(), *rectangle, scale=2.0))
+    assert torch.all((duals.y >= 0) & (duals.y <= 1))
+    assert_close(duals.y.mean(), float(theta0))
+    order = pos.argsort()  # lower scores never weigh less, equal scores weigh the same
+    for (low, y_low), (high, y_high) in pairwise(zip(pos[order].tolist(), duals.y[order].tolist(), strict=True)):
+        assert y_low == y_high or (low < high and y_low > y_high)
 
 
 @cases
@@ -70,7 +77,7 @@ def test_the_saddle_value_is_the_cvar_objective(name, min_tpr, max_fpr, num_pos,
 @tied
 def test_no_other_dual_weights_or_thresholds_do_better(name, min_tpr, max_fpr, ties):
     pos, neg = draw(9, 14, seed=2, ties=ties)
-    s, y, s_prime = (x.tolist() for x in exact_duals(pos, neg, min_tpr, max_fpr, surrogate=name))
+    s, y, s_prime = (x.tolist() for x in exact_duals(pos, neg, min_tpr, max_fpr, surrogate=name, **MARGIN))
 
     def value(s, y, s_prime):
         return min_max_value(pos.tolist(), neg.tolist(), s, y, s_prime, min_tpr, max_fpr, name)
@@ -85,28 +92,12 @@ def test_no_other_dual_weights_or_thresholds_do_better(name, min_tpr, max_fpr, t
         assert value(other_s, y, s_prime + noise[2, 0].item()) >= saddle - 1e-12
 
 
-@cases
-@rectangles
-@sizes
-@tied
-def test_dual_weights_average_to_theta(name, min_tpr, max_fpr, num_pos, num_neg, ties):
-    pos, neg = draw(num_pos, num_neg, seed=4, ties=ties)
-    y = exact_duals(pos, neg, min_tpr, max_fpr, surrogate=name).y
-    assert torch.all((y >= 0) & (y <= 1))
-    assert_close(y.mean(), float(1 - Fraction(str(min_tpr))))
-    # Lower scores never weigh less, equal scores weigh the same.
-    for i in range(num_pos):
-        for j in range(num_pos):
-            assert pos[i] != pos[j] or y[i] == y[j]
-            assert pos[i] > pos[j] or y[i] >= y[j]
-
-
 def test_ties_share_what_is_left():
     pos = torch.tensor([1.0, 0.0, 0.0, 0.0, -1.0])
     duals = exact_duals(pos, torch.tensor([0.0, -5.0]), min_tpr=0.5, max_fpr=0.5)
     assert_close(duals.y, [0.0, 0.5, 0.5, 0.5, 1.0], "float32")
-    assert_close(duals.s, [0.0, 0.25, 0.25, 0.25, 2.25], "float32")
-    assert_close(duals.s_prime, 0.25, "float32")
+    assert_close(duals.s, [0.0, 1.0, 1.0, 1.0, 2.0], "float32")
+    assert_close(duals.s_prime, 1.0, "float32")
 
 
 @cases
@@ -120,14 +111,9 @@ def test_equal_scores_tie_at_any_size(name):
 @cases
 def test_whole_counts_agree_with_the_objective(name):
     pos, neg = draw(200, 300)
-    s, y, s_prime = exact_duals(pos, neg, 0.25, 0.5, surrogate=name)
+    s, y, s_prime = exact_duals(pos, neg, 0.25, 0.5, surrogate=name, **MARGIN)
     value = min_max_value(pos.tolist(), neg.tolist(), s.tolist(), y.tolist(), s_prime.item(), 0.25, 0.5, name)
-    assert_close(value, tpauc_objective(pos, neg, 0.25, 0.5, surrogate=name))
-
-
-def test_margin_moves_the_thresholds():
-    pos, neg = torch.tensor([0.0]), torch.tensor([1.0])
-    assert exact_duals(pos, neg, 0.0, 1.0, surrogate="hinge", margin=2.0).s.item() == 3.0
+    assert_close(value, tpauc_objective(pos, neg, 0.25, 0.5, surrogate=name, **MARGIN))
 
 
 def test_all_zero_losses_are_one_tie():
@@ -185,7 +171,7 @@ def test_registered_monotone_surrogates_are_solved_exactly(monkeypatch):
         ),
     )
     pos, neg = draw(9, 14)
-    s, y, s_prime = exact_duals(pos, neg, 0.37, 0.61, surrogate="cube")
+    s, y, s_prime = exact_duals(pos, neg, 0.37, 0.61, surrogate="cube", **MARGIN)
     value = min_max_value(pos.tolist(), neg.tolist(), s.tolist(), y.tolist(), s_prime.item(), 0.37, 0.61, "cube")
     assert_close(value, cvar_objective(pos.tolist(), neg.tolist(), 0.37, 0.61, "cube"))
 
@@ -193,14 +179,6 @@ def test_registered_monotone_surrogates_are_solved_exactly(monkeypatch):
 def test_square_is_refused_with_a_remedy():
     with pytest.raises(ArgumentError, match=r"non-decreasing `surrogate`.* but got 'square'.*dual_init=\"zeros\""):
         exact_duals(torch.zeros(3), torch.zeros(3), surrogate="square")
-
-
-def test_square_would_be_wrong():
-    # The reason for the refusal: the quantile of this positive's losses is not the loss of the negatives' quantile.
-    pos, neg = [0.0], [0.5, 0.25, -7.0, -9.0]
-    row = loss_matrix(pos, neg, "square")[0]
-    c = sorted(neg, reverse=True)[1]
-    assert inner(row, (0.5 + c) ** 2, Fraction(1, 2)) > minimal_inner(row, Fraction(1, 2)) + 0.1
 
 
 @pytest.mark.parametrize(
@@ -225,8 +203,10 @@ def test_bad_arguments_are_refused(args, match):
 @tied
 def test_cuda_gives_the_same(name, ties):
     pos, neg = draw(300, 2000, ties=ties)
-    expected = exact_duals(pos, neg, 0.37, 0.61, surrogate=name)
-    for actual, value in zip(exact_duals(pos.cuda(), neg.cuda(), 0.37, 0.61, surrogate=name), expected, strict=True):
+    expected = exact_duals(pos, neg, 0.37, 0.61, surrogate=name, **MARGIN)
+    for actual, value in zip(
+        exact_duals(pos.cuda(), neg.cuda(), 0.37, 0.61, surrogate=name, **MARGIN), expected, strict=True
+    ):
         assert_close(actual.cpu(), value)
 
 
@@ -237,7 +217,7 @@ def test_rounding_does_not_decide_which_pairs_are_active_at_exact_thresholds(nam
     generator = torch.Generator().manual_seed(0)
     pos = 2.0 * torch.randn(50, generator=generator, dtype=dtype)
     neg = 2.0 * torch.randn(80, generator=generator, dtype=dtype)
-    loss = get_surrogate(name)
+    loss = get_surrogate(name, margin=0.5)
     s = exact_duals(pos, neg, 0.5, 0.25, surrogate=loss).s
     lowered = activate_ties(s, pos, loss)
     assert_close(lowered, s, "float32" if dtype == torch.float64 else "half")
@@ -281,9 +261,77 @@ def test_whole_weights_stand_for_so_many_copies(name, min_tpr, max_fpr, ties):
     pos, neg = draw(9, 14, seed=4, ties=ties)
     weight = torch.tensor([3, 1, 2, 1, 4, 1, 1, 5, 2])
     copies = torch.arange(9).repeat_interleave(weight)
-    expected = exact_duals(pos[copies], neg, min_tpr, max_fpr, surrogate=name)
+    expected = exact_duals(pos[copies], neg, min_tpr, max_fpr, surrogate=name, **MARGIN)
     for scale in (1.0, 0.1):  # only ratios matter
-        found = exact_duals(pos, neg, min_tpr, max_fpr, surrogate=name, pos_weight=scale * weight.double())
+        pos_weight = scale * weight.double()
+        found = exact_duals(pos, neg, min_tpr, max_fpr, surrogate=name, pos_weight=pos_weight, **MARGIN)
         assert_close(found.s[copies], expected.s)
         assert_close(found.s_prime, expected.s_prime)
         assert_close(found.y[copies], expected.y)
+
+
+# ---------------------------------------------------------------- two scores on the borders
+
+
+@pytest.mark.parametrize("name", MONOTONE)
+@pytest.mark.parametrize("rectangle", RECTANGLES)
+@pytest.mark.parametrize("sizes", [(12, 20), (7, 11), (5, 1), (1, 6)])
+@pytest.mark.parametrize("ties", [False, True], ids=["distinct", "ties"])
+def test_borders_of_all_scores_give_the_exact_duals(name, rectangle, sizes, ties):
+    pos, neg = draw(*sizes, seed=3, ties=ties)
+    loss = get_surrogate(name, margin=0.5)
+    p, c = border_scores(pos, neg, 1.0 - rectangle[0], rectangle[1])
+    s, y, s_prime = exact_duals(pos, neg, *rectangle, surrogate=loss)
+    assert_close(border_thresholds(pos, c, loss), activate_ties(s, pos, loss))
+    ours = border_weights(pos, p, 1.0 - rectangle[0])
+    assert_close(ours.mean(), 1.0 - rectangle[0])
+    # Where a surrogate is flat, positives of different scores have the same risk, and any share of these is optimal.
+    excess = (loss.value(neg[None] - pos[:, None]) - s[:, None]).clamp_min(0).mean(1)
+    risk = s + excess / rectangle[1]
+    apart = (risk - s_prime).abs() > 1e-9
+    assert_close(ours[apart], y[apart])
+    assert_close((ours * risk).mean(), (y * risk).mean())
+
+
+def test_where_no_two_risks_are_equal_the_dual_weights_are_the_exact_ones():
+    pos, neg = draw(13, 20, seed=3)
+    p, _ = border_scores(pos, neg, 1.0 - 0.63, 0.3)
+    assert_close(border_weights(pos, p, 0.37), exact_duals(pos, neg, 0.63, 0.3, surrogate="logistic").y)
+
+
+@pytest.mark.parametrize("score", [0.0, 0.7, -31.4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", MONOTONE)
+def test_all_pairs_of_equal_scores_count_alike(name, dtype, score):
+    pos, neg, loss = (
+        torch.full((5,), score, dtype=dtype),
+        torch.full((8,), score, dtype=dtype),
+        get_surrogate(name, margin=0.5),
+    )
+    p, c = border_scores(pos, neg, 0.3, 0.2)
+    assert bool((loss.value(neg[0] - pos) > border_thresholds(pos, c, loss)).all())
+    assert_close(border_weights(pos, p, 0.3), torch.full((5,), 0.3), "float32")
+
+
+def test_a_mean_of_borders_is_the_batch_s_own_at_first():
+    border, steps = torch.zeros(()), torch.zeros((), dtype=torch.int32)
+    seen = []
+    for batch in (3.0, 1.0, -1.0):
+        border = border_step(border, torch.tensor(batch, dtype=torch.float64), steps)
+        steps = steps + 1
+        seen.append(border.item())
+    assert border.dtype == torch.float32
+    assert_close(seen, [3.0, 2.8, 2.42], "float32")
+
+
+def test_half_precision_scores_are_compared_in_single():
+    pos = torch.tensor([1.0, 1.0078125, 2.0], dtype=torch.bfloat16)  # neighbours in bfloat16
+    weights = border_weights(pos, torch.tensor(1.004), theta0=0.3)
+    assert weights.dtype == torch.float32
+    assert weights.tolist() == [1.0, 0.0, 0.0]
+    assert border_thresholds(pos, torch.tensor(1.004), get_surrogate("hinge")).dtype == torch.float32
+
+
+def test_a_surrogate_without_an_inverse_is_enough():
+    loss = Surrogate("own", torch.exp, torch.exp, monotone=True)
+    assert_close(border_thresholds(torch.zeros(2), torch.ones(()), loss), torch.full((2,), 2.7182817), "float32")

@@ -1,3 +1,5 @@
+"""The objective against sorted lists, and the tail means that it consists of."""
+
 import itertools
 import math
 
@@ -6,10 +8,18 @@ import torch
 from torch.autograd import gradcheck
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional import Surrogate, get_surrogate, surrogate_names, tpauc_objective
+from lightning_tpauc.functional import (
+    Surrogate,
+    get_surrogate,
+    objective_ratio,
+    surrogate_names,
+    tail_mean_loss,
+    tpauc_objective,
+)
+from lightning_tpauc.functional.objective import tail_risk
 from tests.helpers.tolerances import assert_close
-from tests.reference.objective import cvar_objective, objective_loops
-from tests.reference.pairwise import LOSSES
+from tests.reference.objective import cvar_objective, fractions_of, minimal_inner, objective_loops
+from tests.reference.pairwise import LOSSES, loss_matrix
 
 NAMES = sorted(LOSSES)
 RECTANGLES = [(0.5, 0.5), (0.25, 0.75), (0.0, 1.0), (0.9, 0.1), (0.63, 0.37)]
@@ -42,7 +52,8 @@ def test_rounding_of_theta_does_not_lose_an_example():
     pos, neg = draw(10, 10)
     assert 10 * (1 - 0.9) < 1
     assert_close(
-        tpauc_objective(pos, neg, 0.9, 0.1), objective_loops(pos.tolist(), neg.tolist(), 0.9, 0.1, "squared_hinge")
+        tpauc_objective(pos, neg, 0.9, 0.1, "hinge", 0.5),
+        objective_loops(pos.tolist(), neg.tolist(), 0.9, 0.1, "hinge"),
     )
 
 
@@ -51,13 +62,13 @@ def test_rounding_of_theta_does_not_lose_an_example():
 def test_whole_counts_give_the_cvar_form(name, ties):
     pos, neg = draw(12, 20, ties=ties)
     expected = cvar_objective(pos.tolist(), neg.tolist(), 0.25, 0.35, name)
-    assert_close(tpauc_objective(pos, neg, 0.25, 0.35, surrogate=name), expected)
+    assert_close(tpauc_objective(pos, neg, 0.25, 0.35, name, 0.5), expected)
 
 
 def test_square_selects_by_score_and_not_by_loss():
     # The far negative is the third by score, but the costliest by its squared loss.
     pos, neg = torch.tensor([0.0]), torch.tensor([0.5, 0.25, -9.0])
-    value = tpauc_objective(pos, neg, 0.0, 0.5, surrogate="square")
+    value = tpauc_objective(pos, neg, 0.0, 0.5, "square", 0.5)
     assert value.item() == (0.5 + 0.5) ** 2
     assert cvar_objective(pos.tolist(), neg.tolist(), 0.0, 0.5, "square") > value.item()
 
@@ -66,10 +77,10 @@ def test_square_selects_by_score_and_not_by_loss():
 @pytest.mark.parametrize(("num_pos", "num_neg"), [(12, 15), (300, 400)])
 def test_gradient_matches_autograd_of_the_selected_block(name, num_pos, num_neg):
     pos, neg = (x.requires_grad_() for x in draw(num_pos, num_neg))
-    loss = get_surrogate(name)
+    loss = get_surrogate(name, margin=0.5)
     lowest, highest = pos.sort().values[: num_pos // 2], neg.sort().values[num_neg - (2 * num_neg) // 5 :]
     expected = torch.autograd.grad(loss.value(highest - lowest[:, None]).mean(), (pos, neg))
-    actual = torch.autograd.grad(tpauc_objective(pos, neg, 0.5, 0.4, surrogate=name), (pos, neg))
+    actual = torch.autograd.grad(tpauc_objective(pos, neg, 0.5, 0.4, loss), (pos, neg))
     assert_close(actual[0], expected[0])
     assert_close(actual[1], expected[1])
 
@@ -81,18 +92,20 @@ def test_gradcheck(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_single_precision_with_an_offset(name):
-    pos, neg = (x.float() + 100.0 for x in draw(50, 80))
-    value = tpauc_objective(pos, neg, surrogate=name)
-    assert value.dtype == torch.float32
-    assert_close(value, objective_loops(pos.tolist(), neg.tolist(), 0.5, 0.5, name), "float32")
+def test_single_and_half_precision(name):
+    for convert in (lambda x: x.float() + 100.0, torch.Tensor.bfloat16):
+        pos, neg = (convert(x) for x in draw(50, 80))
+        value = tpauc_objective(pos, neg, surrogate=name, margin=0.5)
+        assert value.dtype == torch.float32
+        assert_close(value, objective_loops(pos.tolist(), neg.tolist(), 0.5, 0.5, name), "float32")
 
 
-def test_half_precision_is_promoted():
-    pos, neg = (x.bfloat16() for x in draw(50, 80))
-    value = tpauc_objective(pos, neg)
-    assert value.dtype == torch.float32
-    assert_close(value, objective_loops(pos.tolist(), neg.tolist(), 0.5, 0.5, "squared_hinge"), "float32")
+@pytest.mark.parametrize("function", [tpauc_objective, objective_ratio])
+def test_arrays_and_lists_are_taken_as_tensors_are(function):
+    pos, neg = draw(12, 15)
+    expected = function(pos, neg)
+    assert torch.equal(function(pos.numpy(), neg.tolist()), expected)
+    assert torch.equal(tail_mean_loss(pos.tolist(), neg.numpy(), 0.5), tail_mean_loss(pos, neg, 0.5))
 
 
 def test_many_negatives_without_a_matrix():
@@ -101,12 +114,12 @@ def test_many_negatives_without_a_matrix():
     neg = torch.arange(count, dtype=torch.float64).flip(0) / 100_000
     pos = torch.cat([torch.zeros(500, dtype=torch.float64), torch.full((500,), 9.0, dtype=torch.float64)])
     k2 = count // 2
-    expected = 0.5 + (neg[0].item() + neg[k2 - 1].item()) / 2
+    expected = 1.0 + (neg[0].item() + neg[k2 - 1].item()) / 2
     assert_close(tpauc_objective(pos, neg, surrogate="hinge"), expected)
 
 
 def test_perfect_separation_costs_nothing():
-    assert tpauc_objective(torch.tensor([1.0, 2.0]), torch.tensor([0.5, -3.0])).item() == 0.0
+    assert tpauc_objective(torch.tensor([1.0, 2.0]), torch.tensor([-0.5, -3.0])).item() == 0.0
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -125,8 +138,8 @@ def test_nan_is_never_success(name, broken):
 
 def test_infinite_scores_are_no_nan():
     inf = math.inf
-    assert tpauc_objective(torch.tensor([1.0, inf]), torch.tensor([0.5, -inf]), surrogate="hinge").item() == 0.0
-    assert tpauc_objective(torch.tensor([-inf, 1.0]), torch.tensor([0.5, -1.0]), surrogate="hinge").item() == inf
+    assert tpauc_objective(torch.tensor([1.0, inf]), torch.tensor([-0.5, -inf])).item() == 0.0
+    assert tpauc_objective(torch.tensor([-inf, 1.0]), torch.tensor([0.5, -1.0])).item() == inf
 
 
 def test_a_surrogate_of_ones_own():
@@ -202,7 +215,7 @@ def test_ties_at_the_border_share_the_gradient(num_pos):
     """It is the mean over all choices among them, of which ``topk`` makes one."""
     pos = torch.tensor([0.2, 0.7, 0.2, 0.2, -0.3, 0.9, 0.2], dtype=torch.float64, requires_grad=True)
     neg = torch.tensor([0.5, -1.0], dtype=torch.float64)
-    tpauc_objective(pos, neg, 1 - num_pos / 7, 0.5).backward()
+    tpauc_objective(pos, neg, 1 - num_pos / 7, 0.5, "squared_hinge", 0.5).backward()
     gradients = []
     for order in itertools.permutations(range(7)):
         scores = pos.detach()[list(order)].requires_grad_()
@@ -221,3 +234,84 @@ def test_scores_without_a_finite_objective(bad, of):
     value = float(tpauc_objective(scores["pos"], scores["neg"], 0.5, 0.5))
     harmless = bad == math.inf if of == "pos" else bad == -math.inf  # the easiest of its class, which is not selected
     assert math.isfinite(value) == harmless
+
+
+# ---------------------------------------------------------------- tails
+
+
+def mean_of_largest(losses, theta):
+    """The mean of the largest theta n losses; the last one counts in part."""
+    left = total = float(theta) * len(losses)
+    value = 0.0
+    for loss in sorted(losses, reverse=True):
+        value += min(1.0, left) * loss
+        left -= min(1.0, left)
+    return value / total
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("max_fpr", [0.35, 0.5, 0.61, 1.0, 0.03, 0.001])
+@pytest.mark.parametrize(("num_pos", "num_neg"), [(12, 20), (7, 11), (1, 1), (5, 1), (1, 6)])
+@pytest.mark.parametrize("ties", [False, True], ids=["distinct", "ties"])
+def test_the_mean_is_that_of_the_largest_losses(name, max_fpr, num_pos, num_neg, ties):
+    pos, neg = draw(num_pos, num_neg, ties=ties)
+    theta = fractions_of(0.0, max_fpr)[1]
+    rows = loss_matrix(pos.tolist(), neg.tolist(), name, margin=0.4, scale=2.0)
+    expected = math.fsum(mean_of_largest(row, theta) for row in rows) / num_pos
+    found = tail_mean_loss(pos, neg, max_fpr, surrogate=name, margin=0.4, scale=2.0)
+    assert_close(found, expected)
+    assert_close(found, math.fsum(minimal_inner(row, theta) for row in rows) / num_pos)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("offset", [0.0, 300.0])
+def test_thresholds_are_losses_of_that_rank(name, offset):
+    pos, neg = draw(30, 70, seed=1)
+    pos, neg = pos + offset, neg + offset
+    s, _ = tail_risk(pos, neg, 0.27, get_surrogate(name, margin=0.5))
+    rank = math.ceil(0.27 * 70)
+    assert_close(s, [sorted(row)[-rank] for row in loss_matrix(pos.tolist(), neg.tolist(), name)])
+
+
+def test_tails_of_large_inputs_are_sorted_and_agree():
+    pos, neg = draw(300, 2000, seed=2)
+    for name in NAMES:
+        losses = get_surrogate(name).value(neg - pos[:, None])
+        expected = losses.sort(1, descending=True).values[:, :500].mean()  # 0.25 of 2000
+        assert_close(tail_mean_loss(pos, neg, 0.25, surrogate=name), expected)
+
+
+def test_any_other_loss_has_hardest_negatives_of_its_own():
+    loss = Surrogate("bowl", lambda t: t.square() * t.square(), lambda t: 4 * t**3)
+    pos, neg = draw(9, 14, seed=3)
+    expected = [mean_of_largest(row, 0.3) for row in loss.value(neg - pos[:, None]).tolist()]
+    assert_close(tail_mean_loss(pos, neg, 0.3, surrogate=loss), sum(expected) / 9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_read_back_from_the_device(name):
+    assert tail_mean_loss(torch.empty(5, device="meta"), torch.empty(700, device="meta"), surrogate=name).shape == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(torch.float16, torch.float32), (torch.float32, torch.float32), (torch.float64, torch.float64)],
+)
+def test_dtype_and_graph_of_tails(given, expected):
+    found = tail_mean_loss(torch.zeros(3, dtype=given, requires_grad=True), torch.zeros(2, dtype=given))
+    assert found.dtype == expected
+    assert not found.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("args", "match"),
+    [
+        ((torch.zeros(0), torch.zeros(2)), "`pos_scores` to hold at least one score"),
+        ((torch.zeros(2), torch.zeros(0)), "`neg_scores` to hold at least one score"),
+        ((torch.zeros(2), torch.zeros(2), 0.0), "`max_fpr`"),
+        ((torch.zeros(2), torch.zeros(2), 0.5, "cubic"), "`surrogate`"),
+    ],
+)
+def test_bad_arguments_of_tails_are_refused(args, match):
+    with pytest.raises(ArgumentError, match=match):
+        tail_mean_loss(*args)

@@ -1,4 +1,4 @@
-"""Several tasks in one step: gradient and state are those of one algorithm for each task on the same scores."""
+"""Several labels in one step: gradient and state are those of one algorithm for each label on the same scores."""
 
 import copy
 import functools
@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import lightning_tpauc.functional.pairwise as dense_module
 from lightning_tpauc.algorithms import AUCM, SOTA, STACO, CrossEntropy, PreviousScores, SOTAs, Task, TrainingScores
 from lightning_tpauc.errors import ArgumentError, CheckpointError, UnsupportedError
-from lightning_tpauc.functional import evaluate_pairs
+from lightning_tpauc.functional import TaskMasks, evaluate_pairs, pairwise
 from lightning_tpauc.functional.checks import widest_float
-from lightning_tpauc.functional.pairwise import TaskMasks, highest
+from lightning_tpauc.functional.pairwise import highest
 from tests.helpers.tolerances import assert_close
 
 SIZES = (9, 5, 14, 3)
@@ -65,7 +64,7 @@ def assert_equal_states(together, alone):
     for name, spec in together._specs.items():
         state = getattr(together, name)
         for k, one in enumerate(alone):
-            own = together.entries_of(state, k) if spec.kind in ("positive", "dense") else state[k]
+            own = together.entries(state, k) if spec.kind in ("positive", "dense") else state[k]
             assert_close(own, getattr(one, name), "trajectory64")
 
 
@@ -154,7 +153,7 @@ def test_without_scores_every_task_starts_from_the_first_batch_that_it_is_in(mak
     run(*both(lambda *r: make(*r, **sizes)), steps=6)  # all tasks are in the first batch
     together, alone, weights = both(lambda *r: make(*r, **sizes))
     run(together, alone, weights, steps=6, first=1)  # task 1 is not
-    assert together.state_dict()["started"] is True
+    assert all(together.state_dict()["started"])
 
 
 def test_a_start_from_batches_is_resumed():
@@ -167,7 +166,7 @@ def test_a_start_from_batches_is_resumed():
     resumed, _, _ = both(make)
     resumed.load_state_dict(copy.deepcopy(together.state_dict()))
     run(resumed, alone, weights, steps=5, seed=1)
-    assert resumed.state_dict()["started"] is True
+    assert all(resumed.state_dict()["started"])
 
 
 @pytest.mark.parametrize("surrogate", ["hinge", "squared_hinge", "square", "ramp", "smooth_ramp"])
@@ -175,7 +174,7 @@ def test_a_start_from_batches_is_resumed():
 def test_pairs_of_all_tasks_by_every_method(surrogate, method, monkeypatch):
     generator = torch.Generator().manual_seed(2)
     if method == "blocks":
-        monkeypatch.setitem(dense_module._BLOCK, "cpu", 50)
+        monkeypatch.setitem(pairwise._BLOCK, "cpu", 50)
     for step in range(6):
         scores, _, masks = draw(generator, step)
         scores = scores.round(decimals=1) if step % 2 else scores  # ties
@@ -301,38 +300,14 @@ def test_a_setup_that_fails_leaves_what_was_there():
         with pytest.raises(ArgumentError):
             algorithm.setup(wrong)
         assert algorithm.task_sizes == (4, 5)
-        assert algorithm.bounds[0].tolist() == [0.5, 0.5]
+        assert algorithm.thetas[0].tolist() == [0.5, 0.5]
     for sizes, values in (([4, 5], (0.5,)), (4, (0.5, 0.1))):
         algorithm.setup(sizes)
         with pytest.raises(
-            ArgumentError, match=f"`tightness_of_tasks` of each of {len(values) % 2 + 1} tasks, but got"
+            ArgumentError, match=f"`tightness_of_tasks` of each of {len(values) % 2 + 1} labels, but got"
         ):
             algorithm.tightness_of_tasks = values
         assert set(algorithm.tightness_of_tasks) == {1.0}
-
-
-@pytest.mark.parametrize("make", [SOTAs, *(functools.partial(STACO, duals=d) for d in ("tracked", "per_positive"))])
-def test_a_changed_rectangle_takes_effect_at_once(make):
-    """As it does for one task."""
-    together, alone, weights = both(functools.partial(make, step_units="absolute"), described=False)
-    run(together, alone, weights, steps=4)
-    for one in (together, *alone):
-        one.min_tpr, one.max_fpr = 0.7, 0.2
-    assert together.rectangles == [(0.7, 0.2)] * K
-    run(together, alone, weights, steps=6, first=4, seed=1)
-    with pytest.raises(ArgumentError, match=r"`max_fpr` to be a number in \(0, 1\], but got 0"):
-        together.max_fpr = 0
-    assert together.max_fpr == 0.2
-
-
-def test_a_tasks_own_rectangle_stays_when_the_others_change():
-    algorithm = STACO(0.5, 0.5)
-    algorithm.setup([Task(4), Task(5, max_fpr=0.1)])
-    algorithm.min_tpr, algorithm.max_fpr = 0.8, 0.3
-    assert algorithm.rectangles == [(0.8, 0.3), (0.8, 0.1)]
-    low, high = algorithm.bounds
-    assert low.tolist() == [0.8, 0.8]
-    assert high.tolist() == [0.3, 0.1]
 
 
 class NoDouble(TorchDispatchMode):
@@ -394,51 +369,47 @@ def test_the_border_in_float32_is_that_of_float64(no_double, monkeypatch):
         assert torch.equal(found, expected)
 
 
-def test_diagnostics_are_scalars():
-    for duals in ("per_positive", "tracked"):
-        together, _, _ = both(lambda *r, duals=duals: STACO(*r, duals=duals))
-        together.start(training_scores())
-        assert {tuple(value.shape) for value in together.diagnostics().values()} == {()}
-
-
 def test_what_does_not_fit_is_one_line():
     together, (alone, *_), _ = both(STACO)
     together.start(training_scores())
+    assert {tuple(value.shape) for value in together.diagnostics().values()} == {()}
     scores, index, masks = draw(torch.Generator().manual_seed(0), 0)
     pos, neg = scores[:, :S], scores[:, S : S + B]
-    for arguments, message in [
-        ((together, pos, neg, index, None), "got no masks and a setup for 4"),
-        ((alone, pos[0], neg[0], index[0], masks), "got masks and a setup for one task"),
-        (
-            (together, pos[:2], neg, index, masks),
-            r"`pos` and a bool mask .*got \(2, 6\) and \(4, 6\)",
-        ),
-        ((together, pos, neg, None, masks), r"`index` and a bool mask .*got NoneType and \(4, 6\)"),
-        ((together, pos, neg, index, masks._replace(neg=masks.neg.double())), "`neg` and a bool mask"),
+    for algorithm, p, n, i, m, message in [
+        (together, pos, neg, index, None, "got no masks and a setup for 4"),
+        (alone, pos[0], neg[0], index[0], masks, "got masks and a setup for one label"),
+        (together, pos[:2], neg, index, masks, r"`pos_scores` of shape \(4, number of them\), but got \(2, 6\)"),
+        (together, pos, neg, None, masks, "`index` of shape"),
+        (together, pos, neg, index, masks._replace(neg=masks.neg.double()), "a bool mask `neg`"),
+        (together, pos, neg, index, masks._replace(pos=masks.pos[:, :2]), r"a bool mask `pos` .* got \(4, 2\)"),
     ]:
-        algorithm, p, n, i, m = arguments
         with pytest.raises(ArgumentError, match=message):
             algorithm(p, n, None, i, masks=m)
     for wrong in (SIZES[1], -1):
         beyond = index.masked_scatter(masks.pos & (torch.arange(K) == 1)[:, None], torch.full((S,), wrong))
-        with pytest.raises(ArgumentError, match=f"from 0, below 5 for task 1, but got {wrong}"):
+        with pytest.raises(ArgumentError, match=f"from 0, below 5 for label 1, but got {wrong}"):
             together(pos, neg, None, beyond, masks=masks)
     with pytest.raises(UnsupportedError, match="does not use the previous weights"):
         together(pos, neg, None, index, masks=masks, previous=PreviousScores(pos, neg))
     two = STACO(share_negatives=False)
     two.setup([3, 4])
-    with pytest.raises(ArgumentError, match="`dual_neg` and a bool mask"):
-        two(pos[:2], neg[:2], None, index[:2], masks=TaskMasks(masks.pos[:2], masks.neg[:2]))
-    with pytest.raises(ArgumentError, match="`scores` of each of 4 tasks, but got 1"):
+    with pytest.raises(ArgumentError, match="a bool mask `dual_neg`"):
+        two(pos[:2], neg[:2], neg[:2], index[:2], masks=TaskMasks(masks.pos[:2], masks.neg[:2]))
+    with pytest.raises(ArgumentError, match="`scores` of each of 4 labels, but got 1"):
         together.start(training_scores()[0])
-    with pytest.raises(UnsupportedError, match="AUCM trains one task"):
+    with pytest.raises(UnsupportedError, match="AUCM trains one label"):
         AUCM().setup([3, 4])
-    with pytest.raises(ArgumentError, match="`num_positives` to be a whole number of at least 1, but got 0"):
-        STACO().setup([3, 0])
-    with pytest.raises(ArgumentError, match="`min_tpr`"):
-        STACO().setup([Task(3, min_tpr=1.0)])
-    with pytest.raises(ArgumentError, match="a `weight` above 0"):
-        STACO().setup([Task(3, weight=0.0)])
+    for wrong, message in [
+        ([3, 0], r"`num_positives` to be .* at least 1, or a list of them .* got \[3, 0\]"),
+        ([], "`num_positives` to be"),
+        ([Task(3, min_tpr=1.0)], "`min_tpr`"),
+        ([Task(3, weight=0.0)], "a `weight` above 0"),
+    ]:
+        with pytest.raises(ArgumentError, match=message):
+            STACO().setup(wrong)
+    counts = STACO()
+    counts.setup(torch.tensor([3, 4]))  # as `labels.sum(0)` gives them
+    assert counts.task_sizes == (3, 4)
 
 
 @pytest.mark.parametrize("step_units", ["loss", "absolute"])
