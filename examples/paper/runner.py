@@ -18,7 +18,7 @@ from examples.paper.grids import Settings, settings_of
 from examples.paper.methods import Method
 from examples.paper.records import Outcome, Results, Trial
 from examples.paper.trial import pretrained_path, run_trial
-from lightning_tpauc.comparison.running import missing_cells, progress_bar
+from lightning_tpauc.comparison.comparing import progress_bar
 from lightning_tpauc.metrics.reporting import Rectangle, metric_name
 
 __all__ = ("Plan", "choose", "chosen_settings", "run_missing", "run_plan")
@@ -193,7 +193,7 @@ def run_missing(
 ) -> None:
     """Run the trials that the store doesn't have, with a progress bar that says how long the rest will take."""
     trials = list(trials)
-    missing = missing_cells(trials, store)
+    missing = [trial for trial in trials if store.get(trial) is None]
     lost = _lost_starts(missing, options)
     for part, total, name in ((lost, len(lost), "pre-training, whose weights are gone"), (missing, len(trials), title)):
         if part:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +13,6 @@ from examples.paper.methods import Method
 from examples.paper.records import Outcome, Results
 from examples.paper.reported import reported_tpauc
 from examples.paper.runner import Plan, choose
-from lightning_tpauc.comparison.tables import as_csv
 from lightning_tpauc.metrics.reporting import Rectangle, metric_name
 
 __all__ = ("Row", "rows", "to_csv", "to_markdown")
@@ -108,7 +109,11 @@ def to_csv(table: list[Row]) -> str:
         numbers = [row.mean, row.std, *(row.interval or (None, None)), row.validation]
         counts = [row.runs, row.tried, row.failed, describe(row.chosen), " ".join(row.edges)]
         rows.append([*map(str, row.rectangle), row.method, *numbers, *counts, *map(str, row.paper or ("", ""))])
-    return as_csv(_COLUMNS, rows)
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(_COLUMNS)
+    writer.writerows([[f"{cell:.5f}" if isinstance(cell, float) else cell for cell in row] for row in rows])
+    return file.getvalue()
 
 
 def to_markdown(plan: Plan, table: list[Row]) -> str:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
-from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule, Trainer
 
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.cli.errors import options_of
 from lightning_tpauc.comparison import Comparison
 from lightning_tpauc.comparison.plan import Run
-from lightning_tpauc.comparison.setup import as_list, kept_callbacks, left_out
+from lightning_tpauc.comparison.training import Setup
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.module import TPAUCModule
 
@@ -51,79 +52,35 @@ class ComparingTrainer(Trainer):
         """
 
 
-class ConfigSetup:
-    """Makes modules, data and Trainers of a configuration; a :class:`~lightning_tpauc.comparison.setup.Setup`."""
+def _setup(config: Namespace, instantiate: Callable[[Namespace], Any], seed: int) -> Setup:
+    """Makes modules and data of a configuration anew, and takes its Trainer's arguments."""
 
-    def __init__(self, config: Namespace, instantiate: Callable[[Namespace], Any]) -> None:
-        if config.get("ckpt_path"):
-            msg = (
-                "`compare` takes no `ckpt_path`: all methods start from the same weights. Give trained ones as "
-                "`--model.init_from`."
-            )
-            raise ArgumentError(msg)
-        if "algorithm" not in options_of(config.model.class_path):
-            msg = f"`compare` replaces the model's `algorithm`, but {config.model.class_path} takes no such argument."
-            raise ArgumentError(msg)
-        self._config, self._instantiate = config, instantiate
-        self.trainer_options = config.trainer.as_dict()
-        self._first_seed = first_seed(config)
-        self._data: tuple[Run, LightningDataModule] | None = None
-
-    def module(self, algorithm: Algorithm, options: Mapping[str, Any]) -> TPAUCModule:
-        """The configuration's model with another algorithm."""
-        config = copy.deepcopy(self._config)
-        known = options_of(config.model.class_path)
+    def module(algorithm: Algorithm, options: Mapping[str, Any]) -> TPAUCModule:
+        own, known = copy.deepcopy(config), options_of(config.model.class_path)
         for name, value in {"algorithm": algorithm, **options}.items():
-            config.model[f"{'init_args' if name in known else 'dict_kwargs'}.{name}"] = value
-        module: TPAUCModule = self._instantiate(config).model
-        return module
+            own.model[f"{'init_args' if name in known else 'dict_kwargs'}.{name}"] = value
+        made: TPAUCModule = instantiate(own).model
+        return made
 
-    def datamodule(self, run: Run, num_folds: int | None) -> LightningDataModule:
-        """The configuration's data, of a fold and with a seed: read once for all methods."""
-        if self._data is not None and self._data[0] == run:
-            return self._data[1]
-        config = copy.deepcopy(self._config)
-        given, known = config.data.get("init_args") or {}, options_of(config.data.class_path)
-        values: dict[str, Any] = {}
-        if "seed" in known:
-            values["seed"] = int(given.get("seed") or 0) + run.seed - self._first_seed
-        if num_folds is not None:
-            values.update(num_folds=num_folds, fold=run.fold, val_fraction=None)
+    @functools.lru_cache(maxsize=1)  # read once for all methods
+    def datamodule(run: Run) -> LightningDataModule:
+        own, known = copy.deepcopy(config), options_of(config.data.class_path)
+        given = config.data.get("init_args") or {}
+        values = {"seed": int(given.get("seed") or 0) + run.seed - seed} if "seed" in known else {}
+        if run.fold is not None:
+            values |= {"num_folds": config.folds, "fold": run.fold, "val_fraction": None}
         if not values.keys() <= set(known):
             msg = f"`folds` needs data that can be cut into folds, but {config.data.class_path} takes no `num_folds`."
             raise ArgumentError(msg)
         for name, value in values.items():
-            config.data[f"init_args.{name}"] = value
-        self._data = run, self._instantiate(config).data
-        return self._data[1]
+            own.data[f"init_args.{name}"] = value
+        made: LightningDataModule = instantiate(own).data
+        return made
 
-    def trainer(self, callbacks: list[Callback], options: Mapping[str, Any]) -> Trainer:
-        """The configuration's Trainer, without callbacks that end, save or show a training."""
-        arguments = dict(self._instantiate(copy.deepcopy(self._config)).trainer)
-        kept = kept_callbacks(as_list(arguments.get("callbacks")))[0]
-        return Trainer(**{**arguments, **options, "callbacks": [*kept, *callbacks]})
-
-    def identity(self) -> dict[str, Any]:
-        """The configuration, without what is replaced."""
-        shown = {name: self._config[name].as_dict() for name in ("model", "data", "trainer")}
-        shown["model"].get("init_args", {}).pop("algorithm", None)
-        for name in ("logger", "default_root_dir", "enable_progress_bar"):
-            shown["trainer"].pop(name, None)
-        return {name: repr(sorted(_flat(value).items())) for name, value in shown.items()}
-
-    def notes(self) -> list[str]:
-        """What the comparison does without."""
-        given = as_list(self._instantiate(copy.deepcopy(self._config)).trainer.get("callbacks"))
-        return left_out(kept_callbacks(given)[1], self.trainer_options)
-
-    def close(self) -> None:
-        """Nothing was changed."""
-
-
-def _flat(value: Any, name: str = "") -> dict[str, str]:
-    if isinstance(value, Mapping):
-        return {k: v for key, inner in value.items() for k, v in _flat(inner, f"{name}.{key}").items()}
-    return {name: repr(value)}
+    settings = {name: config[name].as_dict() for name in ("model", "data")}
+    settings["model"].get("init_args", {}).pop("algorithm", None)
+    trainer = dict(instantiate(copy.deepcopy(config)).trainer)
+    return Setup(module, datamodule, {**trainer, "logger": False, "default_root_dir": None}, settings)
 
 
 def first_seed(config: Namespace) -> int:
@@ -143,18 +100,21 @@ def run_comparison(config: Namespace, instantiate: Callable[[Namespace], Any], m
     Returns:
         The report's text, and where the page lies.
     """
+    msg = ""
     if config.get("data") is None:
         msg = "`compare` needs `--data`: name a data module."
+    elif config.get("ckpt_path"):
+        msg = (
+            "`compare` takes no `ckpt_path`: all methods start from the same weights. Give trained ones as "
+            "`--model.init_from`."
+        )
+    elif "algorithm" not in options_of(config.model.class_path):
+        msg = f"`compare` replaces the model's `algorithm`, but {config.model.class_path} takes no such argument."
+    if msg:
         raise ArgumentError(msg)
-    algorithm = model.algorithm
+    seed = first_seed(config)
     options = {name: config.get(name) for name in ("methods", "trials", "seeds", "folds", "processes")}
-    comparison = Comparison(
-        ConfigSetup(config, instantiate),
-        config.folder,
-        (algorithm.min_tpr, algorithm.max_fpr),
-        rectangles=config.model.init_args.get("rectangles") or (),
-        first_seed=first_seed(config),
-        **options,
-    )
-    report = comparison.run()
+    options |= {"rectangles": config.model.init_args.get("rectangles") or (), "first_seed": seed}
+    rectangle = model.algorithm.min_tpr, model.algorithm.max_fpr
+    report = Comparison(_setup(config, instantiate, seed), config.folder, rectangle, **options).run()
     return f"{report}\n\n{Path(report.folder) / 'report.html'} shows the curves, too."

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from lightning_tpauc.algorithms import AUCM, PAUCI, SONX, STACO, Algorithm, CrossEntropy, SOTAs
-from lightning_tpauc.comparison.store import Ended, Keyed, Store
+from lightning_tpauc.comparison.store import Ended, Keyed
 from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_count
@@ -96,22 +96,16 @@ def methods_for(
 
     Raises:
         UnsupportedError: if a method that was asked for trains one label, and there are several.
-
-    Example:
-        >>> kept, left_out = methods_for(chosen_methods(None), Labels(("liver", "lung")), (0.5, 0.5), chosen=False)
-        >>> [method.name for method in kept], left_out
-        (['cross-entropy', 'balanced cross-entropy', 'STACO'], ['PAUCI'])
     """
-    left_out = [m for m in methods if labels is not None and not m.algorithm(*rectangle).takes_tasks]
+    left_out = [m.name for m in methods if labels is not None and not m.algorithm(*rectangle).takes_tasks]
     if left_out and chosen and labels is not None:
-        names = [method.name for method in left_out]
         msg = (
-            f"{listed(names)} of `methods` {'trains' if len(names) == 1 else 'train'} one label, but the data have "
-            f"{len(labels.names)}: {listed(labels.names)}. Take cross-entropy, balanced cross-entropy, STACO or SOTAs, "
-            "or pass one column of labels."
+            f"{listed(left_out)} of `methods` {'trains' if len(left_out) == 1 else 'train'} one label, but the data "
+            f"have {len(labels.names)}: {listed(labels.names)}. Take cross-entropy, balanced cross-entropy, STACO or "
+            "SOTAs, or pass one column of labels."
         )
         raise UnsupportedError(msg)
-    return tuple(m for m in methods if m not in left_out), [method.name for method in left_out]
+    return tuple(m for m in methods if m.name not in left_out), left_out
 
 
 def _known(name: Any) -> Method:
@@ -294,18 +288,20 @@ def sampling_of(datamodule: PosNegDataModule, algorithm: Algorithm) -> str:
     return algorithm.sampling if datamodule.sampling == "auto" else datamodule.sampling
 
 
-def best_factor(store: Store[Outcome], cells: Mapping[float, Sequence[Cell]]) -> float | None:
+def best_factor(outcomes: Mapping[float, Sequence[Outcome | None]]) -> float | None:
     """The learning rate with the best mean ``tpauc`` on validation data, then ``auroc``; the first of equals.
+
+    Args:
+        outcomes: by learning rate, of all runs.
 
     Returns:
         ``None`` if none has finished in all runs.
     """
     best, chosen = (-1.0, -1.0), None
-    for factor, own in cells.items():
-        found = [store.get(cell) for cell in own]
+    for factor, found in outcomes.items():
         done = [outcome.validation for outcome in found if outcome is not None and outcome.status == "finished"]
-        if len(done) == len(own):
-            areas = [sum(values[name] for values in done) / len(done) for name in ("tpauc", "auroc")]
-            if (areas[0], areas[1]) > best:
-                best, chosen = (areas[0], areas[1]), factor
+        if len(done) == len(found):
+            tpauc, auroc = (sum(values[name] for values in done) / len(done) for name in ("tpauc", "auroc"))
+            if (tpauc, auroc) > best:
+                best, chosen = (tpauc, auroc), factor
     return chosen

@@ -1,4 +1,4 @@
-"""What came out: values, paired differences, a verdict, and the rows of the table."""
+"""What came out: values, paired differences, and a verdict."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from tqdm import tqdm
 from lightning_tpauc.comparison.resampling import Evaluated, Rectangle, num_resamples_for, paired, resampled_areas
 from lightning_tpauc.functional import fpr_at_min_tpr, tpr_at_max_fpr, two_way_partial_auroc
 
+#: Methods are level where the whole interval of their difference lies within this.
+MARGIN = 0.01
+
 
 class Difference(NamedTuple):
     """How far a method is ahead of the baseline.
@@ -30,41 +33,44 @@ class Difference(NamedTuple):
     upper: float
 
 
-def measured_names(rectangles: Sequence[Rectangle]) -> tuple[list[str], list[str]]:
+def measured_names(num_rectangles: int) -> tuple[list[str], list[str]]:
     """Names of the areas in rectangles, and of all else that is measured.
 
     Example:
-        >>> measured_names([(0.5, 0.5)])
+        >>> measured_names(1)
         (['tpauc 0'], ['auroc', 'average_precision', 'tpr_at_max_fpr', 'fpr_at_min_tpr'])
     """
-    areas = [f"tpauc {k}" for k in range(len(rectangles))]
+    areas = [f"tpauc {k}" for k in range(num_rectangles)]
     return areas, ["auroc", "average_precision", "tpr_at_max_fpr", "fpr_at_min_tpr"]
 
 
-def measures(run: Evaluated, rectangles: Sequence[Rectangle]) -> dict[str, float]:
+def measures(scores: Tensor, target: Tensor, rectangles: Sequence[Rectangle]) -> dict[str, float]:
     """All that a table shows of one run's scores of one label.
+
+    Args:
+        scores: float tensor ``(N,)``.
+        target: integer tensor ``(N,)`` of 1 and 0.
+        rectangles: (min_tpr, max_fpr) pairs; the first one is what was trained for.
 
     Returns:
         ``tpauc 0``, ``tpauc 1`` and so on by rectangle, ``auroc``, ``average_precision``, ``tpr_at_max_fpr`` and
         ``fpr_at_min_tpr``; nan, all of them, where a class is missing.
 
     Example:
-        >>> run = Evaluated(torch.tensor([0.9, 0.8, 0.7, 0.1]), torch.tensor([1, 0, 1, 0]))
-        >>> measures(run, [(0.5, 0.5)])["auroc"]
+        >>> measures(torch.tensor([0.9, 0.8, 0.7, 0.1]), torch.tensor([1, 0, 1, 0]), [(0.5, 0.5)])["auroc"]
         0.75
     """
     from sklearn.metrics import average_precision_score
 
-    areas, others = measured_names(rectangles)
-    if not run.is_rankable:
+    areas, others = measured_names(len(rectangles))
+    if not (target == 1).any() or not (target == 0).any():
         return dict.fromkeys((*areas, *others), math.nan)
     min_tpr, max_fpr = rectangles[0]
-    found = {name: float(two_way_partial_auroc(*run, *r)) for name, r in zip(areas, rectangles, strict=True)}
-    found["auroc"] = float(two_way_partial_auroc(*run, 0.0, 1.0))
-    found["average_precision"] = float(average_precision_score(run.target.numpy(), run.scores.double().numpy()))
-    found["tpr_at_max_fpr"] = float(tpr_at_max_fpr(*run, max_fpr))
-    found["fpr_at_min_tpr"] = float(fpr_at_min_tpr(*run, min_tpr))
-    return found
+    given = scores, target
+    values = [two_way_partial_auroc(*given, *rectangle) for rectangle in (*rectangles, (0.0, 1.0))]
+    values.append(average_precision_score(target.numpy(), scores.double().numpy()))
+    values += [tpr_at_max_fpr(*given, max_fpr), fpr_at_min_tpr(*given, min_tpr)]
+    return dict(zip((*areas, *others), map(float, values), strict=True))
 
 
 def difference(estimate: float, ours: Tensor, theirs: Tensor) -> Difference:
@@ -74,13 +80,15 @@ def difference(estimate: float, ours: Tensor, theirs: Tensor) -> Difference:
         >>> difference(0.5, torch.full((9,), 0.75), torch.full((9,), 0.25))
         Difference(estimate=0.5, lower=0.5, upper=0.5)
     """
-    tail = (1.0 - 0.95) / 2
-    ends = (ours - theirs).double().nanquantile(torch.tensor([tail, 1.0 - tail], dtype=torch.float64))
+    ends = (ours - theirs).double().nanquantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
     return Difference(estimate, *ends.tolist())
 
 
 def verdict(found: Difference, baseline: str, untrained: Sequence[str] = ()) -> str:
     """In plain words whether a method is ahead of the baseline.
+
+    They are level where the whole interval lies within .010 of 0. Else one is ahead if the interval leaves 0 out, and
+    if it does not, the data can't tell.
 
     Args:
         found: how far it is ahead.
@@ -90,23 +98,27 @@ def verdict(found: Difference, baseline: str, untrained: Sequence[str] = ()) -> 
     Example:
         >>> verdict(Difference(0.04, 0.02, 0.06), "cross-entropy")
         'ahead by .040, 95% interval .020 to .060'
-        >>> verdict(Difference(0.01, -0.01, 0.03), "cross-entropy")
-        'level: keep cross-entropy (+.010, 95% interval -.010 to .030)'
         >>> verdict(Difference(-0.04, -0.06, -0.02), "cross-entropy")
         'behind by .040, 95% interval .020 to .060: keep cross-entropy'
+        >>> verdict(Difference(0.001, -0.004, 0.006), "cross-entropy")
+        'level within .010: keep cross-entropy (+.001, 95% interval -.004 to .006)'
+        >>> verdict(Difference(0.035, -0.012, 0.083), "cross-entropy")
+        "can't tell: +.035, 95% interval -.012 to .083"
         >>> verdict(Difference(0.4, 0.3, 0.5), "cross-entropy", ["cross-entropy"])
         'open (+.400, 95% interval .300 to .500): cross-entropy never validated better than its first weights'
     """
-    lower, upper = (-found.upper, -found.lower) if found.upper < 0 and not untrained else (found.lower, found.upper)
-    interval = f"95% interval {short(lower)} to {short(upper)}"
+    estimate, lower, upper = found
+    interval = f"{short(estimate, sign='+')}, 95% interval {short(lower)} to {short(upper)}"
     if untrained:
         who = f"{' and '.join(untrained)} never validated better than {'its' if len(untrained) == 1 else 'their'}"
-        return f"open ({short(found.estimate, sign='+')}, {interval}): {who} first weights"
-    if found.lower > 0:
-        return f"ahead by {short(found.estimate)}, {interval}"
-    if found.upper < 0:
-        return f"behind by {short(-found.estimate)}, {interval}: keep {baseline}"
-    return f"level: keep {baseline} ({short(found.estimate, sign='+')}, {interval})"
+        return f"open ({interval}): {who} first weights"
+    if lower >= -MARGIN and upper <= MARGIN:
+        return f"level within {short(MARGIN)}: keep {baseline} ({interval})"
+    if lower > 0:
+        return f"ahead by {short(estimate)}, 95% interval {short(lower)} to {short(upper)}"
+    if upper < 0:
+        return f"behind by {short(-estimate)}, 95% interval {short(-upper)} to {short(-lower)}: keep {baseline}"
+    return f"can't tell: {interval}"
 
 
 def short(value: float, sign: str = "") -> str:
@@ -126,9 +138,9 @@ class Row:
 
     Attributes:
         method: its name.
-        measured: the values of all runs, by the names of :func:`~lightning_tpauc.comparison.results.measures`;
-            empty if it failed.
-        interval: 95% bootstrap interval of its TPAUC, by rectangle.
+        measured: the values of all runs, by the names of :func:`~lightning_tpauc.comparison.results.measures`, of
+            several labels their means; empty if it failed.
+        interval: 95% bootstrap interval of its TPAUC in the rectangle that was trained for.
         seconds: of the trainings.
         examples: that each run was trained on.
         optimizer: that trained the weights.
@@ -140,7 +152,7 @@ class Row:
 
     method: str
     measured: Mapping[str, Sequence[float]]
-    interval: Sequence[tuple[float, float]] = ()
+    interval: tuple[float, float] | None = None
     seconds: Sequence[float] = ()
     examples: int = 0
     optimizer: str = ""
@@ -172,25 +184,9 @@ class LabelResults:
     differences: Mapping[str, Difference]
 
     @property
-    def counts(self) -> tuple[int, int]:
-        """Numbers of positives and of negatives."""
-        return self.num_positives, self.num_negatives
-
-    @property
     def has_value(self) -> bool:
         """Whether some run has both classes."""
         return not any(math.isnan(values["tpauc 0"]) for values in self.measured.values())
-
-
-def most_positives(labels: Sequence[LabelResults], count: int) -> list[int]:
-    """Positions of the labels with the most positives, at most so many of them, in ascending order.
-
-    Example:
-        >>> labels = [LabelResults("", (0.5, 0.5), number, 9, {}, {}) for number in (3, 1, 7)]
-        >>> most_positives(labels, 2)
-        [0, 2]
-    """
-    return sorted(sorted(range(len(labels)), key=lambda k: -labels[k].num_positives)[:count])
 
 
 @dataclass(frozen=True)
@@ -206,8 +202,8 @@ class Results:
         scores: by method, the scores of its runs.
         curves: by method, the points of its runs.
         num_resamples: number of bootstrap resamples that the intervals are made of.
+        labels: what came out for each label; of several, all else shows the mean.
         notes: what a reader has to know.
-        labels: what came out for each of several labels, of which all else shows the mean; empty with one label.
     """
 
     rectangles: Sequence[Rectangle]
@@ -218,13 +214,13 @@ class Results:
     scores: Mapping[str, Sequence[Evaluated]]
     curves: Mapping[str, Sequence[Sequence[Mapping[str, float]]]]
     num_resamples: int
-    notes: Sequence[str] = field(default_factory=tuple)
     labels: Sequence[LabelResults] = ()
+    notes: Sequence[str] = field(default_factory=tuple)
 
     @property
-    def num_valued(self) -> int:
-        """Number of labels that the means are of."""
-        return sum(label.has_value for label in self.labels)
+    def valued(self) -> list[LabelResults]:
+        """The labels that the means are of."""
+        return [label for label in self.labels if label.has_value]
 
     def verdict(self, method: str, rectangle: int = 0) -> str:
         """In plain words whether a method is ahead of the baseline.
@@ -242,14 +238,14 @@ class Evaluation(NamedTuple):
 
     Attributes:
         measured: by method, the values of its runs by name; of several labels, means over those that have one.
-        intervals: by method, the intervals of its areas.
+        intervals: by method, the interval of its area in the first rectangle.
         differences: by method, the differences of its areas to the baseline's.
         num_resamples: number of resamples.
-        labels: each of several labels.
+        labels: each label.
     """
 
     measured: dict[str, dict[str, list[float]]]
-    intervals: dict[str, list[tuple[float, float]]]
+    intervals: dict[str, tuple[float, float]]
     differences: dict[str, list[Difference]]
     num_resamples: int
     labels: list[LabelResults]
@@ -259,7 +255,7 @@ def evaluate(
     scores: Mapping[str, Sequence[Evaluated]],
     baseline: str,
     rectangles: Sequence[Rectangle],
-    labels: Sequence[tuple[str, Rectangle]] = (),
+    labels: Sequence[tuple[str, Rectangle]],
     folds: int = 1,
 ) -> Evaluation:
     """Values, intervals and differences of what was scored.
@@ -268,44 +264,38 @@ def evaluate(
         scores: by method, its runs.
         baseline: name of the method that the others are compared with.
         rectangles: (min_tpr, max_fpr) pairs.
-        labels: name of each of several labels, and the rectangle that takes the place of the first one.
+        labels: name of each label, and the rectangle that takes the place of the first one.
         folds: how many of the first runs have parts of the same data, if the runs have different examples.
     """
-    own = [rectangle for _, rectangle in labels]
-    demanded = [[first, *rectangles[1:]] for first in own or rectangles[:1]]
+    if not scores:
+        return Evaluation({}, {}, {}, 0, [])
+    wanted = [[own, *rectangles[1:]] for _, own in labels]
     # by method, run, label and name
-    each = {name: [_measured(run, demanded) for run in runs] for name, runs in scores.items()}
+    each = {
+        name: [[measures(*own, r) for own, r in zip(run.of_labels(), wanted, strict=True)] for run in runs]
+        for name, runs in scores.items()
+    }
     measured = {name: _by_name([_mean_of(run) for run in runs]) for name, runs in each.items()}
-    drawn = sum(run.scores.numel() for runs in scores.values() for run in runs) * len(rectangles)
-    count = num_resamples_for(drawn)
-    areas = resampled_areas(scores, rectangles, count, progress=_shown, own=own) if scores else {}
-    means = {name: found[..., 0] if labels else found for name, found in areas.items()}
-    estimates = {n: [statistics.fmean(measured[n][f"tpauc {k}"]) for k in range(len(rectangles))] for n in areas}
-    found: dict[str, list[Difference]] = {}
-    intervals: dict[str, list[tuple[float, float]]] = {}
-    for name, ours in means.items():
-        alone = [difference(mean, ours[:, k], 0 * ours[:, k]) for k, mean in enumerate(estimates[name])]
-        intervals[name] = [(d.lower, d.upper) for d in alone]
-        if baseline in means and name != baseline:
-            theirs = estimates[baseline]
-            found[name] = [
-                difference(mean - theirs[k], ours[:, k], means[baseline][:, k])
-                for k, mean in enumerate(estimates[name])
+    count = num_resamples_for(sum(run.scores.numel() for runs in scores.values() for run in runs) * len(rectangles))
+    areas = resampled_areas(scores, wanted, count, progress=_shown)
+    intervals, differences = {}, {}
+    for name, ours in areas.items():
+        means = [statistics.fmean(measured[name][f"tpauc {k}"]) for k in range(len(rectangles))]
+        intervals[name] = difference(means[0], ours[:, 0, 0], torch.zeros(()))[1:]
+        if baseline in areas and name != baseline:
+            theirs = [statistics.fmean(measured[baseline][f"tpauc {k}"]) for k in range(len(rectangles))]
+            differences[name] = [
+                difference(mean - theirs[k], ours[:, k, 0], areas[baseline][:, k, 0]) for k, mean in enumerate(means)
             ]
+    targets = paired(scores)
+    target = torch.cat(targets[: 1 if all(torch.equal(own, targets[0]) for own in targets) else folds])
     of_labels = []
-    if labels and scores:
-        targets = paired(scores)
-        shared = all(torch.equal(target, targets[0]) for target in targets)
-        target = torch.cat(targets[: 1 if shared else folds])
-        for k, label in enumerate(labels):
-            own_values = {name: _mean_of([run[k] for run in runs]) for name, runs in each.items()}
-            own_areas = {name: sampled[:, 0, 1 + k] for name, sampled in areas.items()}
-            of_labels.append(_label(*label, target[:, k], own_values, own_areas, baseline))
-    return Evaluation(measured, intervals, found, count, of_labels)
-
-
-def _measured(run: Evaluated, demanded: Sequence[Sequence[Rectangle]]) -> list[dict[str, float]]:
-    return [measures(label, rectangles) for label, rectangles in zip(run.of_labels(), demanded, strict=True)]
+    for k, (name, own) in enumerate(labels):
+        values = {method: _mean_of([run[k] for run in runs]) for method, runs in each.items()}
+        sampled = {method: found[:, 0, 1 + k] for method, found in areas.items()}
+        counts = int((target[:, k] == 1).sum()), int((target[:, k] == 0).sum())
+        of_labels.append(LabelResults(name, own, *counts, values, _differences_of_label(values, sampled, baseline)))
+    return Evaluation(measured, intervals, differences, count, of_labels)
 
 
 def _by_name(values: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
@@ -318,21 +308,17 @@ def _mean_of(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: statistics.fmean(own) if own else math.nan for name, own in there.items()}
 
 
-def _label(
-    name: str,
-    rectangle: Rectangle,
-    target: Tensor,
-    measured: Mapping[str, Mapping[str, float]],
-    areas: Mapping[str, Tensor],
-    baseline: str,
-) -> LabelResults:
-    """One label: its values, and its areas in the resamples, by method."""
-    differences = {}
-    if baseline in areas and not math.isnan(measured[baseline]["tpauc 0"]):
-        for method in areas.keys() - {baseline}:
-            estimate = measured[method]["tpauc 0"] - measured[baseline]["tpauc 0"]
-            differences[method] = difference(estimate, areas[method], areas[baseline])
-    return LabelResults(name, rectangle, int((target == 1).sum()), int((target == 0).sum()), measured, differences)
+def _differences_of_label(
+    measured: Mapping[str, Mapping[str, float]], areas: Mapping[str, Tensor], baseline: str
+) -> dict[str, Difference]:
+    theirs = measured.get(baseline, {}).get("tpauc 0", math.nan)
+    if math.isnan(theirs):
+        return {}
+    return {
+        method: difference(measured[method]["tpauc 0"] - theirs, own, areas[baseline])
+        for method, own in areas.items()
+        if method != baseline
+    }
 
 
 def _shown(numbers: Iterable[int]) -> Iterable[int]:

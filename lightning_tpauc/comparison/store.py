@@ -82,7 +82,7 @@ class Store(Generic[Outcome]):
                     torch.save(dict(tensors), file)
             with replacing(path) as file:
                 file.write((json.dumps(record, indent=1) + "\n").encode())
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # torch raises a RuntimeError where a disk is full
             msg = (
                 f"Can't write results to {self.folder} ({error}). What is there is kept: make room, or see to the "
                 "folder's permissions, and give the same command again."

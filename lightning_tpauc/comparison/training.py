@@ -1,27 +1,115 @@
-"""Trains one cell of a comparison and scores it."""
+"""Makes the module, the data and the Trainer of a cell of a comparison, trains it, and scores its data."""
 
 from __future__ import annotations
 
-import logging
+import copy
+import functools
+import hashlib
+import inspect
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, LearningRateMonitor, ProgressBar
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
-from lightning_tpauc.comparison.plan import Budget, Cell, Method, Outcome, sampling_of
+from lightning_tpauc.algorithms import Algorithm
+from lightning_tpauc.comparison.plan import Budget, Cell, Method, Outcome, Run, sampling_of
 from lightning_tpauc.comparison.resampling import Evaluated
-from lightning_tpauc.comparison.setup import Setup, weights_digest
+from lightning_tpauc.data.digest import content_digest
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, UnsupportedError
 from lightning_tpauc.metrics.base import scores_of_each
-from lightning_tpauc.metrics.reporting import TaskMetrics, validated_areas
+from lightning_tpauc.metrics.figures import ROCFigure
+from lightning_tpauc.metrics.reporting import validated_areas
 from lightning_tpauc.module import TPAUCModule, make_optimizer
+from lightning_tpauc.scoring.prediction import PredictionWriter
+
+#: Callbacks that end, save or show a training; a comparison does these things itself.
+_REPLACED = (Checkpoint, EarlyStopping, ProgressBar, LearningRateMonitor, ROCFigure, PredictionWriter)
+#: Their classes are named in keys; of other packages' the source counts as well, which users change.
+_LIBRARIES = {"builtins", "torch", "torchvision", "torch_geometric", "lightning", "lightning_tpauc", "torchmetrics"}
+
+
+@dataclass
+class Setup:
+    """Makes everything anew for each training.
+
+    Attributes:
+        module: ``module(algorithm, options)`` makes a module, whose initial weights depend on the global seed alone.
+        datamodule: ``datamodule(run)`` makes or finds the data of a repetition.
+        options: arguments of the Trainer.
+        settings: whatever else changes the results and is not seen in weights and data; its description is in the keys.
+    """
+
+    module: Callable[[Algorithm, Mapping[str, Any]], TPAUCModule]
+    datamodule: Callable[[Run], LightningDataModule]
+    options: Mapping[str, Any]
+    settings: Any = None
+
+    def trainer(self, callbacks: list[Callback], **options: Any) -> Trainer:
+        """A Trainer on one device, without callbacks that end, save or show a training."""
+        alone = {"devices": 1, "num_nodes": 1, "max_time": None, "fast_dev_run": False}
+        silent = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+        kept = copy.deepcopy([c for c in as_list(self.options.get("callbacks")) if not isinstance(c, _REPLACED)])
+        return Trainer(**{**self.options, **options, **alone, **silent, "callbacks": [*kept, *callbacks]})
+
+    def build(self, method: Method, rectangle: tuple[float, float], run: Run, factor: float = 1.0) -> TPAUCModule:
+        """The module of a method, with the initial weights of a run and its learning rate times ``factor``."""
+        seed_everything(run.seed, workers=True, verbose=False)
+        module = self.module(method.algorithm(*rectangle), method.options)
+        if factor != 1:
+            _scale_rate(module, factor)
+        return module
+
+    def notes(self) -> list[str]:
+        """What a comparison leaves out of the given objects, for the report."""
+        left_out = [type(c).__name__ for c in as_list(self.options.get("callbacks")) if isinstance(c, _REPLACED)]
+        left_out += ["max_time"] if self.options.get("max_time") is not None else []
+        notes = [f"Without {', '.join(left_out)}: all methods train to the end of the budget."] if left_out else []
+        if self.options.get("devices", "auto") not in (1, "1", "auto") or self.options.get("num_nodes", 1) != 1:
+            notes.append("Trained on one device, whatever the Trainer's arguments say.")
+        return notes
+
+
+def as_list(value: Any) -> list[Any]:
+    """A list of what may be one thing, several or nothing, as Lightning takes callbacks.
+
+    Example:
+        >>> as_list(None), as_list("one"), as_list(("one", "two"))
+        ([], ['one'], ['one', 'two'])
+    """
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _scale_rate(module: TPAUCModule, factor: float) -> None:
+    given, kind = module.optimizer_factory, type(module)
+    if given is None and any("configure_optimizers" in vars(k) for k in kind.__mro__ if k not in TPAUCModule.__mro__):
+        _refuse_trials(kind)
+
+    def scaled(parameters: Any) -> torch.optim.Optimizer:
+        optimizer = make_optimizer(given, list(parameters), module.algorithm.default_lr)
+        for group in optimizer.param_groups:
+            group["lr"] *= factor
+        scaled.was_used = True  # type: ignore[attr-defined]  # see _Recorder
+        return optimizer
+
+    scaled.was_used = False  # type: ignore[attr-defined]
+    module.optimizer_factory = scaled
+
+
+def _refuse_trials(kind: type) -> None:
+    msg = (
+        f"`trials` varies the learning rate of the module's `optimizer`, but {kind.__name__} makes its own in "
+        "`configure_optimizers`. Pass `optimizer`, or compare with one trial."
+    )
+    raise UnsupportedError(msg)
 
 
 class _Recorder(Callback):
@@ -36,15 +124,18 @@ class _Recorder(Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not getattr(pl_module.optimizer_factory, "was_used", True):
+            _refuse_trials(type(pl_module))
         rate = pl_module.base_lr[1]  # type: ignore[index]  # a TPAUCModule's
-        shown = "" if rate is None else f", lr {rate:.3g}"
-        self.optimizer = f"{type(trainer.optimizers[0]).__name__}{shown}"
+        shown_rate = "" if rate is None else f", lr {rate:.3g}"
+        self.optimizer = f"{type(trainer.optimizers[0]).__name__}{shown_rate}"
 
     @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._losses.append(outputs["loss"])
+        # of the step itself: a subclass's `training_step` may return anything
+        self._losses.append(pl_module.training_state.step_loss.detach().clone())  # type: ignore[union-attr, operator]
         self.examples += int(batch.num_pos + batch.num_neg + batch.num_dual_neg)
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set by `fit`
         if batch.masks is not None and sampling_of(datamodule, pl_module.algorithm) == "uniform":  # type: ignore[arg-type]
@@ -67,15 +158,12 @@ class _Scores(Callback):
     """The scores that a validation or a test has collected."""
 
     def __init__(self) -> None:
-        self.found: Evaluated | None = None
+        self.tensors: dict[str, Tensor] = {}
 
     def _keep(self, metrics: Any) -> None:
-        columns = zip(*scores_of_each(metrics), strict=True)
-        scores, labels = (torch.stack(own, 1).detach().cpu() for own in columns)
+        scores, labels = (torch.stack(own, 1).detach().cpu() for own in zip(*scores_of_each(metrics), strict=True))
         known = (labels >= 0).any(1)
-        scores, labels = scores[known], labels[known].long()
-        several = isinstance(metrics, TaskMetrics)
-        self.found = Evaluated(scores, labels) if several else Evaluated(scores[:, 0], labels[:, 0])
+        self.tensors = Evaluated(scores[known], labels[known].long())._asdict()
 
     @override
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -87,41 +175,12 @@ class _Scores(Callback):
         self._keep(pl_module._collected["test"])
 
 
-def build_module(setup: Setup, method: Method, rectangle: tuple[float, float], seed: int, factor: float) -> TPAUCModule:
-    """The module of a method, with the initial weights of a seed and its learning rate times ``factor``."""
-    seed_everything(seed, workers=True, verbose=False)
-    module = setup.module(method.algorithm(*rectangle), method.options)
-    if factor != 1:
-        _scale_rate(module, factor)
-    return module
-
-
-def _scale_rate(module: TPAUCModule, factor: float) -> None:
-    given = module.optimizer_factory
-    others = [kind for kind in type(module).__mro__ if not kind.__module__.startswith(("lightning", "pytorch_light"))]
-    if given is None and any("configure_optimizers" in vars(kind) for kind in others):
-        msg = (
-            f"`trials` varies the learning rate of the module's `optimizer`, but {type(module).__name__} makes its own "
-            "in `configure_optimizers`. Pass `optimizer`, or compare with one trial."
-        )
-        raise UnsupportedError(msg)
-
-    def scaled(parameters: Any) -> torch.optim.Optimizer:
-        optimizer = make_optimizer(given, list(parameters), module.algorithm.default_lr)
-        for group in optimizer.param_groups:
-            group["lr"] *= factor
-        return optimizer
-
-    module.optimizer_factory = scaled
-
-
 def train_cell(
     setup: Setup,
     method: Method,
     cell: Cell,
     rectangle: tuple[float, float],
     budget: Budget,
-    num_folds: int | None,
     advance: Callable[[float], object],
 ) -> tuple[Outcome, dict[str, Any]]:
     """Train, and score the validation data with the weights that validated best.
@@ -129,8 +188,8 @@ def train_cell(
     Returns:
         The outcome, and tensors: ``weights``, ``scores`` and ``target`` of the validation data.
     """
-    datamodule = setup.datamodule(cell.run, num_folds)
-    module = build_module(setup, method, rectangle, cell.run.seed, cell.factor)
+    datamodule = setup.datamodule(cell.run)
+    module = setup.build(method, rectangle, cell.run, cell.factor)
     if weights_digest(module) != cell.identity["weights"]:
         msg = (
             "The model's initial weights are not those of the other methods: `model` must make a new one in each call, "
@@ -140,7 +199,7 @@ def train_cell(
     steps, between = budget.steps(cell.identity["per_step"])
     recorder, scores = _Recorder(advance, steps), _Scores()
     length = {"max_epochs": -1, "max_steps": steps, "check_val_every_n_epoch": None, "val_check_interval": between}
-    trainer = setup.trainer([recorder, scores], {**length, **alone()})
+    trainer = setup.trainer([recorder, scores], **length)
     started = time.perf_counter()
     try:
         trainer.fit(module, datamodule)
@@ -152,49 +211,81 @@ def train_cell(
     outcome = Outcome("finished", "", seconds, recorder.examples, recorder.optimizer, curve=recorder.curve)
     outcome.validation = {"tpauc": tpauc, "auroc": auroc}
     outcome.kept_start = all((point["tpauc"], point["auroc"]) < (tpauc, auroc) for point in recorder.curve)
-    return outcome, {"weights": _on_cpu(module), **_as_tensors(scores)}
+    weights = {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
+    return outcome, {"weights": weights, **scores.tensors}
 
 
 def score_test_set(
-    setup: Setup, method: Method, cell: Cell, rectangle: tuple[float, float], num_folds: int | None, weights: Any
+    setup: Setup, method: Method, cell: Cell, rectangle: tuple[float, float], weights: Any
 ) -> tuple[Outcome, dict[str, Any]]:
     """Score the test data with the weights of a training.
 
     Returns:
         The outcome, and tensors: ``scores`` and ``target``.
     """
-    datamodule = setup.datamodule(cell.run, num_folds)
-    module = build_module(setup, method, rectangle, cell.run.seed, 1.0)
+    datamodule, module, scores = setup.datamodule(cell.run), setup.build(method, rectangle, cell.run), _Scores()
     module.load_state_dict(weights)
-    scores = _Scores()
     started = time.perf_counter()
-    setup.trainer([scores], alone()).test(module, datamodule, verbose=False)
-    return Outcome("finished", seconds=time.perf_counter() - started), _as_tensors(scores)
+    setup.trainer([scores]).test(module, datamodule, verbose=False)
+    return Outcome("finished", seconds=time.perf_counter() - started), dict(scores.tensors)
 
 
-def alone() -> dict[str, Any]:
-    """Options of a Trainer that uses one device, and that writes and shows nothing by itself."""
-    shown = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    return {**dict.fromkeys(shown, False), "devices": 1, "num_nodes": 1, "max_time": None, "fast_dev_run": False}
+# ---------------------------------------------------------------- what a result depends on
 
 
-def _as_tensors(scores: _Scores) -> dict[str, Any]:
-    return {} if scores.found is None else dict(scores.found._asdict())
+def weights_digest(module: nn.Module) -> str:
+    """16 hex digits of all weights and their names.
+
+    Example:
+        >>> weights_digest(nn.Linear(2, 1)) == weights_digest(nn.Linear(2, 1))
+        False
+    """
+    return content_digest(dict(module.state_dict()))
 
 
-def _on_cpu(module: TPAUCModule) -> Mapping[str, Tensor]:
-    return {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
+def description(value: Any, depth: int = 4) -> str:
+    """A value as text that is the same in the next process, and another one if the value or its source differs.
+
+    Example:
+        >>> description([1, "a", nn.Linear]), description(functools.partial(int, base=2))
+        ("[1, 'a', Linear]", "int{'args': [], 'keywords': {'base': 2}}")
+    """
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value)
+    if isinstance(value, Tensor) or hasattr(value, "__array__"):
+        return content_digest(value)
+    if depth == 0:
+        return type(value).__qualname__
+    inner = functools.partial(description, depth=depth - 1)
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name!r}: {inner(entry)}' for name, entry in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(inner, value))}]"
+    if isinstance(value, functools.partial):
+        return _named(value.func) + inner({"args": value.args, "keywords": value.keywords})
+    if isinstance(value, type):
+        return _named(value)
+    if inspect.isfunction(value):
+        held = [cell.cell_contents for cell in value.__closure__ or ()]
+        return _named(value) + (inner([held, value.__defaults__]) if held or value.__defaults__ else "")
+    if isinstance(value, nn.Module):
+        return structure(value)
+    public = {name: entry for name, entry in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
+    return _named(type(value)) + inner(public)
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Suppress the messages of dozens of Trainers; errors still show."""
-    log = logging.getLogger("lightning.pytorch")
-    level = log.level
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        log.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            log.setLevel(level)
+def structure(module: nn.Module) -> str:
+    """Layers with their settings, and the source of classes that are no library's."""
+    own = sorted({_named(type(part)) for part in module.modules()})
+    return f"{weights_digest(module)} {module!r} {own}"
+
+
+def _named(thing: Any) -> str:
+    name = str(getattr(thing, "__qualname__", type(thing).__qualname__))
+    if str(getattr(thing, "__module__", "")).partition(".")[0] in _LIBRARIES:
+        return name
+    try:
+        source = inspect.getsource(thing)
+    except (OSError, TypeError):
+        return name
+    return f"{name}#{hashlib.blake2b(source.encode(), digest_size=8).hexdigest()}"

@@ -117,17 +117,20 @@ def test_methods_by_name():
             chosen_methods(given)
 
 
-def test_the_best_mean_on_validation_data_is_chosen(tmp_path):
-    store = Store(tmp_path, Outcome)
-    cells = {factor: [Cell("a", factor, Run(k, None), "train") for k in range(2)] for factor in (1.0, 2.0, 3.0, 4.0)}
+def test_the_best_mean_on_validation_data_is_chosen():
     values = {1.0: (0.2, 0.4), 2.0: (0.5, 0.3), 3.0: (0.9, None), 4.0: (0.5, 0.3)}
-    for factor, found in values.items():
-        for cell, value in zip(cells[factor], found, strict=True):
-            outcome = Outcome("finished", validation={"tpauc": value, "auroc": 0.1 * factor})
-            store.add(cell, outcome if value is not None else Outcome("failed", "Not finite"))
-    assert best_factor(store, cells) == 4.0  # of two with equal areas the one with the larger AUROC
-    assert best_factor(store, {3.0: cells[3.0]}) is None
-    assert best_factor(Store(tmp_path / "empty", Outcome), cells) is None
+    outcomes = {
+        factor: [
+            Outcome("failed", "Not finite")
+            if value is None
+            else Outcome("finished", validation={"tpauc": value, "auroc": 0.1 * factor})
+            for value in found
+        ]
+        for factor, found in values.items()
+    }
+    assert best_factor(outcomes) == 4.0  # of two with equal areas the one with the larger AUROC
+    assert best_factor({3.0: outcomes[3.0]}) is None
+    assert best_factor({1.0: [None, None]}) is None
 
 
 def test_the_store_keeps_what_it_got(tmp_path):

@@ -1,4 +1,4 @@
-"""Values against scikit-learn and loops, intervals against scipy's bootstrap, verdicts by their words."""
+"""Values against scikit-learn and loops, intervals against scipy's bootstrap and loops, verdicts by their words."""
 
 import itertools
 import math
@@ -9,27 +9,43 @@ import torch
 from scipy.stats import bootstrap
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from lightning_tpauc.comparison.resampling import Evaluated, num_resamples_for, resampled_areas
-from lightning_tpauc.comparison.results import Difference, difference, measures, short, verdict
+from lightning_tpauc.comparison.resampling import Evaluated, num_resamples_for, resampled_areas, strata
+from lightning_tpauc.comparison.results import Difference, difference, evaluate, measures, short, verdict
 from lightning_tpauc.errors import ArgumentError
 from tests.reference.tpauc import naive_tpauc
 
-CORNER = (0.5, 0.4)
+CORNER, WIDE, OWN = (0.5, 0.4), (0.25, 0.75), (0.5, 0.2)
 
 
 def scored(seed, shift=1.0, n_pos=30, n_neg=80, digits=None):
+    """Of one label."""
     generator = torch.Generator().manual_seed(seed)
     target = torch.cat([torch.ones(n_pos), torch.zeros(n_neg)]).long()
     scores = torch.randn(n_pos + n_neg, generator=generator) + shift * target
-    return Evaluated(scores if digits is None else scores.round(decimals=digits), target)
+    return Evaluated((scores if digits is None else scores.round(decimals=digits))[:, None], target[:, None])
 
 
-def reached(run, min_tpr, max_fpr):
+def scored_labels(seed, count=70, shift=1.0, missing=0.3):
+    """Three labels of falling frequency, which overlap."""
+    generator = torch.Generator().manual_seed(7)
+    common = torch.rand(count, generator=generator)
+    target = (common[:, None] + 0.3 * torch.rand(count, 3, generator=generator) > torch.tensor([0.7, 0.9, 1.1])).long()
+    target[torch.rand(count, 3, generator=generator) < missing] = -1
+    noise = torch.randn(count, 3, generator=torch.Generator().manual_seed(seed))
+    return Evaluated(noise + shift * (target == 1), target)
+
+
+def naive_value(scores, target, rectangle):
+    pos, neg = (scores[target == value].astype(float) for value in (1, 0))
+    return naive_tpauc(pos, neg, *rectangle) if len(pos) and len(neg) else math.nan
+
+
+def reached(scores, target, min_tpr, max_fpr):
     """(TPR at max_fpr, FPR at min_tpr) by walking the vertices of the polyline."""
     points = [(0.0, 0.0)]
-    for t in sorted(set(run.scores.tolist()), reverse=True):
-        above = run.scores >= t
-        points.append(tuple(float(above[run.target == k].float().mean(dtype=torch.float64)) for k in (0, 1)))
+    for t in sorted(set(scores.tolist()), reverse=True):
+        above = scores >= t
+        points.append(tuple(float(above[target == k].float().mean(dtype=torch.float64)) for k in (0, 1)))
     tpr, fpr = 0.0, math.inf
     for (f0, t0), (f1, t1) in itertools.pairwise(points):
         if f1 <= max_fpr:
@@ -41,98 +57,202 @@ def reached(run, min_tpr, max_fpr):
     return tpr, fpr
 
 
+# ---------------------------------------------------------------- values
+
+
 @pytest.mark.parametrize("digits", [None, 0])
 def test_values(digits):
-    run = scored(0, digits=digits)
-    found = measures(run, [CORNER, (0.25, 0.75)])
-    pos, neg = (run.scores[run.target == k].double().numpy() for k in (1, 0))
-    tpr, fpr = reached(run, *CORNER)
+    ((scores, target),) = scored(0, digits=digits).of_labels()
+    found = measures(scores, target, [CORNER, WIDE])
+    tpr, fpr = reached(scores, target, *CORNER)
     expected = {
-        "tpauc 0": naive_tpauc(pos, neg, *CORNER),
-        "tpauc 1": naive_tpauc(pos, neg, 0.25, 0.75),
-        "auroc": roc_auc_score(run.target, run.scores),
-        "average_precision": average_precision_score(run.target, run.scores),
+        "tpauc 0": naive_value(scores.double().numpy(), target.numpy(), CORNER),
+        "tpauc 1": naive_value(scores.double().numpy(), target.numpy(), WIDE),
+        "auroc": roc_auc_score(target, scores),
+        "average_precision": average_precision_score(target, scores),
         "tpr_at_max_fpr": tpr,
         "fpr_at_min_tpr": fpr,
     }
     assert found == pytest.approx({name: float(value) for name, value in expected.items()}, abs=1e-9)
 
 
+def test_values_of_labels_are_means_of_each():
+    runs = [scored_labels(5), scored_labels(6)]
+    labels = list(zip("abc", (OWN, CORNER, CORNER), strict=True))
+    found = evaluate({"x": runs, "y": runs[::-1]}, "y", [CORNER, WIDE], labels)
+    for number, one in enumerate(runs):
+        known = [(scores.double().numpy(), target.numpy()) for scores, target in one.of_labels()]
+        expected = {
+            "tpauc 0": np.mean([naive_value(*own, r) for own, (_, r) in zip(known, labels, strict=True)]),
+            "tpauc 1": np.mean([naive_value(*own, WIDE) for own in known]),
+            "auroc": np.mean([roc_auc_score(target, scores) for scores, target in known]),
+        }
+        assert {name: found.measured["x"][name][number] for name in expected} == pytest.approx(expected)
+    for k, label in enumerate(found.labels):
+        values = [measures(*one.of_labels()[k], [label.rectangle, WIDE]) for one in runs]
+        assert label.measured["x"] == pytest.approx({n: np.mean([v[n] for v in values]) for n in values[0]})
+        counts = tuple(int((runs[0].target[:, k] == value).sum()) for value in (1, 0))
+        assert (label.num_positives, label.num_negatives) == counts
+        assert label.differences["x"].estimate == pytest.approx(0.0, abs=1e-12)
+        assert "y" not in label.differences
+
+
+def test_folds_in_which_a_label_lacks_a_class():
+    whole = scored_labels(8, count=160)
+    first, second = (Evaluated(whole.scores[rows], whole.target[rows].clone()) for rows in (slice(80), slice(80, 160)))
+    second.target[second.target[:, 2] == 1, 2] = 0  # no positive of the last label here
+    labels = list(zip("abc", [CORNER] * 3, strict=True))
+    found = evaluate({"x": [first, second], "y": [first, second]}, "y", [CORNER], labels, folds=2)
+    by_run = [[measures(*label, [CORNER])["tpauc 0"] for label in fold.of_labels()] for fold in (first, second)]
+    assert math.isnan(by_run[1][2])
+    assert found.measured["x"]["tpauc 0"] == pytest.approx([np.mean(by_run[0]), np.mean(by_run[1][:2])])
+    assert [label.measured["x"]["tpauc 0"] for label in found.labels] == pytest.approx(np.nanmean(by_run, axis=0))
+    counts = [sum(int((fold.target[:, k] == 1).sum()) for fold in (first, second)) for k in range(3)]
+    assert [label.num_positives for label in found.labels] == counts
+
+
+# ---------------------------------------------------------------- resamples
+
+
 @pytest.mark.slow
 def test_paired_intervals_are_those_of_scipy():
     """scipy draws rows of each class with replacement, the same rows for both methods."""
     ours, theirs = scored(1, shift=1.5), scored(2, shift=1.0)
-    is_pos = ours.target == 1
+    scores = [run.scores[:, 0].double().numpy() for run in (ours, theirs)]
 
     def statistic(pos, neg):
-        areas = [
-            naive_tpauc(run.scores[is_pos].double().numpy()[pos], run.scores[~is_pos].double().numpy()[neg], *CORNER)
-            for run in (ours, theirs)
-        ]
+        areas = [naive_tpauc(own[:30][pos], own[30:][neg], *CORNER) for own in scores]
         return float(areas[0] - areas[1])
 
     rows = np.arange(30), np.arange(80)
-    theirs_interval = bootstrap(
-        rows, statistic, vectorized=False, method="percentile", n_resamples=600, rng=np.random.default_rng(0)
-    ).confidence_interval
-    areas = resampled_areas({"ours": [ours], "theirs": [theirs]}, [CORNER], num_resamples=3000)
-    found = difference(statistic(*rows), areas["ours"][:, 0], areas["theirs"][:, 0])
-    width = theirs_interval.high - theirs_interval.low
-    assert found.lower == pytest.approx(theirs_interval.low, abs=0.1 * width)
-    assert found.upper == pytest.approx(theirs_interval.high, abs=0.1 * width)
+    drawn = {"vectorized": False, "method": "percentile", "n_resamples": 600, "rng": np.random.default_rng(0)}
+    expected = bootstrap(rows, statistic, **drawn).confidence_interval
+    found = evaluate({"ours": [ours], "theirs": [theirs]}, "theirs", [CORNER], [("", CORNER)])
+    (got,) = found.differences["ours"]
+    assert got.estimate == pytest.approx(statistic(*rows))
+    width = expected.high - expected.low
+    assert (got.lower, got.upper) == pytest.approx((expected.low, expected.high), abs=0.12 * width)
 
 
-def test_methods_that_rank_alike_differ_by_nothing():
-    """Resamples are the same for all methods, so a monotone transform changes none of them."""
-    run = scored(3)
-    areas = resampled_areas({"a": [run], "b": [Evaluated(run.scores.exp(), run.target)]}, [CORNER], num_resamples=50)
-    assert torch.equal(areas["a"], areas["b"])
-    assert areas["a"].std() > 0.01
+def naive_strata(target):
+    counts = [int((target[:, k] == 1).sum()) for k in range(target.shape[1])]
+    groups = {}
+    for row, labels in enumerate(target.tolist()):
+        own = [k for k, value in enumerate(labels) if value == 1]
+        groups.setdefault(min(own, key=lambda k: (counts[k], k)) if own else len(counts), []).append(row)
+    return [groups[k] for k in sorted(groups)]
+
+
+@pytest.mark.parametrize("num_labels", [1, 5])
+def test_each_example_is_of_its_rarest_label(num_labels):
+    target = torch.randint(-1, 2, (40, num_labels), generator=torch.Generator().manual_seed(0))
+    assert [rows.tolist() for rows in strata(target)] == naive_strata(target)
+
+
+def test_intervals_of_labels_are_those_of_a_loop_over_examples():
+    """Independent draws of numpy, strata and areas of plain Python: the same distribution, so nearly the same ends."""
+    rectangles = [OWN, CORNER, CORNER]
+    ours, theirs = scored_labels(1, shift=1.6), scored_labels(2, shift=0.8)
+    target, generator = ours.target.numpy(), np.random.default_rng(0)
+    groups = [np.array(rows) for rows in naive_strata(ours.target)]
+    drawn = []
+    for _ in range(500):
+        rows = np.concatenate([generator.choice(rows, len(rows)) for rows in groups])
+        both = [
+            [naive_value(run.scores.numpy()[rows, k], target[rows, k], rectangles[k]) for k in range(3)]
+            for run in (ours, theirs)
+        ]
+        drawn.append([np.nanmean(both[0]) - np.nanmean(both[1]), *(a - b for a, b in zip(*both, strict=True))])
+    labels = list(zip("abc", rectangles, strict=True))
+    found = evaluate({"ours": [ours], "theirs": [theirs]}, "theirs", [CORNER], labels)
+    differences = [found.differences["ours"][0], *(label.differences["ours"] for label in found.labels)]
+    for got, values in zip(differences, np.array(drawn).T, strict=True):
+        low, high = np.nanquantile(values, [0.025, 0.975])
+        assert (got.lower, got.upper) == pytest.approx((low, high), abs=0.12 * (high - low))
+
+
+@pytest.mark.parametrize("make", [scored, scored_labels])
+def test_all_methods_and_labels_see_the_same_draws(make):
+    """So a monotone transform changes no resample, and a column that is there twice has the same values twice."""
+    run = make(3)
+    twice = Evaluated(run.scores.repeat(1, 2), run.target.repeat(1, 2))
+    wanted = [[CORNER]] * twice.scores.shape[1]
+    areas = resampled_areas({"a": [twice], "b": [Evaluated(twice.scores.exp(), twice.target)]}, wanted, 40)
+    assert torch.equal(areas["a"].nan_to_num(-1), areas["b"].nan_to_num(-1))
+    half = len(wanted) // 2
+    assert torch.equal(areas["a"][..., 1 : 1 + half].nan_to_num(-1), areas["a"][..., 1 + half :].nan_to_num(-1))
+    torch.testing.assert_close(areas["a"][..., 0], areas["a"][..., 1:].nanmean(-1))
+    assert areas["a"][..., 0].std() > 0.01
 
 
 def test_resamples_are_a_function_of_the_seed():
-    runs = {"a": [scored(4)]}
-    one, again, other = (resampled_areas(runs, [CORNER], 20, seed=seed)["a"] for seed in (0, 0, 1))
+    one, again, other = (resampled_areas({"a": [scored(4)]}, [[CORNER]], 20, seed=seed)["a"] for seed in (0, 0, 1))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
 
 
 def test_runs_on_the_same_examples_do_not_count_as_more_examples():
     run, other = scored(5), scored(5, n_pos=31)
-    one, same = (resampled_areas({"a": runs}, [CORNER], 600)["a"].std() for runs in ([run], [run] * 4))
-    apart = resampled_areas({"a": [run, other] * 2}, [CORNER], 600)["a"].std()
+    one, same = (resampled_areas({"a": runs}, [[CORNER]], 600)["a"].std() for runs in ([run], [run] * 4))
+    apart = resampled_areas({"a": [run, other] * 2}, [[CORNER]], 600)["a"].std()
     assert float(same) == pytest.approx(float(one), rel=0.15)
     assert float(apart) < 0.85 * float(one)
 
 
 def test_runs_are_drawn_as_well():
     """Of a perfect and a useless run, no resample of examples changes either: what varies is which runs are drawn."""
-    target = torch.tensor([1, 1, 0, 0])
+    target = torch.tensor([[1], [1], [0], [0]])
     perfect, useless = Evaluated(target.float(), target), Evaluated(-target.float(), target)
-    areas = resampled_areas({"a": [perfect, useless]}, [CORNER], num_resamples=2000)["a"][:, 0]
+    areas = resampled_areas({"a": [perfect, useless]}, [[CORNER]], num_resamples=2000)["a"][:, 0, 0]
     values, counts = areas.unique(return_counts=True)
     assert values.tolist() == [0.0, 0.5, 1.0]
     assert (counts / 2000).tolist() == pytest.approx([0.25, 0.5, 0.25], abs=0.05)
 
 
-def test_methods_on_other_examples_are_refused():
-    with pytest.raises(ArgumentError, match="'b' were evaluated on other examples"):
-        resampled_areas({"a": [scored(0)], "b": [scored(0, n_pos=31)]}, [CORNER], 2)
-    with pytest.raises(ArgumentError, match="'b' were evaluated on other examples"):
-        resampled_areas({"a": [scored(0)], "b": [scored(0), scored(1)]}, [CORNER], 2)
-    alone = Evaluated(torch.zeros(3), torch.zeros(3).long())
-    with pytest.raises(ArgumentError, match="lack a class"):
-        resampled_areas({"a": [alone]}, [CORNER], 2)
+def test_a_label_that_lacks_a_class_in_a_resample_counts_in_no_mean_there():
+    target = torch.zeros(60, 2, dtype=torch.long)
+    target[:10, 0], target[5:15, 1] = 1, 1
+    target[15:, 1] = target[:5, 1] = -1
+    target[20, 1] = 0  # the only negative of this label: 1 of 45 examples of the last stratum
+    run = Evaluated(torch.randn(60, 2, generator=torch.Generator().manual_seed(0)) + target, target)
+    areas = resampled_areas({"a": [run]}, [[CORNER]] * 2, 1500)["a"][:, 0]
+    lost = areas[:, 2].isnan()
+    assert float(lost.double().mean()) == pytest.approx((1 - 1 / 45) ** 45, abs=0.04)
+    assert torch.equal(areas[lost, 0], areas[lost, 1])
+    found = difference(0.0, areas[:, 2], 0 * areas[:, 2])
+    kept = areas[~lost, 2].numpy()
+    assert (found.lower, found.upper) == pytest.approx(tuple(np.quantile(kept, [0.025, 0.975])))
+
+
+def test_what_cant_be_compared_is_refused():
+    for others in ([scored(0, n_pos=31)], [scored(0), scored(1)]):
+        with pytest.raises(ArgumentError, match="'b' were evaluated on other examples"):
+            resampled_areas({"a": [scored(0)], "b": others}, [[CORNER]], 2)
+    for target in (torch.zeros(3, 1).long(), torch.tensor([[1, 0], [1, -1], [-1, 0]])):
+        with pytest.raises(ArgumentError, match="lack a class"):
+            resampled_areas({"a": [Evaluated(torch.zeros(target.shape), target)]}, [[CORNER]] * 2, 2)
+
+
+def test_huge_data_get_fewer_resamples():
+    assert [num_resamples_for(n) for n in (0, 10**6, 2 * 10**6, 10**9)] == [1000, 1000, 500, 200]
+
+
+# ---------------------------------------------------------------- words
 
 
 @pytest.mark.parametrize(
     ("found", "text"),
     [
         ((0.04, 0.02, 0.06), "ahead by .040, 95% interval .020 to .060"),
-        ((0.04, 0.0, 0.06), "level: keep CE (+.040, 95% interval .000 to .060)"),
-        ((-0.01, -0.02, 0.01), "level: keep CE (-.010, 95% interval -.020 to .010)"),
         ((-0.04, -0.06, -0.02), "behind by .040, 95% interval .020 to .060: keep CE"),
         ((1.0, 1.0, 1.0), "ahead by 1.000, 95% interval 1.000 to 1.000"),
+        ((0.0, 0.0, 0.0), "level within .010: keep CE (+.000, 95% interval .000 to .000)"),
+        ((-0.001, -0.01, 0.01), "level within .010: keep CE (-.001, 95% interval -.010 to .010)"),
+        ((0.005, 0.002, 0.008), "level within .010: keep CE (+.005, 95% interval .002 to .008)"),
+        ((0.008, 0.002, 0.011), "ahead by .008, 95% interval .002 to .011"),
+        ((0.035, -0.012, 0.083), "can't tell: +.035, 95% interval -.012 to .083"),
+        ((0.04, 0.0, 0.06), "can't tell: +.040, 95% interval .000 to .060"),
+        ((-0.01, -0.02, 0.01), "can't tell: -.010, 95% interval -.020 to .010"),
     ],
 )
 def test_verdicts(found, text):
@@ -140,15 +260,10 @@ def test_verdicts(found, text):
 
 
 def test_there_is_no_verdict_on_untrained_methods():
-    found = Difference(0.4, 0.3, 0.5)
     text = "open (+.400, 95% interval .300 to .500): "
-    assert verdict(found, "CE", ["CE"]) == f"{text}CE never validated better than its first weights"
-    assert verdict(found, "CE", ["CE", "A"]) == f"{text}CE and A never validated better than their first weights"
+    for names, words in ((["CE"], "CE never validated better than its"), (["CE", "A"], "CE and A never validated bet")):
+        assert verdict(Difference(0.4, 0.3, 0.5), "CE", names).startswith(text + words)
 
 
 def test_small_numbers_have_no_sign_of_nothing():
     assert [short(value) for value in (-0.0001, 0.9996, -0.9996, 10.05)] == [".000", "1.000", "-1.000", "10.050"]
-
-
-def test_huge_data_get_fewer_resamples():
-    assert [num_resamples_for(n) for n in (0, 10**6, 2 * 10**6, 10**9)] == [1000, 1000, 500, 200]
