@@ -39,7 +39,7 @@ from lightning_tpauc.lightning_fixes.resuming import (
 from lightning_tpauc.lightning_fixes.unsupported import starts_processes
 from lightning_tpauc.scoring.forward import ScoringModel
 from lightning_tpauc.scoring.labels import Labels, by_position, listed
-from lightning_tpauc.scoring.operating_point import DecisionThreshold, restored_point
+from lightning_tpauc.scoring.operating_point import restored_point
 from lightning_tpauc.training.guards import diagnose
 from lightning_tpauc.training.schedules import restore_dtypes
 from lightning_tpauc.training.state import Phase, TrainingState
@@ -60,19 +60,15 @@ _ANEW = "Pass the checkpoint as `init_from` to start a new run from its weights.
 # ---------------------------------------------------------------- saving
 
 
-def save(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
-    """Fill ``checkpoint``; runs on all ranks.
+def save(module: ScoringModel, checkpoint: dict[str, Any], trainer: Trainer | None = None) -> None:
+    """Fill ``checkpoint``, which ``trainer`` saves; runs on all ranks. The module may have another Trainer since then.
 
     Raises:
         NonFiniteError: if the weights or the state are not finite, so that no good checkpoint is overwritten.
         CheckpointError: if a signal asks for it during a step of several ranks, or if an entry could not be read back.
     """
-    state, average, algorithm, trainer = (
-        module.training_state,
-        module.training_state.average,
-        module.algorithm,
-        module.trainer,
-    )
+    state, algorithm, trainer = module.training_state, module.algorithm, trainer or module.trainer
+    average = state.average
     leave_out_objects(checkpoint)
     make_plain(checkpoint)
     _save_description(module, checkpoint)
@@ -91,7 +87,7 @@ def save(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
     if problem:
         raise NonFiniteError(problem)
     _publish_evaluation_weights(module, average, checkpoint["state_dict"])
-    if "callbacks" not in checkpoint or _is_of_evaluation(trainer, checkpoint):  # save_weights_only
+    if "callbacks" not in checkpoint or not trainer.optimizers:  # weights alone, or of a Trainer that only evaluates
         return
     mark_validation_pending(trainer, checkpoint)
     checkpoint[KEY] = {
@@ -159,25 +155,6 @@ def _publish_evaluation_weights(model: nn.Module, average: IterateAverage, state
             published = mean if sharded else whole(mean)  # a collective
             if name in state:
                 state[name] = published.to(dtype=state[name].dtype, device=state[name].device)
-
-
-def _is_of_evaluation(trainer: Trainer, checkpoint: dict[str, Any]) -> bool:
-    """Whether the saving Trainer only evaluates, so that there is no training to resume.
-
-    Raises:
-        CheckpointError: if the saving Trainer has trained the module, but another one has evaluated it since.
-    """
-    if trainer.optimizers:
-        return False
-    if checkpoint.get("optimizer_states"):
-        name = type(trainer.lightning_module).__name__
-        msg = (
-            f"{name} was evaluated by another Trainer since it was trained, so what a run goes on "
-            "from can't be saved any more. Save before, evaluate with the Trainer that trained, or pass "
-            "`weights_only=True` to `save_checkpoint`."
-        )
-        raise CheckpointError(msg)
-    return True
 
 
 def _negatives(trainer: Trainer, batches_seen: int, *, alone: bool) -> list[Any] | None:
@@ -332,14 +309,13 @@ def _check_options(given: Mapping[str, Any], written: Mapping[str, Any]) -> None
 
 def _changes(path: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Describe what differs below a dotted path."""
-    name = path.rpartition(".")[2]
-    old, new = before.get(name), now.get(name)
+    old, new = (options.get(path.rpartition(".")[2]) for options in (before, now))
     if isinstance(old, Mapping) and isinstance(new, Mapping) and old.get("class_path") == new.get("class_path"):
         for key in sorted({*old, *new}):
             yield from _changes(f"{path}.{key}", old, new)
     elif old != new:
-        shown = [value["class_path"] if isinstance(value, Mapping) else repr(value) for value in (old, new)]
-        yield f"`{path.replace('.init_args', '')}` was changed from {shown[0]} to {shown[1]}"
+        shown = [value.get("class_path") if isinstance(value, Mapping) else value for value in (old, new)]
+        yield f"`{path.replace('.init_args', '')}` was changed from {shown[0]!r} to {shown[1]!r}"
 
 
 def _take_rectangle(module: ScoringModel, min_tpr: float, max_fpr: float, *, resumes: bool) -> None:
@@ -573,26 +549,3 @@ def leave_out_objects(checkpoint: dict[str, Any]) -> None:
                 category=TPAUCWarning,
             )
         checkpoint[key] = {n: v for n, v in given.items() if n not in objects and n not in functions}
-
-
-# ---------------------------------------------------------------- the threshold
-
-
-def settle_threshold(module: ScoringModel, trainer: Trainer, *, rescore: bool) -> None:
-    """Make the operating point that of the weights that training left."""
-    state = module.training_state
-    best = state.best
-    step = state.batches_seen
-    if best is not None and best.weights:
-        module.operating_point, step = best.operating_point, best.step
-    choosers = [c for c in trainer.callbacks if isinstance(c, DecisionThreshold)]  # type: ignore[attr-defined]
-    point = module.operating_point
-    if choosers and trainer.enable_validation and trainer.val_dataloaders is not None:
-        if rescore or point is None or point.step != step:  # the last steps were not validated
-            choosers[0].choose_again(trainer, module)
-        choosers[0].say_what_fell_short(module)
-    if choosers and choosers[0].renews and module.operating_point is None:
-        rank_zero_info(
-            "DecisionThreshold chose no threshold: there are no validation data with both classes. Pass `val_dataset` "
-            "or `val_fraction` to PosNegDataModule, or run `Trainer.validate` on such data."
-        )

@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks import (
     ModelPruning,
 )
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 from torch.optim import Optimizer, SparseAdam
@@ -42,7 +43,6 @@ from lightning_tpauc.training.checkpoint import (
     offer_hyperparameters,
     restore,
     save,
-    settle_threshold,
 )
 from lightning_tpauc.training.guards import (
     Adviser,
@@ -322,7 +322,7 @@ class StageCallback(Callback):
         agree_on_statistics(module, state.average)
         if recomputed := state.finish() and self.batch_norm == "recompute":
             recompute_statistics(module, trainer)
-        settle_threshold(module, trainer, rescore=recomputed)
+        _settle_threshold(module, trainer, rescore=recomputed)
         say_how_it_ended(self._adviser, module, trainer)
 
     @override
@@ -337,7 +337,7 @@ class StageCallback(Callback):
     @override
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Save the training; the module's hook does so where callbacks are not asked, with weights alone."""
-        save(pl_module, checkpoint)  # type: ignore[arg-type]
+        save(pl_module, checkpoint, trainer)  # type: ignore[arg-type]
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -482,6 +482,26 @@ _NEEDED: tuple[tuple[type[Callback], type[Callback]], ...] = (
     (DecisionThreshold, DefaultThreshold),
     (Evaluation, Evaluation),
 )
+
+
+def _settle_threshold(module: TPAUCModule, trainer: Trainer, *, rescore: bool) -> None:
+    """Make the operating point that of the weights that training left."""
+    state = module.training_state
+    best = state.best
+    step = state.batches_seen
+    if best is not None and best.weights:
+        module.operating_point, step = best.operating_point, best.step
+    choosers = [c for c in trainer.callbacks if isinstance(c, DecisionThreshold)]  # type: ignore[attr-defined]
+    point = module.operating_point
+    if choosers and trainer.enable_validation and trainer.val_dataloaders is not None:
+        if rescore or point is None or point.step != step:  # the last steps were not validated
+            choosers[0].choose_again(trainer, module)
+        choosers[0].say_what_fell_short(module)
+    if choosers and choosers[0].renews and module.operating_point is None:
+        rank_zero_info(
+            "DecisionThreshold chose no threshold: there are no validation data with both classes. Pass `val_dataset` "
+            "or `val_fraction` to PosNegDataModule, or run `Trainer.validate` on such data."
+        )
 
 
 def needed_callbacks(present: Sequence[Callback]) -> list[Callback]:

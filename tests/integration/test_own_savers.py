@@ -3,9 +3,9 @@
 import pytest
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from lightning_tpauc.training.needed_callbacks import in_order
 
 from lightning_tpauc import StageCallback
+from lightning_tpauc.training.stages import in_order
 from tests.helpers.scripts.random_runs import compare
 from tests.integration.test_random_resume import make_setting
 

@@ -269,7 +269,7 @@ def test_errors_of_a_module_s_own_making_stay(saved):
         TPAUCModule.load_from_checkpoint(saved[0], backbone=LinearScore(), unheard_of=1)
 
 
-def test_another_trainer_that_evaluated_saves_weights(tmp_path):
+def test_another_trainer_that_evaluated_saves_weights_and_the_first_one_still_all(tmp_path):
     module = make_module()
     trained, evaluated = fit(module), make_trainer()
     evaluated.validate(module, eval_loader())
@@ -278,8 +278,11 @@ def test_another_trainer_that_evaluated_saves_weights(tmp_path):
     assert torch.equal(held["state_dict"]["backbone.weight"], module.backbone.weight.detach())
     with pytest.raises(CheckpointError, match=r"^The checkpoint to resume from holds no state"):
         fit(make_module(), ckpt_path=tmp_path / "weights.ckpt")
-    with pytest.raises(CheckpointError, match=r"^TPAUCModule was evaluated by another Trainer[^\n]*$"):
-        trained.save_checkpoint(tmp_path / "lost.ckpt")
+    trained.save_checkpoint(tmp_path / "all.ckpt")
+    straight, resumed = make_module(), make_module()
+    for continued, path in ((straight, None), (resumed, tmp_path / "all.ckpt")):
+        make_trainer(max_epochs=2).fit(continued, loader(make_batches(STEPS)[0]), ckpt_path=path)
+    assert torch.equal(straight.backbone.weight, resumed.backbone.weight)
 
 
 def misfits():
