@@ -25,7 +25,6 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_tpauc.algorithms import Algorithm
-from lightning_tpauc.algorithms.base import Task
 from lightning_tpauc.data.datamodule import SAMPLING_ARGUMENTS
 from lightning_tpauc.distributed import gather_objects, rank, reshard, whole, world_size
 from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning
@@ -119,6 +118,11 @@ def _save_description(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
         )
 
 
+def _load_description(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
+    module.input_layout = checkpoint.get(INPUTS, module.input_layout)
+    module.operating_point = restored_point(checkpoint[OPERATING_POINT]) if OPERATING_POINT in checkpoint else None
+
+
 def _check_not_mid_step(*, alone: bool) -> None:
     """Refuse, or warn of, a checkpoint that a signal handler or an exception asks for in the middle of a step."""
     if world_size() > 1 and not alone:
@@ -194,12 +198,11 @@ def prepare_loading(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
         raise CheckpointError(msg)
     if resumes:
         _check_options(module.hparams, checkpoint.get("hyper_parameters") or {})
-    module.input_layout = checkpoint.get(INPUTS, module.input_layout)
     if RECTANGLE in checkpoint:
         _take_rectangle(module, *checkpoint[RECTANGLE], resumes=resumes)
         _take_labels(module, checkpoint.get(LABELS), resumes=resumes)
         module.knows_labels = True
-    module.operating_point = restored_point(checkpoint[OPERATING_POINT]) if OPERATING_POINT in checkpoint else None
+    _load_description(module, checkpoint)
     if trainer is not None and isinstance(trainer.precision_plugin, DoublePrecision):
         trainer.precision_plugin.convert_module(module)
     if entry is not None and trainer is not None and resumes:
@@ -408,18 +411,8 @@ def give_back(module: ScoringModel, state: dict[str, Any], prefix: str, _: Any) 
         return
     if (trainer.state.fn, trainer.state.status) != (TrainerFn.FITTING, TrainerStatus.FINISHED):
         return
-    point, algorithm = module.operating_point, module.algorithm
-    entry: dict[str, Any] = {
-        "training": module.training_state.result(),
-        "labels": None if module.trained_labels is None else module.trained_labels.state_dict(),
-        "operating_point": None if point is None else point.state_dict(),
-        "held_out_ratios": module.training_state.held_out_ratios,
-        "input_layout": module.input_layout,
-        "base_lr": list(module.base_lr),
-    }
-    if algorithm.num_positives is not None:
-        tasks = None if algorithm.tasks is None else [tuple(task) for task in algorithm.tasks]
-        entry["algorithm"] = {"num_positives": algorithm.num_positives, "tasks": tasks, "state": algorithm.state_dict()}
+    entry: dict[str, Any] = {"training": module.training_state.result()}
+    _save_description(module, entry)
     make_plain(entry)
     state[KEY] = entry
 
@@ -432,21 +425,12 @@ def take_back(module: ScoringModel, state: dict[str, Any], prefix: str, *_: Any)
     dtypes = {state[name].dtype for name, _ in module.named_parameters() if name in state}
     if len(dtypes) == 1:  # a Trainer in double or half precision converted the whole module that it trained
         module.to(dtypes.pop())
-    labels = None if entry["labels"] is None else Labels.from_state_dict(entry["labels"])
-    module.knows_labels = True
-    module.trained_labels = labels
-    algorithm, trained = module.algorithm, entry.get("algorithm")
-    if trained is not None:
-        tasks = trained["tasks"]
-        sizes = trained["num_positives"] if tasks is None else [Task(*task) for task in tasks]
-        algorithm.setup(sizes, device=module.device, dtype=module._score_dtype)
-        algorithm.load_state_dict(trained["state"])
+    module.trained_labels, module.knows_labels = (
+        Labels.from_state_dict(entry[LABELS]) if LABELS in entry else None,
+        True,
+    )
     module.training_state.load_result(entry["training"])
-    point = entry["operating_point"]
-    module.operating_point = None if point is None else restored_point(point)
-    module.training_state.note_ratios(entry["held_out_ratios"])
-    module.input_layout = entry["input_layout"]
-    module.base_lr = (entry["base_lr"][0], entry["base_lr"][1])
+    _load_description(module, entry)
 
 
 # ---------------------------------------------------------------- hyperparameters
