@@ -484,7 +484,7 @@ _NEEDED: tuple[tuple[type[Callback], type[Callback]], ...] = (
 )
 
 
-def _settle_threshold(module: TPAUCModule, trainer: Trainer, *, rescore: bool) -> None:
+def _settle_threshold(module: ScoringModel, trainer: Trainer, *, rescore: bool) -> None:
     """Make the operating point that of the weights that training left."""
     state = module.training_state
     best = state.best
