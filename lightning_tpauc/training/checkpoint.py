@@ -118,7 +118,7 @@ def _save_description(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
         )
 
 
-def _load_description(module: TPAUCModule, checkpoint: dict[str, Any]) -> None:
+def _load_description(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
     module.input_layout = checkpoint.get(INPUTS, module.input_layout)
     module.operating_point = restored_point(checkpoint[OPERATING_POINT]) if OPERATING_POINT in checkpoint else None
 
