@@ -49,7 +49,7 @@ from lightning_tpauc.scoring.forward import (
 )
 from lightning_tpauc.scoring.labelled_data import inputs_to_predict
 from lightning_tpauc.scoring.labels import Labels, check_label_settings
-from lightning_tpauc.scoring.operating_point import OperatingPoint, OperatingPoints
+from lightning_tpauc.scoring.operating_point import OperatingPoint
 from lightning_tpauc.training.checkpoint import (
     STEP,
     give_back,
@@ -148,7 +148,7 @@ class TPAUCModule(ScoringModel):
     """
 
     #: What the model decides by; see :class:`~lightning_tpauc.DecisionThreshold`.
-    operating_point: OperatingPoint | OperatingPoints | None = None
+    operating_point: OperatingPoint | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

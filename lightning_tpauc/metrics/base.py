@@ -84,7 +84,8 @@ class ScoreMetric(Metric):
                 ``target`` has other labels or ``preds`` holds nan.
         """
         preds = as_tensor(preds, "preds", self.device)
-        self.keep(*checked_pair(preds, target, self.ignore_index, values=self.validate_args))
+        num_labels = self._score_row[0] if self._score_row else None
+        self.keep(*checked_pair(preds, target, self.ignore_index, num_labels=num_labels, values=self.validate_args))
 
     def keep(self, preds: Tensor, target: Tensor) -> None:
         """Store scores and labels that were checked."""

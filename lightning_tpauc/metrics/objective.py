@@ -86,10 +86,10 @@ class ExactObjective(AlgorithmScoreMetric):
         ArgumentError: if an argument is out of range.
 
     Example:
-        >>> metric = ExactObjective(min_tpr=0.5, max_fpr=0.5, margin=0.5)
-        >>> metric.update(torch.tensor([0.0, 1.0, 0.5, -2.0]), torch.tensor([1, 1, 0, 0]))
-        >>> metric.compute()  # one pair: (0.5 + 0.5 - 0)^2
-        tensor(1., dtype=torch.float64)
+        >>> metric = ExactObjective(min_tpr=0.5, max_fpr=0.5)
+        >>> metric.update([0.0, 1.0, 0.5, -2.0], [1, 1, 0, 0])
+        >>> metric.compute()  # one pair: 1 + 0.5 - 0
+        tensor(1.5000, dtype=torch.float64)
     """
 
     is_differentiable = False
@@ -101,8 +101,8 @@ class ExactObjective(AlgorithmScoreMetric):
         self,
         min_tpr: float = 0.5,
         max_fpr: float = 0.5,
-        surrogate: str | Surrogate = "squared_hinge",
-        margin: float = 0.5,
+        surrogate: str | Surrogate = "hinge",
+        margin: float = 1.0,
         scale: float = 1.0,
         score_activation: Literal["identity", "sigmoid"] | None = "identity",
         ignore_index: int | None = None,
@@ -147,7 +147,7 @@ class ObjectiveRatios(AlgorithmScoreMetric):
         >>> metric = ObjectiveRatios([(0.0, 1.0), (0.5, 0.5)], surrogate="hinge")
         >>> metric.update(torch.tensor([0.5, 1.0, 0.0, -2.0]), torch.tensor([1, 1, 0, 0]))
         >>> metric.compute()
-        tensor([0., 0.], dtype=torch.float64)
+        tensor([0.1250, 0.5000], dtype=torch.float64)
     """
 
     is_differentiable = False

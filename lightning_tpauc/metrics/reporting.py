@@ -10,10 +10,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
-from torchmetrics.wrappers.abstract import WrapperMetric
 
 from lightning_tpauc.errors import ArgumentError, silent
-from lightning_tpauc.functional.checks import check_rectangle, widest_float
+from lightning_tpauc.functional.checks import check_rectangle, eager, widest_float
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.metrics.base import ScoreMetric
 from lightning_tpauc.metrics.objective import ExactObjective
@@ -100,14 +99,20 @@ def further_metrics(given: FurtherMetrics | None) -> dict[str, FurtherMetric]:
     return {name: FurtherMetric(metric.clone()) for name, metric in parsed.items(copy_state=False)}
 
 
-class FurtherMetric(WrapperMetric):
-    """Feeds a metric with the examples that count, and with what it expects.
+class FurtherMetric(ScoreMetric):
+    """Feeds a metric with the examples that count, and with what it expects, once all scores are there.
 
-    Ours get raw scores. Others get their sigmoid, in float64, where it keeps their order up to a score of 36: from raw
-    scores torchmetrics makes probabilities as well, but batch by batch, and not of those that happen to lie in [0, 1].
+    Ours get raw scores. Those that decide, which have ``threshold = 0.5`` or are not torchmetrics' own, get numbers
+    above 0.5 exactly for the examples that the module decides to be positive: the sigmoid of the scores less the
+    module's threshold. All others, and while there is no threshold, get the plain sigmoid: it is in float64, where it
+    keeps the order up to a score of 36, and also applied where all scores happen to lie in [0, 1].
 
     Args:
-        metric: takes ``(preds, target)``, both ``(N,)``, and computes one number.
+        metric: takes ``(preds, target)``, both ``(N,)`` or ``(N, K)``, and computes one number.
+        row: ``(K,)`` for a metric of K labels at once, which has ``num_labels``.
+
+    Attributes:
+        cuts: the thresholds of the raw scores that decide, one, or one of each of K labels; see :func:`judge_by`.
 
     Example:
         >>> import torch
@@ -116,40 +121,99 @@ class FurtherMetric(WrapperMetric):
         >>> metric.update(torch.tensor([2.0, 0.5, -1.0, 3.0]), torch.tensor([1, 0, 0, -1]))
         >>> metric.compute()
         tensor(0.6667)
+        >>> metric.cuts = [1.0]
+        >>> metric._computed = None
+        >>> metric.compute()
+        tensor(1.)
     """
 
-    def __init__(self, metric: Metric) -> None:
-        super().__init__()
+    is_differentiable = False
+    higher_is_better = None
+    full_state_update = False
+
+    def __init__(self, metric: Metric, row: tuple[int, ...] = ()) -> None:
+        super().__init__(ignore_index=IGNORED, validate_args=False, row=row)
         self.metric = metric
+        self.cuts: Sequence[float | None] = [None] * math.prod(row)
+        for part in metric.modules():
+            if isinstance(part, Metric):  # this one has the scores of all processes already
+                part.distributed_available_fn = _alone
 
-    def update(self, scores: Tensor, target: Tensor) -> None:
-        """Take one batch: raw scores ``(N,)`` and labels, 1, 0 or anything else for rows that do not count."""
-        counted = (target == 1) | (target == 0)
-        if not bool(counted.any()):
-            return
-        self.metric.update(self.expected(scores[counted]), target[counted])
-
-    def expected(self, scores: Tensor) -> Tensor:
-        """Raw scores as the metric takes them."""
-        return scores if isinstance(self.metric, ScoreMetric) else scores.to(widest_float(scores.device)).sigmoid()
-
+    @eager
     def compute(self) -> Tensor:
-        """The metric's value.
+        """The metric's value; nan if no example counts.
 
         Raises:
-            ArgumentError: if it is not one number, which is what loggers take.
+            ArgumentError: if it is not one number, which is what loggers take, or counts what was not measured.
         """
+        scores, target = self.collected()
+        counted = (target >= 0).reshape(len(target), -1).any(1)
+        scores, target = scores[counted], target[counted].long()
+        kind = type(self.metric).__name__
+        if bool((target < 0).any()) and getattr(self.metric, "ignore_index", None) != IGNORED:
+            msg = f"{kind} of `metrics` would count entries that were not measured: pass `ignore_index=-1` to it."
+            raise ArgumentError(msg)
+        if not len(scores):
+            return torch.tensor(math.nan, device=self.device)
+        self.metric.reset()
+        self.metric.update(self._expected(scores), target)
         value: Any = self.metric.compute()
+        self.metric.reset()
         if not isinstance(value, Tensor) or value.numel() != 1:
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            msg = f"Expected each of `metrics` to compute one number, but {type(self.metric).__name__} gave {got}."
+            msg = f"Expected each of `metrics` to compute one number, but {kind} gave {got}."
             raise ArgumentError(msg)
         return value.reshape(())
 
-    def reset(self) -> None:
-        """Forget everything."""
-        super().reset()
-        self.metric.reset()
+    def _expected(self, scores: Tensor) -> Tensor:
+        if isinstance(self.metric, ScoreMetric):
+            return scores
+        scores = scores.to(widest_float(scores.device))
+        if not _decides(self.metric):
+            return scores.sigmoid()
+        columns = [_judged(own, cut) for own, cut in zip(scores.reshape(len(scores), -1).T, self.cuts, strict=True)]
+        return torch.stack(columns, 1).reshape(scores.shape)
+
+
+def _decides(metric: Metric) -> bool:
+    """Whether a metric, or what it wraps, calls examples positive whose probability is above 0.5."""
+    parts = [part for part in metric.modules() if isinstance(part, Metric)]
+    cuts = [part.threshold for part in parts if isinstance(getattr(part, "threshold", None), float)]
+    return 0.5 in cuts or (not cuts and not type(metric).__module__.startswith("torchmetrics."))
+
+
+def _judged(scores: Tensor, cut: float | None) -> Tensor:
+    """Numbers in [0, 1] in the order of the scores, above 0.5 exactly where a score reaches ``cut``."""
+    if cut is None:
+        return scores.sigmoid()
+    half = scores.new_tensor(0.5)
+    beyond = torch.nextafter(half, half.new_ones(()))  # torchmetrics asks for more than 0.5
+    moved = (scores - cut).sigmoid()  # nan where both are infinite
+    return torch.where(scores >= cut, moved.nan_to_num(1.0).clamp(min=beyond), moved.nan_to_num(0.0).clamp(max=half))
+
+
+def _alone() -> bool:
+    return False
+
+
+def judge_by(metrics: MetricCollection | TaskMetrics, thresholds: Sequence[float | None]) -> None:
+    """Let the further metrics judge the decisions at these thresholds of the raw scores, one of each label.
+
+    Example:
+        >>> from torchmetrics.classification import BinaryF1Score
+        >>> metrics = MetricCollection({"f1": FurtherMetric(BinaryF1Score())})
+        >>> judge_by(metrics, [1.5])
+        >>> metrics["f1"].cuts
+        [1.5]
+    """
+    collections = [metrics] if isinstance(metrics, MetricCollection) else [metrics[k] for k in range(len(metrics))]
+    each = [(collection, [cut]) for collection, cut in zip(collections, thresholds, strict=True)]
+    if isinstance(metrics, TaskMetrics) and metrics.joint is not None:
+        each.append((metrics.joint, list(thresholds)))
+    for collection, cuts in each:
+        for metric in collection.values(copy_state=False):
+            if isinstance(metric, FurtherMetric):
+                metric.cuts = cuts
 
 
 class Rectangle(NamedTuple):
@@ -210,7 +274,7 @@ def build_metrics(
         trained: the rectangle that training maximises.
         others: rectangles to report by their names; the trained one may be among them.
         log_objective: whether to report the exact training objective.
-        surrogate: the objective's surrogate; squared hinge if ``None``.
+        surrogate: the objective's surrogate; hinge if ``None``.
         score_activation: what the objective applies to the raw scores, as training does; ``None`` if updates pass
             ``algorithm_scores``.
         prefix: ``"val/"`` or ``"test/"``.
@@ -225,7 +289,7 @@ def build_metrics(
     metrics.update({metric_name(rectangle): _tpauc(rectangle) for rectangle in others})
     if log_objective:
         metrics["objective"] = ExactObjective(
-            *trained, surrogate=surrogate or "squared_hinge", score_activation=score_activation, ignore_index=IGNORED
+            *trained, surrogate=surrogate or "hinge", score_activation=score_activation, ignore_index=IGNORED
         )
     taken = sorted({*metrics, *_TAKEN} & {*(further or {})})
     if taken:
@@ -329,33 +393,8 @@ class TaskMetrics(nn.Module):
             self.joint.reset()
 
 
-class JointMetric(FurtherMetric):
-    """Feeds a metric of several labels at once, such as ``MultilabelF1Score``, with all columns.
-
-    Args:
-        metric: takes ``(preds, target)``, both ``(N, K)``.
-    """
-
-    def update(self, scores: Tensor, target: Tensor) -> None:
-        """Take one batch: raw scores ``(N, K)`` and labels, 1, 0 or -1.
-
-        Raises:
-            ArgumentError: if something was not measured and the metric would count it.
-        """
-        counted = (target >= 0).any(1)
-        if not bool(counted.any()):
-            return
-        scores, target = scores[counted], target[counted]
-        if getattr(self.metric, "ignore_index", None) != -1 and bool((target < 0).any()):
-            msg = (
-                f"{type(self.metric).__name__} of `metrics` would count entries that were not measured: pass "
-                "`ignore_index=-1` to it."
-            )
-            raise ArgumentError(msg)
-        self.metric.update(self.expected(scores), target)
-
-
-def split_by_kind(further: Mapping[str, FurtherMetric]) -> tuple[dict[str, FurtherMetric], dict[str, JointMetric]]:
+def split_by_kind(further: Mapping[str, FurtherMetric]) -> tuple[dict[str, FurtherMetric], dict[str, FurtherMetric]]:
     """Metrics of one label, which every label gets a copy of, and those of several, which say ``num_labels``."""
-    joint = {n: JointMetric(m.metric.clone()) for n, m in further.items() if hasattr(m.metric, "num_labels")}
+    counts = {name: getattr(metric.metric, "num_labels", None) for name, metric in further.items()}
+    joint = {n: FurtherMetric(further[n].metric.clone(), (count,)) for n, count in counts.items() if count is not None}
     return {name: metric for name, metric in further.items() if name not in joint}, joint

@@ -28,6 +28,7 @@ from lightning_tpauc.metrics.reporting import (
     TaskMetrics,
     build_metrics,
     is_ours,
+    judge_by,
     passes_below,
     split_by_kind,
     validated_areas,
@@ -150,6 +151,8 @@ class Evaluation(Callback):
         trainer = module.trainer
         for number, (suffix, metrics) in enumerate(of_loaders):
             _set_tightness(module, metrics, _tightness_to_look_at(module) if number == 0 else ())
+            point, outputs = module.operating_point, module._num_labels or 1
+            judge_by(metrics, [None] * outputs if point is None else point.thresholds)
             values = metrics.compute() if not trainer.sanity_checking or self.start.is_measured else {}
             ratios = values.pop(f"{metrics.prefix}{RATIOS}", None)
             if number == 0 and ratios is not None:

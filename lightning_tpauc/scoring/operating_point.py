@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import CombinedLoader, rank_zero_info, rank_zer
 from torch import Tensor
 from typing_extensions import override
 
+from lightning_tpauc.distributed import gather_objects
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
 from lightning_tpauc.functional.calibration import (
     Calibration,
@@ -37,158 +38,184 @@ from lightning_tpauc.metrics.base import scores_of_each
 from lightning_tpauc.metrics.reporting import IGNORED
 from lightning_tpauc.scoring.evaluation import evaluation_of
 from lightning_tpauc.scoring.forward import device_batches
+from lightning_tpauc.scoring.labelled_data import inputs_and_target
 from lightning_tpauc.scoring.labels import listed
 
 
 @dataclass(frozen=True)
-class OperatingPoint:
-    """The threshold that validation scores gave, and what it did to them.
+class Choice:
+    """What was chosen for one output of a model.
 
     Attributes:
         decisions: the threshold, and the counts at it on validation data.
-        criterion: by which it was chosen.
-        step: how many training batches the weights had seen that gave the scores.
+        rectangle: ``(min_tpr, max_fpr)`` that it was chosen for.
         nearest: true and false positive rate of the threshold nearest to the rectangle; ``None`` if one lies in it.
         calibration: the map to probabilities, if it was asked for.
-
-    Example:
-        >>> import torch
-        >>> point = OperatingPoint(Decisions(0.5, tp=3, fp=1, num_pos=4, num_neg=10), "youden", step=7)
-        >>> point.decide(torch.tensor([0.4, 0.5]))
-        {'decision': tensor([0, 1])}
-        >>> OperatingPoint.from_state_dict(point.state_dict()) == point
-        True
     """
 
     decisions: Decisions
-    criterion: str
-    step: int
+    rectangle: tuple[float, float]
     nearest: tuple[float, float] | None = None
     calibration: Calibration | None = None
 
     @property
-    def threshold(self) -> float:
-        """The threshold: an example is called positive if its raw score is at least this."""
-        return self.decisions.threshold
-
-    def decide(self, scores: Tensor) -> dict[str, Tensor]:
-        """``decision``, int64: 1 for positive, 0 for negative; before it ``probability``, float64, if calibrated.
-
-        Args:
-            scores: raw scores, tensor ``(N,)``.
-        """
-        if scores.device.type == "mps":  # Apple's GPUs know no float64
-            scores = scores.cpu()
-        # in float64: the threshold lies between two scores, which float32 may not tell from it
-        decision = (scores.detach().double() >= self.threshold).long()
-        if self.calibration is None:
-            return {"decision": decision}
-        return {"probability": calibrated_probability(scores, self.calibration), "decision": decision}
+    def distance(self) -> float:
+        """How far the nearest threshold lies from the rectangle; 0 if one lies in it."""
+        if self.nearest is None:
+            return 0.0
+        (tpr, fpr), (min_tpr, max_fpr) = self.nearest, self.rectangle
+        return math.hypot(max(0.0, min_tpr - tpr), max(0.0, fpr - max_fpr))
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers, text and tensors."""
-        calibration = None if self.calibration is None else self.calibration._asdict()
         return {
             **self.decisions._asdict(),
-            "criterion": self.criterion,
-            "step": self.step,
+            "rectangle": list(self.rectangle),
             "nearest": None if self.nearest is None else list(self.nearest),
-            "calibration": calibration,
+            "calibration": None if self.calibration is None else self.calibration._asdict(),
         }
 
     @classmethod
-    def from_state_dict(cls, state: dict[str, Any]) -> OperatingPoint:
+    def from_state_dict(cls, state: Mapping[str, Any]) -> Choice:
         """What :meth:`state_dict` was made of."""
-        nearest, calibration = state["nearest"], state["calibration"]
+        (min_tpr, max_fpr), nearest, calibration = state["rectangle"], state["nearest"], state["calibration"]
         return cls(
             Decisions(*(state[name] for name in Decisions._fields)),
-            state["criterion"],
-            state["step"],
+            (min_tpr, max_fpr),
             None if nearest is None else (nearest[0], nearest[1]),
             None if calibration is None else Calibration(**calibration),
         )
 
 
 @dataclass(frozen=True)
-class OperatingPoints:
-    """What a model with several outputs decides by.
+class OperatingPoint:
+    """What a model decides by: the threshold of each output that validation scores gave, and what it did to them.
 
     Attributes:
-        points: of each label by its name, in the order of the outputs; ``None`` where a class was missing.
+        choices: of each output; ``None`` where a class was missing.
+        criterion: by which they were chosen.
+        step: how many training batches the weights had seen that gave the scores.
+        cost_ratio: for ``"min_cost"``, what a missed positive costs, in false alarms.
+        names: of the labels, in the order of the outputs; ``None`` for a model with one output.
 
     Example:
         >>> import torch
-        >>> liver = OperatingPoint(Decisions(0.5, tp=3, fp=1, num_pos=4, num_neg=10), "youden", step=7)
-        >>> points = OperatingPoints({"liver": liver, "lung": None})
+        >>> choice = Choice(Decisions(0.5, tp=3, fp=1, num_pos=4, num_neg=10), rectangle=(0.5, 0.5))
+        >>> point = OperatingPoint((choice,), "youden", step=7)
+        >>> point.threshold, point.decide(torch.tensor([0.4, 0.5, torch.nan]))
+        (0.5, {'decision': tensor([ 0,  1, -1])})
+        >>> points = OperatingPoint((choice, None), "youden", step=7, names=("liver", "lung"))
         >>> points.threshold
         {'liver': 0.5, 'lung': None}
         >>> points.decide(torch.tensor([[0.4, 2.0], [0.5, 1.0]]))["decision"]
         tensor([[ 0, -1],
                 [ 1, -1]])
+        >>> OperatingPoint.from_state_dict(points.state_dict()) == points
+        True
     """
 
-    points: Mapping[str, OperatingPoint | None]
+    choices: tuple[Choice | None, ...]
+    criterion: Criterion
+    step: int
+    cost_ratio: float = 1.0
+    names: tuple[str, ...] | None = None
 
     @property
-    def threshold(self) -> dict[str, float | None]:
-        """The threshold of each label."""
-        return {name: None if point is None else point.threshold for name, point in self.points.items()}
+    def thresholds(self) -> list[float | None]:
+        """The threshold of each output."""
+        return [None if choice is None else choice.decisions.threshold for choice in self.choices]
 
     @property
-    def step(self) -> int:
-        """How many training batches the weights had seen that gave the scores."""
-        return max((point.step for point in self.points.values() if point is not None), default=0)
+    def threshold(self) -> Any:
+        """An example is called positive if its raw score is at least this; of several labels a dictionary by name."""
+        return self._of_each(self.thresholds)
+
+    @property
+    def decisions(self) -> Any:
+        """The threshold and the counts at it on validation data; of several labels a dictionary by name."""
+        return self._of_each([None if choice is None else choice.decisions for choice in self.choices])
+
+    @property
+    def calibration(self) -> Any:
+        """The map to probabilities, or ``None``; of several labels a dictionary by name."""
+        return self._of_each([None if choice is None else choice.calibration for choice in self.choices])
+
+    @property
+    def calibration_method(self) -> CalibrationMethod | None:
+        """How the scores of any output become probabilities."""
+        return next((c.calibration.method for c in self.choices if c is not None and c.calibration is not None), None)
+
+    def _of_each(self, values: list[Any]) -> Any:
+        return values[0] if self.names is None else dict(zip(self.names, values, strict=True))
+
+    def is_for(self, rectangles: Sequence[tuple[float, float]]) -> bool:
+        """Whether every threshold was chosen for the rectangle of its output."""
+        pairs = zip(self.choices, rectangles, strict=False)
+        same = all(choice is None or choice.rectangle == tuple(rectangle) for choice, rectangle in pairs)
+        return same and len(self.choices) == len(rectangles)
 
     def decide(self, scores: Tensor) -> dict[str, Tensor]:
-        """``decision``, int64, and ``probability``, if any label is calibrated; -1 and nan where a label has none.
+        """``decision``, int64: 1 for positive, 0 for negative, -1 where there is no score or no threshold.
+
+        Before it ``probability``, float64, if any output is calibrated; nan where there is none.
 
         Args:
-            scores: raw scores, tensor ``(N, K)``.
+            scores: raw scores, tensor ``(N,)``, or ``(N, K)`` of several labels.
         """
-        columns = zip(self.points.values(), scores.unbind(1), strict=True)
-        each = [{} if point is None else point.decide(column) for point, column in columns]
-        none = {"probability": torch.full((len(scores),), torch.nan, dtype=torch.float64)}
-        none["decision"] = torch.full((len(scores),), -1)
-        there = [name for name in none if any(name in own for own in each)]
-        device = next((own["decision"].device for own in each if own), scores.device)
-        return {name: torch.stack([own.get(name, none[name].to(device)) for own in each], 1) for name in there}
+        if scores.device.type == "mps":  # Apple's GPUs know no float64
+            scores = scores.cpu()
+        # in float64: the threshold lies between two scores, which float32 may not tell from it
+        scores = scores.detach().double()
+        decision, probability = torch.full_like(scores, -1.0), torch.full_like(scores, math.nan)
+        columns = [(...,)] if self.names is None else [(slice(None), k) for k in range(len(self.names))]
+        for place, choice in zip(columns, self.choices, strict=True):
+            if choice is not None:
+                reached = (scores[place] >= choice.decisions.threshold).double()
+                decision[place] = torch.where(scores[place].isnan(), -1.0, reached)
+                if choice.calibration is not None:
+                    probability[place] = calibrated_probability(scores[place], choice.calibration)
+        known = {} if self.calibration_method is None else {"probability": probability}
+        return {**known, "decision": decision.long()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Numbers, text and tensors."""
-        return {"labels": {n: None if point is None else point.state_dict() for n, point in self.points.items()}}
+        """Numbers, text and tensors, among them ``threshold``."""
+        return {
+            "threshold": self.threshold,
+            "criterion": self.criterion,
+            "cost_ratio": self.cost_ratio,
+            "step": self.step,
+            "names": None if self.names is None else list(self.names),
+            "choices": [None if choice is None else choice.state_dict() for choice in self.choices],
+        }
 
-
-def restored_point(state: dict[str, Any]) -> OperatingPoint | OperatingPoints:
-    """What the ``state_dict`` of either was made of.
-
-    Example:
-        >>> restored_point(OperatingPoints({"lung": None}).state_dict())
-        OperatingPoints(points={'lung': None})
-    """
-    if "labels" not in state:
-        return OperatingPoint.from_state_dict(state)
-    own = {n: None if point is None else OperatingPoint.from_state_dict(point) for n, point in state["labels"].items()}
-    return OperatingPoints(own)
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Any]) -> OperatingPoint:
+        """What :meth:`state_dict` was made of."""
+        choices = tuple(None if choice is None else Choice.from_state_dict(choice) for choice in state["choices"])
+        names = None if state["names"] is None else tuple(state["names"])
+        return cls(choices, state["criterion"], state["step"], state["cost_ratio"], names)
 
 
 class DecisionThreshold(Callback):
     r"""Chooses on validation scores the threshold that decides, for the weights that training leaves.
 
     It lies in the trained rectangle where any does; see :func:`~lightning_tpauc.functional.decision_threshold`. Every
-    validation chooses one anew, and logs ``val/threshold``, ``val/sensitivity_at_threshold``,
-    ``val/specificity_at_threshold`` and ``val/precision_at_threshold``. These values are somewhat too good, since the
-    threshold was chosen on the same data. Checkpoints hold the threshold beside the weights. After ``Trainer.fit`` it
-    is that of the weights that the model holds.
+    validation chooses one anew for the weights and the rectangle that the module has, and logs ``val/threshold``,
+    ``val/sensitivity_at_threshold``, ``val/specificity_at_threshold`` and ``val/precision_at_threshold``. These values
+    are somewhat too good, since the threshold was chosen on the same data. Checkpoints hold the threshold beside the
+    weights that it was chosen for. After ``Trainer.fit`` it is that of the weights that the module holds.
 
     - ``module.threshold`` is the number, also after ``load_from_checkpoint``; ``module.operating_point`` says more.
     - ``Trainer.test`` logs the same for the test data, each with the exact (Clopper-Pearson) 95% interval,
       ``test/sensitivity_at_threshold_lower`` and ``_upper``.
     - ``Trainer.predict`` returns ``decision``, and ``probability`` if it is calibrated, beside ``score``;
-      :class:`~lightning_tpauc.PredictionWriter` writes them.
+      :class:`~lightning_tpauc.PredictionWriter` writes them. An example whose score is nan has the decision -1, and
+      one line says how many there are.
 
-    The module adds this callback with its defaults if the Trainer has none; ``Trainer.validate`` then keeps a threshold
-    that the module has. Pass your own to choose by something else, also for a model that is trained already:
-    ``Trainer(callbacks=[DecisionThreshold("youden")]).validate(module, data)``.
+    The module adds this callback with its defaults if the Trainer has none; ``Trainer.validate`` then chooses as the
+    module's threshold was chosen before. Pass your own to choose by something else, also for a model that is trained
+    already: ``Trainer(callbacks=[DecisionThreshold("youden")]).validate(module, data)``. A validation whose data lack a
+    class leaves a threshold alone that was chosen for these weights and this rectangle.
 
     Args:
         criterion: ``"max_sensitivity"`` at a false positive rate of at most ``max_fpr``, ``"max_specificity"`` at a
@@ -216,8 +243,8 @@ class DecisionThreshold(Callback):
         ['decision', 'example_id', 'probability', 'score']
     """
 
-    #: Whether ``Trainer.validate`` chooses anew where the module has a threshold.
-    renews = True
+    #: Whether a user passed it; see :class:`DefaultThreshold`.
+    is_asked_for = True
 
     def __init__(
         self,
@@ -230,6 +257,7 @@ class DecisionThreshold(Callback):
             check_choice(calibration, "calibration", ("isotonic", "sigmoid"))
         self.criterion, self.cost_ratio, self.calibration = criterion, float(cost_ratio), calibration
         self._why_uncalibrated = ""
+        self._predicted = self._without_score = 0
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -244,23 +272,21 @@ class DecisionThreshold(Callback):
 
     @override
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Choose, before the module forgets the scores; of several data loaders the first one's."""
+        """Choose, before the metrics that judge decisions are computed; of several data loaders the first one's."""
         module: Any = pl_module
-        evaluation = evaluation_of(trainer)
+        evaluation, trains = evaluation_of(trainer), trainer.state.fn == TrainerFn.FITTING
         if trainer.sanity_checking and not evaluation.start.is_measured:
             return
         loaders = [(suffix, scores_of_each(metrics)) for suffix, metrics in evaluation.of_loaders(module, "val")]
-        if trainer.state.fn == TrainerFn.FITTING or self.renews or module.operating_point is None:
-            module.operating_point = self.choose_each(module, loaders[0][1])
-            if trainer.state.fn != TrainerFn.FITTING:
-                evaluation.warnings.told = self.say_what_fell_short(module)
-                _say_lost(trainer, module)
-        if module.operating_point is not None and not trainer.sanity_checking:
-            for suffix, scored in loaders:
-                for label, decisions in _decisions(module, scored):
-                    _log(module, f"val/threshold{label}{suffix}", decisions.threshold)
-                    for name, count, total in _shares(decisions):
-                        _log(module, f"val/{name}{label}{suffix}", count / total)
+        module.operating_point = self.choose(module, loaders[0][1])
+        if not trains:
+            evaluation.warnings.told = self.say_what_fell_short(module)
+            _say_lost(trainer, module)
+        for suffix, scored in loaders if not trainer.sanity_checking else ():
+            for key, decisions in decisions_of(module, scored):
+                _log(module, f"val/threshold{key}{suffix}", decisions.threshold)
+                for name, count, total in _shares(decisions):
+                    _log(module, f"val/{name}{key}{suffix}", count / total)
 
     @override
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -269,39 +295,64 @@ class DecisionThreshold(Callback):
         if module.operating_point is None:
             return
         for suffix, metrics in evaluation_of(trainer).of_loaders(module, "test"):
-            for label, decisions in _decisions(module, scores_of_each(metrics)):
-                _log(module, f"test/threshold{label}{suffix}", decisions.threshold)
+            for key, decisions in decisions_of(module, scores_of_each(metrics)):
+                _log(module, f"test/threshold{key}{suffix}", decisions.threshold)
                 for name, count, total in _shares(decisions):
                     lower, upper = exact_interval(count, total)
-                    _log(module, f"test/{name}{label}{suffix}", count / total)
-                    _log(module, f"test/{name}_lower{label}{suffix}", lower)
-                    _log(module, f"test/{name}_upper{label}{suffix}", upper)
+                    _log(module, f"test/{name}{key}{suffix}", count / total)
+                    _log(module, f"test/{name}_lower{key}{suffix}", lower)
+                    _log(module, f"test/{name}_upper{key}{suffix}", upper)
 
-    def choose_each(
-        self, module: Any, scored: Sequence[tuple[Tensor, Tensor]]
-    ) -> OperatingPoint | OperatingPoints | None:
-        """The operating point of one label's scores, or the points of several; ``None`` where there is none."""
-        labels = module.trained_labels
-        if labels is None:
-            return self.choose(module, *scored[0])
-        rectangles = labels.rectangles(module.algorithm)
-        each = [self.choose(module, *own, rectangle) for own, rectangle in zip(scored, rectangles, strict=True)]
-        return OperatingPoints(dict(zip(labels.names, each, strict=True))) if any(each) else None
+    @override
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Count examples whose score is nan."""
+        scores = outputs.get("score") if isinstance(outputs, Mapping) else None
+        if isinstance(scores, Tensor):
+            self._predicted += len(scores)
+            self._without_score += int(scores.isnan().reshape(len(scores), -1).any(1).sum()) if len(scores) else 0
 
-    def choose(
-        self, module: Any, scores: Tensor, labels: Tensor, rectangle: tuple[float, float] | None = None
-    ) -> OperatingPoint | None:
-        """The operating point of scores, the same on every rank that has the same; ``None`` if a class is missing.
+    @override
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Say how many examples have no score, of all ranks."""
+        counts = gather_objects((self._without_score, self._predicted))
+        without, predicted = (sum(each) for each in zip(*counts, strict=True))
+        self._predicted = self._without_score = 0
+        if without:
+            columns = _columns_with_nan(trainer)
+            where = (
+                f"the columns {columns} hold nan, such as empty cells" if columns else "look for nan in their inputs"
+            )
+            rank_zero_warn(
+                f"{without} of {predicted} predictions have no score (nan) and no decision: {where}.",
+                category=TPAUCWarning,
+            )
+
+    def choose(self, module: Any, scored: Sequence[tuple[Tensor, Tensor]]) -> OperatingPoint | None:
+        """The operating point of scores, the same on every rank that has the same; ``None`` if no label has one.
 
         Args:
-            module: whose rectangle it is for.
-            scores: raw scores, tensor ``(N,)``.
-            labels: 1, 0, or anything else for rows to leave out, tensor ``(N,)``.
-            rectangle: ``(min_tpr, max_fpr)`` where it is not that of the module's algorithm.
+            module: whose rectangles it is for.
+            scored: raw scores ``(N,)`` of each label, and the labels: 1, 0, or anything else for rows to leave out.
         """
+        labels, rectangles, step = module.trained_labels, rectangles_of(module), module.training_state.weights_step
+        choices = tuple(self._choice(*own, rectangle) for own, rectangle in zip(scored, rectangles, strict=True))
+        if any(choice is not None for choice in choices):
+            names = None if labels is None else labels.names
+            return OperatingPoint(choices, self.criterion, step, self.cost_ratio, names)
+        before = module.operating_point
+        return before if before is not None and before.step == step and before.is_for(rectangles) else None
+
+    def _choice(self, scores: Tensor, labels: Tensor, rectangle: tuple[float, float]) -> Choice | None:
         if not bool((labels == 1).any() and (labels == 0).any()):
             return None  # the metrics have warned of that
-        rectangle = rectangle or (module.algorithm.min_tpr, module.algorithm.max_fpr)
         chosen = decision_threshold(scores, labels, *rectangle, self.criterion, self.cost_ratio, validate_args=False)
         if chosen is None:
             return None
@@ -309,8 +360,7 @@ class DecisionThreshold(Callback):
         if not chosen.lies_in(*rectangle):
             point = decision_threshold(scores, labels, *rectangle, "youden", validate_args=False)
             nearest = None if point is None else (point.sensitivity, 1 - point.specificity)
-        calibration = self._calibrated(scores, labels)
-        return OperatingPoint(chosen, self.criterion, module.training_state.weights_step, nearest, calibration)
+        return Choice(chosen, rectangle, nearest, self._calibrated(scores, labels))
 
     def _calibrated(self, scores: Tensor, labels: Tensor) -> Calibration | None:
         if self.calibration is None:
@@ -327,42 +377,24 @@ class DecisionThreshold(Callback):
         Returns:
             Whether a rectangle was said to hold no threshold.
         """
-        found, labels, algorithm = module.operating_point, module.trained_labels, module.algorithm
-        if isinstance(found, OperatingPoint):
-            return self._say_of(found, (algorithm.min_tpr, algorithm.max_fpr))
-        if found is not None and labels is not None:
-            return self._say_of_labels(found, labels.rectangles(algorithm))
-        return False
-
-    def _say_of(self, point: OperatingPoint, rectangle: tuple[float, float]) -> bool:
-        if self.calibration is not None and point.calibration is None:
-            rank_zero_info(f"Predictions will hold no probabilities. {self._why_uncalibrated}")
-        if point.nearest is None:
+        point: OperatingPoint | None = module.operating_point
+        if point is None:
             return False
-        (tpr, fpr), (min_tpr, max_fpr), used = point.nearest, rectangle, point.decisions
-        rank_zero_info(
-            f"No threshold lies in the rectangle TPR >= {min_tpr:g}, FPR <= {max_fpr:g} on the validation data: the "
-            f"nearest, TPR {tpr:.3f} at FPR {fpr:.3f}, is {_distance(point.nearest, rectangle):.2g} away. By "
-            f"{point.criterion!r} {used.threshold:.6g} decides, TPR {used.sensitivity:.3f} at FPR "
-            f"{1 - used.specificity:.3f}."
-        )
-        return True
-
-    def _say_of_labels(self, found: OperatingPoints, rectangles: Sequence[tuple[float, float]]) -> bool:
-        """One line of all labels, not one of each."""
-        each = [
-            (name, point, own) for (name, point), own in zip(found.points.items(), rectangles, strict=True) if point
-        ]
-        plain = [name for name, point, _ in each if point.calibration is None]
+        names = point.names or ("",)
+        each = [(name, choice) for name, choice in zip(names, point.choices, strict=True) if choice is not None]
+        plain = [name for name, choice in each if choice.calibration is None]
         if self.calibration is not None and plain:
-            rank_zero_info(f"Predictions will hold no probabilities of {listed(plain)}. {self._why_uncalibrated}")
-        away = [f"{n} by {_distance(point.nearest, own):.2g}" for n, point, own in each if point.nearest is not None]
-        if away:
+            of_labels = f" of {listed(plain)}" if point.names else ""
+            rank_zero_info(f"Predictions will hold no probabilities{of_labels}. {self._why_uncalibrated}")
+        away = [(name, choice) for name, choice in each if choice.nearest is not None]
+        if away and point.names:
+            missed = listed(f"{name} by {choice.distance:.2g}" for name, choice in away)
             rank_zero_info(
-                f"No threshold lies in the rectangle of {len(away)} of {len(found.points)} labels on the validation "
-                f"data. The nearest thresholds miss it: {listed(away)}. `module.operating_point.points` says what "
-                "each label's threshold does."
+                f"No threshold lies in the rectangle of {len(away)} of {len(names)} labels on the validation data. The "
+                f"nearest thresholds miss it: {missed}. `module.operating_point.decisions` says what each does."
             )
+        elif away:
+            _say_nearest(away[0][1], point.criterion)
         return bool(away)
 
     @torch.no_grad()
@@ -370,39 +402,77 @@ class DecisionThreshold(Callback):
         """Score the validation data once more, by the weights that the module holds now, and choose."""
         loader = CombinedLoader(trainer.val_dataloaders).flattened[0]
         limit = None if math.isinf(trainer.num_val_batches[0]) else int(trainer.num_val_batches[0])
-        from lightning_tpauc.scoring.labelled_data import inputs_and_target  # it imports the module that has this point
-
-        several = module.trained_labels is not None
-        metrics = [TwoWayPartialAUROC(ignore_index=IGNORED).to(module.device) for _ in range(module._num_labels or 1)]
+        labels = module.trained_labels
+        count = None if labels is None else len(labels.names)
+        store = TwoWayPartialAUROC(
+            ignore_index=IGNORED, task="binary" if count is None else "multilabel", num_labels=count
+        ).to(module.device)
         modes = [(child, child.training) for child in module.modules()]
         module.eval()
         for batch in device_batches(module, islice(loader, limit), "Choosing the threshold", limit):
-            inputs, target = inputs_and_target(batch, module.input_layout, module._num_labels)
-            scores = module.raw_scores(inputs)
-            columns = zip(scores.unbind(1), target.unbind(1), strict=True) if several else [(scores, target)]
-            for metric, column in zip(metrics, columns, strict=True):
-                metric.update(*column)
+            inputs, target = inputs_and_target(batch, module.input_layout, count)
+            store.update(module.raw_scores(inputs), target)
         for child, training in modes:
             child.training = training
-        module.operating_point = self.choose_each(module, [metric.gathered() for metric in metrics])
+        scores, target = store.gathered()
+        columns = [(scores, target)] if count is None else list(zip(scores.unbind(1), target.unbind(1), strict=True))
+        module.operating_point = self.choose(module, columns)
 
 
 class DefaultThreshold(DecisionThreshold):
-    """The callback that a module adds by itself; with it ``Trainer.validate`` keeps a threshold that the module has."""
+    """What a module adds by itself: outside of training it chooses as the module's threshold was chosen before."""
 
-    renews = False
+    is_asked_for = False
+
+    def choose(self, module: Any, scored: Sequence[tuple[Tensor, Tensor]]) -> OperatingPoint | None:
+        """:meth:`DecisionThreshold.choose`, by the criterion and the calibration of the point that the module has."""
+        before: OperatingPoint | None = module.operating_point
+        if before is not None and module.trainer.state.fn != TrainerFn.FITTING:
+            self.criterion, self.cost_ratio = before.criterion, before.cost_ratio
+            self.calibration = before.calibration_method
+        return super().choose(module, scored)
 
 
-def _distance(rates: tuple[float, float], rectangle: tuple[float, float]) -> float:
-    """How far true and false positive rate lie outside the rectangle."""
-    (tpr, fpr), (min_tpr, max_fpr) = rates, rectangle
-    return math.hypot(max(0.0, min_tpr - tpr), max(0.0, fpr - max_fpr))
+def rectangles_of(module: Any) -> list[tuple[float, float]]:
+    """``(min_tpr, max_fpr)`` of each output of a module."""
+    labels, algorithm = module.trained_labels, module.algorithm
+    return [(algorithm.min_tpr, algorithm.max_fpr)] if labels is None else labels.rectangles(algorithm)
+
+
+def recorded_point(module: Any, state: Mapping[str, Any] | None) -> OperatingPoint | None:
+    """The point that a checkpoint holds, if it was chosen for the module's rectangles; else a line says what to do."""
+    point = None if state is None else OperatingPoint.from_state_dict(state)
+    if point is None or point.is_for(rectangles_of(module)):
+        return point
+    rank_zero_info(
+        "The threshold in the checkpoint was chosen for another rectangle than the module's: it is left out. "
+        "`Trainer.validate` chooses one."
+    )
+    return None
+
+
+def decisions_of(module: Any, scored: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[str, Decisions]]:
+    """For each label that has a threshold: the end of its metrics' names, and what the threshold does to its scores."""
+    point, labels = module.operating_point, module.trained_labels
+    keys = [""] if labels is None else [f"/{key}" for key in labels.keys]
+    each = zip(keys, () if point is None else point.choices, scored, strict=False)
+    return [(key, count_decisions(*own, choice.decisions.threshold)) for key, choice, own in each if choice is not None]
+
+
+def _say_nearest(choice: Choice, criterion: str) -> None:
+    (tpr, fpr), (min_tpr, max_fpr) = choice.nearest or (math.nan, math.nan), choice.rectangle
+    used = choice.decisions
+    rank_zero_info(
+        f"No threshold lies in the rectangle TPR >= {min_tpr:g}, FPR <= {max_fpr:g} on the validation data: the "
+        f"nearest, TPR {tpr:.3f} at FPR {fpr:.3f}, is {choice.distance:.2g} away. By {criterion!r} "
+        f"{used.threshold:.6g} decides, TPR {used.sensitivity:.3f} at FPR {1 - used.specificity:.3f}."
+    )
 
 
 def _say_lost(trainer: Trainer, module: Any) -> None:
-    found = module.operating_point
-    if found is not None and starts_processes(trainer):
-        what = f"threshold {found.threshold:.6g}" if isinstance(found, OperatingPoint) else "threshold of each label"
+    point: OperatingPoint | None = module.operating_point
+    if point is not None and starts_processes(trainer):
+        what = "threshold of each label" if point.names else f"threshold {point.threshold:.6g}"
         rank_zero_warn(
             f"The {what} is known to the processes of this validation alone: "
             "Lightning brings nothing back from them but metrics. Validate with `Trainer(devices=1)` to keep it.",
@@ -410,15 +480,12 @@ def _say_lost(trainer: Trainer, module: Any) -> None:
         )
 
 
-def _decisions(module: Any, scored: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[str, Decisions]]:
-    """For each label that has a threshold: the end of its metrics' names, and what the threshold does to its scores."""
-    found, labels = module.operating_point, module.trained_labels
-    if isinstance(found, OperatingPoint):
-        return [("", count_decisions(*scored[0], found.threshold))]
-    if found is None or labels is None:
-        return []
-    each = zip(labels.keys, found.points.values(), scored, strict=True)
-    return [(f"/{key}", count_decisions(*own, point.threshold)) for key, point, own in each if point is not None]
+def _columns_with_nan(trainer: Trainer) -> str:
+    """Names of the predicted table's columns that hold nan, with the number of their cells; empty if unknown."""
+    dataset = getattr(CombinedLoader(trainer.predict_dataloaders).flattened[0], "dataset", None)
+    missing = getattr(dataset, "missing", None)
+    found = missing() if callable(missing) else {}
+    return listed(f"{name} ({count})" for name, count in found.items()) if isinstance(found, Mapping) else ""
 
 
 def _shares(decisions: Decisions) -> list[tuple[str, int, int]]:

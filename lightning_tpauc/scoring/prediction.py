@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -17,6 +19,7 @@ from typing_extensions import override
 
 from lightning_tpauc.distributed import gather_objects, rank, world_size
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
+from lightning_tpauc.files import replacing
 
 #: Entries of the result of ``predict_step`` that are written beside the score.
 _FURTHER = ("probability", "decision")
@@ -24,11 +27,12 @@ _REMEDY = "Predict on a PosNegDataModule, whose batches say it"
 
 
 class PredictionWriter(Callback):
-    r"""Writes the scores of ``Trainer.predict`` to one CSV file with the columns ``example_id`` and ``score``.
+    r"""Writes the scores of ``Trainer.predict`` to one file with the columns ``example_id`` and ``score``.
 
     A module that has a threshold adds ``decision``, 1 or 0, and before it ``probability`` if its scores are calibrated;
     see :class:`~lightning_tpauc.DecisionThreshold`. Of several labels each has columns of its own, such as
-    ``score_liver`` and ``decision_liver``; a decision is -1 where the label has no threshold.
+    ``score_liver`` and ``decision_liver``. A decision is left empty where there is none: the score is nan, or the label
+    has no threshold.
 
     Rows are sorted by ``example_id``, the position in the predicted data set. Where the data module knows what its rows
     are called (see ``ids`` of :class:`~lightning_tpauc.PosNegDataModule`), ``id`` follows. Every example is there once,
@@ -37,11 +41,14 @@ class PredictionWriter(Callback):
     in the order in which they come. Such an iterable may hide a loader that shuffles, so there is a warning. Scores are
     raw, whatever the module's ``score_activation`` is, and have all their digits.
 
+    The file takes the place of an earlier one when it is complete.
+
     Args:
-        path: the file; ``None`` is ``predictions.csv`` in the Trainer's log folder.
+        path: the file, which ends in ``.csv``, or in ``.parquet`` where pyarrow is installed; ``None`` is
+            ``predictions.csv`` in the Trainer's log folder.
 
     Raises:
-        ArgumentError: if ``path`` is a folder.
+        ArgumentError: if ``path`` ends in something else or is a folder.
         UnsupportedError: if there are several data loaders, if it is unknown which examples a batch holds, or if
             ``predict_step`` does not return a dictionary with ``"score"``.
 
@@ -63,12 +70,18 @@ class PredictionWriter(Callback):
         [['example_id', 'id'], ['0', 'P7'], ['1', 'P8']]
     """
 
-    def __init__(self, path: str | None = None) -> None:
+    def __init__(self, path: str | Path | None = None) -> None:
         self._given = path
         #: Where the file is, or will be.
         self.path = Path(path or "predictions.csv")
         self._parts: list[dict[str, Tensor]] = []
         self._ids: Any = None
+        if self.path.suffix.lower() not in _WRITERS:
+            msg = f"Expected `path` to end in {' or '.join(_WRITERS)}, but got {str(path)!r}."
+            raise ArgumentError(msg)
+        if self.path.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
+            msg = "A .parquet file needs pyarrow: `pip install pyarrow`, or let `path` end in .csv."
+            raise ArgumentError(msg)
 
     @override
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -143,15 +156,37 @@ class PredictionWriter(Callback):
                 "written."
             )
             rank_zero_warn(text, category=TPAUCWarning)
-        texts = {name: _texts(column[order][first]) for name, column in columns.items()}
+        kept = {name: column[order][first] for name, column in columns.items()}
+        named = {"example_id": kept.pop("example_id")}
         if self._ids is not None:
-            positions = texts.pop("example_id")
-            texts = {"example_id": positions, "id": [str(self._ids[int(k)]) for k in positions], **texts}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(texts)
-            writer.writerows(zip(*texts.values(), strict=True))
+            kept = {"id": [str(self._ids[k]) for k in named["example_id"].tolist()], **kept}
+        with replacing(self.path) as file:
+            _WRITERS[self.path.suffix.lower()](file, {**named, **kept})
+
+
+def _write_csv(file: IO[bytes], columns: Mapping[str, Any]) -> None:
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*(_texts(name, values) for name, values in columns.items()), strict=True))
+    text.detach()  # it has been written, and the file is closed by who opened it
+
+
+def _write_parquet(file: IO[bytes], columns: Mapping[str, Any]) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    arrays = {
+        name: pyarrow.array(
+            values.numpy() if isinstance(values, Tensor) else values,
+            mask=(values < 0).numpy() if name.startswith("decision") else None,
+        )
+        for name, values in columns.items()
+    }
+    parquet.write_table(pyarrow.table(arrays), file)
+
+
+_WRITERS = {".csv": _write_csv, ".parquet": _write_parquet}
 
 
 def _columns(said: Mapping[str, Tensor], keys: Sequence[str]) -> dict[str, Tensor]:
@@ -159,8 +194,12 @@ def _columns(said: Mapping[str, Tensor], keys: Sequence[str]) -> dict[str, Tenso
     return {f"{name}_{key}": values[:, k] for k, key in enumerate(keys) for name, values in said.items()}
 
 
-def _texts(values: Tensor) -> list[str]:
-    """Numbers with all their digits."""
+def _texts(name: str, values: Tensor | list[str]) -> list[str]:
+    """Numbers with all their digits; nothing for a decision that was not made."""
+    if not isinstance(values, Tensor):
+        return values
+    if name.startswith("decision"):
+        return [str(value) if value >= 0 else "" for value in values.tolist()]
     kind = ".17g" if values.dtype == torch.float64 else ".9g" if values.dtype.is_floating_point else "d"
     return [format(value, kind) for value in values.tolist()]
 

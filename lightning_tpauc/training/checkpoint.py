@@ -38,7 +38,7 @@ from lightning_tpauc.lightning_fixes.resuming import (
 from lightning_tpauc.lightning_fixes.unsupported import starts_processes
 from lightning_tpauc.scoring.forward import ScoringModel
 from lightning_tpauc.scoring.labels import Labels, by_position, listed
-from lightning_tpauc.scoring.operating_point import restored_point
+from lightning_tpauc.scoring.operating_point import recorded_point
 from lightning_tpauc.training.guards import diagnose
 from lightning_tpauc.training.schedules import restore_dtypes
 from lightning_tpauc.training.state import Phase, TrainingState
@@ -120,7 +120,7 @@ def _save_description(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
 
 def _load_description(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
     module.input_layout = checkpoint.get(INPUTS, module.input_layout)
-    module.operating_point = restored_point(checkpoint[OPERATING_POINT]) if OPERATING_POINT in checkpoint else None
+    module.operating_point = recorded_point(module, checkpoint.get(OPERATING_POINT))
 
 
 def _check_not_mid_step(*, alone: bool) -> None:

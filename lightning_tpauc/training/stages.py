@@ -497,7 +497,7 @@ def _settle_threshold(module: ScoringModel, trainer: Trainer, *, rescore: bool) 
         if rescore or point is None or point.step != step:  # the last steps were not validated
             choosers[0].choose_again(trainer, module)
         choosers[0].say_what_fell_short(module)
-    if choosers and choosers[0].renews and module.operating_point is None:
+    if choosers and choosers[0].is_asked_for and module.operating_point is None:
         rank_zero_info(
             "DecisionThreshold chose no threshold: there are no validation data with both classes. Pass `val_dataset` "
             "or `val_fraction` to PosNegDataModule, or run `Trainer.validate` on such data."

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.distributed import GatheredScores
 from lightning_tpauc.errors import UnsupportedError
-from lightning_tpauc.scoring.operating_point import OperatingPoint, OperatingPoints
+from lightning_tpauc.scoring.operating_point import OperatingPoint
 from lightning_tpauc.training.rectangle import RectangleSchedule
 from lightning_tpauc.training.scores import ScoreMemory, TaskScoreMemory
 from lightning_tpauc.training.weights import BestWeights, IterateAverage, PreviousWeights, batch_norm_statistics
@@ -242,9 +242,7 @@ class TrainingState:
             if _versions(optimizer) != awaited:
                 raise UnsupportedError(_EVALUATES.format(type(optimizer).__name__))
 
-    def note_validation(
-        self, tpauc: float, auroc: float, operating_point: OperatingPoint | OperatingPoints | None
-    ) -> None:
+    def note_validation(self, tpauc: float, auroc: float, operating_point: OperatingPoint | None) -> None:
         """Keep the weights that were validated if they are the best so far."""
         self.last_validated = self.batches_seen
         if self.best is not None:

@@ -26,7 +26,7 @@ from lightning_tpauc.algorithms.pauci import RecursiveAlgorithm
 from lightning_tpauc.distributed import assign, reshard, whole, world_size
 from lightning_tpauc.functional.averaging import master_dtype, running_mean_
 from lightning_tpauc.scoring.forward import call_model, device_batches
-from lightning_tpauc.scoring.operating_point import OperatingPoint, OperatingPoints, restored_point
+from lightning_tpauc.scoring.operating_point import OperatingPoint
 
 
 class IterateAverage:
@@ -284,13 +284,11 @@ class BestWeights:
         self.weights: list[Tensor] = []
         self.value = (-math.inf, -math.inf)
         self.step = 0
-        self.operating_point: OperatingPoint | OperatingPoints | None = None
+        self.operating_point: OperatingPoint | None = None
         self._last: list[Tensor] | None = None
 
     @torch.no_grad()
-    def offer(
-        self, tpauc: float, auroc: float, step: int, operating_point: OperatingPoint | OperatingPoints | None = None
-    ) -> None:
+    def offer(self, tpauc: float, auroc: float, step: int, operating_point: OperatingPoint | None = None) -> None:
         """Copy the model's weights if their validation is better than all before; nan is never better."""
         if math.isnan(tpauc) or not (tpauc, auroc) > self.value:
             return
@@ -335,7 +333,7 @@ class BestWeights:
         tpauc, auroc = (float(v) for v in state["value"])
         self.value, self.step, self._last = (tpauc, auroc), int(state["step"]), None
         point = state.get("operating_point")  # earlier releases had none
-        self.operating_point = None if point is None else restored_point(point)
+        self.operating_point = None if point is None else OperatingPoint.from_state_dict(point)
         if state["weights"]:
             self.weights = [t.detach().clone() for t in self.tensors]
             assign(self.weights, state["weights"])

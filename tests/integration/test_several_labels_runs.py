@@ -350,7 +350,8 @@ def test_metrics_of_ones_own():
     trainer = fit(module)
     x, y = (part[200:] for part in make_arrays(260))
     with torch.no_grad():
-        decided = module.eval().raw_scores(x) > 0
+        thresholds = torch.tensor(list(module.threshold.values()), dtype=torch.float64)
+        decided = module.eval().raw_scores(x).double() >= thresholds
     accuracies = [(decided[:, k] == (y[:, k] == 1))[~y[:, k].isnan()].double().mean() for k in range(K)]
     values = trainer.validate(module, make_data(), verbose=False)[0]
     for k in range(K):

@@ -40,7 +40,7 @@ class Case(NamedTuple):
 def mean_of_pairs(pos, neg):
     k1, k2 = math.floor(0.5 * len(pos)), math.floor(0.5 * len(neg))
     hardest = [(n - p) for p in sorted(pos)[:k1] for n in sorted(neg)[-k2:]]
-    return sum(max(0.0, 0.5 + t) ** 2 for t in hardest) / len(hardest)
+    return sum(max(0.0, 1.0 + t) for t in hardest) / len(hardest)
 
 
 def on_the_curve(pos, neg, at_fpr=None, at_tpr=None):

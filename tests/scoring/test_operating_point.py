@@ -12,6 +12,7 @@ from scipy.stats import beta
 from torch import nn
 
 from lightning_tpauc import DecisionThreshold, PosNegDataModule, PredictionWriter, StageCallback, TPAUCModule
+from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional import calibrated_probability, decision_threshold
 from tests.helpers.problems import make_trainer
@@ -170,15 +171,56 @@ def test_an_untrained_module_decides_nothing(tmp_path):
     assert not [name for name in values if "threshold" in name]
 
 
-def test_a_validation_keeps_a_threshold_unless_it_is_asked_for_another():
-    _, module, data = fit(DecisionThreshold("youden"))
+def test_a_validation_chooses_for_the_weights_and_the_rectangle_that_the_module_has(tmp_path):
+    """By the criterion of before, unless another is asked for."""
+    trainer, module, data = fit(DecisionThreshold("youden", calibration="isotonic"))
     before = module.operating_point
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
     make_trainer(precision="32-true").validate(module, data, verbose=False)
-    assert module.operating_point is before
+    assert module.operating_point.decisions == before.decisions
+    with torch.no_grad():
+        module.backbone[2].weight.mul_(-3)
+    make_trainer(precision="32-true").validate(module, data, verbose=False)
+    assert_fits(module, "youden")
+    assert module.operating_point.calibration.method == "isotonic"
     make_trainer(precision="32-true", callbacks=[DecisionThreshold("max_specificity")]).validate(
         module, data, verbose=False
     )
     assert_fits(module, "max_specificity")
+    (x, y), _ = validation_rows()
+    with pytest.warns(match="no positive example"):  # data of one class choose nothing and leave it alone
+        make_trainer(precision="32-true").validate(module, make_data(val_dataset=(x[y == 0], y[y == 0])), verbose=False)
+    assert_fits(module, "max_specificity")
+    net = make_module().backbone
+    strict = TPAUCModule.load_from_checkpoint(tmp_path / "end.ckpt", backbone=net, algorithm=STACO(0.95, 0.04))
+    assert strict.threshold is None
+    make_trainer(precision="32-true").validate(strict, data, verbose=False)
+    assert_fits(strict)
+    assert strict.operating_point.is_for([(0.95, 0.04)])
+
+
+def test_a_checkpoint_between_two_validations_has_none_of_older_weights(tmp_path):
+    saver = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=4)
+    fit(saver, StageCallback(keep_best=False), enable_checkpointing=True)
+    states = [torch.load(path, weights_only=True) for path in tmp_path.glob("*.ckpt")]
+    points = [state.get("lightning_tpauc_operating_point") for state in states]
+    assert None in points
+    for state, point in zip(states, points, strict=True):
+        assert point is None or point["step"] == state["lightning_tpauc_step"]
+
+
+def test_an_example_without_a_score_has_no_decision(tmp_path):
+    _, module, _ = fit(DecisionThreshold(calibration="sigmoid"))
+    x = validation_rows()[1][0].clone()
+    x[4, 1] = x[9, 2] = math.nan
+    writer = PredictionWriter(str(tmp_path / "p.csv"))
+    with pytest.warns(match=r"2 of 80 predictions have no score \(nan\) and no decision"):
+        make_trainer(precision="32-true", callbacks=[writer]).predict(module, PosNegDataModule(predict_dataset=x))
+    with (tmp_path / "p.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [k for k, row in enumerate(rows) if row["decision"] == ""] == [4, 9]
+    assert [rows[4][name] for name in ("score", "probability")] == ["nan", "nan"]
+    assert rows[5]["decision"] in ("0", "1")
 
 
 def test_a_validation_finds_one_for_a_module_without():
@@ -232,7 +274,7 @@ def test_several_labels_out_of_reach_are_said_in_one_line(caplog):
     callbacks = DecisionThreshold(calibration="sigmoid"), StageCallback(keep_best=False)
     module = TPAUCModule(nn.Linear(3, 3), optimizer=lambda p: torch.optim.Adam(p, lr=0.1))
     fit(*callbacks, module=module, data=data, max_epochs=40)
-    points = module.operating_point.points
+    points = dict(zip(module.operating_point.names, module.operating_point.choices, strict=True))
     missed = {
         name: math.hypot(max(0.0, 0.5 - point.nearest[0]), max(0.0, point.nearest[1] - 0.5))
         for name, point in points.items()

@@ -1,6 +1,7 @@
 """The file that predictions end up in, from one process and from several."""
 
 import csv
+import math
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from torch.utils.data import (
 
 from lightning_tpauc import PosNegDataModule, PredictionWriter, TPAUCModule
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning, UnsupportedError
+from lightning_tpauc.functional import Decisions
+from lightning_tpauc.scoring.operating_point import Choice, OperatingPoint
 from tests.helpers.problems import make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*use of fork.*")
@@ -77,23 +80,6 @@ def test_the_default_place_is_the_log_folder(tmp_path):
     _, callback = predict(module, make_data(x), None, logger=logger)
     assert str(callback.path) == f"{logger.log_dir}/predictions.csv"
     assert read(callback.path)[0] == list(range(NUM))
-
-
-def test_a_second_run_replaces_the_first(tmp_path):
-    x, module = make_problem()
-    callback = PredictionWriter(str(tmp_path / "scores.csv"))
-    trainer = make_trainer(precision="32-true", callbacks=[callback])
-    for rows in (NUM, 7):
-        trainer.predict(module, make_data(x[:rows]))
-        assert read(tmp_path / "scores.csv")[0] == list(range(rows))
-
-
-def test_plain_loaders_are_numbered_in_one_process(tmp_path):
-    x, module = make_problem()
-    predict(module, DataLoader(TensorDataset(x), batch_size=4), tmp_path / "scores.csv")
-    ids, scores = read(tmp_path / "scores.csv")
-    assert ids == list(range(NUM))
-    torch.testing.assert_close(scores, module(x).detach()[:, 0])
 
 
 # ---------------------------------------------------------------- loaders that take examples in another order
@@ -161,14 +147,6 @@ def test_rows_carry_the_positions_that_the_loader_took(tmp_path, options, rows):
     loader = DataLoader(TensorDataset(x), **options)
     predict(module, loader, tmp_path / "scores.csv")
     check(module, x, tmp_path / "scores.csv", rows)
-
-
-def test_loaders_inside_a_collection_and_a_limit(tmp_path):
-    x, module = make_problem()
-    order = torch.randperm(NUM, generator=torch.Generator().manual_seed(2)).tolist()
-    loader = DataLoader(TensorDataset(x), batch_size=4, sampler=order)
-    predict(module, {"only": loader}, tmp_path / "scores.csv", limit_predict_batches=3)
-    check(module, x, tmp_path / "scores.csv", order[:12])
 
 
 def test_an_example_that_is_taken_twice_has_one_row(tmp_path):
@@ -280,8 +258,55 @@ def test_several_loaders_are_refused_before_the_first_batch(tmp_path):
 def test_a_folder_is_refused_before_anything_is_predicted(tmp_path):
     x, module = make_problem()
     module.predict_step = lambda *_: pytest.fail("predicted for nothing")
+    (tmp_path / "folder.csv").mkdir()
     with pytest.raises(ArgumentError, match=r"`path` to be a file, but '.*' is a folder\. Add the name"):
-        make_trainer(precision="32-true", callbacks=[PredictionWriter(str(tmp_path))]).predict(module, make_data(x))
+        predict(module, make_data(x), tmp_path / "folder.csv")
+    for name in ("p.tsv", "p.csv.gz", "p", str(tmp_path)):
+        with pytest.raises(ArgumentError, match=r"`path` to end in \.csv or \.parquet, but got"):
+            PredictionWriter(name)
+
+
+def test_a_full_disk_leaves_the_earlier_file_whole(tmp_path, monkeypatch):
+    x, module = make_problem()
+    path = tmp_path / "scores.csv"
+    predict(module, make_data(x[:5]), path)
+    before = path.read_text()
+
+    class Full:
+        def __init__(self, file, **_):
+            self.file = file
+
+        def writerow(self, row):
+            self.file.write("example_id")
+            self.file.flush()
+
+        def writerows(self, rows):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("lightning_tpauc.scoring.prediction.csv.writer", Full)
+    with pytest.raises(OSError, match="No space left"):
+        predict(module, make_data(x), path)
+    assert [one.name for one in tmp_path.iterdir()] == ["scores.csv"]
+    assert path.read_text() == before
+
+
+def test_a_parquet_file_holds_what_the_text_does(tmp_path):
+    pytest.importorskip("pyarrow")
+    pandas = pytest.importorskip("pandas")
+    x, module = make_problem()
+    choice = Choice(Decisions(0.25, 1, 1, 2, 2), (0.5, 0.5))
+    module.operating_point = OperatingPoint((choice,), "youden", step=0)
+    x[3] = math.nan
+    tables = []
+    for name in ("p.csv", "p.parquet"):
+        data = PosNegDataModule(predict_dataset=x, ids=NAMES)
+        with pytest.warns(TPAUCWarning, match="1 of 23 predictions have no score"):
+            predict(module, data, tmp_path / name)
+        tables.append((pandas.read_csv if name == "p.csv" else pandas.read_parquet)(tmp_path / name))
+    text, binary = tables
+    assert list(text) == list(binary) == ["example_id", "id", "score", "decision"]
+    assert binary.decision.isna().to_list() == [k == 3 for k in range(NUM)]
+    pandas.testing.assert_frame_equal(text, binary, check_dtype=False, rtol=1e-6)
 
 
 # ---------------------------------------------------------------- what users call the rows

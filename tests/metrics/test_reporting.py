@@ -1,0 +1,130 @@
+"""Metrics of one's own beside ours: what they are fed with, and which decisions they judge."""
+
+import math
+
+import pytest
+import torch
+from sklearn.metrics import f1_score, roc_auc_score
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.classification import (
+    BinaryAUROC,
+    BinaryCalibrationError,
+    BinaryF1Score,
+    BinaryStatScores,
+    MultilabelF1Score,
+    MultilabelStatScores,
+)
+from torchmetrics.wrappers import MinMaxMetric
+
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.metrics import TPRAtMaxFPR
+from lightning_tpauc.metrics.reporting import FurtherMetric, TaskMetrics, further_metrics, judge_by, split_by_kind
+
+INF = math.inf
+
+
+class Mine(Metric):
+    """Calls positive what is above 0.5, and says so nowhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_state("called", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, preds, target):
+        self.called += (preds > 0.5).sum()
+
+    def compute(self):
+        return self.called.float()
+
+
+def scored(columns=None):
+    generator = torch.Generator().manual_seed(1)
+    shape = (60,) if columns is None else (60, columns)
+    target = torch.randint(2, shape, generator=generator)
+    scores = torch.randn(shape, generator=generator) + target - 3  # a sigmoid is above 0.5 for hardly any
+    return scores, target.where(torch.rand(shape, generator=generator) > 0.2, -1)
+
+
+def collected(metric, scores, target, cuts=None):
+    metrics = MetricCollection(dict(further_metrics({"it": metric})), prefix="val/")
+    for part in zip(scores.split(17), target.split(17), strict=True):
+        metrics.update(*part)
+    if cuts is not None:
+        judge_by(metrics, cuts)
+    return float(metrics.compute()["val/it"])
+
+
+@pytest.mark.parametrize("wrap", [lambda metric: metric, lambda metric: metric.set_dtype(torch.float32)])
+@pytest.mark.parametrize("cut", [-2.5, 0.0, -20.0, INF, -INF])
+def test_metrics_that_decide_judge_the_threshold(cut, wrap):
+    scores, target = scored()
+    kept = target >= 0
+    decided = scores[kept].double() >= cut
+    assert collected(wrap(BinaryF1Score()), scores, target, [cut]) == pytest.approx(
+        f1_score(target[kept], decided, zero_division=0)
+    )
+    assert collected(Mine(), scores, target, [cut]) == int(decided.sum())
+
+
+def test_a_score_that_equals_the_threshold_is_decided_to_be_positive():
+    scores, target = torch.tensor([1.0, math.nextafter(1.0, 0.0), INF, -INF, 1e-300]).double(), torch.ones(5).long()
+    for cut in (*scores.tolist(), 0.1, 1e308):
+        assert collected(Mine(), scores, target, [cut]) == int((scores >= cut).sum())
+
+
+@pytest.mark.parametrize("cuts", [None, [None], [-2.5]])
+def test_metrics_of_ranks_and_of_probabilities_get_the_sigmoid(cuts):
+    scores, target = scored()
+    kept = target >= 0
+    probabilities = scores[kept].double().sigmoid()
+    assert collected(BinaryAUROC(), scores, target, cuts) == pytest.approx(roc_auc_score(target[kept], scores[kept]))
+    expected = float(BinaryCalibrationError()(probabilities, target[kept]))
+    assert collected(BinaryCalibrationError(), scores, target, cuts) == pytest.approx(expected)
+    expected = float(BinaryF1Score(threshold=0.03)(probabilities, target[kept]))
+    assert collected(BinaryF1Score(threshold=0.03), scores, target, cuts) == pytest.approx(expected)
+    assert collected(TPRAtMaxFPR(0.3), scores + 40, target, cuts) == pytest.approx(
+        float(TPRAtMaxFPR(0.3)(scores[kept] + 40, target[kept]))
+    )
+
+
+def test_what_a_wrapper_holds_decides():
+    scores, target = scored()
+    kept = target >= 0
+    metric = FurtherMetric(MinMaxMetric(BinaryF1Score()))
+    metric.update(scores, target)
+    metric.cuts = [-2.5]
+    with pytest.raises(ArgumentError, match="one number, but MinMaxMetric gave dict"):
+        metric.compute()
+    assert metric._expected(scores).gt(0.5).tolist() == (scores >= -2.5).tolist()
+    assert collected(BinaryF1Score(), scores, target, [-2.5]) == pytest.approx(
+        f1_score(target[kept], scores[kept] >= -2.5)
+    )
+
+
+def test_labels_have_a_threshold_each():
+    scores, target = scored(3)
+    given = {"f1": BinaryF1Score(), "all": MultilabelF1Score(3, ignore_index=-1, average="micro")}
+    of_label, of_all = split_by_kind(further_metrics(given))
+    each = [MetricCollection({n: m.clone() for n, m in of_label.items()}, prefix="val/") for _ in range(3)]
+    metrics = TaskMetrics("abc", each, MetricCollection(dict(of_all), prefix="val/"))
+    metrics.update(scores, target)
+    cuts = [-2.5, None, -1.0]
+    judge_by(metrics, cuts)
+    values = metrics.compute()
+    decided = torch.stack([scores[:, k] >= (cut or 0.0) for k, cut in enumerate(cuts)], 1)
+    for k, name in enumerate("abc"):
+        kept = target[:, k] >= 0
+        assert values[f"val/f1/{name}"] == pytest.approx(f1_score(target[kept, k], decided[kept, k], zero_division=0))
+    kept = target >= 0
+    assert values["val/all"] == pytest.approx(f1_score(target[kept], decided[kept]))
+    for wrong in (MultilabelF1Score(3), MultilabelStatScores(3, ignore_index=-1)):
+        (metric,) = split_by_kind(further_metrics({"all": wrong}))[1].values()
+        metric.update(scores, target)
+        with pytest.raises(ArgumentError, match=r"would count .*`ignore_index=-1`|gave shape"):
+            metric.compute()
+
+
+def test_no_example_is_nan_and_several_numbers_are_refused():
+    assert math.isnan(collected(BinaryF1Score(), torch.randn(3), torch.full((3,), -1)))
+    with pytest.raises(ArgumentError, match=r"one number, but BinaryStatScores gave shape \(5,\)"):
+        collected(BinaryStatScores(), *scored())
