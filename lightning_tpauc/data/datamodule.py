@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from functools import partial
-from pickle import UnpicklingError
 from types import MethodType
 from typing import Any, Literal
 
@@ -32,21 +31,12 @@ from lightning_tpauc.data.sampler import SAMPLERS, BatchSampler, BatchSizes, cur
 from lightning_tpauc.data.seeding import as_seed, say_what_seeds
 from lightning_tpauc.data.splits import Split, as_fraction, check_validation_source
 from lightning_tpauc.data.streaming import NegativeStream, ScoredStream, StreamCursor, StreamedLoader, as_stream
-from lightning_tpauc.errors import ArgumentError, CheckpointError, DataError, MissingCheckpointError, TPAUCWarning
+from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from lightning_tpauc.functional.checks import check_count
 
 #: Arguments that change what is trained on or how it is divided.
-SAMPLING_ARGUMENTS = (
-    "num_pos",
-    "num_neg",
-    "num_dual_neg",
-    "sampling",
-    "batch_size",
-    "val_fraction",
-    "num_folds",
-    "fold",
-    "split_seed",
-    "seed",
+SAMPLING_ARGUMENTS = tuple(
+    "num_pos num_neg num_dual_neg sampling batch_size val_fraction num_folds fold split_seed seed".split()
 )
 
 # Pairs of arrays and the like are accepted, too. The command line builds data sets from class names.
@@ -308,35 +298,6 @@ class PosNegDataModule(LightningDataModule):
     def _close(self) -> None:
         for loader in self._loaders:
             loader.close()
-
-    @classmethod
-    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Make a data module from the arguments that a subclass kept by ``self.save_hyperparameters()``.
-
-        Args:
-            checkpoint_path: path or open file of a checkpoint.
-            args: see :meth:`lightning.pytorch.LightningDataModule.load_from_checkpoint`.
-            kwargs: see there; arguments that replace those of the checkpoint.
-
-        Raises:
-            CheckpointError: if the file is no checkpoint of Lightning. Also if neither it nor the caller has arguments,
-                since data are not kept.
-        """
-        try:
-            made = super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
-        except FileNotFoundError as error:
-            msg = f"There is no checkpoint {str(checkpoint_path)!r}."
-            raise MissingCheckpointError(msg) from error
-        except (AttributeError, EOFError, LookupError, RuntimeError, TypeError, UnpicklingError) as error:
-            msg = f"{str(checkpoint_path)!r} is no checkpoint from which a {cls.__name__} can be made: {error!r}."
-            raise CheckpointError(msg) from error
-        if not made.hparams and not kwargs:
-            msg = (
-                f"The checkpoint {str(checkpoint_path)!r} holds no arguments of {cls.__name__}: checkpoints keep no "
-                f"data. Make the {cls.__name__} as before and pass it to the Trainer with `ckpt_path`."
-            )
-            raise CheckpointError(msg)
-        return made
 
     # ---------------------------------------------------------------- what is known after setup
 

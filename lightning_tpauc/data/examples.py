@@ -93,6 +93,7 @@ class ArrayDataset(RowsDataset):
         scale: float array that broadcasts against a row. Fetched rows are multiplied by it after the shift, so that a
             memory map is standardised without a copy.
         dtype: dtype of fetched floats, for instance ``np.float32``; ``None`` leaves it as it is.
+        name: name of the data set in messages.
 
     Raises:
         DataError: if lengths differ, features are not numbers, or a table and its labels have one index in two orders.
@@ -114,11 +115,12 @@ class ArrayDataset(RowsDataset):
         scale: NDArray[Any] | None = None,
         *,
         dtype: type[np.floating[Any]] | None = None,
+        name: str = "ArrayDataset",
     ) -> None:
         #: Names of a table's columns, and its index; ``None`` for what has none.
-        self.columns, self.index = column_names(features, "ArrayDataset"), index_of(features)
-        check_order(self.index, targets, "the labels", "ArrayDataset")
-        features = features if isinstance(features, Tensor) else as_features(features, "ArrayDataset")
+        self.columns, self.index = column_names(features, name), index_of(features)
+        check_order(self.index, targets, "the labels", name)
+        features = as_features(features, name)
         # Rows of this format can be indexed.
         self.features = features.tocsr() if hasattr(features, "tocsr") else features
         # A column of a table is indexed by the labels of its rows. An array is indexed by position.
@@ -208,11 +210,7 @@ def is_table(x: Any) -> bool:
 
 
 def column_names(x: Any, name: str) -> tuple[str, ...] | None:
-    """The names of a table's columns as text; ``None`` for what is no table.
-
-    Raises:
-        DataError: if a name occurs twice.
-    """
+    """The names of a table's columns as text; ``None`` for what is no table."""
     if not is_table(x):
         return None
     names = tuple(map(str, x.columns))
@@ -243,19 +241,7 @@ def check_order(index: Any, other: Any, what: str, name: str) -> None:
 
 
 def as_features(x: Any, name: str = "train_dataset") -> Any:
-    """Features in a form that :class:`ArrayDataset` takes; tables become arrays.
-
-    Args:
-        x: the user's features. Rows of tables are taken in their order, whatever their labels are.
-        name: name of the data set in messages.
-
-    Raises:
-        DataError: if the type is another one, entries are not numbers, or entries are masked.
-
-    Example:
-        >>> as_features(np.eye(2)).shape
-        (2, 2)
-    """
+    """Features in a form that :class:`ArrayDataset` takes; tables become arrays."""
     if isinstance(x, Tensor):
         _require(x.layout == torch.strided, name, f"a tensor of layout {x.layout}", "Pass `x.to_dense()`")
         return x
@@ -293,12 +279,7 @@ def _require(fits: bool, name: str, found: str, remedy: str) -> None:
 
 
 def enumerated(columns: Sequence[Any]) -> str:
-    """Up to ten names of columns for a sentence, and how many there are besides.
-
-    Example:
-        >>> enumerated(range(12))
-        '0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more'
-    """
+    """Up to ten names of columns for a sentence, and how many there are besides."""
     rest = len(columns) - 10
     return ", ".join(map(str, columns[:10])) + (f" and {rest} more" if rest > 0 else "")
 
@@ -311,17 +292,7 @@ def columns_of(dataset: Any) -> tuple[str, ...] | None:
 
 
 def aligned(dataset: Any, known: tuple[str, ...] | None, name: str) -> Any:
-    """A data set with its columns in the order that the model knows; what has no names stays as it is.
-
-    Raises:
-        DataError: if columns are missing, or others are there.
-
-    Example:
-        >>> import pandas as pd
-        >>> table = ArrayDataset(pd.DataFrame({"b": [1.0], "a": [2.0]}), None)
-        >>> aligned(table, ("a", "b"), "test_dataset").rows(np.array([0]))
-        tensor([[2., 1.]], dtype=torch.float64)
-    """
+    """A data set with its columns in the order that the model knows; what has no names stays as it is."""
     found = columns_of(dataset)
     if known is None or found is None or found == known:
         return dataset
@@ -344,24 +315,17 @@ def aligned(dataset: Any, known: tuple[str, ...] | None, name: str) -> Any:
 
 
 def as_dataset(dataset: Any, name: str, dtype: type[np.floating[Any]] | None = None) -> Any:
-    """Turn arrays, tables and pairs ``(x, y)`` of them into a data set; refuse what is no map-style data set.
-
-    Args:
-        dataset: the user's data set; ``None`` stays ``None``.
-        name: name of the argument in messages.
-        dtype: dtype of fetched floats of numpy, pandas and scipy; ``None`` leaves it as it is.
-
-    Raises:
-        DataError: if it is not a map-style data set, is empty, or is a subset with a mask as indices.
-
-    Example:
-        >>> type(as_dataset((np.zeros((2, 3)), [0, 1]), "train_dataset")).__name__
-        'ArrayDataset'
-    """
+    """Turn arrays, tables and pairs ``(x, y)`` of them into a data set; refuse what is no map-style data set."""
     if dataset is None:
         return None
     if isinstance(dataset, (tuple, list)) and _are_columns(dataset):
-        dataset = _of_arrays(*_two(dataset, name), name, dtype)
+        if len(dataset) > 2:
+            msg = (
+                f"`{name}` is a {type(dataset).__name__} of {len(dataset)} arrays. Pass a data set: "
+                "`TensorDataset(*map(torch.as_tensor, arrays))`, whose last array is the label."
+            )
+            raise DataError(msg)
+        dataset = ArrayDataset(*dataset, dtype=None if isinstance(dataset[0], Tensor) else dtype, name=name)
     elif isinstance(dataset, Mapping) and 0 not in dataset:
         msg = (
             f"`{name}` is a {type(dataset).__name__} with {', '.join(map(repr, list(dataset)[:5]))}, not a data set. "
@@ -369,7 +333,7 @@ def as_dataset(dataset: Any, name: str, dtype: type[np.floating[Any]] | None = N
         )
         raise DataError(msg)
     elif isinstance(dataset, np.ndarray) or (not isinstance(dataset, Dataset) and _has(dataset, "to_numpy", "tocsr")):
-        dataset = _of_arrays(dataset, None, name, dtype)
+        dataset = ArrayDataset(dataset, None, dtype=dtype, name=name)
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         msg = (
             f"Expected `{name}` to be a map-style data set (`__len__` and `__getitem__`), but got a "
@@ -381,25 +345,6 @@ def as_dataset(dataset: Any, name: str, dtype: type[np.floating[Any]] | None = N
         raise DataError(msg)
     check_positions(dataset, name)
     return dataset
-
-
-def _of_arrays(features: Any, targets: Any, name: str, dtype: Any) -> ArrayDataset:
-    columns, index = column_names(features, name), index_of(features)
-    check_order(index, targets, "the labels", name)
-    x = as_features(features, name)
-    made = ArrayDataset(x, targets, dtype=None if isinstance(x, Tensor) else dtype)
-    made.columns, made.index = columns, index
-    return made
-
-
-def _two(arrays: Sequence[Any], name: str) -> Sequence[Any]:
-    if len(arrays) > 2:
-        msg = (
-            f"`{name}` is a {type(arrays).__name__} of {len(arrays)} arrays. Pass a data set: "
-            "`TensorDataset(*map(torch.as_tensor, arrays))`, whose last array is the label."
-        )
-        raise DataError(msg)
-    return arrays
 
 
 def _are_columns(arrays: Any) -> bool:
@@ -455,12 +400,7 @@ class Entries(NamedTuple):
 
 
 def without(inputs: Any, keys: Iterable[str]) -> Any:
-    """A mapping without some keys, or a graph of PyG without some attributes; anything else as it is.
-
-    Example:
-        >>> without({"age": 3.0, "died": 1}, ["died"])
-        {'age': 3.0}
-    """
+    """A mapping without some keys, or a graph of PyG without some attributes; anything else as it is."""
     if isinstance(inputs, Mapping):
         dropped = [key for key in inputs if key in keys]
         if not dropped or type(inputs) is dict:
@@ -485,12 +425,7 @@ def is_graph(item: Any) -> bool:
 
 
 def without_label(entries: Any) -> Any:
-    """The inputs of an item or batch that ends with the label: ``(a, b, y)`` gives ``(a, b)``, and ``(a, y)`` gives a.
-
-    Example:
-        >>> without_label([1, 2, 0]), without_label([1, 0])
-        ((1, 2), 1)
-    """
+    """The inputs of an item or batch that ends with the label: ``(a, b, y)`` gives ``(a, b)``, and ``(a, y)`` gives a."""
     return entries[0] if len(entries) == 2 else tuple(entries[:-1])
 
 
@@ -536,17 +471,7 @@ def _kinds(known: Any) -> Any:
 
 
 def has_label(entries: Any, known: Any) -> bool | None:
-    """Whether the last of several entries is a label; ``None`` if it is unknown.
-
-    Args:
-        entries: tuple or list.
-        known: the :func:`layout` of the inputs that the model was trained on; ``None`` if that is unknown.
-
-    Example:
-        >>> ids, mask, y = torch.zeros(2, 5), torch.ones(2, 5), torch.tensor([0, 1])
-        >>> [has_label(e, ["tensor", "tensor"]) for e in ((ids, mask), (ids, mask, y))], has_label((ids, mask), None)
-        ([False, True], None)
-    """
+    """Whether the last of several entries is a label; ``None`` if it is unknown."""
     if known is None:
         return None
     kinds, whole = _kinds(known), _kinds(layout(entries))
@@ -729,12 +654,7 @@ def unaugmented(dataset: Any) -> Any:
 
 
 def is_random(dataset: Any, rows: Indices) -> bool:
-    """Whether a few items differ when they are read twice.
-
-    Example:
-        >>> is_random(torch.zeros(5), np.arange(4))
-        False
-    """
+    """Whether a few items differ when they are read twice."""
     fetch = fetcher_for(dataset)
     return isinstance(fetch, _FetchItems) and not _equal(*(fetch.items(rows.tolist(), step) for step in (0, 1)))
 
@@ -754,15 +674,7 @@ def _equal(first: Any, second: Any) -> bool:
 
 
 def collate_items(items: list[Any]) -> Any:
-    """Collate items without labels. Items of several inputs, tuples or lists, give a tuple.
-
-    Raises:
-        DataError: if they can't be stacked.
-
-    Example:
-        >>> collate_items([1.5, 2.5])
-        tensor([1.5000, 2.5000], dtype=torch.float64)
-    """
+    """Collate items without labels. Items of several inputs, tuples or lists, give a tuple."""
     try:
         return _stacked(items)
     except (RuntimeError, TypeError) as error:
@@ -785,21 +697,7 @@ def _stacked(items: list[Any]) -> Any:
 
 
 def collate_with_rows(fetch: Fetcher | None, rows: Indices | None, step: int, items: list[Any]) -> Any:
-    """Collate the inputs of some rows, followed by items of another source.
-
-    Args:
-        fetch: a function of :func:`fetcher_for`; ``None`` stacks the items.
-        rows: rows of its data set; ``None`` collates the items alone.
-        step: global step t.
-        items: inputs without labels.
-
-    Raises:
-        DataError: if the items and the rows' inputs differ in kind or shape.
-
-    Example:
-        >>> collate_with_rows(fetcher_for(torch.tensor([1.0, 2.0])), np.array([1]), 0, [torch.tensor(5.0)])
-        tensor([2., 5.])
-    """
+    """Collate the inputs of some rows, followed by items of another source."""
     if isinstance(fetch, _FetchItems) and (rows is not None or fetch.collate_fn is not None):
         return fetch.with_others(rows, step, items)
     together = collate_items(items)
@@ -807,18 +705,7 @@ def collate_with_rows(fetch: Fetcher | None, rows: Indices | None, step: int, it
 
 
 def join_inputs(parts: Sequence[Any]) -> Any:
-    """Concatenate collated inputs along the examples.
-
-    Args:
-        parts: tensors, or tuples, lists or mappings of these, all of one structure.
-
-    Raises:
-        DataError: if structures or shapes differ, or something else than tensors is in them.
-
-    Example:
-        >>> join_inputs([torch.zeros(1, 2), torch.ones(2, 2)]).shape
-        torch.Size([3, 2])
-    """
+    """Concatenate collated inputs along the examples."""
     if len(parts) == 1:
         return parts[0]
     first = parts[0]
@@ -840,35 +727,17 @@ def join_inputs(parts: Sequence[Any]) -> Any:
 
 
 def cut_inputs(inputs: Any, part: slice | int) -> Any:
-    """A slice of the examples, or one example.
-
-    Example:
-        >>> cut_inputs({"x": torch.arange(4)}, slice(1, 3))
-        {'x': tensor([1, 2])}
-    """
+    """A slice of the examples, or one example."""
     return _mapped(inputs, lambda tensor: tensor[part])
 
 
 def as_tensors(inputs: Any) -> Any:
-    """Turn arrays into tensors that share their memory.
-
-    Example:
-        >>> as_tensors((np.arange(2), torch.zeros(2)))
-        (tensor([0, 1]), tensor([0., 0.]))
-    """
+    """Turn arrays into tensors that share their memory."""
     return _mapped(inputs, torch.as_tensor)
 
 
 def num_examples(inputs: Any) -> int:
-    """Length of the first axis.
-
-    Raises:
-        DataError: if the inputs are not tensors or arrays with a first axis.
-
-    Example:
-        >>> num_examples((torch.zeros(3, 2), torch.zeros(3)))
-        3
-    """
+    """Length of the first axis."""
     while isinstance(inputs, (Mapping, tuple, list)) and len(inputs):
         inputs = next(iter(inputs.values() if isinstance(inputs, Mapping) else inputs))
     if not isinstance(inputs, (Tensor, np.ndarray)) or inputs.ndim == 0:
@@ -897,12 +766,7 @@ def _no_block(inputs: Any) -> DataError:
 
 
 def inputs_differ(parts: Sequence[Any]) -> DataError:
-    """The error for inputs of positives and negatives that can't be put into one batch.
-
-    Example:
-        >>> str(inputs_differ([torch.zeros(2), (1, 2, 3)])).split("but got ")[1][:51]
-        'a float32 tensor of shape (2,) and a tuple of 3. Le'
-    """
+    """The error for inputs of positives and negatives that can't be put into one batch."""
     shown = " and ".join(dict.fromkeys(_described(part) for part in parts))
     return DataError(
         f"Expected the inputs of positives and negatives to be of one kind, but got {shown}. Let the stream of "

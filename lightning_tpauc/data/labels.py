@@ -18,7 +18,7 @@ from lightning_tpauc.errors import DataError
 
 #: Attributes of data sets, and keys of items, that are searched for labels in this order.
 NAMES = ("targets", "labels", "y", "target", "label")
-#: Stands for "no label found"; ``None`` can't, since it is a label that is missing.
+#: Stands for "nothing found"; ``None`` can't, since it is a label that is missing.
 NOTHING = object()
 #: Number of items of each class whose own labels are compared with the stored ones.
 _COMPARED = 4
@@ -62,17 +62,20 @@ def find_targets(dataset: Any, targets: Any = None, name: str = "train_dataset")
         >>> find_targets([("words", "dead"), ("words", "alive")], lambda label: label == "dead")
         array([1, 0], dtype=int8)
     """
-    if are_labels(targets):
-        return _one_per_item(targets, dataset, name)
-    keys = label_keys(targets)
+    keys, own, stored = label_keys(targets), are_labels(targets), None
     # Augmentations and target transforms may draw random numbers here. The state of the generators is restored.
     with seeded_items(0, 0):
-        stored = stored_targets(dataset, keys)
-        if stored is None:
+        if not own:
+            stored = stored_targets(dataset, keys)
+        found = targets if own else stored
+        if found is None:
             rows = tqdm(range(len(dataset)), f"Reading the labels of {name}", leave=False, disable=None)  # on terminals
-            return _one_per_item(_ruled([label_of_item(dataset[k], keys, name) for k in rows], targets), dataset, name)
-        labels = _one_per_item(_ruled(stored, targets), dataset, name)
-        differing = disagreement(dataset, labels, targets)
+            found = [label_of_item(dataset[row], keys, name) for row in rows]
+        labels = binary_labels(found if own else _ruled(found, targets), name)
+        if len(labels) != len(dataset):
+            msg = f"Expected one label for each of the {len(dataset)} items of `{name}`, but got {len(labels)} labels."
+            raise DataError(msg)
+        differing = None if stored is None else disagreement(dataset, labels, targets)
     if differing:
         msg = (
             f"`{name}` keeps other labels than its items have: {differing}. Pass the right ones as "
@@ -83,12 +86,7 @@ def find_targets(dataset: Any, targets: Any = None, name: str = "train_dataset")
 
 
 def are_labels(targets: Any) -> bool:
-    """Whether the argument ``targets`` holds the labels of one data set, and is no name and no function.
-
-    Example:
-        >>> [are_labels(targets) for targets in ([0, 1], "died", ["died", "ill"], None, len)]
-        [True, False, False, False, False]
-    """
+    """Whether the argument ``targets`` holds the labels of one data set, and is no name and no function."""
     return targets is not None and not callable(targets) and label_keys(targets) is None
 
 
@@ -101,19 +99,10 @@ def label_keys(targets: Any) -> tuple[str, ...] | None:
 
 
 def _ruled(labels: Any, targets: Any) -> Any:
-    return (
-        [targets(label) for label in (labels.tolist() if hasattr(labels, "tolist") else labels)]
-        if callable(targets)
-        else labels
-    )
-
-
-def _one_per_item(values: Any, dataset: Any, name: str) -> NDArray[np.int8]:
-    labels = binary_labels(values, name)
-    if len(labels) != len(dataset):
-        msg = f"Expected one label for each of the {len(dataset)} items of `{name}`, but got {len(labels)} labels."
-        raise DataError(msg)
-    return labels
+    """Labels after the function that ``targets`` may be."""
+    if not callable(targets):
+        return labels
+    return [targets(label) for label in (labels.tolist() if hasattr(labels, "tolist") else labels)]
 
 
 def disagreement(dataset: Any, labels: NDArray[np.int8], targets: Any) -> str | None:
@@ -123,8 +112,10 @@ def disagreement(dataset: Any, labels: NDArray[np.int8], targets: Any) -> str | 
     entries = [entry_of(dataset[int(row)], None if keys and keys[0] in NAMES else keys) for row in rows]
     if not entries or any(entry is NOTHING for entry in entries):
         return None
-    found = [_numbers_of(_ruled([entry], targets)[0]) for entry in entries]
-    pairs = list(zip(found, labels[rows].tolist(), strict=True))
+    pairs = [
+        (_numbers_of(_ruled([entry], targets)[0]), labels[row].tolist())
+        for entry, row in zip(entries, rows, strict=True)
+    ]
     if labels.ndim == 2:  # a missing number counts as -1, not measured
         agree = [[[-1 if _is_missing(number) else number for number in own] == label] for own, label in pairs]
     else:
@@ -133,9 +124,16 @@ def disagreement(dataset: Any, labels: NDArray[np.int8], targets: Any) -> str | 
     if any(all(column) for column in zip(*agree, strict=False)):
         return None
     wrong = next((k for k, numbers in enumerate(agree) if not any(numbers)), 0)
-    own = found[wrong]
+    own = pairs[wrong][0]
     shown = repr(own[0]) if len(own) == 1 else str(own) if len(own) == labels[0].size else f"{len(own)} numbers"
     return f"{labels[rows[wrong]]} for item {rows[wrong]}, which itself has {shown}"
+
+
+def _numbers_of(entry: Any) -> list[Any]:
+    try:
+        return list(_as_numbers(as_array(entry).reshape(-1)).tolist())
+    except DataError:
+        return [type(entry).__name__]
 
 
 def rows_of_both_classes(labels: NDArray[np.int8], count: int) -> Indices:
@@ -145,21 +143,8 @@ def rows_of_both_classes(labels: NDArray[np.int8], count: int) -> Indices:
     return np.concatenate([c[np.linspace(0, len(c) - 1, min(count, len(c)), dtype=np.int64)] for c in classes])
 
 
-def _numbers_of(entry: Any) -> list[Any]:
-    try:
-        numbers = as_array(entry).reshape(-1)
-    except DataError:
-        return [type(entry).__name__]
-    return list((_as_numbers(numbers) if numbers.dtype.kind == "O" else numbers).tolist())
-
-
 def stored_targets(dataset: Any, keys: Sequence[str] | None = None) -> Any:
-    """Values that a data set stores under names, unchecked; ``None`` if it stores none. ``keys=None``: its labels.
-
-    Example:
-        >>> stored_targets(Subset(TensorDataset(torch.zeros(3), torch.tensor([0, 1, 1])), [2, 0]))
-        array([1, 0])
-    """
+    """Values that a data set stores under names, unchecked; ``None`` if it stores none. ``keys=None``: its labels."""
     if isinstance(dataset, Subset):
         inner = stored_targets(dataset.dataset, keys)
         return None if inner is None else as_array(inner)[as_positions(dataset.indices, len(inner))]
@@ -173,19 +158,20 @@ def stored_targets(dataset: Any, keys: Sequence[str] | None = None) -> Any:
         found = getattr(dataset, attribute, None)
         # `y` of a data set of graphs may hold one value per node.
         if found is not None and _is_array(found) and len(found) == len(dataset):
-            return _transformed(found, dataset) if attribute in NAMES else found
-    if isinstance(dataset, TensorDataset) and keys is None and len(dataset.tensors) > 1:
-        return dataset.tensors[-1]
-    return None
+            # as the items have them: data sets like torchvision's transform a label when an item is read
+            transform = getattr(dataset, "target_transform", None) if attribute in NAMES else None
+            plain = found.tolist() if isinstance(found, Tensor) and found.ndim == 1 else found
+            return [transform(label) for label in plain] if callable(transform) else found
+    return dataset.tensors[-1] if isinstance(dataset, TensorDataset) and keys is None and dataset.tensors[1:] else None
 
 
 def _joined(parts: list[Any]) -> NDArray[Any]:
     columns = [_in_columns(as_array(part), "targets") for part in parts]
-    shapes = [column.shape for column in columns]
+    shapes = dict.fromkeys(column.shape for column in columns)
     if len({shape[1:] for shape in shapes}) > 1:
         msg = (
-            f"Expected all parts of a ConcatDataset to have labels of the same tasks, but got shapes "
-            f"{', '.join(map(str, dict.fromkeys(shapes)))}. Choose the same columns."
+            "Expected all parts of a ConcatDataset to have the same labels, but got shapes "
+            f"{', '.join(map(str, shapes))}. Choose the same columns."
         )
         raise DataError(msg)
     return np.concatenate(columns)
@@ -197,70 +183,45 @@ def _is_array(found: Any) -> bool:
     return isinstance(found, (list, tuple)) or (isinstance(found, (Tensor, np.ndarray)) and found.ndim > 0) or is_column
 
 
-def _transformed(found: Any, dataset: Any) -> Any:
-    """Labels as the items have them: data sets like torchvision's transform a label when an item is read."""
-    transform = getattr(dataset, "target_transform", None)
-    if not callable(transform):
-        return found
-    return [transform(label) for label in (found.tolist() if isinstance(found, Tensor) and found.ndim == 1 else found)]
-
-
 def label_names(dataset: Any, targets: Any, count: int) -> tuple[str, ...] | None:
     """The names of several labels, where they have any.
 
-    These are the keys that ``targets`` lists, the columns of a table of labels, or the data set's attribute
-    ``label_names``.
-
-    Raises:
-        DataError: if two names are the same.
-
-    Example:
-        >>> from types import SimpleNamespace
-        >>> label_names(SimpleNamespace(label_names=["oedema", "mass"]), None, 2)
-        ('oedema', 'mass')
+    These are the keys that ``targets`` lists, the columns of a table of labels, or the data set's ``label_names``.
     """
     keys = label_keys(targets)
     found: Any = getattr(targets, "columns", keys if keys is not None and len(keys) > 1 else None)
     while found is None and isinstance(dataset, (Subset, ConcatDataset)):
         dataset = dataset.dataset if isinstance(dataset, Subset) else dataset.datasets[0]
     if found is None:
-        found = getattr(dataset, "label_names", None)
-    if found is None:
         tables = [getattr(dataset, name, None) for name in keys or NAMES]
-        found = next((getattr(table, "columns", None) for table in tables if table is not None), None)
+        of_table = next((getattr(table, "columns", None) for table in tables if table is not None), None)
+        found = getattr(dataset, "label_names", None)
+        found = of_table if found is None else found
     if found is None or isinstance(found, str) or len(found) != count:
         return None
     names = tuple(map(str, found))
-    twice = [name for name, times in Counter(names).items() if times > 1]
-    if twice:
-        msg = f"Expected the names of the labels to differ, but {twice[0]!r} occurs twice. Rename a column."
+    if len(set(names)) < len(names):
+        twice = next(name for name, times in Counter(names).items() if times > 1)
+        msg = f"Expected the names of the labels to differ, but {twice!r} occurs twice. Rename a column."
         raise DataError(msg)
     return names
 
 
 def label_of_item(item: Any, keys: Sequence[str] | None = None, name: str = "train_dataset") -> Any:
-    """Label of one item: under ``keys`` or one of :data:`NAMES`, or the last entry of a tuple.
-
-    Raises:
-        DataError: if the item has no label.
-
-    Example:
-        >>> label_of_item({"text": "some words", "label": 1})
-        1
-    """
+    """Label of one item: under ``keys`` or one of :data:`NAMES`, or the last entry of a tuple; refused without."""
     label = entry_of(item, keys)
-    if label is not NOTHING:
-        return label
-    what = ", ".join(map(repr, keys)) if keys is not None else "any of " + ", ".join(NAMES)
-    msg = (
-        f"Found no label in the items of `{name}` (a {type(item).__name__}, looked for {what}). Pass "
-        "a pair `(x, y)`, `targets=array_of_labels`, or `targets='name'` of the attribute or key that holds them."
-    )
-    raise DataError(msg)
+    if label is NOTHING:
+        what = ", ".join(map(repr, keys)) if keys is not None else "any of " + ", ".join(NAMES)
+        msg = (
+            f"Found no label in the items of `{name}` (a {type(item).__name__}, looked for {what}). Pass "
+            "a pair `(x, y)`, `targets=array_of_labels`, or `targets='name'` of the attribute or key that holds them."
+        )
+        raise DataError(msg)
+    return label
 
 
 def entry_of(item: Any, keys: Sequence[str] | None) -> Any:
-    """The label of one item, or what it has under a key; :data:`NOTHING` if it has none."""
+    """The label of one item, or what it has under keys; :data:`NOTHING` if it has none."""
     if isinstance(item, (tuple, list)):
         return item[-1] if len(item) > 1 and keys is None else NOTHING
     if keys is not None and len(keys) > 1:
@@ -279,15 +240,7 @@ def entry_of(item: Any, keys: Sequence[str] | None) -> Any:
 
 
 def as_array(values: Any, name: str = "targets") -> NDArray[Any]:
-    """Labels of any container as an array, in their order. Masked entries become nan.
-
-    Raises:
-        DataError: if they can't form an array, for instance rows of different lengths.
-
-    Example:
-        >>> as_array([np.array([0]), 1])
-        array([0, 1])
-    """
+    """Labels of any container as an array, in their order. Masked entries become nan."""
     if isinstance(values, Tensor):
         dense = values.detach().cpu().to_dense()
         return (dense.float() if dense.is_floating_point() and dense.dtype != torch.float64 else dense).numpy()
@@ -305,37 +258,27 @@ def as_array(values: Any, name: str = "targets") -> NDArray[Any]:
         if holds_rows and isinstance(array[0], (list, tuple, np.ndarray)):
             return as_array(array.tolist(), name)  # a column of lists
         return array
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:  # rows of different lengths
         msg = f"Expected one label per example in `{name}`, but it makes no array: {error}"
         raise DataError(msg) from error
 
 
 def item_label(label: Any) -> Any:
-    """One entry of stored labels as an item's label: a number, or a tensor of several labels, nan if not measured.
-
-    Example:
-        >>> item_label(np.array([1.0])), item_label([1, None])
-        (1, tensor([1., nan], dtype=torch.float64))
-    """
+    """One entry of stored labels as an item's label: a number, or a tensor of several labels, nan if not measured."""
     array = as_array(label)
     if array.size == 1:
         return int(array.item()) if array.dtype.kind in "buif" else array.item()
-    array = array.ravel()
-    return torch.from_numpy(_as_numbers(array) if array.dtype.kind == "O" else array.copy())
+    return torch.from_numpy(_as_numbers(array.ravel()).copy())
 
 
 def _as_numbers(values: NDArray[Any]) -> NDArray[Any]:
     """Objects as floats; None and other signs of a missing label become nan. Unchanged if an object is no number."""
+    if values.dtype.kind != "O" or any(isinstance(value, (str, bytes)) for value in values):
+        return values  # text is no number, even if it looks like one
     try:
-        return np.array([np.nan if _is_missing(value) else _number(value) for value in values.tolist()])
+        return np.array([np.nan if _is_missing(value) else float(value) for value in values.tolist()])
     except (TypeError, ValueError):
         return values
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, (str, bytes)):
-        raise TypeError  # text is no number, even if it looks like one
-    return float(value)
 
 
 def _is_missing(value: Any) -> bool:
@@ -361,24 +304,21 @@ def binary_labels(values: Any, name: str = "targets") -> NDArray[np.int8]:
             one axis of labels.
 
     Example:
-        >>> binary_labels([[True], [False]])
-        array([1, 0], dtype=int8)
         >>> binary_labels([[1, 0], [None, 1]])
         array([[ 1,  0],
                [-1,  1]], dtype=int8)
     """
     labels = _in_columns(as_array(values, name), name)
-    if labels.dtype.kind == "O":
-        labels = _as_numbers(labels.ravel()).reshape(labels.shape)
+    labels = _as_numbers(labels.ravel()).reshape(labels.shape)
     if labels.dtype.kind not in "buif":
         counts = Counter(repr(label) for label in labels.ravel().tolist() if not _is_missing(label))
         rarest = min(counts, key=counts.__getitem__)
-        # a comparison would make negatives of what is missing
-        remedy = f"(y == {rarest})" if labels.ndim == 1 else f"(y == {rarest}).astype(float).mask(y.isna())"
-        every = f", or `targets=lambda label: label == {rarest}` for all data sets" if labels.ndim == 1 else ""
+        remedy = f"(y == {rarest})` with an array y, or `targets=lambda label: label == {rarest}"
+        if labels.ndim == 2:  # a comparison would make negatives of what is missing
+            remedy = f"(y == {rarest}).astype(float).mask(y.isna())"
         msg = (
             f"Expected numbers as labels in `{name}`, but got dtype {labels.dtype} with {', '.join(list(counts)[:5])}. "
-            f"Map them to 0 and 1 first, for instance `targets={remedy}` with an array y{every}."
+            f"Map them to 0 and 1 first, for instance `targets={remedy}`."
         )
         raise DataError(msg)
     missing = np.isnan(labels) if labels.dtype.kind == "f" else np.zeros(labels.shape, dtype=bool)
@@ -398,27 +338,27 @@ def _in_columns(labels: NDArray[Any], name: str) -> NDArray[Any]:
     wide = [size for size in labels.shape[1:] if size != 1]
     if labels.ndim == 0 or len(wide) > 1 or 0 in wide:
         msg = (
-            f"Expected one label per example in `{name}`, shape (n,), or one for each of K tasks, (n, K), but got "
-            f"shape {labels.shape}. Choose columns, for instance `targets=labels[:, 0]`."
+            f"Expected one label per example in `{name}`, shape (n,), or K labels, (n, K), but got shape "
+            f"{labels.shape}. Choose columns, for instance `targets=labels[:, 0]`."
         )
         raise DataError(msg)
     return labels.reshape(len(labels), *wide)
 
 
 def _refuse(values: Any, labels: NDArray[Any], wrong: NDArray[np.bool_], name: str) -> None:
+    found, place = np.unique(labels), f" in `{name}`, but found"
     if labels.ndim == 2:
         column = int(wrong.any(axis=0).argmax())
         found, names = np.unique(labels[wrong[:, column], column]), getattr(values, "columns", None)
-        place = f", or nan where a task was not measured, in `{name}`, but column "
-        place += f"{column if names is None else repr(names[column])} has"
+        called = column if names is None else repr(names[column])
+        place = f", or nan where a label was not measured, in `{name}`, but column {called} has"
         rule = "np.where(y < 0, np.nan, y)" if found[0] < 0 else "(y > 0.5)"
         remedy = f"Pass, for instance, `{rule}` as labels, or choose columns."
+    elif found.size == 2:
+        split = "0" if found[0] < 0 < found[1] else str(found[0].item())
+        remedy = f"Pass 0/1 labels, for instance `targets=(y > {split})`."
     else:
-        found, place = np.unique(labels), f" in `{name}`, but found"
         remedy = "Choose the positive class, for instance `targets=(y == 1)`."
-        if found.size == 2:
-            split = "0" if found[0] < 0 < found[1] else str(found[0].item())
-            remedy = f"Pass 0/1 labels, for instance `targets=(y > {split})`."
     shown = ", ".join(str(value) for value in found[:5].tolist()) + (", ..." if found.size > 5 else "")
     msg = f"Expected labels 0 and 1{place} {shown}. {remedy}"
     raise DataError(msg)
@@ -428,7 +368,7 @@ def _refuse(values: Any, labels: NDArray[Any], wrong: NDArray[np.bool_], name: s
 
 
 def row_values(dataset: Any, given: Any, argument: str, name: str = "train_dataset") -> NDArray[Any]:
-    """One value for each item of a data set.
+    """One value for each item of a data set, ``(n,)``.
 
     Args:
         dataset: map-style data set with n items.
@@ -436,16 +376,6 @@ def row_values(dataset: Any, given: Any, argument: str, name: str = "train_datas
             :class:`~torch.utils.data.Subset`, or of a key of its items, which are then read in one pass.
         argument: name of the argument in messages.
         name: name of the data set in messages.
-
-    Returns:
-        Array ``(n,)``.
-
-    Raises:
-        DataError: if nothing is found under the name, or if there is not one value for each item.
-
-    Example:
-        >>> row_values([{"x": 1.0, "patient": "a"}, {"x": 2.0, "patient": "b"}], "patient", "groups").tolist()
-        ['a', 'b']
     """
     if isinstance(given, str):
         with seeded_items(0, 0):  # an augmentation that draws numbers leaves the generators as they were
@@ -466,28 +396,18 @@ def row_values(dataset: Any, given: Any, argument: str, name: str = "train_datas
 
 def _of_items(dataset: Any, key: str, argument: str, name: str) -> list[Any]:
     rows = tqdm(range(len(dataset)), f"Reading {key!r} of {name}", leave=False, disable=None)  # on terminals
-    found = []
-    for row in rows:
-        found.append(entry_of(dataset[row], [key]))
-        if found[-1] is NOTHING:
-            msg = (
-                f"`{argument}={key!r}` is neither a column of the table, nor an attribute of `{name}`, nor a key of "
-                f"its items. Pass an array with one value for each of the {len(dataset)} items."
-            )
-            raise DataError(msg)
+    found = [entry_of(dataset[row], [key]) for row in rows]
+    if any(value is NOTHING for value in found):
+        msg = (
+            f"`{argument}={key!r}` is neither a column of the table, nor an attribute of `{name}`, nor a key of "
+            f"its items. Pass an array with one value for each of the {len(dataset)} items."
+        )
+        raise DataError(msg)
     return found
 
 
 def as_groups(values: NDArray[Any]) -> Indices:
-    """Groups as numbers from 0 on.
-
-    Raises:
-        DataError: if a group is missing.
-
-    Example:
-        >>> as_groups(np.array(["b", "a", "b"])).tolist()
-        [1, 0, 1]
-    """
+    """Groups as numbers from 0 on; refused if a group is missing."""
     entries = values.tolist()
     missing = [_is_missing(value) for value in entries]
     if any(missing):
@@ -503,15 +423,7 @@ def as_groups(values: NDArray[Any]) -> Indices:
 
 
 def as_weights(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Weights as float64.
-
-    Raises:
-        DataError: if a weight is below 0, not finite or no number.
-
-    Example:
-        >>> as_weights(np.array([1, 0, 2]))
-        array([1., 0., 2.])
-    """
+    """Weights as float64; refused if one is below 0, not finite or no number."""
     try:
         weights = values.astype(np.float64)
     except (TypeError, ValueError):
@@ -532,20 +444,10 @@ def as_weights(values: NDArray[Any]) -> NDArray[np.float64]:
 def as_positions(indices: Any, count: int, name: str = "train_dataset", who: str = "Subset") -> Indices:
     """Indices of a :class:`~torch.utils.data.Subset` as positions from 0 on.
 
-    Raises:
-        DataError: if they are a mask, a pandas Series, not whole numbers, or out of range. torch reads a mask as the
-            items 0 and 1 over and over, and a Series by its row labels.
-
-    Example:
-        >>> as_positions([2, -1, 2], count=4)
-        array([2, 3, 2])
+    A mask, a pandas Series, and what is no position are refused: torch reads a mask as the items 0 and 1 over and over,
+    and a Series by its row labels.
     """
-    if hasattr(indices, "iloc"):
-        msg = (
-            f"{who} in `{name}` has a {type(indices).__name__} of pandas as indices, which is read by its own labels "
-            "and not in order. Pass `indices.to_numpy()`."
-        )
-        raise DataError(msg)
+    is_series = hasattr(indices, "iloc")
     array = np.asarray(indices.cpu() if isinstance(indices, Tensor) else indices)
     if array.size == 0:
         return np.empty(0, dtype=np.int64)
@@ -557,10 +459,13 @@ def as_positions(indices: Any, count: int, name: str = "train_dataset", who: str
             f"positions: `{who}(..., np.flatnonzero(mask))`."
         )
         raise DataError(msg)
-    if not is_whole or array.ndim != 1:
+    if is_series or not is_whole or array.ndim != 1:
+        found = (
+            "a Series of pandas, read by its own labels" if is_series else f"dtype {array.dtype}, shape {array.shape}"
+        )
         msg = (
-            f"Expected the indices of {who} in `{name}` to be whole numbers in one dimension, but got dtype "
-            f"{array.dtype} and shape {array.shape}."
+            f"Expected the indices of {who} in `{name}` to be whole numbers in one dimension, but got {found}. Pass "
+            "`indices.to_numpy()`, or a list of positions."
         )
         raise DataError(msg)
     wrong = array[(array < -count) | (array >= count)]
@@ -572,11 +477,7 @@ def as_positions(indices: Any, count: int, name: str = "train_dataset", who: str
 
 
 def check_positions(dataset: Any, name: str = "train_dataset") -> None:
-    """Check the indices of subsets: those inside an attribute ``dataset`` or a ``ConcatDataset``, too.
-
-    Raises:
-        DataError: see :func:`as_positions`.
-    """
+    """Check the indices of subsets by :func:`as_positions`: those inside an attribute ``dataset``, too."""
     if isinstance(dataset, Subset):
         as_positions(dataset.indices, len(dataset.dataset), name)  # type: ignore[arg-type]  # those of torch have one
     inner = [getattr(dataset, "dataset", None)] if isinstance(dataset, Dataset) else []
@@ -586,11 +487,7 @@ def check_positions(dataset: Any, name: str = "train_dataset") -> None:
 
 
 def check_loader(loader: Any) -> None:
-    """Check what a user gave for a data loader, its data set, and the indices of its sampler.
-
-    Raises:
-        DataError: if it is an array or a table; see also :func:`as_positions`.
-    """
+    """Check what a user gave for a data loader: an array or table is refused, and so are wrong indices inside."""
     if isinstance(loader, (Tensor, np.ndarray)) or (hasattr(loader, "columns") and hasattr(loader, "to_numpy")):
         msg = (
             f"A {type(loader).__name__} is no data loader: Lightning would take its columns or rows for batches. Pass "

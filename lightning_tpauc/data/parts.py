@@ -143,12 +143,7 @@ class Examples:
         return None if given is None else row_values(self.dataset, given, argument, self.name)
 
     def ids(self, *, search_items: bool, own: bool) -> NDArray[Any] | None:
-        """What each row is called: what ``ids`` says, or an index that does not just count the rows.
-
-        Args:
-            search_items: whether to read all items for a key.
-            own: whether values given as ``ids`` are those of this data set.
-        """
+        """What each row is called: what ``ids`` says, or an index that does not just count the rows."""
         given: Any = self.values.get("ids", self.given.ids)
         index = getattr(self.dataset, "index", None) if isinstance(self.dataset, ArrayDataset) else None
         if "ids" not in self.values and isinstance(given, str):
@@ -231,14 +226,7 @@ def is_column(given: Any) -> bool:
 
 
 def named_columns(given: Any, table: Any) -> list[Any]:
-    """The columns of a table that an argument names: by one name or several, or as a column or table with these names.
-
-    Example:
-        >>> import pandas as pd
-        >>> table = pd.DataFrame({"age": [1.0], "died": [0]})
-        >>> named_columns("died", table), named_columns(table["died"] == 1, table), named_columns([0], table)
-        (['died'], ['died'], [])
-    """
+    """The columns of a table that an argument names: by one name or several, or as a column or table with these names."""
     known = list(table.columns)
     if is_table(given):
         return [name for name in given.columns if name in known]
@@ -358,12 +346,7 @@ class PreparedData:
 
     @cached_property
     def training(self) -> TrainingPart:
-        """Labels of the training set, and which of its rows train.
-
-        Raises:
-            ArgumentError: if a part is to be split off from positives alone, or several labels are to be weighed.
-            DataError: if there is no training set.
-        """
+        """Labels of the training set, and which of its rows train."""
         train = self.examples.get("train")
         if train is None:
             msg = "There is no training set: pass `train_dataset`, and call `setup('fit')` first."
@@ -398,11 +381,7 @@ class PreparedData:
 
     @cached_property
     def sample_weights(self) -> SampleWeights | None:
-        """The weights by which training examples are drawn; ``None`` if all count alike.
-
-        Raises:
-            DataError: if no example of a class has a weight above 0.
-        """
+        """The weights by which training examples are drawn; ``None`` if all count alike."""
         if self.training.weights is None:
             return None
         pos, neg = (self.training.weights[rows] for rows in self.training.by_class)
@@ -431,23 +410,14 @@ class PreparedData:
         return "val" in self.examples or self.splits_validation
 
     def require(self, part: str) -> Examples:
-        """The examples of a part.
-
-        Raises:
-            DataError: if there are none.
-        """
+        """The examples of a part."""
         if part not in self.examples:
             msg = f"There is no data set for this: pass `{part}_dataset`, or return `{part}` from `build_datasets`."
             raise DataError(msg)
         return self.examples[part]
 
     def labelled(self, part: str, known: tuple[str, ...] | None = None) -> EvaluatedPart:
-        """The validation or test set with its labels.
-
-        Args:
-            part: ``"val"`` or ``"test"``.
-            known: keys of mappings that the model takes; ``None`` if unknown.
-        """
+        """The validation or test set with its labels."""
         own = self.require(part)
         self._refuse_another_rule(own.name)
         dataset, rows = getattr(self.datasets, part), np.arange(len(own), dtype=np.int64)
@@ -510,14 +480,7 @@ class PreparedData:
         return EvaluatedPart(dataset, rows, self.training.labels[rows], train.entries(), names, ids)
 
     def predicted(self, known: Any) -> EvaluatedPart:
-        """The data to predict on, with or without labels; without them, the part that is split off for validation.
-
-        Args:
-            known: returns the :func:`~lightning_tpauc.data.examples.layout` of the inputs that the model takes.
-
-        Raises:
-            DataError: if nobody knows whether the items' last entry is a label.
-        """
+        """The data to predict on, with or without labels; without them, the part that is split off for validation."""
         if "predict" not in self.examples and self.splits_validation:
             return self.held_out
         own = self.require("predict")
@@ -583,13 +546,7 @@ class PreparedData:
         return pos, neg
 
     def description(self, parts: Collection[str], labelled: Collection[str], *, splits: bool) -> dict[str, Any]:
-        """Short descriptions, by name, of what all processes of a run must have in common.
-
-        Args:
-            parts: data sets to describe.
-            labelled: those whose labels are compared, too.
-            splits: whether to describe the split.
-        """
+        """Short descriptions, by name, of what all processes of a run must have in common."""
         found: dict[str, Any] = {}
         for part in parts:
             dataset = getattr(self.datasets, part)
@@ -604,11 +561,7 @@ class PreparedData:
 
 
 def _labels_of_positives(train: Examples) -> NDArray[np.int8]:
-    """Labels of a training set whose negatives are a stream: all 1, with or without stored labels.
-
-    Raises:
-        DataError: if it has negatives, or several labels.
-    """
+    """Labels of a training set whose negatives are a stream: all 1, with or without stored labels."""
     if train.targets is None and stored_targets(train.dataset) is None and entry_of(train.dataset[0], None) is NOTHING:
         return np.ones(len(train), dtype=np.int8)
     labels = train.labels

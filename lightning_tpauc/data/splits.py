@@ -50,17 +50,7 @@ class Split(NamedTuple):
     def cut(
         self, labels: NDArray[np.int8], groups: Indices | None = None, names: tuple[str, ...] | None = None
     ) -> tuple[Indices, Indices]:
-        """Rows that train, and rows that validate.
-
-        Args:
-            labels: of all rows.
-            groups: of all rows; no group is in both parts. ``None``: any two rows may be parted.
-            names: of several labels, for messages.
-
-        Raises:
-            ArgumentError: if the fold is out of range, or groups are given without a split.
-            DataError: if a class is too small to appear in both parts.
-        """
+        """Rows that train, and rows that validate."""
         if self.val_fraction is not None:
             return holdout(labels, self.val_fraction, self.seed, groups, names)
         if self.num_folds is not None:
@@ -106,11 +96,6 @@ def holdout(
 
     Groups are put into 32 random orders. The first groups of an order are held out, up to some end. Of all orders and
     ends, the one is taken whose shares of the positives and of the negatives are nearest to ``fraction``.
-
-    Example:
-        >>> kept, held_out = holdout(np.array([0, 0, 0, 0, 1, 1, 1, 1]), 0.25, seed=0)
-        >>> len(kept), len(held_out)
-        (6, 2)
     """
     fraction = as_fraction(fraction)
     if groups is not None:
@@ -176,13 +161,7 @@ def cross_validation(
     groups: Indices | None = None,
     names: tuple[str, ...] | None = None,
 ) -> tuple[Indices, Indices]:
-    """Rows of one fold, as (training, validation): those of scikit-learn's stratified folds where there is one label.
-
-    Example:
-        >>> train, val = cross_validation(np.array([0, 0, 0, 0, 1, 1]), num_folds=2, fold=1, seed=0)
-        >>> len(train), len(val)
-        (3, 3)
-    """
+    """Rows of one fold, as (training, validation): those of scikit-learn's stratified folds where there is one label."""
     from sklearn.model_selection import StratifiedKFold
 
     if not (is_whole(num_folds) and is_whole(fold)) or num_folds < 2 or not 0 <= fold < num_folds:
@@ -255,16 +234,7 @@ def _with_class(counts: Indices) -> str:
 def label_parts(
     labels: NDArray[np.int8], shares: NDArray[np.float64], seed: int, names: tuple[str, ...] | None = None
 ) -> list[Indices]:
-    """Cut rows into parts of given shares, stratified by all of several labels.
-
-    Raises:
-        DataError: if a label has too few positives or negatives for all parts.
-
-    Example:
-        >>> labels = np.array([[1, 0], [1, 1], [0, 1], [0, -1], [0, 0], [-1, 1]], dtype=np.int8)
-        >>> [len(part) for part in label_parts(labels, np.array([0.5, 0.0, 0.5]), seed=0)]
-        [3, 0, 3]
-    """
+    """Cut rows into parts of given shares, stratified by all of several labels."""
     names = names or tuple(map(str, range(labels.shape[1])))
     filled = np.flatnonzero(shares)
     parts = filled[_deal(labels, shares[filled], seed, names)]
