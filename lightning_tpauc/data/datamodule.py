@@ -35,8 +35,9 @@ from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from lightning_tpauc.functional.checks import check_count
 
 #: Arguments that change what is trained on or how it is divided.
-SAMPLING_ARGUMENTS = tuple(
-    "num_pos num_neg num_dual_neg sampling batch_size val_fraction num_folds fold split_seed seed".split()
+SAMPLING_ARGUMENTS = (
+    *("num_pos", "num_neg", "num_dual_neg", "sampling", "batch_size"),
+    *("val_fraction", "num_folds", "fold", "split_seed", "seed"),
 )
 
 # Pairs of arrays and the like are accepted, too. The command line builds data sets from class names.

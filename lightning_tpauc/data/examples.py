@@ -425,7 +425,7 @@ def is_graph(item: Any) -> bool:
 
 
 def without_label(entries: Any) -> Any:
-    """The inputs of an item or batch that ends with the label: ``(a, b, y)`` gives ``(a, b)``, and ``(a, y)`` gives a."""
+    """The inputs of entries that end with the label: ``(a, b, y)`` gives ``(a, b)``, and ``(a, y)`` gives a."""
     return entries[0] if len(entries) == 2 else tuple(entries[:-1])
 
 

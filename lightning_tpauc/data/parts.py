@@ -226,7 +226,7 @@ def is_column(given: Any) -> bool:
 
 
 def named_columns(given: Any, table: Any) -> list[Any]:
-    """The columns of a table that an argument names: by one name or several, or as a column or table with these names."""
+    """The columns of a table that an argument names: by name, or as a column or table with these names."""
     known = list(table.columns)
     if is_table(given):
         return [name for name in given.columns if name in known]

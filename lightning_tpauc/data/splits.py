@@ -161,7 +161,7 @@ def cross_validation(
     groups: Indices | None = None,
     names: tuple[str, ...] | None = None,
 ) -> tuple[Indices, Indices]:
-    """Rows of one fold, as (training, validation): those of scikit-learn's stratified folds where there is one label."""
+    """Rows of one fold, as (training, validation): scikit-learn's stratified folds where there is one label."""
     from sklearn.model_selection import StratifiedKFold
 
     if not (is_whole(num_folds) and is_whole(fold)) or num_folds < 2 or not 0 <= fold < num_folds:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from lightning_tpauc.data.batch import EvalBatch
 from lightning_tpauc.data.datamodule import PosNegDataModule
-from lightning_tpauc.data.examples import has_label, without_label
+from lightning_tpauc.data.examples import Entries, has_label, is_graph, names_in, without_label
+from lightning_tpauc.data.labels import NAMES, NOTHING, entry_of
 from lightning_tpauc.data.loader import PosNegLoader
 from lightning_tpauc.data.parts import numbered
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning, UnsupportedError
@@ -24,9 +25,10 @@ def inputs_and_target(batch: Any, known: Any = None, num_labels: int | None = No
     """Inputs and labels of a batch for validation or test.
 
     Args:
-        batch: an :class:`~lightning_tpauc.EvalBatch`, or what the loader of a data set of tuples gives, with
-            the label as its last entry, as in the training set: ``(inputs, target)`` or ``(a, b, target)``. The target
-            has N entries, which may be the floats 0.0 and 1.0.
+        batch: an :class:`~lightning_tpauc.EvalBatch`, or what the loader of a data set gives: tuples with the label as
+            their last entry, as in the training set, ``(inputs, target)`` or ``(a, b, target)``; or mappings or graphs
+            of PyG with the label in one of the usual places. The target has N entries, which may be the floats 0.0 and
+            1.0.
         known: the :func:`~lightning_tpauc.data.examples.layout` of the inputs that the model was trained on.
             Without it only pairs are unambiguous.
         num_labels: K, if there are several labels. The target is then ``(N, K)``, and holds nan or -1 where nothing was
@@ -48,26 +50,28 @@ def inputs_and_target(batch: Any, known: Any = None, num_labels: int | None = No
     if isinstance(batch, EvalBatch):
         _check_number(batch.target, num_labels)
         return batch.inputs, batch.target
+    if isinstance(batch, Mapping) or is_graph(batch):
+        entries = _entries(known)
+        label = next((found for key in entries.named if (found := entry_of(batch, [key])) is not NOTHING), None)
+        if isinstance(label, Tensor):
+            return entries.inputs_of(batch), _labels(label, num_labels)
     if not isinstance(batch, (tuple, list)) or len(batch) < 2 or not isinstance(batch[-1], Tensor):
         kinds = f" of {', '.join(type(part).__name__ for part in batch)}" if isinstance(batch, (tuple, list)) else ""
         msg = (
             f"Expected batches (inputs, target) to validate and test on, but got a {type(batch).__name__}{kinds}. Let "
-            "the data set return such pairs, or give it to PosNegDataModule, which takes mappings and PyG graphs, too."
+            "the data set return such pairs, or give it to PosNegDataModule, which takes labels under any name."
         )
         raise ArgumentError(msg)
     labelled = has_label(batch, known)
     if labelled is False or (labelled is None and len(batch) > 2):
         _refuse_entries(batch, known, "(inputs, target)")
-    return without_label(batch), _binary(batch[-1]) if num_labels is None else _of_labels(batch[-1], num_labels)
+    return without_label(batch), _labels(batch[-1], num_labels)
 
 
 def inputs_to_predict(batch: Any, known: Any = None) -> Any:
-    """Inputs of a batch to predict on, which may hold labels or not.
+    """Inputs of a batch to predict on, which may hold labels or not; arguments as in :func:`inputs_and_target`.
 
-    Args:
-        batch: inputs; or a tuple of several inputs, or of inputs and a label, or of all these.
-        known: as in :func:`inputs_and_target`. Without it the second of two entries is a label if it holds one number
-            per example.
+    Without ``known`` the second of two entries is a label if it holds one number per example.
 
     Raises:
         ArgumentError: if it is unknown whether the last entry is a label.
@@ -79,13 +83,18 @@ def inputs_to_predict(batch: Any, known: Any = None) -> Any:
         [2, 2]
     """
     if not isinstance(batch, (tuple, list)):
-        return batch
+        return _entries(known).inputs_of(batch)
     if len(batch) == 1:
         return batch[0]
     labelled = has_label(batch, known)
     if labelled is None and not (len(batch) == 2 and isinstance(batch[1], Tensor) and _one_per_example(batch[1])):
         _refuse_entries(batch, known, "inputs or (inputs, target)")
     return tuple(batch) if labelled is False else without_label(batch)
+
+
+def _entries(known: Any) -> Entries:
+    keys = names_in(known, "keys")
+    return Entries(tuple(name for name in NAMES if name not in (keys or ())), known=keys)
 
 
 def _refuse_entries(batch: Any, known: Any, expected: str) -> None:
@@ -109,47 +118,31 @@ def _check_number(target: Tensor, num_labels: int | None) -> None:
         raise ArgumentError(msg)
 
 
-def _of_labels(target: Tensor, num_labels: int) -> Tensor:
-    if target.ndim != 2 or target.shape[1] != num_labels:
+def _labels(target: Tensor, num_labels: int | None) -> Tensor:
+    """Labels 0 and 1 as integers; of several labels -1 where nothing was measured."""
+    fits = _one_per_example(target) if num_labels is None else target.ndim == 2 and target.shape[1] == num_labels
+    if not fits:
+        expected = "one label" if num_labels is None else f"{num_labels} labels"
         msg = (
-            f"Expected {num_labels} labels per example as the last entry of the batches, shape (N, {num_labels}), but "
-            f"got {tuple(target.shape)}."
+            f"Expected {expected} per example as the last entry of the batches, but got shape {tuple(target.shape)}. "
+            "A model knows how many labels there are once it was trained, or from a PosNegDataModule."
         )
         raise ArgumentError(msg)
-    target = target.detach()
-    known, missing = (target == 0) | (target == 1), target.isnan() | (target == -1)
-    wrong = ~(known | missing)
-    if bool(wrong.any()):
+    target = target.detach().reshape(len(target), *([] if num_labels is None else [num_labels]))
+    known = (target == 0) | (target == 1)
+    missing = (target.isnan() | (target == -1)) & (num_labels is not None)
+    if not bool((known | missing).all()):
+        found = target[~(known | missing)][0].item()
+        chosen = (
+            "y > 0" if found < 0 else "y > 0.5" if not float(found).is_integer() else f"y == {target.max().item():g}"
+        )
+        several = ", or nan or -1 for what was not measured," if num_labels is not None else ""
         msg = (
-            f"Expected labels 1, 0, and nan or -1 for what was not measured, but found {target[wrong][0].item():g} in "
-            f"column {int(wrong.nonzero()[0, 1])}."
+            f"Expected labels 0 and 1{several} in the batches, but found {found:g}. Pass, for instance, ({chosen}) as "
+            "labels, and leave out unlabelled examples."
         )
         raise ArgumentError(msg)
     return target.where(known, -1).long()
-
-
-def _binary(target: Tensor) -> Tensor:
-    if not _one_per_example(target):
-        msg = (
-            f"Expected one label per example as the last entry of the batches, but got shape {tuple(target.shape)}. "
-            "A model knows that it is for several labels once it was trained, or from a PosNegDataModule."
-        )
-        raise ArgumentError(msg)
-    target = target.detach().reshape(-1)
-    labels = target.long() if target.is_floating_point() else target
-    wrong = (target != 0) & (target != 1)
-    if bool(wrong.any()):
-        found = target[wrong][0].item()
-        if found < 0 or not float(found).is_integer():
-            chosen = "y > 0" if found < 0 else "y > 0.5"
-        else:  # of classes 1 and 2, the second
-            chosen = f"y == {target[target == target].max().item():g}"
-        msg = (
-            f"Expected labels 0 and 1 in the batches, but found {found:g}. Pass, for instance, ({chosen}) as labels, "
-            "and leave out unlabelled examples."
-        )
-        raise ArgumentError(msg)
-    return labels
 
 
 def labels_of_data(source: Any, given: LabelSettings, num_positives: Any = None) -> Labels | None:

@@ -14,7 +14,7 @@ from torch.utils.data import Subset, TensorDataset
 from lightning_tpauc import TPAUCModule
 from lightning_tpauc.data.datamodule import PosNegDataModule
 from lightning_tpauc.data.examples import ArrayDataset, Datasets
-from lightning_tpauc.errors import ArgumentError, CheckpointError, DataError, MissingCheckpointError, TPAUCWarning
+from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from tests.helpers.items import Items, N, X, Y, draw, mapping, noisy, pair
 from tests.helpers.recorder import Recorder, make_trainer
 from tests.helpers.worlds import rank_of
@@ -515,23 +515,6 @@ def saved(datamodule, path):
 
 def test_a_subclass_that_keeps_its_arguments_is_made_from_a_checkpoint(tmp_path):
     assert Kept.load_from_checkpoint(saved(Kept(40), tmp_path / "a.ckpt")).size == 40
-
-
-def test_no_empty_data_module_is_made_from_a_checkpoint_without_arguments(tmp_path):
-    x = torch.arange(30.0).reshape(-1, 1)
-    path = saved(PosNegDataModule((x, (x[:, 0] > 20).long()), num_pos=2, num_neg=3), tmp_path / "a.ckpt")
-    with pytest.raises(CheckpointError, match="holds no arguments of PosNegDataModule"):
-        PosNegDataModule.load_from_checkpoint(path)
-
-
-@pytest.mark.parametrize("content", [{"a": 1}, [1], None])
-def test_a_file_that_is_no_checkpoint_is_refused_by_a_data_module(tmp_path, content):
-    path = tmp_path / "a.ckpt"
-    torch.save(content, path) if content is not None else path.write_text("words")
-    with pytest.raises(CheckpointError, match="is no checkpoint from which a PosNegDataModule"):
-        PosNegDataModule.load_from_checkpoint(path)
-    with pytest.raises(MissingCheckpointError, match="There is no checkpoint"):
-        PosNegDataModule.load_from_checkpoint(tmp_path / "none.ckpt")
 
 
 def test_it_can_be_printed():

@@ -132,7 +132,10 @@ def test_accepted_labels(values):
         ([0.0, float("nan"), 1.0], r"1 of 3 are nan. Drop unlabelled examples first, .*Subset"),
         (np.zeros((3, 2, 2)), r"one label per example in `labels`, .* but got shape \(3, 2, 2\). .*labels\[:, 0\]"),
         (np.zeros((3, 0)), r"but got shape \(3, 0\)"),
-        (np.array([[0, 1], [-1, 2]]), r"nan where a task was not measured, in `labels`, but column 0 has -1. .*np.nan"),
+        (
+            np.array([[0, 1], [-1, 2]]),
+            r"nan where a label was not measured, in `labels`, but column 0 has -1. .*np.nan",
+        ),
         ([[0, 1], [1, 0.5]], r"column 1 has 0.5. Pass, for instance, `\(y > 0.5\)`"),
         ([["a", "b"], ["b", "b"]], r"dtype <U1 with 'a', 'b'. Map .*\(y == 'a'\)"),
         ([[0, 1], [1]], "one label per example in `labels`, but it makes no array"),
@@ -374,7 +377,7 @@ def test_a_column_of_lists_is_several_tasks():
 def test_parts_with_labels_of_other_tasks_are_refused():
     x, y = torch.zeros(4, 2), torch.tensor(given(NAN))
     for other in (y[:, :2], y[:, 0].nan_to_num()):
-        with pytest.raises(DataError, match=r"same tasks, but got shapes \(4, 3\), \(4,"):
+        with pytest.raises(DataError, match=r"the same labels, but got shapes \(4, 3\), \(4,"):
             find_targets(ConcatDataset([TensorDataset(x, y), TensorDataset(x, other)]))
     column = torch.tensor([0, 1, 1, 0])
     mixed = ConcatDataset([TensorDataset(x, column), TensorDataset(x, column[:, None])])

@@ -247,7 +247,7 @@ X, ONES, Y = torch.zeros(2, DIM), torch.ones(2, DIM), torch.tensor([0, 1])
 @pytest.mark.parametrize(
     ("batch", "words"),
     [
-        ({"x": X, "y": Y}, "batches (inputs, target) to validate and test on, but got a dict. Let the data set return"),
+        ({"x": X}, "batches (inputs, target) to validate and test on, but got a dict. Let the data set return"),
         (DataBatch(x=X, y=Y), "got a DataBatch. Let the data set return such pairs, or give it to PosNegDataModule"),
         (X, "got a Tensor. Let"),
         ([X], "got a list of Tensor. Let"),
@@ -266,6 +266,14 @@ X, ONES, Y = torch.zeros(2, DIM), torch.ones(2, DIM), torch.tensor([0, 1])
 def test_batches_of_another_kind(batch, words):
     with pytest.raises(ArgumentError, match=re.escape(words)):
         inputs_and_target(batch)
+
+
+def test_mappings_have_their_label_under_a_usual_name():
+    for known in (None, {"keys": ["x"]}):
+        inputs, target = inputs_and_target({"x": X, "label": Y, "z": ONES} if known else {"x": X, "label": Y}, known)
+        assert [*inputs] == ["x"]
+        assert target.tolist() == [0, 1]
+        assert [*inputs_to_predict({"x": X, "label": Y}, known)] == ["x"]
 
 
 def test_batches_of_more_entries_than_the_model_was_trained_on():
@@ -398,10 +406,13 @@ def test_masks_are_refused_in_loaders(subject, make):
     getattr(make_trainer(precision="32-true"), subject)(make_module(), make(data, mask.nonzero()[:, 0]), **quiet)
 
 
-def test_a_loader_of_mappings_is_refused_by_its_type():
-    loader = DataLoader([{"x": x, "y": 1} for x in torch.zeros(4, DIM)], batch_size=2)
-    with pytest.raises(ArgumentError, match="but got a dict"):
-        make_trainer(precision="32-true").validate(make_module(), loader, verbose=False)
+def test_a_loader_of_mappings_validates_as_one_of_pairs():
+    x, y = make_problem()
+    module, trainer = make_module(), make_trainer(precision="32-true")
+    pairs = DataLoader(TensorDataset(x.float(), y), batch_size=16)
+    mappings = DataLoader([{"x": own, "label": label} for own, label in zip(x.float(), y, strict=True)], batch_size=16)
+    one, other = (trainer.validate(module, loader, verbose=False)[0] for loader in (pairs, mappings))
+    assert one == other
 
 
 @pytest.mark.filterwarnings("ignore::lightning_tpauc.errors.TPAUCAdvice")
