@@ -520,7 +520,6 @@ def test_number_of_positives_is_a_whole_number(number):
     [
         ({"every_n_steps": "5"}, "`every_n_steps` to be a whole number of at least 1, but got '5'"),
         ({"every_n_epochs": 1.5}, "`every_n_epochs` to be a whole number of at least 1, but got 1.5"),
-        ({"max_negatives": 0}, "`max_negatives` to be a whole number of at least 1, but got 0"),
         ({"growth": "2"}, "`growth` to be a number of at least 1, but got '2'"),
         ({"growth": 0.5}, "`growth` to be a number of at least 1, but got 0.5"),
     ],

@@ -143,7 +143,8 @@ class SONX(PairwiseAlgorithm):
 
     def start(self, scores: TrainingScores | Sequence[TrainingScores] | None = None) -> None:
         """Set s and s' to the minimisers for the initial weights, if asked for."""
-        if isinstance(scores, TrainingScores) and self.dual_init == "exact":
+        if scores is not None and self.dual_init == "exact":
+            (scores,) = self.scores_of_tasks(scores)
             rectangle, weight = (self.min_tpr, self.max_fpr), self.positive_weights
             duals = exact_duals(*scores, *rectangle, surrogate=self.surrogate, pos_weight=weight)
             self.s.copy_(activate_ties(duals.s, scores.pos_scores, self.surrogate))

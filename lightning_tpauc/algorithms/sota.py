@@ -14,7 +14,7 @@ from lightning_tpauc.algorithms.duals import Duals, PerPositiveDuals
 from lightning_tpauc.algorithms.staco import STACO
 from lightning_tpauc.algorithms.state import put_, take
 from lightning_tpauc.functional.checks import common_dtype, require_range
-from lightning_tpauc.functional.pairwise import TaskMasks, column, in_play, number
+from lightning_tpauc.functional.pairwise import TaskMasks, balance, column, in_play, number
 from lightning_tpauc.functional.surrogates import Surrogate
 
 # Pairs per block: 32 MB for a temporary in double precision.
@@ -214,7 +214,7 @@ class SOTAs(PairwiseAlgorithm):
     ) -> Tensor:
         """Updates of u, then v; the loss has the new values."""
         dtype = common_dtype(pos_scores, neg_scores, self.log_v)
-        pos, neg = pos_scores.to(dtype), neg_scores.to(dtype)
+        pos, neg = balance(pos_scores.to(dtype), neg_scores.to(dtype))
         unit, _ = self.update_units(pos, neg, bounded=True, masks=masks)
         lam = self.lam * unit
         pos_mask = None if masks is None else masks.pos

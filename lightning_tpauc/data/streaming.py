@@ -50,8 +50,7 @@ class NegativeStream:
             blocks, ``len(dataset)`` is the number of examples.
         resume: what a resumed run does, with a warning, if the data set has no ``state_dict``. ``"restart"`` begins
             with its first example. ``"skip"`` reads past as many examples as were consumed.
-        num_scored: number of negatives that are scored for the exact start of the dual variables, unless
-            ``StageCallback(max_negatives=...)`` sets it.
+        num_scored: number of negatives that are scored for the exact start of the dual variables.
 
     Raises:
         ArgumentError: if an argument is out of range or the data set can't be iterated.

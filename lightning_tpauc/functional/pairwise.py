@@ -335,7 +335,56 @@ class _WeightedSum(torch.autograd.Function):
             raise UnsupportedError(msg)
         pos_grad, neg_grad = ctx.saved_tensors
         grad_value = column(grad_value)
-        return grad_value * pos_grad, grad_value * neg_grad, None, None, None
+        return *_balanced(grad_value * pos_grad, grad_value * neg_grad), None, None, None
+
+
+class _Balance(torch.autograd.Function):
+    """The scores as they are, with :func:`_balanced` gradients."""
+
+    @staticmethod
+    def forward(_ctx: Any, pos: Tensor, neg: Tensor) -> tuple[Tensor, Tensor]:
+        return pos.view_as(pos), neg.view_as(neg)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(_ctx: Any, pos_grad: Tensor, neg_grad: Tensor) -> tuple[Tensor, Tensor]:
+        return _balanced(pos_grad, neg_grad)
+
+
+def balance(pos_scores: Tensor, neg_scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores of a loss that a shift of all of them does not change, so that their gradients sum up to exactly 0.
+
+    Example:
+        >>> pos, neg = torch.zeros(3, requires_grad=True), torch.zeros(4, requires_grad=True)
+        >>> high, low = balance(pos, neg)
+        >>> (low.mean() - high.mean()).backward()
+        >>> float(pos.grad.sum() + neg.grad.sum())
+        0.0
+    """
+    if not torch.is_grad_enabled() or not (pos_scores.requires_grad and neg_scores.requires_grad):
+        return pos_scores, neg_scores
+    pos, neg = _Balance.apply(pos_scores, neg_scores)
+    return pos, neg
+
+
+def _balanced(pos_grad: Tensor, neg_grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients that sum up to 0 in any order of adding: a shift of all scores changes no pair.
+
+    Rounding leaves some 1e-9 in place of the 0, and Adam, which divides a gradient by its size, makes full steps of the
+    last layer's bias of that. So the gradients become multiples of a power of 2, large enough for every sum of them to
+    be exact. Of many examples too few digits would be left. Double precision needs none of it: its rest is far below
+    Adam's `eps`.
+    """
+    sizes = [pos_grad.shape[-1], neg_grad.shape[-1]]
+    if pos_grad.dtype != torch.float32 or sum(sizes) > _MOST_BALANCED:
+        return pos_grad, neg_grad
+    joint = torch.cat([pos_grad, neg_grad], -1)
+    exponent = torch.frexp(joint.abs().sum(-1, keepdim=True)).exponent
+    sums = torch.ldexp(joint.cumsum(-1, dtype=widest_float(joint.device)), 24 - exponent)
+    sums.round_()[..., -1] = 0.0  # rounding the sums and not the terms keeps the sums right
+    balanced = torch.ldexp(torch.diff(sums, dim=-1, prepend=torch.zeros_like(sums[..., :1])), exponent - 24)
+    pos, neg = balanced.to(joint.dtype).split_with_sizes(sizes, -1)
+    return pos, neg
 
 
 def _checked(pos: Any, neg: Any, s: Any, masks: TaskMasks | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -29,6 +29,7 @@ from lightning_tpauc.errors import ArgumentError, NonFiniteError, TPAUCAdvice, T
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.scoring.forward import ScoringModel
 from lightning_tpauc.scoring.labels import listed
+from lightning_tpauc.training.scores import score_next_batches
 
 #: With fewer examples of a class in the rectangle, a batch is too small a sample of it.
 _FEWEST = 4
@@ -328,7 +329,7 @@ def say_how_it_ended(adviser: Adviser, module: ScoringModel, trainer: Trainer) -
     state, validated = module.training_state, module.operating_point is not None
     schedule, best = state.rectangle_schedule, state.best
     if schedule is not None:
-        schedule.say_if_held(names)
+        schedule.say_if_held(names, lambda: score_next_batches(module))
     if not validated:
         rank_zero_info(
             "No validation gave a value: the model has the weights of the training's end, and no threshold. Pass "

@@ -9,7 +9,7 @@ model minimises every convex surrogate. So the rectangle stops shrinking before 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -21,9 +21,10 @@ from torch import Tensor
 
 from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, Algorithm, TrainingScores, count_in_loss
 from lightning_tpauc.functional.objective import objective_ratio
+from lightning_tpauc.scoring.forward import ScoringModel
 from lightning_tpauc.scoring.labels import listed
 from lightning_tpauc.training.schedules import steps_of_share
-from lightning_tpauc.training.scores import ScoreMemory
+from lightning_tpauc.training.scores import ScoreMemory, score_next_batches
 
 #: Share of the run in which the rectangle shrinks. The rest of the run trains on the rectangle that was asked for.
 _SHARE = 0.5
@@ -33,13 +34,17 @@ _MAX_EPOCHS = 20
 _WITHOUT_END = 1000
 #: Number of moves of the shrinking.
 _MOVES = 20
+#: Scores of the last steps, of slightly older weights, decide alone where they are so far below ``hold_at``.
+_IN_DOUBT = 0.6
 
-#: Training scores of one task, or of each of several; ``None`` for a task whose scores are unknown.
-Scores = TrainingScores | Sequence[TrainingScores | None]
+#: Scores of training examples of each label; ``None`` for a label whose scores are unknown.
+Scores = Sequence[TrainingScores | None]
 
 
 class RectangleSchedule:
-    """Moves :attr:`Algorithm.tightness` from 0 towards 1, separately for each of several tasks.
+    """Moves the tightness of an algorithm's rectangles from 0 towards 1, separately for each label.
+
+    All lists have an entry for each label, one if there is one label.
 
     Args:
         algorithm: whose rectangle shrinks.
@@ -47,13 +52,11 @@ class RectangleSchedule:
         hold_at: share of l(0), the loss of a constant model, that the objective must stay below.
 
     Attributes:
-        held: for each task, whether its last move was refused. Lists by task have one entry if there is one task.
-        refused: for each task, the ratios of training and of held-out scores at the move that was refused last; nan if
-            unknown.
-        ratios: for each task, the objective at the present rectangle divided by l(0), on training or on held-out
-            scores, whichever is larger; nan before the first move.
-        held_out: for each task, this ratio of the last validation's scores at each tightness of
-            :data:`TIGHTNESS_GRID`; empty before the first validation.
+        held: whether the last move was refused.
+        ratios: the objective at the present rectangle divided by l(0), on training or on held-out scores, whichever is
+            larger; nan before the first move.
+        held_out: this ratio of the last validation's scores at each tightness of :data:`TIGHTNESS_GRID`; empty before
+            the first validation.
         decided_after: number of batches after which the last move was made or refused.
     """
 
@@ -69,101 +72,107 @@ class RectangleSchedule:
     def _forget(self) -> None:
         count = self.algorithm.num_tasks or 1
         self.held, self.ratios = [False] * count, [math.nan] * count
-        self.refused = [(math.nan, math.nan)] * count
         self.held_out: list[list[float]] = []
         self.decided_after = 0
 
-    def move_if_due(self, trainer: Trainer, batches_seen: int, memory: ScoreMemory | None) -> None:
+    def move_if_due(self, module: ScoringModel, batches_seen: int, memory: ScoreMemory | None) -> None:
         """Move the rectangle after a step if a move is due and was not decided on before; all ranks move alike.
 
-        Another callback may save a checkpoint between a step's end and its move. Resuming then makes the move.
+        A move is due 20 times over the shrinking, and as often afterwards. Another callback may save a checkpoint
+        between a step's end and its move. Resuming then makes the move.
         """
-        if move_is_due(batches_seen, self.steps) and batches_seen > self.decided_after:
+        if batches_seen % max(1, self.steps // _MOVES) == 0 and batches_seen > self.decided_after:
             self.decided_after = batches_seen
+            trainer = module.trainer
             progress = trainer.strategy.broadcast(shrinking_progress(trainer, batches_seen, self.steps))
-            self.move(progress, memory.known_scores() if memory is not None else None)
+            remembered = memory.of_last_steps() if memory is not None else None
+            self.move(progress, remembered, lambda: score_next_batches(module))
 
-    def move(self, progress: float, scores: Scores | None) -> None:
-        """Shrink each task's rectangle to where it should be by now, unless its objective would come too near to l(0).
+    def move(self, progress: float, scores: Scores | None, measure: Callable[[], Scores | None] = lambda: None) -> None:
+        """Shrink each label's rectangle to where it should be by now, unless its objective would come too near to l(0).
 
-        One call moves it by two regular moves at most. A task of weight 0 is never held: it trains nothing.
+        One call moves it by two regular moves at most. A label of weight 0 is never held: it trains nothing.
 
         Args:
             progress: how far the shrinking should be, in [0, 1].
-            scores: the last known training scores. Without them the held-out scores decide alone; without both nothing
-                moves.
+            scores: as the last steps have computed them. Without them the held-out scores decide alone; without both
+                nothing moves.
+            measure: returns scores under the present weights, if it can. It is called where ``scores`` and the held-out
+                ones leave a doubt.
         """
         reached = list(self.algorithm.tightness_of_tasks)
-        of_tasks = [scores] * len(reached) if scores is None or isinstance(scores, TrainingScores) else scores
-        count = count_in_loss(self.algorithm.tasks)
-        for task, (now, own) in enumerate(zip(reached, of_tasks, strict=True)):
-            if now < 1.0:
-                candidate = min(progress, now + 2.0 / _MOVES)
-                both = self._both_ratios(candidate, own, task)
-                ratio = _larger(both) if count[task] else 0.0  # nothing is trained there
-                self.held[task] = ratio >= self.hold_at
-                if self.held[task]:
-                    self.refused[task] = both
-                if ratio < self.hold_at:  # false for nan, where nothing is known
-                    reached[task], self.ratios[task] = candidate, ratio
-                    continue
-            self.ratios[task] = self.ratio_at(now, own, task)
+        candidates = [min(max(progress, now), now + 2.0 / _MOVES) for now in reached]
+        counted = count_in_loss(self.algorithm.tasks)
+        asked = [label for label, now in enumerate(reached) if now < 1.0 and counted[label]]
+        if not all(self._ratio(candidates[label], scores, label) < _IN_DOUBT for label in asked):  # nan is a doubt
+            scores = measure() or scores
+        for label, now in enumerate(reached):
+            ratio = self._ratio(candidates[label], scores, label)
+            self.held[label] = label in asked and ratio >= self.hold_at
+            if not counted[label] or ratio < self.hold_at:  # false for nan, where nothing is known
+                reached[label] = candidates[label]
+            self.ratios[label] = ratio if reached[label] > now else self._ratio(now, scores, label)
         self.algorithm.tightness_of_tasks = reached
 
-    def ratio_at(self, tightness: float, scores: TrainingScores | None, task: int = 0) -> float:
-        """The larger of the ratios of a task's training and held-out scores; nan if neither is known."""
-        return _larger(self._both_ratios(tightness, scores, task))
+    def _ratio(self, tightness: float, scores: Scores | None, label: int) -> float:
+        """The larger of both ratios; nan if neither is known."""
+        both = self._both_ratios(tightness, scores, label)
+        return max((ratio for ratio in both if not math.isnan(ratio)), default=math.nan)
 
-    def _both_ratios(self, tightness: float, scores: TrainingScores | None, task: int) -> tuple[float, float]:
-        return self._training_ratio(tightness, scores, task), self._held_out_ratio(tightness, task)
+    def _both_ratios(self, tightness: float, scores: Scores | None, label: int) -> tuple[float, float]:
+        """Of training and of held-out scores; nan if unknown."""
+        known = None if scores is None else scores[label]
+        surrogate, training = getattr(self.algorithm, "surrogate", None), math.nan
+        if known is not None and surrogate is not None:
+            training = float(objective_ratio(*known, *self.algorithm.rectangle_at(tightness, label), surrogate))
+        held_out = _interpolate(TIGHTNESS_GRID, self.held_out[label], tightness) if self.held_out else math.nan
+        return training, held_out
 
-    def say_if_held(self, names: Sequence[str] | None = None) -> None:
+    def say_if_held(
+        self, names: Sequence[str] | None = None, measure: Callable[[], Scores | None] = lambda: None
+    ) -> None:
         """Print one line at the run's end if a rectangle that was asked for was not reached.
 
         Args:
-            names: of several tasks.
+            names: of several labels.
+            measure: returns scores of training examples under the weights that are left in the model.
         """
-        algorithm = self.algorithm
-        reached = algorithm.tightness_of_tasks
+        reached = self.algorithm.tightness_of_tasks
         if min(reached) == 1.0:
             return
-        reason = self._why_held()
         if names is None:
-            min_tpr, max_fpr = algorithm.rectangle
-            rank_zero_info(
-                f"Trained at TPR >= {min_tpr:.2f}, FPR <= {max_fpr:.2f}, {reached[0]:.0%} of the way to "
-                f"min_tpr={algorithm.min_tpr:g}, max_fpr={algorithm.max_fpr:g}: {reason}"
+            min_tpr, max_fpr = self.algorithm.rectangle
+            where = (
+                f"Your rectangle was not fully trained, only {reached[0]:.0%} of the way from all pairs to it "
+                f"(min_tpr={min_tpr:.2f}, max_fpr={max_fpr:.2f})"
             )
-            return
-        short = [f"{name} {own:.0%}" for name, own in zip(names, reached, strict=True) if own < 1.0]
-        rank_zero_info(
-            f"{len(short)} of {len(reached)} labels were trained on a part of the way from the unit square to their "
-            f"rectangle: {listed(short)}. {reason[0].upper()}{reason[1:]}"
-        )
+        else:
+            short = [f"{name} {share:.0%}" for name, share in zip(names, reached, strict=True) if share < 1.0]
+            where = (
+                f"The rectangles of {len(short)} of {len(reached)} labels were not fully trained, only part of the way "
+                f"from all pairs to them: {listed(short)}"
+            )
+        rank_zero_info(f"{where}{self._why_held(measure)}")
 
-    def _why_held(self) -> str:
-        """Why the rectangle was held; of several tasks, the mean of those that were."""
-        held = [k for k, refused in enumerate(self.held) if refused]
+    def _why_held(self, measure: Callable[[], Scores | None]) -> str:
+        """What the model is worth in the rectangle that was asked for; the mean of the labels that were held."""
+        held = [label for label, is_held in enumerate(self.held) if is_held]
         if not held:
-            return "the run ended first."
-        training, held_out = (fmean(self.refused[k][side] for k in held) for side in (0, 1))
+            return ": the run ended first. Train longer."
+        scores = measure()
+        both = [self._both_ratios(1.0, scores, label) for label in held]
+        training, held_out = (fmean(ratios[side] for ratios in both) for side in (0, 1))
+        known = ((training, "training data"), (held_out, "validation data"))
+        measured = ", ".join(f"{ratio:.0%} on {data}" for ratio, data in known if not math.isnan(ratio))
+        loss = f": inside it the model's loss, against that of one that gives all the same score, is {measured}"
         if training < self.hold_at <= held_out:
-            return (
-                f"nearer to it, the objective came to {held_out:.0%} of that of a constant model on validation data, "
-                f"and to {training:.0%} on training data."
-            )
-        reached = fmean(self.ratios[k] for k in held)
-        if reached >= 1.0:
-            return f"there already, the objective came to {reached:.0%} of that of a constant model."
-        return (
-            f"nearer to it, the objective came to {self.hold_at:.0%} of that of a constant model, and training there "
-            "makes a model constant."
-        )
+            return f"{loss}. It learnt few positives by heart: train on more of them, or take a smaller model."
+        return f"{loss}. Train longer, lower `lr`, or enlarge it."
 
     def diagnostics(self) -> dict[str, Tensor]:
         """The rectangle in use, and how near its objective is to that of a constant model.
 
-        Several tasks have the mean ratio, and the rectangle of a task without one of its own at the mean tightness.
+        Several labels have the mean ratio, and the rectangle of a label without one of its own at the mean tightness.
         """
         min_tpr, max_fpr = self.algorithm.rectangle
         known = [ratio for ratio in self.ratios if not math.isnan(ratio)]
@@ -172,33 +181,13 @@ class RectangleSchedule:
 
     def state_dict(self) -> dict[str, Any]:
         """The last decisions and what they were based on; the tightness is part of the algorithm's state."""
-        return {
-            "held": list(self.held),
-            "refused": list(self.refused),
-            "ratio": list(self.ratios),
-            "held_out": [list(own) for own in self.held_out],
-            "decided_after": self.decided_after,
-        }
+        names = ("held", "ratios", "held_out", "decided_after")
+        return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned; earlier versions kept one entry for all tasks."""
-        count, names = len(self.held), ("held", "ratio", "held_out")
-        if not isinstance(state["held"], list):
-            state = {**state, **{name: [state[name]] * count for name in names}}
-        self.held, self.ratios = list(state["held"]), list(state["ratio"])
-        self.held_out = [list(own) for own in state["held_out"] if own]
-        # earlier versions kept neither; deciding once more does no harm
-        self.refused = [(own[0], own[1]) for own in state.get("refused", [(math.nan, math.nan)] * count)]
-        self.decided_after = int(state.get("decided_after", 0))
-
-    def _training_ratio(self, tightness: float, scores: TrainingScores | None, task: int) -> float:
-        surrogate = getattr(self.algorithm, "surrogate", None)
-        if scores is None or surrogate is None:
-            return math.nan
-        return float(objective_ratio(*scores, *self.algorithm.rectangle_at(tightness, task), surrogate))
-
-    def _held_out_ratio(self, tightness: float, task: int) -> float:
-        return _interpolate(TIGHTNESS_GRID, self.held_out[task], tightness) if self.held_out else math.nan
+        """Restore what :meth:`state_dict` returned."""
+        self.held, self.ratios = list(state["held"]), list(state["ratios"])
+        self.held_out, self.decided_after = [list(ratios) for ratios in state["held_out"]], int(state["decided_after"])
 
 
 def shrinking_steps(trainer: Trainer) -> int:
@@ -215,16 +204,6 @@ def shrinking_progress(trainer: Trainer, batches_seen: int, steps: int) -> float
             elapsed = timer.time_elapsed()
             progress = max(progress, elapsed / (_SHARE * (elapsed + left)))
     return min(1.0, progress)
-
-
-def move_is_due(batches_seen: int, steps: int) -> bool:
-    """Whether the rectangle may move after this batch: 20 times over the shrinking, and as often afterwards."""
-    return batches_seen % max(1, steps // _MOVES) == 0
-
-
-def _larger(ratios: Sequence[float]) -> float:
-    """The largest that is known; nan if none is."""
-    return max((ratio for ratio in ratios if not math.isnan(ratio)), default=math.nan)
 
 
 def _interpolate(grid: Sequence[float], values: Sequence[float], at: float) -> float:

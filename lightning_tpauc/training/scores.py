@@ -2,172 +2,195 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_tpauc.algorithms.base import TrainingScores
 from lightning_tpauc.data.batch import check_training_batch
 from lightning_tpauc.data.loader import EvalLoader
 from lightning_tpauc.data.streaming import ScoredStream
-from lightning_tpauc.distributed import gather_variable, world_size
-from lightning_tpauc.errors import ArgumentError, TPAUCWarning
-from lightning_tpauc.functional.checks import as_index
-from lightning_tpauc.functional.pairwise import TaskMasks
+from lightning_tpauc.distributed import GatheredScores, gather_variable
+from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.scoring.forward import ScoringModel, device_batches
+
+#: The scores of so many steps are as good as a forward pass: the weights hardly move meanwhile.
+_RECENT = 16
+#: At most so many negatives of a stage are remembered.
+_MOST_NEGATIVES = 2**20
+
+
+class _Step(NamedTuple):
+    """Scores ``(K, S)`` and ``(K, B)`` of K labels in one step, nan where a label has no such example."""
+
+    pos: Tensor
+    neg: Tensor
+    index: Tensor
 
 
 class ScoreMemory:
-    """The last score of every positive and of the most recent negatives, as training steps computed them.
+    """Scores as training steps computed them, which costs no forward pass.
 
-    Remembering costs O(S + B) per step and no forward pass. The score of a positive is as old as its last visit.
-    """
+    The rectangle goes by those of the last steps. Older ones would mislead: positives and negatives of other weights
+    are not comparable. A stage's restart needs a score of every positive, which is as old as its last visit, and takes
+    the negatives of the whole stage.
 
-    def __init__(
-        self, num_positives: int, capacity: int, device: torch.device | str | None, dtype: torch.dtype
-    ) -> None:
-        self.pos_scores = torch.full((num_positives,), torch.nan, device=device, dtype=dtype)
-        self.neg_scores = torch.full((capacity,), torch.nan, device=device, dtype=dtype)
-        self.cursor = 0
-        self.filled = 0
-
-    def update(self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, masks: TaskMasks | None = None) -> None:  # noqa: ARG002
-        """Remember one step's scores; the oldest negatives are overwritten."""
-        self.pos_scores.index_copy_(0, index, pos_scores.detach().to(self.pos_scores.dtype))
-        self.update_negatives(neg_scores)
-
-    def update_negatives(self, neg_scores: Tensor) -> None:
-        """Remember the scores of further negatives."""
-        capacity = len(self.neg_scores)
-        fresh = neg_scores.detach().to(self.neg_scores.dtype)[-capacity:]
-        count = len(fresh)
-        room = capacity - self.cursor
-        if count <= room:
-            self.neg_scores[self.cursor : self.cursor + count].copy_(fresh)
-        else:  # around the end
-            self.neg_scores[self.cursor :].copy_(fresh[:room])
-            self.neg_scores[: count - room].copy_(fresh[room:])
-        self.cursor = (self.cursor + count) % capacity
-        self.filled = min(capacity, self.filled + count)
-
-    def fill(self, scores: TrainingScores) -> None:
-        """Take the result of a forward pass over the training set."""
-        self.pos_scores.copy_(scores.pos_scores)
-        self.forget_negatives()
-        self.update_negatives(scores.neg_scores)
-
-    def forget_negatives(self) -> None:
-        """Start a new stage: its negatives replace those of the last one."""
-        self.cursor = self.filled = 0
-
-    def training_scores(self) -> TrainingScores | None:
-        """The remembered scores; ``None`` until each positive and some negatives were visited."""
-        if self.filled == 0 or bool(self.pos_scores.isnan().any()):
-            return None
-        return TrainingScores(self.pos_scores, self.neg_scores[: self.filled])
-
-    def known_scores(self) -> TrainingScores | None:
-        """The remembered scores of the positives that were visited; ``None`` before any was. Waits for the device."""
-        known = self.pos_scores[~self.pos_scores.isnan()]
-        return TrainingScores(known, self.neg_scores[: self.filled]) if self.filled and known.numel() else None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and counters."""
-        # copies: the state stays what it was while training goes on, and a file holds no more than what is filled
-        neg_scores = self.neg_scores[: self.filled].clone()
-        return {"pos_scores": self.pos_scores.clone(), "neg_scores": neg_scores, "cursor": self.cursor}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore, in place; what exceeds another capacity is dropped, oldest first."""
-        self.pos_scores.copy_(state["pos_scores"])
-        negatives, cursor = state["neg_scores"], int(state["cursor"])
-        self.forget_negatives()
-        if len(negatives) == len(self.neg_scores):  # the same layout, for equality to the last bit
-            self.neg_scores.copy_(negatives)
-            self.cursor, self.filled = cursor % len(negatives), len(negatives)
-        else:  # the oldest one is at the cursor: a ring that went around begins there
-            self.update_negatives(negatives.roll(-cursor, 0).to(self.neg_scores.device))
-
-
-class TaskScoreMemory(ScoreMemory):
-    """The last score of every positive of every task, and those of the most recent negatives, for all tasks.
-
-    An example of the ring has a score of each task, nan where it was not measured or is positive.
+    Args:
+        sizes: number of positives of each label.
+        whole_stages: whether a stage's scores are wanted, too.
+        device: where the scores are.
+        dtype: of the scores.
 
     Example:
-        >>> memory = TaskScoreMemory((2, 1), 8, "cpu", torch.float32)
-        >>> masks = TaskMasks(torch.tensor([[True], [False]]), torch.tensor([[True, True], [False, True]]))
-        >>> memory.update(torch.ones(2, 1), torch.zeros(2, 2), torch.tensor([[1], [0]]), masks)
-        >>> [None if known is None else len(known.neg_scores) for known in memory.known_scores()]
-        [2, None]
+        >>> memory = ScoreMemory([3], whole_stages=True)
+        >>> pos, neg, index = torch.tensor([0.5, 0.7]), torch.tensor([0.1, 0.2]), torch.tensor([2, 0])
+        >>> memory.add(GatheredScores(pos, neg, neg[:0], index))
+        >>> memory.of_last_steps()[0].pos_scores, memory.of_stage()
+        (tensor([0.5000, 0.7000]), None)
+        >>> memory.add(GatheredScores(pos[:1], neg, neg[:0], torch.tensor([1])))
+        >>> memory.of_stage()[0].pos_scores
+        tensor([0.7000, 0.5000, 0.5000])
     """
 
     def __init__(
-        self, sizes: Sequence[int], capacity: int, device: torch.device | str | None, dtype: torch.dtype
+        self,
+        sizes: Sequence[int],
+        *,
+        whole_stages: bool,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
-        super().__init__(sum(sizes) + 1, capacity, device, dtype)  # the spare one takes what pads a batch
-        self.sizes = tuple(sizes)
+        self.sizes, self.whole_stages = tuple(sizes), whole_stages
+        # one place more than there are positives: it takes what pads a batch of several labels
+        places = sum(sizes) + 1 if whole_stages else 0
+        self._last = torch.full((places,), torch.nan, device=device, dtype=dtype)
         self._first = torch.tensor([0, *self.sizes[:-1]], device=device).cumsum(0).unsqueeze(-1)
-        self.neg_scores = torch.full((capacity, len(self.sizes)), torch.nan, device=device, dtype=dtype)
+        self._steps: deque[_Step] = deque()
+        self._of_stage = 0
 
-    def update(self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, masks: TaskMasks | None = None) -> None:
-        """Remember one step's scores, ``(K, S)`` and ``(K, B)``."""
-        assert masks is not None  # noqa: S101  # batches of several tasks have them
-        place = torch.where(masks.pos, index + self._first, sum(self.sizes))
-        scores = pos_scores.detach().to(self.pos_scores.dtype)
-        self.pos_scores.index_copy_(0, place.reshape(-1), scores.reshape(-1))
-        self.update_negatives(neg_scores.detach().masked_fill(~masks.neg, torch.nan).T)
+    def add(self, scores: GatheredScores) -> None:
+        """Remember one step's scores."""
+        pos, neg, _, index, masks = scores
+        pos, neg = pos.detach(), neg.detach()
+        if masks is None:
+            step = _Step(pos.clone()[None], neg.clone()[None], index[None])
+        else:
+            step = _Step(pos.masked_fill(~masks.pos, torch.nan), neg.masked_fill(~masks.neg, torch.nan), index)
+        self._steps.append(step)
+        self._of_stage += 1
+        most = max(_RECENT, _MOST_NEGATIVES // max(1, neg.numel())) if self.whole_stages else _RECENT
+        while len(self._steps) > most:
+            self._drop_oldest()
 
-    def fill(self, scores: Sequence[TrainingScores]) -> None:  # type: ignore[override]  # of each task
-        """Take the result of a forward pass over the training set."""
-        self.pos_scores[:-1] = torch.cat([own.pos_scores for own in scores])
-        self.forget_negatives()
-        columns = [own.neg_scores.to(self.neg_scores.dtype) for own in scores]
-        self.update_negatives(torch.nn.utils.rnn.pad_sequence(columns, padding_value=torch.nan))
+    def _drop_oldest(self) -> None:
+        step = self._steps.popleft()
+        self._of_stage = min(self._of_stage, len(self._steps))
+        if self.whole_stages:
+            self._note(step)
 
-    def training_scores(self) -> list[TrainingScores] | None:  # type: ignore[override]  # of each task
-        """The remembered scores; ``None`` until each positive, and some negatives of every task, were visited."""
-        known = self.known_scores()
-        complete = not bool(self.pos_scores[:-1].isnan().any())
-        return [own for own in known if own is not None] if complete and None not in known else None
+    def _note(self, step: _Step) -> None:
+        place = torch.where(step.pos.isnan(), len(self._last) - 1, step.index + self._first)
+        self._last.index_copy_(0, place.reshape(-1), step.pos.reshape(-1).to(self._last.dtype))
 
-    def known_scores(self) -> list[TrainingScores | None]:  # type: ignore[override]  # of each task
-        """The remembered scores of each task; ``None`` for a task with no visited positive or no visited negative."""
-        known: list[TrainingScores | None] = []
-        negatives = self.neg_scores[: self.filled].unbind(1)
-        for own, column in zip(self.pos_scores[:-1].split_with_sizes(self.sizes), negatives, strict=True):
-            pos, neg = own[~own.isnan()], column[~column.isnan()]
-            known.append(TrainingScores(pos, neg) if pos.numel() and neg.numel() else None)
-        return known
+    def of_last_steps(self) -> list[TrainingScores | None]:
+        """Of each label, the scores of the last steps; ``None`` without a positive or a negative of it."""
+        return self._each(_RECENT)
+
+    def of_stage(self) -> list[TrainingScores] | None:
+        """Of each label, the last score of every positive and all negatives since the stage began.
+
+        ``None`` until every positive, and a negative of every label, was visited.
+        """
+        for step in self._steps:
+            self._note(step)
+        known = [scores for scores in self._each(self._of_stage) if scores is not None]
+        if len(known) < len(self.sizes) or bool(self._last[:-1].isnan().any()):
+            return None
+        every = self._last[:-1].clone().split_with_sizes(self.sizes)
+        return [TrainingScores(pos, own.neg_scores) for pos, own in zip(every, known, strict=True)]
+
+    def _each(self, count: int) -> list[TrainingScores | None]:
+        """Of each label, the scores of the last ``count`` steps."""
+        steps = list(islice(reversed(self._steps), count))
+        if not steps:
+            return [None] * len(self.sizes)
+        joint = torch.cat([step.pos for step in steps], -1), torch.cat([step.neg for step in steps], -1)
+        known = ((pos[~pos.isnan()], neg[~neg.isnan()]) for pos, neg in zip(*joint, strict=True))
+        return [TrainingScores(pos, neg) if pos.numel() and neg.numel() else None for pos, neg in known]
+
+    def fill(self, scores: Sequence[TrainingScores]) -> None:
+        """Take the positives' scores of a forward pass over the training set."""
+        if self.whole_stages:
+            self._last[:-1] = torch.cat([each.pos_scores for each in scores])
+
+    def begin_stage(self) -> None:
+        """Count negatives of the stage from now on."""
+        self._of_stage = 0
+        while len(self._steps) > _RECENT:
+            self._drop_oldest()
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and counters, without the spare entry."""
-        return {**super().state_dict(), "pos_scores": self.pos_scores[:-1].clone()}
+        """The scores, and how many examples each step had."""
+        joint = [torch.cat(parts, -1) for parts in zip(*self._steps, strict=True)] if self._steps else []
+        widths = [[step.pos.shape[-1], step.neg.shape[-1]] for step in self._steps]
+        return {"last": self._last[:-1].clone(), "steps": joint, "widths": widths, "of_stage": self._of_stage}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore, in place."""
-        spare = self.pos_scores.new_full((1,), torch.nan)
-        super().load_state_dict({**state, "pos_scores": torch.cat([state["pos_scores"].to(spare), spare])})
+        """Restore what :meth:`state_dict` returned."""
+        if self.whole_stages and len(state["last"]):
+            self._last[:-1] = state["last"]
+        self._of_stage = int(state["of_stage"])
+        joint = [part.to(self._last.device) for part in state["steps"]]
+        counts = list(zip(*state["widths"], strict=True))
+        parts = [part.split(list(count), -1) for part, count in zip(joint, [*counts, *counts[:1]], strict=True)]
+        self._steps = deque(_Step(*step) for step in zip(*parts, strict=True))
 
 
-def score_training_tasks(
-    module: ScoringModel, max_negatives: int | None = None
-) -> TrainingScores | list[TrainingScores] | None:
-    """The result of :func:`score_training_set`; with several labels, a list with the scores of each.
+@torch.no_grad()
+def score_next_batches(module: ScoringModel, count: int = _RECENT) -> list[TrainingScores | None] | None:
+    """Scores of each label in the next training batches under the present weights, in evaluation mode; a collective.
+
+    ``None`` if the Trainer's loader can't show what comes next.
+    """
+    loader: Any = module.trainer.train_dataloader
+    if not hasattr(loader, "whole_epoch"):
+        return None
+    seen = ScoreMemory(module.algorithm.task_sizes or (0,), whole_stages=False, device=module.device)
+    with _evaluating(module):
+        for batch in islice(device_batches(module, loader.whole_epoch(), "Scoring training batches"), count):
+            seen.add(module.joint_scores(batch))
+    return seen.of_last_steps()
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    modes = [(child, child.training) for child in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for child, training in modes:
+            child.training = training
+
+
+def score_every_label(module: ScoringModel) -> list[TrainingScores] | None:
+    """The result of :func:`score_training_set` for each label, one entry if there is one label.
 
     ``None`` if only batches of the user's own can be had, and the algorithm can start from these.
     """
-    if module.algorithm.starts_from_batch and not hasattr(module.trainer.datamodule, "scoring_dataloaders"):  # type: ignore[attr-defined]  # Trainer sets it at run time
-        return None
-    together = score_training_set(module, max_negatives)
-    if module._num_labels is None:
-        return together
     datamodule: Any = module.trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
-    return [TrainingScores(*own) for own in datamodule.scores_of_tasks(*together, max_negatives)]
+    if module.algorithm.starts_from_batch and not hasattr(datamodule, "scoring_dataloaders"):
+        return None
+    together = score_training_set(module)
+    if module._num_labels is None:
+        return [together]
+    return [TrainingScores(*scores) for scores in datamodule.scores_of_tasks(*together, None)]
 
 
 def score_training_set(module: ScoringModel, max_negatives: int | None = None) -> TrainingScores:
@@ -205,17 +228,12 @@ def score_examples(module: ScoringModel, loader: EvalLoader | ScoredStream) -> T
     Returns:
         Float tensor ``(loader.num_examples,)``, or ``(loader.num_examples, K)`` of K labels, on the module's device.
     """
-    modes = [(m, m.training) for m in module.modules()]
-    module.eval()
     ids: list[Tensor] = []
     scores: list[Tensor] = []
-    try:
+    with _evaluating(module):
         for batch in device_batches(module, loader, "Scoring the training set"):
             scores.append(module.algorithm_scores(batch.inputs))
             ids.append(batch.example_id)
-    finally:
-        for m, training in modes:
-            m.training = training
     own_ids = torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64, device=module.device)
     row = () if module._num_labels is None else (module._num_labels,)
     own_scores = torch.cat(scores) if scores else torch.empty(0, *row, device=module.device, dtype=module._score_dtype)
@@ -226,10 +244,8 @@ def score_examples(module: ScoringModel, loader: EvalLoader | ScoredStream) -> T
     return result
 
 
-def count_positives(
-    trainer: Trainer, given: int | Sequence[int] | None, owner: str
-) -> tuple[int | tuple[int, ...], bool]:
-    """Number of training positives (with several labels, of each), and whether the data tell it.
+def count_positives(trainer: Trainer, given: int | Sequence[int] | None, owner: str) -> int | tuple[int, ...]:
+    """Number of training positives, with several labels of each.
 
     Args:
         trainer: whose data module or loader may tell the number.
@@ -257,7 +273,7 @@ def count_positives(
             f"to {owner}."
         )
         raise ArgumentError(msg)
-    return num_positives, found is not None
+    return num_positives
 
 
 def check_first_batch(trainer: Trainer) -> None:
@@ -266,57 +282,3 @@ def check_first_batch(trainer: Trainer) -> None:
     for batch, _, _ in loader or ():
         check_training_batch(batch)
         return
-
-
-class VisitedPositives:
-    """Compares ``num_positives`` with the indices of positives in batches; no step waits for a GPU.
-
-    Example:
-        >>> visited = VisitedPositives(num_positives=3)
-        >>> visited.visit(torch.tensor([0, 2]), batch_idx=0)
-        >>> visited.count
-        2
-    """
-
-    def __init__(self, num_positives: int) -> None:
-        self.num_positives = num_positives
-        self._seen = torch.zeros(num_positives, dtype=torch.bool)
-        #: Whether this is the first epoch and it was seen from its first batch on; ``None`` before the first batch.
-        self._counts: bool | None = None
-
-    @property
-    def count(self) -> int:
-        """Number of positives seen."""
-        return int(self._seen.sum())
-
-    def visit(self, index: Tensor, batch_idx: int) -> None:
-        """Note a batch's positives.
-
-        Raises:
-            ArgumentError: if an index is not below ``num_positives``. Batches on a GPU are not checked.
-        """
-        index = as_index(index)
-        if self._counts is None:
-            self._counts = batch_idx == 0 and index.device.type == "cpu"
-        if index.device.type != "cpu" or index.numel() == 0:
-            return
-        if int(index.max()) >= self.num_positives or int(index.min()) < 0:
-            msg = (
-                f"Expected `index` in batches to number the training positives, 0 .. {self.num_positives - 1} for "
-                f"`num_positives={self.num_positives}`, but got {int(index.min())} .. {int(index.max())}. Pass the "
-                "number of positive training examples, whole, as `num_positives`."
-            )
-            raise ArgumentError(msg)
-        self._seen[index] = True
-
-    def end_epoch(self) -> None:
-        """Warn if the first epoch has visited all positives up to some index, and none above it."""
-        counts, self._counts = self._counts, False
-        complete = bool(self._seen[: self.count].all())
-        if counts and complete and world_size() == 1 and 0 < self.count < self.num_positives:
-            rank_zero_warn(
-                f"The first epoch visited the positives 0 .. {self.count - 1} and no other, but `num_positives="
-                f"{self.num_positives}`: the dual variables of the others keep their start, and count. Pass the number "
-                "of positive training examples.",
-                category=TPAUCWarning,
-            )

@@ -26,7 +26,6 @@ from torch.optim import Optimizer, SparseAdam
 from typing_extensions import override
 
 from lightning_tpauc.algorithms import Algorithm, TrainingScores
-from lightning_tpauc.data.batch import PosNegBatch
 from lightning_tpauc.data.examples import learnt_layout
 from lightning_tpauc.distributed import destroy_group_at_exit, prebuild_ddp_buckets, reshard
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
@@ -67,7 +66,7 @@ from lightning_tpauc.training.schedules import (
     step_plateau_schedulers,
     steps_of_share,
 )
-from lightning_tpauc.training.scores import VisitedPositives, count_positives, score_training_tasks
+from lightning_tpauc.training.scores import count_positives, score_every_label
 from lightning_tpauc.training.state import Phase, ToRemember, TrainingState
 from lightning_tpauc.training.weights import agree_on_statistics, recompute_statistics
 
@@ -103,8 +102,6 @@ class StageCallback(Callback):
         scores: the training scores that the exact dual variables are solved from: those that are ``"remembered"`` from
             the stage's steps, which cost nothing and are at most a stage old, or those of a ``"forward"`` pass over the
             training set without gradients.
-        max_negatives: bound on the negatives that are remembered or scored; ``None`` is no bound for the forward pass
-            (``num_scored`` of a stream) and 2**20 for the memory.
         batch_norm: what to do with running statistics of batch normalisation when weights are averaged: ``"average"``
             them like weights, ``"keep"`` the last iterate's, or ``"recompute"`` them by a pass over an epoch, at a
             stage's end and after training. The default did best in ``benchmarks/batch_norm.py``.
@@ -126,13 +123,11 @@ class StageCallback(Callback):
         shrink_rectangle: bool = True,
         keep_best: bool = True,
         scores: Literal["remembered", "forward"] = "remembered",
-        max_negatives: int | None = None,
         batch_norm: Literal["average", "keep", "recompute"] = "average",
     ) -> None:
         check_count(every_n_epochs, "every_n_epochs", 1)
-        for name, value in (("every_n_steps", every_n_steps), ("max_negatives", max_negatives)):
-            if value is not None:
-                check_count(value, name, 1)
+        if every_n_steps is not None:
+            check_count(every_n_steps, "every_n_steps", 1)
         if not is_real(growth) or not growth >= 1:
             msg = f"Expected `growth` to be a number of at least 1, but got {growth!r}."
             raise ArgumentError(msg)
@@ -141,8 +136,7 @@ class StageCallback(Callback):
         check_choice(batch_norm, "batch_norm", ("average", "keep", "recompute"))
         self.every_n_epochs, self.every_n_steps, self.growth = every_n_epochs, every_n_steps, growth
         self.averaging, self.shrink_rectangle, self.keep_best = averaging, shrink_rectangle, keep_best
-        self._visited: VisitedPositives | None = None
-        self.scores, self.max_negatives, self.batch_norm = scores, max_negatives, batch_norm
+        self.scores, self.batch_norm = scores, batch_norm
         self._adviser = Adviser()
         self._batches_before = 0
 
@@ -222,8 +216,6 @@ class StageCallback(Callback):
         if batch_idx == 0:
             columns = getattr(trainer.train_dataloader, "columns", None)
             pl_module.input_layout = learnt_layout(pl_module.input_layout, getattr(batch, "inputs", None), columns)
-        if self._visited is not None and isinstance(batch, PosNegBatch):
-            self._visited.visit(batch.index, batch_idx)
 
     @override
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
@@ -268,7 +260,7 @@ class StageCallback(Callback):
             self._adviser.say("columns", uneven_columns(batch.inputs, module))
         self._end_stage_if_due(trainer, module)
         if state.rectangle_schedule is not None:
-            state.rectangle_schedule.move_if_due(trainer, state.batches_seen, state.memory)
+            state.rectangle_schedule.move_if_due(module, state.batches_seen, state.memory)
         step_plateau_schedulers(trainer, state.batches_seen, "batch", state.step_loss)
 
     @override
@@ -285,8 +277,6 @@ class StageCallback(Callback):
         for name, value in {**values, **shown}.items():
             log_replicated(module, f"train/{name}", value)
         step_plateau_schedulers(trainer, state.batches_seen, "epoch")
-        if self._visited is not None and trainer.limit_train_batches == 1.0:
-            self._visited.end_epoch()
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -359,7 +349,7 @@ class StageCallback(Callback):
             ArgumentError: if the number of positives is unknown, or contradicts the data.
         """
         algorithm, labels, device, dtype = module.algorithm, module.trained_labels, module.device, module._score_dtype
-        num_positives, counted = count_positives(trainer, module.num_positives, type(module).__name__)
+        num_positives = count_positives(trainer, module.num_positives, type(module).__name__)
         described = num_positives if isinstance(num_positives, int) or labels is None else labels.tasks(num_positives)
         algorithm.setup(described, device=device, dtype=dtype)
         weights = getattr(getattr(trainer, "datamodule", None), "positive_weights", None)
@@ -371,7 +361,6 @@ class StageCallback(Callback):
         module.training_state.note_run(describe_run(module, trainer))
         wanted = self._to_remember(trainer, algorithm)
         module.training_state.allocate(wanted, algorithm, module, parameters, device=device, dtype=dtype)
-        self._visited = VisitedPositives(num_positives) if isinstance(num_positives, int) and not counted else None
 
     def _to_remember(self, trainer: Trainer, algorithm: Algorithm) -> ToRemember:
         callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
@@ -384,7 +373,6 @@ class StageCallback(Callback):
             best_weights=self.keep_best and trainer.enable_validation and not changes,
             shrinking_steps=steps,
             scores=self.scores == "remembered" and algorithm.needs_scores("restart"),
-            max_negatives=self.max_negatives,
         )
 
     def _start(self, trainer: Trainer, module: ScoringModel) -> None:
@@ -394,10 +382,9 @@ class StageCallback(Callback):
         begin_warmup(trainer, steps_of_share(trainer, module.warmup, MOST_WARMUP_EPOCHS, WARMUP_WITHOUT_END))
         if state.rectangle_schedule is not None:
             state.rectangle_schedule.start()
-        scores = score_training_tasks(module, self.max_negatives) if algorithm.needs_scores("start") else None
+        scores = score_every_label(module) if algorithm.needs_scores("start") else None
         if scores is not None and state.memory is not None:
             state.memory.fill(scores)
-            state.memory.forget_negatives()
         algorithm.start(scores)
         keep = partial(state.best.offer, operating_point=module.operating_point) if state.best is not None else None
         evaluation_of(trainer).start.offer(trainer, keep)
@@ -420,14 +407,14 @@ class StageCallback(Callback):
         algorithm.finish_stage()
         algorithm.restart(self._restart_scores(module))
         if state.memory is not None:
-            state.memory.forget_negatives()
+            state.memory.begin_stage()
 
-    def _restart_scores(self, module: ScoringModel) -> TrainingScores | list[TrainingScores] | None:
+    def _restart_scores(self, module: ScoringModel) -> list[TrainingScores] | None:
         if not module.algorithm.needs_scores("restart"):
             return None
         memory = module.training_state.memory if self.scores == "remembered" else None
-        remembered = memory.training_scores() if memory is not None else None
-        return remembered if remembered is not None else score_training_tasks(module, self.max_negatives)
+        remembered = memory.of_stage() if memory is not None else None
+        return remembered if remembered is not None else score_every_label(module)
 
 
 def _is_fitting(trainer: Trainer) -> bool:

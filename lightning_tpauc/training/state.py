@@ -19,11 +19,8 @@ from lightning_tpauc.distributed import GatheredScores
 from lightning_tpauc.errors import UnsupportedError
 from lightning_tpauc.scoring.operating_point import OperatingPoint
 from lightning_tpauc.training.rectangle import RectangleSchedule
-from lightning_tpauc.training.scores import ScoreMemory, TaskScoreMemory
+from lightning_tpauc.training.scores import ScoreMemory
 from lightning_tpauc.training.weights import BestWeights, IterateAverage, PreviousWeights, batch_norm_statistics
-
-#: Number of negatives that are remembered by default.
-_MAX_NEGATIVES = 2**20
 
 _EVALUATES = (
     "{} evaluates the loss by itself, at other weights than those of the step, as sharpness-aware methods do. Here "
@@ -55,8 +52,7 @@ class ToRemember:
         averages_statistics: whether running statistics of batch normalisation are averaged like weights.
         best_weights: whether to keep the weights that validated best.
         shrinking_steps: in how many steps the rectangle shrinks; ``None`` if it does not.
-        scores: whether to remember the scores of training steps, even if the rectangle does not shrink.
-        max_negatives: bound on the remembered negatives; ``None`` is 2**20.
+        scores: whether to remember the scores of whole stages.
     """
 
     decay: float = 0.0
@@ -64,7 +60,6 @@ class ToRemember:
     best_weights: bool = False
     shrinking_steps: int | None = None
     scores: bool = False
-    max_negatives: int | None = None
 
 
 class TrainingState:
@@ -100,8 +95,8 @@ class TrainingState:
         >>> net, algorithm, state = nn.Linear(3, 1), STACO(), TrainingState()
         >>> algorithm.setup(num_positives=5)
         >>> state.allocate(ToRemember(scores=True), algorithm, net, list(net.parameters()))
-        >>> state.phase, state.memory.pos_scores.shape
-        (<Phase.BETWEEN_STEPS: 'between steps'>, torch.Size([5]))
+        >>> state.phase, state.memory.sizes
+        (<Phase.BETWEEN_STEPS: 'between steps'>, (5,))
     """
 
     def __init__(self) -> None:
@@ -182,13 +177,8 @@ class TrainingState:
         self.previous = PreviousWeights(parameters if needed else (), recursive=needed == "gradients")
         self.memory = None
         if (steps is not None or wanted.scores) and algorithm.num_positives is not None:
-            sizes = algorithm.task_sizes
-            capacity = wanted.max_negatives or _MAX_NEGATIVES // len(sizes or (0,))
-            self.memory = (
-                ScoreMemory(algorithm.num_positives, capacity, device, dtype)
-                if sizes is None
-                else TaskScoreMemory(sizes, capacity, device, dtype)
-            )
+            sizes = algorithm.task_sizes or (algorithm.num_positives,)
+            self.memory = ScoreMemory(sizes, whole_stages=wanted.scores, device=device, dtype=dtype)
         if self.phase is not Phase.LOADED:
             self.phase = Phase.BETWEEN_STEPS
 
@@ -201,7 +191,7 @@ class TrainingState:
     def commit_step(self, loss: Tensor, scores: GatheredScores | None) -> None:
         """Take in a step that was taken: the weights that it led to, and its scores unless a line search took it."""
         if self.memory is not None and scores is not None:
-            self.memory.update(scores.pos_scores, scores.neg_scores, scores.index, scores.masks)
+            self.memory.add(scores)
         if self.average is not None and self.average.averaged:
             self.average.update()
         self.previous.commit()

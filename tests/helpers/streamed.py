@@ -38,7 +38,7 @@ def rows(count, seed=0):
 def run(folder, data, crash=None, ckpt=None, every=None, **stages):
     module, losses = make_module(), Losses()
     saver = ModelCheckpoint(folder, save_last=True, every_n_train_steps=every, save_on_train_epoch_end=every is None)
-    callbacks = [StageCallback(every_n_steps=5, max_negatives=40, **stages), losses, saver]
+    callbacks = [StageCallback(every_n_steps=5, **stages), losses, saver]
     callbacks += [Crash(crash)] if crash is not None else []
     trainer = make_trainer(precision="32-true", callbacks=callbacks, enable_checkpointing=True, max_epochs=4)
     try:

@@ -94,16 +94,14 @@ class AtStart(Callback):
             self.found = [t.clone() for t in (algorithm.s, algorithm.y, algorithm.s_prime)]
 
 
-@pytest.mark.parametrize(("bound", "scored", "expected"), [(None, 50, 50), (30, 50, 30)])
-def test_the_exact_start_takes_the_first_negatives(bound, scored, expected):
+def test_the_exact_start_takes_the_first_negatives():
     torch.manual_seed(0)
     module = TPAUCModule(nn.Linear(DIM, 1), paper_staco(0.6, 0.4), lambda p: torch.optim.SGD(p, lr=0.1))
     with torch.no_grad():
-        scores = module(positives())[:, 0], module(rows(expected))[:, 0]
+        scores = module(positives())[:, 0], module(rows(50))[:, 0]
     start, indices = AtStart(), Indices()
-    stages = paper_stages(max_negatives=bound)
-    trainer = make_trainer(precision="32-true", callbacks=[start, indices, stages])
-    data = make_datamodule(NegativeStream(Random(dim=DIM), num_scored=scored))
+    trainer = make_trainer(precision="32-true", callbacks=[start, indices, paper_stages()])
+    data = make_datamodule(NegativeStream(Random(dim=DIM), num_scored=50))
     trainer.fit(module, data)
     s, *others = exact_duals(*scores, 0.6, 0.4)
     lowered = activate_ties(s, scores[0], get_surrogate("squared_hinge"))
@@ -157,9 +155,7 @@ def test_two_ranks_score_a_short_stream_once(tmp_path, split):
 @pytest.mark.parametrize("scores", ["remembered", "forward"])
 def test_stages_restart_exactly(scores):
     module = make_module()
-    trainer = make_trainer(
-        precision="32-true", callbacks=[StageCallback(every_n_steps=6, scores=scores, max_negatives=100)], max_epochs=3
-    )
+    trainer = make_trainer(precision="32-true", callbacks=[StageCallback(every_n_steps=6, scores=scores)], max_epochs=3)
     trainer.fit(module, make_datamodule())
     assert module.training_state.average.stage == 4
     assert 0 <= trainer.callback_metrics["val/tpauc"] <= 1
@@ -259,8 +255,7 @@ def run_ranks(folder, world, net=None, *, workers=0, crash=None, ckpt=None):
     data = make_datamodule(workers=workers, num_pos=12 // world, num_neg=12 // world)
     module = make_module()
     module.backbone = net if net is not None else module.backbone
-    # as many remembered negatives as whole steps hold: ranks number those of a step in another order
-    stages = [StageCallback(every_n_steps=5, max_negatives=36)]
+    stages = [StageCallback(every_n_steps=5)]
     return fit_on_ranks(module, data, folder, world, stages, steps=20, crash=crash, ckpt=ckpt)
 
 

@@ -8,37 +8,28 @@ import torch
 from lightning.pytorch.callbacks import Timer
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
-from lightning_tpauc.algorithms import STACO, Algorithm, TrainingScores
+from lightning_tpauc.algorithms import STACO, Algorithm, Task, TrainingScores
 from lightning_tpauc.algorithms.base import TIGHTNESS_GRID
 from lightning_tpauc.functional import objective_ratio
 from lightning_tpauc.metrics import ObjectiveRatios
-from lightning_tpauc.training.rectangle import (
-    RectangleSchedule,
-    move_is_due,
-    shrinking_progress,
-    shrinking_steps,
-)
+from lightning_tpauc.training.rectangle import RectangleSchedule, shrinking_progress, shrinking_steps
 from tests.helpers.problems import bare_trainer, noisy_labels
 from tests.helpers.tolerances import TOLERANCES
 from tests.reference.objective import objective_loops
 
 
 def separable(n=200):
-    return TrainingScores(torch.linspace(2.0, 4.0, n), torch.linspace(-4.0, -2.0, n))
+    return [TrainingScores(torch.linspace(2.0, 4.0, n), torch.linspace(-4.0, -2.0, n))]
 
 
-def shuffled(n=200):
-    generator = torch.Generator().manual_seed(0)
-    return TrainingScores(torch.randn(n, generator=generator), torch.randn(n, generator=generator))
+def shuffled(n=200, far=0.0, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [TrainingScores(torch.randn(n, generator=generator) + far, torch.randn(n, generator=generator))]
 
 
-def shifted(by, n=200):
-    return TrainingScores(torch.linspace(-0.5, 0.5, n) + by, torch.linspace(-0.5, 0.5, n))
-
-
-def schedule(min_tpr=0.8, max_fpr=0.2):
+def schedule(min_tpr=0.8, max_fpr=0.2, tasks=200):
     algorithm = STACO(min_tpr, max_fpr)
-    algorithm.setup(200)
+    algorithm.setup(tasks)
     made = RectangleSchedule(algorithm, 500)
     made.start()
     return made
@@ -47,7 +38,6 @@ def schedule(min_tpr=0.8, max_fpr=0.2):
 def test_begins_where_every_pair_counts_and_ends_exactly_at_the_rectangle_that_was_asked_for():
     algorithm = schedule().algorithm
     assert algorithm.rectangle == (0.0, 1.0)
-    assert (algorithm.theta0, algorithm.theta1) == (1.0, 1.0)
     algorithm.tightness = 0.5
     assert algorithm.rectangle == pytest.approx((0.4, 0.6))
     algorithm.tightness = 1.0
@@ -64,22 +54,22 @@ def test_shrinks_as_far_as_it_should_where_the_rectangle_is_in_reach():
 
 def test_catches_up_at_two_moves_a_time():
     made = schedule()
-    made.move(1.0, separable())
-    assert made.algorithm.tightness == pytest.approx(0.1)
-    made.move(1.0, separable())
-    assert made.algorithm.tightness == pytest.approx(0.2)
+    for reached in (0.1, 0.2):
+        made.move(1.0, separable())
+        assert made.algorithm.tightness == pytest.approx(reached)
 
 
 def test_is_held_where_the_objective_comes_near_that_of_a_constant_model():
     made = schedule()
     made.hold_at = 2.0
-    scores = shuffled()
     for k in range(1, 21):
-        made.move(k / 20, scores)
-    reached = made.algorithm.tightness
+        made.move(k / 20, shuffled())
+    reached, surrogate = made.algorithm.tightness, made.algorithm.surrogate
     assert 0.0 < reached < 1.0
-    held = objective_ratio(*scores, *made.algorithm.rectangle_at(reached), surrogate=made.algorithm.surrogate)
-    beyond = objective_ratio(*scores, *made.algorithm.rectangle_at(reached + 0.1), surrogate=made.algorithm.surrogate)
+    held, beyond = (
+        objective_ratio(*shuffled()[0], *made.algorithm.rectangle_at(tightness), surrogate)
+        for tightness in (reached, reached + 0.1)
+    )
     assert held < 2.0 <= beyond
     assert made.ratios[0] == pytest.approx(float(held))
 
@@ -99,24 +89,59 @@ def test_does_not_move_where_nothing_is_known():
     assert math.isnan(made.ratios[0])
 
 
+def test_what_the_last_steps_have_computed_is_measured_where_it_leaves_a_doubt():
+    """Stale scores neither hold the rectangle nor let it shrink."""
+    for stale, fresh, moves in ((shuffled(), separable(), True), (shuffled(far=0.6), shuffled(), False)):
+        made = schedule()
+        made.move(0.05, stale, lambda scores=fresh: scores)
+        assert (made.algorithm.tightness > 0.0) is moves
+    schedule().move(0.05, separable(), lambda: pytest.fail("there is no doubt"))
+
+
+def test_each_labels_rectangle_goes_its_own_way():
+    asked = [Task(5, min_tpr=0.8, weight=2.0), Task(5, max_fpr=0.2), Task(5), Task(5, weight=0.0)]
+    made = schedule(0.6, 0.5, asked)
+    corners = [(0.8, 0.5), (0.6, 0.2), (0.6, 0.5), (0.6, 0.5)]
+    singles = [schedule(*corner, tasks=5) for corner in corners]
+    scores = [shuffled(40, far, k)[0] for k, far in enumerate((3.0, 0.0, 3.0, 0.0))]
+    scores[2] = None  # until its positives were visited
+    grids = [[0.1 + 0.2 * k + 0.02 * t for t in range(21)] for k in range(4)]
+    for k in range(1, 26):
+        if k == 8:
+            scores[2] = separable(40)[0]
+        if k == 12:
+            made.held_out = grids
+            for single, grid in zip(singles, grids, strict=True):
+                single.held_out = [grid]
+        made.move(min(1.0, k / 20), scores)
+        for label, single in enumerate(singles[:3]):
+            single.move(min(1.0, k / 20), [scores[label]])
+            assert made.algorithm.tightness_of_tasks[label] == single.algorithm.tightness
+            assert made.held[label] == single.held[0]
+            assert str(made.ratios[label]) == str(single.ratios[0])  # equal nan
+            assert made.algorithm.rectangles[label] == single.algorithm.rectangle
+    assert made.algorithm.tightness_of_tasks[:2] == (1.0, 0.0)
+    # a label that trains nothing is not held
+    assert made.algorithm.tightness_of_tasks[3] == 1.0
+    assert not made.held[3]
+
+
 def test_state_comes_back():
-    made, other = schedule(), schedule()
-    made.held_out, made.ratios, made.held = [[0.5] * 21], [0.25], [True]
+    made, other = schedule(tasks=[4, 5]), schedule(tasks=[4, 5])
+    made.held_out, made.ratios, made.held, made.decided_after = [[0.5] * 21] * 2, [0.25, 0.5], [True, False], 7
+    made.algorithm.tightness_of_tasks = (0.25, 1.0)
     other.load_state_dict(made.state_dict())
-    assert (other.held_out, other.ratios, other.held) == (made.held_out, made.ratios, made.held)
+    other.algorithm.load_state_dict(made.algorithm.state_dict())
+    assert other.state_dict() == made.state_dict()
+    assert other.algorithm.tightness_of_tasks == (0.25, 1.0)
 
 
-def test_state_of_earlier_versions_comes_back():
-    made = schedule()
-    made.load_state_dict({"held": True, "ratio": 0.25, "held_out": [0.5] * 21})
-    assert (made.held_out, made.ratios, made.held) == ([[0.5] * 21], [0.25], [True])
-    made.load_state_dict({"held": False, "ratio": 0.25, "held_out": []})
-    assert (made.held_out, made.held) == ([], [False])
+# ---------------------------------------------------------------- the ratio
 
 
 @pytest.mark.parametrize("surrogate", ["hinge", "squared_hinge", "logistic"])
 def test_ratio_is_the_objective_over_that_of_equal_scores(surrogate):
-    scores = [part.double() for part in shuffled(40)]
+    scores = [part.double() for part in shuffled(40)[0]]
     value = objective_ratio(*scores, 0.5, 0.5, surrogate=surrogate, margin=0.5)
     constant = objective_loops([0.0] * 40, [0.0] * 40, 0.5, 0.5, surrogate)
     naive = objective_loops(scores[0].tolist(), scores[1].tolist(), 0.5, 0.5, surrogate)
@@ -126,85 +151,69 @@ def test_ratio_is_the_objective_over_that_of_equal_scores(surrogate):
 def test_ratio_of_large_classes_is_that_of_their_quantiles():
     generator = torch.Generator().manual_seed(1)
     pos, neg = torch.randn(200_000, generator=generator) + 1.0, torch.randn(300_000, generator=generator)
-    constant_margin = 1.0
     lowest, highest = pos.sort().values[:100_000], neg.sort(descending=True).values[:150_000]
-    exact = (constant_margin + highest[::150][None] - lowest[::100][:, None]).clamp_min(0.0).mean()
+    exact = (1.0 + highest[::150][None] - lowest[::100][:, None]).clamp_min(0.0).mean()
     torch.testing.assert_close(objective_ratio(pos, neg, 0.5, 0.5), exact, rtol=1e-2, atol=0.0)
 
 
 def test_ratio_of_a_rectangle_without_an_example_is_nan():
     assert objective_ratio(torch.zeros(3), torch.zeros(3), 0.9, 0.5).isnan()
-
-
-@pytest.mark.parametrize("empty", [0, 1])
-def test_ratio_without_a_class_is_nan(empty):
-    scores = [torch.zeros(3), torch.zeros(3)]
-    scores[empty] = torch.zeros(0)
-    assert objective_ratio(*scores, 0.5, 0.5).isnan()
-
-
-def test_a_run_that_ends_before_says_so_and_not_that_it_was_held(caplog):
-    made = schedule()
-    with caplog.at_level("INFO"):
-        made.move(0.05, separable())
-        made.say_if_held()
-    assert "5% of the way to min_tpr=0.8, max_fpr=0.2: the run ended first." in caplog.text
-    caplog.clear()
-    with caplog.at_level("INFO"):
-        made.move(0.1, shuffled())
-        made.say_if_held()
-    (ratio,) = made.ratios
-    assert ratio >= 1.0
-    assert f"there already, the objective came to {ratio:.0%} of that of a constant model." in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("scores", "held_out", "reason"),
-    [
-        (shifted(0.45), [], "the objective came to 85% of that of a constant model, and training there makes a model"),
-        (separable(), [0.5, 0.9], "came to 90% of that of a constant model on validation data, and to 0% on training"),
-    ],
-)
-def test_a_run_that_was_held_says_by_which_scores(scores, held_out, reason, caplog):
-    """What was learnt by heart does not become constant: only the validation scores speak against going on."""
-    made = schedule(0.5, 0.5)
-    made.move(0.05, separable())
-    made.held_out = held_out and [[held_out[0]] * 10 + [held_out[1]] * (len(TIGHTNESS_GRID) - 10)]
-    with caplog.at_level("INFO"):
-        for k in range(2, 21):
-            made.move(k / 20, scores)
-        restored = schedule(0.5, 0.5)
-        restored.load_state_dict(made.state_dict())
-        restored.algorithm.tightness = made.algorithm.tightness
-        restored.say_if_held()
-    assert 0.1 < made.algorithm.tightness < 1.0
-    assert reason in caplog.text
-
-
-def test_any_algorithm_whose_rectangle_shrinks_keeps_how_far_it_has():
-    class Own(Algorithm):
-        can_shrink_rectangle = True
-
-        def step(self, pos_scores, neg_scores, dual_neg_scores, index):
-            return pos_scores.sum()
-
-    first, second = Own(), Own()
-    for algorithm in (first, second):
-        algorithm.setup(3)
-    first.tightness = 0.25
-    second.load_state_dict(first.state_dict())
-    assert second.tightness == 0.25
-    second.load_state_dict({"num_positives": 3})
-    assert second.tightness == 1.0, "of a version whose rectangles did not shrink"
+    assert objective_ratio(torch.zeros(0), torch.zeros(3), 0.5, 0.5).isnan()
+    assert objective_ratio(torch.zeros(3), torch.zeros(0), 0.5, 0.5).isnan()
 
 
 def test_metric_gives_the_ratio_of_each_rectangle():
-    pos, neg = shuffled(50)
+    ((pos, neg),) = shuffled(50)
     metric = ObjectiveRatios([(0.0, 1.0), (0.5, 0.5)], "hinge")
     metric.update(torch.cat([pos, neg]), torch.cat([torch.ones(50), torch.zeros(50)]).long())
     pos, neg = pos.double(), neg.double()
     expected = [objective_ratio(pos, neg, *rectangle, metric.surrogate) for rectangle in metric.rectangles]
     torch.testing.assert_close(metric.compute(), torch.stack(expected))
+
+
+# ---------------------------------------------------------------- what is said
+
+
+def test_a_run_that_ends_before_says_so_and_not_that_it_was_held(caplog):
+    made = schedule()
+    made.move(0.05, separable())
+    with caplog.at_level("INFO"):
+        made.say_if_held()
+    assert "only 5% of the way from all pairs to it (min_tpr=0.04, max_fpr=0.96): the run ended first." in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("at_the_end", "held_out", "said"),
+    [
+        (shuffled, [], "is {:.0%} on training data. Train longer, lower `lr`, or enlarge it."),
+        (shuffled, [0.9] * 21, "is {:.0%} on training data, 90% on validation data. Train longer"),
+        (separable, [0.9] * 21, "is 0% on training data, 90% on validation data. It learnt few positives by heart:"),
+    ],
+)
+def test_a_run_that_was_held_says_what_was_measured(at_the_end, held_out, said, caplog):
+    made = schedule(0.5, 0.5)
+    for k in range(1, 21):
+        made.held_out = [held_out] if held_out and k > 1 else []
+        made.move(k / 20, separable() if k == 1 else shuffled())
+    with caplog.at_level("INFO"):
+        made.say_if_held(None, at_the_end)
+    ratio = float(objective_ratio(*at_the_end()[0], 0.5, 0.5, made.algorithm.surrogate))
+    assert "Your rectangle was not fully trained, only 5% of the way" in caplog.text
+    assert said.format(ratio) in caplog.text
+
+
+def test_labels_that_were_held_are_named(caplog):
+    made = schedule(0.6, 0.5, tasks=[4, 5, 6])
+    made.algorithm.tightness_of_tasks, made.held = (0.25, 1.0, 0.5), [True, False, True]
+    made.held_out = [[0.9] * 21, [0.6] * 21, [1.1] * 21]
+    with caplog.at_level("INFO"):
+        made.say_if_held("abc")
+    assert "The rectangles of 2 of 3 labels were not fully trained" in caplog.text
+    assert "a 25%, c 50%: inside" in caplog.text
+    assert "is 100% on validation data." in caplog.text
+
+
+# ---------------------------------------------------------------- when it moves
 
 
 def trainer_like(total, per_epoch, callbacks=()):
@@ -217,11 +226,6 @@ def trainer_like(total, per_epoch, callbacks=()):
 )
 def test_takes_half_of_the_run_but_no_more_than_20_epochs(total, per_epoch, steps):
     assert shrinking_steps(trainer_like(total, per_epoch)) == steps
-
-
-def test_moves_20_times():
-    assert sum(move_is_due(k, 500) for k in range(1, 501)) == 20
-    assert all(move_is_due(k, 7) for k in range(1, 8))
 
 
 def test_follows_the_clock_where_it_ends_the_run_earlier(monkeypatch):
@@ -252,7 +256,7 @@ def test_a_training_on_labels_that_no_model_predicts_is_held(caplog):
     with caplog.at_level("INFO"):
         _, module = fit(*noisy_labels(600, 4, 20.0))
     assert module.algorithm.tightness < 1.0
-    assert "of the way to min_tpr=0.75, max_fpr=0.25" in caplog.text
+    assert "Your rectangle was not fully trained" in caplog.text
 
 
 def test_a_fixed_rectangle_is_trained_from_the_first_step_on():
@@ -278,3 +282,18 @@ def test_validation_evaluates_only_the_rectangles_that_something_reads(shrinks, 
     evaluated.clear()
     trainer.validate(module, trainer.datamodule, verbose=False)
     assert evaluated == []
+
+
+def test_any_algorithm_whose_rectangle_shrinks_keeps_how_far_it_has():
+    class Own(Algorithm):
+        can_shrink_rectangle = True
+
+        def step(self, pos_scores, neg_scores, dual_neg_scores, index):
+            return pos_scores.sum()
+
+    first, second = Own(), Own()
+    for algorithm in (first, second):
+        algorithm.setup(3)
+    first.tightness = 0.25
+    second.load_state_dict(first.state_dict())
+    assert second.tightness == 0.25

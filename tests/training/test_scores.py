@@ -1,41 +1,65 @@
-"""The memory of scores against a plain list, over random sequences of all that can happen to it.
-
-Remembered scores of several labels, against lists; how their rectangles shrink.
-"""
+"""The memory of scores against plain lists; what steers the rectangle against a pass over the training set."""
 
 import io
 import random
+from functools import cache
 from itertools import count
 
+import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_svmlight_file
+from torch import nn
 
-from lightning_tpauc.algorithms import STACO, Task, TrainingScores
-from lightning_tpauc.functional.pairwise import TaskMasks
+from lightning_tpauc import PosNegDataModule, TPAUCModule
+from lightning_tpauc.algorithms import STACO, TrainingScores
+from lightning_tpauc.distributed import GatheredScores
+from lightning_tpauc.functional import TaskMasks, objective_ratio
 from lightning_tpauc.training.rectangle import RectangleSchedule
-from lightning_tpauc.training.scores import ScoreMemory, TaskScoreMemory
+from lightning_tpauc.training.scores import ScoreMemory, score_next_batches
+from tests.helpers.paths import ROOT
+from tests.helpers.problems import bare_trainer, make_trainer
 
-NUM_POS = 5
-
-
-def make_memory(capacity, dtype=torch.float32):
-    return ScoreMemory(NUM_POS, capacity, "cpu", dtype)
+RECENT = 16
 
 
 class Lists:
-    """What the memory is to hold: each positive's last score, and the newest negatives, oldest first."""
+    """What the memory is to hold: each positive's last score, the scores of each step, and where the stage began."""
 
-    def __init__(self, capacity):
-        self.capacity, self.positives, self.negatives = capacity, {}, []
+    def __init__(self, sizes):
+        self.sizes, self.steps, self.began = sizes, [], 0
+        self.last = [{} for _ in sizes]
 
-    def update(self, index, pos, neg):
-        self.positives.update(zip(index, pos, strict=True))
-        self.negatives = [*self.negatives, *neg][-self.capacity :]
+    def add(self, step):
+        self.steps.append(step)
+        for last, (pos, _) in zip(self.last, step, strict=True):
+            last.update(pos)
 
-    def resized(self, capacity):
-        other = Lists(capacity)
-        other.positives, other.negatives = dict(self.positives), self.negatives[-capacity:]
-        return other
+    def of_last_steps(self):
+        return self._joint(self.steps[-RECENT:])
+
+    def _joint(self, steps):
+        parts = [([], []) for _ in self.sizes]
+        for step in steps:
+            for (pos, neg), (new_pos, new_neg) in zip(parts, step, strict=True):
+                pos.extend(new_pos.values())
+                neg.extend(new_neg)
+        return [(sorted(pos), sorted(neg)) if pos and neg else None for pos, neg in parts]
+
+    def of_stage(self):
+        known = self._joint(self.steps[self.began :])
+        if None in known or any(len(last) < size for last, size in zip(self.last, self.sizes, strict=True)):
+            return None
+        return [([last[k] for k in range(len(last))], neg) for last, (_, neg) in zip(self.last, known, strict=True)]
+
+
+def as_lists(scores, *, ordered):
+    if scores is None:
+        return None
+    return [
+        None if own is None else (own.pos_scores.tolist() if ordered else sorted(own.pos_scores.tolist()), sorted(own.neg_scores.tolist()))
+        for own in scores
+    ]  # fmt: skip
 
 
 def through_a_file(state):
@@ -45,215 +69,176 @@ def through_a_file(state):
     return torch.load(file, weights_only=True)
 
 
-def assert_holds(memory, lists):
-    scores = memory.training_scores()
-    if not lists.negatives or len(lists.positives) < NUM_POS:
-        assert scores is None
-        return
-    assert scores.pos_scores.tolist() == [lists.positives[k] for k in range(NUM_POS)]
-    # the order has no meaning; the oldest is overwritten next, which later updates show
-    assert sorted(scores.neg_scores.tolist()) == sorted(lists.negatives)
+def draw(rng, fresh, sizes):
+    """A step: of each label the scores of some positives by their number, and of some negatives."""
+    return [
+        (
+            {k: float(next(fresh)) for k in rng.sample(range(n), rng.randint(0, n))},
+            [float(next(fresh)) for _ in range(rng.randint(0, 5))],
+        )
+        for n in sizes
+    ]
+
+
+def gathered(step, dtype):
+    """The step as a batch holds it: padded, and with masks if there are several labels."""
+    if len(step) == 1:
+        ((pos, neg),) = step
+        scores = torch.tensor(list(pos.values()), dtype=dtype), torch.tensor(neg, dtype=dtype)
+        return GatheredScores(*scores, scores[1][:0], torch.tensor(list(pos), dtype=torch.int64))
+    rows = [(list(pos.values()), neg, list(pos)) for pos, neg in step]
+    pos, neg, index = (
+        nn.utils.rnn.pad_sequence([torch.tensor(row[k], dtype=kind) for row in rows], batch_first=True)
+        for k, kind in enumerate((dtype, dtype, torch.int64))
+    )
+    masks = TaskMasks(*(torch.arange(part.shape[1]) < torch.tensor([[len(row[k])] for row in rows])
+                        for k, part in enumerate((pos, neg))))  # fmt: skip
+    return GatheredScores(pos, neg, neg[:, :0], index, masks)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("seed", range(60))
-def test_any_sequence_equals_plain_lists(seed, dtype):
+@pytest.mark.parametrize("sizes", [(5,), (4, 1, 6)])
+@pytest.mark.parametrize("seed", range(8))
+def test_any_sequence_equals_plain_lists(seed, sizes, dtype):
     rng, fresh = random.Random(seed), count(1)  # noqa: S311  # sequences, not secrets
-    capacity = rng.randint(1, 12)
-    memory, lists = make_memory(capacity, dtype), Lists(capacity)
-    saved = []
-    for _ in range(rng.randint(1, 40)):
-        what = rng.choice(["update"] * 6 + ["forget", "fill", "save", "load", "resume"])
-        if what in ("update", "fill"):
-            index = rng.sample(range(NUM_POS), NUM_POS if what == "fill" else rng.randint(0, NUM_POS))
-            index = sorted(index) if what == "fill" else index
-            pos, neg = [next(fresh) for _ in index], [next(fresh) for _ in range(rng.randint(0, 15))]
-            scores = torch.tensor(pos, dtype=dtype), torch.tensor(neg, dtype=dtype)
-            if what == "fill":
-                lists.negatives = []
-                memory.fill(TrainingScores(*scores))
-            else:
-                memory.update(*scores, torch.tensor(index, dtype=torch.int64))
-            lists.update(index, pos, neg)
-        elif what == "forget":
-            memory.forget_negatives()
-            lists.negatives = []
-        elif what == "save":
-            saved.append((memory.state_dict(), lists.resized(lists.capacity)))
-        elif what == "load" and saved:  # also one that was saved long ago, or with another capacity
-            state, then = rng.choice(saved)
-            memory.load_state_dict(state)
-            lists = then.resized(memory.neg_scores.numel())
+    memory, lists = ScoreMemory(sizes, whole_stages=True, dtype=dtype), Lists(sizes)
+    for _ in range(rng.randint(1, 60)):
+        what = rng.choice(["add"] * 12 + ["stage", "fill", "resume"])
+        if what == "add":
+            step = draw(rng, fresh, sizes)
+            memory.add(gathered(step, dtype))
+            lists.add(step)
+        elif what == "stage":
+            memory.begin_stage()
+            lists.began = len(lists.steps)
+        elif what == "fill" and not lists.steps:  # before the first step
+            scores = [torch.tensor([float(next(fresh)) for _ in range(n)], dtype=dtype) for n in sizes]
+            memory.fill([TrainingScores(pos, pos) for pos in scores])
+            for last, pos in zip(lists.last, scores, strict=True):
+                last.update(enumerate(pos.tolist()))
         elif what == "resume":
-            capacity = rng.choice([memory.neg_scores.numel(), rng.randint(1, 20)])
-            state = through_a_file(memory.state_dict())
-            memory, lists = make_memory(capacity, dtype), lists.resized(capacity)
-            memory.load_state_dict(state)
-        assert_holds(memory, lists)
+            state, memory = memory.state_dict(), ScoreMemory(sizes, whole_stages=True, dtype=dtype)
+            memory.load_state_dict(through_a_file(state))
+        assert as_lists(memory.of_last_steps(), ordered=False) == lists.of_last_steps()
+        assert as_lists(memory.of_stage(), ordered=True) == lists.of_stage()
 
 
-@pytest.mark.parametrize("seen", [0, 3, 9, 10, 13, 25])
-def test_the_same_capacity_gives_the_same_layout(seen):
-    """Sums over the negatives are then rounded alike."""
-    memory, restored = make_memory(10), make_memory(10)
-    memory.update(torch.arange(5.0), torch.zeros(0), torch.arange(5))
-    for part in torch.arange(float(seen)).split(4):
-        memory.update(torch.zeros(0), part, torch.arange(0))
-    restored.load_state_dict(through_a_file(memory.state_dict()))
-    for new in (torch.arange(100.0, 103.0), torch.arange(200.0, 209.0)):
-        for each in (memory, restored):
-            each.update(torch.zeros(0), new, torch.arange(0))
-        assert torch.equal(*(each.training_scores().neg_scores for each in (memory, restored)))
+def test_without_stages_nothing_is_kept_but_the_last_steps():
+    memory = ScoreMemory([10**6], whole_stages=False)
+    for k in range(100):
+        memory.add(GatheredScores(torch.full((2,), float(k)), torch.zeros(3), torch.zeros(0), torch.arange(2)))
+    state = memory.state_dict()
+    assert sum(part.numel() for part in (state["last"], *state["steps"])) == RECENT * (2 + 3 + 2)
+    assert memory.of_last_steps()[0].pos_scores.min() == 100 - RECENT
 
 
-def test_a_full_ring_goes_on_in_a_larger_one():
-    """Capacity 10, 13 seen, then 20: the ten newest, and no entry that nobody wrote."""
-    small, large = make_memory(10), make_memory(20)
-    small.update(torch.arange(5.0), torch.arange(7.0), torch.arange(5))
-    small.update(torch.zeros(0), torch.arange(7.0, 13.0), torch.arange(0))
-    large.load_state_dict(small.state_dict())
-    assert large.training_scores().neg_scores.tolist() == list(range(3, 13))
-    large.update(torch.zeros(0), torch.arange(13.0, 17.0), torch.arange(0))
-    assert large.training_scores().neg_scores.tolist() == list(range(3, 17))
+# ---------------------------------------------------------------- what steers the rectangle
 
 
-SIZES = (4, 3, 6)
-K, S, B, CAPACITY = len(SIZES), 3, 5, 12
+def svmlight(path, columns):
+    file = ROOT.parent / "shared" / "data" / path
+    if not file.is_file():
+        pytest.skip(f"{file} is missing")
+    x, y = load_svmlight_file(str(file), n_features=columns)
+    x = x.toarray()
+    return ((x - x.mean(0)) / x.std(0).clip(1e-3)).astype("float32"), y > 0
 
 
-def batches(steps, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
-        index = torch.stack([torch.randperm(n, generator=generator)[:S] for n in SIZES])
-        masks = TaskMasks(*(torch.rand(K, size, generator=generator) < 0.6 for size in (S, B)))
-        yield *(torch.randn(K, size, generator=generator) for size in (S, B)), index.where(masks.pos, 0), masks
+def made():
+    """12 columns and 3,542 negatives; two of three directions are noise."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(3900, 12))
+    value = x[:, 0] + 0.5 * x[:, 1] * x[:, 2] + 1.2 * generator.normal(size=3900)
+    return x.astype("float32"), value > np.sort(value)[3541]
 
 
-def remembered(memory):
-    return [None if own is None else [part.tolist() for part in own] for own in memory.known_scores()]
+DATA = {
+    "ijcnn1": (lambda: svmlight("ijcnn1/ijcnn1.bz2", 22), (0.8, 0.2), lambda d: nn.Linear(d, 1)),
+    "adult": (lambda: svmlight("adult/adult.trn.bz2", 123), (0.7, 0.3), lambda d: nn.Linear(d, 1)),
+    "made": (made, (0.8, 0.1), lambda d: nn.Sequential(nn.Linear(d, 32), nn.ReLU(), nn.Linear(32, 1))),
+}
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 9])
-def test_the_memory_is_that_of_lists(steps):
-    memory = TaskScoreMemory(SIZES, CAPACITY, "cpu", torch.float32)
-    last, recent = [{} for _ in SIZES], []
-    for pos, neg, index, masks in batches(steps):
-        memory.update(pos, neg, index, masks)
-        for k in range(K):
-            for j in range(S):
-                if masks.pos[k, j]:
-                    last[k][int(index[k, j])] = float(pos[k, j])
-        recent = [*recent, *((neg[:, j], masks.neg[:, j]) for j in range(B))][-CAPACITY:]
-    for k, own in enumerate(remembered(memory)):
-        negatives = sorted(float(scores[k]) for scores, mask in recent if mask[k])
-        if not (last[k] and negatives):
-            assert own is None
-            continue
-        assert own[0] == [last[k][i] for i in sorted(last[k])]
-        assert sorted(own[1]) == negatives
-    complete = all(len(own) == n for own, n in zip(last, SIZES, strict=True)) and None not in remembered(memory)
-    assert (memory.training_scores() is not None) == complete
+@cache
+def training_set(name):
+    x, y = DATA[name][0]()
+    return torch.from_numpy(np.ascontiguousarray(x)), torch.from_numpy(y).long()
 
 
-def test_a_memory_goes_on_from_its_state():
-    drawn = list(batches(8))
-    memory, other = (TaskScoreMemory(SIZES, CAPACITY, "cpu", torch.float32) for _ in range(2))
-    for batch in drawn[:5]:
-        memory.update(*batch)
-    other.load_state_dict(memory.state_dict())
-    for batch in drawn[5:]:
-        memory.update(*batch)
-        other.update(*batch)
-    assert remembered(memory) == remembered(other)
-    assert torch.equal(memory.neg_scores.nan_to_num(9), other.neg_scores.nan_to_num(9))
+class Passes(RectangleSchedule):
+    """Beside each decision, the ratio of a pass over the whole training set."""
+
+    seen = None
+
+    def move(self, progress, scores, measure=lambda: None):
+        fresh = []
+
+        def measured():
+            fresh.append(measure())
+            return fresh[0]
+
+        before = self.algorithm.tightness
+        super().move(progress, scores, measured)
+        candidate = min(progress, before + 0.1)
+        if before < 1.0:
+            pos, neg = self.whole_pass()
+            rectangle = self.algorithm.rectangle_at(candidate, 0)
+            true = float(objective_ratio(pos, neg, *rectangle, self.algorithm.surrogate))
+            self.seen.append((true, self._both_ratios(candidate, (fresh or [scores])[0], 0)[0], bool(fresh)))
 
 
-def test_a_memory_is_filled_by_a_pass_over_the_data():
-    scores = [TrainingScores(torch.rand(n), torch.rand(n + 2)) for n in SIZES]
-    memory = TaskScoreMemory(SIZES, 20, "cpu", torch.float32)
-    memory.fill(scores)
-    for own, expected in zip(memory.training_scores(), scores, strict=True):
-        assert torch.equal(own.pos_scores, expected.pos_scores)
-        assert torch.equal(own.neg_scores, expected.neg_scores)
+@pytest.mark.parametrize("name", DATA)
+def test_the_rectangle_goes_by_what_a_forward_pass_gives(name, monkeypatch, caplog):
+    x, y = training_set(name)
+    rectangle, make = DATA[name][1:]
+    torch.manual_seed(0)
+    module = TPAUCModule(make(x.shape[1]), STACO(*rectangle))
 
+    def whole_pass():
+        with torch.no_grad():
+            scores = module(x)[:, 0]
+        return scores[y == 1], scores[y == 0]
 
-def test_each_labels_rectangle_goes_its_own_way():
-    generator = torch.Generator().manual_seed(1)
-    tasks = [Task(5, min_tpr=0.8, weight=2.0), Task(5, max_fpr=0.2), Task(5), Task(5, weight=0.5)]
-    algorithm = STACO(0.6, 0.5)
-    algorithm.setup(tasks)
-    corners = [(0.8, 0.5), (0.6, 0.2), (0.6, 0.5), (0.6, 0.5)]
-    distances = (3.0, 0.0, 3.0, 0.5)  # of the classes' means
-    scores = [
-        TrainingScores(torch.randn(40, generator=generator) + far, torch.randn(60, generator=generator))
-        for far in distances
-    ]
-    schedule = RectangleSchedule(algorithm, steps=10)
-    schedule.start()
-    singles = []
-    for corner in corners:
-        single = STACO(*corner)
-        single.setup(5)
-        singles.append(RectangleSchedule(single, steps=10))
-        singles[-1].start()
-    scores[2] = None  # until its positives were visited
-    grids = [[0.1 + 0.2 * k + 0.02 * t for t in range(21)] for k in range(4)]
-    for k in range(1, 26):
-        if k == 8:
-            scores[2] = TrainingScores(torch.full((40,), 2.0), torch.full((60,), -2.0))
-        if k == 12:
-            schedule.held_out = grids
-            for single, grid in zip(singles, grids, strict=True):
-                single.held_out = [grid]
-        schedule.move(min(1.0, k / 20), scores)
-        for single, own in zip(singles, scores, strict=True):
-            single.move(min(1.0, k / 20), own)
-        assert algorithm.tightness_of_tasks == tuple(single.algorithm.tightness for single in singles)
-        assert schedule.held == [single.held[0] for single in singles]
-        assert str(schedule.ratios) == str([single.ratios[0] for single in singles])  # equal nan
-        assert algorithm.rectangles == [single.algorithm.rectangle for single in singles]
-        bounds = torch.stack([*algorithm.bounds], 1)
-        assert bounds.tolist() == [list(single.algorithm.rectangle) for single in singles]
-    reached = algorithm.tightness_of_tasks
-    assert reached[0] == 1.0
-    assert reached[1] == 0.0
-    assert 0.0 < reached[3] < 1.0
-    assert algorithm.tightness == pytest.approx(sum(reached) / 4)
-
-
-def test_a_label_that_trains_nothing_is_not_held():
-    algorithm = STACO(0.6, 0.5)
-    algorithm.setup([Task(5), Task(5, weight=0.0)])
-    schedule = RectangleSchedule(algorithm, steps=10)
-    schedule.start()
-    generator = torch.Generator().manual_seed(0)
-    scores = TrainingScores(torch.randn(40, generator=generator), torch.randn(60, generator=generator))
-    for k in range(1, 21):
-        schedule.move(k / 20, [scores, scores])
-    assert algorithm.tightness_of_tasks == (0.0, 1.0)
-    assert schedule.held == [True, False]
-
-
-def test_how_far_each_label_came_is_in_the_checkpoint_and_said(caplog):
-    algorithm = STACO(0.6, 0.5)
-    algorithm.setup([4, 5, 6])
-    schedule = RectangleSchedule(algorithm, steps=10)
-    algorithm.tightness_of_tasks, schedule.held = (0.25, 1.0, 0.5), [True, False, False]
-    schedule.held_out, schedule.ratios = [[0.5] * 21, [0.6] * 21, [0.7] * 21], [0.1, 0.2, 0.3]
-    other = STACO(0.6, 0.5)
-    other.setup([4, 5, 6])
-    again = RectangleSchedule(other, steps=10)
-    other.load_state_dict(algorithm.state_dict())
-    again.load_state_dict(schedule.state_dict())
-    assert other.tightness_of_tasks == (0.25, 1.0, 0.5)
-    assert torch.equal(other.bounds[0], algorithm.bounds[0])
-    assert (again.held, again.held_out, again.ratios) == (schedule.held, schedule.held_out, schedule.ratios)
+    Passes.whole_pass, Passes.seen = staticmethod(whole_pass), []
+    monkeypatch.setattr("lightning_tpauc.training.state.RectangleSchedule", Passes)
     with caplog.at_level("INFO"):
-        again.say_if_held("abc")
-    assert "2 of 3 labels were trained on a part of the way" in caplog.text
-    assert "their rectangle: a 25%, c 50%. Nearer to it, the objective came to 85%" in caplog.text
-    # of a version in which all labels had one rectangle
-    other.load_state_dict({**algorithm.state_dict(), "tightness": 0.75})
-    again.load_state_dict({"held": True, "ratio": 0.5, "held_out": [0.4] * 21})
-    assert other.tightness_of_tasks == (0.75,) * 3
-    assert (again.held, again.ratios, again.held_out) == ([True] * 3, [0.5] * 3, [[0.4] * 21] * 3)
+        bare_trainer(max_steps=400, max_epochs=-1).fit(module, PosNegDataModule((x, y)))
+    near = [(true, used) for true, used, measured in Passes.seen if measured]
+    assert len(near) >= 3
+    for true, used in near:
+        assert used == pytest.approx(true, rel=0.1)
+    # scores of the last steps decide where no doubt is possible
+    assert all(true < 0.8 for true, _, measured in Passes.seen if not measured)
+    if module.algorithm.tightness < 1.0 and "the run ended first" not in caplog.text:
+        true = objective_ratio(*whole_pass(), *rectangle, module.algorithm.surrogate)
+        said = int(caplog.text.partition("gives all the same score, is ")[2].partition("%")[0]) / 100
+        assert said == pytest.approx(float(true), rel=0.1)
+
+
+def test_the_next_batches_are_scored_and_the_training_goes_on_as_if_they_were_not():
+    x, y = torch.randn(90, 4, dtype=torch.float64), torch.arange(90) % 3 == 0
+
+    def train(*, looks):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 1))
+
+        class Looks(TPAUCModule):
+            def on_train_batch_start(self, batch, batch_idx):
+                if looks and batch_idx == 2:
+                    (scores,) = score_next_batches(self, 2)
+                    assert [len(part) for part in scores] == [8, 16]
+                    assert self.training
+
+        module = Looks(net, STACO(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+        make_trainer(max_epochs=2).fit(module, PosNegDataModule((x, y.long()), num_pos=4, num_neg=8))
+        return module
+
+    straight, looked = train(looks=False), train(looks=True)
+    for (name, a), b in zip(straight.state_dict().items(), looked.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_a_loader_of_ones_own_shows_no_next_batches():
+    module = TPAUCModule(nn.Linear(4, 1))
+    module.trainer = make_trainer()
+    assert score_next_batches(module) is None

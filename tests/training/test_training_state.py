@@ -16,7 +16,7 @@ def make(**wanted):
     torch.manual_seed(0)
     net, algorithm, state = nn.Linear(3, 1), STACO(), TrainingState()
     algorithm.setup(NUM_POS)
-    everything = {"best_weights": True, "shrinking_steps": 10, "max_negatives": 8}
+    everything = {"best_weights": True, "shrinking_steps": 10}
     state.allocate(ToRemember(**{**everything, **wanted}), algorithm, net, list(net.parameters()))
     return state, net
 
@@ -42,8 +42,9 @@ def test_a_step_is_averaged_and_remembered():
     assert state.phase is Phase.BETWEEN_STEPS
     assert (state.batches_seen, state.step_skipped, float(state.step_loss)) == (2, False, 3.0)
     assert torch.equal(state.average.mean[0], torch.full((1, 3), 2.0))
-    assert state.memory.pos_scores[[0, 3]].tolist() == [3.0, 3.0]
-    assert state.memory.neg_scores[: state.memory.filled].tolist() == [-1.0, -1.0, -3.0, -3.0]
+    (known,) = state.memory.of_last_steps()
+    assert sorted(known.pos_scores.tolist()) == [1.0, 1.0, 3.0, 3.0]
+    assert sorted(known.neg_scores.tolist()) == [-3.0, -3.0, -1.0, -1.0]
 
 
 def test_a_skipped_step_is_counted_and_not_remembered():
@@ -54,7 +55,7 @@ def test_a_skipped_step_is_counted_and_not_remembered():
     assert (state.batches_seen, state.step_skipped, float(state.step_loss)) == (2, True, 5.0)
     assert state.phase is Phase.BETWEEN_STEPS
     assert state.average.count == 1
-    assert state.memory.filled == 2
+    assert len(state.memory.of_last_steps()[0].neg_scores) == 2
 
 
 def test_the_average_is_in_the_model_inside_of_the_context_only():
