@@ -319,6 +319,10 @@ def mean_excess(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, masks: Tas
     return excess / column(number(neg, neg_mask))
 
 
+#: Gradients of so many examples are made to sum up to exactly 0.
+_MOST_BALANCED = 2**12
+
+
 class _WeightedSum(torch.autograd.Function):
     """The weighted sum; backward scales the gradients that forward already has."""
 

@@ -54,12 +54,8 @@ class Lists:
 
 
 def as_lists(scores, *, ordered):
-    if scores is None:
-        return None
-    return [
-        None if own is None else (own.pos_scores.tolist() if ordered else sorted(own.pos_scores.tolist()), sorted(own.neg_scores.tolist()))
-        for own in scores
-    ]  # fmt: skip
+    arrange = list if ordered else sorted
+    return scores and [own and (arrange(own.pos_scores.tolist()), sorted(own.neg_scores.tolist())) for own in scores]
 
 
 def through_a_file(state):
