@@ -2,6 +2,7 @@
 
 import csv
 import math
+import warnings
 from pathlib import Path
 
 import pytest
@@ -101,7 +102,7 @@ def test_batches_may_number_their_positives_in_any_integer_dtype(dtype):
 
 def test_positives_without_numbers_are_refused():
     batches = [batch._replace(index=None) for batch in make_batches(1)[0]]
-    with pytest.raises(ArgumentError, match="Expected `index` to hold integers, but got NoneType"):
+    with pytest.raises(ArgumentError, match="Expected `index` to hold integers, but got None"):
         make_trainer().fit(make_module(staco(), sgd(0.05)), loader(batches))
 
 
@@ -157,6 +158,46 @@ def test_clipping_bounds_the_data_gradient_and_leaves_the_proximal_term():
         gradient = gradient * min(1.0, 0.01 / (gradient.norm().item() + 1e-6))
         w.data -= 0.3 * (gradient + w.detach() / (0.5 * 0.4))
         assert_close(recorder.weights[t][0], w.detach(), "trajectory64")
+
+
+def test_modules_that_were_given_one_algorithm_have_a_copy_each():
+    algorithm = STACO(0.6, 0.3)
+    plain = TPAUCModule(LinearScore(), algorithm)
+    squashed = TPAUCModule(LinearScore(), algorithm, score_activation="sigmoid")
+    scores = torch.zeros(3), torch.zeros(5)
+    for module, slope in ((plain, 1.0), (squashed, 0.25)):
+        assert module.algorithm.score_slope == slope
+        assert module.algorithm.surrogate.value(torch.zeros(())) == slope
+    assert algorithm.num_positives is None
+    plain.algorithm.setup(3)
+    plain.algorithm(*scores, scores[1], torch.arange(3))
+    assert squashed.algorithm.num_positives is None
+
+
+def test_a_fit_leaves_no_filter_of_warnings():
+    before = list(warnings.filters)
+    batches, _ = make_batches(2)
+    make_trainer().fit(make_module(staco(), sgd(0.1)), loader(batches), eval_loader())
+    with pytest.raises(ArgumentError):
+        make_trainer().fit(TPAUCModule(LinearScore(), staco()), loader(batches), eval_loader())
+    assert list(warnings.filters) == before
+
+
+@pytest.mark.parametrize("validated", [False, True])
+def test_lazy_layers_need_no_sanity_check(validated):
+    x = torch.randn(90, 3, generator=torch.Generator().manual_seed(0))
+    y = (x[:, 0] > 0.9).long()
+
+    def train(net):
+        torch.manual_seed(1)
+        data = PosNegDataModule((x, y), val_dataset=(x, y) if validated else None, num_pos=4, num_neg=8)
+        module = TPAUCModule(net())
+        make_trainer(precision="32-true", num_sanity_val_steps=0).fit(module, data)
+        return module.backbone
+
+    net = train(lambda: nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(1)))
+    assert net[0].weight.shape == (4, 3)
+    assert not any(child.training != net.training for child in net.modules())
 
 
 @pytest.mark.parametrize("interval", ["step", "epoch"])
@@ -655,7 +696,7 @@ def test_a_state_far_beyond_all_losses_stops_the_run():
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
             if batch_idx == 4:
                 pl_module.algorithm.s_prime.fill_(1.2e16)
-                pl_module.algorithm.y.fill_(pl_module.algorithm.theta0)  # then s' cancels out of the loss
+                pl_module.algorithm.y.fill_(1 - pl_module.algorithm.min_tpr)  # then s' cancels out of the loss
 
     batches, _ = make_batches(20)
     with pytest.raises(NonFiniteError, match="Diverged after 5 steps: loss and state have grown to"):

@@ -25,6 +25,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.strategies.xla import XLAStrategy
+from lightning.pytorch.trainer.connectors.logger_connector.result import warning_cache
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
@@ -70,9 +71,6 @@ def refuse_unsupported(trainer: Trainer, further: Iterable[Callback] = ()) -> No
         UnsupportedError: with the reason and the remedy.
         ArgumentError: if a callback waits for a metric to get worse.
     """
-    # On every save Lightning advises users of manual optimization to store the weights from before the step in an
-    # attribute, to be saved instead of the current ones. Our checkpoints hold the state after the step.
-    _ignore("Using ModelCheckpoint with manual optimization")
     datamodule: Any = getattr(trainer, "datamodule", None)  # set at run time, declared nowhere
     validation = trainer.fit_loop.epoch_loop.val_loop
     loops = trainer.fit_loop, validation, trainer.validate_loop, trainer.test_loop, trainer.predict_loop
@@ -206,22 +204,35 @@ def starts_processes(trainer: Trainer) -> bool:
 def log_replicated(module: LightningModule, name: str, value: Tensor, *, prog_bar: bool = False) -> None:
     """Log a value that is the same on all ranks.
 
-    Lightning advises to average logged values over ranks. Here that would cost a collective and gain nothing.
+    Lightning advises to average logged values over ranks, once for each name. Here that would cost a collective and
+    gain nothing.
     """
-    _ignore(f"It is recommended to use `self.log({name!r}")
+    warning_cache.add(
+        f"It is recommended to use `self.log({name!r}, ..., sync_dist=True)` when logging on epoch level in "
+        "distributed setting to accumulate the metric across devices."
+    )
     # if there are several data loaders, the name holds the loader's number already
     module.log(name, value, prog_bar=prog_bar, batch_size=1, add_dataloader_idx=False)
 
 
-def _ignore(text: str) -> None:
-    """Filter out the warning that begins so.
+class SilentSaving:
+    """Ignores, during a fit, what Lightning says on every save under manual optimization.
 
-    The filters change only where they must: after each change Python repeats every warning that it had shown already.
+    It advises to store the weights from before the step in an attribute, to be saved instead of the current ones. Our
+    checkpoints hold the state after the step.
     """
-    applying = (
-        action
-        for action, message, category, *_ in warnings.filters
-        if (message is None or message.match(text)) and issubclass(UserWarning, category)
-    )
-    if next(applying, "default") != "ignore":
-        warnings.filterwarnings("ignore", message=re.escape(text))
+
+    def __init__(self) -> None:
+        self._filter: Any = None
+
+    def begin(self) -> None:
+        """Ignore it from now on."""
+        self.end()
+        warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
+        self._filter = warnings.filters[0]
+
+    def end(self) -> None:
+        """Leave the filters of warnings as they were."""
+        if self._filter in warnings.filters:
+            warnings.filters.remove(self._filter)  # type: ignore[attr-defined]  # a list, declared as a sequence
+        self._filter = None

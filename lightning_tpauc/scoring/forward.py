@@ -60,6 +60,19 @@ class ScoringModel(LightningModule):
         return torch.float64 if double else torch.float32
 
 
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """The module is in evaluation mode inside, without gradients; every part is in its own mode again afterwards."""
+    modes = [(child, child.training) for child in module.modules()]
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for child, training in modes:
+            child.training = training
+
+
 def call_model(model: Callable[..., Any], inputs: Any) -> Any:
     """Call ``model`` on the inputs of a batch, by position or by keyword, depending on its ``forward``.
 

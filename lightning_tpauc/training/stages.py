@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, Literal
 
 import torch
@@ -22,19 +23,21 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer, SparseAdam
 from typing_extensions import override
 
 from lightning_tpauc.algorithms import Algorithm, TrainingScores
+from lightning_tpauc.data.batch import check_training_batch
 from lightning_tpauc.data.examples import learnt_layout
 from lightning_tpauc.distributed import destroy_group_at_exit, prebuild_ddp_buckets, reshard
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_choice, check_count, is_real
 from lightning_tpauc.lightning_fixes.checkpoint_files import load_weights
-from lightning_tpauc.lightning_fixes.unsupported import log_replicated
+from lightning_tpauc.lightning_fixes.unsupported import SilentSaving, log_replicated
 from lightning_tpauc.metrics.reporting import validated_areas
 from lightning_tpauc.scoring.evaluation import Evaluation, evaluation_of
-from lightning_tpauc.scoring.forward import ScoringModel
+from lightning_tpauc.scoring.forward import ScoringModel, device_batches, evaluation_mode
 from lightning_tpauc.scoring.operating_point import DecisionThreshold, DefaultThreshold
 from lightning_tpauc.training.checkpoint import (
     check_savable,
@@ -139,6 +142,7 @@ class StageCallback(Callback):
         self.scores, self.batch_norm = scores, batch_norm
         self._adviser = Adviser()
         self._batches_before = 0
+        self._silent_saving = SilentSaving()
 
     def stage_length(self, stage: int, steps_per_epoch: float) -> int:
         """Number of steps of a stage; override for another policy.
@@ -167,6 +171,8 @@ class StageCallback(Callback):
             msg = f"The Trainer has {' and '.join(stages)}: each would start and end all stages. Keep one of them."
             raise UnsupportedError(msg)
         trainer.callbacks = in_order(callbacks)  # type: ignore[attr-defined]
+        if stage == TrainerFn.FITTING:
+            self._silent_saving.begin()
         destroy_group_at_exit()
         require_agreement(lambda: data_and_limits(trainer, stage))
 
@@ -193,6 +199,7 @@ class StageCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Allocate the state, then restore it from a checkpoint or start it."""
         module: ScoringModel = pl_module  # type: ignore[assignment]
+        _give_shapes(trainer, module)
         reshard(module)
         prebuild_ddp_buckets(trainer)
         accept_closure(trainer.optimizers[0])
@@ -301,8 +308,13 @@ class StageCallback(Callback):
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Put the last iterate back if a validation fails."""
-        module: ScoringModel = pl_module  # type: ignore[assignment]
-        module.training_state.restore_last_iterate()
+        self._silent_saving.end()
+        pl_module.training_state.restore_last_iterate()
+
+    @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Leave warnings as they were."""
+        self._silent_saving.end()
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -415,6 +427,18 @@ class StageCallback(Callback):
         memory = module.training_state.memory if self.scores == "remembered" else None
         remembered = memory.of_stage() if memory is not None else None
         return remembered if remembered is not None else score_every_label(module)
+
+
+def _give_shapes(trainer: Trainer, module: ScoringModel) -> None:
+    """Show lazy layers one batch, where no sanity check has told them how many inputs there are."""
+    if not any(is_lazy(parameter) for parameter in module.parameters()):
+        return
+    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
+    loader = trainer.train_dataloader if datamodule is None else datamodule.train_dataloader()
+    with isolate_rng(), evaluation_mode(module):
+        for batch in device_batches(module, islice(loader, 1), "Looking at a batch", 1):
+            check_training_batch(batch)
+            module.raw_scores(batch.inputs)
 
 
 def _is_fitting(trainer: Trainer) -> bool:

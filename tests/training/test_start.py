@@ -129,3 +129,40 @@ def test_without_validation_there_is_none(good, tmp_path):
     trainer.fit(worse(init_from=str(good[0])), loader(make_batches(4, dtype=F32)[0]), eval_loader(F32))
     assert saver.best_model_path == ""
     assert trainer.num_sanity_val_steps == 2
+
+
+# ---------------------------------------------------------------- and runs that end without a validation
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_steps": 3, "max_epochs": -1},
+        {"max_epochs": 2, "check_val_every_n_epoch": 5},
+        {"max_epochs": 1, "check_val_every_n_epoch": None, "val_check_interval": 100},
+    ],
+    ids=["less than an epoch", "fewer epochs than to a validation", "fewer batches than to a validation"],
+)
+@pytest.mark.parametrize("trained", [False, True], ids=["a new model", "one that was trained"])
+def test_a_run_that_no_validation_would_see_holds_one_at_its_end(limits, trained, good, tmp_path):
+    module = make_module(init_from=str(good[0]) if trained else None)
+    before = module.backbone.weight.detach().clone()
+    trainer, saver = fit(module, tmp_path, **limits)
+    steps = trainer.global_step
+    assert module.training_state.last_validated == steps == module.training_state.batches_seen
+    area = float(trainer.validate(module, eval_loader(F32), verbose=False)[0]["val/tpauc"])
+    assert module.training_state.best.value[0] == pytest.approx(area, abs=1e-6)
+    assert module.operating_point.step == module.training_state.best.step
+    assert torch.equal(published(saver.best_model_path), module.backbone.weight)
+    if not trained:
+        assert module.training_state.best.step == steps
+        assert not torch.equal(module.backbone.weight, before)
+
+
+def test_the_validation_at_the_end_takes_no_random_numbers(tmp_path):
+    def train(**options):
+        torch.manual_seed(7)
+        fit(make_module(), tmp_path, max_steps=3, max_epochs=-1, **options)
+        return torch.rand(3)
+
+    assert torch.equal(train(), train(limit_val_batches=0))
