@@ -1,6 +1,6 @@
 """Training on 10^8 negatives that are generated as they are read: memory, and negatives a second.
 
-A generator makes blocks of random rows; a linear model is trained by STACO1 with the exact start, through Lightning.
+A generator makes random rows; a linear model is trained by STACO1 with the exact start, through Lightning.
 Each negative is used once. Resident memory is read after 1, 50 and 100 percent of the steps.
 
     python -m benchmarks.stream
@@ -28,15 +28,14 @@ NUM_POS, NUM_NEG = 64, 4096
 
 
 class Generated(IterableDataset[Tensor]):
-    """Blocks of random rows without end; the generator's state says where it stands."""
+    """Random rows without end; the generator's state says where it stands."""
 
-    def __init__(self, block: int = 8192) -> None:
-        self.block = block
+    def __init__(self) -> None:
         self.generator = np.random.default_rng(0)
 
     def __iter__(self) -> Iterator[Tensor]:
         while True:
-            yield torch.from_numpy(self.generator.standard_normal((self.block, FEATURES), dtype=np.float32))
+            yield torch.from_numpy(self.generator.standard_normal(FEATURES, dtype=np.float32))
 
     def state_dict(self) -> dict[str, Any]:
         return dict(self.generator.bit_generator.state)
@@ -68,7 +67,7 @@ def train(negatives: int, workers: int) -> list[tuple[float, float]]:
     steps = negatives // (2 * NUM_NEG)
     torch.manual_seed(0)
     positives = torch.randn(10_000, FEATURES) + 0.3
-    stream = NegativeStream(Generated(), blocks=True)
+    stream = NegativeStream(Generated())
     data = PosNegDataModule(positives, negatives=stream, num_pos=NUM_POS, num_neg=NUM_NEG, num_workers=workers)
     module = TPAUCModule(nn.Linear(FEATURES, 1), STACO(), optimizer=lambda p: torch.optim.SGD(p, lr=0.01))
     memory = Memory([max(1, steps // 100), steps // 2, steps])

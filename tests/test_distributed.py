@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from lightning_tpauc import PosNegDataModule, PredictionWriter, TPAUCModule
-from lightning_tpauc.data.sampler import least_of_ranks
+from lightning_tpauc.data.streaming import least_of_ranks
 from lightning_tpauc.distributed import gather_objects
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.training.guards import require_agreement

@@ -270,7 +270,7 @@ def examples_per_step(datamodule: Any, algorithm: Any) -> int:
     if kind == "full":
         return int(datamodule.num_positives + datamodule.num_negatives)
     if kind == "uniform":
-        tasks = getattr(sampler, "tasks", None)  # of several labels
+        tasks = sampler.label_rows
         size = datamodule.num_positives + datamodule.num_negatives if tasks is None else len(tasks.measured)
         return int(min(sampler.sizes.num_pos + sampler.sizes.num_neg, size))
     given = datamodule.num_dual_neg

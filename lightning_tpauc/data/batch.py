@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
@@ -19,24 +21,24 @@ class PosNegBatch(NamedTuple):
 
     The model sees ``inputs`` in a single forward pass. Its scores are then split by the three sizes.
 
-    With several tasks, masks say which of the K scores of an example count. The first part then holds, for each task in
-    play, positives that were drawn for it. The others hold examples that are negative for at least one task. In a
-    uniform batch of several tasks, which cross-entropy takes, every example is in the first and in the second part:
+    With several labels, masks say which of the K scores of an example count. The first part then holds, for each label
+    in play, positives that were drawn for it. The others hold examples that are negative for at least one label. In a
+    uniform batch of several labels, which cross-entropy takes, every example is in the first and in the second part:
     ``num_pos`` and ``num_neg`` are both the number of examples.
 
     Attributes:
         inputs: the collated items. The first axis, or the graphs of a PyG batch, are ``num_pos + num_neg +
             num_dual_neg`` examples.
         index: int64 tensor ``(num_pos,)``: position of each positive among the training positives, ``0 .. n_pos - 1``,
-            without repetition. With several tasks ``(K, num_pos)``: position among the positives of that task, and 0
+            without repetition. With several labels ``(K, num_pos)``: position among the positives of that label, and 0
             where ``masks.pos`` is False.
         num_pos: number of positives on this rank, S.
         num_neg: number of negatives on this rank, B~: they move the weights and thresholds.
         num_dual_neg: number of independent negatives on this rank, B: they move the dual weights; 0 if none are used.
         shares: ``(num_pos, num_neg, num_dual_neg)`` of every rank, known to all without communication; ``None`` in one
             process and in hand-made batches.
-        masks: with several tasks, which examples count for each, of shapes ``(K, num_pos)``, ``(K, num_neg)`` and
-            ``(K, num_dual_neg)``: positives that were drawn for it, and measured negatives; ``None`` with one task.
+        masks: with several labels, which examples count for each, of shapes ``(K, num_pos)``, ``(K, num_neg)`` and
+            ``(K, num_dual_neg)``: positives that were drawn for it, and measured negatives; ``None`` with one label.
 
     Example:
         >>> index, masks = torch.tensor([[4], [0]]), TaskMasks(torch.tensor([[True], [False]]), torch.ones(2, 2) > 0)
@@ -55,6 +57,26 @@ class PosNegBatch(NamedTuple):
     shares: tuple[tuple[int, int, int], ...] | None = None
     masks: TaskMasks | None = None
 
+    @property
+    def target(self) -> Tensor:
+        """Labels of the N examples: int64 tensor ``(N,)``, 1 for positives and 0 for negatives.
+
+        With several labels ``(N, K)``, and -1 where an example does not count for a label in this batch.
+        """
+        if self.masks is None:
+            is_pos = torch.arange(self.num_pos + self.num_neg + self.num_dual_neg, device=self.index.device)
+            return (is_pos < self.num_pos).long()
+        pos, neg, dual = self.masks
+        if self.is_uniform:
+            return torch.where(pos, 1, torch.where(neg, 0, -1)).T
+        known = [torch.where(pos, 1, -1), torch.where(neg, 0, -1)]
+        return torch.cat(known if dual is None else [*known, torch.where(dual, 0, -1)], dim=1).T
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether this is a uniform batch of several labels: every example is in the first and in the second part."""
+        return self.masks is not None and self.num_pos == self.num_neg and number_of(self.inputs) == self.num_pos
+
     def to(self, device: torch.device | str) -> PosNegBatch:
         """The batch on ``device``. Lightning calls this method, so it does not search the sizes for tensors."""
         inputs, index = move_data_to_device(self.inputs, device), move_data_to_device(self.index, device)
@@ -65,10 +87,10 @@ class PosNegBatch(NamedTuple):
         """Cut the scores of the joint batch into those of positives, negatives and dual negatives.
 
         Args:
-            scores: tensor ``(N,)``, or ``(N, K)`` with several tasks, of this batch's N examples.
+            scores: tensor ``(N,)``, or ``(N, K)`` with several labels, of this batch's N examples.
 
         Returns:
-            Tensors ``(num_pos,)``, ``(num_neg,)`` and ``(num_dual_neg,)``, or with a leading dimension of K tasks;
+            Tensors ``(num_pos,)``, ``(num_neg,)`` and ``(num_dual_neg,)``, or with a leading dimension of K labels;
             ``None`` as the last one if the batch has no dual negatives.
 
         Raises:
@@ -78,8 +100,8 @@ class PosNegBatch(NamedTuple):
         if self.masks is None:
             pos, neg, dual = split_scores(scores, sizes)
             return pos, neg, dual if self.num_dual_neg else None
-        num_tasks = len(self.masks.pos)
-        if scores.ndim == 2 and scores.shape[1] == num_tasks:
+        num_labels = len(self.masks.pos)
+        if scores.ndim == 2 and scores.shape[1] == num_labels:
             columns = scores.T
             if len(scores) == self.num_pos == self.num_neg:  # uniform: the masks alone tell the parts apart
                 return columns, columns, None
@@ -87,8 +109,8 @@ class PosNegBatch(NamedTuple):
                 pos, neg, dual = columns.split_with_sizes(sizes, 1)
                 return pos, neg, dual if self.num_dual_neg else None
         msg = (
-            f"Expected a score of each of {num_tasks} tasks for every example, shape (examples, {num_tasks}), but "
-            f"`forward` returned shape {tuple(scores.shape)}. Let the model have {num_tasks} outputs."
+            f"Expected a score of each of {num_labels} labels for every example, shape (examples, {num_labels}), but "
+            f"`forward` returned shape {tuple(scores.shape)}. Let the model have {num_labels} outputs."
         )
         raise ArgumentError(msg)
 
@@ -98,9 +120,9 @@ class EvalBatch(NamedTuple):
 
     Attributes:
         inputs: the collated items.
-        target: int64 tensor ``(N,)``, or ``(N, K)`` with several tasks: 0 or 1. Metrics ignore -1. It stands for labels
-            that were not measured, and for all of batches that are repeated to make the number of forward passes equal
-            on all ranks.
+        target: int64 tensor ``(N,)``, or ``(N, K)`` with several labels: 0 or 1. Metrics ignore -1. It stands for
+            labels that are not known, and for all of batches that are repeated to make the number of forward passes
+            equal on all ranks.
         example_id: int64 tensor ``(N,)``: position in the evaluated data set; -1 for rows of repeated batches.
     """
 
@@ -111,6 +133,18 @@ class EvalBatch(NamedTuple):
     def to(self, device: torch.device | str) -> EvalBatch:
         """The batch on ``device``."""
         return EvalBatch(*move_data_to_device(tuple(self), device))
+
+
+def number_of(inputs: Any) -> int | None:
+    """Number of examples of collated inputs; ``None`` where it is unknown."""
+    if isinstance(inputs, (Tensor, np.ndarray)):
+        return len(inputs) if inputs.ndim else None
+    if isinstance(getattr(inputs, "num_graphs", None), int):
+        return int(inputs.num_graphs)
+    parts = [*inputs.values()] if isinstance(inputs, Mapping) else inputs if type(inputs) in (tuple, list) else ()
+    # Parts of different lengths, such as the edges of a graph or words in a row, say nothing.
+    found = {len(part) for part in parts if isinstance(part, Tensor) and part.ndim}
+    return found.pop() if len(found) == 1 else None
 
 
 def check_training_batch(batch: Any) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from lightning_tpauc.data.labels import NAMES, NOTHING, as_array, as_positions, check_positions, entry_of, item_label
-from lightning_tpauc.data.seeding import seeded_items
+from lightning_tpauc.data.seeding import ItemReader, seeded_items
 from lightning_tpauc.errors import DataError
 from lightning_tpauc.extras import import_extra
 
@@ -547,6 +547,7 @@ class _FetchArrays:
 class _FetchItems:
     def __init__(self, dataset: Any, seed: int, collate_fn: Any, entries: Entries) -> None:
         self.dataset, self.seed, self.collate_fn, self.entries = dataset, seed, collate_fn, entries
+        self.reader = ItemReader(seed)
 
     def __call__(self, rows: Indices, step: int) -> Any:
         items = self.items(rows.tolist(), step)
@@ -555,15 +556,12 @@ class _FetchItems:
         return self.collated(items, step, rows)
 
     def items(self, rows: list[int], step: int) -> list[Any]:
-        with seeded_items(self.seed, step) as reseed:
-            if _reads_batches(self.dataset):
+        if _reads_batches(self.dataset):
+            with seeded_items(self.seed, step) as reseed:
                 reseed(rows[0])
                 items = list(self.dataset.__getitems__(rows))
-            else:
-                items = []
-                for row in rows:
-                    reseed(row)
-                    items.append(self.dataset[row])
+        else:
+            items = self.reader.read(self.dataset.__getitem__, rows, step)
         if any(item is None for item in items):
             row = next(row for row, item in zip(rows, items, strict=False) if item is None)
             msg = (

@@ -44,22 +44,13 @@ class PosNegLoader:
 
     Args:
         sampler: what to load in each step.
-        fetch: loads rows of the training set; see :func:`~lightning_tpauc.data.examples.fetcher_for`.
+        fetch: loads rows of the training set.
         position: returns the position. It is called with this loader when the first batch of an iteration is asked for.
             ``None`` counts the batches that were handed out.
         num_workers: worker processes; 0 loads in the training process.
         pin_memory: whether to put batches into page-locked memory.
         **options: further arguments of :class:`~torch.utils.data.DataLoader` about workers. Workers stay alive between
             iterations, unless ``persistent_workers`` is ``False``.
-
-    Example:
-        >>> import numpy as np, torch
-        >>> from lightning_tpauc.data.examples import fetcher_for
-        >>> from lightning_tpauc.data.sampler import BatchSizes, PosNegSampler
-        >>> sampler = PosNegSampler(np.array([0, 1]), np.array([2, 3, 4, 5]), BatchSizes(1, 2))
-        >>> loader = PosNegLoader(sampler, fetcher_for(torch.arange(6.0)))
-        >>> [batch.inputs.shape for batch in loader]
-        [torch.Size([3]), torch.Size([3])]
     """
 
     def __init__(
@@ -71,8 +62,7 @@ class PosNegLoader:
         pin_memory: bool = False,
         **options: Any,
     ) -> None:
-        self.batch_plans = sampler
-        self.position = position
+        self.batch_plans, self.fetch, self.position = sampler, fetch, position
         self._handed_out = Position(0)
         self._source = BatchSource(_TrainBatches(fetch), num_workers, pin_memory, **options)
 
@@ -84,17 +74,17 @@ class PosNegLoader:
 
     @property
     def num_positives(self) -> Any:
-        """Number of training positives, n+; with several tasks, a tuple with the number of each task."""
+        """Number of training positives, n+; with several labels, a tuple with the number of each label."""
         return self.batch_plans.num_positives
 
     @property
     def label_names(self) -> tuple[str, ...] | None:
-        """Names of several tasks; ``None`` with one."""
+        """Names of several labels; ``None`` with one."""
         return self.batch_plans.label_names
 
     @property
     def num_labels(self) -> int | None:
-        """Number of tasks; ``None`` with one."""
+        """Number of labels; ``None`` with one."""
         return None if self.label_names is None else len(self.label_names)
 
     def __iter__(self) -> Iterator[PosNegBatch]:
@@ -113,7 +103,7 @@ class PosNegLoader:
 
     def whole_epoch(self) -> Iterator[PosNegBatch]:
         """The batches of one epoch from the current step on. A running iteration is not disturbed."""
-        yield from self._source.aside(self._source.batches).run(self.batch_plans.plans(self._where().step, len(self)))
+        yield from self._source.aside().run(self.batch_plans.plans(self._where().step, len(self)))
 
     def _where(self) -> Position:
         return self._handed_out if self.position is None else self.position(self)
@@ -139,19 +129,12 @@ class EvalLoader:
 
     Args:
         rows: int array ``(n,)``: the rows of the data set to evaluate. The k-th of them has ``example_id`` k.
-        targets: int array ``(n,)`` of 0 and 1, or -1 for rows that metrics ignore; ``(n, K)`` with several tasks.
+        targets: int array ``(n,)`` of 0 and 1, or -1 for rows that metrics ignore; ``(n, K)`` with several labels.
         fetch: loads rows of the data set.
         batch_size: examples per batch.
         num_workers: worker processes.
         pin_memory: whether to put batches into page-locked memory.
         **options: as in :class:`PosNegLoader`.
-
-    Example:
-        >>> import numpy as np, torch
-        >>> from lightning_tpauc.data.examples import fetcher_for
-        >>> loader = EvalLoader(np.array([4, 2, 0]), np.array([1, 0, 1]), fetcher_for(torch.arange(6.0)), batch_size=2)
-        >>> [(batch.inputs.tolist(), batch.target.tolist(), batch.example_id.tolist()) for batch in loader]
-        [([4.0, 2.0], [1, 0], [0, 1]), ([0.0], [1], [2])]
     """
 
     def __init__(
@@ -212,37 +195,34 @@ class _TrainBatches(Dataset[PosNegBatch]):
         self.fetch = fetch
 
     def __getitem__(self, plan: BatchPlan) -> PosNegBatch:
-        inputs = self.fetch(plan.rows, plan.step)
-        masks = None
-        if plan.masks is not None:
-            pos, neg, dual = plan.masks
-            dual_neg = None if dual is None else torch.from_numpy(dual)
-            masks = TaskMasks(torch.from_numpy(pos), torch.from_numpy(neg), dual_neg)
-        return PosNegBatch(inputs, torch.from_numpy(plan.index), *plan.sizes, shares=plan.shares, masks=masks)
+        return batch_of(plan, self.fetch(plan.rows, plan.step))
+
+
+def batch_of(plan: BatchPlan, inputs: Any) -> PosNegBatch:
+    """The batch of a plan, whose inputs were read."""
+    masks = None
+    if plan.masks is not None:
+        masks = TaskMasks(*(None if mask is None else torch.from_numpy(mask) for mask in plan.masks))
+    return PosNegBatch(inputs, torch.from_numpy(plan.index), *plan.sizes, shares=plan.shares, masks=masks)
 
 
 class _EvalBatches(Dataset[EvalBatch]):
     def __init__(self, fetch: Fetcher, rows: Indices, targets: NDArray[Any]) -> None:
-        self.fetch = fetch
-        self.rows = rows
-        self.targets = targets
+        self.fetch, self.rows, self.targets = fetch, rows, targets
 
     def __getitem__(self, plan: _EvalPlan) -> EvalBatch:
         inputs = self.fetch(np.asarray(self.rows[plan.start : plan.stop], dtype=np.int64), 0)
+        ids, target = torch.arange(plan.start, plan.stop), torch.from_numpy(self.targets[plan.start : plan.stop]).long()
         if plan.repeated:
-            ids = torch.full((plan.stop - plan.start,), -1)
-            return EvalBatch(inputs, torch.full((len(ids), *self.targets.shape[1:]), -1), ids)
-        target = torch.from_numpy(self.targets[plan.start : plan.stop].astype(np.int64))
-        return EvalBatch(inputs, target, torch.arange(plan.start, plan.stop))
+            return EvalBatch(inputs, torch.full_like(target, -1), torch.full_like(ids, -1))
+        return EvalBatch(inputs, target, ids)
 
 
 class BatchSource:
     """Makes batches of plans, in this process or in workers."""
 
     def __init__(self, batches: Dataset[Any], num_workers: int, pin_memory: bool, **options: Any) -> None:
-        self.batches = batches
-        self.num_workers = num_workers
-        self.pin_memory = pin_memory
+        self.batches, self.num_workers, self.pin_memory = batches, num_workers, pin_memory
         self.options = {"persistent_workers": True, **options} if num_workers else {}
         self._plans = _Plans()
         self._loader: DataLoader[Any] | None = None
@@ -252,10 +232,10 @@ class BatchSource:
         """Whether the next iteration runs in the same workers, or in this process."""
         return bool(self.options.get("persistent_workers", True))
 
-    def aside(self, batches: Dataset[Any]) -> BatchSource:
+    def aside(self) -> BatchSource:
         """A second source with workers of its own, for one iteration."""
         options = self.options | {"persistent_workers": False}
-        return BatchSource(batches, self.num_workers, self.pin_memory, **options)
+        return BatchSource(self.batches, self.num_workers, self.pin_memory, **options)
 
     def run(self, plans: Iterator[Any]) -> Iterator[Any]:
         """The batches of these plans, in order."""
@@ -263,21 +243,18 @@ class BatchSource:
             return map(self.batches.__getitem__, plans)
         self._plans.plans = plans
         if self._loader is None:
-            self._loader = self._make_loader()
+            self._loader = DataLoader(
+                self.batches,
+                batch_size=None,
+                sampler=self._plans,
+                collate_fn=_unchanged,
+                num_workers=self.num_workers,
+                pin_memory=self.pin_memory,
+                # iter() draws a seed. A generator of its own keeps that from changing the global one.
+                generator=torch.Generator().manual_seed(0),
+                **self.options,
+            )
         return iter(self._loader)
-
-    def _make_loader(self) -> DataLoader[Any]:
-        return DataLoader(
-            self.batches,
-            batch_size=None,
-            sampler=self._plans,
-            collate_fn=_unchanged,
-            num_workers=self.num_workers,
-            pin_memory=self.pin_memory,
-            # iter() draws a seed. A generator of its own keeps that from changing the global one.
-            generator=torch.Generator().manual_seed(0),
-            **self.options,
-        )
 
     def close(self) -> None:
         """Stop the worker processes.

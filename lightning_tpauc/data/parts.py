@@ -48,7 +48,7 @@ from lightning_tpauc.data.labels import (
     rows_of_both_classes,
     stored_targets,
 )
-from lightning_tpauc.data.sampler import SampleWeights, TaskRows
+from lightning_tpauc.data.sampler import SampleWeights, LabelRows
 from lightning_tpauc.data.seeding import Purpose, permute, seeded_items
 from lightning_tpauc.data.splits import Split
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
@@ -288,9 +288,9 @@ class TrainingPart:
             self.rows = self.rows[weights[self.rows] > 0]
         self.held_out = np.empty(0, dtype=np.int64) if held_out is None else held_out
         #: What is known of several labels; ``None`` with one.
-        self.tasks: TaskRows | None = None
+        self.tasks: LabelRows | None = None
         if labels.ndim == 2:
-            self.tasks = TaskRows(labels, self.rows, names or numbered(labels.shape[1]))
+            self.tasks = LabelRows(labels, self.rows, names or numbered(labels.shape[1]))
             self.by_class = self.tasks.some_positive, self.tasks.negatives
         else:
             #: Training rows of the positives and of the negatives. ``index`` counts the positives in this order. With

@@ -1,4 +1,13 @@
-"""The rows that each rank loads in step t: a pure function of (seed, t, rank, number of ranks)."""
+"""The rows that each rank loads in step t: a pure function of (seed, t, rank, number of ranks).
+
+With several labels, these stand in a random circle, and each step takes the next T of them: they are in play. T is
+the number of labels, or a quarter of the positives of a step if that is fewer, so that a label in play gets at least
+four of them. Each gets the same number of its positives, ``num_pos / T`` rounded down, or all that it has, in its own
+order, pass after pass. An example that is drawn for two labels is there twice. One label is always in play.
+
+The negatives are drawn uniformly from all examples that are negative for at least one label. For each label, those that
+are known to be negative count. So they are a uniform sample of its negatives.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,67 +24,40 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_tpauc.data.seeding import Purpose, permute, random_keys
-from lightning_tpauc.distributed import gather_objects, rank, world_size
+from lightning_tpauc.distributed import rank, world_size
 from lightning_tpauc.errors import ArgumentError, DataError
 
 Indices = NDArray[np.int64]
 # Indices are computed for many steps at once, which makes them cheap: for this many examples, with 4 MB of temporaries.
 _BLOCK = 1 << 15
+# A label in play gets at least this many positives of a step, if the step has as many.
+_LEAST = 4
+# Up to this many labels have orders that are independent of each other.
+_MAX_LABELS = 1 << 32
+#: Weights become whole numbers whose sum has at most this many bits, so that no later sum is rounded.
+_BITS = 60
+# Added to a purpose, these give two more independent kinds of random numbers.
+_STEPS, _OFFSETS = 1 << 8, 1 << 9
 
 
 class World(NamedTuple):
-    """Position of this process among the processes of a run.
-
-    Attributes:
-        rank: in ``0 .. size - 1``.
-        size: number of processes, W.
-    """
+    """Position of this process among the ``size`` processes of a run: ``rank`` is in ``0 .. size - 1``."""
 
     rank: int
     size: int
 
 
 def current_world() -> World:
-    """Rank and number of processes, ``World(0, 1)`` without a process group.
-
-    Call it when an iteration starts, never when an object is built: most samplers are built before the group exists.
-
-    Example:
-        >>> current_world()
-        World(rank=0, size=1)
-    """
+    """Rank and number of processes, ``World(0, 1)`` without a process group."""
+    # Call it when an iteration starts: most samplers are built before the group exists.
     return World(rank(), world_size())
 
 
-def least_of_ranks(value: int) -> int:
-    """The smallest value of all ranks; a collective where there are several.
-
-    Example:
-        >>> least_of_ranks(3)
-        3
-    """
-    return min(int(own) for own in gather_objects(value))
-
-
-def share_of(total: int, world: World) -> int:
-    """Size of a rank's slice: ``total // W``, plus one on the first ``total % W`` ranks.
-
-    Example:
-        >>> [share_of(7, World(rank, 3)) for rank in range(3)]
-        [3, 2, 2]
-    """
-    return total // world.size + (world.rank < total % world.size)
-
-
 def slice_of(total: int, world: World) -> slice:
-    """The rank's contiguous slice of ``total`` items; the slices of all ranks partition ``range(total)``.
-
-    Example:
-        >>> slice_of(7, World(1, 3))
-        slice(3, 5, None)
-    """
-    start = world.rank * (total // world.size) + min(world.rank, total % world.size)
-    return slice(start, start + share_of(total, world))
+    """The rank's contiguous slice of ``total`` items; the slices of all ranks partition ``range(total)``."""
+    each, more = divmod(total, world.size)
+    start = world.rank * each + min(world.rank, more)
+    return slice(start, start + each + (world.rank < more))
 
 
 class BatchSizes(NamedTuple):
@@ -87,39 +69,22 @@ class BatchSizes(NamedTuple):
 
 
 def usual_sizes(num_pos: int | None, num_neg: int | None, *, several: bool) -> tuple[int, int]:
-    """Positives and negatives per step and rank. What is not given is 64 and 192, with several tasks 128 and 128.
-
-    Several tasks share the positives of a step. See benchmarks/README.md.
-
-    Example:
-        >>> usual_sizes(None, None, several=False), usual_sizes(32, None, several=True)
-        ((64, 192), (32, 128))
-    """
+    """Positives and negatives per step and rank. What is not given is 64 and 192, with several labels 128 and 128."""
+    # Several labels share the positives of a step. See benchmarks/README.md.
     usual = (128, 128) if several else (64, 192)
     return usual[0] if num_pos is None else num_pos, usual[1] if num_neg is None else num_neg
 
 
 def shares_of(totals: BatchSizes, world: World) -> tuple[BatchSizes, ...]:
-    """The sizes on every rank of a global batch.
-
-    Example:
-        >>> [tuple(share) for share in shares_of(BatchSizes(3, 4), World(0, 2))]
-        [(2, 2, 0), (1, 2, 0)]
-    """
+    """The sizes on every rank of a global batch."""
     if world.size == 1:
         return (totals,)
-    ranks = [World(rank, world.size) for rank in range(world.size)]
-    return tuple(BatchSizes(*(share_of(total, rank) for total in totals)) for rank in ranks)
+    parts = [[slice_of(total, World(rank, world.size)) for total in totals] for rank in range(world.size)]
+    return tuple(BatchSizes(*(part.stop - part.start for part in sizes)) for sizes in parts)
 
 
 class PlannedMasks(NamedTuple):
-    """Which examples of a step count for which of K tasks, as bool arrays; see :class:`~lightning_tpauc.PosNegBatch`.
-
-    Attributes:
-        pos: ``(K, num_pos)``.
-        neg: ``(K, num_neg)``.
-        dual_neg: ``(K, num_dual_neg)``; ``None`` without dual negatives.
-    """
+    """Which examples of a step count for which of K labels, bool ``(K, size)``; see ``PosNegBatch``."""
 
     pos: NDArray[np.bool_]
     neg: NDArray[np.bool_]
@@ -132,12 +97,12 @@ class BatchPlan(NamedTuple):
     Attributes:
         step: global step t.
         rows: int64 array ``(num_pos + num_neg + num_dual_neg,)``: rows of the training set, ordered
-            [positives | negatives | dual negatives].
+            [positives | negatives | dual negatives]. Negatives of a stream have no rows.
         index: int64 array ``(num_pos,)``: the positives' positions among all training positives; ``(K, num_pos)`` with
-            several tasks.
+            several labels.
         sizes: sizes on this rank.
         shares: sizes on every rank; ``None`` in one process.
-        masks: with several tasks, which examples count for which; ``None`` with one.
+        masks: with several labels, which examples count for which; ``None`` with one.
     """
 
     step: int
@@ -148,360 +113,6 @@ class BatchPlan(NamedTuple):
     masks: PlannedMasks | None = None
 
 
-class BatchSampler(ABC):
-    """Base of the samplers.
-
-    Apart from the two index arrays, the memory used does not depend on their lengths.
-
-    Args:
-        positives: int array ``(n_pos,)``: rows of the positive examples. The algorithm's ``index`` counts positives in
-            this order.
-        negatives: int array ``(n_neg,)``: rows of the negative examples.
-        sizes: examples per step **on each rank**.
-        seed: seed of the order; different seeds give unrelated orders.
-
-    Raises:
-        ArgumentError: if a size is negative.
-        DataError: if a class has no example.
-    """
-
-    #: Classes that must have examples.
-    needed: ClassVar[tuple[str, ...]] = ("positive", "negative")
-    #: Steps of an epoch if the user sets them; ``None`` leaves them to the sampler.
-    epoch_steps: int | None = None
-    #: What examples are drawn by; ``None`` draws all alike.
-    weights: SampleWeights | None = None
-
-    def __init__(self, positives: Indices, negatives: Indices, sizes: BatchSizes, seed: int = 0) -> None:
-        for name, size in zip(BatchSizes._fields, sizes, strict=True):
-            least = 0 if name == "num_dual_neg" else 1
-            if size < least:
-                msg = f"Expected `{name}` to be at least {least}, but got {size}."
-                raise ArgumentError(msg)
-        for name, rows in (("positive", positives), ("negative", negatives)):
-            if len(rows) == 0 and name in self.needed:
-                msg = f"Expected both classes in the training set, but got 0 {name} examples."
-                raise DataError(msg)
-        self.positives = positives
-        self.negatives = negatives
-        self.sizes = sizes
-        self.seed = seed
-
-    @property
-    def num_positives(self) -> int | tuple[int, ...]:
-        """Number of training positives, n+; of each task with several tasks."""
-        return len(self.positives)
-
-    @property
-    def label_names(self) -> tuple[str, ...] | None:
-        """Names of several tasks; ``None`` with one."""
-        return None
-
-    @abstractmethod
-    def global_sizes(self, world_size: int) -> BatchSizes:
-        """Sizes summed over ``world_size`` ranks, after all caps."""
-
-    @abstractmethod
-    def steps_per_epoch(self, world_size: int) -> int:
-        """Steps of one epoch on ``world_size`` ranks."""
-
-    @property
-    def most_positives(self) -> int:
-        """How many positives a step has at most."""
-        return len(self.positives) if self.weights is None else self.weights.most_positives
-
-    def _indices(self, n: int, size: int, purpose: Purpose) -> BatchIndices | WeightedIndices:
-        """The object that draws ``size`` of n examples for each step."""
-        if self.weights is not None:
-            return self.weights.indices(size, self.seed, purpose)
-        return BatchIndices(n, size, self.seed, purpose)
-
-    def cap_message(self, world_size: int, *, asked: bool) -> str | None:  # noqa: ARG002
-        """A message for the user if a step has fewer positives than asked for; ``None`` if it has enough.
-
-        Args:
-            world_size: number of ranks.
-            asked: whether the user gave ``num_pos``. A rare class that is smaller than the usual size is no surprise.
-        """
-        return None
-
-    @abstractmethod
-    def block(self, start: int, stop: int, world: World) -> Iterator[BatchPlan]:
-        """The plans of steps ``start .. stop - 1``, computed together."""
-
-    def __len__(self) -> int:
-        """Steps of one epoch with the current number of ranks."""
-        return self.epoch_steps or self.steps_per_epoch(current_world().size)
-
-    def plans(self, start: int, count: int) -> Iterator[BatchPlan]:
-        """This rank's plans for ``count`` steps from global step ``start`` on."""
-        world = current_world()
-        steps = max(1, _BLOCK // sum(self.global_sizes(world.size)))
-        for first in range(start, start + count, steps):
-            yield from self.block(first, min(first + steps, start + count), world)
-
-
-class PosNegSampler(BatchSampler):
-    """Draws fixed numbers of positives and negatives, and optionally a second, independent batch of negatives.
-
-    The global batch of step t has ``sizes`` times W examples. Rank r takes a contiguous slice of each of its three
-    parts, ``total // W + (r < total % W)`` examples. No example occurs twice in a part. If there are fewer positives
-    than S W, every step takes all of them.
-
-    An epoch has n+/S or n-/B steps (global sizes), whichever is larger, rounded up.
-
-    Example:
-        >>> sampler = PosNegSampler(np.array([0, 5, 9]), np.array([1, 2, 3, 4, 6, 7, 8]), BatchSizes(2, 2))
-        >>> len(sampler)
-        4
-        >>> plan = next(sampler.plans(start=0, count=1))
-        >>> plan.rows.shape, plan.index.shape
-        ((4,), (2,))
-    """
-
-    @property
-    def most_negatives(self) -> int | None:
-        """How many negatives a step has at most; ``None`` if that is unknown."""
-        return len(self.negatives)
-
-    def global_sizes(self, world_size: int) -> BatchSizes:
-        """See :meth:`BatchSampler.global_sizes`; positives are capped to n+.
-
-        Raises:
-            DataError: if there are fewer negatives than one step takes.
-        """
-        num_pos, num_neg, num_dual_neg = (size * world_size for size in self.sizes)
-        n_neg = len(self.negatives)
-        for name, size in (("num_neg", num_neg), ("num_dual_neg", num_dual_neg)):
-            if size > n_neg:
-                msg = (
-                    f"One step takes {size} negatives (`{name}`={size // world_size} on {world_size} rank(s)), but the "
-                    f"training set has only {n_neg}. Set `{name}` to at most {n_neg // world_size}."
-                )
-                raise DataError(msg)
-        return BatchSizes(min(num_pos, self.most_positives), num_neg, num_dual_neg)
-
-    def steps_per_epoch(self, world_size: int) -> int:
-        """See :meth:`BatchSampler.steps_per_epoch`."""
-        sizes = self.global_sizes(world_size)
-        return max(-(-len(self.positives) // sizes.num_pos), -(-len(self.negatives) // sizes.num_neg))
-
-    def cap_message(self, world_size: int, *, asked: bool) -> str | None:
-        """See :meth:`BatchSampler.cap_message`."""
-        wanted, n_pos = self.sizes.num_pos * world_size, len(self.positives)
-        if wanted <= self.most_positives or (not asked and self.most_positives == n_pos):
-            return None
-        if self.most_positives < n_pos:
-            return (
-                f"A step has {self.most_positives} positives instead of {wanted} (`num_pos`={self.sizes.num_pos} on "
-                f"{world_size} rank(s)): the largest `sample_weight` of a positive is 1/{self.most_positives} of their "
-                "sum or more, so in a step of more positives it would have to come twice."
-            )
-        return (
-            f"The training set has {n_pos} positives, fewer than the {wanted} of one step "
-            f"(`num_pos`={self.sizes.num_pos} on {world_size} rank(s)): every step takes all of them."
-        )
-
-    def block(self, start: int, stop: int, world: World) -> Iterator[BatchPlan]:
-        """See :meth:`BatchSampler.block`."""
-        totals = self.global_sizes(world.size)
-        shares = shares_of(totals, world)
-        index = self._part(len(self.positives), totals.num_pos, Purpose.POSITIVES, start, stop, world)
-        rows = np.hstack([self.positives[index], *self._negatives(totals, start, stop, world)]).astype(np.int64)
-        own, everyone = shares[world.rank], shares if world.size > 1 else None
-        for step, its_rows, its_index in zip(range(start, stop), rows, index, strict=True):
-            yield BatchPlan(step, its_rows, its_index, own, everyone)
-
-    def _negatives(self, totals: BatchSizes, start: int, stop: int, world: World) -> list[Indices]:
-        """Rows of the negatives of each step, for the weights and for the dual weights."""
-        neg = self._part(len(self.negatives), totals.num_neg, Purpose.NEGATIVES, start, stop, world)
-        dual = self._part(len(self.negatives), totals.num_dual_neg, Purpose.DUAL_NEGATIVES, start, stop, world)
-        return [self.negatives[neg], self.negatives[dual]]
-
-    def _part(self, n: int, size: int, purpose: Purpose, start: int, stop: int, world: World) -> Indices:
-        return self._indices(n, size, purpose).batches(start, stop, slice_of(size, world))
-
-
-class UniformSampler(BatchSampler):
-    """Draws uniform batches from the whole training set, for cross-entropy.
-
-    A global batch has ``num_pos + num_neg`` times W examples, sorted [positives | negatives]. The number of positives
-    varies and may be 0. The last batch of a pass is filled from the next pass, so no example is dropped and all batches
-    have one size. Rank r takes a contiguous slice of each class.
-
-    An epoch is one pass, rounded up. If the training set has fewer than two batches, each batch is an independent
-    subset instead.
-
-    Example:
-        >>> sampler = UniformSampler(np.array([0, 5, 9]), np.array([1, 2, 3, 4, 6, 7, 8]), BatchSizes(2, 3))
-        >>> plans = list(sampler.plans(start=0, count=len(sampler)))
-        >>> sorted(np.concatenate([plan.rows for plan in plans]).tolist())
-        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-    """
-
-    def global_sizes(self, world_size: int) -> BatchSizes:
-        """Sizes of the global batch as (0, all, 0): the classes' sizes vary; at most the whole training set."""
-        total = (self.sizes.num_pos + self.sizes.num_neg) * world_size
-        return BatchSizes(0, min(total, len(self.positives) + len(self.negatives)), 0)
-
-    def steps_per_epoch(self, world_size: int) -> int:
-        """See :meth:`BatchSampler.steps_per_epoch`."""
-        return -(-(len(self.positives) + len(self.negatives)) // self.global_sizes(world_size).num_neg)
-
-    def block(self, start: int, stop: int, world: World) -> Iterator[BatchPlan]:
-        """See :meth:`BatchSampler.block`."""
-        n_pos, n_neg = len(self.positives), len(self.negatives)
-        # Positives have the lowest numbers, so the number of an example gives its class.
-        size = self.global_sizes(world.size).num_neg
-        numbers = self._indices(n_pos + n_neg, size, Purpose.ALL_EXAMPLES).batches(start, stop)
-        is_neg = numbers >= n_pos
-        numbers = np.take_along_axis(numbers, np.argsort(is_neg, axis=1, kind="stable"), axis=1)
-        totals = (~is_neg).sum(axis=1).tolist()
-        for step, batch, num_pos in zip(range(start, stop), numbers, totals, strict=True):
-            pos, neg = batch[:num_pos], batch[num_pos:]
-            shares = shares_of(BatchSizes(len(pos), len(neg)), world)
-            index = pos[slice_of(len(pos), world)]
-            rows = np.concatenate([self.positives[index], self.negatives[neg[slice_of(len(neg), world)] - n_pos]])
-            everyone = shares if world.size > 1 else None
-            yield BatchPlan(step, rows.astype(np.int64), index, shares[world.rank], everyone)
-
-
-class FullSampler(BatchSampler):
-    """Takes all positives and all negatives in every step. An epoch is one step.
-
-    ``sizes`` are ignored. Rank r takes a contiguous slice of each class.
-
-    Example:
-        >>> sampler = FullSampler(np.array([0, 5, 9]), np.array([1, 2, 3]), BatchSizes(1, 1))
-        >>> [(plan.step, plan.rows.tolist()) for plan in sampler.plans(start=7, count=len(sampler))]
-        [(7, [0, 5, 9, 1, 2, 3])]
-    """
-
-    def global_sizes(self, world_size: int) -> BatchSizes:  # noqa: ARG002
-        """The numbers of positives and negatives."""
-        return BatchSizes(len(self.positives), len(self.negatives))
-
-    def steps_per_epoch(self, world_size: int) -> int:  # noqa: ARG002
-        """One."""
-        return 1
-
-    def block(self, start: int, stop: int, world: World) -> Iterator[BatchPlan]:
-        """See :meth:`BatchSampler.block`."""
-        n_pos, n_neg = len(self.positives), len(self.negatives)
-        shares = shares_of(BatchSizes(n_pos, n_neg), world)
-        pos, neg = slice_of(n_pos, world), slice_of(n_neg, world)
-        rows = np.concatenate([self.positives[pos], self.negatives[neg]]).astype(np.int64)
-        index = np.arange(pos.start, pos.stop)
-        for step in range(start, stop):
-            yield BatchPlan(step, rows, index, shares[world.rank], shares if world.size > 1 else None)
-
-
-class StreamSampler(PosNegSampler):
-    """Draws positives as :class:`PosNegSampler` does. The negatives are a stream, so plans have no rows of them.
-
-    An epoch is one pass over the positives, or one pass of the stream if its length is known and takes more steps.
-
-    Args:
-        positives: int array ``(n_pos,)``: rows of the positives.
-        num_negatives: length of the stream; ``None`` if unknown.
-        sizes: examples per step on each rank.
-        seed: seed of the order of the positives.
-
-    Example:
-        >>> sampler = StreamSampler(np.arange(5), None, BatchSizes(2, 8, 8))
-        >>> len(sampler), next(sampler.plans(start=0, count=1)).rows.shape
-        (3, (2,))
-    """
-
-    needed: ClassVar[tuple[str, ...]] = ("positive",)
-
-    def __init__(self, positives: Indices, num_negatives: int | None, sizes: BatchSizes, seed: int = 0) -> None:
-        super().__init__(positives, np.empty(0, dtype=np.int64), sizes, seed)
-        self.num_negatives = num_negatives
-
-    @property
-    def most_negatives(self) -> int | None:
-        """The stream's length, if it has one."""
-        return self.num_negatives
-
-    def global_sizes(self, world_size: int) -> BatchSizes:
-        """See :meth:`BatchSampler.global_sizes`; positives are capped to n+."""
-        num_pos, num_neg, num_dual_neg = (size * world_size for size in self.sizes)
-        return BatchSizes(min(num_pos, self.most_positives), num_neg, num_dual_neg)
-
-    def steps_per_epoch(self, world_size: int) -> int:
-        """See :meth:`BatchSampler.steps_per_epoch`."""
-        sizes = self.global_sizes(world_size)
-        read = sizes.num_neg + sizes.num_dual_neg
-        return max(-(-len(self.positives) // sizes.num_pos), -(-(self.num_negatives or 0) // read))
-
-    def _negatives(self, totals: BatchSizes, start: int, stop: int, world: World) -> list[Indices]:  # noqa: ARG002
-        return []
-
-
-#: The samplers that a data module's ``sampling`` names.
-SAMPLERS: dict[str, type[BatchSampler]] = {"pos_neg": PosNegSampler, "uniform": UniformSampler, "full": FullSampler}
-
-
-def make_sampler(
-    kind: str,
-    positives: Indices,
-    negatives: Indices | None,
-    sizes: BatchSizes,
-    seed: int,
-    *,
-    length: int | None = None,
-    weights: SampleWeights | None = None,
-) -> BatchSampler:
-    """A sampler by its name.
-
-    Args:
-        kind: ``"pos_neg"``, ``"uniform"`` or ``"full"``.
-        positives: int array ``(n_pos,)``: rows of the positives.
-        negatives: int array ``(n_neg,)``: rows of the negatives; ``None`` if they are a stream.
-        sizes: examples per step on each rank.
-        seed: seed of the order.
-        length: length of the stream; ``None`` if unknown.
-        weights: what examples are drawn by; ``None`` draws all alike.
-
-    Raises:
-        ArgumentError: if the kind draws nothing and there are weights, or needs negatives that can be indexed.
-
-    Example:
-        >>> len(make_sampler("pos_neg", np.array([1, 4]), np.array([0, 2, 3, 5]), BatchSizes(1, 2), seed=0))
-        2
-    """
-    if weights is not None and kind == "full":
-        msg = (
-            "`sample_weight` says how often an example is drawn, but FullBatch (`sampling='full'`) takes each once in "
-            "every step. Train with another algorithm, such as STACO, or leave the weights out."
-        )
-        raise ArgumentError(msg)
-    if negatives is not None or kind == "pos_neg":
-        sampler = (
-            StreamSampler(positives, length, sizes, seed)
-            if negatives is None
-            else SAMPLERS[kind](positives, negatives, sizes, seed)
-        )
-        sampler.weights = weights
-        return sampler
-    reason = {
-        "uniform": "draws from positives and negatives together; set `sampling='pos_neg'` to draw them apart,",
-        "full": "takes all negatives in every step; train with another algorithm, such as STACO,",
-    }
-    msg = (
-        f"`sampling={kind!r}` {reason[kind]} or put the negatives into `train_dataset`: `negatives` is a stream, "
-        "which can't be indexed."
-    )
-    raise ArgumentError(msg)
-
-
-#: Weights become whole numbers whose sum has at most this many bits, so that no later sum is rounded.
-_BITS = 60
-# Added to a purpose, these give two more independent kinds of random numbers.
-_STEPS, _OFFSETS = 1 << 8, 1 << 9
-
-
 @dataclass(frozen=True)
 class BatchIndices:
     """Batches of ``size`` distinct numbers out of ``range(n)``, pass after pass, each pass in a new random order.
@@ -510,20 +121,6 @@ class BatchIndices:
     would hold the same example, the new pass visits it later, by less than ``size`` places. Every pass still visits
     every example once. Where two batches do not fit into a pass (``n < 2 size``), each batch is an independent uniform
     subset instead.
-
-    Args:
-        n: number of examples, at least ``size``.
-        size: examples per batch, at least 0.
-        seed: any integer.
-        purpose: a :class:`~lightning_tpauc.data.seeding.Purpose`, or any integer.
-
-    Example:
-        >>> indices = BatchIndices(n=6, size=3, seed=0)
-        >>> two_batches = indices.batches(0, 2)
-        >>> np.sort(two_batches, axis=None).tolist()
-        [0, 1, 2, 3, 4, 5]
-        >>> bool((indices.batches(1, 2) == two_batches[1:]).all())
-        True
     """
 
     n: int
@@ -532,16 +129,7 @@ class BatchIndices:
     purpose: int = 0
 
     def batches(self, start: int, stop: int, columns: slice | None = None) -> Indices:
-        """Batches ``start .. stop - 1``, or some columns of each.
-
-        Args:
-            start: first step, at least 0.
-            stop: one past the last step.
-            columns: the columns to compute; the whole batch if ``None``.
-
-        Returns:
-            int64 array ``(stop - start, number of columns)``; the ``size`` entries of a full row are distinct.
-        """
+        """Batches ``start .. stop - 1``, or some columns of each: int64 ``(stop - start, number of columns)``."""
         low, high, _ = (columns or slice(None)).indices(self.size)
         steps = np.arange(start, stop, dtype=np.int64)[:, None]
         cols = np.arange(low, high, dtype=np.int64)
@@ -549,9 +137,8 @@ class BatchIndices:
             return np.empty((steps.size, cols.size), dtype=np.int64)
         if self.n < 2 * self.size:
             return self._permute(cols, steps)
-        position = steps * self.size + cols
-        which_pass = position // self.n
-        drawn = self._permute(position - which_pass * self.n, which_pass)
+        which_pass, slots = np.divmod(steps * self.size + cols, self.n)
+        drawn = self._permute(slots, which_pass)
         self._separate_passes(drawn, start, stop, low, high)
         return drawn
 
@@ -595,17 +182,6 @@ class WeightedIndices:
     whose weight is at most ``sum / size`` occurs at most once in a batch.
 
     A pass costs O(n) once, as permuting the examples does, and O(n) memory.
-
-    Args:
-        weights: float array ``(n,)`` of numbers above 0.
-        size: examples per batch, at least 0.
-        seed: any integer.
-        purpose: a :class:`~lightning_tpauc.data.seeding.Purpose`, or any integer.
-
-    Example:
-        >>> indices = WeightedIndices(np.array([1.0, 1.0, 2.0]), size=2)
-        >>> np.bincount(indices.batches(0, 100).ravel()).tolist()
-        [50, 50, 100]
     """
 
     def __init__(self, weights: NDArray[np.float64], size: int, seed: int = 0, purpose: int = 0) -> None:
@@ -623,7 +199,7 @@ class WeightedIndices:
         self._pass: tuple[int, Indices, Indices] | None = None
 
     def batches(self, start: int, stop: int, columns: slice | None = None) -> Indices:
-        """Batches ``start .. stop - 1``, or some columns of each."""
+        """See :meth:`BatchIndices.batches`."""
         places = np.arange(self.size, dtype=np.int64)[columns or slice(None)] * self.stride
         drawn = np.empty((max(0, stop - start), len(places)), dtype=np.int64)
         if drawn.size == 0:
@@ -648,12 +224,7 @@ class WeightedIndices:
 
 
 def most_distinct(weights: NDArray[np.float64]) -> int:
-    """The largest batch in which no example has to occur twice to be as frequent as its weight says.
-
-    Example:
-        >>> most_distinct(np.array([1.0, 1.0, 2.0])), most_distinct(np.array([0.1, 0.1, 0.1]))
-        (2, 3)
-    """
+    """The largest batch in which no example has to occur twice to be as frequent as its weight says."""
     return int(weights.sum() / weights.max() * (1 + 1e-9))
 
 
@@ -663,41 +234,32 @@ class SampleWeights:
     Args:
         positives: float array ``(n_pos,)`` of numbers above 0.
         negatives: float array ``(n_neg,)`` of numbers above 0; ``None`` if the negatives are a stream.
-
-    Example:
-        >>> weights = SampleWeights(np.array([1.0, 3.0]), np.ones(4))
-        >>> weights.most_positives, weights.indices(2, seed=0, purpose=Purpose.NEGATIVES).n
-        (1, 4)
     """
 
     def __init__(self, positives: NDArray[np.float64], negatives: NDArray[np.float64] | None) -> None:
-        self.positives, self.negatives = positives, negatives
+        self.positives = positives
+        self.negatives = np.empty(0) if negatives is None else negatives
         self.most_positives = most_distinct(positives)
         self._indices: dict[tuple[int, int, Purpose], WeightedIndices] = {}
 
     def indices(self, size: int, seed: int, purpose: Purpose) -> WeightedIndices:
-        """The object that draws one part of the batches. It is made once, since it holds its present pass.
-
-        Args:
-            size: examples of the part in each batch of all ranks.
-            seed: of the order.
-            purpose: which part. ``ALL_EXAMPLES`` counts positives first, then negatives.
-        """
+        """The object that draws one part of the batches. It is made once, since it holds its present pass."""
+        # of all examples, the positives come first
         key = size, seed, purpose
         if key not in self._indices:
-            neg = np.empty(0) if self.negatives is None else self.negatives
-            parts = {Purpose.POSITIVES: [self.positives], Purpose.ALL_EXAMPLES: [self.positives, neg]}
-            self._indices[key] = WeightedIndices(np.concatenate(parts.get(purpose, [neg])), size, seed, purpose)
+            parts = {Purpose.POSITIVES: [self.positives], Purpose.ALL_EXAMPLES: [self.positives, self.negatives]}
+            weights = np.concatenate(parts.get(purpose, [self.negatives]))
+            self._indices[key] = WeightedIndices(weights, size, seed, purpose)
         return self._indices[key]
 
 
 class ScoredRows(NamedTuple):
-    """Rows from whose scores the exact dual variables of several tasks are solved.
+    """Rows from whose scores the exact dual variables of several labels are solved.
 
     Attributes:
-        pos: int64 array: rows that are positive for some task.
+        pos: int64 array: rows that are positive for some label.
         others: int64 array: rows that are needed as negatives alone.
-        negatives: for each task, an int64 array of the rows of its negatives, in ``pos`` or in ``others``.
+        negatives: for each label, an int64 array of the rows of its negatives, in ``pos`` or in ``others``.
     """
 
     pos: Indices
@@ -705,58 +267,52 @@ class ScoredRows(NamedTuple):
     negatives: tuple[Indices, ...]
 
 
-class TaskRows:
-    """The rows that train several tasks.
+class LabelRows:
+    """The rows that train several labels.
 
     Args:
-        labels: int8 array ``(n, K)`` of the whole training set: 1, 0, or -1 where a task was not measured.
+        labels: int8 array ``(n, K)`` of the whole training set: 1, 0, or -1 where nothing is known.
         rows: int64 array of the rows that train.
-        names: names of the K tasks.
-
-    Example:
-        >>> tasks = TaskRows(np.array([[1, 0], [-1, 1], [0, -1]], dtype=np.int8), np.arange(3), ("a", "b"))
-        >>> tasks.num_positives, tasks.negatives.tolist()
-        ((1, 1), [0, 2])
+        names: names of the K labels.
     """
 
     def __init__(self, labels: NDArray[np.int8], rows: Indices, names: tuple[str, ...]) -> None:
         self.labels, self.rows, self.names = labels, np.sort(rows), names
         own = labels[self.rows]
-        #: For each task, rows of its positives. The algorithm's ``index`` counts them in this order.
-        self.positives = tuple(self.rows[own[:, task] == 1] for task in range(labels.shape[1]))
-        #: Rows that are negative for at least one task.
+        #: For each label, rows of its positives. The algorithm's ``index`` counts them in this order.
+        self.positives = tuple(self.rows[column == 1] for column in own.T)
+        #: Rows that are negative for at least one label.
         self.negatives: Indices = self.rows[(own == 0).any(axis=1)]
-        #: How many negatives each task has.
+        #: How many negatives each label has.
         self.num_negatives: tuple[int, ...] = tuple((own == 0).sum(axis=0).tolist())
 
     @property
     def num_positives(self) -> tuple[int, ...]:
-        """How many positives each task has."""
+        """How many positives each label has."""
         return tuple(map(len, self.positives))
 
     @cached_property
     def some_positive(self) -> Indices:
-        """Rows that are positive for at least one task."""
-        return self._where(self.labels[self.rows] == 1)
+        """Rows that are positive for at least one label."""
+        found: Indices = self.rows[(self.labels[self.rows] == 1).any(axis=1)]
+        return found
 
     @cached_property
     def measured(self) -> Indices:
-        """Rows with a label of at least one task."""
-        return self._where(self.labels[self.rows] >= 0)
-
-    def _where(self, found: NDArray[np.bool_]) -> Indices:
-        return self.rows[np.flatnonzero(found.any(axis=1))]
+        """Rows of which at least one label is known."""
+        found: Indices = self.rows[(self.labels[self.rows] >= 0).any(axis=1)]
+        return found
 
     def require_both(self) -> None:
-        """Raise :class:`DataError` if a task has no positive or no negative."""
+        """Raise :class:`DataError` if a label has no positive or no negative."""
         for kind, counts in (("positive", self.num_positives), ("negative", self.num_negatives)):
             if not all(counts):
                 raise DataError(missing_class(kind, counts, self.names, f"the {len(self.rows)} training examples"))
 
     def scored(self, max_negatives: int | None, seed: int) -> ScoredRows:
-        """Rows to score: all positives, and for each task a uniform sample of its measured negatives.
+        """Rows to score: all positives, and for each label a uniform sample of its known negatives.
 
-        All tasks take their samples from one random order of the rows, so that they share most of them.
+        All labels take their samples from one random order of the rows, so that they share most of them.
         """
         order = self.negatives
         if max_negatives is not None and len(order):
@@ -767,112 +323,163 @@ class TaskRows:
         return ScoredRows(self.some_positive, others, negatives)
 
     def cut_scores(self, scored: ScoredRows, pos: Tensor, others: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """The scores of each task's positives, in the order of ``index``, and of its negatives.
-
-        Args:
-            scored: what :meth:`scored` returned.
-            pos: tensor ``(len(scored.pos), K)`` of scores.
-            others: tensor ``(len(scored.others), K)`` of scores.
-        """
+        """The scores of each label's positives, in the order of ``index``, and of its negatives."""
         scores, rows = torch.cat([pos, others.reshape(-1, pos.shape[1])]), np.concatenate([scored.pos, scored.others])
         order = np.argsort(rows)
 
-        def of(task: int, wanted: Indices) -> Tensor:
+        def of(label: int, wanted: Indices) -> Tensor:
             places = order[np.searchsorted(rows, wanted, sorter=order)]
-            return scores[torch.from_numpy(places).to(scores.device), task]
+            return scores[torch.from_numpy(places).to(scores.device), label]
 
         pairs = zip(self.positives, scored.negatives, strict=True)
-        return [(of(task, positives), of(task, negatives)) for task, (positives, negatives) in enumerate(pairs)]
+        return [(of(label, positives), of(label, negatives)) for label, (positives, negatives) in enumerate(pairs)]
 
 
 def missing_class(kind: str, counts: tuple[int, ...], names: tuple[str, ...], where: str) -> str:
-    """The message that tasks lack positives or negatives.
-
-    Example:
-        >>> missing_class("positive", (3, 0), ("a", "b"), "the training set")[:77]
-        "Expected both classes of every task, but 'b' has no positive among the traini"
-    """
+    """The message that labels lack positives or negatives."""
     lacking = [repr(name) for name, count in zip(names, counts, strict=True) if not count]
-    shown = ", ".join(lacking[:5]) + (f" and {len(lacking) - 5} more tasks" if len(lacking) > 5 else "")
     return (
-        f"Expected both classes of every task, but {shown} {'has' if len(lacking) == 1 else 'have'} no {kind} among "
-        f"{where}. Leave out such columns of the labels, or add examples."
+        f"Expected both classes of every label, but {_first(lacking)} {'has' if len(lacking) == 1 else 'have'} no "
+        f"{kind} among {where}. Leave out such columns of the labels, or add examples."
     )
 
 
-# A task in play gets at least this many positives of a step, if the step has as many.
-_LEAST = 4
-# Up to this many tasks have orders that are independent of each other.
-_MAX_TASKS = 1 << 32
+def _first(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-class Training(Protocol):
-    """What samplers ask of a training set."""
+class BatchSampler(ABC):
+    """Base of the samplers.
 
-    tasks: TaskRows | None
-    by_class: tuple[Indices, Indices]
-
-
-class Sized(Protocol):
-    """What samplers ask of a stream of negatives."""
-
-    @property
-    def length(self) -> int | None:
-        """Number of negatives of one pass; ``None`` if it is unknown."""
-
-
-class _OfTasks:
-    """What loaders ask of a sampler of several tasks."""
-
-    tasks: TaskRows
-
-    @property
-    def num_positives(self) -> tuple[int, ...]:
-        """How many positives each task has."""
-        return self.tasks.num_positives
-
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        """Names of the tasks."""
-        return self.tasks.names
-
-
-class PosNegTaskSampler(_OfTasks, PosNegSampler):
-    """Draws positives of several tasks in turn, and negatives of all.
-
-    An epoch ends when every task has seen all of its positives, and not before a pass over the negatives is complete.
-    Small tasks see their positives more than once.
+    Apart from the index arrays, the memory used does not depend on their lengths.
 
     Args:
-        tasks: the rows of each task.
-        sizes: examples per step on each rank; ``num_pos`` counts those of all tasks in play together.
-        seed: other seeds give unrelated orders.
+        positives: int array ``(n_pos,)``: rows of the positive examples. The algorithm's ``index`` counts positives in
+            this order. With several labels, rows that are positive for some label.
+        negatives: int array ``(n_neg,)``: rows of the negative examples; ``None`` if they are a stream. With several
+            labels, rows that are negative for some label.
+        sizes: examples per step **on each rank**.
+        seed: seed of the order; different seeds give unrelated orders.
+        label_rows: the rows of each of several labels; ``None`` with one.
+        weights: what examples are drawn by; ``None`` draws all alike.
+        length: number of negatives of one pass of a stream; ``None`` if it is unknown.
 
     Raises:
-        DataError: if a task has no positive or no negative.
-
-    Example:
-        >>> labels = np.array([[1, 0], [0, 1], [0, -1], [0, 0], [1, 1]], dtype=np.int8)
-        >>> sampler = PosNegTaskSampler(TaskRows(labels, np.arange(5), ("a", "b")), BatchSizes(8, 2))
-        >>> plan = next(sampler.plans(start=0, count=1))
-        >>> plan.index.shape, plan.masks.pos.sum(axis=1)
-        ((2, 4), array([2, 2]))
+        ArgumentError: if a size is negative.
+        DataError: if a class has no example.
     """
 
-    def __init__(self, tasks: TaskRows, sizes: BatchSizes, seed: int = 0) -> None:
-        tasks.require_both()
-        super().__init__(tasks.some_positive, tasks.negatives, sizes, seed)
-        self.tasks = tasks
-        count = len(tasks.positives)
-        self._circle = permute(np.arange(count), np.array(0), count, seed=seed, purpose=Purpose.TASKS)
-        self._rows = np.concatenate(tasks.positives)
-        self._offsets = np.cumsum([0, *tasks.num_positives[:-1]])
+    #: Steps of an epoch if the user sets them; ``None`` leaves them to the sampler.
+    epoch_steps: int | None = None
+
+    def __init__(
+        self,
+        positives: Indices,
+        negatives: Indices | None,
+        sizes: BatchSizes,
+        seed: int = 0,
+        *,
+        label_rows: LabelRows | None = None,
+        weights: SampleWeights | None = None,
+        length: int | None = None,
+    ) -> None:
+        for name, size in zip(BatchSizes._fields, sizes, strict=True):
+            least = 0 if name == "num_dual_neg" else 1
+            if size < least:
+                msg = f"Expected `{name}` to be at least {least}, but got {size}."
+                raise ArgumentError(msg)
+        if label_rows is not None:
+            label_rows.require_both()
+        for name, rows in (("positive", positives), ("negative", negatives)):
+            if rows is not None and len(rows) == 0:
+                msg = f"Expected both classes in the training set, but got 0 {name} examples."
+                raise DataError(msg)
+        self.positives, self.sizes, self.seed = positives, sizes, seed
+        self.streamed, self.negatives = negatives is None, np.empty(0, np.int64) if negatives is None else negatives
+        self.label_rows, self.weights, self.length = label_rows, weights, length
+
+    @property
+    def num_positives(self) -> int | tuple[int, ...]:
+        """Number of training positives, n+; of each label with several."""
+        return len(self.positives) if self.label_rows is None else self.label_rows.num_positives
+
+    @property
+    def label_names(self) -> tuple[str, ...] | None:
+        """Names of several labels; ``None`` with one."""
+        return None if self.label_rows is None else self.label_rows.names
+
+    @property
+    def most_positives(self) -> int:
+        """How many positives a step has at most."""
+        return len(self.positives) if self.weights is None else self.weights.most_positives
+
+    @property
+    def most_negatives(self) -> int | None:
+        """How many negatives a step has at most; ``None`` if that is unknown."""
+        return self.length if self.streamed else len(self.negatives)
+
+    @abstractmethod
+    def global_sizes(self, world_size: int) -> BatchSizes:
+        """Sizes summed over ``world_size`` ranks, after all caps."""
+
+    @abstractmethod
+    def steps_per_epoch(self, world_size: int) -> int:
+        """Steps of one epoch on ``world_size`` ranks."""
+
+    @abstractmethod
+    def block(self, start: int, stop: int, world: World) -> Iterator[BatchPlan]:
+        """The plans of steps ``start .. stop - 1``, computed together."""
+
+    def cap_message(self, world_size: int, *, asked: bool) -> str | None:  # noqa: ARG002
+        """A message for the user if a step has fewer positives than asked for; ``None`` if it has enough.
+
+        ``asked``: whether the user gave ``num_pos``. A rare class that is smaller than the usual size is no surprise.
+        """
+        return None
+
+    def __len__(self) -> int:
+        """Steps of one epoch with the current number of ranks."""
+        return self.epoch_steps or self.steps_per_epoch(current_world().size)
+
+    def plans(self, start: int, count: int) -> Iterator[BatchPlan]:
+        """This rank's plans for ``count`` steps from global step ``start`` on."""
+        world = current_world()
+        steps = max(1, _BLOCK // sum(self.global_sizes(world.size)))
+        for first in range(start, start + count, steps):
+            yield from self.block(first, min(first + steps, start + count), world)
+
+    def _draw(self, n: int, size: int, purpose: Purpose, steps: tuple[int, int], columns: slice | None) -> Indices:
+        """For each step, ``size`` of n examples, or some columns of them."""
+        if self.weights is not None:
+            return self.weights.indices(size, self.seed, purpose).batches(*steps, columns)
+        return BatchIndices(n, size, self.seed, purpose).batches(*steps, columns)
+
+
+class PosNegSampler(BatchSampler):
+    """Draws fixed numbers of positives and negatives, and optionally a second, independent batch of negatives.
+
+    The global batch of step t has ``sizes`` times W examples. Rank r takes a contiguous slice of each of its three
+    parts, ``total // W + (r < total % W)`` examples. No example occurs twice in a part. If there are fewer positives
+    than S W, every step takes all of them. With several labels, ``num_pos`` counts the positives of all labels in play.
+
+    An epoch ends when every label has seen all of its positives, and not before a pass over the negatives is complete:
+    n+/S or n-/B steps (global sizes), whichever is larger, rounded up.
+
+    Example:
+        >>> sampler = PosNegSampler(np.array([0, 5, 9]), np.array([1, 2, 3, 4, 6, 7, 8]), BatchSizes(2, 2))
+        >>> len(sampler)
+        4
+        >>> plan = next(sampler.plans(start=0, count=1))
+        >>> plan.rows.shape, plan.index.shape
+        ((4,), (2,))
+    """
 
     def in_play(self, world_size: int) -> tuple[int, Indices]:
-        """How many tasks are in play in a step, T, and how many positives each task gets then, ``(K,)``."""
-        total, num_tasks = self.sizes.num_pos * world_size, len(self.num_positives)
-        chosen = min(num_tasks, max(1, total // _LEAST))
-        return chosen, np.minimum(total // chosen, np.array(self.num_positives))
+        """How many labels are in play in a step, T, and how many positives each label gets then, ``(K,)``."""
+        most = [self.most_positives] if self.label_rows is None else self.label_rows.num_positives
+        total = self.sizes.num_pos * world_size
+        chosen = min(len(most), max(1, total // _LEAST))
+        return chosen, np.minimum(total // chosen, np.array(most))
 
     def global_sizes(self, world_size: int) -> BatchSizes:
         """See :meth:`BatchSampler.global_sizes`: the most positives that a step may have.
@@ -880,161 +487,259 @@ class PosNegTaskSampler(_OfTasks, PosNegSampler):
         Raises:
             DataError: if there are fewer negatives than one step takes.
         """
-        chosen, sizes = self.in_play(world_size)
-        most = int(np.sort(sizes)[-chosen:].sum())
-        return super().global_sizes(world_size)._replace(num_pos=most)
+        _, num_neg, num_dual_neg = (size * world_size for size in self.sizes)
+        n_neg = len(self.negatives)
+        for name, size in (("num_neg", num_neg), ("num_dual_neg", num_dual_neg)):
+            if size > n_neg and not self.streamed:
+                msg = (
+                    f"One step takes {size} negatives (`{name}`={size // world_size} on {world_size} rank(s)), but the "
+                    f"training set has only {n_neg}. Set `{name}` to at most {n_neg // world_size}."
+                )
+                raise DataError(msg)
+        chosen, each = self.in_play(world_size)
+        return BatchSizes(int(np.sort(each)[-chosen:].sum()), num_neg, num_dual_neg)
 
     def steps_per_epoch(self, world_size: int) -> int:
-        """See :meth:`BatchSampler.steps_per_epoch`."""
-        chosen, sizes = self.in_play(world_size)
-        visits = max(-(-count // size) for count, size in zip(self.num_positives, map(int, sizes), strict=True))
-        passes = -(-len(self.negatives) // self.global_sizes(world_size).num_neg)
-        return max(-(-visits * len(sizes) // chosen), passes)
+        """See :meth:`BatchSampler.steps_per_epoch`. Of a stream, a step reads the negatives and the dual negatives."""
+        chosen, each = self.in_play(world_size)
+        counts = np.atleast_1d(self.num_positives)
+        visits = int((-(-counts // each)).max())
+        _, num_neg, num_dual_neg = self.global_sizes(world_size)
+        read = num_neg + num_dual_neg if self.streamed else num_neg
+        return max(-(-visits * len(counts) // chosen), -(-(self.most_negatives or 0) // read))
 
     def cap_message(self, world_size: int, *, asked: bool) -> str | None:
-        """See :meth:`BatchSampler.cap_message`; also says which tasks rarely meet a negative of their own."""
-        chosen, sizes = self.in_play(world_size)
+        """See :meth:`BatchSampler.cap_message`; also says which labels rarely meet a negative of their own."""
+        wanted, most = self.sizes.num_pos * world_size, self.most_positives
+        if self.label_rows is not None:
+            return self._message_of_labels(self.label_rows, world_size, asked)
+        size = f"(`num_pos`={self.sizes.num_pos} on {world_size} rank(s))"
+        if wanted <= most:
+            return None
+        if most < len(self.positives):
+            return (
+                f"A step has {most} positives instead of {wanted} {size}: the largest `sample_weight` of a positive is "
+                f"1/{most} of their sum or more, so in a step of more positives it would have to come twice."
+            )
+        taken = f"fewer than the {wanted} of one step {size}: every step takes all of them."
+        return f"The training set has {most} positives, {taken}" if asked else None
+
+    def _message_of_labels(self, rows: LabelRows, world_size: int, asked: bool) -> str | None:
+        chosen, each = self.in_play(world_size)
         share = self.sizes.num_pos * world_size // chosen
-        few = [f"{self.tasks.names[k]!r} ({sizes[k]})" for k in np.flatnonzero(sizes < share)]
-        num_neg = self.global_sizes(world_size).num_neg / len(self.negatives)
-        rare = [repr(n) for n, c in zip(self.tasks.names, self.tasks.num_negatives, strict=True) if c * num_neg < 1]
+        few = [f"{rows.names[k]!r} ({each[k]})" for k in np.flatnonzero(each < share)]
+        seen = self.global_sizes(world_size).num_neg / len(self.negatives)
+        rare = [repr(name) for name, count in zip(rows.names, rows.num_negatives, strict=True) if count * seen < 1]
         messages = []
         if few and asked:
             messages.append(
-                f"A task gets up to {share} positives of a step. These tasks have fewer, so a step takes all of them: "
-                f"{_first(few)}."
+                f"A label gets up to {share} positives of a step. These labels have fewer, so a step takes all of "
+                f"them: {_first(few)}."
             )
         if rare:
             messages.append(
-                "Not every step has a measured negative of these tasks, and leaves them out if it has none: "
-                f"{_first(rare)}. "
-                "Raise `num_neg`, or leave these columns out."
+                "Not every step has a known negative of these labels, and leaves them out if it has none: "
+                f"{_first(rare)}. Raise `num_neg`, or leave these columns out."
             )
         return " ".join(messages) or None
 
     def block(self, start: int, stop: int, world: World) -> Iterator[BatchPlan]:
         """See :meth:`BatchSampler.block`."""
-        chosen, sizes = self.in_play(world.size)
-        totals = self.global_sizes(world.size)
-        visits, places = np.divmod(np.arange(start * chosen, stop * chosen).reshape(-1, chosen), len(sizes))
-        tasks = self._circle[places]
-        drawn = self._drawn(sizes, int(visits[0, 0]), int(visits[-1, -1]) + 1)[tasks, visits - visits[0, 0]]
-        negatives = np.hstack(self._negatives(totals, start, stop, world))
-        for step, its_tasks, index, neg in zip(range(start, stop), tasks, drawn, negatives, strict=True):
-            there = index >= 0
-            task = np.repeat(its_tasks, there.sum(axis=1))
-            yield self._plan(step, task, index[there], neg, totals._replace(num_pos=len(task)), world)
-
-    def _plan(
-        self, step: int, task: Indices, index: Indices, neg: Indices, totals: BatchSizes, world: World
-    ) -> BatchPlan:
-        """This rank's plan, from the task and the position in it of all positives, and from its own negatives."""
-        own = slice_of(len(task), world)
-        task, index = task[own], index[own]
-        where, shape = (task, np.arange(len(task))), (len(self._circle), len(task))
-        positions, drawn = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=bool)
-        positions[where], drawn[where] = index, True
+        totals, steps = self.global_sizes(world.size), (start, stop)
+        negatives = np.empty((stop - start, 0), np.int64)
+        if not self.streamed:
+            parts = (totals.num_neg, Purpose.NEGATIVES), (totals.num_dual_neg, Purpose.DUAL_NEGATIVES)
+            n_neg = len(self.negatives)
+            drawn = [self._draw(n_neg, total, purpose, steps, slice_of(total, world)) for total, purpose in parts]
+            negatives = self.negatives[np.hstack(drawn)]
+        if self.label_rows is not None:
+            yield from self._plans_of_labels(self.label_rows, totals, negatives, start, world)
+            return
+        own = slice_of(totals.num_pos, world)
+        index = self._draw(len(self.positives), totals.num_pos, Purpose.POSITIVES, steps, own)
+        rows = np.hstack([self.positives[index], negatives]).astype(np.int64)
         shares = shares_of(totals, world)
-        is_neg = np.ascontiguousarray(self.tasks.labels[neg].T) == 0
-        num_neg = shares[world.rank].num_neg
-        dual = is_neg[:, num_neg:] if totals.num_dual_neg else None
-        masks = PlannedMasks(drawn, is_neg[:, :num_neg], dual)
-        rows = np.concatenate([self._rows[self._offsets[task] + index], neg])
-        return BatchPlan(step, rows, positions, shares[world.rank], shares if world.size > 1 else None, masks)
+        for step, its_rows, its_index in zip(range(start, stop), rows, index, strict=True):
+            yield BatchPlan(step, its_rows, its_index, shares[world.rank], shares if world.size > 1 else None)
 
-    def _drawn(self, sizes: Indices, first: int, last: int) -> Indices:
-        """For each task, the positions that its visits ``first .. last - 1`` draw, ``(K, visits, most)``; -1 pads."""
-        drawn = np.full((len(sizes), last - first, int(sizes.max())), -1)
-        for task, (count, size) in enumerate(zip(self.num_positives, sizes.tolist(), strict=True)):
-            purpose = Purpose.TASK_POSITIVES * _MAX_TASKS + task
-            drawn[task, :, :size] = BatchIndices(count, size, self.seed, purpose).batches(first, last)
-        return drawn
+    def _plans_of_labels(
+        self, rows: LabelRows, totals: BatchSizes, negatives: Indices, start: int, world: World
+    ) -> Iterator[BatchPlan]:
+        chosen, each = self.in_play(world.size)
+        stop, num_labels = start + len(negatives), len(each)
+        circle = permute(np.arange(num_labels), np.array(0), num_labels, seed=self.seed, purpose=Purpose.LABELS)
+        visits, places = np.divmod(np.arange(start * chosen, stop * chosen).reshape(-1, chosen), num_labels)
+        labels, first, last = circle[places], int(visits[0, 0]), int(visits[-1, -1]) + 1
+        # for each label, the positions that its visits draw, (K, visits, most); -1 pads
+        drawn = np.full((num_labels, last - first, int(each.max())), -1)
+        for label, (positives, size) in enumerate(zip(rows.positives, each.tolist(), strict=True)):
+            purpose = Purpose.LABEL_POSITIVES * _MAX_LABELS + label
+            drawn[label, :, :size] = BatchIndices(len(positives), size, self.seed, purpose).batches(first, last)
+        ends = np.cumsum([0, *rows.num_positives])
+        for step, its_labels, neg in zip(range(start, stop), labels, negatives, strict=True):
+            positions = drawn[its_labels, visits[step - start] - first]
+            there = positions >= 0
+            label, position = np.repeat(its_labels, there.sum(axis=1)), positions[there]
+            shares = shares_of(totals._replace(num_pos=len(label)), world)
+            own, (num_pos, num_neg, _) = slice_of(len(label), world), shares[world.rank]
+            label, position = label[own], position[own]
+            index, is_drawn = np.zeros((num_labels, num_pos), np.int64), np.zeros((num_labels, num_pos), dtype=bool)
+            index[label, np.arange(num_pos)], is_drawn[label, np.arange(num_pos)] = position, True
+            is_neg = np.ascontiguousarray(rows.labels[neg].T) == 0
+            dual = is_neg[:, num_neg:] if totals.num_dual_neg else None
+            its_rows = np.concatenate([self._flat[ends[label] + position], neg])
+            masks = PlannedMasks(is_drawn, is_neg[:, :num_neg], dual)
+            yield BatchPlan(step, its_rows, index, shares[world.rank], shares if world.size > 1 else None, masks)
+
+    @cached_property
+    def _flat(self) -> Indices:
+        """Rows of the positives of all labels, one label after the other."""
+        return np.concatenate(self.label_rows.positives if self.label_rows is not None else [self.positives])
 
 
-class UniformTaskSampler(_OfTasks, UniformSampler):
-    """Draws uniform batches of several tasks, for cross-entropy: all examples that any task was measured on.
+class UniformSampler(BatchSampler):
+    """Draws uniform batches from the whole training set, for cross-entropy.
 
-    Every example is in the first and in the second part of the batch; the masks say for which tasks it is positive, and
-    for which negative. An epoch is one pass, rounded up. Rank r takes a contiguous slice.
+    A global batch has ``num_pos + num_neg`` times W examples, sorted [positives | negatives]. The number of positives
+    varies and may be 0. The last batch of a pass is filled from the next pass, so no example is dropped and all batches
+    have one size. Rank r takes a contiguous slice of each class. With several labels, batches hold the examples of
+    which a label is known, and each is in the first and in the second part: masks say what it counts for.
 
-    Args:
-        tasks: the rows of each task.
-        sizes: a global batch has ``num_pos + num_neg`` times W examples.
-        seed: other seeds give unrelated orders.
-
-    Raises:
-        DataError: if a task has no positive or no negative.
+    An epoch is one pass, rounded up. If the training set has fewer than two batches, each batch is an independent
+    subset instead.
 
     Example:
-        >>> labels = np.array([[1, 0], [0, 1], [0, -1], [-1, -1], [1, 1]], dtype=np.int8)
-        >>> sampler = UniformTaskSampler(TaskRows(labels, np.arange(5), ("a", "b")), BatchSizes(1, 1))
-        >>> plan = next(sampler.plans(start=0, count=1))
-        >>> len(sampler), plan.sizes
-        (2, BatchSizes(num_pos=2, num_neg=2, num_dual_neg=0))
+        >>> sampler = UniformSampler(np.array([0, 5, 9]), np.array([1, 2, 3, 4, 6, 7, 8]), BatchSizes(2, 3))
+        >>> plans = list(sampler.plans(start=0, count=len(sampler)))
+        >>> sorted(np.concatenate([plan.rows for plan in plans]).tolist())
+        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
 
-    def __init__(self, tasks: TaskRows, sizes: BatchSizes, seed: int = 0) -> None:
-        tasks.require_both()
-        super().__init__(tasks.some_positive, tasks.negatives, sizes, seed)
-        self.tasks = tasks
+    @property
+    def num_examples(self) -> int:
+        """Examples of a pass."""
+        one = len(self.positives) + len(self.negatives)
+        return one if self.label_rows is None else len(self.label_rows.measured)
 
     def global_sizes(self, world_size: int) -> BatchSizes:
-        """Sizes of the global batch as (0, all, 0), at most all examples that were measured."""
+        """Sizes of the global batch as (0, all, 0): the classes' sizes vary; at most the whole training set."""
         total = (self.sizes.num_pos + self.sizes.num_neg) * world_size
-        return BatchSizes(0, min(total, len(self.tasks.measured)), 0)
+        return BatchSizes(0, min(total, self.num_examples), 0)
 
     def steps_per_epoch(self, world_size: int) -> int:
         """See :meth:`BatchSampler.steps_per_epoch`."""
-        return -(-len(self.tasks.measured) // self.global_sizes(world_size).num_neg)
+        return -(-self.num_examples // self.global_sizes(world_size).num_neg)
 
     def block(self, start: int, stop: int, world: World) -> Iterator[BatchPlan]:
         """See :meth:`BatchSampler.block`."""
-        total, rows = self.global_sizes(world.size).num_neg, self.tasks.measured
-        numbers = BatchIndices(len(rows), total, self.seed, Purpose.ALL_EXAMPLES).batches(
-            start, stop, slice_of(total, world)
-        )
-        shares = shares_of(BatchSizes(total, total), world)
-        for step, own in zip(range(start, stop), rows[numbers], strict=True):
-            labels = np.ascontiguousarray(self.tasks.labels[own].T)
-            is_pos = labels == 1
-            positions = np.zeros(labels.shape, dtype=np.int64)
-            for task, positives in enumerate(self.tasks.positives):
-                positions[task, is_pos[task]] = np.searchsorted(positives, own[is_pos[task]])
-            masks = PlannedMasks(is_pos, labels == 0)
-            yield BatchPlan(step, own, positions, shares[world.rank], shares if world.size > 1 else None, masks)
+        total = self.global_sizes(world.size).num_neg
+        own = None if self.label_rows is None else slice_of(total, world)
+        drawn = self._draw(self.num_examples, total, Purpose.ALL_EXAMPLES, (start, stop), own)
+        for step, numbers in zip(range(start, stop), drawn, strict=True):
+            if self.label_rows is None:
+                shares, rows, index, masks = (*self._parts(numbers, world), None)
+            else:
+                shares = shares_of(BatchSizes(total, total), world)
+                rows, index, masks = _masked(self.label_rows, self.label_rows.measured[numbers])
+            yield BatchPlan(step, rows, index, shares[world.rank], shares if world.size > 1 else None, masks)
+
+    def _parts(self, numbers: Indices, world: World) -> tuple[tuple[BatchSizes, ...], Indices, Indices]:
+        """Shares, rows and index of one label. Positives have the lowest numbers, so a number gives its class."""
+        n_pos = len(self.positives)
+        pos, neg = numbers[numbers < n_pos], numbers[numbers >= n_pos] - n_pos
+        index = pos[slice_of(len(pos), world)]
+        rows = np.concatenate([self.positives[index], self.negatives[neg[slice_of(len(neg), world)]]])
+        return shares_of(BatchSizes(len(pos), len(neg)), world), rows.astype(np.int64), index
+
+
+def _masked(label_rows: LabelRows, rows: Indices) -> tuple[Indices, Indices, PlannedMasks]:
+    """Some rows with their positions among the positives of each label, and which labels they count for."""
+    labels = np.ascontiguousarray(label_rows.labels[rows].T)
+    is_pos, index = labels == 1, np.zeros(labels.shape, dtype=np.int64)
+    for label, positives in enumerate(label_rows.positives):
+        index[label, is_pos[label]] = np.searchsorted(positives, rows[is_pos[label]])
+    return rows, index, PlannedMasks(is_pos, labels == 0)
+
+
+class FullSampler(BatchSampler):
+    """Takes all positives and all negatives in every step. An epoch is one step.
+
+    ``sizes`` are ignored. Rank r takes a contiguous slice of each class.
+
+    Example:
+        >>> sampler = FullSampler(np.array([0, 5, 9]), np.array([1, 2, 3]), BatchSizes(1, 1))
+        >>> [(plan.step, plan.rows.tolist()) for plan in sampler.plans(start=7, count=len(sampler))]
+        [(7, [0, 5, 9, 1, 2, 3])]
+    """
+
+    def global_sizes(self, world_size: int) -> BatchSizes:  # noqa: ARG002
+        """The numbers of positives and negatives."""
+        return BatchSizes(len(self.positives), len(self.negatives))
+
+    def steps_per_epoch(self, world_size: int) -> int:  # noqa: ARG002
+        """One."""
+        return 1
+
+    def block(self, start: int, stop: int, world: World) -> Iterator[BatchPlan]:
+        """See :meth:`BatchSampler.block`."""
+        totals = self.global_sizes(world.size)
+        shares, pos = shares_of(totals, world), slice_of(totals.num_pos, world)
+        rows = np.concatenate([self.positives[pos], self.negatives[slice_of(totals.num_neg, world)]]).astype(np.int64)
+        for step in range(start, stop):
+            everyone = shares if world.size > 1 else None
+            yield BatchPlan(step, rows, np.arange(pos.start, pos.stop), shares[world.rank], everyone)
+
+
+#: The samplers that a data module's ``sampling`` names.
+SAMPLERS: dict[str, type[BatchSampler]] = {"pos_neg": PosNegSampler, "uniform": UniformSampler, "full": FullSampler}
+_NO_STREAM = {
+    "uniform": "draws from positives and negatives together; set `sampling='pos_neg'` to draw them apart,",
+    "full": "takes all negatives in every step; train with another algorithm, such as STACO,",
+}
 
 
 def sampler_of(
-    training: Training,
+    training: Any,
     kind: str,
     sizes: BatchSizes,
     seed: int,
     *,
-    stream: Sized | None = None,
+    stream: Any = None,
     weights: SampleWeights | None = None,
 ) -> BatchSampler:
     """The sampler of a training set, by its name.
 
+    Args:
+        training: has ``by_class``, rows of the positives and of the negatives, and ``tasks``, the :class:`LabelRows` of
+            several labels or ``None``.
+        kind: ``"pos_neg"``, ``"uniform"`` or ``"full"``.
+        sizes: examples per step on each rank.
+        seed: seed of the order.
+        stream: the stream of negatives, which has a ``length``; ``None`` if they are in the training set.
+        weights: what examples are drawn by; ``None`` draws all alike.
+
     Raises:
-        ArgumentError: if the kind takes one task only, or negatives that can be indexed.
-
+        ArgumentError: if the kind takes one label only, draws nothing and there are weights, or needs negatives that
+            can be indexed.
     """
-    tasks = training.tasks
-    if tasks is None:
-        positives, negatives = training.by_class
-        if stream is not None:
-            return make_sampler(kind, positives, None, sizes, seed, length=stream.length, weights=weights)
-        return make_sampler(kind, positives, negatives, sizes, seed, weights=weights)
-    if kind == "pos_neg":
-        return PosNegTaskSampler(tasks, sizes, seed)
-    if kind == "uniform":
-        return UniformTaskSampler(tasks, sizes, seed)
-    msg = (
-        f"`sampling={kind!r}` takes one task, but the labels have {len(tasks.names)} columns. Choose one column, or "
-        "train with an algorithm that draws batches, such as STACO."
-    )
-    raise ArgumentError(msg)
-
-
-def _first(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    positives, negatives = training.by_class
+    msg = None
+    if training.tasks is not None and kind == "full":
+        msg = (
+            f"`sampling={kind!r}` takes one label, but the labels have {len(training.tasks.names)} columns. Choose one "
+            "column, or train with an algorithm that draws batches, such as STACO."
+        )
+    elif weights is not None and kind == "full":
+        msg = (
+            "`sample_weight` says how often an example is drawn, but FullBatch (`sampling='full'`) takes each once in "
+            "every step. Train with another algorithm, such as STACO, or leave the weights out."
+        )
+    elif stream is not None and kind != "pos_neg":
+        msg = (
+            f"`sampling={kind!r}` {_NO_STREAM[kind]} or put the negatives into `train_dataset`: `negatives` is a "
+            "stream, which can't be indexed."
+        )
+    if msg is not None:
+        raise ArgumentError(msg)
+    own, length = (negatives, None) if stream is None else (None, stream.length)
+    return SAMPLERS[kind](positives, own, sizes, seed, label_rows=training.tasks, weights=weights, length=length)

@@ -9,12 +9,13 @@ is the same on every platform and with every version of numpy.
 from __future__ import annotations
 
 import math
+import operator
 import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -31,11 +32,12 @@ _ROUNDS = 6
 _WORD = (1 << 64) - 1
 # Odd constants of the splitmix64 generator.
 _GOLDEN = 0x9E3779B97F4A7C15
-_MIX_A = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_B = np.uint64(0x94D049BB133111EB)
+_MIX_A = 0xBF58476D1CE4E5B9
+_MIX_B = 0x94D049BB133111EB
 
 Words = NDArray[np.uint64]
 Indices = NDArray[np.int64]
+T = TypeVar("T")
 
 
 class Purpose(IntEnum):
@@ -51,8 +53,8 @@ class Purpose(IntEnum):
     AUGMENTATION = 5
     SCORING = 6
     REMOVAL = 7
-    TASKS = 9
-    TASK_POSITIVES = 10
+    LABELS = 9
+    LABEL_POSITIVES = 10
 
 
 def permute(slots: Indices, passes: Indices, n: int, *, seed: int = 0, purpose: int = 0) -> Indices:
@@ -68,20 +70,7 @@ def permute(slots: Indices, passes: Indices, n: int, *, seed: int = 0, purpose: 
     Returns:
         int64 array of the broadcast shape, with values in ``0 .. n - 1``. For a fixed pass, ``slots -> values`` is a
         bijection of ``range(n)``.
-
-    Raises:
-        ArgumentError: if ``n`` is out of range.
-
-    Example:
-        >>> import numpy as np
-        >>> np.sort(permute(np.arange(5), np.array(0), 5)).tolist()
-        [0, 1, 2, 3, 4]
-        >>> permute(np.array([123_456_789]), np.array([7]), 10**9, seed=1).item() < 10**9
-        True
     """
-    if not 1 <= n <= 1 << 62:
-        msg = f"Expected `n` to be in 1 .. 2**62, but got {n}."
-        raise ArgumentError(msg)
     slots, passes = np.broadcast_arrays(slots, passes)
     shape = slots.shape
     distinct, group = np.unique(passes, return_inverse=True)
@@ -90,85 +79,70 @@ def permute(slots: Indices, passes: Indices, n: int, *, seed: int = 0, purpose: 
         # Independent 64-bit keys are sorted. Equal keys, of probability n^2 / 2^65, keep their order.
         tables = np.argsort(_mix(keys[:, None] + _words(np.arange(n)) * np.uint64(_GOLDEN)), axis=1, kind="stable")
         return tables[group.reshape(shape), slots]
-    walker = _Feistel(n, keys)
-    return walker(_words(slots.ravel()), group.ravel()).view(np.int64).reshape(shape)
+    # A Feistel network on Z_a x Z_b, where a = ceil(sqrt(n)) and b = ceil(n / a), so that fewer than a of the a b
+    # values lie outside of range(n). These, less than one in sqrt(n), are sent through it again.
+    high = math.isqrt(n - 1) + 1
+    sides = np.uint64(high), np.uint64(-(-n // high))
+    round_keys = _mix(keys[:, None] + np.arange(1, _ROUNDS + 1, dtype=np.uint64) * np.uint64(_GOLDEN))
+    which = group.ravel()
+    values = _network(_words(slots.ravel()), which, round_keys, sides)
+    outside = np.flatnonzero(values >= n)
+    while outside.size:
+        values[outside] = _network(values[outside], which[outside], round_keys, sides)
+        outside = outside[values[outside] >= n]
+    return values.view(np.int64).reshape(shape)
 
 
-def random_keys(seed: int, purpose: int, passes: Indices) -> Words:
-    """64-bit keys of shape ``passes.shape``, hashed from (seed, purpose, pass).
-
-    Example:
-        >>> import numpy as np
-        >>> random_keys(0, 1, np.arange(3)).dtype
-        dtype('uint64')
-    """
-    key = np.array([int(seed) & _WORD], dtype=np.uint64)
-    key = _mix(key + np.uint64(_GOLDEN)) + np.array([int(purpose) * _GOLDEN & _WORD], dtype=np.uint64)
-    return _mix(_mix(key) + _words(np.asarray(passes)) * np.uint64(_GOLDEN))
-
-
-class _Feistel:
-    """Feistel network on Z_a x Z_b, where a b is slightly above n. A value of n or more is sent through it again.
-
-    With a = ceil(sqrt(n)) and b = ceil(n / a), fewer than a of the a b values lie outside ``range(n)``. Less than one
-    entry in sqrt(n) is sent through it again.
-
-    Args:
-        n: number of elements.
-        keys: uint64 array ``(P,)``, one key per permutation.
-    """
-
-    def __init__(self, n: int, keys: Words) -> None:
-        self.n = np.uint64(n)
-        high = math.isqrt(n - 1) + 1
-        self.sides = np.uint64(high), np.uint64(-(-n // high))
-        steps = np.arange(1, _ROUNDS + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
-        self.round_keys = _mix(keys[:, None] + steps)
-
-    def __call__(self, x: Words, group: Indices) -> Words:
-        x = self._once(x, group)
-        outside = np.flatnonzero(x >= self.n)
-        while outside.size:
-            x[outside] = self._once(x[outside], group[outside])
-            outside = outside[x[outside] >= self.n]
-        return x
-
-    def _once(self, x: Words, group: Indices) -> Words:
-        low_side = self.sides[1]
-        high: Words = x // low_side
-        low: Words = x - high * low_side
-        halves = high, low
-        for i in range(_ROUNDS):
-            changed, side = halves[i % 2], self.sides[i % 2]
-            # The key of a single permutation is broadcast. Of several permutations, each entry takes its own.
-            keys = self.round_keys[:, i] if len(self.round_keys) == 1 else self.round_keys[group, i]
-            changed += _reduced_hash(halves[1 - i % 2], keys, side)
-            changed -= (changed >= side) * side
-        high *= low_side
-        high += low
-        return high
+def _network(x: Words, which: Indices, round_keys: Words, sides: tuple[np.uint64, np.uint64]) -> Words:
+    """One pass of the values through the network, each with the round keys of its own permutation."""
+    high: Words = x // sides[1]
+    low: Words = x - high * sides[1]
+    halves = high, low
+    for i in range(_ROUNDS):
+        changed, side = halves[i % 2], sides[i % 2]
+        # The key of a single permutation is broadcast. Of several permutations, each entry takes its own.
+        keys = round_keys[:, i] if len(round_keys) == 1 else round_keys[which, i]
+        changed += _reduced_hash(halves[1 - i % 2], keys, side)
+        changed -= (changed >= side) * side
+    high *= sides[1]
+    high += low
+    return high
 
 
 def _reduced_hash(x: Words, keys: Words, side: np.uint64) -> Words:
     """Hash of ``x`` under ``keys``, uniform on ``range(side)`` up to side / 2^32."""
-    word: Words = x * _MIX_A
+    word: Words = x * np.uint64(_MIX_A)
     word += keys
     word ^= word >> np.uint64(32)
-    word *= _MIX_B
+    word *= np.uint64(_MIX_B)
     word >>= np.uint64(32)
     word *= side
     word >>= np.uint64(32)
     return word
 
 
+def random_keys(seed: int, purpose: int, passes: Indices) -> Words:
+    """64-bit keys of shape ``passes.shape``, hashed from (seed, purpose, pass)."""
+    key = _mix_one(_mix_one(int(seed) + _GOLDEN) + int(purpose) * _GOLDEN)
+    return _mix(np.uint64(key) + _words(np.asarray(passes)) * np.uint64(_GOLDEN))
+
+
 def _mix(x: Words) -> Words:
     """Finaliser of splitmix64, a bijection of 64-bit words that spreads every input bit."""
     x = x ^ (x >> np.uint64(30))
-    x *= _MIX_A
+    x *= np.uint64(_MIX_A)
     x ^= x >> np.uint64(27)
-    x *= _MIX_B
+    x *= np.uint64(_MIX_B)
     x ^= x >> np.uint64(31)
     return x
+
+
+def _mix_one(x: int) -> int:
+    """:func:`_mix` of one word, which is quicker than an array of one."""
+    x &= _WORD
+    x = (x ^ (x >> 30)) * _MIX_A & _WORD
+    x = (x ^ (x >> 27)) * _MIX_B & _WORD
+    return x ^ (x >> 31)
 
 
 def _words(x: Indices) -> Words:
@@ -176,20 +150,11 @@ def _words(x: Indices) -> Words:
 
 
 def as_seed(seed: Any, name: str, bits: int = 64) -> int:
-    """A seed as a Python integer.
-
-    Args:
-        seed: a whole number in ``0 .. 2**bits - 1`` of Python or numpy.
-        name: name of the argument in messages.
-        bits: number of bits of the largest seed.
+    """A seed as a Python integer in ``0 .. 2**bits - 1``.
 
     Raises:
         ArgumentError: if it is something else. ``None`` is refused, since other processes and later runs would not know
             the seed that is drawn.
-
-    Example:
-        >>> as_seed(np.uint8(3), "seed")
-        3
     """
     if not is_whole(seed) or not 0 <= int(seed) < 1 << bits:
         msg = f"Expected `{name}` to be a whole number in 0 .. 2**{bits} - 1, but got {seed!r}."
@@ -211,6 +176,28 @@ def say_what_seeds(seed: int, split_seed: int) -> None:
         )
 
 
+class _Generator(NamedTuple):
+    """One of the global generators that augmentations draw from."""
+
+    get: Callable[[], Any]
+    set: Callable[[Any], None]
+    seed: Callable[[int], Any]
+    same: Callable[[Any, Any], bool]
+
+
+def _same_numpy(first: Any, second: Any) -> bool:
+    return first[2:] == second[2:] and np.array_equal(first[1], second[1])
+
+
+# Only the default CPU generator of torch is seeded. torch.manual_seed would also queue seeds for every GPU.
+_TORCH = torch.default_generator
+_GENERATORS = (
+    _Generator(random.getstate, random.setstate, random.seed, operator.eq),
+    _Generator(np.random.get_state, np.random.set_state, lambda word: np.random.seed(word & 0xFFFFFFFF), _same_numpy),
+    _Generator(_TORCH.get_state, _TORCH.set_state, _TORCH.manual_seed, torch.equal),
+)
+
+
 @contextmanager
 def seeded_items(seed: int, step: int) -> Iterator[Callable[[int], None]]:
     """Seed the global generators for each item, and restore their state afterwards.
@@ -218,35 +205,70 @@ def seeded_items(seed: int, step: int) -> Iterator[Callable[[int], None]]:
     An augmentation that draws from ``random``, ``numpy.random`` or ``torch`` (on the CPU) then depends on (seed, step,
     row) only. It does not depend on earlier draws, on the number of workers or ranks, or on a resume.
 
-    Args:
-        seed: the run's seed.
-        step: global step t.
-
     Yields:
         A function. Call it with the row of each item before you read the item.
-
-    Example:
-        >>> with seeded_items(seed=0, step=3) as reseed:
-        ...     reseed(7)
-        ...     first = torch.rand(2)
-        ...     reseed(7)
-        ...     print(torch.equal(first, torch.rand(2)))
-        True
     """
-    # Only the default CPU generator is seeded. torch.manual_seed would also queue seeds for every GPU.
-    generator = torch.default_generator
-    step_key = int(random_keys(seed, Purpose.AUGMENTATION, np.array([step]))[0])
-    states = random.getstate(), np.random.get_state(), generator.get_state()
+    key, states = _step_key(seed, step), [generator.get() for generator in _GENERATORS]
 
     def reseed(row: int) -> None:
-        word = int(random_keys(step_key, Purpose.AUGMENTATION, np.array([row]))[0])
-        random.seed(word)
-        np.random.seed(word & 0xFFFFFFFF)
-        generator.manual_seed(word)
+        word = _mix_one(key + row * _GOLDEN)
+        for generator in _GENERATORS:
+            generator.seed(word)
 
     try:
         yield reseed
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        generator.set_state(states[2])
+        for generator, state in zip(_GENERATORS, states, strict=True):
+            generator.set(state)
+
+
+def _step_key(seed: int, step: int) -> int:
+    purpose = int(Purpose.AUGMENTATION) * _GOLDEN
+    step_key = _mix_one(_mix_one(_mix_one(seed + _GOLDEN) + purpose) + step * _GOLDEN)
+    return _mix_one(_mix_one(step_key + _GOLDEN) + purpose)
+
+
+class ItemReader:
+    """Reads the items of a batch with random numbers as in :func:`seeded_items`, and spares the seeding where it can.
+
+    Seeding a generator takes longer than reading a row of a table. So only those are seeded from which an item has
+    drawn. If another one has moved during a batch, the batch is read again, and from then on it is seeded as well.
+
+    Example:
+        >>> reader = ItemReader(seed=0)
+        >>> first, second = (reader.read(lambda row: torch.rand(()) + row, [3, 5], step=2) for _ in range(2))
+        >>> first == second
+        True
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._drawn: set[int] = set()
+
+    def read(self, get: Callable[[int], T], rows: list[int], step: int) -> list[T]:
+        """``get(row)`` of each row, as it is in this step."""
+        key = _step_key(self.seed, step)
+        while True:
+            items, moved = self._once(get, rows, key)
+            if not moved:
+                return items
+            self._drawn |= moved
+
+    def _once(self, get: Callable[[int], T], rows: list[int], key: int) -> tuple[list[T], set[int]]:
+        """The items, and which of the generators that were not seeded have moved."""
+        states = [generator.get() for generator in _GENERATORS]
+        _TORCH.manual_seed(key)  # a generator of the data set's own may be made from this seed
+        before = [*states[:2], _TORCH.get_state()]
+        seeds, items, moved = [_GENERATORS[k].seed for k in sorted(self._drawn)], [], set(self._drawn)
+        try:
+            for row in rows:
+                if seeds:
+                    word = _mix_one(key + row * _GOLDEN)
+                    for seed in seeds:
+                        seed(word)
+                items.append(get(row))
+        finally:
+            moved |= {k for k, g in enumerate(_GENERATORS) if k not in moved and not g.same(g.get(), before[k])}
+            for k in moved | {2}:
+                _GENERATORS[k].set(states[k])
+        return items, moved - self._drawn

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from lightning_tpauc import PosNegBatch
-from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc import PosNegBatch, PosNegDataModule
+from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.functional import TaskMasks
 
 
@@ -47,7 +47,7 @@ def test_every_example_of_a_uniform_batch_is_in_both_parts():
 @pytest.mark.parametrize("shape", [(5,), (5, 3), (4, 2), (5, 2, 1)])
 def test_scores_of_another_number_of_tasks_or_examples_are_refused(shape):
     batch = PosNegBatch(torch.zeros(5, 3), torch.zeros(2, 2).long(), 2, 3, 0, masks=masks(2, 3))
-    with pytest.raises(ArgumentError, match=r"each of 2 tasks .* 2 outputs"):
+    with pytest.raises(ArgumentError, match=r"each of 2 labels .* 2 outputs"):
         batch.split(torch.zeros(shape))
 
 
@@ -56,3 +56,51 @@ def test_masks_travel_with_the_batch():
     assert isinstance(batch.masks, TaskMasks)
     assert batch.masks.pos.device.type == batch.masks.neg.device.type == "meta"
     assert batch.masks.dual_neg is None
+
+
+def test_a_batch_says_which_examples_are_positive():
+    """For a loss beside the method's: the labels of the data, in the order of the inputs."""
+    y = (torch.arange(60) % 5 == 0).long()
+    data = PosNegDataModule((torch.arange(60.0)[:, None], y), num_pos=3, num_neg=5, num_dual_neg=2)
+    data.setup("fit")
+    for batch in data.train_dataloader():
+        assert batch.target.dtype == torch.int64
+        assert torch.equal(batch.target, y[batch.inputs[:, 0].long()])
+
+
+@pytest.mark.parametrize("sampling", ["pos_neg", "uniform"])
+@pytest.mark.parametrize("sizes", [(8, 8), (9, 5)])
+def test_labels_that_a_batch_does_not_know_are_minus_1(sampling, sizes):
+    y = torch.stack([(torch.arange(90) % k == 0).double() for k in (4, 3)], dim=1)
+    y[::7, 1] = torch.nan
+    data = PosNegDataModule(
+        (torch.arange(90.0)[:, None], y), num_pos=sizes[0], num_neg=sizes[1], num_dual_neg=0, sampling=sampling
+    )
+    data.setup("fit")
+    for batch in data.train_dataloader():
+        target, true = batch.target, y[batch.inputs[:, 0].long()].nan_to_num(-1).long()
+        assert target.shape == true.shape
+        assert torch.equal(target[target >= 0], true[target >= 0])
+        if sampling == "uniform":
+            assert torch.equal(target, true)
+        else:
+            assert ((target == 1).sum(1)[: batch.num_pos] == 1).all()
+            assert torch.equal(target[batch.num_pos :] == 0, true[batch.num_pos :] == 0)
+
+
+def keep_some(items):
+    return {"x": torch.tensor([x for x, _ in items if x % 7])}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_that_lost_examples_is_refused(workers):
+    """As by a `collate_fn` that leaves out what could not be read."""
+    items = [(float(k), k % 5 == 0) for k in range(60)]
+    data = PosNegDataModule(items, items, num_pos=3, num_neg=9, collate_fn=keep_some, num_workers=workers)
+    data.setup("fit")
+    for loader in (data.train_dataloader(), data.val_dataloader()):
+        with pytest.raises(
+            DataError, match=r"Expected a batch of \d+ examples, but its inputs hold \d+\. Let `collate_fn`"
+        ):
+            list(loader)
+    data.teardown("fit")

@@ -1,26 +1,28 @@
-"""Slices of a batch; plans of all samplers on one and several ranks, and of the whole training set in every step."""
+"""Plans of all samplers, of one label and of several, against counts and loops that know nothing of their order."""
 
 import math
 import tracemalloc
+from collections import Counter
 from itertools import chain
 
 import numpy as np
 import pytest
-from torch import distributed
 
 from lightning_tpauc.data.sampler import (
     BatchSizes,
     FullSampler,
+    LabelRows,
     PosNegSampler,
     UniformSampler,
     World,
-    current_world,
-    share_of,
+    sampler_of,
     slice_of,
 )
+from lightning_tpauc.data.splits import TrainingPart
 from lightning_tpauc.errors import ArgumentError, DataError
-from tests.helpers.ddp import run_distributed
 from tests.helpers.worlds import rank_of
+
+LABELS = np.arange(500) * 7 % 10 == 3
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
@@ -29,25 +31,7 @@ def test_slices_partition_the_batch(total, size):
     worlds = [World(rank, size) for rank in range(size)]
     items = [list(range(total))[slice_of(total, world)] for world in worlds]
     assert list(chain(*items)) == list(range(total))
-    assert [len(part) for part in items] == [share_of(total, world) for world in worlds]
     assert max(map(len, items)) - min(map(len, items)) <= 1
-
-
-def test_one_process():
-    assert current_world() == World(0, 1)
-
-
-@pytest.mark.ddp
-def test_reads_the_process_group_when_asked():
-    def ask(rank, size):
-        inside = current_world()
-        distributed.barrier()
-        return inside
-
-    assert run_distributed(ask, 2) == [World(0, 2), World(1, 2)]
-
-
-LABELS = np.arange(500) * 7 % 10 == 3
 
 
 def make(kind=PosNegSampler, labels=LABELS, sizes=(4, 6, 5), seed=0):
@@ -62,9 +46,6 @@ def plans_of(sampler, rank, size, start=0, count=30):
 def cut(plan):
     """Rows of the positives, negatives, dual negatives."""
     return np.split(plan.rows, np.cumsum(plan.sizes)[:2])
-
-
-# ------------------------------------------------------------------ positives and negatives apart
 
 
 def test_a_plan_has_each_class_in_its_place():
@@ -140,11 +121,6 @@ def test_a_step_is_the_same_wherever_one_starts(kind, start):
         assert np.array_equal(alone.index, plan.index)
 
 
-def test_the_seed_changes_everything():
-    first, second = (np.stack([p.rows for p in make(seed=seed).plans(0, 50)]) for seed in (0, 1))
-    assert (first == second).mean() < 0.05
-
-
 def test_memory_beside_the_index_does_not_grow():
     positives, negatives = np.arange(10**7), np.arange(10**7, 10**7 + 1000)
     tracemalloc.start()
@@ -154,9 +130,6 @@ def test_memory_beside_the_index_does_not_grow():
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 8 << 20  # the index itself is 80 MB
-
-
-# ------------------------------------------------------------------ uniform
 
 
 def test_uniform_batches_are_sorted_by_class_and_cover_passes():
@@ -176,12 +149,6 @@ def test_uniform_batches_are_sorted_by_class_and_cover_passes():
     assert (np.sort(rows, axis=1) == np.arange(500)).all()
 
 
-@pytest.mark.parametrize(("world", "expected"), [(1, 50), (2, 25), (3, 17)])
-def test_a_uniform_epoch_is_one_pass(world, expected):
-    with rank_of(0, world):
-        assert len(make(UniformSampler)) == expected
-
-
 def test_the_last_uniform_batch_is_filled_from_the_next_pass():
     sampler = make(UniformSampler, labels=LABELS[:47], sizes=(4, 6, 0))
     rows = np.concatenate([plan.rows for plan in sampler.plans(0, 5)])
@@ -194,22 +161,6 @@ def test_a_uniform_batch_is_at_most_the_training_set():
     sampler = make(UniformSampler, labels=LABELS[:10], sizes=(6, 6, 0))
     assert len(sampler) == 1
     assert all(sorted(plan.rows) == list(range(10)) for plan in sampler.plans(0, 3))
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_uniform_ranks_take_slices_of_each_class(size):
-    whole = list(make(UniformSampler, sizes=(4 * size, 6 * size, 0)).plans(0, 40))
-    ranks = [plans_of(make(UniformSampler), rank, size, count=40) for rank in range(size)]
-    for step, reference in enumerate(whole):
-        plans = [plans[step] for plans in ranks]
-        assert np.array_equal(np.concatenate([plan.index for plan in plans]), reference.index)
-        for k in (0, 1):
-            assert np.array_equal(np.concatenate([cut(plan)[k] for plan in plans]), cut(reference)[k])
-        assert {plan.shares for plan in plans} == {tuple(plan.sizes for plan in plans)}
-        assert np.ptp([plan.sizes.num_pos for plan in plans]) <= 1
-
-
-# ------------------------------------------------------------------ errors
 
 
 @pytest.mark.parametrize(
@@ -248,3 +199,200 @@ def test_ranks_partition_the_training_set(size):
         assert all(p.shares == (tuple(q.sizes for q in mine) if size > 1 else None) for p in mine)
     assert sampler.steps_per_epoch(size) == 1
     assert sampler.global_sizes(size) == BatchSizes(4, 7, 0)
+
+
+# ------------------------------------------------------------------ several labels
+
+N = 400
+
+
+def labels_of(num_labels=5, seed=0):
+    """A tenth is positive, more of the later tasks; a third is not measured, and some rows not at all."""
+    generator = np.random.default_rng(seed)
+    chance = generator.random((N, num_labels))
+    labels = np.where(chance < 0.05 + 0.1 * np.arange(num_labels) / num_labels, 1, 0).astype(np.int8)
+    labels[generator.random((N, num_labels)) < 0.33] = -1
+    labels[::37] = -1
+    return labels
+
+
+SEVERAL = labels_of()
+ROWS = np.arange(3, N)
+
+
+def make_several(kind=PosNegSampler, labels=SEVERAL, sizes=(12, 10, 6), seed=0, rows=ROWS):
+    rows = LabelRows(labels, rows, tuple(f"label {k}" for k in range(labels.shape[1])))
+    return kind(rows.some_positive, rows.negatives, BatchSizes(*sizes), seed, label_rows=rows)
+
+
+def drawn(plan, labels=SEVERAL, rows=ROWS):
+    """(label, row, position) of each positive of a plan, one for each column."""
+    found = []
+    for column in range(plan.sizes.num_pos):
+        (label,) = np.flatnonzero(plan.masks.pos[:, column])
+        found.append((int(label), int(plan.rows[column]), int(plan.index[label, column])))
+        assert (np.delete(plan.index[:, column], label) == 0).all()
+    return found
+
+
+@pytest.mark.parametrize("sizes", [(12, 10, 6), (12, 10, 0), (20, 8, 3), (7, 8, 0), (3, 8, 0), (1, 1, 1), (90, 8, 0)])
+def test_a_plan_says_for_which_label_each_example_counts(sizes):
+    for step, plan in enumerate(make_several(sizes=sizes).plans(0, 50)):
+        num_pos, num_neg, num_dual = plan.sizes
+        assert plan.step == step
+        assert plan.shares is None
+        assert (num_neg, num_dual) == sizes[1:]
+        assert num_pos <= sizes[0]
+        assert plan.masks.pos.shape == plan.index.shape == (5, num_pos)
+        assert plan.masks.neg.shape == (5, num_neg)
+        assert (plan.masks.dual_neg is None) == (num_dual == 0)
+        for label, row, position in drawn(plan):
+            mine = [r for r in ROWS if SEVERAL[r, label] == 1]
+            assert mine[position] == row
+        neg, dual = np.split(plan.rows[num_pos:], [num_neg])
+        assert all((SEVERAL[row] == 0).any() for row in plan.rows[num_pos:])
+        assert plan.masks.neg.tolist() == [[bool(SEVERAL[row, k] == 0) for row in neg] for k in range(5)]
+        if num_dual:
+            assert plan.masks.dual_neg.tolist() == [[bool(SEVERAL[row, k] == 0) for row in dual] for k in range(5)]
+        assert len(set(neg)) == num_neg
+        assert len(set(dual)) == num_dual
+
+
+@pytest.mark.parametrize(("num_pos", "in_play", "each"), [(20, 5, 4), (24, 5, 4), (12, 3, 4), (7, 1, 7), (3, 1, 3)])
+def test_the_labels_in_play_take_turns_and_share_the_positives(num_pos, in_play, each):
+    visits = Counter()
+    for plan in make_several(sizes=(num_pos, 5, 0)).plans(0, 50):
+        count = Counter(label for label, _, _ in drawn(plan))
+        assert set(count.values()) == {each}
+        assert len(count) == in_play
+        visits.update(count.keys())
+        assert max(visits.values()) - min(visits[k] for k in range(5)) <= 1
+
+
+@pytest.mark.parametrize("num_pos", [20, 12, 3])
+def test_every_label_goes_through_its_positives_pass_after_pass(num_pos):
+    seen = {k: [] for k in range(5)}
+    for plan in make_several(sizes=(num_pos, 5, 0)).plans(0, 400):
+        for label in range(5):
+            own = [position for k, _, position in drawn(plan) if k == label]
+            assert len(set(own)) == len(own)
+            seen[label] += own
+    for label, positions in seen.items():
+        count = int((SEVERAL[ROWS, label] == 1).sum())
+        whole = np.array(positions[: len(positions) // count * count]).reshape(-1, count)
+        assert len(whole) > 1
+        assert (np.sort(whole, axis=1) == np.arange(count)).all()
+        assert (whole[0] != whole[1]).any()
+
+
+def test_a_label_with_few_positives_gives_all_of_them():
+    labels = SEVERAL.copy()
+    labels[labels[:, 2] == 1, 2] = 0
+    labels[[10, 20, 30], 2] = 1
+    sampler = make_several(labels=labels, sizes=(40, 5, 0))
+    for plan in sampler.plans(0, 20):
+        assert Counter(k for k, _, _ in drawn(plan)) == {0: 8, 1: 8, 2: 3, 3: 8, 4: 8}
+    assert sampler.cap_message(1, asked=True) == (
+        "A label gets up to 8 positives of a step. These labels have fewer, so a step takes all of them: 'label 2' (3)."
+    )
+    assert sampler.cap_message(1, asked=False) is None
+    assert make_several().cap_message(1, asked=True) is None
+
+
+def test_a_label_that_is_rarely_measured_is_named():
+    labels = SEVERAL.copy()
+    labels[labels[:, 1] == 0, 1] = -1
+    labels[[11, 22], 1] = 0
+    message = make_several(labels=labels, sizes=(12, 10, 0)).cap_message(1, asked=False)
+    assert "if it has none: 'label 1'. Raise `num_neg`" in message
+
+
+@pytest.mark.parametrize("sizes", [(12, 10, 6), (20, 8, 0), (90, 8, 0), (3, 50, 0)])
+def test_an_epoch_shows_every_positive_and_is_no_longer_than_that_takes(sizes):
+    sampler = make_several(sizes=sizes)
+    steps, negatives = len(sampler), len(sampler.negatives)
+
+    def seen(count):
+        return [{p for plan in sampler.plans(0, count) for k, _, p in drawn(plan) if k == label} for label in range(5)]
+
+    assert [len(found) for found in seen(steps)] == list(sampler.num_positives)
+    if steps > -(-negatives // sizes[1]):
+        # a little shorter, and some task has not seen all
+        assert [len(found) for found in seen(steps - 3)] != list(sampler.num_positives)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("kind", [PosNegSampler, UniformSampler])
+def test_ranks_take_disjoint_slices_of_a_batch_of_several_labels(kind, size):
+    sampler, whole = make_several(kind, sizes=(5, 7, 3)), make_several(kind, sizes=(5 * size, 7 * size, 3 * size))
+    ranks = [plans_of(sampler, rank, size, start=7) for rank in range(size)]
+    with rank_of(0, size):
+        steps = len(sampler)
+    assert steps == len(whole)
+    for step, reference in enumerate(whole.plans(7, 30)):
+        plans = [plans[step] for plans in ranks]
+        assert all(plan.shares == tuple(other.sizes for other in plans) for plan in plans)
+        for plan, other in ((plan, other) for plan in plans for other in plans):
+            assert plan.shares == other.shares
+        joined = [np.concatenate([p.index for p in plans], axis=1), reference.index]
+        assert np.array_equal(*joined)
+        for name in ("pos", "neg", "dual_neg"):
+            expected = getattr(reference.masks, name)
+            if expected is not None:
+                found = np.concatenate([getattr(p.masks, name) for p in plans], axis=1)
+                assert np.array_equal(found, expected)
+        parts = [[p.rows] if kind is UniformSampler else np.split(p.rows, np.cumsum(p.sizes)[:2]) for p in plans]
+        rows = np.concatenate([np.concatenate(part) for part in zip(*parts, strict=True)])
+        assert np.array_equal(rows, reference.rows)
+
+
+def test_the_seed_changes_labels_positives_and_negatives():
+    first, second = (list(make_several(seed=seed).plans(0, 50)) for seed in (0, 1))
+    for part in (slice(0, 12), slice(12, None)):
+        same = [a.rows[part] == b.rows[part] for a, b in zip(first, second, strict=True)]
+        assert np.mean(same) < 0.1
+    assert [a.masks.pos.any(1).tolist() for a in first] != [b.masks.pos.any(1).tolist() for b in second]
+
+
+def test_negatives_of_a_label_are_a_uniform_sample_of_its_measured_ones():
+    sampler = make_several(sizes=(12, 10, 0))
+    counts = np.zeros((N, 5))
+    steps = 3000
+    for plan in sampler.plans(0, steps):
+        counts[plan.rows[plan.sizes.num_pos :]] += plan.masks.neg.T
+    for label in range(5):
+        is_neg = (SEVERAL[:, label] == 0) & (np.arange(N) >= 3)
+        assert counts[~is_neg, label].sum() == 0
+        expected = steps * 10 / len(sampler.negatives)
+        assert np.abs(counts[is_neg, label] - expected).max() <= 1.0 + 0.05 * expected
+
+
+def test_a_uniform_pass_shows_every_measured_example_once():
+    sampler = make_several(UniformSampler, sizes=(4, 6, 0))
+    measured = [row for row in ROWS if (SEVERAL[row] >= 0).any()]
+    assert len(sampler) == -(-len(measured) // 10)
+    plans = list(sampler.plans(0, len(sampler)))
+    rows = np.concatenate([plan.rows for plan in plans])[: len(measured)]
+    assert sorted(rows) == measured
+    for plan in plans:
+        assert plan.sizes == (10, 10, 0)
+        assert plan.masks.pos.tolist() == (SEVERAL[plan.rows].T == 1).tolist()
+        assert plan.masks.neg.tolist() == (SEVERAL[plan.rows].T == 0).tolist()
+        for label, column in zip(*np.nonzero(plan.masks.pos), strict=True):
+            mine = [r for r in ROWS if SEVERAL[r, label] == 1]
+            assert mine[plan.index[label, column]] == plan.rows[column]
+
+
+@pytest.mark.parametrize("kind", [PosNegSampler, UniformSampler])
+@pytest.mark.parametrize(("value", "other", "name"), [(1, 0, "positive"), (0, -1, "negative")])
+def test_a_label_without_a_class_is_named(kind, value, other, name):
+    labels = SEVERAL.copy()
+    labels[labels[:, 3] == value, 3] = other
+    labels[0, 3] = value  # a row that does not train
+    with pytest.raises(DataError, match=f"'label 3' has no {name} among the 397 training examples. Leave out"):
+        make_several(kind, labels=labels)
+
+
+def test_a_sampler_of_one_label_is_refused():
+    with pytest.raises(ArgumentError, match=r"`sampling='full'` takes one label, but the labels have 5 columns"):
+        sampler_of(TrainingPart(SEVERAL), "full", BatchSizes(1, 1), 0)

@@ -1,14 +1,13 @@
 """Permutations that are computed entry by entry, and random numbers of augmentations."""
 
 import random
-import tracemalloc
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2
 
-from lightning_tpauc.data.seeding import as_seed, permute, random_keys, say_what_seeds, seeded_items
+from lightning_tpauc.data.seeding import ItemReader, as_seed, permute, random_keys, say_what_seeds, seeded_items
 from lightning_tpauc.errors import ArgumentError
 from tests.helpers.items import draw
 
@@ -50,14 +49,6 @@ def test_reaches_beyond_a_billion():
     assert permute(np.array([1 << 61]), np.array(0), 1 << 62).item() < 1 << 62
 
 
-def test_memory_does_not_depend_on_n():
-    tracemalloc.start()
-    permute(np.arange(1000), np.array(0), 10**9)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 1 << 20
-
-
 @pytest.mark.parametrize("n", [6, 4096, 5000])
 def test_every_slot_holds_every_element_alike(n):
     passes = 60_000 // min(n, 60)
@@ -80,14 +71,6 @@ def test_neighbouring_slots_are_independent(n):
     expected[np.diag_indices(bins)] = per_bin * (per_bin - 1)
     keep = expected > 0
     assert chi_square_p(counts[keep], passes * expected[keep] / expected.sum()) > 1e-4
-
-
-def test_large_steps_between_neighbours():
-    """An element's successor is anywhere: differences of neighbouring slots fill the circle evenly."""
-    n = 100_003
-    values = permute(np.arange(n), np.array(0), n)
-    differences = np.diff(values) % n * 50 // n
-    assert chi_square_p(np.bincount(differences, minlength=50), (n - 1) / 50) > 1e-4
 
 
 def test_all_orders_of_three_occur_alike():
@@ -118,12 +101,6 @@ def test_the_order_is_part_of_the_format():
 ORDER_OF_8 = [0, 4, 1, 2, 3, 7, 6, 5]
 START_OF_MILLION = [501333, 748981, 945021, 468308]
 FIRST_KEY = 3746585686858627171
-
-
-@pytest.mark.parametrize("n", [0, -1, 2**62 + 1])
-def test_refuses_sizes_out_of_range(n):
-    with pytest.raises(ArgumentError, match=rf"`n` to be in 1 .. 2\*\*62, but got {n}"):
-        permute(np.array([0]), np.array(0), n)
 
 
 def drawn(seed, step, row):
@@ -194,3 +171,37 @@ def test_seed_everything_says_what_it_does_not_seed(monkeypatch, caplog):
         with caplog.at_level("INFO"):
             say_what_seeds(*seeds)
         assert len(caplog.records) == said
+
+
+@pytest.mark.parametrize("draws", ["random", "numpy", "torch", "all", "none"])
+def test_items_that_are_read_draw_what_seeded_items_say(draws):
+    """Whether or not a generator was known to be drawn from: some rows draw, late, and from another one each."""
+
+    def item(row):
+        if draws == "none" or (draws != "all" and row % 3):
+            return row
+        return {"random": random.random, "numpy": np.random.rand, "torch": lambda: torch.rand(()).item()}.get(
+            draws, draw
+        )()
+
+    reader, rows = ItemReader(5), [[1, 2, 4], [1, 3, 6, 2], [9, 12]]
+    torch.manual_seed(1)
+    before = draw()
+    torch.manual_seed(1)
+    random.seed(before[0])
+    state = random.getstate()
+    for step, batch in enumerate(rows):
+        expected = []
+        with seeded_items(5, step) as reseed:
+            for row in batch:
+                reseed(row)
+                expected.append(item(row))
+        assert reader.read(item, batch, step) == expected
+        assert [reader.read(item, [row], step)[0] for row in batch] == expected
+    assert random.getstate() == state
+    assert torch.initial_seed() == 1
+
+
+def test_a_seed_that_an_item_reads_depends_on_the_step_alone():
+    seeds = [[ItemReader(0).read(lambda _: torch.initial_seed(), [row], step)[0] for row in (3, 4)] for step in (0, 1)]
+    assert seeds[0][0] == seeds[0][1] != seeds[1][0]

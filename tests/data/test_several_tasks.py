@@ -264,15 +264,15 @@ def test_other_tasks_to_validate_on_are_refused(labels, count):
 
 
 def test_full_batches_and_streams_take_one_task():
-    with pytest.raises(ArgumentError, match=r"`sampling='full'` takes one task, but the labels have 4 columns"):
+    with pytest.raises(ArgumentError, match=r"`sampling='full'` takes one label, but the labels have 4 columns"):
         ready(sampling="full")
     positives = Subset(DATA, [row for row in range(N) if Y[row].nan_to_num().max() == 1])
     with pytest.raises(DataError, match=r"A stream of `negatives` goes with one task, but .* 4 columns"):
-        ready(positives, negatives=NegativeStream(DataLoader(list(X))))
+        ready(positives, negatives=NegativeStream(DataLoader(list(X), batch_size=None)))
 
 
 def test_tasks_with_few_positives_are_named_once():
-    message = r"A task gets up to 25 positives of a step\. These tasks have fewer, .*: '0' \(\d+\)"
+    message = r"A label gets up to 25 positives of a step\. These labels have fewer, .*: '0' \(\d+\)"
     with pytest.warns(TPAUCWarning, match=message) as said:
         ready(num_pos=100).train_dataloader()
     assert len(said) == 1

@@ -6,7 +6,6 @@ from torch import nn
 
 from lightning_tpauc import NegativeStream, PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO
-from lightning_tpauc.errors import TPAUCWarning
 from tests.helpers.flows import batches_of
 from tests.helpers.problems import make_trainer
 from tests.helpers.resuming import DIM, assert_same_end
@@ -102,23 +101,6 @@ def test_every_row_is_read_once_a_pass(name, workers):
     read = torch.cat([batch.inputs[batch.num_pos :] for batch in batches_of(data)])
     order = [NEGATIVES.tolist().index(row) for row in read.tolist()]
     assert sorted(order) == list(range(len(NEGATIVES)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-def test_web_dataset_is_read_past(tmp_path, workers):
-    """It divides itself among workers and has no state."""
-    folder = tmp_path / "shards"
-    folder.mkdir()
-
-    def data():
-        return make_datamodule(NegativeStream(web_dataset(folder), "own", resume="skip"), workers)
-
-    straight, _ = run(tmp_path / "a", data(), every=3)
-    run(tmp_path / "b", data(), 14, every=3)
-    with pytest.warns(TPAUCWarning, match="WebDataset has no .* examples are read past first"):
-        resumed, _ = run(tmp_path / "b", data(), ckpt=tmp_path / "b" / "last.ckpt", every=3)
-    assert_same_end(straight, resumed)
 
 
 class FirstColumn(nn.Module):

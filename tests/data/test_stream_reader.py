@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_tpauc.data.examples import join_inputs
 from lightning_tpauc.data.streaming import NegativeStream, Place, StreamReader, inputs_of_negatives
 from lightning_tpauc.errors import DataError
 from tests.helpers.flows import (
-    Blocks,
     Epochs,
     Iterators,
     Plain,
@@ -18,7 +16,6 @@ from tests.helpers.flows import (
     Shards,
     Sized,
     Stateful,
-    StatefulBlocks,
     numbers_of,
 )
 
@@ -28,8 +25,7 @@ def reader_of(dataset, **kwargs):
 
 
 def take(reader, count):
-    taken = reader.take(count)
-    return numbers_of(join_inputs(taken) if reader.stream.blocks else torch.stack(taken))
+    return numbers_of(torch.stack(reader.take(count)))
 
 
 @pytest.mark.parametrize("make", [Plain, Sized, Stateful, Iterators, Epochs])
@@ -39,15 +35,6 @@ def test_passes_follow_each_other(make):
     expected = [k % 5 for k in range(20)]
     assert take(reader, 3) + take(reader, 4) + take(reader, 13) == expected
     assert (reader.place.position, reader.place.passes, reader.place.index) == (20, 3, 5)
-
-
-@pytest.mark.parametrize("make", [Blocks, StatefulBlocks])
-@pytest.mark.parametrize("n", [None, 10])
-def test_blocks_are_cut_where_a_batch_ends(make, n):
-    reader = reader_of(make(n), blocks=True)
-    reader.seek(Place(), 0)
-    expected = [k if n is None else k % n for k in range(24)]
-    assert take(reader, 2) + take(reader, 1) + take(reader, 9) + take(reader, 12) == expected
 
 
 def test_each_pass_is_announced():
@@ -66,29 +53,18 @@ def test_seek_reads_past_what_is_between(target):
 
 
 @pytest.mark.parametrize(
-    ("make", "blocks"),
-    [
-        (lambda: Plain(7), False),
-        (lambda: Stateful(7), False),
-        (lambda: Iterators(7), False),
-        (lambda: Blocks(7), True),
-        (lambda: StatefulBlocks(7), True),
-        (lambda: StatefulBlocks(7, sizes=(7,)), True),
-        (lambda: Random(block=5), True),
-        (Random, False),
-    ],
-    ids=["plain", "stateful", "iterators", "blocks", "stateful blocks", "one block", "random blocks", "random"],
+    "make", [lambda: Stateful(7), lambda: Iterators(7), Random], ids=["stateful", "iterators", "random"]
 )
-def test_a_reader_goes_on_from_every_place_of_another(make, blocks):
+def test_a_reader_goes_on_from_every_place_of_another(make):
     """Also in another process, which has a data set of its own."""
-    reader = reader_of(make(), blocks=blocks)
+    reader = reader_of(make())
     reader.seek(Place(), 0)
     places, parts = [], []
     for count in (1, 2, 4, 3, 5, 2, 6):
         parts.append(torch.cat([part.reshape(-1, 3) for part in reader.take(count)]))
         places.append(reader.place)
     for k, place in enumerate(places[:-1]):
-        other = reader_of(make(), blocks=blocks)
+        other = reader_of(make())
         other.seek(pickle.loads(pickle.dumps(place)), place.position)  # noqa: S301
         for part in parts[k + 1 :]:
             again = torch.cat([p.reshape(-1, 3) for p in other.take(len(part))])
@@ -137,20 +113,6 @@ def test_labels_are_left_out_and_looked_at():
     for label in (1, torch.tensor(1), torch.tensor([0, 1])):
         with pytest.raises(DataError, match=r"tuples that end with the label 0, but got tuple .* Leave positives out"):
             inputs_of_negatives([(x, 0), (x, label)])
-
-
-def test_a_block_with_a_positive_is_refused():
-    reader = reader_of(Blocks(wrap=lambda block: (block, torch.arange(len(block)) == 3)), blocks=True)
-    reader.seek(Place(), 0)
-    reader.take(3)
-    with pytest.raises(DataError, match="Leave positives out of the stream"):
-        reader.take(3)
-
-
-def test_a_block_of_something_else_is_refused():
-    reader = reader_of(Blocks(wrap=lambda block: (block, "name", torch.zeros(len(block)))), blocks=True)
-    with pytest.raises(DataError, match=r"a block of negatives to be a tensor, .* got a str\. Yield single examples"):
-        reader.seek(Place(), 1)
 
 
 def test_an_empty_stream_is_refused():

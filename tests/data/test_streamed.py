@@ -14,7 +14,6 @@ from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from tests.helpers.flows import (
     POSITIVES,
     WIDTH,
-    Blocks,
     Epochs,
     Iterators,
     OwnWorkers,
@@ -23,7 +22,6 @@ from tests.helpers.flows import (
     Shards,
     Sized,
     Stateful,
-    StatefulBlocks,
     StatefulIterator,
     batches_of,
     negatives_of,
@@ -43,8 +41,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*Our suggested max number of wo
 @pytest.mark.parametrize("workers", [0, 2, 3])
 @pytest.mark.parametrize(
     "make",
-    [Plain, Stateful, Iterators, lambda: NegativeStream(Blocks(), blocks=True), OwnWorkers],
-    ids=["plain", "stateful", "iterators", "blocks", "divides itself"],
+    [Plain, Stateful, Iterators, OwnWorkers],
+    ids=["plain", "stateful", "iterators", "divides itself"],
 )
 def test_steps_read_on_in_the_stream_whatever_the_number_of_workers(make, workers):
     datamodule = ready(make(), num_workers=workers)
@@ -60,10 +58,8 @@ def test_steps_read_on_in_the_stream_whatever_the_number_of_workers(make, worker
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("blocks", [False, True])
-def test_ranks_share_what_one_process_reads(size, workers, blocks):
-    def make():
-        return NegativeStream(StatefulBlocks(), blocks=True) if blocks else Plain(41)
+@pytest.mark.parametrize("make", [lambda: Plain(41), Stateful])
+def test_ranks_share_what_one_process_reads(size, workers, make):
 
     alone = batches_of(ready(make(), num_pos=2 * size, num_neg=3 * size, num_dual_neg=2 * size, steps_per_epoch=9))
     parts = []
@@ -138,43 +134,26 @@ SINGLE = Items(lambda k: ROWS[k], 23)
 @pytest.mark.parametrize(
     ("make", "length"),
     [
-        (lambda **k: DataLoader(TensorDataset(ROWS), batch_size=4, **k), 23),
-        (lambda **k: DataLoader(TensorDataset(ROWS, torch.zeros(23)), batch_size=4, **k), 23),
-        (lambda **k: DataLoader(SINGLE, batch_size=4, drop_last=True, **k), 20),
-        (lambda **k: DataLoader(SINGLE, batch_sampler=[list(range(7)), list(range(7, 23))], **k), None),
-        (lambda **k: DataLoader(Plain(23), batch_size=4, **{**k, "num_workers": 0}), None),
-        (lambda **k: DataLoader(Sized(23), batch_size=4, **{**k, "num_workers": 0}), 23),
         (lambda **k: DataLoader(Plain(23), batch_size=None, **{**k, "num_workers": 0}), None),
         (lambda **k: DataLoader(SINGLE, batch_size=None, **k), 23),
-        (lambda **k: NegativeStream(DataLoader(TensorDataset(ROWS), batch_size=4, **k), blocks=True), 23),
-        (lambda **k: NegativeStream(DataLoader(TensorDataset(ROWS), batch_size=4, **k)), 23),
-        (lambda **k: stateful_loader(TensorDataset(ROWS), batch_size=4, **k), 23),
+        (lambda **k: stateful_loader(SINGLE, batch_size=None, **k), 23),
     ],
-    ids=[
-        "one tensor", "labelled", "drop_last", "batch sampler", "stream", "sized", "single", "single rows", "said",
-        "not said", "stateful",
-    ],
-)  # fmt: skip
-def test_a_loader_yields_blocks_or_single_examples(make, length, workers, outer):
+    ids=["single", "single rows", "stateful"],
+)
+def test_a_loader_of_single_examples(make, length, workers, outer):
     stream = make(num_workers=workers)
-    inner = stream.dataset.num_workers if isinstance(stream, NegativeStream) else stream.num_workers
+    inner = stream.num_workers
     datamodule = ready(stream, train=TensorDataset(POSITIVES), num_workers=outer)
     assert datamodule._stream().length == length
     if inner and outer:
         with pytest.raises(ArgumentError, match=r"`num_workers=2`, but .*\(`num_workers=2`\).* Set one of both to 0"):
             datamodule.train_dataloader()
         return
-    if length != 20:
-        batches = batches_of(datamodule)
-        negatives = [k for batch in batches for part in negatives_of(batch) for k in part]
-        assert negatives == [k % 23 for k in range(len(negatives))]
+    batches = batches_of(datamodule)
+    negatives = [k for batch in batches for part in negatives_of(batch) for k in part]
+    assert negatives == [k % 23 for k in range(len(negatives))]
     scored = [k for batch in datamodule.scoring_dataloaders()[1] for k in numbers_of(batch.inputs)]
     assert scored == list(range(length or 23))
-
-
-def test_a_loader_of_batches_is_no_stream_of_single_examples():
-    with pytest.raises(ArgumentError, match="`blocks=False` of NegativeStream does not fit a DataLoader"):
-        NegativeStream(DataLoader(TensorDataset(ROWS)), blocks=False)
 
 
 @pytest.mark.parametrize("train", [TensorDataset(POSITIVES), POSITIVES, [(x,) for x in POSITIVES]])
@@ -252,8 +231,7 @@ def test_a_pass_beside_training_does_not_move_it():
                 seen.append(negatives_of(batch)[0][0])
                 if step == 1:
                     aside = [negatives_of(other)[0][0] for other in loader.whole_epoch()]
-                    first = 0 if make is Plain else 10
-                    assert aside == [first + 5 * k for k in range(4)]
+                    assert aside == [0, 5, 10, 15]
             datamodule.teardown("fit")
             assert seen == [0, 5, 10, 15]
 
@@ -270,7 +248,7 @@ def test_items_tuples_and_mappings():
             return ((x, 0) for x in super().__iter__())
 
     for train in (Items(pair, 7), TensorDataset(POSITIVES), (POSITIVES, torch.ones(7)), POSITIVES.numpy()):
-        for stream in (Plain(), Pairs(), NegativeStream(Blocks(), blocks=True)):
+        for stream in (Plain(), Pairs()):
             batch = batches_of(ready(stream, train))[1]
             assert torch.equal(batch.inputs[:2], POSITIVES[batch.index])
             assert negatives_of(batch) == ([5, 6, 7], [8, 9])
@@ -280,11 +258,9 @@ def test_items_tuples_and_mappings():
             return ({"x": x, "twice": 2 * x} for x in super().__iter__())
 
     train = Items(lambda k: {"x": POSITIVES[k], "twice": 2 * POSITIVES[k]}, 7)
-    wrap = NegativeStream(Blocks(wrap=lambda block: {"x": block, "twice": 2 * block.numpy()}), blocks=True)
-    for stream in (Mappings(), wrap):
-        batch = batches_of(ready(stream, train))[1]
-        assert torch.equal(batch.inputs["twice"], 2 * batch.inputs["x"])
-        assert numbers_of(batch.inputs["x"])[2:] == [5, 6, 7, 8, 9]
+    batch = batches_of(ready(Mappings(), train))[1]
+    assert torch.equal(batch.inputs["twice"], 2 * batch.inputs["x"])
+    assert numbers_of(batch.inputs["x"])[2:] == [5, 6, 7, 8, 9]
 
 
 def test_graphs():
@@ -314,16 +290,6 @@ def test_graphs():
             r"tensor of shape \(2,\) and a float32 tensor of shape \(3,\)",
         ),
         (Plain(), Items(lambda k: {"x": torch.ones(3)}, 7), r"a mapping with \['x'\] and a float32 tensor"),
-        (
-            NegativeStream(Blocks(wrap=lambda b: {"x": b}), blocks=True),
-            POSITIVES,
-            r"tensor .* and a mapping with \['x'\]",
-        ),
-        (
-            NegativeStream(Blocks(wrap=lambda b: {"x": b}), blocks=True),
-            Items(lambda k: {"z": POSITIVES[k]}, 7),
-            "mapping",
-        ),
     ],
 )
 def test_inputs_of_two_kinds_are_refused(stream, train, what):
@@ -367,9 +333,7 @@ def test_global_generators(workers):
 # ------------------------------------------------------------------ scoring
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: Plain(50), lambda: Stateful(50), lambda: NegativeStream(Blocks(50), blocks=True)]
-)
+@pytest.mark.parametrize("make", [lambda: Plain(50), lambda: Stateful(50)])
 def test_the_first_negatives_are_scored_and_training_is_not_moved(make):
     datamodule = ready(make(), batch_size=6)
     loader = iter(datamodule.train_dataloader())
@@ -385,7 +349,7 @@ def test_the_first_negatives_are_scored_and_training_is_not_moved(make):
     assert negatives_of(next(loader))[0] == [5, 6, 7]
 
 
-@pytest.mark.parametrize("make", [Plain, Stateful, lambda: NegativeStream(StatefulBlocks(), blocks=True)])
+@pytest.mark.parametrize("make", [Plain, Stateful])
 def test_what_makes_batches_travels_to_workers_that_are_spawned(make):
     """Also after scoring, which leaves an iterator behind and may have moved the data set."""
     datamodule = ready(make())
@@ -436,7 +400,7 @@ def test_a_stream_without_a_length_is_scored_once(num):
     assert len(list(loader)) == len(batches)
 
 
-@pytest.mark.parametrize("make", [Stateful, Iterators, Epochs, lambda n: NegativeStream(Blocks(n), blocks=True)])
+@pytest.mark.parametrize("make", [Stateful, Iterators, Epochs])
 def test_training_begins_with_the_first_example_after_a_pass_was_scored(make):
     datamodule = ready(make(10), batch_size=4)
     scored = [k for batch in datamodule.scoring_dataloaders()[1] for k in numbers_of(batch.inputs)]
@@ -445,14 +409,12 @@ def test_training_begins_with_the_first_example_after_a_pass_was_scored(make):
 
 
 @pytest.mark.parametrize(("num", "expected"), [(10, 9), (12, 12), (13, 12), (2, 3)])
-@pytest.mark.parametrize("blocks", [False, True])
-def test_ranks_score_a_short_stream_once(num, expected, blocks):
+def test_ranks_score_a_short_stream_once(num, expected):
     """As many on each; a stream of fewer examples than ranks begins again."""
     parts = []
     for rank in range(3):
         with rank_of(rank, 3):
-            stream = NegativeStream(Blocks(num), blocks=True) if blocks else Plain(num)
-            loader = ready(stream, batch_size=2).scoring_dataloaders()[1]
+            loader = ready(Plain(num), batch_size=2).scoring_dataloaders()[1]
             parts.append(list(loader))
             assert loader.num_examples == expected
     scored = {
@@ -524,7 +486,6 @@ def test_what_is_no_stream_is_refused():
     ("options", "message"),
     [
         ({"split": "even"}, "`split` to be one of 'deal', 'shard', 'own', but got 'even'"),
-        ({"resume": "rewind"}, "`resume` to be one of 'restart', 'skip', but got 'rewind'"),
         ({"num_scored": 0}, "`num_scored` of NegativeStream to be at least 1, but got 0"),
         ({"split": "shard"}, "but Plain has no such method. Use `split='deal'`"),
     ],
@@ -603,7 +564,6 @@ def test_errors_of_a_collate_fn_stay_as_they_are():
         batches_of(ready(Always(torch.zeros(WIDTH + 1)), Items(lambda k: (NEGATIVE, 1), 7), collate_fn=padded))
 
 
-@pytest.mark.parametrize("block", ["words", ["words"], {"x": "words"}, torch.tensor(0.0)], ids=str)
-def test_blocks_without_examples_are_refused(block):
-    with pytest.raises(DataError, match="leave out `blocks=True`"):
-        batches_of(ready(NegativeStream(Always(block), blocks=True)))
+def test_a_loader_of_batches_is_refused():
+    with pytest.raises(ArgumentError, match=r"a DataLoader that yields batches, .* Make it with `batch_size=None`"):
+        NegativeStream(DataLoader(TensorDataset(ROWS), batch_size=4))

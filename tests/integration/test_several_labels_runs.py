@@ -410,7 +410,7 @@ def test_methods_of_one_label_say_so_at_the_start(algorithm):
 
 
 def test_full_batches_say_so_too():
-    with pytest.raises(ArgumentError, match=r"takes one task, but the labels have 3 columns"):
+    with pytest.raises(ArgumentError, match=r"takes one label, but the labels have 3 columns"):
         fit(TPAUCModule(make_net(), FullBatch()))
 
 

@@ -201,22 +201,16 @@ def test_resumed_equals_unbroken(tmp_path, workers, every, crash):
     assert_same_end(straight, resumed)
 
 
-def blocks():
-    return NegativeStream(Random(dim=DIM, block=11), blocks=True)
-
-
 @pytest.mark.parametrize(
     ("make", "workers", "stages"),
     [
-        (blocks, 0, {}),
-        (blocks, 2, {}),
         (lambda: NegativeStream(Random(dim=DIM), "own"), 0, {}),
         (lambda: NegativeStream(Random(dim=DIM), "own"), 2, {}),
         (lambda: Random(dim=DIM), 0, {"scores": "forward"}),
         (lambda: Random(dim=DIM), 0, {"batch_norm": "recompute"}),
         (lambda: Random(dim=DIM), 2, {"batch_norm": "recompute"}),
     ],
-    ids=["blocks", "blocks, 2 workers", "own", "own, 2 workers", "forward", "recompute", "recompute, 2 workers"],
+    ids=["own", "own, 2 workers", "forward", "recompute", "recompute, 2 workers"],
 )
 def test_other_ways_of_reading_resume_to_the_last_bit(tmp_path, make, workers, stages):
     straight, _ = run(tmp_path / "a", make_datamodule(make(), workers), every=3, **stages)
@@ -229,17 +223,10 @@ def test_other_ways_of_reading_resume_to_the_last_bit(tmp_path, make, workers, s
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stream_that_cannot_be_moved(tmp_path, workers):
-    """Read past, it goes on exactly; started over, it does not; both are said once."""
+    """It starts over, which is said once."""
     straight, _ = run(tmp_path / "a", make_datamodule(Unmovable(dim=DIM), workers), every=3)
     known, _ = run(tmp_path / "c", make_datamodule(workers=workers), every=3)
     assert_same_end(known, straight)
-    run(tmp_path / "b", make_datamodule(Unmovable(dim=DIM), workers), 14, every=3)
-    ckpt = tmp_path / "b" / "last.ckpt"
-    skipping = make_datamodule(NegativeStream(Unmovable(dim=DIM), resume="skip"), workers)
-    with pytest.warns(TPAUCWarning, match=r"\(Unmovable has no .*: 96 examples are read past first") as caught:
-        resumed, _ = run(tmp_path / "b", skipping, ckpt=ckpt, every=3)
-    assert len([w for w in caught if w.category is TPAUCWarning]) == 1
-    assert_same_end(straight, resumed)
     run(tmp_path / "d", make_datamodule(Unmovable(dim=DIM), workers), 14, every=3)
     with pytest.warns(TPAUCWarning, match="starts over while .*: Unmovable has no `state_dict`") as caught:
         resumed, later = run(
@@ -294,8 +281,7 @@ data:
 trainer: {max_epochs: 2, logger: false, enable_progress_bar: false, enable_model_summary: false, accelerator: cpu}
 """
 BARE = "{class_path: tests.helpers.flows.Random, init_args: {seed: 4}}"
-BLOCKS = "{class_path: tests.helpers.flows.Random, init_args: {block: 7}}"
-WHOLE = f"{{class_path: NegativeStream, init_args: {{blocks: true, dataset: {BLOCKS}}}}}"
+WHOLE = f"{{class_path: NegativeStream, init_args: {{num_scored: 40, dataset: {BARE}}}}}"
 
 
 class Positives(TensorDataset):
@@ -326,7 +312,7 @@ def test_a_config_names_a_stream(negatives, tmp_path, capsys, monkeypatch):
     printed = dict(line.strip().split(" = ") for line in capsys.readouterr().out.splitlines() if " = " in line)
     assert 0 <= float(printed["val/tpauc"]) <= 1
     assert len(seen) == 10
-    expected = iter(Random(seed=4) if negatives is BARE else Random(block=7))
+    expected = iter(Random(seed=4))
     first = torch.cat([next(expected).reshape(-1, 3) for _ in range(8)])
     assert torch.equal(seen[0].inputs[4:], first[:8])
 
@@ -339,8 +325,8 @@ def test_options_of_a_stream_on_the_command_line(tmp_path, monkeypatch):
     del config["data"]["init_args"]["negatives"]
     path = tmp_path / "stream.yaml"
     path.write_text(yaml.safe_dump(config), encoding="utf-8")
-    words = ["--data.negatives=NegativeStream", "--data.negatives.resume=skip"]
+    words = ["--data.negatives=NegativeStream", "--data.negatives.split=own"]
     words += ["--data.negatives.dataset=tests.helpers.flows.Random", "--data.negatives.dataset.seed=9"]
     run = TPAUCCLI(["fit", "--config", str(path), *words])
-    assert (run.datamodule.negatives.resume, run.datamodule.negatives.dataset.seed) == ("skip", 9)
+    assert (run.datamodule.negatives.split, run.datamodule.negatives.dataset.seed) == ("own", 9)
     assert run.trainer.global_step == 10

@@ -164,7 +164,7 @@ def cycles_momentum(optimizer: torch.optim.Optimizer) -> bool:
 
 
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "bf16-true", "16-mixed", "16-true")
-DATA = ("tensors", "numpy", "noisy", "stream", "resumed stream", "skipped stream")
+DATA = ("tensors", "numpy", "noisy", "stream", "resumed stream")
 
 #: Hooks of a Trainer's callback; a run may be saved, or broken off, whenever one of them is called.
 HOOKS = (
@@ -256,7 +256,7 @@ def draw(seed: int) -> Setting:
         net=rng.choice(list(NETS)),
         data=data,
         # what a worker has read ahead, when an epoch is cut short, is gone in a stream that can't be put back
-        workers=int(rng.random() < 0.1 and data not in ("resumed stream", "skipped stream")),
+        workers=int(rng.random() < 0.1 and data != "resumed stream"),
         activation=rng.choice(["identity", "sigmoid"]),
         clip=rng.choice([None, None, 0.5]),
         stages=draw_stages(rng),
@@ -420,9 +420,7 @@ def make_data(setting: Setting) -> PosNegDataModule:
     if "stream" not in setting.data:
         train = {"tensors": (x, y), "numpy": (x.numpy(), y.numpy()), "noisy": Noisy(x, y)}[setting.data]
         return PosNegDataModule(train, val, **sizes)  # type: ignore[arg-type]
-    stream = Unmovable() if setting.data == "skipped stream" else Random(dim=DIM)
-    resume = "skip" if setting.data == "skipped stream" else "restart"
-    negatives = NegativeStream(stream, num_scored=40, resume=resume)  # type: ignore[arg-type]
+    negatives = NegativeStream(Random(dim=DIM), num_scored=40)
     return PosNegDataModule(x[y == 1], val, negatives=negatives, steps_per_epoch=8, **sizes)  # type: ignore[arg-type]
 
 
