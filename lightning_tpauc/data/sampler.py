@@ -521,8 +521,11 @@ class PosNegSampler(BatchSampler):
                 f"A step has {most} positives instead of {wanted} {size}: the largest `sample_weight` of a positive is "
                 f"1/{most} of their sum or more, so in a step of more positives it would have to come twice."
             )
-        taken = f"fewer than the {wanted} of one step {size}: every step takes all of them."
-        return f"The training set has {most} positives, {taken}" if asked else None
+        message = (
+            f"The training set has {most} positives, fewer than the {wanted} of one step {size}: every step takes all "
+            "of them."
+        )
+        return message if asked else None
 
     def _message_of_labels(self, rows: LabelRows, world_size: int, asked: bool) -> str | None:
         chosen, each = self.in_play(world_size)
