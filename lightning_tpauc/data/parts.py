@@ -48,7 +48,7 @@ from lightning_tpauc.data.labels import (
     rows_of_both_classes,
     stored_targets,
 )
-from lightning_tpauc.data.sampler import SampleWeights, LabelRows
+from lightning_tpauc.data.sampler import LabelRows, SampleWeights
 from lightning_tpauc.data.seeding import Purpose, permute, seeded_items
 from lightning_tpauc.data.splits import Split
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
