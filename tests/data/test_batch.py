@@ -99,8 +99,6 @@ def test_a_batch_that_lost_examples_is_refused(workers):
     data = PosNegDataModule(items, items, num_pos=3, num_neg=9, collate_fn=keep_some, num_workers=workers)
     data.setup("fit")
     for loader in (data.train_dataloader(), data.val_dataloader()):
-        with pytest.raises(
-            DataError, match=r"Expected a batch of \d+ examples, but its inputs hold \d+\. Let `collate_fn`"
-        ):
+        with pytest.raises(DataError, match=r"`collate_fn` to make a batch of all \d+ items, but got shape"):
             list(loader)
     data.teardown("fit")

@@ -8,6 +8,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
+from lightning_tpauc.data.parts import TrainingPart
 from lightning_tpauc.data.sampler import (
     BatchSizes,
     FullSampler,
@@ -18,7 +19,6 @@ from lightning_tpauc.data.sampler import (
     sampler_of,
     slice_of,
 )
-from lightning_tpauc.data.splits import TrainingPart
 from lightning_tpauc.errors import ArgumentError, DataError
 from tests.helpers.worlds import rank_of
 
