@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from functools import partial
 from types import MethodType
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from lightning_tpauc.data.digest import content_digest
 from lightning_tpauc.data.examples import (
     ArrayDataset,
     Datasets,
@@ -357,8 +357,7 @@ class PosNegDataModule(LightningDataModule):
         """
         if self._raw.train is None:
             return None
-        described = describe(self._prepared.examples["train"].dataset)
-        return hashlib.blake2b(f"{self._prepared.training.fingerprint} {described}".encode(), digest_size=8).hexdigest()
+        return content_digest(self._prepared.training.fingerprint, describe(self._prepared.examples["train"].dataset))
 
     def batch_sampler(self) -> BatchSampler:
         """The sampler for the current algorithm.

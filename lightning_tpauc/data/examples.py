@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
+from lightning_tpauc.data.digest import content_digest
 from lightning_tpauc.data.labels import NAMES, NOTHING, as_array, as_positions, check_positions, entry_of, item_label
 from lightning_tpauc.data.seeding import ItemReader, seeded_items
 from lightning_tpauc.errors import DataError
@@ -588,21 +589,6 @@ class _FetchItems:
         _check_count(batch, len(items))
         return batch
 
-    def with_others(self, rows: Indices | None, step: int, others: list[Any]) -> Any:
-        """Collate rows of this data set with inputs of another source."""
-        own = [] if rows is None else self.items(rows.tolist(), step)
-        inputs = [self.entries.inputs_of(item) for item in own]
-        try:
-            if self.collate_fn is None:
-                return _stacked(inputs + others)
-            ends = isinstance((own or self.items([0], 0))[0], (tuple, list)) and self.entries.labelled
-            tuples = [(*e, 0) if isinstance(e, (tuple, list)) else (e, 0) for e in others] if ends else others
-            return self.collated(own + tuples, step, rows)
-        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            if inputs and (self.collate_fn is None or layout(inputs[0]) != layout(others[0])):
-                raise inputs_differ([inputs[0], others[0]]) from error
-            raise
-
 
 def _reads_batches(dataset: Any) -> bool:
     # A Subset has the method even if the data set inside has not.
@@ -654,18 +640,9 @@ def unaugmented(dataset: Any) -> Any:
 def is_random(dataset: Any, rows: Indices) -> bool:
     """Whether a few items differ when they are read twice."""
     fetch = fetcher_for(dataset)
-    return isinstance(fetch, _FetchItems) and not _equal(*(fetch.items(rows.tolist(), step) for step in (0, 1)))
-
-
-def _equal(first: Any, second: Any) -> bool:
-    if isinstance(first, Mapping):
-        return all(_equal(first[key], second[key]) for key in first)
-    if isinstance(first, (tuple, list)):
-        return len(first) == len(second) and all(map(_equal, first, second))
-    if isinstance(first, (Tensor, np.ndarray, np.generic, int, float)):
-        one, other = np.asarray(first), np.asarray(second)
-        return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
-    return True  # Objects of unknown types are taken as equal.
+    if not isinstance(fetch, _FetchItems):
+        return False
+    return content_digest(fetch.items(rows.tolist(), 0)) != content_digest(fetch.items(rows.tolist(), 1))
 
 
 # ---------------------------------------------------------------- collated inputs
@@ -689,17 +666,36 @@ def _stacked(items: list[Any]) -> Any:
     if any(map(is_graph, parts)):
         collated = import_extra("torch_geometric.loader.dataloader", "graph").Collater(items)(items)
     else:
-        collated = default_collate([_mapped(item, _native, lambda part: part) for item in items])
+        try:
+            collated = default_collate(items)
+        except ValueError:  # of arrays in another byte order than the machine's
+            collated = default_collate([_mapped(item, _native, lambda part: part) for item in items])
     # torch and PyG collate tuples into a list. Arrays give a tuple, and the model should see no difference.
     return tuple(collated) if isinstance(collated, list) and isinstance(first, (tuple, list)) else collated
 
 
-def collate_with_rows(fetch: Fetcher | None, rows: Indices | None, step: int, items: list[Any]) -> Any:
-    """Collate the inputs of some rows, followed by items of another source."""
-    if isinstance(fetch, _FetchItems) and (rows is not None or fetch.collate_fn is not None):
-        return fetch.with_others(rows, step, items)
-    together = collate_items(items)
-    return together if fetch is None or rows is None else join_inputs([fetch(rows, step), together])
+def collate_with_rows(fetch: Fetcher | None, rows: Indices | None, step: int, others: list[Any]) -> Any:
+    """Collate the inputs of some rows, followed by inputs of another source, as the data set of ``fetch`` does.
+
+    ``rows=None`` collates the others alone, and ``fetch=None`` stacks them.
+    """
+    by_items = isinstance(fetch, _FetchItems)
+    if fetch is None or (rows is None and not by_items):
+        return collate_items(others)
+    if not by_items:
+        return join_inputs([fetch(rows, step), collate_items(others)])  # type: ignore[arg-type]  # there are rows
+    own = [] if rows is None else fetch.items(rows.tolist(), step)
+    inputs = [fetch.entries.inputs_of(item) for item in own]
+    try:
+        if fetch.collate_fn is None:
+            return collate_items(inputs + others) if not own else _stacked(inputs + others)
+        ends = fetch.entries.labelled and isinstance((own or fetch.items([0], 0))[0], (tuple, list))
+        tuples = [(*e, 0) if isinstance(e, (tuple, list)) else (e, 0) for e in others] if ends else others
+        return fetch.collated(own + tuples, step, rows)
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if inputs and (fetch.collate_fn is None or layout(inputs[0]) != layout(others[0])):
+            raise inputs_differ([inputs[0], others[0]]) from error
+        raise
 
 
 def join_inputs(parts: Sequence[Any]) -> Any:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
+from lightning_tpauc.data.digest import content_digest
 from lightning_tpauc.data.examples import (
     ArrayDataset,
     Datasets,
@@ -178,15 +178,9 @@ class Examples:
         """
         if self.labels.ndim > 1 or not 0 < int(self.labels.sum()) < len(self.labels):
             return
-        columns = columns_of(self.dataset)
-        if columns is not None and isinstance(self.dataset, ArrayDataset):
-            values = self.dataset.features
-            same = [
-                k
-                for k in range(len(columns))
-                if values[0, k] == self.labels[0] and np.array_equal(values[:, k], self.labels)
-            ]
-            left = [columns[k] for k in same]
+        if isinstance(self.dataset, ArrayDataset) and self.dataset.columns is not None:
+            columns = zip(self.dataset.columns, self.dataset.features.T, strict=True)
+            left = [name for name, values in columns if _tells_label(values, self.labels)]
         elif are_labels(self.targets):
             left = self._entries_like_labels()
         else:
@@ -218,6 +212,15 @@ def _equals(value: Any, label: Any) -> bool:
         return bool(as_array(value).reshape(-1)[0] == label)
     except (DataError, TypeError, ValueError):
         return False
+
+
+def _tells_label(values: NDArray[Any], labels: NDArray[np.int8]) -> bool:
+    """Whether a column has one value for all positives and another one for all negatives, five of each at least."""
+    if not (values[:64] == np.where(labels[:64] == labels[0], values[0], values[labels != labels[0]][0])).all():
+        return False  # the usual case, at once
+    by_class = [values[labels == value] for value in (0, 1)]
+    same = all(len(own) >= 5 and (own == own[0]).all() for own in by_class)
+    return bool(same and by_class[0][0] != by_class[1][0])
 
 
 def is_column(given: Any) -> bool:
@@ -304,19 +307,9 @@ class TrainingPart:
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hex digits that identify which examples the positives 0 .. n+ - 1 are; with several labels, all of these.
-
-        Weights, if any, are part of it.
-        """
-        digest = hashlib.blake2b(f"{len(self.labels)}:".encode(), digest_size=8)
-        if self.tasks is None:
-            digest.update(self.by_class[0].astype("<i8").data)
-        else:
-            digest.update(f"{self.labels.shape[1]}:".encode() + self.tasks.rows.astype("<i8").tobytes())
-            digest.update(self.labels[self.tasks.rows].tobytes())
-        if self.weights is not None:
-            digest.update(self.weights[self.rows].astype("<f8").data)
-        return digest.hexdigest()
+        """16 hex digits that identify which examples the positives 0 .. n+ - 1 are, with all labels and weights."""
+        weights = None if self.weights is None else self.weights[self.rows]
+        return content_digest(len(self.labels), self.rows, self.labels[self.rows], weights)
 
 
 def numbered(count: int) -> tuple[str, ...]:
@@ -552,11 +545,14 @@ class PreparedData:
             dataset = getattr(self.datasets, part)
             found[f"`{part}_dataset`"] = None if dataset is None else describe(dataset)
             if dataset is not None and part in labelled:
-                found[f"labels of `{part}_dataset`"] = _digest(self.labelled(part).labels)
+                found[f"labels of `{part}_dataset`"] = content_digest(self.labelled(part).labels)
         if splits and "train" in self.examples:
             training = self.training
             found["rows of the training positives"] = training.fingerprint
-            found["rows that train"], found["rows that validate"] = _digest(training.rows), _digest(training.held_out)
+            found["rows that train"], found["rows that validate"] = (
+                content_digest(training.rows),
+                content_digest(training.held_out),
+            )
         return found
 
 
@@ -600,34 +596,20 @@ def sampled_rows(rows: NDArray[np.int64], count: int | None, seed: int) -> NDArr
 
 
 def describe(dataset: Any) -> str:
-    """Number of examples and checksums of a data set, as far as these are cheap.
+    """Number of examples and a digest of a data set: of subsets' indices and of up to 256 rows in memory.
 
-    Checksums are made of the indices of subsets, and of up to 256 rows in memory. Other items may be expensive to read,
-    or random.
+    Other items may be expensive to read, or random.
     """
     if isinstance(dataset, Subset):
-        return f"{len(dataset)} examples, {_digest(np.asarray(dataset.indices))}, of {describe(dataset.dataset)}"
+        return f"{len(dataset)} examples, {content_digest(np.asarray(dataset.indices))}, of {describe(dataset.dataset)}"
     rows = np.unique(np.linspace(0, len(dataset) - 1, 256).astype(np.int64))
-    fetched: Sequence[Any] = ()
     if isinstance(dataset, ArrayDataset):
         dataset = copy.copy(dataset)
         dataset.dtype = None  # whatever the model asks for
+    found: Any = None
     if isinstance(dataset, RowsDataset):
-        fetched = (dataset.rows(rows),)
+        found = dataset.rows(rows)
     elif isinstance(dataset, (Tensor, TensorDataset)):
         tensors = (dataset,) if isinstance(dataset, Tensor) else dataset.tensors
-        fetched = tuple(t[torch.from_numpy(rows).to(t.device)] for t in tensors if t.layout == torch.strided)
-    found = [part for part in fetched if isinstance(part, Tensor)]
-    shapes = [f"{tuple(part.shape[1:])} {part.dtype}" for part in found]
-    return ", ".join([f"{len(dataset)} examples", *shapes, *(_digest(_bytes(part)) for part in found)])
-
-
-def _digest(values: NDArray[Any]) -> str:
-    """Eight hex digits that depend on an array's shape, dtype and content."""
-    array = np.ascontiguousarray(values)
-    text = f"{array.shape}{array.dtype.newbyteorder('=')}".encode()
-    return hashlib.blake2b(text + array.tobytes(), digest_size=4).hexdigest()
-
-
-def _bytes(tensor: Tensor) -> NDArray[Any]:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        found = [tensor.index_select(0, torch.from_numpy(rows).to(tensor.device)) for tensor in tensors]
+    return f"{len(dataset)} examples, {content_digest(found)}"

@@ -50,7 +50,7 @@ def test_training_rows_by_class():
 def test_the_fingerprint_tells_training_sets_apart():
     labels = Y.numpy().astype(np.int8)
     reference = TrainingPart(labels).fingerprint
-    assert reference == TrainingPart(labels.copy()).fingerprint == "09cdcef81cede3eb"
+    assert reference == TrainingPart(labels.copy()).fingerprint
     others = [
         TrainingPart(np.append(labels, 0).astype(np.int8)),
         TrainingPart(np.roll(labels, 1)),
