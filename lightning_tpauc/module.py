@@ -37,8 +37,8 @@ from lightning_tpauc.lightning_fixes.mixing_in import (
     say_replaced,
 )
 from lightning_tpauc.lightning_fixes.unsupported import refuse_unsupported
-from lightning_tpauc.metrics.reporting import FurtherMetrics, as_rectangles, further_metrics
-from lightning_tpauc.scoring.evaluation import Metrics, known_layout, make_metrics
+from lightning_tpauc.metrics.reporting import FurtherMetrics, LabelMetrics, as_rectangles, further_metrics
+from lightning_tpauc.scoring.evaluation import known_layout, make_metrics
 from lightning_tpauc.scoring.forward import (
     ScoringModel,
     call_model,
@@ -213,7 +213,7 @@ class TPAUCModule(ScoringModel):
         )
         self._reported = as_rectangles(rectangles), log_objective, further_metrics(metrics)
         #: Of validation and test, the scores that are being collected.
-        self._collected: dict[str, Metrics] = {"val": make_metrics(self, "val")}
+        self._collected: dict[str, LabelMetrics] = {"val": make_metrics(self, "val")}
         self.register_load_state_dict_pre_hook(_accept)  # type: ignore[no-untyped-call]  # torch leaves them untyped
         self.register_state_dict_post_hook(give_back)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(take_back)  # type: ignore[no-untyped-call]

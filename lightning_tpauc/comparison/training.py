@@ -23,7 +23,6 @@ from lightning_tpauc.comparison.plan import Budget, Cell, Method, Outcome, Run, 
 from lightning_tpauc.comparison.resampling import Evaluated
 from lightning_tpauc.data.digest import content_digest
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, UnsupportedError
-from lightning_tpauc.metrics.base import scores_of_each
 from lightning_tpauc.metrics.figures import ROCFigure
 from lightning_tpauc.metrics.reporting import validated_areas
 from lightning_tpauc.module import TPAUCModule, make_optimizer
@@ -161,7 +160,7 @@ class _Scores(Callback):
         self.tensors: dict[str, Tensor] = {}
 
     def _keep(self, metrics: Any) -> None:
-        scores, labels = (torch.stack(own, 1).detach().cpu() for own in zip(*scores_of_each(metrics), strict=True))
+        scores, labels = (torch.stack(own, 1).detach().cpu() for own in zip(*metrics.scores_of_each(), strict=True))
         known = (labels >= 0).any(1)
         self.tensors = Evaluated(scores[known], labels[known].long())._asdict()
 

@@ -213,16 +213,3 @@ def agreed_dtype(dtypes: Iterable[torch.dtype]) -> torch.dtype:
     """One dtype for scores in ``dtypes``: float64 for integers next to floats, as float32 merges those above 2^24."""
     distinct = set(dtypes)
     return distinct.pop() if len(distinct) == 1 else torch.float64
-
-
-def scores_of_each(metrics: Any) -> list[tuple[Tensor, Tensor]]:
-    """Scores and labels that the metrics of each label have collected, of all processes; a collective.
-
-    Args:
-        metrics: a ``MetricCollection`` of one label, or what holds one of each label as ``of_labels``.
-    """
-    collections = getattr(metrics, "of_labels", [metrics])
-    return [
-        next(m for m in collection.values(copy_state=False) if isinstance(m, ScoreMetric)).gathered()
-        for collection in collections
-    ]

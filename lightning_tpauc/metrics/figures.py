@@ -17,7 +17,6 @@ from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional.operating_points import count_decisions
 from lightning_tpauc.functional.roc import roc_points
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
-from lightning_tpauc.metrics.base import scores_of_each
 
 CURVE = "#1f3b57"
 RECTANGLE = "#f2a33a"
@@ -229,7 +228,7 @@ class ROCFigure(Callback):
         if self._validations % self.every_n_validations:
             return
         module: Any = pl_module  # a TPAUCModule
-        drawn = scores_of_each(module._collected["val"])
+        drawn = module._collected["val"].scores_of_each()
         if any(map(_has_both, drawn)):  # else the metrics have said which class is missing
             self._drawn = drawn
 

@@ -112,7 +112,7 @@ class FurtherMetric(ScoreMetric):
         row: ``(K,)`` for a metric of K labels at once, which has ``num_labels``.
 
     Attributes:
-        cuts: the thresholds of the raw scores that decide, one, or one of each of K labels; see :func:`judge_by`.
+        cuts: the thresholds of the raw scores that decide, one, or one of each of K labels; ``None`` is none.
 
     Example:
         >>> import torch
@@ -194,26 +194,6 @@ def _judged(scores: Tensor, cut: float | None) -> Tensor:
 
 def _alone() -> bool:
     return False
-
-
-def judge_by(metrics: MetricCollection | TaskMetrics, thresholds: Sequence[float | None]) -> None:
-    """Let the further metrics judge the decisions at these thresholds of the raw scores, one of each label.
-
-    Example:
-        >>> from torchmetrics.classification import BinaryF1Score
-        >>> metrics = MetricCollection({"f1": FurtherMetric(BinaryF1Score())})
-        >>> judge_by(metrics, [1.5])
-        >>> metrics["f1"].cuts
-        [1.5]
-    """
-    collections = [metrics] if isinstance(metrics, MetricCollection) else [metrics[k] for k in range(len(metrics))]
-    each = [(collection, [cut]) for collection, cut in zip(collections, thresholds, strict=True)]
-    if isinstance(metrics, TaskMetrics) and metrics.joint is not None:
-        each.append((metrics.joint, list(thresholds)))
-    for collection, cuts in each:
-        for metric in collection.values(copy_state=False):
-            if isinstance(metric, FurtherMetric):
-                metric.cuts = cuts
 
 
 class Rectangle(NamedTuple):
@@ -303,22 +283,22 @@ def _tpauc(rectangle: Rectangle) -> TwoWayPartialAUROC:
     return TwoWayPartialAUROC(*rectangle, ignore_index=IGNORED)
 
 
-class TaskMetrics(nn.Module):
-    """A collection of metrics for each of K labels.
+class LabelMetrics(nn.Module):
+    """The metrics of a data loader: a collection for the only label, or for each of K.
 
-    An entry of a label that was not measured, target -1, counts for nothing in its metrics. Nothing is pooled: each
-    value is of one label, named ``prefix + metric + "/" + label``, and ``prefix + metric`` is the mean of those that
-    are not nan. What is no single number, such as a value for each of several rectangles, has a row for each label.
+    Of several labels nothing is pooled, and an entry that was not measured, target -1, counts for nothing: each value
+    is of one label, named ``prefix + metric + "/" + label``, and ``prefix + metric`` is the mean of those that are not
+    nan. What is no single number, such as a value for each of several rectangles, has a row for each label.
 
     Args:
-        keys: names of the labels.
         collections: the metrics of each label, with one prefix.
+        keys: names of the labels; ``None`` for a model of one label.
         joint: metrics of all labels at once.
 
     Example:
         >>> from torchmetrics.classification import BinaryAccuracy
         >>> collections = [MetricCollection({"accuracy": BinaryAccuracy()}, prefix="val/") for _ in range(2)]
-        >>> metrics = TaskMetrics(["liver", "lung"], collections)
+        >>> metrics = LabelMetrics(collections, ["liver", "lung"])
         >>> metrics.update(torch.tensor([[0.9, 0.2], [0.1, 0.3]]), torch.tensor([[1, 1], [0, 0]]))
         >>> {name: float(value) for name, value in metrics.compute().items()}
         {'val/accuracy': 0.75, 'val/accuracy/liver': 1.0, 'val/accuracy/lung': 0.5}
@@ -326,55 +306,55 @@ class TaskMetrics(nn.Module):
 
     def __init__(
         self,
-        keys: Sequence[str],
         collections: Sequence[MetricCollection],
+        keys: Sequence[str] | None = None,
         joint: MetricCollection | None = None,
     ) -> None:
         super().__init__()
-        self.keys = tuple(keys)
+        self.keys = None if keys is None else tuple(keys)
         self.of_labels = nn.ModuleList(collections)
         self.joint = joint
 
     @property
+    def each(self) -> list[MetricCollection]:
+        """The metrics of each label."""
+        return list(self.of_labels)  # type: ignore[arg-type]
+
+    @property
     def prefix(self) -> str:
         """What all names begin with."""
-        return str(self[0].prefix or "")
-
-    def __getitem__(self, label: int) -> MetricCollection:
-        """The metrics of one label."""
-        found: Any = self.of_labels[label]
-        return found  # type: ignore[no-any-return]
-
-    def __len__(self) -> int:
-        return len(self.keys)
+        return self.each[0].prefix or ""
 
     def update(self, scores: Tensor, target: Tensor, algorithm_scores: Tensor | None = None) -> None:
         """Take a batch.
 
         Args:
-            scores: raw scores, ``(N, K)``.
-            target: integers ``(N, K)``: 1, 0, or -1 for what was not measured.
-            algorithm_scores: what the algorithm sees, ``(N, K)``, for metrics that ask for it.
+            scores: raw scores, ``(N,)``, or ``(N, K)`` of several labels.
+            target: integers of the same shape: 1, 0, or -1 for what does not count.
+            algorithm_scores: what the algorithm sees, of the same shape, for metrics that ask for it.
 
         Raises:
             ArgumentError: if there is another number of labels.
         """
-        if target.shape != scores.shape:
+        if self.keys is not None and target.shape != scores.shape:
             msg = (
-                f"Expected a column of labels for each of the model's {len(self)} outputs, shape "
+                f"Expected a column of labels for each of the model's {len(self.keys)} outputs, shape "
                 f"{tuple(scores.shape)}, but got {tuple(target.shape)}: the model was made for {', '.join(self.keys)}."
             )
             raise ArgumentError(msg)
-        for k in range(len(self)):
-            own = {} if algorithm_scores is None else {"algorithm_scores": algorithm_scores[:, k]}
-            self[k].update(scores[:, k], target[:, k], **own)
+        for k, metrics in enumerate(self.each):
+            column = ... if self.keys is None else (slice(None), k)
+            seen = {} if algorithm_scores is None else {"algorithm_scores": algorithm_scores[column]}
+            metrics.update(scores[column], target[column], **seen)
         if self.joint is not None:
             self.joint.update(scores, target)
 
     def compute(self) -> dict[str, Tensor]:
-        """All values by their names, on all processes; warns once of the labels that have none."""
+        """All values by their names, on all processes; of several labels without a warning of those that have none."""
+        if self.keys is None:
+            return dict(self.each[0].compute())
         with silent():  # else K times the same, without the label's name
-            found = [self[k].compute() for k in range(len(self))]
+            found = [metrics.compute() for metrics in self.each]
         values: dict[str, Tensor] = {}
         for name in found[0]:
             of_labels = torch.stack([value[name] for value in found])
@@ -387,10 +367,23 @@ class TaskMetrics(nn.Module):
 
     def reset(self) -> None:
         """Forget all batches."""
-        for k in range(len(self)):
-            self[k].reset()
+        for metrics in [*self.each, *([] if self.joint is None else [self.joint])]:
+            metrics.reset()
+
+    def judge_by(self, thresholds: Sequence[float | None]) -> None:
+        """Let the further metrics judge the decisions at these thresholds of the raw scores, one of each label."""
+        parts = [(metrics, [cut]) for metrics, cut in zip(self.each, thresholds, strict=True)]
         if self.joint is not None:
-            self.joint.reset()
+            parts.append((self.joint, list(thresholds)))
+        for metrics, cuts in parts:
+            for metric in metrics.values(copy_state=False):
+                if isinstance(metric, FurtherMetric):
+                    metric.cuts = cuts
+
+    def scores_of_each(self) -> list[tuple[Tensor, Tensor]]:
+        """Raw scores and labels of each label that were collected, of all processes; a collective."""
+        each = (metrics.values(copy_state=False) for metrics in self.each)
+        return [next(m for m in values if type(m) is TwoWayPartialAUROC).gathered() for values in each]
 
 
 def split_by_kind(further: Mapping[str, FurtherMetric]) -> tuple[dict[str, FurtherMetric], dict[str, FurtherMetric]]:

@@ -24,11 +24,10 @@ from lightning_tpauc.metrics import ObjectiveRatios
 from lightning_tpauc.metrics.objective import wants_algorithm_scores
 from lightning_tpauc.metrics.reporting import (
     IGNORED,
+    LabelMetrics,
     Rectangle,
-    TaskMetrics,
     build_metrics,
     is_ours,
-    judge_by,
     passes_below,
     split_by_kind,
     validated_areas,
@@ -39,7 +38,6 @@ from lightning_tpauc.scoring.labelled_data import inputs_and_target, labels_to_e
 #: Name of the one validation metric that is no single number, and so is not logged.
 RATIOS = "objective_ratios"
 
-Metrics = MetricCollection | TaskMetrics
 Stage = Literal["val", "test"]
 
 
@@ -58,7 +56,7 @@ class Evaluation(Callback):
         self.start = StartValidation()
         self.warnings = AreaWarnings()
         self._made_for: Any = None
-        self._further: list[Metrics] = []  # of all data loaders but the first
+        self._further: list[LabelMetrics] = []  # of all data loaders but the first
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -114,14 +112,14 @@ class Evaluation(Callback):
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._forget(pl_module, "test")  # type: ignore[arg-type]
 
-    def of_loaders(self, module: ScoringModel, stage: Stage) -> list[tuple[str, Metrics]]:
+    def of_loaders(self, module: ScoringModel, stage: Stage) -> list[tuple[str, LabelMetrics]]:
         """The metrics of each data loader, with what their names end in if there are several."""
         trainer = module.trainer
         count = len(trainer.num_val_batches if stage == "val" else trainer.num_test_batches)
         several = [self._of_loader(module, stage, k) for k in range(count)]
         return [(f"/dataloader_idx_{k}" if count > 1 else "", metrics) for k, metrics in enumerate(several)]
 
-    def _of_loader(self, module: ScoringModel, stage: Stage, number: int) -> Metrics:
+    def _of_loader(self, module: ScoringModel, stage: Stage, number: int) -> LabelMetrics:
         while len(self._further) < number:
             self._further.append(make_metrics(module, stage).to(module.device))
         return module._collected[stage] if number == 0 else self._further[number - 1]
@@ -142,17 +140,17 @@ class Evaluation(Callback):
     def _collect(self, module: ScoringModel, stage: Stage, batch: Any, dataloader_idx: int) -> None:
         inputs, target = inputs_and_target(batch, known_layout(module, batch), module._num_labels)
         metrics = self._of_loader(module, stage, dataloader_idx)
-        asked = wants_algorithm_scores(metrics[0] if isinstance(metrics, TaskMetrics) else metrics)
+        asked = wants_algorithm_scores(metrics.each[0])
         seen_by_algorithm = {"algorithm_scores": module.algorithm_scores(inputs)} if asked else {}
         metrics.update(module.raw_scores(inputs), target, **seen_by_algorithm)
 
-    def _log(self, module: ScoringModel, of_loaders: list[tuple[str, Metrics]]) -> None:
+    def _log(self, module: ScoringModel, of_loaders: list[tuple[str, LabelMetrics]]) -> None:
         # every rank computes the same metrics, even if it had no batch, since computing them is a collective
         trainer = module.trainer
         for number, (suffix, metrics) in enumerate(of_loaders):
             _set_tightness(module, metrics, _tightness_to_look_at(module) if number == 0 else ())
             point, outputs = module.operating_point, module._num_labels or 1
-            judge_by(metrics, [None] * outputs if point is None else point.thresholds)
+            metrics.judge_by([None] * outputs if point is None else point.thresholds)
             values = metrics.compute() if not trainer.sanity_checking or self.start.is_measured else {}
             ratios = values.pop(f"{metrics.prefix}{RATIOS}", None)
             if number == 0 and ratios is not None:
@@ -189,15 +187,16 @@ def _check_loaders(loaders: Any) -> None:
 
 
 @torch.inference_mode(False)
-def make_metrics(module: ScoringModel, stage: Stage) -> Metrics:
+def make_metrics(module: ScoringModel, stage: Stage) -> LabelMetrics:
     """The metrics of a data loader: what the module's algorithm, labels and arguments say."""
     labels, algorithm, further = module.trained_labels, module.algorithm, module._reported[2]
     if labels is None:
-        return _metrics_of_label(module, (algorithm.min_tpr, algorithm.max_fpr), f"{stage}/", further)
+        only = _metrics_of_label(module, (algorithm.min_tpr, algorithm.max_fpr), f"{stage}/", further)
+        return LabelMetrics([only])
     of_label, of_all = split_by_kind(further)
     each = [_metrics_of_label(module, rectangle, f"{stage}/", of_label) for rectangle in labels.rectangles(algorithm)]
     joint = MetricCollection(dict(of_all), prefix=f"{stage}/") if of_all else None
-    return TaskMetrics(labels.keys, each, joint)
+    return LabelMetrics(each, labels.keys, joint)
 
 
 def _metrics_of_label(
@@ -216,7 +215,9 @@ def _metrics_of_label(
         further,
     )
     if prefix == "val/" and module.algorithm.can_shrink_rectangle:
-        metrics.add_metrics({RATIOS: ObjectiveRatios((), surrogate or "hinge", activation, ignore_index=IGNORED)})
+        metrics.add_metrics(
+            {RATIOS: ObjectiveRatios((), surrogate or "hinge", score_activation=activation, ignore_index=IGNORED)}
+        )
     return metrics
 
 
@@ -228,11 +229,10 @@ def _tightness_to_look_at(module: ScoringModel) -> Sequence[float]:
     return TIGHTNESS_GRID if module.training_state.rectangle_schedule is not None else (0.0, 1.0)
 
 
-def _set_tightness(module: ScoringModel, metrics: Metrics, grid: Sequence[float]) -> None:
+def _set_tightness(module: ScoringModel, metrics: LabelMetrics, grid: Sequence[float]) -> None:
     labels, algorithm = module.trained_labels, module.algorithm
     rectangles = [(algorithm.min_tpr, algorithm.max_fpr)] if labels is None else labels.rectangles(algorithm)
-    collections = [metrics] if isinstance(metrics, MetricCollection) else [metrics[k] for k in range(len(metrics))]
-    for rectangle, collection in zip(rectangles, collections, strict=True):
+    for rectangle, collection in zip(rectangles, metrics.each, strict=True):
         for metric in collection.values(copy_state=False):
             if isinstance(metric, ObjectiveRatios):
                 metric.rectangles = [shrunk_rectangle(rectangle[0], rectangle[1], tightness) for tightness in grid]
@@ -321,13 +321,13 @@ class AreaWarnings:
         self._said: set[str] = set()
         self._epochs: dict[str, set[int]] = {}
 
-    def look_at(self, module: ScoringModel, metrics: Metrics, values: Mapping[str, Tensor], suffix: str) -> None:
+    def look_at(self, module: ScoringModel, metrics: LabelMetrics, values: Mapping[str, Tensor], suffix: str) -> None:
         """Warn of one data loader's values."""
         told, self.told = self.told, False
-        if isinstance(metrics, TaskMetrics):
+        if metrics.keys is not None:
             self._look_at_labels(module, metrics, values, suffix, told=told)
         elif not told:
-            self._look_at_areas(module, metrics.prefix or "", values, suffix)
+            self._look_at_areas(module, metrics.prefix, values, suffix)
 
     def _look_at_areas(self, module: ScoringModel, prefix: str, values: Mapping[str, Tensor], suffix: str) -> None:
         """Warn if the trained rectangle's area is 0; in training also if another area that a callback monitors is."""
@@ -346,7 +346,7 @@ class AreaWarnings:
             rank_zero_warn(f"{name}{suffix} is 0{_since(fits)}: {where}{blind}.", category=TPAUCWarning)
 
     def _look_at_labels(
-        self, module: ScoringModel, metrics: TaskMetrics, values: Mapping[str, Tensor], suffix: str, *, told: bool
+        self, module: ScoringModel, metrics: LabelMetrics, values: Mapping[str, Tensor], suffix: str, *, told: bool
     ) -> None:
         """Name the labels without an area, and those whose area is 0."""
         fits, name = module.trainer.state.fn == TrainerFn.FITTING, f"{metrics.prefix}tpauc"

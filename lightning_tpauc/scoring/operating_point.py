@@ -34,7 +34,6 @@ from lightning_tpauc.functional.operating_points import (
 )
 from lightning_tpauc.lightning_fixes.unsupported import log_replicated, starts_processes
 from lightning_tpauc.metrics import TwoWayPartialAUROC
-from lightning_tpauc.metrics.base import scores_of_each
 from lightning_tpauc.metrics.reporting import IGNORED
 from lightning_tpauc.scoring.evaluation import evaluation_of
 from lightning_tpauc.scoring.forward import device_batches
@@ -68,22 +67,18 @@ class Choice:
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers, text and tensors."""
-        return {
-            **self.decisions._asdict(),
-            "rectangle": list(self.rectangle),
-            "nearest": None if self.nearest is None else list(self.nearest),
-            "calibration": None if self.calibration is None else self.calibration._asdict(),
-        }
+        parts = {name: getattr(self, name) for name in ("decisions", "rectangle", "nearest", "calibration")}
+        return {name: None if part is None else list(part) for name, part in parts.items()}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Any]) -> Choice:
         """What :meth:`state_dict` was made of."""
-        (min_tpr, max_fpr), nearest, calibration = state["rectangle"], state["nearest"], state["calibration"]
+        nearest, calibration = state["nearest"], state["calibration"]
         return cls(
-            Decisions(*(state[name] for name in Decisions._fields)),
-            (min_tpr, max_fpr),
-            None if nearest is None else (nearest[0], nearest[1]),
-            None if calibration is None else Calibration(**calibration),
+            Decisions(*state["decisions"]),
+            tuple(state["rectangle"]),
+            None if nearest is None else tuple(nearest),
+            None if calibration is None else Calibration(*calibration),
         )
 
 
@@ -277,7 +272,7 @@ class DecisionThreshold(Callback):
         evaluation, trains = evaluation_of(trainer), trainer.state.fn == TrainerFn.FITTING
         if trainer.sanity_checking and not evaluation.start.is_measured:
             return
-        loaders = [(suffix, scores_of_each(metrics)) for suffix, metrics in evaluation.of_loaders(module, "val")]
+        loaders = [(suffix, metrics.scores_of_each()) for suffix, metrics in evaluation.of_loaders(module, "val")]
         module.operating_point = self.choose(module, loaders[0][1])
         if not trains:
             evaluation.warnings.told = self.say_what_fell_short(module)
@@ -295,7 +290,7 @@ class DecisionThreshold(Callback):
         if module.operating_point is None:
             return
         for suffix, metrics in evaluation_of(trainer).of_loaders(module, "test"):
-            for key, decisions in decisions_of(module, scores_of_each(metrics)):
+            for key, decisions in decisions_of(module, metrics.scores_of_each()):
                 _log(module, f"test/threshold{key}{suffix}", decisions.threshold)
                 for name, count, total in _shares(decisions):
                     lower, upper = exact_interval(count, total)
@@ -326,12 +321,8 @@ class DecisionThreshold(Callback):
         without, predicted = (sum(each) for each in zip(*counts, strict=True))
         self._predicted = self._without_score = 0
         if without:
-            columns = _columns_with_nan(trainer)
-            where = (
-                f"the columns {columns} hold nan, such as empty cells" if columns else "look for nan in their inputs"
-            )
             rank_zero_warn(
-                f"{without} of {predicted} predictions have no score (nan) and no decision: {where}.",
+                f"{without} of {predicted} predictions are nan, which decides nothing: look for nan in their inputs.",
                 category=TPAUCWarning,
             )
 
@@ -478,14 +469,6 @@ def _say_lost(trainer: Trainer, module: Any) -> None:
             "Lightning brings nothing back from them but metrics. Validate with `Trainer(devices=1)` to keep it.",
             category=TPAUCWarning,
         )
-
-
-def _columns_with_nan(trainer: Trainer) -> str:
-    """Names of the predicted table's columns that hold nan, with the number of their cells; empty if unknown."""
-    dataset = getattr(CombinedLoader(trainer.predict_dataloaders).flattened[0], "dataset", None)
-    missing = getattr(dataset, "missing", None)
-    found = missing() if callable(missing) else {}
-    return listed(f"{name} ({count})" for name, count in found.items()) if isinstance(found, Mapping) else ""
 
 
 def _shares(decisions: Decisions) -> list[tuple[str, int, int]]:

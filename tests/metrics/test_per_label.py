@@ -25,7 +25,7 @@ from lightning_tpauc.metrics import (
     TPRAtMaxFPR,
     TwoWayPartialAUROC,
 )
-from lightning_tpauc.metrics.reporting import TaskMetrics
+from lightning_tpauc.metrics.reporting import LabelMetrics
 from tests.helpers.ddp import run_distributed
 from tests.helpers.tolerances import assert_close
 from tests.reference.tpauc import naive_tpauc
@@ -485,7 +485,7 @@ def test_naive_loops_over_labels_and_rectangles():
 
 def test_values_of_labels_keep_quiet_and_make_python_repeat_no_warning():
     """A label without a positive is named by the module, not by each metric; the warnings' filters stay as they are."""
-    metrics = TaskMetrics("ab", [MetricCollection({"tpauc": TwoWayPartialAUROC()}, prefix="val/") for _ in range(2)])
+    metrics = LabelMetrics([MetricCollection({"tpauc": TwoWayPartialAUROC()}, prefix="val/") for _ in range(2)], "ab")
     metrics.update(torch.randn(4, 2), torch.tensor([[0, 1], [0, 0], [0, 1], [0, 0]]))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
@@ -493,8 +493,8 @@ def test_values_of_labels_keep_quiet_and_make_python_repeat_no_warning():
             values = metrics.compute()
             warnings.warn("shown once per place", FutureWarning, stacklevel=1)
         assert [str(one.message) for one in caught] == ["shown once per place"]
-        metrics[0].reset()
+        metrics.each[0].reset()
         with pytest.warns(TPAUCWarning, match="is nan"):
-            metrics[0].compute()  # alone it warns as ever
+            metrics.each[0].compute()  # alone it warns as ever
     assert values["val/tpauc/a"].isnan()
     assert not values["val/tpauc/b"].isnan()

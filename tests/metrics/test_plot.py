@@ -126,7 +126,7 @@ def test_the_objective_is_drawn_as_torchmetrics_does():
     metric = ExactObjective()
     metric.update(torch.tensor([0.0, 1.0, 0.5, -2.0]), torch.tensor([1, 1, 0, 0]))
     _, ax = metric.plot()
-    assert ax.lines[0].get_ydata().tolist() == [1.0]
+    assert ax.lines[0].get_ydata().tolist() == [1.5]
 
 
 @pytest.mark.parametrize("metric", [TwoWayPartialAUROC(), ExactObjective()])

@@ -18,7 +18,7 @@ from torchmetrics.wrappers import MinMaxMetric
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.metrics import TPRAtMaxFPR
-from lightning_tpauc.metrics.reporting import FurtherMetric, TaskMetrics, further_metrics, judge_by, split_by_kind
+from lightning_tpauc.metrics.reporting import FurtherMetric, LabelMetrics, further_metrics, split_by_kind
 
 INF = math.inf
 
@@ -46,11 +46,11 @@ def scored(columns=None):
 
 
 def collected(metric, scores, target, cuts=None):
-    metrics = MetricCollection(dict(further_metrics({"it": metric})), prefix="val/")
+    metrics = LabelMetrics([MetricCollection(dict(further_metrics({"it": metric})), prefix="val/")])
     for part in zip(scores.split(17), target.split(17), strict=True):
         metrics.update(*part)
     if cuts is not None:
-        judge_by(metrics, cuts)
+        metrics.judge_by(cuts)
     return float(metrics.compute()["val/it"])
 
 
@@ -106,10 +106,10 @@ def test_labels_have_a_threshold_each():
     given = {"f1": BinaryF1Score(), "all": MultilabelF1Score(3, ignore_index=-1, average="micro")}
     of_label, of_all = split_by_kind(further_metrics(given))
     each = [MetricCollection({n: m.clone() for n, m in of_label.items()}, prefix="val/") for _ in range(3)]
-    metrics = TaskMetrics("abc", each, MetricCollection(dict(of_all), prefix="val/"))
+    metrics = LabelMetrics(each, "abc", MetricCollection(dict(of_all), prefix="val/"))
     metrics.update(scores, target)
     cuts = [-2.5, None, -1.0]
-    judge_by(metrics, cuts)
+    metrics.judge_by(cuts)
     values = metrics.compute()
     decided = torch.stack([scores[:, k] >= (cut or 0.0) for k, cut in enumerate(cuts)], 1)
     for k, name in enumerate("abc"):

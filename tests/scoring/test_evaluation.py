@@ -20,6 +20,7 @@ from lightning_tpauc.algorithms import STACO, CrossEntropy
 from lightning_tpauc.data.batch import EvalBatch
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.functional import two_way_partial_auroc
+from lightning_tpauc.metrics.reporting import LabelMetrics
 from lightning_tpauc.scoring.evaluation import AreaWarnings
 from lightning_tpauc.scoring.labelled_data import inputs_and_target, inputs_to_predict
 from tests.helpers.problems import make_problem, make_trainer
@@ -134,7 +135,7 @@ def test_only_epochs_in_a_row_count():
         values = {"val/tpauc": torch.tensor(area), "val/tpr_at_max_fpr": torch.tensor(0.5)}
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            said.look_at(module, MetricCollection([], prefix="val/"), values, "")
+            said.look_at(module, LabelMetrics([MetricCollection([], prefix="val/")]), values, "")
         found.append(len(caught))
     assert found == [0, 0, 0, 0, 0, 1, 0]
 

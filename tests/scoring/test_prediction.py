@@ -300,7 +300,7 @@ def test_a_parquet_file_holds_what_the_text_does(tmp_path):
     tables = []
     for name in ("p.csv", "p.parquet"):
         data = PosNegDataModule(predict_dataset=x, ids=NAMES)
-        with pytest.warns(TPAUCWarning, match="1 of 23 predictions have no score"):
+        with pytest.warns(TPAUCWarning, match="1 of 23 predictions are nan"):
             predict(module, data, tmp_path / name)
         tables.append((pandas.read_csv if name == "p.csv" else pandas.read_parquet)(tmp_path / name))
     text, binary = tables
