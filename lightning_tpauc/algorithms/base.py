@@ -213,7 +213,7 @@ class Algorithm(DeclaredState, ABC):
         if self.tasks is not None:
             theta0, theta1 = self._per_task["thetas"].unbind()
             return theta0, theta1
-        min_tpr, max_fpr = self.rectangle
+        min_tpr, max_fpr = shrunk_rectangle(self.min_tpr, self.max_fpr, self._tightness[0])
         return 1.0 - min_tpr, max_fpr
 
     def thetas_of(self, state: Tensor) -> tuple[float | Tensor, float | Tensor]:
@@ -398,7 +398,7 @@ class Algorithm(DeclaredState, ABC):
             raise ArgumentError(msg)
         leading = () if self.num_tasks is None else (self.num_tasks,)
         for name, scores in {"pos_scores": pos, "neg_scores": neg, "dual_neg_scores": second, "index": index}.items():
-            if not isinstance(scores, Tensor) or not scores.ndim or scores.shape[:-1] != leading:
+            if not isinstance(scores, Tensor) or scores.ndim != 1 + len(leading) or scores.shape[:-1] != leading:
                 raise ArgumentError(self._shape_message(name, scores, leading))
         assert second is not None and index is not None  # noqa: S101, PT018  # just checked
         if index.shape != pos.shape:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.algorithms.base import PairwiseAlgorithm, TrainingScores
-from lightning_tpauc.algorithms.state import put_, take
+from lightning_tpauc.algorithms.state import add_, put_, take
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.duals import (
     activate_ties,
@@ -233,8 +233,7 @@ class PerPositiveDuals(Duals):
         new = threshold_step(s, y, active, beta, *own.thetas_of(own.s), anchor=anchor, gamma=gamma)
         new = new if masks is None else torch.where(masks.pos, new, s)
         put_(own.s, index, new)
-        moments = ((new - s) * column(own.stage_steps)).to(own.s_moments.dtype)
-        own.s_moments.index_add_(0, index.reshape(-1), moments.reshape(-1))
+        add_(own.s_moments, index, (new - s) * column(own.stage_steps))
 
     def diagnostics(self) -> dict[str, Tensor]:
         r""":math:`s'`, and the means of :math:`s_i` and :math:`y_i`."""

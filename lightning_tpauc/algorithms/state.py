@@ -240,3 +240,12 @@ def put_(state: Tensor, index: Tensor, values: Tensor) -> None:
         state.index_copy_(0, index, values)
     else:
         state.index_copy_(0, index.reshape(-1), values.reshape(-1))
+
+
+def add_(state: Tensor, index: Tensor, values: Tensor) -> None:
+    """Add ``values`` to the entries ``index`` of per-positive state; to those that come twice, 0 is added."""
+    values = values.to(state.dtype)
+    if index.ndim == 1:
+        state.index_add_(0, index, values)
+    else:
+        state.index_add_(0, index.reshape(-1), values.reshape(-1))

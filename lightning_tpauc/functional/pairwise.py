@@ -80,8 +80,8 @@ def number(scores: Tensor, mask: Tensor | None) -> int | Tensor:
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean along the last dimension of what is there; 0 where nothing is."""
-    return values.mean(-1) if mask is None else (values * mask).sum(-1) / number(values, mask)
+    """Mean of one label; with masks of each, 0 where nothing is there."""
+    return values.mean() if mask is None else (values * mask).sum(-1) / number(values, mask)
 
 
 def there(scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -102,7 +102,7 @@ def highest(scores: Tensor, share: float | Tensor, mask: Tensor | None) -> Tenso
     """
     if mask is None:
         rank = max(1, ceil_count(float(share), scores.shape[-1]))
-        return torch.topk(scores, rank, sorted=False).values.amin(-1)
+        return torch.topk(scores, rank, sorted=False).values.min()
     dtype = widest_float(scores.device)
     count = mask.sum(-1).to(dtype)
     # as `ceil_count` does for numbers on the host
