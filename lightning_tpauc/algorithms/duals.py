@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.algorithms.base import PairwiseAlgorithm, TrainingScores
-from lightning_tpauc.algorithms.state import add_, put_, take
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.duals import (
     activate_ties,
@@ -20,7 +19,7 @@ from lightning_tpauc.functional.duals import (
     border_weights,
     exact_duals,
 )
-from lightning_tpauc.functional.pairwise import TaskMasks, column, in_play, masked_mean, there
+from lightning_tpauc.functional.pairwise import TaskMasks, add_, column, in_play, masked_mean, put_, take, there
 from lightning_tpauc.functional.staco import dual_weight_step, global_threshold_step, threshold_step
 
 

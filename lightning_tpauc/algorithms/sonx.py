@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.algorithms.base import PairwiseAlgorithm, PreviousScores, TrainingScores
-from lightning_tpauc.algorithms.state import put_
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import check_choice, require_range
 from lightning_tpauc.functional.duals import activate_ties, exact_duals, nudge_down
-from lightning_tpauc.functional.pairwise import evaluate_pairs, pairwise_terms
+from lightning_tpauc.functional.pairwise import evaluate_pairs, pairwise_terms, put_
 from lightning_tpauc.functional.staco import (
     excess_weights,
     global_threshold_step,

@@ -12,9 +12,8 @@ from torch import Tensor
 from lightning_tpauc.algorithms.base import PairwiseAlgorithm
 from lightning_tpauc.algorithms.duals import Duals, PerPositiveDuals
 from lightning_tpauc.algorithms.staco import STACO
-from lightning_tpauc.algorithms.state import put_, take
 from lightning_tpauc.functional.checks import common_dtype, require_range
-from lightning_tpauc.functional.pairwise import TaskMasks, balance, column, in_play, number
+from lightning_tpauc.functional.pairwise import TaskMasks, balance, column, in_play, number, put_, take
 from lightning_tpauc.functional.surrogates import Surrogate
 
 # Pairs per block: 32 MB for a temporary in double precision.

@@ -16,6 +16,7 @@ from typing_extensions import Self
 
 from lightning_tpauc.errors import ArgumentError, CheckpointError
 from lightning_tpauc.functional.checks import as_index, is_whole
+from lightning_tpauc.functional.pairwise import put_
 
 StateKind = Literal["positive", "dense", "scalar", "vector"]
 
@@ -226,26 +227,3 @@ class DeclaredState:
         if self.num_positives is None:
             msg = f"{type(self).__name__} has no state yet: call `setup(num_positives)` first."
             raise ArgumentError(msg)
-
-
-def take(state: Tensor, index: Tensor) -> Tensor:
-    """The entries ``index`` of per-positive state, in the shape of ``index``."""
-    return state.index_select(0, index) if index.ndim == 1 else state[index]
-
-
-def put_(state: Tensor, index: Tensor, values: Tensor) -> None:
-    """Write ``values`` into the entries ``index`` of per-positive state; those that come twice have equal values."""
-    values = values.to(state.dtype)
-    if index.ndim == 1:  # one label: a step of a small batch costs by the operation
-        state.index_copy_(0, index, values)
-    else:
-        state.index_copy_(0, index.reshape(-1), values.reshape(-1))
-
-
-def add_(state: Tensor, index: Tensor, values: Tensor) -> None:
-    """Add ``values`` to the entries ``index`` of per-positive state; to those that come twice, 0 is added."""
-    values = values.to(state.dtype)
-    if index.ndim == 1:
-        state.index_add_(0, index, values)
-    else:
-        state.index_add_(0, index.reshape(-1), values.reshape(-1))

@@ -18,8 +18,7 @@ from lightning_tpauc.functional.checks import (
     is_real,
     is_whole,
 )
-from lightning_tpauc.functional.order import split_classes
-from lightning_tpauc.functional.roc import exact_area, unrankable
+from lightning_tpauc.functional.roc import exact_area, split_classes, unrankable
 
 
 class BootstrapInterval(NamedTuple):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import as_tensor, check_choice, eager
-from lightning_tpauc.functional.order import split_classes
+from lightning_tpauc.functional.roc import split_classes
 
 CalibrationMethod = Literal["isotonic", "sigmoid"]
 

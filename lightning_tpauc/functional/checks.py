@@ -104,24 +104,9 @@ def check_rectangle(min_tpr: float, max_fpr: float) -> tuple[float, float]:
 
 
 def as_float_tensor(values: Any, name: str) -> Tensor:
-    """A tensor as it is; an array, a list or a column of a table as a tensor, whole numbers in float64.
-
-    Raises:
-        ArgumentError: if what came holds no numbers.
-
-    Example:
-        >>> as_float_tensor([1, 0.5], "scores")
-        tensor([1.0000, 0.5000], dtype=torch.float64)
-    """
-    if isinstance(values, Tensor):
-        return values
-    try:
-        array = np.asarray(values)
-        wide = array if array.dtype.kind == "f" else array.astype(np.float64)
-        return torch.from_numpy(np.ascontiguousarray(wide, wide.dtype.newbyteorder("=")))
-    except (TypeError, ValueError, RuntimeError) as error:
-        msg = f"Expected `{name}` to hold numbers, in a tensor, an array or a list, but got {type(values).__name__}."
-        raise ArgumentError(msg) from error
+    """:func:`as_tensor`, in which whole numbers that are no tensor become float64."""
+    tensor = as_tensor(values, name)
+    return tensor if isinstance(values, Tensor) or tensor.is_floating_point() else tensor.double()
 
 
 def check_scores(scores: Any, name: str, *, allow_empty: bool = False) -> None:

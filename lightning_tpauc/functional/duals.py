@@ -30,8 +30,7 @@ from lightning_tpauc.functional.checks import (
     common_dtype,
 )
 from lightning_tpauc.functional.objective import in_double, tail_risk
-from lightning_tpauc.functional.order import ceil_count
-from lightning_tpauc.functional.pairwise import TaskMasks, column, highest, number
+from lightning_tpauc.functional.pairwise import TaskMasks, ceil_count, column, highest, number
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 
 #: How fast the borders follow the batches: they forget all but e^-1 of a value in ten steps.

@@ -16,8 +16,17 @@ from lightning_tpauc.functional.checks import (
     rankable,
     widest_float,
 )
-from lightning_tpauc.functional.order import ceil_count, floor_count, sorted_ranks
-from lightning_tpauc.functional.pairwise import TaskMasks, column, evaluate_pairs, highest, masked_mean, mean_excess
+from lightning_tpauc.functional.pairwise import (
+    TaskMasks,
+    ceil_count,
+    column,
+    evaluate_pairs,
+    floor_count,
+    highest,
+    masked_mean,
+    mean_excess,
+)
+from lightning_tpauc.functional.roc import sorted_ranks
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 
 # Pairs whose losses are ranked at once, where nothing but ranking them all will do.

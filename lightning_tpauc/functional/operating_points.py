@@ -23,8 +23,8 @@ from lightning_tpauc.functional.checks import (
     eager,
     is_real,
 )
-from lightning_tpauc.functional.order import ceil_count, floor_count, sorted_ranks, split_classes
-from lightning_tpauc.functional.roc import segment_at, unrankable
+from lightning_tpauc.functional.pairwise import ceil_count, floor_count
+from lightning_tpauc.functional.roc import segment_at, sorted_ranks, split_classes, unrankable
 
 Criterion = Literal["max_sensitivity", "max_specificity", "youden", "min_cost"]
 CRITERIA: tuple[Criterion, ...] = ("max_sensitivity", "max_specificity", "youden", "min_cost")

@@ -16,6 +16,7 @@ several labels leave out what pads a row and what was not measured; masked score
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import Any, NamedTuple, overload
 
@@ -31,7 +32,6 @@ from lightning_tpauc.functional.checks import (
     common_dtype,
     widest_float,
 )
-from lightning_tpauc.functional.order import ceil_count
 from lightning_tpauc.functional.surrogates import PowerForm, Surrogate, get_surrogate
 
 # ---------------------------------------------------------------- one label and several
@@ -94,6 +94,24 @@ def in_play(new: Tensor, old: Tensor | float, masks: TaskMasks | None) -> Tensor
     return new if masks is None else torch.where(masks.pos.any(-1), new, old)
 
 
+def floor_count(theta: float, n: int) -> int:
+    r"""The largest integer not above :math:`\theta n`, as eq. ``tpauc-o`` counts examples.
+
+    ``theta`` is in (0, 1], and products that miss an integer by rounding count as that integer.
+    """
+    return math.floor(theta * n + _tolerance(n))
+
+
+def ceil_count(theta: float, n: int) -> int:
+    r"""The smallest integer not below :math:`\theta n`, which ranks the quantiles of the CVaR form."""
+    return math.ceil(theta * n - _tolerance(n))
+
+
+def _tolerance(n: int) -> float:
+    # theta = 1 - min_tpr is off by up to an ulp of 1, which n multiplies: past 4.5 million that exceeds 1e-9.
+    return max(1e-9, 2.0**-52 * n)
+
+
 def highest(scores: Tensor, share: float | Tensor, mask: Tensor | None) -> Tensor:
     r"""The :math:`\lceil \theta n \rceil`-th highest score, at least the highest.
 
@@ -110,6 +128,29 @@ def highest(scores: Tensor, share: float | Tensor, mask: Tensor | None) -> Tenso
     place = (count * share - slack).ceil().long().clamp_min(1) - 1
     down = scores.masked_fill(~mask, -torch.inf).sort(-1, descending=True).values
     return down.gather(-1, place.unsqueeze(-1)).squeeze(-1)
+
+
+def take(state: Tensor, index: Tensor) -> Tensor:
+    """The entries ``index`` of per-positive state, in the shape of ``index``."""
+    return state.index_select(0, index) if index.ndim == 1 else state[index]
+
+
+def put_(state: Tensor, index: Tensor, values: Tensor) -> None:
+    """Write ``values`` into the entries ``index`` of per-positive state; those that come twice have equal values."""
+    values = values.to(state.dtype)
+    if index.ndim == 1:  # one label: a step of a small batch costs by the operation
+        state.index_copy_(0, index, values)
+    else:
+        state.index_copy_(0, index.reshape(-1), values.reshape(-1))
+
+
+def add_(state: Tensor, index: Tensor, values: Tensor) -> None:
+    """Add ``values`` to the entries ``index`` of per-positive state; to those that come twice, 0 is added."""
+    values = values.to(state.dtype)
+    if index.ndim == 1:
+        state.index_add_(0, index, values)
+    else:
+        state.index_add_(0, index.reshape(-1), values.reshape(-1))
 
 
 # ---------------------------------------------------------------- what is asked for
@@ -356,15 +397,7 @@ class _Balance(torch.autograd.Function):
 
 
 def balance(pos_scores: Tensor, neg_scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores of a loss that a shift of all of them does not change, so that their gradients sum up to exactly 0.
-
-    Example:
-        >>> pos, neg = torch.zeros(3, requires_grad=True), torch.zeros(4, requires_grad=True)
-        >>> high, low = balance(pos, neg)
-        >>> (low.mean() - high.mean()).backward()
-        >>> float(pos.grad.sum() + neg.grad.sum())
-        0.0
-    """
+    """Scores of a loss that a shift of all of them does not change, so that their gradients sum up to exactly 0."""
     if not torch.is_grad_enabled() or not (pos_scores.requires_grad and neg_scores.requires_grad):
         return pos_scores, neg_scores
     pos, neg = _Balance.apply(pos_scores, neg_scores)
@@ -379,16 +412,16 @@ def _balanced(pos_grad: Tensor, neg_grad: Tensor) -> tuple[Tensor, Tensor]:
     be exact. Of many examples too few digits would be left. Double precision needs none of it: its rest is far below
     Adam's `eps`.
     """
-    sizes = [pos_grad.shape[-1], neg_grad.shape[-1]]
-    if pos_grad.dtype != torch.float32 or sum(sizes) > _MOST_BALANCED:
-        return pos_grad, neg_grad
+    num_pos, on_grid = pos_grad.shape[-1], pos_grad.dtype == torch.float32 and pos_grad.device.type != "mps"
     joint = torch.cat([pos_grad, neg_grad], -1)
-    exponent = torch.frexp(joint.abs().sum(-1, keepdim=True)).exponent
-    sums = torch.ldexp(joint.cumsum(-1, dtype=widest_float(joint.device)), 24 - exponent)
-    sums.round_()[..., -1] = 0.0  # rounding the sums and not the terms keeps the sums right
-    balanced = torch.ldexp(torch.diff(sums, dim=-1, prepend=torch.zeros_like(sums[..., :1])), exponent - 24)
-    pos, neg = balanced.to(joint.dtype).split_with_sizes(sizes, -1)
-    return pos, neg
+    if not on_grid or joint.shape[-1] > _MOST_BALANCED:
+        return pos_grad, neg_grad
+    # What is added to a number this large keeps 24 bits: a double has 53.
+    large = torch.linalg.vector_norm(joint, 1, dim=-1, keepdim=True, dtype=torch.float64) * 2.0**29
+    sums = torch.nn.functional.pad(joint, (1, 0)).cumsum(-1, dtype=torch.float64).add_(large).sub_(large)
+    sums[..., -1] = 0.0  # rounding the sums and not the terms keeps the sums right
+    balanced = sums.diff().to(joint.dtype)
+    return balanced[..., :num_pos], balanced[..., num_pos:]
 
 
 def _checked(pos: Any, neg: Any, s: Any, masks: TaskMasks | None) -> tuple[Tensor, Tensor, Tensor]:

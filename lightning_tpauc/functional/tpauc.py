@@ -30,14 +30,15 @@ from lightning_tpauc.functional.checks import (
     eager,
     is_whole,
 )
-from lightning_tpauc.functional.order import has_nan, split_classes
 from lightning_tpauc.functional.roc import (
     adjust_thresholds,
     binned_segments,
     confusion_counts,
     count_nan,
     exact_area,
+    has_nan,
     polyline_area,
+    split_classes,
     why_undefined,
 )
 

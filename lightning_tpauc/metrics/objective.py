@@ -12,7 +12,8 @@ from torchmetrics import MetricCollection
 
 from lightning_tpauc.functional.checks import check_choice, check_rectangle, eager
 from lightning_tpauc.functional.objective import objective_ratio, tpauc_objective
-from lightning_tpauc.functional.order import floor_count, split_classes
+from lightning_tpauc.functional.pairwise import floor_count
+from lightning_tpauc.functional.roc import split_classes
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 from lightning_tpauc.metrics.base import ScoreMetric
 

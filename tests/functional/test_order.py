@@ -3,21 +3,12 @@
 import math
 from fractions import Fraction
 
-import numpy as np
 import pytest
 import torch
 
-from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import rankable
-from lightning_tpauc.functional.order import (
-    between,
-    ceil_count,
-    count_above,
-    count_pairs,
-    floor_count,
-    sorted_ranks,
-    split_classes,
-)
+from lightning_tpauc.functional.pairwise import ceil_count, floor_count
+from lightning_tpauc.functional.roc import between, count_above, count_pairs, sorted_ranks, split_classes
 
 
 def levels(size, seed, num_levels=7):
@@ -85,16 +76,3 @@ def test_counts_match_exact_arithmetic_for_both_spellings_of_theta(n):
 def test_the_tolerance_stays_far_below_real_fractions():
     assert floor_count(0.5 - 1e-6, 10) == 4
     assert ceil_count(0.5 + 1e-6, 10) == 6
-
-
-@pytest.mark.parametrize("count", [floor_count, ceil_count])
-def test_what_is_no_share_or_no_count_is_refused(count):
-    for theta in (0.0, -0.5, 1.5, float("nan"), True, "0.5"):
-        with pytest.raises(ArgumentError, match=r"`theta` to be a number in \(0, 1\]"):
-            count(theta, 10)
-    for n in (-1, 2.0, True, None):
-        with pytest.raises(ArgumentError, match="`n` to be an integer of at least 0"):
-            count(0.5, n)
-    theta, n = np.float32(0.1), np.int64(30_000_001)
-    assert count(theta, n) == count(float(theta), int(n))
-    assert type(count(theta, n)) is int
