@@ -4,7 +4,7 @@
 
 A setting is an algorithm with its surrogate, an optimizer, a scheduler, a precision, a kind of network and of data,
 stages, limits, and the moments of checkpoint and break. Everything that a run leaves and logs must equal the unbroken
-run's, bit for bit; ``inexact`` counts those that said that they would not. ``kill_resume.py`` kills with SIGKILL.
+run's, bit for bit; ``inexact`` counts those that said that they would not.
 """
 
 from __future__ import annotations

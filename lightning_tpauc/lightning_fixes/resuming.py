@@ -56,6 +56,8 @@ def continue_loops(trainer: Trainer) -> None:
     if fetcher is None:  # the run is over: there is nothing to resume
         return
     batches: Any = loop.epoch_loop.batch_progress
+    if batches.total.ready == 0:
+        loop.epoch_loop.restarting = False  # nothing was trained: Lightning would count a batch that it does not take
     if batches.total.ready == batches.total.processed + 1:  # the resumed run takes this batch again
         batches.total.ready = batches.total.started = batches.total.processed
     if loop.restarted_on_epoch_start:

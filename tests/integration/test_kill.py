@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import resource
 import signal
-import sys
 import time
 from functools import cache
 from unittest.mock import Mock
@@ -22,7 +21,7 @@ from lightning_tpauc.lightning_fixes.checkpoint_files import AtomicCheckpointIO
 from lightning_tpauc.training.checkpoint import KEY
 from tests.helpers.ddp import run_distributed
 from tests.helpers.problems import make_trainer
-from tests.helpers.scripts.survive import Kill, Setting, checkpoint_of, curves, differences, run
+from tests.helpers.scripts.random_runs import Setting, differences, lost_points, run
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,93 +31,91 @@ pytestmark = [
 ]
 
 KILLED = -signal.SIGKILL
+#: Random augmentation, dropout, momentum, a schedule, stages and validation: 8 steps an epoch, 32 in all.
+NOISY = Setting(data="noisy", stages={"every_n_steps": 5}, killed_at=())
 
 
-def in_child(folder, setting, *callbacks, ends=None):
-    """Run in a process that may be killed; its exit code, which may have to be ``ends``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    child = multiprocessing.get_context("fork").Process(target=quiet, args=(folder, setting, callbacks))
+def kill(trainer):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def in_child(act, *args):
+    """Call it in a process that may be killed; the exit code."""
+    child = multiprocessing.get_context("fork").Process(target=act, args=args)
     child.start()
     child.join(120)
-    assert child.exitcode is not None, "hangs"
-    assert ends in (None, child.exitcode), (folder / "output.txt").read_text()
     return child.exitcode
 
 
-def quiet(folder, setting, callbacks):
-    output = (folder / "output.txt").open("a", buffering=1)
-    os.dup2(output.fileno(), 1)
-    os.dup2(output.fileno(), 2)
-    sys.stdout = sys.stderr = output  # pytest has put its own there
-    run(folder, setting, callbacks)
+def end(folder, setting, killed_at=None, act=kill):
+    """A run's end in a file, unless it is killed before."""
+    torch.save(run(folder, setting, killed_at, act), folder / "end.pt")
 
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
     @cache
-    def of(setting):
+    def of(every):
         folder = tmp_path_factory.mktemp("unbroken")
-        in_child(folder, setting, ends=0)
-        assert len(curves(folder)) > 70
+        assert in_child(end, folder, NOISY._replace(saved_every=every)) == 0
         return folder
 
     return of
 
 
-# 8 steps an epoch, 32 in all; stages of 5 steps
+def assert_same_end(folder, straight, lost):
+    ours, theirs = (torch.load(path / "end.pt") for path in (folder, straight))
+    assert differences(theirs, ours, straight, folder, lost) == []
+
+
+def write_half(trainer):
+    """Lets the next checkpoint be killed in the middle of its file."""
+
+    def save(content, file):
+        file.write(b"PK half of a checkpoint")
+        file.flush()
+        kill(trainer)
+
+    torch.save = save
+
+
 @pytest.mark.parametrize(
-    ("setting", "where", "step", "resumed_at"),
+    ("every", "moment", "act", "resumed_at"),
     [
-        pytest.param(Setting(), "step", 13, 12, id="inside a step"),
-        pytest.param(Setting(), "save", 15, 12, id="while a checkpoint is written"),
-        pytest.param(Setting(every=0), "save", 16, 8, id="while an epoch's checkpoint is written"),
-        pytest.param(Setting(every=8), "validation", 16, 16, id="validation after the last batch's checkpoint"),
-        pytest.param(Setting(validate_every=3, plateau=True), "validation", 15, 15, id="validation amid an epoch"),
-        pytest.param(Setting(every=0, ends="both"), "step", 20, 16, id="epoch's checkpoint, max_epochs and max_steps"),
-        pytest.param(Setting(every=-1, plateau=True), "step", 13, 8, id="checkpoint of the best validation"),
-        pytest.param(Setting(workers=2, steps_known=True), "step", 13, 12, id="workers, estimated_stepping_batches"),
+        pytest.param(3, ("on_before_optimizer_step", 14), kill, 12, id="inside a step"),
+        pytest.param(3, ("on_train_batch_end", 15), write_half, 12, id="while a checkpoint is written"),
+        pytest.param(8, ("on_validation_batch_start", 5), kill, 16, id="validation after the last batch's checkpoint"),
     ],
 )
-def test_a_killed_run_ends_where_the_unbroken_one_does(tmp_path, unbroken, setting, where, step, resumed_at):
+def test_a_killed_run_ends_where_the_unbroken_one_does(tmp_path, unbroken, every, moment, act, resumed_at):
     """Weights, dual variables, averages, optimizer, scheduler, position, generators and logged curves, bit for bit."""
-    code = in_child(tmp_path, setting, Kill(where, step))
-    said = (tmp_path / "output.txt").read_text()
-    assert code == KILLED, said
-    assert checkpoint_of(tmp_path) is not None, said
-    saved = torch.load(checkpoint_of(tmp_path), weights_only=True)
-    assert saved[KEY]["batches_seen"] == resumed_at
-    assert not (tmp_path / "end0.pt").exists()
-    in_child(tmp_path, setting, ends=0)
-    assert differences(tmp_path, unbroken(setting)) == []
+    setting = NOISY._replace(saved_every=every)
+    assert in_child(end, tmp_path, setting, moment, act) == KILLED
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)[KEY]["batches_seen"] == resumed_at
+    lost = lost_points(tmp_path)
+    assert in_child(end, tmp_path, setting) == 0
+    assert_same_end(tmp_path, unbroken(every), lost)
 
 
 def test_killed_again_and_again(tmp_path, unbroken):
-    setting, kills = Setting(), 0
-    for step in (2, 8, 19, 31):
-        kills += in_child(tmp_path, setting, Kill("step", step)) == KILLED
-    assert kills == 4
-    in_child(tmp_path, setting, ends=0)
-    assert differences(tmp_path, unbroken(setting)) == []
+    lost = set()
+    for step in (5, 6, 9, 13):
+        assert in_child(end, tmp_path, NOISY, ("on_before_optimizer_step", step)) == KILLED
+        lost |= lost_points(tmp_path)
+    assert in_child(end, tmp_path, NOISY) == 0
+    assert_same_end(tmp_path, unbroken(3), lost)
 
 
-class SaveBetweenEpochs(Callback):
-    """As SLURM's signal may ask for it."""
+def test_saved_between_two_epochs(tmp_path, unbroken):
+    """As SLURM's signal may ask for it; no epoch is counted twice."""
 
-    def __init__(self, path):
-        self.path = path
+    def save(trainer):
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+        kill(trainer)
 
-    def on_train_epoch_start(self, trainer, pl_module):
-        if trainer.current_epoch == 2:
-            trainer.save_checkpoint(self.path)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.parametrize("ends", ["epochs", "both"])
-def test_saved_between_two_epochs(tmp_path, unbroken, ends):
-    """No epoch is counted twice."""
-    in_child(tmp_path, Setting(ends=ends), SaveBetweenEpochs(tmp_path / "checkpoints" / "last.ckpt"), ends=KILLED)
-    in_child(tmp_path, Setting(ends=ends), ends=0)
-    assert differences(tmp_path, unbroken(Setting(ends=ends))) == []
+    assert in_child(end, tmp_path, NOISY, ("on_train_epoch_start", 3), save) == KILLED
+    assert in_child(end, tmp_path, NOISY) == 0
+    assert_same_end(tmp_path, unbroken(3), set())
 
 
 # ---------------------------------------------------------------- files
@@ -126,7 +123,8 @@ def test_saved_between_two_epochs(tmp_path, unbroken, ends):
 
 def tiny(**kwargs):
     y = torch.arange(12) % 3 == 0
-    data = PosNegDataModule((torch.randn(12, 2), y.long()), num_pos=2, num_neg=2)
+    x = torch.randn(12, 2, generator=torch.Generator().manual_seed(0))
+    data = PosNegDataModule((x, y.long()), num_pos=2, num_neg=2)
     return TPAUCModule(nn.Linear(2, 1)), make_trainer(precision="32-true", max_steps=2, max_epochs=-1, **kwargs), data
 
 
