@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ("BestWeights", "CurveRecorder", "objective_name", "raw_scores")
 
 #: Negatives that a point of a training curve scores; 20,000 put its standard error below 0.004.
-_MAX_NEGATIVES = 20_000
 #: The paper's loss, whatever a method trains with.
 SURROGATE = {"surrogate": "squared_hinge", "margin": 0.5}
 
@@ -67,7 +66,7 @@ class CurveRecorder(Callback):
     def _look(self, module: TPAUCModule) -> None:
         iterates = module.training_state.average
         swapped = iterates is not None and iterates.swap_in()
-        pos, neg = score_training_set(module, _MAX_NEGATIVES)
+        pos, neg = score_training_set(module)
         if swapped and iterates is not None:
             iterates.swap_out()
         scores = torch.cat([pos, neg])

@@ -463,36 +463,31 @@ class PosNegDataModule(LightningDataModule):
             )
         return self._eval_loader(part)
 
-    def scoring_dataloaders(self, max_negatives: int | None = None) -> tuple[EvalLoader, EvalLoader | ScoredStream]:
+    def scoring_dataloaders(self) -> tuple[EvalLoader, EvalLoader | ScoredStream]:
         """Loaders over the training positives and negatives, for solving the dual variables exactly.
 
-        Args:
-            max_negatives: size of a random sample of the negatives, which is always the same; ``None`` takes all. Of a
-                stream, the first negatives are taken; ``None`` takes ``NegativeStream(num_scored=...)``.
+        Of a stream, the first ``NegativeStream(num_scored=...)`` negatives are taken.
 
         Returns:
             (positives, negatives). ``example_id`` counts positives as ``index`` does, 0 .. n+ - 1, and negatives
             0 .. ``num_examples`` - 1. With several labels, the first loader goes through the examples that are positive
-            for some label, and the second one through the others that are needed: for each label, all of its negatives,
-            or a sample of ``max_negatives``. :meth:`scores_of_tasks` cuts their scores.
+            for some label, and the second one through the others that are negative for some label.
+            :meth:`scores_of_tasks` cuts their scores.
         """
         stream = self._stream()
-        pos, neg = self._prepared.scored(max_negatives, self.seed)
+        pos, neg = self._prepared.scored(self.seed)
         first = self._eval_loader(pos, persistent=False)
         if stream is not None:
             fetch = self._fetcher(pos.dataset, pos.entries)
-            return first, ScoredStream(stream, max_negatives, self.batch_size, fetch)
+            return first, ScoredStream(stream, self.batch_size, fetch)
         return first, self._eval_loader(neg, persistent=False)
 
-    def scores_of_tasks(
-        self, pos_scores: Tensor, other_scores: Tensor, max_negatives: int | None = None
-    ) -> list[tuple[Tensor, Tensor]]:
+    def scores_of_tasks(self, pos_scores: Tensor, other_scores: Tensor) -> list[tuple[Tensor, Tensor]]:
         """For each of several labels, the scores of its positives and negatives, from those of the two scoring loaders.
 
         Args:
             pos_scores: tensor ``(num_examples, K)`` of the first of :meth:`scoring_dataloaders`.
             other_scores: tensor ``(num_examples, K)`` of the second.
-            max_negatives: what the loaders were made for.
 
         Returns:
             Pairs of tensors ``(n+_k,)``, in the order of ``index``, and ``(number of negatives,)``.
@@ -501,7 +496,7 @@ class PosNegDataModule(LightningDataModule):
         if tasks is None:
             msg = "The labels are those of one task: the scores of the two loaders are those of its two classes."
             raise ArgumentError(msg)
-        return tasks.cut_scores(tasks.scored(max_negatives, self.seed), pos_scores, other_scores)
+        return tasks.cut_scores(pos_scores, other_scores)
 
     def _eval_loader(self, part: EvaluatedPart, *, persistent: bool = True) -> EvalLoader:
         how = self.batch_size, self.num_workers, self._pins_memory()

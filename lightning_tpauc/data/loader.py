@@ -26,12 +26,7 @@ Indices = NDArray[np.int64]
 
 
 class Position(NamedTuple):
-    """Where training stands.
-
-    Attributes:
-        step: number of training batches consumed since the beginning, t.
-        done_in_epoch: number of them in the current epoch.
-    """
+    """Where training stands: batches consumed since the beginning, t, and those of them in the current epoch."""
 
     step: int
     done_in_epoch: int = 0
@@ -42,15 +37,9 @@ class PosNegLoader:
 
     Batch t is a pure function of the seed, t and the number of ranks, so a checkpoint holds only t.
 
-    Args:
-        sampler: what to load in each step.
-        fetch: loads rows of the training set.
-        position: returns the position. It is called with this loader when the first batch of an iteration is asked for.
-            ``None`` counts the batches that were handed out.
-        num_workers: worker processes; 0 loads in the training process.
-        pin_memory: whether to put batches into page-locked memory.
-        **options: further arguments of :class:`~torch.utils.data.DataLoader` about workers. Workers stay alive between
-            iterations, unless ``persistent_workers`` is ``False``.
+    ``position`` returns the position; it is called with this loader when the first batch of an iteration is asked for,
+    and without it the batches that were handed out are counted. Further options are those of a ``DataLoader`` about
+    workers, which stay alive between iterations unless ``persistent_workers`` is ``False``.
     """
 
     def __init__(
@@ -127,14 +116,8 @@ class EvalLoader:
     The content of a batch does not depend on the number of ranks, so scores are the same bit for bit. A rank that would
     get fewer batches repeats one with ``target = example_id = -1``, so that all ranks make as many forward passes.
 
-    Args:
-        rows: int array ``(n,)``: the rows of the data set to evaluate. The k-th of them has ``example_id`` k.
-        targets: int array ``(n,)`` of 0 and 1, or -1 for rows that metrics ignore; ``(n, K)`` with several labels.
-        fetch: loads rows of the data set.
-        batch_size: examples per batch.
-        num_workers: worker processes.
-        pin_memory: whether to put batches into page-locked memory.
-        **options: as in :class:`PosNegLoader`.
+    ``rows`` ``(n,)`` are the rows of the data set to evaluate; the k-th of them has ``example_id`` k. ``targets`` are 0
+    and 1, or -1 where metrics ignore them, ``(n,)``, or ``(n, K)`` with several labels.
     """
 
     def __init__(
@@ -259,8 +242,8 @@ class BatchSource:
     def close(self) -> None:
         """Stop the worker processes.
 
-        Without this call, an exception leaves the iterator in a cycle of references. When the garbage collector finds
-        it, torch can't tell the workers to stop any more and waits five seconds for each.
+        An exception leaves the iterator in a cycle of references. When the garbage collector finds it, torch can't tell
+        the workers to stop any more and waits five seconds for each.
         """
         iterator: Any = getattr(self._loader, "_iterator", None)
         self._loader = None

@@ -49,7 +49,7 @@ from lightning_tpauc.data.labels import (
     stored_targets,
 )
 from lightning_tpauc.data.sampler import LabelRows, SampleWeights
-from lightning_tpauc.data.seeding import Purpose, permute, seeded_items
+from lightning_tpauc.data.seeding import Purpose, seeded_items
 from lightning_tpauc.data.splits import Split
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 
@@ -520,20 +520,20 @@ class PreparedData:
         own = (found or others or [None])[0]
         return None if own is None or own.labels.ndim == 1 else own.label_names or numbered(own.labels.shape[1])
 
-    def scored(self, max_negatives: int | None, seed: int) -> tuple[EvaluatedPart, EvaluatedPart]:
-        """The training positives, and the training negatives or a random sample of them, drawn by their weights if any.
+    def scored(self, seed: int) -> tuple[EvaluatedPart, EvaluatedPart]:
+        """The training positives and negatives; these as often as their weights say, if there are some.
 
-        With several labels, they are the first two parts of :class:`~lightning_tpauc.data.sampler.ScoredRows`.
+        With several labels, the rows that are positive for some label, and the others that are negative for some.
         """
         labels, train, tasks = self.training.labels, self.datasets.train, self.training.tasks
         if tasks is None:
             positives, negatives = self.training.by_class
             if self.sample_weights is not None and len(negatives):
-                count = min(len(negatives), max_negatives or len(negatives))
-                negatives = negatives[self.sample_weights.indices(count, seed, Purpose.SCORING).batches(0, 1)[0]]
-            parts = positives, sampled_rows(negatives, max_negatives, seed)
+                drawn = self.sample_weights.indices(len(negatives), seed, Purpose.SCORING)
+                negatives = negatives[drawn.batches(0, 1)[0]]
+            parts = positives, negatives
         else:
-            parts = tasks.scored(max_negatives, seed)[:2]
+            parts = tasks.some_positive, tasks.others
         entries = self.examples["train"].entries()
         pos, neg = (EvaluatedPart(train, rows, labels[rows], entries) for rows in parts)
         return pos, neg
@@ -586,13 +586,6 @@ def _say_most_are_positive(labels: NDArray[np.int8]) -> None:
             "class to be found, most often the rarer one. `targets=lambda label: label == 0` turns labels round.",
             category=TPAUCWarning,
         )
-
-
-def sampled_rows(rows: NDArray[np.int64], count: int | None, seed: int) -> NDArray[np.int64]:
-    """A sorted random sample of sorted rows; all rows if ``count`` is ``None`` or not smaller than their number."""
-    if count is None or count >= len(rows):
-        return rows
-    return rows[np.sort(permute(np.arange(count), np.array(0), len(rows), seed=seed, purpose=Purpose.SCORING))]
 
 
 def describe(dataset: Any) -> str:

@@ -92,24 +92,17 @@ class PlannedMasks(NamedTuple):
 
 
 class BatchPlan(NamedTuple):
-    """The examples of one step on one rank.
-
-    Attributes:
-        step: global step t.
-        rows: int64 array ``(num_pos + num_neg + num_dual_neg,)``: rows of the training set, ordered
-            [positives | negatives | dual negatives]. Negatives of a stream have no rows.
-        index: int64 array ``(num_pos,)``: the positives' positions among all training positives; ``(K, num_pos)`` with
-            several labels.
-        sizes: sizes on this rank.
-        shares: sizes on every rank; ``None`` in one process.
-        masks: with several labels, which examples count for which; ``None`` with one.
-    """
+    """The examples of one step on one rank."""
 
     step: int
+    #: Rows of the training set, [positives | negatives | dual negatives]. Negatives of a stream have no rows.
     rows: Indices
+    #: ``(num_pos,)``: the positives' positions among all training positives; ``(K, num_pos)`` with several labels.
     index: Indices  # type: ignore[assignment]  # shadows tuple.index, which nobody calls on a plan
     sizes: BatchSizes
+    #: Sizes on every rank; ``None`` in one process.
     shares: tuple[BatchSizes, ...] | None
+    #: With several labels, which examples count for which; ``None`` with one.
     masks: PlannedMasks | None = None
 
 
@@ -229,12 +222,7 @@ def most_distinct(weights: NDArray[np.float64]) -> int:
 
 
 class SampleWeights:
-    """The weights of the training examples, which draw the parts of batches.
-
-    Args:
-        positives: float array ``(n_pos,)`` of numbers above 0.
-        negatives: float array ``(n_neg,)`` of numbers above 0; ``None`` if the negatives are a stream.
-    """
+    """The weights of the training examples, which draw the parts of batches."""
 
     def __init__(self, positives: NDArray[np.float64], negatives: NDArray[np.float64] | None) -> None:
         self.positives = positives
@@ -251,20 +239,6 @@ class SampleWeights:
             weights = np.concatenate(parts.get(purpose, [self.negatives]))
             self._indices[key] = WeightedIndices(weights, size, seed, purpose)
         return self._indices[key]
-
-
-class ScoredRows(NamedTuple):
-    """Rows from whose scores the exact dual variables of several labels are solved.
-
-    Attributes:
-        pos: int64 array: rows that are positive for some label.
-        others: int64 array: rows that are needed as negatives alone.
-        negatives: for each label, an int64 array of the rows of its negatives, in ``pos`` or in ``others``.
-    """
-
-    pos: Indices
-    others: Indices
-    negatives: tuple[Indices, ...]
 
 
 class LabelRows:
@@ -309,30 +283,22 @@ class LabelRows:
             if not all(counts):
                 raise DataError(missing_class(kind, counts, self.names, f"the {len(self.rows)} training examples"))
 
-    def scored(self, max_negatives: int | None, seed: int) -> ScoredRows:
-        """Rows to score: all positives, and for each label a uniform sample of its known negatives.
+    @cached_property
+    def others(self) -> Indices:
+        """Rows that are negative for at least one label, and positive for none."""
+        return np.setdiff1d(self.negatives, self.some_positive, assume_unique=True)
 
-        All labels take their samples from one random order of the rows, so that they share most of them.
+    def cut_scores(self, pos: Tensor, others: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """The scores of each label's positives, in the order of ``index``, and of its negatives.
+
+        ``pos`` are scores ``(len(some_positive), K)``, ``others`` scores ``(len(others), K)``.
         """
-        order = self.negatives
-        if max_negatives is not None and len(order):
-            order = order[permute(np.arange(len(order)), np.array(0), len(order), seed=seed, purpose=Purpose.SCORING)]
-        is_neg = self.labels[order] == 0
-        negatives = tuple(np.sort(order[column][:max_negatives]) for column in is_neg.T)
-        others = np.setdiff1d(np.unique(np.concatenate(negatives)), self.some_positive, assume_unique=True)
-        return ScoredRows(self.some_positive, others, negatives)
-
-    def cut_scores(self, scored: ScoredRows, pos: Tensor, others: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """The scores of each label's positives, in the order of ``index``, and of its negatives."""
-        scores, rows = torch.cat([pos, others.reshape(-1, pos.shape[1])]), np.concatenate([scored.pos, scored.others])
+        rows = np.concatenate([self.some_positive, self.others])
         order = np.argsort(rows)
-
-        def of(label: int, wanted: Indices) -> Tensor:
-            places = order[np.searchsorted(rows, wanted, sorter=order)]
-            return scores[torch.from_numpy(places).to(scores.device), label]
-
-        pairs = zip(self.positives, scored.negatives, strict=True)
-        return [(of(label, positives), of(label, negatives)) for label, (positives, negatives) in enumerate(pairs)]
+        scores = torch.cat([pos, others.reshape(-1, pos.shape[1])])[torch.from_numpy(order).to(pos.device)]
+        labels = torch.from_numpy(self.labels[rows[order]]).to(pos.device)
+        parts = zip(scores.T, labels.T, strict=True)
+        return [(its_scores[known == 1], its_scores[known == 0]) for its_scores, known in parts]
 
 
 def missing_class(kind: str, counts: tuple[int, ...], names: tuple[str, ...], where: str) -> str:
@@ -356,17 +322,12 @@ class BatchSampler(ABC):
     Args:
         positives: int array ``(n_pos,)``: rows of the positive examples. The algorithm's ``index`` counts positives in
             this order. With several labels, rows that are positive for some label.
-        negatives: int array ``(n_neg,)``: rows of the negative examples; ``None`` if they are a stream. With several
-            labels, rows that are negative for some label.
+        negatives: int array ``(n_neg,)``: rows of the negative examples likewise; ``None`` if they are a stream.
         sizes: examples per step **on each rank**.
         seed: seed of the order; different seeds give unrelated orders.
         label_rows: the rows of each of several labels; ``None`` with one.
         weights: what examples are drawn by; ``None`` draws all alike.
         length: number of negatives of one pass of a stream; ``None`` if it is unknown.
-
-    Raises:
-        ArgumentError: if a size is negative.
-        DataError: if a class has no example.
     """
 
     #: Steps of an epoch if the user sets them; ``None`` leaves them to the sampler.
@@ -464,14 +425,6 @@ class PosNegSampler(BatchSampler):
 
     An epoch ends when every label has seen all of its positives, and not before a pass over the negatives is complete:
     n+/S or n-/B steps (global sizes), whichever is larger, rounded up.
-
-    Example:
-        >>> sampler = PosNegSampler(np.array([0, 5, 9]), np.array([1, 2, 3, 4, 6, 7, 8]), BatchSizes(2, 2))
-        >>> len(sampler)
-        4
-        >>> plan = next(sampler.plans(start=0, count=1))
-        >>> plan.rows.shape, plan.index.shape
-        ((4,), (2,))
     """
 
     def in_play(self, world_size: int) -> tuple[int, Indices]:
@@ -610,12 +563,6 @@ class UniformSampler(BatchSampler):
 
     An epoch is one pass, rounded up. If the training set has fewer than two batches, each batch is an independent
     subset instead.
-
-    Example:
-        >>> sampler = UniformSampler(np.array([0, 5, 9]), np.array([1, 2, 3, 4, 6, 7, 8]), BatchSizes(2, 3))
-        >>> plans = list(sampler.plans(start=0, count=len(sampler)))
-        >>> sorted(np.concatenate([plan.rows for plan in plans]).tolist())
-        [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     """
 
     @property
@@ -668,11 +615,6 @@ class FullSampler(BatchSampler):
     """Takes all positives and all negatives in every step. An epoch is one step.
 
     ``sizes`` are ignored. Rank r takes a contiguous slice of each class.
-
-    Example:
-        >>> sampler = FullSampler(np.array([0, 5, 9]), np.array([1, 2, 3]), BatchSizes(1, 1))
-        >>> [(plan.step, plan.rows.tolist()) for plan in sampler.plans(start=7, count=len(sampler))]
-        [(7, [0, 5, 9, 1, 2, 3])]
     """
 
     def global_sizes(self, world_size: int) -> BatchSizes:  # noqa: ARG002
@@ -710,20 +652,9 @@ def sampler_of(
     stream: Any = None,
     weights: SampleWeights | None = None,
 ) -> BatchSampler:
-    """The sampler of a training set, by its name.
+    """The sampler of a training set, by its name; ``stream`` are the negatives, unless they are in the training set.
 
-    Args:
-        training: has ``by_class``, rows of the positives and of the negatives, and ``tasks``, the :class:`LabelRows` of
-            several labels or ``None``.
-        kind: ``"pos_neg"``, ``"uniform"`` or ``"full"``.
-        sizes: examples per step on each rank.
-        seed: seed of the order.
-        stream: the stream of negatives, which has a ``length``; ``None`` if they are in the training set.
-        weights: what examples are drawn by; ``None`` draws all alike.
-
-    Raises:
-        ArgumentError: if the kind takes one label only, draws nothing and there are weights, or needs negatives that
-            can be indexed.
+    ``training`` has ``by_class``, the rows of positives and negatives, and ``tasks``, those of several labels.
     """
     positives, negatives = training.by_class
     msg = None

@@ -58,18 +58,10 @@ class Purpose(IntEnum):
 
 
 def permute(slots: Indices, passes: Indices, n: int, *, seed: int = 0, purpose: int = 0) -> Indices:
-    """Entry ``slots`` of the permutations of ``range(n)`` that belong to ``passes``.
+    """Entry ``slots`` of the permutations of ``range(n)`` that belong to ``passes``, int64 of the broadcast shape.
 
-    Args:
-        slots: int64 array, positions inside a pass, in ``0 .. n - 1``.
-        passes: int64 array that broadcasts against ``slots``: the number of the permutation, ``>= 0``.
-        n: number of elements, in ``1 .. 2**62``.
-        seed: any integer, of which the last 64 bits count. Other seeds give unrelated permutations.
-        purpose: a :class:`Purpose`, or any integer.
-
-    Returns:
-        int64 array of the broadcast shape, with values in ``0 .. n - 1``. For a fixed pass, ``slots -> values`` is a
-        bijection of ``range(n)``.
+    ``n`` is at most ``2**62``. For a fixed pass, ``slots -> values`` is a bijection of ``range(n)``. Other seeds (the
+    last 64 bits count), purposes and passes give unrelated permutations.
     """
     slots, passes = np.broadcast_arrays(slots, passes)
     shape = slots.shape
@@ -150,12 +142,7 @@ def _words(x: Indices) -> Words:
 
 
 def as_seed(seed: Any, name: str, bits: int = 64) -> int:
-    """A seed as a Python integer in ``0 .. 2**bits - 1``.
-
-    Raises:
-        ArgumentError: if it is something else. ``None`` is refused, since other processes and later runs would not know
-            the seed that is drawn.
-    """
+    """A seed as a Python integer. ``None`` is refused: other processes and later runs would not know what is drawn."""
     if not is_whole(seed) or not 0 <= int(seed) < 1 << bits:
         msg = f"Expected `{name}` to be a whole number in 0 .. 2**{bits} - 1, but got {seed!r}."
         raise ArgumentError(msg)
@@ -163,10 +150,8 @@ def as_seed(seed: Any, name: str, bits: int = 64) -> int:
 
 
 def say_what_seeds(seed: int, split_seed: int) -> None:
-    """Tell users of Lightning's ``seed_everything`` that it changes neither the order nor the split.
-
-    A resumed run and a later test must see the same order and split, whether or not their scripts call it.
-    """
+    """Tell users of Lightning's ``seed_everything`` that it changes neither the order nor the split."""
+    # A resumed run and a later test must see the same order and split, whether or not their scripts call it.
     everything = os.environ.get("PL_GLOBAL_SEED", "0")
     if everything != "0" and (seed, split_seed) == (0, 0):
         rank_zero_info(
@@ -203,10 +188,8 @@ def seeded_items(seed: int, step: int) -> Iterator[Callable[[int], None]]:
     """Seed the global generators for each item, and restore their state afterwards.
 
     An augmentation that draws from ``random``, ``numpy.random`` or ``torch`` (on the CPU) then depends on (seed, step,
-    row) only. It does not depend on earlier draws, on the number of workers or ranks, or on a resume.
-
-    Yields:
-        A function. Call it with the row of each item before you read the item.
+    row) only. It does not depend on earlier draws, on the number of workers or ranks, or on a resume. What is yielded
+    is to be called with the row of each item before the item is read.
     """
     key, states = _step_key(seed, step), [generator.get() for generator in _GENERATORS]
 
@@ -233,12 +216,6 @@ class ItemReader:
 
     Seeding a generator takes longer than reading a row of a table. So only those are seeded from which an item has
     drawn. If another one has moved during a batch, the batch is read again, and from then on it is seeded as well.
-
-    Example:
-        >>> reader = ItemReader(seed=0)
-        >>> first, second = (reader.read(lambda row: torch.rand(()) + row, [3, 5], step=2) for _ in range(2))
-        >>> first == second
-        True
     """
 
     def __init__(self, seed: int) -> None:

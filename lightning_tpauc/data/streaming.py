@@ -153,22 +153,15 @@ def _check_dataset(dataset: Any) -> None:
         raise ArgumentError(msg)
 
 
-# ------------------------------------------------------------------------------------------------------------- reading
-
-
 class Place(NamedTuple):
-    """The place of the next example of a stream.
+    """The place of the next example of a stream."""
 
-    Attributes:
-        position: number of examples that the run has read, over all passes.
-        passes: number of finished passes.
-        index: number of examples read in the current pass.
-        state: pickled states of data set and iterator; ``None`` if they have none.
-    """
-
+    #: Number of examples that the run has read, over all passes.
     position: int = 0
     passes: int = 0
+    #: Number of examples read in the current pass.
     index: int = 0  # type: ignore[assignment]  # shadows tuple.index, which nobody calls on a place
+    #: Pickled states of data set and iterator; ``None`` if they have none.
     state: bytes | None = None
 
 
@@ -182,15 +175,7 @@ class StreamReader:
         self._iterator: Iterator[Any] | None = None
 
     def seek(self, place: Place | None, target: int) -> None:
-        """Go to the place behind ``target`` examples.
-
-        Args:
-            place: a place at or before ``target``. The reader starts from it if it has not begun or is past the target.
-            target: number of examples. Without a place, it is at least the reader's own position.
-
-        Raises:
-            DataError: if the stream has no example.
-        """
+        """Go to the place behind ``target`` examples, from ``place`` if the reader has not begun or is past them."""
         with self._as_split():
             if place is not None and (self._iterator is None or self.place.position > target):
                 self._open(place)
@@ -199,16 +184,7 @@ class StreamReader:
             self._read(target - self.place.position, _CHUNK)
 
     def take(self, count: int, *, within_pass: bool = False) -> list[Any]:
-        """The next examples, without their labels.
-
-        Args:
-            count: number of examples.
-            within_pass: whether to return fewer examples rather than begin another pass. The first example is always
-                returned.
-
-        Raises:
-            DataError: if the stream has no example, or a label is not 0.
-        """
+        """The next examples, without their labels; ``within_pass``: fewer, where the pass ends behind some of them."""
         with self._as_split():
             taken = self._read(count, None, within_pass=within_pass)
             own = self._dataset.state_dict() if _is_stateful(self._dataset) else None
@@ -279,11 +255,7 @@ class StreamReader:
 
 
 def inputs_of_negatives(items: list[Any]) -> list[Any]:
-    """Items without their labels: inputs, or tuples whose last entry is the label 0. A single entry is an input.
-
-    Raises:
-        DataError: if a label is not 0.
-    """
+    """Items without their labels: inputs, or tuples whose last entry is the label 0. A single entry is an input."""
     if not items or not isinstance(items[0], (tuple, list)) or len(items[0]) == 0:
         return items
     if len(items[0]) == 1:
@@ -313,17 +285,12 @@ class StreamCursor:
         # A batch may be handed out before training on the previous one has ended.
         self._history: deque[tuple[int, Places]] = deque(maxlen=4)
         self._loaded: tuple[int, list[Any]] | None = None
-        self._requested: dict[int, int] = {}
+        #: How many examples of each substream readers were asked for.
+        self.requested: dict[int, int] = {}
         self._checked = False
 
     def begin(self, step: int, num_substreams: int, *, fresh: bool) -> Places:
-        """The places where the substreams continue when an iteration begins.
-
-        Args:
-            step: number of batches that were trained on.
-            num_substreams: number of substreams that this process reads.
-            fresh: whether its readers have read nothing yet.
-        """
+        """Where the substreams continue after ``step`` batches; ``fresh``: whether readers have read nothing yet."""
         if self._loaded is not None:
             fresh, saved, self._loaded = True, (self._loaded[0], self._own_loaded()), None
             self._history.clear()
@@ -334,27 +301,25 @@ class StreamCursor:
         if places is None or set(places) != set(start):
             places = start
             if self.stream.split == "deal":
-                _say_starts_over("the checkpoint does not hold its place", "from one that was written with this stream")
+                _say_starts_over(
+                    "the checkpoint does not hold its place. Resume from one that was written with this stream"
+                )
             else:
-                why = "its places were saved for other numbers of processes or workers, or not at all"
-                _say_starts_over(why, "with the same numbers, or use NegativeStream(..., split='deal')")
+                _say_starts_over(
+                    "its places were saved for other numbers of processes or workers, or not at all. Resume with the "
+                    "same numbers, or use NegativeStream(..., split='deal')"
+                )
         elif any(place.state is None and place.position for place in places.values()):
             if fresh:
                 name = type(self.stream.dataset).__name__
-                _say_starts_over(f"{name} has no `state_dict` and `load_state_dict`", "exactly by giving it both")
+                _say_starts_over(f"{name} has no `state_dict` and `load_state_dict`. Give it both")
                 places = {k: Place(place.position) for k, place in places.items()}
             else:  # An epoch cut short leaves prefetched examples unused, and the stream can't go back to them.
-                behind = self._requested
+                behind = self.requested
                 places = {k: p._replace(position=max(p.position, behind[k])) for k, p in places.items()}
         self._history.append((step, places))
-        self._requested = {substream: place.position for substream, place in places.items()}
+        self.requested = {substream: place.position for substream, place in places.items()}
         return dict(places)
-
-    def request(self, substream: int, count: int) -> int:
-        """Note that a substream will read ``count`` examples; returns how many it has read before."""
-        position = self._requested[substream]
-        self._requested[substream] += count
-        return position
 
     def record(self, step: int, substream: int, place: Place) -> None:
         """Note that ``step`` batches were handed out, and the substream's place behind the last one."""
@@ -405,9 +370,8 @@ def _unpickled(state: bytes | None) -> Any:
     return None if state is None else pickle.loads(state)  # noqa: S301  # pickled by a reader of this run
 
 
-def _say_starts_over(why: str, remedy: str) -> None:
-    text = f"The stream of negatives starts over while training goes on: {why}. Resume {remedy}."
-    rank_zero_warn(text, category=TPAUCWarning)
+def _say_starts_over(why: str) -> None:
+    rank_zero_warn(f"The stream of negatives starts over while training goes on: {why}.", category=TPAUCWarning)
 
 
 def _check_can_be_saved(stream: NegativeStream, state: bytes) -> None:
@@ -426,20 +390,15 @@ def _check_can_be_saved(stream: NegativeStream, state: bytes) -> None:
 
 
 class StreamPlan(NamedTuple):
-    """The examples of one step on one rank, and the place of its negatives.
-
-    Attributes:
-        plan: the sampler's plan, with the rows of the positives.
-        world: this process among all.
-        substream: number of the substream that the negatives come from, and how many this process has.
-        target: number of examples that the substream's reader has read before.
-        place: where the reader begins if it has not begun yet, or is past the target.
-    """
+    """The positives of one step on one rank, and where its negatives are read."""
 
     plan: BatchPlan
     world: World
+    #: Number of the substream that the negatives come from, and how many this process has.
     substream: tuple[int, int]
+    #: Number of examples that the substream's reader has read before.
     target: int
+    #: Where the reader begins if it has not begun yet, or is past the target.
     place: Place | None
 
 
@@ -469,14 +428,7 @@ class _StreamBatches(Dataset[Any]):
 
 
 class StreamedLoader(PosNegLoader):
-    """Training batches whose negatives come from a stream.
-
-    Args:
-        *args: as in :class:`PosNegLoader`; the sampler's negatives are ``None``, and the rows those of the positives.
-        cursor: knows the stream's place.
-        seed: seed of the random numbers that the stream draws from the global generators.
-        **options: as in :class:`PosNegLoader`.
-    """
+    """Training batches whose negatives come from a stream. ``cursor`` knows its place; ``seed`` seeds what it draws."""
 
     def __init__(self, *args: Any, cursor: StreamCursor, seed: int = 0, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -514,19 +466,17 @@ class StreamedLoader(PosNegLoader):
         for k, plan in enumerate(self.batch_plans.plans(step, count)):
             substream = plan.step % num_substreams
             own = plan.sizes.num_neg + plan.sizes.num_dual_neg
-            target = self.cursor.request(substream, own * (world.size if self.cursor.stream.split == "deal" else 1))
+            target = self.cursor.requested[substream]
+            self.cursor.requested[substream] += own * (world.size if self.cursor.stream.split == "deal" else 1)
             place = places[substream] if k < readers else None
             yield StreamPlan(plan, world, (substream, num_substreams), target, place)
 
     def whole_epoch(self) -> Iterator[PosNegBatch]:
         """The positives of the next epoch, with the first negatives of the stream, read in this process."""
-        batches, world, start = self._make(), current_world(), Place()
+        batches, world, place = self._make(), current_world(), Place()
         for plan in self.batch_plans.plans(self._where().step, len(self)):
-            position = start.position
-            result = batches[StreamPlan(plan, world, (0, 1), position, start)]
-            if result is not None:
-                batch, _, start = result
-                yield batch
+            batch, _, place = cast(Any, batches[StreamPlan(plan, world, (0, 1), place.position, place)])
+            yield batch
 
     def close(self) -> None:
         """See :meth:`PosNegLoader.close`."""
@@ -544,21 +494,12 @@ class ScoredStream:
 
     All ranks score the same number, so that they make the same number of forward passes. ``example_id`` counts
     ``0 .. num_examples - 1``. A shorter stream is scored once, up to the end of the part that ends first. What training
-    reads does not change.
-
-    Args:
-        stream: the stream.
-        max_negatives: largest number of negatives to score, over all ranks.
-        batch_size: examples per batch.
-        fetch: the training set's fetcher, which knows how to collate items; ``None`` stacks them.
+    reads does not change. ``fetch`` knows how to collate items; ``None`` stacks them.
     """
 
-    def __init__(
-        self, stream: NegativeStream, max_negatives: int | None, batch_size: int, fetch: Fetcher | None = None
-    ) -> None:
+    def __init__(self, stream: NegativeStream, batch_size: int, fetch: Fetcher | None = None) -> None:
         self.stream, self.batch_size, self._fetch = stream, batch_size, fetch
-        count = stream.num_scored if max_negatives is None else max_negatives
-        self._count = count if stream.length is None else min(count, stream.length)
+        self._count = stream.num_scored if stream.length is None else min(stream.num_scored, stream.length)
         self._read: int | None = None
 
     @property

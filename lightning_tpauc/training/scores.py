@@ -190,16 +190,14 @@ def score_every_label(module: ScoringModel) -> list[TrainingScores] | None:
     together = score_training_set(module)
     if module._num_labels is None:
         return [together]
-    return [TrainingScores(*scores) for scores in datamodule.scores_of_tasks(*together, None)]
+    return [TrainingScores(*scores) for scores in datamodule.scores_of_tasks(*together)]
 
 
-def score_training_set(module: ScoringModel, max_negatives: int | None = None) -> TrainingScores:
+def score_training_set(module: ScoringModel) -> TrainingScores:
     """One forward pass without gradients over the training positives and negatives of the attached data module.
 
     Args:
         module: attached to a Trainer with a :class:`~lightning_tpauc.PosNegDataModule`.
-        max_negatives: score a random sample of this many negatives (of a stream, its first ones); ``None`` scores all
-            (of a stream, as many as it says).
 
     Raises:
         ArgumentError: if the Trainer has no such data module.
@@ -212,7 +210,7 @@ def score_training_set(module: ScoringModel, max_negatives: int | None = None) -
             "can go through: train with one, or set `dual_init='zeros'` (and `stage_restart='ones'` in stages)."
         )
         raise ArgumentError(msg)
-    positives, negatives = datamodule.scoring_dataloaders(max_negatives=max_negatives)
+    positives, negatives = datamodule.scoring_dataloaders()
     return TrainingScores(score_examples(module, positives), score_examples(module, negatives))
 
 

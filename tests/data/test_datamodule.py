@@ -285,18 +285,6 @@ def test_scoring_covers_each_class_in_the_order_of_the_index():
     assert not set(rows_of(negatives)) & set(rows_of(datamodule.val_dataloader()))
 
 
-def test_scoring_a_sample_of_the_negatives():
-    datamodule = ready()
-    negatives = datamodule.scoring_dataloaders(max_negatives=10)[1]
-    rows = rows_of(negatives)
-    assert len(set(rows)) == 10
-    assert not Y[rows].any()
-    assert torch.cat([b.example_id for b in negatives]).tolist() == list(range(10))
-    assert rows_of(datamodule.scoring_dataloaders(max_negatives=10)[1]) == rows
-    assert rows_of(ready(seed=1).scoring_dataloaders(max_negatives=10)[1]) != rows
-    assert len(rows_of(datamodule.scoring_dataloaders(max_negatives=1000)[1])) == 48
-
-
 # ------------------------------------------------------------------ subclasses, command line, randomness
 
 

@@ -189,10 +189,9 @@ def test_predicting_needs_no_labels():
 # ------------------------------------------------------------------ scoring
 
 
-@pytest.mark.parametrize("max_negatives", [None, 7, 60, 1000])
-def test_scores_of_the_training_set_are_cut_by_task(max_negatives):
+def test_scores_of_the_training_set_are_cut_by_task():
     datamodule = ready(batch_size=32, val_fraction=0.2)
-    loaders = datamodule.scoring_dataloaders(max_negatives)
+    loaders = datamodule.scoring_dataloaders()
     scores = [torch.full((loader.num_examples, K), torch.nan) for loader in loaders]
     rows = []
     for loader, found in zip(loaders, scores, strict=True):
@@ -204,14 +203,13 @@ def test_scores_of_the_training_set_are_cut_by_task(max_negatives):
     assert len(set(rows)) == len(rows)
     held_out = {row_of(x) for batch in datamodule.val_dataloader() for x in batch.inputs}
     kept = sorted(set(range(N)) - held_out)
-    parts = datamodule.scores_of_tasks(*scores, max_negatives)
+    parts = datamodule.scores_of_tasks(*scores)
     for task, (pos, neg) in enumerate(parts):
         assert (pos - 1000.0 * task).tolist() == positives_of(task, kept)
         negatives = [row for row in kept if Y[row, task] == 0]
         found = (neg - 1000.0 * task).tolist()
-        assert len(set(found)) == len(found) == min(len(negatives), max_negatives or N)
-        assert set(found) <= set(negatives)
-    again = datamodule.scores_of_tasks(*scores, max_negatives)
+        assert found == negatives
+    again = datamodule.scores_of_tasks(*scores)
     assert all(torch.equal(a, b) for x, y in zip(parts, again, strict=True) for a, b in zip(x, y, strict=True))
 
 

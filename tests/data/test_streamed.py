@@ -321,7 +321,7 @@ def test_global_generators(workers):
                 runs.append(list(loader))
         else:
             runs.append(list(loader))
-        list(datamodule.scoring_dataloaders(8)[1])
+        assert next(iter(datamodule.scoring_dataloaders()[1])).inputs.ndim == 2
         assert draw()[1:] == expected
         datamodule.teardown("fit")
     straight, resumed = runs
@@ -335,10 +335,10 @@ def test_global_generators(workers):
 
 @pytest.mark.parametrize("make", [lambda: Plain(50), lambda: Stateful(50)])
 def test_the_first_negatives_are_scored_and_training_is_not_moved(make):
-    datamodule = ready(make(), batch_size=6)
+    datamodule = ready(NegativeStream(make(), num_scored=20), batch_size=6)
     loader = iter(datamodule.train_dataloader())
     assert negatives_of(next(loader))[0] == [0, 1, 2]
-    positives, negatives = datamodule.scoring_dataloaders(20)
+    positives, negatives = datamodule.scoring_dataloaders()
     batches = list(negatives)
     assert len(batches) == len(negatives) == 4
     assert negatives.num_examples == 20
@@ -353,7 +353,7 @@ def test_the_first_negatives_are_scored_and_training_is_not_moved(make):
 def test_what_makes_batches_travels_to_workers_that_are_spawned(make):
     """Also after scoring, which leaves an iterator behind and may have moved the data set."""
     datamodule = ready(make())
-    list(datamodule.scoring_dataloaders(8)[1])
+    assert next(iter(datamodule.scoring_dataloaders()[1])).inputs.ndim == 2
     loader = datamodule.train_dataloader()
     loader._source.batches = pickle.loads(pickle.dumps(loader._source.batches))  # noqa: S301
     assert [negatives_of(batch)[0][0] for batch in loader] == [0, 5, 10, 15]
@@ -362,17 +362,17 @@ def test_what_makes_batches_travels_to_workers_that_are_spawned(make):
 def test_ranks_score_equally_many():
     def scored(rank, size, stream):
         with rank_of(rank, size):
-            loader = ready(stream, batch_size=4).scoring_dataloaders(20)[1]
+            loader = ready(stream, batch_size=4).scoring_dataloaders()[1]
             batches = list(loader)
             assert len(batches) == len(loader) == 2
             assert loader.num_examples == 18
             ids = torch.cat([batch.example_id for batch in batches]).tolist()
             return ids, [k for batch in batches for k in numbers_of(batch.inputs)]
 
-    parts = [scored(rank, 3, Plain(50)) for rank in range(3)]
+    parts = [scored(rank, 3, NegativeStream(Plain(50), num_scored=20)) for rank in range(3)]
     assert sorted(k for ids, _ in parts for k in ids) == list(range(18))
     assert all(ids == numbers for ids, numbers in parts)
-    parts = [scored(rank, 3, NegativeStream(Shards(), "shard")) for rank in range(3)]
+    parts = [scored(rank, 3, NegativeStream(Shards(), "shard", num_scored=20)) for rank in range(3)]
     assert sorted(k for ids, _ in parts for k in ids) == list(range(18))
     assert sorted(k for _, numbers in parts for k in numbers) == list(range(18))
 
@@ -438,7 +438,7 @@ def test_how_many_are_scored():
     assert ready(NegativeStream(Plain(), num_scored=12)).scoring_dataloaders()[1].num_examples == 12
     assert ready(Plain()).scoring_dataloaders()[1].num_examples == 2**16
     assert ready(Sized(30)).scoring_dataloaders()[1].num_examples == 30
-    assert ready(Sized(30)).scoring_dataloaders(8)[1].num_examples == 8
+    assert ready(NegativeStream(Sized(30), num_scored=8)).scoring_dataloaders()[1].num_examples == 8
 
 
 # ------------------------------------------------------------------ what can't work
