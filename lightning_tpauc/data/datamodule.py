@@ -441,11 +441,13 @@ class PosNegDataModule(LightningDataModule):
         prepared = self._prepared
         if not prepared.has_validation:
             return []
-        return self._eval_loader(prepared.held_out if prepared.splits_validation else prepared.labelled("val"))
+        return self._eval_loader(
+            prepared.held_out if prepared.splits_validation else prepared.labelled("val", self.input_layout)
+        )
 
     def test_dataloader(self) -> EvalLoader:
         """Batches of the test set."""
-        return self._eval_loader(self._prepared.labelled("test"))
+        return self._eval_loader(self._prepared.labelled("test", self.input_layout))
 
     def predict_dataloader(self) -> EvalLoader:
         """Batches of the data to predict on; the target is -1 where there are no labels.

@@ -118,8 +118,9 @@ class ArrayDataset(RowsDataset):
         dtype: type[np.floating[Any]] | None = None,
         name: str = "ArrayDataset",
     ) -> None:
-        #: Names of a table's columns, and its index; ``None`` for what has none.
+        #: Names of a table's columns, and its index or that of the labels; ``None`` for what has none.
         self.columns, self.index = column_names(features, name), index_of(features)
+        self.index = index_of(targets) if self.index is None else self.index
         check_order(self.index, targets, "the labels", name)
         features = as_features(features, name)
         # Rows of this format can be indexed.

@@ -71,7 +71,7 @@ def find_targets(dataset: Any, targets: Any = None, name: str = "train_dataset")
         if found is None:
             rows = tqdm(range(len(dataset)), f"Reading the labels of {name}", leave=False, disable=None)  # on terminals
             found = [label_of_item(dataset[row], keys, name) for row in rows]
-        labels = binary_labels(found if own else _ruled(found, targets), name)
+        labels = binary_labels(found if own else ruled(found, targets), name)
         if len(labels) != len(dataset):
             msg = f"Expected one label for each of the {len(dataset)} items of `{name}`, but got {len(labels)} labels."
             raise DataError(msg)
@@ -98,7 +98,7 @@ def label_keys(targets: Any) -> tuple[str, ...] | None:
     return tuple(targets) if names and len(set(targets)) == len(targets) else None  # texts that repeat are labels
 
 
-def _ruled(labels: Any, targets: Any) -> Any:
+def ruled(labels: Any, targets: Any) -> Any:
     """Labels after the function that ``targets`` may be."""
     if not callable(targets):
         return labels
@@ -113,7 +113,7 @@ def disagreement(dataset: Any, labels: NDArray[np.int8], targets: Any) -> str | 
     if not entries or any(entry is NOTHING for entry in entries):
         return None
     pairs = [
-        (_numbers_of(_ruled([entry], targets)[0]), labels[row].tolist())
+        (_numbers_of(ruled([entry], targets)[0]), labels[row].tolist())
         for entry, row in zip(entries, rows, strict=True)
     ]
     if labels.ndim == 2:  # a missing number counts as -1, not measured

@@ -30,6 +30,7 @@ from lightning_tpauc.data.examples import (
     is_random,
     is_table,
     layout,
+    names_in,
     unaugmented,
 )
 from lightning_tpauc.data.labels import (
@@ -46,6 +47,7 @@ from lightning_tpauc.data.labels import (
     label_names,
     row_values,
     rows_of_both_classes,
+    ruled,
     stored_targets,
 )
 from lightning_tpauc.data.sampler import LabelRows, SampleWeights
@@ -158,11 +160,19 @@ class Examples:
             given = index
         return None if given is None else row_values(self.dataset, given, "ids", self.name)
 
-    def entries(self, known: Any = None) -> Entries:
-        """Which entries of items are no inputs."""
+    def entries(self, dataset: Any = None, known: Callable[[], Any] | None = None) -> Entries:
+        """Which entries of items are no inputs.
+
+        Args:
+            dataset: whose items may be mappings; of these, the model takes what it was trained on.
+            known: returns the :func:`~lightning_tpauc.data.examples.layout` of the inputs that the model takes.
+        """
         others = [v for v in (self.given.groups, self.given.sample_weight, self.given.ids) if isinstance(v, str)]
-        keys = None if self.targets is None else label_keys(self.targets)
-        return Entries(keys, frozenset(others), known=known)
+        keys = None
+        if known is not None and not isinstance(dataset, (Tensor, TensorDataset, RowsDataset)):
+            with seeded_items(0, 0):
+                keys = names_in(known(), "keys") if isinstance(dataset[0], Mapping) else None
+        return Entries(label_keys(self.targets), frozenset(others), known=keys)
 
     def first_layout(self, dataset: Any) -> Any:
         """The :func:`~lightning_tpauc.data.examples.layout` of inputs, from the first item of a data set."""
@@ -409,8 +419,8 @@ class PreparedData:
             raise DataError(msg)
         return self.examples[part]
 
-    def labelled(self, part: str, known: tuple[str, ...] | None = None) -> EvaluatedPart:
-        """The validation or test set with its labels."""
+    def labelled(self, part: str, known: Callable[[], Any]) -> EvaluatedPart:
+        """The validation or test set with its labels; ``known`` as in :meth:`predicted`."""
         own = self.require(part)
         self._refuse_another_rule(own.name)
         dataset, rows = getattr(self.datasets, part), np.arange(len(own), dtype=np.int64)
@@ -418,7 +428,7 @@ class PreparedData:
         if "training" in self.__dict__:
             self._check_same_labels(own)
         ids = own.ids(search_items=False, own=False)
-        return EvaluatedPart(dataset, rows, labels, own.entries(known), own.label_names, ids)
+        return EvaluatedPart(dataset, rows, labels, own.entries(dataset, known), own.label_names, ids)
 
     def _refuse_another_rule(self, name: str) -> None:
         """Raise :class:`DataError` if labels given for the training set are not those that its items have."""
@@ -480,15 +490,10 @@ class PreparedData:
         dataset = unaugmented(self.datasets.predict)
         rows, unknown = np.arange(len(dataset), dtype=np.int64), np.full(len(dataset), -1, dtype=np.int8)
         ids = own.ids(search_items=True, own=True)
-        labelled, entries = True, own.entries()
+        labelled, entries = True, own.entries(dataset, known)
         if not isinstance(dataset, (Tensor, RowsDataset)):
             with seeded_items(0, 0):
                 item = dataset[0]
-            if isinstance(item, Mapping):
-                found = known()
-                entries = entries._replace(
-                    known=tuple(found["keys"]) if isinstance(found, Mapping) and "keys" in found else None
-                )
             if isinstance(item, (tuple, list)) and len(item) > 1:
                 labelled = has_label(item, known())
                 if labelled is None and not (len(item) == 2 and np.size(as_array(item[1])) == 1):
@@ -503,7 +508,7 @@ class PreparedData:
         labels = unknown
         try:
             stored = stored_targets(own.dataset, entries.label)
-            labels = unknown if stored is None else binary_labels(stored, own.name)
+            labels = unknown if stored is None else binary_labels(ruled(stored, own.targets), own.name)
         except DataError:  # placeholders, such as nan or zeros of another shape
             pass
         return EvaluatedPart(dataset, rows, labels, entries, ids=ids)
@@ -545,7 +550,7 @@ class PreparedData:
             dataset = getattr(self.datasets, part)
             found[f"`{part}_dataset`"] = None if dataset is None else describe(dataset)
             if dataset is not None and part in labelled:
-                found[f"labels of `{part}_dataset`"] = content_digest(self.labelled(part).labels)
+                found[f"labels of `{part}_dataset`"] = content_digest(self.examples[part].labels)
         if splits and "train" in self.examples:
             training = self.training
             found["rows of the training positives"] = training.fingerprint
