@@ -177,7 +177,7 @@ def all_pictures(_):
     ):
         with pytest.raises(MissingExtraError, match="matplotlib"):
             call()
-    importlib.import_module("lightning_tpauc.metrics.figures").plot_roc(rates, rates, 0.5, 0.5, 0.5)
+    importlib.import_module("lightning_tpauc.metrics.figures").plot_rocs([(rates, rates)], ["ROC curve"], [(0.5, 0.5)])
 
 
 def one_comparison(folder):

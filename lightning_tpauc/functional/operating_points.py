@@ -62,7 +62,18 @@ def tpr_at_max_fpr(
         _, max_fpr = check_rectangle(0.0, max_fpr)
         check_ignore_index(ignore_index)
     preds, target = checked_pair(preds, target, ignore_index, values=validate_args)
-    return exact_tpr(preds, target, max_fpr)
+    pos, neg = split_classes(preds, target)
+    if unrankable(pos, neg, "TPR at `max_fpr`"):
+        return torch.tensor(math.nan, dtype=torch.float64, device=pos.device)
+    n_pos, n_neg = pos.shape[0], neg.shape[0]
+    # The bound lies on the segment of the next negative's score, or at its start, above what rises straight there.
+    whole = floor_count(max_fpr, n_neg)
+    tpr = 1.0
+    if whole < n_neg:
+        segment = segment_at(sorted_ranks(neg, n_neg - whole - 1, n_neg - whole)[0], pos, neg)
+        share = (max(max_fpr * n_neg, whole) - segment.fp) / segment.num_neg
+        tpr = (segment.tp + segment.num_pos * share) / n_pos
+    return torch.tensor(tpr, dtype=torch.float64, device=pos.device)
 
 
 @eager
@@ -95,30 +106,7 @@ def fpr_at_min_tpr(
         min_tpr, _ = check_rectangle(min_tpr, 1.0)
         check_ignore_index(ignore_index)
     preds, target = checked_pair(preds, target, ignore_index, values=validate_args)
-    return exact_fpr(preds, target, min_tpr)
-
-
-@eager
-def exact_tpr(scores: Tensor, labels: Tensor, max_fpr: float) -> Tensor:
-    """:func:`tpr_at_max_fpr` of scores with labels 1, 0 or anything else for rows to leave out."""
-    pos, neg = split_classes(scores, labels)
-    if unrankable(pos, neg, "TPR at `max_fpr`"):
-        return torch.tensor(math.nan, dtype=torch.float64, device=pos.device)
-    n_pos, n_neg = pos.shape[0], neg.shape[0]
-    # The bound lies on the segment of the next negative's score, or at its start, above what rises straight there.
-    whole = floor_count(max_fpr, n_neg)
-    tpr = 1.0
-    if whole < n_neg:
-        segment = segment_at(sorted_ranks(neg, n_neg - whole - 1, n_neg - whole)[0], pos, neg)
-        share = (max(max_fpr * n_neg, whole) - segment.fp) / segment.num_neg
-        tpr = (segment.tp + segment.num_pos * share) / n_pos
-    return torch.tensor(tpr, dtype=torch.float64, device=pos.device)
-
-
-@eager
-def exact_fpr(scores: Tensor, labels: Tensor, min_tpr: float) -> Tensor:
-    """:func:`fpr_at_min_tpr` of scores with labels 1, 0 or anything else for rows to leave out."""
-    pos, neg = split_classes(scores, labels)
+    pos, neg = split_classes(preds, target)
     if unrankable(pos, neg, "FPR at `min_tpr`"):
         return torch.tensor(math.nan, dtype=torch.float64, device=pos.device)
     n_pos, n_neg = pos.shape[0], neg.shape[0]

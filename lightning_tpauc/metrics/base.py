@@ -95,8 +95,9 @@ class ScoreMetric(Metric):
         self.classes.append(self.encode(target).reshape(-1, *self._label_row))
 
     def encode(self, target: Tensor) -> Tensor:
-        """Targets as the store keeps them, which does not depend on ``ignore_index``."""
-        return encode_labels(target)
+        """Targets as int8: 1 and 0 as they are, anything else as -1, whatever ``ignore_index`` is."""
+        positive, negative = target.detach() == 1, target.detach() == 0
+        return positive.to(torch.int8) - (~(positive | negative)).to(torch.int8)
 
     def collected(self) -> tuple[Tensor, Tensor]:
         """All scores and labels so far, each ``(N,)``; labels are 1, 0, or -1 for rows that count for neither class."""
@@ -191,12 +192,6 @@ class ScoreMetric(Metric):
         used = {int(code) for code in dist_sync_fn(own, group=group)} - {-1}
         self.scores = [scores.to(agreed_dtype(_DTYPES[code] for code in used or {0}))]
         self.classes = [classes]
-
-
-def encode_labels(target: Tensor) -> Tensor:
-    """Targets as int8: 1 and 0 as they are, anything else as -1."""
-    positive, negative = target.detach() == 1, target.detach() == 0
-    return positive.to(torch.int8) - (~(positive | negative)).to(torch.int8)
 
 
 def concatenate(chunks: list[Tensor] | Tensor, empty: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing_extensions import override
 from lightning_tpauc.errors import ArgumentError, warn_on_rank_zero
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional.operating_points import count_decisions
-from lightning_tpauc.functional.roc import roc_points
+from lightning_tpauc.functional.roc import roc_polyline
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
 
 CURVE = "#1f3b57"
@@ -27,45 +27,52 @@ POSITIVE = "#c8452f"
 _NUM_BINS = 60
 
 
-def plot_roc(
-    fpr: Tensor,
-    tpr: Tensor,
-    value: float,
-    min_tpr: float,
-    max_fpr: float,
+def plot_rocs(
+    curves: Sequence[tuple[Tensor, Tensor]],
+    labels: Sequence[str],
+    rectangles: Sequence[tuple[float, float]],
     ax: Any = None,
+    filled: str | None = None,
     point: tuple[float, float] | None = None,
 ) -> tuple[Any, Any]:
-    """Draw a ROC curve, the rectangle [0, max_fpr] x [min_tpr, 1] and the part of it under the curve.
+    """Draw ROC curves and the rectangle of each, one rectangle where all are the same.
 
     Args:
-        fpr: false positive rates of the vertices, float tensor ``(V,)``, non-decreasing from 0 to 1.
-        tpr: true positive rates of the vertices, float tensor ``(V,)``, non-decreasing from 0 to 1.
-        value: the two-way partial AUC, printed in the legend.
-        min_tpr: lower border of the rectangle, in [0, 1).
-        max_fpr: right border of the rectangle, in (0, 1].
+        curves: ``(fpr, tpr)`` of each, float tensors ``(V_k,)``, both non-decreasing from 0 to 1.
+        labels: what the legend says of each.
+        rectangles: ``(min_tpr, max_fpr)`` of each.
         ax: matplotlib axes to draw into; a new figure if ``None``.
+        filled: what the legend says of the area under the only curve inside its rectangle, which is filled then.
         point: false and true positive rate that decisions have, to mark.
 
     Raises:
         MissingExtraError: if matplotlib is not installed.
     """
-    patches = import_extra("matplotlib.patches", "plot")
-    ax = _axes(ax)
-    fpr, tpr = fpr.double().cpu(), tpr.double().cpu()
-    corner, width, height = (0, min_tpr), max_fpr, 1 - min_tpr
-    region = f"TPR ≥ {min_tpr:g}, FPR ≤ {max_fpr:g}"
-    ax.add_patch(patches.Rectangle(corner, width, height, facecolor=RECTANGLE, alpha=0.16, linewidth=0, zorder=0))
-    inside = _inside(fpr.numpy(), tpr.numpy(), min_tpr, max_fpr)
-    ax.fill_between(inside[0], min_tpr, inside[1], color=AREA, linewidth=0, zorder=2, label=f"TPAUC = {value:.3f}")
-    ax.add_patch(
-        patches.Rectangle(corner, width, height, fill=False, edgecolor=RECTANGLE, linewidth=1.4, zorder=3, label=region)
-    )
-    ax.plot(fpr.numpy(), tpr.numpy(), color=CURVE, linewidth=2, solid_joinstyle="round", zorder=4, label="ROC curve")
+    colormaps = import_extra("matplotlib", "plot").colormaps
+    box = import_extra("matplotlib.patches", "plot").Rectangle
+    if ax is None:
+        _, ax = import_extra("matplotlib.pyplot", "plot").subplots(figsize=(5.2, 5.2), layout="constrained")
+    ax.plot([0, 1], [0, 1], color=NEUTRAL, linewidth=1, linestyle=(0, (4, 4)), zorder=1)  # guessing
+    colors = colormaps["tab10"].colors if len(curves) <= 10 else colormaps["viridis"].resampled(len(curves)).colors
+    shared = len(set(rectangles)) == 1
+    for (min_tpr, max_fpr), color in zip(rectangles[:1] if shared else rectangles, colors, strict=False):
+        edge, region = RECTANGLE if shared else color, f"TPR ≥ {min_tpr:g}, FPR ≤ {max_fpr:g}" if shared else None
+        place = (0, min_tpr), max_fpr, 1 - min_tpr
+        if shared:
+            ax.add_patch(box(*place, facecolor=RECTANGLE, alpha=0.14, linewidth=0, zorder=0))
+        ax.add_patch(box(*place, fill=False, label=region, edgecolor=edge, linewidth=1.4, zorder=3))
+    arrays = [(fpr.numpy(force=True), tpr.numpy(force=True)) for fpr, tpr in curves]
+    if filled is not None:
+        fpr, tpr = _inside(*arrays[0], *rectangles[0])
+        ax.fill_between(fpr, rectangles[0][0], tpr, color=AREA, linewidth=0, zorder=2, label=filled)
+    for (fpr, tpr), color, label in zip(arrays, colors if filled is None else [CURVE], labels, strict=False):
+        ax.plot(fpr, tpr, color=color, linewidth=1.8, solid_joinstyle="round", zorder=4, label=label)
     if point is not None:
         text = f"decisions: TPR {point[1]:.3f}, FPR {point[0]:.3f}"
         ax.plot(*point, "o", color=POSITIVE, markersize=7, markeredgecolor="white", zorder=5, label=text)
-    _dress(ax)
+    ax.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal")
+    ax.set(xlabel="False positive rate", ylabel="True positive rate")
+    _dress(ax, loc="lower right", reverse=True)
     return ax.figure, ax
 
 
@@ -104,70 +111,18 @@ def plot_scores(scores: Tensor, labels: Tensor, threshold: float | None = None, 
         ax.hist(values.numpy(), bins=bins, weights=weights.numpy(), **shown)
     if threshold is not None and math.isfinite(threshold):
         ax.axvline(threshold, color="#222222", linewidth=1.4, linestyle=(0, (4, 3)), zorder=4, label="threshold")
-    ax.set(xlabel="Score", ylabel="Share of the class")
-    _dress_frame(ax)
-    ax.set_ylim(0.0, 1.3 * ax.get_ylim()[1])  # the legend hides no bar
-    ax.legend(loc="upper right", frameon=True, framealpha=0.9, edgecolor="none")
+    ax.set(xlabel="Score", ylabel="Share of the class", ylim=(0.0, 1.3 * ax.get_ylim()[1]))  # the legend hides no bar
+    _dress(ax, loc="upper right")
     return ax.figure, ax
 
 
-def plot_rocs(
-    curves: Sequence[tuple[Tensor, Tensor, Tensor]],
-    labels: Sequence[str],
-    rectangles: Sequence[tuple[float, float]],
-    ax: Any = None,
-) -> tuple[Any, Any]:
-    """Draw several ROC curves and the rectangle of each, one rectangle where all are the same.
-
-    Args:
-        curves: ``(fpr, tpr, thresholds)`` of each, float tensors ``(V_k,)``.
-        labels: what the legend says of each.
-        rectangles: ``(min_tpr, max_fpr)`` of each.
-        ax: matplotlib axes to draw into; a new figure if ``None``.
-
-    Raises:
-        MissingExtraError: if matplotlib is not installed.
-    """
-    colormaps = import_extra("matplotlib", "plot").colormaps
-    patches = import_extra("matplotlib.patches", "plot")
-    ax = _axes(ax)
-    colors = colormaps["tab10"].colors if len(curves) <= 10 else colormaps["viridis"].resampled(len(curves)).colors
-    shared = len(set(rectangles)) == 1
-    for (min_tpr, max_fpr), color in zip(rectangles[:1] if shared else rectangles, colors, strict=False):
-        edge, region = RECTANGLE if shared else color, f"TPR ≥ {min_tpr:g}, FPR ≤ {max_fpr:g}" if shared else None
-        place, box = ((0, min_tpr), max_fpr, 1 - min_tpr), {"edgecolor": edge, "linewidth": 1.4, "zorder": 3}
-        ax.add_patch(patches.Rectangle(*place, fill=False, label=region, **box))
-        if shared:
-            ax.add_patch(patches.Rectangle(*place, facecolor=RECTANGLE, alpha=0.12, linewidth=0, zorder=0))
-    for (fpr, tpr, _), color, label in zip(curves, colors, labels, strict=False):
-        ax.plot(fpr.numpy(force=True), tpr.numpy(force=True), color=color, linewidth=1.6, zorder=4, label=label)
-    _dress(ax)
-    return ax.figure, ax
-
-
-def _axes(ax: Any) -> Any:
-    """The axes to draw into, with the diagonal that guessing follows."""
-    if ax is None:
-        _, ax = import_extra("matplotlib.pyplot", "plot").subplots(figsize=(5.2, 5.2), layout="constrained")
-    ax.plot([0, 1], [0, 1], color=NEUTRAL, linewidth=1, linestyle=(0, (4, 4)), zorder=1)
-    return ax
-
-
-def _dress(ax: Any) -> None:
-    ax.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal")
-    ax.set(xlabel="False positive rate", ylabel="True positive rate")
-    _dress_frame(ax)
-    ax.legend(loc="lower right", frameon=True, framealpha=0.9, edgecolor="none", reverse=True)
-
-
-def _dress_frame(ax: Any) -> None:
+def _dress(ax: Any, **legend: Any) -> None:
     ax.grid(visible=True, color=NEUTRAL, alpha=0.18, linewidth=0.8)
     ax.set_axisbelow(True)
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        ax.spines[side].set_color(NEUTRAL)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.spines[["left", "bottom"]].set_color(NEUTRAL)
     ax.tick_params(colors="#4a4f57")
+    ax.legend(frameon=True, framealpha=0.9, edgecolor="none", **legend)
 
 
 #: How a logger shows a figure by its name, by the name of its class: the classes of ``pytorch_lightning`` are others.
@@ -251,14 +206,15 @@ def _figures(module: Any, drawn: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[
     labels, algorithm = module.trained_labels, module.algorithm
     if labels is None:
         rectangle, threshold = (algorithm.min_tpr, algorithm.max_fpr), module.threshold
-        point = None if threshold is None else count_decisions(*drawn[0], threshold)
-        marked = None if point is None else (1 - point.specificity, point.sensitivity)
-        yield "val/roc", plot_roc(*roc_points(*drawn[0])[:2], _area(drawn[0], rectangle), *rectangle, point=marked)[0]
+        found = None if threshold is None else count_decisions(*drawn[0], threshold)
+        point = None if found is None else (1 - found.specificity, found.sensitivity)
+        area = f"TPAUC = {_area(drawn[0], rectangle):.3f}"
+        yield "val/roc", plot_rocs([roc_polyline(*drawn[0])], ["ROC curve"], [rectangle], None, area, point)[0]
         yield "val/scores", plot_scores(*drawn[0], threshold)[0]
         return
     each = zip(labels.names, labels.keys, drawn, labels.rectangles(algorithm), strict=True)
     known = [(name, key, scored, rectangle) for name, key, scored, rectangle in each if _has_both(scored)]
-    curves = [roc_points(*scored) for _, _, scored, _ in known]
+    curves = [roc_polyline(*scored) for _, _, scored, _ in known]
     shown = [f"{name}: {_area(scored, rectangle):.3f}" for name, _, scored, rectangle in known]
     yield "val/roc", plot_rocs(curves, shown, [rectangle for *_, rectangle in known])[0]
     for name, key, scored, _ in known:

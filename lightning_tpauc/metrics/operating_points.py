@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_tpauc.functional.checks import check_rectangle
-from lightning_tpauc.functional.operating_points import exact_fpr, exact_tpr
+from lightning_tpauc.functional.operating_points import fpr_at_min_tpr, tpr_at_max_fpr
 from lightning_tpauc.metrics.base import ScoreMetric
 
 
@@ -52,7 +52,7 @@ class TPRAtMaxFPR(ScoreMetric):
 
     def compute(self) -> Tensor:
         """The rate over all examples, on all processes."""
-        return self.result(exact_tpr(*self.collected(), self.max_fpr))
+        return self.result(tpr_at_max_fpr(*self.collected(), self.max_fpr, validate_args=False))
 
 
 class FPRAtMinTPR(ScoreMetric):
@@ -96,4 +96,4 @@ class FPRAtMinTPR(ScoreMetric):
 
     def compute(self) -> Tensor:
         """The rate over all examples, on all processes."""
-        return self.result(exact_fpr(*self.collected(), self.min_tpr))
+        return self.result(fpr_at_min_tpr(*self.collected(), self.min_tpr, validate_args=False))

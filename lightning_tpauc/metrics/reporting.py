@@ -31,10 +31,7 @@ _TAKEN = ("loss", "objective_ratios", "threshold")
 
 
 def better_mode(name: str) -> Literal["max", "min"] | None:
-    """Whether a larger or a smaller value of a metric is better, for any rectangle and any data loader.
-
-    Returns:
-        The ``mode`` of a callback or scheduler; ``None`` for metrics that are not ours.
+    """Whether a larger or a smaller value of one of our metrics is better; ``None`` for others.
 
     Example:
         >>> [better_mode(name) for name in ("val/tpauc", "test/tpauc_tpr25_fpr75", "val/objective", "val/auroc_loss")]
@@ -46,22 +43,12 @@ def better_mode(name: str) -> Literal["max", "min"] | None:
 
 
 def is_ours(name: str) -> bool:
-    """Whether our validation logs a metric of this name.
-
-    Example:
-        >>> is_ours("val/objective"), is_ours("val/loss")
-        (True, False)
-    """
+    """Whether our validation logs a metric of this name."""
     return name.startswith("val/") and better_mode(name) is not None
 
 
 def validated_areas(metrics: Mapping[str, Any]) -> tuple[float, float]:
-    """``val/tpauc`` and ``val/auroc`` of the first data loader; nan if they were not logged.
-
-    Example:
-        >>> validated_areas({"val/tpauc/dataloader_idx_0": 0.5, "val/auroc/dataloader_idx_0": 0.75})
-        (0.5, 0.75)
-    """
+    """``val/tpauc`` and ``val/auroc`` of the first data loader; nan if they were not logged."""
     names = [(f"val/{area}", f"val/{area}/dataloader_idx_0") for area in ("tpauc", "auroc")]
     tpauc, auroc = (float(metrics.get(one, metrics.get(other, math.nan))) for one, other in names)
     return tpauc, auroc
@@ -82,11 +69,6 @@ def further_metrics(given: FurtherMetrics | None) -> dict[str, FurtherMetric]:
 
     Raises:
         ArgumentError: if it holds something else than metrics, or two of one name.
-
-    Example:
-        >>> from torchmetrics.classification import BinaryF1Score
-        >>> list(further_metrics({"f1": BinaryF1Score()})), list(further_metrics([BinaryF1Score()]))
-        (['f1'], ['BinaryF1Score'])
     """
     if given is None:
         return {}
@@ -113,18 +95,6 @@ class FurtherMetric(ScoreMetric):
 
     Attributes:
         cuts: the thresholds of the raw scores that decide, one, or one of each of K labels; ``None`` is none.
-
-    Example:
-        >>> import torch
-        >>> from torchmetrics.classification import BinaryAccuracy
-        >>> metric = FurtherMetric(BinaryAccuracy())
-        >>> metric.update(torch.tensor([2.0, 0.5, -1.0, 3.0]), torch.tensor([1, 0, 0, -1]))
-        >>> metric.compute()
-        tensor(0.6667)
-        >>> metric.cuts = [1.0]
-        >>> metric._computed = None
-        >>> metric.compute()
-        tensor(1.)
     """
 
     is_differentiable = False
@@ -208,10 +178,6 @@ def as_rectangles(pairs: Any) -> list[Rectangle]:
 
     Raises:
         ArgumentError: if it is no sequence of pairs of numbers, or if a rectangle is not inside the unit square.
-
-    Example:
-        >>> as_rectangles([(0.7, 0.3)])
-        [Rectangle(min_tpr=0.7, max_fpr=0.3)]
     """
     try:
         rectangles = [Rectangle(*pair) for pair in pairs]
@@ -253,20 +219,19 @@ def build_metrics(
     Args:
         trained: the rectangle that training maximises.
         others: rectangles to report by their names; the trained one may be among them.
-        log_objective: whether to report the exact training objective.
-        surrogate: the objective's surrogate; hinge if ``None``.
-        score_activation: what the objective applies to the raw scores, as training does; ``None`` if updates pass
-            ``algorithm_scores``.
+        log_objective: whether to report the exact training objective, with its ``surrogate`` (hinge if ``None``).
+        surrogate: see ``log_objective``.
+        score_activation: of :class:`ExactObjective`.
         prefix: ``"val/"`` or ``"test/"``.
         further: other metrics to report, by name; each collection has its own copies.
 
     Raises:
         ArgumentError: if one of these has a name of ours.
     """
-    metrics: dict[str, Metric] = {"tpauc": _tpauc(trained), "auroc": _tpauc(Rectangle(0.0, 1.0))}
+    areas = {"tpauc": trained, "auroc": Rectangle(0.0, 1.0), **{metric_name(other): other for other in others}}
+    metrics: dict[str, Metric] = {name: TwoWayPartialAUROC(*own, ignore_index=IGNORED) for name, own in areas.items()}
     metrics["tpr_at_max_fpr"] = TPRAtMaxFPR(trained.max_fpr, ignore_index=IGNORED)
     metrics["fpr_at_min_tpr"] = FPRAtMinTPR(trained.min_tpr, ignore_index=IGNORED)
-    metrics.update({metric_name(rectangle): _tpauc(rectangle) for rectangle in others})
     if log_objective:
         metrics["objective"] = ExactObjective(
             *trained, surrogate=surrogate or "hinge", score_activation=score_activation, ignore_index=IGNORED
@@ -277,10 +242,6 @@ def build_metrics(
         raise ArgumentError(msg)
     metrics.update({name: metric.clone() for name, metric in (further or {}).items()})
     return MetricCollection(dict(metrics), prefix=prefix)
-
-
-def _tpauc(rectangle: Rectangle) -> TwoWayPartialAUROC:
-    return TwoWayPartialAUROC(*rectangle, ignore_index=IGNORED)
 
 
 class LabelMetrics(nn.Module):

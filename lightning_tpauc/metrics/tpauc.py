@@ -230,7 +230,6 @@ class TwoWayPartialAUROC(ScoreMetric):
         """
         import_extra("matplotlib", "plot")
         from lightning_tpauc.metrics.figures import (  # it imports Lightning, which metrics do without
-            plot_roc,
             plot_rocs,
         )
 
@@ -242,16 +241,14 @@ class TwoWayPartialAUROC(ScoreMetric):
         if self._score_row:
             areas, curves = self._on_all(lambda: (self._areas(), self._curves()))
             kind = "Class" if self.num_labels is None else "Label"
-            return plot_rocs(
-                curves, [f"{kind} {k}: {area.value:.3f}" for k, area in enumerate(areas)], self.rectangles, ax
-            )
-        value = float(self.compute() if val is None else val)
-        fpr, tpr, _ = self.roc()
-        return plot_roc(fpr, tpr, value, self.min_tpr, self.max_fpr, ax)
+            named = [f"{kind} {k}: {area.value:.3f}" for k, area in enumerate(areas)]
+            return plot_rocs([curve[:2] for curve in curves], named, self.rectangles, ax)
+        area = f"TPAUC = {float(self.compute() if val is None else val):.3f}"
+        return plot_rocs([self.roc()[:2]], ["ROC curve"], self.rectangles, ax, area)
 
     def _beside(
         self, others: Mapping[str, TwoWayPartialAUROC], label: str, val: Any
-    ) -> tuple[list[Curve], list[str], list[tuple[float, float]]]:
+    ) -> tuple[list[Any], list[str], list[tuple[float, float]]]:
         """Curves, what the legend says, and rectangles of several metrics."""
         named = {label: self, **others}
         if val is not None or any(metric._score_row for metric in named.values()):
@@ -261,5 +258,5 @@ class TwoWayPartialAUROC(ScoreMetric):
             )
             raise ArgumentError(msg)
         values = [f"{name}: TPAUC = {float(metric.compute()):.3f}" for name, metric in named.items()]
-        curves = [metric.roc() for metric in named.values()]
+        curves = [metric.roc()[:2] for metric in named.values()]
         return curves, values, [metric.rectangles[0] for metric in named.values()]

@@ -40,8 +40,8 @@ def scored(size=60, seed=0):
         lambda scores, target: two_way_partial_auroc(scores, target, validate_args=False),
         lambda scores, target: torch.stack(bootstrap_interval(scores, target, num_resamples=9)),
         lambda scores, target: torch.stack(roc_polyline(scores, target)),
-        tpr_at_max_fpr,
-        fpr_at_min_tpr,
+        lambda scores, target: tpr_at_max_fpr(scores, target),
+        lambda scores, target: fpr_at_min_tpr(scores, target),
     ],
     ids=["exact", "binned", "unchecked", "bootstrap", "curve", "tpr", "fpr"],
 )
