@@ -129,7 +129,8 @@ class TPAUCModule(ScoringModel):
         rectangles: further (min_tpr, max_fpr) pairs to report; the algorithm's own is always reported as ``tpauc``.
         log_objective: also report the exact training objective F, on the evaluated data.
         metrics: torchmetrics, or your own, to report in validation and test beside ours: one, a list, or a dictionary
-            of names, as in ``metrics={"f1": BinaryF1Score()}`` for ``val/f1``. They get the sigmoid of the raw scores.
+            of names, as in ``metrics={"f1": BinaryF1Score()}`` for ``val/f1``. Those that decide judge the module's
+            threshold, others get the sigmoid of the raw scores.
         num_positives: number of training positives, of each of several labels in a list; the data module's if ``None``.
         tasks: for data with several labels, the rectangle and the weight of some of them by name or position, as in
             ``{"liver": {"max_fpr": 0.1, "weight": 2.0}}``. The others have the algorithm's rectangle and weight 1.

@@ -70,7 +70,7 @@ class PredictionWriter(Callback):
         [['example_id', 'id'], ['0', 'P7'], ['1', 'P8']]
     """
 
-    def __init__(self, path: str | Path | None = None) -> None:
+    def __init__(self, path: str | None = None) -> None:
         self._given = path
         #: Where the file is, or will be.
         self.path = Path(path or "predictions.csv")
