@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import gzip
 import hashlib
@@ -11,11 +10,13 @@ import itertools
 import json
 import logging
 import math
+import pickle
 import warnings
 import zlib
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TextIO, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -27,13 +28,9 @@ from tqdm import tqdm
 from lightning_tpauc.data.examples import Datasets, RowsDataset
 from lightning_tpauc.data.labels import binary_labels
 from lightning_tpauc.data.source_files import (
-    DAMAGES,
-    SOURCES,
     GivenSplitDataModule,
-    add_checksum,
     default_cache_dir,
     download_missing,
-    has_checksum,
     require_file,
 )
 from lightning_tpauc.data.splits import label_parts
@@ -41,6 +38,11 @@ from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.files import replacing
 from lightning_tpauc.functional.checks import check_choice, is_whole
+
+_log = logging.getLogger(__name__)
+# Part of the cache's key. Raise it when the cached content changes.
+_CACHE_FORMAT = 2
+_UNLABELLED = ("", "nan", "na", "none")
 
 #: OGB's sets of molecules with 0/1 labels, and how many tasks (columns of labels) each has.
 OGB_TASKS = {
@@ -141,66 +143,46 @@ class SMILESDataModule(GivenSplitDataModule):
         """Read the cache and split."""
         self.molecules = molecules = self._read()
         self._report_invalid(molecules)
+        columns = None if isinstance(self.target_column, str) else self.target_column
         if self.split == "random":
-            parts = list(random_split(molecules.targets, self.fractions, self.split_seed, self.label_columns))
+            parts = list(random_split(molecules.targets, self.fractions, self.split_seed, columns))
         else:
             row_of_line = {line: row for row, line in enumerate(molecules.lines.tolist())}
             lines = molecules.scaffold_lines.tolist()
             dealt = scaffold_split(molecules.scaffolds.tolist(), self.fractions)
             rows = ([row_of_line[lines[k]] for k in part if lines[k] in row_of_line] for part in dealt)
             parts = [torch.tensor(sorted(part), dtype=torch.int64) for part in rows]
-        check = self._check_parts if self.label_columns is None else self._check_parts_of_tasks
-        check([molecules.targets[part] for part in parts])
-        everything = GraphDataset(molecules.graphs, molecules.targets, self.label_columns)
+        self._check_parts([molecules.targets[part] for part in parts])
+        everything = GraphDataset(molecules.graphs, molecules.targets, columns)
         of_line = dict(zip(molecules.scaffold_lines.tolist(), molecules.scaffolds.tolist(), strict=True))
         everything.scaffolds = np.array([of_line[line] for line in molecules.lines.tolist()])
         return _datasets(everything, parts, self.train_with_val)
 
-    @property
-    def label_columns(self) -> list[str] | None:
-        """Names of the columns of several tasks; ``None`` with one."""
-        return None if isinstance(self.target_column, str) else self.target_column
-
     def _read(self) -> Molecules:
-        require_file(self.path, downloads=self.path.name in SOURCES)
-        if self.path.is_dir():
-            msg = f"Expected `file` to be the name of a CSV file in `root`, but {self.path} is a folder."
-            raise DataError(msg)
+        require_file(self.path)
         everything = self.split == "scaffold" and self.split_over == "all"
         return load_molecules(
             self.path, self.smiles_column, self.target_column, scaffolds_of_all=everything, cache_dir=self.cache_dir
         )
 
     def _check_parts(self, targets: Sequence[Tensor]) -> None:
-        """Check that no part lacks positives: a scaffold split deals whole groups."""
-        counts = [(int(labels.sum()), len(labels)) for labels in targets]
-        names = ("training", "validation", "test")
-        found = ", ".join(f"{p} of {n} in the {part} part" for (p, n), part in zip(counts, names, strict=True))
-        msg = f"The {self.split} split of {self.path} leaves these positives: {found}"
-        remedy = "Set other `fractions`" if self.split == "random" else "Set `split='random'` or other `fractions`"
-        if not any(positives for positives, _ in counts):
-            remedy = f"Check `target_column`={self.target_column!r}: no label in it is 1"
-        trained = counts[0][0] + (counts[1][0] if self.train_with_val else 0)
-        if trained == 0 and self.fractions[0] > 0:  # Without training rows, the file is meant for testing.
-            msg = f"{msg}. There is none to train on. {remedy}."
+        """Refuse a split without positives to train on; say which labels lack a class in a part that is evaluated."""
+        names = [self.target_column] if isinstance(self.target_column, str) else self.target_column
+        remedy = f"Set {'' if self.split == 'random' else '`split=random` or '}other `fractions`, or other columns."
+        train = torch.cat(list(targets[:2])) if self.train_with_val else targets[0]
+        if self.fractions[0] > 0 and not bool((train == 1).any()):
+            msg = f"The {self.split} split of {self.path} leaves no positive of {names} to train on. {remedy}"
             raise DataError(msg)
-        evaluated = counts[2:] if self.train_with_val else counts[1:]
-        if any(n and p in (0, n) for p, n in evaluated):
-            rank_zero_warn(f"{msg}; TPAUC is nan where a class is missing. {remedy}.", category=TPAUCWarning)
-
-    def _check_parts_of_tasks(self, targets: Sequence[Tensor]) -> None:
-        """Say which tasks lack a class in a part that is evaluated; those of the training part are checked for all."""
-        evaluated = {"validation": targets[1][:0] if self.train_with_val else targets[1], "test": targets[2]}
         lacking = []
-        for part, labels in evaluated.items():
-            both = (labels == 1).any(0) & (labels == 0).any(0)
-            names = [name for name, fits in zip(self.label_columns or (), both.tolist(), strict=True) if not fits]
-            if len(labels) and names:
-                lacking.append(f"{', '.join(map(repr, names))} in the {part} part")
+        for part, labels in (("validation", targets[1]), ("test", targets[2])):
+            of_each = labels if labels.ndim == 2 else labels[:, None]
+            both = ((of_each == 1).any(0) & (of_each == 0).any(0)).tolist()
+            if len(labels) and not (part == "validation" and self.train_with_val):
+                lacking += [f"{name!r} in the {part} part" for name, fits in zip(names, both, strict=True) if not fits]
         if lacking:
             rank_zero_warn(
-                f"The {self.split} split of {self.path} leaves one class only of {' and of '.join(lacking)}; TPAUC is "
-                "nan there. Set other `fractions`, or leave out these columns.",
+                f"The {self.split} split of {self.path} leaves one class only of {', '.join(lacking)}; TPAUC is nan "
+                f"there. {remedy}",
                 category=TPAUCWarning,
             )
 
@@ -283,7 +265,7 @@ class OGBMoleculesDataModule(GivenSplitDataModule):
 
     def load(self) -> Datasets:
         """Pack the molecules with a label."""
-        dataset = self._open()
+        dataset, split = self._open()
         with warnings.catch_warnings():
             # PyG warns about reading the joint storage instead of single graphs. Here, that is intended.
             warnings.simplefilter("ignore", UserWarning)
@@ -293,27 +275,68 @@ class OGBMoleculesDataModule(GivenSplitDataModule):
             storage.x, storage.edge_index, storage.edge_attr, slices["x"].diff(), slices["edge_index"].diff()
         )
         labels = storage.y[:, self.tasks]
-        with reading_ogb(self.folder):
-            split = dataset.get_idx_split()
         labelled = ~labels.isnan().all(dim=1)
         parts = [split[part][labelled[split[part]]] for part in ("train", "valid", "test")]
+        # Unlabelled molecules, which may be most, are dropped before the parts are copied.
         kept = torch.cat(parts)
-        # Drop unlabelled molecules, which may be most, before the parts are copied.
         if len(self.tasks) == 1:
             everything = GraphDataset(graphs.take(kept), labels[kept, 0])
         else:
-            names = ogb_task_names(self.folder, OGB_TASKS[self.dataset_name])
+            names = ogb_label_names(self.folder, OGB_TASKS[self.dataset_name])
             everything = GraphDataset(graphs.take(kept), labels[kept], [names[task] for task in self.tasks])
-        return _datasets(everything, _consecutive([len(part) for part in parts]), self.train_with_val)
+        ends = itertools.accumulate(map(len, parts))
+        consecutive = [torch.arange(end - len(part), end) for part, end in zip(parts, ends, strict=True)]
+        return _datasets(everything, consecutive, self.train_with_val)
 
-    def _open(self) -> Any:
-        """OGB's data set. Raises an error where ogb would ask on the terminal."""
+    def _open(self) -> tuple[Any, dict[str, Tensor]]:
+        """OGB's data set and its split. Raises an error where ogb would ask on the terminal."""
         graphproppred = import_extra("ogb.graphproppred", "graph")
         if not self.download or self.folder.exists():
-            require_file(self.folder, downloads=True)
             check_ogb_folder(self.folder)
-        with reading_ogb(self.folder):
-            return graphproppred.PygGraphPropPredDataset(self.dataset_name, root=str(self.root))
+        data = import_extra("torch_geometric.data.data", "graph")
+        storage = import_extra("torch_geometric.data.storage", "graph")
+        allowed = [data.DataEdgeAttr, data.DataTensorAttr, storage.GlobalStorage]
+        try:
+            # ogb 1.3.6 passes no `weights_only` to torch.load; see snap-stanford/ogb#497
+            with torch.serialization.safe_globals(allowed):
+                dataset = graphproppred.PygGraphPropPredDataset(self.dataset_name, root=str(self.root))
+                return dataset, dataset.get_idx_split()
+        except (EOFError, LookupError, OSError, RuntimeError, ValueError, pickle.UnpicklingError, zlib.error) as error:
+            msg = (
+                f"{self.folder} can't be read ({type(error).__name__}: {error}). Remove {self.folder / 'processed'}, "
+                "which is then made again from the raw files; if those are damaged, get the whole folder again."
+            )
+            raise DataError(msg) from error
+
+
+def check_ogb_folder(folder: Path) -> None:
+    """Refuse a folder for which ogb would ask on the terminal or download files without being asked.
+
+    Raises:
+        DataError: if one of its files is missing.
+    """
+    files = ("RELEASE_v1.txt", *(f"raw/{name}.csv.gz" for name in ("edge", "node-feat", "edge-feat")))
+    missing = next((name for name in files if not (folder / name).is_file()), None)
+    if missing is not None:
+        msg = (
+            f"{folder} is not complete: {missing} is missing. Set `--data.root` to the folder that holds it, copy the "
+            "whole folder, or remove it and set `--data.download true`."
+        )
+        raise DataError(msg)
+
+
+def ogb_label_names(folder: Path, count: int) -> list[str]:
+    """The names of a data set's labels from the table of its molecules, or numbers if it does not have it.
+
+    Example:
+        >>> ogb_label_names(Path("nowhere"), 3)
+        ['0', '1', '2']
+    """
+    header: list[str] = []
+    with suppress(OSError), gzip.open(folder / "mapping" / "mol.csv.gz", "rt", encoding="utf-8") as file:
+        header = next(csv.reader(file), [])
+    names = [name for name in header if name not in ("smiles", "mol_id")]
+    return names if len(set(names)) == count == len(names) else list(map(str, range(count)))
 
 
 def _as_list(task: int | Sequence[int]) -> list[int]:
@@ -322,19 +345,11 @@ def _as_list(task: int | Sequence[int]) -> list[int]:
 
 def _columns(target_column: Any) -> Any:
     """The name of a column, or names of several; a list of one is that one."""
-    if isinstance(target_column, str):
-        return target_column
-    names = list(target_column)
+    names = [target_column] if isinstance(target_column, str) else list(target_column)
     if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
         msg = f"Expected `target_column` to be the name of a column, or different names, but got {target_column!r}."
         raise ArgumentError(msg)
     return names if len(names) > 1 else names[0]
-
-
-def _consecutive(sizes: Sequence[int]) -> list[Tensor]:
-    """Positions of parts that lie one after the other."""
-    ends = list(itertools.accumulate(sizes))
-    return [torch.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
 def _datasets(everything: GraphDataset, parts: Sequence[Tensor], train_with_val: bool) -> Datasets:
@@ -500,81 +515,6 @@ def _widen(features: Tensor) -> Tensor:
     return features.long() if features.dtype == torch.uint8 else features
 
 
-# What ogb looks for before it reads a folder.
-_FILES = ("RELEASE_v1.txt", *(f"raw/{name}.csv.gz" for name in ("edge", "node-feat", "edge-feat")))
-
-
-def check_ogb_folder(folder: Path) -> None:
-    """Refuse a folder for which ogb would ask on the terminal or download files without being asked.
-
-    Raises:
-        DataError: if one of its files is missing.
-
-    Example:
-        >>> import tempfile
-        >>> check_ogb_folder(Path(tempfile.mkdtemp()))
-        Traceback (most recent call last):
-        ...
-        lightning_tpauc.errors.DataError: ... is not complete: RELEASE_v1.txt is missing. ...
-    """
-    missing = next((name for name in _FILES if not (folder / name).is_file()), None)
-    if missing is not None:
-        msg = (
-            f"{folder} is not complete: {missing} is missing. Copy the whole folder, or remove it and set "
-            "`--data.download true`."
-        )
-        raise DataError(msg)
-
-
-def ogb_task_names(folder: Path, count: int) -> list[str]:
-    """The names of a data set's tasks from the table of its molecules, or numbers if it does not have it.
-
-    Example:
-        >>> ogb_task_names(Path("nowhere"), 3)
-        ['0', '1', '2']
-    """
-    header: list[str] = []
-    with contextlib.suppress(*DAMAGES), gzip.open(folder / "mapping" / "mol.csv.gz", "rt", encoding="utf-8") as file:
-        header = next(csv.reader(file), [])
-    names = [name for name in header if name not in ("smiles", "mol_id")]
-    return names if len(set(names)) == count == len(names) else list(map(str, range(count)))
-
-
-@contextlib.contextmanager
-def reading_ogb(folder: Path) -> Iterator[None]:
-    """Allow ``torch.load`` to read ogb's files, and turn errors into one that names the folder.
-
-    ogb 1.3.6 passes no ``weights_only``; see snap-stanford/ogb#497. The three classes that its files hold are allowed
-    within the context. A process that is killed while ogb processes a folder leaves half a file.
-
-    Raises:
-        DataError: if ogb can't read or download the folder.
-
-    Example:
-        >>> with reading_ogb(Path("data/ogbg_molmuv")):
-        ...     len(torch.serialization.get_safe_globals()) >= 3
-        True
-    """
-    try:
-        with _safe_globals():
-            yield
-    except DAMAGES as error:
-        what = f"({type(error).__name__}: {error})"
-        msg = f"{folder} can't be downloaded {what}. Remove it and try again, or copy the whole folder from elsewhere."
-        if (folder / _FILES[0]).is_file():
-            msg = (
-                f"{folder} can't be read {what}. Remove {folder / 'processed'}, which is then made again from the raw "
-                "files; if those are damaged, get the whole folder again."
-            )
-        raise DataError(msg) from error
-
-
-def _safe_globals() -> Any:
-    data = import_extra("torch_geometric.data.data", "graph")
-    storage = import_extra("torch_geometric.data.storage", "graph")
-    return torch.serialization.safe_globals([data.DataEdgeAttr, data.DataTensorAttr, storage.GlobalStorage])
-
-
 def scaffold_split(
     scaffolds: Sequence[Hashable], fractions: tuple[float, float, float] = (0.8, 0.1, 0.1)
 ) -> tuple[list[int], list[int], list[int]]:
@@ -665,23 +605,17 @@ def check_fractions(fractions: Sequence[float]) -> None:
         raise ArgumentError(msg)
 
 
-_UNLABELLED = ("", "nan", "na", "none")
-
-_log = logging.getLogger(__name__)
-# Part of the cache's key. Raise it when the cached content changes.
-_CACHE_FORMAT = 1
-_GRAPHS = ("x", "edge_index", "edge_attr", "num_nodes", "num_edges")
-
-
 class SMILESRow(NamedTuple):
-    """One row: its line in the file (from 2), SMILES and label (``None`` if not measured).
-
-    With several columns of labels, ``label`` is a tuple of them; ``None`` if none of them was measured.
-    """
+    """One row: its line in the file (from 2), SMILES, and labels as floats, nan where not measured."""
 
     line: int
     smiles: str
-    label: int | tuple[int | None, ...] | None
+    labels: tuple[float, ...]
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether a label was measured."""
+        return not all(map(math.isnan, self.labels))
 
 
 def read_smiles(path: Path, smiles_column: str, target_column: str | Sequence[str]) -> Iterator[SMILESRow]:
@@ -693,108 +627,57 @@ def read_smiles(path: Path, smiles_column: str, target_column: str | Sequence[st
         path: the file.
         smiles_column: name of the column of SMILES.
         target_column: name of the column of labels: 0, 1 (also as ``1.0``), or nothing, ``nan``, ``NA``, ``None`` where
-            there is no label. Several names are those of several tasks.
+            there is no label; or names of several.
 
     Raises:
-        DataError: the file is no such text, a column is missing or there twice, a quote is never closed, a row is
-            longer than the header, or a label is something else; the message names the line.
+        DataError: the file is no such text, a column is missing or there twice, a row is longer than the header, or a
+            label is something else; the message names the line.
 
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "few.csv"
         >>> _ = path.write_text("smiles,active\nCCO,1\nC,\n")
         >>> [tuple(row) for row in read_smiles(path, "smiles", "active")]
-        [(2, 'CCO', 1), (3, 'C', None)]
+        [(2, 'CCO', (1.0,)), (3, 'C', (nan,))]
     """
+    targets = [target_column] if isinstance(target_column, str) else list(target_column)
+    opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with _open_text(path) as file:
-            targets = [target_column] if isinstance(target_column, str) else list(target_column)
-            needed = [("smiles_column", smiles_column), *(("target_column", target) for target in targets)]
-            reader, lines = _csv_reader(file, path, needed)
-            for row in _rows(reader, lines, path):
-                # An unquoted comma in a cell moves the cells behind it into other columns.
-                if any(row.get(None, ())):  # DictReader keeps surplus cells under None.
-                    msg = (
-                        f"Line {reader.line_num} of {path} has more columns than the header. Put text that holds the "
-                        "separator in quotes."
-                    )
+        # spreadsheets write a byte order mark before the first column's name, which utf-8-sig skips
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
+            header = file.readline()
+            separator = max(",\t;", key=header.count)
+            columns = [name.strip() for name in next(csv.reader([header], delimiter=separator), [])]
+            for argument, name in (("smiles_column", smiles_column), *(("target_column", name) for name in targets)):
+                if columns.count(name) != 1:
+                    found = "no column" if name not in columns else f"{columns.count(name)} columns"
+                    msg = f"{path} has {found} {name!r} (`{argument}`); it has {', '.join(map(repr, columns))}."
                     raise DataError(msg)
-                labels = tuple(_label(row[target], path, reader.line_num, target) for target in targets)
-                measured = any(label is not None for label in labels)
-                label = labels[0] if isinstance(target_column, str) else labels if measured else None
-                yield SMILESRow(reader.line_num, (row[smiles_column] or "").strip(), label)
+            places = columns.index(smiles_column), [columns.index(name) for name in targets]
+            reader = csv.reader(file, delimiter=separator, strict=True)  # strict: a quote that is never closed
+            for row in reader:
+                if row:
+                    yield _row(row, places, columns, path, reader.line_num + 1)
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         msg = f"{path} can't be read as CSV in UTF-8, gzipped if its name ends in .gz: {error}."
         raise DataError(msg) from error
 
 
-class _Lines:
-    """The lines of a file, followed by a mark. If a quote is never closed, the mark becomes part of a cell."""
-
-    MARK = "\x03end"  # \x03 means "end of text". Before Python 3.11, csv refuses NUL.
-
-    def __init__(self, file: TextIO) -> None:
-        self.file = file
-        self.ended = False
-
-    def __iter__(self) -> Iterator[str]:
-        return itertools.chain(self.file, self._end())
-
-    def _end(self) -> Iterator[str]:
-        self.ended = True
-        yield self.MARK
-
-
-def _rows(reader: csv.DictReader[str], lines: _Lines, path: Path) -> Iterator[dict[str | Any, str | Any]]:
-    """The rows up to the mark. Without it, all rows behind a quote that is never closed would vanish in one cell."""
-    last = reader.line_num
-    for row in reader:
-        if lines.ended:
-            if next(iter(row.values())) != lines.MARK:
-                msg = f"A quote in {path} is opened after line {last} and never closed. Close it, or remove it."
-                raise DataError(msg)
-            return
-        yield row
-        last = reader.line_num
-
-
-def _csv_reader(file: TextIO, path: Path, needed: list[tuple[str, str]]) -> tuple[csv.DictReader[str], _Lines]:
-    """A reader with the separator of the header, which must hold the needed columns (by argument) once."""
-    for separator in ",\t;,":  # The last attempt, commas again, is for the message.
-        file.seek(0)
-        lines = _Lines(file)
-        reader = csv.DictReader(lines, delimiter=separator)
-        header = reader.fieldnames or []
-        reader.fieldnames = columns = [] if lines.ended else [column.strip() for column in header]
-        if {column for _, column in needed} <= set(columns):
-            break
-    for argument, column in needed:
-        if columns.count(column) != 1:
-            found = "no column" if column not in columns else f"{columns.count(column)} columns"
-            msg = f"{path} has {found} {column!r} (`{argument}`); it has {', '.join(map(repr, columns)) or 'none'}."
-            raise DataError(msg)
-    return reader, lines
-
-
-def _open_text(path: Path) -> TextIO:
-    # Spreadsheets write a byte order mark before the first column's name, which utf-8-sig skips.
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
-
-
-def _label(text: str | None, path: Path, line: int, column: str) -> int | None:
-    text = (text or "").strip()
-    if text.lower() in _UNLABELLED:
-        return None
-    try:
-        value = math.nan if "_" in text else float(text)  # Python reads 0_1 as 1
-    except ValueError:
-        value = math.nan
-    if value not in (0.0, 1.0):
-        msg = f"Expected 0, 1 or nothing in column {column!r} of {path}, but line {line} has {text!r}."
+def _row(row: list[str], places: tuple[int, list[int]], columns: list[str], path: Path, line: int) -> SMILESRow:
+    if len(row) != len(columns):
+        msg = (
+            f"Line {line} of {path} has {len(row)} cells, but the header has {len(columns)}. Put text that holds the "
+            "separator in quotes."
+        )
         raise DataError(msg)
-    return int(value)
+    labels = []
+    for place in places[1]:
+        text = row[place].strip()
+        if text.lower() not in (*_UNLABELLED, "0", "1", "0.0", "1.0"):
+            msg = f"Expected 0, 1 or nothing in column {columns[place]!r} of {path}, but line {line} has {text!r}."
+            raise DataError(msg)
+        labels.append(math.nan if text.lower() in _UNLABELLED else float(text))
+    return SMILESRow(line, row[places[0]].strip(), tuple(labels))
 
 
 class Molecules(NamedTuple):
@@ -802,11 +685,10 @@ class Molecules(NamedTuple):
 
     Attributes:
         graphs: N labelled molecules.
-        targets: int64 ``(N,)``, 0 or 1; with several tasks float32 ``(N, K)``, nan where nothing was measured.
+        targets: int64 ``(N,)``, 0 or 1; with several labels float32 ``(N, K)``, nan where nothing was measured.
         lines: int64 ``(N,)``: line of each in the file; the header is line 1.
         scaffold_lines: int64 ``(M,)``: lines of the molecules that the scaffold split is made over.
         scaffolds: int64 ``(M,)``: number of the scaffold of each.
-        num_rows: rows of the file.
         num_unlabelled: rows without a label.
         invalid: line and SMILES of labelled rows that don't parse.
     """
@@ -816,7 +698,6 @@ class Molecules(NamedTuple):
     lines: Tensor
     scaffold_lines: Tensor
     scaffolds: Tensor
-    num_rows: int
     num_unlabelled: int
     invalid: tuple[tuple[int, str], ...]
 
@@ -827,8 +708,7 @@ def load_molecules(
     """Read, parse and featurise a file, or load what an earlier call with the same content and columns stored.
 
     Unlabelled rows are dropped before graphs are built. The cache's key is a hash of the file's bytes, the columns and
-    the versions of the libraries that determine the result. The cache is written atomically, so processes may start at
-    the same time. A damaged cache is built again.
+    the versions of the libraries that determine the result. A damaged cache is built again.
 
     Args:
         path: the file; see :func:`~lightning_tpauc.data.molecules.read_smiles`.
@@ -841,87 +721,54 @@ def load_molecules(
         DataError: the file is missing, can't be read as such, or holds no labelled molecule that parses.
         MissingExtraError: rdkit, ogb or torch_geometric is not installed.
     """
-    rdkit = import_extra("rdkit", "graph")
-    options = [_CACHE_FORMAT, rdkit.__version__, _version_of_ogb(), smiles_column, target_column, scaffolds_of_all]
+    versions = [import_extra("rdkit", "graph").__version__]
+    with suppress(importlib.metadata.PackageNotFoundError):  # graphs from the cache need no ogb
+        versions.append(importlib.metadata.version("ogb"))
+    options = [_CACHE_FORMAT, versions, smiles_column, target_column, scaffolds_of_all]
     key = hashlib.sha256(path.read_bytes() + json.dumps(options).encode()).hexdigest()
     cached = cache_dir / f"{path.name.split('.')[0]}-{key[:20]}.pt"
-    content = _read_cache(cached)
+    content: dict[str, Any] | None = None
+    if cached.is_file():
+        try:
+            content = torch.load(cached, weights_only=True)
+        except Exception:  # torch's reader fails with anything where a file is damaged
+            _log.warning("The cache %s is damaged and is built again.", cached)
     if content is None:
         _log.info("Building graphs of the molecules in %s; later runs read %s.", path, cached)
         content = _build(path, smiles_column, target_column, scaffolds_of_all)
-        _write_cache(cached, content)
-    arrays = [content[name] for name in _GRAPHS]
-    rest = {name: content[name] for name in Molecules._fields if name != "graphs"}
-    return Molecules(graphs=PackedGraphs(*arrays), **rest)
-
-
-def _version_of_ogb() -> str | None:
-    """The version of ogb, which determines the encoding of atoms and bonds; an import would take seconds."""
-    try:
-        return importlib.metadata.version("ogb")
-    except importlib.metadata.PackageNotFoundError:  # graphs from the cache need no ogb
-        return None
+        with replacing(cached) as file:
+            torch.save(content, file)
+    return Molecules(PackedGraphs(*content.pop("graphs")), **content)
 
 
 def _build(path: Path, smiles_column: str, target_column: str | list[str], scaffolds_of_all: bool) -> dict[str, Any]:
     """Everything that the cache holds: tensors, numbers and tuples of strings."""
     rows = list(read_smiles(path, smiles_column, target_column))
-    find_scaffold, smiles2graph = _scaffold_finder(), import_extra("ogb.utils.mol", "graph").smiles2graph
+    chem = import_extra("rdkit.Chem", "graph")
+    murcko = import_extra("rdkit.Chem.Scaffolds.MurckoScaffold", "graph")
+    smiles2graph = import_extra("ogb.utils.mol", "graph").smiles2graph
     graphs: list[dict[str, Any]] = []
     labelled: list[SMILESRow] = []
     scaffolds: dict[int, str] = {}
     invalid: list[tuple[int, str]] = []
     # rdkit writes every SMILES that does not parse to stderr. Here, they are counted instead.
     with import_extra("rdkit.rdBase", "graph").BlockLogs():
-        wanted = rows if scaffolds_of_all else [row for row in rows if row.label is not None]
+        wanted = rows if scaffolds_of_all else [row for row in rows if row.is_labelled]
         for row in tqdm(wanted, f"Building graphs of {path.name}", leave=False, disable=None):  # on terminals
-            scaffold = find_scaffold(row.smiles)
-            if scaffold is not None:
-                scaffolds[row.line] = scaffold
-            if scaffold is not None and row.label is not None:
+            molecule = chem.MolFromSmiles(row.smiles)
+            parses = molecule is not None and molecule.GetNumAtoms() > 0
+            if parses:  # OGB's splits were made with chirality
+                scaffolds[row.line] = murcko.MurckoScaffoldSmiles(mol=molecule, includeChirality=True)
+            if row.is_labelled and parses:
                 graphs.append(smiles2graph(row.smiles))
                 labelled.append(row)
-            elif row.label is not None:
+            elif row.is_labelled:
                 invalid.append((row.line, row.smiles))
     if not labelled:
         msg = f"No row of {path} has both a label in {target_column!r} and a SMILES that parses ({len(rows)} rows)."
         raise DataError(msg)
     numbers = {scaffold: number for number, scaffold in enumerate(dict.fromkeys(scaffolds.values()))}
-    return {
-        **_pack(graphs),
-        "targets": torch.tensor([_numbers(row.label) for row in labelled]),
-        "lines": torch.tensor([row.line for row in labelled]),
-        "scaffold_lines": torch.tensor(list(scaffolds)),
-        "scaffolds": torch.tensor([numbers[scaffold] for scaffold in scaffolds.values()]),
-        "num_rows": len(rows),
-        "num_unlabelled": sum(row.label is None for row in rows),
-        "invalid": tuple(invalid),
-    }
-
-
-def _numbers(label: Any) -> Any:
-    """A label, or those of several tasks as floats."""
-    return [math.nan if own is None else float(own) for own in label] if isinstance(label, tuple) else label
-
-
-def _scaffold_finder() -> Callable[[str], str | None]:
-    """Maps SMILES to its Bemis-Murcko scaffold, ``""`` without rings; ``None`` if it does not parse or has no atoms."""
-    chem = import_extra("rdkit.Chem", "graph")
-    murcko = import_extra("rdkit.Chem.Scaffolds.MurckoScaffold", "graph")
-
-    def find(smiles: str) -> str | None:
-        molecule = chem.MolFromSmiles(smiles)
-        if molecule is None or molecule.GetNumAtoms() == 0:
-            return None
-        # OGB's splits were made with chirality.
-        scaffold: str = murcko.MurckoScaffoldSmiles(mol=molecule, includeChirality=True)
-        return scaffold
-
-    return find
-
-
-def _pack(graphs: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """OGB's graph dictionaries as the arrays of :class:`PackedGraphs`."""
+    targets = torch.tensor([row.labels for row in labelled])
     packed = PackedGraphs(
         torch.from_numpy(np.concatenate([graph["node_feat"] for graph in graphs])),
         torch.from_numpy(np.concatenate([graph["edge_index"] for graph in graphs], axis=1)),
@@ -929,26 +776,12 @@ def _pack(graphs: list[dict[str, Any]]) -> dict[str, Tensor]:
         torch.tensor([graph["num_nodes"] for graph in graphs]),
         torch.tensor([graph["edge_index"].shape[1] for graph in graphs]),
     )
-    return {name: getattr(packed, name) for name in _GRAPHS}
-
-
-def _read_cache(path: Path) -> dict[str, Any] | None:
-    """The stored content; ``None`` if there is none, or the file is damaged."""
-    if not path.is_file():
-        return None
-    if not has_checksum(path):
-        _log.warning("The cache %s is damaged, or of an earlier version, and is built again.", path)
-        return None
-    content: dict[str, Any] = torch.load(path, weights_only=True)
-    return content
-
-
-def _write_cache(path: Path, content: dict[str, Any]) -> None:
-    """Write the whole file or none."""
-    try:
-        with replacing(path) as file:
-            torch.save(content, file)
-            add_checksum(file)
-    except OSError as error:
-        msg = f"Can't write to `cache_dir` {path.parent} ({error}). Set `cache_dir` to a folder that can be written."
-        raise ArgumentError(msg) from error
+    return {
+        "graphs": (packed.x, packed.edge_index, packed.edge_attr, packed.num_nodes, packed.num_edges),
+        "targets": targets if targets.shape[1] > 1 else targets[:, 0].long(),
+        "lines": torch.tensor([row.line for row in labelled]),
+        "scaffold_lines": torch.tensor(list(scaffolds)),
+        "scaffolds": torch.tensor([numbers[scaffold] for scaffold in scaffolds.values()]),
+        "num_unlabelled": sum(not row.is_labelled for row in rows),
+        "invalid": tuple(invalid),
+    }

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import os
-import pickle
-import tokenize
-import zipfile
-import zlib
 from http.client import HTTPException
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch.hub import download_url_to_file
 
@@ -17,43 +13,18 @@ from lightning_tpauc.data.datamodule import PosNegDataModule
 from lightning_tpauc.data.examples import Datasets
 from lightning_tpauc.errors import ArgumentError, DataError
 
-#: What NumPy, torch, zipfile and zlib raise when a file does not hold what they expect. A damaged header may also claim
-#: more bytes than the memory has.
-DAMAGES = (
-    EOFError,
-    LookupError,
-    MemoryError,
-    OSError,
-    OverflowError,
-    RuntimeError,
-    SyntaxError,
-    ValueError,
-    pickle.UnpicklingError,
-    tokenize.TokenError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
-_CHECKSUM_BYTES = 4
-_CHUNK_BYTES = 1 << 18
-
 _LIBSVM = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/binary"
 _DEEPCHEM = "https://deepchemdata.s3-us-west-1.amazonaws.com/datasets"
 
 
 class Source(NamedTuple):
-    """Where a file comes from.
-
-    Attributes:
-        url: its address.
-        sha256: 64 hex digits; ``None`` if unknown, and what arrives is then taken as it is.
-    """
+    """Where a file comes from: its address, and 64 hex digits of its sha256, or ``None`` where none is published."""
 
     url: str
     sha256: str | None
 
 
-#: The files that :func:`download_missing` can fetch, by name. HIGGS and SUSY have no published hash. Their reader
-#: refuses files that are cut off or are not xz.
+#: The files that :func:`download_missing` can fetch, by name.
 SOURCES = {
     "ijcnn1.bz2": Source(f"{_LIBSVM}/ijcnn1.bz2", "b38a4198ce142d43e96fb86d17b87211feec1f909ac344fa057455c69de29de3"),
     "ijcnn1.t.bz2": Source(
@@ -71,8 +42,7 @@ SOURCES = {
 def download_missing(path: Path) -> None:
     """Download a file of :data:`SOURCES` unless it exists; a bar shows the progress.
 
-    The file appears under its name when it is complete and its hash is right. A broken download leaves nothing behind.
-    An existing file is not checked.
+    The file appears under its name when it is complete and its hash is right. An existing file is not checked.
 
     Args:
         path: where to save the file. Its name is looked up in :data:`SOURCES`. Its folder is made if necessary.
@@ -98,87 +68,25 @@ def download_missing(path: Path) -> None:
         )
         raise ArgumentError(msg)
     url, sha256 = SOURCES[path.name]
-    by_hand = f"Or fetch {url} yourself and save it as {path.absolute()}."
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         download_url_to_file(url, str(path), hash_prefix=sha256, progress=True)
-    except (OSError, HTTPException) as error:  # urllib's errors are OSErrors, too
-        msg = f"{path} could not be downloaded: {error}. Try again when the network is there. {by_hand}"
-        raise DataError(msg) from error
-    except RuntimeError as error:
-        msg = f"{url} sent another file than expected, which was thrown away: {error}. Try again later. {by_hand}"
+    except (OSError, HTTPException, RuntimeError) as error:  # RuntimeError: the hash is another one
+        msg = f"{path} could not be downloaded: {error}. Try again, or fetch {url} yourself and save it there."
         raise DataError(msg) from error
 
 
-def require_file(path: Path, *, downloads: bool) -> None:
+def require_file(path: Path) -> None:
     """Raise :class:`DataError` unless the file or folder exists; the message says where it was looked for."""
-    if path.exists():
-        return
-    remedy = "Set `--data.root` to the folder that holds it"
-    remedy += ", or `--data.download true` to fetch it." if downloads else "."
-    msg = f"{path} does not exist. {remedy}"
-    raise DataError(msg)
+    if not path.exists():
+        remedy = ", or `--data.download true` to fetch it" if path.name in SOURCES else ""
+        msg = f"{path} does not exist. Set `root` (`--data.root DIR`) to the folder that holds it{remedy}."
+        raise DataError(msg)
 
 
 def default_cache_dir() -> Path:
-    """Folder of parsed data: ``lightning_tpauc`` in ``$XDG_CACHE_HOME``, or in ``~/.cache``.
-
-    Example:
-        >>> default_cache_dir().name
-        'lightning_tpauc'
-    """
+    """Folder of parsed data: ``lightning_tpauc`` in ``$XDG_CACHE_HOME``, or in ``~/.cache``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning_tpauc"
-
-
-def add_checksum(file: IO[bytes]) -> None:
-    """Append the CRC-32 of everything that was written to a file; :func:`has_checksum` compares it later.
-
-    Readers of NumPy's and torch's formats ignore the four bytes at the end.
-
-    Args:
-        file: a file on disk, open for writing, at its end.
-    """
-    file.flush()
-    file.write(_checksum(Path(file.name), file.tell()))
-
-
-def has_checksum(path: Path) -> bool:
-    """Whether a file ends with the checksum of its content.
-
-    Args:
-        path: a file that was finished with :func:`add_checksum`.
-
-    Returns:
-        ``False`` if the file is missing, unreadable or damaged, or has no checksum.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "some.bin"
-        >>> with path.open("wb") as file:
-        ...     _ = file.write(b"content")
-        ...     add_checksum(file)
-        >>> has_checksum(path)
-        True
-        >>> _ = path.write_bytes(path.read_bytes().replace(b"t", b"d"))
-        >>> has_checksum(path)
-        False
-    """
-    try:
-        size = path.stat().st_size - _CHECKSUM_BYTES
-        with path.open("rb") as file:
-            file.seek(max(0, size))
-            return size > 0 and file.read() == _checksum(path, size)
-    except OSError:
-        return False
-
-
-def _checksum(path: Path, size: int) -> bytes:
-    """CRC-32 of the first ``size`` bytes."""
-    crc = 0
-    with path.open("rb") as file:
-        for start in range(0, size, _CHUNK_BYTES):
-            crc = zlib.crc32(file.read(min(_CHUNK_BYTES, size - start)), crc)
-    return crc.to_bytes(_CHECKSUM_BYTES, "big")
 
 
 class GivenSplitDataModule(PosNegDataModule):

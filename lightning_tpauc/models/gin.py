@@ -7,7 +7,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from lightning_tpauc.extras import import_extra
-from lightning_tpauc.models.checks import check_choice, check_dropout, check_size
+from lightning_tpauc.functional.checks import check_choice, check_count, require_range
 
 _POOLINGS = ("mean", "sum", "max")
 
@@ -33,10 +33,10 @@ class GIN(nn.Module):
         dropout: probability of zeroing a unit while training, in [0, 1).
         pooling: how atoms become one vector per molecule: ``"mean"``, ``"sum"`` or ``"max"``.
         edge_features: whether messages use OGB's bond features.
-        num_labels: number of tasks, K; every one gets a score of its own.
+        num_labels: number of labels, K; every one gets a score of its own.
 
     Raises:
-        ArgumentError: a size is not an int of at least 1, ``dropout`` lies outside [0, 1) or ``pooling`` is unknown.
+        ArgumentError: a size is below 1, or ``pooling`` is unknown.
         MissingExtraError: torch_geometric or ogb is not installed.
 
     Example:
@@ -59,11 +59,11 @@ class GIN(nn.Module):
         num_labels: int = 1,
     ) -> None:
         super().__init__()
-        check_size("num_labels", num_labels)
-        check_size("hidden_features", hidden_features)
-        check_size("num_layers", num_layers)
-        check_dropout(dropout)
-        check_choice("pooling", pooling, _POOLINGS)
+        check_count(num_labels, "num_labels", 1)
+        check_count(hidden_features, "hidden_features", 1)
+        check_count(num_layers, "num_layers", 1)
+        require_range("dropout", dropout, 0.0, 1.0, open_high=True)
+        check_choice(pooling, "pooling", _POOLINGS)
         geometric = import_extra("torch_geometric.nn", "graph")
         encoders = import_extra("ogb.graphproppred.mol_encoder", "graph")
         width = hidden_features

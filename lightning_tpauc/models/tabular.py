@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from lightning_tpauc.models.checks import check_dropout, check_size, check_sizes
+from lightning_tpauc.functional.checks import check_count, require_range
 
 
 class Linear(nn.Module):
@@ -17,10 +17,10 @@ class Linear(nn.Module):
     Args:
         num_features: number of features of an example.
         bias: whether to add b.
-        num_labels: number of tasks, K; every one gets a score of its own.
+        num_labels: number of labels, K; every one gets a score of its own.
 
     Raises:
-        ArgumentError: ``num_features`` or ``num_labels`` is not an int of at least 1.
+        ArgumentError: ``num_features`` or ``num_labels`` is below 1.
 
     Example:
         >>> import torch
@@ -30,8 +30,8 @@ class Linear(nn.Module):
 
     def __init__(self, num_features: int, bias: bool = True, num_labels: int = 1) -> None:
         super().__init__()
-        check_size("num_labels", num_labels)
-        check_size("num_features", num_features)
+        check_count(num_labels, "num_labels", 1)
+        check_count(num_features, "num_features", 1)
         self.linear = nn.Linear(num_features, num_labels, bias=bias)
         for parameter in self.linear.parameters():
             nn.init.zeros_(parameter)
@@ -51,10 +51,10 @@ class MLP(nn.Module):
         dropout: probability of zeroing a hidden unit while training, in [0, 1).
         batch_norm: whether to normalise every hidden layer before its ReLU. Batches of the TPAUC methods hold far more
             positives than the data set, so running statistics differ from those of the test set; off by default.
-        num_labels: number of tasks, K; every one gets a score of its own.
+        num_labels: number of labels, K; every one gets a score of its own.
 
     Raises:
-        ArgumentError: a size is not an int of at least 1, or ``dropout`` lies outside [0, 1).
+        ArgumentError: a size is below 1.
 
     Example:
         >>> import torch
@@ -71,13 +71,13 @@ class MLP(nn.Module):
         num_labels: int = 1,
     ) -> None:
         super().__init__()
-        check_size("num_labels", num_labels)
-        check_size("num_features", num_features)
-        check_sizes("hidden_features", hidden_features)
-        check_dropout(dropout)
+        check_count(num_labels, "num_labels", 1)
+        check_count(num_features, "num_features", 1)
+        require_range("dropout", dropout, 0.0, 1.0, open_high=True)
         layers: list[nn.Module] = []
         width = num_features
         for hidden in hidden_features:
+            check_count(hidden, "hidden_features", 1)
             layers.append(nn.Linear(width, hidden))
             if batch_norm:
                 layers.append(nn.BatchNorm1d(hidden))

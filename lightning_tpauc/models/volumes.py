@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from lightning_tpauc.extras import import_extra
-from lightning_tpauc.models.checks import check_dropout, check_size, check_sizes
+from lightning_tpauc.functional.checks import check_count, require_range
 
 
 class CNN3D(nn.Module):
@@ -19,10 +19,10 @@ class CNN3D(nn.Module):
         in_channels: channels of a volume.
         channels: width of each block, at least one.
         dropout: probability of zeroing a pooled feature while training, in [0, 1).
-        num_labels: number of tasks, K; every one gets a score of its own.
+        num_labels: number of labels, K; every one gets a score of its own.
 
     Raises:
-        ArgumentError: a size is not an int of at least 1, or ``dropout`` lies outside [0, 1).
+        ArgumentError: a size is below 1.
 
     Example:
         >>> import torch
@@ -38,13 +38,13 @@ class CNN3D(nn.Module):
         num_labels: int = 1,
     ) -> None:
         super().__init__()
-        check_size("num_labels", num_labels)
-        check_size("in_channels", in_channels)
-        check_sizes("channels", channels, at_least=1)
-        check_dropout(dropout)
+        check_count(num_labels, "num_labels", 1)
+        check_count(in_channels, "in_channels", 1)
+        require_range("dropout", dropout, 0.0, 1.0, open_high=True)
         blocks: list[nn.Module] = []
         width = in_channels
         for out in channels:
+            check_count(out, "channels", 1)
             # The normalisation has a shift of its own, so the convolution needs no bias.
             blocks += [nn.Conv3d(width, out, kernel_size=3, stride=2, padding=1, bias=False), nn.BatchNorm3d(out)]
             blocks.append(nn.ReLU())
@@ -73,10 +73,10 @@ class ResNet3D(nn.Module):
     Args:
         in_channels: channels of a volume.
         stem_stride: stride of the first convolution along every axis.
-        num_labels: number of tasks, K; every one gets a score of its own.
+        num_labels: number of labels, K; every one gets a score of its own.
 
     Raises:
-        ArgumentError: an argument is not an int of at least 1.
+        ArgumentError: an argument is below 1.
         MissingExtraError: torchvision is not installed.
 
     Example:
@@ -89,9 +89,9 @@ class ResNet3D(nn.Module):
 
     def __init__(self, in_channels: int = 1, stem_stride: int = 1, num_labels: int = 1) -> None:
         super().__init__()
-        check_size("num_labels", num_labels)
-        check_size("in_channels", in_channels)
-        check_size("stem_stride", stem_stride)
+        check_count(num_labels, "num_labels", 1)
+        check_count(in_channels, "in_channels", 1)
+        check_count(stem_stride, "stem_stride", 1)
         video = import_extra("torchvision.models.video", "medical")
         self.network = video.r3d_18(weights=None, num_classes=num_labels)
         width = self.network.stem[0].out_channels

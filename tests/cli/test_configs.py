@@ -58,7 +58,7 @@ def write_medmnist(folder, arguments, num_features):
         arrays[f"{part}_images"] = generator.integers(0, 255, (count, size, size, size), dtype=np.uint8)
         arrays[f"{part}_labels"] = labels
     np.savez(folder / f"{arguments['name']}{'' if size == 28 else f'_{size}'}.npz", **arrays)
-    return ["--data.verify=false"]
+    return []
 
 
 def write_smiles(folder, arguments, num_features):

@@ -3,8 +3,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from lightning_tpauc.data.examples import Datasets
-from lightning_tpauc.data.source_files import GivenSplitDataModule, require_file
-from lightning_tpauc.errors import DataError
+from lightning_tpauc.data.source_files import GivenSplitDataModule
 
 
 class Counting(GivenSplitDataModule):
@@ -36,19 +35,6 @@ def test_without_folds_nothing_validates_beside_the_joint_training_part():
     assert datamodule.val_dataloader() == []
 
 
-def test_takes_no_data_sets_as_arguments():
-    with pytest.raises(TypeError, match="train_dataset"):
-        Counting(train_dataset=torch.zeros(3))
-
-
 def test_a_subclass_has_to_say_how_to_load():
     with pytest.raises(NotImplementedError):
         GivenSplitDataModule().setup("fit")
-
-
-def test_require_file(tmp_path):
-    require_file(tmp_path, downloads=False)
-    with pytest.raises(DataError, match=r"no.csv does not exist. Set `--data.root` to the folder that holds it\.$"):
-        require_file(tmp_path / "no.csv", downloads=False)
-    with pytest.raises(DataError, match=r"or `--data.download true` to fetch it\.$"):
-        require_file(tmp_path / "no.csv", downloads=True)

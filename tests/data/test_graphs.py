@@ -108,14 +108,6 @@ def test_small_integers_take_one_byte_and_others_stay():
     assert pack([{**g, "x": g["x"] / 2} for g in graphs]).joined()["x"].dtype == torch.float64
 
 
-def test_no_graph_with_edges():
-    lonely = [g for g in make_graphs(40) if g["edge_index"].shape[1] == 0]
-    assert lonely
-    joined = pack(lonely).joined()
-    assert joined["edge_index"].shape == (2, 0)
-    assert joined["edge_attr"].shape == (0, 3)
-
-
 @pytest.mark.parametrize("name", ["x", "edge_index", "edge_attr", "num_nodes", "num_edges"])
 def test_refuses_arrays_that_disagree(name):
     packed = pack(make_graphs())
@@ -123,8 +115,3 @@ def test_refuses_arrays_that_disagree(name):
     arrays[name] = arrays[name][:, 1:] if name == "edge_index" else arrays[name][1:]
     with pytest.raises(DataError, match=r"as the counts of \d+ graphs say, but got"):
         PackedGraphs(**arrays)
-
-
-def test_refuses_another_number_of_labels():
-    with pytest.raises(DataError, match=r"one label per graph, but got 3 labels for 12 graphs"):
-        GraphDataset(pack(make_graphs()), [0, 1, 0])

@@ -1,22 +1,14 @@
 """LIBSVM data modules."""
 
-import gc
-import os
-import weakref
-
 import numpy as np
 import pytest
 import torch
-from jsonargparse import ArgumentParser
 
-from lightning_tpauc.data import libsvm
 from lightning_tpauc.data import source_files as files
-from lightning_tpauc.data.datamodule import PosNegDataModule
 from lightning_tpauc.data.libsvm import LIBSVMDataModule
 from lightning_tpauc.data.source_files import Source
 from lightning_tpauc.errors import ArgumentError, DataError
 from tests.helpers.paths import SHARED_DATA
-from tests.helpers.recorder import Recorder, make_trainer
 from tests.helpers.tolerances import assert_close
 
 RNG = np.random.default_rng(0)
@@ -121,78 +113,11 @@ def test_files_of_different_width(root, wide, tmp_path):
     assert inputs_of(datamodule.test_dataloader()).shape[1] == 7
 
 
-@pytest.fixture
-def parsed(monkeypatch):
-    """Names of the files that were parsed."""
-    names, read = [], libsvm.read_svmlight
-    monkeypatch.setattr(libsvm, "read_svmlight", lambda path, **kwargs: names.append(path.name) or read(path, **kwargs))
-    return names
-
-
-def test_every_file_is_parsed_once(root, tmp_path, parsed):
-    with (tmp_path / "test.txt").open("a") as file:
-        file.write("1 7:2.5\n")
-    datamodule = LIBSVMDataModule(root, "train.txt", "test.txt", val_fraction=0.2, num_pos=4, num_neg=6)
-    module, trainer = Recorder(dim=7), make_trainer(max_epochs=1)
-    trainer.fit(module, datamodule)
-    trainer.validate(module, datamodule)
-    trainer.test(module, datamodule)
-    trainer.predict(module, datamodule)
-    assert sorted(parsed) == ["test.txt", "train.txt"]
-    fold = ready(root, "train.txt", num_folds=5, fold=1)  # while the first one is there
-    assert sorted(parsed) == ["test.txt", "train.txt"]
-    assert fold.num_positives in (30, 31)
-
-
-def test_a_file_that_changed_is_parsed_again(root, tmp_path, parsed):
-    first = ready(root, "train.txt", standardize=False)
-    status = (tmp_path / "train.txt").stat()
-    write(tmp_path / "train.txt", X[:150] + 1.0, Y[:150])
-    os.utime(tmp_path / "train.txt", ns=(status.st_atime_ns, status.st_mtime_ns))
-    second = ready(root, "train.txt", standardize=False)
-    assert len(parsed) == 2
-    positives = [inputs_of(datamodule.scoring_dataloaders()[0]) for datamodule in (first, second)]
-    assert_close(positives[1] - positives[0], torch.ones_like(positives[0]), "float32")
-
-
-def test_arrays_are_let_go_with_the_last_data_module(root):
-    datamodule = ready(root, "train.txt")
-    held = weakref.ref(datamodule._held[0].features)
-    other = ready(root, "train.txt", zero_based=True)
-    assert other._held[0].features.shape == (150, 4)
-    del datamodule
-    gc.collect()
-    assert held() is None
-
-
-def test_trains_and_tests(root):
-    module = Recorder(dim=3)
-    datamodule = LIBSVMDataModule(root, "train.txt", "test.txt", num_pos=4, num_neg=6, val_fraction=0.2)
-    trainer = make_trainer(max_epochs=1)
-    trainer.fit(module, datamodule)
-    trainer.test(module, datamodule, verbose=False)
-    assert len(module.train_log) == datamodule.steps_per_epoch == 15
-    assert [len(entry[0]) for entry in module.eval_log] == [30, 50]
-
-
 def test_a_test_run_alone_uses_the_training_rows_scale(root):
     fitted = ready(root, "train.txt", "test.txt", val_fraction=0.2)
     alone = LIBSVMDataModule(root, "train.txt", "test.txt", val_fraction=0.2)
     alone.setup("test")
     assert torch.equal(inputs_of(alone.test_dataloader()), inputs_of(fitted.test_dataloader()))
-
-
-def test_command_line(root):
-    parser = ArgumentParser()
-    parser.add_subclass_arguments(PosNegDataModule, "data")
-    config = parser.parse_args([
-        "--data=lightning_tpauc.data.LIBSVMDataModule", f"--data.root={root}", "--data.train_file=all.txt",
-        "--data.test_fraction=0.2", "--data.num_pos=7", "--data.num_neg=9",
-    ])  # fmt: skip
-    datamodule = parser.instantiate_classes(config).data
-    datamodule.setup()
-    assert (datamodule.num_pos, datamodule.num_positives) == (7, 40)
-    assert "train_dataset" not in config.data.init_args
 
 
 @pytest.mark.parametrize(
@@ -211,7 +136,7 @@ def test_refuses_arguments(arguments, message):
 
 
 def test_names_a_missing_file(tmp_path):
-    with pytest.raises(DataError, match=r"no file .*/own.txt. Set the folder with `root` \(`--data.root DIR`\)"):
+    with pytest.raises(DataError, match=r"own.txt does not exist. Set `root` \(`--data.root DIR`\)"):
         ready(str(tmp_path), "own.txt")
     with pytest.raises(DataError, match=r"/ijcnn1.bz2 does not exist. .*or `--data.download true` to fetch it"):
         ready(str(tmp_path), "ijcnn1.bz2")
@@ -228,7 +153,7 @@ def test_downloads_what_is_missing(root, tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     write(folder / "train.txt", X[:50], Y[:50])
     datamodule = LIBSVMDataModule(str(folder), "train.txt", "test.txt", download=True, num_pos=4, num_neg=6)
-    with pytest.raises(DataError, match=r"test.txt. Set the folder with `root`"):
+    with pytest.raises(DataError, match=r"test.txt does not exist. Set `root`"):
         datamodule.setup()
     datamodule.prepare_data()
     datamodule.setup()

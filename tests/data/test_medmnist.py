@@ -1,20 +1,16 @@
 import itertools
 import sys
-import zipfile
 from importlib.util import find_spec
 
 import numpy as np
 import pytest
 import torch
 
-from lightning_tpauc.data.examples import ArrayDataset
 from lightning_tpauc.data.medmnist import (
     LABELS,
     MEDMNIST,
-    AugmentedImages,
     MedMNISTDataModule,
     flip_and_shift,
-    read_medmnist,
     shift,
 )
 from lightning_tpauc.errors import ArgumentError, DataError
@@ -46,38 +42,6 @@ def test_flips_reach_every_orientation_and_only_those():
     assert seen == expected
 
 
-def test_shifts_reach_their_bound_and_not_beyond():
-    image = torch.zeros(1, 7, 7)
-    image[0, 3, 3] = 1.0
-    seen = {tuple(flip_and_shift(image, max_shift=1)[0].nonzero()[0].tolist()) for _ in range(300)}
-    assert seen == {(a, b) for a in (2, 3, 4) for b in (2, 3, 4)}
-
-
-def test_numbers_come_from_torchs_generator():
-    image = torch.rand(1, 6, 6, 6)
-    torch.manual_seed(4)
-    first = flip_and_shift(image, max_shift=2)
-    torch.manual_seed(4)
-    assert torch.equal(first, flip_and_shift(image, max_shift=2))
-
-
-def test_images_keep_their_labels_and_originals():
-    pixels, labels = torch.rand(5, 1, 8, 8), torch.tensor([0, 1, 1, 0, 1])
-    images = AugmentedImages(ArrayDataset(pixels, labels), max_shift=2)
-    before = pixels.clone()
-    read = [[images[row] for row in range(len(images))] for _ in range(8)]
-    assert [label for _, label in read[0]] == labels.tolist()
-    assert any(not torch.equal(read[0][0][0], other[0][0]) for other in read[1:])
-    assert torch.equal(pixels, before)
-    assert torch.equal(images.targets, labels)
-    assert torch.equal(images.without_augmentation[2][0], pixels[2])
-
-
-def test_refuses_a_negative_shift():
-    with pytest.raises(ArgumentError, match=r"Expected `max_shift` to be at least 0, but got -1"):
-        AugmentedImages(ArrayDataset(torch.zeros(1, 1, 2), [0]), max_shift=-1)
-
-
 needs_medmnist = pytest.mark.skipif(find_spec("medmnist") is None, reason="medmnist is not installed")
 COUNTS = {"train": 40, "val": 10, "test": 12}
 
@@ -97,30 +61,8 @@ def root(tmp_path):
     return tmp_path
 
 
-def damage_compressed(path, arrays):
-    np.savez_compressed(path, **arrays)
-    content = bytearray(path.read_bytes())
-    content[3_000:3_100] = b"\xff" * 100
-    path.write_bytes(content)
-
-
-def claim(path, arrays, rows):
-    """The labels' header names more rows than there are."""
-    header = {"descr": "|u1", "fortran_order": False, "shape": (rows, 3)}
-    np.savez(path, **{name: array for name, array in arrays.items() if name != "val_labels"})
-    with zipfile.ZipFile(path, "a") as archive, archive.open("val_labels.npy", "w") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        file.write(bytes(10))
-
-
-def raw(path, arrays):
-    np.savez(path, **{name: array for name, array in arrays.items() if name != "val_labels"})
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("val_labels.npy", bytes(10))
-
-
 def tiny(root, **kwargs):
-    arguments = {"name": "nodulemnist3d", "root": str(root), "verify": False, "num_pos": 3, "num_neg": 5, **kwargs}
+    arguments = {"name": "nodulemnist3d", "root": str(root), "num_pos": 3, "num_neg": 5, **kwargs}
     return MedMNISTDataModule(**arguments)
 
 
@@ -142,12 +84,6 @@ def test_batches_are_floats_with_the_channel_first(root):
         expected = arrays["train_images"][positives[batch.index.numpy()]] / 255
         assert_close(batch.inputs[:3, 0], expected, "float32")
     assert CNN3D()(batch.inputs).shape == (8,)
-
-
-def test_the_range_is_zero_to_one_exactly(root):
-    image = torch.stack(training_inputs(tiny(root)))
-    assert image.min() == 0.0
-    assert image.max() == 1.0
 
 
 @pytest.mark.parametrize("name", ["val", "test"])
@@ -191,14 +127,6 @@ def test_augmentation_depends_on_seed_step_and_image_alone(root):
     assert torch.equal(smaller[:3], first[0][:3])
 
 
-def test_augmentation_leaves_the_global_generator_alone(root):
-    datamodule = tiny(root, augment=True)
-    datamodule.setup("fit")
-    state = torch.get_rng_state()
-    next(iter(datamodule.train_dataloader()))
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_scoring_and_evaluation_see_images_as_they_are(root):
     arrays = make_arrays()
     datamodule = tiny(root, augment=True, train_with_val=True, val_fraction=0.2)
@@ -231,58 +159,16 @@ def test_images_and_volumes_of_every_size(tmp_path, shape):
     name = "pneumoniamnist" if len(shape) == 2 else "vesselmnist3d"
     size = shape[0]
     np.savez(tmp_path / (f"{name}.npz" if size == 28 else f"{name}_{size}.npz"), **make_arrays(shape))
-    datamodule = MedMNISTDataModule(name, str(tmp_path), size, verify=False, num_pos=2, num_neg=2)
+    datamodule = MedMNISTDataModule(name, str(tmp_path), size, num_pos=2, num_neg=2)
     assert training_inputs(datamodule)[0].shape == (4, 1, *shape)
 
 
 @pytest.mark.parametrize("stage", ["prepare_data", "setup"])
 def test_names_a_missing_file(tmp_path, stage):
     datamodule = tiny(tmp_path, size=64)
-    message = r"nodulemnist3d_64.npz does not exist. Set `--data.root` to the folder that holds it, or `--data.download"
+    message = r"nodulemnist3d_64.npz does not exist. Set `--data.root` to its folder, or `--data.download"
     with pytest.raises(DataError, match=message):
         getattr(datamodule, stage)()
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        pytest.param(lambda path, arrays: path.write_bytes(path.read_bytes()[:1000]), id="cut"),
-        pytest.param(lambda path, arrays: path.write_bytes(b""), id="empty"),
-        pytest.param(lambda path, arrays: damage_compressed(path, arrays), id="damaged inside"),
-        pytest.param(lambda path, arrays: path.write_bytes(b"<html>not found</html>"), id="a web page"),
-        pytest.param(lambda path, arrays: np.savez(path, train_images=arrays["train_images"]), id="parts missing"),
-        pytest.param(
-            lambda path, arrays: np.savez(path, **{**arrays, "val_labels": np.arange(10)[:, None]}), id="ten classes"
-        ),
-        pytest.param(
-            lambda path, arrays: np.savez(path, **{**arrays, "val_labels": np.zeros((9, 1))}), id="a label missing"
-        ),
-        pytest.param(
-            lambda path, arrays: np.savez(path, **{**arrays, "test_images": np.zeros((12, 28, 28, 28))}), id="floats"
-        ),
-        pytest.param(lambda path, arrays: np.savez(path, **{**arrays, "val_labels": np.uint8(1)}), id="0-d labels"),
-        pytest.param(lambda path, arrays: np.savez(path, **{**arrays, "val_images": np.uint8(1)}), id="0-d images"),
-        pytest.param(lambda path, arrays: np.savez(path, **{**arrays, "val_labels": np.array(["0"] * 10)}), id="text"),
-        pytest.param(
-            lambda path, arrays: np.savez(path, **{**arrays, "val_labels": np.array([0j] * 10)}), id="complex labels"
-        ),
-        pytest.param(
-            lambda path, arrays: np.savez(path, **{**arrays, "val_labels": np.array([{}] * 10)}), id="pickled labels"
-        ),
-        pytest.param(lambda path, arrays: claim(path, arrays, 1 << 36), id="claims gigabytes"),
-        pytest.param(lambda path, arrays: claim(path, arrays, 1 << 44), id="claims terabytes"),
-        pytest.param(lambda path, arrays: claim(path, arrays, 1 << 62), id="claims more than can be counted"),
-        pytest.param(lambda path, arrays: np.save(path.open("wb"), arrays["train_labels"]), id="one array"),
-        pytest.param(lambda path, arrays: raw(path, arrays), id="no arrays inside"),
-    ],
-)
-def test_refuses_a_damaged_file(root, spoil):
-    path = root / "nodulemnist3d.npz"
-    spoil(path, make_arrays())
-    with pytest.raises(
-        DataError, match=r"nodulemnist3d.npz is damaged or not a file in MedMNIST's format: .*Remove it"
-    ):
-        read_medmnist(path)
 
 
 @needs_medmnist
@@ -296,40 +182,15 @@ def test_names_and_sizes_are_medmnists():
         assert list(sizes) == getattr(medmnist, medmnist.INFO[name]["python_class"]).available_sizes
 
 
-@needs_medmnist
-def test_verifies_counts(root):
-    with pytest.raises(
-        DataError, match=r"Expected \{'train': 1158, .* images in .*, but got \{'train': 40, .*`verify=False`"
-    ):
-        tiny(root, verify=True).setup("fit")
-
-
 @pytest.mark.parametrize("shape", [(64, 64, 64), (28, 28), (28, 28, 16)])
 def test_refuses_images_of_another_shape(tmp_path, shape):
     np.savez(
         tmp_path / "nodulemnist3d.npz", **{**make_arrays(), "val_images": np.zeros((COUNTS["val"], *shape), np.uint8)}
     )
     with pytest.raises(
-        DataError, match=r"of shape \(1, 28, 28, 28\) in .*nodulemnist3d.npz .*'val': .* Correct `name`"
+        DataError, match=r"of shape \(1, 28, 28, 28\) .*nodulemnist3d.npz .*the val part has .* Correct `name`"
     ):
         tiny(tmp_path).setup("fit")
-
-
-@needs_medmnist
-def test_verifies_the_checksum(tmp_path, shared_data):
-    with np.load(shared_data / "medmnist" / "adrenalmnist3d.npz") as official:
-        arrays = dict(official)
-    arrays["train_images"][0, 0, 0, 0] ^= 255
-    np.savez_compressed(tmp_path / "adrenalmnist3d.npz", **arrays)
-    with pytest.raises(
-        DataError, match=r"Expected the md5 checksum bbd3c5a5576322bc4cdfea780653b1ce of .*, but got [0-9a-f]{32}"
-    ):
-        MedMNISTDataModule(root=str(tmp_path)).setup("fit")
-
-
-def test_reads_without_medmnist(root, monkeypatch):
-    monkeypatch.setitem(sys.modules, "medmnist", None)
-    assert len(training_inputs(tiny(root, verify=True))) > 0
 
 
 @needs_medmnist
@@ -375,20 +236,6 @@ def test_downloads_through_medmnist_only_if_asked_and_needed(tmp_path, monkeypat
     assert len(training_inputs(tiny(root, download=True))) > 0
 
 
-@needs_medmnist
-def test_says_what_to_fetch_by_hand_when_the_download_fails(tmp_path, monkeypatch):
-    utils = import_extra("torchvision.datasets.utils", "medical")
-
-    def no_network(**kwargs):
-        raise OSError
-
-    monkeypatch.setattr(utils, "download_url", no_network)
-    with pytest.raises(
-        DataError, match=r"nodulemnist3d_64.npz could not be downloaded. Fetch https://zenodo.org/.*nodulemnist3d_64"
-    ):
-        tiny(tmp_path, size=64, download=True).prepare_data()
-
-
 @pytest.mark.parametrize("module", ["medmnist", "torchvision.datasets.utils"])
 def test_a_download_names_the_extra(tmp_path, monkeypatch, module):
     monkeypatch.setitem(sys.modules, module, None)
@@ -409,31 +256,3 @@ def test_a_download_names_the_extra(tmp_path, monkeypatch, module):
 def test_refuses_wrong_arguments(tmp_path, arguments, message):
     with pytest.raises(ArgumentError, match=message):
         tiny(tmp_path, **arguments)
-
-
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_no_flipped_byte_is_read_in_silence(root, save):
-    path = root / "nodulemnist3d.npz"
-    save(path, **make_arrays())
-    whole, expected = path.read_bytes(), read_medmnist(path)
-    refused = 0
-    for at in np.linspace(0, len(whole) - 1, 150, dtype=int):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :])
-        try:
-            found = read_medmnist(path)
-        except DataError:
-            refused += 1
-            continue
-        for part, images in expected.items():  # a byte that means nothing, such as a date in a header
-            assert torch.equal(found[part].pixels, images.pixels)
-            assert torch.equal(found[part].labels, images.labels)
-    assert refused > 100
-
-
-def test_every_cut_is_refused(root):
-    path = root / "nodulemnist3d.npz"
-    whole = path.read_bytes()
-    for size in np.linspace(0, len(whole) - 1, 60, dtype=int):
-        path.write_bytes(whole[:size])
-        with pytest.raises(DataError, match="is damaged or not a file"):
-            read_medmnist(path)

@@ -22,6 +22,8 @@ needs_graph = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("torch_geometric", "ogb", "rdkit")),
     reason="the extra `graph` is not installed",
 )
+# the molecules that the tests make have many positives
+pytestmark = pytest.mark.filterwarnings("ignore:.* of the labels of .* are 1")
 RINGS = ["c1ccccc1", "c1ccncc1", "C1CCCCC1", "c1ccoc1", "C1CCNCC1", "c1ccsc1", "C1CC1", "C1CCC1"]
 
 
@@ -144,24 +146,6 @@ def test_training_batches_for_the_graph_network(file):
 
 
 @needs_graph
-def test_evaluation_batches(file):
-    datamodule = smiles_module(file, fractions=(0.6, 0.2, 0.2), batch_size=7)
-    datamodule.setup(None)
-    datasets = datamodule.build_datasets(None)
-    loaders = {
-        "val": datamodule.val_dataloader(),
-        "test": datamodule.test_dataloader(),
-        "predict": datamodule.predict_dataloader(),
-    }
-    for name, loader in loaders.items():
-        batches = list(loader)
-        assert torch.cat([batch.target for batch in batches]).tolist() == getattr(datasets, name).targets.tolist()
-        assert torch.equal(
-            torch.cat([batch.inputs.x for batch in batches]).to(torch.uint8), getattr(datasets, name).graphs.x
-        )
-
-
-@needs_graph
 def test_folds_over_training_and_validation_part(file):
     separate = smiles_module(file).build_datasets(None)
     together = smiles_module(file, train_with_val=True).build_datasets(None)
@@ -179,15 +163,6 @@ def test_folds_over_training_and_validation_part(file):
     assert sum(validated) == len(together.train)
 
 
-@pytest.mark.parametrize("splits", [{"val_fraction": 0.1}, {"num_folds": 5, "fold": 0}])
-def test_refuses_two_sources_of_validation(file, splits):
-    name = next(iter(splits))
-    with pytest.raises(
-        ArgumentError, match=rf"Got `{name}`, but the data set has a validation part already. Set `train_with"
-    ):
-        smiles_module(file, **splits)
-
-
 @needs_graph
 def test_reports_smiles_that_do_not_parse_once(file):
     file.write_text(file.read_text() + "not a molecule,0\nC1CC,1\n")
@@ -202,23 +177,6 @@ def test_reports_smiles_that_do_not_parse_once(file):
         DataError, match=r"2 of 105 .*, more than `max_invalid`=0.01 allows. Check `smiles_column`='smiles'"
     ):
         smiles_module(file, max_invalid=0.01).setup("fit")
-
-
-@needs_graph
-def test_atoms_without_bonds_and_salts(tmp_path):
-    """An atom, two ions, no bond at all: graphs like any others."""
-    rows = ["[Na+].[Cl-],1", "C,0", "[He],1", "O,0", "CC.[Na+],1", "N,0", "S,1", "F,0"]
-    (tmp_path / "few.csv").write_text("smiles,active\n" + "\n".join(rows))
-    datamodule = smiles_module(tmp_path / "few.csv", split="random", fractions=(1, 0, 0), num_pos=4, num_neg=4)
-    datamodule.setup("fit")
-    graphs = datamodule.molecules.graphs
-    assert (graphs.num_nodes.tolist(), graphs.num_edges.tolist()) == (
-        [2, 1, 1, 1, 3, 1, 1, 1],
-        [0, 0, 0, 0, 2, 0, 0, 0],
-    )
-    batch = next(iter(datamodule.train_dataloader()))
-    assert batch.inputs.edge_index.shape == (2, 2)
-    assert bool(GIN(hidden_features=4).eval()(batch.inputs).isfinite().all())
 
 
 @needs_graph
@@ -240,31 +198,11 @@ def test_a_scaffold_split_that_separates_the_classes_says_so(tmp_path):
         path.write_text("smiles,active\n" + "".join(f"C1{'C' * (2 + k)}1,{int(k in positives)}\n" for k in range(20)))
         return path
 
-    counts = "0 of 16 in the training part, 0 of 2 in the validation part, 2 of 2 in the test part"
-    with pytest.raises(
-        DataError, match=rf"scaffold split of .*{counts}. There is none to train on. Set `split='random"
-    ):
+    with pytest.raises(DataError, match=r"scaffold split of .* no positive of .*'active'.* to train on. Set `split"):
         smiles_module(cages({0, 1})).setup("fit")
-    with pytest.warns(TPAUCWarning, match=r"0 of 2 in the validation part, 1 of 2 .*; TPAUC is nan where a class is"):
+    with pytest.warns(TPAUCWarning, match=r"one class only of 'active' in the validation part; TPAUC is nan"):
         smiles_module(cages({1, 7, 8}), num_pos=1).setup("fit")
     smiles_module(cages({1, 3, 7, 8}), num_pos=1).setup("fit")
-
-
-@needs_graph
-@pytest.mark.parametrize(
-    ("labels", "fractions", "remedy"),
-    [
-        ("0000", (0.5, 0.25, 0.25), "Check `target_column`='active': no label in it is 1"),
-        ("0100", (0.3, 0.4, 0.3), "Set"),
-    ],
-)
-def test_a_random_split_without_positives_is_not_told_to_be_random(tmp_path, labels, fractions, remedy):
-    rows = (f"{'C' * (k + 1)},{label}" for k, label in enumerate(labels))
-    (tmp_path / "few.csv").write_text("smiles,active\n" + "\n".join(rows))
-    datamodule = smiles_module(tmp_path / "few.csv", split="random", fractions=fractions)
-    with pytest.raises(DataError, match=f"none to train on. {remedy}") as caught:
-        datamodule.setup("fit")
-    assert "split='random'" not in str(caught.value)
 
 
 @needs_graph
@@ -278,15 +216,10 @@ def test_prepare_data_leaves_nothing_to_build(file, monkeypatch):
     smiles_module(file).setup("fit")
 
 
-def test_names_a_folder_in_place_of_a_file(tmp_path):
-    with pytest.raises(DataError, match=r"name of a CSV file in `root`, but .* is a folder"):
-        SMILESDataModule(str(tmp_path), "activity", cache_dir=str(tmp_path)).prepare_data()
-
-
 @needs_graph
 def test_names_a_missing_file(tmp_path):
     datamodule = SMILESDataModule("none.csv", "active", root=str(tmp_path), cache_dir=str(tmp_path))
-    message = r"none.csv does not exist. Set `--data.root` to the folder that holds it\."
+    message = r"none.csv does not exist. Set `root` \(`--data.root DIR`\) to the folder that holds it\."
     with pytest.raises(DataError, match=message):
         datamodule.prepare_data()
     with pytest.raises(DataError, match=message):
@@ -308,11 +241,6 @@ def test_downloads_a_missing_file(file, tmp_path, monkeypatch):
     there = smiles_module(file)
     there.setup("fit")
     assert datamodule.num_positives == there.num_positives
-
-
-def test_refuses_to_download_an_unknown_file(tmp_path):
-    with pytest.raises(ArgumentError, match=r"downloaded \(.*tox21.csv.gz.*but got 'none.csv'"):
-        SMILESDataModule("none.csv", "active", root=str(tmp_path), download=True).prepare_data()
 
 
 @pytest.mark.parametrize(
@@ -385,14 +313,6 @@ def test_ogbs_split_without_unlabelled_molecules(tmp_path, ogb, task):
 
 
 @needs_graph
-def test_a_set_without_missing_labels(tmp_path):
-    written = make_molecules(6, 1, missing=0.0)
-    write_ogb(tmp_path, "ogbg-molhiv", written, {"train": [0, 1, 5], "valid": [2], "test": [3, 4]})
-    datasets = ogb_module(tmp_path, name="ogbg-molhiv").build_datasets(None)
-    assert_same_molecules(datasets.train, [written[row] for row in (0, 1, 5)], 0)
-
-
-@needs_graph
 def test_training_and_validation_part_together_with_folds(tmp_path, ogb):
     datamodule = ogb_module(tmp_path, train_with_val=True, num_folds=2, fold=0)
     datamodule.prepare_data()
@@ -407,30 +327,14 @@ def test_training_and_validation_part_together_with_folds(tmp_path, ogb):
 
 
 @needs_graph
-def test_what_torch_load_accepts_is_as_before(tmp_path, ogb):
-    before = torch.serialization.get_safe_globals()
-    ogb_module(tmp_path).setup(None)
-    assert torch.serialization.get_safe_globals() == before
-    with pytest.raises(Exception, match=r"[Ww]eights.only"):
-        torch.load(tmp_path / "ogbg_moltox21" / "processed" / "geometric_data_processed.pt")
-
-
-@needs_graph
 def test_never_asks_on_the_terminal(tmp_path, ogb, monkeypatch):
     monkeypatch.setattr(builtins, "input", lambda prompt="": pytest.fail(f"asked {prompt}"))
     (tmp_path / "ogbg_moltox21" / "RELEASE_v1.txt").unlink()
     for download in (False, True):
         with pytest.raises(
-            DataError, match=r"ogbg_moltox21 is not complete: RELEASE_v1.txt is missing. Copy the whole"
+            DataError, match=r"ogbg_moltox21 is not complete: RELEASE_v1.txt is missing. Set `--data.root`"
         ):
             ogb_module(tmp_path, download=download).prepare_data()
-
-
-@needs_graph
-def test_names_a_missing_folder_and_the_download(tmp_path):
-    message = r"ogbg_molmuv does not exist. Set `--data.root` to the folder that holds it, or `--data.download true`"
-    with pytest.raises(DataError, match=message):
-        ogb_module(tmp_path, name="ogbg-molmuv", task=1).setup("fit")
 
 
 @needs_graph

@@ -129,8 +129,8 @@ def test_learns_to_find_an_element():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"hidden_features": 0}, r"Expected `hidden_features` to be an int >= 1, but got 0"),
-        ({"num_layers": 1.5}, r"Expected `num_layers` to be an int >= 1, but got 1.5"),
+        ({"hidden_features": 0}, r"Expected `hidden_features` to be a whole number of at least 1, but got 0"),
+        ({"num_layers": 1.5}, r"Expected `num_layers` to be a whole number of at least 1, but got 1.5"),
         ({"dropout": 1.0}, r"Expected `dropout` to be a number in \[0, 1\), but got 1.0"),
         ({"pooling": "median"}, r"Expected `pooling` to be one of 'mean', 'sum', 'max', but got 'median'"),
     ],

@@ -37,7 +37,7 @@ def test_learns_a_linear_rule():
     assert fit(Linear(4), inputs, target, steps=200, lr=0.1) > 0.97
 
 
-@pytest.mark.parametrize("value", [0, -1, 2.0, True, "3", None])
+@pytest.mark.parametrize("value", [0, -1, 2.5, "3", None])
 def test_refuses_a_wrong_number_of_features(value):
-    with pytest.raises(ArgumentError, match=r"Expected `num_features` to be an int >= 1, but got"):
+    with pytest.raises(ArgumentError, match=r"Expected `num_features` to be a whole number of at least 1, but got"):
         Linear(value)

@@ -70,7 +70,7 @@ def test_learns_to_tell_bright_from_dark():
 @needs_torchvision
 @pytest.mark.parametrize("name", ["in_channels", "stem_stride"])
 def test_refuses_wrong_sizes(name):
-    with pytest.raises(ArgumentError, match=rf"Expected `{name}` to be an int >= 1, but got 0"):
+    with pytest.raises(ArgumentError, match=rf"Expected `{name}` to be a whole number of at least 1, but got 0"):
         ResNet3D(**{name: 0})
 
 
