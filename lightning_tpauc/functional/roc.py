@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -16,15 +15,7 @@ from lightning_tpauc.functional.checks import as_tensor, eager, rankable
 
 
 def count_by_score(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Number of positives and of negatives at each distinct score, highest score first.
-
-    Args:
-        scores: tensor of any shape and real dtype.
-        labels: tensor of the same shape; rows labelled neither 1 nor 0 are left out.
-
-    Returns:
-        Two int64 tensors ``(G,)``, one entry per distinct score, and the scores.
-    """
+    """Number of positives and of negatives at each distinct score, highest first, int64 ``(G,)``, and the scores."""
     pos, neg = split_classes(scores, labels)
     distinct, place = torch.unique(torch.cat([pos, neg]), return_inverse=True)
     size = distinct.shape[0]
@@ -112,13 +103,7 @@ def nan_points(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
 def polyline_vertices(
     pos_counts: Tensor, neg_counts: Tensor, scores: Tensor, drop_collinear: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Vertices of one polyline whose segments are given by whole numbers ``(G,)``, as in :func:`polyline_area`.
-
-    Args:
-        pos_counts: int64 tensor ``(G,)``, non-negative.
-        neg_counts: same shape.
-        scores: threshold that is reached at the end of each segment, same shape.
-        drop_collinear: leave out vertices inside straight pieces.
+    """Vertices of the polyline of :func:`polyline_area` whose segments end at these thresholds ``(G,)``.
 
     Returns:
         ``(fpr, tpr, thresholds)``: three float64 tensors ``(V,)``; the first threshold is infinite.
@@ -137,7 +122,7 @@ def polyline_vertices(
     return fp / fp[-1], tp / tp[-1], torch.cat([reached.new_full((1,), math.inf), reached])
 
 
-def adjust_thresholds(thresholds: int | Sequence[float] | Tensor | np.ndarray[Any, Any]) -> Tensor:
+def adjust_thresholds(thresholds: Any) -> Tensor:
     """The thresholds as a float64 tensor ``(T,)`` in ascending order; an int T means T of them evenly on [0, 1].
 
     They lie on the CPU, whatever the default device: a model that is made on the meta device can't make up its own.
@@ -177,9 +162,8 @@ def confusion_counts(scores: Tensor, labels: Tensor, thresholds: Tensor) -> Tens
     dtype = torch.float32 if low_precision else torch.float64
     edges = thresholds.to(dtype).to(scores.device)
     size, columns = edges.shape[0] + 1, scores.shape[1:]
-    reached = torch.bucketize(
-        scores.to(dtype).contiguous(), edges, right=True
-    )  # 0 .. T: how many thresholds the score reaches
+    # 0 .. T: how many thresholds the score reaches
+    reached = torch.bucketize(scores.to(dtype).contiguous(), edges, right=True)
     # Entries of neither class fill a third histogram, which is dropped: cheaper than to take them out.
     kind = torch.where(labels == 1, size, torch.where(labels == 0, 0, 2 * size))
     place = reached + kind
@@ -203,11 +187,7 @@ def count_nan(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def binned_segments(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Rises and runs, each int64 ``(T + 1,)``, of the polyline from (0, 0) through the ROC points to (1, 1).
-
-    Args:
-        counts: int64 tensor ``(T, 2, 2)`` from :func:`confusion_counts`, one or the sum of several.
-    """
+    """Rises and runs, each int64 ``(T + 1,)``, of the polyline through the ROC points of counts ``(T, 2, 2)``."""
     totals = counts[0].sum(1)  # negatives, positives
     points = torch.cat([torch.zeros_like(totals)[None], counts[:, :, 1].flip(0), totals[None]])
     runs, rises = points.diff(dim=0).unbind(1)
@@ -316,15 +296,7 @@ def has_nan(scores: Tensor) -> bool:
 
 
 def split_classes(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores of the rows labelled 1 and of those labelled 0; rows with any other label count for neither.
-
-    Args:
-        scores: tensor of any shape.
-        labels: tensor of the same shape.
-
-    Returns:
-        Positive scores ``(n_pos,)`` and negative scores ``(n_neg,)``, as :func:`rankable` gives them.
-    """
+    """Rankable scores of the entries labelled 1 and of those labelled 0; any other label counts for neither."""
     scores = rankable(scores)
     if scores.device.type == "mps":  # Apple's GPUs know no float64, which the areas are computed in
         scores, labels = scores.cpu(), labels.cpu()
@@ -372,14 +344,7 @@ def between(values: Tensor, low: float, high: float) -> Tensor:
 
 
 def count_pairs(pos_scores: Tensor, neg_scores: Tensor) -> int:
-    """Twice the number of pairs whose negative scores higher, plus the number of tied pairs.
-
-    Args:
-        pos_scores: tensor ``(p,)`` in ascending order.
-        neg_scores: tensor ``(n,)`` in ascending order, of the same dtype.
-
-    Returns:
-        An exact integer in 0 .. 2 p n.
+    """Twice the number of pairs of ascending scores whose negative is higher, plus the number of tied pairs.
 
     Example:
         >>> count_pairs(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 3.0, 4.0]))

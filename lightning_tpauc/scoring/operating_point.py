@@ -36,7 +36,7 @@ from lightning_tpauc.lightning_fixes.unsupported import log_replicated, starts_p
 from lightning_tpauc.metrics import TwoWayPartialAUROC
 from lightning_tpauc.metrics.reporting import IGNORED
 from lightning_tpauc.scoring.evaluation import evaluation_of
-from lightning_tpauc.scoring.forward import device_batches
+from lightning_tpauc.scoring.forward import device_batches, evaluation_mode
 from lightning_tpauc.scoring.labelled_data import inputs_and_target
 from lightning_tpauc.scoring.labels import listed
 
@@ -388,23 +388,18 @@ class DecisionThreshold(Callback):
             _say_nearest(away[0][1], point.criterion)
         return bool(away)
 
-    @torch.no_grad()
     def choose_again(self, trainer: Trainer, module: Any) -> None:
         """Score the validation data once more, by the weights that the module holds now, and choose."""
         loader = CombinedLoader(trainer.val_dataloaders).flattened[0]
         limit = None if math.isinf(trainer.num_val_batches[0]) else int(trainer.num_val_batches[0])
         labels = module.trained_labels
         count = None if labels is None else len(labels.names)
-        store = TwoWayPartialAUROC(
-            ignore_index=IGNORED, task="binary" if count is None else "multilabel", num_labels=count
-        ).to(module.device)
-        modes = [(child, child.training) for child in module.modules()]
-        module.eval()
-        for batch in device_batches(module, islice(loader, limit), "Choosing the threshold", limit):
-            inputs, target = inputs_and_target(batch, module.input_layout, count)
-            store.update(module.raw_scores(inputs), target)
-        for child, training in modes:
-            child.training = training
+        kind: Any = "binary" if count is None else "multilabel"
+        store = TwoWayPartialAUROC(ignore_index=IGNORED, task=kind, num_labels=count).to(module.device)
+        with evaluation_mode(module):
+            for batch in device_batches(module, islice(loader, limit), "Choosing the threshold", limit):
+                inputs, target = inputs_and_target(batch, module.input_layout, count)
+                store.update(module.raw_scores(inputs), target)
         scores, target = store.gathered()
         columns = [(scores, target)] if count is None else list(zip(scores.unbind(1), target.unbind(1), strict=True))
         module.operating_point = self.choose(module, columns)

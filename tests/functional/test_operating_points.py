@@ -62,12 +62,6 @@ def test_rounding_of_the_bound_does_not_lose_a_step():
     assert float(fpr_at_min_tpr(scores, swapped, min_tpr=0.301)) == 1.0
 
 
-def test_the_borders_of_the_square():
-    scores, target = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0, 1, 0])
-    assert float(tpr_at_max_fpr(scores, target, max_fpr=1)) == 1.0
-    assert float(fpr_at_min_tpr(scores, target, min_tpr=0)) == 0.0
-
-
 @pytest.mark.parametrize("compute", [tpr_at_max_fpr, fpr_at_min_tpr])
 def test_ignored_rows_missing_classes_and_nan(compute):
     scores, target = torch.tensor([0.9, float("nan"), 0.8, 0.7]), torch.tensor([1, -1, 0, 1])
@@ -142,17 +136,6 @@ def test_it_is_the_best_of_all_thresholds(criterion, rectangle):
         assert chosen.lies_in(*rectangle) == inside, "in the rectangle wherever any threshold is"
 
 
-def test_scikit_learn_sees_the_same_rates():
-    generator = torch.Generator().manual_seed(2)
-    labels = (torch.rand(500, generator=generator) < 0.1).long()
-    scores = torch.randn(500, generator=generator) + labels
-    fpr, tpr, _ = roc_curve(labels.numpy(), scores.numpy(), drop_intermediate=False)
-    chosen = decision_threshold(scores, labels, 0.3, 0.2)
-    assert chosen.sensitivity == pytest.approx(tpr[fpr <= 0.2].max(), abs=0)
-    chosen = decision_threshold(scores, labels, 0.3, 0.2, "max_specificity")
-    assert 1 - chosen.specificity == pytest.approx(fpr[tpr >= 0.3].min(), abs=1e-15)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.int64])
 def test_neighbouring_numbers_are_told_apart(dtype):
     low = torch.tensor([1], dtype=dtype)
@@ -185,12 +168,6 @@ def test_infinite_and_equal_scores_are_decided_as_score_reaches_threshold(scores
     chosen = decision_threshold(scores, labels, 0.5, 0.5)
     assert chosen[:3] == expected
     assert counts(scores, labels, chosen.threshold) == (chosen.tp, chosen.fp)
-
-
-def test_rows_that_are_ignored_do_not_count():
-    scores, labels = torch.tensor([5.0, 1.0, 0.0, math.nan]), torch.tensor([-1, 1, 0, -1])
-    chosen = decision_threshold(scores, labels, ignore_index=-1)
-    assert chosen == (0.5, 1, 0, 1, 1)
 
 
 @pytest.mark.parametrize(("labels", "missing"), [([1, 1], "negative"), ([0, 0], "positive")])

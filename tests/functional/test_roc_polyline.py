@@ -82,13 +82,3 @@ def test_area_from_counts_equals_the_metric(num_levels, min_tpr, max_fpr):
     scores, target = scored(num_levels)
     area = polyline_area(*count_by_score(scores, target)[:2], min_tpr, max_fpr)
     assert_close(area, two_way_partial_auroc(scores, target, min_tpr, max_fpr))
-
-
-@pytest.mark.parametrize(("min_tpr", "max_fpr"), RECTANGLES)
-def test_a_perfect_polyline_gives_exactly_one(min_tpr, max_fpr):
-    assert float(polyline_area(torch.tensor([3, 4, 0, 0]), torch.tensor([0, 0, 6, 1]), min_tpr, max_fpr)) == 1.0
-
-
-def test_area_without_a_class_is_nan():
-    assert polyline_area(torch.tensor([0, 0]), torch.tensor([2, 1]), 0.5, 0.5).isnan()
-    assert polyline_area(torch.tensor([1, 0]), torch.tensor([0, 0]), 0.5, 0.5).isnan()

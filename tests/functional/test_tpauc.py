@@ -120,14 +120,6 @@ def test_perfect_and_inverted_rankings_give_exactly_one_and_zero(min_tpr, max_fp
     assert float(two_way_partial_auroc(-perfect, target, min_tpr, max_fpr)) == 0.0
 
 
-@pytest.mark.parametrize(("min_tpr", "max_fpr"), [(0.5, 0.5), (0.2, 0.6), (0.0, 1.0), (0.3, 0.7), (0.0, 0.5)])
-def test_a_collapsed_model_gets_the_value_of_chance(min_tpr, max_fpr):
-    scores, target = torch.zeros(13), torch.tensor([1] * 4 + [0] * 9)
-    theta0, theta1 = 1 - min_tpr, max_fpr
-    expected = max(0.0, theta0 + theta1 - 1) ** 2 / (2 * theta0 * theta1)
-    assert_close(two_way_partial_auroc(scores, target, min_tpr, max_fpr), expected)
-
-
 def test_logits_and_probabilities_rank_alike():
     logits, target = normal_scores(100, 200)
     assert torch.equal(two_way_partial_auroc(logits, target), two_way_partial_auroc(logits.sigmoid(), target))
@@ -155,20 +147,6 @@ def test_float64_is_ranked_in_float64():
     assert float(two_way_partial_auroc(*joined(pos, neg, torch.float32))) == 0.0
 
 
-def test_large_integers_are_ranked_as_integers():
-    big = 2**60
-    assert float(two_way_partial_auroc(*joined([big + 1], [big], torch.int64), 0.0, 1.0)) == 1.0
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.uint8, torch.int16, torch.bool])
-def test_narrow_dtypes_are_ranked_as_they_are(dtype):
-    scores, target = normal_scores(60, 90)
-    scores = (scores > 0.6).to(dtype) if dtype is torch.bool else (scores * 8 + 60).round().clamp(0, 200).to(dtype)
-    value = two_way_partial_auroc(scores, target, 0.1, 0.9)
-    assert value.dtype == torch.float64
-    assert torch.equal(value, two_way_partial_auroc(scores.double(), target, 0.1, 0.9))
-
-
 def test_infinite_scores_have_a_rank():
     assert float(two_way_partial_auroc(*joined([math.inf, 1.0], [0.0, -math.inf]))) == 1.0
     assert_close(two_way_partial_auroc(*joined([-math.inf, 1.0], [0.0, -math.inf]), 0.0, 1.0), 2.5 / 4)
@@ -177,12 +155,6 @@ def test_infinite_scores_have_a_rank():
 def test_zero_has_no_sign():
     assert_close(two_way_partial_auroc(*joined([0.0], [-0.0]), 0.0, 1.0), 0.5)
     assert_close(two_way_partial_auroc(*joined([-0.0], [0.0]), 0.0, 1.0), 0.5)
-
-
-@pytest.mark.parametrize("make", [torch.Tensor.bool, torch.Tensor.int, lambda target: target.to(torch.uint8)])
-def test_targets_of_any_integer_dtype(make):
-    scores, target = normal_scores(20, 30)
-    assert torch.equal(two_way_partial_auroc(scores, make(target)), two_way_partial_auroc(scores, target))
 
 
 def test_columns_are_scores_and_inputs_left_alone():
@@ -316,18 +288,6 @@ def test_the_warning_appears_once_per_run_by_default():
 # ---------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize("min_tpr", [-0.1, 1.0, 1, 1.5, True, "0.5", None, math.nan, math.inf, torch.tensor(0.5)])
-def test_min_tpr_out_of_range(min_tpr):
-    with pytest.raises(ArgumentError, match=r"Expected `min_tpr` to be a number in \[0, 1\), but got"):
-        two_way_partial_auroc(*joined([1.0], [0.0]), min_tpr=min_tpr)
-
-
-@pytest.mark.parametrize("max_fpr", [0.0, 0, -0.3, 1.5, 2, True, "0.5", math.nan, math.inf, torch.tensor(0.5)])
-def test_max_fpr_out_of_range(max_fpr):
-    with pytest.raises(ArgumentError, match=r"Expected `max_fpr` to be a number in \(0, 1\], but got"):
-        two_way_partial_auroc(*joined([1.0], [0.0]), max_fpr=max_fpr)
-
-
 @pytest.mark.parametrize("ignore_index", [0, 1, True, False, 1.5, "x"])
 def test_wrong_ignore_index(ignore_index):
     with pytest.raises(ArgumentError, match="Expected `ignore_index` to be `None` or an integer other than 0 and 1"):
@@ -360,11 +320,6 @@ def test_wrong_ignore_index(ignore_index):
 def test_malformed_tensors(preds, target, message):
     with pytest.raises(ArgumentError, match=message):
         two_way_partial_auroc(preds, target)
-
-
-def test_other_labels_beside_ignore_index():
-    with pytest.raises(ArgumentError, match=r"only 0 and 1, and ignore_index = -1, but found \[3, 7\]"):
-        two_way_partial_auroc(torch.rand(4), torch.tensor([3, -1, 7, 1]), ignore_index=-1)
 
 
 @pytest.mark.parametrize(
@@ -404,12 +359,3 @@ def test_what_was_not_measured_may_be_missing_in_a_nullable_column():
 def test_nothing_is_checked_on_request():
     scores, target = torch.tensor([0.9, 0.1, math.nan]), torch.tensor([1, 0, 5])
     assert float(two_way_partial_auroc(scores, target, validate_args=False)) == 1.0
-
-
-@pytest.mark.parametrize("thresholds", [None, np.int64(5), [np.float32(0.25), np.float64(0.5)]])
-def test_numbers_of_numpy(thresholds):
-    preds, target = torch.linspace(0, 1, 9), torch.tensor([0, 1, 0, -1, 1, 0, 1, 0, 1])
-    plain = int(thresholds) if isinstance(thresholds, np.int64) else thresholds
-    expected = two_way_partial_auroc(preds, target, 0.25, 0.5, plain, -1)
-    found = two_way_partial_auroc(preds, target, np.float32(0.25), np.float16(0.5), thresholds, np.int64(-1))
-    assert torch.equal(found, expected)

@@ -11,7 +11,7 @@ from torch import nn
 
 from lightning_tpauc import PosNegDataModule, ROCFigure, TPAUCModule
 from lightning_tpauc.algorithms import CrossEntropy
-from lightning_tpauc.errors import ArgumentError, TPAUCWarning
+from lightning_tpauc.errors import TPAUCWarning
 from lightning_tpauc.metrics.figures import SHOW
 from tests.helpers.problems import make_trainer
 
@@ -165,27 +165,3 @@ def test_a_run_whose_loggers_show_no_figures_says_so_once(tmp_cwd, loggers, name
     with pytest.warns(TPAUCWarning, match=f"draws nothing: {names} can't show figures. Use one of TensorB") as caught:
         fit(made, ROCFigure(), epochs=2)
     assert sum("ROCFigure" in str(warning.message) for warning in caught) == 1
-
-
-def test_nothing_is_said_where_another_logger_shows_it_or_nothing_is_logged(tmp_cwd):
-    fit([CSVLogger("logs"), TensorBoardLogger("logs")], ROCFigure(), epochs=1)
-    x, y = torch.randn(60, 3), (torch.arange(60) % 3 == 0).long()
-    data = PosNegDataModule((x, y), val_dataset=(x, y), num_pos=10, num_neg=10)
-    trainer = make_trainer(precision="32-true", fast_dev_run=True, callbacks=[ROCFigure()])
-    trainer.fit(TPAUCModule(nn.Linear(3, 1), CrossEntropy()), data)
-
-
-def test_bad_argument():
-    with pytest.raises(ArgumentError, match="`every_n_validations` to be at least 1, but got 0"):
-        ROCFigure(0)
-
-
-def test_the_legend_hides_no_bar_of_the_scores():
-    from lightning_tpauc.metrics.figures import plot_scores
-
-    scores = torch.cat([torch.zeros(50), torch.full((20,), 1.0)])  # all positives in the last bar, below the legend
-    figure, ax = plot_scores(scores, (scores > 0.5).long())
-    figure.canvas.draw()
-    legend = ax.get_legend().get_window_extent().transformed(ax.transData.inverted())
-    assert max(bar.get_height() for bar in ax.patches) == pytest.approx(1.0)
-    assert legend.y0 > 1.0

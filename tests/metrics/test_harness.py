@@ -204,17 +204,6 @@ def test_copies_go_their_own_ways(case):
 
 
 @EACH
-def test_hashes_of_equal_metrics_differ_and_follow_the_state(case):
-    preds, target = inputs_of(case)
-    metric, other = case.make(), case.make()
-    before = hash(metric)
-    assert before == hash(metric)
-    assert before != hash(other)
-    metric.update(preds[0], target[0])
-    assert hash(metric) != before
-
-
-@EACH
 @pytest.mark.parametrize("as_dict", [False, True])
 def test_stores_are_merged(case, as_dict):
     preds, target = inputs_of(case)
@@ -257,28 +246,6 @@ def test_a_cast_never_touches_what_was_collected(case, cast):
     value = metric.compute()
     assert value.dtype == (torch.float64 if cast is torch.float64 else torch.float32)
     assert_close(value, expected(case, preds, target), "float64" if cast is torch.float64 else "float32")
-
-
-@EACH
-def test_counts_past_half_precision_are_not_rounded(case):
-    preds, target = inputs_of(case)
-    metric = case.make()
-    for _ in range(40):  # 3,840 examples: bfloat16 holds whole numbers up to 256, float16 up to 2,048
-        metric.update(preds.flatten(0, 1), target.flatten(0, 1))
-        metric.set_dtype(torch.bfloat16)
-    alone = case.make()
-    alone.update(torch.cat([*preds] * 40), torch.cat([*target] * 40))
-    assert_close(metric.compute(), alone.compute().float(), "float32")
-
-
-@EACH
-def test_nothing_is_differentiable(case):
-    preds, target = inputs_of(case)
-    preds = preds.clone().requires_grad_()
-    metric = case.make()
-    assert not metric.is_differentiable
-    assert not metric(preds[0], target[0]).requires_grad
-    assert not metric.compute().requires_grad
 
 
 @EACH

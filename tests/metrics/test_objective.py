@@ -1,5 +1,3 @@
-import pickle
-
 import pytest
 import torch
 
@@ -53,19 +51,6 @@ def test_nan_where_the_rectangle_holds_no_pair(num_pos, num_neg):
     metric = ExactObjective(min_tpr=0.5, max_fpr=0.5)
     metric.update(*scored(num_pos, num_neg))
     assert metric.compute().isnan()
-
-
-def test_pickle_keeps_the_surrogate():
-    scores, target = scored(6, 8)
-    metric = ExactObjective(surrogate="logistic", scale=2.0)
-    metric.update(scores, target)
-    copied = pickle.loads(pickle.dumps(metric))  # noqa: S301  # our own
-    assert torch.equal(copied.compute(), metric.compute())
-
-
-def test_constants():
-    metric = ExactObjective()
-    assert (metric.is_differentiable, metric.higher_is_better, metric.full_state_update) == (False, False, False)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
-import pytest
 import torch
 from torchmetrics import MetricCollection
 
-from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional import fpr_at_min_tpr, tpr_at_max_fpr
 from lightning_tpauc.metrics import FPRAtMinTPR, TPRAtMaxFPR, TwoWayPartialAUROC
 
@@ -21,12 +19,3 @@ def test_batches_give_the_value_of_the_whole_from_one_store():
     assert torch.equal(values["tpr"], tpr_at_max_fpr(scores, target, 0.3))
     assert torch.equal(values["fpr"], fpr_at_min_tpr(scores, target, 0.7))
     assert 0 < float(values["fpr"]) < float(values["tpr"]) < 1
-
-
-def test_constants_and_arguments():
-    assert TPRAtMaxFPR().higher_is_better
-    assert not FPRAtMinTPR().higher_is_better
-    with pytest.raises(ArgumentError, match="`max_fpr`"):
-        TPRAtMaxFPR(0.0)
-    with pytest.raises(ArgumentError, match="`min_tpr`"):
-        FPRAtMinTPR(1.0)

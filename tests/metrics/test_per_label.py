@@ -21,14 +21,10 @@ from lightning_tpauc.functional import (
     two_way_partial_auroc,
 )
 from lightning_tpauc.metrics import (
-    FPRAtMinTPR,
-    TPRAtMaxFPR,
     TwoWayPartialAUROC,
 )
 from lightning_tpauc.metrics.reporting import LabelMetrics
-from tests.helpers.ddp import run_distributed
 from tests.helpers.tolerances import assert_close
-from tests.reference.tpauc import naive_tpauc
 
 K = 4
 LABELS_K, CLASSES_K = {"task": "multilabel", "num_labels": K}, {"task": "multiclass", "num_classes": K}
@@ -107,25 +103,6 @@ def test_each_label_is_ranked_over_its_own_measured_entries(thresholds):
     assert torch.equal(filled(metric, *zip(scores.split(20), with_nan.split(20), strict=True)).compute(), values)
 
 
-@pytest.mark.parametrize("validate_args", [True, False])
-@EITHER
-def test_scores_of_unmeasured_entries_may_be_nan(thresholds, validate_args):
-    scores, with_nan, _ = scored()
-    broken = scores.masked_fill(with_nan.isnan(), math.nan)
-    options = {"average": None, "thresholds": thresholds}
-    metric = label_metric(K, validate_args=validate_args, **options)
-    values = of_labels(scores, with_nan, **options)
-    assert torch.equal(filled(metric, (broken, with_nan)).compute(), values)
-    assert torch.equal(of_labels(broken, with_nan, validate_args=validate_args, **options), values)
-
-
-@EITHER
-def test_one_label_is_the_binary_metric(thresholds):
-    scores, _, target = scored(missing=0.0)
-    value = of_labels(scores[:, :1], target[:, :1], thresholds=thresholds)
-    assert torch.equal(value, two_way_partial_auroc(scores[:, 0], target[:, 0], thresholds=thresholds))
-
-
 @EITHER
 @pytest.mark.parametrize("ignore_index", [None, 2, -7])
 def test_a_class_against_all_others(thresholds, ignore_index):
@@ -147,15 +124,6 @@ def test_a_class_against_all_others(thresholds, ignore_index):
         else:
             alone = two_way_partial_auroc(scores[kept, c], (target[kept] == c).long(), 0.3, 0.8, thresholds)
             assert torch.equal(values[c], alone)
-
-
-def test_scores_are_not_squashed():
-    """A float32 sigmoid makes 18 and 19 equal, and a softmax changes the order within a column."""
-    preds, target = torch.tensor([[19.0], [18.0]]), torch.tensor([[1], [0]])
-    assert float(of_labels(preds, target)) == 1.0
-    logits = torch.tensor([[2.0, 0.0], [3.0, 9.0], [1.0, 1.0]])
-    values = of_classes(logits, torch.tensor([0, 1, 1]), 0.0, 1.0, average=None)
-    assert values.tolist() == [0.5, 1.0]
 
 
 # ---------------------------------------------------------------- labels without a class
@@ -181,14 +149,6 @@ def test_averages_leave_out_a_label_without_a_class_and_name_it(thresholds):
     assert_close(macro, each[[0, 2]].mean())
     support = (target == 1).sum(0)[[0, 2]].double()
     assert_close(weighted, (each[[0, 2]] * support).sum() / support.sum())
-
-
-@EITHER
-@pytest.mark.parametrize("average", ["macro", "weighted"])
-def test_no_label_has_both_classes(thresholds, average):
-    with pytest.warns(TPAUCWarning, match="label 0, 1 is nan: there was no negative"):
-        value = of_labels(torch.rand(5, 2), torch.ones(5, 2), average=average, thresholds=thresholds)
-    assert value.isnan()
 
 
 @EITHER
@@ -314,30 +274,7 @@ def test_columns_are_never_pooled_by_a_function(function, validate_args):
         function(torch.rand(4, 3), torch.randint(2, (4, 3)), validate_args=validate_args)
 
 
-@pytest.mark.parametrize("validate_args", [True, False])
-@pytest.mark.parametrize("make", [TwoWayPartialAUROC, TPRAtMaxFPR, FPRAtMinTPR])
-def test_columns_are_never_pooled_by_a_metric(make, validate_args):
-    with pytest.raises(ArgumentError, match="name `task='multilabel'` and `num_labels`"):
-        make(validate_args=validate_args).update(torch.rand(4, 3), torch.randint(2, (4, 3)))
-
-
 # ---------------------------------------------------------------- in company
-
-
-def test_a_collection_shares_one_store():
-    scores, with_nan, _ = scored()
-    collection = MetricCollection(
-        {
-            "macro": TwoWayPartialAUROC(task="multilabel", num_labels=K),
-            "each": TwoWayPartialAUROC(0.2, 0.9, task="multilabel", num_labels=K, average=None, ignore_index=-1),
-        }
-    )
-    for batch in zip(scores.split(30), with_nan.split(30), strict=True):
-        collection.update(*batch)
-    assert len(collection.compute_groups) == 1
-    values = collection.compute()
-    assert torch.equal(values["macro"], of_labels(scores, with_nan))
-    assert torch.equal(values["each"], of_labels(scores, with_nan, 0.2, 0.9, average=None))
 
 
 @EITHER
@@ -368,38 +305,6 @@ def test_names_come_from_the_classwise_wrapper():
     assert torch.equal(torch.stack(list(values.values())), expected)
 
 
-@pytest.mark.ddp
-def test_ranks_of_which_one_is_empty_or_sends_another_dtype():
-    scores, with_nan, _ = scored()
-    _, target = classified()
-    wide = scores.double() + 1e-12
-
-    def life(rank, world_size):
-        values = []
-        for own in ([slice(0), slice(90)], [slice(20), slice(20, 90)]):
-            for thresholds in (None, THRESHOLDS):
-                label = label_metric(K, average=None, thresholds=thresholds)
-                klass = class_metric(K, average=None, thresholds=thresholds)
-                rows, given = own[rank], wide if rank else scores
-                if len(target[rows]):
-                    label.update(given[rows], with_nan[rows])
-                    klass.update(given[rows], target[rows])
-                values += [label.compute(), klass.compute(), *klass.roc()[0]]
-        return values
-
-    alone = []
-    for first in (0, 20):
-        given = torch.cat([scores[:first].double(), wide[first:]])
-        for thresholds in (None, THRESHOLDS):
-            options = {"average": None, "thresholds": thresholds}
-            alone.append(of_labels(given, with_nan, **options))
-            alone.append(of_classes(given, target, **options))
-            alone += filled(class_metric(K, **options), (given, target)).roc()[0]
-    for values in run_distributed(life, 2):
-        for value, expected in zip(values, alone, strict=True):
-            assert torch.equal(value, expected)
-
-
 # ---------------------------------------------------------------- curves
 
 
@@ -411,15 +316,6 @@ def test_the_curves_are_those_of_scikit_learn():
         own = list(zip(*(values[c].tolist() for values in (fpr, tpr, thresholds)), strict=True))
         assert set(own) <= set(zip(*(values.tolist() for values in every), strict=True))
         assert torch.trapezoid(tpr[c], fpr[c]).item() == pytest.approx(np.trapezoid(every[1], every[0]), rel=1e-12)
-
-
-def test_binned_curves_pass_through_their_thresholds():
-    scores, with_nan, _ = scored()
-    metric = filled(label_metric(K, 0.3, 0.8, average=None, thresholds=THRESHOLDS), (scores, with_nan))
-    for k, (fpr, tpr, thresholds) in enumerate(zip(*metric.roc(), strict=True)):
-        for x, y, threshold in zip(fpr[1:-1], tpr[1:-1], thresholds[1:-1], strict=True):
-            assert_close(x, (scores[with_nan[:, k] == 0, k] >= threshold).double().mean())
-            assert_close(y, (scores[with_nan[:, k] == 1, k] >= threshold).double().mean())
 
 
 @pytest.fixture
@@ -445,24 +341,6 @@ def test_a_curve_and_a_value_for_each_label(pyplot, thresholds):
         assert torch.equal(torch.as_tensor(curve), torch.stack([fpr, tpr], dim=1))
 
 
-def test_a_rectangle_for_each_label(pyplot):
-    scores, target = classified()
-    metric = filled(class_metric(K, [0.1, 0.2, 0.3, 0.4], 0.5), (scores, target))
-    _, axes = metric.plot()
-    assert [patch.get_y() for patch in axes.patches] == [0.1, 0.2, 0.3, 0.4]
-    assert all(text.get_text().startswith("Class ") for text in axes.get_legend().get_texts())
-    colors = [line.get_color() for line in axes.lines[1:]]
-    assert [patch.get_edgecolor()[:3] for patch in axes.patches] == colors
-    assert len(set(colors)) == K
-
-
-def test_values_are_drawn_as_torchmetrics_does(pyplot):
-    _, axes = label_metric(2, average=None).plot(torch.tensor([0.2, 0.4]))
-    assert [line.get_ydata().item() for line in axes.lines] == pytest.approx([0.2, 0.4])
-    _, axes = label_metric(2).plot([0.2, 0.4, 0.6])
-    assert axes.lines[0].get_ydata().tolist() == pytest.approx([0.2, 0.4, 0.6])
-
-
 def test_many_curves_and_a_label_without_a_class(pyplot):
     target = (torch.arange(24).reshape(2, 12) % 2).T.repeat(1, 6)
     target[:, 5] = 0
@@ -471,16 +349,6 @@ def test_many_curves_and_a_label_without_a_class(pyplot):
     figure.canvas.draw()
     assert "Label 5: nan" in {text.get_text() for text in axes.get_legend().get_texts()}
     assert len({tuple(line.get_color()) for line in axes.lines[1:]}) == 12
-
-
-def test_naive_loops_over_labels_and_rectangles():
-    scores, with_nan, _ = scored(size=25, seed=3)
-    scores = scores.round()  # ties
-    for low, high in [(0.0, 1.0), (0.37, 0.61), (0.9, 0.05)]:
-        values = of_labels(scores, with_nan, low, high, average=None)
-        for k in range(K):
-            pos, neg = (scores[with_nan[:, k] == label, k].tolist() for label in (1, 0))
-            assert_close(values[k], naive_tpauc(pos, neg, low, high))
 
 
 def test_values_of_labels_keep_quiet_and_make_python_repeat_no_warning():

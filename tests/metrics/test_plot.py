@@ -1,10 +1,8 @@
-import sys
-
 import numpy as np
 import pytest
 import torch
 
-from lightning_tpauc.errors import ArgumentError, MissingExtraError, TPAUCWarning
+from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
 from lightning_tpauc.metrics.figures import plot_scores
 
@@ -101,11 +99,6 @@ def test_a_curve_past_the_rectangle_and_a_missing_class_are_drawn():
     assert "TPAUC = nan" in {text.get_text() for text in ax.get_legend().get_texts()}
 
 
-def test_a_sequence_of_values_is_drawn_as_torchmetrics_does():
-    _, ax = TwoWayPartialAUROC().plot([torch.tensor(0.2), torch.tensor(0.4)])
-    assert ax.lines[0].get_ydata().tolist() == pytest.approx([0.2, 0.4])
-
-
 @pytest.mark.parametrize("metric", [TwoWayPartialAUROC(), ExactObjective()])
 @pytest.mark.parametrize(
     "several", [torch.tensor([0.2, 0.4]), np.array([0.2, 0.4]), [0.2, 0.4], (0.2, torch.tensor(0.4))]
@@ -120,18 +113,3 @@ def test_several_values_in_any_container(metric, several):
 def test_one_value_of_any_kind(one):
     _, ax = filled().plot(one)
     assert "TPAUC = 0.125" in {text.get_text() for text in ax.get_legend().get_texts()}
-
-
-def test_the_objective_is_drawn_as_torchmetrics_does():
-    metric = ExactObjective()
-    metric.update(torch.tensor([0.0, 1.0, 0.5, -2.0]), torch.tensor([1, 1, 0, 0]))
-    _, ax = metric.plot()
-    assert ax.lines[0].get_ydata().tolist() == [1.5]
-
-
-@pytest.mark.parametrize("metric", [TwoWayPartialAUROC(), ExactObjective()])
-def test_without_matplotlib(metric, monkeypatch):
-    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'lightning-tpauc\[plot\]'"):
-        metric.plot()

@@ -1,13 +1,10 @@
 """Several processes together give the value of all their examples, bit for bit."""
 
-import warnings
-
 import pytest
 import torch
-from torchmetrics import MetricCollection
 
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
-from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
+from lightning_tpauc.metrics import TwoWayPartialAUROC
 from tests.helpers.ddp import run_distributed
 
 pytestmark = pytest.mark.ddp
@@ -45,26 +42,6 @@ def test_uneven_and_empty_ranks(bounds):
         assert kept == bounds[rank][1] - bounds[rank][0]  # each rank has only its own again and may go on
 
 
-def test_three_ranks_of_which_two_are_empty():
-    results = run_distributed(collect, 3, ExactObjective, [(0, 0), (0, 60), (60, 60)], 60)
-    alone = ExactObjective()
-    alone.update(*scored())
-    for value, _ in results:
-        assert torch.equal(value, alone.compute())
-
-
-def test_no_rank_has_anything():
-    def compute(rank, world_size):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            value = TwoWayPartialAUROC().compute()
-        return value, [str(warning.message) for warning in caught if "two-way" in str(warning.message)]
-
-    results = run_distributed(compute, 2)
-    assert all(value.isnan() for value, _ in results)
-    assert [len(messages) for _, messages in results] == [1, 0]  # rank 0 speaks for all
-
-
 @pytest.mark.parametrize(
     "dtypes", [(torch.float64, None), (None, torch.int32), (torch.float32, torch.float64)], ids=str
 )
@@ -94,36 +71,6 @@ def test_a_rank_without_examples_does_not_round_the_integers_of_another():
         return float(metric.compute())
 
     assert run_distributed(compute, 2) == [1.0, 1.0]
-
-
-def test_counts_are_summed():
-    def compute(rank, world_size):
-        metric = TwoWayPartialAUROC(thresholds=THRESHOLDS)
-        scores, target = scored()
-        if rank == 1:
-            metric.update(scores, target)
-        return metric.compute()
-
-    expected = two_way_partial_auroc(*scored(), thresholds=THRESHOLDS)
-    assert all(torch.equal(value, expected) for value in run_distributed(compute, 2))
-
-
-def test_a_shared_store_in_a_collection():
-    def compute(rank, world_size):
-        collection = MetricCollection({"small": TwoWayPartialAUROC(), "auroc": TwoWayPartialAUROC(0.0, 1.0)})
-        scores, target = scored()
-        for start in range(0, 20 if rank == 0 else 40, 5):
-            rows = slice(20 * rank + start, 20 * rank + start + 5)
-            collection.update(scores[rows], target[rows])
-        first = collection.compute()
-        collection.reset()
-        collection.update(scores[rank::2], target[rank::2])
-        return first, collection.compute()
-
-    for values in run_distributed(compute, 2):
-        for value in values:
-            assert torch.equal(value["small"], two_way_partial_auroc(*scored()))
-            assert torch.equal(value["auroc"], two_way_partial_auroc(*scored(), 0.0, 1.0))
 
 
 def test_the_curve_covers_all_ranks():

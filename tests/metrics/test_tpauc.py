@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 import torch
 from torchmetrics import MetricCollection
@@ -40,28 +39,6 @@ def test_labels_outside_int8_do_not_wrap_into_a_class():
     assert torch.equal(metric.compute(), two_way_partial_auroc(scores[padded < 2], target[padded < 2]))
 
 
-@EITHER
-def test_nothing_collected_is_nan_and_a_warning(thresholds):
-    metric = TwoWayPartialAUROC(thresholds=thresholds)
-    metric.update(torch.empty(0), torch.empty(0, dtype=torch.int64))
-    with pytest.warns(TPAUCWarning, match="no example"):
-        assert metric.compute().isnan()
-
-
-def test_compute_before_update_is_nan_not_a_crash():
-    with pytest.warns(TPAUCWarning, match="no example"), pytest.warns(UserWarning, match="before the ``update``"):
-        assert TwoWayPartialAUROC().compute().isnan()
-
-
-@EITHER
-def test_one_class_is_nan_until_the_other_comes(thresholds):
-    metric = TwoWayPartialAUROC(thresholds=thresholds)
-    with pytest.warns(TPAUCWarning, match="no negative example"):
-        assert metric(torch.tensor([0.3, 0.7]), torch.tensor([1, 1])).isnan()
-    metric.update(torch.tensor([-5.0]), torch.tensor([0]))
-    assert float(metric.compute()) == 1.0
-
-
 # ---------------------------------------------------------------- the store
 
 
@@ -89,14 +66,6 @@ def test_dtypes_may_change_between_batches():
     assert float(metric.compute()) == 1.0
 
 
-def test_the_graph_is_not_kept():
-    scores = torch.tensor([0.1, 0.9], requires_grad=True)
-    metric = TwoWayPartialAUROC()
-    metric.update(scores * 2, torch.tensor([0, 1]))
-    assert not metric.scores[0].requires_grad
-    assert not metric(scores, torch.tensor([0, 1])).requires_grad
-
-
 def test_casting_a_model_does_not_round_scores_or_thresholds():
     model = torch.nn.ModuleDict(
         {"exact": TwoWayPartialAUROC(), "binned": TwoWayPartialAUROC(0.0, 1.0, thresholds=[1.001, 1.002])}
@@ -106,11 +75,6 @@ def test_casting_a_model_does_not_round_scores_or_thresholds():
     for metric in model.values():
         metric.update(scores, target)
         assert float(metric.compute()) == 1.0
-
-
-def test_state_dict_is_empty():
-    assert filled(TwoWayPartialAUROC(), batches()).state_dict() == {}
-    assert filled(TwoWayPartialAUROC(thresholds=THRESHOLDS), batches()).state_dict() == {}
 
 
 def test_counts_have_torchmetrics_layout():
@@ -166,28 +130,6 @@ def test_a_collection_shares_counts_at_equal_thresholds_only():
 # ---------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize(
-    ("argument", "value", "message"),
-    [
-        ("min_tpr", 1.0, r"`min_tpr` to be a number in \[0, 1\), but got 1\.0"),
-        ("min_tpr", True, "`min_tpr`"),
-        ("max_fpr", 0, r"`max_fpr` to be a number in \(0, 1\], but got 0"),
-        ("max_fpr", 1.5, "`max_fpr`"),
-        ("thresholds", 1, "`thresholds` to be at least 2"),
-        ("thresholds", "many", "`thresholds` to be `None`, an integer"),
-        ("ignore_index", 1, "`ignore_index` to be `None` or an integer other than 0 and 1"),
-    ],
-)
-def test_arguments_out_of_range(argument, value, message):
-    with pytest.raises(ArgumentError, match=message):
-        TwoWayPartialAUROC(**{argument: value})
-
-
-def test_unknown_keyword():
-    with pytest.raises(ValueError, match="Unexpected keyword arguments: `max_fnr`"):
-        TwoWayPartialAUROC(max_fnr=0.5)
-
-
 @EITHER
 def test_values_are_checked_unless_told_otherwise(thresholds):
     scores, target = torch.tensor([0.3, float("nan"), 0.1]), torch.tensor([1, 7, 0])
@@ -209,13 +151,3 @@ def test_an_integer_of_thresholds_needs_scores_in_the_unit_interval():
     with pytest.raises(ArgumentError, match=r"Expected `preds` in \[0, 1\]"):
         metric.update(torch.tensor([-1.0, 1.0]), torch.tensor([0, 1]))
     assert float(metric.compute()) == 1.0
-
-
-def test_numbers_of_numpy():
-    metric = TwoWayPartialAUROC(np.float32(0.25), np.float16(0.5), thresholds=np.int64(5), ignore_index=np.int8(-1))
-    plain = TwoWayPartialAUROC(0.25, 0.5, thresholds=5, ignore_index=-1)
-    preds, target = torch.linspace(0, 1, 9), torch.tensor([0, 1, 0, -1, 1, 0, 1, 0, 1])
-    assert torch.equal(metric(preds, target), plain(preds, target))
-    assert [type(metric.min_tpr), type(metric.max_fpr)] == [float, float]
-    with pytest.raises(ArgumentError, match=r"in \[0, 1\], over which an integer `thresholds` spreads the bins"):
-        metric.update(preds + 1, target)

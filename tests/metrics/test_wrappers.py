@@ -11,10 +11,8 @@ from torchmetrics.wrappers import (
     Running,
 )
 
-from lightning_tpauc.functional import tpr_at_max_fpr, two_way_partial_auroc
-from lightning_tpauc.metrics import ExactObjective, TPRAtMaxFPR, TwoWayPartialAUROC
-from tests.helpers.ddp import run_distributed
-from tests.helpers.tolerances import assert_close
+from lightning_tpauc.functional import two_way_partial_auroc
+from lightning_tpauc.metrics import TwoWayPartialAUROC
 
 EITHER = pytest.mark.parametrize("thresholds", [None, [-1.0, 0.0, 0.5, 1.0]], ids=["exact", "binned"])
 
@@ -50,32 +48,6 @@ def test_running_window(thresholds, window, forward):
             expected = two_way_partial_auroc(*joined(parts[max(0, seen - window) : seen]), thresholds=thresholds)
             assert torch.equal(metric.compute(), expected)
         metric.reset()
-
-
-@pytest.mark.parametrize(
-    ("make", "value"), [(TPRAtMaxFPR, tpr_at_max_fpr), (ExactObjective, None)], ids=["tpr", "objective"]
-)
-def test_running_window_of_the_others(make, value):
-    metric, alone = Running(make(), 2), make()
-    parts = batches()
-    for part in parts:
-        metric.update(*part)
-    alone.update(*joined(parts[-2:]))
-    assert torch.equal(metric.compute(), alone.compute())
-    assert value is None or torch.equal(metric.compute(), value(*joined(parts[-2:])))
-
-
-@pytest.mark.ddp
-@EITHER
-def test_running_window_over_two_processes(thresholds):
-    def window(rank, world_size):
-        metric = Running(TwoWayPartialAUROC(thresholds=thresholds), 2)
-        for part in batches()[rank::2]:
-            metric.update(*part)
-        return metric.compute()
-
-    for value in run_distributed(window, 2):
-        assert_close(value, two_way_partial_auroc(*joined(batches()[2:]), thresholds=thresholds))
 
 
 def test_labels_of_a_classwise_wrapper_are_not_taken_for_the_collected_ones():

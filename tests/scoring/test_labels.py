@@ -4,7 +4,7 @@ import pytest
 
 from lightning_tpauc.algorithms import STACO, Task
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.scoring.labels import Labels, by_position, check_label_settings, listed
+from lightning_tpauc.scoring.labels import Labels, by_position, check_label_settings
 
 
 @pytest.mark.parametrize(("option", "value"), [("weight", -1), ("min_tpr", 80), ("max_fpr", 0)])
@@ -52,7 +52,3 @@ def test_a_number_that_is_a_position_and_another_labels_name(number, names):
     with pytest.raises(ArgumentError, match=f"pass the name as text, '{number}'"):
         by_position({number: {"weight": 2.0}}, names)
     assert by_position({str(number): {"weight": 2.0}}, names) == {0: {"weight": 2.0}}
-
-
-def test_many_names_are_cut():
-    assert listed(range(22)).endswith("18, 19 and 2 more")

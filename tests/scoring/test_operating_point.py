@@ -223,12 +223,6 @@ def test_an_example_without_a_score_has_no_decision(tmp_path):
     assert rows[5]["decision"] in ("0", "1")
 
 
-def test_a_validation_finds_one_for_a_module_without():
-    module = make_module()
-    make_trainer(precision="32-true").validate(module, make_data(), verbose=False)
-    assert_fits(module)
-
-
 def test_another_training_begins_without(caplog):
     _, module, _ = fit()
     assert module.threshold is not None
@@ -392,13 +386,3 @@ def test_the_step_is_that_of_the_weights_also_after_loading(tmp_path):
         chooser = make_trainer(precision="32-true", callbacks=[DecisionThreshold("youden")])
         chooser.validate(loaded, data, verbose=False)
         assert (loaded.operating_point.criterion, loaded.operating_point.step) == ("youden", best)
-
-
-def test_without_a_validation_the_step_is_the_last_one(tmp_path):
-    trainer, module, _ = fit(data=make_data(val_dataset=None))
-    assert module.operating_point is None
-    trainer.save_checkpoint(tmp_path / "end.ckpt")
-    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-    loaded = TPAUCModule.load_from_checkpoint(tmp_path / "end.ckpt", backbone=net)
-    make_trainer(precision="32-true").validate(loaded, make_data(), verbose=False)
-    assert loaded.operating_point.step == module.training_state.batches_seen > 0

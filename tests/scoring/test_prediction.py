@@ -214,13 +214,6 @@ def test_batches_of_an_unknown_iterable_are_warned_of(tmp_path):
     check(module, x, tmp_path / "scores.csv", range(NUM))
 
 
-def test_streams_are_refused_in_several_processes(tmp_path, monkeypatch):
-    x, module = make_problem()
-    monkeypatch.setattr("lightning_tpauc.scoring.prediction.world_size", lambda: 2)
-    with pytest.raises(UnsupportedError, match="the batches do not say which examples they hold"):
-        predict(module, DataLoader(Stream(x), batch_size=4), tmp_path / "scores.csv")
-
-
 @pytest.mark.ddp
 @pytest.mark.parametrize("own", [False, True], ids=["Lightning's sampler", "every process takes all"])
 @pytest.mark.filterwarnings("ignore:.*predictions are of examples that had one.*")
@@ -420,12 +413,3 @@ def test_names_that_do_not_fit_are_refused_before_predictions_are_made(tmp_path,
     with pytest.raises(DataError, match=words):
         predict(module, PosNegDataModule(predict_dataset=x, ids=ids), tmp_path / "scores.csv")
     assert not (tmp_path / "scores.csv").exists()
-
-
-@pytest.mark.ddp
-def test_several_processes_write_the_names_that_one_does(tmp_path):
-    x, module = make_problem()
-    predict(module, PosNegDataModule(predict_dataset=x, batch_size=4, ids=NAMES), tmp_path / "one.csv")
-    data = PosNegDataModule(predict_dataset=x, batch_size=4, ids=NAMES)
-    predict(module, data, tmp_path / "two.csv", devices=2, strategy="ddp_fork")
-    assert (tmp_path / "two.csv").read_text() == (tmp_path / "one.csv").read_text()
