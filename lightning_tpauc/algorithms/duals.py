@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +20,34 @@ from lightning_tpauc.functional.duals import (
 )
 from lightning_tpauc.functional.pairwise import TaskMasks, add_, column, in_play, masked_mean, put_, take, there
 from lightning_tpauc.functional.staco import dual_weight_step, global_threshold_step, threshold_step
+
+
+class Batch(NamedTuple):
+    """What a step knows of its batch, without a graph.
+
+    Attributes:
+        pos: float tensor ``(S,)``, scores of the positives.
+        dual_neg: float tensor ``(B,)``, scores of the negatives that the dual variables follow.
+        index: which positives these are; of several labels their places.
+        unit: L, in which step sizes are measured.
+        masks: which scores of K labels are there.
+    """
+
+    pos: Tensor
+    dual_neg: Tensor
+    index: Tensor  # type: ignore[assignment]  # shadows tuple.index, which nobody calls on a batch
+    unit: Tensor | float
+    masks: TaskMasks | None
+
+    @property
+    def pos_mask(self) -> Tensor | None:
+        """Which positives are there; ``None`` for one label."""
+        return None if self.masks is None else self.masks.pos
+
+    @property
+    def dual_masks(self) -> TaskMasks | None:
+        """The masks of ``pos`` and ``dual_neg``."""
+        return None if self.masks is None else self.masks.with_dual_negatives
 
 
 class DualAlgorithm(PairwiseAlgorithm):
@@ -45,10 +72,13 @@ class DualAlgorithm(PairwiseAlgorithm):
     border_steps: Tensor
 
 
-class Duals(ABC):
-    """What a step of STACO asks for, line by line, and what happens between stages.
+class PerPositiveDuals:
+    r"""The paper's variables, which follow gradients: :math:`y_i` and :math:`s_i` of each positive, and :math:`s'`.
 
-    The variables are part of the algorithm's declared state, from which checkpoints, device moves and roll-back follow.
+    They are part of the algorithm's declared state, from which checkpoints, device moves and roll-back follow. The
+    average of s over a stage costs O(S) a step, since only the S sampled entries change. With the change
+    :math:`\Delta_{k,i}` of entry i in step k, the moment :math:`M_i = \sum_k (k - 1) \Delta_{k,i}` gives the mean of
+    the K iterates as :math:`s_{K,i} - M_i / K`: the change of step k is missing from the k - 1 iterates before it.
 
     Args:
         algorithm: whose variables these are; its settings are complete.
@@ -58,11 +88,19 @@ class Duals(ABC):
     """
 
     #: The value of ``STACO(duals=...)`` that chooses this kind.
-    kind: ClassVar[str]
+    kind: ClassVar[str] = "per_positive"
     #: Which argument is the step size of which variable.
-    step_sizes: ClassVar[dict[str, str]] = {}
+    step_sizes: ClassVar[dict[str, str]] = {
+        "y": "alpha",
+        "s": "beta",
+        "s_moments": "beta",
+        "s_prime": "beta_prime",
+        "s_prime_sum": "beta_prime",
+    }
     #: Whether any batch gives the variables their start.
     starts_from_batch: ClassVar[bool] = False
+    #: Kind of the thresholds' state: whether a step changes those of its positives, or all.
+    _threshold_kind: Literal["positive", "dense"] = "positive"
 
     def __init__(self, algorithm: DualAlgorithm) -> None:
         self.algorithm = algorithm
@@ -78,84 +116,8 @@ class Duals(ABC):
             self.algorithm.remove_state(name)
 
     @staticmethod
-    @abstractmethod
     def misfit(algorithm: DualAlgorithm) -> str | None:
-        """Why an algorithm with these arguments can't have such duals; ``None`` if it can."""
-
-    @abstractmethod
-    def _declare(self) -> None: ...
-
-    @property
-    @abstractmethod
-    def global_threshold(self) -> Tensor:
-        """:math:`s'`, shape ``()``."""
-
-    @abstractmethod
-    def thresholds(self, pos_scores: Tensor, dual_neg_scores: Tensor, index: Tensor, masks: TaskMasks | None) -> Tensor:
-        """The thresholds ``(S,)`` of the sampled positives that the step goes by."""
-
-    @abstractmethod
-    def ascend(
-        self, index: Tensor, pos_scores: Tensor, risk: Tensor, unit: Tensor | float, masks: TaskMasks | None
-    ) -> Tensor:
-        """Line 1: the dual weights ``(S,)`` of the sampled positives, given their risks and the unit of the loss."""
-
-    def descend(
-        self, index: Tensor, s: Tensor, y: Tensor, active: Tensor, unit: Tensor | float, masks: TaskMasks | None
-    ) -> None:
-        """Lines 2 and 4, given the thresholds, the new dual weights and the share of active pairs, all ``(S,)``."""
-
-    @abstractmethod
-    def diagnostics(self) -> dict[str, Tensor]:
-        """Scalars that tell how the run goes."""
-
-    @abstractmethod
-    def averages(self) -> tuple[Tensor, Tensor]:
-        r""":math:`(\bar s, \bar s')` over the stage's iterates."""
-
-    def start_from_batch(
-        self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, masks: TaskMasks | None, started: list[bool]
-    ) -> None:
-        """Start each label, if it has no start, from the first batch that it is in; set its entry of ``started``."""
-
-    @abstractmethod
-    def start(self, scores: TrainingScores | Sequence[TrainingScores] | None) -> None:
-        """Before the first step: solve for ``scores``, if there are any."""
-
-    @abstractmethod
-    def finish_stage(self) -> None:
-        """End a stage: the weights become their averages, and so do the variables that have averages."""
-
-    @abstractmethod
-    def restart(self, scores: TrainingScores | Sequence[TrainingScores] | None) -> None:
-        """Begin a stage: solve for ``scores``, if there are any."""
-
-
-# ---------------------------------------------------------------- variables of each positive
-
-
-class PerPositiveDuals(Duals):
-    r"""The paper's variables, which follow gradients: :math:`y_i` and :math:`s_i` of each positive, and :math:`s'`.
-
-    The average of s over a stage costs O(S) a step, since only the S sampled entries change. With the change
-    :math:`\Delta_{k,i}` of entry i in step k, the moment :math:`M_i = \sum_k (k - 1) \Delta_{k,i}` gives the mean of
-    the K iterates as :math:`s_{K,i} - M_i / K`: the change of step k is missing from the k - 1 iterates before it.
-    """
-
-    kind = "per_positive"
-    step_sizes: ClassVar[dict[str, str]] = {
-        "y": "alpha",
-        "s": "beta",
-        "s_moments": "beta",
-        "s_prime": "beta_prime",
-        "s_prime_sum": "beta_prime",
-    }
-    #: Kind of the thresholds' state: whether a step changes those of its positives, or all.
-    _threshold_kind: Literal["positive", "dense"] = "positive"
-
-    @staticmethod
-    def misfit(algorithm: DualAlgorithm) -> str | None:
-        """An exact solution needs a monotone surrogate."""
+        """Why an algorithm with these arguments can't have such variables; ``None`` if it can."""
         used = ("dual_init", "stage_restart") if algorithm.has_stages else ("dual_init",)
         exact = [name for name in used if getattr(algorithm, name) == "exact"]
         if not exact or algorithm.surrogate.monotone:
@@ -179,38 +141,28 @@ class PerPositiveDuals(Duals):
 
     @property
     def global_threshold(self) -> Tensor:
-        """:math:`s'`."""
+        """:math:`s'`, shape ``()``."""
         return self.algorithm.s_prime
 
-    def thresholds(self, pos_scores: Tensor, dual_neg_scores: Tensor, index: Tensor, masks: TaskMasks | None) -> Tensor:  # noqa: ARG002
-        r""":math:`s_i` from before the step."""
-        return take(self.algorithm.s, index)
+    def thresholds(self, batch: Batch) -> Tensor:
+        """The thresholds ``(S,)`` of the sampled positives that the step goes by."""
+        return take(self.algorithm.s, batch.index)
 
-    def ascend(
-        self,
-        index: Tensor,
-        pos_scores: Tensor,  # noqa: ARG002
-        risk: Tensor,
-        unit: Tensor | float,
-        masks: TaskMasks | None,
-    ) -> Tensor:
-        r"""Line 1: :math:`y_i` takes its step."""
+    def ascend(self, batch: Batch, risk: Tensor) -> Tensor:
+        """Line 1: the new dual weights ``(S,)`` of the sampled positives, given their risks."""
         own = self.algorithm
-        theta0, _ = own.thetas_of(own.y)
-        y = dual_weight_step(take(own.y, index), risk, own.s_prime, own.step_scale * own.alpha / unit, theta0)
-        y = y if masks is None else there(y, masks.pos)
-        put_(own.y, index, y)
+        alpha, (theta0, _) = own.step_scale * own.alpha / batch.unit, own.thetas_of(own.y)
+        y = there(dual_weight_step(take(own.y, batch.index), risk, own.s_prime, alpha, theta0), batch.pos_mask)
+        put_(own.y, batch.index, y)
         return y
 
-    def descend(
-        self, index: Tensor, s: Tensor, y: Tensor, active: Tensor, unit: Tensor | float, masks: TaskMasks | None
-    ) -> None:
-        r"""Lines 2 and 4: :math:`s_i` and :math:`s'` take theirs."""
-        own = self.algorithm
+    def descend(self, batch: Batch, s: Tensor, y: Tensor, active: Tensor) -> None:
+        """Lines 2 and 4, given the thresholds, the new dual weights and the share of active pairs, all ``(S,)``."""
+        own, unit, masks = self.algorithm, batch.unit, batch.masks
         # the proximal term divides s by gamma, and has no unit where gamma has that of s; STACO1 has no such term
         gamma = own.gamma * unit if own.has_stages else own.gamma
-        self._descend_thresholds(index, s, y, active, own.step_scale * own.beta * unit, gamma, masks)
-        mean = masked_mean(y, None if masks is None else masks.pos)
+        self._descend_thresholds(batch, s, y, active, own.step_scale * own.beta * unit, gamma)
+        mean = masked_mean(y, batch.pos_mask)
         beta_prime = own.step_scale * own.beta_prime * unit
         s_prime = global_threshold_step(own.s_prime, mean, beta_prime, own.thetas_of(own.s)[0])
         own.s_prime.copy_(in_play(s_prime, own.s_prime, masks))
@@ -218,21 +170,14 @@ class PerPositiveDuals(Duals):
         own.s_prime_sum.add_(in_play(own.s_prime, 0.0, masks))
 
     def _descend_thresholds(
-        self,
-        index: Tensor,
-        s: Tensor,
-        y: Tensor,
-        active: Tensor,
-        beta: float | Tensor,
-        gamma: float | Tensor,
-        masks: TaskMasks | None,
+        self, batch: Batch, s: Tensor, y: Tensor, active: Tensor, beta: float | Tensor, gamma: float | Tensor
     ) -> None:
         own = self.algorithm
-        anchor = take(own.s_anchor, index) if own.has_stages else None
+        anchor = take(own.s_anchor, batch.index) if own.has_stages else None
         new = threshold_step(s, y, active, beta, *own.thetas_of(own.s), anchor=anchor, gamma=gamma)
-        new = new if masks is None else torch.where(masks.pos, new, s)
-        put_(own.s, index, new)
-        add_(own.s_moments, index, (new - s) * column(own.stage_steps))
+        new = new if batch.masks is None else torch.where(batch.masks.pos, new, s)
+        put_(own.s, batch.index, new)
+        add_(own.s_moments, batch.index, (new - s) * column(own.stage_steps))
 
     def diagnostics(self) -> dict[str, Tensor]:
         r""":math:`s'`, and the means of :math:`s_i` and :math:`y_i`."""
@@ -250,18 +195,17 @@ class PerPositiveDuals(Duals):
         s_prime_bar = torch.where(own.stage_steps > 0, own.s_prime_sum / own.stage_steps.clamp(min=1), own.s_prime)
         return s_bar, s_prime_bar
 
-    def start_from_batch(
-        self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, masks: TaskMasks | None, started: list[bool]
-    ) -> None:
-        """Exact on the batch's own positives; its mean threshold for the others.
+    def start_from_batch(self, batch: Batch, started: list[bool]) -> None:
+        """Start each label, if it has no start, from the first batch that it is in; set its entry of ``started``.
 
-        That keeps them out of the dead zone of a start from ones.
+        The start is exact on the batch's own positives. The others get its mean threshold, which keeps them out of the
+        dead zone of a start from ones.
         """
         own = self.algorithm
-        each = [(index, pos_scores, neg_scores)]
-        if masks is not None:
-            rows = zip(index, pos_scores, masks.pos, neg_scores, masks.with_dual_negatives.neg, strict=True)
-            each = [(i[is_pos], p[is_pos], n[is_neg]) for i, p, is_pos, n, is_neg in rows]
+        each = [(batch.index, batch.pos, batch.dual_neg)]
+        if batch.dual_masks is not None:
+            rows = zip(batch.index, batch.pos, batch.dual_neg, *batch.dual_masks[:2], strict=True)
+            each = [(places[is_pos], pos[is_pos], neg[is_neg]) for places, pos, neg, is_pos, is_neg in rows]
         for label, (places, pos, neg) in enumerate(each):
             if not started[label] and pos.numel() and neg.numel():
                 self._solve(label, TrainingScores(pos, neg), places)
@@ -321,13 +265,14 @@ class PerPositiveDuals(Duals):
 _STEERING = {"alpha": 1.0, "beta": 1.0, "beta_prime": 1.0, "dual_init": "exact", "stage_restart": "exact"}
 
 
-class TrackedDuals(Duals):
+class TrackedDuals(PerPositiveDuals):
     r"""The optimal dual variables, given two scores on the rectangle's borders: running means over the batches.
 
     See :mod:`lightning_tpauc.functional.duals`. Nothing is kept for a positive, and nothing has a step size.
     """
 
     kind = "tracked"
+    step_sizes: ClassVar[dict[str, str]] = {}
     starts_from_batch = True
 
     @staticmethod
@@ -358,32 +303,26 @@ class TrackedDuals(Duals):
         r"""0: :math:`s'` cancels where the mean of y is :math:`\theta_0`, and no gradient depends on it."""
         return torch.zeros_like(self.algorithm.neg_border)
 
-    def thresholds(self, pos_scores: Tensor, dual_neg_scores: Tensor, index: Tensor, masks: TaskMasks | None) -> Tensor:  # noqa: ARG002
+    def thresholds(self, batch: Batch) -> Tensor:
         r"""The borders take in the batch; then :math:`s_i = \ell(c - h_i)`."""
         own = self.algorithm
-        negatives = None if masks is None else masks.with_dual_negatives
-        self._move(*border_scores(pos_scores, dual_neg_scores, *own.thetas, negatives), masks)
-        return border_thresholds(pos_scores, own.neg_border, own.surrogate)
+        self._move(*border_scores(batch.pos, batch.dual_neg, *own.thetas, batch.dual_masks), batch.masks)
+        return border_thresholds(batch.pos, own.neg_border, own.surrogate)
 
-    def ascend(
-        self,
-        index: Tensor,  # noqa: ARG002
-        pos_scores: Tensor,
-        risk: Tensor,  # noqa: ARG002
-        unit: Tensor | float,  # noqa: ARG002
-        masks: TaskMasks | None,
-    ) -> Tensor:
+    def ascend(self, batch: Batch, risk: Tensor) -> Tensor:  # noqa: ARG002
         r""":math:`y_i = 1[h_i \le p]`."""
         own = self.algorithm
-        theta0, _ = own.thetas_of(own.pos_border)
-        return border_weights(pos_scores, own.pos_border, theta0, None if masks is None else masks.pos)
+        return border_weights(batch.pos, own.pos_border, own.thetas_of(own.pos_border)[0], batch.pos_mask)
+
+    def descend(self, batch: Batch, s: Tensor, y: Tensor, active: Tensor) -> None:
+        """Nothing is left to do."""
 
     def diagnostics(self) -> dict[str, Tensor]:
         """The two borders."""
         return {name: getattr(self.algorithm, name).mean() for name in ("neg_border", "pos_border")}
 
     def averages(self) -> tuple[Tensor, Tensor]:
-        """Raise :class:`UnsupportedError`: no thresholds are kept."""
+        """Raise :class:`UnsupportedError`."""
         msg = "`duals='tracked'` keeps no thresholds to average. Set `duals='per_positive'`."
         raise UnsupportedError(msg)
 
@@ -404,9 +343,7 @@ class TrackedDuals(Duals):
         """The averaged weights have other scores: begin anew."""
         self.algorithm.border_steps.zero_()
 
-    def restart(self, scores: TrainingScores | Sequence[TrainingScores] | None) -> None:
-        """The borders of ``scores``, or of the next batch."""
-        self.start(scores)
+    restart = start
 
     def _move(self, pos: Tensor, neg: Tensor, masks: TaskMasks | None) -> None:
         own = self.algorithm

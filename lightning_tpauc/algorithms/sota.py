@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.algorithms.base import PairwiseAlgorithm
-from lightning_tpauc.algorithms.duals import Duals, PerPositiveDuals
+from lightning_tpauc.algorithms.duals import Batch, PerPositiveDuals
 from lightning_tpauc.algorithms.staco import STACO
 from lightning_tpauc.functional.checks import common_dtype, require_range
-from lightning_tpauc.functional.pairwise import TaskMasks, balance, column, in_play, number, put_, take
+from lightning_tpauc.functional.pairwise import TaskMasks, column, in_play, number, put_, take, with_gradients
 from lightning_tpauc.functional.surrogates import Surrogate
 
 # Pairs per block: 32 MB for a temporary in double precision.
@@ -30,19 +30,17 @@ class _FullVectorDuals(PerPositiveDuals):
 
     def _descend_thresholds(
         self,
-        index: Tensor,
+        batch: Batch,
         s: Tensor,  # noqa: ARG002
         y: Tensor,
         active: Tensor,
         beta: float | Tensor,
         gamma: float | Tensor,
-        masks: TaskMasks | None,
     ) -> None:
         own = self.algorithm
-        theta0, theta1 = own.thetas_of(own.s)
-        sampled = number(y, None if masks is None else masks.pos)
-        gradient = torch.zeros_like(own.s)
-        put_(gradient, index, y * (1.0 - active / column(theta1)) / column(theta0 * sampled))
+        masks, (theta0, theta1) = batch.masks, own.thetas_of(own.s)
+        sampled, gradient = number(y, batch.pos_mask), torch.zeros_like(own.s)
+        put_(gradient, batch.index, y * (1.0 - active / column(theta1)) / column(theta0 * sampled))
         beta, gamma = own.of_each_positive(beta), own.of_each_positive(gamma)
         count: float | Tensor = own.s.numel()
         if masks is not None:
@@ -91,7 +89,7 @@ class SOTA(STACO):
 
     #: The method is compared as it was published.
     can_shrink_rectangle = False
-    kinds_of_duals: ClassVar[dict[str, type[Duals]]] = {"per_positive": _FullVectorDuals}
+    kinds_of_duals: ClassVar[dict[str, type[PerPositiveDuals]]] = {"per_positive": _FullVectorDuals}
 
     def __init__(
         self,
@@ -213,7 +211,7 @@ class SOTAs(PairwiseAlgorithm):
     ) -> Tensor:
         """Updates of u, then v; the loss has the new values."""
         dtype = common_dtype(pos_scores, neg_scores, self.log_v)
-        pos, neg = balance(pos_scores.to(dtype), neg_scores.to(dtype))
+        pos, neg = pos_scores.to(dtype), neg_scores.to(dtype)
         unit, _ = self.update_units(pos, neg, bounded=True, masks=masks)
         lam = self.lam * unit
         pos_mask = None if masks is None else masks.pos
@@ -228,7 +226,8 @@ class SOTAs(PairwiseAlgorithm):
         put_(self.log_u, index, log_u)
         self.log_v.copy_(log_v)
         log_weights = (ratio - 1.0) * log_u - column(log_v)  # log p_ij - l_ij / lambda
-        return self.per_unit(_weighted_pair_loss(pos, neg, log_weights, self.surrogate, lam, masks), unit)
+        value = _weighted_pair_loss(pos.detach(), neg.detach(), log_weights, self.surrogate, lam, masks)
+        return self.per_unit(with_gradients(value[0], pos, neg, *value[1:]), unit)
 
 
 def _log_number(scores: Tensor, mask: Tensor | None) -> float | Tensor:
@@ -267,23 +266,11 @@ def _log_mean_exp_loss(
     return torch.cat(rows, dim=-1) - column(_log_number(neg, None if masks is None else masks.neg))
 
 
+@torch.no_grad()
 def _weighted_pair_loss(
     pos: Tensor, neg: Tensor, log_weights: Tensor, surrogate: Surrogate, lam: float | Tensor, masks: TaskMasks | None
-) -> Tensor:
-    r"""The mean of :math:`p_{ij} \ell_{ij}` over all pairs, with constant :math:`p_{ij}`.
-
-    The gradients are computed with the value, so the graph holds S + B numbers instead of the S x B pairs.
-    """
-    constants = pos.detach(), neg.detach(), log_weights
-    value, pos_grad, neg_grad = _pair_sums(*constants, surrogate, lam, masks)
-    linear = (pos * pos_grad).sum(-1) + (neg * neg_grad).sum(-1)
-    return value + (linear - linear.detach())
-
-
-@torch.no_grad()
-def _pair_sums(
-    pos: Tensor, neg: Tensor, log_weights: Tensor, surrogate: Surrogate, lam: float | Tensor, masks: TaskMasks | None
 ) -> tuple[Tensor, Tensor, Tensor]:
+    r"""The mean of :math:`p_{ij} \ell_{ij}` over all pairs, with constant :math:`p_{ij}`, and its gradients."""
     pairs: float | Tensor = pos.shape[-1] * neg.shape[-1]
     if masks is not None:
         pairs = column(column(number(pos, masks.pos) * number(neg, masks.neg)))

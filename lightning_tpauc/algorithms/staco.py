@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.algorithms.base import Task, TrainingScores
-from lightning_tpauc.algorithms.duals import DualAlgorithm, Duals, PerPositiveDuals, TrackedDuals
+from lightning_tpauc.algorithms.duals import Batch, DualAlgorithm, PerPositiveDuals, TrackedDuals
 from lightning_tpauc.errors import CheckpointError
 from lightning_tpauc.functional.checks import check_choice, require_positive, require_range
 from lightning_tpauc.functional.pairwise import TaskMasks, evaluate_pairs, in_play, masked_mean
@@ -86,7 +86,10 @@ class STACO(DualAlgorithm):
     can_shrink_rectangle = True
     takes_tasks = True
     #: Where the dual variables may come from, by what ``duals`` calls it.
-    kinds_of_duals: ClassVar[dict[str, type[Duals]]] = {"per_positive": PerPositiveDuals, "tracked": TrackedDuals}
+    kinds_of_duals: ClassVar[dict[str, type[PerPositiveDuals]]] = {
+        "per_positive": PerPositiveDuals,
+        "tracked": TrackedDuals,
+    }
 
     active_share: Tensor
 
@@ -120,7 +123,7 @@ class STACO(DualAlgorithm):
         self.duals, self.dual_init, self.stage_restart = duals, dual_init, stage_restart
         self.share_negatives = share_negatives
         self.add_state("active_share", "scalar", fill=1.0)
-        self._duals: Duals = self.kinds_of_duals[duals or "per_positive"](self)
+        self._duals: PerPositiveDuals = self.kinds_of_duals[duals or "per_positive"](self)
         #: Whether the dual variables of each task have their start.
         self._started = [False]
 
@@ -221,22 +224,21 @@ class STACO(DualAlgorithm):
     ) -> Tensor:
         """Lines 1 to 4, all with the values from before the step except the new dual weights."""
         pos, dual_neg = pos_scores.detach(), dual_neg_scores.detach()
-        if not all(self._started):
-            self._duals.start_from_batch(pos, dual_neg, index, masks, self._started)
-        theta0, theta1 = self.thetas_of(self.active_share)
-        pos_mask = None if masks is None else masks.pos
         unit, of_loss = self.update_units(pos, dual_neg, masks=masks)
-        s = self._duals.thresholds(pos, dual_neg, index, masks)
+        batch = Batch(pos, dual_neg, index, unit, masks)
+        pos_mask, (theta0, theta1) = batch.pos_mask, self.thetas_of(self.active_share)
+        if not all(self._started):
+            self._duals.start_from_batch(batch, self._started)
+        s = self._duals.thresholds(batch)
         dual = None if self.share_negatives else dual_neg_scores
         pairs = evaluate_pairs(pos_scores, neg_scores, s, surrogate=self.surrogate, dual_neg_scores=dual, masks=masks)
         # line 1, on the dual negatives
-        risk = per_positive_risk(s, pairs.dual_excess, theta1)
-        y = self._duals.ascend(index, pos, risk, unit, masks)
+        y = self._duals.ascend(batch, per_positive_risk(s, pairs.dual_excess, theta1))
         # line 3, the loss for the weights, on the other negatives
         weighted = pairs.weighted_sum(excess_weights(y, theta0, theta1, pos_mask))
         loss = self.per_unit(minmax_loss(weighted, y, s, self._duals.global_threshold, theta0, pos_mask), of_loss)
         # lines 2 and 4
-        self._duals.descend(index, s, y, pairs.active, unit, masks)
+        self._duals.descend(batch, s, y, pairs.active)
         share = in_play(masked_mean(pairs.active * y, pos_mask), self.active_share, masks)
         self.active_share.lerp_(share.to(self.active_share.dtype), 0.05)
         return loss

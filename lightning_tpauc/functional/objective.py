@@ -64,8 +64,8 @@ def tail_mean_loss(
 
     Returns:
         Tensor ``()``, or ``(K,)`` for several labels, without a graph, in the dtype of the scores, at least float32.
-        Nothing waits for the device. Time is O(n log n) where sorting evaluates the surrogate; the others take all
-        pairs, in blocks.
+        Nothing waits for the device. Time is O(n log n) where sorting evaluates a monotone surrogate; the others take
+        all pairs, in blocks.
 
     Raises:
         ArgumentError: if an argument is malformed.
@@ -113,8 +113,6 @@ def _own_thresholds(pos: Tensor, neg: Tensor, theta: float | Tensor, loss: Surro
         pairs = loss.value(neg.unsqueeze(-2) - pos.unsqueeze(-1))
         return highest(pairs, column(theta), mask.unsqueeze(-2).expand_as(pairs)).nan_to_num(neginf=0.0)
     rank = max(1, ceil_count(float(theta), neg.shape[-1]))
-    if loss.pieces:
-        return _two_sided_threshold(pos, neg, rank, loss)
     rows = torch.split(pos, max(1, _BLOCK // neg.shape[-1]))
     return torch.cat([torch.topk(loss.value(neg - row.unsqueeze(1)), rank).values[:, -1] for row in rows])
 
@@ -129,26 +127,6 @@ def _both(pos_scores: Tensor, neg_scores: Tensor, *, allow_empty: bool = False) 
 def in_double(scores: Tensor) -> Tensor:
     """``scores`` in float64 where the device has it."""
     return scores.to(widest_float(scores.device))
-
-
-def _two_sided_threshold(pos: Tensor, neg: Tensor, rank: int, loss: Surrogate) -> Tensor:
-    """The ``rank``-th largest loss of each positive, where the loss grows with the distance from one score.
-
-    The negatives that cost least are then neighbours in order; bisection finds where they start.
-    """
-    up = neg.sort().values
-    least = neg.shape[0] - rank  # how many are cheaper
-    centre = pos - loss.pieces[0].margin
-    low, high = torch.zeros_like(pos, dtype=torch.int64), torch.full_like(pos, rank, dtype=torch.int64)
-    for _ in range(rank.bit_length()):
-        middle = (low + high) // 2
-        inside = middle.clamp(max=rank - 1)
-        right = (centre - up[inside] > up[inside + least] - centre) & (low < high)
-        low, high = torch.where(right, middle + 1, low), torch.where(right, high, middle)
-    below = loss.value(up[(low - 1).clamp(min=0)] - pos)
-    above = loss.value(up[(low + least).clamp(max=neg.shape[0] - 1)] - pos)
-    cheaper = torch.where(low == 0, above, torch.minimum(below, above))
-    return torch.where(low == rank, below, cheaper)
 
 
 def tpauc_objective(

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,11 +56,7 @@ class TaskMasks(NamedTuple):
         return self if self.dual_neg is None else self._replace(neg=self.dual_neg)
 
 
-@overload
-def column(x: Tensor) -> Tensor: ...
-@overload
-def column(x: float | Tensor) -> float | Tensor: ...
-def column(x: float | Tensor) -> float | Tensor:
+def column(x: float | Tensor) -> Any:
     """One number for each label, ``(K,)``, as a column that broadcasts over its scores; a single number unchanged."""
     return x.unsqueeze(-1) if isinstance(x, Tensor) and x.ndim else x
 
@@ -70,10 +66,6 @@ def add_scaled(x: Tensor, y: Tensor, factor: float | Tensor) -> Tensor:
     return x + y * column(factor) if isinstance(factor, Tensor) else torch.add(x, y, alpha=factor)
 
 
-@overload
-def number(scores: Tensor, mask: Tensor) -> Tensor: ...
-@overload
-def number(scores: Tensor, mask: Tensor | None) -> int | Tensor: ...
 def number(scores: Tensor, mask: Tensor | None) -> int | Tensor:
     """How many scores there are; with a mask of each label, ``(K,)``, at least 1: sums over none are 0 anyway."""
     return scores.shape[-1] if mask is None else mask.sum(-1, dtype=scores.dtype).clamp_min(1.0)
@@ -286,11 +278,11 @@ class Pairs:
             ArgumentError: unless there is one weight for every positive.
         """
         check_per_positive(weights, "weights", self._pos)
-        y = weights if weights.dtype == self._pos.dtype else weights.to(self._pos.dtype)
-        if torch.is_grad_enabled() and (self._pos.requires_grad or self._neg.requires_grad):
-            value: Tensor = _WeightedSum.apply(self._pos, self._neg, self, self._sums, y)
-            return value
-        return (self.excess * y.detach()).sum(-1)
+        y = weights.detach().to(self._pos.dtype)
+        if not torch.is_grad_enabled() or not (self._pos.requires_grad or self._neg.requires_grad):
+            return (self.excess * y).sum(-1)
+        gradients = _gradients(self._sums, y, self.num_neg)  # first: see BlockSums
+        return with_gradients((self.excess * y).sum(-1), self._pos, self._neg, *gradients)
 
 
 def evaluate_pairs(
@@ -307,17 +299,13 @@ def evaluate_pairs(
     r"""Evaluate all pairs once, for weights that follow from their mean excess losses.
 
     A primal-dual step needs the excess before it knows the weights. This is the first half; the second is
-    :meth:`Pairs.weighted_sum`, which uses what was computed here. Arguments and errors are those of
-    :func:`pairwise_terms`, and:
+    :meth:`Pairs.weighted_sum`, which uses what was computed here. The other arguments and the errors are those of
+    :func:`pairwise_terms`.
 
     Args:
         pos_scores: float tensor ``(S,)``.
         neg_scores: float tensor ``(B,)``.
         thresholds: float tensor ``(S,)``; constants, which get no gradient.
-        surrogate: name or :class:`~lightning_tpauc.functional.Surrogate`.
-        margin: m of the hinge, square and ramp surrogates.
-        scale: factor inside the logistic surrogate.
-        method: ``"dense"``, ``"sorted"`` or ``"auto"``.
         dual_neg_scores: float tensor ``(B',)``, an independent batch of negatives for ``dual_excess``; constants, which
             get no gradient.
         masks: which scores of K labels are there; a padded positive has to have the weight 0.
@@ -364,13 +352,13 @@ def mean_excess(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, masks: Tas
 _MOST_BALANCED = 2**12
 
 
-class _WeightedSum(torch.autograd.Function):
-    """The weighted sum; backward scales the gradients that forward already has."""
+class _WithGradients(torch.autograd.Function):
+    """A value whose gradients by the scores are known."""
 
     @staticmethod
-    def forward(ctx: Any, _pos: Tensor, _neg: Tensor, pairs: Pairs, sums: PairSums, y: Tensor) -> Tensor:
-        ctx.save_for_backward(*_gradients(sums, y, pairs.num_neg))  # first: see BlockSums
-        return (pairs.excess * y).sum(-1)
+    def forward(ctx: Any, _pos: Tensor, _neg: Tensor, value: Tensor, pos_grad: Tensor, neg_grad: Tensor) -> Tensor:
+        ctx.save_for_backward(pos_grad, neg_grad)
+        return value.view_as(value)
 
     @staticmethod
     def backward(ctx: Any, grad_value: Tensor) -> tuple[Tensor | None, ...]:
@@ -378,30 +366,14 @@ class _WeightedSum(torch.autograd.Function):
             # The saved gradients carry no graph: second derivatives would silently miss this term.
             msg = "Pairwise losses have no second derivatives here. Call backward without `create_graph=True`."
             raise UnsupportedError(msg)
-        pos_grad, neg_grad = ctx.saved_tensors
-        grad_value = column(grad_value)
-        return *_balanced(grad_value * pos_grad, grad_value * neg_grad), None, None, None
+        pos_grad, neg_grad = (column(grad_value) * gradient for gradient in ctx.saved_tensors)
+        return *_balanced(pos_grad, neg_grad), None, None, None
 
 
-class _Balance(torch.autograd.Function):
-    """The scores as they are, with :func:`_balanced` gradients."""
-
-    @staticmethod
-    def forward(_ctx: Any, pos: Tensor, neg: Tensor) -> tuple[Tensor, Tensor]:
-        return pos.view_as(pos), neg.view_as(neg)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(_ctx: Any, pos_grad: Tensor, neg_grad: Tensor) -> tuple[Tensor, Tensor]:
-        return _balanced(pos_grad, neg_grad)
-
-
-def balance(pos_scores: Tensor, neg_scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores of a loss that a shift of all of them does not change, so that their gradients sum up to exactly 0."""
-    if not torch.is_grad_enabled() or not (pos_scores.requires_grad and neg_scores.requires_grad):
-        return pos_scores, neg_scores
-    pos, neg = _Balance.apply(pos_scores, neg_scores)
-    return pos, neg
+def with_gradients(value: Tensor, pos: Tensor, neg: Tensor, pos_grad: Tensor, neg_grad: Tensor) -> Tensor:
+    """``value``, ``()`` or ``(K,)``, of a loss of pairs, whose gradients by the scores are known constants."""
+    result: Tensor = _WithGradients.apply(pos, neg, value, pos_grad, neg_grad)
+    return result
 
 
 def _balanced(pos_grad: Tensor, neg_grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -453,7 +425,7 @@ def _without_graph(x: Tensor) -> Tensor:
 
 
 def _gradients(sums: PairSums, y: Tensor, num_neg: float | Tensor) -> tuple[Tensor, Tensor]:
-    pos_grad_sum, neg_grad_sum = sums.grad_sums(y)
+    pos_grad_sum, neg_grad_sum = (_without_graph(x) for x in sums.grad_sums(y))
     return pos_grad_sum * y / -num_neg, neg_grad_sum / num_neg
 
 
@@ -518,12 +490,8 @@ def _sums_and_dual_excess(
 class DenseSums(NamedTuple):
     r"""Sums over the negatives j of each positive i, with the pairs that they were taken from.
 
-    Attributes:
-        excess: ``(S,)``, of :math:`(\ell_{ij} - s_i)_+`.
-        active: ``(S,)``, number of pairs with :math:`\ell_{ij} > s_i`.
-        differences: ``(S, B)``, :math:`h_j - h_i`.
-        is_active: ``(S, B)``, 1 for active pairs and 0 for the others.
-        loss: the surrogate.
+    ``excess`` ``(S,)`` is the sum of :math:`(\ell_{ij} - s_i)_+` and ``active`` the number of pairs with
+    :math:`\ell_{ij} > s_i`; ``differences`` ``(S, B)`` are :math:`h_j - h_i`, and ``is_active`` 1 for active pairs.
     """
 
     excess: Tensor
@@ -547,28 +515,26 @@ class BlockSums:
 
     def __init__(self, pos: Tensor, neg: Tensor, thresholds: Tensor, loss: Surrogate, neg_mask: Tensor | None) -> None:
         self._pairs = pos, neg, thresholds, loss, neg_mask
-        self._totals: tuple[Tensor, Tensor] | None = None
+
+    @cached_property
+    def _totals(self) -> tuple[Tensor, Tensor]:
+        return _sums_over_blocks(*self._pairs, None)[:2]
 
     @property
     def excess(self) -> Tensor:
         """See :class:`DenseSums`."""
-        return self._found()[0]
+        return self._totals[0]
 
     @property
     def active(self) -> Tensor:
         """See :class:`DenseSums`."""
-        return self._found()[1]
+        return self._totals[1]
 
     def grad_sums(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         """See :meth:`DenseSums.grad_sums`."""
         excess, active, pos_grad_sum, neg_grad_sum = _sums_over_blocks(*self._pairs, weights)
         self._totals = excess, active
         return pos_grad_sum, neg_grad_sum
-
-    def _found(self) -> tuple[Tensor, Tensor]:
-        if self._totals is None:
-            self._totals = _sums_over_blocks(*self._pairs, None)[:2]
-        return self._totals
 
 
 @torch.no_grad()
@@ -617,15 +583,8 @@ def _reduce(t: Tensor, over: Tensor, loss: Surrogate) -> DenseSums:
 class SortedSums(NamedTuple):
     r"""Sums over the negatives j of each positive i, and what the sums over the positives need.
 
-    Attributes:
-        excess: ``(S,)``, of :math:`(\ell_{ij} - s_i)_+`.
-        active: ``(S,)``, number of pairs with :math:`\ell_{ij} > s_i`.
-        pos_grad_sum: ``(S,)``, of :math:`\ell'` over the active pairs.
-        pos: float64 tensor ``(S,)``, the positives' centred scores.
-        neg: float64 tensor ``(B,)``, the negatives' centred scores.
-        edge: float64 tensor ``(S,)``; the active pairs lie above it.
-        pieces: the pieces of the loss.
-        neg_mask: bool tensor ``(K, B)`` of several labels: which negatives are there.
+    ``pos_grad_sum`` is the sum of :math:`\ell'` over the active pairs; ``pos`` and ``neg`` are centred scores in
+    float64, and the active pairs lie above ``edge``.
     """
 
     excess: Tensor

@@ -1,12 +1,14 @@
 r"""STACO, one function per line of the algorithm.
 
-Symbols, with the names used here: :math:`y` dual weights, :math:`s` thresholds (one per positive), :math:`s'` global
-threshold, :math:`\theta_0 = 1 -` ``min_tpr``, :math:`\theta_1 =` ``max_fpr``. Labels such as (eqn:y) are those of the
-paper's source (Zhou, Wang, Thai, Yang, TMLR 2025). :math:`\gamma = \infty` turns each line of STACO2 into STACO1's.
+Symbols, with the names used here: :math:`y` ``dual_weights``, :math:`s` ``thresholds`` (one per positive), :math:`s'`
+``global_threshold``, :math:`\theta_0 = 1 -` ``min_tpr``, :math:`\theta_1 =` ``max_fpr``. Labels such as (eqn:y) are
+those of the paper's source (Zhou, Wang, Thai, Yang, TMLR 2025). :math:`\gamma = \infty` turns each line of STACO2 into
+STACO1's.
 
-All functions are pure. The per-positive arguments hold the entries of the sampled positives only, shape ``(S,)``. For K
-labels they have shape ``(K, S)``, and what is ``()`` here has shape ``(K,)``; so may :math:`\theta_0` and
-:math:`\theta_1`. See :mod:`lightning_tpauc.functional.pairwise`.
+All functions are pure. Per-positive arguments, :math:`y`, :math:`s`, the risks :math:`g_i`, ``excess`` and ``active``
+(the mean of :math:`(\ell_{ij} - s_i)_+` over the negatives j, and the share of them with :math:`\ell_{ij} > s_i`), hold
+the entries of the sampled positives only, shape ``(S,)``; all others are numbers, or tensors ``()``. For K labels they
+have shape ``(K, S)``, and what is ``()`` here has shape ``(K,)``; see :mod:`lightning_tpauc.functional.pairwise`.
 """
 
 from __future__ import annotations
@@ -30,22 +32,13 @@ def loss_unit_step(unit: Tensor, batch_loss: Tensor, constant_loss: float) -> Te
 
     :math:`y` has no unit; :math:`s` and :math:`s'` have the loss's. So :math:`\alpha` is the inverse of a loss, and
     :math:`\beta` and :math:`\beta'` are losses: one set of numbers can't suit raw scores, probabilities and every
-    margin. :math:`\alpha / L`, :math:`\beta L` and :math:`\beta' L` can.
-
-    Args:
-        unit: float tensor ``()``, L; 0 before the first step.
-        batch_loss: float tensor ``()``, :math:`L_B`, the batch's mean loss on the hardest :math:`\theta_1` of the
-            negatives; see :func:`~lightning_tpauc.functional.tail_mean_loss`.
-        constant_loss: :math:`\ell(0)`, the loss of a constant model.
-
-    Returns:
-        Float tensor ``()`` of ``unit``'s dtype: at first the batch's own, and at least :math:`\ell(0) / 1000`.
+    margin. :math:`\alpha / L`, :math:`\beta L` and :math:`\beta' L` can. :math:`L_B` is the batch's mean loss on the
+    hardest :math:`\theta_1` of the negatives, :func:`~lightning_tpauc.functional.tail_mean_loss`. L, 0 before the first
+    step, is at first the batch's own, and at least a thousandth of :math:`\ell(0)`, the loss of a constant model.
 
     Example:
         >>> loss_unit_step(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 2.0]), constant_loss=1.0)
         tensor([1.0500, 2.0000])
-        >>> loss_unit_step(torch.tensor(0.2), torch.tensor(0.0), constant_loss=500.0)
-        tensor(0.5000)
     """
     batch_loss = batch_loss.to(unit.dtype)  # scores may be in double precision where the state is not
     updated = torch.where(unit > 0, torch.lerp(unit, batch_loss, _UNIT_RATE), batch_loss)
@@ -57,32 +50,12 @@ def bounded_loss_unit(unit: Tensor, batch_loss: Tensor, constant_loss: float = 0
 
     Methods that return their last iterate and not an average take :math:`\max(L, L_B, \ell(0))`. Then a model that fits
     well, whose loss is far below that of a constant one, makes smaller steps.
-
-    Args:
-        unit: float tensor ``()``, L.
-        batch_loss: float tensor ``()``, :math:`L_B`, as for :func:`loss_unit_step`.
-        constant_loss: :math:`\ell(0)`, the loss of a constant model, or 0.
-
-    Returns:
-        Float tensor ``()`` of ``unit``'s dtype.
-
-    Example:
-        >>> bounded_loss_unit(torch.tensor(0.1), torch.tensor(0.5), constant_loss=0.25)
-        tensor(0.5000)
     """
     return torch.maximum(unit, batch_loss.to(unit.dtype)).clamp_min(constant_loss)
 
 
 def per_positive_risk(thresholds: Tensor, excess: Tensor, theta1: float | Tensor) -> Tensor:
     r"""The CVaR of each positive: :math:`g_i(w, s_i; B) = s_i + \frac{1}{\theta_1|B|}\sum_j (\ell_{ij} - s_i)_+`.
-
-    Args:
-        thresholds: float tensor ``(S,)``, :math:`s_i`.
-        excess: float tensor ``(S,)``, :math:`\frac{1}{|B|}\sum_j (\ell_{ij} - s_i)_+`.
-        theta1: the upper bound of the false positive rate, in (0, 1].
-
-    Returns:
-        Float tensor ``(S,)``.
 
     Example:
         >>> per_positive_risk(torch.tensor([0.5]), torch.tensor([0.1]), theta1=0.5)
@@ -96,19 +69,8 @@ def dual_weight_step(
 ) -> Tensor:
     r"""Line 1, (eqn:y) and (eqn:yy): :math:`y_i \leftarrow \Pi_{[0,1]}(y_i + \alpha (g_i - s') / \theta_0)`.
 
-    Args:
-        dual_weights: float tensor ``(S,)`` in [0, 1], :math:`y_i`.
-        risk: float tensor ``(S,)``, :math:`g_i(w, s_i; B)` on the dual negatives.
-        global_threshold: float tensor ``()``, :math:`s'`.
-        alpha: step size, at least 0: a number, or a tensor ``()``.
-        theta0: one minus the lower bound of the true positive rate, in (0, 1].
-
-    Returns:
-        Float tensor ``(S,)`` in [0, 1].
-
     Example:
-        >>> y = dual_weight_step(torch.tensor([0.5, 0.9]), torch.tensor([0.2, 1.0]), torch.tensor(0.4), 0.5, 0.5)
-        >>> y
+        >>> dual_weight_step(torch.tensor([0.5, 0.9]), torch.tensor([0.2, 1.0]), torch.tensor(0.4), 0.5, 0.5)
         tensor([0.3000, 1.0000])
     """
     return (dual_weights + (risk - column(global_threshold)) * column(alpha / theta0)).clamp_(0.0, 1.0)
@@ -124,29 +86,15 @@ def threshold_step(
     anchor: Tensor | None = None,
     gamma: float | Tensor = math.inf,
 ) -> Tensor:
-    r"""Line 2, (eqn:s) and (eqn:ss).
+    r"""Line 2, (eqn:s) and (eqn:ss), with the new :math:`y_i`; without an ``anchor`` that of STACO1.
 
     .. math:: s_i \leftarrow s_i - \frac{\beta}{\theta_0}\Bigl( y_i \bigl(1 - \tfrac{|\{j: \ell_{ij} > s_i\}|}
         {\theta_1 |\tilde B|}\bigr) + \tfrac{1}{\gamma}(s_i - s_{0,i}) \Bigr)
 
     The paper's bracket divides the proximal term by :math:`\theta_0` as well; so does this function.
 
-    Args:
-        thresholds: float tensor ``(S,)``, :math:`s_i` before the step.
-        dual_weights: float tensor ``(S,)``, the new :math:`y_i`.
-        active: float tensor ``(S,)`` in [0, 1], share of negatives in :math:`\tilde B` whose loss exceeds :math:`s_i`.
-        beta: step size, at least 0: a number, or a tensor ``()``.
-        theta0: one minus the lower bound of the true positive rate, in (0, 1].
-        theta1: the upper bound of the false positive rate, in (0, 1].
-        anchor: float tensor ``(S,)``, :math:`s_{0,i}` at the stage's start; ``None`` for STACO1.
-        gamma: proximal parameter, above 0: a number, or a tensor ``()``.
-
-    Returns:
-        Float tensor ``(S,)``.
-
     Example:
-        >>> s = torch.tensor([0.5])
-        >>> threshold_step(s, torch.tensor([1.0]), torch.tensor([1.0]), beta=0.1, theta0=0.5, theta1=0.5)
+        >>> threshold_step(torch.tensor([0.5]), torch.tensor([1.0]), torch.tensor([1.0]), 0.1, theta0=0.5, theta1=0.5)
         tensor([0.7000])
     """
     if isinstance(theta1, Tensor):
@@ -163,15 +111,6 @@ def excess_weights(
 ) -> Tensor:
     r"""Line 3, what each positive's mean excess loss counts for: :math:`y_i / (S \theta_0 \theta_1)`.
 
-    Args:
-        dual_weights: float tensor ``(S,)``, the new :math:`y_i`.
-        theta0: one minus the lower bound of the true positive rate, in (0, 1].
-        theta1: the upper bound of the false positive rate, in (0, 1].
-        mask: bool tensor ``(K, S)`` of K labels: which positives are there.
-
-    Returns:
-        Float tensor ``(S,)``, the weights of :meth:`~lightning_tpauc.functional.Pairs.weighted_sum`.
-
     Example:
         >>> excess_weights(torch.tensor([0.5, 1.0]), theta0=0.5, theta1=0.5)
         tensor([1., 2.])
@@ -187,23 +126,14 @@ def minmax_loss(
     theta0: float | Tensor,
     mask: Tensor | None = None,
 ) -> Tensor:
-    r"""Line 3, the function whose gradient (eqn:w) and (eqn:ww) follow.
+    r"""Line 3, the function whose gradient (eqn:w) and (eqn:ww) follow, with the new :math:`y_i` and the old s and s'.
 
     .. math:: \frac{1}{S}\sum_i y_i \frac{g_i(w, s_i; \tilde B) - s'}{\theta_0} + s'
         = \sum_i \frac{y_i}{S\theta_0\theta_1} \frac{1}{|\tilde B|} \sum_j (\ell_{ij} - s_i)_+
         + \frac{1}{S\theta_0} \sum_i y_i (s_i - s') + s'
 
-    Args:
-        weighted_excess: float tensor ``()``, the first sum of the second form, with the graph.
-        dual_weights: float tensor ``(S,)``, the new :math:`y_i`.
-        thresholds: float tensor ``(S,)``, :math:`s_i` before the step.
-        global_threshold: float tensor ``()``, :math:`s'` before the step.
-        theta0: one minus the lower bound of the true positive rate, in (0, 1].
-        mask: bool tensor ``(K, S)`` of K labels: which positives are there; the others' dual weights are 0.
-
-    Returns:
-        Float tensor ``()``: the minibatch value of the min-max problem (eq:tpauc_minmax). It is not the objective F:
-        it need not fall while training makes progress.
+    ``weighted_excess`` is the first sum of the second form, with the graph. The value is the minibatch value of the
+    min-max problem (eq:tpauc_minmax), not the objective F: it need not fall while training makes progress.
 
     Example:
         >>> minmax_loss(torch.tensor(0.3), torch.tensor([1.0, 0.5]), torch.tensor([0.1, 0.6]), torch.tensor(0.2), 0.5)
@@ -219,16 +149,7 @@ def minmax_loss(
 def global_threshold_step(
     global_threshold: Tensor, mean_dual_weight: Tensor, beta_prime: float | Tensor, theta0: float | Tensor
 ) -> Tensor:
-    r"""Line 4, (eqn:sp): :math:`s' \leftarrow s' - \beta'(1 - \frac{1}{\theta_0 S}\sum_i y_i)`.
-
-    Args:
-        global_threshold: float tensor ``()``, :math:`s'` before the step.
-        mean_dual_weight: float tensor ``()``, :math:`\frac{1}{S}\sum_i y_i` with the new dual weights.
-        beta_prime: step size, at least 0: a number, or a tensor ``()``.
-        theta0: one minus the lower bound of the true positive rate, in (0, 1].
-
-    Returns:
-        Float tensor ``()``.
+    r"""Line 4, (eqn:sp), with the new y: :math:`s' \leftarrow s' - \beta'(1 - \frac{1}{\theta_0 S}\sum_i y_i)`.
 
     Example:
         >>> global_threshold_step(torch.tensor(1.0), torch.tensor(0.75), beta_prime=0.1, theta0=0.5)
