@@ -21,8 +21,7 @@ from lightning_tpauc.algorithms.pauci import RecursiveAlgorithm
 from lightning_tpauc.data.batch import EvalBatch, PosNegBatch, check_training_batch, gather_batch
 from lightning_tpauc.distributed import GatheredScores, assign
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
-from lightning_tpauc.functional.averaging import master_dtype
-from lightning_tpauc.functional.checks import check_choice, check_count, is_real, require_range
+from lightning_tpauc.functional.checks import check_choice, check_count, common_dtype, is_real, require_range
 from lightning_tpauc.lightning_fixes.checkpoint_files import (
     explained_reading,
     load_state,
@@ -255,7 +254,7 @@ class TPAUCModule(ScoringModel):
             self._activation_checked = True
             squashed = is_squashed(scores, getattr(self, "backbone", None))
             warn_of_activation(self.algorithm, self.score_activation, squashed=squashed)
-        scores, labels = scores.to(master_dtype(scores.dtype)), self.trained_labels
+        scores, labels = scores.to(common_dtype(scores)), self.trained_labels
         return one_score(scores) if labels is None else scores_of_labels(scores, labels.names)
 
     def algorithm_scores(self, inputs: Any) -> Tensor:

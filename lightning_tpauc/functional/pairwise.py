@@ -299,13 +299,16 @@ def evaluate_pairs(
     r"""Evaluate all pairs once, for weights that follow from their mean excess losses.
 
     A primal-dual step needs the excess before it knows the weights. This is the first half; the second is
-    :meth:`Pairs.weighted_sum`, which uses what was computed here. The other arguments and the errors are those of
-    :func:`pairwise_terms`.
+    :meth:`Pairs.weighted_sum`, which uses what was computed here. Errors are those of :func:`pairwise_terms`.
 
     Args:
         pos_scores: float tensor ``(S,)``.
         neg_scores: float tensor ``(B,)``.
         thresholds: float tensor ``(S,)``; constants, which get no gradient.
+        surrogate: name or :class:`~lightning_tpauc.functional.Surrogate`.
+        margin: m of the hinge, square and ramp surrogates.
+        scale: factor inside the logistic surrogate.
+        method: ``"dense"``, ``"sorted"`` or ``"auto"``.
         dual_neg_scores: float tensor ``(B',)``, an independent batch of negatives for ``dual_excess``; constants, which
             get no gradient.
         masks: which scores of K labels are there; a padded positive has to have the weight 0.

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from lightning_tpauc.algorithms.base import Algorithm
 from lightning_tpauc.algorithms.pauci import RecursiveAlgorithm
 from lightning_tpauc.distributed import assign, reshard, whole, world_size
-from lightning_tpauc.functional.averaging import master_dtype, running_mean_
+from lightning_tpauc.functional.checks import common_dtype
 from lightning_tpauc.scoring.forward import call_model, device_batches
 from lightning_tpauc.scoring.operating_point import OperatingPoint
 
@@ -39,7 +39,9 @@ class IterateAverage:
         averaged: whether the mean of the iterates is needed.
         is_solution: whether the mean is evaluated and saved as the model's weights; if not, it only becomes the next
             anchor.
-        decay: how fast the mean forgets; see :func:`~lightning_tpauc.functional.averaging.running_mean_`.
+        decay: how fast the mean forgets, :math:`\eta`: :math:`\bar w \leftarrow \bar w + \frac{1 + \eta}{k + \eta}
+            (w - \bar w)`. At 0 that is the plain mean; above, iterate k weighs about :math:`k^\eta`, however long the
+            run is (polynomial-decay averaging, Shamir and Zhang, ICML 2013).
 
     Attributes:
         count: how many iterates of this stage the mean holds.
@@ -76,7 +78,9 @@ class IterateAverage:
         r"""Add the current weights to the mean, after a step."""
         self.count += 1
         for means, values in self._by_layout(self.mean, self.averaged):
-            running_mean_(means, values, self.count, self.decay)
+            if means:
+                iterate = [value.to(mean.dtype) for mean, value in zip(means, values, strict=True)]
+                torch._foreach_lerp_(list(means), iterate, (1.0 + self.decay) / (self.count + self.decay))
 
     @torch.no_grad()
     def add_proximal_gradient(self, coefficient: float) -> None:
@@ -173,7 +177,7 @@ class IterateAverage:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to(master_dtype(tensor.dtype), copy=True)
+    return tensor.detach().to(common_dtype(tensor), copy=True)
 
 
 class PreviousWeights:
@@ -194,9 +198,7 @@ class PreviousWeights:
         self.parameters = list(parameters)
         self.recursive = recursive
         self.weights: list[Tensor] = []
-        self.estimates = (
-            [torch.zeros_like(p, dtype=master_dtype(p.dtype)) for p in self.parameters] if recursive else []
-        )
+        self.estimates = [torch.zeros_like(p, dtype=common_dtype(p)) for p in self.parameters] if recursive else []
         self._next_weights: list[Tensor] = []
         self._next_estimates: list[Tensor] = []
 
