@@ -160,18 +160,11 @@ class Examples:
             given = index
         return None if given is None else row_values(self.dataset, given, "ids", self.name)
 
-    def entries(self, dataset: Any = None, known: Callable[[], Any] | None = None) -> Entries:
-        """Which entries of items are no inputs.
-
-        Args:
-            dataset: whose items may be mappings; of these, the model takes what it was trained on.
-            known: returns the :func:`~lightning_tpauc.data.examples.layout` of the inputs that the model takes.
-        """
+    def entries(self, known: Callable[[], Any] | None = None) -> Entries:
+        """Which entries of items are no inputs; ``known()`` is the layout of those that the model takes."""
         others = [v for v in (self.given.groups, self.given.sample_weight, self.given.ids) if isinstance(v, str)]
-        keys = None
-        if known is not None and not isinstance(dataset, (Tensor, TensorDataset, RowsDataset)):
-            with seeded_items(0, 0):
-                keys = names_in(known(), "keys") if isinstance(dataset[0], Mapping) else None
+        in_memory = isinstance(self.dataset, (Tensor, TensorDataset, RowsDataset))
+        keys = None if known is None or in_memory else names_in(known(), "keys")
         return Entries(label_keys(self.targets), frozenset(others), known=keys)
 
     def first_layout(self, dataset: Any) -> Any:
@@ -428,7 +421,7 @@ class PreparedData:
         if "training" in self.__dict__:
             self._check_same_labels(own)
         ids = own.ids(search_items=False, own=False)
-        return EvaluatedPart(dataset, rows, labels, own.entries(dataset, known), own.label_names, ids)
+        return EvaluatedPart(dataset, rows, labels, own.entries(known), own.label_names, ids)
 
     def _refuse_another_rule(self, name: str) -> None:
         """Raise :class:`DataError` if labels given for the training set are not those that its items have."""
@@ -490,7 +483,7 @@ class PreparedData:
         dataset = unaugmented(self.datasets.predict)
         rows, unknown = np.arange(len(dataset), dtype=np.int64), np.full(len(dataset), -1, dtype=np.int8)
         ids = own.ids(search_items=True, own=True)
-        labelled, entries = True, own.entries(dataset, known)
+        labelled, entries = True, own.entries(known)
         if not isinstance(dataset, (Tensor, RowsDataset)):
             with seeded_items(0, 0):
                 item = dataset[0]
