@@ -400,11 +400,13 @@ class PosNegDataModule(LightningDataModule):
 
         The module knows it from its training. Otherwise the first item of the training set shows it.
         """
+        known, train = self._learnt_layout(), self._prepared.examples.get("train")
+        return train.first_layout(self._prepared.datasets.train) if known is None and train is not None else known
+
+    def _learnt_layout(self) -> Any:
         module = getattr(self.trainer, "lightning_module", None)
         # With a `collate_fn` the layout of items is asked for. The model sees another one.
-        known = getattr(module, "input_layout", None) if self.collate_fn is None else None
-        train = self._prepared.examples.get("train")
-        return train.first_layout(self._prepared.datasets.train) if known is None and train is not None else known
+        return getattr(module, "input_layout", None) if self.collate_fn is None else None
 
     def description(self, stage: str) -> dict[str, Any]:
         """What all processes of a run must have in common: arguments, and short descriptions of the data.
@@ -447,7 +449,7 @@ class PosNegDataModule(LightningDataModule):
 
     def test_dataloader(self) -> EvalLoader:
         """Batches of the test set."""
-        return self._eval_loader(self._prepared.labelled("test", self.input_layout))
+        return self._eval_loader(self._prepared.labelled("test", self._learnt_layout))
 
     def predict_dataloader(self) -> EvalLoader:
         """Batches of the data to predict on; the target is -1 where there are no labels.
