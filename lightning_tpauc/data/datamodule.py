@@ -444,7 +444,7 @@ class PosNegDataModule(LightningDataModule):
         if not prepared.has_validation:
             return []
         return self._eval_loader(
-            prepared.held_out if prepared.splits_validation else prepared.labelled("val", self.input_layout)
+            prepared.held_out if prepared.splits_validation else prepared.labelled("val", self._learnt_layout)
         )
 
     def test_dataloader(self) -> EvalLoader:

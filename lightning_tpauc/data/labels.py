@@ -346,21 +346,18 @@ def _in_columns(labels: NDArray[Any], name: str) -> NDArray[Any]:
 
 
 def _refuse(values: Any, labels: NDArray[Any], wrong: NDArray[np.bool_], name: str) -> None:
-    found, place = np.unique(labels), f" in `{name}`, but found"
+    found, also, remedy = np.unique(labels), "", "Choose the positive class, for instance `targets=(y == 1)`."
     if labels.ndim == 2:
         column = int(wrong.any(axis=0).argmax())
         found, names = np.unique(labels[wrong[:, column], column]), getattr(values, "columns", None)
-        called = column if names is None else repr(names[column])
-        place = f", or nan where a label was not measured, in `{name}`, but column {called} has"
+        also = f" in column {column if names is None else repr(names[column])}"
         rule = "np.where(y < 0, np.nan, y)" if found[0] < 0 else "(y > 0.5)"
-        remedy = f"Pass, for instance, `{rule}` as labels, or choose columns."
+        remedy = f"Pass, for instance, `{rule}` as labels, nan where a label was not measured, or choose columns."
     elif found.size == 2:
         split = "0" if found[0] < 0 < found[1] else str(found[0].item())
         remedy = f"Pass 0/1 labels, for instance `targets=(y > {split})`."
-    else:
-        remedy = "Choose the positive class, for instance `targets=(y == 1)`."
     shown = ", ".join(str(value) for value in found[:5].tolist()) + (", ..." if found.size > 5 else "")
-    msg = f"Expected labels 0 and 1{place} {shown}. {remedy}"
+    msg = f"Expected labels 0 and 1 in `{name}`, but found {shown}{also}. {remedy}"
     raise DataError(msg)
 
 
