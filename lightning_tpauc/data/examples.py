@@ -670,7 +670,7 @@ def _stacked(items: list[Any]) -> Any:
         try:
             collated = default_collate(items)
         except ValueError:  # of arrays in another byte order than the machine's
-            collated = default_collate([_mapped(item, _native, lambda part: part) for item in items])
+            collated = default_collate([_mapped(item, _native) for item in items])
     # torch and PyG collate tuples into a list. Arrays give a tuple, and the model should see no difference.
     return tuple(collated) if isinstance(collated, list) and isinstance(first, (tuple, list)) else collated
 
@@ -680,93 +680,44 @@ def collate_with_rows(fetch: Fetcher | None, rows: Indices | None, step: int, ot
 
     ``rows=None`` collates the others alone, and ``fetch=None`` stacks them.
     """
-    by_items = isinstance(fetch, _FetchItems)
-    if fetch is None or (rows is None and not by_items):
-        return collate_items(others)
-    if not by_items:
-        return join_inputs([fetch(rows, step), collate_items(others)])  # type: ignore[arg-type]  # there are rows
-    own = [] if rows is None else fetch.items(rows.tolist(), step)
-    inputs = [fetch.entries.inputs_of(item) for item in own]
+    items: list[Any] = []
+    if isinstance(fetch, _FetchItems):
+        items = [] if rows is None else fetch.items(rows.tolist(), step)
+    inputs = [fetch.entries.inputs_of(item) for item in items] if isinstance(fetch, _FetchItems) else []
+    if fetch is not None and rows is not None and not isinstance(fetch, _FetchItems):
+        together = fetch(rows, step)
+        inputs = [cut_inputs(together, k) for k in range(len(rows))]
     try:
-        if fetch.collate_fn is None:
-            return collate_items(inputs + others) if not own else _stacked(inputs + others)
-        ends = fetch.entries.labelled and isinstance((own or fetch.items([0], 0))[0], (tuple, list))
+        if not isinstance(fetch, _FetchItems) or fetch.collate_fn is None:
+            return _stacked(inputs + others) if inputs else collate_items(others)
+        ends = fetch.entries.labelled and isinstance((items or fetch.items([0], 0))[0], (tuple, list))
         tuples = [(*e, 0) if isinstance(e, (tuple, list)) else (e, 0) for e in others] if ends else others
-        return fetch.collated(own + tuples, step, rows)
+        return fetch.collated(items + tuples, step, rows)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        if inputs and (fetch.collate_fn is None or layout(inputs[0]) != layout(others[0])):
-            raise inputs_differ([inputs[0], others[0]]) from error
-        raise
-
-
-def join_inputs(parts: Sequence[Any]) -> Any:
-    """Concatenate collated inputs along the examples."""
-    if len(parts) == 1:
-        return parts[0]
-    first = parts[0]
-    try:
-        if isinstance(first, Tensor):
-            return torch.cat(list(parts))
-        if isinstance(first, Mapping):
-            if {frozenset(part) for part in parts} != {frozenset(first)}:
-                raise inputs_differ(parts)
-            return {key: join_inputs([part[key] for part in parts]) for key in first}
-        if isinstance(first, (tuple, list)):
-            joined = [join_inputs(entries) for entries in zip(*parts, strict=True)]
-            return tuple(joined) if isinstance(first, tuple) else joined
-    except (RuntimeError, TypeError, ValueError, KeyError) as error:
-        if isinstance(error, DataError):
+        if not inputs or (
+            isinstance(fetch, _FetchItems) and fetch.collate_fn and layout(inputs[0]) == layout(others[0])
+        ):
             raise
-        raise inputs_differ(parts) from error
-    raise inputs_differ(parts)
+        shown = " and ".join(dict.fromkeys(map(_described, (inputs[0], others[0]))))
+        msg = (
+            f"Expected the inputs of positives and negatives to be of one kind, but got {shown}. Let the stream of "
+            "negatives yield what `train_dataset` has as inputs."
+        )
+        raise DataError(msg) from error
 
 
-def cut_inputs(inputs: Any, part: slice | int) -> Any:
-    """A slice of the examples, or one example."""
-    return _mapped(inputs, lambda tensor: tensor[part])
+def cut_inputs(inputs: Any, row: int) -> Any:
+    """One example of collated inputs."""
+    return _mapped(inputs, lambda tensor: tensor[row])
 
 
-def as_tensors(inputs: Any) -> Any:
-    """Turn arrays into tensors that share their memory."""
-    return _mapped(inputs, torch.as_tensor)
-
-
-def num_examples(inputs: Any) -> int:
-    """Length of the first axis."""
-    while isinstance(inputs, (Mapping, tuple, list)) and len(inputs):
-        inputs = next(iter(inputs.values() if isinstance(inputs, Mapping) else inputs))
-    if not isinstance(inputs, (Tensor, np.ndarray)) or inputs.ndim == 0:
-        raise _no_block(inputs)
-    return len(inputs)
-
-
-def _mapped(inputs: Any, change: Callable[[Any], Any], other: Callable[[Any], Any] | None = None) -> Any:
-    """Apply a function to all tensors and arrays; ``other`` to what is neither, which is refused without it."""
-    if isinstance(inputs, (Tensor, np.ndarray)):
-        return change(inputs)
+def _mapped(inputs: Any, change: Callable[[Any], Any]) -> Any:
+    """Collated inputs with a function applied to all tensors and arrays in them."""
     if type(inputs) is dict:
-        return {key: _mapped(value, change, other) for key, value in inputs.items()}
+        return {key: _mapped(value, change) for key, value in inputs.items()}
     if type(inputs) in (tuple, list):
-        return tuple(_mapped(value, change, other) for value in inputs)
-    if other is None:
-        raise _no_block(inputs)
-    return other(inputs)
-
-
-def _no_block(inputs: Any) -> DataError:
-    return DataError(
-        f"Expected a block of negatives to be a tensor, an array, or a tuple or mapping of these, but got "
-        f"{_described(inputs)}. Yield single examples and leave out `blocks=True`."
-    )
-
-
-def inputs_differ(parts: Sequence[Any]) -> DataError:
-    """The error for inputs of positives and negatives that can't be put into one batch."""
-    shown = " and ".join(dict.fromkeys(_described(part) for part in parts))
-    return DataError(
-        f"Expected the inputs of positives and negatives to be of one kind, but got {shown}. Let the stream of "
-        "negatives yield what `train_dataset` has as inputs."
-    )
+        return tuple(_mapped(value, change) for value in inputs)
+    return change(inputs) if isinstance(inputs, (Tensor, np.ndarray)) else inputs
 
 
 def _described(inputs: Any) -> str:

@@ -283,7 +283,7 @@ def test_graphs():
 @pytest.mark.parametrize(
     ("stream", "train", "what"),
     [
-        (Plain(), torch.ones(7, 2), r"a float32 tensor of shape \(2, 2\) and a float32 tensor of shape \(5, 3\)"),
+        (Plain(), torch.ones(7, 2), r"a float32 tensor of shape \(2,\) and a float32 tensor of shape \(3,\)"),
         (
             Plain(),
             Items(lambda k: (torch.ones(2), 1), 7),

@@ -134,9 +134,9 @@ def test_accepted_labels(values):
         (np.zeros((3, 0)), r"but got shape \(3, 0\)"),
         (
             np.array([[0, 1], [-1, 2]]),
-            r"nan where a label was not measured, in `labels`, but column 0 has -1. .*np.nan",
+            r"in `labels`, but found -1 in column 0. .*np.nan",
         ),
-        ([[0, 1], [1, 0.5]], r"column 1 has 0.5. Pass, for instance, `\(y > 0.5\)`"),
+        ([[0, 1], [1, 0.5]], r"0.5 in column 1. Pass, for instance, `\(y > 0.5\)`"),
         ([["a", "b"], ["b", "b"]], r"dtype <U1 with 'a', 'b'. Map .*\(y == 'a'\)"),
         ([[0, 1], [1]], "one label per example in `labels`, but it makes no array"),
         (np.array(1), r"but got shape \(\)"),
@@ -193,7 +193,7 @@ def test_columns_are_read_in_their_order():
         (lambda pd: pd.Series([0, None], dtype="object"), "1 of 2 are nan"),
         (lambda pd: pd.Series([-1, 1], dtype="object"), "found -1.0, 1.0"),
         (lambda pd: pd.Series(pd.to_datetime(["2020-01-01", "2020-01-02"])), "got dtype datetime64"),
-        (lambda pd: pd.DataFrame({"a": [0, 1], "b": [1, -1]}), r"column 'b' has -1\. .*np.where\(y < 0, np.nan, y\)"),
+        (lambda pd: pd.DataFrame({"a": [0, 1], "b": [1, -1]}), r"-1 in column 'b'\. .*np.where\(y < 0, np.nan, y\)"),
         (lambda pd: pd.DataFrame({"a": [0, 1], "b": ["no", "yes"]}), r"0, 'no', 1, 'yes'. Map them"),
     ],
 )
