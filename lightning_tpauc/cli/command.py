@@ -15,9 +15,8 @@ from typing import Any, NoReturn, Union, get_args
 
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_only, rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from typing_extensions import override
@@ -25,9 +24,10 @@ from typing_extensions import override
 from lightning_tpauc import algorithms, data, models
 from lightning_tpauc.cli.compare import ComparingTrainer, run_comparison
 from lightning_tpauc.cli.errors import explain, options_of, own_message
-from lightning_tpauc.cli.words import as_yaml, description, full_names, given_checkpoint, with_environment
+from lightning_tpauc.cli.words import as_yaml, full_names, given_checkpoint, with_environment
+from lightning_tpauc.comparison.training import as_list
 from lightning_tpauc.data import PosNegDataModule
-from lightning_tpauc.errors import ArgumentError, MissingCheckpointError, TPAUCWarning
+from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.lightning_fixes.checkpoint_files import read_checkpoint
 from lightning_tpauc.lightning_fixes.unsupported import refuse_strategy_name
 from lightning_tpauc.metrics.figures import ROCFigure
@@ -47,8 +47,17 @@ _CLASSES: tuple[type, ...] = (
     *(getattr(models, name) for name in models.__all__),
 )
 
-#: Values of ``--ckpt_path`` that Lightning looks up itself.
-_LOOKED_UP = ("last", "hpc")
+_DESCRIPTION = """{what} Classes have options of their own, which `--NAME.help=CLASS` lists, for example
+--model.algorithm.help=STACO (with min_tpr and max_fpr), --model.help=TPAUCModule, --model.backbone.help=MLP and
+--data.help=LIBSVMDataModule; --print_config shows all of a command line. Environment variables such as
+PL_{name}__TRAINER__MAX_EPOCHS=3 stand for options, here --trainer.max_epochs=3."""
+_WHAT = {
+    "fit": "Train a model.",
+    "validate": "Evaluate a checkpoint on the validation data.",
+    "test": "Evaluate a checkpoint on the test data.",
+    "predict": "Score data with a checkpoint.",
+    "compare": "Train several methods on what a configuration of fit describes, and say which one is ahead.",
+}
 
 
 class TPAUCArgumentParser(LightningArgumentParser):
@@ -78,6 +87,24 @@ class KeepGivenConfig(SaveConfigCallback):
         super().setup(trainer, pl_module, stage)
 
 
+class SaveBest(ModelCheckpoint):
+    """Saves what has the best ``val/tpauc``; without validation data, the last epoch."""
+
+    def __init__(self) -> None:
+        super().__init__(monitor="val/tpauc", mode="max")
+
+    @property
+    @override
+    def state_key(self) -> str:
+        return type(self).__qualname__  # whatever it monitors
+
+    @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and not trainer.enable_validation:
+            self.monitor = None
+        super().setup(trainer, pl_module, stage)
+
+
 class TPAUCCLI(LightningCLI):
     """LightningCLI for TPAUC modules and their data modules, both given by ``class_path`` and ``init_args``."""
 
@@ -96,7 +123,10 @@ class TPAUCCLI(LightningCLI):
             parser_kwargs={
                 "description": "Train a model to maximise two-way partial AUC, test it and predict with it.",
                 **{
-                    name: {"usage": f"lightning-tpauc {name} [options]", "description": description(name)}
+                    name: {
+                        "usage": f"lightning-tpauc {name} [options]",
+                        "description": _DESCRIPTION.format(what=_WHAT[name], name=name.upper()),
+                    }
                     for name in self.subcommands()
                 },
             },
@@ -118,8 +148,9 @@ class TPAUCCLI(LightningCLI):
     @override
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         if args is None or isinstance(args, list):
-            words = with_environment(sys.argv[1:] if args is None else args, list(self.subcommands()), os.environ)
+            words = sys.argv[1:] if args is None else args
             subcommand = next((word for word in words if word in self.subcommands()), None)
+            words = with_environment(words, subcommand, os.environ)
             if subcommand is not None:
                 self._take_options_of_checkpoint(subcommand, given_checkpoint(words, subcommand))
             self.config = parser.parse_args(full_names(words))
@@ -132,13 +163,13 @@ class TPAUCCLI(LightningCLI):
         Raises:
             TPAUCError: if the checkpoint is missing, damaged or is not known by its name.
         """
-        if path == "best":
+        if path == "best" or (path == "last" and subcommand != "fit"):
             msg = (
-                "`--ckpt_path best` is the best checkpoint of a training of the same process, and this one has trained "
-                "nothing. Give the file's path."
+                f"`--ckpt_path {path}` is a checkpoint that a training of the same process has saved, and this one has "
+                "trained nothing. Give the file's path."
             )
             raise ArgumentError(msg)
-        if not path or path in _LOOKED_UP or "://" in path or Path(path).is_dir():
+        if not path or path in ("last", "hpc") or "://" in path or Path(path).is_dir():
             return
         options = read_checkpoint(path).get("hyper_parameters", {})
         class_path = options.pop("_class_path", None)  # missing unless the command line wrote it
@@ -166,40 +197,26 @@ class TPAUCCLI(LightningCLI):
     @override
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
-        if subcommand not in ("fit", "compare"):
-            kwargs["ckpt_path"] = self._evaluated(subcommand, kwargs.get("ckpt_path"))
-        return kwargs
-
-    def _evaluated(self, subcommand: str, path: str | Path | None) -> str | Path | None:
-        """The checkpoint to evaluate; warns if there is none, since the model is untrained then."""
-        if path is None and not SLURMEnvironment.detect():
+        if subcommand not in ("fit", "compare") and kwargs.get("ckpt_path") is None and not SLURMEnvironment.detect():
             rank_zero_warn(
                 "No `--ckpt_path` is given: the model is evaluated as it was made, untrained unless its class loads "
                 "weights.",
                 category=TPAUCWarning,
             )
-        if path != "last":
-            return path
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found = self.trainer._checkpoint_connector._parse_ckpt_path(
-                TrainerFn(subcommand), path, model_provided=True, model_connected=False
-            )
-        if found is None:  # Lightning would evaluate what nobody has trained
-            msg = (
-                "There is no last checkpoint for `--ckpt_path last`: give the file's path, or the folder of one as "
-                "`dirpath` of ModelCheckpoint."
-            )
-            raise MissingCheckpointError(msg)
-        return found
+        return kwargs
 
     @override
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Make the Trainer, and remove the broadcast from Lightning's handler of SIGTERM.
+        """Make the Trainer, which saves what validates best, and remove the broadcast from its handler of SIGTERM.
 
         The signal arrives at any time, so that the broadcast would meet another collective of other ranks and wait
         forever. It is not needed: at every batch the loops tell all ranks that rank 0 was asked to end.
         """
+        if self.subcommand not in (None, "compare"):
+            given = self.config_init[self.subcommand].trainer
+            callbacks = as_list(given.callbacks)
+            if given.enable_checkpointing is not False and not any(isinstance(c, Checkpoint) for c in callbacks):
+                kwargs["callbacks"] = [*callbacks, SaveBest()]
         trainer = super().instantiate_trainer(**kwargs)
         connector, launcher = trainer._signal_connector, trainer.strategy.launcher
 
@@ -225,7 +242,7 @@ class TPAUCCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Print what the run reached, and how to test it."""
-        metrics, algorithm, best = self.trainer.callback_metrics, self.model.algorithm, self.model.best
+        metrics, algorithm, best = self.trainer.callback_metrics, self.model.algorithm, self.model.training_state.best
         _say(f"{type(algorithm).__name__}, TPR >= {algorithm.min_tpr:g} and FPR <= {algorithm.max_fpr:g}")
         one = self.model.trained_labels is None
         of_all = [n for n in metrics if n.startswith("val/") and (one or n.count("/") == 1 or "/tpauc/" in n)]
@@ -238,11 +255,11 @@ class TPAUCCLI(LightningCLI):
             if callback.monitor and callback.best_model_score is not None:
                 score, path = float(callback.best_model_score), _relative(callback.best_model_path)
                 _say(f"  best {callback.monitor} = {score:.4f} in {path}")
-        for callback in saved[:1]:
-            config = Path(self.trainer.log_dir or ".") / "config.yaml"  # where LightningCLI writes it
-            if config.is_file():
-                paths = ["--config", _relative(config), "--ckpt_path", _relative(callback.best_model_path)]
-                _say(f"Test it with: lightning-tpauc test {shlex.join(paths)}")
+        saved.sort(key=lambda callback: callback.monitor != "val/tpauc")
+        config = Path(self.trainer.log_dir or ".") / "config.yaml"  # where LightningCLI writes it
+        if saved and config.is_file():
+            paths = ["--config", _relative(config), "--ckpt_path", _relative(saved[0].best_model_path)]
+            _say(f"Test it with: lightning-tpauc test {shlex.join(paths)}")
 
     def after_predict(self) -> None:
         """Say how to get a file, unless there is one."""

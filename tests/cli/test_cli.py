@@ -1,9 +1,9 @@
 """The command, as it is typed: through ``sys.argv``, and once as a process of its own."""
 
-import bz2
-import importlib
+import errno
 import logging
 import math
+import os
 import re
 import shlex
 import signal
@@ -11,20 +11,19 @@ import subprocess
 import sys
 import time
 import warnings
+from typing import ClassVar
 
-import lightning.pytorch.loggers
-import numpy as np
 import pytest
 import torch
 import yaml
-from lightning.pytorch import Callback, Trainer
-from lightning_utilities.core.imports import RequirementCache
+from lightning.pytorch import Callback
+from torch.multiprocessing.spawn import ProcessRaisedException
 
 import lightning_tpauc
 from lightning_tpauc import DigitsDataModule, TPAUCModule
-from lightning_tpauc.__main__ import main as entry
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.cli import TPAUCCLI, main
+from lightning_tpauc.cli.errors import explain, options_of, own_message
 from lightning_tpauc.errors import TPAUCWarning
 from lightning_tpauc.functional import two_way_partial_auroc
 from lightning_tpauc.models import MLP, Linear
@@ -67,9 +66,9 @@ def cli(*words):
     return TPAUCCLI(list(map(str, words)))
 
 
-def error_line(err):
+def error_lines(err):
     """What follows ``error:``."""
-    return err[err.index("error: ") :].removeprefix("error: ").strip()
+    return err[err.index("error: ") :].removeprefix("error: ").strip().splitlines()
 
 
 def test_a_method_for_probabilities_warns_of_raw_scores():
@@ -115,20 +114,6 @@ def test_quickstart_from_fit_to_predictions(command, tmp_cwd):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:ModelCheckpoint.* opens a folder")
-@pytest.mark.parametrize("where", ["filename={epoch}-{val/tpauc:.3f}", "dirpath=elsewhere/deep"])
-def test_how_to_test_is_said_wherever_the_checkpoint_lies(where, command, tmp_cwd):
-    saver = ("=ModelCheckpoint", ".monitor=val/tpauc", ".mode=max", f".{where}")
-    out, _, status = command("fit", "--config", QUICKSTART, *SHORT, *(f"--trainer.callbacks{word}" for word in saver))
-    assert status == 0
-    (test,) = [line.removeprefix("Test it with: ") for line in out.splitlines() if line.startswith("Test it with: ")]
-    (config,) = tmp_cwd.rglob("config.yaml")
-    words = shlex.split(test)
-    assert (tmp_cwd / words[words.index("--config") + 1]).samefile(config)
-    assert (tmp_cwd / words[words.index("--ckpt_path") + 1]).is_file()
-
-
-@pytest.mark.slow
 def test_the_resolved_config_is_saved_and_reproduces_the_run(command, tmp_cwd):
     command("fit", "--config", QUICKSTART, *SHORT, "--model.algorithm.alpha=0.25")
     (saved,) = tmp_cwd.rglob("config.yaml")
@@ -145,16 +130,6 @@ def test_the_resolved_config_is_saved_and_reproduces_the_run(command, tmp_cwd):
     assert torch.equal(first.trainer.callback_metrics["val/tpauc"], second.trainer.callback_metrics["val/tpauc"])
 
 
-def test_the_users_own_file_is_not_overwritten(command, tmp_cwd):
-    """Without a logger the resolved configuration goes to the current folder, where the user's may lie."""
-    own = tmp_cwd / "config.yaml"
-    own.write_text("# my notes\n" + QUICKSTART.read_text())
-    before = own.read_text()
-    _, err, status = command("fit", "--config", "config.yaml", *SHORT, "--trainer.logger=false")
-    assert status == 0, err
-    assert own.read_text() == before
-
-
 def test_checkpoint_rebuilds_everything_without_arguments(command, tmp_cwd):
     command("fit", "--config", QUICKSTART, *SHORT, "--model.algorithm.gamma=300", "--model.optimizer=torch.optim.Adam",
             "--model.optimizer.lr=0.01", "--model.backbone=MLP", "--model.backbone.num_features=64",
@@ -169,37 +144,6 @@ def test_checkpoint_rebuilds_everything_without_arguments(command, tmp_cwd):
     optimizer = module.optimizer_factory(module.parameters())
     assert isinstance(optimizer, torch.optim.Adam)
     assert optimizer.defaults["lr"] == 0.01
-
-
-def test_full_batch_config_reaches_the_minimum(tmp_cwd):
-    """The config's own steps leave no slope of the objective of all examples, taken by autograd over all pairs."""
-    generator = np.random.default_rng(0)
-    y = generator.permutation([1] * 40 + [-1] * 160)
-    x = generator.normal(size=(200, 22)) + 0.4 * y[:, None]
-    for name in ("ijcnn1.bz2", "ijcnn1.t.bz2"):
-        with bz2.open(tmp_cwd / name, "wt") as file:
-            for label, row in zip(y, x, strict=True):
-                file.write(f"{label:+d} {' '.join(f'{k}:{v:.4f}' for k, v in enumerate(row, 1))}\n")
-    run = cli(
-        "fit", "--config", ROOT / "configs" / "recommended" / "ijcnn1_fullbatch.yaml", f"--data.root={tmp_cwd}", *QUIET,
-        "--trainer.logger=false", "--data.val_fraction=null", "--trainer.precision=64-true",
-    )  # fmt: skip
-    assert run.trainer.global_step == 10
-    (inputs, *_), weight = next(iter(run.datamodule.train_dataloader())), run.model.backbone.linear.weight
-    assert inputs.shape == (200, 22)
-
-    def objective(w):
-        scores = inputs.double() @ w
-        pos, neg = scores[:40].sort().values[:20], scores[40:].sort().values[80:]
-        return (0.5 + neg[None] - pos[:, None]).clamp_min(0).square().mean()
-
-    start = torch.zeros(22, dtype=torch.float64)
-    found = weight.detach()[0].double().requires_grad_()
-    loss = objective(found)
-    (slope,) = torch.autograd.grad(loss, found)
-    assert torch.isclose(loss, run.trainer.callback_metrics["train/loss"].double(), rtol=1e-3)
-    assert loss < 0.5 * objective(start)
-    assert slope.norm() < 1e-3
 
 
 # ---------------------------------------------------------------- what is injected
@@ -249,20 +193,6 @@ data: {class_path: lightning_tpauc.DigitsDataModule, init_args: {num_pos: 8, num
     assert run.trainer.optimizers[0].param_groups[0]["weight_decay"] == 0.002
 
 
-def test_plateau_scheduler_of_lightning_with_its_monitor():
-    run = cli(
-        "fit", "--config", QUICKSTART, "--trainer.max_epochs=4", "--trainer.limit_train_batches=1", *QUIET,
-        "--model.optimizer=SGD", "--model.optimizer.lr=1e-3",
-        "--model.lr_scheduler=lightning.pytorch.cli.ReduceLROnPlateau",
-        "--model.lr_scheduler.monitor=val/auroc", "--model.lr_scheduler.mode=max", "--model.lr_scheduler.patience=0",
-        "--model.lr_scheduler.threshold=10", "--model.lr_scheduler.factor=0.5",
-        "--trainer.logger=false", "--trainer.num_sanity_val_steps=0",
-        "--trainer.callbacks+=tests.cli.test_cli.Rates",
-    )  # fmt: skip
-    (rates,) = [c for c in run.trainer.callbacks if isinstance(c, Rates)]
-    assert rates.seen == [1e-3, 1e-3, 5e-4, 2.5e-4]
-
-
 class TwoLayers(TPAUCModule):
     """A user's own module."""
 
@@ -291,12 +221,6 @@ def test_short_names_and_own_classes():
     assert own.model.net[0].out_features == 5
 
 
-class Hyper(TwoLayers):
-    def __init__(self, width: int = 4, **kwargs):
-        super().__init__(width, **kwargs)
-        self.save_hyperparameters()
-
-
 # ---------------------------------------------------------------- help
 
 
@@ -320,109 +244,127 @@ def test_version_help_and_the_whole_config(command):
     assert "max_steps" in config["trainer"]
 
 
+# ---------------------------------------------------------------- what is saved
+
+
+@pytest.fixture
+def plain_config(tmp_cwd):
+    """The quickstart without a callback that saves, and few steps."""
+    config = yaml.safe_load(QUICKSTART.read_text())
+    del config["trainer"]["callbacks"]
+    config["trainer"].update(max_epochs=6, enable_progress_bar=False, enable_model_summary=False)
+    return write(tmp_cwd / "plain.yaml", yaml.safe_dump(config))
+
+
+def named_checkpoint(out):
+    """The file that the last line names, and what it holds."""
+    (test,) = [line.removeprefix("Test it with: ") for line in out.splitlines() if line.startswith("Test it with: ")]
+    words = shlex.split(test)
+    assert words[:2] == ["lightning-tpauc", "test"]
+    return words[1:], torch.load(words[words.index("--ckpt_path") + 1], weights_only=True)
+
+
+class Areas(Callback):
+    """``val/tpauc`` by step."""
+
+    found: ClassVar[dict[int, float]] = {}
+
+    def on_validation_end(self, trainer, pl_module):
+        if not trainer.sanity_checking:
+            self.found[trainer.global_step] = float(trainer.callback_metrics["val/tpauc"])
+
+
+@pytest.mark.slow
+def test_without_a_saver_what_validates_best_is_saved(command, plain_config, tmp_cwd):
+    Areas.found = {}
+    out, _, status = command("fit", "--config", plain_config, "--trainer.callbacks=tests.cli.test_cli.Areas")
+    assert status == 0
+    _, checkpoint = named_checkpoint(out)
+    best = max(Areas.found, key=Areas.found.__getitem__)
+    assert len(Areas.found) == 6
+    assert checkpoint["global_step"] == best
+    assert f"best val/tpauc = {Areas.found[best]:.4f} in " in out
+    assert len(list(tmp_cwd.rglob("*.ckpt"))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*validation.*")
+@pytest.mark.parametrize("words", [["--trainer.max_steps=3"], ["--data.val_fraction=null", "--trainer.max_steps=3"]])
+def test_a_run_without_a_validation_is_saved_at_its_end(command, plain_config, words):
+    out, _, status = command("fit", "--config", plain_config, *words)
+    assert status == 0
+    words, checkpoint = named_checkpoint(out)
+    assert checkpoint["global_step"] == 3
+    assert "test/tpauc" in command(*words)[0]
+
+
+@pytest.mark.slow
+def test_a_saver_of_ones_own_is_respected(command, plain_config, tmp_cwd):
+    saver = ("=ModelCheckpoint", ".dirpath=own folder", ".filename={epoch}")
+    out, _, _ = command("fit", "--config", plain_config, *(f"--trainer.callbacks{word}" for word in saver))
+    assert named_checkpoint(out)[1]["epoch"] == 5
+    assert [path.name for path in tmp_cwd.rglob("*.ckpt")] == ["epoch=5.ckpt"]
+    command("fit", "--config", plain_config, "--trainer.max_steps=1", "--trainer.enable_checkpointing=false")
+    assert len(list(tmp_cwd.rglob("*.ckpt"))) == 1
+
+
 # ---------------------------------------------------------------- mistakes
 
 
-def misspelt(*path, instead_of):
-    """The quickstart's config, and an optimizer, with one key renamed."""
+def misspelt(name, instead_of):
+    """The quickstart's config, and an optimizer, with a key renamed."""
     config = yaml.safe_load(QUICKSTART.read_text())
     config["model"]["init_args"]["optimizer"] = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}}
-    place = config
-    for key in path[:-1]:
-        place = place[key]
-    place[path[-1]] = place.pop(instead_of)
-    return yaml.safe_dump(config)
+    return re.sub(rf"\b{instead_of}:", f"{name}:", yaml.safe_dump(config), count=1)
 
 
-@pytest.mark.parametrize(
-    ("path", "instead_of", "line"),
-    [
-        (
-            ("model", "init_args", "algorithm", "init_args", "max_fprr"),
-            "max_fpr",
-            "model.algorithm: STACO has no option 'max_fprr'; did you mean 'max_fpr'?",
-        ),
-        (
-            ("model", "init_args", "optimiser"),
-            "optimizer",
-            "model: TPAUCModule has no option 'optimiser'; did you mean 'optimizer'?",
-        ),
-        (
-            ("model", "init_args", "optimizer", "init_args", "lrr"),
-            "lr",
-            "model.optimizer: SGD has no option 'lrr'; did you mean 'lr'?",
-        ),
-        (
-            ("trainer", "callbacks", 0, "init_args", "monitr"),
-            "monitor",
-            "trainer.callbacks: ModelCheckpoint has no option 'monitr'; did you mean 'monitor'?",
-        ),
-        (
-            ("trainer", "max_epoch"),
-            "max_epochs",
-            "there is no option 'trainer.max_epoch'; did you mean 'trainer.max_epochs'",
-        ),
-        (
-            ("model", "init_args", "algorithm", "initargs"),
-            "init_args",
-            "model.algorithm: beside class_path there is no option 'initargs'; did you mean 'init_args'?",
-        ),
-    ],
-)
-def test_misspelt_keys_in_a_file(command, tmp_cwd, path, instead_of, line):
-    config = write(tmp_cwd / "wrong.yaml", misspelt(*path, instead_of=instead_of))
-    _, err, status = command("fit", "--config", config)
+MISSPELT = {
+    ("max_fprr", "max_fpr"): "model.algorithm: STACO has no option 'max_fprr'; did you mean 'max_fpr'",
+    ("optimiser", "optimizer"): "model: TPAUCModule has no option 'optimiser",
+    ("lrr", "lr"): "model.optimizer: SGD has no option 'lrr'; did you mean 'lr'?",
+    ("monitr", "monitor"): "trainer.callbacks: ModelCheckpoint has no option 'monitr'; did you mean 'monitor'?",
+    ("max_epoch", "max_epochs"): "there is no option 'trainer.max_epoch'; did you mean 'trainer.max_epochs'",
+}
+
+
+@pytest.mark.parametrize("names", MISSPELT, ids=lambda names: names[0])
+def test_misspelt_keys_in_a_file(command, tmp_cwd, names):
+    _, err, status = command("fit", "--config", write(tmp_cwd / "wrong.yaml", misspelt(*names)))
     assert status == 2
-    assert error_line(err).startswith(line)
-    assert len(err.splitlines()) <= 3, err
+    (line,) = error_lines(err)
+    assert line.startswith(MISSPELT[names])
 
 
-@pytest.mark.parametrize(
-    ("word", "line"),
-    [
-        ("--data.num_poss=3", "data: DigitsDataModule has no option 'num_poss'; did you mean 'num_pos'?"),
-        ("--data.init_args.num_poss=3", "data: DigitsDataModule has no option 'num_poss'; did you mean 'num_pos'?"),
-        ("--model.algorithm.alfa=3", "model.algorithm: STACO has no option 'alfa'; did you mean 'alpha'?"),
-        ("--model.alpha=3", "model: TPAUCModule has no option 'alpha'; its options are backbone, algorithm, optimizer"),
-        ("--trainer.max_epoch=3", "there is no option '--trainer.max_epoch'; did you mean '--trainer.max_epochs'"),
-        ("--model.algorithm=STACOO", "model.algorithm: there is no class 'STACOO'; did you mean 'STACO'?"),
-        ("--model.optimizer=torch.optim.Adm", "model.optimizer: there is no class 'Adm' in torch.optim; did you mean"),
-        ("--model.algorithm.alpha=big", "model.algorithm.alpha: Expected a <class 'float'>. Got value: big"),
-    ],
-)
-def test_mistakes_on_the_command_line(command, word, line):
+WORDS = {
+    "--data.num_poss=3": "data: DigitsDataModule has no option 'num_poss'; did you mean 'num_pos'",
+    "--model.algorithm.mrgin=3": "model.algorithm: STACO has no option 'mrgin'; did you mean 'margin'?",
+    "--model.alpha=3": "model: TPAUCModule has no option 'alpha'; its options are backbone, algorithm, optimizer",
+    "--trainer.max_epoch=3": "there is no option '--trainer.max_epoch'; did you mean '--trainer.max_epochs'",
+    "--model.algorithm=STACOO": "model.algorithm: there is no class 'STACOO'; did you mean 'STACO'?",
+    "--model.optimizer=torch.optim.Adm": "model.optimizer: module 'torch.optim' has no attribute 'Adm'",
+    "--model.optimizer.lr=0.1": "model.optimizer: 'lr' is an option of a class: name the class first, as --model.opt",
+    "--model.algorithm.alpha=big": "model.algorithm.alpha: Expected a <class 'float'>. Got value: big",
+}
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_mistakes_on_the_command_line(command, word):
     _, err, status = command("fit", "--config", QUICKSTART, word)
     assert status == 2
-    assert error_line(err).startswith(line)
-    assert len(err.splitlines()) <= 3, err
+    (line,) = error_lines(err)
+    assert line.startswith(WORDS[word])
 
 
-@pytest.mark.parametrize(
-    ("text", "held"), [("", "nothing"), ("# later\n", "only a comment"), ("fast", "'fast'"), ("[]", "'[]'")]
-)
-def test_a_file_without_options(command, tmp_cwd, text, held):
-    _, err, status = command("fit", "--config", write(tmp_cwd / "empty.yaml", text))
-    assert status == 2
-    assert error_line(err).startswith(f"the file given as --config holds {held}; expected options by name, such as")
+def test_messages_that_are_not_understood_are_passed_on():
+    for message in ("the following arguments are required: fit.data", "Problems parsing config: mapping values"):
+        assert explain(message, ["data"]) == message
+    text = 'Parser key "data":\n  Something new\n    - and more of it\n'
+    assert explain(text, ["data"]) == "data: Something new\ndata: and more of it"
 
 
-@pytest.mark.parametrize(
-    ("path", "line"),
-    [
-        ("nowhere.ckpt", "There is no checkpoint 'nowhere.ckpt' (the current folder is"),
-        ("best", "`--ckpt_path best` is the best checkpoint of a training of the same process, and this one has"),
-        ("last", "There is no last checkpoint for `--ckpt_path last`: give the file's path, or"),
-        ("hpc", '`.test(ckpt_path="hpc")` is set but no HPC checkpoint was found'),
-        ("", "`.test()` found no path for the best weights: ''"),
-    ],
-)
-def test_a_checkpoint_that_is_not_there(command, tmp_cwd, path, line):
-    config = yaml.safe_load(QUICKSTART.read_text())
-    del config["trainer"]["callbacks"]
-    _, err, status = command("test", "--config", write(tmp_cwd / "c.yaml", yaml.safe_dump(config)), "--ckpt_path", path)
-    assert status == 1
-    assert err.splitlines()[-1].startswith(f"lightning-tpauc: error: {line}")
-    assert "Traceback" not in err
+def test_options_of_a_class():
+    assert options_of("lightning_tpauc.algorithms.CrossEntropy") == ["min_tpr", "max_fpr", "balanced", "pos_weight"]
+    assert [options_of(name) for name in ("lightning_tpauc.Nothing", "no_such_package.Nothing", "Nothing")] == [[]] * 3
 
 
 @pytest.mark.parametrize(
@@ -435,26 +377,45 @@ def test_a_checkpoint_that_is_not_there(command, tmp_cwd, path, line):
             ["--data.num_neg=3000", "--trainer.devices=2", "--trainer.strategy=ddp_fork"],
             "One step takes 6000 negatives",
         ),
+        (
+            ["--config", "a.ckpt"],
+            "`--config a.ckpt` is no text file of options. A checkpoint is given as `--ckpt_path`",
+        ),
+        (["--ckpt_path", "nowhere.ckpt"], "There is no checkpoint 'nowhere.ckpt' (the current folder is"),
+        (["--ckpt_path", "a.ckpt"], "The checkpoint 'a.ckpt' is not whole: its 15 bytes end too early"),
+        (["--ckpt_path", "best"], "`--ckpt_path best` is a checkpoint that a training of the same process has saved"),
+        (["--trainer.default_root_dir", "file"], "Can't read or write "),
     ],
-    ids=["in the Trainer", "in a constructor", "in setup", "in two processes"],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_the_user_can_mend_is_one_line(command, words, line):
+def test_what_the_user_can_mend_is_one_line(command, tmp_cwd, words, line):
+    (tmp_cwd / "a.ckpt").write_bytes(b"PK\x03\x04 a zip file")
+    (tmp_cwd / "file").touch()
     _, err, status = command("fit", "--config", QUICKSTART, *QUIET, *words)
     assert status == 1
     assert err.splitlines()[-1].startswith(f"lightning-tpauc: error: {line}")
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("name", ["MLFlowLogger", "WandbLogger"])
-def test_a_logger_whose_package_is_missing_is_one_line(command, monkeypatch, name):
-    module = importlib.import_module(getattr(lightning.pytorch.loggers, name).__module__)
-    flag = "_MLFLOW_AVAILABLE" if name == "MLFlowLogger" else "_WANDB_AVAILABLE"
-    monkeypatch.setattr(module, flag, RequirementCache("no-such-package>=1.0"))
-    _, err, status = command("fit", "--config", QUICKSTART, *QUIET, f"--trainer.logger={name}")
+class Full(Callback):
+    """A disk that is full while something is written in training."""
+
+    def on_train_batch_end(self, *args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_one_line(command):
+    words = ("--trainer.logger=false", "--trainer.callbacks=tests.cli.test_cli.Full")
+    _, err, status = command("fit", "--config", QUICKSTART, *QUIET, *words)
     assert status == 1
-    assert err.splitlines()[-1].startswith("lightning-tpauc: error: Requirement 'no-such-package>=1.0' not met.")
-    assert "pip install" in err.splitlines()[-1]
-    assert "Traceback" not in err
+    assert err.splitlines()[-1] == "lightning-tpauc: error: Can't read or write: No space left on device."
+
+
+def test_whose_error_a_process_hands_over_as_text():
+    text = "-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n{}\n"
+    ours = ProcessRaisedException(text.format("lightning_tpauc.errors.DataError: no positives: none\nat all"), 1, 7)
+    assert own_message(ours) == "no positives: none\nat all"
+    assert own_message(ProcessRaisedException(text.format("KeyError: 'x'"), 1, 7)) is None
 
 
 def test_other_errors_keep_their_traceback(monkeypatch):
@@ -467,35 +428,21 @@ def test_other_errors_keep_their_traceback(monkeypatch):
         main(["fit", "--config", str(QUICKSTART), *SHORT, "--trainer.logger=false"])
 
 
-def test_an_error_of_another_kind_in_a_process_is_not_taken_for_ours(monkeypatch):
-    from torch.multiprocessing.spawn import ProcessRaisedException
-
-    from lightning_tpauc.cli.errors import own_message
-
-    text = "-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n{}\n"
-    ours = ProcessRaisedException(text.format("lightning_tpauc.errors.DataError: no positives: none\nat all"), 1, 7)
-    assert own_message(ours) == "no positives: none\nat all"
-    handled = (
-        "lightning_tpauc.errors.DataError: x\n\nDuring handling ...\n\nTraceback (most recent call last):\nKeyError: 3"
-    )
-    for other in ("KeyError: 'x'", handled):
-        assert own_message(ProcessRaisedException(text.format(other), 1, 7)) is None
-
-
 # ---------------------------------------------------------------- options beside a checkpoint
 
 
-@pytest.fixture
-def trained(tmp_cwd):
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
     """A checkpoint of the quickstart at another rectangle than its file's."""
+    folder = tmp_path_factory.mktemp("trained")
     run = cli(
         "fit", "--config", QUICKSTART, *SHORT, "--trainer.logger=false", "--model.algorithm.min_tpr=0.3",
         "--model.algorithm.alpha=0.25", "--model.optimizer=SGD", "--model.optimizer.lr=0.1",
-        "--trainer.callbacks.init_args.dirpath=saved",
-        "--trainer.callbacks.init_args.filename=one",
+        f"--trainer.callbacks.init_args.dirpath={folder}", "--trainer.callbacks.init_args.filename=one",
+        f"--trainer.default_root_dir={folder}",
     )  # fmt: skip
     assert run.model.algorithm.min_tpr == 0.3
-    return tmp_cwd / "saved" / "one.ckpt"
+    return folder / "one.ckpt"
 
 
 DATA = ("--data=DigitsDataModule", "--data.val_fraction=0.25")
@@ -527,131 +474,9 @@ def test_options_win_over_those_of_the_checkpoint(trained, subcommand):
         assert run.model.algorithm.alpha == 0.25, "not given"
 
 
-@pytest.mark.slow
-def test_another_rectangle_than_the_checkpoints_is_said(trained, caplog):
-    cli("test", "--ckpt_path", trained, *DATA, *ALONE)
-    assert "was trained for" not in caplog.text
-    cli("test", "--ckpt_path", trained, *DATA, *ALONE, "--model.algorithm.min_tpr=0.9")
-    said = "The checkpoint was trained for TPR >= 0.3 and FPR <= 0.5; the algorithm that is given evaluates TPR >= 0.9"
-    assert said in caplog.text
-
-
-@pytest.mark.slow
-def test_predict_takes_the_model_from_the_checkpoint(trained, tmp_cwd):
-    config = write(tmp_cwd / "p.yaml", f"ckpt_path: {trained}\ndata: {{class_path: DigitsDataModule}}\n")
-    run = cli("predict", "--config", config, *ALONE)
-    assert run.model.algorithm.min_tpr == 0.3
-    state = torch.load(trained, weights_only=True)["state_dict"]
-    assert torch.equal(run.model.backbone.linear.weight, state["backbone.linear.weight"])
-
-
-@pytest.mark.slow
-def test_a_resumed_run_trains_with_the_options_that_are_given(trained):
-    words = ("fit", "--config", QUICKSTART, "--ckpt_path", trained, "--trainer.max_epochs=2", *SHORT[1:])
-    run = cli(*words, "--trainer.logger=false", "--model.algorithm.min_tpr=0.3", "--model.algorithm.alpha=0.125")
-    assert run.trainer.global_step == 2 * run.trainer.num_training_batches
-    assert run.model.algorithm.alpha == 0.125
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        ([], "The checkpoint was trained for min_tpr=0.3 and max_fpr=0.5, but the module's STACO for 0.5 and 0.5"),
-        (["--model.algorithm=CrossEntropy"], "The checkpoint was trained for min_tpr=0.3"),
-        (
-            ["--model.algorithm.min_tpr=0.3", "--model.optimizer.lr=0.01", "--model.optimizer.momentum=0.9"],
-            "A resumed run goes on with the optimizer and the schedule of its checkpoint, but `optimizer.lr` was "
-            "changed from 0.1 to 0.01; `optimizer.momentum` was changed from 0.0 to 0.9. Leave",
-        ),
-        (
-            ["--model.algorithm.min_tpr=0.3", "--model.optimizer=Adam", "--model.optimizer.lr=0.1"],
-            "A resumed run goes on with the optimizer and the schedule of its checkpoint, but `optimizer.class_path` "
-            "was changed from 'torch.optim.SGD' to 'torch.optim.Adam'",
-        ),
-        (
-            ["--model.algorithm.min_tpr=0.3", "--model.lr_scheduler=StepLR", "--model.lr_scheduler.step_size=3"],
-            "A resumed run goes on with the optimizer and the schedule of its checkpoint, but `lr_scheduler` was "
-            "changed from None to torch.optim.lr_scheduler.StepLR",
-        ),
-        (["--model.algorithm.min_tpr=0.3", "--model.score_activation=sigmoid"], "The `score_activation` was changed"),
-        (["--model.algorithm.min_tpr=0.3", "--model.backbone=MLP"], "The checkpoint's weights do not fit TPAUCModule"),
-    ],
-    ids=["rectangle", "algorithm", "rate", "optimizer", "schedule", "activation", "network"],
-)
-def test_what_a_resumed_run_can_not_take_is_refused(command, trained, words, line):
-    fit = ("fit", "--config", QUICKSTART, "--ckpt_path", trained, "--trainer.max_epochs=2", *SHORT[1:])
-    _, err, status = command(*fit, "--trainer.logger=false", *words)
-    assert status == 1
-    assert err.splitlines()[-1].startswith(f"lightning-tpauc: error: {line}")
-    assert "Traceback" not in err
-
-
-@pytest.mark.parametrize("subcommand", ["fit", "validate", "test", "predict"])
-@pytest.mark.parametrize(
-    ("content", "line"),
-    [
-        (b"", "The checkpoint 'bad.ckpt' is not whole: its 0 bytes end too early"),
-        (b"PK\x03\x04", "The checkpoint 'bad.ckpt' is not whole: its 4 bytes end too early"),
-        (None, "There is no checkpoint 'bad.ckpt'"),
-    ],
-)
-def test_damaged_checkpoints_are_one_line(command, tmp_cwd, subcommand, content, line):
-    if content is not None:
-        (tmp_cwd / "bad.ckpt").write_bytes(content)
-    _, err, status = command(subcommand, *DATA, *ALONE, "--ckpt_path=bad.ckpt")
-    assert status == 1
-    assert err.splitlines()[-1].startswith(f"lightning-tpauc: error: {line}")
-
-
-def test_options_of_a_checkpoint_that_are_no_more(command, trained):
-    """A class that was renamed since: what the user gives is used, and that the rest is not is said."""
-    content = torch.load(trained, weights_only=True)
-    content["hyper_parameters"]["_class_path"] = "gone.Module"
-    torch.save(content, trained)
-    with pytest.warns(TPAUCWarning, match=r"one.ckpt' are not used: model: No module named 'gone'"):
-        run = cli("test", "--config", QUICKSTART, *ALONE, "--ckpt_path", trained)
-    assert run.model.algorithm.min_tpr == 0.5
-
-
-def test_hyperparameters_that_python_saved_are_no_options(tmp_cwd):
-    module = Hyper(width=3)
-    trainer = Trainer(max_steps=1, accelerator="cpu", logger=False, enable_progress_bar=False)
-    trainer.fit(module, DigitsDataModule())
-    trainer.save_checkpoint("python.ckpt")
-    run = cli("test", "--model=tests.cli.test_cli.Hyper", "--model.width=3", *DATA, *ALONE, "--ckpt_path=python.ckpt")
-    assert torch.equal(run.model.net[0].weight, module.net[0].weight)
-
-
-class Takes(TwoLayers):
-    def __init__(self, width: int = 4, **kwargs):
-        self.extra = kwargs.pop("extra", None)
-        super().__init__(width, **kwargs)
-
-
-@pytest.mark.slow
-def test_arguments_of_no_signature_come_from_the_checkpoint_too(tmp_cwd):
-    model = ("--model=tests.cli.test_cli.Takes", "--model.dict_kwargs.extra=3", "--model.width=5")
-    cli("fit", *model, *DATA, *ALONE, "--trainer.max_steps=1")
-    (path,) = tmp_cwd.rglob("*.ckpt")
-    run = cli("test", *DATA, *ALONE, "--ckpt_path", path)
-    assert run.model.net[0].out_features == 5
-    assert run.model.extra == 3
-
-
 def test_evaluating_what_nobody_trained_is_said():
     with pytest.warns(TPAUCWarning, match="No `--ckpt_path` is given: the model is evaluated as it was made"):
         cli("test", "--config", QUICKSTART, *ALONE)
-
-
-def test_last_is_found_in_the_folder_of_the_saver(trained):
-    trained.rename(trained.with_name("last.ckpt"))
-    run = cli(
-        "test", "--config", QUICKSTART, *ALONE, "--ckpt_path=last",
-        "--trainer.callbacks.init_args.dirpath=saved",
-    )  # fmt: skip
-    state = torch.load(trained.with_name("last.ckpt"), weights_only=True)["state_dict"]
-    assert torch.equal(run.model.backbone.linear.weight, state["backbone.linear.weight"])
 
 
 # ---------------------------------------------------------------- environment, names, signals
@@ -675,7 +500,7 @@ def test_environment_variables_are_options(command, monkeypatch, tmp_cwd):
     monkeypatch.setenv("PL_FIT__TRAINER__MAX_STEP", "9")
     _, err, status = command("fit")
     assert status == 2
-    assert error_line(err).startswith("there is no option '--trainer.max_step'; did you mean '--trainer.max_steps'")
+    assert error_lines(err)[0].startswith("there is no option '--trainer.max_step'; did you mean '--trainer.max_steps'")
 
 
 @pytest.mark.parametrize("monitored", [True, False])
@@ -759,18 +584,6 @@ def test_version_does_not_import_torch():
     code += "; print(sorted({'torch', 'lightning', 'jsonargparse'} & set(sys.modules)))"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert said == f"lightning-tpauc {lightning_tpauc.__version__}\n[]\n"
-
-
-@pytest.mark.parametrize("words", [["fit", "--help"], ["--help"], ["fit", "--model.algorithm.help=STACO"]])
-def test_help_says_that_it_is_loading(monkeypatch, capsys, words):
-    monkeypatch.setattr(sys, "argv", ["lightning-tpauc", *words])
-    with pytest.raises(SystemExit) as stop:
-        entry()
-    assert stop.value.code == 0
-    out, err = capsys.readouterr()
-    assert err == "Loading PyTorch and Lightning ...\n"
-    if words[0] == "fit":
-        assert "min_tpr" in out
 
 
 # ---------------------------------------------------------------- noise
