@@ -454,7 +454,6 @@ class TPAUCModule(ScoringModel):
 
     def _forget_gradients(self, optimizer: LightningOptimizer, batch_idx: int) -> None:
         """Set the gradients to ``None`` by the hooks that automatic optimization calls."""
-        self.training_state.awaited = None
         inner = optimizer.optimizer
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]  # Trainer sets it at run time
             callback.on_before_zero_grad(self.trainer, self, inner)

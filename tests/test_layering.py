@@ -1,4 +1,4 @@
-"""Which module may import which, and how large things may grow: read from the source, nothing is imported."""
+"""Which module may import which, and what public names owe to their readers."""
 
 import ast
 import importlib
@@ -6,8 +6,6 @@ import inspect
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from typing import get_origin
-
-import pytest
 
 from tests.helpers.paths import ROOT
 
@@ -23,7 +21,6 @@ LAYERS = (
     {"metrics"},
     {"lightning_fixes"},
     {"scoring"},
-    {"optimization"},
     {"training"},
     {"module"},
     {"comparison"},
@@ -31,9 +28,6 @@ LAYERS = (
     {"", "__main__"},
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
-
-#: At most so many files and folders at the top of the package, and arrows between them.
-ROOMS, ARROWS = 20, 80
 
 #: Folders that know less than their layer allows.
 ONLY = {
@@ -128,20 +122,6 @@ def test_imports_go_one_way():
     assert violations(wrong_edges) == {}
 
 
-@pytest.mark.parametrize(
-    ("own", "source"),
-    [
-        pytest.param("functional.staco", "from lightning_tpauc.algorithms.base import Algorithm", id="upwards"),
-        pytest.param("models.tabular", "from lightning_tpauc import distributed", id="sideways"),
-        pytest.param("data.datamodule", "def f():\n    from lightning_tpauc.metrics import tpauc", id="in a function"),
-        pytest.param("training.stages", "from lightning_tpauc import TPAUCModule", id="through the root"),
-        pytest.param("algorithms.base", "import lightning_tpauc.extras", id="more than it may know"),
-    ],
-)
-def test_a_backward_import_is_noticed(own, source):
-    assert len(list(wrong_edges(own, ast.parse(source)))) == 1
-
-
 def import_graph():
     """Every module with the modules that it imports, at run time or for type checkers."""
     return {dotted(path): set(own_imports(parse(path))) - {dotted(path)} for path in MODULES}
@@ -156,24 +136,24 @@ def circle(graph):
     return []
 
 
-def test_the_import_graph_has_no_circle_and_few_arrows():
+def test_the_import_graph_has_no_circle():
     graph = import_graph()
-    rooms = {name: name.split(".")[0] for name in graph}
-    arrows = {(rooms[name], rooms[other]) for name, others in graph.items() for other in others} - {
-        (room, room) for room in rooms.values()
-    }
-    between = sum(len(others) for others in graph.values())
-    count = len(set(rooms.values()))
-    print(f"{count} rooms, {len(arrows)} arrows between them; {len(graph)} modules, {between} arrows between them")
     assert circle(graph) == []
-    assert circle({room: {other for own, other in arrows if own == room} for room in rooms.values()}) == []
-    assert count <= ROOMS
-    assert len(arrows) <= ARROWS
+    rooms = {}
+    for name, others in graph.items():
+        rooms.setdefault(name.split(".")[0], set()).update(other.split(".")[0] for other in others)
+    assert circle({room: others - {room} for room, others in rooms.items()}) == []
 
 
-def test_a_circle_is_noticed():
+def test_backward_imports_and_circles_are_noticed():
+    for own, source in (
+        ("functional.staco", "from lightning_tpauc.algorithms.base import Algorithm"),  # upwards
+        ("models.tabular", "from lightning_tpauc import distributed"),  # sideways
+        ("data.datamodule", "def f():\n    from lightning_tpauc.metrics import tpauc"),  # in a function
+        ("training.stages", "if TYPE_CHECKING:\n    from lightning_tpauc import TPAUCModule"),  # through the root
+    ):
+        assert len(list(wrong_edges(own, ast.parse(source)))) == 1
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})
-    assert circle({"a": {"b"}, "b": {"c"}, "c": set()}) == []
 
 
 def fields_of_the_state():
@@ -203,12 +183,6 @@ def test_only_the_state_rebinds_what_a_training_remembers():
     assert violations(rebinds_the_state) == {}
 
 
-def test_a_foreign_assignment_to_the_state_is_noticed():
-    assert {"average", "batches_seen", "phase", "previous", "restored"} <= fields_of_the_state()
-    source = "module.training_state.average, x = None, 1\nstate.batches_seen += 1\nself.average = 1"
-    assert len(list(rebinds_the_state("module", ast.parse(source)))) == 2
-
-
 def test_the_mathematics_does_not_know_lightning():
     def find(own, tree):
         return (
@@ -220,27 +194,6 @@ def test_the_mathematics_does_not_know_lightning():
 
 def test_extras_are_imported_when_needed():
     assert violations(lambda _, tree: {name.split(".")[0] for name in imports(at_import_time(tree))} & EXTRAS) == {}
-
-
-def test_an_import_of_an_extra_is_noticed():
-    source = (
-        "if TYPE_CHECKING:\n    import ogb\nclass C:\n    import rdkit.Chem\n    def f(self):\n        import medmnist"
-    )
-    assert list(imports(at_import_time(ast.parse(source)))) == ["rdkit.Chem"]
-
-
-def code_lines(function):
-    """Lines of a function without its docstring."""
-    docstring = function.body[0] if ast.get_docstring(function, clean=False) is not None else None
-    lines = function.end_lineno - function.lineno + 1
-    return lines - (docstring.end_lineno - docstring.lineno + 1 if docstring else 0)
-
-
-def test_functions_have_at_most_40_lines_of_code():
-    def find(_, tree):
-        return [(function.name, code_lines(function)) for function in functions(tree) if code_lines(function) > 40]
-
-    assert violations(find) == {}
 
 
 def wrong_exports(own, tree):
@@ -260,17 +213,6 @@ def wrong_exports(own, tree):
 
 def test_exports_are_explicit():
     assert violations(wrong_exports) == {}
-
-
-def test_no_algorithm_waits_for_the_device():
-    """An algorithm's code runs in every step, where reading a tensor's value on the host would stall the device."""
-
-    def find(own, tree):
-        calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        methods = {call.attr for call in calls if isinstance(call, ast.Attribute)}
-        return methods & {"cpu", "item", "nonzero", "numpy", "tolist"} if own.startswith("algorithms") else ()
-
-    assert violations(find) == {}
 
 
 def public_names():

@@ -163,7 +163,7 @@ class StageCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that the module is one of ours, that no other callback runs the stages, and that all ranks agree."""
         if not hasattr(pl_module, "algorithm"):
-            msg = f"StageCallback trains a ScoringModel, but got {type(pl_module).__name__}."
+            msg = f"StageCallback trains a TPAUCModule, but got {type(pl_module).__name__}."
             raise UnsupportedError(msg)
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__
         stages = [type(callback).__name__ for callback in callbacks if isinstance(callback, StageCallback)]

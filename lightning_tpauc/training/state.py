@@ -186,7 +186,7 @@ class TrainingState:
 
     def begin_step(self) -> None:
         """Note that a training step begins; a checkpoint that is saved before its end holds half of it."""
-        self.phase = Phase.IN_STEP
+        self.phase, self.awaited = Phase.IN_STEP, None
 
     def commit_step(self, loss: Tensor, scores: GatheredScores | None) -> None:
         """Take in a step that was taken: the weights that it led to, and its scores unless a line search took it."""
@@ -326,7 +326,7 @@ class TrainingState:
             "rectangle_schedule": self.rectangle_schedule,
         }
         held = {name: part.state_dict() if part is not None else None for name, part in parts.items()}
-        return {**held, "batches_seen": self.batches_seen}
+        return {**held, "batches_seen": self.batches_seen, "last_validated": self.last_validated}
 
     def take_restored(self) -> dict[str, Any] | None:
         """The loaded checkpoint's content, once; ``None`` if the run is a new one."""
@@ -336,7 +336,7 @@ class TrainingState:
         return restored
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Fill in what :meth:`state_dict` returned, and what earlier releases wrote; the model gets the last iterate.
+        """Fill in what :meth:`state_dict` returned; the model gets the last iterate.
 
         What the settings do not ask for any more is left out.
         """
@@ -350,8 +350,7 @@ class TrainingState:
         ):
             if part is not None and state.get(name) is not None:
                 part.load_state_dict(state[name])
-        self.batches_seen = state["batches_seen"]
-        self.last_validated = 0 if self.best is None else self.best.step
+        self.batches_seen, self.last_validated = state["batches_seen"], state["last_validated"]
 
 
 def _versions(optimizer: Optimizer) -> list[int]:

@@ -1,9 +1,7 @@
 """What people switch on in a Trainer works with manual optimization, averaged weights and drawn batches."""
 
 import contextlib
-import csv
 import math
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -13,10 +11,8 @@ from lightning.pytorch.callbacks import (
     EarlyStopping,
     LearningRateMonitor,
     ModelCheckpoint,
-    RichProgressBar,
-    TQDMProgressBar,
 )
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
@@ -92,11 +88,6 @@ def value_of(weight, module, rows=slice(None, None, 2)):
 # ---------------------------------------------------------------- lengths of a run
 
 
-def test_max_steps():
-    trainer, watch = fit(max_epochs=-1, max_steps=11)
-    assert trainer.global_step == len(watch.losses) == 11
-
-
 @pytest.mark.parametrize(("limit", "steps"), [(3, 3), (0.5, STEPS // 2)])
 def test_limit_train_batches_shortens_epochs_and_stages(limit, steps):
     module = make_module(STACO(0.6, 0.4, gamma=5.0))
@@ -118,13 +109,6 @@ def test_overfit_batches_takes_the_same_batches_again():
     for (inputs, index), (again, index_again) in zip(seen, seen[2:], strict=False):
         assert torch.equal(inputs, again)
         assert torch.equal(index, index_again)
-
-
-def test_fast_dev_run(tmp_cwd):
-    trainer, watch = fit(fast_dev_run=True)
-    assert trainer.global_step == 1
-    assert len(watch.validated) == 1
-    assert list(tmp_cwd.iterdir()) == []
 
 
 # ---------------------------------------------------------------- validation
@@ -164,19 +148,6 @@ def test_validation_sees_the_stages_average_and_disturbs_nothing(gamma, when, at
         assert_close(value, value_of(weight, module), "float32")
 
 
-def test_validate_and_test_after_fit_use_the_average():
-    module = make_module()
-    trainer, watch = fit(module, max_epochs=2)
-    average = polynomial_mean(watch.weights)
-    expected = value_of(average, module)
-    assert not torch.equal(average, watch.weights[-1])
-    assert_close(
-        torch.tensor(trainer.validate(module, make_data(), verbose=False)[0]["val/tpauc"]), expected, "float32"
-    )
-    (tested,) = trainer.test(module, make_data(), verbose=False)
-    assert_close(torch.tensor(tested["test/tpauc"]), value_of(average, module, slice(None)), "float32")
-
-
 def test_plain_loaders_of_pairs_validate_test_and_predict():
     x, y = make_problem()
     plain = DataLoader(TensorDataset(x[::2], y[::2, None]), batch_size=16)
@@ -203,23 +174,6 @@ def test_the_exact_start_needs_a_data_module_to_go_through():
 # ---------------------------------------------------------------- callbacks
 
 
-def test_model_checkpoint_keeps_the_best_average(tmp_path):
-    saver = ModelCheckpoint(tmp_path, monitor="val/tpauc", mode="max")
-    module = make_module(lr=0.1)
-    _, watch = fit(module, max_epochs=6, callbacks=[saver], enable_checkpointing=True)
-    best = max(watch.validated, key=lambda validated: float(validated[2]))
-    assert float(saver.best_model_score) == float(best[2])
-    state = torch.load(saver.best_model_path, weights_only=True)["state_dict"]
-    assert torch.equal(state["backbone.weight"], best[1])
-
-
-def test_early_stopping_on_the_area():
-    stopper = EarlyStopping("val/tpauc", mode="max", patience=2, min_delta=2.0)  # nothing improves by that much
-    trainer, watch = fit(max_epochs=20, callbacks=[stopper])
-    assert len(watch.validated) == 3
-    assert trainer.current_epoch == 3
-
-
 @pytest.mark.filterwarnings("default::lightning_tpauc.errors.TPAUCWarning")
 @pytest.mark.parametrize(("check_finite", "epochs"), [(True, 1), (False, 3)])
 def test_early_stopping_and_checkpoints_where_validation_lacks_a_class(tmp_path, check_finite, epochs):
@@ -232,24 +186,6 @@ def test_early_stopping_and_checkpoints_where_validation_lacks_a_class(tmp_path,
     assert trainer.callback_metrics["val/tpauc"].isnan()
     assert trainer.current_epoch == epochs
     assert saver.best_model_path
-
-
-@pytest.mark.parametrize("bar", [RichProgressBar, TQDMProgressBar])
-def test_progress_bars_show_the_area(bar):
-    if bar is RichProgressBar:
-        pytest.importorskip("rich")
-    bar = bar(refresh_rate=1)
-    trainer, _ = fit(max_epochs=1, callbacks=[bar], enable_progress_bar=True)
-    assert bar.get_metrics(trainer, trainer.lightning_module)["val/tpauc"] == pytest.approx(
-        float(trainer.callback_metrics["val/tpauc"]), abs=1e-3
-    )
-
-
-@pytest.mark.parametrize("flags", [{"detect_anomaly": True}, {"profiler": "simple"}])
-def test_flags_change_nothing(flags):
-    _, plain = fit(max_epochs=1)
-    _, watch = fit(max_epochs=1, **flags)
-    assert torch.equal(torch.stack(watch.losses), torch.stack(plain.losses))
 
 
 # ---------------------------------------------------------------- loggers
@@ -286,16 +222,6 @@ def test_curves_in_the_tensorboard_file(tmp_path):
     assert [value for _, value in curve["lr-SGD"]] == pytest.approx([0.05, 0.025, 0.0125])
     assert len(curve["train/s_prime"]) == 3
     assert_close(torch.tensor(curve["train/s_prime"][-1][1]), module.algorithm.s_prime, "float32")
-
-
-def test_csv_logger(tmp_path):
-    logger = CSVLogger(tmp_path)
-    _, watch = fit(make_module(), max_epochs=2, logger=logger, log_every_n_steps=1)
-    rows = list(csv.DictReader(Path(logger.log_dir, "metrics.csv").read_text(encoding="utf-8").splitlines()))
-    losses = [float(row["train/loss"]) for row in rows if row["train/loss"]]
-    assert losses == pytest.approx([float(loss) for loss in watch.losses])
-    areas = [float(row["val/tpauc"]) for row in rows if row["val/tpauc"]]
-    assert areas == pytest.approx([float(value) for _, _, value in watch.validated])
 
 
 @pytest.mark.ddp

@@ -17,7 +17,6 @@ from torchmetrics import MetricCollection
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
-from lightning_tpauc.data.batch import EvalBatch
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.functional import two_way_partial_auroc
 from lightning_tpauc.metrics.reporting import LabelMetrics
@@ -210,13 +209,6 @@ def test_checkpoints_can_follow_one_of_several_loaders(tmp_path, sanity):
     assert_close(saver.best_model_score.double(), area_of(module, slice(1, None, 2), 0.6, 0.4), "float32")
 
 
-def test_predictions_of_several_loaders():
-    module = make_module()
-    first, second = make_trainer(precision="32-true").predict(module, loaders_of(slice(0, 20), slice(20, 50)))
-    scores = torch.cat([output["score"] for output in first + second])
-    assert_close(scores, module.raw_scores(make_problem()[0][:50]).detach(), "float32")
-
-
 def test_the_trained_rectangle_is_logged_by_its_name_as_well(tmp_path):
     saver = ModelCheckpoint(tmp_path, monitor="val/tpauc_tpr60_fpr40", mode="max")
     data = PosNegDataModule(make_problem(), val_dataset=make_problem(), num_pos=4, num_neg=10)
@@ -225,17 +217,6 @@ def test_the_trained_rectangle_is_logged_by_its_name_as_well(tmp_path):
     logged = trainer.callback_metrics
     assert float(saver.best_model_score) == float(logged["val/tpauc_tpr60_fpr40"]) == float(logged["val/tpauc"])
     assert "val/tpauc_tpr50_fpr50" in logged
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bool, torch.uint8])
-@pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
-def test_labels_of_any_dtype(dtype, shape):
-    x, y = make_problem()
-    loader = DataLoader(TensorDataset(x, y.to(dtype).reshape(shape)), batch_size=16)
-    module = make_module()
-    (results,) = make_trainer(precision="32-true").test(module, loader, verbose=False)
-    found = torch.tensor(results["test/tpauc"], dtype=torch.float64)
-    assert_close(found, area_of(module, slice(None), 0.6, 0.4), "float32")
 
 
 class DataBatch(SimpleNamespace):
@@ -299,20 +280,6 @@ def test_a_pair_of_inputs_and_a_label_is_never_ambiguous():
             assert b is ONES
             assert torch.equal(target, Y)
             assert inputs_to_predict(batch, known)[1] is ONES
-
-
-def test_what_an_epochs_batches_hold_that_no_metric_counts():
-    batch = EvalBatch(X, torch.tensor([-1, 1]), torch.tensor([0, 1]))
-    assert inputs_and_target(batch)[1] is batch.target  # a data module's own: -1 stands for rows that are repeated
-
-
-def test_plus_and_minus_one_are_refused_by_loaders_as_by_data_modules():
-    x, y = make_problem()
-    for labels in (2 * y - 1, (2 * y - 1).float(), y + 1, torch.where(y == 1, -1, 0)):
-        with pytest.raises(ArgumentError, match="labels 0 and 1 in the batches, but found"):
-            make_trainer(precision="32-true").validate(
-                make_module(), DataLoader(TensorDataset(x, labels), batch_size=64), verbose=False
-            )
 
 
 class TwoInputs(nn.Module):
