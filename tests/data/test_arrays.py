@@ -31,15 +31,6 @@ def test_rows_of_arrays_and_memory_maps(tmp_path):
         assert np.array_equal(features, X.numpy())
 
 
-def test_higher_dimensions_and_single_items():
-    data = ArrayDataset(X.reshape(N, 2, 2), Y)
-    assert data.rows(ROWS).shape == (4, 2, 2)
-    features, label = data[7]
-    assert torch.equal(features, X[7].reshape(2, 2))
-    assert label == 1
-    assert len(data) == N
-
-
 @pytest.mark.parametrize("features", [X, X.numpy(), X.bfloat16()])
 def test_shift_and_scale(features):
     shift, scale = np.arange(4, dtype=np.float32), np.array([1, 2, 3, 4], dtype=np.float32)
@@ -47,10 +38,6 @@ def test_shift_and_scale(features):
     kind = "half" if isinstance(features, torch.Tensor) and features.dtype == torch.bfloat16 else "float32"
     assert_close(ArrayDataset(features, Y, shift, scale).rows(ROWS), expected, kind)
     assert_close(ArrayDataset(features, Y, scale=scale).rows(ROWS)[0], X[7] * torch.from_numpy(scale), kind)
-
-
-def test_a_tensor_with_gradients_is_data():
-    assert not ArrayDataset(X.clone().requires_grad_(), Y).rows(ROWS).requires_grad
 
 
 @pytest.mark.parametrize("kind", ["csr_matrix", "csc_matrix", "coo_matrix", "csr_array", "coo_array", "lil_matrix"])
@@ -62,15 +49,6 @@ def test_rows_of_sparse_matrices(kind):
     assert torch.equal(data.rows(ROWS), torch.from_numpy(dense[ROWS]))
     shifted = ArrayDataset(getattr(sparse, kind)(dense), Y, shift=np.float32(1), scale=np.float32(2)).rows(ROWS)
     assert torch.equal(shifted, torch.from_numpy((dense[ROWS] - 1) * 2))
-
-
-@pytest.mark.parametrize("kind", ["csr_matrix", "coo_matrix", "csc_array"])
-def test_labels_in_a_sparse_column(kind):
-    sparse = pytest.importorskip("scipy.sparse")
-    column = getattr(sparse, kind)(np.asarray(Y).reshape(-1, 1))
-    assert ArrayDataset(X, column).targets.reshape(-1).tolist() == np.asarray(Y).tolist()
-    with pytest.raises(DataError, match=f"^Expected one label per row, but got {N} labels for {N - 1} rows"):
-        ArrayDataset(X[1:], column)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, np.longdouble, np.dtype(">f8")])

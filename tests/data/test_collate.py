@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_sequence
 from torch.utils.data import IterableDataset, Subset, TensorDataset, get_worker_info
 
 from lightning_tpauc import DigitsDataModule, PosNegDataModule, StageCallback, TPAUCModule
-from lightning_tpauc.data import EvalBatch, PosNegBatch, RowsDataset
+from lightning_tpauc.data import EvalBatch
 from lightning_tpauc.data.parts import EvaluatedPart
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from tests.helpers.items import Items
@@ -298,25 +298,6 @@ def test_a_run_on_items_of_all_sizes(negatives):
     torch.testing.assert_close(scores, expected)
 
 
-def test_a_data_set_that_collates_by_itself():
-    class Words(RowsDataset):
-        targets = TARGETS
-
-        def __len__(self):
-            return N
-
-        def rows(self, rows):
-            return pad_sequence([words(row) for row in rows], batch_first=True)
-
-    whole = Words()
-    datamodule = ready(whole, val_dataset=Subset(whole, range(10)), predict_dataset=Subset(whole, range(5)))
-    batch = next(iter(datamodule.train_dataloader()))
-    assert [TARGETS[row] for row in first_of(batch.inputs)] == [1] * 3 + [0] * 9
-    assert [row for batch in datamodule.val_dataloader() for row in first_of(batch.inputs)] == list(range(10))
-    assert [row for batch in datamodule.predict_dataloader() for row in first_of(batch.inputs)] == list(range(5))
-    assert whole[3][1] == TARGETS[3]
-
-
 # ---------------------------------------------------------------- how workers run
 
 
@@ -341,15 +322,6 @@ def test_workers_are_started_as_they_are_told():
     part = EvaluatedPart(datamodule.train_dataset, np.arange(N), np.array(TARGETS, dtype=np.int8))
     for other in (datamodule.scoring_dataloaders()[0], datamodule._eval_loader(part)):
         assert next(iter(other)).inputs[0, 1] > 0
-    datamodule.teardown("fit")
-
-
-@pytest.mark.parametrize(("persistent", "processes"), [(None, 2), (True, 2), (False, 4)])
-def test_workers_live_on_unless_they_are_told_not_to(persistent, processes):
-    datamodule = ready(Items(marked, N), num_workers=2, persistent_workers=persistent)
-    loader = datamodule.train_dataloader()
-    seen = {pid for _ in range(2) for batch in loader for pid in batch.inputs[:, 3].tolist()}
-    assert len(seen) == processes
     datamodule.teardown("fit")
 
 
@@ -405,11 +377,6 @@ def test_wrong_options_are_refused(options, message):
         PosNegDataModule(Items(labelled, N), **options)
 
 
-def test_an_unknown_option_is_none():
-    with pytest.raises(TypeError, match="got an unexpected keyword argument 'num_posi'"):
-        PosNegDataModule(Items(labelled, N), num_posi=3)
-
-
 @pytest.mark.parametrize("kind", [PosNegDataModule, DigitsDataModule])
 def test_options_on_the_command_line(kind):
     parser = ArgumentParser()
@@ -424,17 +391,6 @@ def test_options_on_the_command_line(kind):
 
 
 # ---------------------------------------------------------------- batches by hand
-
-
-@pytest.mark.parametrize("device", ["meta", torch.device("meta")])
-def test_batches_move(device):
-    parts = {"inputs": (torch.zeros(3), {"x": torch.ones(3)}), "n": torch.arange(3)}
-    evaluated = EvalBatch(parts["inputs"], parts["n"], parts["n"]).to(device)
-    trained = PosNegBatch(parts["inputs"], parts["n"], 3, 0, 0).to(device)
-    assert type(evaluated) is EvalBatch
-    for batch in (evaluated, trained):
-        assert {t.device.type for t in (batch.inputs[0], batch.inputs[1]["x"], batch[1])} == {"meta"}
-    assert evaluated.example_id.device.type == "meta"
 
 
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: x.numpy()], ids=["tensors", "arrays"])

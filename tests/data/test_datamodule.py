@@ -61,12 +61,6 @@ def test_the_kind_of_data_set_changes_nothing(train, targets):
         assert batch[2:] == (3, 5, 2, None, None)
 
 
-def test_mappings():
-    batch = next(iter(ready(Items(mapping)).train_dataloader()))
-    assert torch.equal(batch.inputs["twice"], 2 * batch.inputs["x"])
-    assert set(batch.inputs) == {"x", "twice"}
-
-
 def test_known_after_setup():
     datamodule = ready(val_fraction=0.25)
     assert (datamodule.num_positives, datamodule.num_negatives) == (9, 36)
@@ -75,11 +69,6 @@ def test_known_after_setup():
     assert datamodule.fingerprint != ready(val_fraction=0.25, split_seed=1).fingerprint != ready().fingerprint
     with rank_of(0, 2):
         assert datamodule.steps_per_epoch == 4
-
-
-def test_seeds():
-    assert rows_of(ready().train_dataloader()) == rows_of(ready().train_dataloader())
-    assert rows_of(ready().train_dataloader()) != rows_of(ready(seed=1).train_dataloader())
 
 
 @pytest.mark.parametrize(
@@ -114,23 +103,12 @@ def test_sampling_follows_the_algorithm(sampling, algorithms, uniform):
         assert set(sizes) == {(3, 5, 5)}
 
 
-def test_uniform_without_a_trainer():
-    datamodule = ready(sampling="uniform", num_dual_neg=4)
-    assert sorted(rows_of(datamodule.train_dataloader()))[:2] == [0, 1]
-    assert datamodule.steps_per_epoch == 8
-
-
 def test_few_positives_are_all_in_every_step_and_it_says_so_once():
     with pytest.warns(TPAUCWarning, match=r"12 positives, fewer than the 20 of one step \(`num_pos`=20 on 1 rank"):
         datamodule = ready(num_pos=20)
     batch = next(iter(datamodule.train_dataloader()))  # a second warning would be an error
     assert datamodule.steps_per_epoch == 10
     assert sorted(batch.index.tolist()) == list(range(12))
-    assert batch.num_pos == 12
-
-
-def test_a_class_smaller_than_the_usual_size_is_no_surprise():
-    batch = next(iter(ready(num_pos=None).train_dataloader()))  # a warning would be an error
     assert batch.num_pos == 12
 
 
@@ -186,15 +164,6 @@ def test_folds():
         assert not set(part) & set(rows_of(datamodule.train_dataloader()))
 
 
-def test_own_data_sets():
-    flipped = TensorDataset(X.flip(0), Y.flip(0))
-    datamodule = ready(val_dataset=flipped, test_dataset=DATA, predict_dataset=X, stage=None, batch_size=16)
-    assert rows_of(datamodule.val_dataloader()) == list(range(N))[::-1]
-    assert len(datamodule.test_dataloader()) == 4
-    assert torch.equal(torch.cat([batch.target for batch in datamodule.test_dataloader()]), Y.long())
-    assert {t for batch in datamodule.predict_dataloader() for t in batch.target.tolist()} == {-1}
-
-
 def test_no_validation_data_no_loader():
     assert ready().val_dataloader() == []
     module = Recorder()
@@ -234,14 +203,6 @@ def test_only_what_a_stage_needs_is_read():
     datamodule = PosNegDataModule(Items(unreadable), test_dataset=Items(pair))
     datamodule.setup("test")
     assert sum(len(batch.target) for batch in datamodule.test_dataloader()) == N
-
-
-def test_labels_are_read_once():
-    asked = []
-    datamodule = ready(Items(lambda row: (asked.append(row), pair(row))[1]), val_fraction=0.25)
-    datamodule.setup("fit")
-    datamodule.setup("validate")
-    assert len(asked) == N
 
 
 @pytest.mark.parametrize("subject", ["val", "test"])
@@ -385,22 +346,6 @@ def test_refuses_seeds(name, value):
         PosNegDataModule(DATA, **{name: value})
 
 
-def test_numbers_of_numpy_as_arguments():
-    def rows(kind, fraction):
-        datamodule = ready(seed=kind(3), split_seed=kind(2), val_fraction=fraction)
-        return rows_of(datamodule.train_dataloader()), rows_of(datamodule.val_dataloader())
-
-    expected = rows(int, 0.3)
-    for kind, fraction in ((np.int64, np.float32(0.3)), (np.uint8, np.float64(0.3)), (np.int16, np.float16(0.3))):
-        assert rows(kind, fraction) == expected
-
-
-@pytest.mark.parametrize("fraction", [0, 30, True, "0.3", float("nan")])
-def test_refuses_fractions(fraction):
-    with pytest.raises(ArgumentError, match=r"`val_fraction`, to be a number in \(0, 1\), but got"):
-        PosNegDataModule(DATA, val_fraction=fraction)
-
-
 @pytest.mark.parametrize("kind", [np.float64, np.float16, np.float32])
 @pytest.mark.parametrize(
     ("precision", "seen"), [("32-true", torch.float32), ("bf16-mixed", torch.float32), ("64-true", torch.float64)]
@@ -499,16 +444,6 @@ def saved(datamodule, path):
     trainer.fit(TPAUCModule(torch.nn.Linear(1, 1)), datamodule)
     trainer.save_checkpoint(path)
     return path
-
-
-def test_a_subclass_that_keeps_its_arguments_is_made_from_a_checkpoint(tmp_path):
-    assert Kept.load_from_checkpoint(saved(Kept(40), tmp_path / "a.ckpt")).size == 40
-
-
-def test_it_can_be_printed():
-    data = PosNegDataModule((X, Y), num_pos=2, num_neg=4)
-    data.setup("fit")
-    assert "PosNegDataModule" in str(data)
 
 
 def table(order=None):

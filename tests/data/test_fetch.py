@@ -64,22 +64,10 @@ def test_several_inputs(dataset):
     assert torch.equal(second, 2 * EXPECTED)
 
 
-def test_words_stay_a_list():
-    assert fetcher_for(Items(lambda row: (f"word {row}", Y[row])))(ROWS, 0) == ["word 7", "word 3", "word 50"]
-
-
 def test_mappings_lose_their_label():
     inputs = fetcher_for(Items(mapping))(ROWS, 0)
     assert set(inputs) == {"x", "twice"}
     assert torch.equal(inputs["x"], EXPECTED)
-
-
-def test_arrays_are_indexed_once(monkeypatch):
-    """No item of a tensor data set is ever read alone."""
-    monkeypatch.setattr(TensorDataset, "__getitem__", None)
-    monkeypatch.setattr(ArrayDataset, "__getitem__", None)
-    for dataset in (TensorDataset(X, Y), ArrayDataset(X, Y), Subset(TensorDataset(X, Y), range(N))):
-        assert torch.equal(fetcher_for(dataset)(ROWS, 0), EXPECTED)
 
 
 def test_batched_reading_is_used():
@@ -119,20 +107,3 @@ def test_augmentations_depend_on_the_item_and_the_step():
     assert torch.equal(fetch(ROWS[::-1], 2), reference.flip(0))
     assert not torch.isclose(fetch(ROWS, 3), reference)[:, 1:].any()
     assert not torch.isclose(fetcher_for(Items(noisy), seed=6)(ROWS, 2), reference)[:, 1:].any()
-
-
-def test_batched_augmentations_depend_on_the_batch_and_the_step():
-    fetch = fetcher_for(BatchedItems(noisy))
-    assert torch.equal(fetch(ROWS, 2), fetch(ROWS, 2))
-    assert not torch.isclose(fetch(ROWS, 3), fetch(ROWS, 2))[:, 1:].any()
-
-
-@pytest.mark.parametrize("dataset", [Items(noisy), BatchedItems(noisy), TensorDataset(X, Y)])
-def test_leaves_the_global_generators_alone(dataset):
-    torch.manual_seed(0)
-    np.random.seed(0)
-    expected = torch.rand(()), np.random.rand()
-    torch.manual_seed(0)
-    np.random.seed(0)
-    fetcher_for(dataset)(ROWS, 0)
-    assert (torch.rand(()), np.random.rand()) == expected

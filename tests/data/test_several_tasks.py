@@ -133,14 +133,6 @@ def test_columns_of_a_table():
         ready((X, table), val_dataset=(X, table[["b", "a", "c", "d"]])).val_dataloader()
 
 
-def test_one_column_is_one_task():
-    datamodule = ready((X, Y[:, 3:].nan_to_num()))
-    assert (datamodule.num_labels, datamodule.label_names) == (None, None)
-    batch = next(iter(datamodule.train_dataloader()))
-    assert batch.masks is None
-    assert batch.index.ndim == 1
-
-
 # ------------------------------------------------------------------ evaluation
 
 
@@ -211,11 +203,6 @@ def test_scores_of_the_training_set_are_cut_by_task():
         assert found == negatives
     again = datamodule.scores_of_tasks(*scores)
     assert all(torch.equal(a, b) for x, y in zip(parts, again, strict=True) for a, b in zip(x, y, strict=True))
-
-
-def test_scores_of_one_task_are_not_cut():
-    with pytest.raises(ArgumentError, match="those of one task"):
-        ready((X, Y[:, 3].nan_to_num())).scores_of_tasks(torch.zeros(3, 1), torch.zeros(4, 1))
 
 
 # ------------------------------------------------------------------ what all processes and later runs must share

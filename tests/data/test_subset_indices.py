@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from lightning_tpauc.data.datamodule import PosNegDataModule
 from lightning_tpauc.data.labels import as_positions, check_positions
@@ -96,10 +96,3 @@ def test_negative_and_repeated_positions(dataset):
     assert torch.equal(batch.inputs, torch.stack([x for x, _ in expected]))
     assert batch.target.tolist() == [int(y) for _, y in expected] == [0, 1, 1, 1, 0, 0, 0]
     assert datamodule.num_positives == 3
-
-
-def test_random_split_is_a_subset_of_positions():
-    train, val = random_split(DATA, [40, 20], generator=torch.Generator().manual_seed(0))
-    datamodule = PosNegDataModule(train, val, num_pos=3, num_neg=5)
-    datamodule.setup()
-    assert datamodule.num_positives == sum(int(y) for _, y in train)

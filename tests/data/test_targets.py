@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from lightning_tpauc.data.examples import ArrayDataset
-from lightning_tpauc.data.labels import binary_labels, find_targets, label_names, label_of_item, stored_targets
+from lightning_tpauc.data.labels import binary_labels, find_targets, label_names, label_of_item
 from lightning_tpauc.errors import DataError
 from lightning_tpauc.extras import import_extra
 from tests.helpers.items import Items, N, X, Y, mapping, pair
@@ -63,34 +63,6 @@ def test_looks_through_subsets(inner, indices):
 def test_explicit_labels_come_before_stored_ones():
     assert find_targets(TensorDataset(X, Y), ~Y).tolist() == (1 - LABELS).tolist()
     assert find_targets(Items(pair, targets=Y, other=~Y), "other").tolist() == (1 - LABELS).tolist()
-
-
-@pytest.mark.skipif(find_spec("torch_geometric") is None, reason="torch_geometric is not installed")
-def test_graph_datasets():
-    data = import_extra("torch_geometric.data", "graph")
-
-    class Graphs(data.InMemoryDataset):
-        def __init__(self):
-            super().__init__()
-            graphs = [data.Data(x=torch.ones(2 + i % 3, 1), y=Y[i : i + 1].long()) for i in range(N)]
-            self.data, self.slices = self.collate(graphs)
-
-    assert find_targets(Graphs()).tolist() == LABELS.tolist()
-    assert find_targets(Graphs()[10:20]).tolist() == LABELS[10:20].tolist()
-    assert find_targets(Subset(Graphs(), [2, 3])).tolist() == [1, 0]
-    # a list of graphs: one pass over the items
-    assert find_targets([Graphs()[i] for i in range(8)]).tolist() == LABELS[:8].tolist()
-
-
-def test_one_pass_reads_every_item_once():
-    asked = []
-    find_targets(Items(lambda row: (asked.append(row), Y[row])))
-    assert asked == list(range(N))
-
-
-def test_stored_labels_are_not_searched_in_items():
-    assert stored_targets(Items(unreadable)) is None
-    assert stored_targets(Subset(Items(unreadable), [0])) is None
 
 
 @pytest.mark.parametrize(
@@ -245,16 +217,6 @@ def test_a_target_transform_is_applied(name, kept):
     assert find_targets(ConcatDataset([dataset, dataset])).tolist() == [*(1 - LABELS), *(1 - LABELS)]
 
 
-def test_a_target_transform_can_make_the_labels_binary():
-    classes = torch.arange(N) % 5
-    dataset = Items(lambda row: (X[row], int(classes[row]) == 2), targets=classes, target_transform=lambda c: c == 2)
-    assert find_targets(dataset).tolist() == LABELS.tolist()
-
-
-def test_no_target_transform():
-    assert find_targets(Items(pair, targets=Y, target_transform=None)).tolist() == LABELS.tolist()
-
-
 @pytest.mark.parametrize("wrap", [lambda d: d, lambda d: Subset(d, range(N)), lambda d: ConcatDataset([d])])
 @pytest.mark.parametrize("name", ["targets", "labels", "y", "target", "label"])
 @pytest.mark.parametrize(
@@ -357,11 +319,6 @@ def test_columns_of_a_table_are_several_tasks():
     mixed = pd.DataFrame({"a": [0, 1], "b": [True, False], "c": [None, 1.0]})
     assert binary_labels(mixed).tolist() == [[0, 1, -1], [1, 0, 1]]
     assert binary_labels(table[["a"]].fillna(0)).tolist() == [1, 0, 0, 0]
-
-
-def test_one_column_with_missing_labels_is_refused_as_before():
-    with pytest.raises(DataError, match=r"1 of 4 are nan\. Drop unlabelled"):
-        binary_labels(np.array(given(NAN))[:, :1])
 
 
 def test_a_column_of_lists_is_several_tasks():
