@@ -81,8 +81,7 @@ def save(module: ScoringModel, checkpoint: dict[str, Any], trainer: Trainer | No
     if not alone:
         agree_on_statistics(module, average)  # the file holds rank 0's statistics for all ranks
         _refresh_statistics(module, checkpoint["state_dict"])
-    said: dict[str, Any] = {"steps": state.batches_seen, "score_activation": module.score_activation}
-    problem = diagnose(algorithm, module, trainer.optimizers, only_if_broken=True, **said)
+    problem = diagnose(module, only_if_broken=True)
     if problem:
         raise NonFiniteError(problem)
     _publish_evaluation_weights(module, average, checkpoint["state_dict"])

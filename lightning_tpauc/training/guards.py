@@ -1,4 +1,4 @@
-"""Advice for a run that can't work: one line each, with the value and the remedy."""
+"""What a training watches over: advice, equal settings of all ranks, finite numbers, the sigmoid before the loss."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import re
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -18,79 +18,61 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from typing_extensions import override
 
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.algorithms.base import count_in_loss
-from lightning_tpauc.data.sampler import PosNegSampler
 from lightning_tpauc.distributed import gather_objects, whole, world_size
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, TPAUCAdvice, TPAUCWarning
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.scoring.forward import ScoringModel
-from lightning_tpauc.scoring.labels import listed
-from lightning_tpauc.training.scores import score_next_batches
+from lightning_tpauc.training.scores import column_name, columns_not_finite, is_table, score_next_batches
+
+# ---------------------------------------------------------------- advice on the rectangle
 
 #: With fewer examples of a class in the rectangle, a batch is too small a sample of it.
 _FEWEST = 4
 #: With ``min_tpr`` at most this, and ``max_fpr`` at least one minus this, the bounds have probably been swapped.
 _LITTLE = 0.2
-#: A model whose objective is below this share of l(0) has learnt something.
-_GOOD = 0.8
-#: If the hardest negatives' loss is below this share of l(0), there is little left to learn.
-_LEARNT = 0.25
-#: The running mean of active pairs has fallen to this share after some 90 steps in which no pair moved the weights.
-_INACTIVE = 1e-2
-#: A model whose objective is above this share of l(0) is as good as constant.
-_CONSTANT = 0.98
-#: Training batches have so large a loss, in units of l(0), only where steps are too long for the inputs.
-_EXPLODED = 3.0
 
 
 def few_pairs(
-    min_tpr: float,
-    max_fpr: float,
-    num_pos: int,
-    num_neg: int,
-    most_pos: int | None = None,
-    most_neg: int | None = None,
+    rectangle: tuple[float, float],
+    sizes: tuple[int, int | None],
+    most: tuple[int | None, int | None] = (None, None),
+    label: str | None = None,
 ) -> str | None:
     """Advice if the rectangle holds too few examples of a batch; ``None`` if it holds enough.
 
     Args:
-        min_tpr: lower bound of the rectangle's true positive rate.
-        max_fpr: upper bound of the rectangle's false positive rate.
-        num_pos: positives per step, over all ranks.
-        num_neg: negatives per step, over all ranks.
-        most_pos: how many positives a step could have, since the training set has no more; ``None`` if unknown.
-        most_neg: the same for negatives.
+        rectangle: ``(min_tpr, max_fpr)``.
+        sizes: positives and negatives per step, over all ranks.
+        most: how many of each a step could have, since the training set has no more; ``None`` if unknown.
+        label: which of several labels it is.
 
     Example:
-        >>> few_pairs(0.8, 0.2, num_pos=32, num_neg=32) is None
+        >>> few_pairs((0.8, 0.2), (32, 32)) is None
         True
-        >>> few_pairs(0.8, 0.2, num_pos=8, num_neg=32)
+        >>> few_pairs((0.8, 0.2), (8, 32))
         'Only 1.6 of the 8 positives a step lie in the rectangle with min_tpr=0.8: raise `num_pos` to 20 or more.'
-        >>> few_pairs(0.9, 0.2, num_pos=16, num_neg=32, most_pos=16).partition(": ")[2]
-        'lower `min_tpr` to 0.75 or less, or train on more positives.'
     """
-    # 1 - 0.8 is 0.199999..., so counts are compared with a tolerance
+    min_tpr, max_fpr = rectangle
     parts = (
-        ("positives", f"min_tpr={min_tpr:g}", 1.0 - min_tpr, "num_pos", num_pos, most_pos),
-        ("negatives", f"max_fpr={max_fpr:g}", max_fpr, "num_neg", num_neg, most_neg),
+        ("positives", f"min_tpr={min_tpr:g}", 1.0 - min_tpr, "num_pos", sizes[0], most[0]),
+        ("negatives", f"max_fpr={max_fpr:g}", max_fpr, "num_neg", sizes[1], most[1]),
     )
-    for kind, bound, share, argument, count, most in parts:
-        needed = math.ceil(_FEWEST / share - 1e-9)
-        if share * count >= _FEWEST - 1e-9:
+    of_label = "" if label is None else f" that {label!r} has in"
+    for kind, bound, share, argument, count, available in parts:
+        needed = math.ceil(_FEWEST / share - 1e-9)  # 1 - 0.8 is 0.199999...
+        if count is None or count >= needed:
             continue
-        if most is None or needed <= most:
-            return (
-                f"Only {share * count:.2g} of the {count} {kind} a step lie in the rectangle with {bound}: "
-                f"raise `{argument}` to {needed} or more."
-            )
-        return (
-            f"Only {share * most:.2g} of the {most} {kind} to train on lie in the rectangle with {bound}: "
-            f"{_larger_rectangle(kind, most)}train on more {kind}."
-        )
+        if available is None or needed <= available:
+            where = f"{count} {kind}{of_label} a step"
+            remedy = f"raise `{argument}` to {needed} or more" if label is None else f"raise `{argument}`"
+        else:
+            where, count = f"{available} {kind}{of_label and f' of {label!r}'} to train on", available
+            remedy = f"{_larger_rectangle(kind, available)}train on more {kind}"
+        return f"Only {share * count:.2g} of the {where} lie in the rectangle with {bound}: {remedy}."
     return None
 
 
@@ -99,26 +81,16 @@ def _larger_rectangle(kind: str, most: int) -> str:
     needed = math.ceil(100.0 * _FEWEST / max(1, most)) / 100.0
     if needed >= 1.0:
         return ""
-    bound = (
-        f"lower `min_tpr` to {1.0 - needed:.2g} or less"
-        if kind == "positives"
-        else (f"raise `max_fpr` to {needed:.2g} or more")
-    )
-    return f"{bound}, or "
+    lower = f"lower `min_tpr` to {1.0 - needed:.2g} or less, or "
+    return lower if kind == "positives" else f"raise `max_fpr` to {needed:.2g} or more, or "
 
 
 def little_demanded(min_tpr: float, max_fpr: float) -> str | None:
     """Advice if the two bounds seem to be swapped; ``None`` if the rectangle may be meant.
 
-    Args:
-        min_tpr: lower bound of the rectangle's true positive rate.
-        max_fpr: upper bound of the rectangle's false positive rate.
-
     Example:
         >>> little_demanded(0.25, 0.75) is None, little_demanded(0.0, 1.0) is None
         (True, True)
-        >>> little_demanded(0.2, 0.8)[:42]
-        'min_tpr=0.2 and max_fpr=0.8 demand little:'
     """
     if not (0.0 < min_tpr <= _LITTLE and 1.0 - _LITTLE <= max_fpr < 1.0):  # all of the square is the AUROC
         return None
@@ -129,8 +101,103 @@ def little_demanded(min_tpr: float, max_fpr: float) -> str | None:
     )
 
 
+def _few_pairs_of(algorithm: Algorithm, trainer: Trainer) -> str | None:
+    """:func:`few_pairs` of a PosNegDataModule's batches; of several labels the one that has the fewest."""
+    plans: Any = getattr(trainer.train_dataloader, "batch_plans", None)
+    if plans is None or not algorithm.can_shrink_rectangle:
+        return None
+    if algorithm.tasks is None:
+        if not hasattr(plans, "most_negatives"):
+            return None
+        sizes = plans.global_sizes(trainer.world_size)
+        most = plans.most_positives, plans.most_negatives
+        return few_pairs((algorithm.min_tpr, algorithm.max_fpr), (sizes.num_pos, sizes.num_neg), most)
+    labels = getattr(trainer.lightning_module, "trained_labels", None)
+    if labels is None or not hasattr(plans, "in_play"):
+        return None
+    counts, rectangles = plans.in_play(trainer.world_size)[1].tolist(), algorithm.asked_rectangles
+    counted = [k for k, counts_in in enumerate(count_in_loss(algorithm.tasks)) if counts_in]
+    worst = min(counted, key=lambda k: (1.0 - rectangles[k][0]) * counts[k])
+    most_pos = (algorithm.task_sizes or counts)[worst]
+    return few_pairs(rectangles[worst], (counts[worst], None), (most_pos, None), labels.names[worst])
+
+
+# ---------------------------------------------------------------- advice on the columns of a table
+
+#: A linear layer's learning rates are made for columns that vary by about 1: this is too much more.
+_WIDE = 100.0
+#: A column so far from 0, in its standard deviations, is nearly a constant to the model.
+_FAR = 20.0
+
+
+def uneven_columns(inputs: Any, model: nn.Module) -> str | None:
+    """Advice if columns of a batch should be standardised; ``None`` if not, or if the inputs are no table of floats.
+
+    Args:
+        inputs: of a batch; a floating tensor ``(N, D)`` is a table.
+        model: reads the table itself if its first layer with parameters or buffers is linear; others may scale it. Its
+            ``input_layout`` may hold the columns' names.
+
+    Example:
+        >>> age_and_income = torch.tensor([[20.0, 1e6], [30.0, 1e5], [40.0, 5e5]])
+        >>> uneven_columns(age_and_income / age_and_income.std(0), nn.Linear(2, 1)) is None
+        True
+        >>> uneven_columns(age_and_income, nn.Linear(2, 1)).partition(",")[0]
+        'Column 1 of the inputs has a standard deviation of 4.5e+05'
+    """
+    first = next((each for each in model.modules() if [*each.parameters(False), *each.buffers(False)]), None)
+    if (
+        not is_table(inputs)
+        or len(inputs) < 2
+        or not isinstance(first, nn.Linear)
+        or first.in_features != inputs.shape[1]
+    ):
+        return None
+    values = inputs.detach().cpu().double()
+    deviations = values.std(dim=0)
+    varies = (deviations > 0) & deviations.isfinite()
+    if not bool(varies.any()):
+        return None
+    middle = float(deviations[varies].median())
+    widest = int(deviations.where(varies, 0.0).argmax())
+    remedy = "Standardise the columns, as scikit-learn's StandardScaler does, fitted to the training rows."
+    if float(deviations[widest]) >= _WIDE * min(1.0, middle):
+        hidden = float(deviations[widest]) >= _WIDE * middle
+        others = f"most others of {middle:.2g} or less" if hidden else "the learning rate is made for 1"
+        return (
+            f"{column_name(widest, model)} of the inputs has a standard deviation of {float(deviations[widest]):.2g}, "
+            f"{others}. {remedy}"
+        )
+    counted = varies & ((values != values.amin(dim=0)) & (values != values.amax(dim=0))).any(dim=0)  # not two values
+    distance = (values.mean(dim=0).abs() / deviations).where(counted, 0.0)
+    farthest = int(distance.argmax())
+    if float(distance[farthest]) < _FAR:
+        return None
+    return (
+        f"{column_name(farthest, model)} of the inputs lies at {float(values[:, farthest].mean()):.3g} with a standard "
+        f"deviation of {float(deviations[farthest]):.2g}: it is nearly a constant to the model. {remedy}"
+    )
+
+
+# ---------------------------------------------------------------- advice on how a training goes
+
+#: A model whose loss over all pairs is below this share of l(0), that of a constant model, has learnt something.
+_GOOD = 0.8
+#: If the hardest negatives' loss is below this share of l(0), there is little left to learn.
+_LEARNT = 0.25
+#: The running mean of active pairs has fallen to this share after some 90 steps in which no pair moved the weights.
+_INACTIVE = 1e-2
+#: Training batches have so large a loss, in units of l(0), only where steps are too long for the inputs.
+_EXPLODED = 3.0
+
+
 class Adviser:
-    """Warns of each topic once per run."""
+    """Warns of each topic once per run.
+
+    ``validated`` is the loss of all pairs of the last validation, ``training`` that of the hardest negatives over the
+    last steps, both divided by l(0) and nan if unknown. A model that is good on its training data has learnt them by
+    heart: its growing scores make a few validation pairs expensive, which is no fault of the learning rate.
+    """
 
     def __init__(self) -> None:
         self._said: set[str] = set()
@@ -142,109 +209,37 @@ class Adviser:
             self._said.add(topic)
             rank_zero_warn(message, category=TPAUCAdvice)
 
-    def look_at_duals(
-        self, diagnostics: Mapping[str, Tensor], optimum: float, training: float, *, usual: bool = False
-    ) -> None:
-        """Warn if no pair moves the weights any more.
-
-        Args:
-            diagnostics: the algorithm's. ``active_share`` is the share of pairs that moved the weights over the last
-                steps, and ``mean_y`` is the mean dual weight of all positives; both are needed.
-            optimum: share of pairs that move the weights at the optimum.
-            training: mean loss of the hardest negatives over the last steps, divided by that of a constant model; nan
-                if it is unknown.
-            usual: whether the dual variables have the start and the step sizes that they have by default.
-        """
-        if not {"mean_y", "active_share"} <= set(diagnostics):
-            return
-        if training < _LEARNT:
-            return  # the training set is ranked almost without a loss, so few pairs are left to move
-        if float(diagnostics["active_share"]) < _INACTIVE * optimum:
-            none = float(diagnostics["mean_y"]) == 0.0
-            seen = "all dual weights are 0" if none else "no pair's loss exceeds its threshold"
-            remedy = (
-                "The model has become constant: leave `shrink_rectangle` on, ask for a larger rectangle, or lower the "
-                "optimizer's `lr`."
-                if usual
-                else "Lower `beta` and `beta_prime`, or set `step_units='loss'` and `dual_init='exact'`."
-            )
-            self.say("duals", f"Nothing moves the weights: {seen}. {remedy}")
-
-    def look_at_ratios(self, ratios: Sequence[Sequence[float]], training: float = math.nan) -> None:
-        """Warn if the model has become worse than a constant one, on its training data as well.
-
-        A model that is good on its training data has learnt them by heart. Its growing scores make a few validation
-        pairs expensive, which is no fault of the learning rate.
-
-        Args:
-            ratios: of each label, the objective of the validation's scores divided by that of a constant model. The
-                first entry belongs to the unit square, the last one to the rectangle that was asked for.
-            training: as in :meth:`look_at_duals`.
-        """
-        if training > self._highest:
-            self._highest = training
-        mean = _over_all_pairs(ratios)
-        if self._lowest < _GOOD and mean >= 1.0 and not training < 1.0:
+    def look_at_losses(self, validated: float, training: float) -> None:
+        """Warn if the model has become worse than a constant one, on its training data as well."""
+        if self._lowest < _GOOD and validated >= 1.0 and not training < 1.0:
             self.say(
                 "rate",
-                f"The objective over all pairs rose from {self._lowest:.2f} to {mean:.2f} of that of a constant "
-                "model: the learning rate is too large. Lower the optimizer's `lr`.",
+                f"The loss over all pairs rose from {self._lowest:.2f} to {validated:.2f} of that of a model that "
+                "gives all the same score: the learning rate is too large. Lower the optimizer's `lr`.",
             )
-        if mean < self._lowest:
-            self._lowest = mean
+        self._lowest = min(self._lowest, math.inf if math.isnan(validated) else validated)
+        self._highest = max(self._highest, 0.0 if math.isnan(training) else training)
 
-    def look_at_the_end(
-        self,
-        ratios: Sequence[Sequence[float]],
-        tightness: Sequence[float],
-        names: Sequence[str] | None = None,
-        training: float = math.nan,
-    ) -> None:
-        """Warn if the model is as good as constant, unless something that explains it was said before.
-
-        Args:
-            ratios: as in :meth:`look_at_ratios`.
-            tightness: the algorithm's present ``tightness_of_tasks``.
-            names: the names of several labels.
-            training: as in :meth:`look_at_duals`.
-        """
-        if not ratios or self._said & {"rate", "duals", "constant"}:
-            return
-        mean = _over_all_pairs(ratios)
-        lost = mean >= _CONSTANT and self._highest >= _EXPLODED and not training < _CONSTANT
-        if lost or training >= _EXPLODED:
-            if "columns" in self._said:  # that advice, and the reason
-                return
+    def look_at_the_end(self, validated: float, training: float) -> None:
+        """Warn if the steps were too long from the start on."""
+        if (validated >= 1.0 and self._highest >= _EXPLODED and not training < 1.0) or training >= _EXPLODED:
             self.say(
                 "rate",
-                f"The loss of training batches was up to {self._highest:.2g} times that of a constant model, and the "
-                f"objective over all validation pairs is {mean:.2g} of its at the end: the learning rate is too large "
-                "for these inputs. Lower the optimizer's `lr`, and standardise the inputs.",
+                f"The loss of training batches was up to {self._highest:.2g} times that of a model that gives all the "
+                f"same score, and is {training:.2g} times that at the end: the learning rate is too large for these "
+                "inputs. Lower the optimizer's `lr`, and standardise the inputs.",
             )
-        elif not training < _LEARNT:
-            self._look_for_constant_labels(ratios, tightness, names)
 
-    def _look_for_constant_labels(
-        self, ratios: Sequence[Sequence[float]], tightness: Sequence[float], names: Sequence[str] | None
-    ) -> None:
-        constant = [  # nan compares false: the rectangle holds no example
-            k for k, own in enumerate(ratios) if tightness[k] == 1.0 and own[-1] >= _CONSTANT
-        ]
-        if not constant:
+    def look_at_duals(self, diagnostics: Mapping[str, Tensor], optimum: float, training: float) -> None:
+        """Warn if fewer pairs than at the ``optimum`` move the weights, although something is left to learn."""
+        if training < _LEARNT or not float(diagnostics.get("active_share", math.inf)) < _INACTIVE * optimum:
             return
-        what = f"{max(ratios[k][-1] for k in constant):.2f} of that of a constant model"
-        of_labels = "" if names is None else f" for {listed(names[k] for k in constant)}"
         self.say(
-            "constant",
-            f"In the rectangle the objective is {what}{of_labels}: none that is better was in reach, and training "
-            "there makes a model constant. Leave `shrink_rectangle` on, or ask for a larger rectangle.",
+            "duals",
+            "Nothing moves the weights: no pair's loss exceeds its threshold, or all dual weights are 0. Leave "
+            "`step_units='loss'`, `dual_init='exact'` and `shrink_rectangle` on, ask for a larger rectangle, or lower "
+            "`lr` (and `beta` and `beta_prime` of your own).",
         )
-
-
-def _over_all_pairs(ratios: Sequence[Sequence[float]]) -> float:
-    """The labels' mean of the first entries; nan where a class is missing for all of them."""
-    known = [own[0] for own in ratios if not math.isnan(own[0])]
-    return fmean(known) if known else math.nan
 
 
 def advise_on_rectangle(algorithm: Algorithm, trainer: Trainer) -> Adviser:
@@ -255,59 +250,22 @@ def advise_on_rectangle(algorithm: Algorithm, trainer: Trainer) -> Adviser:
     return adviser
 
 
-def _few_pairs_of(algorithm: Algorithm, trainer: Trainer) -> str | None:
-    """:func:`few_pairs` of a PosNegDataModule's batches and the rectangle that was asked for."""
-    if algorithm.tasks is not None:
-        return _few_pairs_of_labels(algorithm, trainer)
-    plans: Any = getattr(trainer.train_dataloader, "batch_plans", None)
-    if not isinstance(plans, PosNegSampler) or not algorithm.can_shrink_rectangle:
-        return None
-    sizes = plans.global_sizes(trainer.world_size)
-    most = plans.most_positives, plans.most_negatives
-    return few_pairs(algorithm.min_tpr, algorithm.max_fpr, sizes.num_pos, sizes.num_neg, *most)
-
-
-def _few_pairs_of_labels(algorithm: Algorithm, trainer: Trainer) -> str | None:
-    """Advice for the label with the fewest positives of a step in its rectangle."""
-    plans: Any = getattr(trainer.train_dataloader, "batch_plans", None)
-    labels = getattr(trainer.lightning_module, "trained_labels", None)
-    if labels is None or not hasattr(plans, "in_play") or not algorithm.can_shrink_rectangle:
-        return None
-    counts = plans.in_play(trainer.world_size)[1].tolist()
-    shares = [1.0 - low for low, _ in algorithm.asked_rectangles]
-    inside = [share * count for share, count in zip(shares, counts, strict=True)]
-    worst = min((k for k, counted in enumerate(count_in_loss(algorithm.tasks)) if counted), key=inside.__getitem__)
-    if inside[worst] >= _FEWEST - 1e-9:
-        return None
-    needed = [math.ceil(_FEWEST / share - 1e-9) for share in shares]
-    most = (algorithm.task_sizes or counts)[worst]
-    remedy = f"raise `num_pos` towards {len(counts) * max(needed)}"
-    if most < needed[worst]:  # no batch could hold enough
-        remedy = f"{_larger_rectangle('positives', most)}train on more positives"
-    return (
-        f"Only {inside[worst]:.2g} of the {counts[worst]} positives that {labels.names[worst]!r} has in a step lie in "
-        f"its rectangle with min_tpr={1.0 - shares[worst]:g}: {remedy}."
-    )
-
-
 def look_at_validation(adviser: Adviser, module: ScoringModel) -> None:
-    """:meth:`Adviser.look_at_ratios` of the last validation."""
-    adviser.look_at_ratios(_ratios_of_trained(module), training_ratio(module.algorithm))
+    """:meth:`Adviser.look_at_losses` of the last validation."""
+    adviser.look_at_losses(_validated_ratio(module), training_ratio(module.algorithm))
 
 
-def _ratios_of_trained(module: ScoringModel) -> list[list[float]]:
-    """The last validation's ratios, as :meth:`Adviser.look_at_ratios` takes them; nan for labels of weight 0."""
-    counted = count_in_loss(module.algorithm.tasks)
-    return [own if counted[k] else [math.nan] * len(own) for k, own in enumerate(module.training_state.held_out_ratios)]
+def _validated_ratio(module: ScoringModel) -> float:
+    """The mean of the labels that are trained; nan where a class is missing for all of them."""
+    labels = zip(module.training_state.held_out_ratios, count_in_loss(module.algorithm.tasks), strict=False)
+    known = [ratios[0] for ratios, counted in labels if counted and not math.isnan(ratios[0])]
+    return fmean(known) if known else math.nan
 
 
 def look_at_duals(adviser: Adviser, algorithm: Algorithm, diagnostics: Mapping[str, Tensor]) -> None:
-    """:meth:`Adviser.look_at_duals` of an algorithm."""
-    optima = [(1.0 - low) * high for low, high in algorithm.rectangles]  # what is logged is the mean of the tasks
-    optimum, own = sum(optima) / len(optima), vars(algorithm)
-    usual = own.get("step_units") == "loss" and own.get("dual_init") == "exact"
-    usual = usual and max(own.get("beta", 0.0), own.get("beta_prime", 0.0)) <= 1.0
-    adviser.look_at_duals(diagnostics, optimum, training_ratio(algorithm), usual=usual)
+    """:meth:`Adviser.look_at_duals` of an algorithm; what is logged is the mean of the labels."""
+    optimum = fmean((1.0 - low) * high for low, high in algorithm.rectangles)
+    adviser.look_at_duals(diagnostics, optimum, training_ratio(algorithm))
 
 
 def training_ratio(algorithm: Algorithm) -> float:
@@ -317,19 +275,17 @@ def training_ratio(algorithm: Algorithm) -> float:
     if surrogate is None or unit is None:
         return math.nan
     loss, constant = float(unit.mean()), float(surrogate.value(torch.zeros(())))
-    return (
-        loss / constant if loss > 0.0 and constant > 0.0 else math.nan
-    )  # the unit is 0 if the algorithm measures nothing in it
+    return loss / constant if loss > 0.0 and constant > 0.0 else math.nan  # 0 if the algorithm measures nothing in it
 
 
 def say_how_it_ended(adviser: Adviser, module: ScoringModel, trainer: Trainer) -> None:
     """Tell, at a training's end, which rectangle was reached and which weights the model and its checkpoint hold."""
-    names, algorithm = None if module.trained_labels is None else module.trained_labels.names, module.algorithm
-    adviser.look_at_the_end(_ratios_of_trained(module), algorithm.tightness_of_tasks, names, training_ratio(algorithm))
+    adviser.look_at_the_end(_validated_ratio(module), training_ratio(module.algorithm))
+    names = None if module.trained_labels is None else module.trained_labels.names
     state, validated = module.training_state, module.operating_point is not None
     schedule, best = state.rectangle_schedule, state.best
     if schedule is not None:
-        schedule.say_if_held(names, lambda: score_next_batches(module))
+        schedule.say_if_held(names, lambda: score_next_batches(module, 4 * 16))
     if not validated:
         rank_zero_info(
             "No validation gave a value: the model has the weights of the training's end, and no threshold. Pass "
@@ -342,46 +298,33 @@ def say_how_it_ended(adviser: Adviser, module: ScoringModel, trainer: Trainer) -
             f"The model holds the weights that validated best: {by} after {best.step} of {state.batches_seen} steps. "
             "StageCallback(keep_best=False) leaves the last ones."
         )
-        _say_what_was_saved(trainer)
+        saved = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.best_model_path]
+        if saved and not any(callback.monitor for callback in saved):
+            rank_zero_info(
+                f"{Path(saved[0].best_model_path).name} has the weights of its own step: ModelCheckpoint("
+                "monitor='val/tpauc', mode='max') saves those that validate best; so does `trainer.save_checkpoint` "
+                "after `fit`."
+            )
 
 
-def _say_what_was_saved(trainer: Trainer) -> None:
-    """Tell which weights Lightning's own ModelCheckpoint has saved: it has no ``monitor``."""
-    saved = [c for c in trainer.checkpoint_callbacks if isinstance(c, ModelCheckpoint) and c.best_model_path]
-    if saved and not any(callback.monitor for callback in saved):
-        rank_zero_info(
-            f"{Path(saved[0].best_model_path).name} has the weights of its own step: ModelCheckpoint("
-            "monitor='val/tpauc', mode='max') saves those that validate best; so does `trainer.save_checkpoint` after "
-            "`fit`."
-        )
-
+# ---------------------------------------------------------------- equal settings of all ranks
 
 #: Attributes of a Trainer that decide how many batches and passes there are.
 _LIMITS = (
-    "max_epochs",
-    "max_steps",
-    "min_epochs",
-    "min_steps",
-    "limit_train_batches",
-    "limit_val_batches",
-    "limit_test_batches",
-    "limit_predict_batches",
-    "overfit_batches",
-    "val_check_interval",
-    "check_val_every_n_epoch",
-    "num_sanity_val_steps",
-    "precision",
+    *("max_epochs", "max_steps", "min_epochs", "min_steps", "overfit_batches", "val_check_interval", "precision"),
+    *(f"limit_{part}_batches" for part in ("train", "val", "test", "predict")),
+    *("check_val_every_n_epoch", "num_sanity_val_steps"),
 )
 #: Attributes of a module that all ranks must share.
 _SETTINGS = ("score_activation", "gradient_clip_val", "lr_scheduler_interval", "warmup", "num_positives")
-
-
 #: The address in the default ``repr`` of an object.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def require_agreement(describe: Callable[[], dict[str, Any]]) -> None:
     """Compare the descriptions of all ranks; a collective, in which a rank takes part even if ``describe`` fails.
+
+    A difference would mix validation rows into training, or leave a rank waiting for batches that another one lacks.
 
     Args:
         describe: returns values by name, which are compared by their ``repr``.
@@ -414,21 +357,34 @@ def require_agreement(describe: Callable[[], dict[str, Any]]) -> None:
         raise ArgumentError(msg)
 
 
+def _difference(name: str, values: list[str | None]) -> str:
+    """Which ranks have which value; empty if all have the same."""
+    ranks: dict[str | None, list[str]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(str(rank))
+    shown = ", ".join(f"{value} on rank {' and '.join(who)}" for value, who in ranks.items())
+    return f"{name}: {shown}" if len(ranks) > 1 else ""
+
+
 def data_and_limits(trainer: Trainer, stage: str) -> dict[str, Any]:
     """What must be the same on all ranks before batches are drawn: data, their arguments, and the Trainer's limits."""
     datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
     data = datamodule.description(TrainerFn(stage).value) if hasattr(datamodule, "description") else {}
-    return {
-        "data module": type(datamodule).__name__,
-        **data,
-        **{f"Trainer({name})": getattr(trainer, name) for name in _LIMITS},
-    }
+    limits = {f"Trainer({name})": getattr(trainer, name) for name in _LIMITS}
+    return {"data module": type(datamodule).__name__, **data, **limits}
 
 
 def training_settings(trainer: Trainer, module: ScoringModel, stages: dict[str, Any]) -> dict[str, Any]:
     """What must be the same on all ranks before the first step: algorithm, optimizer, schedules and starting point."""
     optimizer = trainer.optimizers[0]
-    groups = [{name: _plain(v) for name, v in group.items() if name != "params"} for group in optimizer.param_groups]
+    groups = [
+        {
+            name: value.tolist() if isinstance(value, Tensor) else value
+            for name, value in group.items()
+            if name != "params"
+        }
+        for group in optimizer.param_groups
+    ]
     return {
         "algorithm": module.algorithm,
         "labels": module.trained_labels,
@@ -441,72 +397,7 @@ def training_settings(trainer: Trainer, module: ScoringModel, stages: dict[str, 
     }
 
 
-def _difference(name: str, values: list[str | None]) -> str:
-    """Which ranks have which value; empty if all have the same."""
-    ranks: dict[str | None, list[int]] = {}
-    for rank, value in enumerate(values):
-        ranks.setdefault(value, []).append(rank)
-    if len(ranks) == 1:
-        return ""
-    return f"{name}: " + ", ".join(f"{value} on rank {' and '.join(map(str, who))}" for value, who in ranks.items())
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, Tensor) else value
-
-
-#: A column that varies by so much more than the one in the middle hides the others.
-_UNEVEN = 100.0
-#: A column so far from 0, in its standard deviations, is nearly a constant to the model.
-_FAR = 20.0
-
-
-def uneven_columns(inputs: Any, model: nn.Module) -> str | None:
-    """Advice if columns of a batch should be standardised; ``None`` if not, or if the inputs are no table of floats.
-
-    Args:
-        inputs: of a batch; a floating tensor ``(N, D)`` is a table.
-        model: reads the table itself if its first layer with parameters or buffers is linear; others may scale it.
-
-    Example:
-        >>> age_and_income = torch.tensor([[20.0, 1e6], [30.0, 1e5], [40.0, 5e5]])
-        >>> uneven_columns(age_and_income / age_and_income.std(0), nn.Linear(2, 1)) is None
-        True
-        >>> uneven_columns(age_and_income, nn.Linear(2, 1)).partition(",")[0]
-        'Column 1 of the inputs has a standard deviation of 4.5e+05'
-    """
-    table = isinstance(inputs, Tensor) and inputs.layout == torch.strided and inputs.is_floating_point()
-    if not table or inputs.ndim != 2 or len(inputs) < 2 or not _read_as_it_is(model, inputs.shape[1]):
-        return None
-    values = inputs.detach().cpu().double()
-    deviations = values.std(dim=0)
-    varies = (deviations > 0) & deviations.isfinite()
-    if not bool(varies.any()):
-        return None
-    middle = float(deviations[varies].median())
-    widest = int(deviations.where(varies, 0.0).argmax())
-    remedy = "Standardise the columns, as scikit-learn's StandardScaler does, fitted to the training rows."
-    if float(deviations[widest]) >= _UNEVEN * middle:
-        return (
-            f"Column {widest} of the inputs has a standard deviation of {float(deviations[widest]):.2g}, most others "
-            f"of {middle:.2g} or less: the model hardly sees those. {remedy}"
-        )
-    counted = varies & ((values != values.amin(dim=0)) & (values != values.amax(dim=0))).any(dim=0)  # not two values
-    distance = (values.mean(dim=0).abs() / deviations).where(counted, 0.0)
-    farthest = int(distance.argmax())
-    if float(distance[farthest]) < _FAR:
-        return None
-    return (
-        f"Column {farthest} of the inputs lies at {float(values[:, farthest].mean()):.3g} with a standard deviation of "
-        f"{float(deviations[farthest]):.2g}: it is nearly a constant to the model. {remedy}"
-    )
-
-
-def _read_as_it_is(model: nn.Module, num_columns: int) -> bool:
-    """Whether a linear layer reads so many columns, and no layer before it has parameters, means or scales."""
-    first = next((each for each in model.modules() if [*each.parameters(False), *each.buffers(False)]), None)
-    return isinstance(first, nn.Linear) and first.in_features == num_columns
-
+# ---------------------------------------------------------------- finite numbers
 
 #: On an accelerator, the result of a check is read this many steps later, so that the host can run ahead. The number is
 #: the same on all ranks, so that they stop at the same step and none waits for the others.
@@ -540,7 +431,7 @@ class FiniteGuard(Callback):
     """
 
     def __init__(self) -> None:
-        self._pending: list[tuple[Tensor, Tensor, Any]] = []
+        self._pending: list[tuple[Tensor, Tensor, Any, Any]] = []
         self._limit: Tensor | None = None
         self._skipped = 0
 
@@ -557,23 +448,32 @@ class FiniteGuard(Callback):
     ) -> None:
         """Check the last step; a step that a gradient scaler skipped is only counted."""
         module: ScoringModel = pl_module  # type: ignore[assignment]
-        self._skipped = self._skipped + 1 if module.training_state.step_skipped else 0
+        state = module.training_state
+        self._skipped = self._skipped + 1 if state.step_skipped else 0
         if self._skipped >= _MOST_SKIPPED:
-            raise NonFiniteError(_always_skipped(module))
-        if module.training_state.step_skipped:
+            scale = module.trainer.precision_plugin.scaler.get_scale()  # type: ignore[attr-defined]  # of 16-mixed
+            msg = (
+                f"Not finite after {state.batches_seen} steps: the gradient scaler skipped {_MOST_SKIPPED} steps in a "
+                f"row and is down to a scale of {scale:.1g}, so the gradients are infinite or nan at any scale. Look "
+                "for such numbers in the inputs, or train with precision='bf16-mixed', which has the range of float32."
+            )
+            raise NonFiniteError(msg)
+        if state.step_skipped:
             return
-        total: Tensor = module.training_state.step_loss + module.algorithm.scalar_sum()  # finite only if both are
+        total: Tensor = state.step_loss + module.algorithm.scalar_sum()  # finite only if both are
         if self._limit is None:
             self._limit = total.abs().clamp_min(1.0) * _GROWTH
         within = total.abs() < self._limit  # false for nan, too
+        inputs = getattr(batch, "inputs", None)
+        table = inputs if is_table(inputs) else None
         if total.device.type != "cuda":
-            self._stop_unless(bool(within), module, total)
+            _stop_unless(bool(within), module, total, table)
             return
         flag = torch.empty((), dtype=torch.bool, pin_memory=True)
         flag.copy_(within, non_blocking=True)
         event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         event.record()
-        self._pending.append((flag, total, event))
+        self._pending.append((flag, total, event, table))
         if len(self._pending) > _LAG:
             self._read(1, module)
 
@@ -596,21 +496,22 @@ class FiniteGuard(Callback):
 
     def _read(self, count: int, module: ScoringModel) -> None:
         for _ in range(count):
-            flag, total, event = self._pending.pop(0)
+            flag, total, event, table = self._pending.pop(0)
             event.synchronize()  # the step is _LAG steps old, so this hardly ever waits
-            self._stop_unless(bool(flag), module, total)
+            _stop_unless(bool(flag), module, total, table)
 
-    def _stop_unless(self, within: bool, module: ScoringModel, total: Tensor) -> None:
-        if within:
-            return
-        algorithm = module.algorithm
-        said: dict[str, Any] = {
-            "steps": module.training_state.batches_seen,
-            "score_activation": module.score_activation,
-        }
-        if math.isfinite(total):
-            raise NonFiniteError(diagnose_divergence(algorithm, float(total), **said))
-        raise NonFiniteError(diagnose(algorithm, module, module.trainer.optimizers, **said))
+
+def _stop_unless(within: bool, module: ScoringModel, total: Tensor, table: Tensor | None) -> None:
+    if within:
+        return
+    steps = module.training_state.batches_seen
+    if math.isfinite(total):
+        msg = f"Diverged after {steps} steps: loss and state have grown to {float(total):.2g}. {_remedy(module)}"
+        raise NonFiniteError(msg)
+    if table is not None and (columns := columns_not_finite(table, module)):
+        msg = f"Not finite after {steps} steps: {columns}"
+        raise NonFiniteError(msg)
+    raise NonFiniteError(diagnose(module))
 
 
 def _end(children: list[subprocess.Popen[bytes]]) -> None:
@@ -622,87 +523,46 @@ def _end(children: list[subprocess.Popen[bytes]]) -> None:
             child.kill()  # a process that waits in a collective ignores SIGTERM
 
 
-def _always_skipped(module: ScoringModel) -> str:
-    scaler: Any = getattr(module.trainer.precision_plugin, "scaler", None)
-    steps = module.training_state.batches_seen
-    return (
-        f"Not finite after {steps} steps: the gradient scaler skipped {_MOST_SKIPPED} steps in a row and "
-        f"is down to a scale of {scaler.get_scale():.1g}, so the gradients are infinite or nan at any scale. Look for "
-        "such numbers in the inputs, or train with precision='bf16-mixed', which has the range of float32."
-    )
-
-
-def diagnose(
-    algorithm: Algorithm,
-    model: nn.Module,
-    optimizers: Sequence[Optimizer],
-    *,
-    steps: int,
-    score_activation: str,
-    only_if_broken: bool = False,
-) -> str:
-    """Say what is not finite and what to change."""
+def diagnose(module: ScoringModel, *, only_if_broken: bool = False) -> str:
+    """Say what is not finite and what to change; empty with ``only_if_broken`` if nothing is."""
+    algorithm = module.algorithm
     broken = algorithm.non_finite_states()
-    weights = [name for name, p in model.named_parameters() if not bool(torch.isfinite(whole(p.detach())).all())]
+    weights = [name for name, p in module.named_parameters() if not bool(torch.isfinite(whole(p.detach())).all())]
     if only_if_broken and not broken and not weights:
         return ""
+    begin = f"Not finite after {module.training_state.batches_seen} steps:"
     sizes = sorted({algorithm.step_sizes[name] for name in broken if name in algorithm.step_sizes})
-    if weights or not sizes:
-        where = f"the weights ({', '.join(weights[:3])})" if weights else "the loss"
-        cause = _half_precision(model, optimizers) if weights else ""
-        also = f" or {_quoted(sizes)} of the algorithm" if sizes else ""
-        return f"Not finite after {steps} steps: {where}. {cause or _remedy(algorithm, score_activation, also)}"
-    lower = f"Lower {_quoted(sizes)} of {type(algorithm).__name__}."
-    return f"Not finite after {steps} steps: the state {_quoted(broken)}. {lower}"
+    lower = " and ".join(f"`{name}`" for name in sizes)
+    if sizes and not weights:
+        states = " and ".join(f"`{name}`" for name in broken)
+        return f"{begin} the state {states}. Lower {lower} of {type(algorithm).__name__}."
+    where = f"the weights ({', '.join(weights[:3])})" if weights else "the loss"
+    cause = _half_precision(module) if weights else ""
+    return f"{begin} {where}. {cause or _remedy(module, f' or {lower} of the algorithm' if sizes else '')}"
 
 
-def diagnose_divergence(algorithm: Algorithm, reached: float, *, steps: int, score_activation: str) -> str:
-    """Say that numbers grow without bound, although they are still finite."""
-    remedy = _remedy(algorithm, score_activation)
-    return f"Diverged after {steps} steps: loss and state have grown to {reached:.2g}. {remedy}"
-
-
-def _remedy(algorithm: Algorithm, score_activation: str, also: str = "") -> str:
-    unbounded = score_activation == "identity" and not algorithm.takes_logits
+def _remedy(module: ScoringModel, also: str = "") -> str:
+    unbounded = module.score_activation == "identity" and not module.algorithm.takes_logits
     bound = ", or bound the scores with `score_activation='sigmoid'`" if unbounded else ""
     return f"Lower the optimizer's `lr`{also}, standardise the inputs{bound}."
 
 
-def _half_precision(model: nn.Module, optimizers: Sequence[Optimizer]) -> str:
-    """Say what float16 weights break by themselves, at any learning rate; empty for other weights."""
-    if all(p.dtype != torch.float16 for p in model.parameters()):
+def _half_precision(module: ScoringModel) -> str:
+    """What float16 weights break by themselves, at any learning rate; empty for other weights."""
+    if all(p.dtype != torch.float16 for p in module.parameters()):
         return ""
-    optimizer: Any = optimizers[0]
-    name, precision = type(optimizer).__name__, "precision='16-mixed', '32-true' or 'bf16-true'"
-    epsilons = [group["eps"] for group in optimizer.param_groups if "eps" in group]
-    lost = [eps for eps in epsilons if eps and not bool(torch.tensor(float(eps), dtype=torch.float16))]
-    if lost:
-        return (
-            f"In float16 (precision='16-true') `eps={lost[0]:g}` of {name} is 0, so it divides by zero wherever a "
-            f"squared gradient is too small for float16. Pass `eps=1e-4`, or train with {precision}."
-        )
-    return f"Weights in float16 (precision='16-true') end at 65504. Lower `lr`, or train with {precision}."
+    return (
+        "Weights in float16 (precision='16-true') end at 65504, and an optimizer's `eps` below 6e-8 is 0 in it. Train "
+        "with precision='16-mixed', '32-true' or 'bf16-true', or pass `eps=1e-4`."
+    )
 
 
-def _quoted(names: list[str]) -> str:
-    return " and ".join(f"`{name}`" for name in names)
-
+# ---------------------------------------------------------------- the sigmoid before the loss
 
 #: Nodes of autograd's graph that only rearrange or convert their input.
 _REARRANGING = (
-    "Alias",
-    "AsStrided",
-    "Clone",
-    "Reshape",
-    "Select",
-    "Slice",
-    "Split",
-    "Squeeze",
-    "ToCopy",
-    "Unbind",
-    "Unsqueeze",
-    "UnsafeView",
-    "View",
+    *("Alias", "AsStrided", "Clone", "Reshape", "Select", "Slice", "Split", "Squeeze", "ToCopy", "Unbind", "Unsqueeze"),
+    *("UnsafeView", "View"),
 )
 _SQUASHING = ("Sigmoid", "Hardsigmoid", "Softmax")
 
@@ -711,7 +571,6 @@ def is_squashed(scores: Tensor, model: Any = None) -> bool:
     """Whether scores with a gradient are the output of a sigmoid or softmax, according to autograd's graph.
 
     Example:
-        >>> import torch
         >>> weight = torch.ones(3, requires_grad=True)
         >>> is_squashed(weight.sigmoid()[:, None].double()), is_squashed(weight * 2)
         (True, False)
@@ -727,13 +586,7 @@ def is_squashed(scores: Tensor, model: Any = None) -> bool:
 
 
 def slope_of(score_activation: Literal["identity", "sigmoid"], algorithm: Algorithm) -> float:
-    """By how much the algorithm's scores grow when the model's output grows by one from 0.
-
-    Example:
-        >>> from lightning_tpauc.algorithms import STACO
-        >>> slope_of("identity", STACO()), slope_of("sigmoid", STACO())
-        (1.0, 0.25)
-    """
+    """By how much the algorithm's scores grow when the model's output grows by one from 0."""
     return 0.25 if score_activation == "sigmoid" and not algorithm.takes_logits else 1.0
 
 
@@ -741,29 +594,29 @@ def warn_of_activation(
     algorithm: Algorithm, score_activation: Literal["identity", "sigmoid"], *, squashed: bool
 ) -> None:
     """Warn of a sigmoid too many or too few, which would change the training without an error."""
-    name = type(algorithm).__name__
+    name, ends, category = type(algorithm).__name__, "The model ends in a sigmoid or softmax", TPAUCWarning
     if squashed and algorithm.takes_logits:
-        rank_zero_warn(
-            f"{name} takes raw scores, but the model ends in a sigmoid or softmax. Leave it out of the model, and "
-            "set `score_activation='sigmoid'` for the methods that want one.",
-            category=TPAUCWarning,
+        text = (
+            f"{name} takes raw scores, but the model ends in a sigmoid or softmax. Leave it out of the model, and set "
+            "`score_activation='sigmoid'` for the methods that want one."
         )
     elif squashed and score_activation == "sigmoid":
-        rank_zero_warn(
-            "The model ends in a sigmoid or softmax, and `score_activation='sigmoid'` applies another: all scores "
-            "lie between 0.27 and 0.74, with small gradients. Leave out one of the two.",
-            category=TPAUCWarning,
+        text = (
+            f"{ends}, and `score_activation='sigmoid'` applies another: all scores lie between 0.27 and 0.74, with "
+            "small gradients. Leave out one of the two."
         )
     elif not squashed and algorithm.takes_probabilities and score_activation == "identity":
-        rank_zero_warn(
+        text = (
             f"{name} is made for scores in [0, 1], but `score_activation` is 'identity'. Set "
             "`score_activation='sigmoid'` (`--model.score_activation sigmoid`), unless the model's scores are "
-            "probabilities already.",
-            category=TPAUCWarning,
+            "probabilities already."
         )
     elif squashed and getattr(algorithm, "margin", 0.0) is None:
-        rank_zero_warn(
-            f"The model ends in a sigmoid or softmax, and {name}'s margin is made for raw scores: pairs of "
-            "probabilities hardly ever reach it. Leave the sigmoid out of the model, or pass `margin=0.25`.",
-            category=TPAUCAdvice,
+        category = TPAUCAdvice
+        text = (
+            f"{ends}, and {name}'s margin is made for raw scores: pairs of probabilities hardly ever reach it. Leave "
+            "the sigmoid out of the model, or pass `margin=0.25`."
         )
+    else:
+        return
+    rank_zero_warn(text, category=category)

@@ -9,15 +9,16 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from lightning_tpauc.algorithms.base import TrainingScores
 from lightning_tpauc.data.batch import check_training_batch
+from lightning_tpauc.data.examples import names_in
 from lightning_tpauc.data.loader import EvalLoader
 from lightning_tpauc.data.streaming import ScoredStream
 from lightning_tpauc.distributed import GatheredScores, gather_variable
-from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.errors import ArgumentError, NonFiniteError
 from lightning_tpauc.scoring.forward import ScoringModel, device_batches
 
 #: The scores of so many steps are as good as a forward pass: the weights hardly move meanwhile.
@@ -232,6 +233,9 @@ def score_examples(module: ScoringModel, loader: EvalLoader | ScoredStream) -> T
         for batch in device_batches(module, loader, "Scoring the training set"):
             scores.append(module.algorithm_scores(batch.inputs))
             ids.append(batch.example_id)
+            if not bool(scores[-1].isfinite().all()) and (columns := columns_not_finite(batch.inputs, module)):
+                msg = f"The training set can't be scored: {columns}"
+                raise NonFiniteError(msg)
     own_ids = torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64, device=module.device)
     row = () if module._num_labels is None else (module._num_labels,)
     own_scores = torch.cat(scores) if scores else torch.empty(0, *row, device=module.device, dtype=module._score_dtype)
@@ -240,6 +244,32 @@ def score_examples(module: ScoringModel, loader: EvalLoader | ScoredStream) -> T
     result = all_scores.new_zeros(loader.num_examples, *row)
     result[all_ids[real]] = all_scores[real]
     return result
+
+
+def is_table(inputs: Any) -> bool:
+    """Whether inputs are a dense floating tensor ``(N, D)``."""
+    dense = isinstance(inputs, Tensor) and inputs.layout == torch.strided
+    return bool(dense and inputs.is_floating_point() and inputs.ndim == 2)
+
+
+def column_name(number: int, model: Any) -> str:
+    """What to call a column of the inputs of a model, whose ``input_layout`` may hold its name."""
+    names = names_in(getattr(model, "input_layout", None), "columns")
+    if names is None and isinstance(model, LightningModule):  # before the first batch
+        names = getattr(model.trainer.train_dataloader, "columns", None)
+    return f"Column {number}" if names is None or number >= len(names) else f"Column {names[number]!r}"
+
+
+def columns_not_finite(inputs: Any, model: Any) -> str:
+    """Says which columns of a table are nan or infinite somewhere; empty if none is."""
+    bad = (~inputs.isfinite()).sum(0) if is_table(inputs) else torch.zeros(0)
+    if not bool(bad.any()):
+        return ""
+    shown = [f"{column_name(k, model)} has {int(bad[k])}" for k in bad.nonzero()[:3, 0].tolist()]
+    return (
+        f"the inputs of a batch are nan or infinite in {int((bad > 0).sum())} of {len(bad)} columns: "
+        f"{', '.join(shown)}. Fill these in, or leave such rows out before training."
+    )
 
 
 def count_positives(trainer: Trainer, given: int | Sequence[int] | None, owner: str) -> int | tuple[int, ...]:
