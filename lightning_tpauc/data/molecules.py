@@ -488,9 +488,9 @@ class GraphDataset(RowsDataset):
         )
 
     def rows(self, rows: Indices) -> Any:
-        """The PyG ``Batch`` of the graphs ``rows``, with their targets as ``y``."""
+        """The PyG ``Batch`` of the graphs ``rows``, without their labels."""
         index = torch.from_numpy(np.asarray(rows, dtype=np.int64))
-        return self._batch_type(y=self.targets[index], **self.graphs.take(index).joined())
+        return self._batch_type(**self.graphs.take(index).joined())
 
     def subset(self, index: Tensor) -> GraphDataset:
         """A copy of the graphs ``index`` (int64, ``(M,)``) alone."""

@@ -138,7 +138,7 @@ def test_training_batches_for_the_graph_network(file):
     positives = train.targets.nonzero().flatten()
     for batch in batches:
         assert (batch.num_pos, batch.num_neg, batch.num_dual_neg) == (4, 6, 5)
-        assert batch.inputs.y.tolist() == [1] * 4 + [0] * 11
+        assert "y" not in batch.inputs
         assert model(batch.inputs).shape == (15,)
         expected = train.rows(positives[batch.index].numpy())
         assert torch.equal(batch.inputs.x[batch.inputs.batch < 4], expected.x)
@@ -322,7 +322,7 @@ def test_training_and_validation_part_together_with_folds(tmp_path, ogb):
     held_out = sum(len(batch.target) for batch in datamodule.val_dataloader())
     assert datamodule.num_positives + datamodule.num_negatives + held_out == len(train)
     batch = next(iter(datamodule.train_dataloader()))
-    assert batch.inputs.y.tolist() == [1, 1, 0, 0, 0]
+    assert batch.target.tolist() == [1, 1, 0, 0, 0]
     assert GIN(hidden_features=8, num_layers=2, edge_features=True)(batch.inputs).shape == (5,)
 
 
