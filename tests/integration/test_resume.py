@@ -1,4 +1,4 @@
-"""A run that breaks and is resumed ends where an unbroken one does, to the last bit."""
+"""A run that breaks and is resumed ends where an unbroken one does, on any number of ranks; what is refused."""
 
 import math
 import warnings
@@ -13,7 +13,7 @@ from torch import nn
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.errors import CheckpointError
-from lightning_tpauc.functional import two_way_partial_auroc
+from lightning_tpauc.functional import decision_threshold, two_way_partial_auroc
 from lightning_tpauc.training.checkpoint import FORMAT_VERSION, KEY
 from tests.helpers.problems import bare_trainer, make_trainer
 from tests.helpers.resuming import (
@@ -31,114 +31,186 @@ from tests.helpers.resuming import (
     make_net,
     make_problem,
 )
+from tests.helpers.tensors import flat
+from tests.helpers.tolerances import assert_close
 
 forks = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*Checkpoint directory.*"),
+    pytest.mark.filterwarnings(
+        "ignore:.*does not have many workers.*",
+        "ignore:.*Checkpoint directory.*",
+        "ignore::lightning_tpauc.errors.TPAUCAdvice",
+    ),
 ]
 
 
-def run(folder, module=None, data=None, crash=None, ckpt=None, every=None, limits=None, stage=5):
-    module = module or make_module()
-    losses = Losses()
-    saver = ModelCheckpoint(folder, save_last=True, every_n_train_steps=every, save_on_train_epoch_end=every is None)
-    callbacks = [StageCallback(every_n_steps=stage), losses, saver]
+def run(folder, module=None, data=None, crash=None, ckpt=None, every=3, limits=None):
+    """8 steps an epoch, 32 in all, stages of 5 steps."""
+    module, losses = module or make_module(), Losses()
+    saver = ModelCheckpoint(folder, save_last=True, every_n_train_steps=every)
+    callbacks = [StageCallback(every_n_steps=5), losses, saver, *([Crash(crash)] if crash is not None else [])]
     trainer = make_trainer(
-        precision="32-true",
-        callbacks=callbacks + ([Crash(crash)] if crash is not None else []),
-        enable_checkpointing=True,
-        **(limits or {"max_epochs": 4}),
+        precision="32-true", callbacks=callbacks, enable_checkpointing=True, **(limits or {"max_epochs": 4})
     )
     try:
         trainer.fit(module, data or make_datamodule(), ckpt_path=ckpt)
     except CrashError:
-        return module, trainer, losses.by_step
+        assert crash is not None
     return module, trainer, losses.by_step
 
 
-# 24 positives by 4 and 60 negatives by 8: 8 steps an epoch, 32 in all; stages of 5 steps
-@pytest.mark.parametrize(
-    ("workers", "touch_steps", "every", "crash"),
-    [
-        pytest.param(0, False, 3, 14, id="mid-epoch"),
-        pytest.param(0, True, 3, 14, id="mid-epoch, estimated_stepping_batches"),
-        pytest.param(0, False, 5, 16, id="stage's end"),
-        pytest.param(0, False, 8, 17, id="epoch's last step"),
-        pytest.param(0, False, None, 19, id="epoch's end"),
-        pytest.param(2, True, 7, 17, id="mid-epoch, two workers, estimated_stepping_batches"),
-        pytest.param(2, False, None, 19, id="epoch's end, two workers"),
-    ],
-)
-def test_resumed_equals_unbroken(tmp_path, workers, touch_steps, every, crash):
-    straight, _, losses = run(
-        tmp_path / "a", make_module(touch_steps=touch_steps), make_datamodule(workers), every=every
-    )
-    run(tmp_path / "b", make_module(touch_steps=touch_steps), make_datamodule(workers), crash=crash, every=every)
-    ckpt = tmp_path / "b" / "last.ckpt"
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory):
+    """The checkpoint after 12 steps of a run that broke at step 14."""
+    folder = tmp_path_factory.mktemp("broken")
+    run(folder, crash=14)
+    return folder / "last.ckpt"
+
+
+@pytest.mark.parametrize(("workers", "limits"), [(0, None), (2, None), (0, {"max_steps": 27, "max_epochs": -1})])
+def test_resumed_equals_unbroken_where_the_number_of_steps_is_asked_for_early(tmp_path, workers, limits):
+    def once(folder, **options):
+        return run(folder, make_module(touch_steps=True), make_datamodule(workers), limits=limits, **options)
+
+    straight, _, losses = once(tmp_path / "a")
+    once(tmp_path / "b", crash=14)
     torch.manual_seed(99)
-    resumed, trainer, later = run(
-        tmp_path / "b", make_module(touch_steps=touch_steps), make_datamodule(workers), ckpt=ckpt, every=every
-    )
-    assert trainer.global_step == 32
-    assert later
-    assert min(later) > 1
-    for step, loss in later.items():
-        assert torch.equal(loss, losses[step]), f"step {step}"
+    resumed, _, later = once(tmp_path / "b", ckpt=tmp_path / "b" / "last.ckpt")
+    assert min(later) == 13
+    assert all(torch.equal(loss, losses[step]) for step, loss in later.items())
     assert_same_end(straight, resumed)
 
 
-@pytest.mark.parametrize("limits", [{"max_steps": 27, "max_epochs": -1}, {"max_steps": 27, "max_epochs": 9}])
-@pytest.mark.parametrize("every", [None, 3])
-def test_resumed_equals_unbroken_with_max_steps(tmp_path, limits, every):
-    straight, _, _ = run(tmp_path / "a", every=every, limits=limits)
-    run(tmp_path / "b", crash=20, every=every, limits=limits)
-    resumed, trainer, _ = run(tmp_path / "b", ckpt=tmp_path / "b" / "last.ckpt", every=every, limits=limits)
-    assert trainer.global_step == 27
-    assert_same_end(straight, resumed)
-
-
-def test_staco1_resumes_its_average(tmp_path):
-    straight, _, _ = run(tmp_path / "a", make_module(gamma=math.inf), every=3)
-    run(tmp_path / "b", make_module(gamma=math.inf), crash=14, every=3)
-    resumed, _, _ = run(tmp_path / "b", make_module(gamma=math.inf), ckpt=tmp_path / "b" / "last.ckpt", every=3)
-    assert resumed.training_state.average.count == 32
-    assert_same_end(straight, resumed)
-
-
-def test_checkpoint_is_safe_and_published_weights_are_the_average(tmp_path):
-    run(tmp_path, crash=14, every=3)
-    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
+def test_the_published_weights_are_the_average(broken):
+    saved = torch.load(broken, weights_only=True)
     ours = saved[KEY]
-    assert ours["format_version"] == FORMAT_VERSION
-    assert ours["algorithm"]["state"]["num_positives"] == NUM_POS
-    assert ours["batches_seen"] == 12
+    assert (ours["algorithm"]["num_positives"], ours["batches_seen"]) == (NUM_POS, 12)
     weight = saved["state_dict"]["backbone.0.weight"]
     assert torch.equal(weight, ours["iterates"]["mean"][0])
     assert not torch.equal(weight, ours["iterates"]["iterate"][0])
-    loaded = TPAUCModule.load_from_checkpoint(tmp_path / "last.ckpt", backbone=make_module().backbone)
+    loaded = TPAUCModule.load_from_checkpoint(broken, backbone=make_module().backbone)
     assert torch.equal(loaded.backbone[0].weight, weight)
     module = make_module()
-    make_trainer(precision="32-true").validate(module, make_datamodule(), tmp_path / "last.ckpt", verbose=False)
+    make_trainer(precision="32-true").validate(module, make_datamodule(), broken, verbose=False)
     assert torch.equal(module.backbone[0].weight, weight), "evaluation loads the published weights too"
 
 
 def test_weights_only_checkpoint_holds_the_solution_alone(tmp_path):
-    module, trainer, _ = run(tmp_path / "x", limits={"max_steps": 3, "max_epochs": -1})
+    module, trainer, _ = run(tmp_path, limits={"max_steps": 3, "max_epochs": -1})
     trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
     saved = torch.load(tmp_path / "weights.ckpt", weights_only=True)
     assert KEY not in saved
     assert torch.equal(saved["state_dict"]["backbone.0.weight"], module.backbone[0].weight)
     with pytest.raises(CheckpointError, match="holds no state of lightning_tpauc"):
-        run(tmp_path / "y", ckpt=tmp_path / "weights.ckpt")
+        run(tmp_path, ckpt=tmp_path / "weights.ckpt")
 
 
 def test_saved_after_training_goes_on_from_the_last_iterate(tmp_path):
-    straight, _, _ = run(tmp_path / "a", limits={"max_epochs": 4})
+    straight, _, _ = run(tmp_path / "a")
     _, trainer, _ = run(tmp_path / "b", limits={"max_epochs": 2})
     trainer.save_checkpoint(tmp_path / "half.ckpt")
-    resumed, _, _ = run(tmp_path / "b", ckpt=tmp_path / "half.ckpt", limits={"max_epochs": 4})
+    resumed, _, _ = run(tmp_path / "b", ckpt=tmp_path / "half.ckpt")
     assert_same_end(straight, resumed)
+
+
+# ---------------------------------------------------------------- all defaults together
+
+
+STEPS = 60
+
+
+def default_data(world=1, dtype=torch.float32):
+    """Labels that can be predicted in part: the rectangle is held by the validation's scores."""
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(400, 4, generator=generator, dtype=torch.float64)
+    y = (x[:, 0] + 0.7 * torch.randn(400, generator=generator, dtype=torch.float64) > 1).long()
+    sizes = {"num_pos": 12 // world, "num_neg": 24 // world, "batch_size": 32}
+    return PosNegDataModule((x.to(dtype), y), val_fraction=0.4, **sizes)
+
+
+def default_module(gamma, duals, dtype=torch.float32):
+    """Nothing is set but the rectangle, gamma for STACO2, and the kind of duals."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).to(dtype)
+    with torch.no_grad():  # it knows a little, so that these few steps at the default rate lead somewhere
+        net[0].weight[:4, 0] += 1.0
+        net[2].weight[0, :4] += 0.3
+    return TPAUCModule(net, STACO(0.7, 0.3, gamma=gamma, duals=duals))
+
+
+class Record(Callback):
+    """Loss, learning rate and rectangle after every step; every rank writes down what it ends with."""
+
+    def __init__(self, folder):
+        self.folder, self.steps = folder, {}
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        rate = trainer.optimizers[0].param_groups[0]["lr"]
+        seen = pl_module.training_state.batches_seen
+        self.steps[seen] = float(outputs["loss"]), rate, pl_module.algorithm.tightness
+
+    def on_train_end(self, trainer, pl_module):
+        parts = {"weights": pl_module.state_dict(), "algorithm": pl_module.algorithm.state_dict()}
+        content = flat({**parts, "training": pl_module.training_state.state_dict()})
+        torch.save(content, self.folder / f"rank{trainer.global_rank}of{trainer.world_size}.pt")
+
+
+def default_run(folder, gamma, duals, crash=None, ckpt=None, every=60, world=1, precision="32-true"):
+    folder.mkdir(exist_ok=True)
+    record, dtype = Record(folder), torch.float64 if precision == "64-true" else torch.float32
+    saver = ModelCheckpoint(folder, save_last=True, every_n_train_steps=every)
+    trainer = make_trainer(
+        precision=precision, devices=world, strategy="ddp_fork" if world > 1 else "auto", enable_checkpointing=True,
+        callbacks=[StageCallback(every_n_steps=14), record, saver, *([Crash(crash)] if crash is not None else [])],
+        max_steps=STEPS, max_epochs=-1, val_check_interval=4, check_val_every_n_epoch=None,
+    )  # fmt: skip
+    try:
+        trainer.fit(default_module(gamma, duals, dtype), default_data(world, dtype), ckpt_path=ckpt)
+    except CrashError:
+        return record.steps, []
+    return record.steps, [torch.load(folder / f"rank{rank}of{world}.pt") for rank in range(world)]
+
+
+KINDS = pytest.mark.parametrize(
+    ("gamma", "duals"),
+    [(math.inf, "per_positive"), (20.0, "per_positive"), (math.inf, "tracked")],
+    ids=["STACO1", "STACO2", "tracked"],
+)
+
+
+# the warm-up lasts 6 steps, the shrinking 30; a validation every 4, a stage of STACO2 every 14
+@KINDS
+def test_a_killed_run_of_all_defaults_resumes_bit_for_bit(tmp_path, gamma, duals):
+    steps, (straight,) = default_run(tmp_path / "a", gamma, duals)
+    rates, tightness = [step[1] for step in steps.values()], [step[2] for step in steps.values()]
+    assert rates[0] < rates[3] < rates[5] == rates[-1] == 1e-2
+    assert tightness[0] < max(tightness[:20])
+    for every, crash in ((3, 5), (4, 22), (14, 30), (9, 50)):
+        folder = tmp_path / f"b{every}"
+        default_run(folder, gamma, duals, crash, every=every)
+        torch.manual_seed(99)
+        later, (resumed,) = default_run(folder, gamma, duals, ckpt=folder / "last.ckpt", every=every)
+        assert 1 < min(later) <= crash
+        assert all(values == steps[step] for step, values in later.items())
+        assert straight.keys() == resumed.keys()
+        assert [n for n in straight if not torch.equal(straight[n].nan_to_num(), resumed[n].nan_to_num())] == []
+
+
+@pytest.mark.ddp
+@forks
+@KINDS
+def test_two_ranks_do_what_one_does(tmp_path, gamma, duals):
+    _, (single,) = default_run(tmp_path / "one", gamma, duals, precision="64-true")
+    assert 0.0 < float(single["/algorithm/tightness"]) < 1.0, "the guard on validation scores acts"
+    for other in default_run(tmp_path / "two", gamma, duals, world=2, precision="64-true")[1]:
+        assert other.keys() == single.keys()
+        for name, value in single.items():
+            if "/generator" not in name and "/memory" not in name:
+                assert_close(other[name].double(), value.double(), "trajectory64")
+
+
+# ---------------------------------------------------------------- ranks
 
 
 def run_ranks(folder, world, net=None, *, every=3, crash=None, ckpt=None):
@@ -149,29 +221,25 @@ def run_ranks(folder, world, net=None, *, every=3, crash=None, ckpt=None):
     module = make_module()
     module.backbone = net if net is not None else module.backbone
     stages = [StageCallback(every_n_steps=5)]
-    return fit_on_ranks(module, data, folder, world, stages, steps=32, every=every, crash=crash, ckpt=ckpt)
+    return fit_on_ranks(module, data, folder, world, stages, steps=20, every=every, crash=crash, ckpt=ckpt)
 
 
 @pytest.mark.ddp
 @forks
-@pytest.mark.parametrize(
-    ("world", "every", "crash"),
-    [
-        pytest.param(2, 3, 14, id="mid-epoch"),
-        pytest.param(2, 5, 16, id="stage's end"),
-        pytest.param(3, 3, 14, id="three ranks"),  # from three on a sum depends on the order
-    ],
-)
-def test_ranks_resume_to_the_last_bit(tmp_path, world, every, crash):
+@pytest.mark.parametrize("world", [2, 3])  # from three on a sum depends on the order
+def test_ranks_resume_to_the_last_bit(tmp_path, world):
     """Dropout draws from each rank's own generator, and statistics of batch normalisation differ between ranks."""
-    assert_resumes_to_the_last_bit(partial(run_ranks, world=world, every=every), tmp_path, crash)
+    assert_resumes_to_the_last_bit(partial(run_ranks, world=world), tmp_path)
 
 
 @pytest.mark.ddp
 @forks
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3), (3, 2)])
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])
 def test_resumed_on_another_number_of_ranks(tmp_path, before, after):
     assert_resumes_on_other_ranks(run_ranks, tmp_path, before, after)
+
+
+# ---------------------------------------------------------------- what does not belong
 
 
 def edited(path, target, **changes):
@@ -181,28 +249,47 @@ def edited(path, target, **changes):
     return target
 
 
-def test_what_does_not_belong_is_refused(tmp_path):
-    run(tmp_path, crash=14, every=3)
-    last = tmp_path / "last.ckpt"
-    newer = edited(last, tmp_path / "newer.ckpt", format_version=FORMAT_VERSION + 1)
+def test_what_does_not_belong_is_refused(broken, tmp_path):
+    newer = edited(broken, tmp_path / "newer.ckpt", format_version=FORMAT_VERSION + 1)
     with pytest.raises(CheckpointError, match=rf"format {FORMAT_VERSION + 1} .* reads up to {FORMAT_VERSION}"):
-        run(tmp_path / "y", ckpt=newer)
+        run(tmp_path, ckpt=newer)
     with pytest.raises(CheckpointError, match="written on other training data"):
-        run(tmp_path / "y", data=make_datamodule(seed=4), ckpt=last)
+        run(tmp_path, data=make_datamodule(seed=4), ckpt=broken)
     with pytest.raises(CheckpointError, match="written for 24 positive examples, but the training set has 20"):
-        run(tmp_path / "y", data=make_smaller(), ckpt=last)
-    other = edited(last, tmp_path / "o.ckpt", algorithm={"name": "SOTA", "state": {}})
+        run(tmp_path, data=make_smaller(), ckpt=broken)
+    with pytest.raises(CheckpointError, match="written with the optimizer Adam, but the module trains with RMSprop"):
+        other = make_module()
+        other.optimizer_factory = lambda p: torch.optim.RMSprop(p, lr=0.01)
+        run(tmp_path, module=other, ckpt=broken)
+    with pytest.raises(CheckpointError, match=r"kept other anchors and averages .*infinity \(STACO1\) and a number"):
+        run(tmp_path, module=make_module(gamma=math.inf), ckpt=broken)
+    module = make_module()
+    module.algorithm.max_fpr = 0.45
+    with pytest.raises(CheckpointError, match=r"trained for min_tpr=0.6 and max_fpr=0.4, .*STACO for 0.6 and 0.45"):
+        run(tmp_path, module=module, ckpt=broken)
+    run_of = torch.load(broken, weights_only=True)[KEY]["run"]
+    other = edited(broken, tmp_path / "other.ckpt", run={**run_of, "algorithm": "SOTA"})
     with pytest.raises(CheckpointError, match="written by SOTA, but the module trains with STACO"):
-        run(tmp_path / "y", ckpt=other)
+        run(tmp_path, ckpt=other)
+
+
+@pytest.mark.parametrize("change", ["noise", "one column in other units", "columns in another order"])
+def test_other_features_with_the_same_labels_are_refused(broken, tmp_path, change):
+    x, y = make_problem()
+    other = {
+        "noise": torch.randn(x.shape, generator=torch.Generator().manual_seed(9)),
+        "one column in other units": x * torch.tensor([1.0, 1.0, 10.0, 1.0, 1.0]),
+        "columns in another order": x.flip(1),
+    }[change]
+    data = PosNegDataModule((other, y), val_dataset=(x[:40], y[:40]), num_pos=4, num_neg=8, batch_size=16)
+    with pytest.raises(CheckpointError, match=r"written on other training data \(fingerprint"):
+        run(tmp_path, data=data, ckpt=broken)
 
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({}, None),
         ({"batch_size": 7, "num_workers": 0}, None),
-        ({"num_pos": 4}, "`num_pos` from 8 to 4"),
-        ({"num_neg": 32}, "`num_neg` from 16 to 32"),
         ({"num_pos": 4, "num_neg": 8}, "`num_pos` from 8 to 4, `num_neg` from 16 to 8"),
         ({"seed": 1}, "`seed` from 0 to 1"),
         ({"steps_per_epoch": 3}, "`steps_per_epoch` from None to 3"),
@@ -216,23 +303,18 @@ def test_other_batches_than_the_checkpoints_run_drew_are_said(tmp_path, changed,
         trainer = bare_trainer(max_epochs=epochs)
         trainer.fit(module, data, ckpt_path=ckpt)
         trainer.save_checkpoint(tmp_path / "one.ckpt")
-        return module
+        return module.training_state.batches_seen
 
-    seen = fit(1).training_state.batches_seen
+    seen = fit(1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        assert fit(2, tmp_path / "one.ckpt", **changed).training_state.batches_seen > seen
+        assert fit(2, tmp_path / "one.ckpt", **changed) > seen
     found = [str(warning.message) for warning in caught if "draws other batches" in str(warning.message)]
     assert len(found) == (words is not None)
     assert words is None or f"({words}; sizes are" in found[0]
 
 
-def test_another_rectangle_is_refused_when_training_goes_on(tmp_path):
-    run(tmp_path, crash=14, every=3)
-    module = make_module()
-    module.algorithm.max_fpr = 0.45
-    with pytest.raises(CheckpointError, match=r"trained for min_tpr=0.6 and max_fpr=0.4, .*STACO for 0.6 and 0.45"):
-        run(tmp_path / "y", module=module, ckpt=tmp_path / "last.ckpt")
+# ---------------------------------------------------------------- what belongs to the weights
 
 
 class Fixed(TPAUCModule):
@@ -268,21 +350,53 @@ def test_a_module_without_an_algorithm_evaluates_the_checkpoints_rectangle(tmp_p
     assert expected[0] == pytest.approx(area.item(), abs=1e-6)
     chosen = tested(Fixed.load_from_checkpoint(path, algorithm=STACO(0.1, 0.9)))
     assert chosen[0] != expected[0]
-    assert Fixed.load_from_checkpoint(path, algorithm=STACO(0.1, 0.9)).algorithm.max_fpr == 0.9
 
 
-def test_another_optimizer_and_other_stages_are_refused(tmp_path):
-    run(tmp_path / "stages", crash=14, every=3)
-    run(tmp_path / "none", module=make_module(gamma=math.inf), crash=14, every=3)
-    other = make_module()
-    other.optimizer_factory = lambda p: torch.optim.RMSprop(p, lr=0.01)
-    with pytest.raises(CheckpointError, match=r"written with the optimizer Adam, but the module trains with RMSprop"):
-        run(tmp_path / "y", module=other, ckpt=tmp_path / "stages" / "last.ckpt")
-    for before, gamma in (("stages", math.inf), ("none", 4.0)):
-        with pytest.raises(
-            CheckpointError, match=r"kept other anchors and averages .*infinity \(STACO1\) and a number"
-        ):
-            run(tmp_path / "y", module=make_module(gamma=gamma), ckpt=tmp_path / before / "last.ckpt")
+def test_a_checkpoint_has_the_threshold_of_its_own_weights_or_none(tmp_path, caplog):
+    """Between validations it is left out, with one line; the others have what validation scores give."""
+    x, y = make_problem()
+    saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=5, save_top_k=-1)
+    trainer = make_trainer(precision="32-true", max_epochs=5, callbacks=[saver], enable_checkpointing=True)
+    module = make_module()
+    with caplog.at_level("INFO", logger="lightning.pytorch"):
+        trainer.fit(module, make_datamodule())
+        trainer.save_checkpoint(tmp_path / "end.ckpt")
+    said = [record.getMessage() for record in caplog.records if "has no threshold" in record.getMessage()]
+    assert len(said) == 1
+    assert "\n" not in said[0]
+    held = 0
+    for path in sorted(tmp_path.glob("*.ckpt")):
+        loaded = TPAUCModule.load_from_checkpoint(path, backbone=make_net(), algorithm=STACO(0.6, 0.4)).eval()
+        if path.name == "end.ckpt" or loaded.threshold is not None:
+            held += 1
+            with torch.no_grad():
+                scores = loaded.raw_scores(x[:40])
+            assert loaded.threshold == pytest.approx(decision_threshold(scores, y[:40], 0.6, 0.4).threshold, abs=1e-6)
+            assert loaded.operating_point.step == loaded.training_state.weights_step
+        else:
+            make_trainer(precision="32-true").validate(loaded, make_datamodule(), verbose=False)
+            assert loaded.threshold is not None, "it can be chosen anew"
+    assert held >= 1
+
+
+def test_the_names_of_columns_come_with_a_checkpoint(tmp_path):
+    pd = pytest.importorskip("pandas")
+    x, y = make_problem()
+    names = ["crp", "age", "pulse", "height", "weight"]
+    table = pd.DataFrame(x.numpy(), columns=names).assign(died=y.numpy())
+    trainer = make_trainer(precision="32-true", max_epochs=2)
+    module = TPAUCModule(nn.Linear(DIM, 1), STACO(0.6, 0.4))
+    trainer.fit(module, PosNegDataModule(table, targets="died", num_pos=4, num_neg=8))
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    straight = trainer.predict(module, PosNegDataModule(predict_dataset=table[names]))
+    loaded = TPAUCModule.load_from_checkpoint(tmp_path / "a.ckpt", backbone=nn.Linear(DIM, 1))
+    assert loaded.input_layout == module.input_layout
+    turned = PosNegDataModule(predict_dataset=table[names[::-1]])
+    again = make_trainer(precision="32-true").predict(loaded, turned)
+    assert torch.equal(torch.cat([batch["score"] for batch in again]), torch.cat([b["score"] for b in straight]))
+    renamed = PosNegDataModule(predict_dataset=table[names].rename(columns={"crp": "CRP"}))
+    with pytest.raises(ValueError, match="CRP"):
+        make_trainer(precision="32-true").predict(loaded, renamed)
 
 
 def make_smaller():
@@ -290,25 +404,21 @@ def make_smaller():
     return PosNegDataModule((x, y), num_pos=4, num_neg=8)
 
 
-def test_fine_tuning_starts_from_the_published_weights(tmp_path):
-    run(tmp_path / "first", every=3, limits={"max_steps": 6, "max_epochs": -1})
-    source = tmp_path / "first" / "last.ckpt"
-    weight = torch.load(source, weights_only=True)["state_dict"]["backbone.0.weight"]
-    seen = []
+def test_fine_tuning_starts_from_the_published_weights(broken, tmp_path):
+    weight, seen = torch.load(broken, weights_only=True)["state_dict"]["backbone.0.weight"], []
 
     class First(Callback):
         def on_train_start(self, trainer, pl_module):
             seen.append(pl_module.backbone[0].weight.detach().clone())
 
-    module = make_module(init_from=str(source))
     trainer = make_trainer(precision="32-true", callbacks=[First()], max_steps=2, max_epochs=-1)
-    trainer.fit(module, make_smaller())
+    trainer.fit(make_module(init_from=str(broken)), make_smaller())
     assert torch.equal(seen[0], weight)
-    with pytest.raises(CheckpointError, match="there is no such file"):
+    with pytest.raises(CheckpointError, match="There is no checkpoint 'nowhere.ckpt'"):
         make_trainer(precision="32-true").fit(make_module(init_from="nowhere.ckpt"), make_smaller())
-    (tmp_path / "cut.ckpt").write_bytes(source.read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match=r"cut.ckpt'` can't be used: it is not whole: its 1000 bytes"):
+    (tmp_path / "cut.ckpt").write_bytes(broken.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match=r"cut.ckpt'` can't be used: The checkpoint .*: its 1000 bytes"):
         make_trainer(precision="32-true").fit(make_module(init_from=str(tmp_path / "cut.ckpt")), make_smaller())
-    wrong = TPAUCModule(nn.Linear(DIM, 1), init_from=str(source))
+    wrong = TPAUCModule(nn.Linear(DIM, 1), init_from=str(broken))
     with pytest.raises(CheckpointError, match=r"do not fit TPAUCModule: it lacks 'backbone.bias'"):
         make_trainer(precision="32-true").fit(wrong, make_smaller())
