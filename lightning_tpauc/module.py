@@ -554,7 +554,12 @@ class TPAUCModule(ScoringModel):
             return super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load weights as torch does; a :class:`CheckpointError` says in one line what does not fit."""
+        """Load weights as torch does; a :class:`CheckpointError` says in one line what does not fit.
+
+        A threshold that the module had belongs to other weights, and is dropped, but for that of a checkpoint.
+        """
+        if not self.__dict__.pop("_awaits_weights", False):
+            self.operating_point = None
         load = super().load_state_dict
         return load_state(self, lambda: load(state_dict, strict=strict, assign=assign), state_dict)
 
@@ -562,6 +567,7 @@ class TPAUCModule(ScoringModel):
         """Check that the checkpoint fits; the state of a run to resume is restored when training starts."""
         super().on_load_checkpoint(checkpoint)
         prepare_loading(self, checkpoint)
+        self._awaits_weights = True  # which Lightning loads next
 
 
 # -------------------------------------------------------------------- checks

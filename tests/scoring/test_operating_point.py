@@ -209,6 +209,19 @@ def test_a_checkpoint_between_two_validations_has_none_of_older_weights(tmp_path
         assert point is None or point["step"] == state["lightning_tpauc_step"]
 
 
+def test_weights_that_are_loaded_by_hand_have_no_threshold_of_others(tmp_path):
+    trainer, module, data = fit()
+    weights = {name: value.clone() for name, value in module.state_dict().items()}
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    module.load_state_dict(weights)
+    assert module.threshold is None
+    trainer.validate(module, data, ckpt_path=str(tmp_path / "end.ckpt"), verbose=False)
+    trainer.predict(module, data, ckpt_path=str(tmp_path / "end.ckpt"))
+    assert_fits(module)
+    module.load_state_dict(weights)
+    assert module.threshold is None
+
+
 def test_an_example_without_a_score_has_no_decision(tmp_path):
     _, module, _ = fit(DecisionThreshold(calibration="sigmoid"))
     x = validation_rows()[1][0].clone()
