@@ -55,6 +55,10 @@ def as_tensor(values: Any, name: str, device: torch.device | None = None) -> Ten
     if isinstance(values, Tensor):
         return values
     try:
+        if values is None:
+            raise TypeError
+        if isinstance(values, np.ma.MaskedArray):  # what is masked is missing
+            values = values.astype(float).filled(math.nan)
         array = np.asarray(values)
         if array.dtype == object:  # a nullable column, or a list with None
             array = (

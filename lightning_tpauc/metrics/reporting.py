@@ -59,9 +59,10 @@ def passes_below(tpr: float, min_tpr: float, max_fpr: float) -> str:
 
     Example:
         >>> passes_below(0.7132, 0.8, 0.2)
-        'the ROC curve passes below the rectangle (TPR 0.71 at FPR 0.2, demanded 0.8)'
+        'the ROC curve passes below the rectangle (at 20% false alarms it finds 71.3% of the positives, not 80%)'
     """
-    return f"the ROC curve passes below the rectangle (TPR {tpr:.2g} at FPR {max_fpr:g}, demanded {min_tpr:g})"
+    found = f"at {100 * max_fpr:g}% false alarms it finds {100 * tpr:.3g}% of the positives, not {100 * min_tpr:g}%"
+    return f"the ROC curve passes below the rectangle ({found})"
 
 
 def further_metrics(given: FurtherMetrics | None) -> dict[str, FurtherMetric]:

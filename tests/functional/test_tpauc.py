@@ -297,6 +297,8 @@ def test_wrong_ignore_index(ignore_index):
 @pytest.mark.parametrize(
     ("preds", "target", "message"),
     [
+        (None, torch.tensor([1]), "Expected `preds` to hold numbers, .* but got a NoneType"),
+        (np.ma.masked_array([0.5, 9.0], [False, True]), [1, 0], "1 of 2 scores are nan"),
         ("0.5", torch.tensor([1]), "Expected `preds` to hold numbers, .* but got a str"),
         (torch.tensor([0.5]), ["dead"], "Expected `target` to hold numbers, .* but got a list.*`y == 'dead'`"),
         ([[0.5], [1.0, 2.0]], [1, 0], "Expected `preds` to hold numbers"),
