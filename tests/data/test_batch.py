@@ -51,13 +51,6 @@ def test_scores_of_another_number_of_tasks_or_examples_are_refused(shape):
         batch.split(torch.zeros(shape))
 
 
-def test_masks_travel_with_the_batch():
-    batch = PosNegBatch(torch.zeros(5, 3), torch.zeros(2, 2).long(), 2, 3, 0, masks=masks(2, 3)).to("meta")
-    assert isinstance(batch.masks, TaskMasks)
-    assert batch.masks.pos.device.type == batch.masks.neg.device.type == "meta"
-    assert batch.masks.dual_neg is None
-
-
 def test_a_batch_says_which_examples_are_positive():
     """For a loss beside the method's: the labels of the data, in the order of the inputs."""
     y = (torch.arange(60) % 5 == 0).long()

@@ -200,17 +200,6 @@ def test_examples_of_weight_0_never_train():
     assert (weights[scored[1].astype(int)] > 0).all()
 
 
-def test_negatives_that_are_scored_follow_the_weights():
-    x = np.arange(300.0, dtype=np.float32)[:, None]
-    weights = np.concatenate(draw_weights())
-    data = PosNegDataModule((x, (np.arange(300) < 40).astype(int)), num_pos=4, num_neg=20, sample_weight=weights)
-    data.setup("fit")
-    scored = np.concatenate([b.inputs.numpy().ravel() for b in data.scoring_dataloaders()[1]]).astype(int)
-    expected = weights[40:] / weights[40:].sum() * 260
-    assert len(scored) == 260
-    assert (np.abs(np.bincount(scored - 40, minlength=260) - expected) < 1).all()
-
-
 def test_a_positive_that_outweighs_the_others_shortens_the_batch():
     weights = np.ones(300)
     weights[3] = 10.0
@@ -239,14 +228,6 @@ def test_a_positive_that_outweighs_the_others_shortens_the_batch():
 def test_weights_that_are_none(weights, words):
     data = PosNegDataModule((np.zeros((300, 1)), (np.arange(300) < 40).astype(int)), sample_weight=weights)
     with pytest.raises(DataError, match=words):
-        data.setup("fit")
-
-
-def test_full_batches_refuse_weights():
-    data = PosNegDataModule(
-        (np.zeros((300, 1)), (np.arange(300) < 40).astype(int)), sampling="full", sample_weight=np.ones(300)
-    )
-    with pytest.raises(ArgumentError, match=r"but FullBatch \(`sampling='full'`\) takes each once in every step"):
         data.setup("fit")
 
 

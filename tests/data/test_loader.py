@@ -68,13 +68,6 @@ def test_state_dict_continues_anywhere(stop, workers):
     assert same_all(seen + rest, batches)
 
 
-def test_an_iteration_is_the_rest_of_an_epoch():
-    one = loader()
-    next(iter(one))
-    assert len(list(one)) == 9  # the rest of the epoch that has begun
-    assert len(list(one)) == 10
-
-
 def test_position_is_read_when_the_first_batch_is_asked_for():
     asked = []
 
@@ -91,11 +84,6 @@ def test_position_is_read_when_the_first_batch_is_asked_for():
     expected = [plan.rows for plan in sampler().plans(17, 3)]
     assert all(torch.equal(b.inputs, X[torch.from_numpy(rows)]) for b, rows in zip(batches, expected, strict=True))
     assert one.state_dict() == {"step": 20, "done_in_epoch": 0}
-
-
-def test_nothing_is_left_of_an_epoch_that_is_done():
-    assert list(loader(position=lambda _: Position(10, 10))) == []
-    assert list(loader(position=lambda _: Position(13, 13))) == []
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -223,10 +211,3 @@ def test_evaluation_workers_change_nothing():
         pairs = zip(helped, evaluation(), strict=True)
         assert all(torch.equal(x, y) for a, b in pairs for x, y in zip(a, b, strict=True))
     helped.close()
-
-
-def test_evaluation_augments_the_same_way_each_time():
-    loaders = [EvalLoader(ROWS, LABELS[ROWS], fetcher_for(Items(noisy)), size) for size in (8, 8, 20)]
-    first, second, other = (torch.cat([batch.inputs for batch in one]) for one in loaders)
-    assert torch.equal(first, second)
-    assert torch.equal(first, other)

@@ -1,6 +1,7 @@
 """Training batches with streamed negatives, from the data module and without a Trainer."""
 
 import pickle
+import warnings
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_tpauc.data.datamodule import PosNegDataModule
 from lightning_tpauc.data.examples import Datasets
-from lightning_tpauc.data.streaming import NegativeStream
+from lightning_tpauc.data.streaming import NegativeStream, Place, StreamReader, inputs_of_negatives
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from tests.helpers.flows import (
     POSITIVES,
@@ -22,7 +23,6 @@ from tests.helpers.flows import (
     Shards,
     Sized,
     Stateful,
-    StatefulIterator,
     batches_of,
     negatives_of,
     numbers_of,
@@ -101,6 +101,12 @@ def test_a_stream_that_ends_starts_again():
     assert negatives_of(batch) == ([0, 1, 2], [3, 0])
 
 
+def test_each_pass_is_announced():
+    batches = batches_of(ready(Epochs(4), steps_per_epoch=2))
+    read = torch.cat([batch.inputs[2:] for batch in batches])
+    assert read[:, 2].tolist() == [0] * 4 + [1] * 4 + [2] * 2
+
+
 # ------------------------------------------------------------------ epochs
 
 
@@ -154,53 +160,6 @@ def test_a_loader_of_single_examples(make, length, workers, outer):
     assert negatives == [k % 23 for k in range(len(negatives))]
     scored = [k for batch in datamodule.scoring_dataloaders()[1] for k in numbers_of(batch.inputs)]
     assert scored == list(range(length or 23))
-
-
-@pytest.mark.parametrize("train", [TensorDataset(POSITIVES), POSITIVES, [(x,) for x in POSITIVES]])
-@pytest.mark.parametrize(
-    "make", [lambda: Mapped(lambda x: (x,)), lambda: Mapped(lambda x: [x]), lambda: Mapped(lambda x: x)]
-)
-def test_a_single_entry_is_the_input(train, make):
-    (batch,) = batches_of(ready(make(), train=train, steps_per_epoch=1))
-    assert negatives_of(batch) == ([0, 1, 2], [3, 4])
-
-
-def test_iterators_are_not_judged_by_their_length():
-    class Empty(Iterators):
-        """Its iterators say that nothing is left, as those of progress bars may."""
-
-        def __iter__(self):
-            class Iterator(StatefulIterator):
-                def __len__(self):
-                    return 0
-
-            return Iterator(self.n)
-
-    (batch,) = batches_of(ready(Empty(9), steps_per_epoch=1))
-    assert negatives_of(batch) == ([0, 1, 2], [3, 4])
-
-
-class Mapped(Plain):
-    def __init__(self, wrap):
-        super().__init__(30)
-        self.wrap = wrap
-
-    def __iter__(self):
-        return map(self.wrap, super().__iter__())
-
-
-def test_the_length_of_an_epoch_may_be_given_for_indexed_negatives_too():
-    y = torch.arange(60) % 5 == 0
-    datamodule = PosNegDataModule((torch.randn(60, 3), y), num_pos=3, num_neg=5, steps_per_epoch=4)
-    datamodule.setup("fit")
-    plain = PosNegDataModule(datamodule.train_dataset, num_pos=3, num_neg=5)
-    plain.setup("fit")
-    loader = datamodule.train_dataloader()
-    batches = [batch.inputs for _ in range(3) for batch in loader]
-    assert datamodule.steps_per_epoch == 4
-    expected = plain.train_dataloader()
-    straight = [batch.inputs for _ in range(2) for batch in expected][:12]
-    assert all(torch.equal(a, b) for a, b in zip(batches, straight, strict=True))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -278,23 +237,6 @@ def test_graphs():
     values = [graph.x[0, 0].item() for graph in batch.inputs.to_data_list()]
     assert values[2:] == [105, 106, 107, 108, 109]
     assert values[:2] == batch.index.tolist()
-
-
-@pytest.mark.parametrize(
-    ("stream", "train", "what"),
-    [
-        (Plain(), torch.ones(7, 2), r"a float32 tensor of shape \(2,\) and a float32 tensor of shape \(3,\)"),
-        (
-            Plain(),
-            Items(lambda k: (torch.ones(2), 1), 7),
-            r"tensor of shape \(2,\) and a float32 tensor of shape \(3,\)",
-        ),
-        (Plain(), Items(lambda k: {"x": torch.ones(3)}, 7), r"a mapping with \['x'\] and a float32 tensor"),
-    ],
-)
-def test_inputs_of_two_kinds_are_refused(stream, train, what):
-    with pytest.raises(DataError, match=f"of positives and negatives to be of one kind, but got .*{what}"):
-        batches_of(ready(stream, train))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -400,14 +342,6 @@ def test_a_stream_without_a_length_is_scored_once(num):
     assert len(list(loader)) == len(batches)
 
 
-@pytest.mark.parametrize("make", [Stateful, Iterators, Epochs])
-def test_training_begins_with_the_first_example_after_a_pass_was_scored(make):
-    datamodule = ready(make(10), batch_size=4)
-    scored = [k for batch in datamodule.scoring_dataloaders()[1] for k in numbers_of(batch.inputs)]
-    assert scored == list(range(10))
-    assert negatives_of(next(iter(datamodule.train_dataloader()))) == ([0, 1, 2], [3, 4])
-
-
 @pytest.mark.parametrize(("num", "expected"), [(10, 9), (12, 12), (13, 12), (2, 3)])
 def test_ranks_score_a_short_stream_once(num, expected):
     """As many on each; a stream of fewer examples than ranks begins again."""
@@ -425,13 +359,6 @@ def test_ranks_score_a_short_stream_once(num, expected):
     }
     assert scored == {example: example % num for example in range(expected)}
     assert len({tuple(len(batch.target) for batch in part) for part in parts}) == 1
-
-
-def test_a_generator_that_was_scored_is_at_its_end():
-    datamodule = ready(row(k) for k in range(10))
-    list(datamodule.scoring_dataloaders()[1])
-    with pytest.raises(DataError, match="a generator can be read only once"):
-        next(iter(datamodule.train_dataloader()))
 
 
 def test_how_many_are_scored():
@@ -500,11 +427,6 @@ def test_an_unknown_number_is_not_invented():
         _ = ready(Plain()).num_negatives
 
 
-def test_an_epoch_without_steps_is_refused():
-    with pytest.raises(ArgumentError, match="`steps_per_epoch` to be a whole number of at least 1, but got 0"):
-        PosNegDataModule(POSITIVES, negatives=Plain(), steps_per_epoch=0)
-
-
 def test_subclasses_return_a_stream():
     class Files(PosNegDataModule):
         def build_datasets(self, stage):
@@ -553,12 +475,6 @@ def test_negatives_of_another_kind_are_named(train, collate_fn, negative, shown)
         batches_of(ready(Always(negative), train, collate_fn=collate_fn))
 
 
-def test_mappings_beside_arrays_are_named():
-    train = Items(lambda k: ({"x": NEGATIVE}, 1), 7)
-    with pytest.raises(DataError, match=r"a mapping with \['x'\] and a ndarray"):
-        batches_of(ready(Always(np.zeros(WIDTH, dtype=np.float32)), train))
-
-
 def test_errors_of_a_collate_fn_stay_as_they_are():
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
         batches_of(ready(Always(torch.zeros(WIDTH + 1)), Items(lambda k: (NEGATIVE, 1), 7), collate_fn=padded))
@@ -567,3 +483,151 @@ def test_errors_of_a_collate_fn_stay_as_they_are():
 def test_a_loader_of_batches_is_refused():
     with pytest.raises(ArgumentError, match=r"a DataLoader that yields batches, .* Make it with `batch_size=None`"):
         NegativeStream(DataLoader(TensorDataset(ROWS), batch_size=4))
+
+
+# ------------------------------------------------------------------ checkpoints
+
+
+def resumed(dataset, saved, step=4, **kwargs):
+    """A data module that goes on behind a checkpoint."""
+    datamodule = ready(dataset, **kwargs)
+    loader = datamodule.train_dataloader()
+    loader.load_state_dict({"step": step, "done_in_epoch": 0})
+    datamodule.load_negatives_state(step, saved)
+    return datamodule, loader
+
+
+def saved_after(dataset, step=4, **kwargs):
+    datamodule = ready(dataset, **kwargs)
+    loader = iter(datamodule.train_dataloader())
+    for _ in range(step):
+        next(loader)
+    state = datamodule.negatives_state(step)
+    datamodule.teardown("fit")
+    return state
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_with_a_state_goes_on_without_a_word(workers):
+    saved = saved_after(Stateful(17), num_workers=workers)
+    datamodule, loader = resumed(Stateful(17), [saved], num_workers=workers)
+    assert [negatives_of(batch)[0] for batch in loader][:2] == [[3, 4, 5], [8, 9, 10]]
+    datamodule.teardown("fit")
+
+
+@pytest.mark.parametrize("dataset", [lambda: Stateful(17), lambda: Plain(17)])
+def test_a_checkpoint_that_is_saved_before_a_resumed_run_reads_on_holds_the_place(dataset):
+    """As in the validation that was interrupted, which a resumed run does first."""
+    saved = saved_after(dataset())
+    datamodule, _ = resumed(dataset(), [saved])
+    assert datamodule.negatives_state(4) == saved
+    datamodule.teardown("fit")
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3)])
+def test_a_dealt_stream_goes_on_with_any_number_of_processes(before, after):
+    states = []
+    for rank in range(before):
+        with rank_of(rank, before):
+            states.append(saved_after(Stateful(), num_workers=2, steps_per_epoch=9))
+    assert states == states[:1] * before
+    seen = []
+    for rank in range(after):
+        with rank_of(rank, after):
+            datamodule, loader = resumed(Stateful(), states, num_workers=2, steps_per_epoch=3)
+            seen += [number for batch in loader for part in negatives_of(batch) for number in part]
+            datamodule.teardown("fit")
+    assert sorted(seen) == list(range(20 * before, 20 * before + 15 * after))
+
+
+def test_parts_go_on_with_the_same_number_of_processes_only():
+    class StatefulShards(Shards, Stateful):
+        """Each part counts for itself."""
+
+        def shard(self, num_shards, index):
+            part = StatefulShards(self.n)
+            part.step, part.first = num_shards, index
+            return part
+
+        def __iter__(self):
+            while True:
+                self.at += 1
+                yield torch.tensor([self.first + (self.at - 1) * self.step, 0.0, 0.0])
+
+    def make():
+        dataset = StatefulShards()
+        dataset.first = 0
+        return NegativeStream(dataset, "shard")
+
+    states = []
+    for rank in range(2):
+        with rank_of(rank, 2):
+            states.append(saved_after(make(), steps_per_epoch=9))
+    for rank in range(2):
+        with rank_of(rank, 2):
+            _, loader = resumed(make(), states, steps_per_epoch=9)
+            assert negatives_of(next(iter(loader)))[0] == [2 * k + rank for k in (20, 21, 22)]
+    for size in (1, 3):
+        with rank_of(0, size):
+            _, loader = resumed(make(), states, steps_per_epoch=9)
+            with pytest.warns(TPAUCWarning, match="for other numbers of processes or workers, .* Resume with the same"):
+                assert negatives_of(next(iter(loader)))[0] == [0, size, 2 * size]
+
+
+def test_a_checkpoint_without_a_stream():
+    datamodule = ready(Stateful())
+    loader = datamodule.train_dataloader()
+    loader.load_state_dict({"step": 5, "done_in_epoch": 1})
+    with pytest.warns(
+        TPAUCWarning, match="the checkpoint does not hold its place. Resume from one that was written with"
+    ):
+        assert negatives_of(next(iter(loader)))[0] == [0, 1, 2]
+
+
+def test_a_state_that_no_checkpoint_can_hold_is_refused_at_once():
+    class Numpy(Stateful):
+        def state_dict(self):
+            return {"at": np.arange(3)}
+
+    with pytest.raises(
+        DataError, match=r"`state_dict` of the stream of negatives \(Numpy\) .* Return numbers, strings"
+    ):
+        next(iter(ready(Numpy()).train_dataloader()))
+
+
+def test_other_streams_start_over_and_say_so_once():
+    _, loader = resumed(Plain(17), [saved_after(Plain(17))])
+    with pytest.warns(TPAUCWarning, match="starts over while training goes on: Plain has no `state_dict`") as caught:
+        assert negatives_of(next(iter(loader)))[0] == [0, 1, 2]
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(loader)
+
+
+def test_labels_are_left_out_and_looked_at():
+    x = torch.ones(2)
+    for label in (0, 0.0, False, torch.tensor(0), np.int8(0), torch.zeros(1)):
+        assert inputs_of_negatives([(x, label)]) == [x]
+    assert inputs_of_negatives([(1, 2, 0)]) == [(1, 2)]
+    assert inputs_of_negatives([{"x": 1, "label": 1}]) == [{"x": 1, "label": 1}]
+    assert inputs_of_negatives([(x,)]) == [x]  # as from a TensorDataset of one tensor
+    for label in (1, torch.tensor(1), torch.tensor([0, 1])):
+        with pytest.raises(DataError, match=r"tuples that end with the label 0, but got tuple .* Leave positives out"):
+            inputs_of_negatives([(x, 0), (x, label)])
+
+
+def test_an_empty_stream_is_refused():
+    with pytest.raises(DataError, match=r"yields no example\. Check its source"):
+        StreamReader(NegativeStream(Plain(0))).seek(Place(), 1)
+    part = StreamReader(NegativeStream(Shards(2), "shard"), 2, 3)
+    with pytest.raises(DataError, match="yields no example in part 2 of 3"):
+        part.seek(Place(), 1)
+
+
+def test_a_generator_that_ends_is_refused_when_it_has_ended():
+    reader = StreamReader(NegativeStream(iter([1.0, 2.0, 3.0])))
+    reader.seek(Place(), 0)
+    assert reader.take(2) == [1.0, 2.0]
+    with pytest.raises(DataError, match=r"yields nothing when it is iterated again\. Let `__iter__` begin anew"):
+        reader.take(2)

@@ -101,54 +101,19 @@ class Iterators(IterableDataset):
 class Random(IterableDataset):
     """Rows from a generator of its own, whose state it can tell and take."""
 
-    def __init__(self, seed: int = 0, dim: int = WIDTH, block: int = 0):
-        self.seed, self.dim, self.block = seed, dim, block
+    def __init__(self, seed: int = 0, dim: int = WIDTH):
+        self.seed, self.dim = seed, dim
         self.generator = np.random.default_rng(seed)
 
     def __iter__(self):
         while True:
-            size = (self.block, self.dim) if self.block else self.dim
-            yield torch.from_numpy(self.generator.standard_normal(size).astype(np.float32))
+            yield torch.from_numpy(self.generator.standard_normal(self.dim).astype(np.float32))
 
     def state_dict(self):
         return self.generator.bit_generator.state
 
     def load_state_dict(self, state):
         self.generator.bit_generator.state = state
-
-
-class Blocks(IterableDataset):
-    """Blocks of 0, 1, 2, .. rows; ``wrap`` makes something else of each."""
-
-    def __init__(self, n=None, sizes=(3, 0, 4, 1), wrap=None):
-        self.n, self.sizes, self.wrap = n, sizes, wrap
-        self.at = 0
-
-    def __iter__(self):
-        sizes = itertools.cycle(self.sizes)
-        start = 0
-        while self.n is None or start < self.n:
-            size = next(sizes) if self.n is None else min(next(sizes), self.n - start)
-            block = torch.stack([row(k) for k in range(start, start + size)]) if size else torch.zeros(0, WIDTH)
-            yield block if self.wrap is None else self.wrap(block)
-            start += size
-
-
-class StatefulBlocks(Blocks):
-    """Tells at which block it is."""
-
-    def __iter__(self):
-        for k, block in enumerate(super().__iter__()):
-            if k >= self.at:
-                self.at = k + 1
-                yield block
-        self.at = 0
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
 
 
 class Shards(Plain):
