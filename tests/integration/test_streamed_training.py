@@ -102,7 +102,7 @@ def test_the_exact_start_takes_the_first_negatives():
     data = make_datamodule(NegativeStream(Random(dim=DIM), num_scored=50))
     trainer.fit(module, data)
     s, *others = exact_duals(*scores, 0.6, 0.4, "squared_hinge", 0.5)
-    lowered = activate_ties(s, scores[0], get_surrogate("squared_hinge"))
+    lowered = activate_ties(s, scores[0], get_surrogate("squared_hinge", 0.5))
     for found, value in zip(start.found, (lowered, *others), strict=True):
         assert_close(found, value, "float32")
 
@@ -144,7 +144,7 @@ def test_two_ranks_score_a_short_stream_once(tmp_path, split):
     trainer = make_trainer(precision="32-true", callbacks=callbacks, devices=2, strategy="ddp_fork")
     trainer.fit(module, data)
     s, *others = exact_duals(*scores, 0.6, 0.4, "squared_hinge", 0.5)
-    lowered = activate_ties(s, scores[0], get_surrogate("squared_hinge"))
+    lowered = activate_ties(s, scores[0], get_surrogate("squared_hinge", 0.5))
     for rank in range(2):
         for found, value in zip(torch.load(tmp_path / f"start{rank}.pt"), (lowered, *others), strict=True):
             assert_close(found, value, "float32")
