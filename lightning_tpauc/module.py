@@ -18,10 +18,10 @@ from torch.optim import Optimizer
 from lightning_tpauc.algorithms import STACO, Algorithm
 from lightning_tpauc.algorithms.base import PreviousScores
 from lightning_tpauc.algorithms.pauci import RecursiveAlgorithm
-from lightning_tpauc.data.batch import EvalBatch, PosNegBatch, check_training_batch, gather_batch
-from lightning_tpauc.distributed import GatheredScores, assign
+from lightning_tpauc.data.batch import EvalBatch, PosNegBatch, check_training_batch
+from lightning_tpauc.distributed import GatheredScores, assign, gather_scores, gather_scores_of_tasks
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
-from lightning_tpauc.functional.checks import check_choice, check_count, common_dtype, is_real, require_range
+from lightning_tpauc.functional.checks import as_index, check_choice, check_count, common_dtype, is_real, require_range
 from lightning_tpauc.lightning_fixes.checkpoint_files import (
     explained_reading,
     load_state,
@@ -36,7 +36,7 @@ from lightning_tpauc.lightning_fixes.mixing_in import (
     say_replaced,
 )
 from lightning_tpauc.lightning_fixes.unsupported import refuse_unsupported
-from lightning_tpauc.metrics.reporting import FurtherMetrics, LabelMetrics, as_rectangles, further_metrics
+from lightning_tpauc.metrics.reporting import FurtherMetrics, as_rectangles, further_metrics
 from lightning_tpauc.scoring.evaluation import known_layout, make_metrics
 from lightning_tpauc.scoring.forward import (
     ScoringModel,
@@ -47,7 +47,7 @@ from lightning_tpauc.scoring.forward import (
     scores_of_labels,
 )
 from lightning_tpauc.scoring.labelled_data import inputs_to_predict
-from lightning_tpauc.scoring.labels import Labels, check_label_settings
+from lightning_tpauc.scoring.labels import check_label_settings
 from lightning_tpauc.scoring.operating_point import OperatingPoint
 from lightning_tpauc.training.checkpoint import (
     STEP,
@@ -64,25 +64,6 @@ from lightning_tpauc.training.schedules import LinearWarmup, keep_monitors, step
 from lightning_tpauc.training.stages import is_prepared, needed_callbacks
 from lightning_tpauc.training.state import TrainingState
 
-#: Attributes of ours, which a class that is mixed in may not use for its own.
-_NAMES = (
-    "algorithm",
-    "base_lr",
-    "gradient_clip_val",
-    "init_from",
-    "input_layout",
-    "label_settings",
-    "lr_scheduler_interval",
-    "num_positives",
-    "operating_point",
-    "optimizer_factory",
-    "scheduler_factory",
-    "score_activation",
-    "threshold",
-    "trained_labels",
-    "training_state",
-    "warmup",
-)
 #: Attributes that are assigned in every step and never hold a tensor.
 _PLAIN = frozenset({"_current_fx_name", "_activation_checked"})
 
@@ -178,42 +159,43 @@ class TPAUCModule(ScoringModel):
         check_choice(score_activation, "score_activation", ("identity", "sigmoid"))
         check_choice(lr_scheduler_interval, "lr_scheduler_interval", ("epoch", "step"))
         _check_arguments(algorithm, backbone, gradient_clip_val, num_positives)
-        refuse_taken(self, (*_NAMES, *(["backbone"] if backbone is not None else [])))
-        self.automatic_optimization = False
-        if backbone is not None:
-            self.backbone: Any = backbone  # any type, so that a class mixed in may declare another one
-        #: Whether a checkpoint sets the rectangle to evaluate, since the user left the algorithm to us.
-        self.algorithm_is_default = algorithm is None
+        algorithm_is_default = algorithm is None
         # a copy, since it keeps this model's state
-        self.algorithm: Algorithm = STACO() if algorithm is None else copy.deepcopy(algorithm)
-        self.algorithm.score_slope = slope_of(score_activation, self.algorithm)
-        self.optimizer_factory, self.scheduler_factory = optimizer, lr_scheduler
-        self.lr_scheduler_interval, self.warmup = lr_scheduler_interval, require_range("warmup", warmup, 0.0, 1.0)
-        #: Which parameter group leads the algorithm's step sizes, and its learning rate before any schedule.
-        self.base_lr: tuple[int, float | None] = (0, None)
-        self.score_activation, self.gradient_clip_val = score_activation, gradient_clip_val
-        self.num_positives, self.init_from = num_positives, init_from
-        self.label_settings = check_label_settings(tasks)
-        #: The labels of a model with several outputs; ``None`` for one label, and before data or a checkpoint tell.
-        self.trained_labels: Labels | None = None
-        #: Whether data or a checkpoint have told which labels there are.
-        self.knows_labels = False
-        #: What the inputs in training consist of.
-        self.input_layout: Any = None
-        #: What the training remembers; see :class:`TrainingState`.
-        self.training_state = TrainingState()
-        #: Whether a class mixed in has a ``forward`` that scores.
-        self._inherits_forward = backbone is None and _mixed_in(self, "forward") is not None
-        self._activation_checked = False
-        #: ``None`` if a subclass makes the algorithm's scores in its own way, perhaps not of the raw ones.
-        self._objective_activation = (
-            ("identity" if self.algorithm.takes_logits else score_activation)
-            if type(self).algorithm_scores is TPAUCModule.algorithm_scores
-            else None
-        )
-        self._reported = as_rectangles(rectangles), log_objective, further_metrics(metrics)
-        #: Of validation and test, the scores that are being collected.
-        self._collected: dict[str, LabelMetrics] = {"val": make_metrics(self, "val")}
+        algorithm = STACO() if algorithm is None else copy.deepcopy(algorithm)
+        algorithm.score_slope = slope_of(score_activation, algorithm)
+        makes_its_own = type(self).algorithm_scores is not TPAUCModule.algorithm_scores
+        ours = {
+            "algorithm": algorithm,
+            "algorithm_is_default": algorithm_is_default,
+            "base_lr": (0, None),
+            "gradient_clip_val": gradient_clip_val,
+            "init_from": init_from,
+            "input_layout": None,
+            "knows_labels": False,
+            "label_settings": check_label_settings(tasks),
+            "lr_scheduler_interval": lr_scheduler_interval,
+            "num_positives": num_positives,
+            "optimizer_factory": optimizer,
+            "scheduler_factory": lr_scheduler,
+            "score_activation": score_activation,
+            "trained_labels": None,
+            "training_state": TrainingState(),
+            "warmup": require_range("warmup", warmup, 0.0, 1.0),
+            "_activation_checked": False,
+            "_inherits_forward": backbone is None and _mixed_in(self, "forward") is not None,
+            "_objective_activation": None
+            if makes_its_own
+            else "identity"
+            if algorithm.takes_logits
+            else score_activation,
+            "_reported": (as_rectangles(rectangles), log_objective, further_metrics(metrics)),
+            **({"backbone": backbone} if backbone is not None else {}),
+        }
+        refuse_taken(self, (*ours, "threshold"))
+        self.automatic_optimization = False
+        for name, value in ours.items():
+            setattr(self, name, value)
+        self._collected = {"val": make_metrics(self, "val")}
         self.register_load_state_dict_pre_hook(_accept)  # type: ignore[no-untyped-call]  # torch leaves them untyped
         self.register_state_dict_post_hook(give_back)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(take_back)  # type: ignore[no-untyped-call]
@@ -264,7 +246,12 @@ class TPAUCModule(ScoringModel):
 
     def joint_scores(self, batch: PosNegBatch) -> GatheredScores:
         """One forward pass over the joint batch, then the scores of all ranks."""
-        return gather_batch(self.algorithm_scores(batch.inputs), batch)
+        scores, index = self.algorithm_scores(batch.inputs), batch.index
+        if not isinstance(index, Tensor) or index.dtype != torch.int64:
+            index = as_index(index, scores.device)
+        if batch.masks is not None:
+            return gather_scores_of_tasks(batch.split(scores), index, batch.masks, batch.shares)
+        return gather_scores(scores, index, (batch.num_pos, batch.num_neg, batch.num_dual_neg), batch.shares)
 
     @property
     def threshold(self) -> float | dict[str, float | None] | None:
@@ -288,7 +275,8 @@ class TPAUCModule(ScoringModel):
         A subclass that overrides it calls it once per batch, and may return something else. Only the gradient scaler of
         ``precision="16-mixed"`` waits for the device, once per step.
         """
-        check_training_batch(batch)
+        if not isinstance(batch, PosNegBatch):
+            check_training_batch(batch)
         state: TrainingState = self.training_state
         if state.average is None:
             _require_callbacks(self)

@@ -10,9 +10,8 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
-from lightning_tpauc.distributed import GatheredScores, gather_scores, gather_scores_of_tasks, split_scores
+from lightning_tpauc.distributed import split_scores
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.checks import as_index
 from lightning_tpauc.functional.pairwise import TaskMasks
 
 
@@ -157,11 +156,3 @@ def check_training_batch(batch: Any) -> None:
         "`trainer.fit(module, datamodule=PosNegDataModule(train_set, val_set, num_pos=32, num_neg=32))`."
     )
     raise ArgumentError(msg)
-
-
-def gather_batch(scores: Tensor, batch: PosNegBatch) -> GatheredScores:
-    """The scores of all ranks' batches, given this rank's: ``(N,)``, or ``(N, K)`` of K labels."""
-    index = as_index(batch.index, scores.device)
-    if batch.masks is not None:
-        return gather_scores_of_tasks(batch.split(scores), index, batch.masks, batch.shares)
-    return gather_scores(scores, index, (batch.num_pos, batch.num_neg, batch.num_dual_neg), batch.shares)

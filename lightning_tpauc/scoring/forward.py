@@ -26,7 +26,19 @@ DELAY = 2.0
 
 
 class ScoringModel(LightningModule):
-    """What the layers below :class:`~lightning_tpauc.TPAUCModule` know of it: names and types, and no code."""
+    """What the layers below :class:`~lightning_tpauc.TPAUCModule` know of it.
+
+    Attributes:
+        algorithm: the training method, a copy of what was given.
+        algorithm_is_default: whether the user left it to us, so that a checkpoint sets the rectangle to evaluate.
+        base_lr: which parameter group leads the algorithm's step sizes, and its learning rate before any schedule.
+        input_layout: what the inputs in training consist of; ``None`` before data or a checkpoint tell.
+        label_settings: what came as ``tasks``, checked.
+        trained_labels: the labels of a model with several outputs; ``None`` for one label, and before data tell.
+        knows_labels: whether data or a checkpoint have told which labels there are.
+        operating_point: what the model decides by; see :class:`~lightning_tpauc.DecisionThreshold`.
+        training_state: what the training remembers; see :class:`~lightning_tpauc.training.state.TrainingState`.
+    """
 
     algorithm: Algorithm
     algorithm_is_default: bool

@@ -62,6 +62,7 @@ class RectangleSchedule:
 
     def __init__(self, algorithm: Algorithm, steps: int, hold_at: float = 0.85) -> None:
         self.algorithm, self.steps, self.hold_at = algorithm, steps, hold_at
+        self.every = max(1, steps // _MOVES)
         self._forget()
 
     def start(self) -> None:
@@ -81,7 +82,7 @@ class RectangleSchedule:
         A move is due 20 times over the shrinking, and as often afterwards. Another callback may save a checkpoint
         between a step's end and its move. Resuming then makes the move.
         """
-        if batches_seen % max(1, self.steps // _MOVES) == 0 and batches_seen > self.decided_after:
+        if batches_seen % self.every == 0 and batches_seen > self.decided_after:
             self.decided_after = batches_seen
             trainer = module.trainer
             progress = trainer.strategy.broadcast(shrinking_progress(trainer, batches_seen, self.steps))

@@ -24,10 +24,10 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer, SparseAdam
+from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_tpauc.algorithms import Algorithm, TrainingScores
+from lightning_tpauc.algorithms import TrainingScores
 from lightning_tpauc.data.batch import check_training_batch
 from lightning_tpauc.data.examples import learnt_layout
 from lightning_tpauc.distributed import destroy_group_at_exit, prebuild_ddp_buckets, reshard
@@ -70,7 +70,7 @@ from lightning_tpauc.training.schedules import (
     steps_of_share,
 )
 from lightning_tpauc.training.scores import count_positives, score_every_label
-from lightning_tpauc.training.state import Phase, ToRemember, TrainingState
+from lightning_tpauc.training.state import Phase, TrainingState
 from lightning_tpauc.training.weights import agree_on_statistics, recompute_statistics
 
 #: Of the polynomial average: its weights have a mean age of a tenth of the run.
@@ -238,13 +238,14 @@ class StageCallback(Callback):
         if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
             # Lightning leaves this to fused optimizers, so that hooks would see scaled gradients
             scaler.unscale_(optimizer)
-        _make_dense(optimizer)
+        trained = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        for parameter in trained:  # what follows concerns every entry
+            parameter.grad = parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
         state.previous.estimate(module.algorithm)
         if clips_itself:
             module.configure_gradient_clipping(optimizer, module.gradient_clip_val, "norm")
         elif module.gradient_clip_val is not None:
-            parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            nn.utils.clip_grad_norm_(parameters, module.gradient_clip_val)
+            nn.utils.clip_grad_norm_(trained, module.gradient_clip_val)
         if coefficient != 0 and state.average is not None:
             state.average.add_proximal_gradient(coefficient)
 
@@ -266,8 +267,9 @@ class StageCallback(Callback):
         if state.batches_seen == 1:
             self._adviser.say("columns", uneven_columns(batch.inputs, module))
         self._end_stage_if_due(trainer, module)
-        if state.rectangle_schedule is not None:
-            state.rectangle_schedule.move_if_due(module, state.batches_seen, state.memory)
+        schedule = state.rectangle_schedule
+        if schedule is not None and state.batches_seen % schedule.every == 0:
+            schedule.move_if_due(module, state.batches_seen, state.memory)
         step_plateau_schedulers(trainer, state.batches_seen, "batch", state.step_loss)
 
     @override
@@ -368,23 +370,21 @@ class StageCallback(Callback):
         if weights is not None:
             algorithm.positive_weights = torch.from_numpy(weights).to(device, dtype)
         algorithm.tightness = 1.0  # an earlier training may have left another one
-        module.training_state.note_ratios([])
-        parameters = [p for group in trainer.optimizers[0].param_groups for p in group["params"]]
-        module.training_state.note_run(describe_run(module, trainer))
-        wanted = self._to_remember(trainer, algorithm)
-        module.training_state.allocate(wanted, algorithm, module, parameters, device=device, dtype=dtype)
-
-    def _to_remember(self, trainer: Trainer, algorithm: Algorithm) -> ToRemember:
         callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
         changes = any(isinstance(callback, _CHANGERS) for callback in callbacks)
         shrinks = self.shrink_rectangle and algorithm.can_shrink_rectangle
-        steps = shrinking_steps(trainer) if shrinks else None
-        return ToRemember(
+        module.training_state.allocate(
+            module,
+            algorithm,
+            [p for group in trainer.optimizers[0].param_groups for p in group["params"]],
+            run=describe_run(module, trainer),
             decay=_DECAY if self.averaging == "polynomial" else 0.0,
             averages_statistics=self.batch_norm == "average",
-            best_weights=self.keep_best and trainer.enable_validation and not changes,
-            shrinking_steps=steps,
-            scores=self.scores == "remembered" and algorithm.needs_scores("restart"),
+            keeps_best=self.keep_best and trainer.enable_validation and not changes,
+            shrinking_steps=shrinking_steps(trainer) if shrinks else None,
+            remembers_stages=self.scores == "remembered" and algorithm.needs_scores("restart"),
+            device=device,
+            dtype=dtype,
         )
 
     def _start(self, trainer: Trainer, module: ScoringModel) -> None:
@@ -469,37 +469,9 @@ def validate_amid_training(trainer: Trainer) -> None:
     trainer.training = True
 
 
-def _make_dense(optimizer: Optimizer) -> None:
-    """Make sparse gradients dense, since clipping, the proximal term and a running estimate concern every entry."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is None or not parameter.grad.is_sparse:
-                continue
-            if isinstance(optimizer, SparseAdam):
-                msg = (
-                    "SparseAdam moves some rows only, but clipping, the proximal term (a finite `gamma`) and PAUCI's "
-                    "estimate concern all weights. Use SGD or Adam, or a method without them."
-                )
-                raise UnsupportedError(msg)
-            parameter.grad = parameter.grad.to_dense()
-
-
-# -------------------------------------------------------------------- callbacks that every module needs
-
-#: Those to look for, in the order in which they are called, and what is made where the Trainer has none.
-_NEEDED: tuple[tuple[type[Callback], type[Callback]], ...] = (
-    (FiniteGuard, FiniteGuard),
-    (StageCallback, StageCallback),
-    (DecisionThreshold, DefaultThreshold),
-    (Evaluation, Evaluation),
-)
-
-
 def _settle_threshold(module: ScoringModel, trainer: Trainer, *, rescore: bool) -> None:
     """Make the operating point that of the weights that training left."""
-    state = module.training_state
-    best = state.best
-    step = state.batches_seen
+    best, step = module.training_state.best, module.training_state.batches_seen
     if best is not None and best.weights:
         module.operating_point, step = best.operating_point, best.step
     choosers = [c for c in trainer.callbacks if isinstance(c, DecisionThreshold)]  # type: ignore[attr-defined]
@@ -513,6 +485,17 @@ def _settle_threshold(module: ScoringModel, trainer: Trainer, *, rescore: bool) 
             "DecisionThreshold chose no threshold: there are no validation data with both classes. Pass `val_dataset` "
             "or `val_fraction` to PosNegDataModule, or run `Trainer.validate` on such data."
         )
+
+
+# -------------------------------------------------------------------- callbacks that every module needs
+
+#: Those to look for, in the order in which they are called, and what is made where the Trainer has none.
+_NEEDED: tuple[tuple[type[Callback], type[Callback]], ...] = (
+    (FiniteGuard, FiniteGuard),
+    (StageCallback, StageCallback),
+    (DecisionThreshold, DefaultThreshold),
+    (Evaluation, Evaluation),
+)
 
 
 def needed_callbacks(present: Sequence[Callback]) -> list[Callback]:

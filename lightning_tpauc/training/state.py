@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
@@ -43,25 +41,6 @@ class Phase(Enum):
     FINISHED = "finished"
 
 
-@dataclass(frozen=True)
-class ToRemember:
-    """What the settings of the stages ask a training to remember.
-
-    Attributes:
-        decay: how fast the average forgets; see :class:`~lightning_tpauc.training.weights.IterateAverage`.
-        averages_statistics: whether running statistics of batch normalisation are averaged like weights.
-        best_weights: whether to keep the weights that validated best.
-        shrinking_steps: in how many steps the rectangle shrinks; ``None`` if it does not.
-        scores: whether to remember the scores of whole stages.
-    """
-
-    decay: float = 0.0
-    averages_statistics: bool = False
-    best_weights: bool = False
-    shrinking_steps: int | None = None
-    scores: bool = False
-
-
 class TrainingState:
     """Owns what a training remembers: only its methods rebind the attributes.
 
@@ -94,7 +73,7 @@ class TrainingState:
         >>> from lightning_tpauc.algorithms import STACO
         >>> net, algorithm, state = nn.Linear(3, 1), STACO(), TrainingState()
         >>> algorithm.setup(num_positives=5)
-        >>> state.allocate(ToRemember(scores=True), algorithm, net, list(net.parameters()))
+        >>> state.allocate(net, algorithm, list(net.parameters()), remembers_stages=True)
         >>> state.phase, state.memory.sizes
         (<Phase.BETWEEN_STEPS: 'between steps'>, (5,))
     """
@@ -145,40 +124,56 @@ class TrainingState:
         """Note that the model holds weights from a file, which were trained for ``step`` batches."""
         self.is_trained, self._step_of_file = True, step
 
-    def note_run(self, run: dict[str, Any]) -> None:
-        """Note what the state will belong to."""
-        self.run = run
-
     def allocate(
         self,
-        wanted: ToRemember,
-        algorithm: Algorithm,
         model: nn.Module,
+        algorithm: Algorithm,
         parameters: Sequence[Tensor],
         *,
+        run: dict[str, Any] | None = None,
+        decay: float = 0.0,
+        averages_statistics: bool = False,
+        keeps_best: bool = False,
+        shrinking_steps: int | None = None,
+        remembers_stages: bool = False,
         device: torch.device | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Make room for all that the algorithm and the stages' settings need."""
+        """Make room for all that the algorithm and the stages' settings need.
+
+        Args:
+            model: that is trained.
+            algorithm: that trains it, set up.
+            parameters: that the optimizer updates.
+            run: what the state will belong to.
+            decay: how fast the average forgets; see :class:`~lightning_tpauc.training.weights.IterateAverage`.
+            averages_statistics: whether running statistics of batch normalisation are averaged like weights.
+            keeps_best: whether to keep the weights that validated best.
+            shrinking_steps: in how many steps the rectangle shrinks; ``None`` if it does not.
+            remembers_stages: whether to remember the scores of whole stages.
+            device: of remembered scores.
+            dtype: of remembered scores.
+        """
         averages, needed = algorithm.averages_iterates, algorithm.needs_previous
         statistics = [statistic for _, statistic in batch_norm_statistics(model)]
+        self.run = run
         self._sharded = [child for child in model.modules() if isinstance(child, FSDPModule)]
         self.average = IterateAverage(
             parameters,
-            statistics if wanted.averages_statistics and averages else [],
+            statistics if averages_statistics and averages else [],
             anchored=algorithm.proximal_coefficient != 0,
             averaged=averages or algorithm.has_stages,
             is_solution=averages,
-            decay=0.0 if algorithm.has_stages else wanted.decay,
+            decay=0.0 if algorithm.has_stages else decay,
         )
-        self.best = BestWeights([*parameters, *statistics]) if wanted.best_weights else None
-        steps = wanted.shrinking_steps
-        self.rectangle_schedule = RectangleSchedule(algorithm, steps) if steps is not None else None
+        self.best = BestWeights([*parameters, *statistics]) if keeps_best else None
+        self.rectangle_schedule = None if shrinking_steps is None else RectangleSchedule(algorithm, shrinking_steps)
         self.previous = PreviousWeights(parameters if needed else (), recursive=needed == "gradients")
         self.memory = None
-        if (steps is not None or wanted.scores) and algorithm.num_positives is not None:
+        if (shrinking_steps is not None or remembers_stages) and algorithm.num_positives is not None:
             sizes = algorithm.task_sizes or (algorithm.num_positives,)
-            self.memory = ScoreMemory(sizes, whole_stages=wanted.scores, device=device, dtype=dtype)
+            self.memory = ScoreMemory(sizes, whole_stages=remembers_stages, device=device, dtype=dtype)
+        self.held_out_ratios = []
         if self.phase is not Phase.LOADED:
             self.phase = Phase.BETWEEN_STEPS
 
@@ -279,16 +274,6 @@ class TrainingState:
         if self.phase is not Phase.FINISHED and self.average is not None and self.average.swap_out():
             self.reshard()
 
-    @contextmanager
-    def averaged(self) -> Iterator[None]:
-        """The model holds the average inside, and what it held before afterwards."""
-        shown = self.show_average()
-        try:
-            yield
-        finally:
-            if shown and self.average is not None and self.average.swap_out():
-                self.reshard()
-
     def finish(self) -> bool:
         """Leave the result in the model, the best weights or the average; returns whether that changed the weights."""
         changed = self.average is not None and self.average.swap_in()
@@ -318,15 +303,18 @@ class TrainingState:
 
     def state_dict(self) -> dict[str, Any]:
         """All that is remembered, as whole tensors (a collective for sharded ones); needs :meth:`allocate` before."""
-        parts = {
+        held = {name: part.state_dict() if part is not None else None for name, part in self._parts().items()}
+        return {**held, "batches_seen": self.batches_seen, "last_validated": self.last_validated}
+
+    def _parts(self) -> dict[str, Any]:
+        # the best weights come first: they know what the model held if there is no average
+        return {
+            "best": self.best,
             "iterates": self.average,
+            "rectangle_schedule": self.rectangle_schedule,
             "memory": self.memory,
             "previous": self.previous,
-            "best": self.best,
-            "rectangle_schedule": self.rectangle_schedule,
         }
-        held = {name: part.state_dict() if part is not None else None for name, part in parts.items()}
-        return {**held, "batches_seen": self.batches_seen, "last_validated": self.last_validated}
 
     def take_restored(self) -> dict[str, Any] | None:
         """The loaded checkpoint's content, once; ``None`` if the run is a new one."""
@@ -340,14 +328,7 @@ class TrainingState:
 
         What the settings do not ask for any more is left out.
         """
-        # the best weights come first: they know what the model held if there is no average
-        for name, part in (
-            ("best", self.best),
-            ("iterates", self.average),
-            ("rectangle_schedule", self.rectangle_schedule),
-            ("memory", self.memory),
-            ("previous", self.previous),
-        ):
+        for name, part in self._parts().items():
             if part is not None and state.get(name) is not None:
                 part.load_state_dict(state[name])
         self.batches_seen, self.last_validated = state["batches_seen"], state["last_validated"]

@@ -5,19 +5,18 @@ from torch import nn
 
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.distributed import GatheredScores
-from lightning_tpauc.training.state import Phase, ToRemember, TrainingState
+from lightning_tpauc.training.state import Phase, TrainingState
 
 NUM_POS = 5
-#: What checkpoints of every release hold of it.
-KEYS = {"iterates", "memory", "previous", "best", "rectangle_schedule", "batches_seen"}
+KEYS = {"iterates", "memory", "previous", "best", "rectangle_schedule", "batches_seen", "last_validated"}
 
 
 def make(**wanted):
     torch.manual_seed(0)
     net, algorithm, state = nn.Linear(3, 1), STACO(), TrainingState()
     algorithm.setup(NUM_POS)
-    everything = {"best_weights": True, "shrinking_steps": 10}
-    state.allocate(ToRemember(**{**everything, **wanted}), algorithm, net, list(net.parameters()))
+    everything = {"keeps_best": True, "shrinking_steps": 10, **wanted}
+    state.allocate(net, algorithm, list(net.parameters()), **everything)
     return state, net
 
 
@@ -58,26 +57,8 @@ def test_a_skipped_step_is_counted_and_not_remembered():
     assert len(state.memory.of_last_steps()[0].neg_scores) == 2
 
 
-def test_the_average_is_in_the_model_inside_of_the_context_only():
-    state, net = make()
-    for value in (1.0, 3.0):
-        step(state, net, value)
-    for error in (None, RuntimeError):
-        try:
-            with state.averaged():
-                assert net.bias.item() == 2.0
-                with state.averaged():  # a nested one changes nothing
-                    assert net.bias.item() == 2.0
-                assert net.bias.item() == 2.0
-                if error is not None:
-                    raise error
-        except RuntimeError:
-            assert error is not None
-        assert net.bias.item() == 3.0
-
-
 def test_the_result_stays_in_the_model():
-    state, net = make(best_weights=False)
+    state, net = make(keeps_best=False)
     for value in (1.0, 3.0):
         step(state, net, value)
     assert state.finish()
