@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
-from lightning_tpauc.algorithms import CrossEntropy
 from lightning_tpauc.models import Linear
 from tests.helpers.paths import ROOT, SHARED_DATA
 
@@ -76,30 +75,6 @@ def test_all_methods_have_the_same_budget(example, monkeypatch, tmp_path):
         seen.clear()
 
 
-class Judged:
-    """Stands in for a Trainer: validates best at 0.01 and 0.03, or with the default; notes which rates are tested."""
-
-    def __init__(self, algorithm, lr, tested):
-        best = (0.03 if algorithm.balanced else 0.01) if isinstance(algorithm, CrossEntropy) else None
-        self.value = float(lr == best)
-        self.lr, self.tested = lr, tested
-
-    def validate(self, module, data, verbose):
-        return [{"val/tpauc": self.value}]
-
-    def test(self, module, data, verbose):
-        self.tested.append(self.lr)
-        return [{"test/tpauc": 1.0 - self.value, "test/auroc": 0.5}]
-
-
-def test_only_the_chosen_models_are_tested(example, root, tmp_path, monkeypatch):
-    """One test per method and split, of the rate that validates best: test data choose nothing."""
-    tested = []
-    monkeypatch.setattr(example, "train", lambda data, algorithm, lr: (Judged(algorithm, lr, tested), None))
-    example.main(root, str(tmp_path))
-    assert tested == [0.01, 0.01, 0.03, 0.03, None, None]
-
-
 @pytest.mark.slow
 def test_a_missing_network_is_one_line(tmp_path):
     """Nothing is at the address that it asks: a proxy's port that is closed, in place of the world."""
@@ -110,7 +85,3 @@ def test_a_missing_network_is_one_line(tmp_path):
     assert run.returncode == 1
     assert run.stdout == ""
     assert re.fullmatch(r"quickstart.py: error: .*ijcnn1.bz2 could not be downloaded: .*save it as .*\n", run.stderr)
-
-
-def test_it_stays_short():
-    assert len(EXAMPLE.read_text(encoding="utf-8").splitlines()) < 80

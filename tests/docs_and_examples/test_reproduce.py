@@ -3,23 +3,16 @@
 import bz2
 import csv
 import importlib.util
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
 import pytest
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from examples.paper.build import Options, build_datamodule
-from examples.paper.catalog import find_experiment
-from lightning_tpauc.data import source_files as files
-from lightning_tpauc.data.source_files import Source
-from lightning_tpauc.errors import DataError, MissingExtraError
+from lightning_tpauc.errors import DataError
 from tests.helpers.paths import ROOT
 
 
@@ -89,22 +82,6 @@ def test_runs_goes_on_and_reports(plot, reproduce, words, tmp_path, capsys):
     assert shlex.split(command)[-3:] == ["CE", "STACO1, paper's start", "--only-report"]
 
 
-def test_downloads_before_it_runs(plot, reproduce, words, tmp_path, monkeypatch):
-    """Once, in the process that hands out the work."""
-    origin = tmp_path / "origin"
-    origin.mkdir()
-    names = ("ijcnn1.bz2", "ijcnn1.t.bz2")
-    sources = {name: Source((tmp_path / name).rename(origin / name).as_uri(), None) for name in names}
-    monkeypatch.setattr(files, "SOURCES", sources)
-    monkeypatch.setattr(reproduce, "run_plan", lambda *_: None)
-    with pytest.raises(DataError, match=r"ijcnn1.bz2 does not exist"):
-        build_datamodule(find_experiment("ijcnn1"), Options(str(tmp_path), ""), 0, 2, (1, 1, 1)).prepare_data()
-    reproduce.main([*words, "--download", "--only-report"])
-    assert not any((tmp_path / name).exists() for name in names)
-    reproduce.main([*words, "--download"])
-    assert all((tmp_path / name).read_bytes() == (origin / name).read_bytes() for name in names)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -126,24 +103,6 @@ def test_wrong_words(reproduce, words, message, capsys):
     with pytest.raises(SystemExit):
         reproduce.parse(given)
     assert message in capsys.readouterr().err
-
-
-def test_unknown_methods(reproduce, words):
-    with pytest.raises(SystemExit, match=r"Expected --methods out of 'CE', .*, but got 'STACO3'"):
-        reproduce.main([*words, "--methods", "STACO3"])
-
-
-def test_without_matplotlib_it_stops_before_it_trains(reproduce, words, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingExtraError, match=r"`matplotlib.figure` can't be imported .*lightning-tpauc\[plot\]"):
-        reproduce.main(words)
-    assert not (tmp_path / "results").exists()
-
-
-def test_a_method_given_twice_is_one(plot, reproduce, words, tmp_path):
-    reproduce.main([*words, "--methods", "CE", "CE"])
-    text = (tmp_path / "results" / "ijcnn1" / "README.md").read_text(encoding="utf-8")
-    assert text.count("| CE |") == 2  # once for each rectangle
 
 
 @pytest.mark.parametrize(
@@ -172,18 +131,3 @@ def test_errors_are_one_line(reproduce, error, message, monkeypatch):
     monkeypatch.setattr(reproduce, "main", fail)
     with pytest.raises(SystemExit, match=message):
         reproduce.command()
-
-
-def test_the_script_for_a_gpu_reports_what_finished_in_time(reproduce, tmp_path):
-    """A stand-in for Python that is cut off; its words are those that the real command takes."""
-    stand_in, calls = tmp_path / "python", tmp_path / "calls"
-    stand_in.write_text(f'#!/bin/sh\necho "$@" >> {calls}\ncase "$*" in *--only-report) ;; *) sleep 60 ;; esac\n')
-    stand_in.chmod(0o755)
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    script = [str(ROOT / "examples" / "resnet18.sh"), "data/medmnist", "--length", "2"]
-    subprocess.run(script, env={**os.environ, "PATH": path, "SECONDS_OF_GPU": "1"}, check=True, timeout=30)
-    cut_off, report = map(shlex.split, calls.read_text().splitlines())
-    assert report == [*cut_off, "--only-report"]
-    args = reproduce.parse(report[1:])
-    assert (args.experiment, args.accelerator, args.length) == ("adrenalmnist3d", "gpu", 2)
-    assert find_experiment(args.experiment).model[0] == "ResNet3D"
