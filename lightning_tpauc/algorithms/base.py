@@ -23,9 +23,8 @@ from lightning_tpauc.functional.checks import (
     require_range,
     widest_float,
 )
-from lightning_tpauc.functional.objective import tail_mean_loss
 from lightning_tpauc.functional.pairwise import TaskMasks, in_play, there
-from lightning_tpauc.functional.staco import bounded_loss_unit, loss_unit_step
+from lightning_tpauc.functional.staco import bounded_loss_unit, loss_unit_step, tail_mean_loss
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 
 #: Values of :attr:`Algorithm.tightness` at which validation evaluates the objective.
@@ -295,26 +294,33 @@ class Algorithm(DeclaredState, ABC):
                 of range.
             UnsupportedError: if several labels are given to a method that takes one.
         """
-        if isinstance(num_positives, (Tensor, np.ndarray)):
-            num_positives = num_positives.tolist()
-        if not isinstance(num_positives, Sequence) or isinstance(num_positives, str):
-            super().setup(num_positives, device=device, dtype=dtype)
-            self.tasks = None
-        else:
+        counts: Any = num_positives
+        if isinstance(counts, (Tensor, np.ndarray)):
+            counts = counts.tolist()
+        tasks = None
+        if isinstance(counts, Sequence) and not isinstance(counts, str):
             if not self.takes_tasks:
                 msg = f"{type(self).__name__} trains one label: pass one number as `num_positives`."
                 raise UnsupportedError(msg)
-            tasks = [task if isinstance(task, Task) else Task(task) for task in num_positives]
-            weights = [require_range("weight", task.weight, 0.0) for task in tasks if self._asked(task)]  # both check
-            if tasks and not any(weights):
-                msg = f"Expected a `weight` above 0 of one label at least, but got {weights}."
-                raise ArgumentError(msg)
-            super().setup([task.num_positives for task in tasks], device=device, dtype=dtype)
-            self.tasks = tuple(tasks)
-            shares = [weight / sum(weights) for weight in weights]
+            tasks = tuple(task if isinstance(task, Task) else Task(task) for task in counts)
+            counts = [task.num_positives for task in tasks]
+            shares = self._shares_of_loss(tasks)
+        super().setup(counts, device=device, dtype=dtype)
+        self.tasks = tasks
+        if tasks is not None:
             self._per_task["weights"] = torch.tensor(shares, device=device, dtype=dtype)
         self.positive_weights = None
         self.tightness = self.tightness  # the mean, for as many labels as there are now
+
+    def _shares_of_loss(self, tasks: Sequence[Task]) -> list[float]:
+        """The weights of labels, divided by their sum; checks these and the rectangles."""
+        for task in tasks:
+            self._asked(task)
+        weights = [require_range("weight", task.weight, 0.0) for task in tasks]
+        if tasks and not any(weights):
+            msg = f"Expected a `weight` above 0 of one label at least, but got {weights}."
+            raise ArgumentError(msg)
+        return [weight / sum(weights) for weight in weights]
 
     def state_dict(self) -> dict[str, Any]:
         """All that the algorithm remembers, with its ``tightness`` if the rectangle can shrink."""
@@ -397,7 +403,8 @@ class Algorithm(DeclaredState, ABC):
             )
             raise ArgumentError(msg)
         leading = () if self.num_tasks is None else (self.num_tasks,)
-        for name, scores in {"pos_scores": pos, "neg_scores": neg, "dual_neg_scores": second, "index": index}.items():
+        named: dict[str, Any] = {"pos_scores": pos, "neg_scores": neg, "dual_neg_scores": second, "index": index}
+        for name, scores in named.items():
             if not isinstance(scores, Tensor) or scores.ndim != 1 + len(leading) or scores.shape[:-1] != leading:
                 raise ArgumentError(self._shape_message(name, scores, leading))
         assert second is not None and index is not None  # noqa: S101, PT018  # just checked

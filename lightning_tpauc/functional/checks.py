@@ -113,21 +113,26 @@ def as_float_tensor(values: Any, name: str) -> Tensor:
     return tensor if isinstance(values, Tensor) or tensor.is_floating_point() else tensor.double()
 
 
-def check_scores(scores: Any, name: str, *, allow_empty: bool = False) -> None:
-    """Raise :class:`ArgumentError` unless ``scores`` is a 1-D float tensor with at least one entry."""
-    if not isinstance(scores, Tensor) or not scores.is_floating_point():
-        kind = f"a tensor of {scores.dtype}" if isinstance(scores, Tensor) else f"{type(scores).__name__}"
-        msg = f"Expected `{name}` to be a float tensor, but got {kind}. Convert it with `.float()`."
+def check_scores(scores: Any, name: str, *, allow_empty: bool = False) -> Tensor:
+    """A 1-D float tensor with at least one entry, of what came as a tensor, an array or a list.
+
+    Raises:
+        ArgumentError: if it is none.
+    """
+    found = as_float_tensor(scores, name)
+    if not found.is_floating_point():
+        msg = f"Expected `{name}` to be a float tensor, but got a tensor of {found.dtype}. Convert it with `.float()`."
         raise ArgumentError(msg)
-    if scores.ndim != 1:
+    if found.ndim != 1:
         msg = (
-            f"Expected `{name}` to have one dimension, but got shape {tuple(scores.shape)}. "
+            f"Expected `{name}` to have one dimension, but got shape {tuple(found.shape)}. "
             "Drop a trailing one with `.squeeze(-1)`."
         )
         raise ArgumentError(msg)
-    if not allow_empty and scores.shape[0] == 0:
+    if not allow_empty and found.shape[0] == 0:
         msg = f"Expected `{name}` to hold at least one score, but got shape (0,): no pair can be formed."
         raise ArgumentError(msg)
+    return found
 
 
 def check_finite(scores: Tensor, name: str) -> None:

@@ -29,8 +29,8 @@ from lightning_tpauc.functional.checks import (
     check_scores,
     common_dtype,
 )
-from lightning_tpauc.functional.objective import in_double, tail_risk
 from lightning_tpauc.functional.pairwise import TaskMasks, ceil_count, column, highest, number
+from lightning_tpauc.functional.staco import in_double, tail_risk
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 
 #: How fast the borders follow the batches: they forget all but e^-1 of a value in ten steps.
@@ -104,10 +104,9 @@ def exact_duals(
         (tensor([1.5000, 0.5000, 0.0000]), tensor([1.0000, 0.5000, 0.0000]))
     """
     min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
-    pos_scores, neg_scores = as_float_tensor(pos_scores, "pos_scores"), as_float_tensor(neg_scores, "neg_scores")
-    for scores, name in ((pos_scores, "pos_scores"), (neg_scores, "neg_scores")):
-        check_scores(scores, name)
-        check_finite(scores, name)
+    pos_scores, neg_scores = check_scores(pos_scores, "pos_scores"), check_scores(neg_scores, "neg_scores")
+    check_finite(pos_scores, "pos_scores")
+    check_finite(neg_scores, "neg_scores")
     loss = get_surrogate(surrogate, margin, scale)
     if not loss.monotone:
         msg = (

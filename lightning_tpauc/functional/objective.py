@@ -1,4 +1,4 @@
-"""The exact objective that all methods of this package approximate, and the tail means that it consists of."""
+"""The exact objective that all methods of this package approximate, and how near it is to that of a constant model."""
 
 from __future__ import annotations
 
@@ -9,124 +9,19 @@ from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import (
-    as_float_tensor,
     check_rectangle,
     check_scores,
-    common_dtype,
     rankable,
-    widest_float,
 )
 from lightning_tpauc.functional.pairwise import (
-    TaskMasks,
-    ceil_count,
-    column,
     evaluate_pairs,
     floor_count,
-    highest,
-    masked_mean,
-    mean_excess,
 )
 from lightning_tpauc.functional.roc import sorted_ranks
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 
-# Pairs whose losses are ranked at once, where nothing but ranking them all will do.
-_BLOCK = 1 << 22
 # Scores of a class that tell enough of a ratio; more would take longer than the steps between two of its evaluations.
 _MOST_SORTED, _MOST_PAIRED = 2**16, 2**10
-
-
-@torch.no_grad()
-def tail_mean_loss(
-    pos_scores: Tensor,
-    neg_scores: Tensor,
-    max_fpr: float | Tensor = 0.5,
-    surrogate: str | Surrogate = "hinge",
-    margin: float = 1.0,
-    scale: float = 1.0,
-    masks: TaskMasks | None = None,
-) -> Tensor:
-    r"""The mean over all positives of the mean loss over the hardest :math:`\theta_1` share of the negatives.
-
-    .. math:: \frac{1}{n_+} \sum_i \min_s \Bigl( s + \frac{1}{\theta_1 n_-} \sum_j (\ell_{ij} - s)_+ \Bigr)
-
-    Where :math:`\theta_1 n_-` is no whole number, the last of the hardest negatives counts in part. The hardest are the
-    highest for a monotone surrogate, and each positive's own for another.
-
-    Args:
-        pos_scores: float tensor ``(n_pos,)``.
-        neg_scores: float tensor ``(n_neg,)``.
-        max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
-        surrogate: name or :class:`~lightning_tpauc.functional.Surrogate`.
-        margin: m of the hinge, square and ramp surrogates.
-        scale: factor inside the logistic surrogate.
-        masks: which scores of K labels are there; scores then have a leading K, and ``max_fpr`` may be a float64 tensor
-            ``(K,)``.
-
-    Returns:
-        Tensor ``()``, or ``(K,)`` for several labels, without a graph, in the dtype of the scores, at least float32.
-        Nothing waits for the device. Time is O(n log n) where sorting evaluates a monotone surrogate; the others take
-        all pairs, in blocks.
-
-    Raises:
-        ArgumentError: if an argument is malformed.
-
-    Example:
-        >>> pos, neg = torch.tensor([0.0, 1.0]), torch.tensor([0.5, -2.0, -0.25])
-        >>> tail_mean_loss(pos, neg, max_fpr=0.5)  # 1.5 negatives: (1.5 + 0.75 / 2) / 1.5 and (0.5 + 0) / 1.5
-        tensor(0.7917)
-    """
-    if masks is None:
-        _, max_fpr = check_rectangle(0.0, max_fpr)  # type: ignore[arg-type]  # a number, where there is one label
-        pos_scores, neg_scores = _both(pos_scores, neg_scores)
-    loss = get_surrogate(surrogate, margin, scale)
-    _, risk = tail_risk(in_double(pos_scores), in_double(neg_scores), max_fpr, loss, masks)
-    return masked_mean(risk, None if masks is None else masks.pos).to(common_dtype(pos_scores, neg_scores))
-
-
-def tail_risk(
-    pos: Tensor, neg: Tensor, theta: float | Tensor, loss: Surrogate, masks: TaskMasks | None = None
-) -> tuple[Tensor, Tensor]:
-    r"""Each positive's threshold :math:`s_i`, and its mean loss over the hardest share of the negatives.
-
-    The threshold is the :math:`\lceil \theta_1 n_- \rceil`-th largest loss, the mean
-    :math:`s_i + \frac{1}{\theta_1 n_-} \sum_j (\ell_{ij} - s_i)_+`; both ``(n_pos,)``.
-    """
-    share, neg_mask = 1.0, None if masks is None else masks.neg
-    if loss.monotone and masks is None:
-        # The other negatives exceed no threshold, so their terms are 0.
-        num_neg = neg.shape[-1]
-        rank = max(1, ceil_count(float(theta), num_neg))
-        neg, share = torch.topk(neg, rank, sorted=False).values, rank / num_neg
-        s = loss.value(neg.min() - pos)
-    elif loss.monotone:  # ranks are not known on the host, so all negatives stay
-        border = highest(neg, theta, neg_mask).clamp_min(torch.finfo(neg.dtype).min)
-        s = loss.value(border.unsqueeze(-1) - pos)
-    else:
-        s = _own_thresholds(pos, neg, theta, loss, neg_mask)
-    excess = mean_excess(pos, neg, s, loss, masks) * share
-    return s, s + excess / column(theta)
-
-
-def _own_thresholds(pos: Tensor, neg: Tensor, theta: float | Tensor, loss: Surrogate, mask: Tensor | None) -> Tensor:
-    """The thresholds where each positive has its own hardest negatives."""
-    if mask is not None:
-        pairs = loss.value(neg.unsqueeze(-2) - pos.unsqueeze(-1))
-        return highest(pairs, column(theta), mask.unsqueeze(-2).expand_as(pairs)).nan_to_num(neginf=0.0)
-    rank = max(1, ceil_count(float(theta), neg.shape[-1]))
-    rows = torch.split(pos, max(1, _BLOCK // neg.shape[-1]))
-    return torch.cat([torch.topk(loss.value(neg - row.unsqueeze(1)), rank).values[:, -1] for row in rows])
-
-
-def _both(pos_scores: Tensor, neg_scores: Tensor, *, allow_empty: bool = False) -> tuple[Tensor, Tensor]:
-    both = as_float_tensor(pos_scores, "pos_scores"), as_float_tensor(neg_scores, "neg_scores")
-    for scores, name in zip(both, ("pos_scores", "neg_scores"), strict=True):
-        check_scores(scores, name, allow_empty=allow_empty)
-    return both
-
-
-def in_double(scores: Tensor) -> Tensor:
-    """``scores`` in float64 where the device has it."""
-    return scores.to(widest_float(scores.device))
 
 
 def tpauc_objective(
@@ -173,7 +68,7 @@ def tpauc_objective(
         tensor(1.5000)
     """
     min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
-    pos_scores, neg_scores = _both(pos_scores, neg_scores)
+    pos_scores, neg_scores = check_scores(pos_scores, "pos_scores"), check_scores(neg_scores, "neg_scores")
     num_pos = _selected(1.0 - min_tpr, pos_scores.shape[0], f"min_tpr={min_tpr}", "positive")
     num_neg = _selected(max_fpr, neg_scores.shape[0], f"max_fpr={max_fpr}", "negative")
     lowest = _hardest(pos_scores, num_pos, largest=False)
@@ -215,7 +110,8 @@ def objective_ratio(
     """
     loss = get_surrogate(surrogate, margin, scale)
     most = _MOST_SORTED if loss.power is not None else _MOST_PAIRED
-    pos_scores, neg_scores = (_thinned(scores, most) for scores in _both(pos_scores, neg_scores, allow_empty=True))
+    pos_scores = _thinned(check_scores(pos_scores, "pos_scores", allow_empty=True), most)
+    neg_scores = _thinned(check_scores(neg_scores, "neg_scores", allow_empty=True), most)
     constant = loss.value(pos_scores.new_zeros(()))
     if not floor_count(1.0 - min_tpr, pos_scores.shape[0]) or not floor_count(max_fpr, neg_scores.shape[0]):
         return torch.full_like(constant, torch.nan)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -56,7 +56,11 @@ class TaskMasks(NamedTuple):
         return self if self.dual_neg is None else self._replace(neg=self.dual_neg)
 
 
-def column(x: float | Tensor) -> Any:
+@overload
+def column(x: Tensor) -> Tensor: ...
+@overload
+def column(x: float | Tensor) -> float | Tensor: ...
+def column(x: float | Tensor) -> float | Tensor:
     """One number for each label, ``(K,)``, as a column that broadcasts over its scores; a single number unchanged."""
     return x.unsqueeze(-1) if isinstance(x, Tensor) and x.ndim else x
 
@@ -331,9 +335,7 @@ def evaluate_pairs(
         pos, neg, s = _in_one_dtype(pos, neg, s)
         sums = _sums(pos.detach(), neg.detach(), _without_graph(s), loss, method, neg_mask)
         return Pairs(pos, neg, sums, neg_mask=neg_mask)
-    dual_neg = as_float_tensor(dual_neg_scores, "dual_neg_scores")
-    if masks is None:
-        check_scores(dual_neg, "dual_neg_scores")
+    dual_neg = check_scores(dual_neg_scores, "dual_neg_scores") if masks is None else dual_neg_scores
     pos, neg, s, dual_neg = _in_one_dtype(pos, neg, s, dual_neg)
     constants = pos.detach(), neg.detach(), _without_graph(s), dual_neg.detach()
     return Pairs(pos, neg, *_sums_and_dual_excess(*constants, loss, method, masks), neg_mask)
@@ -400,10 +402,8 @@ def _balanced(pos_grad: Tensor, neg_grad: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _checked(pos: Any, neg: Any, s: Any, masks: TaskMasks | None) -> tuple[Tensor, Tensor, Tensor]:
-    pos, neg = as_float_tensor(pos, "pos_scores"), as_float_tensor(neg, "neg_scores")
     if masks is None:
-        check_scores(pos, "pos_scores", allow_empty=True)
-        check_scores(neg, "neg_scores")
+        pos, neg = check_scores(pos, "pos_scores", allow_empty=True), check_scores(neg, "neg_scores")
     elif (masks.pos.shape, masks.neg.shape) != (pos.shape, neg.shape):
         msg = (
             f"Expected `masks` of the scores' shapes, {tuple(pos.shape)} and {tuple(neg.shape)}, but got "

@@ -18,13 +18,114 @@ import math
 import torch
 from torch import Tensor
 
-from lightning_tpauc.functional.pairwise import add_scaled, column, number
+from lightning_tpauc.functional.checks import check_rectangle, check_scores, common_dtype, widest_float
+from lightning_tpauc.functional.pairwise import (
+    TaskMasks,
+    add_scaled,
+    ceil_count,
+    column,
+    highest,
+    masked_mean,
+    mean_excess,
+    number,
+)
+from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 
 #: How fast the unit of the loss follows the batches: it forgets all but e^-1 of a value in 20 steps.
 _UNIT_RATE = 0.05
 #: The unit stays above this share of a constant model's loss: below it there is nothing left to learn, and a unit that
 #: went on to fall would leave global thresholds where they are, without end in units of the loss.
 _LEAST_UNIT = 1e-3
+# Pairs whose losses are ranked at once, where nothing but ranking them all will do.
+_BLOCK = 1 << 22
+
+
+@torch.no_grad()
+def tail_mean_loss(
+    pos_scores: Tensor,
+    neg_scores: Tensor,
+    max_fpr: float | Tensor = 0.5,
+    surrogate: str | Surrogate = "hinge",
+    margin: float = 1.0,
+    scale: float = 1.0,
+    masks: TaskMasks | None = None,
+) -> Tensor:
+    r"""The mean over all positives of the mean loss over the hardest :math:`\theta_1` share of the negatives.
+
+    .. math:: \frac{1}{n_+} \sum_i \min_s \Bigl( s + \frac{1}{\theta_1 n_-} \sum_j (\ell_{ij} - s)_+ \Bigr)
+
+    Where :math:`\theta_1 n_-` is no whole number, the last of the hardest negatives counts in part. The hardest are the
+    highest for a monotone surrogate, and each positive's own for another.
+
+    Args:
+        pos_scores: float tensor ``(n_pos,)``.
+        neg_scores: float tensor ``(n_neg,)``.
+        max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
+        surrogate: name or :class:`~lightning_tpauc.functional.Surrogate`.
+        margin: m of the hinge, square and ramp surrogates.
+        scale: factor inside the logistic surrogate.
+        masks: which scores of K labels are there; scores then have a leading K, and ``max_fpr`` may be a float64 tensor
+            ``(K,)``.
+
+    Returns:
+        Tensor ``()``, or ``(K,)`` for several labels, without a graph, in the dtype of the scores, at least float32.
+        Nothing waits for the device. Time is O(n log n) where sorting evaluates a monotone surrogate; the others take
+        all pairs, in blocks.
+
+    Raises:
+        ArgumentError: if an argument is malformed.
+
+    Example:
+        >>> pos, neg = torch.tensor([0.0, 1.0]), torch.tensor([0.5, -2.0, -0.25])
+        >>> tail_mean_loss(pos, neg, max_fpr=0.5)  # 1.5 negatives: (1.5 + 0.75 / 2) / 1.5 and (0.5 + 0) / 1.5
+        tensor(0.7917)
+    """
+    if masks is None:
+        _, max_fpr = check_rectangle(0.0, max_fpr)  # type: ignore[arg-type]  # a number, where there is one label
+        pos_scores = check_scores(pos_scores, "pos_scores")
+        neg_scores = check_scores(neg_scores, "neg_scores")
+    loss = get_surrogate(surrogate, margin, scale)
+    _, risk = tail_risk(in_double(pos_scores), in_double(neg_scores), max_fpr, loss, masks)
+    return masked_mean(risk, None if masks is None else masks.pos).to(common_dtype(pos_scores, neg_scores))
+
+
+def tail_risk(
+    pos: Tensor, neg: Tensor, theta: float | Tensor, loss: Surrogate, masks: TaskMasks | None = None
+) -> tuple[Tensor, Tensor]:
+    r"""Each positive's threshold :math:`s_i`, and its mean loss over the hardest share of the negatives.
+
+    The threshold is the :math:`\lceil \theta_1 n_- \rceil`-th largest loss, the mean
+    :math:`s_i + \frac{1}{\theta_1 n_-} \sum_j (\ell_{ij} - s_i)_+`; both ``(n_pos,)``.
+    """
+    share, neg_mask = 1.0, None if masks is None else masks.neg
+    if loss.monotone and masks is None:
+        # The other negatives exceed no threshold, so their terms are 0.
+        num_neg = neg.shape[-1]
+        rank = max(1, ceil_count(float(theta), num_neg))
+        neg, share = torch.topk(neg, rank, sorted=False).values, rank / num_neg
+        s = loss.value(neg.min() - pos)
+    elif loss.monotone:  # ranks are not known on the host, so all negatives stay
+        border = highest(neg, theta, neg_mask).clamp_min(torch.finfo(neg.dtype).min)
+        s = loss.value(border.unsqueeze(-1) - pos)
+    else:
+        s = _own_thresholds(pos, neg, theta, loss, neg_mask)
+    excess = mean_excess(pos, neg, s, loss, masks) * share
+    return s, s + excess / column(theta)
+
+
+def _own_thresholds(pos: Tensor, neg: Tensor, theta: float | Tensor, loss: Surrogate, mask: Tensor | None) -> Tensor:
+    """The thresholds where each positive has its own hardest negatives."""
+    if mask is not None:
+        pairs = loss.value(neg.unsqueeze(-2) - pos.unsqueeze(-1))
+        return highest(pairs, column(theta), mask.unsqueeze(-2).expand_as(pairs)).nan_to_num(neginf=0.0)
+    rank = max(1, ceil_count(float(theta), neg.shape[-1]))
+    rows = torch.split(pos, max(1, _BLOCK // neg.shape[-1]))
+    return torch.cat([torch.topk(loss.value(neg - row.unsqueeze(1)), rank).values[:, -1] for row in rows])
+
+
+def in_double(scores: Tensor) -> Tensor:
+    """``scores`` in float64 where the device has it."""
+    return scores.to(widest_float(scores.device))
 
 
 def loss_unit_step(unit: Tensor, batch_loss: Tensor, constant_loss: float) -> Tensor:

@@ -323,7 +323,7 @@ class NoDouble(TorchDispatchMode):
 @pytest.fixture
 def no_double(monkeypatch):
     """All code of several tasks believes that it runs on Apple's GPUs."""
-    for module in ("functional.pairwise", "functional.objective", "algorithms.base"):
+    for module in ("functional.pairwise", "functional.staco", "algorithms.base"):
         monkeypatch.setattr(f"lightning_tpauc.{module}.widest_float", lambda _: widest_float(torch.device("mps")))
 
 

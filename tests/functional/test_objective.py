@@ -16,7 +16,7 @@ from lightning_tpauc.functional import (
     tail_mean_loss,
     tpauc_objective,
 )
-from lightning_tpauc.functional.objective import tail_risk
+from lightning_tpauc.functional.staco import tail_risk
 from tests.helpers.tolerances import assert_close
 from tests.reference.objective import cvar_objective, fractions_of, minimal_inner, objective_loops
 from tests.reference.pairwise import LOSSES, loss_matrix
