@@ -384,17 +384,16 @@ def with_gradients(value: Tensor, pos: Tensor, neg: Tensor, pos_grad: Tensor, ne
 def _balanced(pos_grad: Tensor, neg_grad: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients that sum up to 0 in any order of adding: a shift of all scores changes no pair.
 
-    Rounding leaves some 1e-9 in place of the 0, and Adam, which divides a gradient by its size, makes full steps of the
-    last layer's bias of that. So the gradients become multiples of a power of 2, large enough for every sum of them to
-    be exact. Of many examples too few digits would be left. Double precision needs none of it: its rest is far below
-    Adam's `eps`.
+    Rounding leaves a rest in place of the 0, and Adam, which divides a gradient by its size, makes steps of the last
+    layer's bias of that; a proximal term makes full ones of the smallest. So the gradients become multiples of a power
+    of 2, large enough for every sum of them to be exact. Of many examples too few digits would be left.
     """
-    num_pos, on_grid = pos_grad.shape[-1], pos_grad.dtype == torch.float32 and pos_grad.device.type != "mps"
-    joint = torch.cat([pos_grad, neg_grad], -1)
-    if not on_grid or joint.shape[-1] > _MOST_BALANCED:
+    num_pos, joint = pos_grad.shape[-1], torch.cat([pos_grad, neg_grad], -1)
+    if joint.device.type == "mps" or joint.shape[-1] > _MOST_BALANCED:  # without doubles
         return pos_grad, neg_grad
-    # What is added to a number this large keeps 24 bits: a double has 53.
-    large = torch.linalg.vector_norm(joint, 1, dim=-1, keepdim=True, dtype=torch.float64) * 2.0**29
+    # What is added to a number this large keeps 24 bits, or 51 of those of a double, which has 53.
+    room = 2.0**29 if joint.dtype == torch.float32 else 2.0
+    large = torch.linalg.vector_norm(joint, 1, dim=-1, keepdim=True, dtype=torch.float64) * room
     sums = torch.nn.functional.pad(joint, (1, 0)).cumsum(-1, dtype=torch.float64).add_(large).sub_(large)
     sums[..., -1] = 0.0  # rounding the sums and not the terms keeps the sums right
     balanced = sums.diff().to(joint.dtype)
