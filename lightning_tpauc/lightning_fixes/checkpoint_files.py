@@ -60,11 +60,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         try:
             with replacing(Path(path)) as file:
                 torch.save(checkpoint, file)
-        except (OSError, RuntimeError) as error:  # torch's writer makes a RuntimeError of a full disk
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).partition("\n")[0]
+        except (OSError, RuntimeError) as error:
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, OSError):
+                cause = cause.__context__  # torch's writer makes another error of a full disk
+            if cause is None:
+                raise
             msg = (
-                f"The checkpoint {str(path)!r} can't be written: {reason}. Nothing that was there has changed. Make "
-                "room, or save elsewhere: `dirpath` of ModelCheckpoint, `default_root_dir` of the Trainer."
+                f"The checkpoint {str(path)!r} can't be written: {cause.strerror or cause}. Nothing that was there "
+                "has changed. Make room, or save elsewhere: `dirpath` of ModelCheckpoint, `default_root_dir` of the Trainer."
             )
             raise CheckpointError(msg) from error
 

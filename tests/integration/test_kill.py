@@ -170,7 +170,9 @@ def test_a_full_disk_is_one_line(tmp_path):
 
     def save():
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-        with pytest.raises(CheckpointError, match=r"^The checkpoint '.*last.ckpt' can't be written: [^\n]*$"):
+        with pytest.raises(
+            CheckpointError, match=r"^The checkpoint '.*last.ckpt' can't be written: File too large\. [^\n]*$"
+        ):
             AtomicCheckpointIO().save_checkpoint({"weights": torch.ones(200_000)}, tmp_path / "last.ckpt")
 
     child = multiprocessing.get_context("fork").Process(target=save)
