@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Trainer
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -54,6 +55,11 @@ def world_size() -> int:
 def rank() -> int:
     """Rank of this process; 0 without a process group."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def starts_processes(trainer: Trainer) -> bool:
+    """Whether the Trainer works on copies of the module in processes that end with the run (spawned or forked)."""
+    return isinstance(getattr(trainer.strategy, "launcher", None), _MultiProcessingLauncher)
 
 
 #: Seconds that a process waits at its end for collectives that another rank may never join.

@@ -143,7 +143,7 @@ USED = {
         lambda t: t.fit_loop,
         "a data module of the other package is taken for a loader, with an AttributeError of its `__str__`",
     ),
-    ("lightning_fixes.unsupported", "_MultiProcessingLauncher"): (
+    ("distributed", "_MultiProcessingLauncher"): (
         lambda _: launchers,
         "a training in processes of its own leaves no threshold",
     ),

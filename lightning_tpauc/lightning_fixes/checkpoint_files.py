@@ -67,8 +67,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             if cause is None:
                 raise
             msg = (
-                f"The checkpoint {str(path)!r} can't be written: {cause.strerror or cause}. Nothing that was there "
-                "has changed. Make room, or save elsewhere: `dirpath` of ModelCheckpoint, `default_root_dir` of the Trainer."
+                f"The checkpoint {str(path)!r} can't be written: {cause.strerror or cause}. What was there has not "
+                "changed. Make room, or save elsewhere: `dirpath` of ModelCheckpoint, `default_root_dir` of the Trainer."
             )
             raise CheckpointError(msg) from error
 

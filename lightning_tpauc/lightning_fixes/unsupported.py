@@ -23,7 +23,6 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
-from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.strategies.xla import XLAStrategy
 from lightning.pytorch.trainer.connectors.logger_connector.result import warning_cache
 from lightning.pytorch.trainer.states import TrainerFn
@@ -194,11 +193,6 @@ def _check_saving(trainer: Trainer, callback: ModelCheckpoint) -> None:
             "file that is replaced at once, or save under a new name each time (`save_top_k=-1`).",
             category=TPAUCWarning,
         )
-
-
-def starts_processes(trainer: Trainer) -> bool:
-    """Whether the Trainer works on copies of the module in processes that end with the run (spawned or forked)."""
-    return isinstance(getattr(trainer.strategy, "launcher", None), _MultiProcessingLauncher)
 
 
 def log_replicated(module: LightningModule, name: str, value: Tensor, *, prog_bar: bool = False) -> None:

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import CombinedLoader, rank_zero_info, rank_zer
 from torch import Tensor
 from typing_extensions import override
 
-from lightning_tpauc.distributed import gather_objects
+from lightning_tpauc.distributed import gather_objects, starts_processes
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
 from lightning_tpauc.functional.calibration import (
     Calibration,
@@ -32,7 +32,7 @@ from lightning_tpauc.functional.operating_points import (
     decision_threshold,
     exact_interval,
 )
-from lightning_tpauc.lightning_fixes.unsupported import log_replicated, starts_processes
+from lightning_tpauc.lightning_fixes.unsupported import log_replicated
 from lightning_tpauc.metrics import TwoWayPartialAUROC
 from lightning_tpauc.metrics.reporting import IGNORED
 from lightning_tpauc.scoring.evaluation import evaluation_of

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.data.datamodule import SAMPLING_ARGUMENTS
-from lightning_tpauc.distributed import gather_objects, rank, reshard, whole, world_size
+from lightning_tpauc.distributed import gather_objects, rank, reshard, starts_processes, whole, world_size
 from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.lightning_fixes.plain_values import make_plain
@@ -35,7 +35,6 @@ from lightning_tpauc.lightning_fixes.resuming import (
     continue_loops,
     mark_validation_pending,
 )
-from lightning_tpauc.lightning_fixes.unsupported import starts_processes
 from lightning_tpauc.scoring.forward import ScoringModel
 from lightning_tpauc.scoring.labels import Labels, by_position, listed
 from lightning_tpauc.scoring.operating_point import recorded_point
@@ -81,9 +80,9 @@ def save(module: ScoringModel, checkpoint: dict[str, Any], trainer: Trainer | No
     if not alone:
         agree_on_statistics(module, average)  # the file holds rank 0's statistics for all ranks
         _refresh_statistics(module, checkpoint["state_dict"])
-    problem = diagnose(module, only_if_broken=True)
-    if problem:
-        raise NonFiniteError(problem)
+    finite = all(bool(torch.isfinite(whole(p.detach())).all()) for p in module.parameters())
+    if not finite or algorithm.non_finite_states():
+        raise NonFiniteError(diagnose(module))
     _publish_evaluation_weights(module, average, checkpoint["state_dict"])
     if "callbacks" not in checkpoint or not trainer.optimizers:  # weights alone, or of a Trainer that only evaluates
         return
@@ -163,7 +162,8 @@ def _publish_evaluation_weights(model: nn.Module, average: IterateAverage, state
 def _negatives(trainer: Trainer, batches_seen: int, *, alone: bool) -> list[Any] | None:
     """The position of each rank in its part of a stream of negatives; ``None`` if there is no stream."""
     datamodule: Any = getattr(trainer, "datamodule", None)
-    own = datamodule.negatives_state(batches_seen) if hasattr(datamodule, "negatives_state") else None
+    streams = getattr(datamodule, "negatives", None) is not None and hasattr(datamodule, "negatives_state")
+    own = datamodule.negatives_state(batches_seen) if streams else None
     return None if own is None else gather_objects(own, alone=alone)
 
 

@@ -523,13 +523,11 @@ def _end(children: list[subprocess.Popen[bytes]]) -> None:
             child.kill()  # a process that waits in a collective ignores SIGTERM
 
 
-def diagnose(module: ScoringModel, *, only_if_broken: bool = False) -> str:
-    """Say what is not finite and what to change; empty with ``only_if_broken`` if nothing is."""
+def diagnose(module: ScoringModel) -> str:
+    """Say what is not finite and what to change."""
     algorithm = module.algorithm
     broken = algorithm.non_finite_states()
     weights = [name for name, p in module.named_parameters() if not bool(torch.isfinite(whole(p.detach())).all())]
-    if only_if_broken and not broken and not weights:
-        return ""
     begin = f"Not finite after {module.training_state.batches_seen} steps:"
     sizes = sorted({algorithm.step_sizes[name] for name in broken if name in algorithm.step_sizes})
     lower = " and ".join(f"`{name}`" for name in sizes)
