@@ -68,7 +68,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 raise
             msg = (
                 f"The checkpoint {str(path)!r} can't be written: {cause.strerror or cause}. What was there has not "
-                "changed. Make room, or save elsewhere: `dirpath` of ModelCheckpoint, `default_root_dir` of the Trainer."
+                "changed. Make room, or save elsewhere: `ModelCheckpoint(dirpath=...)`, `Trainer(default_root_dir=...)`."
             )
             raise CheckpointError(msg) from error
 
