@@ -67,8 +67,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             if cause is None:
                 raise
             msg = (
-                f"The checkpoint {str(path)!r} can't be written: {cause.strerror or cause}. What was there has not "
-                "changed. Make room, or save elsewhere: `ModelCheckpoint(dirpath=...)`, `Trainer(default_root_dir=...)`."
+                f"The checkpoint {str(path)!r} can't be written: {cause.strerror or cause}. What was there has "
+                "not changed. Make room, or save elsewhere: `dirpath` of ModelCheckpoint, or another path."
             )
             raise CheckpointError(msg) from error
 
