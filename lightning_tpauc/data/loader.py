@@ -183,9 +183,11 @@ class _TrainBatches(Dataset[PosNegBatch]):
 
 def batch_of(plan: BatchPlan, inputs: Any) -> PosNegBatch:
     """The batch of a plan, whose inputs were read."""
-    masks = None
+    masks: TaskMasks | None = None
     if plan.masks is not None:
-        masks = TaskMasks(*(None if mask is None else torch.from_numpy(mask) for mask in plan.masks))
+        pos, neg, dual = plan.masks
+        dual_neg = None if dual is None else torch.from_numpy(dual)
+        masks = TaskMasks(torch.from_numpy(pos), torch.from_numpy(neg), dual_neg)
     return PosNegBatch(inputs, torch.from_numpy(plan.index), *plan.sizes, shares=plan.shares, masks=masks)
 
 

@@ -106,6 +106,17 @@ class BatchPlan(NamedTuple):
     masks: PlannedMasks | None = None
 
 
+def _plan(
+    step: int,
+    rows: Indices,
+    index: Indices,
+    shares: tuple[BatchSizes, ...],
+    world: World,
+    masks: PlannedMasks | None = None,
+) -> BatchPlan:
+    return BatchPlan(step, rows, index, shares[world.rank], shares if world.size > 1 else None, masks)
+
+
 @dataclass(frozen=True)
 class BatchIndices:
     """Batches of ``size`` distinct numbers out of ``range(n)``, pass after pass, each pass in a new random order.
@@ -482,22 +493,17 @@ class PosNegSampler(BatchSampler):
 
     def _message_of_labels(self, rows: LabelRows, world_size: int, asked: bool) -> str | None:
         chosen, each = self.in_play(world_size)
-        share = self.sizes.num_pos * world_size // chosen
-        few = [f"{rows.names[k]!r} ({each[k]})" for k in np.flatnonzero(each < share)]
-        seen = self.global_sizes(world_size).num_neg / len(self.negatives)
+        share, num_neg = self.sizes.num_pos * world_size // chosen, self.global_sizes(world_size).num_neg
+        few = [f"{rows.names[k]!r} ({each[k]})" for k in np.flatnonzero(each < share) if asked]
+        seen = num_neg / len(self.negatives)
         rare = [repr(name) for name, count in zip(rows.names, rows.num_negatives, strict=True) if count * seen < 1]
-        messages = []
-        if few and asked:
-            messages.append(
-                f"A label gets up to {share} positives of a step. These labels have fewer, so a step takes all of "
-                f"them: {_first(few)}."
-            )
-        if rare:
-            messages.append(
-                "Not every step has a known negative of these labels, and leaves them out if it has none: "
-                f"{_first(rare)}. Raise `num_neg`, or leave these columns out."
-            )
-        return " ".join(messages) or None
+        messages = [
+            f"A label gets up to {share} positives of a step. These labels have fewer, so a step takes all of them: "
+            f"{_first(few)}.",
+            "Not every step has a known negative of these labels, and leaves them out if it has none: "
+            f"{_first(rare)}. Raise `num_neg`, or leave these columns out.",
+        ]
+        return " ".join(message for message, names in zip(messages, (few, rare), strict=True) if names) or None
 
     def block(self, start: int, stop: int, world: World) -> Iterator[BatchPlan]:
         """See :meth:`BatchSampler.block`."""
@@ -516,7 +522,7 @@ class PosNegSampler(BatchSampler):
         rows = np.hstack([self.positives[index], negatives]).astype(np.int64)
         shares = shares_of(totals, world)
         for step, its_rows, its_index in zip(range(start, stop), rows, index, strict=True):
-            yield BatchPlan(step, its_rows, its_index, shares[world.rank], shares if world.size > 1 else None)
+            yield _plan(step, its_rows, its_index, shares, world)
 
     def _plans_of_labels(
         self, rows: LabelRows, totals: BatchSizes, negatives: Indices, start: int, world: World
@@ -528,10 +534,10 @@ class PosNegSampler(BatchSampler):
         labels, first, last = circle[places], int(visits[0, 0]), int(visits[-1, -1]) + 1
         # for each label, the positions that its visits draw, (K, visits, most); -1 pads
         drawn = np.full((num_labels, last - first, int(each.max())), -1)
-        for label, (positives, size) in enumerate(zip(rows.positives, each.tolist(), strict=True)):
-            purpose = Purpose.LABEL_POSITIVES * _MAX_LABELS + label
-            drawn[label, :, :size] = BatchIndices(len(positives), size, self.seed, purpose).batches(first, last)
-        ends = np.cumsum([0, *rows.num_positives])
+        for k, (count, size) in enumerate(zip(rows.num_positives, each.tolist(), strict=True)):
+            purpose = Purpose.LABEL_POSITIVES * _MAX_LABELS + k
+            drawn[k, :, :size] = BatchIndices(count, size, self.seed, purpose).batches(first, last)
+        ends, positives = np.cumsum([0, *rows.num_positives]), np.concatenate(rows.positives)
         for step, its_labels, neg in zip(range(start, stop), labels, negatives, strict=True):
             positions = drawn[its_labels, visits[step - start] - first]
             there = positions >= 0
@@ -543,14 +549,8 @@ class PosNegSampler(BatchSampler):
             index[label, np.arange(num_pos)], is_drawn[label, np.arange(num_pos)] = position, True
             is_neg = np.ascontiguousarray(rows.labels[neg].T) == 0
             dual = is_neg[:, num_neg:] if totals.num_dual_neg else None
-            its_rows = np.concatenate([self._flat[ends[label] + position], neg])
-            masks = PlannedMasks(is_drawn, is_neg[:, :num_neg], dual)
-            yield BatchPlan(step, its_rows, index, shares[world.rank], shares if world.size > 1 else None, masks)
-
-    @cached_property
-    def _flat(self) -> Indices:
-        """Rows of the positives of all labels, one label after the other."""
-        return np.concatenate(self.label_rows.positives if self.label_rows is not None else [self.positives])
+            its_rows = np.concatenate([positives[ends[label] + position], neg])
+            yield _plan(step, its_rows, index, shares, world, PlannedMasks(is_drawn, is_neg[:, :num_neg], dual))
 
 
 class UniformSampler(BatchSampler):
@@ -591,7 +591,7 @@ class UniformSampler(BatchSampler):
             else:
                 shares = shares_of(BatchSizes(total, total), world)
                 rows, index, masks = _masked(self.label_rows, self.label_rows.measured[numbers])
-            yield BatchPlan(step, rows, index, shares[world.rank], shares if world.size > 1 else None, masks)
+            yield _plan(step, rows, index, shares, world, masks)
 
     def _parts(self, numbers: Indices, world: World) -> tuple[tuple[BatchSizes, ...], Indices, Indices]:
         """Shares, rows and index of one label. Positives have the lowest numbers, so a number gives its class."""
@@ -631,8 +631,7 @@ class FullSampler(BatchSampler):
         shares, pos = shares_of(totals, world), slice_of(totals.num_pos, world)
         rows = np.concatenate([self.positives[pos], self.negatives[slice_of(totals.num_neg, world)]]).astype(np.int64)
         for step in range(start, stop):
-            everyone = shares if world.size > 1 else None
-            yield BatchPlan(step, rows, np.arange(pos.start, pos.stop), shares[world.rank], everyone)
+            yield _plan(step, rows, np.arange(pos.start, pos.stop), shares, world)
 
 
 #: The samplers that a data module's ``sampling`` names.

@@ -165,7 +165,7 @@ class _Generator(NamedTuple):
     """One of the global generators that augmentations draw from."""
 
     get: Callable[[], Any]
-    set: Callable[[Any], None]
+    set: Callable[[Any], Any]
     seed: Callable[[int], Any]
     same: Callable[[Any, Any], bool]
 
