@@ -48,7 +48,6 @@ from lightning_tpauc.scoring.forward import (
 )
 from lightning_tpauc.scoring.labelled_data import inputs_to_predict
 from lightning_tpauc.scoring.labels import check_label_settings
-from lightning_tpauc.scoring.operating_point import OperatingPoint
 from lightning_tpauc.training.checkpoint import (
     STEP,
     give_back,
@@ -128,8 +127,13 @@ class TPAUCModule(ScoringModel):
         torch.Size([4, 1])
     """
 
-    #: What the model decides by; see :class:`~lightning_tpauc.DecisionThreshold`.
-    operating_point: OperatingPoint | None = None
+    backbone: Any
+    optimizer_factory: Any
+    scheduler_factory: Any
+    lr_scheduler_interval: Literal["epoch", "step"]
+    training_state: TrainingState
+    _activation_checked: bool
+    _inherits_forward: bool
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -163,6 +167,7 @@ class TPAUCModule(ScoringModel):
         # a copy, since it keeps this model's state
         algorithm = STACO() if algorithm is None else copy.deepcopy(algorithm)
         algorithm.score_slope = slope_of(score_activation, algorithm)
+        activation = "identity" if algorithm.takes_logits else score_activation
         makes_its_own = type(self).algorithm_scores is not TPAUCModule.algorithm_scores
         ours = {
             "algorithm": algorithm,
@@ -183,15 +188,11 @@ class TPAUCModule(ScoringModel):
             "warmup": require_range("warmup", warmup, 0.0, 1.0),
             "_activation_checked": False,
             "_inherits_forward": backbone is None and _mixed_in(self, "forward") is not None,
-            "_objective_activation": None
-            if makes_its_own
-            else "identity"
-            if algorithm.takes_logits
-            else score_activation,
+            "_objective_activation": None if makes_its_own else activation,
             "_reported": (as_rectangles(rectangles), log_objective, further_metrics(metrics)),
             **({"backbone": backbone} if backbone is not None else {}),
         }
-        refuse_taken(self, (*ours, "threshold"))
+        refuse_taken(self, (*ours, "operating_point", "threshold"))
         self.automatic_optimization = False
         for name, value in ours.items():
             setattr(self, name, value)
@@ -246,7 +247,8 @@ class TPAUCModule(ScoringModel):
 
     def joint_scores(self, batch: PosNegBatch) -> GatheredScores:
         """One forward pass over the joint batch, then the scores of all ranks."""
-        scores, index = self.algorithm_scores(batch.inputs), batch.index
+        scores: Tensor = self.algorithm_scores(batch.inputs)
+        index: Any = batch.index
         if not isinstance(index, Tensor) or index.dtype != torch.int64:
             index = as_index(index, scores.device)
         if batch.masks is not None:
@@ -277,7 +279,7 @@ class TPAUCModule(ScoringModel):
         """
         if not isinstance(batch, PosNegBatch):
             check_training_batch(batch)
-        state: TrainingState = self.training_state
+        state = self.training_state
         if state.average is None:
             _require_callbacks(self)
         optimizer = _single_optimizer(self)

@@ -35,7 +35,7 @@ ONLY = {
     "distributed": {"errors", "functional"},
     "algorithms": {"errors", "functional"},
     "data": {"distributed", "errors", "extras", "files", "functional"},
-    "models": {"errors", "extras"},
+    "models": {"errors", "extras", "functional"},
 }
 
 LIGHTNING = {"lightning", "lightning_fabric", "lightning_utilities", "pytorch_lightning"}

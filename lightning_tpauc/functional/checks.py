@@ -162,8 +162,7 @@ def as_index(index: Any, device: torch.device | None = None) -> Tensor:
     """
     positions = as_tensor(index, "index", device)
     if positions.dtype == torch.bool or positions.is_floating_point() or positions.is_complex():
-        kind = "None" if index is None else positions.dtype
-        msg = f"Expected `index` to hold integers, but got {kind}. Pass positions, as of `mask.nonzero()`."
+        msg = f"Expected `index` to hold integers, but got {positions.dtype}. Pass positions, as of `mask.nonzero()`."
         raise ArgumentError(msg)
     return positions.long()
 

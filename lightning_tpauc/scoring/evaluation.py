@@ -350,7 +350,7 @@ class AreaWarnings:
     ) -> None:
         """Name the labels without an area, and those whose area is 0."""
         fits, name = module.trainer.state.fn == TrainerFn.FITTING, f"{metrics.prefix}tpauc"
-        areas = {key: values[f"{name}/{key}"] for key in metrics.keys}
+        areas = {key: values[f"{name}/{key}"] for key in metrics.keys or ()}
         unknown = [key for key, area in areas.items() if math.isnan(area) and f"{name}{suffix} {key}" not in self._said]
         if fits:
             self._said.update(f"{name}{suffix} {key}" for key in unknown)

@@ -310,8 +310,9 @@ class StageCallback(Callback):
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Put the last iterate back if a validation fails."""
+        state: TrainingState = pl_module.training_state  # type: ignore[assignment]
         self._silent_saving.end()
-        pl_module.training_state.restore_last_iterate()
+        state.restore_last_iterate()
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -434,7 +435,7 @@ def _give_shapes(trainer: Trainer, module: ScoringModel) -> None:
     if not any(is_lazy(parameter) for parameter in module.parameters()):
         return
     datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
-    loader = trainer.train_dataloader if datamodule is None else datamodule.train_dataloader()
+    loader: Any = trainer.train_dataloader if datamodule is None else datamodule.train_dataloader()
     with isolate_rng(), evaluation_mode(module):
         for batch in device_batches(module, islice(loader, 1), "Looking at a batch", 1):
             check_training_batch(batch)
