@@ -101,7 +101,7 @@ def test_batches_may_number_their_positives_in_any_integer_dtype(dtype):
 
 def test_positives_without_numbers_are_refused():
     batches = [batch._replace(index=None) for batch in make_batches(1)[0]]
-    with pytest.raises(ArgumentError, match="Expected `index` to hold .* but got a NoneType"):
+    with pytest.raises(ArgumentError, match=r"Expected `index` to hold .* but got a NoneType"):
         make_trainer().fit(make_module(staco(), sgd(0.05)), loader(batches))
 
 
