@@ -291,7 +291,7 @@ def _candidates(pos: Tensor, neg: Tensor) -> _Curve:
 
     A score that negatives alone have is no candidate: the next higher one finds as many positives with fewer alarms.
     """
-    values = torch.cat([pos.unique(), torch.tensor([math.inf], dtype=torch.float64)]).unique()
+    values = torch.unique(torch.cat([pos, pos.new_tensor([math.inf])]))
     # how many of the values an example reaches; infinity is reached by infinite scores alone
     reached = [torch.bucketize(scores, values, right=True) for scores in (pos, neg)]
     tp, fp = (each.bincount(minlength=values.shape[0] + 1)[1:].flip(0).cumsum(0) for each in reached)

@@ -73,6 +73,8 @@ class TwoWayPartialAUROC(ScoreMetric):
     plot_lower_bound = 0.0
     plot_upper_bound = 1.0
     num_nan: Tensor
+    min_tpr: float
+    max_fpr: float
 
     def __init__(
         self,

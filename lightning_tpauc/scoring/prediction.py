@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from operator import index
 from pathlib import Path
@@ -156,10 +157,10 @@ class PredictionWriter(Callback):
                 "written."
             )
             rank_zero_warn(text, category=TPAUCWarning)
-        kept = {name: column[order][first] for name, column in columns.items()}
-        named = {"example_id": kept.pop("example_id")}
+        kept: dict[str, Any] = {name: column[order][first] for name, column in columns.items()}
+        named: dict[str, Any] = {"example_id": kept["example_id"]}
         if self._ids is not None:
-            kept = {"id": [str(self._ids[k]) for k in named["example_id"].tolist()], **kept}
+            named["id"] = [str(self._ids[k]) for k in kept["example_id"].tolist()]
         with replacing(self.path) as file:
             _WRITERS[self.path.suffix.lower()](file, {**named, **kept})
 
@@ -173,9 +174,7 @@ def _write_csv(file: IO[bytes], columns: Mapping[str, Any]) -> None:
 
 
 def _write_parquet(file: IO[bytes], columns: Mapping[str, Any]) -> None:
-    import pyarrow
-    from pyarrow import parquet
-
+    pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     arrays = {
         name: pyarrow.array(
             values.numpy() if isinstance(values, Tensor) else values,

@@ -82,12 +82,6 @@ def test_ignored_rows_are_not_drawn():
     assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
 
 
-def test_a_missing_class_gives_nan_and_a_warning():
-    with pytest.warns(TPAUCWarning, match="no negative example"):
-        result = bootstrap_interval(torch.rand(4), torch.ones(4, dtype=torch.int64))
-    assert all(end.isnan() and end.dtype == torch.float64 and end.shape == () for end in result)
-
-
 def test_unchecked_nan_gives_nan_and_a_warning():
     scores, target = normal_scores(5, 7, seed=0)
     scores[0] = math.nan

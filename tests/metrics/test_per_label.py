@@ -1,8 +1,6 @@
 """Several labels, some of them unmeasured, and several classes: a value each, and their average."""
 
-import copy
 import math
-import pickle
 import warnings
 
 import numpy as np
@@ -10,8 +8,6 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score, roc_curve
 from torchmetrics import MetricCollection
-from torchmetrics.utilities.enums import ClassificationTask
-from torchmetrics.wrappers import ClasswiseWrapper
 
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.functional import (
@@ -170,20 +166,6 @@ def test_nan_of_one_label_leaves_the_others(thresholds):
 # ---------------------------------------------------------------- which class, and which arguments
 
 
-def test_copies_and_subclasses_keep_the_task():
-    class Mine(TwoWayPartialAUROC):
-        def __init__(self, name):
-            super().__init__(0.2, 0.9)
-            self.name = name
-
-    assert (Mine("mine").name, type(copy.deepcopy(Mine("mine")))) == ("mine", Mine)
-    for task, number in [("multilabel", "num_labels"), (ClassificationTask.MULTICLASS, "num_classes")]:
-        metric = TwoWayPartialAUROC(0.3, [0.8, 0.7], task=task, average="weighted", ignore_index=-5, **{number: 2})
-        for copied in (metric, metric.clone(), pickle.loads(pickle.dumps(metric))):  # noqa: S301  # our own
-            assert copied.rectangles == [(0.3, 0.8), (0.3, 0.7)]
-            assert (copied.average, copied.ignore_index, getattr(copied, number)) == ("weighted", -5, 2)
-
-
 LABELS = {"task": "multilabel", "num_labels": 3}
 CLASSES = {"task": "multiclass", "num_classes": 3}
 
@@ -296,15 +278,6 @@ def test_metrics_that_leave_out_other_classes_in_one_collection(thresholds):
     assert torch.equal(values["all"], of_classes(scores[order], target[order], **options))
 
 
-def test_names_come_from_the_classwise_wrapper():
-    scores, with_nan, _ = scored()
-    metric = ClasswiseWrapper(label_metric(K, average=None), labels=["a", "b", "c", "d"])
-    values = filled(metric, (scores, with_nan)).compute()
-    expected = of_labels(scores, with_nan, average=None)
-    assert list(values) == [f"twowaypartialauroc_{name}" for name in "abcd"]
-    assert torch.equal(torch.stack(list(values.values())), expected)
-
-
 # ---------------------------------------------------------------- curves
 
 
@@ -339,16 +312,6 @@ def test_a_curve_and_a_value_for_each_label(pyplot, thresholds):
     drawn = [line.get_xydata() for line in axes.lines[1:]]
     for curve, fpr, tpr in zip(drawn, *metric.roc()[:2], strict=True):
         assert torch.equal(torch.as_tensor(curve), torch.stack([fpr, tpr], dim=1))
-
-
-def test_many_curves_and_a_label_without_a_class(pyplot):
-    target = (torch.arange(24).reshape(2, 12) % 2).T.repeat(1, 6)
-    target[:, 5] = 0
-    metric = filled(label_metric(12), (torch.rand(12, 12), target))
-    figure, axes = metric.plot()
-    figure.canvas.draw()
-    assert "Label 5: nan" in {text.get_text() for text in axes.get_legend().get_texts()}
-    assert len({tuple(line.get_color()) for line in axes.lines[1:]}) == 12
 
 
 def test_values_of_labels_keep_quiet_and_make_python_repeat_no_warning():

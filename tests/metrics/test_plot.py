@@ -107,9 +107,3 @@ def test_several_values_in_any_container(metric, several):
     _, ax = metric.plot(several)
     drawn = [float(y) for line in ax.lines for y in line.get_ydata()]
     assert drawn == pytest.approx([0.2, 0.4])
-
-
-@pytest.mark.parametrize("one", [0.125, np.float32(0.125), torch.tensor([0.125])])
-def test_one_value_of_any_kind(one):
-    _, ax = filled().plot(one)
-    assert "TPAUC = 0.125" in {text.get_text() for text in ax.get_legend().get_texts()}

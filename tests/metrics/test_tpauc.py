@@ -32,13 +32,6 @@ def filled(metric, parts):
 # ---------------------------------------------------------------- values
 
 
-def test_labels_outside_int8_do_not_wrap_into_a_class():
-    scores, target = joined(batches())
-    padded = torch.where(torch.arange(100) % 3 == 0, 256, target)
-    metric = filled(TwoWayPartialAUROC(ignore_index=256), [(scores, padded)])
-    assert torch.equal(metric.compute(), two_way_partial_auroc(scores[padded < 2], target[padded < 2]))
-
-
 # ---------------------------------------------------------------- the store
 
 
@@ -143,11 +136,3 @@ def test_values_are_checked_unless_told_otherwise(thresholds):
     unchecked.update(scores[:2], target[:2] - target[:2])
     with pytest.warns(TPAUCWarning, match="some scores are nan"):
         assert unchecked.compute().isnan()
-
-
-def test_an_integer_of_thresholds_needs_scores_in_the_unit_interval():
-    metric = TwoWayPartialAUROC(thresholds=10)
-    metric.update(torch.tensor([0.0, 1.0]), torch.tensor([0, 1]))
-    with pytest.raises(ArgumentError, match=r"Expected `preds` in \[0, 1\]"):
-        metric.update(torch.tensor([-1.0, 1.0]), torch.tensor([0, 1]))
-    assert float(metric.compute()) == 1.0

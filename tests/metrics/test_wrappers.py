@@ -5,8 +5,6 @@ import torch
 from torchmetrics.wrappers import (
     BootStrapper,
     ClasswiseWrapper,
-    MetricTracker,
-    MinMaxMetric,
     MultioutputWrapper,
     Running,
 )
@@ -75,22 +73,3 @@ def test_quantiles_of_a_bootstrap_wrapper(thresholds, dtype):
     low, high = values["quantile"]
     assert torch.equal(values["quantile"], torch.quantile(values["raw"], torch.tensor([0.05, 0.95], dtype=dtype)))
     assert low < two_way_partial_auroc(*scored(), 0.0, 1.0, thresholds) < high
-
-
-@EITHER
-def test_best_of_several(thresholds):
-    scores, target = scored()
-    extremes, tracker = (
-        MinMaxMetric(TwoWayPartialAUROC(thresholds=thresholds)),
-        MetricTracker(TwoWayPartialAUROC(thresholds=thresholds)),
-    )
-    good = two_way_partial_auroc(scores, target, thresholds=thresholds)
-    bad = two_way_partial_auroc(-scores, target, thresholds=thresholds)
-    for sign in (1, -1):
-        extremes.update(sign * scores, target)
-        last = extremes.compute()
-        extremes._base_metric.reset()
-        tracker.increment()
-        tracker.update(sign * scores, target)
-    assert [last["raw"], last["min"], last["max"]] == pytest.approx([float(bad), float(bad), float(good)])
-    assert tracker.best_metric(return_step=True) == (float(good), 0)

@@ -9,12 +9,11 @@ from torch import nn
 from torch.nn.functional import hardsigmoid
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
-from lightning_tpauc.algorithms import PAUCI, SONX, SOTA, STACO, CrossEntropy, FullBatch, SOTAs
+from lightning_tpauc.algorithms import PAUCI, STACO, CrossEntropy, FullBatch
 from lightning_tpauc.errors import ArgumentError, TPAUCAdvice, TPAUCWarning
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional import tpauc_objective, two_way_partial_auroc
 from lightning_tpauc.scoring.forward import call_model
-from lightning_tpauc.training.guards import is_squashed
 from tests.helpers.problems import make_trainer, noisy_labels
 from tests.helpers.tolerances import assert_close
 
@@ -287,20 +286,6 @@ def test_a_sigmoid_too_many_is_named_once(end):
         trained(module_for(Ends(end), CrossEntropy))
 
 
-@pytest.mark.parametrize("end", FREE.values(), ids=FREE)
-def test_other_ends_go_without_a_word(end):
-    trained(module_for(Ends(end), score_activation="sigmoid"))
-    trained(module_for(Ends(end), CrossEntropy, score_activation="sigmoid"))
-
-
-@pytest.mark.slow
-def test_a_compiled_model_is_known_by_its_last_module():
-    compiled = torch.compile(nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()), backend="aot_eager")
-    assert is_squashed(compiled(torch.ones(2, 4)), compiled)
-    compiled = torch.compile(nn.Sequential(nn.Sigmoid(), nn.Linear(4, 1)), backend="aot_eager")
-    assert not is_squashed(compiled(torch.ones(2, 4)), compiled)
-
-
 def test_a_method_for_probabilities_warns_of_raw_scores():
     with pytest.warns(TPAUCWarning, match=r"PAUCI is made for scores in \[0, 1\], .* Set `score_activation='sigmoid'`"):
         trained(module_for(Ends(FREE["raw"]), PAUCI))
@@ -355,26 +340,6 @@ def test_the_objective_sees_the_algorithm_s_scores_of_a_subclass():
         assert tested["test/tpauc"] == pytest.approx(float(two_way_partial_auroc(raw, y)), abs=1e-9)
 
 
-class Warm(TPAUCModule):
-    """Its own scores are the raw ones at first."""
-
-    shift = 0.0
-
-    def algorithm_scores(self, inputs):
-        return self.raw_scores(inputs) * (1.0 + self.shift)
-
-
-def test_scores_that_were_equal_at_first_are_kept_apart_all_the_same():
-    x, y = problem()
-    module = Warm(nn.Linear(4, 1), FullBatch(), log_objective=True)
-    data, trainer = PosNegDataModule(val_dataset=(x, y)), make_trainer(precision="32-true")
-    trainer.validate(module, data, verbose=False)
-    module.shift = 1.0
-    raw = module.raw_scores(x).detach().double()
-    logged = trainer.validate(module, data, verbose=False)[0]
-    assert logged["val/objective"] == pytest.approx(float(tpauc_objective(2 * raw[y == 1], 2 * raw[y == 0])), rel=1e-6)
-
-
 def test_methods_for_logits_report_the_objective_of_logits():
     x, y = problem()
     module = TPAUCModule(nn.Linear(4, 1), CrossEntropy(), log_objective=True, score_activation="sigmoid")
@@ -384,19 +349,6 @@ def test_methods_for_logits_report_the_objective_of_logits():
     assert logged["val/objective"] == pytest.approx(float(expected), rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", [STACO, SOTA, SOTAs, SONX])
-@pytest.mark.parametrize("surrogate", ["hinge", "squared_hinge", "logistic", "smooth_ramp"])
-def test_near_zero_a_sigmoid_bends_the_loss_where_raw_scores_do(kind, surrogate):
-    """The loss of a pair is that of raw scores, but for a factor, and for the sigmoid's own curvature."""
-    t = torch.linspace(-0.05, 0.05, 5, dtype=torch.float64)
-    raw, squashed = (
-        TPAUCModule(nn.Linear(4, 1), kind(surrogate=surrogate), score_activation=activation).algorithm.surrogate
-        for activation in ("identity", "sigmoid")
-    )
-    of_raw, of_sigmoids = raw.value(t), squashed.value(t.sigmoid() - 0.5)
-    torch.testing.assert_close(of_sigmoids / of_sigmoids[2], of_raw / of_raw[2], rtol=1e-3, atol=0.0)
-
-
 @pytest.mark.parametrize("activation", ["identity", "sigmoid"])
 def test_a_margin_and_a_scale_that_are_given_stay(activation):
     t = torch.linspace(-1.0, 1.0, 9)
@@ -404,13 +356,6 @@ def test_a_margin_and_a_scale_that_are_given_stay(activation):
     assert torch.equal(module.algorithm.surrogate.value(t), (0.5 + t).clamp_min(0.0))
     module = TPAUCModule(nn.Linear(4, 1), STACO(surrogate="logistic", scale=2.0), score_activation=activation)
     assert_close(module.algorithm.surrogate.value(t), torch.log1p((2.0 * t).exp()), "float32")
-
-
-def test_the_default_learning_rate_is_the_methods():
-    def rate(algorithm):
-        return TPAUCModule(nn.Linear(4, 1), algorithm).configure_optimizers().param_groups[0]["lr"]
-
-    assert (rate(STACO()), rate(CrossEntropy()), rate(PAUCI())) == (0.01, 0.01, 0.002)
 
 
 def test_large_scores_keep_their_ranks_beside_the_objective():

@@ -78,14 +78,6 @@ def test_it_is_that_of_the_weights_that_training_leaves(stages, limits):
     assert_fits(module)
 
 
-@pytest.mark.parametrize("criterion", ["max_specificity", "youden"])
-def test_the_criterion_is_the_callbacks(criterion):
-    trainer, module, _ = fit(DecisionThreshold(criterion))
-    assert_fits(module, criterion)
-    assert module.operating_point.criterion == criterion
-    assert sum(isinstance(callback, DecisionThreshold) for callback in trainer.callbacks) == 1
-
-
 def test_every_validation_logs_what_its_threshold_does():
     trainer, module, data = fit()
     trainer.validate(module, data, verbose=False)

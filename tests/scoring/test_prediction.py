@@ -157,13 +157,6 @@ def test_an_example_that_is_taken_twice_has_one_row(tmp_path):
     check(module, x, tmp_path / "scores.csv", [2, 4, 7])
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_stream_is_numbered_as_it_comes(tmp_path, workers):
-    x, module = make_problem()
-    predict(module, DataLoader(Stream(x), batch_size=4, num_workers=workers), tmp_path / "scores.csv")
-    check(module, x, tmp_path / "scores.csv", range(NUM))
-
-
 def test_no_batch_is_a_file_without_rows(tmp_path):
     _, module = make_problem()
     predict(module, DataLoader(Stream([]), batch_size=4), tmp_path / "scores.csv")
@@ -305,19 +298,6 @@ def test_a_parquet_file_holds_what_the_text_does(tmp_path):
 # ---------------------------------------------------------------- what users call the rows
 
 
-class Patients(Dataset):
-    """Items with a key for their name, whose data set keeps them in an attribute, too."""
-
-    def __init__(self, x, names):
-        self.x, self.names = x, names
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, k):
-        return {"x": self.x[k], "patient": self.names[k]}
-
-
 class ByName(nn.Module):
     def __init__(self):
         super().__init__()
@@ -363,18 +343,6 @@ def test_rows_are_called_what_users_call_them(tmp_path, how):
     with torch.no_grad():
         scores = module.raw_scores(x.flip(0) if how == "numbers" else x)
     torch.testing.assert_close(torch.tensor([float(row["score"]) for row in rows]), scores)
-
-
-@pytest.mark.parametrize("name", ["names", "patient"])
-def test_names_of_a_data_set_of_ones_own(tmp_path, name):
-    x, _ = make_problem()
-
-    def collate(items):
-        return {"x": torch.stack([item["x"] for item in items])}
-
-    data = PosNegDataModule(predict_dataset=Patients(x, NAMES), ids=name, collate_fn=collate)
-    predict(TPAUCModule(ByName()), data, tmp_path / "scores.csv")
-    assert [row["id"] for row in written(tmp_path / "scores.csv")] == NAMES
 
 
 def test_a_column_of_names_is_no_input_in_training_either(tmp_path):
