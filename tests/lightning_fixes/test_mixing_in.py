@@ -1,17 +1,21 @@
 """TPAUCModule in front of somebody's LightningModule: what is theirs stays theirs."""
 
+import inspect
+import re
 import warnings
 from functools import partial
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.core import hooks as lightning_hooks
 from torch import nn
 from torch.testing import assert_close
 
-from lightning_tpauc import StageCallback, TPAUCModule
+from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
+from tests.helpers.paths import ROOT
 from tests.helpers.problems import DIM, NUM_POS, eval_loader, loader, make_batches, make_trainer
 
 
@@ -497,3 +501,101 @@ def test_sparse_gradients_train_as_dense_ones_do():
             for sparse in (True, False)
         )
         assert torch.equal(sparse.backbone.table.weight, dense.backbone.table.weight)
+
+
+# ---------------------------------------------------------------- which hooks are called
+
+
+X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+Y = (torch.arange(200) % 5 == 0).long()
+#: What ours stands in place of; all else of theirs is called.
+REPLACED = {*(f"{kind}_step" for kind in ("training", "validation", "test", "predict"))}
+REPLACED |= {"on_validation_epoch_end", "on_test_epoch_end"}
+KINDS = (lightning_hooks.ModelHooks, lightning_hooks.DataHooks, lightning_hooks.CheckpointHooks)
+HOOKS = [name for kind in KINDS for name, hook in vars(kind).items() if inspect.isfunction(hook)]
+HOOKS += ["configure_callbacks", "configure_gradient_clipping", "optimizer_step", "optimizer_zero_grad"]
+HOOKS += ["lr_scheduler_step", "backward", "clip_gradients"]
+#: The second is an old name of `configure_model`, beside which Lightning refuses it.
+NOT_HERE = re.compile(r"_|.*dataloader|configure_sharded_model")
+
+
+class PlainData(LightningDataModule):
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=50)
+
+    val_dataloader = test_dataloader = predict_dataloader = train_dataloader
+
+
+class Complete(LightningModule):
+    """Trains with cross-entropy."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.net(x).squeeze(1)
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.binary_cross_entropy_with_logits(self(batch[0]), batch[1].float())
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    test_step = validation_step
+
+    def predict_step(self, batch, batch_idx):
+        return self(batch[0])
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters())
+        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 1)}
+
+
+def recording(calls):
+    """:class:`Complete` with all of Lightning's hooks, which note their names in a set."""
+
+    def noting(name):
+        original = getattr(Complete, name)
+
+        def hook(self, *args, **kwargs):
+            calls.add(name)
+            return original(self, *args, **kwargs)
+
+        return hook
+
+    names = [name for name in (*HOOKS, *vars(Complete)) if not NOT_HERE.match(name) and name != "forward"]
+    return type("Recording", (Complete,), {name: noting(name) for name in names})
+
+
+def run_everything(cls, data):
+    """Train, resume, validate, test and predict."""
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    trainer = Trainer(max_epochs=2, **quiet)
+    trainer.fit(cls(), data)
+    other = Trainer(max_epochs=3, **quiet)
+    other.fit(module := cls(), data, ckpt_path=trainer.checkpoint_callback.best_model_path)
+    for evaluate in (other.validate, other.test, other.predict):
+        evaluate(module, data)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_all_hooks_are_called_but_those_that_are_replaced(tmp_cwd):
+    alone, mixed_in = set(), set()
+    run_everything(recording(alone), PlainData())
+
+    class Ours(TPAUCModule, recording(mixed_in)):
+        pass
+
+    parts = {f"{part}_dataset": (X, Y) for part in ("val", "test", "predict")}
+    run_everything(Ours, PosNegDataModule((X, Y), **parts, num_pos=8, num_neg=24))
+    assert len(alone) > 50
+    assert alone > REPLACED
+    assert alone - mixed_in == REPLACED
+    assert mixed_in <= alone
+
+
+def test_the_page_lists_what_is_replaced():
+    text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"^\| replaced by ours \| (.*?) \|", text, re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", listed)) == REPLACED
