@@ -1,6 +1,6 @@
 """What a Trainer may not do here: flags, strategies and callbacks that would give wrong results are refused.
 
-Two helpers are for what it may do: start processes, and log values that are the same on all ranks.
+Three helpers are for what it may do: start processes, log values that are the same on all ranks, and save in silence.
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ _ACCUMULATION = (
     "{} can't work here: every batch is one step of the dual variables. Raise `num_pos` and `num_neg` of the data "
     "module instead."
 )
+_AVERAGING = (
+    "{} does not work with manual optimization, and the iterates are averaged already. Remove it; StageCallback "
+    "decides what is averaged."
+)
 _FINETUNING = (
     "{} would train weights that the average, the anchor and the weights of the step before do not hold: the result "
     "would be half an average and half the last iterate. Train twice: first with `requires_grad_(False)` on what is "
@@ -51,16 +55,16 @@ _PRUNING = (
     "{} zeroes weights of the iterate, but the result is an average of iterates, in which they are not zero. Prune the "
     "trained model with `torch.nn.utils.prune`."
 )
+_TUNER_LEFT = "If a Tuner put the callback there, it stays in that Trainer: make a new one."
 _LR_FINDER = (
     "{} can't work here: it looks for the rate at which the loss falls fastest, but this loss is one of weights and "
     "dual variables, and the rate also scales the steps of the latter, which raise it. Compare `val/tpauc` of short "
-    "runs with `lr` of 1e-3, 1e-2, ... "
+    f"runs with `lr` of 1e-3, 1e-2, ... {_TUNER_LEFT}"
 )
 _BATCH_SIZE_FINDER = (
     "{} can't work here: it looks for `batch_size`, but a batch has `num_pos`, `num_neg` and `num_dual_neg` examples. "
-    "Raise those of the data module until the memory is full. "
+    f"Raise those of the data module until the memory is full. {_TUNER_LEFT}"
 )
-_TUNER_LEFT = "If a Tuner put the callback there, it stays in that Trainer: make a new one."
 
 
 def refuse_unsupported(trainer: Trainer, further: Iterable[Callback] = ()) -> None:
@@ -73,28 +77,11 @@ def refuse_unsupported(trainer: Trainer, further: Iterable[Callback] = ()) -> No
     datamodule: Any = getattr(trainer, "datamodule", None)  # set at run time, declared nowhere
     validation = trainer.fit_loop.epoch_loop.val_loop
     loops = trainer.fit_loop, validation, trainer.validate_loop, trainer.test_loop, trainer.predict_loop
+    own: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
+    callbacks = [*own, *further]
     # Lightning takes a data module of the other package for a data loader if it is passed by position.
-    for source in (datamodule, *(loop._data_source.instance for loop in loops)):
-        refuse_twin(type(source), type(source).__name__)
-    _refuse_flags(trainer)
-    _refuse_strategies(trainer)
-    _refuse_callbacks(trainer, further)
-
-
-def refuse_strategy_name(name: object) -> None:
-    """Refuse a strategy by its name, before Lightning builds it and asks for a device or a package that it needs.
-
-    Raises:
-        UnsupportedError: with the reason and the remedy.
-
-    Example:
-        >>> refuse_strategy_name("ddp")
-    """
-    if isinstance(name, str) and re.match("fsdp|deepspeed|xla", name):
-        raise UnsupportedError(_HIDDEN_PARAMETERS.format(f"strategy={name!r}"))
-
-
-def _refuse_flags(trainer: Trainer) -> None:
+    for part in (datamodule, *(loop._data_source.instance for loop in loops), *callbacks):
+        refuse_twin(type(part), type(part).__name__)
     if trainer.gradient_clip_val:
         msg = (
             f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) can't work here: the optimization is manual. "
@@ -104,9 +91,6 @@ def _refuse_flags(trainer: Trainer) -> None:
     if trainer.accumulate_grad_batches != 1:
         flag = f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches})"
         raise UnsupportedError(_ACCUMULATION.format(flag))
-
-
-def _refuse_strategies(trainer: Trainer) -> None:
     strategy = trainer.strategy
     if isinstance(strategy, (FSDPStrategy, DeepSpeedStrategy, XLAStrategy)):
         raise UnsupportedError(_HIDDEN_PARAMETERS.format(type(strategy).__name__))
@@ -117,27 +101,38 @@ def _refuse_strategies(trainer: Trainer) -> None:
             "of processes as `data_parallel_size`."
         )
         raise UnsupportedError(msg)
-
-
-def _refuse_callbacks(trainer: Trainer, further: Iterable[Callback]) -> None:
-    own: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
-    for callback in (*own, *further):
-        refuse_twin(type(callback), type(callback).__name__)
-        if isinstance(callback, (StochasticWeightAveraging, WeightAveraging)):
-            msg = (
-                f"{type(callback).__name__} does not work with manual optimization, and the iterates are averaged "
-                "already. Remove it; StageCallback decides what is averaged."
-            )
-            raise UnsupportedError(msg)
-        if isinstance(callback, GradientAccumulationScheduler) and callback.going_to_accumulate_grad_batches():
-            raise UnsupportedError(_ACCUMULATION.format(type(callback).__name__))
+    for callback in callbacks:
+        for reason in _reasons_against(trainer, callback):
+            raise UnsupportedError(reason.format(type(callback).__name__))
         if isinstance(callback, ModelCheckpoint):
             _check_saving(trainer, callback)
-        if trainer.state.fn == TrainerFn.FITTING:
-            if isinstance(callback, (EarlyStopping, ModelCheckpoint)):
-                _refuse_wrong_mode(callback)
-            _refuse_changing(trainer, callback)
-            _refuse_tuning(callback)
+        if isinstance(callback, (EarlyStopping, ModelCheckpoint)) and trainer.state.fn == TrainerFn.FITTING:
+            _refuse_wrong_mode(callback)
+
+
+def refuse_strategy_name(name: object) -> None:
+    """Refuse a strategy by its name, before Lightning builds it and asks for a device or a package that it needs.
+
+    Raises:
+        UnsupportedError: with the reason and the remedy.
+    """
+    if isinstance(name, str) and re.match("fsdp|deepspeed|xla", name):
+        raise UnsupportedError(_HIDDEN_PARAMETERS.format(f"strategy={name!r}"))
+
+
+def _reasons_against(trainer: Trainer, callback: Callback) -> list[str]:
+    algorithm: Any = trainer.lightning_module.algorithm
+    fits, averages = trainer.state.fn == TrainerFn.FITTING, algorithm.averages_iterates or algorithm.has_stages
+    accumulates = isinstance(callback, GradientAccumulationScheduler) and callback.going_to_accumulate_grad_batches()
+    reasons = {
+        _AVERAGING: isinstance(callback, (StochasticWeightAveraging, WeightAveraging)),
+        _ACCUMULATION: accumulates,
+        _FINETUNING: fits and isinstance(callback, BaseFinetuning) and bool(averages or algorithm.needs_previous),
+        _PRUNING: fits and isinstance(callback, ModelPruning) and averages,
+        _LR_FINDER: fits and isinstance(callback, LearningRateFinder),
+        _BATCH_SIZE_FINDER: fits and isinstance(callback, BatchSizeFinder),
+    }
+    return [reason for reason, holds in reasons.items() if holds]
 
 
 def _refuse_wrong_mode(callback: EarlyStopping | ModelCheckpoint) -> None:
@@ -153,46 +148,27 @@ def _refuse_wrong_mode(callback: EarlyStopping | ModelCheckpoint) -> None:
         raise ArgumentError(msg)
 
 
-def _refuse_changing(trainer: Trainer, callback: Callback) -> None:
-    algorithm: Any = trainer.lightning_module.algorithm
-    averages = algorithm.averages_iterates or algorithm.has_stages
-    name = type(callback).__name__
-    if isinstance(callback, BaseFinetuning) and (averages or algorithm.needs_previous):
-        raise UnsupportedError(_FINETUNING.format(name))
-    if isinstance(callback, ModelPruning) and averages:
-        raise UnsupportedError(_PRUNING.format(name))
-
-
-def _refuse_tuning(callback: Callback) -> None:
-    name = type(callback).__name__
-    if isinstance(callback, LearningRateFinder):
-        raise UnsupportedError(_LR_FINDER.format(name) + _TUNER_LEFT)
-    if isinstance(callback, BatchSizeFinder):
-        raise UnsupportedError(_BATCH_SIZE_FINDER.format(name) + _TUNER_LEFT)
-
-
 def _check_saving(trainer: Trainer, callback: ModelCheckpoint) -> None:
+    strategy, texts = trainer.strategy, []
     if callback._train_time_interval is not None:
-        rank_zero_warn(
+        texts.append(
             "ModelCheckpoint(train_time_interval=...) never saves under manual optimization; "
-            "use every_n_train_steps or every_n_epochs.",
-            category=TPAUCWarning,
+            "use every_n_train_steps or every_n_epochs."
         )
     if callback.auto_insert_metric_name and re.search(r"\{[^}]*/", callback.filename or ""):
-        rank_zero_warn(
+        texts.append(
             f"ModelCheckpoint(filename={callback.filename!r}) writes the metrics' names into the path, where each '/' "
             "opens a folder. Pass `auto_insert_metric_name=False` and write the names yourself, such as "
-            "filename='epoch={epoch}-tpauc={val/tpauc:.3f}'.",
-            category=TPAUCWarning,
+            "filename='epoch={epoch}-tpauc={val/tpauc:.3f}'."
         )
-    strategy = trainer.strategy
     if isinstance(strategy, ModelParallelStrategy) and strategy._save_distributed_checkpoint and callback.save_last:
-        rank_zero_warn(
+        texts.append(
             "ModelCheckpoint(save_last=True) overwrites a folder with a file per process, and a kill meanwhile leaves "
             "a mixture of two checkpoints. Pass `save_distributed_checkpoint=False` to ModelParallelStrategy for one "
-            "file that is replaced at once, or save under a new name each time (`save_top_k=-1`).",
-            category=TPAUCWarning,
+            "file that is replaced at once, or save under a new name each time (`save_top_k=-1`)."
         )
+    for text in texts:
+        rank_zero_warn(text, category=TPAUCWarning)
 
 
 def log_replicated(module: LightningModule, name: str, value: Tensor, *, prog_bar: bool = False) -> None:

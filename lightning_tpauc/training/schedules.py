@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -16,36 +14,6 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.metrics.reporting import better_mode, is_ours
-
-
-def accept_closure(optimizer: Optimizer) -> None:
-    """Let ``step`` of an optimizer take a closure, which Lightning passes to every optimizer.
-
-    Example:
-        >>> import torch
-        >>> class Plain(Optimizer):
-        ...     def step(self):
-        ...         print("stepped")
-        >>> plain = Plain([torch.zeros(1)], {})
-        >>> accept_closure(plain)
-        >>> plain.step(closure=lambda: 5.0)
-        stepped
-        5.0
-    """
-    step: Any = optimizer.step
-    try:
-        # Look at the class: a scheduler wraps the method of the instance, and the wrapper has another signature.
-        inspect.signature(type(optimizer).step).bind(optimizer, closure=None)
-    except TypeError:
-
-        def with_closure(closure: Callable[[], Any] | None = None) -> Any:
-            result = closure() if closure is not None else None
-            step()
-            return result
-
-        # schedulers mark the method, and warn if the mark is missing
-        vars(with_closure).update(getattr(step, "__dict__", {}))
-        optimizer.step = with_closure  # type: ignore[method-assign]
 
 
 def restore_dtypes(optimizer: Optimizer, states: list[dict[str, Any]] | None) -> None:
@@ -86,30 +54,28 @@ def step_schedulers(trainer: Trainer, batches_seen: int, *, skipped: bool = Fals
             trainer.lightning_module.lr_scheduler_step(config.scheduler, None)
 
 
-def keep_monitors(configured: Any) -> Any:
+def keep_monitors(configured: Any, monitor: str | None = None, *, strict: bool = True) -> Any:
     """Store in every ``ReduceLROnPlateau`` which metric it follows, since Lightning drops that in manual optimization.
 
     Args:
         configured: what a ``configure_optimizers`` returns, in any of Lightning's forms.
+        monitor: what a scheduler follows that names nothing itself; ``val/tpauc`` if ``None``.
+        strict: whether it is an error if nothing logs that.
 
     Returns:
         The same without ``monitor`` and ``strict``, of which Lightning would warn that they are ignored. Both become
-        attributes of the schedulers. A scheduler without a ``monitor`` follows ``val/tpauc``.
+        attributes of the schedulers.
 
     Raises:
         ArgumentError: if a scheduler waits for a metric to get worse.
     """
-    return _keep_monitors(configured, None, strict=True)
-
-
-def _keep_monitors(configured: Any, monitor: str | None, *, strict: bool) -> Any:
     if isinstance(configured, (list, tuple)):
-        return type(configured)(_keep_monitors(one, monitor, strict=strict) for one in configured)
+        return type(configured)(keep_monitors(one, monitor, strict=strict) for one in configured)
     if isinstance(configured, dict):
         monitor, strict = configured.get("monitor") or monitor, configured.get("strict", strict)
         dropped = ("monitor", "strict", "reduce_on_plateau")
         kept = {name: value for name, value in configured.items() if name not in dropped}
-        return {name: _keep_monitors(value, monitor, strict=strict) for name, value in kept.items()}
+        return {name: keep_monitors(value, monitor, strict=strict) for name, value in kept.items()}
     if isinstance(configured, ReduceLROnPlateau):
         scheduler: Any = configured  # LightningCLI's class has a `monitor` already
         scheduler.monitor = monitor or getattr(scheduler, "monitor", "val/tpauc")
@@ -128,8 +94,8 @@ def _keep_monitors(configured: Any, monitor: str | None, *, strict: bool) -> Any
 def prepare_plateau_schedulers(trainer: Trainer) -> None:
     """Check, before training, that every ``ReduceLROnPlateau`` will find the metric that it follows.
 
-    Also stores the learning rates that it starts from, as other schedulers do by themselves. The algorithm's step sizes
-    fall by the same factor, also in a resumed run.
+    Also stores the learning rates that it starts from. The algorithm's step sizes fall by the same factor, also in a
+    resumed run.
 
     Raises:
         ArgumentError: if the metric is unknown, or comes from a validation and the run has none.
@@ -170,8 +136,7 @@ def step_plateau_schedulers(
         trainer: whose schedulers are stepped.
         batches_seen: number of training batches so far.
         after: what has just ended and brought new values.
-        loss: loss of the last batch. It is the value of ``train/loss`` even if that is not logged at this step;
-            Lightning would hand on the value that was logged last.
+        loss: of the last batch, the value of ``train/loss`` even if that is not logged at this step.
 
     Raises:
         ArgumentError: if nothing has logged the metric when an epoch is over, and ``strict`` was left on.
@@ -193,30 +158,25 @@ def step_plateau_schedulers(
             due = after != "batch" and (trainer.current_epoch + 1) % config.frequency == 0
         if due and name in new:
             trainer.lightning_module.lr_scheduler_step(config.scheduler, float(new[name]))
-        if after == "epoch" and name not in trainer.callback_metrics and _all_is_logged(trainer):
-            _say_missing(trainer, config.scheduler)
+        if after == "epoch":
+            _say_if_missing(trainer, config.scheduler)
 
 
 def _plateaus(trainer: Trainer) -> list[Any]:
     return [config for config in trainer.lr_scheduler_configs if isinstance(config.scheduler, ReduceLROnPlateau)]
 
 
-def _all_is_logged(trainer: Trainer) -> bool:
-    """Whether this run has logged its training and, if the epoch has one, its validation.
-
-    A run that was resumed at an epoch's end has done neither yet.
-    """
-    every: int | None = trainer.check_val_every_n_epoch
-    validated = (every is not None and (trainer.current_epoch + 1) % every == 0) or not trainer.enable_validation
-    return "train/loss" in trainer.callback_metrics and (validated or "val/tpauc" in trainer.callback_metrics)
-
-
-def _say_missing(trainer: Trainer, scheduler: Any) -> None:
+def _say_if_missing(trainer: Trainer, scheduler: Any) -> None:
+    """Refuse a metric that is still missing once training and, if there is one, validation have logged theirs."""
+    logged, every = trainer.callback_metrics, trainer.check_val_every_n_epoch
+    due = every is not None and (trainer.current_epoch + 1) % every == 0
+    validated = due or not trainer.enable_validation or "val/tpauc" in logged
+    if scheduler.monitor in logged or "train/loss" not in logged or not validated:
+        return
     msg = (
         f"ReduceLROnPlateau follows {scheduler.monitor!r}, which nothing has logged, so the learning rate would never "
-        f"fall. Set `monitor` to one of {sorted(trainer.callback_metrics)}; or log it, in a `validation_step` of the "
-        "module's class (that of a class that is mixed in has to be called from there) or in `training_step` with "
-        "`on_epoch=True`: what a module's own `on_train_epoch_end` logs comes too late."
+        f"fall. Set `monitor` to one of {sorted(logged)}; or log it, in a `validation_step` of the module's class, or "
+        "in `training_step` with `on_epoch=True`: what a module's own `on_train_epoch_end` logs comes too late."
     )
     if getattr(scheduler, "strict", True):
         raise ArgumentError(msg)

@@ -62,7 +62,6 @@ from lightning_tpauc.training.rectangle import shrinking_steps
 from lightning_tpauc.training.schedules import (
     MOST_WARMUP_EPOCHS,
     WARMUP_WITHOUT_END,
-    accept_closure,
     begin_warmup,
     note_rates,
     prepare_plateau_schedulers,
@@ -202,7 +201,6 @@ class StageCallback(Callback):
         _give_shapes(trainer, module)
         reshard(module)
         prebuild_ddp_buckets(trainer)
-        accept_closure(trainer.optimizers[0])
         if module.base_lr[1] is None:  # another class made the optimizer, and may schedule it by its hooks
             note_rates(trainer.optimizers[0])
         prepare_plateau_schedulers(trainer)

@@ -88,12 +88,12 @@ class IterateAverage:
         pairs = [(p, w0) for p, w0 in zip(self.parameters, self.anchor, strict=True) if p.grad is not None]
         for parameters, anchors in self._by_layout([p for p, _ in pairs], [w0 for _, w0 in pairs]):
             gradients = [p.grad for p in parameters if p.grad is not None]
-            if not gradients:
-                continue
-            masters = [p.to(w0.dtype) for p, w0 in zip(parameters, anchors, strict=True)]
-            displacement = torch._foreach_sub(masters, anchors)
-            scaled = [d.to(g.dtype) for d, g in zip(displacement, gradients, strict=True)]
-            torch._foreach_add_(gradients, scaled, alpha=coefficient)
+            if gradients:
+                displacement = torch._foreach_sub(
+                    [p.to(w0.dtype) for p, w0 in zip(parameters, anchors, strict=True)], anchors
+                )
+                scaled = [d.to(g.dtype) for d, g in zip(displacement, gradients, strict=True)]
+                torch._foreach_add_(gradients, scaled, alpha=coefficient)
 
     def _by_layout(self, first: list[Tensor], second: list[Tensor]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
         """Pairs of sharded, then of ordinary tensors: torch's operations on lists refuse to mix them."""
@@ -106,11 +106,7 @@ class IterateAverage:
 
     @torch.no_grad()
     def finish_stage(self, adopt: bool = True) -> None:
-        r"""End a stage: the mean becomes the next anchor and, with ``adopt``, the current weights.
-
-        Args:
-            adopt: STACO2 continues from the mean; AUCM continues from the last iterate and only anchors at the mean.
-        """
+        """End a stage: the mean becomes the next anchor and, with ``adopt``, the current weights (STACO2; not AUCM)."""
         if self.count and self.mean:
             if adopt:
                 assign(self.averaged, self.mean)
@@ -122,11 +118,7 @@ class IterateAverage:
 
     @torch.no_grad()
     def swap_in(self) -> bool:
-        """Put the mean into the model for evaluation, unless the mean is empty or already in the model.
-
-        Returns:
-            Whether this call changed the model.
-        """
+        """Put the mean into the model for evaluation, if there is one; returns whether this call changed the model."""
         if self.evaluation_weights() is None or self._iterate is not None:
             return False
         self._iterate = [p.detach().clone() for p in self.averaged]
@@ -135,11 +127,7 @@ class IterateAverage:
 
     @torch.no_grad()
     def swap_out(self) -> bool:
-        """Put the last iterate back.
-
-        Returns:
-            Whether there was something to put back.
-        """
+        """Put the last iterate back; returns whether there was something to put back."""
         if self._iterate is None:
             return False
         assign(self.averaged, self._iterate)
@@ -185,8 +173,7 @@ class PreviousWeights:
 
     A step scores its batch in :meth:`swapped_in` before its own forward pass. It calls :meth:`estimate` on the unscaled
     gradients, :meth:`remember` before the optimizer's step, and then :meth:`commit`, or :meth:`discard` if a gradient
-    scaler skipped the step. It costs one copy of the trained weights, two for recursive methods, and as many more in a
-    step.
+    scaler skipped the step.
 
     Args:
         parameters: the parameters that the optimizer updates. If there are none, because the algorithm does not need
@@ -242,11 +229,7 @@ class PreviousWeights:
 
     @contextmanager
     def swapped_in(self, model: nn.Module) -> Iterator[None]:
-        """The model holds the previous weights inside; a forward pass in there leaves no trace.
-
-        Running statistics and the random state are put back, so that the step's own forward pass draws the same dropout
-        masks. Gradients are recorded only for recursive methods, which need them.
-        """
+        """The model holds the previous weights inside; statistics and random numbers are put back afterwards."""
         device = self.parameters[0].device
         current = [p.detach().clone() for p in self.parameters]
         buffers = [(b, b.clone()) for b in model.buffers()]
@@ -268,9 +251,8 @@ class PreviousWeights:
 class BestWeights:
     """A copy of the weights with the best validation so far.
 
-    After some passes a model has memorised a small number of positives. Validation then gets worse while the training's
-    objective still improves. If two validations have the same ``val/tpauc``, such as 0.0 before the ROC curve has
-    reached the rectangle, the larger ``val/auroc`` decides.
+    If two validations have the same ``val/tpauc``, such as 0.0 where the ROC curve passes below the rectangle, the
+    larger ``val/auroc`` decides.
 
     Args:
         tensors: what is copied: the parameters that the optimizer updates, and running statistics.
@@ -309,13 +291,6 @@ class BestWeights:
         assign(self.tensors, self.weights)
         return True
 
-    @torch.no_grad()
-    def swap_out(self) -> None:
-        """Put back what the model held before :meth:`swap_in`."""
-        if self._last is not None:
-            assign(self.tensors, self._last)
-            self._last = None
-
     def note(self) -> dict[str, Any]:
         """Value, step and operating point: what is known of the best weights."""
         point = None if self.operating_point is None else self.operating_point.state_dict()
@@ -334,7 +309,7 @@ class BestWeights:
         """Restore what :meth:`state_dict` returned; the model then holds what training goes on from."""
         tpauc, auroc = (float(v) for v in state["value"])
         self.value, self.step, self._last = (tpauc, auroc), int(state["step"]), None
-        point = state.get("operating_point")  # earlier releases had none
+        point = state.get("operating_point")
         self.operating_point = None if point is None else OperatingPoint.from_state_dict(point)
         if state["weights"]:
             self.weights = [t.detach().clone() for t in self.tensors]

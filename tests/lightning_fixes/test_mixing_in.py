@@ -10,7 +10,6 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.core import hooks as lightning_hooks
 from torch import nn
-from torch.testing import assert_close
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO
@@ -465,17 +464,6 @@ class Rateless(torch.optim.Optimizer):
 def test_an_optimizer_without_a_learning_rate_is_one_line():
     with pytest.raises(ArgumentError, match=r"^Rateless has no learning rate that [^\n]*expected 'lr' in each of its"):
         trained(Rateless)
-
-
-@pytest.mark.filterwarnings("error:Detected call of `lr_scheduler.step")
-@pytest.mark.filterwarnings("error:Seems like `optimizer.step")
-def test_an_optimizer_whose_step_takes_no_closure():
-    def halve(optimizer):
-        return torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
-
-    own = trained(lambda p: Descent(p, lr=0.1), schedule=halve)
-    theirs = trained(lambda p: torch.optim.SGD(p, lr=0.1), schedule=halve)
-    assert_close(own.backbone.weight, theirs.backbone.weight, rtol=0, atol=1e-15)
 
 
 def test_optimizers_that_evaluate_by_themselves_are_refused():

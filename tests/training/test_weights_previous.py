@@ -15,7 +15,6 @@ from lightning_tpauc.algorithms.pauci import PAUCI
 from lightning_tpauc.algorithms.sonx import SONX
 from lightning_tpauc.algorithms.sota import SOTA, SOTAs
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
-from lightning_tpauc.training.weights import PreviousWeights
 from tests.helpers.problems import (
     DIM,
     NUM_POS,
@@ -272,11 +271,3 @@ def test_aucm_goes_on_from_the_last_iterate_and_evaluates_it():
     target = torch.cat([torch.ones(len(pos)), torch.zeros(len(neg))]).long()
     value = two_way_partial_auroc(torch.cat([pos, neg]) @ w, target, 0.5, 0.5)
     assert_close(module.trainer.callback_metrics["val/tpauc"], value, "float32")
-
-
-def test_without_parameters_nothing_is_kept():
-    weights = PreviousWeights()
-    weights.remember()
-    weights.commit()
-    assert weights.state_dict() == {"weights": [], "estimates": []}
-    assert weights.weights == [], "there is nothing to score a batch with"
