@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -60,9 +61,7 @@ class Choice:
     @property
     def distance(self) -> float:
         """How far the nearest threshold lies from the rectangle; 0 if one lies in it."""
-        if self.nearest is None:
-            return 0.0
-        (tpr, fpr), (min_tpr, max_fpr) = self.nearest, self.rectangle
+        (min_tpr, max_fpr), (tpr, fpr) = self.rectangle, self.nearest or self.rectangle
         return math.hypot(max(0.0, min_tpr - tpr), max(0.0, fpr - max_fpr))
 
     def state_dict(self) -> dict[str, Any]:
@@ -145,9 +144,10 @@ class OperatingPoint:
 
     def is_for(self, rectangles: Sequence[tuple[float, float]]) -> bool:
         """Whether every threshold was chosen for the rectangle of its output."""
-        pairs = zip(self.choices, rectangles, strict=False)
-        same = all(choice is None or choice.rectangle == tuple(rectangle) for choice, rectangle in pairs)
-        return same and len(self.choices) == len(rectangles)
+        chosen_for = [
+            own if choice is None else choice.rectangle for own, choice in zip(rectangles, self.choices, strict=False)
+        ]
+        return len(self.choices) == len(rectangles) and chosen_for == [tuple(own) for own in rectangles]
 
     def decide(self, scores: Tensor) -> dict[str, Tensor]:
         """``decision``, int64: 1 for positive, 0 for negative, -1 where there is no score or no threshold.
@@ -344,13 +344,12 @@ class DecisionThreshold(Callback):
     def _choice(self, scores: Tensor, labels: Tensor, rectangle: tuple[float, float]) -> Choice | None:
         if not bool((labels == 1).any() and (labels == 0).any()):
             return None  # the metrics have warned of that
-        chosen = decision_threshold(scores, labels, *rectangle, self.criterion, self.cost_ratio, validate_args=False)
+        choose = partial(decision_threshold, scores, labels, *rectangle, validate_args=False)
+        chosen, nearest = choose(self.criterion, self.cost_ratio), None
         if chosen is None:
             return None
-        nearest = None
-        if not chosen.lies_in(*rectangle):
-            point = decision_threshold(scores, labels, *rectangle, "youden", validate_args=False)
-            nearest = None if point is None else (point.sensitivity, 1 - point.specificity)
+        if not chosen.lies_in(*rectangle) and (point := choose("youden")) is not None:
+            nearest = point.sensitivity, 1 - point.specificity
         return Choice(chosen, rectangle, nearest, self._calibrated(scores, labels))
 
     def _calibrated(self, scores: Tensor, labels: Tensor) -> Calibration | None:
@@ -385,7 +384,13 @@ class DecisionThreshold(Callback):
                 f"nearest thresholds miss it: {missed}. `module.operating_point.decisions` says what each does."
             )
         elif away:
-            _say_nearest(away[0][1], point.criterion)
+            (_, choice), (min_tpr, max_fpr) = away[0], away[0][1].rectangle
+            (tpr, fpr), used = choice.nearest or choice.rectangle, choice.decisions
+            rank_zero_info(
+                f"No threshold lies in the rectangle TPR >= {min_tpr:g}, FPR <= {max_fpr:g} on the validation data: the "
+                f"nearest, TPR {tpr:.3f} at FPR {fpr:.3f}, is {choice.distance:.2g} away. By {point.criterion!r} "
+                f"{used.threshold:.6g} decides, TPR {used.sensitivity:.3f} at FPR {1 - used.specificity:.3f}."
+            )
         return bool(away)
 
     def choose_again(self, trainer: Trainer, module: Any) -> None:
@@ -443,16 +448,6 @@ def decisions_of(module: Any, scored: Sequence[tuple[Tensor, Tensor]]) -> list[t
     keys = [""] if labels is None else [f"/{key}" for key in labels.keys]
     each = zip(keys, () if point is None else point.choices, scored, strict=False)
     return [(key, count_decisions(*own, choice.decisions.threshold)) for key, choice, own in each if choice is not None]
-
-
-def _say_nearest(choice: Choice, criterion: str) -> None:
-    (tpr, fpr), (min_tpr, max_fpr) = choice.nearest or (math.nan, math.nan), choice.rectangle
-    used = choice.decisions
-    rank_zero_info(
-        f"No threshold lies in the rectangle TPR >= {min_tpr:g}, FPR <= {max_fpr:g} on the validation data: the "
-        f"nearest, TPR {tpr:.3f} at FPR {fpr:.3f}, is {choice.distance:.2g} away. By {criterion!r} "
-        f"{used.threshold:.6g} decides, TPR {used.sensitivity:.3f} at FPR {1 - used.specificity:.3f}."
-    )
 
 
 def _say_lost(trainer: Trainer, module: Any) -> None:
