@@ -144,10 +144,9 @@ class OperatingPoint:
 
     def is_for(self, rectangles: Sequence[tuple[float, float]]) -> bool:
         """Whether every threshold was chosen for the rectangle of its output."""
-        chosen_for = [
-            own if choice is None else choice.rectangle for own, choice in zip(rectangles, self.choices, strict=False)
-        ]
-        return len(self.choices) == len(rectangles) and chosen_for == [tuple(own) for own in rectangles]
+        pairs = zip(self.choices, rectangles, strict=False)
+        same = all(choice is None or choice.rectangle == tuple(rectangle) for choice, rectangle in pairs)
+        return same and len(self.choices) == len(rectangles)
 
     def decide(self, scores: Tensor) -> dict[str, Tensor]:
         """``decision``, int64: 1 for positive, 0 for negative, -1 where there is no score or no threshold.
@@ -299,6 +298,11 @@ class DecisionThreshold(Callback):
                     _log(module, f"test/{name}_upper{key}{suffix}", upper)
 
     @override
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin to count."""
+        self._predicted = self._without_score = 0
+
+    @override
     def on_predict_batch_end(
         self,
         trainer: Trainer,
@@ -319,7 +323,6 @@ class DecisionThreshold(Callback):
         """Say how many examples have no score, of all ranks."""
         counts = gather_objects((self._without_score, self._predicted))
         without, predicted = (sum(each) for each in zip(*counts, strict=True))
-        self._predicted = self._without_score = 0
         if without:
             rank_zero_warn(
                 f"{without} of {predicted} predictions are nan, which decides nothing: look for nan in their inputs.",
@@ -387,8 +390,8 @@ class DecisionThreshold(Callback):
             (_, choice), (min_tpr, max_fpr) = away[0], away[0][1].rectangle
             (tpr, fpr), used = choice.nearest or choice.rectangle, choice.decisions
             rank_zero_info(
-                f"No threshold lies in the rectangle TPR >= {min_tpr:g}, FPR <= {max_fpr:g} on the validation data: the "
-                f"nearest, TPR {tpr:.3f} at FPR {fpr:.3f}, is {choice.distance:.2g} away. By {point.criterion!r} "
+                f"No threshold lies in the rectangle TPR >= {min_tpr:g}, FPR <= {max_fpr:g} on the validation data: "
+                f"the nearest, TPR {tpr:.3f} at FPR {fpr:.3f}, is {choice.distance:.2g} away. By {point.criterion!r} "
                 f"{used.threshold:.6g} decides, TPR {used.sensitivity:.3f} at FPR {1 - used.specificity:.3f}."
             )
         return bool(away)
