@@ -414,15 +414,23 @@ class PosNegDataModule(LightningDataModule):
         Args:
             stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
         """
-        splits = stage == "fit" or (stage == "validate" and self._prepared.datasets.val is None)
-        names = {"fit": ("train", "val"), "validate": ("val",)}.get(stage, (stage,))
-        # A subclass with a loader of its own need not have labels that can be found.
-        ours, theirs, end = PosNegDataModule, type(self), "_dataloader"
-        own = [name for name in ("val", "test") if getattr(theirs, name + end) is getattr(ours, name + end)]
-        arguments = {f"`{name}`": getattr(self, name) for name in SAMPLING_ARGUMENTS}
-        names = tuple(dict.fromkeys(("train", *names))) if splits else names
-        arguments["`steps_per_epoch`"] = self._epoch_steps
-        return arguments | self._prepared.description(names, own, splits=splits)
+        prepared, found = self._prepared, {f"`{name}`": getattr(self, name) for name in SAMPLING_ARGUMENTS}
+        found["`steps_per_epoch`"] = self._epoch_steps
+        splits = "train" in prepared.examples and (
+            stage == "fit" or (stage == "validate" and prepared.splits_validation)
+        )
+        for part in (*(["train"] if splits else []), "val" if stage in ("fit", "validate") else stage):
+            own, loader = prepared.examples.get(part), f"{part}_dataloader"
+            found[f"`{part}_dataset`"] = None if own is None else describe(own.dataset)
+            # A subclass with a loader of its own need not have labels that can be found.
+            is_ours = getattr(type(self), loader) is getattr(PosNegDataModule, loader)
+            if own is not None and part in ("val", "test") and is_ours:
+                found[f"labels of `{part}_dataset`"] = content_digest(own.labels)
+        if splits:
+            training = prepared.training
+            found["rows of the training positives"] = training.fingerprint
+            found["rows that validate"] = content_digest(training.held_out)
+        return found
 
     # ---------------------------------------------------------------- loaders
 

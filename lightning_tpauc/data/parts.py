@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -350,7 +350,12 @@ class PreparedData:
         weights = train.values_of("sample_weight")
         weights = None if weights is None else as_weights(weights)
         if self.negatives is not None:
-            self._refuse_split_of_stream()
+            if self.split.parts is not None:
+                msg = (
+                    f"`{self.split.parts}` can't split a stream of `negatives`. Pass a `val_dataset` with both classes "
+                    "instead."
+                )
+                raise ArgumentError(msg)
             return TrainingPart(_labels_of_positives(train), weights=weights)
         labels = train.labels
         train.refuse_label_among_inputs()
@@ -365,15 +370,6 @@ class PreparedData:
         names = None if labels.ndim == 1 else train.label_names or numbered(labels.shape[1])
         parts = self.split.cut(labels, None if groups is None else as_groups(groups), names)
         return TrainingPart(labels, *parts, names, weights)
-
-    def _refuse_split_of_stream(self) -> None:
-        name = self.split.parts
-        if name is not None:
-            msg = (
-                f"`{name}={getattr(self.split, name)}` can't split a stream of `negatives`. Pass a `val_dataset` with "
-                "both classes instead."
-            )
-            raise ArgumentError(msg)
 
     @cached_property
     def sample_weights(self) -> SampleWeights | None:
@@ -535,23 +531,6 @@ class PreparedData:
         entries = self.examples["train"].entries()
         pos, neg = (EvaluatedPart(train, rows, labels[rows], entries) for rows in parts)
         return pos, neg
-
-    def description(self, parts: Collection[str], labelled: Collection[str], *, splits: bool) -> dict[str, Any]:
-        """Short descriptions, by name, of what all processes of a run must have in common."""
-        found: dict[str, Any] = {}
-        for part in parts:
-            dataset = getattr(self.datasets, part)
-            found[f"`{part}_dataset`"] = None if dataset is None else describe(dataset)
-            if dataset is not None and part in labelled:
-                found[f"labels of `{part}_dataset`"] = content_digest(self.examples[part].labels)
-        if splits and "train" in self.examples:
-            training = self.training
-            found["rows of the training positives"] = training.fingerprint
-            found["rows that train"], found["rows that validate"] = (
-                content_digest(training.rows),
-                content_digest(training.held_out),
-            )
-        return found
 
 
 def _labels_of_positives(train: Examples) -> NDArray[np.int8]:
