@@ -50,7 +50,8 @@ class PosNegDataModule(LightningDataModule):
     Pass data sets, or subclass and return them from :meth:`build_datasets`. A data set is one of these:
 
     - a tensor, numpy array or memory map, or a pair ``(x, y)`` of these;
-    - a pair ``(x, y)`` with a table of pandas or a sparse matrix of scipy;
+    - a table of pandas or polars with the labels under ``targets``, or a pair ``(x, y)`` with a table or a sparse
+      matrix of scipy;
     - a :class:`~torch.utils.data.TensorDataset`, or any map-style data set of tuples, mappings or PyG graphs.
 
     The last entry of a tuple is the label, and all others are inputs. Columns of tables are known by their names: all
@@ -95,7 +96,7 @@ class PosNegDataModule(LightningDataModule):
         pin_memory: whether to use page-locked memory. ``None``: with workers on a GPU.
         collate_fn: makes a batch of a list of items, as in a ``DataLoader``; needed for items that differ in size. It
             receives items as the data set returns them. If they have labels, a returned tuple must end with the labels:
-            ``(inputs, labels)``. Anything else that it returns is passed to the model as a whole.
+            ``(inputs, labels)``. Anything else that it returns is passed to the model without what arguments name.
         persistent_workers: whether workers stay alive between epochs. They do, unless this is ``False``.
         prefetch_factor: batches that each worker loads ahead. ``None``: 2.
         timeout: seconds to wait for a batch of a worker; 0 waits without limit.
@@ -185,9 +186,9 @@ class PosNegDataModule(LightningDataModule):
         }
         self.worker_options = {name: value for name, value in options.items() if value is not None}
         self._check_arguments()
-        self._raw, self._dtype = Datasets(), None
+        self._raw = Datasets()
+        self._dtype: type[np.floating[Any]] | None = None
         self._examples: dict[str, tuple[tuple[Any, ...], Examples]] = {}
-        self._known: tuple[str, ...] | None = None
         self._last: tuple[tuple[Any, ...], PreparedData] | None = None
         self._loaders: list[PosNegLoader | EvalLoader] = []
 
@@ -200,15 +201,6 @@ class PosNegDataModule(LightningDataModule):
                 check_count(value, name, 0 if name == "num_dual_neg" else 1)
         if self.sampling not in ("auto", *SAMPLERS):
             msg = f"Expected `sampling` to be 'auto', 'pos_neg', 'uniform' or 'full', but got {self.sampling!r}."
-            raise ArgumentError(msg)
-        if self.collate_fn is not None and not callable(self.collate_fn):
-            msg = f"Expected `collate_fn` to be a function, but got {self.collate_fn!r}."
-            raise ArgumentError(msg)
-        needy = next((name for name in self.worker_options if name != "worker_init_fn"), None)
-        if self.num_workers == 0 and needy is not None and self.worker_options[needy]:
-            msg = (
-                f"`{needy}={self.worker_options[needy]!r}` needs worker processes: set `num_workers`, or leave it out."
-            )
             raise ArgumentError(msg)
         check_validation_source(self.val_dataset, self.val_fraction, self.num_folds, self.fold)
         self.val_fraction = None if self.val_fraction is None else as_fraction(self.val_fraction)

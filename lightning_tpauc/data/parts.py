@@ -479,7 +479,8 @@ class PreparedData:
         dataset = unaugmented(self.datasets.predict)
         rows, unknown = np.arange(len(dataset), dtype=np.int64), np.full(len(dataset), -1, dtype=np.int8)
         ids = own.ids(search_items=True, own=True)
-        labelled, entries = True, own.entries(known)
+        labelled: bool | None = True
+        entries = own.entries(known)
         if not isinstance(dataset, (Tensor, RowsDataset)):
             with seeded_items(0, 0):
                 item = dataset[0]
@@ -511,7 +512,7 @@ class PreparedData:
         found = [own for own in others if "labels" in own.__dict__]
         if not found and "train" in self.examples:
             return None if self.training.tasks is None else self.training.tasks.names
-        own = (found or others or [None])[0]
+        own = next(iter(found or others), None)
         return None if own is None or own.labels.ndim == 1 else own.label_names or numbered(own.labels.shape[1])
 
     def scored(self, seed: int) -> tuple[EvaluatedPart, EvaluatedPart]:

@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset, Subset, TensorDataset, get_worker_
 from lightning_tpauc import DigitsDataModule, PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.data import EvalBatch
 from lightning_tpauc.data.parts import EvaluatedPart
-from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
+from lightning_tpauc.errors import DataError, TPAUCWarning
 from tests.helpers.items import Items
 from tests.helpers.problems import make_trainer
 
@@ -360,21 +360,6 @@ def test_workers_may_be_spawned():
     for batch, expected in zip(datamodule.train_dataloader(), alone.train_dataloader(), strict=True):
         assert torch.equal(batch.inputs, expected.inputs)
     datamodule.teardown("fit")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"collate_fn": 3}, "Expected `collate_fn` to be a function, but got 3"),
-        ({"prefetch_factor": 4}, "`prefetch_factor=4` needs worker processes: set `num_workers`"),
-        ({"persistent_workers": True}, "`persistent_workers=True` needs worker processes"),
-        ({"timeout": 5}, "`timeout=5` needs worker processes"),
-        ({"multiprocessing_context": "spawn"}, "`multiprocessing_context='spawn'` needs worker processes"),
-    ],
-)
-def test_wrong_options_are_refused(options, message):
-    with pytest.raises(ArgumentError, match=message):
-        PosNegDataModule(Items(labelled, N), **options)
 
 
 @pytest.mark.parametrize("kind", [PosNegDataModule, DigitsDataModule])
