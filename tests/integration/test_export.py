@@ -60,9 +60,9 @@ def test_so_do_those_of_a_checkpoint(trained, tmp_path):
     assert torch.equal(scores(plain.eval()), scores(trained))
 
 
-@pytest.mark.parametrize("kind", ["backbone", "module", "subclass"])
+@pytest.mark.parametrize("kind", ["backbone", "subclass"])
 def test_torch_export(kind, trained, tmp_path):
-    model = {"backbone": lambda: trained.backbone, "module": lambda: trained, "subclass": lambda: train(Subclass())}
+    model = {"backbone": lambda: trained.backbone, "subclass": lambda: train(Subclass())}
     model = model[kind]()
     rows = torch.export.Dim("rows")
     exported = torch.export.export(model, (torch.zeros(2, 64),), dynamic_shapes=({0: rows},), strict=False)
@@ -89,16 +89,14 @@ def test_scores_and_decisions_are_those_of_predict(trained, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["backbone", "module"])
-def test_onnx(kind, trained, tmp_path):
+def test_onnx(trained, tmp_path):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
     from onnx.reference import ReferenceEvaluator
 
-    model = trained.backbone if kind == "backbone" else trained
     path, rows = tmp_path / "model.onnx", torch.export.Dim("rows")
     torch.onnx.export(
-        model, (torch.zeros(2, 64),), path, dynamo=True, dynamic_shapes=({0: rows},), input_names=["x"], verbose=False
+        trained, (torch.zeros(2, 64),), path, dynamo=True, dynamic_shapes=({0: rows},), input_names=["x"], verbose=False
     )
     (found,) = ReferenceEvaluator(onnx.load(path)).run(None, {"x": ROWS.numpy()})
-    torch.testing.assert_close(torch.from_numpy(found), scores(model), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.from_numpy(found), scores(trained), rtol=1e-4, atol=1e-5)

@@ -80,7 +80,7 @@ def test_each_label_is_trained_as_if_alone(method):
         assert_close(module.backbone.weight[k], one.backbone.weight, "trajectory64")
         for name, spec in one.algorithm._specs.items():
             state = getattr(module.algorithm, name)
-            state = module.algorithm.entries_of(state, k) if spec.kind in ("positive", "dense") else state[k]
+            state = module.algorithm.entries(state, k) if spec.kind in ("positive", "dense") else state[k]
             assert_close(state, getattr(one.algorithm, name), "trajectory64")
         for name, value in single.callback_metrics.items():
             if name.startswith("val/"):

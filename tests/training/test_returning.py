@@ -44,7 +44,7 @@ def at_home():
 
 @pytest.fixture(
     scope="module",
-    params=["ddp_fork", "ddp_notebook", pytest.param("ddp_spawn", marks=pytest.mark.slow)],
+    params=["ddp_fork", pytest.param("ddp_spawn", marks=pytest.mark.slow)],
 )
 def away(request):
     module = TPAUCModule(make_net())
