@@ -153,8 +153,7 @@ def test_two_ranks_score_a_short_stream_once(tmp_path, split):
 # ---------------------------------------------------------------- a run that breaks
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("every", "crash"), [(3, 14), (5, 16), (8, 17), (None, 19)])
+@pytest.mark.parametrize(("workers", "every", "crash"), [(0, 3, 14), (2, 5, 16), (0, 8, 17), (2, None, 19)])
 def test_resumed_equals_unbroken(tmp_path, workers, every, crash):
     """32 steps, 8 an epoch: mid-epoch, at a stage's end, at an epoch's last step, at an epoch's end."""
     straight, losses = run(tmp_path / "a", make_datamodule(workers=workers), every=every)
@@ -173,13 +172,11 @@ def test_resumed_equals_unbroken(tmp_path, workers, every, crash):
 @pytest.mark.parametrize(
     ("make", "workers", "stages"),
     [
-        (lambda: NegativeStream(Random(dim=DIM), "own"), 0, {}),
         (lambda: NegativeStream(Random(dim=DIM), "own"), 2, {}),
         (lambda: Random(dim=DIM), 0, {"scores": "forward"}),
-        (lambda: Random(dim=DIM), 0, {"batch_norm": "recompute"}),
         (lambda: Random(dim=DIM), 2, {"batch_norm": "recompute"}),
     ],
-    ids=["own", "own, 2 workers", "forward", "recompute", "recompute, 2 workers"],
+    ids=["own, 2 workers", "forward", "recompute, 2 workers"],
 )
 def test_other_ways_of_reading_resume_to_the_last_bit(tmp_path, make, workers, stages):
     straight, _ = run(tmp_path / "a", make_datamodule(make(), workers), every=3, **stages)
@@ -224,7 +221,7 @@ def test_two_ranks_resume_to_the_last_bit(tmp_path, workers):
 
 @forks
 @pytest.mark.ddp
-@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 1), (1, 3)])
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])
 def test_any_number_of_ranks_trains_on_the_same_examples(tmp_path, before, after):
     assert_resumes_on_other_ranks(run_ranks, tmp_path, before, after)
 
