@@ -269,11 +269,7 @@ class TPAUCCLI(LightningCLI):
 
 
 def main(args: ArgsType = None) -> None:
-    """Run the command; errors that the user can mend end it with one line instead of a traceback.
-
-    Args:
-        args: the command line without the program's name; ``sys.argv`` if ``None``.
-    """
+    """Run the command; errors that the user can mend end it with one line instead of a traceback."""
     with _without_noise(), _own_folder():
         try:
             TPAUCCLI(args)

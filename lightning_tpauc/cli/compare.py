@@ -66,7 +66,7 @@ def _setup(config: Namespace, instantiate: Callable[[Namespace], Any], seed: int
     def datamodule(run: Run) -> LightningDataModule:
         own, known = copy.deepcopy(config), options_of(config.data.class_path)
         given = config.data.get("init_args") or {}
-        values = {"seed": int(given.get("seed") or 0) + run.seed - seed} if "seed" in known else {}
+        values: dict[str, Any] = {"seed": int(given.get("seed") or 0) + run.seed - seed} if "seed" in known else {}
         if run.fold is not None:
             values |= {"num_folds": config.folds, "fold": run.fold, "val_fraction": None}
         if not values.keys() <= set(known):
@@ -84,22 +84,13 @@ def _setup(config: Namespace, instantiate: Callable[[Namespace], Any], seed: int
 
 
 def first_seed(config: Namespace) -> int:
-    """The configuration's seed, 0 if it has none.
-
-    Example:
-        >>> first_seed(Namespace(seed_everything=7)), first_seed(Namespace(seed_everything=None))
-        (7, 0)
-    """
+    """The configuration's seed, 0 if it has none."""
     seed = config.get("seed_everything")
     return seed if isinstance(seed, int) and not isinstance(seed, bool) else 0
 
 
 def run_comparison(config: Namespace, instantiate: Callable[[Namespace], Any], model: TPAUCModule) -> str:
-    """Run the comparison that the command line describes.
-
-    Returns:
-        The report's text, and where the page lies.
-    """
+    """Run the comparison that the command line describes."""
     msg = ""
     if config.get("data") is None:
         msg = "`compare` needs `--data`: name a data module."

@@ -78,15 +78,7 @@ def with_environment(words: Sequence[str], subcommand: str | None, environment: 
 
 
 def given_checkpoint(words: Sequence[str], subcommand: str) -> str | None:
-    """The ``ckpt_path`` that words, or else the files that they name, give last.
-
-    Raises:
-        ArgumentError: if a file that is given as ``--config`` holds no text.
-
-    Example:
-        >>> given_checkpoint(["test", "--ckpt_path", "a/epoch=1.ckpt"], "test")
-        'a/epoch=1.ckpt'
-    """
+    """The ``ckpt_path`` that words, or else the files that they name, give last."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--ckpt_path")
     parser.add_argument("-c", "--config", action="append", default=[])

@@ -46,6 +46,7 @@ from lightning_tpauc.comparison.store import Store
 from lightning_tpauc.comparison.training import (
     Setup,
     description,
+    named,
     score_test_set,
     structure,
     train_cell,
@@ -310,7 +311,7 @@ class Comparison:
                 "version": __version__,
                 "weights": weights_digest(module),
                 "model": content_digest(structure(module), description(self.setup.settings)),
-                "trainer": description(self.setup.options),
+                "trainer": self.setup.described(),
                 "data": _data_digest(datamodule),
                 "rectangle": list(self.rectangles[0]),
                 "budget": self._budget._asdict(),
@@ -331,8 +332,9 @@ class Comparison:
         self._budget = as_budget(self.setup.options, datamodule.steps_per_epoch, usual)
 
     def _cells(self, method: Method, factor: float, kind: Any = "train") -> list[Cell]:
+        algorithm = method.algorithm(*self.rectangles[0])
         own = {
-            "algorithm": repr(method.algorithm(*self.rectangles[0])),
+            "algorithm": f"{named(type(algorithm))} {algorithm!r}",
             "options": description(method.options),
             "per_step": self._per_step[method.name],
         }
@@ -426,11 +428,7 @@ class Comparison:
 
 
 def _require_validation(loader: Any, labels: Labels | None) -> list[str]:
-    """Refuse data without a validation set, which tells methods and settings apart, or where it lacks a class.
-
-    Returns:
-        What to say of the labels that lack a class there, of several.
-    """
+    """Refuse data without a validation set, which tells methods and settings apart, or where it lacks a class."""
     if isinstance(loader, list) and not loader:
         msg = (
             "A comparison chooses weights and settings on validation data, but there are none: pass `val_dataset`, or "
@@ -482,26 +480,20 @@ def _data_digest(datamodule: Any) -> str:
     read = [getattr(datamodule, "fingerprint", None)]
     if given.get("train_dataset") is None:
         read.append(next(iter(datamodule.val_dataloader())))
-    return content_digest({n: v for n, v in given.items() if n not in functions}, description(functions), *read)
+    settings = named(type(datamodule)), description(functions)
+    return content_digest({n: v for n, v in given.items() if n not in functions}, *settings, *read)
 
 
 # ---------------------------------------------------------------- trainings side by side
 
 
 def progress_bar(title: str, done: int, total: int, **options: Any) -> tqdm[Any]:
-    """A bar that says how long the rest will take, by the speed of all that has been done in this run.
-
-    Cells take seconds to hours, so the speed of the last ones says little.
-    """
+    """A bar that says how long the rest will take, by the speed of all that has been done in this run."""
     return tqdm(desc=title, initial=done, total=total, smoothing=0, **options)
 
 
 def check_processes(processes: int, accelerator: str) -> None:
-    """Raise :class:`ArgumentError` unless this number of processes can train side by side.
-
-    Example:
-        >>> check_processes(1, "cuda")
-    """
+    """Raise :class:`ArgumentError` unless this number of processes can train side by side."""
     if processes > 1 and "fork" not in multiprocessing.get_all_start_methods():
         msg = f"`processes={processes}` forks this process, which the system can't. Set `processes=1`."
         raise ArgumentError(msg)
@@ -514,18 +506,9 @@ def check_processes(processes: int, accelerator: str) -> None:
 
 
 def run_side_by_side(work: Sequence[Callable[[], object]], processes: int, done: Callable[[], object]) -> None:
-    """Run functions in forks of this process, ``processes`` at a time, each in one thread.
+    """Run functions in forks of this process, some at a time, each in one thread; ``done`` is called after each.
 
-    After an error what has begun is finished, and nothing more is begun.
-
-    Args:
-        work: functions to run.
-        processes: how many at a time.
-        done: called when one has ended.
-
-    Raises:
-        DataError: if a process was killed.
-        Exception: the first one that a function raised.
+    After an error what has begun is finished, and nothing more is begun. The first error is raised.
     """
     fork = multiprocessing.get_context("fork")
     with ProcessPoolExecutor(min(processes, len(work)), fork, _begin, (work,)) as pool:
@@ -566,6 +549,6 @@ def _undisturbed() -> Iterator[None]:
             yield
         finally:
             log.setLevel(level)
-            for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):  # seed_everything writes them
-                os.environ.pop(name, None)
-                os.environ.update({name: environment[name]} if name in environment else {})
+            for name in set(os.environ) - set(environment):  # seed_everything and Trainers write some
+                del os.environ[name]
+            os.environ.update(environment)

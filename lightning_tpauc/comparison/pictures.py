@@ -30,11 +30,7 @@ _Scored = Sequence[tuple[Tensor, Tensor]]
 
 
 def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
-    """A figure and its axes.
-
-    Raises:
-        MissingExtraError: if matplotlib is not installed.
-    """
+    """A figure and its axes."""
     # a figure without pyplot: no window system, no global state to clean up
     module = import_extra("matplotlib.figure", "plot")
     figure = module.Figure(figsize=size, layout="constrained")
@@ -66,15 +62,7 @@ def draw_band(
 ) -> None:
     """Draw the mean over runs as a line, and their lowest and highest values as a band.
 
-    Runs that have no values at the places of the first run are left out.
-
-    Args:
-        ax: axes.
-        runs: points of each run.
-        name: of the value to draw; points that lack it are left out.
-        label: of the line.
-        colour: of line and band.
-        x: name of what the horizontal axis shows.
+    Runs that have no values at the places of the first run are left out, and points that lack the value.
     """
     drawn = [run for run in ({p[x]: p[name] for p in points if name in p} for points in runs) if run]
     drawn = [run for run in drawn if run.keys() == drawn[0].keys()]
@@ -86,13 +74,7 @@ def draw_band(
 
 
 def most_positives(labels: Sequence[LabelResults], count: int) -> list[int]:
-    """Positions of the labels with the most positives, at most so many of them, in ascending order.
-
-    Example:
-        >>> labels = [LabelResults("", (0.5, 0.5), number, 9, {}, {}) for number in (3, 1, 7)]
-        >>> most_positives(labels, 2)
-        [0, 2]
-    """
+    """Positions of the labels with the most positives, at most so many of them, in ascending order."""
     return sorted(sorted(range(len(labels)), key=lambda k: -labels[k].num_positives)[:count])
 
 
@@ -171,11 +153,7 @@ def _heights(
 
 
 def draw_progress(curves: Mapping[str, Sequence[Sequence[Mapping[str, float]]]]) -> Any:
-    """Validation TPAUC of all methods against the examples that were seen, and each method's own training loss.
-
-    Args:
-        curves: by method, the points of its runs: ``examples``, ``tpauc`` and ``loss``.
-    """
+    """Validation TPAUC of all methods against the examples that were seen, and each method's own training loss."""
     columns = min(4, max(2, len(curves)))
     rows = math.ceil(len(curves) / columns)
     figure = import_extra("matplotlib.figure", "plot").Figure(figsize=(11, 3.6 + 2.2 * rows), layout="constrained")

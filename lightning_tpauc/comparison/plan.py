@@ -63,18 +63,7 @@ def method_names() -> list[str]:
 
 
 def chosen_methods(given: Sequence[str | Method] | None) -> tuple[Method, ...]:
-    """The methods that were asked for, in their order.
-
-    Args:
-        given: names of :func:`method_names`, or methods; ``None``: cross-entropy, its balanced variant, STACO, PAUCI.
-
-    Raises:
-        ArgumentError: if a name is unknown, two methods have one name, or there are fewer than two.
-
-    Example:
-        >>> [method.name for method in chosen_methods(["STACO", "cross-entropy"])]
-        ['STACO', 'cross-entropy']
-    """
+    """The methods that were asked for, in their order."""
     found = [entry if isinstance(entry, Method) else _known(entry) for entry in given or DEFAULT_METHODS]
     names = [method.name for method in found]
     if len(set(names)) < len(names) or len(names) < 2:
@@ -86,17 +75,7 @@ def chosen_methods(given: Sequence[str | Method] | None) -> tuple[Method, ...]:
 def methods_for(
     methods: Sequence[Method], labels: Labels | None, rectangle: tuple[float, float], *, chosen: bool
 ) -> tuple[tuple[Method, ...], list[str]]:
-    """The methods that can train these labels, and the names of the others.
-
-    Args:
-        methods: that were asked for.
-        labels: of the data; ``None`` for one label, which all methods train.
-        rectangle: (min_tpr, max_fpr).
-        chosen: whether somebody asked for these methods, or they are the default.
-
-    Raises:
-        UnsupportedError: if a method that was asked for trains one label, and there are several.
-    """
+    """The methods that can train these labels, and the names of the others."""
     left_out = [m.name for m in methods if labels is not None and not m.algorithm(*rectangle).takes_tasks]
     if left_out and chosen and labels is not None:
         msg = (
@@ -116,29 +95,13 @@ def _known(name: Any) -> Method:
 
 
 def rate_factors(trials: int) -> tuple[float, ...]:
-    """Factors of the default learning rate to try, half a power of ten apart, the default itself first.
-
-    Args:
-        trials: how many, at least 1.
-
-    Raises:
-        ArgumentError: if ``trials`` is below 1.
-
-    Example:
-        >>> [round(factor, 3) for factor in rate_factors(5)]
-        [1.0, 3.162, 0.316, 10.0, 0.1]
-    """
+    """Factors of the default learning rate to try, half a power of ten apart, the default itself first."""
     check_count(trials, "trials", 1)
     return tuple(10.0 ** ((k + 1) // 2 / (2 if k % 2 else -2)) for k in range(trials))
 
 
 class Run(NamedTuple):
-    """A repetition.
-
-    Attributes:
-        seed: of the initial weights and of the batches.
-        fold: fold that validates; ``None`` for the data's own split.
-    """
+    """A repetition: a seed of weights and batches, and the fold that validates; ``None`` for the data's own split."""
 
     seed: int
     fold: int | None
@@ -177,7 +140,7 @@ class Outcome(Ended):
         examples: how many were trained on, repetitions included.
         optimizer: what the weights were trained by.
         validation: ``tpauc`` and ``auroc`` on validation data of the weights that are kept.
-        kept_start: whether the untrained weights validated best.
+        kept_start: whether nothing validated better than the first weights.
         curve: a point for each validation: ``step``, ``examples``, ``tpauc``, ``auroc``, ``loss``.
     """
 
@@ -200,26 +163,13 @@ class Budget(NamedTuple):
     validations: int
 
     def steps(self, per_step: int) -> tuple[int, int]:
-        """Number of steps, and of steps between two validations, the last of which is at the end.
-
-        Example:
-            >>> Budget(examples=10_000, validations=5).steps(per_step=100)
-            (100, 20)
-        """
+        """Number of steps, and of steps between two validations, the last of which is at the end."""
         between = max(1, round(self.examples / per_step / self.validations))
         return between * self.validations, between
 
 
 def as_budget(trainer: Mapping[str, Any], steps_per_epoch: int, per_step: int) -> Budget:
-    """The examples and validations of a training by these arguments of the Trainer.
-
-    Raises:
-        ArgumentError: if neither ``max_epochs`` nor ``max_steps`` bounds the training.
-
-    Example:
-        >>> as_budget({"max_epochs": 10, "check_val_every_n_epoch": 2}, steps_per_epoch=7, per_step=256)
-        Budget(examples=17920, validations=5)
-    """
+    """The examples and validations of a training by these arguments of the Trainer."""
     limit = _given(trainer, "limit_train_batches", 1.0)
     epoch = min(steps_per_epoch, limit) if isinstance(limit, int) else max(1, int(limit * steps_per_epoch))
     epochs, most = trainer.get("max_epochs"), _given(trainer, "max_steps", -1)
@@ -248,12 +198,7 @@ def _given(trainer: Mapping[str, Any], name: str, default: Any) -> Any:
 
 
 def examples_per_step(datamodule: Any, algorithm: Any) -> int:
-    """How many examples a method trains on in a step, on data that are set up and belong to no Trainer.
-
-    Raises:
-        ArgumentError: if it is another data module.
-        UnsupportedError: if the method needs a training set whose negatives are a stream.
-    """
+    """How many examples a method trains on in a step, on data that are set up and belong to no Trainer."""
     if not isinstance(datamodule, PosNegDataModule):
         kind = type(datamodule).__name__
         msg = f"Expected `datamodule` to be a PosNegDataModule, but got a {kind}: pass its data sets to one."
@@ -279,24 +224,12 @@ def examples_per_step(datamodule: Any, algorithm: Any) -> int:
 
 
 def sampling_of(datamodule: PosNegDataModule, algorithm: Algorithm) -> str:
-    """How batches are drawn: as the data module says, or else the algorithm.
-
-    Example:
-        >>> sampling_of(PosNegDataModule(), STACO()), sampling_of(PosNegDataModule(sampling="uniform"), STACO())
-        ('pos_neg', 'uniform')
-    """
+    """How batches are drawn: as the data module says, or else the algorithm."""
     return algorithm.sampling if datamodule.sampling == "auto" else datamodule.sampling
 
 
 def best_factor(outcomes: Mapping[float, Sequence[Outcome | None]]) -> float | None:
-    """The learning rate with the best mean ``tpauc`` on validation data, then ``auroc``; the first of equals.
-
-    Args:
-        outcomes: by learning rate, of all runs.
-
-    Returns:
-        ``None`` if none has finished in all runs.
-    """
+    """The learning rate with the best mean ``tpauc`` on validation data, then ``auroc``; the first of equals."""
     best, chosen = (-1.0, -1.0), None
     for factor, found in outcomes.items():
         done = [outcome.validation for outcome in found if outcome is not None and outcome.status == "finished"]

@@ -100,11 +100,7 @@ class Report:
 
 
 def write_report(results: Results, folder: Path, title: str) -> Report:
-    """Write ``report.html``, ``report.txt``, ``runs.csv``, ``differences.csv`` and two pictures.
-
-    Raises:
-        MissingExtraError: if matplotlib is not installed.
-    """
+    """Write ``report.html``, ``report.txt``, ``runs.csv``, ``differences.csv`` and two pictures."""
     tables = {"": _methods(results)}
     texts = [title, tables[""].text(), "\n".join(_verdicts(results))]
     if len(results.labels) > 1:
@@ -246,8 +242,8 @@ def _page(title: str, results: Results, tables: Mapping[str, Table], pictures: M
     """The page; it is well-formed XML as well."""
     parts = [f"<h1>{escape(title)}</h1>", _list(_verdicts(results), "verdicts")]
     parts += [f"<h2>{escape(name)}</h2>{table.html()}" if name else table.html() for name, table in tables.items()]
-    for name, content in pictures.items():
-        image = f'<img alt="{name}" src="data:image/png;base64,{base64.b64encode(content).decode()}" />'
+    for name, picture in pictures.items():
+        image = f'<img alt="{name}" src="data:image/png;base64,{base64.b64encode(picture).decode()}" />'
         parts.append(f'<h2>{name}</h2><div class="wide">{image}</div>')
     parts += ["<h2>How to read it</h2>", _list(results.notes, "notes")]
     sized = '<meta name="viewport" content="width=device-width, initial-scale=1" />'

@@ -43,21 +43,12 @@ class Evaluated(NamedTuple):
 
 
 def have_both(target: Tensor) -> Tensor:
-    """Of each of K labels, whether a positive and a negative were measured; bool tensor ``(K,)``.
-
-    Args:
-        target: integer tensor ``(N, K)``.
-    """
+    """Of each of K labels, whether a positive and a negative were measured; bool tensor ``(K,)``."""
     return (target == 1).any(0) & (target == 0).any(0)
 
 
 def num_resamples_for(num_scores: int) -> int:
-    """Number of resamples for this many scores (examples x runs x methods): 1000; of huge sets fewer, at least 200.
-
-    Example:
-        >>> num_resamples_for(100_000), num_resamples_for(10**9)
-        (1000, 200)
-    """
+    """Number of resamples for this many scores (examples x runs x methods): 1000; of huge sets fewer, at least 200."""
     return max(200, min(1000, _DRAWS // max(1, num_scores)))
 
 
@@ -111,16 +102,7 @@ def resampled_areas(
 
 
 def paired(methods: Mapping[str, Sequence[Evaluated]]) -> list[Tensor]:
-    """The targets of the runs, which are the same for all methods.
-
-    Raises:
-        ArgumentError: if they are not.
-
-    Example:
-        >>> paired({"a": [Evaluated(torch.zeros(2, 1), torch.tensor([[0], [1]]))]})
-        [tensor([[0],
-                [1]])]
-    """
+    """The targets of the runs, which are the same for all methods."""
     first = [run.target for run in next(iter(methods.values()))]
     for name, runs in methods.items():
         same = len(runs) == len(first) and all(torch.equal(r.target, t) for r, t in zip(runs, first, strict=True))

@@ -34,32 +34,13 @@ class Difference(NamedTuple):
 
 
 def measured_names(num_rectangles: int) -> tuple[list[str], list[str]]:
-    """Names of the areas in rectangles, and of all else that is measured.
-
-    Example:
-        >>> measured_names(1)
-        (['tpauc 0'], ['auroc', 'average_precision', 'tpr_at_max_fpr', 'fpr_at_min_tpr'])
-    """
+    """Names of the areas in rectangles, and of all else that is measured."""
     areas = [f"tpauc {k}" for k in range(num_rectangles)]
     return areas, ["auroc", "average_precision", "tpr_at_max_fpr", "fpr_at_min_tpr"]
 
 
 def measures(scores: Tensor, target: Tensor, rectangles: Sequence[Rectangle]) -> dict[str, float]:
-    """All that a table shows of one run's scores of one label.
-
-    Args:
-        scores: float tensor ``(N,)``.
-        target: integer tensor ``(N,)`` of 1 and 0.
-        rectangles: (min_tpr, max_fpr) pairs; the first one is what was trained for.
-
-    Returns:
-        ``tpauc 0``, ``tpauc 1`` and so on by rectangle, ``auroc``, ``average_precision``, ``tpr_at_max_fpr`` and
-        ``fpr_at_min_tpr``; nan, all of them, where a class is missing.
-
-    Example:
-        >>> measures(torch.tensor([0.9, 0.8, 0.7, 0.1]), torch.tensor([1, 0, 1, 0]), [(0.5, 0.5)])["auroc"]
-        0.75
-    """
+    """All that a table shows of one run's scores of one label."""
     from sklearn.metrics import average_precision_score
 
     areas, others = measured_names(len(rectangles))
@@ -74,12 +55,7 @@ def measures(scores: Tensor, target: Tensor, rectangles: Sequence[Rectangle]) ->
 
 
 def difference(estimate: float, ours: Tensor, theirs: Tensor) -> Difference:
-    """The difference with its 95% percentile interval, over the resamples that have it.
-
-    Example:
-        >>> difference(0.5, torch.full((9,), 0.75), torch.full((9,), 0.25))
-        Difference(estimate=0.5, lower=0.5, upper=0.5)
-    """
+    """The difference with its 95% percentile interval, over the resamples that have it."""
     ends = (ours - theirs).double().nanquantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
     return Difference(estimate, *ends.tolist())
 
@@ -122,12 +98,7 @@ def verdict(found: Difference, baseline: str, untrained: Sequence[str] = ()) -> 
 
 
 def short(value: float, sign: str = "") -> str:
-    """Three decimals, without the zero before the point.
-
-    Example:
-        >>> short(0.0404), short(-0.5), short(0.25, sign="+"), short(1.0)
-        ('.040', '-.500', '+.250', '1.000')
-    """
+    """Three decimals, without the zero before the point."""
     text = f"{value:{sign}.3f}".replace("-0.000", "0.000")
     return text.replace("0.", ".", 1) if abs(value) < 0.9995 else text
 
@@ -146,7 +117,7 @@ class Row:
         optimizer: that trained the weights.
         tried: learning rates that were tried.
         at_edge: whether the best of several learning rates is the smallest or the largest of them.
-        kept_start: whether, of some run, the untrained weights validated best.
+        kept_start: whether, in some run, nothing validated better than the first weights.
         failed: why it has no values.
     """
 
@@ -234,15 +205,7 @@ class Results:
 
 
 class Evaluation(NamedTuple):
-    """What :func:`evaluate` found.
-
-    Attributes:
-        measured: by method, the values of its runs by name; of several labels, means over those that have one.
-        intervals: by method, the interval of its area in the first rectangle.
-        differences: by method, the differences of its areas to the baseline's.
-        num_resamples: number of resamples.
-        labels: each label.
-    """
+    """By method: values of runs by name, interval in the first rectangle, differences; number of resamples; labels."""
 
     measured: dict[str, dict[str, list[float]]]
     intervals: dict[str, tuple[float, float]]
@@ -258,15 +221,7 @@ def evaluate(
     labels: Sequence[tuple[str, Rectangle]],
     folds: int = 1,
 ) -> Evaluation:
-    """Values, intervals and differences of what was scored.
-
-    Args:
-        scores: by method, its runs.
-        baseline: name of the method that the others are compared with.
-        rectangles: (min_tpr, max_fpr) pairs.
-        labels: name of each label, and the rectangle that takes the place of the first one.
-        folds: how many of the first runs have parts of the same data, if the runs have different examples.
-    """
+    """Values, intervals and differences of what was scored."""
     if not scores:
         return Evaluation({}, {}, {}, 0, [])
     wanted = [[own, *rectangles[1:]] for _, own in labels]

@@ -69,11 +69,7 @@ class Store(Generic[Outcome]):
         return self.folder / f"{hashlib.blake2b(cell.key.encode(), digest_size=8).hexdigest()}.json"
 
     def add(self, cell: Keyed, outcome: Outcome, tensors: Mapping[str, Any] | None = None) -> None:
-        """Write an outcome.
-
-        Raises:
-            DataError: if it can't be written, because the disk is full, for example.
-        """
+        """Write an outcome."""
         path = self.path(cell)
         record = {"key": json.loads(cell.key), "outcome": asdict(outcome)}  # type: ignore[call-overload]  # a dataclass
         try:
@@ -90,11 +86,7 @@ class Store(Generic[Outcome]):
             raise DataError(msg) from error
 
     def get(self, cell: Keyed) -> Outcome | None:
-        """The outcome of a cell; ``None`` if it hasn't finished.
-
-        Raises:
-            DataError: if its file is damaged.
-        """
+        """The outcome of a cell; ``None`` if it hasn't finished."""
         path = self.path(cell)
         return self._read(path)[1] if path.is_file() else None
 

@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, LearningRateMonitor, ProgressBar
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -30,6 +31,9 @@ from lightning_tpauc.scoring.prediction import PredictionWriter
 
 #: Callbacks that end, save or show a training; a comparison does these things itself.
 _REPLACED = (Checkpoint, EarlyStopping, ProgressBar, LearningRateMonitor, ROCFigure, PredictionWriter)
+#: Arguments of the Trainer that a comparison replaces.
+_UNUSED = {"devices", "num_nodes", "max_time", "fast_dev_run", "logger", "default_root_dir", "enable_checkpointing"}
+_UNUSED |= {"enable_progress_bar", "enable_model_summary"}
 #: Their classes are named in keys; of other packages' the source counts as well, which users change.
 _LIBRARIES = {"builtins", "torch", "torchvision", "torch_geometric", "lightning", "lightning_tpauc", "torchmetrics"}
 
@@ -65,6 +69,12 @@ class Setup:
             _scale_rate(module, factor)
         return module
 
+    def described(self) -> str:
+        """The arguments of the Trainer that change results."""
+        kept = {name: value for name, value in self.options.items() if name not in _UNUSED}
+        kept["callbacks"] = [c for c in as_list(kept.get("callbacks")) if not isinstance(c, _REPLACED)]
+        return description(kept)
+
     def notes(self) -> list[str]:
         """What a comparison leaves out of the given objects, for the report."""
         left_out = [type(c).__name__ for c in as_list(self.options.get("callbacks")) if isinstance(c, _REPLACED)]
@@ -76,19 +86,15 @@ class Setup:
 
 
 def as_list(value: Any) -> list[Any]:
-    """A list of what may be one thing, several or nothing, as Lightning takes callbacks.
-
-    Example:
-        >>> as_list(None), as_list("one"), as_list(("one", "two"))
-        ([], ['one'], ['one', 'two'])
-    """
+    """A list of what may be one thing, several or nothing, as Lightning takes callbacks."""
     if value is None:
         return []
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def _scale_rate(module: TPAUCModule, factor: float) -> None:
-    given, kind = module.optimizer_factory, type(module)
+    given: Any = module.optimizer_factory
+    kind = type(module)
     if given is None and any("configure_optimizers" in vars(k) for k in kind.__mro__ if k not in TPAUCModule.__mro__):
         _refuse_trials(kind)
 
@@ -96,17 +102,17 @@ def _scale_rate(module: TPAUCModule, factor: float) -> None:
         optimizer = make_optimizer(given, list(parameters), module.algorithm.default_lr)
         for group in optimizer.param_groups:
             group["lr"] *= factor
-        scaled.was_used = True  # type: ignore[attr-defined]  # see _Recorder
+        scaled.rates = [group["lr"] for group in optimizer.param_groups]  # type: ignore[attr-defined]  # see _Recorder
         return optimizer
 
-    scaled.was_used = False  # type: ignore[attr-defined]
+    scaled.rates = []  # type: ignore[attr-defined]
     module.optimizer_factory = scaled
 
 
 def _refuse_trials(kind: type) -> None:
     msg = (
         f"`trials` varies the learning rate of the module's `optimizer`, but {kind.__name__} makes its own in "
-        "`configure_optimizers`. Pass `optimizer`, or compare with one trial."
+        "`configure_optimizers`, or its schedule sets the rate. Pass `optimizer` alone, or compare with one trial."
     )
     raise UnsupportedError(msg)
 
@@ -122,22 +128,22 @@ class _Recorder(Callback):
         self._losses: list[Tensor] = []
 
     @override
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not getattr(pl_module.optimizer_factory, "was_used", True):
-            _refuse_trials(type(pl_module))
-        rate = pl_module.base_lr[1]  # type: ignore[index]  # a TPAUCModule's
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        if (rates := getattr(pl_module.optimizer_factory, "rates", None)) is not None:
+            groups = trainer.optimizers[0].param_groups
+            if rates != [group.get("initial_lr", group["lr"]) for group in groups]:  # a schedule may have set it
+                _refuse_trials(type(pl_module))
+        rate = pl_module.base_lr[1]
         shown_rate = "" if rate is None else f", lr {rate:.3g}"
         self.optimizer = f"{type(trainer.optimizers[0]).__name__}{shown_rate}"
 
     @override
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         # of the step itself: a subclass's `training_step` may return anything
-        self._losses.append(pl_module.training_state.step_loss.detach().clone())  # type: ignore[union-attr, operator]
+        self._losses.append(pl_module.training_state.step_loss.detach().clone())
         self.examples += int(batch.num_pos + batch.num_neg + batch.num_dual_neg)
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set by `fit`
-        if batch.masks is not None and sampling_of(datamodule, pl_module.algorithm) == "uniform":  # type: ignore[arg-type]
+        if batch.masks is not None and sampling_of(datamodule, pl_module.algorithm) == "uniform":
             self.examples -= int(batch.num_pos)  # such a batch has all examples in both parts
         self._advance(1 / self._steps)
 
@@ -165,12 +171,12 @@ class _Scores(Callback):
         self.tensors = Evaluated(scores[known], labels[known].long())._asdict()
 
     @override
-    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.state.fn == TrainerFn.VALIDATING:
             self._keep(pl_module._collected["val"])  # a TPAUCModule's
 
     @override
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         self._keep(pl_module._collected["test"])
 
 
@@ -182,11 +188,7 @@ def train_cell(
     budget: Budget,
     advance: Callable[[float], object],
 ) -> tuple[Outcome, dict[str, Any]]:
-    """Train, and score the validation data with the weights that validated best.
-
-    Returns:
-        The outcome, and tensors: ``weights``, ``scores`` and ``target`` of the validation data.
-    """
+    """Train, and score the validation data with the weights that validated best."""
     datamodule = setup.datamodule(cell.run)
     module = setup.build(method, rectangle, cell.run, cell.factor)
     if weights_digest(module) != cell.identity["weights"]:
@@ -195,6 +197,8 @@ def train_cell(
             "from the global random numbers alone."
         )
         raise ArgumentError(msg)
+    with isolate_rng():  # what the first weights reach tells whether training has changed anything for the better
+        first = validated_areas(setup.trainer([]).validate(module, datamodule, verbose=False)[0])
     steps, between = budget.steps(cell.identity["per_step"])
     recorder, scores = _Recorder(advance, steps), _Scores()
     length = {"max_epochs": -1, "max_steps": steps, "check_val_every_n_epoch": None, "val_check_interval": between}
@@ -209,7 +213,7 @@ def train_cell(
     tpauc, auroc = validated_areas(values)
     outcome = Outcome("finished", "", seconds, recorder.examples, recorder.optimizer, curve=recorder.curve)
     outcome.validation = {"tpauc": tpauc, "auroc": auroc}
-    outcome.kept_start = all((point["tpauc"], point["auroc"]) < (tpauc, auroc) for point in recorder.curve)
+    outcome.kept_start = first >= (tpauc, auroc)
     weights = {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
     return outcome, {"weights": weights, **scores.tensors}
 
@@ -217,11 +221,7 @@ def train_cell(
 def score_test_set(
     setup: Setup, method: Method, cell: Cell, rectangle: tuple[float, float], weights: Any
 ) -> tuple[Outcome, dict[str, Any]]:
-    """Score the test data with the weights of a training.
-
-    Returns:
-        The outcome, and tensors: ``scores`` and ``target``.
-    """
+    """Score the test data with the weights of a training."""
     datamodule, module, scores = setup.datamodule(cell.run), setup.build(method, rectangle, cell.run), _Scores()
     module.load_state_dict(weights)
     started = time.perf_counter()
@@ -233,12 +233,7 @@ def score_test_set(
 
 
 def weights_digest(module: nn.Module) -> str:
-    """16 hex digits of all weights and their names.
-
-    Example:
-        >>> weights_digest(nn.Linear(2, 1)) == weights_digest(nn.Linear(2, 1))
-        False
-    """
+    """16 hex digits of all weights and their names."""
     return content_digest(dict(module.state_dict()))
 
 
@@ -261,25 +256,26 @@ def description(value: Any, depth: int = 4) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(inner, value))}]"
     if isinstance(value, functools.partial):
-        return _named(value.func) + inner({"args": value.args, "keywords": value.keywords})
+        return named(value.func) + inner({"args": value.args, "keywords": value.keywords})
     if isinstance(value, type):
-        return _named(value)
+        return named(value)
     if inspect.isfunction(value):
         held = [cell.cell_contents for cell in value.__closure__ or ()]
-        return _named(value) + (inner([held, value.__defaults__]) if held or value.__defaults__ else "")
+        return named(value) + (inner([held, value.__defaults__]) if held or value.__defaults__ else "")
     if isinstance(value, nn.Module):
         return structure(value)
     public = {name: entry for name, entry in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
-    return _named(type(value)) + inner(public)
+    return named(type(value)) + inner(public)
 
 
 def structure(module: nn.Module) -> str:
     """Layers with their settings, and the source of classes that are no library's."""
-    own = sorted({_named(type(part)) for part in module.modules()})
+    own = sorted({named(type(part)) for part in module.modules()})
     return f"{weights_digest(module)} {module!r} {own}"
 
 
-def _named(thing: Any) -> str:
+def named(thing: Any) -> str:
+    """The name of a class or function, and of one that is no library's the digest of its source."""
     name = str(getattr(thing, "__qualname__", type(thing).__qualname__))
     if str(getattr(thing, "__module__", "")).partition(".")[0] in _LIBRARIES:
         return name

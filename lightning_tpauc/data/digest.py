@@ -14,17 +14,18 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 #: Of a set that makes its items one by one, and of a long list, so many are read, at equal distances.
 _ITEMS = 256
+_PLAIN = (bool, int, float, complex, str, bytes)
 
 
 def content_digest(*values: Any) -> str:
     """16 hex digits of the content of data: the same in every process, others if a number, a name or a label differs.
 
-    Tensors, arrays, sparse matrices and tables are read whole, with the names of their columns. Of data sets that make
-    their items one by one, and of long lists, 256 items count, at equal distances; an item that is random counts by its
-    type alone. The global random numbers stay as they are.
+    Tensors, arrays, sparse matrices, tables with the names of their columns, and lists of numbers and texts are read
+    whole. Of data sets that make their items one by one, and of other lists, 256 items count, at equal distances; an
+    item that is never the same counts for nothing. The global random numbers stay as they are.
 
     Args:
-        values: data sets as a data module takes them, labels, settings; anything else counts by its type.
+        values: data sets as a data module takes them, labels, settings; anything else counts by its type and text.
 
     Example:
         >>> x = torch.arange(6.0).reshape(3, 2)
@@ -47,7 +48,7 @@ def content_digest(*values: Any) -> str:
 
 def _add(digest: Any, value: Any) -> None:
     digest.update(f"|{type(value).__qualname__}:".encode())
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+    if value is None or isinstance(value, _PLAIN):
         digest.update(repr(value).encode())
     elif isinstance(value, Tensor):
         digest.update(f"{tuple(value.shape)}{value.dtype}".encode())
@@ -82,12 +83,18 @@ def _parts(value: Any) -> list[Any]:
     if isinstance(value, Subset):
         return [np.asarray(value.indices), value.dataset]
     if isinstance(value, (list, tuple)):
-        return [len(value), *(value[k] for k in _places(len(value)))]
+        plain = bool(value) and isinstance(value[0], _PLAIN)
+        return [repr(value)] if plain else [len(value), *(value[k] for k in _places(len(value)))]
     if hasattr(value, "to_dict"):  # a graph
         return [value.to_dict()]
     if isinstance(value, Dataset) and hasattr(value, "__len__"):
         return [len(value), *(_steady(value, k) for k in _places(len(value)))]
-    return [np.asarray(value)] if hasattr(value, "__array__") else []
+    return [np.asarray(value)] if hasattr(value, "__array__") else _text(value)
+
+
+def _text(value: Any) -> list[str]:
+    """A value's text, unless it is an address, which is another one in the next process."""
+    return [] if " at 0x" in repr(value) else [repr(value)]
 
 
 def _places(count: int) -> list[int]:

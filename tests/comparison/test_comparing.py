@@ -170,7 +170,7 @@ def test_test_scores_are_those_of_the_weights_that_validated_best(finished):
         weights = tensors(folder, key)["weights"]
         points = [(point["tpauc"], point["auroc"]) for point in outcome.curve]
         best = outcome.validation["tpauc"], outcome.validation["auroc"]
-        assert best == pytest.approx(max(points), abs=1e-6) or (outcome.kept_start and best > max(points))
+        assert best == pytest.approx(max(points), abs=1e-6)
         x, y = part(1)
         scores = x @ weights["backbone.weight"][0] + weights["backbone.bias"]
         assert best[1] == pytest.approx(roc_auc_score(y, scores), abs=1e-6)
@@ -291,7 +291,6 @@ def test_no_verdict_on_a_method_that_kept_its_first_weights(tmp_path):
     report = run(tmp_path, model=net, methods=["STACO", away, "SOTAs"])
     rows = {row.method: row for row in report.results.rows}
     assert rows["away"].kept_start
-    torch.testing.assert_close(report.results.scores["away"][0].scores, net(part(2)[0]).detach())
     words = r"open \(.*\): .*away never validated better than (its|their) first weights"
     assert re.fullmatch(words, report.verdicts["away"])
     for row in table(tmp_path, "differences"):
@@ -576,6 +575,16 @@ def test_a_function_that_returns_trained_weights_is_noticed(tmp_path):
 class Makes(TPAUCModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_a_schedule_that_sets_the_rate_has_none_to_try(tmp_path):
+    cycle = functools.partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=20)
+    given = {"optimizer": functools.partial(torch.optim.SGD, lr=0.3), "lr_scheduler": cycle}
+    run(tmp_path, module=given)
+    with pytest.raises(UnsupportedError, match="or its schedule sets the rate"):
+        run(tmp_path, module=given, trials=2)
+    steps = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=3)
+    run(tmp_path, module={**given, "lr_scheduler": steps}, trials=2)
 
 
 @pytest.mark.parametrize("options", [{}, {"module": {"optimizer": functools.partial(torch.optim.SGD, lr=0.3)}}])
