@@ -266,8 +266,11 @@ class TPAUCModule(ScoringModel):
         return None if self.operating_point is None else self.operating_point.threshold
 
     @threshold.setter
-    def threshold(self, value: Any) -> None:  # noqa: ARG002
-        raise name_taken(self, "threshold")
+    def threshold(self, value: Any) -> None:
+        if "training_state" not in vars(self):
+            raise name_taken(self, "threshold")
+        msg = f"DecisionThreshold chooses `threshold`; it can't be set. Compare `raw_scores` with {value!r} yourself."
+        raise ArgumentError(msg)
 
     # ---------------------------------------------------------------- training
 
