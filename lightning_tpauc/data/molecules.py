@@ -6,7 +6,6 @@ import csv
 import gzip
 import hashlib
 import importlib.metadata
-import itertools
 import json
 import logging
 import math
@@ -23,9 +22,10 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from lightning_tpauc.data.examples import Datasets, RowsDataset
+from lightning_tpauc.data.examples import Datasets
 from lightning_tpauc.data.labels import binary_labels
 from lightning_tpauc.data.source_files import (
     GivenSplitDataModule,
@@ -145,7 +145,10 @@ class SMILESDataModule(GivenSplitDataModule):
         self._report_invalid(molecules)
         columns = None if isinstance(self.target_column, str) else self.target_column
         if self.split == "random":
-            parts = list(random_split(molecules.targets, self.fractions, self.split_seed, columns))
+            names = tuple(columns or (self.target_column,))
+            labels = binary_labels(molecules.targets).reshape(-1, len(names))
+            rows_of_parts = label_parts(labels, np.array(self.fractions), self.split_seed, names)
+            parts = [torch.from_numpy(part) for part in rows_of_parts]
         else:
             row_of_line = {line: row for row, line in enumerate(molecules.lines.tolist())}
             lines = molecules.scaffold_lines.tolist()
@@ -153,9 +156,9 @@ class SMILESDataModule(GivenSplitDataModule):
             rows = ([row_of_line[lines[k]] for k in part if lines[k] in row_of_line] for part in dealt)
             parts = [torch.tensor(sorted(part), dtype=torch.int64) for part in rows]
         self._check_parts([molecules.targets[part] for part in parts])
-        everything = GraphDataset(molecules.graphs, molecules.targets, columns)
         of_line = dict(zip(molecules.scaffold_lines.tolist(), molecules.scaffolds.tolist(), strict=True))
-        everything.scaffolds = np.array([of_line[line] for line in molecules.lines.tolist()])
+        scaffolds = np.array([of_line[line] for line in molecules.lines.tolist()])
+        everything = GraphDataset(molecules.graphs, molecules.targets, None, columns, scaffolds)
         return _datasets(everything, parts, self.train_with_val)
 
     def _read(self) -> Molecules:
@@ -271,22 +274,18 @@ class OGBMoleculesDataModule(GivenSplitDataModule):
             warnings.simplefilter("ignore", UserWarning)
             storage = dataset.data
         slices = dataset.slices
-        graphs = PackedGraphs(
+        graphs = Graphs(
             storage.x, storage.edge_index, storage.edge_attr, slices["x"].diff(), slices["edge_index"].diff()
         )
         labels = storage.y[:, self.tasks]
         labelled = ~labels.isnan().all(dim=1)
         parts = [split[part][labelled[split[part]]] for part in ("train", "valid", "test")]
-        # Unlabelled molecules, which may be most, are dropped before the parts are copied.
-        kept = torch.cat(parts)
         if len(self.tasks) == 1:
-            everything = GraphDataset(graphs.take(kept), labels[kept, 0])
+            everything = GraphDataset(graphs, labels[:, 0])
         else:
             names = ogb_label_names(self.folder, OGB_TASKS[self.dataset_name])
-            everything = GraphDataset(graphs.take(kept), labels[kept], [names[task] for task in self.tasks])
-        ends = itertools.accumulate(map(len, parts))
-        consecutive = [torch.arange(end - len(part), end) for part, end in zip(parts, ends, strict=True)]
-        return _datasets(everything, consecutive, self.train_with_val)
+            everything = GraphDataset(graphs, labels, None, [names[task] for task in self.tasks])
+        return _datasets(everything, parts, self.train_with_val)
 
     def _open(self) -> tuple[Any, dict[str, Tensor]]:
         """OGB's data set and its split. Raises an error where ogb would ask on the terminal."""
@@ -360,159 +359,70 @@ def _datasets(everything: GraphDataset, parts: Sequence[Tensor], train_with_val:
     return Datasets(*(everything.subset(part) if len(part) else None for part in (train, val, test)))
 
 
-Indices = NDArray[np.int64]
+class Graphs(NamedTuple):
+    """All graphs of a set: the nodes one after the other, and the same for the edges.
 
-
-class PackedGraphs:
-    """The nodes of all graphs one after the other, and the same for their edges.
-
-    A batch is gathered from four arrays. ``Batch.from_data_list``, in contrast, touches every graph in Python. Integer
-    features that fit into a byte, as those of OGB's molecules do, are kept as bytes.
-
-    Args:
+    Attributes:
         x: node features ``(nodes, F)``.
         edge_index: int64 ``(2, edges)``; nodes are numbered from 0 within their graph.
         edge_attr: edge features ``(edges, G)``.
         num_nodes: int64 ``(N,)``, nodes of each graph.
         num_edges: int64 ``(N,)``, edges of each graph.
-
-    Raises:
-        DataError: if the arrays' lengths disagree with the counts.
-
-    Example:
-        >>> import torch
-        >>> graphs = PackedGraphs(torch.arange(5)[:, None], torch.tensor([[0, 1, 0], [1, 0, 1]]),
-        ...                       torch.zeros(3, 1), torch.tensor([2, 1, 2]), torch.tensor([2, 0, 1]))
-        >>> graphs.take(torch.tensor([2, 1])).x.flatten().tolist()
-        [3, 4, 2]
     """
 
-    def __init__(self, x: Tensor, edge_index: Tensor, edge_attr: Tensor, num_nodes: Tensor, num_edges: Tensor) -> None:
-        nodes, edges = int(num_nodes.sum()), int(num_edges.sum())
-        found = len(num_edges), len(x), edge_index.shape[1], len(edge_attr)
-        if found != (len(num_nodes), nodes, edges, edges):
-            msg = (
-                f"Expected {nodes} nodes and {edges} edges, as the counts of {len(num_nodes)} graphs say, but got "
-                f"{found[0]} counts of edges, {found[1]} nodes, {found[2]} edges and {found[3]} edge features."
-            )
-            raise DataError(msg)
-        self.x, self.edge_attr = _narrow(x), _narrow(edge_attr)
-        self.edge_index = edge_index
-        self.num_nodes, self.num_edges = num_nodes, num_edges
-        self._first_node = num_nodes.cumsum(0) - num_nodes
-        self._first_edge = num_edges.cumsum(0) - num_edges
-
-    def __len__(self) -> int:
-        return len(self.num_nodes)
-
-    def take(self, index: Tensor) -> PackedGraphs:
-        """The graphs ``index`` (int64, ``(M,)``) in that order, repetitions included."""
-        num_nodes, num_edges = self.num_nodes[index], self.num_edges[index]
-        nodes, edges = _runs(self._first_node[index], num_nodes), _runs(self._first_edge[index], num_edges)
-        return PackedGraphs(
-            self.x.index_select(0, nodes),
-            self.edge_index.index_select(1, edges),
-            self.edge_attr.index_select(0, edges),
-            num_nodes,
-            num_edges,
-        )
-
-    def joined(self) -> dict[str, Tensor]:
-        """The fields of a PyG batch: all graphs as one unconnected graph.
-
-        Returns:
-            ``x``, ``edge_attr`` (integers as int64), ``edge_index`` (nodes numbered through), ``batch`` int64
-            ``(nodes,)``, the graph of each node, and ``ptr`` int64 ``(N + 1,)``, the first node of each graph.
-        """
-        shift = self._first_node.repeat_interleave(self.num_edges)
-        return {
-            "x": _widen(self.x),
-            "edge_index": self.edge_index + shift,
-            "edge_attr": _widen(self.edge_attr),
-            "batch": torch.arange(len(self)).repeat_interleave(self.num_nodes),
-            "ptr": torch.cat([self._first_node, self.num_nodes.sum(0, keepdim=True)]),
-        }
+    x: Tensor
+    edge_index: Tensor
+    edge_attr: Tensor
+    num_nodes: Tensor
+    num_edges: Tensor
 
 
-class GraphDataset(RowsDataset):
-    """Labelled graphs. Items are PyG graphs; a whole batch is fetched by a few indexing calls.
+class GraphDataset(Dataset[Any]):
+    """Labelled graphs; items are PyG graphs without their label, which is in ``targets``.
 
     Args:
-        graphs: N graphs.
-        targets: N labels, 0 or 1; of several tasks ``(N, K)``, nan where nothing was measured.
-        label_names: names of several tasks.
-
-    Raises:
-        DataError: if lengths differ.
-        MissingExtraError: torch_geometric is not installed.
+        graphs: all graphs.
+        targets: labels of the chosen graphs: int64 ``(n,)``, 0 or 1, or float ``(n, K)``, nan where not measured.
+        rows: int64 ``(n,)``: the chosen graphs; all if ``None``.
+        label_names: names of several labels.
+        scaffolds: number of each chosen molecule's scaffold, where known.
 
     Example:
-        >>> import torch
-        >>> graphs = PackedGraphs(torch.arange(3)[:, None], torch.tensor([[0, 1], [1, 0]]), torch.zeros(2, 1),
-        ...                       torch.tensor([2, 1]), torch.tensor([2, 0]))
-        >>> data = GraphDataset(graphs, [1, 0])
-        >>> data[0]
-        Data(x=[2, 1], edge_index=[2, 2], edge_attr=[2, 1], y=[1])
-        >>> data.rows(np.array([1, 0])).num_graphs
-        2
+        >>> graphs = Graphs(torch.arange(3)[:, None], torch.tensor([[0, 1], [1, 0]]), torch.zeros(2, 1),
+        ...                 torch.tensor([2, 1]), torch.tensor([2, 0]))
+        >>> GraphDataset(graphs, torch.tensor([1, 0]))[0]
+        Data(x=[2, 1], edge_index=[2, 2], edge_attr=[2, 1])
     """
-
-    #: Number of each molecule's scaffold, where a data module knows it.
-    scaffolds: NDArray[np.int64] | None = None
 
     def __init__(
         self,
-        graphs: PackedGraphs,
-        targets: Tensor | NDArray[Any] | Sequence[int],
+        graphs: Graphs,
+        targets: Tensor,
+        rows: Tensor | None = None,
         label_names: Sequence[str] | None = None,
+        scaffolds: NDArray[np.int64] | None = None,
     ) -> None:
-        if len(graphs) != len(targets):
-            msg = f"Expected one label per graph, but got {len(targets)} labels for {len(graphs)} graphs."
-            raise DataError(msg)
-        self.graphs = graphs
-        labels = torch.as_tensor(targets)
-        #: int64 tensor ``(N,)``, or float tensor ``(N, K)``.
-        self.targets = labels.float() if labels.ndim == 2 else labels.long()
-        self.label_names = label_names
-        data = import_extra("torch_geometric.data", "graph")
-        self._item_type, self._batch_type = data.Data, data.Batch
+        self.graphs, self.label_names, self.scaffolds = graphs, label_names, scaffolds
+        self.targets = targets
+        self._rows = torch.arange(len(targets)) if rows is None else rows
+        self._nodes = torch.cat([torch.zeros(1, dtype=torch.int64), graphs.num_nodes.cumsum(0)])
+        self._edges = torch.cat([torch.zeros(1, dtype=torch.int64), graphs.num_edges.cumsum(0)])
+        self._item_type = import_extra("torch_geometric.data", "graph").Data
 
     def __len__(self) -> int:
-        return len(self.targets)
+        return len(self._rows)
 
     def __getitem__(self, row: int) -> Any:
-        index = torch.arange(len(self))[row].reshape(1)  # raises IndexError past the end, as iteration needs
-        graph = self.graphs.take(index)
+        graph = int(self._rows[row])
+        nodes, edges = (slice(int(ends[graph]), int(ends[graph + 1])) for ends in (self._nodes, self._edges))
         return self._item_type(
-            x=_widen(graph.x), edge_index=graph.edge_index, edge_attr=_widen(graph.edge_attr), y=self.targets[index]
+            x=self.graphs.x[nodes], edge_index=self.graphs.edge_index[:, edges], edge_attr=self.graphs.edge_attr[edges]
         )
 
-    def rows(self, rows: Indices) -> Any:
-        """The PyG ``Batch`` of the graphs ``rows``, without their labels."""
-        index = torch.from_numpy(np.asarray(rows, dtype=np.int64))
-        return self._batch_type(**self.graphs.take(index).joined())
-
     def subset(self, index: Tensor) -> GraphDataset:
-        """A copy of the graphs ``index`` (int64, ``(M,)``) alone."""
-        part = GraphDataset(self.graphs.take(index), self.targets[index], self.label_names)
-        part.scaffolds = None if self.scaffolds is None else self.scaffolds[index.numpy()]
-        return part
-
-
-def _runs(starts: Tensor, lengths: Tensor) -> Tensor:
-    """``starts[0], starts[0] + 1, ..``, ``lengths[0]`` of them, then those of the next run."""
-    position = torch.arange(int(lengths.sum()))
-    return position + (starts - (lengths.cumsum(0) - lengths)).repeat_interleave(lengths)
-
-
-def _narrow(features: Tensor) -> Tensor:
-    if features.dtype == torch.int64 and (features.numel() == 0 or (features.min() >= 0 and features.max() < 256)):
-        return features.to(torch.uint8)
-    return features
-
-
-def _widen(features: Tensor) -> Tensor:
-    return features.long() if features.dtype == torch.uint8 else features
+        """The graphs at the positions ``index`` (int64, ``(M,)``) alone."""
+        scaffolds = None if self.scaffolds is None else self.scaffolds[index.numpy()]
+        return GraphDataset(self.graphs, self.targets[index], self._rows[index], self.label_names, scaffolds)
 
 
 def scaffold_split(
@@ -556,45 +466,6 @@ def scaffold_split(
             val += group
         else:
             test += group
-    return train, val, test
-
-
-def random_split(
-    targets: Tensor, fractions: tuple[float, float, float], seed: int, names: Sequence[str] | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Shuffle each class and cut it by the fractions, so that all parts keep the share of positives.
-
-    Args:
-        targets: int64 ``(n,)``, 0 or 1; of several tasks ``(n, K)``, nan where nothing was measured.
-        fractions: shares of training, validation and test set; they add up to 1.
-        seed: seed of the split.
-        names: names of several tasks.
-
-    Returns:
-        Sorted int64 positions of the three parts.
-
-    Raises:
-        ArgumentError: a fraction is negative, or they don't add up to 1.
-        DataError: several tasks can't have both classes in all parts.
-
-    Example:
-        >>> [len(part) for part in random_split(torch.arange(20) // 10, (0.8, 0.1, 0.1), seed=0)]
-        [16, 2, 2]
-    """
-    check_fractions(fractions)
-    if names is not None:
-        cut = label_parts(binary_labels(targets), np.array(fractions), seed, tuple(names))
-        train, val, test = map(torch.from_numpy, cut)
-        return train, val, test
-    generator = torch.Generator().manual_seed(seed)
-    parts: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
-    for label in (0, 1):
-        members = (targets == label).nonzero().flatten()
-        members = members[torch.randperm(len(members), generator=generator)]
-        first, second = (round(share * len(members)) for share in (fractions[0], fractions[0] + fractions[1]))
-        for part, piece in zip(parts, members.tensor_split((first, second)), strict=True):
-            part.append(piece)
-    train, val, test = (torch.cat(part).sort().values for part in parts)
     return train, val, test
 
 
@@ -693,7 +564,7 @@ class Molecules(NamedTuple):
         invalid: line and SMILES of labelled rows that don't parse.
     """
 
-    graphs: PackedGraphs
+    graphs: Graphs
     targets: Tensor
     lines: Tensor
     scaffold_lines: Tensor
@@ -738,7 +609,7 @@ def load_molecules(
         content = _build(path, smiles_column, target_column, scaffolds_of_all)
         with replacing(cached) as file:
             torch.save(content, file)
-    return Molecules(PackedGraphs(*content.pop("graphs")), **content)
+    return Molecules(Graphs(*content.pop("graphs")), **content)
 
 
 def _build(path: Path, smiles_column: str, target_column: str | list[str], scaffolds_of_all: bool) -> dict[str, Any]:
@@ -769,7 +640,7 @@ def _build(path: Path, smiles_column: str, target_column: str | list[str], scaff
         raise DataError(msg)
     numbers = {scaffold: number for number, scaffold in enumerate(dict.fromkeys(scaffolds.values()))}
     targets = torch.tensor([row.labels for row in labelled])
-    packed = PackedGraphs(
+    packed = Graphs(
         torch.from_numpy(np.concatenate([graph["node_feat"] for graph in graphs])),
         torch.from_numpy(np.concatenate([graph["edge_index"] for graph in graphs], axis=1)),
         torch.from_numpy(np.concatenate([graph["edge_feat"] for graph in graphs])),
@@ -777,7 +648,7 @@ def _build(path: Path, smiles_column: str, target_column: str | list[str], scaff
         torch.tensor([graph["edge_index"].shape[1] for graph in graphs]),
     )
     return {
-        "graphs": (packed.x, packed.edge_index, packed.edge_attr, packed.num_nodes, packed.num_edges),
+        "graphs": tuple(packed),
         "targets": targets if targets.shape[1] > 1 else targets[:, 0].long(),
         "lines": torch.tensor([row.line for row in labelled]),
         "scaffold_lines": torch.tensor(list(scaffolds)),

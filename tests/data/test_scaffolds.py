@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
-import torch
 
-from lightning_tpauc.data.molecules import random_split, scaffold_split
+from lightning_tpauc.data.molecules import scaffold_split
 from lightning_tpauc.errors import ArgumentError
 
 
@@ -47,24 +46,8 @@ def test_a_fraction_is_met_exactly_in_spite_of_rounding():
     assert [len(part) for part in scaffold_split(range(10), (0.7, 0.1, 0.2))] == [7, 1, 2]
 
 
-def test_random_split_keeps_the_share_of_positives():
-    targets = (torch.arange(1000) % 20 == 0).long()
-    parts = random_split(targets, (0.8, 0.1, 0.1), seed=3)
-    assert torch.cat(parts).sort().values.tolist() == list(range(1000))
-    assert [len(part) for part in parts] == [800, 100, 100]
-    assert [int(targets[part].sum()) for part in parts] == [40, 5, 5]
-
-
-def test_random_split_depends_on_the_seed_alone():
-    targets = torch.arange(100) % 2
-    first, again, other = (random_split(targets, (0.8, 0.1, 0.1), seed)[2].tolist() for seed in (0, 0, 1))
-    assert first == again != other
-
-
 @pytest.mark.parametrize("fractions", [(0.8, 0.1), (0.8, 0.3, -0.1), (0.8, 0.1, 0.2), (0.4, 0.1, 0.1)])
 def test_refuses_fractions_that_are_none(fractions):
     message = r"Expected `fractions` to be three numbers >= 0 that add up to 1, but got \(0"
     with pytest.raises(ArgumentError, match=message):
         scaffold_split([1, 2, 3], fractions)
-    with pytest.raises(ArgumentError, match=message):
-        random_split(torch.tensor([0, 1]), fractions, seed=0)

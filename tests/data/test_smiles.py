@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lightning_tpauc.data import molecules as smiles
-from lightning_tpauc.data.molecules import load_molecules, read_smiles
+from lightning_tpauc.data.molecules import GraphDataset, load_molecules, read_smiles
 from lightning_tpauc.errors import DataError
 from lightning_tpauc.extras import import_extra
 from tests.helpers.smiles_rows import ROWS, write_csv
@@ -99,7 +99,7 @@ def test_graphs_are_ogbs_in_the_order_of_the_file(tmp_path, capfd):
     assert molecules.targets.tolist() == [int(float(ROWS[k][0])) for k in kept]
     smiles2graph = import_extra("ogb.utils.mol", "graph").smiles2graph
     for position, k in enumerate(kept):
-        graph, expected = molecules.graphs.take(torch.tensor([position])).joined(), smiles2graph(ROWS[k][1])
+        graph, expected = GraphDataset(molecules.graphs, molecules.targets)[position], smiles2graph(ROWS[k][1])
         for ours, ogbs in (("x", "node_feat"), ("edge_index", "edge_index"), ("edge_attr", "edge_feat")):
             assert torch.equal(graph[ours], torch.from_numpy(expected[ogbs])), (ROWS[k], ours)
     assert "SMILES Parse Error" not in capfd.readouterr().err
@@ -134,8 +134,7 @@ def test_built_once_per_content_and_columns(tmp_path, monkeypatch):
     assert not built
     assert again.invalid == first.invalid
     assert again.num_unlabelled == first.num_unlabelled
-    for name, value in first.graphs.joined().items():
-        assert torch.equal(again.graphs.joined()[name], value), name
+    assert all(map(torch.equal, again.graphs, first.graphs))
     for name in ("targets", "lines", "scaffold_lines", "scaffolds"):
         assert torch.equal(getattr(again, name), getattr(first, name)), name
     load(path, tmp_path / "cache", scaffolds_of_all=True)
