@@ -412,12 +412,12 @@ class PosNegDataModule(LightningDataModule):
             stage == "fit" or (stage == "validate" and prepared.splits_validation)
         )
         for part in (*(["train"] if splits else []), "val" if stage in ("fit", "validate") else stage):
-            own, loader = prepared.examples.get(part), f"{part}_dataloader"
-            found[f"`{part}_dataset`"] = None if own is None else describe(own.dataset)
+            examples, loader = prepared.examples.get(part), f"{part}_dataloader"
+            found[f"`{part}_dataset`"] = None if examples is None else describe(examples.dataset)
             # A subclass with a loader of its own need not have labels that can be found.
             is_ours = getattr(type(self), loader) is getattr(PosNegDataModule, loader)
-            if own is not None and part in ("val", "test") and is_ours:
-                found[f"labels of `{part}_dataset`"] = content_digest(own.labels)
+            if examples is not None and part in ("val", "test") and is_ours:
+                found[f"labels of `{part}_dataset`"] = content_digest(examples.labels)
         if splits:
             training = prepared.training
             found["rows of the training positives"] = training.fingerprint

@@ -513,8 +513,8 @@ def fetcher_for(dataset: Any, seed: int = 0, collate_fn: Any = None, entries: En
     if collate_fn is None:
         inner, indices = dataset, None
         while isinstance(inner, Subset):
-            own = as_positions(inner.indices, len(inner.dataset))  # type: ignore[arg-type]  # those of torch have one
-            indices, inner = own if indices is None else own[indices], inner.dataset
+            rows = as_positions(inner.indices, len(inner.dataset))  # type: ignore[arg-type]  # those of torch have one
+            indices, inner = rows if indices is None else rows[indices], inner.dataset
         arrays = _arrays_of(inner, entries)
         if arrays is not None:
             return _FetchArrays(arrays, indices, entries)
@@ -579,14 +579,14 @@ class _FetchItems:
             reseed(-1 if rows is None else -1 - int(rows[0]))
             batch = self.collate_fn(items)
         labels = [entry_of(item, self.entries.label) for item in items] if self.entries.labelled else [NOTHING]
-        own = {*items[0]} if isinstance(items[0], Mapping) else set()
+        keys = {*items[0]} if isinstance(items[0], Mapping) else set()
         if type(batch) in (tuple, list):
             if not any(label is NOTHING for label in labels):
                 _check_labels(batch, labels)
                 batch = without_label(batch)
             else:
                 batch = batch[0] if len(batch) == 1 else tuple(batch)
-        batch = without(batch, self.entries.named | ({*NAMES} - own))
+        batch = without(batch, self.entries.named | ({*NAMES} - keys))
         _check_count(batch, len(items))
         return batch
 

@@ -62,16 +62,16 @@ def find_targets(dataset: Any, targets: Any = None, name: str = "train_dataset")
         >>> find_targets([("words", "dead"), ("words", "alive")], lambda label: label == "dead")
         array([1, 0], dtype=int8)
     """
-    keys, own, stored = label_keys(targets), are_labels(targets), None
+    keys, given, stored = label_keys(targets), are_labels(targets), None
     # Augmentations and target transforms may draw random numbers here. The state of the generators is restored.
     with seeded_items(0, 0):
-        if not own:
+        if not given:
             stored = stored_targets(dataset, keys)
-        found = targets if own else stored
+        found = targets if given else stored
         if found is None:
             rows = tqdm(range(len(dataset)), f"Reading the labels of {name}", leave=False, disable=None)  # on terminals
             found = [label_of_item(dataset[row], keys, name) for row in rows]
-        labels = binary_labels(found if own else ruled(found, targets), name)
+        labels = binary_labels(found if given else ruled(found, targets), name)
         if len(labels) != len(dataset):
             msg = f"Expected one label for each of the {len(dataset)} items of `{name}`, but got {len(labels)} labels."
             raise DataError(msg)
@@ -117,15 +117,15 @@ def disagreement(dataset: Any, labels: NDArray[np.int8], targets: Any) -> str | 
         for entry, row in zip(entries, rows, strict=True)
     ]
     if labels.ndim == 2:  # a missing number counts as -1, not measured
-        agree = [[[-1 if _is_missing(number) else number for number in own] == label] for own, label in pairs]
+        agree = [[[-1 if _is_missing(number) else number for number in entry] == label] for entry, label in pairs]
     else:
         # An item may have several numbers: several labels, or a one-hot code. One of them must always agree.
-        agree = [[number == label for number in own] for own, label in pairs]
+        agree = [[number == label for number in entry] for entry, label in pairs]
     if any(all(column) for column in zip(*agree, strict=False)):
         return None
     wrong = next((k for k, numbers in enumerate(agree) if not any(numbers)), 0)
-    own = pairs[wrong][0]
-    shown = repr(own[0]) if len(own) == 1 else str(own) if len(own) == labels[0].size else f"{len(own)} numbers"
+    has = pairs[wrong][0]
+    shown = repr(has[0]) if len(has) == 1 else str(has) if len(has) == labels[0].size else f"{len(has)} numbers"
     return f"{labels[rows[wrong]]} for item {rows[wrong]}, which itself has {shown}"
 
 

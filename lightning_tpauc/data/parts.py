@@ -116,10 +116,10 @@ class Examples:
             raise DataError(msg)
         dropped = set(labels)
         for argument in ("groups", "sample_weight", "ids"):
-            own = named_columns(getattr(self.given, argument), table)
-            dropped |= {*own}
-            if own and not is_column(getattr(self.given, argument)):
-                self.values[argument] = table[own[0]].to_numpy()
+            named = named_columns(getattr(self.given, argument), table)
+            dropped |= {*named}
+            if named and not is_column(getattr(self.given, argument)):
+                self.values[argument] = table[named[0]].to_numpy()
         inputs = table[[column for column in columns if column not in dropped]] if dropped else table
         if not labels or is_column(self.given.targets) or is_table(self.given.targets) or self.part == "predict":
             return inputs if table is raw else (inputs, raw[1])
@@ -144,21 +144,27 @@ class Examples:
         given = self.values.get(argument, getattr(self.given, argument))
         return None if given is None else row_values(self.dataset, given, argument, self.name)
 
-    def ids(self, *, search_items: bool, own: bool) -> NDArray[Any] | None:
-        """What each row is called: what ``ids`` says, or an index that does not just count the rows."""
-        given: Any = self.values.get("ids", self.given.ids)
-        index = getattr(self.dataset, "index", None) if isinstance(self.dataset, ArrayDataset) else None
-        if "ids" not in self.values and isinstance(given, str):
-            if index is not None and index.name == given:
-                given = index
-            elif not search_items and stored_targets(self.dataset, [given]) is None:
+    def ids(self, *, search: bool, given_here: bool) -> NDArray[Any] | None:
+        """What each row is called: what ``ids`` says, or an index that does not just count the rows.
+
+        Args:
+            search: whether to read all items for a key.
+            given_here: whether values given as ``ids`` are those of this data set.
+        """
+        given, index = self.given.ids, getattr(self.dataset, "index", None)
+        index = index if isinstance(self.dataset, ArrayDataset) else None
+        found = self.values.get("ids")
+        if found is None and isinstance(given, str):
+            named = index is not None and index.name == given
+            if not (named or search) and stored_targets(self.dataset, [given]) is None:
                 return None
-        elif "ids" not in self.values and given is not None:
-            check_order(index, given, "`ids`", self.name) if own else None
-            given = given if own else None
-        if given is None and index is not None and not _just_counts(index):
-            given = index
-        return None if given is None else row_values(self.dataset, given, "ids", self.name)
+            found = index if named else given
+        elif found is None and given_here:
+            check_order(index, given, "`ids`", self.name)
+            found = given
+        if found is None and index is not None and not _just_counts(index):
+            found = index
+        return None if found is None else row_values(self.dataset, found, "ids", self.name)
 
     def entries(self, known: Callable[[], Any] | None = None) -> Entries:
         """Which entries of items are no inputs; ``known()`` is the layout of those that the model takes."""
@@ -222,7 +228,7 @@ def _tells_label(values: NDArray[Any], labels: NDArray[np.int8]) -> bool:
     if not (values[:64] == np.where(labels[:64] == labels[0], values[0], values[labels != labels[0]][0])).all():
         return False  # the usual case, at once
     by_class = [values[labels == value] for value in (0, 1)]
-    same = all(len(own) >= 5 and (own == own[0]).all() for own in by_class)
+    same = all(len(rows) >= 5 and (rows == rows[0]).all() for rows in by_class)
     return bool(same and by_class[0][0] != by_class[1][0])
 
 
@@ -386,7 +392,9 @@ class PreparedData:
     @cached_property
     def datasets(self) -> Datasets:
         """The data sets after ``fit_transforms``, if that is given; only then labels and split are needed for them."""
-        given = Datasets(**{part: own.dataset for part, own in self.examples.items()}, negatives=self.negatives)
+        given = Datasets(
+            **{part: examples.dataset for part, examples in self.examples.items()}, negatives=self.negatives
+        )
         if self._fit_transforms is None or given.train is None:
             return given
         return self._fit_transforms(given, self.training.rows)
@@ -410,14 +418,13 @@ class PreparedData:
 
     def labelled(self, part: str, known: Callable[[], Any]) -> EvaluatedPart:
         """The validation or test set with its labels; ``known`` as in :meth:`predicted`."""
-        own = self.require(part)
-        self._refuse_another_rule(own.name)
-        dataset, rows = getattr(self.datasets, part), np.arange(len(own), dtype=np.int64)
-        labels = own.labels
+        examples = self.require(part)
+        self._refuse_another_rule(examples.name)
         if "training" in self.__dict__:
-            self._check_same_labels(own)
-        ids = own.ids(search_items=False, own=False)
-        return EvaluatedPart(dataset, rows, labels, own.entries(known), own.label_names, ids)
+            self._check_same_labels(examples)
+        dataset, rows = getattr(self.datasets, part), np.arange(len(examples), dtype=np.int64)
+        ids = examples.ids(search=False, given_here=False)
+        return EvaluatedPart(dataset, rows, examples.labels, examples.entries(known), examples.label_names, ids)
 
     def _refuse_another_rule(self, name: str) -> None:
         """Raise :class:`DataError` if labels given for the training set are not those that its items have."""
@@ -466,7 +473,7 @@ class PreparedData:
                 category=TPAUCWarning,
             )
         tasks = self.training.tasks
-        ids = train.ids(search_items=False, own="predict" not in self.examples)
+        ids = train.ids(search=False, given_here="predict" not in self.examples)
         names = None if tasks is None else tasks.names
         ids = rows if ids is None else ids[rows]
         return EvaluatedPart(dataset, rows, self.training.labels[rows], train.entries(), names, ids)
@@ -474,13 +481,14 @@ class PreparedData:
     def predicted(self, known: Any) -> EvaluatedPart:
         """The data to predict on, with or without labels; without them, the part that is split off for validation."""
         if "predict" not in self.examples and self.splits_validation:
-            return self.held_out
-        own = self.require("predict")
+            ids = self.examples["train"].ids(search=True, given_here=True)
+            return self.held_out if ids is None else self.held_out._replace(ids=ids[self.held_out.rows])
+        examples = self.require("predict")
         dataset = unaugmented(self.datasets.predict)
         rows, unknown = np.arange(len(dataset), dtype=np.int64), np.full(len(dataset), -1, dtype=np.int8)
-        ids = own.ids(search_items=True, own=True)
+        ids = examples.ids(search=True, given_here=True)
         labelled: bool | None = True
-        entries = own.entries(known)
+        entries = examples.entries(known)
         if not isinstance(dataset, (Tensor, RowsDataset)):
             with seeded_items(0, 0):
                 item = dataset[0]
@@ -497,8 +505,8 @@ class PreparedData:
             return EvaluatedPart(dataset, rows, unknown, entries._replace(labelled=False), ids=ids)
         labels = unknown
         try:
-            stored = stored_targets(own.dataset, entries.label)
-            labels = unknown if stored is None else binary_labels(ruled(stored, own.targets), own.name)
+            stored = stored_targets(examples.dataset, entries.label)
+            labels = unknown if stored is None else binary_labels(ruled(stored, examples.targets), examples.name)
         except DataError:  # placeholders, such as nan or zeros of another shape
             pass
         return EvaluatedPart(dataset, rows, labels, entries, ids=ids)
@@ -509,11 +517,11 @@ class PreparedData:
         if "training" in self.__dict__:
             return None if self.training.tasks is None else self.training.tasks.names
         others = [self.examples[part] for part in ("val", "test") if part in self.examples]
-        found = [own for own in others if "labels" in own.__dict__]
+        found = [part for part in others if "labels" in part.__dict__]
         if not found and "train" in self.examples:
             return None if self.training.tasks is None else self.training.tasks.names
-        own = next(iter(found or others), None)
-        return None if own is None or own.labels.ndim == 1 else own.label_names or numbered(own.labels.shape[1])
+        first = next(iter(found or others), None)
+        return None if first is None or first.labels.ndim == 1 else first.label_names or numbered(first.labels.shape[1])
 
     def scored(self, seed: int) -> tuple[EvaluatedPart, EvaluatedPart]:
         """The training positives and negatives; these as often as their weights say, if there are some.

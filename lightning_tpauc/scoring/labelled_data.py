@@ -180,7 +180,8 @@ def labels_to_evaluate(module: ScoringModel, trainer: Trainer, stage: str) -> La
         UnsupportedError: if the algorithm trains one label, and the training data have several.
     """
     source = _source(trainer, stage)
-    known, settings = module.trained_labels, module.label_settings
+    known: Labels | None = module.trained_labels
+    settings = module.label_settings
     if stage == TrainerFn.FITTING:
         labels = labels_of_data(source, settings, getattr(module, "num_positives", None))
         if labels is not None and not module.algorithm.takes_tasks:

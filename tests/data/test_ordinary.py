@@ -380,6 +380,12 @@ def test_predictions_of_a_fold_have_the_ids_of_the_table(how, tmp_path):
     assert sorted(seen) == list(range(400))
 
 
+def test_a_fold_of_items_has_their_ids():
+    data = ready(Rows(pid=lambda k: f"P{k}"), targets="died", ids="pid", num_folds=4, fold=1)
+    loader = data.predict_dataloader()
+    assert loader.ids.tolist() == [f"P{row}" for row in loader.rows]
+
+
 def test_an_index_of_several_levels_is_written_as_text(tmp_path):
     index = pd.MultiIndex.from_arrays([np.arange(400) // 2, np.arange(400) % 2], names=["patient", "visit"])
     writer = Trainer(callbacks=[PredictionWriter(str(tmp_path / "p.csv"))], **QUIET)
