@@ -56,6 +56,7 @@ class ScoringModel(LightningModule):
     training_state: Any
     raw_scores: Callable[[Any], Tensor]
     algorithm_scores: Callable[[Any], Tensor]
+    joint_scores: Callable[[Any], Any]
     _objective_activation: Literal["identity", "sigmoid"] | None
     _reported: Any
     _collected: dict[str, Any]

@@ -592,7 +592,8 @@ def warn_of_activation(
     algorithm: Algorithm, score_activation: Literal["identity", "sigmoid"], *, squashed: bool
 ) -> None:
     """Warn of a sigmoid too many or too few, which would change the training without an error."""
-    name, ends, category = type(algorithm).__name__, "The model ends in a sigmoid or softmax", TPAUCWarning
+    name, ends = type(algorithm).__name__, "The model ends in a sigmoid or softmax"
+    category: type[Warning] = TPAUCWarning
     if squashed and algorithm.takes_logits:
         text = (
             f"{name} takes raw scores, but the model ends in a sigmoid or softmax. Leave it out of the model, and set "

@@ -32,7 +32,7 @@ class _Step(NamedTuple):
 
     pos: Tensor
     neg: Tensor
-    index: Tensor
+    number: Tensor
 
 
 class ScoreMemory:
@@ -96,7 +96,7 @@ class ScoreMemory:
             self._note(step)
 
     def _note(self, step: _Step) -> None:
-        place = torch.where(step.pos.isnan(), len(self._last) - 1, step.index + self._first)
+        place = torch.where(step.pos.isnan(), len(self._last) - 1, step.number + self._first)
         self._last.index_copy_(0, place.reshape(-1), step.pos.reshape(-1).to(self._last.dtype))
 
     def of_last_steps(self) -> list[TrainingScores | None]:

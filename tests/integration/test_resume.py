@@ -132,7 +132,7 @@ def default_data(world=1, dtype=torch.float32):
 def default_module(gamma, duals, dtype=torch.float32):
     """Nothing is set but the rectangle, gamma for STACO2, and the kind of duals."""
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1, bias=False)).to(dtype)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).to(dtype)
     with torch.no_grad():  # it knows a little, so that these few steps at the default rate lead somewhere
         net[0].weight[:4, 0] += 1.0
         net[2].weight[0, :4] += 0.3
