@@ -422,14 +422,14 @@ class Algorithm(DeclaredState, ABC):
             raise ArgumentError(msg)
         return pos, neg, second, index
 
-    def _shape_message(self, name: str, value: object, leading: tuple[int, ...]) -> str:
+    @staticmethod
+    def _shape_message(name: str, value: object, leading: tuple[int, ...]) -> str:
         got = tuple(value.shape) if isinstance(value, Tensor) else value
+        remedy = "Drop a trailing dimension with `.squeeze(-1)`."
         if name == "dual_neg_scores" and value is None:
             remedy = "Draw a second batch of negatives (`num_dual_neg`), or set `share_negatives=True`."
         elif name == "index":
             remedy = "Number the training positives from 0, and pass the numbers of those in `pos_scores`."
-        else:
-            remedy = "Drop a trailing dimension with `.squeeze(-1)`."
         shape = "".join(f"{size}, " for size in leading)
         return f"Expected `{name}` of shape ({shape}number of them), but got {got}. {remedy}"
 
@@ -497,18 +497,8 @@ class PairwiseAlgorithm(Algorithm):
     r"""A method whose settings are measured in the loss of its surrogate, or absolutely.
 
     The unit L is a running mean of the loss on the hardest :math:`\theta_1` of the negatives; see
-    :func:`~lightning_tpauc.functional.staco.loss_unit_step`.
-
-    Args:
-        min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).
-        max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
-        surrogate: name of the pairwise loss, or a :class:`~lightning_tpauc.functional.Surrogate`.
-        margin: m of the hinge, square and ramp surrogates, in units of the score; :attr:`score_slope` if ``None``.
-        scale: factor inside the logistic surrogate; 1 over :attr:`score_slope` if ``None``.
-        step_units: ``"loss"`` or ``"absolute"``.
-
-    Raises:
-        ArgumentError: if an argument is out of range.
+    :func:`~lightning_tpauc.functional.staco.loss_unit_step`. Where ``margin`` and ``scale`` are ``None``, they are
+    :attr:`score_slope` and 1 over it.
     """
 
     loss_unit: Tensor
@@ -558,14 +548,8 @@ class PairwiseAlgorithm(Algorithm):
     ) -> tuple[Tensor | float, Tensor | float]:
         r"""Take the batch's loss into L, and return two units: of this step's step sizes, and of the weights' loss.
 
-        They are L and :math:`\max(L, L_B)`, or 1 if step sizes are absolute. L of a label that is not in play stays,
-        and its units are 1.
-
-        Args:
-            pos_scores: float tensor ``(S,)``.
-            neg_scores: float tensor ``(B,)``.
-            bounded: whether both units are at least the batch's own loss, and at least that of a constant model.
-            masks: which scores of K labels are present.
+        They are L and :math:`\max(L, L_B)`, or 1 if step sizes are absolute. ``bounded`` ones are at least the batch's
+        own loss, and at least that of a constant model. L of a label that is not in play stays, and its units are 1.
         """
         if self.step_units == "absolute":
             return 1.0, 1.0

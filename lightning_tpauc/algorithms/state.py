@@ -8,7 +8,7 @@ DistributedDataParallel, which overwrites them with rank 0's.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -133,11 +133,7 @@ class DeclaredState:
         """Number of positives of each of several labels, int64 ``(K,)``."""
         return self._per_task["counts"]
 
-    @overload
-    def of_each_positive(self, values: Tensor) -> Tensor: ...
-    @overload
-    def of_each_positive(self, values: float | Tensor) -> float | Tensor: ...
-    def of_each_positive(self, values: float | Tensor) -> float | Tensor:
+    def of_each_positive(self, values: float | Tensor) -> Any:
         """Values of the labels, ``(K,)``, repeated for all entries of per-positive state; one number as it is."""
         if self.task_sizes is None or not isinstance(values, Tensor):
             return values

@@ -136,14 +136,9 @@ def activate_ties(thresholds: Tensor, pos_scores: Tensor, surrogate: Surrogate) 
     scores are equal, as those of a model that starts at zero. Left there, rounding would decide about each pair, so
     that another number of processes trained otherwise, and equal scores would never move.
 
-    Args:
-        thresholds: float tensor ``(n_pos,)``, at least 0.
-        pos_scores: float tensor ``(n_pos,)``: the scores that they are exact for.
-        surrogate: a monotone surrogate.
-
-    Returns:
-        The thresholds less 64 times what one unit in the last place of the scores, and of the loss, makes of it; that
-        is more than two forward passes of one model differ by. 0 stays 0.
+    From thresholds ``(n_pos,)`` of at least 0, and the scores that they are exact for, 64 times that is taken which one
+    unit in the last place of the scores, and of the loss, makes of them: more than two forward passes of one model
+    differ by. 0 stays 0.
     """
     slack = thresholds
     if surrogate.inverse is not None:

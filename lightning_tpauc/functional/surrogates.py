@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.checks import is_real
+from lightning_tpauc.functional.checks import require_range
 
 
 @dataclass(frozen=True)
@@ -172,76 +172,48 @@ def _smooth_ramp_inverse(v: Tensor, margin: float) -> Tensor:
     return torch.where(v < 1.0, torch.where(v < 0, -torch.inf, u * margin), torch.inf)
 
 
+def _bound(
+    name: str,
+    functions: tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., Tensor]],
+    power: PowerForm | tuple[PowerForm, ...] | None,
+    monotone: bool = True,
+    **constants: float,
+) -> Surrogate:
+    """A surrogate of (value, derivative, inverse) with their margin or scale."""
+    value, derivative, inverse = (partial(function, **constants) for function in functions)
+    return Surrogate(name, value, derivative, inverse, monotone, power)
+
+
 def _squared_hinge(margin: float, scale: float) -> Surrogate:  # noqa: ARG001
-    return Surrogate(
-        "squared_hinge",
-        partial(_squared_hinge_value, margin=margin),
-        partial(_squared_hinge_derivative, margin=margin),
-        partial(_root_inverse, margin=margin),
-        monotone=True,
-        power=PowerForm(margin, 2),
-    )
+    functions = _squared_hinge_value, _squared_hinge_derivative, _root_inverse
+    return _bound("squared_hinge", functions, PowerForm(margin, 2), margin=margin)
 
 
 def _hinge(margin: float, scale: float) -> Surrogate:  # noqa: ARG001
-    return Surrogate(
-        "hinge",
-        partial(_hinge_value, margin=margin),
-        partial(_hinge_derivative, margin=margin),
-        partial(_hinge_inverse, margin=margin),
-        monotone=True,
-        power=PowerForm(margin, 1),
-    )
+    return _bound("hinge", (_hinge_value, _hinge_derivative, _hinge_inverse), PowerForm(margin, 1), margin=margin)
 
 
 def _square(margin: float, scale: float) -> Surrogate:  # noqa: ARG001
-    return Surrogate(
-        "square",
-        partial(_square_value, margin=margin),
-        partial(_square_derivative, margin=margin),
-        partial(_root_inverse, margin=margin),
-        monotone=False,
-        power=PowerForm(margin, 2, two_sided=True),
-    )
+    functions = _square_value, _square_derivative, _root_inverse
+    return _bound("square", functions, PowerForm(margin, 2, two_sided=True), monotone=False, margin=margin)
 
 
 def _logistic(margin: float, scale: float) -> Surrogate:  # noqa: ARG001
-    return Surrogate(
-        "logistic",
-        partial(_logistic_value, scale=scale),
-        partial(_logistic_derivative, scale=scale),
-        partial(_logistic_inverse, scale=scale),
-        monotone=True,
-    )
+    return _bound("logistic", (_logistic_value, _logistic_derivative, _logistic_inverse), None, scale=scale)
 
 
 def _ramp(margin: float, scale: float) -> Surrogate:  # noqa: ARG001
     _check_width(margin, "ramp")
-    return Surrogate(
-        "ramp",
-        partial(_ramp_value, margin=margin),
-        partial(_ramp_derivative, margin=margin),
-        partial(_ramp_inverse, margin=margin),
-        monotone=True,
-        power=(PowerForm(margin, 1, coefficient=1.0 / margin), PowerForm(0.0, 1, coefficient=-1.0 / margin)),
-    )
+    power = PowerForm(margin, 1, coefficient=1.0 / margin), PowerForm(0.0, 1, coefficient=-1.0 / margin)
+    return _bound("ramp", (_ramp_value, _ramp_derivative, _ramp_inverse), power, margin=margin)
 
 
 def _smooth_ramp(margin: float, scale: float) -> Surrogate:  # noqa: ARG001
     _check_width(margin, "smooth_ramp")
     c = 0.5 / margin**2
-    return Surrogate(
-        "smooth_ramp",
-        partial(_smooth_ramp_value, margin=margin),
-        partial(_smooth_ramp_derivative, margin=margin),
-        partial(_smooth_ramp_inverse, margin=margin),
-        monotone=True,
-        power=(
-            PowerForm(margin, 2, coefficient=c),
-            PowerForm(0.0, 2, coefficient=-2.0 * c),
-            PowerForm(-margin, 2, coefficient=c),
-        ),
-    )
+    power = tuple(PowerForm(m, 2, coefficient=k * c) for m, k in ((margin, 1.0), (0.0, -2.0), (-margin, 1.0)))
+    functions = _smooth_ramp_value, _smooth_ramp_derivative, _smooth_ramp_inverse
+    return _bound("smooth_ramp", functions, power, margin=margin)
 
 
 def _check_width(margin: float, name: str) -> None:
@@ -310,13 +282,8 @@ def get_surrogate(surrogate: str | Surrogate, margin: float = 1.0, scale: float 
     if surrogate not in surrogate_names():
         msg = f"Expected `surrogate` to be one of {', '.join(surrogate_names())} or a Surrogate, but got {surrogate!r}."
         raise ArgumentError(msg)
-    if not is_real(margin) or margin < 0.0:
-        msg = f"Expected `margin` to be a number of at least 0, but got {margin!r}."
-        raise ArgumentError(msg)
-    if not is_real(scale) or scale <= 0.0:
-        msg = f"Expected `scale` to be a number above 0, but got {scale!r}."
-        raise ArgumentError(msg)
-    return _call(_FACTORIES[surrogate], float(margin), float(scale))
+    margin, scale = require_range("margin", margin, 0.0), require_range("scale", scale, 0.0, open_low=True)
+    return _call(_FACTORIES[surrogate], margin, scale)
 
 
 def register_surrogate(name: str, factory: SurrogateFactory) -> None:
@@ -340,18 +307,14 @@ def register_surrogate(name: str, factory: SurrogateFactory) -> None:
         >>> get_surrogate("exponential", scale=2.0).value(torch.zeros(1))
         tensor([1.])
     """
-    _check_name(name)
-    _check_loss(_call(factory, 0.5, 1.0))
-    _FACTORIES[name] = lru_cache(factory)
-
-
-def _check_name(name: Any) -> None:
     if not isinstance(name, str) or not name:
         msg = f"Expected `name` to be a non-empty string, but got {name!r}."
         raise ArgumentError(msg)
     if name in _FACTORIES:
         msg = f"Expected `name` to be a new surrogate, but {name!r} is taken. Choose another name."
         raise ArgumentError(msg)
+    _check_loss(_call(factory, 0.5, 1.0))
+    _FACTORIES[name] = lru_cache(factory)
 
 
 def _call(factory: Any, margin: float, scale: float) -> Surrogate:

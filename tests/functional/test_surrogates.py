@@ -157,11 +157,11 @@ def test_a_surrogate_is_built_once_and_comes_back_unchanged():
     [
         *(((name,), "hinge, logistic, .*square, squared_hinge") for name in ("squared-hinge", "", None, 3, ["hinge"])),
         *(
-            (("squared_hinge", margin), "`margin` to be a number of at least 0, but got")
+            (("squared_hinge", margin), r"`margin` to be a number in \[0, inf\), but got")
             for margin in (-0.1, float("nan"), float("inf"), True, "0.5", None)
         ),
         *(
-            (("logistic", 0.5, scale), "`scale` to be a number above 0, but got")
+            (("logistic", 0.5, scale), r"`scale` to be a number in \(0, inf\), but got")
             for scale in (0.0, -1.0, float("nan"), True, "1")
         ),
         *(((name, 0.0), f"`margin` to be above 0 for '{name}', .* but got 0.0") for name in BOUNDED),
