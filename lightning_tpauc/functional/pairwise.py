@@ -281,6 +281,7 @@ class Pairs:
         Raises:
             ArgumentError: unless there is one weight for every positive.
         """
+        weights = as_float_tensor(weights, "weights")
         check_per_positive(weights, "weights", self._pos)
         y = weights.detach().to(self._pos.dtype)
         if not torch.is_grad_enabled() or not (self._pos.requires_grad or self._neg.requires_grad):

@@ -11,7 +11,6 @@ from tests.helpers.loop import Loop, random_scores
 from tests.helpers.problems import NUM_NEG, NUM_POS, LinearScore, make_data, make_trainer
 from tests.helpers.tolerances import assert_close
 from tests.reference import cross_entropy as reference
-from tests.reference.objective import objective_loops
 
 SETTINGS = [
     pytest.param({}, id="uniform"),
@@ -115,17 +114,6 @@ def loop(optimizer):
 
         optimizer.step(evaluate)
     return w.detach()
-
-
-@pytest.mark.parametrize("surrogate", ["squared_hinge", "hinge", "square", "logistic"])
-def test_value_is_the_objective(surrogate):
-    pos, neg = make_data()
-    w = torch.linspace(-1, 1, pos.shape[1], dtype=torch.float64)
-    algorithm = FullBatch(0.6, 0.3, surrogate=surrogate, margin=0.7, scale=2.0)
-    algorithm.setup(NUM_POS, dtype=torch.float64)
-    value = algorithm(pos @ w, neg @ w, index=torch.arange(NUM_POS))
-    expected = objective_loops((pos @ w).tolist(), (neg @ w).tolist(), 0.6, 0.3, surrogate, 0.7, 2.0)
-    assert_close(value, expected)
 
 
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))

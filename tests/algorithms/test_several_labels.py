@@ -12,7 +12,6 @@ from lightning_tpauc.algorithms import AUCM, SOTA, STACO, CrossEntropy, Previous
 from lightning_tpauc.errors import ArgumentError, CheckpointError, UnsupportedError
 from lightning_tpauc.functional import TaskMasks, evaluate_pairs, pairwise
 from lightning_tpauc.functional.checks import widest_float
-from lightning_tpauc.functional.pairwise import highest
 from tests.helpers.tolerances import assert_close
 
 SIZES = (9, 5, 14, 3)
@@ -263,36 +262,6 @@ def test_several_tasks_have_tracked_duals_unless_something_speaks_for_the_papers
             algorithm.load_state_dict(other.state_dict())
 
 
-def test_one_task_has_variables_of_each_positive_however_its_number_is_given():
-    states = []
-    for count in (4, [4]):
-        algorithm = STACO()
-        algorithm.setup(count)
-        states.append(set(algorithm.state_dict()))
-    assert states[0] == states[1]
-    assert "y" in states[0]
-
-
-def test_a_subclass_keeps_its_state_and_its_settings():
-    class Counts(STACO):
-        def __init__(self, *args, **options):
-            super().__init__(*args, **options)
-            self.add_state("visits", "positive")
-
-    class Slow(STACO):
-        def __init__(self, min_tpr=0.5, max_fpr=0.5, beta=0.3):
-            super().__init__(min_tpr, max_fpr, beta=beta)
-
-    counts, slow = Counts(), Slow()
-    for sizes, border in (([4, 5], True), (4, False), ([3, 4], True)):
-        counts.setup(sizes)
-        assert counts.visits.shape == (counts.num_positives + isinstance(sizes, list),)
-        assert ("neg_border" in counts.state_dict()) == border
-        assert ("y" in counts.state_dict()) != border
-    slow.setup([4, 5])
-    assert "y" in slow.state_dict(), "a default of its own is a setting of the paper's variables"
-
-
 def test_a_setup_that_fails_leaves_what_was_there():
     algorithm = STACO()
     algorithm.setup([4, 5])
@@ -356,17 +325,6 @@ def test_no_step_of_several_tasks_needs_float64_where_the_device_has_none(make, 
             loss = algorithm(leaf[:, :S], leaf[:, S : S + B], *dual, index=index, masks=masks)
             loss.backward()
         assert bool(torch.isfinite(loss))
-
-
-def test_the_border_in_float32_is_that_of_float64(no_double, monkeypatch):
-    generator = torch.Generator().manual_seed(0)
-    for count in (1, 2, 3, 7, 10, 40, 257, 1000):
-        scores = torch.randn(99, count, generator=generator)
-        mask = torch.ones_like(scores, dtype=torch.bool)
-        shares = torch.arange(1, 100, dtype=torch.float64) / 100  # many of them times the count are whole numbers
-        found = highest(scores, shares.float(), mask)
-        expected = torch.stack([highest(row, float(share), None) for row, share in zip(scores, shares, strict=True)])
-        assert torch.equal(found, expected)
 
 
 def test_what_does_not_fit_is_one_line():

@@ -211,13 +211,6 @@ def test_exact_start_moves_a_model_whose_scores_are_all_equal(make, dtype, margi
     assert_close(pos.grad, -weight * 2 * margin / (3 * 0.4 * 0.25) * torch.ones(3, dtype=dtype), "float32")
 
 
-def test_state_costs_sixteen_bytes_a_positive():
-    algorithm = paper_staco(gamma=100.0)
-    algorithm.setup(1000)
-    per_positive = [v for v in algorithm.state_dict().values() if torch.is_tensor(v) and v.numel() == 1000]
-    assert sum(v.element_size() for v in per_positive) == 16
-
-
 @pytest.mark.parametrize("tasks", [None, 2])
 def test_training_goes_on_where_nothing_is_left_to_learn(tasks):
     """The global threshold is far above losses of 0, and its steps are in units of these."""

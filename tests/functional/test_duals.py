@@ -8,15 +8,11 @@ import torch
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional import (
-    ExactDuals,
     Surrogate,
     duals,
     exact_duals,
     get_surrogate,
     pairwise_terms,
-    register_surrogate,
-    surrogates,
-    tpauc_objective,
 )
 from lightning_tpauc.functional.duals import (
     activate_ties,
@@ -27,7 +23,7 @@ from lightning_tpauc.functional.duals import (
 )
 from tests.helpers.tolerances import assert_close
 from tests.reference.objective import cvar_objective, fractions_of, inner, min_max_value, minimal_inner, outer
-from tests.reference.pairwise import LOSSES, loss_matrix
+from tests.reference.pairwise import loss_matrix
 
 MONOTONE = ["squared_hinge", "hinge", "logistic", "ramp", "smooth_ramp"]
 # The first rectangle gives whole counts with 12 x 20, the others fractional ones.
@@ -108,39 +104,12 @@ def test_equal_scores_tie_at_any_size(name):
     assert duals.s.unique().numel() == 1
 
 
-@cases
-def test_whole_counts_agree_with_the_objective(name):
-    pos, neg = draw(200, 300)
-    s, y, s_prime = exact_duals(pos, neg, 0.25, 0.5, surrogate=name, **MARGIN)
-    value = min_max_value(pos.tolist(), neg.tolist(), s.tolist(), y.tolist(), s_prime.item(), 0.25, 0.5, name)
-    assert_close(value, tpauc_objective(pos, neg, 0.25, 0.5, surrogate=name, **MARGIN))
-
-
-def test_all_zero_losses_are_one_tie():
-    duals = exact_duals(torch.full((4,), 9.0), torch.zeros(6), 0.25, 0.5)
-    assert_close(duals.y, [0.75] * 4, "float32")
-    assert duals.s_prime.item() == 0.0
-
-
-@pytest.mark.parametrize(("given", "expected"), [(torch.float16, torch.float32), (torch.float64, torch.float64)])
-def test_dtypes(given, expected):
-    duals = exact_duals(torch.zeros(3, dtype=given), torch.zeros(2, dtype=given))
-    assert isinstance(duals, ExactDuals)
-    assert {x.dtype for x in duals} == {expected}
-    assert [tuple(x.shape) for x in duals] == [(3,), (3,), ()]
-
-
 def test_single_precision_with_an_offset():
     pos, neg = draw(50, 80)
     pos, neg = pos.float() + 100.0, neg.float() + 100.0
     exact = exact_duals(pos.double(), neg.double(), 0.3, 0.4)
     for actual, expected in zip(exact_duals(pos, neg, 0.3, 0.4), exact, strict=True):
         assert_close(actual, expected, "float32")
-
-
-def test_results_carry_no_graph():
-    pos, neg = (x.requires_grad_() for x in draw(5, 6))
-    assert not any(x.requires_grad for x in exact_duals(pos, neg))
 
 
 def test_no_number_is_read_back_from_the_device():
@@ -159,21 +128,6 @@ def test_scores_that_are_not_finite(monkeypatch, broken, which):
     monkeypatch.setattr(duals, "check_finite", lambda *_: None)  # as on an accelerator, where nobody looks
     for part in exact_duals(*scores):
         assert part.isnan().all()
-
-
-def test_registered_monotone_surrogates_are_solved_exactly(monkeypatch):
-    monkeypatch.setattr(surrogates, "_FACTORIES", dict(surrogates._FACTORIES))
-    monkeypatch.setitem(LOSSES, "cube", lambda t, m, _: (max(t + m, 0.0) ** 3, 3 * max(t + m, 0.0) ** 2))
-    register_surrogate(
-        "cube",
-        lambda margin, scale: Surrogate(
-            "cube", lambda t: (t + margin).relu() ** 3, lambda t: 3 * (t + margin).relu() ** 2, monotone=True
-        ),
-    )
-    pos, neg = draw(9, 14)
-    s, y, s_prime = exact_duals(pos, neg, 0.37, 0.61, surrogate="cube", **MARGIN)
-    value = min_max_value(pos.tolist(), neg.tolist(), s.tolist(), y.tolist(), s_prime.item(), 0.37, 0.61, "cube")
-    assert_close(value, cvar_objective(pos.tolist(), neg.tolist(), 0.37, 0.61, "cube"))
 
 
 def test_square_is_refused_with_a_remedy():
@@ -293,12 +247,6 @@ def test_borders_of_all_scores_give_the_exact_duals(name, rectangle, sizes, ties
     assert_close((ours * risk).mean(), (y * risk).mean())
 
 
-def test_where_no_two_risks_are_equal_the_dual_weights_are_the_exact_ones():
-    pos, neg = draw(13, 20, seed=3)
-    p, _ = border_scores(pos, neg, 1.0 - 0.63, 0.3)
-    assert_close(border_weights(pos, p, 0.37), exact_duals(pos, neg, 0.63, 0.3, surrogate="logistic").y)
-
-
 @pytest.mark.parametrize("score", [0.0, 0.7, -31.4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", MONOTONE)
@@ -322,14 +270,6 @@ def test_a_mean_of_borders_is_the_batch_s_own_at_first():
         seen.append(border.item())
     assert border.dtype == torch.float32
     assert_close(seen, [3.0, 2.8, 2.42], "float32")
-
-
-def test_half_precision_scores_are_compared_in_single():
-    pos = torch.tensor([1.0, 1.0078125, 2.0], dtype=torch.bfloat16)  # neighbours in bfloat16
-    weights = border_weights(pos, torch.tensor(1.004), theta0=0.3)
-    assert weights.dtype == torch.float32
-    assert weights.tolist() == [1.0, 0.0, 0.0]
-    assert border_thresholds(pos, torch.tensor(1.004), get_surrogate("hinge")).dtype == torch.float32
 
 
 def test_a_surrogate_without_an_inverse_is_enough():
