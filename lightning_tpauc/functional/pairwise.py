@@ -390,13 +390,14 @@ def _balanced(pos_grad: Tensor, neg_grad: Tensor) -> tuple[Tensor, Tensor]:
     of 2, large enough for every sum of them to be exact. Of many examples too few digits would be left.
     """
     num_pos, joint = pos_grad.shape[-1], torch.cat([pos_grad, neg_grad], -1)
-    if joint.device.type == "mps" or joint.shape[-1] > _MOST_BALANCED:  # without doubles
+    if widest_float(joint.device) != torch.float64 or joint.shape[-1] > _MOST_BALANCED:
         return pos_grad, neg_grad
     # What is added to a number this large keeps 24 bits, or 51 of those of a double, which has 53.
     room = 2.0**29 if joint.dtype == torch.float32 else 2.0
     large = torch.linalg.vector_norm(joint, 1, dim=-1, keepdim=True, dtype=torch.float64) * room
-    sums = torch.nn.functional.pad(joint, (1, 0)).cumsum(-1, dtype=torch.float64).add_(large).sub_(large)
-    sums[..., -1] = 0.0  # rounding the sums and not the terms keeps the sums right
+    exact = torch.nn.functional.pad(joint, (1, 0)).cumsum(-1, dtype=torch.float64)
+    sums = (exact + large).sub_(large)  # rounding the sums and not the terms keeps the sums right
+    sums.masked_fill_(exact == exact[..., -1:], 0.0)  # from the last on that has a gradient: no other gets the rest
     balanced = sums.diff().to(joint.dtype)
     return balanced[..., :num_pos], balanced[..., num_pos:]
 

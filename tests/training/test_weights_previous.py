@@ -264,7 +264,7 @@ def test_aucm_goes_on_from_the_last_iterate_and_evaluates_it():
         expected.step(pos.tolist(), neg.tolist())
     assert module.training_state.average.stage == 2
     assert_close(module.backbone.weight.detach(), expected.v[:-2], "trajectory64")
-    assert_close(algorithm.centres, expected.v[-2:], "trajectory64")
+    assert_close(module.algorithm.centres, expected.v[-2:], "trajectory64")
     assert_close(module.training_state.average.anchor[0], expected.v_ref[:-2], "trajectory64")
     w = torch.tensor(expected.v[:-2], dtype=torch.float64)
     pos, neg = make_data()
