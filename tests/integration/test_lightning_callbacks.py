@@ -45,7 +45,7 @@ def batch_size(batch):
     return batch.num_pos + batch.num_neg + batch.num_dual_neg if hasattr(batch, "num_pos") else len(batch.target)
 
 
-# ---------------------------------------------------------------- those that watch: each does its work
+# ---------------------------------------------------------------- those that watch
 
 
 def logged(trainer):
@@ -53,68 +53,48 @@ def logged(trainer):
     return Path(trainer.logger.log_dir, "metrics.csv").read_text()
 
 
-class Counting(Callback):
-    count = 0
-
-    def on_train_batch_end(self, *_):
-        self.count += 1
-
-
-def callback():
-    counting = Counting()
-    trainer, module = train(counting)
-    assert counting.count == trainer.global_step > 0
-    return module
-
-
-def checkpoint():
-    class Saver(shipped.Checkpoint):
-        def on_train_end(self, trainer, pl_module):
-            trainer.save_checkpoint("mine.ckpt")
-
-    _, module = train(Saver(), enable_checkpointing=True)
-    loaded = TPAUCModule.load_from_checkpoint("mine.ckpt", backbone=torch.nn.Linear(64, 1))
-    assert torch.equal(loaded.backbone.weight, module.backbone.weight)
-    return module
-
-
-def device_stats_monitor():
-    trainer, module = train(shipped.DeviceStatsMonitor(cpu_stats=True), logger=CSVLogger("."))
-    assert "DeviceStatsMonitor.on_train_batch_start" in logged(trainer)
-    return module
-
-
-def early_stopping():
-    stopping = shipped.EarlyStopping("val/tpauc", mode="max", patience=EPOCHS)
-    _, module = train(stopping)
-    assert 0 < float(stopping.best_score) <= 1
-    assert stopping.wait_count < EPOCHS
-    return module
-
-
-def lambda_callback():
+def test_many_at_once_do_their_work_and_leave_the_training_as_it_is(weights):
     seen = []
-    _, module = train(shipped.LambdaCallback(on_validation_end=lambda *_: seen.append(1)))
-    assert len(seen) == EPOCHS + 1, "the check before training, and every epoch"
-    return module
-
-
-def learning_rate_monitor():
-    trainer, module = train(shipped.LearningRateMonitor(), logger=CSVLogger("."))
-    assert "lr-DampedAdam" in logged(trainer)
-    return module
-
-
-def model_checkpoint():
+    stopping = shipped.EarlyStopping("val/tpauc", mode="max", patience=EPOCHS)
     saver = shipped.ModelCheckpoint("saved", monitor="val/tpauc", mode="max")
-    trainer, module = train(saver, enable_checkpointing=True)
+    monitor = shipped.ThroughputMonitor(batch_size, window_size=2)
+    timed = shipped.Timer(duration={"hours": 1})
+    several = [
+        stopping,
+        saver,
+        monitor,
+        timed,
+        shipped.LearningRateMonitor(),
+        shipped.DeviceStatsMonitor(cpu_stats=True),
+    ]
+    several.append(shipped.LambdaCallback(on_validation_end=lambda *_: seen.append(1)))
+    trainer, module = train(*several, logger=CSVLogger("."), enable_checkpointing=True)
+    assert torch.equal(module.backbone.weight, weights)
+    text = logged(trainer)
+    for name in ("DeviceStatsMonitor.on_train_batch_start", "lr-DampedAdam", "train/device/samples_per_sec"):
+        assert name in text
+    assert len(seen) == EPOCHS + 1, "the check before training, and every epoch"
+    assert 0 < float(stopping.best_score) <= 1
+    assert timed.time_elapsed("train") > 0
     loaded = TPAUCModule.load_from_checkpoint(saver.best_model_path, backbone=torch.nn.Linear(64, 1))
     value = trainer.validate(loaded, trainer.datamodule, verbose=False)[0]["val/tpauc"]
     assert value == pytest.approx(float(saver.best_model_score))
-    return module
 
 
-def on_exception_checkpoint():
+@pytest.mark.parametrize("kind", ["ProgressBar", "RichProgressBar", "TQDMProgressBar"])
+def test_bars_and_summaries(kind, weights, capsys, caplog):
+    if kind.startswith("Rich"):
+        pytest.importorskip("rich")
+    shown = getattr(shipped, kind)()
+    summary = shipped.RichModelSummary if kind.startswith("Rich") else shipped.ModelSummary
+    with caplog.at_level("INFO"):
+        trainer, module = train(shown, summary(), enable_progress_bar=True, enable_model_summary=True)
+    assert "val/tpauc" in shown.get_metrics(trainer, module)
+    assert "65" in capsys.readouterr().out + caplog.text, "parameters of the linear model"
+    assert torch.equal(module.backbone.weight, weights)
+
+
+def test_a_checkpoint_on_an_exception_is_one_to_resume_from(weights):
     class Fail(Callback):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
             if trainer.global_step == 4:
@@ -125,33 +105,12 @@ def on_exception_checkpoint():
         train(saver, Fail(), enable_checkpointing=True)
     seed_everything(1, verbose=False)
     module = TPAUCModule(torch.nn.Linear(64, 1), STACO(min_tpr=0.5, max_fpr=0.5))
-    trainer = bare_trainer(max_epochs=EPOCHS)
     data = DigitsDataModule(val_fraction=0.25, num_pos=32, num_neg=96)
-    trainer.fit(module, data, ckpt_path="broken.ckpt")
-    return module
+    bare_trainer(max_epochs=EPOCHS).fit(module, data, ckpt_path="broken.ckpt")
+    assert torch.equal(module.backbone.weight, weights)
 
 
-def summary(kind):
-    def check(capsys, caplog):
-        with caplog.at_level("INFO"):
-            _, module = train(kind(max_depth=2), enable_model_summary=True)
-        assert "65" in capsys.readouterr().out + caplog.text, "parameters of the linear model"
-        return module
-
-    return check
-
-
-def bar(kind):
-    def check():
-        shown = kind()
-        trainer, module = train(shown, enable_progress_bar=True)
-        assert "val/tpauc" in shown.get_metrics(trainer, module)
-        return module
-
-    return check
-
-
-def prediction_writer():
+def test_writers_and_spikes(weights):
     class Writer(shipped.BasePredictionWriter):
         count = 0
 
@@ -159,61 +118,19 @@ def prediction_writer():
             self.count += len(prediction["score"])
 
     writer = Writer("batch")
-    trainer, module = train(writer)
+    trainer, module = train(writer, shipped.SpikeDetection(warmup=1, atol=100.0))
     trainer.predict(module, DigitsDataModule())
     assert writer.count == 450
-    return module
-
-
-def spike_detection():
-    class Watch(shipped.SpikeDetection):
-        losses = 0
-
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-            self.losses += 1
-
-    watch = Watch(warmup=1, atol=100.0)
-    trainer, module = train(watch)
-    assert watch.losses == trainer.global_step
+    assert torch.equal(module.backbone.weight, weights)
     with pytest.raises(TrainingSpikeException):
         train(shipped.SpikeDetection(warmup=1, rtol=0.0, atol=None, window=2))
     assert json.loads(Path("skip_batches.json").read_text())
-    return module
 
 
-def throughput_monitor():
-    monitor = shipped.ThroughputMonitor(batch_size, window_size=2)
-    trainer, module = train(monitor, logger=CSVLogger("."))
-    assert "train/device/samples_per_sec" in logged(trainer)
-    return module
-
-
-def timer():
-    timed = shipped.Timer(duration={"hours": 1})
-    _, module = train(timed)
-    assert timed.time_elapsed("train") > 0
-    return module
-
-
-WATCHING = {
-    "BasePredictionWriter": prediction_writer,
-    "Callback": callback,
-    "Checkpoint": checkpoint,
-    "DeviceStatsMonitor": device_stats_monitor,
-    "EarlyStopping": early_stopping,
-    "LambdaCallback": lambda_callback,
-    "LearningRateMonitor": learning_rate_monitor,
-    "ModelCheckpoint": model_checkpoint,
-    "ModelSummary": summary(shipped.ModelSummary),
-    "OnExceptionCheckpoint": on_exception_checkpoint,
-    "ProgressBar": bar(shipped.ProgressBar),
-    "RichModelSummary": summary(shipped.RichModelSummary),
-    "RichProgressBar": bar(shipped.RichProgressBar),
-    "SpikeDetection": spike_detection,
-    "ThroughputMonitor": throughput_monitor,
-    "Timer": timer,
-    "TQDMProgressBar": bar(shipped.TQDMProgressBar),
+TRIED = {
+    *("BasePredictionWriter", "Callback", "Checkpoint", "DeviceStatsMonitor", "EarlyStopping", "LambdaCallback"),
+    *("LearningRateMonitor", "ModelCheckpoint", "ModelSummary", "OnExceptionCheckpoint", "ProgressBar"),
+    *("RichModelSummary", "RichProgressBar", "SpikeDetection", "ThroughputMonitor", "Timer", "TQDMProgressBar"),
 }
 
 
@@ -240,19 +157,8 @@ REFUSED = {
 
 
 def test_none_is_forgotten():
-    assert not set(WATCHING) & set(REFUSED)
     # a release that has more fails here: try it, and say on docs/lightning.md what it does
-    assert set(shipped.__all__) <= set(WATCHING) | set(REFUSED)
-
-
-@pytest.mark.parametrize("name", [name for name in WATCHING if hasattr(shipped, name)])
-def test_works_and_leaves_the_training_as_it_is(name, weights, request):
-    if name.startswith("Rich"):
-        pytest.importorskip("rich")
-    check = WATCHING[name]
-    needs = check.__code__.co_varnames[: check.__code__.co_argcount]
-    module = check(*(request.getfixturevalue(fixture) for fixture in needs))
-    assert torch.equal(module.backbone.weight, weights)
+    assert set(shipped.__all__) <= TRIED | set(REFUSED)
 
 
 @pytest.mark.parametrize("name", [name for name in REFUSED if hasattr(shipped, name)])
