@@ -301,7 +301,6 @@ class StartValidation:
 
 #: In a training, an area is said to be 0 after as many epochs in a row; at its end, the line on the threshold says so.
 _EPOCHS = 3
-_BELOW = "the ROC curve passes below the rectangle"
 
 
 class AreaWarnings:
@@ -324,44 +323,29 @@ class AreaWarnings:
     def look_at(self, module: ScoringModel, metrics: LabelMetrics, values: Mapping[str, Tensor], suffix: str) -> None:
         """Warn of one data loader's values."""
         told, self.told = self.told, False
-        if metrics.keys is not None:
-            self._look_at_labels(module, metrics, values, suffix, told=told)
-        elif not told:
-            self._look_at_areas(module, metrics.prefix, values, suffix)
-
-    def _look_at_areas(self, module: ScoringModel, prefix: str, values: Mapping[str, Tensor], suffix: str) -> None:
-        """Warn if the trained rectangle's area is 0; in training also if another area that a callback monitors is."""
-        fits = module.trainer.state.fn == TrainerFn.FITTING
-        monitored = {getattr(callback, "monitor", None) for callback in module.trainer.callbacks}  # type: ignore[attr-defined]
-        for name, value in values.items():
-            trained = name == f"{prefix}tpauc"
-            asked = trained or (fits and name.startswith(f"{prefix}tpauc") and f"{name}{suffix}" in monitored)
-            if not asked or not self._is_zero(name + suffix, value, module):
-                continue
-            where = _BELOW
-            if trained:
-                tpr = float(values[f"{prefix}tpr_at_max_fpr"])
-                where = passes_below(tpr, module.algorithm.min_tpr, module.algorithm.max_fpr)
-            blind = _blind_monitor(prefix, suffix, trained=trained) if fits else ""
-            rank_zero_warn(f"{name}{suffix} is 0{_since(fits)}: {where}{blind}.", category=TPAUCWarning)
-
-    def _look_at_labels(
-        self, module: ScoringModel, metrics: LabelMetrics, values: Mapping[str, Tensor], suffix: str, *, told: bool
-    ) -> None:
-        """Name the labels without an area, and those whose area is 0."""
         fits, name = module.trainer.state.fn == TrainerFn.FITTING, f"{metrics.prefix}tpauc"
-        areas = {key: values[f"{name}/{key}"] for key in metrics.keys or ()}
-        unknown = [key for key, area in areas.items() if math.isnan(area) and f"{name}{suffix} {key}" not in self._said]
-        if fits:
-            self._said.update(f"{name}{suffix} {key}" for key in unknown)
+        areas = {"": values[name]} if metrics.keys is None else {key: values[f"{name}/{key}"] for key in metrics.keys}
+        unknown = [key for key in areas if key and areas[key].isnan() and f"{name}{suffix} {key}" not in self._said]
         if unknown:
+            self._said.update(f"{name}{suffix} {key}" for key in (unknown if fits else ()))
             why = "no positive or no negative example was there to rank. Means leave it out"
             rank_zero_warn(f"{name}{suffix} of {', '.join(unknown)} is nan: {why}.", category=TPAUCWarning)
         zero = [key for key, area in areas.items() if self._is_zero(f"{name}{suffix}/{key}", area, module)]
-        if zero and (fits or not told):
-            blind = _blind_monitor(metrics.prefix, suffix, trained=True) if fits and not any(areas.values()) else ""
-            what = f"{name}{suffix} of {', '.join(zero)} is 0{_since(fits)}: {_BELOW}{blind}."
-            rank_zero_warn(what, category=TPAUCWarning)
+        if not zero or (told and not fits):
+            return
+        below = "the ROC curve passes below the rectangle"
+        if metrics.keys is None:
+            tpr = float(values[f"{metrics.prefix}tpr_at_max_fpr"])
+            below = passes_below(tpr, module.algorithm.min_tpr, module.algorithm.max_fpr)
+        of = "" if metrics.keys is None else f" of {', '.join(zero)}"
+        since = f" for {_EPOCHS} epochs" if fits else ""
+        blind = ""
+        if fits and not any(areas.values()):
+            blind = (
+                ". EarlyStopping and ModelCheckpoint can't tell such epochs apart: monitor "
+                f"{metrics.prefix}tpr_at_max_fpr{suffix} or {metrics.prefix}auroc{suffix}, with mode='max'"
+            )
+        rank_zero_warn(f"{name}{suffix}{of} is 0{since}: {below}{blind}.", category=TPAUCWarning)
 
     def _is_zero(self, name: str, value: Tensor, module: ScoringModel) -> bool:
         """Whether an area is 0; in a training, in the last epochs in a row, and nobody has said so."""
@@ -376,15 +360,3 @@ class AreaWarnings:
         if persists:
             self._said.add(name)
         return persists
-
-
-def _since(fits: bool) -> str:
-    return f" for {_EPOCHS} epochs" if fits else ""
-
-
-def _blind_monitor(prefix: str, suffix: str, *, trained: bool) -> str:
-    also = f"{prefix}tpr_at_max_fpr{suffix} or " if trained else ""
-    return (
-        ". EarlyStopping and ModelCheckpoint can't tell such epochs apart: monitor "
-        f"{also}{prefix}auroc{suffix}, with mode='max'"
-    )

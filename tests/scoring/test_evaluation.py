@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from sklearn.metrics import roc_curve
 from torch import nn
@@ -166,22 +166,6 @@ def test_an_evaluation_says_how_far_below_the_rectangle_the_curve_passes(stage, 
         assert values[name.replace("tpauc", "fpr_at_min_tpr")] == (1.0 if said else 0.0)
 
 
-def test_a_further_area_that_is_zero_is_said_where_it_is_monitored():
-    x, y = make_problem()
-    for monitor, said_of in (("val/tpauc_tpr99_fpr1", ["val/tpauc_tpr99_fpr1"]), ("val/auroc", [])):
-        module = TPAUCModule(
-            nn.Linear(DIM, 1), CrossEntropy(0.1, 0.9), lambda p: torch.optim.SGD(p, lr=0.05), rectangles=[(0.99, 0.01)]
-        )
-        stop = EarlyStopping(monitor, mode="max", patience=5)
-        trainer = make_trainer(precision="32-true", max_epochs=3, callbacks=[stop])
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            trainer.fit(module, PosNegDataModule((x, y), (x, y), num_pos=6, num_neg=10))
-        said = [str(warning.message) for warning in caught if " is 0 for 3 epochs: the ROC" in str(warning.message)]
-        assert [text.split()[0] for text in said] == said_of
-        assert all("monitor val/auroc, with mode='max'" in text for text in said)
-
-
 class Fail(Callback):
     """Breaks an evaluation off after its first batch."""
 
@@ -210,16 +194,6 @@ def test_checkpoints_can_follow_one_of_several_loaders(tmp_path, sanity):
     trainer.fit(module := make_module(), data)
     assert float(saver.best_model_score) == float(trainer.callback_metrics["val/tpauc/dataloader_idx_1"])
     assert_close(saver.best_model_score.double(), area_of(module, slice(1, None, 2), 0.6, 0.4), "float32")
-
-
-def test_the_trained_rectangle_is_logged_by_its_name_as_well(tmp_path):
-    saver = ModelCheckpoint(tmp_path, monitor="val/tpauc_tpr60_fpr40", mode="max")
-    data = PosNegDataModule(make_problem(), val_dataset=make_problem(), num_pos=4, num_neg=10)
-    trainer = make_trainer(precision="32-true", callbacks=[saver], enable_checkpointing=True)
-    trainer.fit(make_module(rectangles=[(0.6, 0.4), (0.5, 0.5)]), data)
-    logged = trainer.callback_metrics
-    assert float(saver.best_model_score) == float(logged["val/tpauc_tpr60_fpr40"]) == float(logged["val/tpauc"])
-    assert "val/tpauc_tpr50_fpr50" in logged
 
 
 class DataBatch(SimpleNamespace):
