@@ -196,7 +196,7 @@ class TPAUCModule(ScoringModel):
         self.automatic_optimization = False
         for name, value in ours.items():
             setattr(self, name, value)
-        self._collected = {"val": make_metrics(self, "val")}
+        self._collected, self._collected_for = {"val": make_metrics(self, "val")}, None
         self.register_load_state_dict_pre_hook(_accept)  # type: ignore[no-untyped-call]  # torch leaves them untyped
         self.register_state_dict_post_hook(give_back)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(take_back)  # type: ignore[no-untyped-call]

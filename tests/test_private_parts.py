@@ -86,7 +86,15 @@ USED = {
 
 #: What Python gives to named tuples and bound methods, and attributes of our own that a module beside them uses.
 NO_SECRET = {"_asdict", "_exit", "_fields", "_replace"}
-OURS = {"_collected", "_num_labels", "_objective_activation", "_reported", "_score_dtype", "_score_row"}
+OURS = {
+    "_collected",
+    "_collected_for",
+    "_num_labels",
+    "_objective_activation",
+    "_reported",
+    "_score_dtype",
+    "_score_row",
+}
 
 
 def private_names(tree):

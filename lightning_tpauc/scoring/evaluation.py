@@ -55,7 +55,6 @@ class Evaluation(Callback):
     def __init__(self) -> None:
         self.start = StartValidation()
         self.warnings = AreaWarnings()
-        self._made_for: Any = None
         self._further: list[LabelMetrics] = []  # of all data loaders but the first
 
     @override
@@ -127,9 +126,9 @@ class Evaluation(Callback):
     def _begin(self, module: ScoringModel, stage: Stage, loaders: Any) -> None:
         _check_loaders(loaders)
         wanted = module.trained_labels, module.algorithm.min_tpr, module.algorithm.max_fpr
-        if wanted != self._made_for:  # a checkpoint that was loaded after `setup` may change them
-            self._made_for = wanted
+        if wanted != module._collected_for:  # a checkpoint that was loaded after `setup` may change them
             module._collected = {name: make_metrics(module, name) for name in ("val", "test")}
+            module._collected_for = wanted
         self._forget(module, stage)
         module._collected[stage].to(module.device)
 

@@ -60,6 +60,7 @@ class ScoringModel(LightningModule):
     _objective_activation: Literal["identity", "sigmoid"] | None
     _reported: Any
     _collected: dict[str, Any]
+    _collected_for: Any
 
     @property
     def _num_labels(self) -> int | None:

@@ -166,6 +166,14 @@ def test_an_evaluation_says_how_far_below_the_rectangle_the_curve_passes(stage, 
         assert values[name.replace("tpauc", "fpr_at_min_tpr")] == (1.0 if said else 0.0)
 
 
+def test_one_trainer_evaluates_several_modules():
+    trainer, (first, second) = make_trainer(precision="32-true"), (make_module(), make_module())
+    nn.init.ones_(second.backbone.weight)
+    for module in (first, second, first):
+        (results,) = trainer.test(module, loaders_of(slice(None)), verbose=False)
+        assert results["test/tpauc"] == pytest.approx(float(area_of(module, slice(None), 0.6, 0.4)), abs=1e-6)
+
+
 class Fail(Callback):
     """Breaks an evaluation off after its first batch."""
 
