@@ -32,7 +32,6 @@ from lightning_tpauc.lightning_fixes.mixing_in import (
     check_order,
     name_taken,
     refuse_taken,
-    refuse_unknown,
     say_replaced,
 )
 from lightning_tpauc.lightning_fixes.unsupported import refuse_unsupported
@@ -158,7 +157,6 @@ class TPAUCModule(ScoringModel):
         tasks: dict[str, dict[str, float]] | dict[int, dict[str, float]] | None = None,
         **kwargs: Any,
     ) -> None:
-        refuse_unknown(self, kwargs, TPAUCModule)
         super().__init__(**kwargs)
         check_choice(score_activation, "score_activation", ("identity", "sigmoid"))
         check_choice(lr_scheduler_interval, "lr_scheduler_interval", ("epoch", "step"))
@@ -456,20 +454,16 @@ class TPAUCModule(ScoringModel):
     def _take_step(
         self, optimizer: LightningOptimizer, batch_idx: int, loss: Tensor, scaler: torch.amp.GradScaler | None
     ) -> bool:
-        """Take a step with the present gradients, by the hook ``optimizer_step``, which may change the learning rate.
+        """Take a step by the hook ``optimizer_step``, which may change the rate; returns whether a scaler let it be."""
+        inner, steps, calls = optimizer.optimizer, self.trainer.global_step, []
+        before = _versions(inner)
 
-        Returns:
-            Whether it was taken, not skipped by a gradient scaler.
+        def closure() -> Tensor:  # which Lightning's closure calls before the gradients get their final values
+            calls.append(_versions(inner))
+            return loss.detach()
 
-        Raises:
-            UnsupportedError: if the hook does not step once, or the optimizer evaluates the loss by itself.
-        """
-        state, steps = self.training_state, self.trainer.global_step
-        state.expect_gradients(optimizer.optimizer)
         taken = _step_unless_infinite(
-            optimizer.optimizer,
-            scaler,
-            lambda: self.optimizer_step(self.current_epoch, batch_idx, optimizer, loss.detach),
+            inner, scaler, lambda: self.optimizer_step(self.current_epoch, batch_idx, optimizer, closure)
         )
         if self.trainer.global_step - steps != 1:
             msg = (
@@ -478,9 +472,12 @@ class TPAUCModule(ScoringModel):
                 "`optimizer.step(closure=optimizer_closure)` once in it."
             )
             raise UnsupportedError(msg)
-        if state.awaited:
-            name = type(optimizer.optimizer).__name__
-            msg = f"{name}.step does not call the closure that Lightning passes to it. Call it first of all."
+        if calls != [before]:
+            msg = (
+                f"{type(inner).__name__}.step has to call its closure once, before it moves the weights. Optimizers "
+                "that evaluate the loss by themselves, as sharpness-aware ones do, can't work here, since every "
+                "evaluation is a step of the dual variables. Use another optimizer."
+            )
             raise UnsupportedError(msg)
         return taken
 
@@ -681,6 +678,11 @@ def _step_unless_infinite(inner: Any, scaler: torch.amp.GradScaler | None, step:
     return bool(taken)
 
 
+def _versions(optimizer: Optimizer) -> list[int]:
+    """How often each weight has been changed in place, which tells of a change without reading numbers."""
+    return [p._version for group in optimizer.param_groups for p in group["params"]]
+
+
 def make_optimizer(factory: Any, parameters: list[nn.Parameter], default_lr: float) -> Optimizer:
     """The optimizer of ``factory``, or DampedAdam with learning rate ``default_lr`` if that is ``None``.
 
@@ -695,12 +697,6 @@ def make_optimizer(factory: Any, parameters: list[nn.Parameter], default_lr: flo
         msg = (
             "Expected `optimizer` to map parameters to one torch.optim.Optimizer, such as "
             f"`lambda p: torch.optim.SGD(p, lr=0.1)`, but got {got}."
-        )
-        raise ArgumentError(msg)
-    if any("lr" not in group for group in optimizer.param_groups):
-        msg = (
-            f"{type(optimizer).__name__} has no learning rate that schedules could change: expected 'lr' in each of "
-            "its `param_groups`. Name it in the defaults, `super().__init__(params, {'lr': 0.1})`."
         )
         raise ArgumentError(msg)
     return optimizer

@@ -409,19 +409,6 @@ def test_an_optimizer_that_is_no_factory_of_one(optimizer):
     assert "\n" not in str(caught.value)
 
 
-def test_an_argument_that_nobody_takes_is_named_with_the_place_of_the_likely_ones():
-    class Sub(TPAUCModule):
-        def __init__(self, width=3, **kwargs):
-            super().__init__(**kwargs)
-
-    for cls in (TPAUCModule, Sub):
-        with pytest.raises(
-            TypeError, match=rf"^{cls.__name__} got an unexpected .* 'lr'.* `optimizer=lambda .*lr=0\.01"
-        ):
-            cls(lr=0.1)
-    assert Sub(width=4).training_state.average is None
-
-
 def test_the_first_group_that_learns_leads_the_step_sizes():
     batches, _ = make_batches(2)
     scales = []

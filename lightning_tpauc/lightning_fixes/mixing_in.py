@@ -71,18 +71,6 @@ def name_taken(module: LightningModule, name: str) -> ArgumentError:
     )
 
 
-def refuse_unknown(module: LightningModule, arguments: Iterable[str], ours: type) -> None:
-    """Raise :class:`TypeError` if arguments are left over and no class is mixed in that could take them."""
-    name, mro = next(iter(arguments), None), type(module).__mro__
-    if name is not None and mro[mro.index(ours) + len(ours.__mro__) - len(LightningModule.__mro__)] is LightningModule:
-        msg = (
-            f"{type(module).__name__} got an unexpected keyword argument {name!r}. Those of an optimizer are given to "
-            "it, `optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01)`, and those of a method likewise, "
-            "`algorithm=STACO(min_tpr=0.8, max_fpr=0.2)`."
-        )
-        raise TypeError(msg)
-
-
 def say_replaced(cls: type, ours: type) -> None:
     """Say once per class which hooks of a class mixed in never run, because ours stand in their place."""
     if cls in _told:

@@ -160,7 +160,6 @@ class StageCallback(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check that the module is one of ours, that no other callback runs the stages, and that all ranks agree."""
         if not hasattr(pl_module, "algorithm"):
             msg = f"StageCallback trains a TPAUCModule, but got {type(pl_module).__name__}."
             raise UnsupportedError(msg)
@@ -177,7 +176,6 @@ class StageCallback(Callback):
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check that all ranks agree on the optimizer, too; load the weights of ``init_from`` in the first run."""
         module: ScoringModel = pl_module  # type: ignore[assignment]
         state, evaluation = module.training_state, evaluation_of(trainer)
         settings = {name: getattr(self, name) for name in inspect.signature(StageCallback).parameters}
@@ -196,7 +194,6 @@ class StageCallback(Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Allocate the state, then restore it from a checkpoint or start it."""
         module: ScoringModel = pl_module  # type: ignore[assignment]
         _give_shapes(trainer, module)
         reshard(module)
@@ -211,12 +208,8 @@ class StageCallback(Callback):
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Put the last iterate back, where a validation has shown the average.
-
-        An epoch's first batch shows what inputs consist of, which tells inputs from labels in batches to evaluate.
-        """
         state: TrainingState = pl_module.training_state  # type: ignore[assignment]
-        state.restore_last_iterate()
+        state.restore_last_iterate()  # where a validation has shown the average
         self._batches_before = state.batches_seen
         if batch_idx == 0:
             columns = getattr(trainer.train_dataloader, "columns", None)
@@ -224,10 +217,8 @@ class StageCallback(Callback):
 
     @override
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Finish the gradient estimate, clip it, then add the proximal term, all on unscaled gradients."""
         module: ScoringModel = pl_module  # type: ignore[assignment]
         state, coefficient = module.training_state, module.algorithm.proximal_coefficient
-        state.note_final_gradients(optimizer)
         clips_itself = type(module).configure_gradient_clipping is not LightningModule.configure_gradient_clipping
         clips = clips_itself or module.gradient_clip_val is not None
         if not clips and coefficient == 0 and not state.previous.recursive:
@@ -251,7 +242,6 @@ class StageCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """End the stage when it is long enough. The module has already averaged this step's weights."""
         module: ScoringModel = pl_module  # type: ignore[assignment]
         state = module.training_state
         taken = state.batches_seen - self._batches_before
@@ -272,7 +262,6 @@ class StageCallback(Callback):
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the algorithm's diagnostics; hold a validation if the run ends here and had none."""
         module: ScoringModel = pl_module  # type: ignore[assignment]
         state = module.training_state
         if _ends_unvalidated(trainer, state):
@@ -295,7 +284,6 @@ class StageCallback(Callback):
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Step the schedulers that follow a metric, and keep the weights if they are the best so far."""
         module: ScoringModel = pl_module  # type: ignore[assignment]
         state = module.training_state
         if _is_fitting(trainer):
@@ -307,19 +295,16 @@ class StageCallback(Callback):
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Put the last iterate back if a validation fails."""
         state: TrainingState = pl_module.training_state  # type: ignore[assignment]
         self._silent_saving.end()
         state.restore_last_iterate()
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leave warnings as they were."""
         self._silent_saving.end()
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave the result in the model: the best weights, or the average."""
         module: ScoringModel = pl_module  # type: ignore[assignment]
         state = module.training_state
         agree_on_statistics(module, state.average)
@@ -344,7 +329,6 @@ class StageCallback(Callback):
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Check that the module's hook has read the training's state."""
         state: TrainingState = pl_module.training_state  # type: ignore[assignment]
         if trainer.state.fn == TrainerFn.FITTING and state.phase is not Phase.LOADED:
             msg = (
@@ -356,11 +340,6 @@ class StageCallback(Callback):
     # ---------------------------------------------------------------- a run's beginning
 
     def _allocate(self, trainer: Trainer, module: ScoringModel) -> None:
-        """Make room for all that the algorithm and the settings need; it is filled or restored afterwards.
-
-        Raises:
-            ArgumentError: if the number of positives is unknown, or contradicts the data.
-        """
         algorithm, labels, device, dtype = module.algorithm, module.trained_labels, module.device, module._score_dtype
         num_positives = count_positives(trainer, module.num_positives, type(module).__name__)
         described = num_positives if isinstance(num_positives, int) or labels is None else labels.tasks(num_positives)
@@ -387,7 +366,6 @@ class StageCallback(Callback):
         )
 
     def _start(self, trainer: Trainer, module: ScoringModel) -> None:
-        """Begin a new training: warm-up, rectangle and dual variables."""
         state, algorithm = module.training_state, module.algorithm
         # not earlier: counting the batches is a collective, and only now all ranks are known to take part
         begin_warmup(trainer, steps_of_share(trainer, module.warmup, MOST_WARMUP_EPOCHS, WARMUP_WITHOUT_END))

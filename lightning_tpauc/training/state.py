@@ -10,20 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.optim import Optimizer
 
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.distributed import GatheredScores
-from lightning_tpauc.errors import UnsupportedError
 from lightning_tpauc.scoring.operating_point import OperatingPoint
 from lightning_tpauc.training.rectangle import RectangleSchedule
 from lightning_tpauc.training.scores import ScoreMemory
 from lightning_tpauc.training.weights import BestWeights, IterateAverage, PreviousWeights, batch_norm_statistics
-
-_EVALUATES = (
-    "{} evaluates the loss by itself, at other weights than those of the step, as sharpness-aware methods do. Here "
-    "every evaluation is a step of the dual variables, so a batch has only one. Use another optimizer."
-)
 
 
 class Phase(Enum):
@@ -62,7 +55,6 @@ class TrainingState:
         run: what the state belongs to; see :func:`~lightning_tpauc.training.checkpoint.describe_run`.
         random_before_validation: this rank's random state when the last validation of the training began.
         loss_was_logged: whether callbacks know ``train/loss`` in this run.
-        awaited: versions of the weights at which the optimizer must use the gradients of this step; empty once it has.
         held_out_ratios: of each label, the objective of the last validation's scores divided by that of a constant
             model, at growing tightness.
         last_validated: how many batches the training had seen at its last validation; 0 before the first.
@@ -97,7 +89,6 @@ class TrainingState:
         self.run: dict[str, Any] | None = None
         self._said: set[str] = set()
         self.random_before_validation: dict[str, Any] | None = None
-        self.awaited: list[int] | None = None
         self.held_out_ratios: list[list[float]] = []
         self.last_validated = 0
         self._sharded: list[FSDPModule] = []
@@ -139,21 +130,7 @@ class TrainingState:
         device: torch.device | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Make room for all that the algorithm and the stages' settings need.
-
-        Args:
-            model: that is trained.
-            algorithm: that trains it, set up.
-            parameters: that the optimizer updates.
-            run: what the state will belong to.
-            decay: how fast the average forgets; see :class:`~lightning_tpauc.training.weights.IterateAverage`.
-            averages_statistics: whether running statistics of batch normalisation are averaged like weights.
-            keeps_best: whether to keep the weights that validated best.
-            shrinking_steps: in how many steps the rectangle shrinks; ``None`` if it does not.
-            remembers_stages: whether to remember the scores of whole stages.
-            device: of remembered scores.
-            dtype: of remembered scores.
-        """
+        """Make room for all that the algorithm and the stages' settings need."""
         averages, needed = algorithm.averages_iterates, algorithm.needs_previous
         statistics = [statistic for _, statistic in batch_norm_statistics(model)]
         self.run = run
@@ -181,7 +158,7 @@ class TrainingState:
 
     def begin_step(self) -> None:
         """Note that a training step begins; a checkpoint that is saved before its end holds half of it."""
-        self.phase, self.awaited = Phase.IN_STEP, None
+        self.phase = Phase.IN_STEP
 
     def commit_step(self, loss: Tensor, scores: GatheredScores | None) -> None:
         """Take in a step that was taken: the weights that it led to, and its scores unless a line search took it."""
@@ -211,21 +188,6 @@ class TrainingState:
         first = what not in self._said
         self._said.add(what)
         return first
-
-    def expect_gradients(self, optimizer: Optimizer) -> None:
-        """Note at which weights the optimizer is to use the gradients of this step, once."""
-        self.awaited = _versions(optimizer)
-
-    def note_final_gradients(self, optimizer: Optimizer) -> None:
-        """Check that the optimizer, which is about to use the gradients, has not moved the weights or used them before.
-
-        Raises:
-            UnsupportedError: if it has.
-        """
-        if self.awaited is not None:
-            awaited, self.awaited = self.awaited, []
-            if _versions(optimizer) != awaited:
-                raise UnsupportedError(_EVALUATES.format(type(optimizer).__name__))
 
     def note_validation(self, tpauc: float, auroc: float, operating_point: OperatingPoint | None) -> None:
         """Keep the weights that were validated if they are the best so far."""
@@ -332,8 +294,3 @@ class TrainingState:
             if part is not None and state.get(name) is not None:
                 part.load_state_dict(state[name])
         self.batches_seen, self.last_validated = state["batches_seen"], state["last_validated"]
-
-
-def _versions(optimizer: Optimizer) -> list[int]:
-    """How often each weight has been changed in place, which tells of a change without reading numbers."""
-    return [p._version for group in optimizer.param_groups for p in group["params"]]

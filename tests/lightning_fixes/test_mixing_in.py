@@ -220,7 +220,7 @@ def test_another_number_of_steps_is_refused(steps, words):
                 optimizer.step(closure=optimizer_closure)
 
     module = Odd(nn.Linear(DIM, 1), algorithm(), num_positives=NUM_POS)
-    with pytest.raises(UnsupportedError, match=rf"Odd.optimizer_step {words}|Adam evaluates the loss"):
+    with pytest.raises(UnsupportedError, match=rf"Odd.optimizer_step {words}"):
         make_trainer().fit(module, loader(make_batches(2)[0]))
 
 
@@ -456,18 +456,8 @@ def trained(make_optimizer, gamma=5.0, schedule=None, backbone=None):
     return module
 
 
-class Rateless(torch.optim.Optimizer):
-    def __init__(self, params):
-        super().__init__(params, {})
-
-
-def test_an_optimizer_without_a_learning_rate_is_one_line():
-    with pytest.raises(ArgumentError, match=r"^Rateless has no learning rate that [^\n]*expected 'lr' in each of its"):
-        trained(Rateless)
-
-
 def test_optimizers_that_evaluate_by_themselves_are_refused():
-    with pytest.raises(UnsupportedError, match=r"SAM evaluates the loss by itself.* Use another optimizer"):
+    with pytest.raises(UnsupportedError, match=r"SAM.step has to call its closure once.* Use another optimizer"):
         trained(lambda p: SAM(p, lr=0.1))
 
 
