@@ -379,7 +379,7 @@ def test_other_samplings_are_refused(sampling):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("val_fraction=0.2", {"val_fraction": 0.2}), ("num_folds=2", {"num_folds": 2, "fold": 0})]
+    ("name", "options"), [("val_fraction", {"val_fraction": 0.2}), ("num_folds", {"num_folds": 2, "fold": 0})]
 )
 def test_splits_are_refused(name, options):
     with pytest.raises(ArgumentError, match=f"`{name}` can't split a stream of `negatives`. Pass a `val_dataset`"):

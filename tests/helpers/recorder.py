@@ -1,5 +1,7 @@
 """A small LightningModule that writes down what it is given."""
 
+from types import SimpleNamespace
+
 import torch
 from lightning.pytorch import LightningModule
 
@@ -16,7 +18,7 @@ class Recorder(LightningModule):
         self.algorithm = algorithm
         self.counts = counts
         if counts:
-            self.batches_seen = 0
+            self.training_state = SimpleNamespace(batches_seen=0)
         self.train_log, self.eval_log, self.epochs = [], [], 0
 
     def training_step(self, batch, batch_idx):
@@ -25,7 +27,7 @@ class Recorder(LightningModule):
         self.manual_backward(self.linear(batch.inputs).square().mean())
         optimizer.step()
         if self.counts:
-            self.batches_seen += 1
+            self.training_state.batches_seen += 1
         sizes = batch.num_pos, batch.num_neg, batch.num_dual_neg
         self.train_log.append((self.current_epoch, batch_idx, batch.index.tolist(), batch.inputs.sum().item(), sizes))
 
@@ -47,11 +49,12 @@ class Recorder(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
     def on_save_checkpoint(self, checkpoint):
-        checkpoint["batches_seen"] = getattr(self, "batches_seen", None)
+        if self.counts:
+            checkpoint["batches_seen"] = self.training_state.batches_seen
 
     def on_load_checkpoint(self, checkpoint):
         if self.counts:
-            self.batches_seen = checkpoint["batches_seen"]
+            self.training_state.batches_seen = checkpoint["batches_seen"]
 
 
 def make_trainer(**kwargs):
