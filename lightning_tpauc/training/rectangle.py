@@ -34,8 +34,8 @@ _MAX_EPOCHS = 20
 _WITHOUT_END = 1000
 #: Number of moves of the shrinking.
 _MOVES = 20
-#: Scores of the last steps, of slightly older weights, decide alone where they are so far below ``hold_at``.
-_IN_DOUBT = 0.6
+#: Outside this range of ratios the scores of the last steps, of slightly older weights, decide alone.
+_IN_DOUBT = (0.6, 1.0)
 
 #: Scores of training examples of each label; ``None`` for a label whose scores are unknown.
 Scores = Sequence[TrainingScores | None]
@@ -105,7 +105,8 @@ class RectangleSchedule:
         candidates = [min(max(progress, now), now + 2.0 / _MOVES) for now in reached]
         counted = count_in_loss(self.algorithm.tasks)
         asked = [label for label, now in enumerate(reached) if now < 1.0 and counted[label]]
-        if not all(self._ratio(candidates[label], scores, label) < _IN_DOUBT for label in asked):  # nan is a doubt
+        ratios = [self._ratio(candidates[label], scores, label) for label in asked]
+        if not all(ratio < _IN_DOUBT[0] or ratio >= _IN_DOUBT[1] for ratio in ratios):  # nan is a doubt
             scores = measure() or scores
         for label, now in enumerate(reached):
             ratio = self._ratio(candidates[label], scores, label)

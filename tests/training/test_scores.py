@@ -204,7 +204,7 @@ def test_the_rectangle_goes_by_what_a_forward_pass_gives(name, monkeypatch, capl
     for true, used in near:
         assert used == pytest.approx(true, rel=0.1)
     # scores of the last steps decide where no doubt is possible
-    assert all(true < 0.8 for true, _, measured in Passes.seen if not measured)
+    assert all((true < 0.85) == (used < 0.85) for true, used, measured in Passes.seen if not measured)
     if module.algorithm.tightness < 1.0 and "the run ended first" not in caplog.text:
         true = objective_ratio(*whole_pass(), *rectangle, module.algorithm.surrogate)
         said = int(caplog.text.partition("gives all the same score, is ")[2].partition("%")[0]) / 100
