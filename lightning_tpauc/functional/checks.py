@@ -38,15 +38,9 @@ def widest_float(device: torch.device) -> torch.dtype:
 
 
 def as_tensor(values: Any, name: str, device: torch.device | None = None) -> Tensor:
-    """``values`` as a tensor: a tensor as it is, a NumPy array, a list, or a column of pandas or polars converted.
+    """Numbers or bools as a tensor: one as it is, a NumPy array, a list, or a column of pandas or polars converted.
 
-    Args:
-        values: numbers, or bools; missing ones of a nullable column become nan.
-        name: what the error calls them.
-        device: where those are wanted that are no tensor.
-
-    Raises:
-        ArgumentError: if they are no numbers.
+    What is missing in a nullable column becomes nan. An :class:`ArgumentError` names what holds no numbers.
 
     Example:
         >>> as_tensor([1.5, 2.5], "preds")
@@ -93,11 +87,7 @@ def rankable(scores: Tensor) -> Tensor:
 
 
 def check_rectangle(min_tpr: float, max_fpr: float) -> tuple[float, float]:
-    """Both as Python floats; NumPy's would round what they are multiplied with, and no checkpoint may hold them.
-
-    Raises:
-        ArgumentError: unless 0 <= ``min_tpr`` < 1 and 0 < ``max_fpr`` <= 1.
-    """
+    """Both as Python floats (NumPy's round what they are multiplied with) in [0, 1) and (0, 1], or an error."""
     if not is_real(min_tpr) or not 0.0 <= min_tpr < 1.0:
         msg = f"Expected `min_tpr` to be a number in [0, 1), but got {min_tpr!r}."
         raise ArgumentError(msg)
@@ -147,19 +137,7 @@ def check_finite(scores: Tensor, name: str) -> None:
 
 
 def as_index(index: Any, device: torch.device | None = None) -> Tensor:
-    """``index`` as int64, whatever kind of integers came in.
-
-    Args:
-        index: integers, in a tensor, an array or a list.
-        device: where it is wanted if it is no tensor.
-
-    Raises:
-        ArgumentError: if it holds no integers.
-
-    Example:
-        >>> as_index([2, 0])
-        tensor([2, 0])
-    """
+    """Integers of any kind as int64, on ``device`` if they are no tensor; an :class:`ArgumentError` for all others."""
     positions = as_tensor(index, "index", device)
     if positions.dtype == torch.bool or positions.is_floating_point() or positions.is_complex():
         msg = f"Expected `index` to hold integers, but got {positions.dtype}. Pass positions, as of `mask.nonzero()`."
@@ -231,11 +209,7 @@ def is_whole(value: Any) -> bool:
 def require_range(
     name: str, value: Any, low: float, high: float = math.inf, *, open_low: bool = False, open_high: bool = False
 ) -> float:
-    """``value`` as a Python float, whatever kind of number came in.
-
-    Raises:
-        ArgumentError: unless ``value`` is a finite number between ``low`` and ``high``.
-    """
+    """``value`` as a Python float; an :class:`ArgumentError` unless it is a finite number between the two."""
     above = is_real(value) and (low < value if open_low else low <= value)
     if not above or not (value < high if open_high else value <= high):
         left, right = "(" if open_low else "[", ")" if open_high or math.isinf(high) else "]"
@@ -245,11 +219,7 @@ def require_range(
 
 
 def require_positive(name: str, value: Any, meaning_of_infinity: str) -> float:
-    """``value`` as a Python float, whatever kind of number came in; infinity is allowed and has a meaning.
-
-    Raises:
-        ArgumentError: unless ``value`` is a number above 0.
-    """
+    """``value`` as a Python float; an :class:`ArgumentError` unless it is above 0. Infinity has a meaning."""
     if not (is_real(value) or value == math.inf) or not value > 0:
         msg = f"Expected `{name}` to be above 0 (infinity: {meaning_of_infinity}), but got {value!r}."
         raise ArgumentError(msg)
@@ -298,11 +268,11 @@ def checked_pair(
 
     Args:
         preds: real scores ``(N,)`` or ``(N, 1)``; of K labels or C classes ``(N, K)`` or ``(N, C)``.
-        target: 1, 0 or ``ignore_index`` in the same shape, of K labels also nan for what was not measured; of classes
+        target: 1, 0 or ``ignore_index`` in the same shape, of labels also nan for what was not measured; of classes
             ``(N,)``, 0 .. C - 1 or ``ignore_index``.
         ignore_index: label that ``target`` may hold as well.
-        num_labels: K, if there is a column for each label.
-        num_classes: C, if there is a column for each class.
+        num_labels: K.
+        num_classes: C.
         unit_range: whether scores have to lie in [0, 1].
         values: whether to look at dtypes and values, beside types and shapes.
 

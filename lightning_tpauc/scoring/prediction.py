@@ -74,7 +74,7 @@ class PredictionWriter(Callback):
     def __init__(self, path: str | None = None) -> None:
         self._given = path
         #: Where the file is, or will be.
-        self.path = Path(path or "predictions.csv")
+        self.path = Path(path or "predictions.csv").expanduser()
         self._parts: list[dict[str, Tensor]] = []
         self._ids: Any = None
         if self.path.suffix.lower() not in _WRITERS:
@@ -98,9 +98,15 @@ class PredictionWriter(Callback):
         folder = trainer.log_dir  # collective: rank 0 says
         if self._given is None:
             self.path = Path(folder or ".", "predictions.csv")
-        if self.path.is_dir():  # refused before the predictions are made, not after
+        # refused before the predictions are made, not after
+        if self.path.is_dir():
             msg = f"Expected `path` to be a file, but {str(self.path)!r} is a folder. Add the name of a file."
             raise ArgumentError(msg)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            msg = f"Predictions can't be written to {str(self.path)!r}: {error.strerror}. Choose another `path`."
+            raise ArgumentError(msg) from error
 
     @override
     def on_predict_batch_end(

@@ -247,6 +247,9 @@ def test_a_folder_is_refused_before_anything_is_predicted(tmp_path):
     (tmp_path / "folder.csv").mkdir()
     with pytest.raises(ArgumentError, match=r"`path` to be a file, but '.*' is a folder\. Add the name"):
         predict(module, make_data(x), tmp_path / "folder.csv")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ArgumentError, match=r"can't be written to '.*file/p.csv': Not a directory|File exists"):
+        predict(module, make_data(x), tmp_path / "file" / "p.csv")
     for name in ("p.tsv", "p.csv.gz", "p", str(tmp_path)):
         with pytest.raises(ArgumentError, match=r"`path` to end in \.csv or \.parquet, but got"):
             PredictionWriter(name)
