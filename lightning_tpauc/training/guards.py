@@ -36,62 +36,46 @@ _FEWEST = 4
 _LITTLE = 0.2
 
 
-def few_pairs(
-    rectangle: tuple[float, float],
-    sizes: tuple[int, int | None],
-    most: tuple[int | None, int | None] = (None, None),
-    label: str | None = None,
-) -> str | None:
+def few_pairs(kind: str, bound: float, count: int, most: int | None = None, label: str | None = None) -> str | None:
     """Advice if the rectangle holds too few examples of a batch; ``None`` if it holds enough.
 
     Args:
-        rectangle: ``(min_tpr, max_fpr)``.
-        sizes: positives and negatives per step, over all ranks.
-        most: how many of each a step could have, since the training set has no more; ``None`` if unknown.
+        kind: ``"positives"`` or ``"negatives"``.
+        bound: ``min_tpr`` or ``max_fpr``.
+        count: how many a step has, over all ranks.
+        most: how many a step could have, since the training set has no more; ``None`` if unknown.
         label: which of several labels it is.
 
     Example:
-        >>> few_pairs((0.8, 0.2), (32, 32)) is None
+        >>> few_pairs("positives", 0.8, 32) is None
         True
-        >>> few_pairs((0.8, 0.2), (8, 32))
+        >>> few_pairs("positives", 0.8, 8)
         'Only 1.6 of the 8 positives a step lie in the rectangle with min_tpr=0.8: raise `num_pos` to 20 or more.'
     """
-    min_tpr, max_fpr = rectangle
-    parts = (
-        ("positives", f"min_tpr={min_tpr:g}", 1.0 - min_tpr, "num_pos", sizes[0], most[0]),
-        ("negatives", f"max_fpr={max_fpr:g}", max_fpr, "num_neg", sizes[1], most[1]),
-    )
-    of_label = "" if label is None else f" that {label!r} has in"
-    for kind, bound, share, argument, count, available in parts:
-        needed = math.ceil(_FEWEST / share - 1e-9)  # 1 - 0.8 is 0.199999...
-        if count is None or count >= needed:
-            continue
-        if available is None or needed <= available:
-            where = f"{count} {kind}{of_label} a step"
-            remedy = f"raise `{argument}` to {needed} or more" if label is None else f"raise `{argument}`"
-        else:
-            where, count = f"{available} {kind}{of_label and f' of {label!r}'} to train on", available
-            remedy = f"{_larger_rectangle(kind, available)}train on more {kind}"
-        return f"Only {share * count:.2g} of the {where} lie in the rectangle with {bound}: {remedy}."
-    return None
-
-
-def _larger_rectangle(kind: str, most: int) -> str:
-    """Which bound would have enough examples in the rectangle, as the first of two remedies; empty if none would."""
-    needed = math.ceil(100.0 * _FEWEST / max(1, most)) / 100.0
-    if needed >= 1.0:
-        return ""
-    lower = f"lower `min_tpr` to {1.0 - needed:.2g} or less, or "
-    return lower if kind == "positives" else f"raise `max_fpr` to {needed:.2g} or more, or "
+    name, argument = ("min_tpr", "num_pos") if kind == "positives" else ("max_fpr", "num_neg")
+    share = 1.0 - bound if kind == "positives" else bound
+    needed = math.ceil(_FEWEST / share - 1e-9)  # 1 - 0.8 is 0.199999...
+    if count >= needed:
+        return None
+    of_label = "" if label is None else f" of {label!r}"
+    if most is None or needed <= most:
+        where, remedy = "a step", f"raise `{argument}`" + (f" to {needed} or more" if label is None else "")
+    else:
+        where, count, remedy = "to train on", most, f"train on more {kind}"
+        enough = math.ceil(100.0 * _FEWEST / max(1, most)) / 100.0
+        if enough < 1.0:
+            limit = (
+                f"lower `min_tpr` to {1 - enough:.2g} or less"
+                if kind == "positives"
+                else f"raise `max_fpr` to {enough:.2g} or more"
+            )
+            remedy = f"{limit}, or {remedy}"
+    inside = f"{share * count:.2g} of the {count} {kind}{of_label} {where}"
+    return f"Only {inside} lie in the rectangle with {name}={bound:g}: {remedy}."
 
 
 def little_demanded(min_tpr: float, max_fpr: float) -> str | None:
-    """Advice if the two bounds seem to be swapped; ``None`` if the rectangle may be meant.
-
-    Example:
-        >>> little_demanded(0.25, 0.75) is None, little_demanded(0.0, 1.0) is None
-        (True, True)
-    """
+    """Advice if the two bounds seem to be swapped; ``None`` if the rectangle may be meant."""
     if not (0.0 < min_tpr <= _LITTLE and 1.0 - _LITTLE <= max_fpr < 1.0):  # all of the square is the AUROC
         return None
     return (
@@ -104,22 +88,20 @@ def little_demanded(min_tpr: float, max_fpr: float) -> str | None:
 def _few_pairs_of(algorithm: Algorithm, trainer: Trainer) -> str | None:
     """:func:`few_pairs` of a PosNegDataModule's batches; of several labels the one that has the fewest."""
     plans: Any = getattr(trainer.train_dataloader, "batch_plans", None)
-    if plans is None or not algorithm.can_shrink_rectangle:
-        return None
-    if algorithm.tasks is None:
-        if not hasattr(plans, "most_negatives"):
-            return None
-        sizes = plans.global_sizes(trainer.world_size)
-        most = plans.most_positives, plans.most_negatives
-        return few_pairs((algorithm.min_tpr, algorithm.max_fpr), (sizes.num_pos, sizes.num_neg), most)
     labels = getattr(trainer.lightning_module, "trained_labels", None)
+    if not algorithm.can_shrink_rectangle:
+        return None
+    if labels is None and hasattr(plans, "most_negatives"):
+        sizes = plans.global_sizes(trainer.world_size)
+        few = few_pairs("positives", algorithm.min_tpr, sizes.num_pos, plans.most_positives)
+        return few or few_pairs("negatives", algorithm.max_fpr, sizes.num_neg, plans.most_negatives)
     if labels is None or not hasattr(plans, "in_play"):
         return None
-    counts, rectangles = plans.in_play(trainer.world_size)[1].tolist(), algorithm.asked_rectangles
-    counted = [k for k, counts_in in enumerate(count_in_loss(algorithm.tasks)) if counts_in]
-    worst = min(counted, key=lambda k: (1.0 - rectangles[k][0]) * counts[k])
-    most_pos = (algorithm.task_sizes or counts)[worst]
-    return few_pairs(rectangles[worst], (counts[worst], None), (most_pos, None), labels.names[worst])
+    counts, bounds = plans.in_play(trainer.world_size)[1].tolist(), [low for low, _ in algorithm.asked_rectangles]
+    trained = [k for k, counted in enumerate(count_in_loss(algorithm.tasks)) if counted]
+    worst = min(trained, key=lambda k: (1.0 - bounds[k]) * counts[k])
+    most = (algorithm.task_sizes or counts)[worst]
+    return few_pairs("positives", bounds[worst], counts[worst], most, labels.names[worst])
 
 
 # ---------------------------------------------------------------- advice on the columns of a table

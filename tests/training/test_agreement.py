@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import nn
-from torch.multiprocessing.spawn import ProcessRaisedException
 from torch.utils.data import Dataset, Subset, TensorDataset, random_split
 
 from lightning_tpauc import NegativeStream, PosNegDataModule, StageCallback, TPAUCModule
@@ -139,23 +138,13 @@ def streamed(rank):
 
 DATA = {
     "split_seed": (lambda rank: make_data(split_seed=rank), "`split_seed`: 0 on rank 0, 1 on rank 1"),
-    "seed": (lambda rank: make_data(seed=rank), "`seed`: 0 on rank 0, 1 on rank 1"),
     "num_pos": (lambda rank: make_data(num_pos=4 + rank), "`num_pos`: 4 on rank 0, 5 on rank 1"),
-    "num_neg": (lambda rank: make_data(num_neg=6 + rank), "`num_neg`: 6 on rank 0, 7 on rank 1"),
     "fold": (lambda rank: make_data(val_fraction=None, num_folds=3, fold=rank), "`fold`: 0 on rank 0, 1 on rank 1"),
-    "steps": (lambda rank: make_data(steps_per_epoch=3 + rank), "`steps_per_epoch`: 3 on rank 0, 4 on rank 1"),
-    "batch_size": (lambda rank: make_data(batch_size=16 + rank), "`batch_size`: 16 on rank 0, 17 on rank 1"),
     "random_split": (split_at_random, "rows of the training positives"),
     "generated data": (generated, "`train_dataset`: '120 examples"),
     "length": (shorter, "`train_dataset`: '120 examples"),
     "labels to validate": (other_labels_to_validate, "labels of `val_dataset`"),
     "a stream": (streamed, "`steps_per_epoch`: 4 on rank 0, 5 on rank 1"),
-    "one has no data module's type": (
-        lambda rank: (
-            make_data() if rank == 0 else type("Other", (PosNegDataModule,), {})(make_data().train_dataset, num_neg=6)
-        ),
-        "data module: 'PosNegDataModule' on rank 0, 'Other' on rank 1",
-    ),
 }
 
 
@@ -175,15 +164,12 @@ def step_lr(optimizer):
 MODULES = {
     "algorithm": (lambda rank: make_module([STACO(), SOTA()][rank]), "algorithm: STACO("),
     "rectangle": (lambda rank: make_module(STACO(0.5 + 0.1 * rank, 0.5)), "algorithm: STACO(min_tpr=0.5"),
-    "alpha": (lambda rank: make_module(STACO(alpha=0.1 + rank)), "algorithm: STACO("),
-    "surrogate": (lambda rank: make_module(STACO(surrogate=["hinge", "logistic"][rank])), "algorithm: STACO("),
     "lr": (lambda rank: make_module(lr=0.1 * 2**rank), "'lr': 0.1"),
     "scheduler": (
         lambda rank: make_module(lr_scheduler=[None, step_lr][rank]),
         "lr_scheduler: [('LinearWarmup', 'step', 1)] on rank 0",
     ),
     "warm-up": (lambda rank: make_module(warmup=[0.1, 0.2][rank]), "`warmup`: 0.1 on rank 0, 0.2 on rank 1"),
-    "no warm-up": (lambda rank: make_module(warmup=[0.1, 0][rank]), "lr_scheduler: [('LinearWarmup'"),
     "activation": (
         lambda rank: make_module(score_activation=["identity", "sigmoid"][rank]),
         "`score_activation`: 'identity' on rank 0, 'sigmoid' on rank 1",
@@ -279,16 +265,3 @@ def test_other_data_to_evaluate_are_refused(fn):
 def test_equal_ranks_train():
     cases = (plain_module, make_data), (plain_module, lambda rank: streamed(0))
     assert list(on_trainers(*cases, max_steps=3, max_epochs=-1)) == [(3, 3), (3, 3)]
-
-
-@forks
-def test_ranks_that_a_trainer_starts_are_compared():
-    class Drifting(PosNegDataModule):
-        def setup(self, stage=None):
-            self.split_seed = self.trainer.global_rank
-            super().setup(stage)
-
-    x, y = make_data().train_dataset
-    data = Drifting((x, y), num_pos=4, num_neg=6, val_fraction=0.25)
-    with pytest.raises(ProcessRaisedException, match="`split_seed`: 0 on rank 0, 1 on rank 1"):
-        make_trainer(precision="32-true", devices=2, strategy="ddp_fork").fit(make_module(), data)
