@@ -307,12 +307,6 @@ def require_agreement(describe: Callable[[], dict[str, Any]]) -> None:
     """Compare the descriptions of all ranks; a collective, in which a rank takes part even if ``describe`` fails.
 
     A difference would mix validation rows into training, or leave a rank waiting for batches that another one lacks.
-
-    Args:
-        describe: returns values by name, which are compared by their ``repr``.
-
-    Raises:
-        ArgumentError: on every rank, if ranks differ. The message says what differs and which rank has which value.
     """
     if world_size() == 1:
         return

@@ -46,11 +46,6 @@ class RectangleSchedule:
 
     All lists have an entry for each label, one if there is one label.
 
-    Args:
-        algorithm: whose rectangle shrinks.
-        steps: length of the shrinking, see :func:`shrinking_steps`.
-        hold_at: share of l(0), the loss of a constant model, that the objective must stay below.
-
     Attributes:
         held: whether the last move was refused.
         ratios: the objective at the present rectangle divided by l(0), on training or on held-out scores, whichever is
@@ -93,13 +88,6 @@ class RectangleSchedule:
         """Shrink each label's rectangle to where it should be by now, unless its objective would come too near to l(0).
 
         One call moves it by two regular moves at most. A label of weight 0 is never held: it trains nothing.
-
-        Args:
-            progress: how far the shrinking should be, in [0, 1].
-            scores: as the last steps have computed them. Without them the held-out scores decide alone; without both
-                nothing moves.
-            measure: returns scores under the present weights, if it can. It is called where ``scores`` and the held-out
-                ones leave a doubt.
         """
         reached = list(self.algorithm.tightness_of_tasks)
         candidates = [min(max(progress, now), now + 2.0 / _MOVES) for now in reached]
@@ -133,12 +121,7 @@ class RectangleSchedule:
     def say_if_held(
         self, names: Sequence[str] | None = None, measure: Callable[[], Scores | None] = lambda: None
     ) -> None:
-        """Print one line at the run's end if a rectangle that was asked for was not reached.
-
-        Args:
-            names: of several labels.
-            measure: returns scores of training examples under the weights that are left in the model.
-        """
+        """Print one line at the run's end if a rectangle that was asked for was not reached."""
         reached = self.algorithm.tightness_of_tasks
         if min(reached) == 1.0:
             return

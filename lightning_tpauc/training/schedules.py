@@ -36,12 +36,6 @@ def step_schedulers(trainer: Trainer, batches_seen: int, *, skipped: bool = Fals
 
     Schedulers with ``interval="step"`` are due after every batch, those with ``interval="epoch"`` after an epoch's last
     batch. They do not wait for the epoch's end, so that a checkpoint of the last batch holds their new state.
-
-    Args:
-        trainer: whose schedulers are stepped.
-        batches_seen: number of training batches so far.
-        skipped: whether a gradient scaler skipped the batch. Skipped batches do not advance per-step schedulers;
-            per-epoch schedulers still advance.
     """
     for config in trainer.lr_scheduler_configs:
         if isinstance(config.scheduler, ReduceLROnPlateau):
@@ -55,20 +49,7 @@ def step_schedulers(trainer: Trainer, batches_seen: int, *, skipped: bool = Fals
 
 
 def keep_monitors(configured: Any, monitor: str | None = None, *, strict: bool = True) -> Any:
-    """Store in every ``ReduceLROnPlateau`` which metric it follows, since Lightning drops that in manual optimization.
-
-    Args:
-        configured: what a ``configure_optimizers`` returns, in any of Lightning's forms.
-        monitor: what a scheduler follows that names nothing itself; ``val/tpauc`` if ``None``.
-        strict: whether it is an error if nothing logs that.
-
-    Returns:
-        The same without ``monitor`` and ``strict``, of which Lightning would warn that they are ignored. Both become
-        attributes of the schedulers.
-
-    Raises:
-        ArgumentError: if a scheduler waits for a metric to get worse.
-    """
+    """Store in every ``ReduceLROnPlateau`` what it follows, since Lightning drops that in manual optimization."""
     if isinstance(configured, (list, tuple)):
         return type(configured)(keep_monitors(one, monitor, strict=strict) for one in configured)
     if isinstance(configured, dict):
@@ -96,9 +77,6 @@ def prepare_plateau_schedulers(trainer: Trainer) -> None:
 
     Also stores the learning rates that it starts from. The algorithm's step sizes fall by the same factor, also in a
     resumed run.
-
-    Raises:
-        ArgumentError: if the metric is unknown, or comes from a validation and the run has none.
     """
     for config in _plateaus(trainer):
         name = getattr(config.scheduler, "monitor", None)
@@ -130,16 +108,8 @@ def step_plateau_schedulers(
     """Step every ``ReduceLROnPlateau`` that is due and whose metric has a new value.
 
     A scheduler with ``interval="epoch"`` is due in every ``frequency``-th epoch, one with ``interval="step"`` when the
-    number of steps is a multiple of ``frequency``. Its metric may come from training or from validation.
-
-    Args:
-        trainer: whose schedulers are stepped.
-        batches_seen: number of training batches so far.
-        after: what has just ended and brought new values.
-        loss: of the last batch, the value of ``train/loss`` even if that is not logged at this step.
-
-    Raises:
-        ArgumentError: if nothing has logged the metric when an epoch is over, and ``strict`` was left on.
+    number of steps is a multiple of ``frequency``. Its metric may come from training or from validation. ``loss`` is
+    the value of ``train/loss``, even if that is not logged at this step.
     """
     plateaus = _plateaus(trainer)
     if not plateaus or (after == "batch" and all(config.interval == "epoch" for config in plateaus)):
@@ -188,17 +158,7 @@ MOST_WARMUP_EPOCHS, WARMUP_WITHOUT_END = 4, 100
 
 
 def steps_of_share(trainer: Trainer, share: float, most_epochs: int, without_end: int) -> int:
-    """Number of optimizer steps in a share of the run.
-
-    Args:
-        trainer: whose ``max_steps`` and ``max_epochs`` say how long the run is; its training data are there.
-        share: of the run, in (0, 1].
-        most_epochs: upper bound in epochs, since early stopping may end a run long before its nominal length.
-        without_end: the result if neither the run nor its epochs have a length.
-
-    Returns:
-        At least 1; the same on every rank.
-    """
+    """Number of optimizer steps in a share of the run, at most so many epochs; the same on every rank, at least 1."""
     total = float(trainer.estimated_stepping_batches)
     if total < 0:  # Lightning returns -1 if epochs have no length, even if their number is bounded
         total = math.inf

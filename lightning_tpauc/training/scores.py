@@ -42,12 +42,6 @@ class ScoreMemory:
     are not comparable. A stage's restart needs a score of every positive, which is as old as its last visit, and takes
     the negatives of the whole stage.
 
-    Args:
-        sizes: number of positives of each label.
-        whole_stages: whether a stage's scores are wanted, too.
-        device: where the scores are.
-        dtype: of the scores.
-
     Example:
         >>> memory = ScoreMemory([3], whole_stages=True)
         >>> pos, neg, index = torch.tensor([0.5, 0.7]), torch.tensor([0.1, 0.2]), torch.tensor([2, 0])
@@ -217,16 +211,7 @@ def score_training_set(module: ScoringModel) -> TrainingScores:
 
 @torch.no_grad()
 def score_examples(module: ScoringModel, loader: EvalLoader | ScoredStream) -> Tensor:
-    """Scores of all examples of an evaluation loader, on every rank, in the order of ``example_id``.
-
-    Args:
-        module: attached to a Trainer; its ``forward`` scores, in evaluation mode.
-        loader: yields this rank's share as :class:`~lightning_tpauc.EvalBatch`. After that it knows the number of
-            examples over all ranks; ``example_id`` runs over ``0 .. loader.num_examples - 1``.
-
-    Returns:
-        Float tensor ``(loader.num_examples,)``, or ``(loader.num_examples, K)`` of K labels, on the module's device.
-    """
+    """Scores of all examples of an evaluation loader, on every rank, in the order of ``example_id``."""
     ids: list[Tensor] = []
     scores: list[Tensor] = []
     with _evaluating(module):
@@ -273,16 +258,7 @@ def columns_not_finite(inputs: Any, model: Any) -> str:
 
 
 def count_positives(trainer: Trainer, given: int | Sequence[int] | None, owner: str) -> int | tuple[int, ...]:
-    """Number of training positives, with several labels of each.
-
-    Args:
-        trainer: whose data module or loader may tell the number.
-        given: what the user passed as ``num_positives``.
-        owner: name of the class that takes ``num_positives``, for error messages.
-
-    Raises:
-        ArgumentError: if nobody knows the number, or ``given`` contradicts the data.
-    """
+    """Number of training positives, with several labels of each."""
     datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set at run time, declared nowhere
     sources = [getattr(source, "num_positives", None) for source in (datamodule, trainer.train_dataloader)]
     found = next((number for number in sources if number is not None), None)

@@ -32,16 +32,9 @@ from lightning_tpauc.scoring.operating_point import OperatingPoint
 class IterateAverage:
     r"""Anchor and running mean of the trained weights over one stage.
 
-    Args:
-        parameters: the parameters that the optimizer updates.
-        buffers: floating buffers that are averaged like weights (running statistics of batch normalisation).
-        anchored: whether a proximal term needs the anchor.
-        averaged: whether the mean of the iterates is needed.
-        is_solution: whether the mean is evaluated and saved as the model's weights; if not, it only becomes the next
-            anchor.
-        decay: how fast the mean forgets, :math:`\eta`: :math:`\bar w \leftarrow \bar w + \frac{1 + \eta}{k + \eta}
-            (w - \bar w)`. At 0 that is the plain mean; above, iterate k weighs about :math:`k^\eta`, however long the
-            run is (polynomial-decay averaging, Shamir and Zhang, ICML 2013).
+    With ``decay`` :math:`\eta`, :math:`\bar w \leftarrow \bar w + \frac{1 + \eta}{k + \eta} (w - \bar w)`. At 0 that is
+    the plain mean; above, iterate k weighs about :math:`k^\eta`, however long the run is (polynomial-decay averaging,
+    Shamir and Zhang, ICML 2013). If ``is_solution``, the mean is evaluated and saved as the model's weights.
 
     Attributes:
         count: how many iterates of this stage the mean holds.
@@ -174,11 +167,6 @@ class PreviousWeights:
     A step scores its batch in :meth:`swapped_in` before its own forward pass. It calls :meth:`estimate` on the unscaled
     gradients, :meth:`remember` before the optimizer's step, and then :meth:`commit`, or :meth:`discard` if a gradient
     scaler skipped the step.
-
-    Args:
-        parameters: the parameters that the optimizer updates. If there are none, because the algorithm does not need
-            the previous weights, no method has an effect.
-        recursive: whether the gradient estimate is needed.
     """
 
     def __init__(self, parameters: Iterable[Tensor] = (), recursive: bool = False) -> None:
@@ -253,9 +241,6 @@ class BestWeights:
 
     If two validations have the same ``val/tpauc``, such as 0.0 where the ROC curve passes below the rectangle, the
     larger ``val/auroc`` decides.
-
-    Args:
-        tensors: what is copied: the parameters that the optimizer updates, and running statistics.
 
     Attributes:
         value: ``(tpauc, auroc)`` of the copy; ``-inf`` before the first validation.
