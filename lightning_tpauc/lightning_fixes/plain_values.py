@@ -67,7 +67,8 @@ def plain(value: Any, place: str) -> Any:
         return torch.from_numpy(native) if numeric else plain(value.tolist(), place)
     if isinstance(value, (np.number, np.bool_)):
         return {"b": bool, "i": int, "u": int, "f": float, "c": complex}[value.dtype.kind](value)
-    for base, converted in ((int, int), (float, float), (str, str.__str__), (PurePath, str)):
+    bases: tuple[tuple[type, Any], ...] = (int, int), (float, float), (str, str.__str__), (PurePath, str)
+    for base, converted in bases:
         if isinstance(value, base):
             return converted(value)
     if _is_read_back(value):

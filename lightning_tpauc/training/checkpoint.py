@@ -446,7 +446,7 @@ def save_cli_hyperparameters(module: LightningModule) -> None:
         module.save_hyperparameters()
 
 
-def offer_hyperparameters(trainer: Trainer, module: ScoringModel) -> None:
+def offer_hyperparameters(trainer: Trainer, module: Any) -> None:
     """Add algorithm, optimizer and sampling to the hyperparameters that Lightning is about to log.
 
     Hyperparameters of the module or the data module with the same names win. Checkpoints do not change.
@@ -475,7 +475,8 @@ def offer_hyperparameters(trainer: Trainer, module: ScoringModel) -> None:
 
 def _simple(owner: Any, names: Any = ()) -> dict[str, Any]:
     """The entries of a mapping, or the named attributes, that loggers can show: numbers, words, and lists of them."""
-    shown, simple = {}, (bool, int, float, str)
+    shown: dict[str, Any] = {}
+    simple = (bool, int, float, str)
     for name, value in owner.items() if isinstance(owner, Mapping) else ((n, getattr(owner, n, None)) for n in names):
         plain = value.name if isinstance(value, Surrogate) else value
         if isinstance(plain, np.generic) or (isinstance(plain, Tensor) and plain.numel() == 1):

@@ -79,8 +79,8 @@ def staco(rng: random.Random, gamma: float) -> Algorithm:
         beta_prime=0.1,
         gamma=gamma,
         share_negatives=rng.random() < 0.3,
-        dual_init=rng.choice(["exact", "zeros"]),  # type: ignore[arg-type]
-        stage_restart=rng.choice(["exact", "ones"]),  # type: ignore[arg-type]
+        dual_init=rng.choice(["exact", "zeros"]),
+        stage_restart=rng.choice(["exact", "ones"]),
     )
 
 
@@ -217,7 +217,7 @@ def draw_stages(rng: random.Random) -> dict[str, Any]:
 def draw_limits(rng: random.Random, validates: bool, short: bool) -> dict[str, Any]:
     """What ends the run, its epochs and its validations; an epoch may be as short as one step."""
     steps = {"max_epochs": -1, "max_steps": 7 if short else 19}
-    limits = rng.choice(
+    limits: dict[str, Any] = rng.choice(
         [{"max_epochs": 7 if short else 4}, {"max_epochs": 7 if short else 4, "max_steps": 1000}, steps]
     )
     if not short:
