@@ -1,7 +1,6 @@
 """The command, as it is typed: through ``sys.argv``, and once as a process of its own."""
 
 import errno
-import logging
 import math
 import os
 import re
@@ -10,23 +9,21 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from typing import ClassVar
 
 import pytest
 import torch
 import yaml
 from lightning.pytorch import Callback
-from torch.multiprocessing.spawn import ProcessRaisedException
 
 import lightning_tpauc
 from lightning_tpauc import DigitsDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.cli import TPAUCCLI, main
-from lightning_tpauc.cli.errors import explain, options_of, own_message
+from lightning_tpauc.cli.errors import explain, options_of
 from lightning_tpauc.errors import TPAUCWarning
 from lightning_tpauc.functional import two_way_partial_auroc
-from lightning_tpauc.models import MLP, Linear
+from lightning_tpauc.models import Linear
 from tests.helpers.paths import ROOT
 
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
@@ -69,15 +66,6 @@ def cli(*words):
 def error_lines(err):
     """What follows ``error:``."""
     return err[err.index("error: ") :].removeprefix("error: ").strip().splitlines()
-
-
-def test_a_method_for_probabilities_warns_of_raw_scores():
-    words = ("fit", "--config", QUICKSTART, *SHORT, "--model.algorithm=PAUCI")
-    with pytest.warns(
-        TPAUCWarning, match=r"PAUCI is made for scores in \[0, 1\], .*`--model.score_activation sigmoid`"
-    ):
-        cli(*words)
-    cli(*words, "--model.score_activation=sigmoid")  # a warning would be an error here
 
 
 # ---------------------------------------------------------------- fit, validate, test, predict
@@ -128,22 +116,6 @@ def test_the_resolved_config_is_saved_and_reproduces_the_run(command, tmp_cwd):
     assert (tmp_cwd / "config.yaml").is_file()
     assert first.model.algorithm.alpha == 0.25
     assert torch.equal(first.trainer.callback_metrics["val/tpauc"], second.trainer.callback_metrics["val/tpauc"])
-
-
-def test_checkpoint_rebuilds_everything_without_arguments(command, tmp_cwd):
-    command("fit", "--config", QUICKSTART, *SHORT, "--model.algorithm.gamma=300", "--model.optimizer=torch.optim.Adam",
-            "--model.optimizer.lr=0.01", "--model.backbone=MLP", "--model.backbone.num_features=64",
-            "--model.backbone.hidden_features=[7]")  # fmt: skip
-    (path,) = tmp_cwd.rglob("*.ckpt")
-    state = torch.load(path, weights_only=True)["state_dict"]
-    module = TPAUCModule.load_from_checkpoint(path, weights_only=True)
-    assert isinstance(module.backbone, MLP)
-    assert module.algorithm.gamma == 300
-    for name, weights in module.state_dict().items():
-        assert torch.equal(weights, state[name])
-    optimizer = module.optimizer_factory(module.parameters())
-    assert isinstance(optimizer, torch.optim.Adam)
-    assert optimizer.defaults["lr"] == 0.01
 
 
 # ---------------------------------------------------------------- what is injected
@@ -411,13 +383,6 @@ def test_a_full_disk_is_one_line(command):
     assert err.splitlines()[-1] == "lightning-tpauc: error: Can't read or write: No space left on device."
 
 
-def test_whose_error_a_process_hands_over_as_text():
-    text = "-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n{}\n"
-    ours = ProcessRaisedException(text.format("lightning_tpauc.errors.DataError: no positives: none\nat all"), 1, 7)
-    assert own_message(ours) == "no positives: none\nat all"
-    assert own_message(ProcessRaisedException(text.format("KeyError: 'x'"), 1, 7)) is None
-
-
 def test_other_errors_keep_their_traceback(monkeypatch):
     def broken(self, *args):
         msg = "a defect"
@@ -563,22 +528,6 @@ def test_the_console_script_finds_own_classes_and_ends_as_signals_ask(tmp_cwd, t
     assert "Traceback" not in said
 
 
-class Interrupt(Callback):
-    def on_train_batch_end(self, *args):
-        raise KeyboardInterrupt
-
-
-def test_an_interrupt_ends_with_its_status(command):
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        words = ("--trainer.logger=false", "--trainer.callbacks+=tests.cli.test_cli.Interrupt")
-        _, err, status = command("fit", "--config", QUICKSTART, *SHORT, *words)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert status == 128 + signal.SIGINT
-    assert "Traceback" not in err
-
-
 def test_version_does_not_import_torch():
     code = "import sys; sys.argv = ['x', '--version']; from lightning_tpauc.__main__ import main; main()"
     code += "; print(sorted({'torch', 'lightning', 'jsonargparse'} & set(sys.modules)))"
@@ -624,10 +573,3 @@ for word, flag in (("1", "limit_train_batches"), ("1.0", "limit_val_batches"), (
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.stdout.split() == ["1", "1.0", "2"], run.stderr
-
-
-def test_filters_end_with_the_command(command):
-    before = list(warnings.filters)
-    command("--version")
-    assert warnings.filters == before
-    assert logging.getLogger("lightning.pytorch.utilities.rank_zero").filters == []

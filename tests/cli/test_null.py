@@ -68,12 +68,6 @@ CLASSES: set[type] = {
 }
 
 
-def test_the_classes_are_found():
-    assert {"STACO", "TPAUCModule", "PosNegDataModule", "StageCallback", "LIBSVMDataModule"} <= {
-        str(cls.__name__) for cls in CLASSES
-    }
-
-
 @pytest.mark.parametrize("cls", sorted(CLASSES, key=str), ids=lambda cls: str(cls.__name__))
 def test_null_is_taken_in_both_places(tmp_path, cls):
     place, names = place_of(cls), may_be_none(cls)

@@ -831,10 +831,3 @@ def test_the_command_takes_data_and_models_of_ones_own(tmp_path, capsys):
     assert "liver (0.5, 0.2)" in shown
     with pytest.raises(SystemExit, match=r"`folds` needs data that can be cut into folds, but .*Fixed takes no"):
         main([*words, "--folds", "2"])
-
-
-def test_help_lists_it(capsys):
-    with pytest.raises(SystemExit):
-        main(["compare", "--help"])
-    shown = capsys.readouterr().out
-    assert all(f"--{name}" in shown for name in ("folder", "methods", "trials", "seeds", "folds", "model", "data"))

@@ -33,11 +33,6 @@ def printed_areas(text):
 
 
 @pytest.mark.parametrize("name", SHORT)
-def test_it_stays_short(name):
-    assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) < 80
-
-
-@pytest.mark.parametrize("name", SHORT)
 def test_the_list_names_it(name):
     assert f"({name})" in (EXAMPLES / "README.md").read_text(encoding="utf-8")
 

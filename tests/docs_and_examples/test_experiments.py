@@ -4,7 +4,6 @@ import csv
 import json
 import math
 import os
-import re
 import statistics
 from dataclasses import replace
 from importlib.util import find_spec
@@ -23,10 +22,9 @@ from examples.paper.build import (
     stages,
 )
 from examples.paper.catalog import Experiment, Schedule, experiment_names, find_experiment
-from examples.paper.figures import training_curves
-from examples.paper.grids import at_edge, settings_of, spread
+from examples.paper.grids import settings_of, spread
 from examples.paper.methods import Method
-from examples.paper.records import Outcome, results_in
+from examples.paper.records import results_in
 from examples.paper.report import write_report
 from examples.paper.reported import reported_tpauc
 from examples.paper.runner import Plan, choose, run_plan
@@ -34,7 +32,6 @@ from examples.paper.tables import rows
 from examples.paper.timing import time_methods
 from examples.paper.trial import run_trial
 from lightning_tpauc import algorithms
-from lightning_tpauc.errors import DataError
 from lightning_tpauc.metrics.reporting import Rectangle, metric_name
 from tests.helpers.tolerances import assert_close
 from tests.reference.tpauc import naive_tpauc
@@ -113,18 +110,6 @@ def test_a_grid_of_several_products():
     assert settings_of(grid) == first + second
     drawn = [settings_of(grid, budget=7, seed=seed) for seed in range(5)]
     assert all(len(d) == 7 and [s for s in first + second if s in d] == d for d in drawn)
-
-
-def test_edges_of_what_was_tried():
-    grid = {"lr": (0.1, 1.0, 0.01, 10.0), "gamma": (5, 6)}
-    tried = [{"lr": 0.1, "gamma": 5}, {"lr": 1.0, "gamma": 6}, {"lr": 10.0, "gamma": 5}]
-    assert at_edge(grid, tried[0]) == ["gamma"]
-    assert at_edge(grid, tried[0], tried) == ["lr", "gamma"]
-    assert at_edge(grid, tried[1], tried) == ["gamma"]
-    assert at_edge(({"lr": (1.0, 2.0), "gamma": (7, 8)}, grid), tried[1], [*tried, {"lr": 2.0, "gamma": 7}]) == [
-        "gamma"
-    ]
-    assert at_edge(grid, tried[1], settings_of(grid)) == at_edge(grid, tried[1])
 
 
 # ---------------------------------------------------------------- search and choice
@@ -232,21 +217,6 @@ def test_pretraining_comes_first_and_is_the_start_of_all(options, tmp_path):
     assert_close(searched.val["tpauc_tpr50_fpr50"], pretrained.val["tpauc_tpr50_fpr50"], "float32")
 
 
-def test_a_start_that_failed_is_named(options, tmp_path):
-    experiment = replace(TINY, schedule=Schedule(epochs=1), pretrain=Schedule(epochs=1))
-    failed = Outcome("failed", message="Not finite")
-    plan = Plan(experiment, num_folds=2)
-
-    def run(experiment, method, trial, num_folds, options):
-        return failed if method is None else run_trial(experiment, method, trial, num_folds, options)
-
-    store = results_in(tmp_path)
-    with pytest.raises(
-        DataError, match=r"no weights of the shared start in .*pretrained-tiny-.*: its pre-training failed"
-    ):
-        run_plan(plan, store, replace(options, cache_dir=str(tmp_path)), run=run)
-
-
 # ---------------------------------------------------------------- measurements
 
 
@@ -318,25 +288,6 @@ def test_the_report_has_tables_and_figures(finished):
     assert (row["paper_mean"], row["paper_std"]) == ("0.682", "0.054")
     low, high = float(row["interval_low"]), float(row["interval_high"])
     assert low < values[0] < high
-
-
-@needs_plot
-def test_epochs_of_unequal_length_are_told(options, tmp_path):
-    """Cross-entropy passes over all 80 examples of a fold, 24 at a time; STACO over 53 negatives, 8 or 4 at a time."""
-    wide = replace(CE, sizes=(8, 16, 0))
-    half = replace(STACO, name="STACO1, half", sizes=(4, 4, 4))
-    by_epochs = replace(TINY, methods=(wide, STACO, half), schedule=Schedule(epochs=2, milestones=(1,)))
-    plan = Plan(by_epochs, num_folds=3, search_folds=1, budget=1)
-    store = results_in(tmp_path)
-    run_plan(plan, store, options)
-    text = write_report(plan, store, tmp_path, "x").read_text(encoding="utf-8")
-    curves = training_curves(plan, store, WIDE)
-    alone = write_report(replace(plan, experiment=replace(by_epochs, methods=(wide,))), store, tmp_path, "x")
-    assert "all for the same number of epochs, which is NOT the same number of steps: " in text
-    told = dict(reversed(part) for part in re.findall(r"(\d+) \(['\"]([^'\"]+)['\"]\)", text))
-    assert told == {name: f"{runs[0][-1]['step']:.0f}" for name, runs in curves.items()}
-    assert len(set(told.values())) == 3
-    assert "all for the same number of epochs. " in alone.read_text(encoding="utf-8")
 
 
 @needs_plot

@@ -66,10 +66,10 @@ def test_in_the_package(tmp_path):
     new = f'{factory}\n{table}    "exponential": lru_cache(exponential),\n'
     replace_once(package / "functional" / "surrogates.py", table, new)
 
-    (package / "data" / "sources" / "wine.py").write_text(DATA, encoding="utf-8")
+    (package / "data" / "wine.py").write_text(DATA, encoding="utf-8")
     exports = package / "data" / "__init__.py"
     replace_once(exports, "__all__ = (\n", '__all__ = (\n    "Wine",\n')
-    replace_once(exports, "_HOME = {\n", '_HOME = {\n    "Wine": "sources.wine",\n')
+    replace_once(exports, "_HOME = {\n", '_HOME = {\n    "Wine": "wine",\n')
 
     words = ["fit", "--data=Wine", *WINE, *LINEAR, *SHORT]
     program = f"""

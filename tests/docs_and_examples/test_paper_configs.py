@@ -15,35 +15,6 @@ from tests.helpers.problems import PAPER_TRAINING
 CONFIGS = sorted((ROOT / "configs" / "paper").glob("*.yaml"))
 each_config = pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 
-#: "We tune the step sizes of ..."
-WIDE, SMALL = {1e-2, 1e-1, 5e-1}, {1e-3, 1e-2, 1e-1}
-RATES = dict.fromkeys(("STACO", "SOTA", "PAUCI", "AUCM"), WIDE) | dict.fromkeys(
-    ("SONX", "SOTAs", "CrossEntropy"), SMALL
-)
-#: Step sizes besides the learning rate.
-STEPS = {"STACO": {"alpha", "beta", "beta_prime"}, "SONX": {"beta", "beta_prime"}, "PAUCI": {"nu"}, "AUCM": {"eta"}}
-STEPS["SOTA"] = STEPS["STACO"]
-#: Further values of the paragraph on tuning: sets of choices, or ends of a range.
-CHOICES = {
-    ("STACO", "gamma"): {300, 500, 1000},
-    ("SOTA", "gamma"): {300, 500, 1000},
-    ("SONX", "gamma"): {0, 1e-3, 1e-2, 1e-1},
-    ("SONX", "tau"): {0.9},
-    ("AUCM", "gamma"): {100, 500, 1000},
-    ("AUCM", "momentum"): {0.9},
-    ("SOTAs", "lam"): {0.1, 1.0, 10.0},
-    ("SOTAs", "lam_prime"): {0.1, 1.0, 10.0},
-    ("SOTAs", "gamma0"): {0.9},
-    ("SOTAs", "gamma1"): {0.9},
-    ("CrossEntropy", "balanced"): {False},
-    ("CrossEntropy", "pos_weight"): {1.0},
-    **{(name, "margin"): {0.5} for name in ("STACO", "SOTA", "SOTAs", "SONX", "AUCM")},
-    **{(name, "surrogate"): {"squared_hinge"} for name in ("STACO", "SOTA", "SOTAs", "SONX")},
-    **{(name, start): {"ones"} for name in ("STACO", "SOTA") for start in ("dual_init", "stage_restart")},
-}
-RANGES = {("PAUCI", n): ends for n, ends in {"k": (1, 10), "m": (10, 100), "kappa": (2, 6)}.items()}
-RANGES |= {("PAUCI", name): (0, 1) for name in ("c1", "c2", "rho")}
-
 
 def read(path):
     config = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -82,22 +53,6 @@ def test_training_is_the_papers(path):
     assert sum(examples) == 64
     staco = model["algorithm"]["class_path"].endswith((".STACO", ".SOTA"))
     assert examples == ([32, 16, 16] if staco else [32, 32, 0])
-
-
-@each_config
-def test_settings_are_among_the_papers(path):
-    model, _, _ = read(path)
-    name, values = arguments(model["algorithm"], algorithms)
-    if not path.stem.endswith("pretrain"):
-        assert model["optimizer"]["init_args"]["lr"] in RATES[name]
-    assert {step: values[step] for step in STEPS.get(name, ()) if values[step] not in RATES[name]} == {}
-    stages = values.get("gamma") not in (None, float("inf"))
-    for (owner, argument), choices in CHOICES.items():
-        if owner == name and (stages or argument not in ("gamma", "stage_restart")):
-            assert values[argument] in choices, argument
-    for (owner, argument), (low, high) in RANGES.items():
-        assert owner != name or low <= values[argument] <= high, argument
-    assert (values["min_tpr"], values["max_fpr"], model["rectangles"]) == (0.5, 0.5, [[0.25, 0.75]])
 
 
 @each_config
