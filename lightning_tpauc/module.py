@@ -56,7 +56,7 @@ from lightning_tpauc.training.checkpoint import (
     take_back,
 )
 from lightning_tpauc.training.checkpoint import save as save_checkpoint
-from lightning_tpauc.training.guards import is_squashed, slope_of, warn_of_activation
+from lightning_tpauc.training.guards import is_squashed, warn_of_activation
 from lightning_tpauc.training.optimizer import DampedAdam
 from lightning_tpauc.training.schedules import LinearWarmup, keep_monitors, step_schedulers, warms_up
 from lightning_tpauc.training.stages import is_prepared, needed_callbacks
@@ -164,7 +164,8 @@ class TPAUCModule(ScoringModel):
         algorithm_is_default = algorithm is None
         # a copy, since it keeps this model's state
         algorithm = STACO() if algorithm is None else copy.deepcopy(algorithm)
-        algorithm.score_slope = slope_of(score_activation, algorithm)
+        # by how much a score grows when the model's output grows by one from 0
+        algorithm.score_slope = 0.25 if score_activation == "sigmoid" and not algorithm.takes_logits else 1.0
         activation = "identity" if algorithm.takes_logits else score_activation
         makes_its_own = type(self).algorithm_scores is not TPAUCModule.algorithm_scores
         ours = {

@@ -24,7 +24,6 @@ from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.algorithms.base import count_in_loss
 from lightning_tpauc.distributed import gather_objects, whole, world_size
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, TPAUCAdvice, TPAUCWarning
-from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.scoring.forward import ScoringModel
 from lightning_tpauc.training.scores import column_name, columns_not_finite, is_table, score_next_batches
 
@@ -174,16 +173,16 @@ _EXPLODED = 3.0
 
 
 class Adviser:
-    """Warns of each topic once per run.
-
-    ``validated`` is the loss of all pairs of the last validation, ``training`` that of the hardest negatives over the
-    last steps, both divided by l(0) and nan if unknown. A model that is good on its training data has learnt them by
-    heart: its growing scores make a few validation pairs expensive, which is no fault of the learning rate.
-    """
+    """Warns of each topic once per run."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
         self._lowest, self._highest = math.inf, 0.0
+
+    def look_at_rectangle(self, algorithm: Algorithm, trainer: Trainer) -> None:
+        """Warn if it holds too few examples of a batch, or if its bounds seem to be swapped."""
+        self.say("pairs", _few_pairs_of(algorithm, trainer))
+        self.say("demand", little_demanded(algorithm.min_tpr, algorithm.max_fpr))
 
     def say(self, topic: str, message: str | None) -> None:
         """Warn with ``message``, unless it is ``None`` or there was a warning of this ``topic`` before."""
@@ -191,8 +190,13 @@ class Adviser:
             self._said.add(topic)
             rank_zero_warn(message, category=TPAUCAdvice)
 
-    def look_at_losses(self, validated: float, training: float) -> None:
-        """Warn if the model has become worse than a constant one, on its training data as well."""
+    def look_at_validation(self, module: ScoringModel) -> None:
+        """Warn if the model has become worse than a constant one, on its training data as well.
+
+        A model that is good on its training data has learnt them by heart. Its growing scores make a few validation
+        pairs expensive, which is no fault of the learning rate.
+        """
+        validated, training = losses_of(module)
         if self._lowest < _GOOD and validated >= 1.0 and not training < 1.0:
             self.say(
                 "rate",
@@ -202,8 +206,9 @@ class Adviser:
         self._lowest = min(self._lowest, math.inf if math.isnan(validated) else validated)
         self._highest = max(self._highest, 0.0 if math.isnan(training) else training)
 
-    def look_at_the_end(self, validated: float, training: float) -> None:
+    def look_at_the_end(self, module: ScoringModel) -> None:
         """Warn if the steps were too long from the start on."""
+        validated, training = losses_of(module)
         if (validated >= 1.0 and self._highest >= _EXPLODED and not training < 1.0) or training >= _EXPLODED:
             self.say(
                 "rate",
@@ -212,57 +217,35 @@ class Adviser:
                 "inputs. Lower the optimizer's `lr`, and standardise the inputs.",
             )
 
-    def look_at_duals(self, diagnostics: Mapping[str, Tensor], optimum: float, training: float) -> None:
-        """Warn if fewer pairs than at the ``optimum`` move the weights, although something is left to learn."""
-        if training < _LEARNT or not float(diagnostics.get("active_share", math.inf)) < _INACTIVE * optimum:
-            return
-        self.say(
-            "duals",
-            "Nothing moves the weights: no pair's loss exceeds its threshold, or all dual weights are 0. Leave "
-            "`step_units='loss'`, `dual_init='exact'` and `shrink_rectangle` on, ask for a larger rectangle, or lower "
-            "`lr` (and `beta` and `beta_prime` of your own).",
-        )
+    def look_at_duals(self, module: ScoringModel, diagnostics: Mapping[str, Tensor]) -> None:
+        """Warn if hardly a pair moves the weights, although something is left to learn."""
+        optimum = fmean((1.0 - low) * high for low, high in module.algorithm.rectangles)
+        active = float(diagnostics.get("active_share", math.inf))
+        if active < _INACTIVE * optimum and not losses_of(module)[1] < _LEARNT:
+            self.say(
+                "duals",
+                "Nothing moves the weights: no pair's loss exceeds its threshold, or all dual weights are 0. Leave "
+                "`step_units='loss'`, `dual_init='exact'` and `shrink_rectangle` on, ask for a larger rectangle, or "
+                "lower `lr` (and `beta` and `beta_prime` of your own).",
+            )
 
 
-def advise_on_rectangle(algorithm: Algorithm, trainer: Trainer) -> Adviser:
-    """The adviser of a training that starts, which has said what is wrong with the rectangle."""
-    adviser = Adviser()
-    adviser.say("pairs", _few_pairs_of(algorithm, trainer))
-    adviser.say("demand", little_demanded(algorithm.min_tpr, algorithm.max_fpr))
-    return adviser
-
-
-def look_at_validation(adviser: Adviser, module: ScoringModel) -> None:
-    """:meth:`Adviser.look_at_losses` of the last validation."""
-    adviser.look_at_losses(_validated_ratio(module), training_ratio(module.algorithm))
-
-
-def _validated_ratio(module: ScoringModel) -> float:
-    """The mean of the labels that are trained; nan where a class is missing for all of them."""
-    labels = zip(module.training_state.held_out_ratios, count_in_loss(module.algorithm.tasks), strict=False)
+def losses_of(module: ScoringModel) -> tuple[float, float]:
+    """Loss of all pairs of the last validation, and of the last steps' hardest negatives, divided by l(0), or nan."""
+    algorithm = module.algorithm
+    labels = zip(module.training_state.held_out_ratios, count_in_loss(algorithm.tasks), strict=False)
     known = [ratios[0] for ratios, counted in labels if counted and not math.isnan(ratios[0])]
-    return fmean(known) if known else math.nan
-
-
-def look_at_duals(adviser: Adviser, algorithm: Algorithm, diagnostics: Mapping[str, Tensor]) -> None:
-    """:meth:`Adviser.look_at_duals` of an algorithm; what is logged is the mean of the labels."""
-    optimum = fmean((1.0 - low) * high for low, high in algorithm.rectangles)
-    adviser.look_at_duals(diagnostics, optimum, training_ratio(algorithm))
-
-
-def training_ratio(algorithm: Algorithm) -> float:
-    """Mean loss of the hardest negatives over the last steps, divided by that of a constant model; nan if unknown."""
-    surrogate: Surrogate | None = getattr(algorithm, "surrogate", None)
-    unit: Tensor | None = getattr(algorithm, "loss_unit", None)
+    validated = fmean(known) if known else math.nan
+    surrogate, unit = getattr(algorithm, "surrogate", None), getattr(algorithm, "loss_unit", None)
     if surrogate is None or unit is None:
-        return math.nan
+        return validated, math.nan
     loss, constant = float(unit.mean()), float(surrogate.value(torch.zeros(())))
-    return loss / constant if loss > 0.0 and constant > 0.0 else math.nan  # 0 if the algorithm measures nothing in it
+    return validated, loss / constant if loss > 0.0 and constant > 0.0 else math.nan  # 0 where nothing is measured
 
 
 def say_how_it_ended(adviser: Adviser, module: ScoringModel, trainer: Trainer) -> None:
     """Tell, at a training's end, which rectangle was reached and which weights the model and its checkpoint hold."""
-    adviser.look_at_the_end(_validated_ratio(module), training_ratio(module.algorithm))
+    adviser.look_at_the_end(module)
     names = None if module.trained_labels is None else module.trained_labels.names
     state, validated = module.training_state, module.operating_point is not None
     schedule, best = state.rectangle_schedule, state.best
@@ -557,11 +540,6 @@ def is_squashed(scores: Tensor, model: Any = None) -> bool:
     if node.name().startswith("Compiled") and isinstance(model, nn.Module):
         return isinstance(list(model.modules())[-1], (nn.Sigmoid, nn.Softmax))
     return bool(node.name().startswith(_SQUASHING))
-
-
-def slope_of(score_activation: Literal["identity", "sigmoid"], algorithm: Algorithm) -> float:
-    """By how much the algorithm's scores grow when the model's output grows by one from 0."""
-    return 0.25 if score_activation == "sigmoid" and not algorithm.takes_logits else 1.0
 
 
 def warn_of_activation(

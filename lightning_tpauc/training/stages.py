@@ -49,10 +49,7 @@ from lightning_tpauc.training.checkpoint import (
 from lightning_tpauc.training.guards import (
     Adviser,
     FiniteGuard,
-    advise_on_rectangle,
     data_and_limits,
-    look_at_duals,
-    look_at_validation,
     require_agreement,
     say_how_it_ended,
     training_settings,
@@ -202,7 +199,8 @@ class StageCallback(Callback):
             note_rates(trainer.optimizers[0])
         prepare_plateau_schedulers(trainer)
         self._allocate(trainer, module)
-        self._adviser = advise_on_rectangle(module.algorithm, trainer)
+        self._adviser = Adviser()
+        self._adviser.look_at_rectangle(module.algorithm, trainer)
         if not _resume(module):
             self._start(trainer, module)
 
@@ -268,7 +266,7 @@ class StageCallback(Callback):
             validate_amid_training(trainer)
         state.restore_last_iterate()
         values, schedule = module.algorithm.diagnostics(), state.rectangle_schedule
-        look_at_duals(self._adviser, module.algorithm, values)
+        self._adviser.look_at_duals(module, values)
         shown = schedule.diagnostics() if schedule is not None else {}
         for name, value in {**values, **shown}.items():
             log_replicated(module, f"train/{name}", value)
@@ -290,7 +288,7 @@ class StageCallback(Callback):
             step_plateau_schedulers(trainer, state.batches_seen, "validation")
             if state.rectangle_schedule is not None:
                 state.rectangle_schedule.held_out = state.held_out_ratios
-            look_at_validation(self._adviser, module)
+            self._adviser.look_at_validation(module)
             state.note_validation(*validated_areas(trainer.callback_metrics), module.operating_point)
 
     @override

@@ -3,6 +3,7 @@
 import math
 import re
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -110,34 +111,35 @@ def test_a_method_without_a_rectangle_to_train_is_not_judged_by_it():
 # ---------------------------------------------------------------- how it goes
 
 
-def duals(active_share):
-    return {"active_share": torch.tensor(active_share), "mean_y": torch.tensor(0.5)}
-
-
-def test_duals_at_a_standstill():
-    adviser = Adviser()
-    (message,) = said(lambda: [adviser.look_at_duals(duals(0.0), 0.25, math.nan) for _ in range(3)])
-    assert message.startswith("Nothing moves the weights: ")
-    assert "`beta`" in message
-
-
-@pytest.mark.parametrize(("values", "training"), [(duals(0.2), 1.0), (duals(3e-5), 1.0), ({}, 1.0), (duals(0.0), 0.1)])
-def test_duals_that_move_or_need_not(values, training):
-    """As few as there should be; nothing to tell; nothing left to learn."""
-    assert said(lambda: Adviser().look_at_duals(values, 2e-3, training)) == []
-
-
-def looked(steps, *, end=False):
-    """What is said of pairs of (validated, training) losses."""
+def looked(steps, *, end=False, active=None):
+    """What is said of pairs of (validated, training) losses, or of a share of active pairs."""
+    algorithm = STACO(0.5, 0.5)
+    algorithm.setup(5)
+    constant = float(algorithm.surrogate.value(torch.zeros(())))
 
     def look():
         adviser = Adviser()
-        for step in steps:
-            adviser.look_at_losses(*step)
+        for validated, training in steps:
+            algorithm.loss_unit.fill_(training * constant)
+            state = SimpleNamespace(held_out_ratios=[[validated, 0.0]])
+            module = SimpleNamespace(algorithm=algorithm, training_state=state)
+            adviser.look_at_validation(module)
+            if active is not None:
+                adviser.look_at_duals(module, {} if active < 0 else {"active_share": torch.tensor(active)})
         if end:
-            adviser.look_at_the_end(*steps[-1])
+            adviser.look_at_the_end(module)
 
     return said(look)
+
+
+@pytest.mark.parametrize(
+    ("active", "training", "speaks"),
+    [(0.0, 1.0, True), (0.2, 1.0, False), (0.0, 0.1, False), (-1.0, 1.0, False)],
+)
+def test_duals_at_a_standstill(active, training, speaks):
+    """Not where enough pairs move the weights, nothing is left to learn, or the algorithm has no such pairs."""
+    messages = looked([(0.9, training)] * 3, active=active)
+    assert [text.startswith("Nothing moves the weights: ") and "`beta`" in text for text in messages] == [True] * speaks
 
 
 def test_a_learning_rate_that_undoes_what_was_learnt():
@@ -158,7 +160,7 @@ def test_losses_that_say_nothing_about_the_rate(ratios):
         ([(40.0, 300.0), (0.9, 60.0)], True),  # they still jump
         ([(40.0, 300.0), (0.9, 0.9)], False),  # inputs of large scale that it got used to
         ([(1.0, 1.0), (1.01, 0.99)], False),  # inputs that say nothing of the labels
-        ([(0.9, 0.9), (0.6, 0.4), (1.4, 0.0)], False),  # learnt by heart
+        ([(0.9, 0.9), (0.6, 0.4), (1.4, 1e-3)], False),  # learnt by heart
     ],
 )
 def test_a_rate_that_never_learnt_anything_is_named_at_the_end(steps, speaks):

@@ -6,13 +6,11 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_tpauc import TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
-from lightning_tpauc.metrics.reporting import better_mode, is_ours
-from lightning_tpauc.training.schedules import keep_monitors
 from tests.helpers.problems import NUM_POS, LinearScore, eval_loader, loader, make_batches, make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*`val_dataloader`.*")
@@ -142,7 +140,7 @@ def test_the_dual_step_sizes_fall_with_the_learning_rate_of_a_plateau(tmp_path, 
 
     def run(ckpt_path=None, **kwargs):
         module = make()
-        trainer = make_trainer(max_epochs=5, enable_checkpointing=True, **kwargs)
+        trainer = make_trainer(max_epochs=5, enable_checkpointing=True, default_root_dir=tmp_path, **kwargs)
         trainer.fit(module, loader(batches), eval_loader(), ckpt_path=ckpt_path)
         return module.optimizers().param_groups[0]["lr"], module.algorithm.step_scale
 
@@ -172,28 +170,6 @@ def test_a_metric_that_nothing_logs():
         fit(mixed(strict=False), epochs=1, validates=False)
 
 
-class Late(TPAUCModule):
-    """Logs where its scheduler has had its turn."""
-
-    def on_train_epoch_end(self):
-        super().on_train_epoch_end()
-        self.log("train/late", self.backbone.weight.norm())
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
-        scheduler = Seen(optimizer, mode="min")
-        scheduler.monitor = "train/late"
-        return [optimizer], [scheduler]
-
-
-def test_a_metric_that_comes_too_late():
-    module = Late(LinearScore(), STACO(dual_init="zeros"), num_positives=NUM_POS)
-    with pytest.raises(
-        ArgumentError, match=r"'train/late', which nothing has logged.*`validation_step`.*`on_epoch=True`.* too late"
-    ):
-        fit(module)
-
-
 def test_a_validation_that_is_yet_to_come_is_waited_for():
     module = mixed(monitor="val/tpauc")
     values = fit(module, check_val_every_n_epoch=3)
@@ -221,34 +197,3 @@ def test_what_a_subclass_hides_is_asked_for():
     module = Hidden(LinearScore(), STACO(dual_init="zeros"), num_positives=NUM_POS)
     with pytest.raises(ArgumentError, match=r"Hidden.configure_optimizers hides .* `scheduler.monitor = 'val/tpauc'`"):
         fit(module)
-
-
-def test_other_schedulers_and_forms_pass_through():
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-    scheduler = StepLR(optimizer, 1)
-    assert keep_monitors(optimizer) is optimizer
-    assert keep_monitors([optimizer]) == [optimizer]
-    config = {"scheduler": scheduler, "interval": "step", "monitor": "val/auroc"}
-    assert keep_monitors({"optimizer": optimizer, "lr_scheduler": config}) == {
-        "optimizer": optimizer,
-        "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-    }
-
-
-@pytest.mark.parametrize(
-    ("name", "better", "ours"),
-    [
-        ("val/tpauc", "max", True),
-        ("val/tpauc/dataloader_idx_1", "max", True),
-        ("val/tpauc_tpr50_fpr12p5", "max", True),
-        ("test/auroc", "max", False),
-        ("val/objective", "min", True),
-        ("val/tpr_at_max_fpr/dataloader_idx_0", "max", True),
-        ("val/fpr_at_min_tpr", "min", True),
-        ("train/loss", None, False),
-        ("val/tpauc_loss", None, False),
-        ("val_auroc", None, False),
-    ],
-)
-def test_names(name, better, ours):
-    assert (better_mode(name), is_ours(name)) == (better, ours)

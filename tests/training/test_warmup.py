@@ -2,7 +2,6 @@
 
 import copy
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from torch.utils.data import IterableDataset
 from lightning_tpauc import DampedAdam, PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy, FullBatch
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.training.schedules import LinearWarmup, steps_of_share
+from lightning_tpauc.training.schedules import LinearWarmup
 from tests.helpers.problems import NUM_POS, LinearScore, loader, make_batches, make_trainer, paper_stages
 
 pytestmark = pytest.mark.filterwarnings(
@@ -64,15 +63,6 @@ def test_the_rate_grows_in_equal_parts_and_then_is_exactly_the_optimizers(steps,
         warmup.step()
 
 
-def test_every_group_keeps_its_own_rate():
-    groups = [{"params": [nn.Parameter(torch.zeros(1))], "lr": lr} for lr in (0.4, 0.04)]
-    optimizer = torch.optim.SGD(groups)
-    warmup = LinearWarmup(optimizer)
-    warmup.begin(4)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.01]
-    assert warmup.get_last_lr() == [0.1, 0.01]
-
-
 def test_once_it_is_over_whoever_changes_the_rate_has_it():
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
     warmup = LinearWarmup(optimizer)
@@ -86,43 +76,7 @@ def test_once_it_is_over_whoever_changes_the_rate_has_it():
     assert optimizer.param_groups[0]["lr"] == 0.125
 
 
-def test_state_comes_back():
-    def make():
-        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-        return optimizer, LinearWarmup(optimizer)
-
-    (first, warmup), (second, other) = make(), make()
-    warmup.begin(8)
-    for _ in range(3):
-        first.step()
-        warmup.step()
-    other.load_state_dict(warmup.state_dict())
-    second.load_state_dict(first.state_dict())
-    for optimizer, schedule in ((first, warmup), (second, other)):
-        optimizer.step()
-        schedule.step()
-    assert first.param_groups[0]["lr"] == second.param_groups[0]["lr"] == 5 / 8
-
-
 # ---------------------------------------------------------------- how long
-
-
-@pytest.mark.parametrize(
-    ("total", "per_epoch", "expected"),
-    [
-        (1000, 100, 100),  # a tenth of the run
-        (100_000, 100, 400),  # 4 epochs
-        (7, 100, 1),  # at least a step
-        (math.inf, 100, 400),
-        (math.inf, math.inf, 55),
-        (-1, math.inf, 55),  # what Lightning says of epochs without a length
-        (1000, math.inf, 100),
-        (0, 10, 1),
-    ],
-)
-def test_steps_of_share(total, per_epoch, expected):
-    trainer = SimpleNamespace(estimated_stepping_batches=total, num_training_batches=per_epoch)
-    assert steps_of_share(trainer, 0.1, most_epochs=4, without_end=55) == expected
 
 
 @pytest.mark.parametrize(

@@ -79,16 +79,6 @@ def test_pauci_equals_its_formula():
     assert_close(module.algorithm.gamma, expected.x["g"], "trajectory64")
 
 
-def test_clipping_bounds_the_direction_of_a_recursive_method():
-    batches, _ = make_batches(2)
-    free = fit(PAUCI(), sgd(1.0), batches[:1], score_activation="sigmoid")
-    clipped = fit(PAUCI(), sgd(1.0), batches[:1], score_activation="sigmoid", gradient_clip_val=1e-3)
-    direction = free.backbone.weight.detach()
-    assert direction.norm() > 1e-2
-    assert_close(clipped.backbone.weight.detach(), 1e-3 * direction / direction.norm(), "finite_difference")
-    assert torch.equal(clipped.training_state.previous.estimates[0], free.training_state.previous.estimates[0])
-
-
 @pytest.mark.parametrize(
     ("algorithm", "passes"),
     [
@@ -145,17 +135,6 @@ def test_second_pass_leaves_running_statistics_and_random_numbers_alone():
         assert torch.equal(a, b)
     assert torch.equal(once[1], twice[1])
     assert int(once[0][2]) == 6  # num_batches_tracked
-
-
-def test_parameter_without_gradient_is_left_out_of_the_recursion():
-    class WithUnused(LinearScore):
-        def __init__(self):
-            super().__init__()
-            self.unused = nn.Parameter(torch.ones(2))
-
-    module = fit(PAUCI(), sgd(0.1), make_batches(3)[0], net=WithUnused(), score_activation="sigmoid")
-    assert torch.equal(module.backbone.unused, torch.ones(2, dtype=torch.float64))
-    assert bool((module.backbone.weight != 0).all())
 
 
 class OverflowAt(LinearScore):
