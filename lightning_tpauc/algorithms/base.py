@@ -160,9 +160,6 @@ class Algorithm(DeclaredState, ABC):
 
     @tightness_of_tasks.setter
     def tightness_of_tasks(self, values: Sequence[float]) -> None:
-        if len(values) != (self.num_tasks or 1):
-            msg = f"Expected `tightness_of_tasks` of each of {self.num_tasks or 1} labels, but got {len(values)}."
-            raise ArgumentError(msg)
         self._tightness = tuple(values)
         if self.tasks is not None:  # on the device already, so that no step has to send them there
             weights = self._per_task["weights"]
@@ -334,16 +331,8 @@ class Algorithm(DeclaredState, ABC):
         self.tightness_of_tasks = tightness if isinstance(tightness, list) else (tightness,) * (self.num_tasks or 1)
 
     def scores_of_tasks(self, scores: TrainingScores | Sequence[TrainingScores]) -> Sequence[TrainingScores]:
-        """Scores of each label; a sequence of one if there is one label.
-
-        Raises:
-            ArgumentError: if there are scores for another number of labels.
-        """
-        each = [scores] if isinstance(scores, TrainingScores) else list(scores)
-        if len(each) != (self.num_tasks or 1):
-            msg = f"Expected `scores` of each of {self.num_tasks or 1} labels, but got {len(each)}."
-            raise ArgumentError(msg)
-        return each
+        """Scores of each label; a sequence of one if there is one label."""
+        return [scores] if isinstance(scores, TrainingScores) else scores
 
     # ---------------------------------------------------------------- training
 
@@ -411,7 +400,7 @@ class Algorithm(DeclaredState, ABC):
         if index.shape != pos.shape:
             raise ArgumentError(self._shape_message("index", index, tuple(pos.shape)))
         if masks is not None:
-            self._check_masks(pos, neg, second, index, masks)
+            self._check_places(index, masks)
             return pos, neg, second, index
         check_range(index, self.num_positives or 0)
         if self.sampling != "uniform" and not (pos.numel() and neg.numel() and second.numel()):
@@ -433,15 +422,8 @@ class Algorithm(DeclaredState, ABC):
         shape = "".join(f"{size}, " for size in leading)
         return f"Expected `{name}` of shape ({shape}number of them), but got {got}. {remedy}"
 
-    def _check_masks(self, pos: Tensor, neg: Tensor, second: Tensor, index: Tensor, masks: TaskMasks) -> None:
-        named = {"pos": (pos, masks.pos), "neg": (neg, masks.neg)}
-        if self.needs_dual_negatives:
-            named["dual_neg"] = (second, masks.dual_neg)  # type: ignore[assignment]
-        for name, (scores, mask) in named.items():
-            if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != scores.shape:
-                got = tuple(mask.shape) if isinstance(mask, Tensor) else mask
-                msg = f"Expected a bool mask `{name}` of its scores' shape, {tuple(scores.shape)}, but got {got}."
-                raise ArgumentError(msg)
+    def _check_places(self, index: Tensor, masks: TaskMasks) -> None:
+        """A position beyond its label would be one of the next; looks on the CPU only, where nobody has to wait."""
         if index.device.type == "cpu":
             wrong = masks.pos & ((index < 0) | (index >= torch.tensor(self.task_sizes).unsqueeze(-1)))
             if bool(wrong.any()):

@@ -12,7 +12,7 @@ from lightning_tpauc.algorithms.base import PairwiseAlgorithm, PreviousScores, T
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import check_choice, require_range
 from lightning_tpauc.functional.duals import activate_ties, exact_duals, nudge_down
-from lightning_tpauc.functional.pairwise import evaluate_pairs, pairwise_terms, put_
+from lightning_tpauc.functional.pairwise import evaluate_pairs, put_
 from lightning_tpauc.functional.staco import (
     excess_weights,
     global_threshold_step,
@@ -160,22 +160,16 @@ class SONX(PairwiseAlgorithm):
         r"""A step with :math:`\psi_i(w_{t-1}, s_{i,t-1})` from the scores under the previous weights."""
         changed = self.s_changed_at[index] == self.steps - 1
         s_before = self.s_replaced[index].where(changed, self.s[index])
-        return self._step(pos_scores, neg_scores, index, self._risk(*previous, s_before))
-
-    def _risk(self, pos_scores: Tensor, neg_scores: Tensor, thresholds: Tensor) -> Tensor:
-        r""":math:`\psi_i`."""
-        terms = pairwise_terms(
-            pos_scores.detach(), neg_scores.detach(), thresholds, surrogate=self.surrogate, gradients=False
-        )
-        return per_positive_risk(thresholds, terms.excess, self.thetas[1])
+        pairs = evaluate_pairs(*(scores.detach() for scores in previous), s_before, surrogate=self.surrogate)
+        return self._step(pos_scores, neg_scores, index, per_positive_risk(s_before, pairs.excess, self.thetas[1]))
 
     def _step(self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, previous_risk: Tensor | None) -> Tensor:
         s, (theta0, theta1) = self.s[index], self.thetas
         unit, _ = self.update_units(pos_scores, neg_scores, bounded=True)
-        risk = self._risk(pos_scores, neg_scores, s)
+        pairs = evaluate_pairs(pos_scores, neg_scores, s, surrogate=self.surrogate)
+        risk = per_positive_risk(s, pairs.excess, theta1)
         u = self.u[index].where(self.s_changed_at[index] >= 0, risk)
         selected = (u > self.s_prime).to(u.dtype)  # theta_0 q_i
-        pairs = evaluate_pairs(pos_scores, neg_scores, s, surrogate=self.surrogate)
         weighted = pairs.weighted_sum(excess_weights(selected, theta0, theta1))
         loss = self.per_unit(minmax_loss(weighted, selected, s, self.s_prime, theta0), unit)
         u = (1.0 - self.tau) * u + self.tau * risk

@@ -158,15 +158,14 @@ class PairwiseTerms(NamedTuple):
     Attributes:
         excess: ``(S,)``, :math:`\frac1B \sum_j (\ell_{ij} - s_i)_+`, at least 0.
         active: ``(S,)``, the share of negatives with :math:`\ell_{ij} > s_i`, in [0, 1].
-        pos_grad: ``(S,)``, :math:`\partial V / \partial h_i` of :math:`V = \sum_i y_i\,\mathrm{excess}_i`; ``None``
-            without ``gradients``.
-        neg_grad: ``(B,)``, :math:`\partial V / \partial h_j`; ``None`` without ``gradients``.
+        pos_grad: ``(S,)``, :math:`\partial V / \partial h_i` of :math:`V = \sum_i y_i\,\mathrm{excess}_i`.
+        neg_grad: ``(B,)``, :math:`\partial V / \partial h_j`.
     """
 
     excess: Tensor
     active: Tensor
-    pos_grad: Tensor | None
-    neg_grad: Tensor | None
+    pos_grad: Tensor
+    neg_grad: Tensor
 
 
 @torch.no_grad()
@@ -179,7 +178,6 @@ def pairwise_terms(
     margin: float = 1.0,
     scale: float = 1.0,
     method: str = "auto",
-    gradients: bool = True,
     masks: TaskMasks | None = None,
 ) -> PairwiseTerms:
     r"""Mean excess loss and share of active pairs of every positive, and the gradients of their weighted sum.
@@ -199,7 +197,6 @@ def pairwise_terms(
         margin: m of the hinge, square and ramp surrogates.
         scale: factor inside the logistic surrogate.
         method: ``"dense"``, ``"sorted"`` or ``"auto"``, which decides by S and B alone.
-        gradients: whether to compute ``pos_grad`` and ``neg_grad``.
         masks: which scores of K labels are there; all shapes above then have a leading K.
 
     Returns:
@@ -223,7 +220,7 @@ def pairwise_terms(
     check_per_positive(y, "weights", pos)
     pos, neg, s, y = _in_one_dtype(pos, neg, s, y)
     sums, num_neg = _sums(pos, neg, s, loss, method, neg_mask), column(number(neg, neg_mask))
-    pos_grad, neg_grad = _gradients(sums, y, num_neg) if gradients else (None, None)  # first: see BlockSums
+    pos_grad, neg_grad = _gradients(sums, y, num_neg)  # first: see BlockSums
     return PairwiseTerms(sums.excess / num_neg, sums.active / num_neg, pos_grad, neg_grad)
 
 
@@ -331,21 +328,25 @@ def evaluate_pairs(
     """
     loss, neg_mask = get_surrogate(surrogate, margin, scale), None if masks is None else masks.neg
     pos, neg, s = _checked(pos_scores, neg_scores, thresholds, masks)
-    # Detached scores instead of torch.no_grad(), which costs a step of a small batch two per cent.
-    if dual_neg_scores is None:
-        pos, neg, s = _in_one_dtype(pos, neg, s)
-        sums = _sums(pos.detach(), neg.detach(), _without_graph(s), loss, method, neg_mask)
-        return Pairs(pos, neg, sums, neg_mask=neg_mask)
-    dual_neg = check_scores(dual_neg_scores, "dual_neg_scores") if masks is None else dual_neg_scores
+    dual_neg = neg if dual_neg_scores is None else dual_neg_scores
+    dual_neg = check_scores(dual_neg, "dual_neg_scores") if masks is None else dual_neg
     pos, neg, s, dual_neg = _in_one_dtype(pos, neg, s, dual_neg)
-    constants = pos.detach(), neg.detach(), _without_graph(s), dual_neg.detach()
-    return Pairs(pos, neg, *_sums_and_dual_excess(*constants, loss, method, masks), neg_mask)
+    # Detached scores instead of torch.no_grad(), which costs a step of a small batch two per cent.
+    constants, dual_excess = (pos.detach(), neg.detach(), _without_graph(s)), None
+    if dual_neg_scores is not None:
+        dual_masks = None if masks is None else masks.with_dual_negatives
+        dual_excess = _without_graph(
+            mean_excess(constants[0], dual_neg.detach(), constants[2], loss, dual_masks, method)
+        )
+    return Pairs(pos, neg, _sums(*constants, loss, method, neg_mask), dual_excess, neg_mask)
 
 
-def mean_excess(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, masks: TaskMasks | None = None) -> Tensor:
+def mean_excess(
+    pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, masks: TaskMasks | None = None, method: str = "auto"
+) -> Tensor:
     """``excess`` of :func:`pairwise_terms` alone, of checked scores of one dtype; the caller switches gradients off."""
     neg_mask = None if masks is None else masks.neg
-    if _choose(pos, neg, loss, "auto") == "sorted":
+    if _choose(pos, neg, loss, method) == "sorted":
         excess = sorted_sums(pos, neg, s, loss, neg_mask).excess
     elif _in_one_block(pos, neg.shape[-1]):
         excess = _pairs(pos, neg, s, loss, neg_mask)[1].clamp_min_(0.0).sum(-1)
@@ -471,21 +472,6 @@ def _sums(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, method: str, neg
     if _in_one_block(pos, neg.shape[-1]):
         return _reduce(*_pairs(pos, neg, s, loss, neg_mask), loss)
     return BlockSums(pos, neg, s, loss, neg_mask)
-
-
-def _sums_and_dual_excess(
-    pos: Tensor, neg: Tensor, s: Tensor, dual_neg: Tensor, loss: Surrogate, method: str, masks: TaskMasks | None
-) -> tuple[PairSums, Tensor]:
-    neg_mask, dual_mask = (None, None) if masks is None else (masks.neg, masks.dual_neg)
-    num_neg, num_dual = neg.shape[-1], column(number(dual_neg, dual_mask))
-    together = masks is None and _in_one_block(pos, num_neg + dual_neg.shape[-1])
-    if together and _choose(pos, neg, loss, method) == "dense":
-        # both batches in one block: small batches cost by the operation
-        t, over = _pairs(pos, torch.cat([neg, dual_neg]), s, loss, None)
-        excess = over[:, num_neg:].clamp_min_(0.0).sum(1)
-        return _reduce(t[:, :num_neg], over[:, :num_neg], loss), _without_graph(excess) / num_dual
-    excess = _sums(pos, dual_neg, s, loss, method, dual_mask).excess
-    return _sums(pos, neg, s, loss, method, neg_mask), _without_graph(excess) / num_dual
 
 
 # ---------------------------------------------------------------- dense

@@ -136,10 +136,6 @@ def loss_unit_step(unit: Tensor, batch_loss: Tensor, constant_loss: float) -> Te
     margin. :math:`\alpha / L`, :math:`\beta L` and :math:`\beta' L` can. :math:`L_B` is the batch's mean loss on the
     hardest :math:`\theta_1` of the negatives, :func:`~lightning_tpauc.functional.tail_mean_loss`. L, 0 before the first
     step, is at first the batch's own, and at least a thousandth of :math:`\ell(0)`, the loss of a constant model.
-
-    Example:
-        >>> loss_unit_step(torch.tensor([1.0, 0.0]), torch.tensor([2.0, 2.0]), constant_loss=1.0)
-        tensor([1.0500, 2.0000])
     """
     batch_loss = batch_loss.to(unit.dtype)  # scores may be in double precision where the state is not
     updated = torch.where(unit > 0, torch.lerp(unit, batch_loss, _UNIT_RATE), batch_loss)
@@ -156,24 +152,14 @@ def bounded_loss_unit(unit: Tensor, batch_loss: Tensor, constant_loss: float = 0
 
 
 def per_positive_risk(thresholds: Tensor, excess: Tensor, theta1: float | Tensor) -> Tensor:
-    r"""The CVaR of each positive: :math:`g_i(w, s_i; B) = s_i + \frac{1}{\theta_1|B|}\sum_j (\ell_{ij} - s_i)_+`.
-
-    Example:
-        >>> per_positive_risk(torch.tensor([0.5]), torch.tensor([0.1]), theta1=0.5)
-        tensor([0.7000])
-    """
+    r"""The CVaR of each positive: :math:`g_i(w, s_i; B) = s_i + \frac{1}{\theta_1|B|}\sum_j (\ell_{ij} - s_i)_+`."""
     return add_scaled(thresholds, excess, 1.0 / theta1)
 
 
 def dual_weight_step(
     dual_weights: Tensor, risk: Tensor, global_threshold: Tensor, alpha: float | Tensor, theta0: float | Tensor
 ) -> Tensor:
-    r"""Line 1, (eqn:y) and (eqn:yy): :math:`y_i \leftarrow \Pi_{[0,1]}(y_i + \alpha (g_i - s') / \theta_0)`.
-
-    Example:
-        >>> dual_weight_step(torch.tensor([0.5, 0.9]), torch.tensor([0.2, 1.0]), torch.tensor(0.4), 0.5, 0.5)
-        tensor([0.3000, 1.0000])
-    """
+    r"""Line 1, (eqn:y) and (eqn:yy): :math:`y_i \leftarrow \Pi_{[0,1]}(y_i + \alpha (g_i - s') / \theta_0)`."""
     return (dual_weights + (risk - column(global_threshold)) * column(alpha / theta0)).clamp_(0.0, 1.0)
 
 
@@ -193,10 +179,6 @@ def threshold_step(
         {\theta_1 |\tilde B|}\bigr) + \tfrac{1}{\gamma}(s_i - s_{0,i}) \Bigr)
 
     The paper's bracket divides the proximal term by :math:`\theta_0` as well; so does this function.
-
-    Example:
-        >>> threshold_step(torch.tensor([0.5]), torch.tensor([1.0]), torch.tensor([1.0]), 0.1, theta0=0.5, theta1=0.5)
-        tensor([0.7000])
     """
     if isinstance(theta1, Tensor):
         gradient = dual_weights - dual_weights * active / column(theta1)
@@ -210,12 +192,7 @@ def threshold_step(
 def excess_weights(
     dual_weights: Tensor, theta0: float | Tensor, theta1: float | Tensor, mask: Tensor | None = None
 ) -> Tensor:
-    r"""Line 3, what each positive's mean excess loss counts for: :math:`y_i / (S \theta_0 \theta_1)`.
-
-    Example:
-        >>> excess_weights(torch.tensor([0.5, 1.0]), theta0=0.5, theta1=0.5)
-        tensor([1., 2.])
-    """
+    r"""Line 3, what each positive's mean excess loss counts for: :math:`y_i / (S \theta_0 \theta_1)`."""
     return dual_weights / column(number(dual_weights, mask) * theta0 * theta1)
 
 
@@ -235,10 +212,6 @@ def minmax_loss(
 
     ``weighted_excess`` is the first sum of the second form, with the graph. The value is the minibatch value of the
     min-max problem (eq:tpauc_minmax), not the objective F: it need not fall while training makes progress.
-
-    Example:
-        >>> minmax_loss(torch.tensor(0.3), torch.tensor([1.0, 0.5]), torch.tensor([0.1, 0.6]), torch.tensor(0.2), 0.5)
-        tensor(0.6000)
     """
     rest = (dual_weights * (thresholds - column(global_threshold))).sum(-1)
     count = number(dual_weights, mask)
@@ -250,10 +223,5 @@ def minmax_loss(
 def global_threshold_step(
     global_threshold: Tensor, mean_dual_weight: Tensor, beta_prime: float | Tensor, theta0: float | Tensor
 ) -> Tensor:
-    r"""Line 4, (eqn:sp), with the new y: :math:`s' \leftarrow s' - \beta'(1 - \frac{1}{\theta_0 S}\sum_i y_i)`.
-
-    Example:
-        >>> global_threshold_step(torch.tensor(1.0), torch.tensor(0.75), beta_prime=0.1, theta0=0.5)
-        tensor(1.0500)
-    """
+    r"""Line 4, (eqn:sp), with the new y: :math:`s' \leftarrow s' - \beta'(1 - \frac{1}{\theta_0 S}\sum_i y_i)`."""
     return global_threshold + (mean_dual_weight - theta0) * (beta_prime / theta0)
