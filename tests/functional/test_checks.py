@@ -36,7 +36,7 @@ def test_max_fpr_outside_is_refused(max_fpr):
 @pytest.mark.parametrize(
     ("scores", "match"),
     [
-        ([0.1, 0.2], "`x` to be a float tensor, but got list"),
+        (["a"], "`x` to hold numbers, .* but got a list"),
         (torch.tensor([1, 2]), r"`x` to be a float tensor, but got a tensor of torch.int64.*\.float\(\)"),
         (torch.zeros(3, 1), r"one dimension, but got shape \(3, 1\).*squeeze"),
         (torch.tensor(0.5), r"one dimension, but got shape \(\)"),
