@@ -324,15 +324,16 @@ def _check_labels(target: Tensor, ignore_index: int | None, num_classes: int | N
     counted = (target == 1) | (target == 0)
     if num_classes is not None:
         counted = (target >= 0) & (target < num_classes) & (target == target.long())
-    ignored = torch.zeros_like(counted) if ignore_index is None else target == ignore_index
-    allowed = counted | ignored | target.isnan() if may_be_missing else counted | ignored
+    allowed = counted if ignore_index is None else counted | (target == ignore_index)
+    if may_be_missing and target.is_floating_point():
+        allowed = allowed | target.isnan()
     if not bool(allowed.all()):
         found = sorted(set(target[~allowed].tolist()))[:5]
         classes = "0 and 1" if num_classes is None else f"the classes 0 .. {num_classes - 1}"
         also = "" if ignore_index is None else f", and ignore_index = {ignore_index},"
         msg = f"Expected `target` to hold only {classes}{also} but found {found}. Name other rows by `ignore_index`."
         raise ArgumentError(msg)
-    return counted & ~ignored
+    return counted if num_classes is None or ignore_index is None else counted & (target != ignore_index)
 
 
 def _check_values(preds: Tensor, counted: Tensor, unit_range: bool) -> None:

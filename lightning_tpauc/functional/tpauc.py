@@ -128,7 +128,8 @@ def _area(preds: Any, target: Any, *arguments: Any) -> Tensor:
     if asked.thresholds is None:
         areas = asked.exact(scores, labels)
     else:
-        areas = asked.binned(confusion_counts(scores, labels, asked.thresholds), count_nan(scores, labels))
+        counts = confusion_counts(scores, labels, asked.thresholds)
+        areas = asked.binned(counts, counts.new_zeros(asked.row) if asked.validate_args else count_nan(scores, labels))
     return asked.averaged(areas).to(preds.device if preds.device.type != "mps" else "cpu")  # which knows no float64
 
 
