@@ -171,10 +171,6 @@ class ArrayDataset(RowsDataset):
         other, order = copy.copy(self), list(columns)
         other.features = self.features[:, order]
         other.columns = None if self.columns is None else tuple(self.columns[k] for k in order)
-        for name in ("shift", "scale"):
-            found = getattr(self, name)
-            if found is not None and found.ndim and found.shape[-1] == self.features.shape[1]:
-                setattr(other, name, found[..., order])
         return other
 
     def missing(self) -> dict[str, int]:
@@ -651,26 +647,23 @@ def is_random(dataset: Any, rows: Indices) -> bool:
 
 def collate_items(items: list[Any]) -> Any:
     """Collate items without labels. Items of several inputs, tuples or lists, give a tuple."""
-    try:
-        return _stacked(items)
-    except (RuntimeError, TypeError) as error:
-        msg = (
-            f"Items of type {type(items[0]).__name__} can't be put into one batch ({str(error).splitlines()[0]}). Pass "
-            "a `collate_fn` that can, as to a DataLoader: it may pad items that differ in size."
-        )
-        raise DataError(msg) from error
-
-
-def _stacked(items: list[Any]) -> Any:
     first = items[0]
     parts = first.values() if isinstance(first, dict) else first if isinstance(first, (tuple, list)) else (first,)
-    if any(map(is_graph, parts)):
-        collated = import_extra("torch_geometric.loader.dataloader", "graph").Collater(items)(items)
-    else:
-        try:
-            collated = default_collate(items)
-        except ValueError:  # of arrays in another byte order than the machine's
-            collated = default_collate([_mapped(item, _native) for item in items])
+    try:
+        if any(map(is_graph, parts)):
+            collated = import_extra("torch_geometric.loader.dataloader", "graph").Collater(items)(items)
+        else:
+            try:
+                collated = default_collate(items)
+            except ValueError:  # of arrays in another byte order than the machine's
+                collated = default_collate([_mapped(item, _native) for item in items])
+    except (AttributeError, LookupError, RuntimeError, TypeError) as error:
+        msg = (
+            f"Items of type {type(first).__name__} can't be put into one batch ({str(error).splitlines()[0]}). Pass a "
+            "`collate_fn` that can, as to a DataLoader: it may pad items that differ in size. A stream of negatives "
+            "yields what `train_dataset` has as inputs."
+        )
+        raise DataError(msg) from error
     # torch and PyG collate tuples into a list. Arrays give a tuple, and the model should see no difference.
     return tuple(collated) if isinstance(collated, list) and isinstance(first, (tuple, list)) else collated
 
@@ -680,30 +673,17 @@ def collate_with_rows(fetch: Fetcher | None, rows: Indices | None, step: int, ot
 
     ``rows=None`` collates the others alone, and ``fetch=None`` stacks them.
     """
-    items: list[Any] = []
     if isinstance(fetch, _FetchItems):
         items = [] if rows is None else fetch.items(rows.tolist(), step)
-    inputs = [fetch.entries.inputs_of(item) for item in items] if isinstance(fetch, _FetchItems) else []
-    if fetch is not None and rows is not None and not isinstance(fetch, _FetchItems):
-        together = fetch(rows, step)
-        inputs = [cut_inputs(together, k) for k in range(len(rows))]
-    try:
-        if not isinstance(fetch, _FetchItems) or fetch.collate_fn is None:
-            return _stacked(inputs + others) if inputs else collate_items(others)
-        ends = fetch.entries.labelled and isinstance((items or fetch.items([0], 0))[0], (tuple, list))
-        tuples = [(*e, 0) if isinstance(e, (tuple, list)) else (e, 0) for e in others] if ends else others
-        return fetch.collated(items + tuples, step, rows)
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-        if not inputs or (
-            isinstance(fetch, _FetchItems) and fetch.collate_fn and layout(inputs[0]) == layout(others[0])
-        ):
-            raise
-        shown = " and ".join(dict.fromkeys(map(_described, (inputs[0], others[0]))))
-        msg = (
-            f"Expected the inputs of positives and negatives to be of one kind, but got {shown}. Let the stream of "
-            "negatives yield what `train_dataset` has as inputs."
-        )
-        raise DataError(msg) from error
+        if fetch.collate_fn is not None:
+            ends = fetch.entries.labelled and isinstance((items or fetch.items([0], 0))[0], (tuple, list))
+            tuples = [(*e, 0) if isinstance(e, (tuple, list)) else (e, 0) for e in others] if ends else others
+            return fetch.collated(items + tuples, step, rows)
+        return collate_items([fetch.entries.inputs_of(item) for item in items] + others)
+    if fetch is None or rows is None:
+        return collate_items(others)
+    together = fetch(rows, step)
+    return collate_items([cut_inputs(together, k) for k in range(len(rows))] + others)
 
 
 def cut_inputs(inputs: Any, row: int) -> Any:
@@ -718,13 +698,3 @@ def _mapped(inputs: Any, change: Callable[[Any], Any]) -> Any:
     if type(inputs) in (tuple, list):
         return tuple(_mapped(value, change) for value in inputs)
     return change(inputs) if isinstance(inputs, (Tensor, np.ndarray)) else inputs
-
-
-def _described(inputs: Any) -> str:
-    if isinstance(inputs, Tensor):
-        return f"a {str(inputs.dtype).removeprefix('torch.')} tensor of shape {tuple(inputs.shape)}"
-    if isinstance(inputs, Mapping):
-        return f"a mapping with {sorted(map(str, inputs))}"
-    if isinstance(inputs, (tuple, list)):
-        return f"a tuple of {len(inputs)}"
-    return f"a {type(inputs).__name__}"

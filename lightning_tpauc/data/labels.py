@@ -113,8 +113,7 @@ def disagreement(dataset: Any, labels: NDArray[np.int8], targets: Any) -> str | 
     if not entries or any(entry is NOTHING for entry in entries):
         return None
     pairs = [
-        (_numbers_of(ruled([entry], targets)[0]), labels[row].tolist())
-        for entry, row in zip(entries, rows, strict=True)
+        (numbers_of(ruled([entry], targets)[0]), labels[row].tolist()) for entry, row in zip(entries, rows, strict=True)
     ]
     if labels.ndim == 2:  # a missing number counts as -1, not measured
         agree = [[[-1 if _is_missing(number) else number for number in entry] == label] for entry, label in pairs]
@@ -129,7 +128,8 @@ def disagreement(dataset: Any, labels: NDArray[np.int8], targets: Any) -> str | 
     return f"{labels[rows[wrong]]} for item {rows[wrong]}, which itself has {shown}"
 
 
-def _numbers_of(entry: Any) -> list[Any]:
+def numbers_of(entry: Any) -> list[Any]:
+    """The numbers in an entry of an item; its type where it holds none."""
     try:
         return list(_as_numbers(as_array(entry).reshape(-1)).tolist())
     except DataError:
@@ -150,7 +150,8 @@ def stored_targets(dataset: Any, keys: Sequence[str] | None = None) -> Any:
         return None if inner is None else as_array(inner)[as_positions(dataset.indices, len(inner))]
     if isinstance(dataset, ConcatDataset):
         parts = [stored_targets(part, keys) for part in dataset.datasets]
-        return None if any(part is None for part in parts) else _joined(parts)
+        columns = [_in_columns(as_array(part), "targets") for part in parts if part is not None]
+        return np.concatenate(columns) if len(columns) == len(parts) else None
     if keys is not None and len(keys) > 1:
         columns = [stored_targets(dataset, [key]) for key in keys]
         return None if any(column is None for column in columns) else np.stack([as_array(c) for c in columns], axis=1)
@@ -163,18 +164,6 @@ def stored_targets(dataset: Any, keys: Sequence[str] | None = None) -> Any:
             plain = found.tolist() if isinstance(found, Tensor) and found.ndim == 1 else found
             return [transform(label) for label in plain] if callable(transform) else found
     return dataset.tensors[-1] if isinstance(dataset, TensorDataset) and keys is None and dataset.tensors[1:] else None
-
-
-def _joined(parts: list[Any]) -> NDArray[Any]:
-    columns = [_in_columns(as_array(part), "targets") for part in parts]
-    shapes = dict.fromkeys(column.shape for column in columns)
-    if len({shape[1:] for shape in shapes}) > 1:
-        msg = (
-            "Expected all parts of a ConcatDataset to have the same labels, but got shapes "
-            f"{', '.join(map(str, shapes))}. Choose the same columns."
-        )
-        raise DataError(msg)
-    return np.concatenate(columns)
 
 
 def _is_array(found: Any) -> bool:
@@ -199,12 +188,7 @@ def label_names(dataset: Any, targets: Any, count: int) -> tuple[str, ...] | Non
         found = of_table if found is None else found
     if found is None or isinstance(found, str) or len(found) != count:
         return None
-    names = tuple(map(str, found))
-    if len(set(names)) < len(names):
-        twice = next(name for name, times in Counter(names).items() if times > 1)
-        msg = f"Expected the names of the labels to differ, but {twice!r} occurs twice. Rename a column."
-        raise DataError(msg)
-    return names
+    return tuple(map(str, found))
 
 
 def label_of_item(item: Any, keys: Sequence[str] | None = None, name: str = "train_dataset") -> Any:
@@ -439,35 +423,18 @@ def as_weights(values: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def as_positions(indices: Any, count: int, name: str = "train_dataset", who: str = "Subset") -> Indices:
-    """Indices of a :class:`~torch.utils.data.Subset` as positions from 0 on.
+    """Indices of a :class:`~torch.utils.data.Subset` as positions from 0 on; a mask and a pandas Series are refused.
 
-    A mask, a pandas Series, and what is no position are refused: torch reads a mask as the items 0 and 1 over and over,
-    and a Series by its row labels.
+    torch reads a mask as the items 0 and 1 over and over, and a Series by its row labels.
     """
-    is_series = hasattr(indices, "iloc")
     array = np.asarray(indices.cpu() if isinstance(indices, Tensor) else indices)
-    if array.size == 0:
-        return np.empty(0, dtype=np.int64)
-    is_whole = array.dtype.kind in "iu"
     # One zero or one for each item must be a mask: as indices, it would repeat the first two items only.
-    if array.dtype.kind == "b" or (is_whole and 2 < array.size == count and array.min() == 0 and array.max() == 1):
+    mask = array.dtype.kind == "b" or (2 < array.size == count and {*np.unique(array).tolist()} == {0, 1})
+    if mask or hasattr(indices, "iloc"):
         msg = (
-            f"{who} in `{name}` has a mask as indices, which would be read as the items 0 and 1 over and over. Pass "
-            f"positions: `{who}(..., np.flatnonzero(mask))`."
+            f"{who} in `{name}` has a {'mask' if mask else 'Series of pandas'} as indices, which would not be read as "
+            f"positions. Pass these: `{who}(..., {'np.flatnonzero(mask)' if mask else 'indices.to_numpy()'})`."
         )
-        raise DataError(msg)
-    if is_series or not is_whole or array.ndim != 1:
-        found = (
-            "a Series of pandas, read by its own labels" if is_series else f"dtype {array.dtype}, shape {array.shape}"
-        )
-        msg = (
-            f"Expected the indices of {who} in `{name}` to be whole numbers in one dimension, but got {found}. Pass "
-            "`indices.to_numpy()`, or a list of positions."
-        )
-        raise DataError(msg)
-    wrong = array[(array < -count) | (array >= count)]
-    if wrong.size:
-        msg = f"Expected the indices of {who} in `{name}` to be below {count}, the number of items, but got {wrong[0]}."
         raise DataError(msg)
     positions = array.astype(np.int64)
     return np.where(positions < 0, positions + count, positions)

@@ -45,6 +45,7 @@ from lightning_tpauc.data.labels import (
     find_targets,
     label_keys,
     label_names,
+    numbers_of,
     row_values,
     rows_of_both_classes,
     ruled,
@@ -210,17 +211,10 @@ class Examples:
                 if not isinstance(item, Mapping):
                     return []
                 keys = [key for key in item if key not in named] if left is None else left
-                left = [key for key in keys if np.size(item[key]) == 1 and _equals(item[key], self.labels[row])]
+                left = [key for key in keys if numbers_of(item[key]) == [self.labels[row]]]
                 if not left:
                     break
         return left or []
-
-
-def _equals(value: Any, label: Any) -> bool:
-    try:
-        return bool(as_array(value).reshape(-1)[0] == label)
-    except (DataError, TypeError, ValueError):
-        return False
 
 
 def _tells_label(values: NDArray[Any], labels: NDArray[np.int8]) -> bool:
@@ -383,10 +377,6 @@ class PreparedData:
         if self.training.weights is None:
             return None
         pos, neg = (self.training.weights[rows] for rows in self.training.by_class)
-        missing = "positive" if not len(pos) else "negative" if not len(neg) and self.negatives is None else None
-        if missing:
-            msg = f"No {missing} training example has a `sample_weight` above 0: both classes are needed."
-            raise DataError(msg)
         return SampleWeights(pos, neg if self.negatives is None else None)
 
     @cached_property
