@@ -23,7 +23,7 @@ from lightning_tpauc.scoring.forward import ScoringModel, device_batches
 
 #: The scores of so many steps are as good as a forward pass: the weights hardly move meanwhile.
 _RECENT = 16
-#: At most so many negatives of a stage are remembered.
+#: At most so many negatives are remembered, or those of one step.
 _MOST_NEGATIVES = 2**20
 
 
@@ -79,8 +79,8 @@ class ScoreMemory:
             step = _Step(pos.masked_fill(~masks.pos, torch.nan), neg.masked_fill(~masks.neg, torch.nan), index)
         self._steps.append(step)
         self._of_stage += 1
-        most = max(_RECENT, _MOST_NEGATIVES // max(1, neg.numel())) if self.whole_stages else _RECENT
-        while len(self._steps) > most:
+        limit = max(1, _MOST_NEGATIVES // max(1, neg.numel()))
+        while len(self._steps) > (limit if self.whole_stages else min(limit, _RECENT)):
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
