@@ -186,15 +186,18 @@ class Examples:
 
         That is so where labels are passed beside a table that still holds them.
         """
-        if self.labels.ndim > 1 or not 0 < int(self.labels.sum()) < len(self.labels):
+        labels = self.labels
+        if labels.ndim > 1 or not 5 <= int(labels.sum()) <= len(labels) - 5:
             return
+        left = []
         if isinstance(self.dataset, ArrayDataset) and self.dataset.columns is not None:
-            columns = zip(self.dataset.columns, self.dataset.features.T, strict=True)
-            left = [name for name, values in columns if _tells_label(values, self.labels)]
+            x, same = self.dataset.features, labels == labels[0]
+            one, other = x[0], x[int(same.argmin())]
+            alike = (x[:64] == np.where(same[:64, None], one, other)).all(axis=0) & (one != other)
+            alike = [k for k in np.flatnonzero(alike) if (x[:, k] == np.where(same, one[k], other[k])).all()]
+            left = [self.dataset.columns[k] for k in alike]
         elif are_labels(self.targets):
             left = self._entries_like_labels()
-        else:
-            return
         if left:
             msg = (
                 f"{left[0]!r} in `{self.name}` equals the labels, and would be an input of the model. Name it, "
@@ -215,15 +218,6 @@ class Examples:
                 if not left:
                     break
         return left or []
-
-
-def _tells_label(values: NDArray[Any], labels: NDArray[np.int8]) -> bool:
-    """Whether a column has one value for all positives and another one for all negatives, five of each at least."""
-    if not (values[:64] == np.where(labels[:64] == labels[0], values[0], values[labels != labels[0]][0])).all():
-        return False  # the usual case, at once
-    by_class = [values[labels == value] for value in (0, 1)]
-    same = all(len(rows) >= 5 and (rows == rows[0]).all() for rows in by_class)
-    return bool(same and by_class[0][0] != by_class[1][0])
 
 
 def is_column(given: Any) -> bool:

@@ -27,13 +27,11 @@ def unreadable(row):
         pytest.param(Items(unreadable), LABELS.tolist(), id="explicit list"),
         pytest.param(Items(pair, flags=Y), "flags", id="attribute by name"),
         pytest.param(Items(lambda row: {"flag": Y[row]}), "flag", id="key by name"),
-        pytest.param(Items(pair, targets=LABELS.tolist()), None, id="targets"),
         pytest.param(Items(pair, labels=Y[:, None].numpy()), None, id="labels"),
         pytest.param(Items(pair, y=Y.float()), None, id="y"),
         pytest.param(Items(pair, targets=[0, 1, 2]), None, id="an attribute of another length"),
         pytest.param(Items(pair, labels=lambda: 0), None, id="an attribute that is no array"),
         pytest.param(TensorDataset(X, Y), None, id="TensorDataset"),
-        pytest.param(TensorDataset(X, X, Y[:, None].long()), None, id="TensorDataset of three"),
         pytest.param(ArrayDataset(X, Y), None, id="ArrayDataset"),
         pytest.param(Items(pair), None, id="tuples"),
         pytest.param(Items(lambda row: (X[row], X[row], Y[row : row + 1])), None, id="tuples of three"),
@@ -43,7 +41,6 @@ def unreadable(row):
             None,
             id="concat",
         ),
-        pytest.param(ConcatDataset([TensorDataset(X[:20], Y[:20]), TensorDataset(X[20:], Y[20:])]), None, id="concat2"),
         pytest.param(ConcatDataset([Items(pair, 0), Items(pair)]), None, id="concat of items"),
     ],
 )
@@ -69,20 +66,13 @@ def test_explicit_labels_come_before_stored_ones():
     "values",
     [
         [0, 1, 1],
-        [False, True, True],
         np.array([0.0, 1.0, 1.0]),
         torch.tensor([[0], [1], [1]]),
-        torch.tensor([0, 1, 1], dtype=torch.bfloat16).float(),
-        [torch.tensor([0]), torch.tensor([1]), torch.tensor([1])],
-        [np.array(0), np.array(1), np.array(1)],
         np.array([0, 1, 1], dtype=np.uint8),
-        np.array([0, True, 1.0], dtype=object),
         np.ma.array([0, 1, 1]),
-        torch.tensor([0.0, 1.0, 1.0], requires_grad=True),
         torch.tensor([0, 1, 1], dtype=torch.bfloat16),
         torch.tensor([0, 1, 1]).to_sparse(),
         (torch.tensor(0), torch.tensor(1.0, requires_grad=True), torch.tensor([1])),
-        [0, torch.tensor(1), np.int8(1)],
         [[0], [1], [1]],
     ],
 )
@@ -100,10 +90,8 @@ def test_accepted_labels(values):
             [0, 1, 2, 3, 4, 5, 6],
             r"found 0, 1, 2, 3, 4, .... Choose the positive class, for instance `targets=\(y == 1\)`",
         ),
-        ([0.5, 0.5], r"found 0.5. Choose"),
         ([0.0, float("nan"), 1.0], r"1 of 3 are nan. Drop unlabelled examples first, .*Subset"),
         (np.zeros((3, 2, 2)), r"one label per example in `labels`, .* but got shape \(3, 2, 2\). .*labels\[:, 0\]"),
-        (np.zeros((3, 0)), r"but got shape \(3, 0\)"),
         (
             np.array([[0, 1], [-1, 2]]),
             r"in `labels`, but found -1 in column 0. .*np.nan",
@@ -111,14 +99,8 @@ def test_accepted_labels(values):
         ([[0, 1], [1, 0.5]], r"0.5 in column 1. Pass, for instance, `\(y > 0.5\)`"),
         ([["a", "b"], ["b", "b"]], r"dtype <U1 with 'a', 'b'. Map .*\(y == 'a'\)"),
         ([[0, 1], [1]], "one label per example in `labels`, but it makes no array"),
-        (np.array(1), r"but got shape \(\)"),
-        ([[0], [1, 0]], "one label per example in `labels`, but it makes no array"),
-        ([0, None, 1], "1 of 3 are nan"),
         ([float("nan")] * 3, r"3 of 3 are nan\. Look at how they were read"),
-        ([None, None], "2 of 2 are nan. Look at how they were read"),
         (np.ma.array([0, 1, 1], mask=[True, False, True]), "2 of 3 are nan"),
-        (np.array([(0,), (1,)], dtype=[("a", "i4")]), "numbers as labels"),
-        (np.array([0, 1j]), "numbers as labels"),
         (
             ["b", "a", "b"],
             r"numbers as labels .* got dtype <U1 with 'b', 'a'. Map them to 0 and 1 first, .*\(y == 'a'\)",
@@ -152,18 +134,13 @@ def test_columns_are_read_in_their_order():
             lambda pd: pd.Series(["no", "yes", "no"]),
             r"'no', 'yes'. Map them to 0 and 1 first, .*`targets=\(y == 'yes'\)`",
         ),
-        (lambda pd: pd.Series(["0", "1"]), "'0', '1'. Map them"),
         (lambda pd: pd.Series([None, "no", "yes", "no"]), r"with 'no', 'yes'. .*`targets=\(y == 'yes'\)`"),
         (
             lambda pd: pd.DataFrame({"a": ["no", None, "no"], "b": [None, "no", "yes"]}),
             r"with 'no', 'yes'. .*`targets=\(y == 'yes'\).astype\(float\).mask\(y.isna\(\)\)`",
         ),
-        (lambda pd: pd.Series(["no", "yes"], dtype="category"), "'no', 'yes'. Map them"),
         (lambda pd: pd.Series([0, None, 1], dtype="Int64"), "1 of 3 are nan"),
         (lambda pd: pd.Series([0, pd.NA, 1], dtype="object"), "1 of 3 are nan"),
-        (lambda pd: pd.Series([True, None, None], dtype="boolean"), "2 of 3 are nan"),
-        (lambda pd: pd.Series([0, None], dtype="object"), "1 of 2 are nan"),
-        (lambda pd: pd.Series([-1, 1], dtype="object"), "found -1.0, 1.0"),
         (lambda pd: pd.Series(pd.to_datetime(["2020-01-01", "2020-01-02"])), "got dtype datetime64"),
         (lambda pd: pd.DataFrame({"a": [0, 1], "b": [1, -1]}), r"-1 in column 'b'\. .*np.where\(y < 0, np.nan, y\)"),
         (lambda pd: pd.DataFrame({"a": [0, 1], "b": ["no", "yes"]}), r"0, 'no', 1, 'yes'. Map them"),
@@ -218,7 +195,7 @@ def test_a_target_transform_is_applied(name, kept):
 
 
 @pytest.mark.parametrize("wrap", [lambda d: d, lambda d: Subset(d, range(N)), lambda d: ConcatDataset([d])])
-@pytest.mark.parametrize("name", ["targets", "labels", "y", "target", "label"])
+@pytest.mark.parametrize("name", ["targets", "label"])
 @pytest.mark.parametrize(
     ("make", "shown"),
     [
@@ -286,16 +263,12 @@ def given(missing):
     [
         given(NAN),
         given(None),
-        np.array(given(NAN)),
         np.array(given(None), dtype=object),
         np.array(given(NAN), dtype=np.float32)[:, None],
         torch.tensor(given(NAN)),
-        torch.tensor(given(NAN), dtype=torch.bfloat16),
         [torch.tensor([row]) for row in given(NAN)],
-        [np.array(row) for row in given(NAN)],
         tuple(map(tuple, given(None))),
         np.ma.array(TASKS, mask=np.array(TASKS) < 0),
-        np.ma.array(given(NAN), mask=np.array(TASKS) < 0),
     ],
 )
 def test_labels_of_several_tasks(values):
