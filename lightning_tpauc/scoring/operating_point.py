@@ -323,7 +323,9 @@ class DecisionThreshold(Callback):
         """Say how many examples have no score, of all ranks."""
         counts = gather_objects((self._without_score, self._predicted))
         without, predicted = (sum(each) for each in zip(*counts, strict=True))
-        if without:
+        # a data module has named a table's empty cells before
+        cells = getattr(trainer.datamodule, "missing_values", None)  # type: ignore[attr-defined]
+        if without and not (callable(cells) and cells("predict")):
             rank_zero_warn(
                 f"{without} of {predicted} predictions are nan, which decides nothing: look for nan in their inputs.",
                 category=TPAUCWarning,

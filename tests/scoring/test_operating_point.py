@@ -4,6 +4,7 @@ import csv
 import math
 from itertools import pairwise
 
+import pandas as pd
 import pytest
 import torch
 from lightning.pytorch import LightningModule
@@ -224,6 +225,12 @@ def test_an_example_without_a_score_has_no_decision(tmp_path):
     with (tmp_path / "p.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [k for k, row in enumerate(rows) if row["decision"] == ""] == [4, 9]
+    table = pd.DataFrame(x.numpy(), columns=list("abc"))
+    with pytest.warns() as said:
+        make_trainer(precision="32-true").predict(module, PosNegDataModule(predict_dataset=table))
+    said = [str(one.message) for one in said if "nan" in str(one.message) or "empty" in str(one.message)]
+    assert len(said) == 1, "a table's columns are named, in one line"
+    assert "b (1), c (1)" in said[0]
     assert [rows[4][name] for name in ("score", "probability")] == ["nan", "nan"]
     assert rows[5]["decision"] in ("0", "1")
 
