@@ -240,32 +240,46 @@ def weights_digest(module: nn.Module) -> str:
 def description(value: Any, depth: int = 4) -> str:
     """A value as text that is the same in the next process, and another one if the value or its source differs.
 
+    Of objects and functions inside of each other four levels count, of plain lists and mappings all.
+
     Example:
         >>> description([1, "a", nn.Linear]), description(functools.partial(int, base=2))
         ("[1, 'a', Linear]", "int{'args': [], 'keywords': {'base': 2}}")
     """
+    inner = functools.partial(description, depth=depth)
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
-    if isinstance(value, Tensor) or hasattr(value, "__array__"):
-        return content_digest(value)
-    if depth == 0:
-        return type(value).__qualname__
-    inner = functools.partial(description, depth=depth - 1)
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{name!r}: {inner(entry)}' for name, entry in value.items())}}}"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(inner, value))}]"
     if isinstance(value, functools.partial):
-        return named(value.func) + inner({"args": value.args, "keywords": value.keywords})
-    if isinstance(value, type):
-        return named(value)
-    if inspect.isfunction(value):
-        held = [cell.cell_contents for cell in value.__closure__ or ()]
-        return named(value) + (inner([held, value.__defaults__]) if held or value.__defaults__ else "")
+        return inner(value.func) + inner({"args": value.args, "keywords": value.keywords})
     if isinstance(value, nn.Module):
         return structure(value)
-    public = {name: entry for name, entry in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
-    return named(type(value)) + inner(public)
+    return _described_object(value, depth - 1)
+
+
+def _described_object(value: Any, depth: int) -> str:
+    if inspect.ismodule(value):
+        return value.__name__
+    if isinstance(value, Tensor) or hasattr(value, "__array__"):
+        return content_digest(value)
+    if isinstance(value, type) or inspect.isbuiltin(value) or depth < 0:
+        return named(value if isinstance(value, type) or inspect.isroutine(value) else type(value))
+    if inspect.isfunction(value):
+        seen = inspect.getclosurevars(value)
+        held = {**seen.nonlocals, **seen.globals, "defaults": value.__defaults__}
+        return named(value) + description(held, depth)
+    own = not is_of_library(type(value))
+    held = {k: v for k, v in getattr(value, "__dict__", {}).items() if own or not k.startswith("_")}
+    text = "" if held or " at 0x" in repr(value) else repr(value)
+    return named(type(value)) + (text or description(held, depth))
+
+
+def is_of_library(kind: Any) -> bool:
+    """Whether a class or function is of a library, which a release changes and not its user."""
+    return str(getattr(kind, "__module__", "")).partition(".")[0] in _LIBRARIES
 
 
 def structure(module: nn.Module) -> str:
@@ -277,7 +291,7 @@ def structure(module: nn.Module) -> str:
 def named(thing: Any) -> str:
     """The name of a class or function, and of one that is no library's the digest of its source."""
     name = str(getattr(thing, "__qualname__", type(thing).__qualname__))
-    if str(getattr(thing, "__module__", "")).partition(".")[0] in _LIBRARIES:
+    if is_of_library(thing):
         return name
     try:
         source = inspect.getsource(thing)

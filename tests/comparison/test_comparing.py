@@ -424,6 +424,7 @@ OTHERS = {
     ],
     "layer": [{"model": hidden(torch.nn.ReLU())}, {"model": hidden(torch.nn.Tanh())}],
     "optimizer": [{"module": {"optimizer": sgd(lr)}} for lr in (0.1, 0.2)],
+    "optimizer of a partial": [{"module": {"optimizer": functools.partial(torch.optim.SGD, lr=r)}} for r in (0.1, 0.2)],
     "callback": [{"callbacks": [StageCallback(every_n_steps=steps)]} for steps in (3, 4)],
     "rectangle": [{}, {"min_tpr": 0.25}],
     "length": [{}, {"max_steps": 8}],
@@ -453,6 +454,18 @@ def test_another_source_of_a_network_is_trained_anew(tmp_path, trained):
         spec.loader.exec_module(nets)
         run(tmp_path, model=lambda made=nets.Net: made(3, 1))
     del sys.modules["nets"]
+    assert len(trained) == 4
+
+
+RATE = 0.1
+
+
+def test_another_value_of_a_global_name_is_trained_anew(tmp_path, trained, monkeypatch):
+    given = {"optimizer": lambda parameters: torch.optim.SGD(parameters, RATE)}
+    run(tmp_path, module=given)
+    run(tmp_path, module=given)
+    monkeypatch.setattr(sys.modules[__name__], "RATE", 0.2)
+    run(tmp_path, module=given)
     assert len(trained) == 4
 
 
@@ -787,6 +800,9 @@ def test_the_command(config, tmp_path, capsys):
     assert capsys.readouterr().out == printed
     main([*words, "--data.positive_digit", "3"])
     assert len(cells(tmp_path / "found")) == 4
+    for rate in ("0.1", "0.2", "0.2"):
+        main([*words, "--model.optimizer", "SGD", "--model.optimizer.lr", rate])
+    assert len(cells(tmp_path / "found")) == 8
     main([*words[:-2], "--methods", "[cross-entropy, balanced cross-entropy]", "--folds", "2", "--seeds", "2"])
     assert "2 folds and 2 seeds" in capsys.readouterr().out
 
