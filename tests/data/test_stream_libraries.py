@@ -103,6 +103,16 @@ def test_every_row_is_read_once_a_pass(name, workers):
     assert sorted(order) == list(range(len(NEGATIVES)))
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_web_dataset_divides_itself_among_workers(tmp_path, workers):
+    stream = NegativeStream(web_dataset(tmp_path), "own")
+    data = make_datamodule(stream, workers, num_neg=3, num_dual_neg=3, steps_per_epoch=20)
+    data.setup("fit")
+    read = torch.cat([batch.inputs[batch.num_pos :] for batch in batches_of(data)])
+    order = [NEGATIVES.tolist().index(row) for row in read.tolist()]
+    assert sorted(order) == list(range(len(NEGATIVES)))
+
+
 class FirstColumn(nn.Module):
     """A model of mappings."""
 
