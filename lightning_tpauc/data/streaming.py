@@ -7,6 +7,7 @@ holds the place behind the last batch that was trained on, even if worker proces
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import pickle
 from collections import deque
@@ -84,8 +85,8 @@ class NegativeStream:
             )
             raise ArgumentError(msg)
         self.dataset, self.split, self.num_scored = cast(Any, dataset), split, num_scored
-        #: The state before the first read. It is pickled, since a data set may change the object that it returned.
-        self.initial = pickle.dumps(self.dataset.state_dict()) if _is_stateful(dataset) else None
+        #: The state before the first read. States are copied: a data set may change the object that it returned.
+        self.initial = copy.deepcopy(self.dataset.state_dict()) if _is_stateful(dataset) else None
         if self.initial is not None:
             # torchdata's loaders make an iterator when they are asked for the state, and return it at the next `iter`,
             # which would ignore a state that is loaded before.
@@ -161,8 +162,8 @@ class Place(NamedTuple):
     passes: int = 0
     #: Number of examples read in the current pass.
     index: int = 0  # type: ignore[assignment]  # shadows tuple.index, which nobody calls on a place
-    #: Pickled states of data set and iterator; ``None`` if they have none.
-    state: bytes | None = None
+    #: States of data set and iterator; ``None`` if they have none.
+    state: tuple[Any, Any] | None = None
 
 
 class StreamReader:
@@ -191,7 +192,7 @@ class StreamReader:
             separate: Any = self._iterator if self._iterator is not self._dataset else None
             inner = separate.state_dict() if _is_stateful(separate) else None
         stateless = own is None and inner is None
-        self.place = self.place._replace(state=None if stateless else pickle.dumps((own, inner)))
+        self.place = self.place._replace(state=None if stateless else copy.deepcopy((own, inner)))
         return inputs_of_negatives(taken)
 
     def _read(self, count: int, at_once: int | None, *, within_pass: bool = False) -> list[Any]:
@@ -228,11 +229,11 @@ class StreamReader:
         """Start a new iteration from a place; one without a state is the beginning of a pass."""
         if hasattr(self._dataset, "set_epoch"):
             self._dataset.set_epoch(place.passes)
-        dataset_state, iterator_state = (None, None) if place.state is None else pickle.loads(place.state)  # noqa: S301
+        dataset_state, iterator_state = copy.deepcopy(place.state) or (None, None)
         if dataset_state is not None:
             self._dataset.load_state_dict(dataset_state)
         elif place.passes == place.index == 0 and self._shares_object() and self.stream.owner is not None:
-            self._dataset.load_state_dict(pickle.loads(self.stream.initial or b""))  # noqa: S301  # our own
+            self._dataset.load_state_dict(copy.deepcopy(self.stream.initial))
         iterator: Any = iter(self._dataset)
         if iterator_state is not None:
             iterator.load_state_dict(iterator_state)
@@ -295,7 +296,7 @@ class StreamCursor:
             fresh, saved, self._loaded = True, (self._loaded[0], self._own_loaded()), None
             self._history.clear()
             if saved[1] is not None:
-                self._history.append((saved[0], _unpacked(saved[1])))
+                self._history.append((saved[0], {k: Place(*entries) for k, entries in enumerate(saved[1]["places"])}))
         start = dict.fromkeys(range(num_substreams), Place())
         places = start if step == 0 else self._at(step)
         if places is None or set(places) != set(start):
@@ -334,7 +335,7 @@ class StreamCursor:
         if self._loaded is not None and self._loaded[0] == step:  # nothing was read since
             return self._own_loaded()
         places = self._at(step)
-        return _packed(places) if places else None
+        return {"places": [list(place) for _, place in sorted(places.items())]} if places else None
 
     def load(self, step: int, states: list[dict[str, Any] | None]) -> None:
         """Continue from a checkpoint that holds the :meth:`state` of each process."""
@@ -355,29 +356,14 @@ class StreamCursor:
         return next((places for at, places in reversed(self._history) if at == step), None)
 
 
-def _packed(places: Places) -> dict[str, Any]:
-    """Places as a checkpoint holds them; weights-only loading takes no pickled states."""
-    plain = [place._replace(state=_unpickled(place.state)) for _, place in sorted(places.items())]
-    return {"places": [list(place) for place in plain]}
-
-
-def _unpacked(saved: dict[str, Any]) -> Places:
-    places = [Place(*entries) for entries in saved["places"]]
-    return dict(enumerate(p if p.state is None else p._replace(state=pickle.dumps(p.state)) for p in places))
-
-
-def _unpickled(state: bytes | None) -> Any:
-    return None if state is None else pickle.loads(state)  # noqa: S301  # pickled by a reader of this run
-
-
 def _say_starts_over(why: str) -> None:
     rank_zero_warn(f"The stream of negatives starts over while training goes on: {why}.", category=TPAUCWarning)
 
 
-def _check_can_be_saved(stream: NegativeStream, state: bytes) -> None:
+def _check_can_be_saved(stream: NegativeStream, state: Any) -> None:
     """Raise now if a checkpoint with this state could not be read later."""
     file = io.BytesIO()
-    torch.save(_unpickled(state), file)
+    torch.save(state, file)
     file.seek(0)
     try:
         torch.load(file, weights_only=True)
