@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
-from lightning_tpauc.algorithms import AUCM, STACO, CrossEntropy
+from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, TPAUCWarning, UnsupportedError
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
 from tests.helpers.problems import (
@@ -83,20 +83,6 @@ def test_fit_equals_the_papers_loop(gamma):
     assert_close(module.algorithm.s, state.s, "trajectory64")
     assert_close(module.algorithm.y, state.y, "trajectory64")
     assert_close(module.algorithm.s_prime, state.s_prime, "trajectory64")
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
-def test_batches_may_number_their_positives_in_any_integer_dtype(dtype):
-    """Also where their scores are remembered for the exact restart."""
-
-    def train(batches):
-        module = make_module(STACO(dual_init="zeros", gamma=2.0), sgd(0.05))
-        make_trainer(callbacks=[StageCallback(every_n_steps=3)]).fit(module, loader(batches))
-        assert module.training_state.memory is not None
-        return module.backbone.weight
-
-    batches, _ = make_batches(10, num_pos=NUM_POS)
-    assert torch.equal(train([b._replace(index=b.index.to(dtype)) for b in batches]), train(batches))
 
 
 def test_positives_without_numbers_are_refused():
@@ -476,19 +462,6 @@ def test_checkpoint_of_a_mixed_in_module_that_saves_hyperparameters(tmp_path):
 def test_number_of_positives_is_a_whole_number(number):
     with pytest.raises(ArgumentError, match=f"`num_positives` to be a whole number of at least 1, but got {number!r}"):
         TPAUCModule(LinearScore(), staco(), num_positives=number)
-
-
-def test_number_of_positives_must_agree_with_the_data_modules_own_loader():
-    datamodule = PosNegDataModule((torch.randn(20, DIM), torch.arange(20) % 4 == 0), num_pos=2, num_neg=2)
-    datamodule.setup("fit")
-    for algorithm in (CrossEntropy(), AUCM()):
-        for number in (3, 50):
-            module = TPAUCModule(LinearScore(), algorithm, num_positives=number)
-            with pytest.raises(ArgumentError, match=f"`num_positives={number}` .* contradicts the data, which have 5"):
-                make_trainer(precision="32-true").fit(module, datamodule.train_dataloader())
-        module = TPAUCModule(LinearScore(), algorithm)  # the loader says how many there are
-        make_trainer(precision="32-true").fit(module, datamodule.train_dataloader())
-        assert module.algorithm.num_positives == 5
 
 
 def test_too_few_positives_for_a_loader_of_ones_own():

@@ -14,8 +14,11 @@ from lightning_tpauc.errors import ArgumentError, TPAUCAdvice, TPAUCWarning, Uns
 _TWINS = {"lightning": "pytorch_lightning", "pytorch_lightning": "lightning"}
 _PACKAGE = LightningModule.__module__.split(".")[0]
 _OURS = __name__.split(".")[0]
-_STEPS = ("validation_step", "test_step", "predict_step")
-_ENDS = ("on_validation_epoch_end", "on_test_epoch_end")
+#: Hooks that ours replace. What is said of ``training_step`` alone is no warning: replacing it is the purpose.
+_REPLACED = (
+    *("training_step", "validation_step", "test_step", "predict_step"),
+    *("on_validation_epoch_end", "on_test_epoch_end"),
+)
 _told: WeakSet[type] = WeakSet()
 
 
@@ -76,36 +79,24 @@ def say_replaced(cls: type, ours: type) -> None:
     if cls in _told:
         return
     _told.add(cls)
-    steps = _replaced(cls, ours, ("training_step",))
-    others = _replaced(cls, ours, (*_STEPS, *_ENDS))
-    if not others:
-        if steps:
-            rank_zero_warn(
-                f"{cls.__name__} trains by TPAUCModule: {steps[0]} is not called, nor is its loss. Add a loss with "
-                "`auxiliary_loss`.",
-                category=TPAUCAdvice,
-            )
-        return
-    arguments = "(batch.inputs, batch.target), batch_idx" if others[0].endswith("_step") else "..."
-    padded = (
-        " Leave out rows whose target is -1: they pad batches or were not measured." if "batch" in arguments else ""
-    )
-    rank_zero_warn(
-        f"{cls.__name__} does not call {', '.join([*steps, *others])}, nor logs what they log: TPAUCModule trains, "
-        f"validates, tests and predicts in their place. To have one as well, override it in {cls.__name__} and call it "
-        f"there, `{others[0]}(self, {arguments})`; ours runs beside it.{padded}",
-        category=TPAUCWarning,
-    )
+    replaced = [f"{owner.__name__}.{name}" for name in _REPLACED if (owner := _replaced_in(cls, ours, name))]
+    if replaced:
+        last = replaced[-1]
+        rank_zero_warn(
+            f"{cls.__name__} does not call {', '.join(replaced)}, nor logs what they log: TPAUCModule trains and "
+            f"evaluates in their place. To have one as well, override it in {cls.__name__} and call "
+            f"`{last}(self, ...)` there, with `(batch.inputs, batch.target)` for the batch; rows whose target is -1 pad batches or were not "
+            "measured. A loss goes into `auxiliary_loss`.",
+            category=TPAUCAdvice if last.endswith(".training_step") else TPAUCWarning,
+        )
 
 
-def _replaced(cls: type, ours: type, names: Iterable[str]) -> list[str]:
+def _replaced_in(cls: type, ours: type, name: str) -> type | None:
+    """The class after ours whose hook is replaced; ``None`` if there is none, or if ``cls`` overrides it."""
+    if getattr(cls, name) is not getattr(ours, name):
+        return None
     later = cls.__mro__[cls.__mro__.index(ours) + 1 :]
-    found = []
-    for name in names:
-        theirs = [b for b in later if name in vars(b) and _root(b) not in (*_TWINS, "torch", "builtins")]
-        if getattr(cls, name) is getattr(ours, name) and theirs:
-            found.append(f"{theirs[0].__name__}.{name}")
-    return found
+    return next((b for b in later if name in vars(b) and _root(b) not in (_OURS, *_TWINS, "torch")), None)
 
 
 def _root(cls: type) -> str:
