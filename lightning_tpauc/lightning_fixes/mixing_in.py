@@ -85,8 +85,8 @@ def say_replaced(cls: type, ours: type) -> None:
         rank_zero_warn(
             f"{cls.__name__} does not call {', '.join(replaced)}, nor logs what they log: TPAUCModule trains and "
             f"evaluates in their place. To have one as well, override it in {cls.__name__} and call it there, "
-            f"`{last}(self, ...)`, with `(batch.inputs, batch.target)` for the batch; rows whose target is -1 pad batches "
-            "or were not measured. A loss goes into `auxiliary_loss`.",
+            f"`{last}(self, ...)`, with `(batch.inputs, batch.target)` for the batch; rows whose target is -1 pad "
+            "batches or were not measured. A loss goes into `auxiliary_loss`.",
             category=TPAUCAdvice if last.endswith(".training_step") else TPAUCWarning,
         )
 
