@@ -202,11 +202,7 @@ def _binds(signature: inspect.Signature, *positional: Any, **named: Any) -> bool
 
 
 def scores_of(output: Any) -> Tensor:
-    """The scores in a model's output: the output itself, or its ``logits``, as models of Hugging Face call them.
-
-    Raises:
-        ArgumentError: if there is none, or it holds no floating numbers.
-    """
+    """The scores in a model's output: the output itself, or its ``logits``, as models of Hugging Face call them."""
     if isinstance(output, Mapping):
         output = output.get("logits", output)
     scores = output if isinstance(output, Tensor) else getattr(output, "logits", None)
@@ -226,12 +222,7 @@ def scores_of(output: Any) -> Tensor:
 
 
 def one_score(scores: Tensor) -> Tensor:
-    """Reshape scores to one per example, ``(N,)``, from ``(N,)``, ``(N, 1, ...)`` or ``(N, 2)`` for two classes.
-
-    The score of two logits is their difference, the logit of the second class.
-
-    Raises:
-        ArgumentError: if the shape is another.
+    """One score per example, ``(N,)``, from ``(N,)``, ``(N, 1, ...)``, or two logits: the second less the first.
 
     Example:
         >>> import torch
@@ -251,16 +242,7 @@ def one_score(scores: Tensor) -> Tensor:
 
 
 def scores_of_labels(scores: Tensor, names: Sequence[str]) -> Tensor:
-    """Scores ``(N, K)`` of K labels, also from ``(N, K, 1, ...)``, or from ``(N,)`` of one.
-
-    Raises:
-        ArgumentError: if there is another number of outputs.
-
-    Example:
-        >>> import torch
-        >>> scores_of_labels(torch.zeros(5, 2), ("liver", "lung")).shape
-        torch.Size([5, 2])
-    """
+    """Scores ``(N, K)`` of K labels, also from ``(N, K, 1, ...)``, or from ``(N,)`` of one."""
     rows = scores.shape[0] if scores.ndim else 0
     if scores.numel() == rows * len(names) and scores.shape[1:2] in ((len(names),), *([()] if len(names) == 1 else [])):
         return scores.reshape(rows, len(names))
@@ -311,16 +293,7 @@ _SHAPES = (
 
 @contextmanager
 def explained_inputs(inputs: Any, model: nn.Module) -> Iterator[None]:
-    """Explain the error if the model fails because its inputs have another dtype or shape than its weights are for.
-
-    Raises:
-        ArgumentError: instead of torch's error.
-
-    Example:
-        >>> import torch
-        >>> with explained_inputs(torch.zeros(2, 3), nn.Linear(3, 1)):
-        ...     pass
-    """
+    """An :class:`ArgumentError` where the inputs' dtype or shape is not what the model's weights are for."""
     try:
         yield
     except (RuntimeError, IndexError, ValueError) as error:

@@ -62,9 +62,6 @@ class Labels(NamedTuple):
 def check_label_settings(given: Any) -> LabelSettings:
     """Check the argument ``tasks``; the names are compared with the data's when these are known.
 
-    Raises:
-        ArgumentError: if it is no mapping of mappings, or if an option is unknown or out of range.
-
     Example:
         >>> check_label_settings({"liver": {"max_fpr": 0.1, "weight": 2}})
         {'liver': {'max_fpr': 0.1, 'weight': 2.0}}
@@ -91,9 +88,6 @@ def check_label_settings(given: Any) -> LabelSettings:
 
 def by_position(given: LabelSettings, names: tuple[str, ...]) -> dict[int, Mapping[str, float]]:
     """Settings by the positions of their labels.
-
-    Raises:
-        ArgumentError: if there is no such label, one has settings twice, or a number is a position and another name.
 
     Example:
         >>> by_position({"lung": {"weight": 2.0}}, ("liver", "lung"))
