@@ -160,7 +160,8 @@ class SONX(PairwiseAlgorithm):
         r"""A step with :math:`\psi_i(w_{t-1}, s_{i,t-1})` from the scores under the previous weights."""
         changed = self.s_changed_at[index] == self.steps - 1
         s_before = self.s_replaced[index].where(changed, self.s[index])
-        pairs = evaluate_pairs(*(scores.detach() for scores in previous), s_before, surrogate=self.surrogate)
+        pos, neg = previous
+        pairs = evaluate_pairs(pos.detach(), neg.detach(), s_before, surrogate=self.surrogate)
         return self._step(pos_scores, neg_scores, index, per_positive_risk(s_before, pairs.excess, self.thetas[1]))
 
     def _step(self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, previous_risk: Tensor | None) -> Tensor:

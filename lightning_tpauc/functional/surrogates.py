@@ -307,7 +307,8 @@ def register_surrogate(name: str, factory: SurrogateFactory) -> None:
         >>> get_surrogate("exponential", scale=2.0).value(torch.zeros(1))
         tensor([1.])
     """
-    if not isinstance(name, str) or not name:
+    given: object = name
+    if not isinstance(given, str) or not given:
         msg = f"Expected `name` to be a non-empty string, but got {name!r}."
         raise ArgumentError(msg)
     if name in _FACTORIES:
