@@ -124,7 +124,7 @@ print(json.dumps(heavy))
 
 def one_molecule(folder):
     path = folder / "few.csv"
-    path.write_text("smiles,active\nCCO,1\nC,0\n")
+    path.write_text("smiles,active\n" + "CCO,1\nC,0\n" * 4)
     data = lightning_tpauc.SMILESDataModule(path.name, "active", root=folder, cache_dir=folder, split="random")
     data.setup()
 
