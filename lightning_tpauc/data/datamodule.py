@@ -243,9 +243,6 @@ class PosNegDataModule(LightningDataModule):
             say_what_seeds(self.seed, self.split_seed)
         # or by loaders of a subclass's own
         validates = prepared.has_validation or type(self).val_dataloader is not PosNegDataModule.val_dataloader
-        if stage == "validate" and not validates:
-            msg = "There is no validation set: pass `val_dataset`, or split one off with `val_fraction` or `num_folds`."
-            raise DataError(msg)
         if stage == "fit" and self.trainer is not None and not validates:
             # Lightning warns of an empty list of loaders. It takes a hook that is not overridden for "no validation".
             self.__dict__["val_dataloader"] = MethodType(LightningDataModule.val_dataloader, self)
@@ -442,6 +439,9 @@ class PosNegDataModule(LightningDataModule):
         """Batches of the validation set, or of the part split off from the training set; no loader without either."""
         prepared = self._prepared
         if not prepared.has_validation:
+            if self.trainer is not None and self.trainer.validating:
+                msg = "There is no validation set: pass `val_dataset`, `val_fraction` or `num_folds`."
+                raise DataError(msg)
             return []
         return self._eval_loader(
             prepared.held_out if prepared.splits_validation else prepared.labelled("val", self._learnt_layout)

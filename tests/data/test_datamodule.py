@@ -425,8 +425,17 @@ def test_says_what_is_missing():
         ready().test_dataloader()
     with pytest.raises(DataError, match="pass `predict_dataset`"):
         ready().predict_dataloader()
-    with pytest.raises(DataError, match="no validation set: pass `val_dataset`, or split one off"):
+    with pytest.raises(DataError, match="no validation set: pass `val_dataset`, `val_fraction`"):
         make_trainer().validate(Recorder(), PosNegDataModule(DATA), verbose=False)
+
+
+def test_a_loader_of_ones_own_validates_after_a_fit_without_validation():
+    trainer, module = make_trainer(max_epochs=1), Recorder()
+    trainer.fit(module, PosNegDataModule(DATA, num_pos=2, num_neg=2))
+    loader = PosNegDataModule(val_dataset=DATA)
+    loader.setup("validate")
+    trainer.validate(module, loader.val_dataloader(), verbose=False)
+    assert sum(len(entry[0]) for entry in module.eval_log) == len(DATA[0])
 
 
 class Kept(PosNegDataModule):
