@@ -7,7 +7,7 @@ from lightning.pytorch import Callback
 from torch import nn
 
 from lightning_tpauc import TPAUCModule
-from lightning_tpauc.algorithms import STACO, CrossEntropy
+from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.errors import CheckpointError
 from tests.helpers.problems import DIM, NUM_POS, LinearScore, eval_loader, loader, make_batches, make_trainer
 from tests.helpers.tolerances import assert_close
@@ -96,27 +96,6 @@ def test_a_resume_that_failed_before_training_started_leaves_nothing_to_a_new_ru
     else:
         module.load_state_dict(torch.load(path, weights_only=True)["state_dict"])
     check_that_a_new_run_starts_from(module, average)
-
-
-def test_another_method_may_train_what_was_evaluated(saved):
-    path, average = saved
-    module = load("validate", path, CrossEntropy())
-    first = FirstWeights()
-    fit(module, callbacks=[first])
-    assert_close(first.weights, average, "float32")
-
-
-def test_the_first_run_after_an_evaluation_takes_init_from(saved, tmp_path):
-    path, average = saved
-    other = make_module()
-    trainer = fit(other, seed=5)
-    trainer.save_checkpoint(tmp_path / "other.ckpt")
-    module = make_module(init_from=str(path))
-    make_trainer().validate(module, eval_loader(), ckpt_path=tmp_path / "other.ckpt")
-    assert_close(module.backbone.weight.detach(), other.backbone.weight.detach(), "float32")
-    first = FirstWeights()
-    fit(module, callbacks=[first])
-    assert_close(first.weights, average, "float32")
 
 
 def test_what_is_saved_after_loading_other_weights_are_these(saved, tmp_path):
@@ -297,8 +276,7 @@ def misfits():
     }
 
 
-@pytest.mark.parametrize("how", ["fit", "validate", "load_from_checkpoint", "init_from"])
-@pytest.mark.parametrize("kind", ["shapes", "adds", "lacks"])
+@pytest.mark.parametrize(("how", "kind"), [("fit", "shapes"), ("load_from_checkpoint", "adds"), ("init_from", "lacks")])
 def test_weights_that_do_not_fit_are_one_line(tmp_path, how, kind):
     source = wide()
     fit(source).save_checkpoint(tmp_path / "a.ckpt")
@@ -318,14 +296,6 @@ def load_into(backbone, how, path):
         module = TPAUCModule(backbone, staco(), num_positives=NUM_POS)
         data = loader(make_batches(STEPS)[0]) if how == "fit" else eval_loader()
         getattr(make_trainer(), how)(module, data, ckpt_path=path)
-
-
-def test_a_checkpoint_whose_weights_are_a_list(saved, tmp_path):
-    path, _ = saved
-    content = torch.load(path, weights_only=True)
-    torch.save({**content, "state_dict": list(content["state_dict"].values())}, tmp_path / "list.ckpt")
-    with pytest.raises(CheckpointError, match=r"do not fit .*: expected weights by name, but got a list"):
-        make_trainer().validate(make_module(), eval_loader(), ckpt_path=tmp_path / "list.ckpt")
 
 
 def test_a_checkpoint_of_objects_is_one_line(saved, tmp_path):
