@@ -50,7 +50,6 @@ RECTANGLE, STEP = "lightning_tpauc_rectangle", "lightning_tpauc_step"
 #: where there are any: what the inputs consist of, the several labels, and the operating point of the weights.
 INPUTS, LABELS = "lightning_tpauc_inputs", "lightning_tpauc_labels"
 OPERATING_POINT = "lightning_tpauc_operating_point"
-FORMAT_VERSION = 1
 #: Score differences at which two surrogates are compared.
 _POINTS = (-2.0, -0.7, -0.1, 0.0, 0.3, 1.0)
 _ANEW = "Pass the checkpoint as `init_from` to start a new run from its weights."
@@ -88,7 +87,6 @@ def save(module: ScoringModel, checkpoint: dict[str, Any], trainer: Trainer | No
         return
     mark_validation_pending(trainer, checkpoint)
     checkpoint[KEY] = {
-        "format_version": FORMAT_VERSION,
         "run": state.run,
         "algorithm": algorithm.state_dict(),
         **state.state_dict(),
@@ -177,8 +175,8 @@ def prepare_loading(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
     module is converted here already. A module that was made without an algorithm evaluates the checkpoint's rectangle.
 
     Raises:
-        CheckpointError: if the checkpoint has a newer format; or if training is to resume from it, and it holds weights
-            alone, was trained for another rectangle, or with other options of the optimizer or the schedule.
+        CheckpointError: if training is to resume from it, and it holds weights alone, or was trained for another
+            rectangle or with other options of the optimizer or the schedule.
     """
     entry: dict[str, Any] | None = checkpoint.get(KEY)
     trainer = module._trainer
@@ -187,12 +185,6 @@ def prepare_loading(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
         msg = (
             "The checkpoint to resume from holds no state of lightning_tpauc: it was saved with save_weights_only=True "
             "or by another module. Pass its path as `init_from` of TPAUCModule to start a new run from its weights."
-        )
-        raise CheckpointError(msg)
-    if entry is not None and entry["format_version"] > FORMAT_VERSION:
-        msg = (
-            f"The checkpoint has format {entry['format_version']} of lightning_tpauc, but this release reads up to "
-            f"{FORMAT_VERSION}. Upgrade with `pip install -U lightning-tpauc`."
         )
         raise CheckpointError(msg)
     if resumes:
@@ -264,20 +256,18 @@ def describe_run(module: ScoringModel, trainer: Trainer) -> dict[str, Any]:
 
 def _check_same_run(written: dict[str, Any], now: dict[str, Any]) -> None:
     """Refuse to go on from a checkpoint of another run; warn if the batches will be others."""
-    said = {
-        "algorithm": "was written by {}, but the module trains with {}.",
-        "score_activation": "was written with `score_activation={!r}`, but the module has {!r}.",
-        "surrogate": "was written with another `surrogate` (its kind, margin or scale): its dual variables belong to "
-        "other losses.",
-        "optimizer": "was written with the optimizer {}, but the module trains with {}.",
-        "num_positives": "was written for {} positive examples, but the training set has {}. Resume on the same data.",
-        "data": "was written on other training data (fingerprint {}, now {}): its dual variables belong to other "
-        "positives.",
+    others = {
+        "algorithm": "The checkpoint was written by {}, but the module trains with {}.",
+        "score_activation": "The checkpoint was written with `score_activation={!r}`, but the module has {!r}.",
+        "surrogate": "The checkpoint was written with another `surrogate` (its kind, margin or scale).",
+        "optimizer": "The checkpoint was written with the optimizer {}, but the module trains with {}.",
+        "num_positives": "The checkpoint was written for {} positive examples, but the training set has {}.",
+        "data": "The checkpoint was written on other training data (fingerprint {}, now {}).",
     }
-    for name, words in said.items():
+    for name, words in others.items():
         before, present = written[name], now[name]
         if before != present and (name != "data" or None not in (before, present)):
-            msg = f"The checkpoint {words.format(before, present)} {_ANEW}"
+            msg = f"{words.format(before, present)} {_ANEW}"
             raise CheckpointError(msg)
     before, present = written["batches"], now["batches"]
     if before is None or present is None:
@@ -331,13 +321,8 @@ def _take_rectangle(module: ScoringModel, min_tpr: float, max_fpr: float, *, res
             f"belong to another objective. Pass an algorithm for the same rectangle. {_ANEW}"
         )
         raise CheckpointError(msg)
-    if module.algorithm_is_default:
+    if module.algorithm_is_default:  # one that is given evaluates its own rectangle
         algorithm.min_tpr, algorithm.max_fpr = min_tpr, max_fpr
-    else:
-        rank_zero_info(
-            f"The checkpoint was trained for TPR >= {min_tpr:g} and FPR <= {max_fpr:g}; the algorithm that is given "
-            f"evaluates TPR >= {algorithm.min_tpr:g} and FPR <= {algorithm.max_fpr:g}."
-        )
 
 
 def _take_labels(module: ScoringModel, written: dict[str, Any] | None, *, resumes: bool) -> None:
@@ -489,22 +474,13 @@ def _simple(owner: Any, names: Any = ()) -> dict[str, Any]:
 
 
 def check_savable(trainer: Trainer) -> None:
-    """Check before training that the settings in checkpoints can be read back, if any checkpoint will be saved.
-
-    Raises:
-        CheckpointError: if hyperparameters, or settings of the optimizer or the schedulers, can't be read back.
-    """
+    """Refuse hyperparameters that can't be read back before training, if any checkpoint will be saved."""
     if not trainer.checkpoint_callbacks:
         return
     datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
     held = {
         "hyper_parameters": dict(trainer.lightning_module.hparams),
         "datamodule_hyper_parameters": dict(getattr(datamodule, "hparams", None) or {}),
-        "optimizer_states": [
-            {"param_groups": [{name: v for name, v in group.items() if name != "params"} for group in o.param_groups]}
-            for o in trainer.optimizers
-        ],
-        "lr_schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
     }
     leave_out_objects(held)
     make_plain(held)
