@@ -95,7 +95,7 @@ def compare(
             :class:`~lightning_tpauc.TPAUCModule`, or ``functools.partial`` of one with its own arguments.
         datamodule: a data module; or a function that makes one, ``datamodule(seed=...)``, with ``folds``
             ``datamodule(seed=..., fold=..., num_folds=...)``.
-        folder: where results go: ``report.html``, ``report.txt``, ``runs.csv``, ``differences.csv``, pictures.
+        folder: where results go: ``report.html``, ``report.txt``, ``runs.csv``, pictures.
         min_tpr: lower bound of the true positive rate of the rectangle that is trained for.
         max_fpr: upper bound of its false positive rate.
         methods: names of :func:`~lightning_tpauc.comparison.method_names` or

@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_tpauc.comparison.resampling import Rectangle
 from lightning_tpauc.comparison.results import LabelResults, Results
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.files import replacing
@@ -22,11 +20,8 @@ from lightning_tpauc.functional import roc_polyline
 COLOURS = ("#1f3b57", "#f2a33a", "#4c9a6a", "#b0413e", "#7b6ba8", "#5aa5c8", "#8a8f98", "#c77fb0", "#9a7b4f", "#2f7f7a")
 #: Neighbouring methods have different lines, so that both show where one lies on the other.
 _LINES = ("-", (0, (6, 2)), (0, (3, 2)), (0, (1, 1.5)))
-_MOST_VERTICES = 4000
 #: At most so many labels have ROC curves of their own.
 PANELS = 12
-
-_Scored = Sequence[tuple[Tensor, Tensor]]
 
 
 def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
@@ -73,37 +68,17 @@ def draw_band(
     ax.fill_between(places, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
 
 
-def most_positives(labels: Sequence[LabelResults], count: int) -> list[int]:
-    """Positions of the labels with the most positives, at most so many of them, in ascending order."""
-    return sorted(sorted(range(len(labels)), key=lambda k: -labels[k].num_positives)[:count])
-
-
 def draw_roc(results: Results) -> Any:
-    """ROC curves of all methods, the rectangles shaded.
-
-    Of one label there are two panels: the whole square, and the rectangle with a margin. Of several there is one for
-    each label that has a value, of many for those with the most positives.
-    """
+    """ROC curves of all methods: a panel for each label that has a value, of many for those with the most positives."""
     panels = [k for k, label in enumerate(results.labels) if label.has_value]
-    panels = [panels[k] for k in most_positives([results.labels[k] for k in panels], PANELS)]
-    one = len(results.labels) == 1
-    panels = panels * 2 if one else panels
-    columns = min(len(panels), 3 if len(panels) in (5, 6, 9) else 4)
+    panels = sorted(sorted(panels, key=lambda k: -results.labels[k].num_positives)[:PANELS])
+    columns = min(len(panels), 4)
     rows = math.ceil(len(panels) / columns)
-    figure, axes = new_figure(rows, columns, (11, 5.8) if one else (max(5.5, 2.75 * columns), 3.1 * rows + 0.9))
+    size = 6.5 if columns == 1 else 2.75
+    figure, axes = new_figure(rows, columns, (max(5.5, size * columns), size * rows + 1.2))
     for ax, k in zip(axes, panels, strict=False):
         label = results.labels[k]
-        scored = {name: [run.of_labels()[k] for run in runs] for name, runs in results.scores.items()}
-        _draw_curves(ax, scored, label.rectangle)
-        number = f"{label.num_positives:,} of {label.num_positives + label.num_negatives:,} positive"
-        title = number if one else f"{textwrap.fill(label.name, 34)}\n{number}"
-        ax.set_title(title, fontsize=9, parse_math=False)
-        ax.set_xlabel("False positive rate", fontsize=8)
-        ax.tick_params(labelsize=7)
-    if one:
-        _zoom(axes[1], results.rectangles[0])
-    for ax in axes[::columns]:
-        ax.set_ylabel("True positive rate", fontsize=8)
+        _draw_curves(ax, {n: [run.of_labels()[k] for run in runs] for n, runs in results.scores.items()}, label)
     for ax in axes[len(panels) :]:
         ax.set_axis_off()
     handles, names = axes[0].get_legend_handles_labels()
@@ -112,44 +87,25 @@ def draw_roc(results: Results) -> Any:
     return figure
 
 
-def _draw_curves(ax: Any, methods: Mapping[str, _Scored], rectangle: Rectangle) -> None:
+def _draw_curves(ax: Any, methods: Mapping[str, Sequence[tuple[Tensor, Tensor]]], label: LabelResults) -> None:
     patches = import_extra("matplotlib.patches", "plot")
-    min_tpr, max_fpr = rectangle
+    min_tpr, max_fpr = label.rectangle
     shaded = {"facecolor": "#f2a33a", "alpha": 0.18, "linewidth": 0, "zorder": 0}
     ax.add_patch(patches.Rectangle((0, min_tpr), max_fpr, 1 - min_tpr, label="rectangle", **shaded))
+    grid = np.linspace(0, 1, 2001)
     for k, (name, runs) in enumerate(methods.items()):
-        fpr, tpr = _mean_roc([run for run in runs if 0 < int((run[1] == 1).sum()) < len(run[1])])
+        curves = [roc_polyline(*run) for run in runs if 0 < int((run[1] == 1).sum()) < len(run[1])]
+        height = np.mean([np.interp(grid, fpr.numpy(force=True), tpr.numpy(force=True)) for fpr, tpr in curves], axis=0)
         look = {"color": COLOURS[k % len(COLOURS)], "linestyle": _LINES[k % len(_LINES)], "linewidth": 1.8}
-        ax.plot(fpr, tpr, label=name, **look)
-    dress(ax)
+        ax.plot(np.insert(grid, 0, 0), np.insert(height, 0, 0), label=name, **look)
     ax.plot([0, 1], [0, 1], color="#8a8f98", linewidth=1, linestyle=(0, (4, 4)), zorder=1)  # chance
     ax.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal")
-
-
-def _zoom(ax: Any, rectangle: Rectangle) -> None:
-    """Show the rectangle and a quarter of it around."""
-    min_tpr, max_fpr = rectangle
-    right, bottom = min(1.0, max_fpr * 1.25), max(0.0, min_tpr - 0.25 * (1 - min_tpr))
-    ax.set(xlim=(-0.01 * right, right), ylim=(bottom, 1 + 0.01 * (1 - bottom)), aspect="auto")
-    ax.set_title("around the rectangle", fontsize=9)
-
-
-def _mean_roc(runs: _Scored) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean height of the curves; where one jumps, both ends of the jump are there."""
-    curves = [(fpr.cpu().numpy(), tpr.cpu().numpy()) for fpr, tpr in (roc_polyline(*run) for run in runs)]
-    places = np.concatenate([fpr for fpr, _ in curves])
-    grid = np.unique(places if len(places) <= _MOST_VERTICES else np.linspace(0, 1, _MOST_VERTICES))
-    ends = [np.mean([_heights(grid, *curve, at_end) for curve in curves], axis=0) for at_end in (False, True)]
-    return np.repeat(grid, 2), np.stack(ends, axis=1).ravel()
-
-
-def _heights(
-    grid: NDArray[np.float64], fpr: NDArray[np.float64], tpr: NDArray[np.float64], at_end: bool
-) -> NDArray[np.float64]:
-    """Height where the curve comes to each place, or where it leaves it."""
-    at = np.searchsorted(fpr, grid, side="right") - 1 if at_end else np.searchsorted(fpr, grid, side="left")
-    height: NDArray[np.float64] = np.where(fpr[at] == grid, tpr[at], np.interp(grid, fpr, tpr))
-    return height
+    number = f"{label.num_positives:,} of {label.num_positives + label.num_negatives:,} positive"
+    ax.set_title(f"{textwrap.fill(label.name, 34)}\n{number}".strip(), fontsize=9, parse_math=False)
+    ax.set_xlabel("False positive rate", fontsize=8)
+    ax.set_ylabel("True positive rate", fontsize=8)
+    ax.tick_params(labelsize=7)
+    dress(ax)
 
 
 def draw_progress(curves: Mapping[str, Sequence[Sequence[Mapping[str, float]]]]) -> Any:

@@ -13,7 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning_tpauc.comparison.pictures import PANELS, as_png, draw_progress, draw_roc, most_positives
+from lightning_tpauc.comparison.pictures import as_png, draw_progress, draw_roc
 from lightning_tpauc.comparison.plan import Run
 from lightning_tpauc.comparison.results import LabelResults, Results, Row, measured_names, measures, short
 from lightning_tpauc.files import replacing
@@ -21,8 +21,6 @@ from lightning_tpauc.metrics.reporting import passes_below
 from lightning_tpauc.scoring.labels import listed
 from lightning_tpauc.version import __version__
 
-#: At most so many labels are in the text; the page has all.
-_IN_TEXT = 20
 #: Of fewer examples of a class a bootstrap interval is too narrow.
 _FEW = 30
 _STYLE = """
@@ -100,13 +98,13 @@ class Report:
 
 
 def write_report(results: Results, folder: Path, title: str) -> Report:
-    """Write ``report.html``, ``report.txt``, ``runs.csv``, ``differences.csv`` and two pictures."""
+    """Write ``report.html``, ``report.txt``, ``runs.csv`` and two pictures."""
     tables = {"": _methods(results)}
     texts = [title, tables[""].text(), "\n".join(_verdicts(results))]
     if len(results.labels) > 1:
         heading = "TPAUC of each label" + (f", and the difference to {results.baseline}" if results.differences else "")
         tables[heading] = _labels(results)
-        texts.append(f"{heading}\n\n{_some_labels(results, tables[heading])}")
+        texts.append(f"{heading}\n\n{tables[heading].text()}")
     texts.append("\n".join(f"- {note}" for note in results.notes))
     text = "\n\n".join(part for part in texts if part)
     pictures: dict[str, bytes] = {}
@@ -116,7 +114,6 @@ def write_report(results: Results, folder: Path, title: str) -> Report:
         "report.txt": text + "\n",
         "report.html": _page(title, results, tables, pictures),
         "runs.csv": _as_csv(_runs(results)),
-        "differences.csv": _as_csv(_differences(results)),
         **dict(zip(("roc.png", "training.png"), pictures.values(), strict=False)),
     }
     for name, content in files.items():
@@ -174,14 +171,6 @@ def _labels(results: Results) -> Table:
     return Table(header, rows)
 
 
-def _some_labels(results: Results, table: Table) -> str:
-    chosen = most_positives(results.labels, _IN_TEXT)
-    text = Table(table.header, [table.rows[k] for k in chosen]).text()
-    count = len(results.labels)
-    more = f"\n\nThese are the {len(chosen)} of {count} labels with the most positives; report.html has all."
-    return text + (more if len(chosen) < count else "")
-
-
 def _verdicts(results: Results) -> list[str]:
     labels = f"mean of {len(results.valued)} labels, " if len(results.labels) > 1 else ""
     return [
@@ -204,25 +193,6 @@ def _runs(results: Results) -> list[dict[str, Any]]:
                 about |= {"min_tpr": label.rectangle[0], "max_fpr": label.rectangle[1]}
                 rows.append({**about, **{named.get(n, n): v for n, v in values.items()}, "seconds": seconds})
     return rows
-
-
-def _differences(results: Results) -> list[dict[str, Any]]:
-    """Of the mean over the labels, by rectangle; then of each label."""
-    rows = []
-    for name, all_found in results.differences.items():
-        common = {"method": name, "baseline": results.baseline}
-        for k, found in enumerate(all_found):
-            rows.append(_difference({**common, "label": ""}, results.rectangles[k], found, results.verdict(name, k)))
-        for label in results.labels if len(results.labels) > 1 else ():
-            if name in label.differences:
-                about = {**common, "label": label.name}
-                rows.append(_difference(about, label.rectangle, label.differences[name], ""))
-    return rows
-
-
-def _difference(about: Mapping[str, Any], rectangle: Any, found: Any, verdict: str) -> dict[str, Any]:
-    ends = dict(zip(("difference", "interval_low", "interval_high"), found, strict=True))
-    return {**about, "min_tpr": rectangle[0], "max_fpr": rectangle[1], **ends, "verdict": verdict}
 
 
 def _as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -309,8 +279,6 @@ def _of_labels(results: Results, labels: Sequence[LabelResults]) -> list[str]:
     if few:
         which = f": {listed(few)}" if len(labels) > 1 else ""
         notes.append(f"Fewer than {_FEW} positives or negatives{which}. Intervals see too little of the error.")
-    if len(results.valued) > PANELS:
-        notes.append(f"The picture of ROC curves shows the {PANELS} labels with the most positives.")
     return notes
 
 
@@ -336,10 +304,6 @@ def _of_settings(results: Results) -> list[str]:
             f"Nothing validated better than the first weights for {', '.join(untrained)}: the training is too short, "
             "or the learning rate does not suit it. The row says nothing about the method. Train longer, or try more "
             "learning rates."
-        )
-    if any(row.method.startswith("STACO") for row in results.rows):
-        notes.append(
-            "STACO's own loss need not fall: the rectangle that it trains shrinks to the one that was asked for."
         )
     for name in results.scores:
         below = [label for label in results.labels if label.measured[name]["tpauc 0"] == 0]
