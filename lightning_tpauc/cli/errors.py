@@ -25,12 +25,14 @@ _NOISE = re.compile(
     r"Does not validate against any of the Union subtypes|Subtypes: .*|Errors:|Expected a <class 'NoneType'>"
     r"|Given value type: .*|Expected a path but .*"
 )
-_OPTION = re.compile(r"[Oo]ption '(?P<name>[^']+)'(?! is not accepted before)")
-_UNRECOGNIZED = re.compile(r"unrecognized arguments: .*?(?P<name>--[\w.]+)")
-_FACTORY = re.compile(r"Namespace\(class_path='(?P<name>[^']+)'")
-_NO_CLASS = re.compile(r"Expected a dot import path string: (?P<name>\S+)")
-_NO_ATTRIBUTE = re.compile(r"module '[\w.]+' has no attribute '\w+'")
-_WRONG_VALUE = re.compile(r"Expected a .*Got value: .*")
+# What is misspelt, or a value that does not fit.
+_TELLING = re.compile(
+    r"[Oo]ption '(?P<option>[^']+)'(?! is not accepted before)|unrecognized arguments: .*?(?P<word>--[\w.]+)"
+    r"|import path string: (?P<name>\S+)|module '[\w.]+' has no attribute '\w+'|Expected a .*Got value: .*"
+)
+_FACTORY = re.compile(
+    r"Type .* expects a function.*: (?P<text>Option .*)\. Got value: Namespace\(class_path='(?P<name>[^']+)'"
+)
 
 
 class _Finding(NamedTuple):
@@ -51,15 +53,34 @@ def explain(message: str, options: Iterable[str], classes: Sequence[str] = ()) -
 
     Example:
         >>> explain("Subcommand 'fit' does not accept option 'trainer.max_epoch'", ["trainer.max_epochs", "data"])
-        "there is no option 'trainer.max_epoch'; did you mean 'trainer.max_epochs'?"
+        "Subcommand 'fit' does not accept option 'trainer.max_epoch'; did you mean 'trainer.max_epochs'?"
     """
     findings, known = list(_findings(message)), list(options)
-    telling = [line for finding in findings for line in [_telling(finding, known, classes)] if line]
+    telling = [finding for finding in findings if _TELLING.search(finding.text)]
     if not telling:  # of the values that did not fit, the innermost comes first
         values = [finding for finding in findings if finding.text.startswith("Given value: ")]
-        kept = [finding for finding in findings if finding not in values[1:]]
-        telling = [f"{finding.key}: {finding.text}" if finding.key else finding.text for finding in kept]
-    return "\n".join(dict.fromkeys(telling)) or message
+        telling = [finding for finding in findings if finding not in values[1:]]
+    lines = [f"{key}: {text}" if key else text for key, text in (_closest(f, known, classes) for f in telling)]
+    return "\n".join(dict.fromkeys(lines)) or message
+
+
+def _closest(finding: _Finding, options: Sequence[str], classes: Sequence[str]) -> tuple[str, str]:
+    """The key and the text, and what was meant."""
+    key, owner, text = finding
+    if factory := _FACTORY.match(text):
+        owner, text = factory["name"], factory["text"]
+    found = _TELLING.search(text)
+    name = next((word for word in found.groups() if word), "") if found else ""
+    names = [f"--{option}" for option in options] if name.startswith("--") else list(options)
+    if found and found["name"]:
+        names = list(classes)
+    elif owner and name:
+        text, names = f"{owner.rpartition('.')[2]}: {text}", options_of(owner)
+    close = get_close_matches(name, names, n=2, cutoff=0.7) if name else []
+    meant = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+    if name and owner and names and not close:
+        meant = f"; its options are {', '.join(names)}"
+    return key, text + meant
 
 
 def _findings(message: str) -> Iterator[_Finding]:
@@ -77,36 +98,6 @@ def _findings(message: str) -> Iterator[_Finding]:
             key = ".".join(name for _, kind, name in above if kind == "key")
             class_path = next((name for _, kind, name in reversed(above) if kind == "class"), "")
             yield _Finding(key, class_path, text)
-
-
-def _telling(finding: _Finding, options: Sequence[str], classes: Sequence[str]) -> str:
-    """What a line says of an option, a class or a value; nothing if it says something else."""
-    key, class_path, text = finding
-    said = ""
-    if found := _OPTION.search(text):
-        factory = _FACTORY.search(text)
-        owner = factory["name"] if factory else class_path
-        if owner in ("torch.optim.Optimizer", "typing.Union"):  # what stands for a class that was not named
-            said = f"{found['name']!r} is an option of a class: name the class first, as --{key} CLASS"
-        elif owner:
-            names = options_of(owner)
-            closest = _closest(found["name"].split(".")[0], names) or f"; its options are {', '.join(names)}"
-            said = f"{owner.rpartition('.')[2]} has no option {found['name']!r}{closest}"
-        else:
-            said = f"there is no option {found['name']!r}{_closest(found['name'], options)}"
-    elif found := _UNRECOGNIZED.search(text):
-        said = f"there is no option {found['name']!r}{_closest(found['name'], [f'--{option}' for option in options])}"
-    elif found := _NO_CLASS.search(text):
-        closest = _closest(found["name"], classes) or "; give its full path, such as 'torch.optim.Adam'"
-        said = f"there is no class {found['name']!r}{closest}"
-    elif found := _NO_ATTRIBUTE.search(text) or _WRONG_VALUE.fullmatch(text):
-        said = found[0]
-    return f"{key}: {said}" if key and said else said
-
-
-def _closest(name: str, names: Sequence[str]) -> str:
-    close = get_close_matches(name, names, n=2, cutoff=0.7)
-    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
 def options_of(class_path: str) -> list[str]:

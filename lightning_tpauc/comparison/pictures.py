@@ -79,6 +79,8 @@ def draw_roc(results: Results) -> Any:
     for ax, k in zip(axes, panels, strict=False):
         label = results.labels[k]
         _draw_curves(ax, {n: [run.of_labels()[k] for run in runs] for n, runs in results.scores.items()}, label)
+        if label.rectangle[1] < 0.2:  # else it can't be seen
+            ax.set(xlim=(-0.05 * label.rectangle[1], 5 * label.rectangle[1]), aspect="auto")
     for ax in axes[len(panels) :]:
         ax.set_axis_off()
     handles, names = axes[0].get_legend_handles_labels()
@@ -92,7 +94,7 @@ def _draw_curves(ax: Any, methods: Mapping[str, Sequence[tuple[Tensor, Tensor]]]
     min_tpr, max_fpr = label.rectangle
     shaded = {"facecolor": "#f2a33a", "alpha": 0.18, "linewidth": 0, "zorder": 0}
     ax.add_patch(patches.Rectangle((0, min_tpr), max_fpr, 1 - min_tpr, label="rectangle", **shaded))
-    grid = np.linspace(0, 1, 2001)
+    grid = np.linspace(0, 1, 2001) ** 2  # dense where rectangles are
     for k, (name, runs) in enumerate(methods.items()):
         curves = [roc_polyline(*run) for run in runs if 0 < int((run[1] == 1).sum()) < len(run[1])]
         height = np.mean([np.interp(grid, fpr.numpy(force=True), tpr.numpy(force=True)) for fpr, tpr in curves], axis=0)
