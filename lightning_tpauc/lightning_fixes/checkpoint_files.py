@@ -224,18 +224,14 @@ def describe_misfit(own: Mapping[str, Any], weights: Mapping[str, Any]) -> str:
         >>> describe_misfit({"w": torch.zeros(2), "b": torch.zeros(1)}, {"w": torch.zeros(3), "c": torch.zeros(1)})
         "it lacks 'b'; it adds 'c'; 'w' has shape (3,) instead of (2,)"
     """
-    findings = (
-        ("it lacks {}", sorted(map(repr, own.keys() - weights.keys()))),
-        ("it adds {}", sorted(map(repr, weights.keys() - own.keys()))),
-        ("{}", [_other_kind(name, own[name], weights[name]) for name in own if name in weights]),
+    lacks, adds = (sorted(map(repr, one.keys() - other.keys())) for one, other in ((own, weights), (weights, own)))
+    kinds = [kind for name in own if name in weights if (kind := _other_kind(name, own[name], weights[name]))]
+    findings = ("it lacks ", lacks), ("it adds ", adds), ("", kinds)
+    return "; ".join(
+        text + ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        for text, names in findings
+        if names
     )
-    said = []
-    for text, names in findings:
-        found = [name for name in names if name]
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        if found:
-            said.append(text.format(", ".join(found[:3]) + more))
-    return "; ".join(said)
 
 
 def _other_kind(name: str, own: Any, value: Any) -> str:
