@@ -276,26 +276,14 @@ class DecisionThreshold(Callback):
         if not trains:
             evaluation.warnings.told = self.say_what_fell_short(module)
             _say_lost(trainer, module)
-        for suffix, scored in loaders if not trainer.sanity_checking else ():
-            for key, decisions in decisions_of(module, scored):
-                _log(module, f"val/threshold{key}{suffix}", decisions.threshold)
-                for name, count, total in _shares(decisions):
-                    _log(module, f"val/{name}{key}{suffix}", count / total)
+        if not trainer.sanity_checking:
+            _report(module, "val", loaders)
 
     @override
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Report what the threshold does to each data loader's examples."""
-        module: Any = pl_module
-        if module.operating_point is None:
-            return
-        for suffix, metrics in evaluation_of(trainer).of_loaders(module, "test"):
-            for key, decisions in decisions_of(module, metrics.scores_of_each()):
-                _log(module, f"test/threshold{key}{suffix}", decisions.threshold)
-                for name, count, total in _shares(decisions):
-                    lower, upper = exact_interval(count, total)
-                    _log(module, f"test/{name}{key}{suffix}", count / total)
-                    _log(module, f"test/{name}_lower{key}{suffix}", lower)
-                    _log(module, f"test/{name}_upper{key}{suffix}", upper)
+        """Report what the threshold does to each data loader's examples, with exact intervals."""
+        of_loaders = evaluation_of(trainer).of_loaders(pl_module, "test")  # type: ignore[arg-type]
+        _report(pl_module, "test", [(suffix, metrics.scores_of_each()) for suffix, metrics in of_loaders])
 
     @override
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -447,14 +435,6 @@ def recorded_point(module: Any, state: Mapping[str, Any] | None) -> OperatingPoi
     return None
 
 
-def decisions_of(module: Any, scored: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[str, Decisions]]:
-    """For each label that has a threshold: the end of its metrics' names, and what the threshold does to its scores."""
-    point, labels = module.operating_point, module.trained_labels
-    keys = [""] if labels is None else [f"/{key}" for key in labels.keys]
-    each = zip(keys, () if point is None else point.choices, scored, strict=False)
-    return [(key, count_decisions(*own, choice.decisions.threshold)) for key, choice, own in each if choice is not None]
-
-
 def _say_lost(trainer: Trainer, module: Any) -> None:
     point: OperatingPoint | None = module.operating_point
     if point is not None and starts_processes(trainer):
@@ -466,12 +446,22 @@ def _say_lost(trainer: Trainer, module: Any) -> None:
         )
 
 
-def _shares(decisions: Decisions) -> list[tuple[str, int, int]]:
-    """Name, count and total of each share to report; a share of nothing is left out."""
-    tp, fp, num_pos, num_neg = decisions[1:]
-    counts = {"sensitivity": (tp, num_pos), "specificity": (num_neg - fp, num_neg), "precision": (tp, tp + fp)}
-    return [(f"{name}_at_threshold", count, total) for name, (count, total) in counts.items() if total]
-
-
-def _log(module: Any, name: str, value: float) -> None:
-    log_replicated(module, name, torch.tensor(value, device=module.device))
+def _report(module: Any, stage: str, loaders: Sequence[tuple[str, Sequence[tuple[Tensor, Tensor]]]]) -> None:
+    """Log what the thresholds do to the scores of each data loader and label; a share of nothing is left out."""
+    point, labels = module.operating_point, module.trained_labels
+    keys = [""] if labels is None else [f"/{key}" for key in labels.keys]
+    for suffix, scored in loaders if point is not None else ():
+        for key, threshold, own in zip(keys, point.thresholds, scored, strict=True):
+            if threshold is None:
+                continue
+            _, tp, fp, num_pos, num_neg = count_decisions(*own, threshold)
+            values = {"threshold": threshold}
+            shares = {"sensitivity": (tp, num_pos), "specificity": (num_neg - fp, num_neg), "precision": (tp, tp + fp)}
+            for name, (count, total) in shares.items():
+                if total:
+                    values[f"{name}_at_threshold"] = count / total
+                if total and stage == "test":
+                    lower, upper = exact_interval(count, total)
+                    values.update({f"{name}_at_threshold_lower": lower, f"{name}_at_threshold_upper": upper})
+            for name, value in values.items():
+                log_replicated(module, f"{stage}/{name}{key}{suffix}", torch.tensor(value, device=module.device))
