@@ -96,8 +96,8 @@ class StageCallback(Callback):
             the objective, on training and on validation scores, would come near that of a constant model. ``False``
             trains the rectangle that was asked for from the first step on, as the paper does.
         keep_best: leave the weights that validated best (by ``val/tpauc``, then ``val/auroc``) in the model after
-            training instead of the last ones. Training itself is the same. Where a callback prunes or unfreezes weights
-            amid the training, the last ones stay.
+            training instead of the last ones. Training itself is the same. A run that ends before its first validation
+            holds one at its end. Where a callback prunes or unfreezes weights amid the training, the last ones stay.
         scores: the training scores that the exact dual variables are solved from: those that are ``"remembered"`` from
             the stage's steps, which cost nothing and are at most a stage old, or those of a ``"forward"`` pass over the
             training set without gradients.
