@@ -89,11 +89,6 @@ def test_refused_features():
             as_features(x, "val_dataset")
 
 
-def test_refuses_other_lengths():
-    with pytest.raises(DataError, match="59 labels for 60 rows"):
-        ArrayDataset(X, Y[1:])
-
-
 def test_rows_of_a_tensor_whose_memory_has_moved():
     """As it does when the data set is sent to a process that is spawned, which must not get a copy of the old place."""
     x = torch.arange(30.0).reshape(10, 3)

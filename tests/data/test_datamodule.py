@@ -386,27 +386,6 @@ def test_a_pair_that_is_no_pair_of_arrays(x):
         ready((x, Y.tolist()))
 
 
-def test_shuffled_tables_train_as_arrays_do():
-    pd = pytest.importorskip("pandas")
-    order = np.random.default_rng(0).permutation(N)
-    x, y = X.numpy()[order], Y.numpy().astype(int)[order]
-    table = pd.DataFrame(X.numpy(), columns=list("abcd")).iloc[order]
-    column = pd.Series(Y.numpy().astype(int)).iloc[order]
-    expected = list(ready((x, y), val_fraction=0.25).train_dataloader())
-    for data, targets in (
-        ((x, column), None),
-        ((table, column), None),
-        ((table, y), None),
-        (x, column),
-        ((x, column.astype(object)), None),
-    ):
-        batches = list(ready(data, targets=targets, val_fraction=0.25).train_dataloader())
-        assert all(torch.equal(b.inputs, e.inputs) for b, e in zip(batches, expected, strict=True))
-        assert ready(val_dataset=data if targets is None else None).num_positives == 12
-    targets = [batch.target for batch in ready(val_dataset=(table, column), batch_size=7).val_dataloader()]
-    assert torch.cat(targets).tolist() == y.tolist()
-
-
 def test_refuses_data():
     with pytest.raises(DataError, match="got 0 positive examples"):
         ready((X, torch.zeros(N)))
@@ -436,23 +415,6 @@ def test_a_loader_of_ones_own_validates_after_a_fit_without_validation():
     loader.setup("validate")
     trainer.validate(module, loader.val_dataloader(), verbose=False)
     assert sum(len(entry[0]) for entry in module.eval_log) == len(DATA[0])
-
-
-class Kept(PosNegDataModule):
-    """Keeps its arguments in checkpoints, as any data module may."""
-
-    def __init__(self, size: int = 30):
-        self.size = size
-        x = torch.arange(size, dtype=torch.float32).reshape(-1, 1)
-        super().__init__((x, (x[:, 0] > size / 2).long()), num_pos=2, num_neg=3)
-        self.save_hyperparameters()
-
-
-def saved(datamodule, path):
-    trainer = make_trainer(max_epochs=1)
-    trainer.fit(TPAUCModule(torch.nn.Linear(1, 1)), datamodule)
-    trainer.save_checkpoint(path)
-    return path
 
 
 def table(order=None):

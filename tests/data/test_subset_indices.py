@@ -63,13 +63,6 @@ def test_a_column_of_a_table_as_positions():
     assert as_positions(pd.Index(positions), N).tolist() == positions.tolist()
 
 
-@pytest.mark.parametrize(
-    "indices", [range(N), [0, 1, 0, 1], [1, 0], [], np.array([3, 2], dtype=np.uint8), [0] * 5, np.zeros(N, dtype=int)]
-)
-def test_positions_as_they_are(indices):
-    assert as_positions(indices, N).tolist() == list(indices)
-
-
 @pytest.mark.parametrize("dataset", [DATA, TensorDataset(X.bfloat16(), Y), Cyclic(pair)])
 def test_negative_and_repeated_positions(dataset):
     """The k-th item is what torch says it is: of a list, -1 is the last one."""
