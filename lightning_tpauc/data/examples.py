@@ -430,15 +430,7 @@ def without_label(entries: Any) -> Any:
 def layout(inputs: Any, columns: tuple[str, ...] | None = None) -> Any:
     """What inputs consist of, as strings, lists and dictionaries, which a checkpoint can hold.
 
-    Args:
-        inputs: of an item or of a batch.
-        columns: the names of the columns of a table.
-
-    Example:
-        >>> layout((torch.zeros(2, 3), {"age": torch.zeros(2)}, ["a", "b"]))
-        ['tensor', {'keys': ['age']}, 'words']
-        >>> layout(torch.zeros(2, 2), ("age", "dose"))
-        {'columns': ['age', 'dose']}
+    For instance ``{"columns": ["age", "dose"]}`` of a table, or ``["tensor", {"keys": ["mask"]}]`` of two inputs.
     """
     if isinstance(inputs, (Tensor, np.ndarray, np.generic, bool, int, float)):
         return "tensor" if columns is None else {"columns": list(columns)}  # Numbers are collated to tensors.
@@ -489,21 +481,6 @@ def fetcher_for(dataset: Any, seed: int = 0, collate_fn: Any = None, entries: En
     inside a :class:`~torch.utils.data.Subset`) are indexed once per batch. Other data sets are read by their
     ``__getitems__`` if they have one, else item by item. The random generators are then seeded as
     :func:`~lightning_tpauc.data.seeding.seeded_items` says: once per batch for ``__getitems__``, else per item.
-
-    Args:
-        dataset: map-style data set.
-        seed: seed of the augmentations.
-        collate_fn: collates items as they are, as for a ``DataLoader``. Items are then read one by one. If they have
-            labels and it returns a tuple or list, that must end with the labels. ``None`` stacks inputs.
-        entries: which entries of the items are no inputs.
-
-    Returns:
-        A function of (rows, step) that returns the collated inputs; picklable.
-
-    Example:
-        >>> fetch = fetcher_for(TensorDataset(torch.arange(4.0), torch.tensor([0, 1, 0, 1])))
-        >>> fetch(np.array([3, 1]), 0)
-        tensor([3., 1.])
     """
     entries = entries or Entries()
     if collate_fn is None:

@@ -272,26 +272,7 @@ def _is_missing(value: Any) -> bool:
 
 
 def binary_labels(values: Any, name: str = "targets") -> NDArray[np.int8]:
-    """Check labels and return them as an int8 array of 0 and 1.
-
-    Args:
-        values: tensor, array, sequence or column of a table, of shape ``(n,)`` or with further axes of length 1; bool,
-            integers, or floats 0.0 and 1.0. Columns are read in their order, whatever the labels of their rows are.
-            With several labels, shape ``(n, K)``, also a table; nan, None and masked entries were not measured.
-        name: name of the labels in messages.
-
-    Returns:
-        int8 array ``(n,)``; with several labels ``(n, K)``, with -1 where nothing was measured.
-
-    Raises:
-        DataError: if a label is neither 0 nor 1, if the only label of an example is missing, or if there is more than
-            one axis of labels.
-
-    Example:
-        >>> binary_labels([[1, 0], [None, 1]])
-        array([[ 1,  0],
-               [-1,  1]], dtype=int8)
-    """
+    """Check labels: int8 ``(n,)`` of 0 and 1; of several labels ``(n, K)``, -1 for nan, None and masked entries."""
     labels = _in_columns(as_array(values, name), name)
     labels = _as_numbers(labels.ravel()).reshape(labels.shape)
     if labels.dtype.kind not in "buif":
@@ -349,15 +330,7 @@ def _refuse(values: Any, labels: NDArray[Any], wrong: NDArray[np.bool_], name: s
 
 
 def row_values(dataset: Any, given: Any, argument: str, name: str = "train_dataset") -> NDArray[Any]:
-    """One value for each item of a data set, ``(n,)``.
-
-    Args:
-        dataset: map-style data set with n items.
-        given: n values in the order of the items; or the name of an attribute of the data set, also inside a
-            :class:`~torch.utils.data.Subset`, or of a key of its items, which are then read in one pass.
-        argument: name of the argument in messages.
-        name: name of the data set in messages.
-    """
+    """One value for each item of a data set, ``(n,)``."""
     if isinstance(given, str):
         with seeded_items(0, 0):  # an augmentation that draws numbers leaves the generators as they were
             stored = stored_targets(dataset, [given])

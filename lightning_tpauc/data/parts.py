@@ -146,12 +146,7 @@ class Examples:
         return None if given is None else row_values(self.dataset, given, argument, self.name)
 
     def ids(self, *, search: bool, given_here: bool) -> NDArray[Any] | None:
-        """What each row is called: what ``ids`` says, or an index that does not just count the rows.
-
-        Args:
-            search: whether to read all items for a key.
-            given_here: whether values given as ``ids`` are those of this data set.
-        """
+        """What each row is called: what ``ids`` says, or an index that does not just count the rows."""
         given, index = self.given.ids, getattr(self.dataset, "index", None)
         index = index if isinstance(self.dataset, ArrayDataset) else None
         found = self.values.get("ids")
@@ -244,16 +239,7 @@ def _just_counts(index: Any) -> bool:
 
 
 class EvaluatedPart(NamedTuple):
-    """Rows of a data set to evaluate, and their labels.
-
-    Attributes:
-        dataset: map-style data set.
-        rows: int64 array ``(n,)``.
-        labels: int8 array ``(n,)`` of 0 and 1, ``(n, K)`` with several labels; -1 where unknown.
-        entries: which entries of its items are no inputs.
-        label_names: names of several labels, where they have any.
-        ids: what the rows are called, ``(n,)``; ``None`` if they have no names.
-    """
+    """Rows of a data set to evaluate, and their labels."""
 
     dataset: Any
     rows: NDArray[np.int64]
@@ -315,14 +301,7 @@ def numbered(count: int) -> tuple[str, ...]:
 
 
 class PreparedData:
-    """The data sets of a run. It owns their labels, the split and the transformed data sets.
-
-    Args:
-        examples: by part; without those that there are not.
-        negatives: a stream of negatives.
-        split: what is split off from the training set for validation.
-        fit_transforms: preprocessing to fit on the rows that train; ``None`` leaves the data sets as they are.
-    """
+    """The data sets of a run. It owns their labels, the split and the transformed data sets."""
 
     def __init__(
         self,
@@ -512,17 +491,13 @@ class PreparedData:
 
         With several labels, the rows that are positive for some label, and the others that are negative for some.
         """
-        labels, train, tasks = self.training.labels, self.datasets.train, self.training.tasks
-        if tasks is None:
-            positives, negatives = self.training.by_class
-            if self.sample_weights is not None and len(negatives):
-                drawn = self.sample_weights.indices(len(negatives), seed, Purpose.SCORING)
-                negatives = negatives[drawn.batches(0, 1)[0]]
-            parts = positives, negatives
-        else:
-            parts = tasks.some_positive, tasks.others
+        training, tasks, weights = self.training, self.training.tasks, self.sample_weights
+        parts = training.by_class if tasks is None else (tasks.some_positive, tasks.others)
+        if weights is not None and len(parts[1]):
+            drawn = weights.indices(len(parts[1]), seed, Purpose.SCORING).batches(0, 1)[0]
+            parts = parts[0], parts[1][drawn]
         entries = self.examples["train"].entries()
-        pos, neg = (EvaluatedPart(train, rows, labels[rows], entries) for rows in parts)
+        pos, neg = (EvaluatedPart(self.datasets.train, rows, training.labels[rows], entries) for rows in parts)
         return pos, neg
 
 
