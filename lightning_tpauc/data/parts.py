@@ -350,6 +350,10 @@ class PreparedData:
         if self.training.weights is None:
             return None
         pos, neg = (self.training.weights[rows] for rows in self.training.by_class)
+        if not len(pos) or (self.negatives is None and not len(neg)):
+            missing = "negative" if len(pos) else "positive"
+            msg = f"No {missing} training example has a `sample_weight` above 0: both classes are needed."
+            raise DataError(msg)
         return SampleWeights(pos, neg if self.negatives is None else None)
 
     @cached_property
