@@ -157,8 +157,6 @@ def _check_objects(model: Any, datamodule: Any, trainer: Mapping[str, Any], seed
             f"object with an algorithm of its own. Pass its class, or `partial({type(model).__name__}, ...)` with its "
             "other arguments."
         )
-    elif not callable(model):
-        msg = f"Expected `model` to be a torch.nn.Module or a function that makes one, but got {model!r}."
     elif not callable(datamodule) and not isinstance(datamodule, LightningDataModule):
         msg = f"Expected `datamodule` to be a LightningDataModule or a function that makes one, but got {datamodule!r}."
     elif folds is not None and isinstance(datamodule, LightningDataModule):
@@ -270,7 +268,10 @@ class Comparison:
         import_extra("matplotlib.figure", "plot")  # found out now, not when everything is trained
         with _undisturbed():
             if self.processes > 1:
-                check_processes(self.processes, self.setup.trainer([]).strategy.root_device.type)
+                kind = self.setup.trainer([]).strategy.root_device.type
+                if kind != "cpu":
+                    msg = f"`processes` trains on CPUs, but the Trainer takes {kind}. Pass `accelerator='cpu'`."
+                    raise ArgumentError(msg)
             part = "test" if self._prepare() else "validation"
             self._train()
             chosen = {m: best_factor({f: self._outcomes(m, f) for f in self.factors}) for m in self.methods}
@@ -291,22 +292,17 @@ class Comparison:
             datamodule.setup("fit")
             module = self.setup.build(self.methods[0], self.rectangles[0], run)
             labels = labels_of_data(datamodule, module.label_settings)
-            unvalidated = _require_validation(datamodule.val_dataloader(), labels)
+            lacking = _require_both_classes(datamodule.val_dataloader(), "validation", labels)
             if not self._per_step:
                 self._measure(datamodule, labels)
             elif self.labels != labels:
-                names = [
-                    "one label" if own is None else f"the labels {listed(own.names)}" for own in (self.labels, labels)
-                ]
-                msg = (
-                    f"Expected the same labels in all runs, but the data of the first have {names[0]}, and others "
-                    f"{names[1]}."
-                )
+                names = [None if own is None else listed(own.names) for own in (self.labels, labels)]
+                msg = f"Expected the same labels in all runs, but the first have {names[0]}, and others {names[1]}."
                 raise ArgumentError(msg)
-            if _has_test(datamodule):
-                self._notes |= dict.fromkeys(unvalidated)
-            else:
-                tests = False
+            tests = _has_test(datamodule, labels) and tests
+            if lacking:
+                lack = f"{listed(lacking)} {'lacks' if len(lacking) == 1 else 'lack'} a class in validation data"
+                self._notes[f"{lack}: the other labels alone chose weights and learning rates."] = None
             self._identities[run] = {
                 "version": __version__,
                 "weights": weights_digest(module),
@@ -392,9 +388,8 @@ class Comparison:
     def _results(self, chosen: Mapping[Method, float | None], known: Mapping[Method, float], part: str) -> Results:
         first = self.rectangles[0]
         kind: Any = "test" if part == "test" else "train"
-        scores = {
-            m.name: [self._evaluated(cell) for cell in self._cells(m, factor, kind)] for m, factor in known.items()
-        }
+        stored = {m.name: map(self.store.tensors, self._cells(m, factor, kind)) for m, factor in known.items()}
+        scores = {name: [Evaluated(own["scores"], own["target"]) for own in runs] for name, runs in stored.items()}
         labels = [("", first)]
         if self.labels is not None:
             labels = list(zip(self.labels.names, self.labels.rectangles(CrossEntropy(*first)), strict=True))
@@ -407,10 +402,6 @@ class Comparison:
         if same_start and len({run.seed for run in self.runs}) > 1:
             self._notes["All seeds start from the same weights: they differ by their batches alone."] = None
         return replace(results, notes=notes_of(results, len(self.runs), [*self._notes, *self.setup.notes()]))
-
-    def _evaluated(self, cell: Cell) -> Evaluated:
-        tensors = self.store.tensors(cell)
-        return Evaluated(tensors["scores"], tensors["target"])
 
     def _row(self, method: Method, factor: float | None, measured: Any, interval: Any) -> Row:
         tried = len(self.factors)
@@ -427,49 +418,40 @@ class Comparison:
 # ---------------------------------------------------------------- what a comparison asks of data
 
 
-def _require_validation(loader: Any, labels: Labels | None) -> list[str]:
-    """Refuse data without a validation set, which tells methods and settings apart, or where it lacks a class."""
+def _require_both_classes(loader: Any, name: str, labels: Labels | None) -> list[str]:
+    """Refuse data without both classes, which have no area; returns the names of the labels that lack one.
+
+    A loader of one's own does not say what its labels are.
+    """
     if isinstance(loader, list) and not loader:
         msg = (
             "A comparison chooses weights and settings on validation data, but there are none: pass `val_dataset`, or "
             "split a part off with `val_fraction` or `folds`."
         )
         raise DataError(msg)
-    targets = _require_both_classes(loader, "validation")
-    if labels is None or targets is None:
+    if getattr(loader, "targets", None) is None:
         return []
-    names = [name for name, both in zip(labels.names, have_both(targets), strict=True) if not both]
-    lacks = f"{listed(names)} {'lacks' if len(names) == 1 else 'lack'} a class in validation data"
-    return [f"{lacks}: the other labels alone chose weights and learning rates."] if names else []
+    targets = torch.as_tensor(loader.targets).reshape(len(loader.targets), -1)
+    both = have_both(targets)
+    if not both.any():
+        kind = "negative" if (targets == 1).any() else "positive"
+        has = f"there is no {kind}" if labels is None else f"none of the {len(both)} labels has both classes"
+        msg = (
+            f"A comparison measures areas, which need both classes, but {has} among the {len(targets)} examples of the "
+            f"{name} set. Pass one that has, or split it off stratified (`val_fraction`, `folds`)."
+        )
+        raise DataError(msg)
+    return [] if labels is None else [name for name, there in zip(labels.names, both, strict=True) if not there]
 
 
-def _has_test(datamodule: Any) -> bool:
-    """Whether there is a test set; refuses one that lacks a class."""
+def _has_test(datamodule: Any, labels: Labels | None) -> bool:
     datamodule.setup("test")
     try:
         loader = datamodule.test_dataloader()
     except (DataError, MisconfigurationException):
         return False
-    _require_both_classes(loader, "test")
+    _require_both_classes(loader, "test", labels)
     return loader is not None
-
-
-def _require_both_classes(loader: Any, name: str) -> torch.Tensor | None:
-    """The labels of a loader, ``(N, K)``; ``None`` for a loader of one's own, which does not say."""
-    targets = getattr(loader, "targets", None)
-    if targets is None:
-        return None
-    known = torch.as_tensor(targets).reshape(len(targets), -1)
-    if not have_both(known).any():
-        count, several = len(known), known.shape[1] > 1
-        kind = "negative" if (known == 1).any() else "positive"
-        has = f"none of the {known.shape[1]} labels has a positive and a negative" if several else f"there is no {kind}"
-        msg = (
-            f"A comparison measures areas, which need both classes, but {has} among the {count} examples of the {name} "
-            "set. Pass one that has, or split it off stratified (`val_fraction`, `folds`)."
-        )
-        raise DataError(msg)
-    return known
 
 
 def _data_digest(datamodule: Any) -> str:
@@ -490,19 +472,6 @@ def _data_digest(datamodule: Any) -> str:
 def progress_bar(title: str, done: int, total: int, **options: Any) -> tqdm[Any]:
     """A bar that says how long the rest will take, by the speed of all that has been done in this run."""
     return tqdm(desc=title, initial=done, total=total, smoothing=0, **options)
-
-
-def check_processes(processes: int, accelerator: str) -> None:
-    """Raise :class:`ArgumentError` unless this number of processes can train side by side."""
-    if processes > 1 and "fork" not in multiprocessing.get_all_start_methods():
-        msg = f"`processes={processes}` forks this process, which the system can't. Set `processes=1`."
-        raise ArgumentError(msg)
-    if processes > 1 and accelerator != "cpu":
-        msg = (
-            f"`processes={processes}` trains on CPUs, one for each training, but the Trainer takes {accelerator}. "
-            "Set `accelerator='cpu'`, or `processes=1`."
-        )
-        raise ArgumentError(msg)
 
 
 def run_side_by_side(work: Sequence[Callable[[], object]], processes: int, done: Callable[[], object]) -> None:
