@@ -374,11 +374,15 @@ class Algorithm(DeclaredState, ABC):
         self._require_setup()
         index = None if index is None else as_index(index, getattr(pos_scores, "device", None))
         second = dual_neg_scores if self.needs_dual_negatives else neg_scores
+        if previous is not None and self.needs_previous is None:
+            msg = f"{type(self).__name__} does not use the previous weights: leave out `previous`."
+            raise UnsupportedError(msg)
         scores = self._checked(pos_scores, neg_scores, second, index, masks)
-        if previous is not None:
-            pos, neg, _, index = scores
-            return self.step_from_previous(pos, neg, index, previous)
-        return self.step(*scores) if masks is None else self._joint_loss(*scores, masks)
+        if masks is not None:
+            return self._joint_loss(*scores, masks)
+        step: Any = self.step  # takes `previous` where `needs_previous` says so
+        loss: Tensor = step(*scores) if previous is None else step(*scores, previous=previous)
+        return loss
 
     def _checked(
         self, pos: Tensor, neg: Tensor, second: Tensor | None, index: Tensor | None, masks: TaskMasks | None
@@ -452,18 +456,10 @@ class Algorithm(DeclaredState, ABC):
 
     @abstractmethod
     def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:
-        """One step on checked arguments; see :meth:`__call__`."""
+        """One step on checked arguments; see :meth:`__call__`.
 
-    def step_from_previous(
-        self,
-        pos_scores: Tensor,  # noqa: ARG002
-        neg_scores: Tensor,  # noqa: ARG002
-        index: Tensor,  # noqa: ARG002
-        previous: PreviousScores,  # noqa: ARG002
-    ) -> Tensor:
-        """One step that corrects running estimates by the change since the previous weights."""
-        msg = f"{type(self).__name__} does not use the previous weights: leave out `previous`."
-        raise UnsupportedError(msg)
+        Methods with :attr:`needs_previous` take ``previous``, those with :attr:`takes_tasks` take ``masks`` as well.
+        """
 
     def start(self, scores: TrainingScores | Sequence[TrainingScores] | None = None) -> None:
         """Called once before the first step, with training scores (of each label) if :meth:`needs_scores` says so."""

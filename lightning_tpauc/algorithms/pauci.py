@@ -158,20 +158,6 @@ class PAUCI(RecursiveAlgorithm):
         r""":math:`\gamma`, the maximised variable, shape ``()``."""
         return self.variables[6]
 
-    def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:  # noqa: ARG002
-        """A step whose estimate is the plain gradient: the first one, or a caller without previous weights."""
-        return self._step(pos_scores, neg_scores, None)
-
-    def step_from_previous(
-        self,
-        pos_scores: Tensor,
-        neg_scores: Tensor,
-        index: Tensor,  # noqa: ARG002
-        previous: PreviousScores,
-    ) -> Tensor:
-        """A step with the recursive estimate."""
-        return self._step(pos_scores, neg_scores, previous)
-
     @eager
     def previous_loss(self, pos_scores: Tensor, neg_scores: Tensor) -> Tensor:
         r""":math:`-(1 - c_1 \eta_{t-1}^2) L` at the previous variables."""
@@ -189,7 +175,15 @@ class PAUCI(RecursiveAlgorithm):
                 gradient.copy_(v * fraction.to(v.dtype))
         return new
 
-    def _step(self, pos_scores: Tensor, neg_scores: Tensor, previous: PreviousScores | None) -> Tensor:
+    def step(
+        self,
+        pos_scores: Tensor,
+        neg_scores: Tensor,
+        dual_neg_scores: Tensor,  # noqa: ARG002
+        index: Tensor,  # noqa: ARG002
+        previous: PreviousScores | None = None,
+    ) -> Tensor:
+        """A step with the recursive estimate, or with the plain gradient where nothing is known of ``previous``."""
         pos, neg, variables = self._common(pos_scores, neg_scores, self.variables)
         loss = self._saddle(pos, neg, variables)
         estimate = self._gradient(pos, neg, variables)

@@ -150,21 +150,15 @@ class SONX(PairwiseAlgorithm):
             # below its own tie as well: equal risks are selected
             self.s_prime.copy_(nudge_down(duals.s_prime, duals.s_prime))
 
-    def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:  # noqa: ARG002
-        r"""A step without correction: :math:`\gamma = 0`, or no previous weights yet."""
-        return self._step(pos_scores, neg_scores, index, None)
-
-    def step_from_previous(
-        self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, previous: PreviousScores
+    def step(
+        self,
+        pos_scores: Tensor,
+        neg_scores: Tensor,
+        dual_neg_scores: Tensor,  # noqa: ARG002
+        index: Tensor,
+        previous: PreviousScores | None = None,
     ) -> Tensor:
-        r"""A step with :math:`\psi_i(w_{t-1}, s_{i,t-1})` from the scores under the previous weights."""
-        changed = self.s_changed_at[index] == self.steps - 1
-        s_before = self.s_replaced[index].where(changed, self.s[index])
-        pos, neg = previous
-        pairs = evaluate_pairs(pos.detach(), neg.detach(), s_before, surrogate=self.surrogate)
-        return self._step(pos_scores, neg_scores, index, per_positive_risk(s_before, pairs.excess, self.thetas[1]))
-
-    def _step(self, pos_scores: Tensor, neg_scores: Tensor, index: Tensor, previous_risk: Tensor | None) -> Tensor:
+        r"""One step; the correction is left out for :math:`\gamma = 0`, and where nothing is known of ``previous``."""
         s, (theta0, theta1) = self.s[index], self.thetas
         unit, _ = self.update_units(pos_scores, neg_scores, bounded=True)
         pairs = evaluate_pairs(pos_scores, neg_scores, s, surrogate=self.surrogate)
@@ -174,8 +168,11 @@ class SONX(PairwiseAlgorithm):
         weighted = pairs.weighted_sum(excess_weights(selected, theta0, theta1))
         loss = self.per_unit(minmax_loss(weighted, selected, s, self.s_prime, theta0), unit)
         u = (1.0 - self.tau) * u + self.tau * risk
-        if previous_risk is not None:
-            u = u + self.gamma * (risk - previous_risk)
+        if previous is not None:
+            before = self.s_replaced[index].where(self.s_changed_at[index] == self.steps - 1, s)
+            pos, neg = (scores.detach() for scores in previous)
+            excess = evaluate_pairs(pos, neg, before, surrogate=self.surrogate).excess
+            u = u + self.gamma * (risk - per_positive_risk(before, excess, theta1))
         beta = self.step_scale * self.beta * unit / selected.numel()
         new = threshold_step(s, selected, pairs.active, beta, theta0, theta1)
         beta_prime = self.step_scale * self.beta_prime * unit

@@ -149,10 +149,7 @@ class SOTAs(PairwiseAlgorithm):
         surrogate: name of the pairwise loss, or a :class:`~lightning_tpauc.functional.Surrogate`.
         margin: as in :class:`STACO`.
         scale: as in :class:`STACO`.
-        step_units: what :math:`\lambda` and :math:`\lambda'` are measured in. ``"loss"``: :math:`\lambda L` and
-            :math:`\lambda' L` are taken, and the weights' loss is divided by :math:`L`, the running mean of the loss on
-            the hardest :math:`\theta_1` of the negatives, or the batch's own or a constant model's where that is more:
-            the same numbers then suit any score, surrogate and margin. ``"absolute"``: as they are, as in the source.
+        step_units: as in :class:`SONX`, for :math:`\lambda` and :math:`\lambda'`.
         lam: :math:`\lambda`, above 0; the source tunes it, absolute, in {0.1, 1, 10}.
         lam_prime: :math:`\lambda'`, above 0; the same grid.
         gamma0: rate of the inner averages, in (0, 1].

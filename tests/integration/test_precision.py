@@ -142,9 +142,10 @@ def test_mixed_precision_does_not_reuse_half_precision_copies_of_the_previous_we
     scores = []
 
     class Spy(type(method())):
-        def step_from_previous(self, pos_scores, neg_scores, index, previous):
-            scores.append((torch.cat([pos_scores, neg_scores]).detach(), torch.cat(previous)))
-            return super().step_from_previous(pos_scores, neg_scores, index, previous)
+        def step(self, pos_scores, neg_scores, dual_neg_scores, index, previous=None):
+            if previous is not None:
+                scores.append((torch.cat([pos_scores, neg_scores]).detach(), torch.cat(previous)))
+            return super().step(pos_scores, neg_scores, dual_neg_scores, index, previous)
 
     class Direct(Callback):
         expected = ()

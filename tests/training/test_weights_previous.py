@@ -110,9 +110,10 @@ def test_both_passes_share_dropout_masks(method):
     class Spy(method):
         pairs = ()
 
-        def step_from_previous(self, pos_scores, neg_scores, index, previous):
-            Spy.pairs += ((torch.cat([pos_scores, neg_scores]).detach(), torch.cat(previous)),)
-            return super().step_from_previous(pos_scores, neg_scores, index, previous)
+        def step(self, pos_scores, neg_scores, dual_neg_scores, index, previous=None):
+            if previous is not None:
+                Spy.pairs += ((torch.cat([pos_scores, neg_scores]).detach(), torch.cat(previous)),)
+            return super().step(pos_scores, neg_scores, dual_neg_scores, index, previous)
 
     # With learning rate 0 both sets of weights are the same: only other masks could make a difference.
     fit(Spy(gamma=0.1) if method is SONX else Spy(), sgd(0.0), make_batches(5)[0], net=noisy_net())
