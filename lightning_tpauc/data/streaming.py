@@ -457,10 +457,10 @@ class StreamedLoader(PosNegLoader):
             place = places[substream] if k < readers else None
             yield StreamPlan(plan, world, (substream, num_substreams), target, place)
 
-    def whole_epoch(self) -> Iterator[PosNegBatch]:
+    def whole_epoch(self, most: int | None = None) -> Iterator[PosNegBatch]:
         """The positives of the next epoch, with the first negatives of the stream, read in this process."""
         batches, world, place = self._make(), current_world(), Place()
-        for plan in self.batch_plans.plans(self._where().step, len(self)):
+        for plan in self.batch_plans.plans(self._where().step, len(self) if most is None else min(most, len(self))):
             batch, _, place = cast(Any, batches[StreamPlan(plan, world, (0, 1), place.position, place)])
             yield batch
 

@@ -250,7 +250,7 @@ def say_how_it_ended(adviser: Adviser, module: ScoringModel, trainer: Trainer) -
     state, validated = module.training_state, module.operating_point is not None
     schedule, best = state.rectangle_schedule, state.best
     if schedule is not None:
-        schedule.say_if_held(names, lambda: score_next_batches(module, 4 * 16))
+        schedule.say_if_held(names, lambda: score_next_batches(module, 16))
     if not validated:
         rank_zero_info(
             "No validation gave a value: the model has the weights of the training's end, and no threshold. Pass "

@@ -32,10 +32,14 @@ _SHARE = 0.5
 _MAX_EPOCHS = 20
 #: Number of steps of the shrinking if the run has neither an end nor epochs.
 _WITHOUT_END = 1000
+#: A forward pass before a move takes at most so many batches.
+_MOST_BATCHES = 16
 #: Number of moves of the shrinking.
 _MOVES = 20
 #: Outside this range of ratios the scores of the last steps, of slightly older weights, decide alone.
 _IN_DOUBT = (0.6, 1.0)
+#: After repeated refusals, at most so many moves go by until the next forward pass.
+_MOST_WAITING = 3
 
 #: Scores of training examples of each label; ``None`` for a label whose scores are unknown.
 Scores = Sequence[TrainingScores | None]
@@ -53,6 +57,8 @@ class RectangleSchedule:
         held_out: this ratio of the last validation's scores at each tightness of :data:`TIGHTNESS_GRID`; empty before
             the first validation.
         decided_after: number of batches after which the last move was made or refused.
+        refusals: how many forward passes in a row have refused a move.
+        waits: how many moves in doubt are left out until the next forward pass.
     """
 
     def __init__(self, algorithm: Algorithm, steps: int, hold_at: float = 0.85) -> None:
@@ -69,7 +75,7 @@ class RectangleSchedule:
         count = self.algorithm.num_tasks or 1
         self.held, self.ratios = [False] * count, [math.nan] * count
         self.held_out: list[list[float]] = []
-        self.decided_after = 0
+        self.decided_after = self.refusals = self.waits = 0
 
     def move_if_due(self, module: ScoringModel, batches_seen: int, memory: ScoreMemory | None) -> None:
         """Move the rectangle after a step if a move is due and was not decided on before; all ranks move alike.
@@ -82,7 +88,7 @@ class RectangleSchedule:
             trainer = module.trainer
             progress = trainer.strategy.broadcast(shrinking_progress(trainer, batches_seen, self.steps))
             remembered = memory.of_last_steps() if memory is not None else None
-            self.move(progress, remembered, lambda: score_next_batches(module))
+            self.move(progress, remembered, lambda: score_next_batches(module, min(_MOST_BATCHES, 2 * self.every)))
 
     def move(self, progress: float, scores: Scores | None, measure: Callable[[], Scores | None] = lambda: None) -> None:
         """Shrink each label's rectangle to where it should be by now, unless its objective would come too near to l(0).
@@ -93,16 +99,27 @@ class RectangleSchedule:
         candidates = [min(max(progress, now), now + 2.0 / _MOVES) for now in reached]
         counted = count_in_loss(self.algorithm.tasks)
         asked = [label for label, now in enumerate(reached) if now < 1.0 and counted[label]]
-        ratios = [self._ratio(candidates[label], scores, label) for label in asked]
-        if not all(ratio < _IN_DOUBT[0] or ratio >= _IN_DOUBT[1] for ratio in ratios):  # nan is a doubt
-            scores = measure() or scores
+        doubtful = [label for label in asked if self._is_in_doubt(candidates[label], scores, label)]
+        fresh = measure() if doubtful and not self.waits else None
+        waiting, self.waits = self.waits > 0, max(0, self.waits - bool(doubtful))
+        scores = fresh or scores
         for label, now in enumerate(reached):
+            if waiting and label in doubtful:
+                continue
             ratio = self._ratio(candidates[label], scores, label)
             self.held[label] = label in asked and ratio >= self.hold_at
             if not counted[label] or ratio < self.hold_at:  # false for nan, where nothing is known
                 reached[label] = candidates[label]
             self.ratios[label] = ratio if reached[label] > now else self._ratio(now, scores, label)
         self.algorithm.tightness_of_tasks = reached
+        if fresh is not None:
+            self.refusals = self.refusals + 1 if any(self.held[label] for label in doubtful) else 0
+            self.waits = min(_MOST_WAITING, max(0, self.refusals - 1))
+
+    def _is_in_doubt(self, tightness: float, scores: Scores | None, label: int) -> bool:
+        """Whether the scores of the last steps are to decide, and may be wrong."""
+        training, held_out = self._both_ratios(tightness, scores, label)
+        return not held_out >= self.hold_at and not (training < _IN_DOUBT[0] or training >= _IN_DOUBT[1])
 
     def _ratio(self, tightness: float, scores: Scores | None, label: int) -> float:
         """The larger of both ratios; nan if neither is known."""
@@ -166,13 +183,14 @@ class RectangleSchedule:
 
     def state_dict(self) -> dict[str, Any]:
         """The last decisions and what they were based on; the tightness is part of the algorithm's state."""
-        names = ("held", "ratios", "held_out", "decided_after")
+        names = ("held", "ratios", "held_out", "decided_after", "refusals", "waits")
         return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self.held, self.ratios = list(state["held"]), list(state["ratios"])
-        self.held_out, self.decided_after = [list(ratios) for ratios in state["held_out"]], int(state["decided_after"])
+        self.held_out = [list(ratios) for ratios in state["held_out"]]
+        self.decided_after, self.refusals, self.waits = (state[name] for name in ("decided_after", "refusals", "waits"))
 
 
 def shrinking_steps(trainer: Trainer) -> int:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from lightning_tpauc.algorithms.base import TrainingScores
 from lightning_tpauc.data.batch import check_training_batch
 from lightning_tpauc.data.examples import names_in
-from lightning_tpauc.data.loader import EvalLoader
-from lightning_tpauc.data.streaming import ScoredStream
+from lightning_tpauc.data.loader import EvalLoader, PosNegLoader
+from lightning_tpauc.data.streaming import ScoredStream, StreamedLoader
 from lightning_tpauc.distributed import GatheredScores, gather_variable
 from lightning_tpauc.errors import ArgumentError, NonFiniteError
 from lightning_tpauc.scoring.forward import ScoringModel, device_batches
@@ -148,17 +148,17 @@ class ScoreMemory:
 
 
 @torch.no_grad()
-def score_next_batches(module: ScoringModel, count: int = _RECENT) -> list[TrainingScores | None] | None:
+def score_next_batches(module: ScoringModel, count: int) -> list[TrainingScores | None] | None:
     """Scores of each label in the next training batches under the present weights, in evaluation mode; a collective.
 
     ``None`` if the Trainer's loader can't show what comes next.
     """
     loader: Any = module.trainer.train_dataloader
-    if not hasattr(loader, "whole_epoch"):
+    if not isinstance(loader, PosNegLoader) or isinstance(loader, StreamedLoader):  # a stream may be read once only
         return None
     seen = ScoreMemory(module.algorithm.task_sizes or (0,), whole_stages=False, device=module.device)
     with _evaluating(module):
-        for batch in islice(device_batches(module, loader.whole_epoch(), "Scoring training batches"), count):
+        for batch in islice(device_batches(module, loader.whole_epoch(count), "Scoring training batches"), count):
             seen.add(module.joint_scores(batch))
     return seen.of_last_steps()
 
