@@ -216,11 +216,9 @@ class StreamReader:
     def _begin_pass(self) -> None:
         if self.place.index == 0:
             part = "" if self.stream.split == "deal" or self.which[1] == 1 else " in part {} of {}".format(*self.which)
-            found = f"yields no example{part}. Check its source, and let"
-            if self.place.passes:
-                found = f"ended{part} and yields nothing when it is iterated again. Let"
             msg = (
-                f"The stream of negatives {found} `__iter__` begin anew each time (a generator can be read only once)."
+                f"The stream of negatives yields no example{part}. Check its source, and let `__iter__` begin anew "
+                "each time (a generator can be read only once)."
             )
             raise DataError(msg)
         self._open(Place(self.place.position, self.place.passes + 1))

@@ -15,7 +15,7 @@ from lightning_tpauc.data.sampler import (
     most_distinct,
 )
 from lightning_tpauc.data.seeding import Purpose, permute
-from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
+from lightning_tpauc.errors import DataError, TPAUCWarning
 
 # n >= 2 size: divisible or not, odd and even, barely two batches, above the sorted sizes
 COVERED = [(64, 32), (65, 32), (71, 32), (10, 5), (11, 5), (9, 4), (7, 3), (100, 7), (1000, 96), (5003, 512), (5, 1)]
@@ -229,9 +229,3 @@ def test_weights_that_are_none(weights, words):
     data = PosNegDataModule((np.zeros((300, 1)), (np.arange(300) < 40).astype(int)), sample_weight=weights)
     with pytest.raises(DataError, match=words):
         data.setup("fit")
-
-
-def test_weights_of_several_tasks_are_refused():
-    labels = np.stack([np.arange(300) < 40, np.arange(300) % 7 == 0], axis=1).astype(int)
-    with pytest.raises(ArgumentError, match=r"of one task, but the labels have 2 columns\. Leave it out"):
-        PosNegDataModule((np.zeros((300, 1)), labels), sample_weight=np.ones(300)).setup("fit")

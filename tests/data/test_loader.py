@@ -40,14 +40,6 @@ def test_a_batch_holds_what_its_plan_says():
         assert all(type(size) is int for size in batch[2:5])
 
 
-def test_epochs_go_on_where_the_last_one_ended():
-    one = loader()
-    batches = [batch for _ in range(3) for batch in one]
-    assert len(batches) == 30 == 3 * len(one)
-    expected = [plan.rows for plan in sampler().plans(0, 30)]
-    assert all(torch.equal(b.inputs, X[torch.from_numpy(rows)]) for b, rows in zip(batches, expected, strict=True))
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stop", [1, 4, 10, 13])
 def test_state_dict_continues_anywhere(stop, workers):

@@ -101,16 +101,6 @@ def test_ranks_take_disjoint_slices_of_the_global_batch(size):
         assert shares == {((5, 7, 3),) * size}
 
 
-@pytest.mark.parametrize(("n_pos", "expected"), [(7, [4, 3]), (1, [1, 0]), (2, [1, 1])])
-def test_few_positives_are_shared_unevenly(n_pos, expected):
-    labels = np.arange(100) < n_pos
-    ranks = [plans_of(make(labels=labels, sizes=(8, 4, 0)), rank, 2) for rank in range(2)]
-    for plans in zip(*ranks, strict=True):
-        assert [plan.sizes.num_pos for plan in plans] == expected
-        assert plans[0].shares == plans[1].shares == tuple((n, 4, 0) for n in expected)
-        assert sorted(np.concatenate([plan.index for plan in plans])) == list(range(n_pos))
-
-
 @pytest.mark.parametrize("start", [0, 1, 74, 75, 1234, 10**9])
 @pytest.mark.parametrize("kind", [PosNegSampler, UniformSampler])
 def test_a_step_is_the_same_wherever_one_starts(kind, start):
@@ -147,14 +137,6 @@ def test_uniform_batches_are_sorted_by_class_and_cover_passes():
     assert min(counts) == 0 < max(counts)
     rows = np.concatenate([plan.rows for plan in plans]).reshape(3, 500)
     assert (np.sort(rows, axis=1) == np.arange(500)).all()
-
-
-def test_the_last_uniform_batch_is_filled_from_the_next_pass():
-    sampler = make(UniformSampler, labels=LABELS[:47], sizes=(4, 6, 0))
-    rows = np.concatenate([plan.rows for plan in sampler.plans(0, 5)])
-    assert len(sampler) == 5
-    assert len(rows) == 50
-    assert set(rows) == set(range(47))
 
 
 def test_a_uniform_batch_is_at_most_the_training_set():

@@ -1,6 +1,5 @@
 """Training batches with streamed negatives, from the data module and without a Trainer."""
 
-import pickle
 import warnings
 
 import numpy as np
@@ -8,8 +7,6 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from lightning_tpauc.data.datamodule import PosNegDataModule
-from lightning_tpauc.data.examples import Datasets
 from lightning_tpauc.data.streaming import NegativeStream, Place, StreamReader, inputs_of_negatives
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from tests.helpers.flows import (
@@ -19,7 +16,6 @@ from tests.helpers.flows import (
     Iterators,
     OwnWorkers,
     Plain,
-    Random,
     Shards,
     Sized,
     Stateful,
@@ -291,34 +287,6 @@ def test_the_first_negatives_are_scored_and_training_is_not_moved(make):
     assert negatives_of(next(loader))[0] == [5, 6, 7]
 
 
-@pytest.mark.parametrize("make", [Plain, Stateful])
-def test_what_makes_batches_travels_to_workers_that_are_spawned(make):
-    """Also after scoring, which leaves an iterator behind and may have moved the data set."""
-    datamodule = ready(make())
-    assert next(iter(datamodule.scoring_dataloaders()[1])).inputs.ndim == 2
-    loader = datamodule.train_dataloader()
-    loader._source.batches = pickle.loads(pickle.dumps(loader._source.batches))  # noqa: S301
-    assert [negatives_of(batch)[0][0] for batch in loader] == [0, 5, 10, 15]
-
-
-def test_ranks_score_equally_many():
-    def scored(rank, size, stream):
-        with rank_of(rank, size):
-            loader = ready(stream, batch_size=4).scoring_dataloaders()[1]
-            batches = list(loader)
-            assert len(batches) == len(loader) == 2
-            assert loader.num_examples == 18
-            ids = torch.cat([batch.example_id for batch in batches]).tolist()
-            return ids, [k for batch in batches for k in numbers_of(batch.inputs)]
-
-    parts = [scored(rank, 3, NegativeStream(Plain(50), num_scored=20)) for rank in range(3)]
-    assert sorted(k for ids, _ in parts for k in ids) == list(range(18))
-    assert all(ids == numbers for ids, numbers in parts)
-    parts = [scored(rank, 3, NegativeStream(Shards(), "shard", num_scored=20)) for rank in range(3)]
-    assert sorted(k for ids, _ in parts for k in ids) == list(range(18))
-    assert sorted(k for _, numbers in parts for k in numbers) == list(range(18))
-
-
 class Counted(Plain):
     """Says how often an example was read and how many passes were begun."""
 
@@ -425,18 +393,6 @@ def test_options_of_a_stream(options, message):
 def test_an_unknown_number_is_not_invented():
     with pytest.raises(DataError, match=r"number of negatives is unknown: Plain has no `__len__`\. Define it"):
         _ = ready(Plain()).num_negatives
-
-
-def test_subclasses_return_a_stream():
-    class Files(PosNegDataModule):
-        def build_datasets(self, stage):
-            return Datasets(train=POSITIVES, negatives=Random(seed=3))
-
-    datamodule = Files(num_pos=2, num_neg=3)
-    datamodule.setup("fit")
-    batch = next(iter(datamodule.train_dataloader()))
-    stream = iter(Random(seed=3))
-    assert torch.equal(batch.inputs[2:], torch.stack([next(stream) for _ in range(3)]))
 
 
 class Always(IterableDataset):
@@ -620,5 +576,5 @@ def test_a_generator_that_ends_is_refused_when_it_has_ended():
     reader = StreamReader(NegativeStream(iter([1.0, 2.0, 3.0])))
     reader.seek(Place(), 0)
     assert reader.take(2) == [1.0, 2.0]
-    with pytest.raises(DataError, match=r"yields nothing when it is iterated again\. Let `__iter__` begin anew"):
+    with pytest.raises(DataError, match=r"yields no example\. Check its source, and let `__iter__` begin anew"):
         reader.take(2)
