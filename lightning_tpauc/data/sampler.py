@@ -238,7 +238,7 @@ class SampleWeights:
     def __init__(self, positives: NDArray[np.float64], negatives: NDArray[np.float64] | None) -> None:
         self.positives = positives
         self.negatives = np.empty(0) if negatives is None else negatives
-        self.most_positives = most_distinct(positives)
+        self.most_positives = most_distinct(positives) if len(positives) else 0
         self._indices: dict[tuple[int, int, Purpose], WeightedIndices] = {}
 
     def indices(self, size: int, seed: int, purpose: Purpose) -> WeightedIndices:
@@ -364,7 +364,8 @@ class BatchSampler(ABC):
             label_rows.require_both()
         for name, rows in (("positive", positives), ("negative", negatives)):
             if rows is not None and len(rows) == 0:
-                msg = f"Expected both classes in the training set, but got 0 {name} examples."
+                counted = " with a `sample_weight` above 0" if weights is not None else ""
+                msg = f"Expected both classes in the training set, but got 0 {name} examples{counted}."
                 raise DataError(msg)
         self.positives, self.sizes, self.seed = positives, sizes, seed
         self.streamed, self.negatives = negatives is None, np.empty(0, np.int64) if negatives is None else negatives

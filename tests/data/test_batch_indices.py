@@ -220,8 +220,8 @@ def test_a_positive_that_outweighs_the_others_shortens_the_batch():
         (np.where(np.arange(300) == 7, -0.5, 1.0), r"at least 0, but row 7 has -0\.5, and 1 of 300"),
         (np.where(np.arange(300) == 9, np.nan, 1.0), r"at least 0, but row 9 has nan"),
         (["heavy"] * 300, "at least 0, but row 0 has .*heavy"),
-        ((np.arange(300) >= 40).astype(float), "No positive training example has a `sample_weight` above 0"),
-        ((np.arange(300) < 40).astype(float), "No negative training example has a `sample_weight` above 0"),
+        ((np.arange(300) >= 40).astype(float), "got 0 positive examples with a `sample_weight` above 0"),
+        ((np.arange(300) < 40).astype(float), "got 0 negative examples with a `sample_weight` above 0"),
         ("age", "`sample_weight='age'` is neither a column of the table"),
     ],
 )
