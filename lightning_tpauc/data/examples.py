@@ -7,6 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,9 +76,7 @@ class RowsDataset(Dataset[Any], ABC):
         """Collated inputs, without labels, of the rows (int64 array)."""
 
     def __getitem__(self, row: int) -> Any:
-        inputs, targets = self.rows(np.array([row])), getattr(self, "targets", None)
-        if isinstance(inputs, (Tensor, np.ndarray, Mapping, tuple, list)):
-            inputs = cut_inputs(inputs, 0)
+        inputs, targets = _mapped(self.rows(np.array([row])), itemgetter(0)), getattr(self, "targets", None)
         entries = inputs if isinstance(inputs, tuple) else (inputs,)
         return inputs if targets is None else (*entries, item_label(targets[row]))
 
@@ -140,10 +139,6 @@ class ArrayDataset(RowsDataset):
 
     def __len__(self) -> int:
         return int(self.features.shape[0])
-
-    def __getitem__(self, row: int) -> Any:
-        features = self.rows(np.array([row]))[0]
-        return features if self.targets is None else (features, item_label(self.targets[row]))
 
     def rows(self, rows: NDArray[np.int64]) -> Tensor:
         """Features of shape ``(len(rows), ...)``."""
@@ -660,18 +655,13 @@ def collate_with_rows(fetch: Fetcher | None, rows: Indices | None, step: int, ot
     if fetch is None or rows is None:
         return collate_items(others)
     together = fetch(rows, step)
-    return collate_items([cut_inputs(together, k) for k in range(len(rows))] + others)
-
-
-def cut_inputs(inputs: Any, row: int) -> Any:
-    """One example of collated inputs."""
-    return _mapped(inputs, lambda tensor: tensor[row])
+    return collate_items([_mapped(together, itemgetter(k)) for k in range(len(rows))] + others)
 
 
 def _mapped(inputs: Any, change: Callable[[Any], Any]) -> Any:
     """Collated inputs with a function applied to all tensors and arrays in them."""
-    if type(inputs) is dict:
+    if isinstance(inputs, Mapping):
         return {key: _mapped(value, change) for key, value in inputs.items()}
-    if type(inputs) in (tuple, list):
+    if isinstance(inputs, (tuple, list)):
         return tuple(_mapped(value, change) for value in inputs)
     return change(inputs) if isinstance(inputs, (Tensor, np.ndarray)) else inputs

@@ -166,27 +166,6 @@ def test_labels_under_a_name_of_their_own():
 
 
 @pytest.mark.parametrize(
-    "dataset",
-    [
-        TensorDataset(torch.arange(N)[:, None] + 1, torch.tensor(TARGETS)),
-        (torch.arange(N)[:, None] + 1, torch.tensor(TARGETS)),
-        Subset(TensorDataset(torch.arange(N)[:, None] + 1, torch.tensor(TARGETS)), range(N)),
-    ],
-    ids=["TensorDataset", "pair", "Subset"],
-)
-def test_it_is_called_for_tensors_as_well(dataset):
-    calls = []
-
-    def collate(items):
-        calls.append(len(items))
-        return pad(items)
-
-    batch = next(iter(ready(dataset, collate_fn=collate).train_dataloader()))
-    assert calls == [12]
-    assert [TARGETS[row] for row in first_of(batch.inputs)] == [1] * 3 + [0] * 9
-
-
-@pytest.mark.parametrize(
     ("unlabelled", "collate_fn"),
     [
         (Items(words, N), pad_alone),

@@ -414,7 +414,7 @@ def test_a_loader_of_ones_own_validates_after_a_fit_without_validation():
     loader = PosNegDataModule(val_dataset=DATA)
     loader.setup("validate")
     trainer.validate(module, loader.val_dataloader(), verbose=False)
-    assert sum(len(entry[0]) for entry in module.eval_log) == len(DATA[0])
+    assert sum(len(entry[0]) for entry in module.eval_log) == N
 
 
 def table(order=None):

@@ -164,20 +164,6 @@ def test_both_parts_of_a_split_have_both_classes_of_every_task(split):
     assert {row_of(x) for x in next(iter(other.val_dataloader())).inputs} != rows
 
 
-def test_test_sets_alone_say_how_many_tasks_there_are():
-    datamodule = PosNegDataModule(test_dataset=DATA)
-    datamodule.setup("test")
-    assert datamodule.num_labels == K
-    assert next(iter(datamodule.test_dataloader())).target.shape == (N, K)
-
-
-def test_predicting_needs_no_labels():
-    datamodule = ready(predict_dataset=DATA)
-    assert next(iter(datamodule.predict_dataloader())).target.shape == (N, K)
-    unlabelled = next(iter(ready(predict_dataset=X).predict_dataloader()))
-    assert (unlabelled.target == -1).all()
-
-
 # ------------------------------------------------------------------ scoring
 
 
