@@ -52,7 +52,7 @@ def as_tensor(values: Any, name: str, device: torch.device | None = None) -> Ten
         if values is None:
             raise TypeError
         if isinstance(values, np.ma.MaskedArray):  # what is masked is missing
-            values = np.ma.filled(values.astype(float), math.nan)  # type: ignore[no-untyped-call]
+            values = np.ma.filled(values.astype(float), math.nan)
         array = np.asarray(values)
         if array.dtype == object:  # a nullable column, or a list with None
             array = (
