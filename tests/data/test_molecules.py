@@ -22,8 +22,6 @@ needs_graph = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("torch_geometric", "ogb", "rdkit")),
     reason="the extra `graph` is not installed",
 )
-# the molecules that the tests make have many positives
-pytestmark = pytest.mark.filterwarnings("ignore:.* of the labels of .* are 1")
 RINGS = ["c1ccccc1", "c1ccncc1", "C1CCCCC1", "c1ccoc1", "C1CCNCC1", "c1ccsc1", "C1CC1", "C1CCC1"]
 
 

@@ -15,8 +15,6 @@ from lightning_tpauc.models import GIN, MLP
 from tests.data.test_molecules import needs_graph, number_of_carbons
 from tests.helpers.fake_ogb import make_molecules, write_ogb
 
-# the molecules that the tests make have many positives
-pytestmark = pytest.mark.filterwarnings("ignore:.* of the labels of .* are 1")
 RINGS = ["c1ccccc1", "c1ccncc1", "C1CCCCC1", "c1ccoc1"]
 COLUMNS = ["alpha", "beta", "gamma"]
 
