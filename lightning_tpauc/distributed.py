@@ -163,22 +163,8 @@ def gather_scores_of_tasks(
 
 
 def gather_variable(values: Tensor) -> list[Tensor]:
-    """Tensors of all ranks, which may differ in their first size; not differentiable, not for training steps.
-
-    Args:
-        values: tensor ``(n, ...)`` with the same trailing shape and dtype on all ranks.
-    """
-    world = world_size()
-    if world == 1:
-        return [values]
-    sizes = [torch.zeros(1, dtype=torch.int64, device=values.device) for _ in range(world)]
-    dist.all_gather(sizes, torch.tensor([len(values)], device=values.device))
-    counts = [int(size) for size in sizes]
-    padded = values.new_zeros((max(counts), *values.shape[1:]))
-    padded[: len(values)] = values
-    parts = [torch.empty_like(padded) for _ in range(world)]
-    dist.all_gather(parts, padded)
-    return [part[:count] for part, count in zip(parts, counts, strict=True)]
+    """Tensors of all ranks, of any size; not differentiable, not for training steps."""
+    return [values] if world_size() == 1 else [part.to(values.device) for part in gather_objects(values.detach().cpu())]
 
 
 def gather_objects(own: Any, *, alone: bool = False) -> list[Any]:

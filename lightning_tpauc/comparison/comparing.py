@@ -458,7 +458,7 @@ def _data_digest(datamodule: Any) -> str:
     """What the data are: all that the data module was given, and what it reads of files, by their first batch."""
     names = {*inspect.signature(type(datamodule).__init__).parameters, *vars(datamodule)} - {"self", "trainer", "seed"}
     given = {name: getattr(datamodule, name, None) for name in sorted(names) if not name.startswith("_")}
-    functions = {name: value for name, value in given.items() if inspect.isroutine(value)}
+    functions = {name: value for name, value in given.items() if callable(value) or name == "negatives"}
     read = [getattr(datamodule, "fingerprint", None)]
     if given.get("train_dataset") is None:
         read.append(next(iter(datamodule.val_dataloader())))

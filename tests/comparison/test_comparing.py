@@ -546,9 +546,12 @@ class Plain(LightningDataModule):
 
 
 class Endless(torch.utils.data.IterableDataset):
+    def __init__(self, shift=0.0):
+        self.shift = shift
+
     def __iter__(self):
         while True:
-            yield torch.zeros(3)
+            yield torch.zeros(3) + self.shift
 
 
 REFUSED = {
@@ -568,11 +571,14 @@ def test_what_cant_be_compared_is_one_line(tmp_path, words):
         run(tmp_path, **REFUSED[words])
 
 
-def test_streams_of_negatives_need_methods_that_draw_by_class(tmp_path):
-    streamed = problem(negatives=Endless(), train_dataset=(torch.ones(9, 3), torch.ones(9)), steps_per_epoch=4)
+def test_streams_of_negatives_need_methods_that_draw_by_class(tmp_path, trained):
+    positives = torch.ones(9, 3), torch.ones(9)
+    streamed, other = (problem(negatives=Endless(k), train_dataset=positives, steps_per_epoch=4) for k in range(2))
     with pytest.raises(UnsupportedError, match=r"negatives are a stream\. Leave it out"):
         run(tmp_path, datamodule=streamed)
-    assert "STACO" in run(tmp_path, datamodule=streamed, methods=["STACO", "balanced cross-entropy"]).text
+    for data in (streamed, streamed, other):
+        assert "STACO" in run(tmp_path, datamodule=data, methods=["STACO", "balanced cross-entropy"]).text
+    assert len(trained) == 4
 
 
 def test_a_function_that_returns_trained_weights_is_noticed(tmp_path):
