@@ -154,6 +154,11 @@ def _check_dataset(dataset: Any) -> None:
         raise ArgumentError(msg)
 
 
+def least_of_ranks(value: int) -> int:
+    """The smallest value of all ranks; a collective where there are several."""
+    return min(int(own) for own in gather_objects(value))
+
+
 class Place(NamedTuple):
     """The place of the next example of a stream."""
 
@@ -183,6 +188,22 @@ class StreamReader:
             elif self._iterator is None or (self._shares_object() and self.stream.owner is not self):
                 self._open(self.place)  # another reader has moved the data set in the meantime
             self._read(target - self.place.position, _CHUNK)
+
+    def share(self, count: int, world: World, seed: int, step: int, *, once: bool = False) -> list[Any]:
+        """This rank's next examples, without their labels; what the stream draws for them depends on the step alone.
+
+        ``once``: fewer, but as many on all ranks, where the first pass ends; none behind its end.
+        """
+        dealt = world.size if self.stream.split == "deal" else 1
+        with seeded_items(seed, step) as reseed:
+            # Positives are seeded by their rows, which are not negative.
+            reseed(-1 - (0 if self.stream.split == "deal" else self.which[0]))
+            taken = self.take(count * dealt, within_pass=once)
+            if once and self.place.index == len(taken) < dealt:  # a stream of fewer examples than ranks begins again
+                taken += self.take(dealt - len(taken))
+        if once:
+            taken = taken[: len(taken) // dealt * dealt if dealt > 1 else least_of_ranks(len(taken))]
+        return taken[world.rank if dealt > 1 else 0 :: dealt]
 
     def take(self, count: int, *, within_pass: bool = False) -> list[Any]:
         """The next examples, without their labels; ``within_pass``: fewer, where the pass ends behind some of them."""
@@ -400,15 +421,10 @@ class _StreamBatches(Dataset[Any]):
         if self._reader is None:
             count = world.size * num_substreams
             self._reader = StreamReader(self.stream, world.rank * num_substreams + substream, count)
-        reader, dealt = self._reader, world.size if self.stream.split == "deal" else 1
-        reader.seek(step.place, step.target)
-        with seeded_items(self.seed, plan.step) as reseed:
-            # Positives are seeded by their rows, which are not negative.
-            reseed(-1 - (0 if self.stream.split == "deal" else reader.which[0]))
-            negatives = reader.take((plan.sizes.num_neg + plan.sizes.num_dual_neg) * dealt)
-        own = negatives[world.rank if dealt > 1 else 0 :: dealt]
+        self._reader.seek(step.place, step.target)
+        own = self._reader.share(plan.sizes.num_neg + plan.sizes.num_dual_neg, world, self.seed, plan.step)
         inputs = collate_with_rows(self.fetch, plan.rows, plan.step, own)
-        return batch_of(plan, inputs), substream, reader.place
+        return batch_of(plan, inputs), substream, self._reader.place
 
 
 class StreamedLoader(PosNegLoader):
@@ -468,11 +484,6 @@ class StreamedLoader(PosNegLoader):
         self._fresh = True
 
 
-def least_of_ranks(value: int) -> int:
-    """The smallest value of all ranks; a collective where there are several."""
-    return min(int(own) for own in gather_objects(value))
-
-
 class ScoredStream:
     """Evaluation batches of the first negatives of a stream, for solving the dual variables.
 
@@ -500,24 +511,12 @@ class ScoredStream:
         world, own = current_world(), self.num_examples // current_world().size
         reader = StreamReader(self.stream, world.rank, world.size)
         reader.seek(Place(), 0)
-        dealt, start = world.size if self.stream.split == "deal" else 1, 0
+        start = 0
         while start < own:
-            negatives = self._next(reader, start, min(self.batch_size, own - start), dealt)
-            size = len(negatives) // dealt if dealt > 1 else least_of_ranks(len(negatives))
-            if size == 0:
+            negatives = reader.share(min(self.batch_size, own - start), world, 0, start, once=True)
+            if not negatives:
                 break
-            kept = negatives[world.rank if dealt > 1 else 0 : size * dealt : dealt]
-            inputs = collate_with_rows(self._fetch, None, start, kept)
-            ids = torch.arange(start, start + size) * world.size + world.rank
-            yield EvalBatch(inputs, torch.zeros(size, dtype=torch.int64), ids)
-            start += size
+            ids = torch.arange(start, start + len(negatives)) * world.size + world.rank
+            yield EvalBatch(collate_with_rows(self._fetch, None, start, negatives), torch.zeros_like(ids), ids)
+            start += len(negatives)
         self._read = start
-
-    def _next(self, reader: StreamReader, start: int, count: int, dealt: int) -> list[Any]:
-        """The next examples of the first pass: ``count``, or ``count`` for each rank that they are dealt to."""
-        with seeded_items(0, start) as reseed:
-            reseed(-1 - (0 if self.stream.split == "deal" else reader.which[0]))
-            negatives = reader.take(count * dealt, within_pass=True)
-            if start == 0 and len(negatives) < dealt:  # a stream of fewer examples than ranks begins again
-                negatives += reader.take(dealt - len(negatives))
-        return negatives
