@@ -167,14 +167,6 @@ def test_the_smallest_area_is_not_the_best(tmp_path, kind, name):
     make_trainer(callbacks=[callback], enable_checkpointing=True).test(make_module(), eval_loader(), verbose=False)
 
 
-def test_losses_are_minimised(tmp_path):
-    saver = ModelCheckpoint(tmp_path, monitor="val/objective")
-    stopper = EarlyStopping("train/loss")
-    trainer = fit(make_module(log_objective=True), saver, stopper, enable_checkpointing=True, max_epochs=3)
-    assert trainer.current_epoch == 3
-    assert float(saver.best_model_score) > 0
-
-
 # ---------------------------------------------------------------- names of files
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from lightning_tpauc import DecisionThreshold, PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO
-from lightning_tpauc.scoring import forward_passes
+from lightning_tpauc.scoring import forward
 from tests.helpers.problems import make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:Only .* positives a step")
@@ -36,7 +36,7 @@ def fit(monkeypatch, stream, **options):
 
 
 def test_a_pass_of_seconds_shows_a_bar_with_its_end(monkeypatch):
-    monkeypatch.setattr(forward_passes, "DELAY", 0.0)
+    monkeypatch.setattr(forward, "DELAY", 0.0)
     shown = fit(monkeypatch, Terminal(), enable_progress_bar=True)
     assert [title for title in TITLES if title not in shown] == []
     assert "/3 " in shown  # the positives: 30 in batches of 10
@@ -47,7 +47,7 @@ def test_a_pass_of_seconds_shows_a_bar_with_its_end(monkeypatch):
 @pytest.mark.parametrize("why", ["no bar is wanted", "nobody sees it", "it is quick"])
 def test_otherwise_there_is_no_bar(monkeypatch, why):
     if why != "it is quick":
-        monkeypatch.setattr(forward_passes, "DELAY", 0.0)
+        monkeypatch.setattr(forward, "DELAY", 0.0)
     stream = io.StringIO() if why == "nobody sees it" else Terminal()
     shown = fit(monkeypatch, stream, enable_progress_bar=why != "no bar is wanted")
     assert not any(title in shown for title in TITLES)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-import lightning_tpauc
 from lightning_tpauc import DampedAdam
 from lightning_tpauc.errors import ArgumentError
 from tests.helpers.tolerances import assert_close
@@ -123,12 +122,6 @@ def test_values_out_of_range(options, name):
         DampedAdam([nn.Parameter(torch.zeros(1))], **options)
 
 
-@pytest.mark.parametrize("rate", [-1.0, math.nan])
-def test_rates_in_tensors_have_the_range_of_numbers(rate):
-    with pytest.raises(ArgumentError, match="Expected `lr` to be a number"):
-        DampedAdam([nn.Parameter(torch.zeros(1))], lr=torch.tensor(rate))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -152,8 +145,3 @@ def test_sparse_gradients_are_refused():
     table(torch.tensor([1])).sum().backward()
     with pytest.raises(ArgumentError, match="dense gradients: build the embedding with `sparse=False`"):
         DampedAdam(table.parameters()).step()
-
-
-def test_it_is_what_a_module_trains_with_if_nothing_is_said():
-    module = lightning_tpauc.TPAUCModule(nn.Linear(3, 1))
-    assert type(module.configure_optimizers()) is DampedAdam

@@ -95,11 +95,6 @@ def test_it_lasts_a_tenth_of_the_run(trainer, steps):
     assert seen.rates == expected
 
 
-def test_it_is_no_longer_than_four_epochs_also_where_steps_end_the_run():
-    seen = rates_of(sgd(1.0), num_batches=2, trainer={"max_epochs": -1, "max_steps": 200})
-    assert seen.rates == [min(1.0, k / 8) for k in range(1, 201)]
-
-
 def test_a_stream_has_one_too():
     class Endless(IterableDataset):
         def __iter__(self):
@@ -179,14 +174,6 @@ def test_a_second_training_warms_up_again():
 
 
 # ---------------------------------------------------------------- the optimizer of whoever chose none
-
-
-def test_the_default_is_damped_adam():
-    module = TPAUCModule(LinearScore())
-    optimizer = module.configure_optimizers()
-    assert type(optimizer) is DampedAdam
-    assert optimizer.param_groups[0]["lr"] == 0.01
-    assert rates_of(num_batches=10).rates == [0.01] * 10
 
 
 def test_the_default_trains_as_damped_adam_does():

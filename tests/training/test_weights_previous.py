@@ -79,26 +79,6 @@ def test_pauci_equals_its_formula():
     assert_close(module.algorithm.gamma, expected.x["g"], "trajectory64")
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "passes"),
-    [
-        pytest.param(lambda: SONX(gamma=0.0), STEPS, id="SONX-plain"),
-        pytest.param(lambda: SONX(gamma=0.1), 2 * STEPS - 1, id="SONX"),
-        pytest.param(PAUCI, 2 * STEPS - 1, id="PAUCI"),
-    ],
-)
-def test_number_of_forward_passes(algorithm, passes):
-    class Counting(LinearScore):
-        calls = 0
-
-        def forward(self, inputs):
-            Counting.calls += 1
-            return super().forward(inputs)
-
-    fit(algorithm(), sgd(0.1), make_batches(STEPS)[0], net=Counting())
-    assert Counting.calls == passes
-
-
 def noisy_net():
     torch.manual_seed(0)
     layers = [nn.Linear(DIM, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(0.5), nn.Linear(6, 1)]
