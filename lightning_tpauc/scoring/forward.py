@@ -110,8 +110,11 @@ def call_model(model: Callable[..., Any], inputs: Any) -> Any:
     try:
         return model(inputs)
     except (AttributeError, LookupError, TypeError) as error:
-        if isinstance(inputs, Mapping) and len(inputs) == 1:  # the model takes the one entry, and not the mapping
-            return model(*inputs.values())
+        if isinstance(inputs, Mapping):
+            function = model.forward if isinstance(model, nn.Module) else model
+            entries = [key for key in inspect.signature(function).parameters if key in inputs] or list(inputs)
+            if len(entries) == 1:  # the model takes this entry, and not the mapping
+                return model(inputs[entries[0]])
         names = f"the {len(inputs)} entries of an item"
         names += f" ({', '.join(map(str, inputs))})" if isinstance(inputs, Mapping) else " (without its label)"
         msg = (

@@ -430,6 +430,19 @@ def test_one_input_in_a_dictionary(net):
     torch.testing.assert_close(scores(module, DataLoader(items, batch_size=32)), expected)
 
 
+def test_a_model_takes_the_entry_that_it_names():
+    class Named(Plain):
+        def forward(self, image):
+            return self.linear(image)
+
+    items = Single(lambda k, x, y: {"image": x, "meta": {"spacing": 1.0}, "label": y})
+    module = fitted(ready(items, val_fraction=0.25), Named())
+    expected = module.backbone.linear(torch.stack([items[k]["image"] for k in range(100)]))[:, 0]
+    torch.testing.assert_close(scores(module, PosNegDataModule(predict_dataset=items)), expected)
+    with pytest.raises(ArgumentError, match=r"the 2 entries of an item \(image, meta\) as one dict"):
+        fitted(ready(items), Plain())
+
+
 def test_several_inputs_for_a_model_of_one_are_one_line():
     with pytest.raises(ArgumentError, match=r"It got the 2 entries of an item \(without its label\) as one tuple"):
         fitted(ready(Single(lambda k, x, y: (k, x, y))), Plain())
