@@ -28,7 +28,7 @@ __all__ = ("BestWeights", "CurveRecorder", "objective_name", "raw_scores")
 
 #: Negatives that a point of a training curve scores; 20,000 put its standard error below 0.004.
 #: The paper's loss, whatever a method trains with.
-SURROGATE = {"surrogate": "squared_hinge", "margin": 0.5}
+SURROGATE: dict[str, Any] = {"surrogate": "squared_hinge", "margin": 0.5}
 
 
 class CurveRecorder(Callback):
@@ -59,9 +59,10 @@ class CurveRecorder(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        module: TPAUCModule = pl_module  # type: ignore[assignment]
         self._losses.append(outputs["loss"])
-        if pl_module.training_state.batches_seen in self.steps:
-            self._look(pl_module)  # type: ignore[arg-type]
+        if module.training_state.batches_seen in self.steps:
+            self._look(module)
 
     def _look(self, module: TPAUCModule) -> None:
         iterates = module.training_state.average

@@ -169,7 +169,7 @@ class LIBSVMDataModule(PosNegDataModule):
         return np.sort(np.concatenate([rows[labels[rows] == 0], positives[kept]]))
 
 
-def _binary(labels: list[NDArray[np.float64]], positive: float | None, path: str) -> list[NDArray[np.int8]]:
+def _binary(labels: list[NDArray[np.float32]], positive: float | None, path: str) -> list[NDArray[np.int8]]:
     """Map labels to 0 and 1, and log the mapping."""
     values = np.unique(np.concatenate([np.unique(part) for part in labels])).tolist()
     if positive is None:
