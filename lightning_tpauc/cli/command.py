@@ -47,17 +47,11 @@ _CLASSES: tuple[type, ...] = (
     *(getattr(models, name) for name in models.__all__),
 )
 
-_DESCRIPTION = """{what} Classes have options of their own, which `--NAME.help=CLASS` lists, for example
---model.algorithm.help=STACO (with min_tpr and max_fpr), --model.help=TPAUCModule, --model.backbone.help=MLP and
---data.help=LIBSVMDataModule; --print_config shows all of a command line. Environment variables such as
-PL_{name}__TRAINER__MAX_EPOCHS=3 stand for options, here --trainer.max_epochs=3."""
-_WHAT = {
-    "fit": "Train a model.",
-    "validate": "Evaluate a checkpoint on the validation data.",
-    "test": "Evaluate a checkpoint on the test data.",
-    "predict": "Score data with a checkpoint.",
-    "compare": "Train several methods on what a configuration of fit describes, and say which one is ahead.",
-}
+_DESCRIPTION = """Train a model to maximise two-way partial AUC, test it and predict with it. Classes have options of
+their own, which `--NAME.help=CLASS` lists, for example --model.algorithm.help=STACO (with min_tpr and max_fpr),
+--model.help=TPAUCModule, --model.backbone.help=MLP and --data.help=LIBSVMDataModule; --print_config shows all of a
+command line. Environment variables such as PL_FIT__TRAINER__MAX_EPOCHS=3 stand for options, here
+`fit --trainer.max_epochs=3`."""
 
 
 class TPAUCArgumentParser(LightningArgumentParser):
@@ -121,12 +115,9 @@ class TPAUCCLI(LightningCLI):
             save_config_kwargs={"overwrite": True},  # without a logger the second run in a folder would stop
             parser_class=TPAUCArgumentParser,
             parser_kwargs={
-                "description": "Train a model to maximise two-way partial AUC, test it and predict with it.",
+                "description": _DESCRIPTION,
                 **{
-                    name: {
-                        "usage": f"lightning-tpauc {name} [options]",
-                        "description": _DESCRIPTION.format(what=_WHAT[name], name=name.upper()),
-                    }
+                    name: {"usage": f"lightning-tpauc {name} [options]", "description": _DESCRIPTION}
                     for name in self.subcommands()
                 },
             },

@@ -83,12 +83,6 @@ def _setup(config: Namespace, instantiate: Callable[[Namespace], Any], seed: int
     return Setup(module, datamodule, {**trainer, "logger": False, "default_root_dir": None}, settings)
 
 
-def first_seed(config: Namespace) -> int:
-    """The configuration's seed, 0 if it has none."""
-    seed = config.get("seed_everything")
-    return seed if isinstance(seed, int) and not isinstance(seed, bool) else 0
-
-
 def run_comparison(config: Namespace, instantiate: Callable[[Namespace], Any], model: TPAUCModule) -> str:
     """Run the comparison that the command line describes."""
     msg = ""
@@ -103,7 +97,8 @@ def run_comparison(config: Namespace, instantiate: Callable[[Namespace], Any], m
         msg = f"`compare` replaces the model's `algorithm`, but {config.model.class_path} takes no such argument."
     if msg:
         raise ArgumentError(msg)
-    seed = first_seed(config)
+    given = config.get("seed_everything")
+    seed = given if isinstance(given, int) and not isinstance(given, bool) else 0
     options = {name: config.get(name) for name in ("methods", "trials", "seeds", "folds", "processes")}
     options |= {"rectangles": config.model.init_args.get("rectangles") or (), "first_seed": seed}
     rectangle = model.algorithm.min_tpr, model.algorithm.max_fpr

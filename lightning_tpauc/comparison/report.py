@@ -24,22 +24,14 @@ from lightning_tpauc.version import __version__
 #: Of fewer examples of a class a bootstrap interval is too narrow.
 _FEW = 30
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1c2630; --paper: #fff; --line: #d9dee4; --head: #1f3b57; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #dfe5eb; --paper: #14191f; --line: #36404a; --head: #8fb2d6; }
-}
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-  max-width: 1400px; margin: 2rem auto; padding: 0 1rem; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1400px; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-ul { padding-left: 1.3rem; }
-.wide { overflow-x: auto; }
+.wide { overflow-x: auto; } .verdicts li { font-weight: 600; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13.5px; }
-th, td { padding: .35rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: var(--paper); }
-th { border-bottom: 2px solid var(--head); white-space: normal; vertical-align: bottom; }
-@media (max-width: 1300px) { th, td { padding: .35rem .4rem; } table { font-size: 13px; } }
-img { width: 100%; min-width: 720px; max-width: 1210px; height: auto; background: #fff; }
-.verdicts li { font-weight: 600; }
+th, td { padding: .35rem .5rem; border-bottom: 1px solid #d9dee4; text-align: right; white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+th { border-bottom: 2px solid #1f3b57; white-space: normal; vertical-align: bottom; }
+img { width: 100%; max-width: 1210px; height: auto; }
 """
 
 
