@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from importlib import import_module
-from importlib.util import find_spec
 from operator import index
 from pathlib import Path
 from typing import IO, Any
@@ -28,7 +26,7 @@ _REMEDY = "Predict on a PosNegDataModule, whose batches say it"
 
 
 class PredictionWriter(Callback):
-    r"""Writes the scores of ``Trainer.predict`` to one file with the columns ``example_id`` and ``score``.
+    r"""Writes the scores of ``Trainer.predict`` to one CSV file with the columns ``example_id`` and ``score``.
 
     A module that has a threshold adds ``decision``, 1 or 0, and before it ``probability`` if its scores are calibrated;
     see :class:`~lightning_tpauc.DecisionThreshold`. Of several labels each has columns of its own, such as
@@ -45,8 +43,7 @@ class PredictionWriter(Callback):
     The file takes the place of an earlier one when it is complete.
 
     Args:
-        path: the file, which ends in ``.csv``, or in ``.parquet`` where pyarrow is installed; ``None`` is
-            ``predictions.csv`` in the Trainer's log folder.
+        path: the file, which ends in ``.csv``; ``None`` is ``predictions.csv`` in the Trainer's log folder.
 
     Raises:
         ArgumentError: if ``path`` ends in something else or is a folder.
@@ -77,11 +74,11 @@ class PredictionWriter(Callback):
         self.path = Path(path or "predictions.csv").expanduser()
         self._parts: list[dict[str, Tensor]] = []
         self._ids: Any = None
-        if self.path.suffix.lower() not in _WRITERS:
-            msg = f"Expected `path` to end in {' or '.join(_WRITERS)}, but got {str(path)!r}."
-            raise ArgumentError(msg)
-        if self.path.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
-            msg = "A .parquet file needs pyarrow: `pip install pyarrow`, or let `path` end in .csv."
+        if self.path.suffix.lower() != ".csv":
+            msg = (
+                f"Expected `path` to end in .csv, the format that PredictionWriter writes, but got {str(path)!r}. "
+                "Convert the file afterwards, for instance by `pandas.read_csv(path).to_parquet(other)`."
+            )
             raise ArgumentError(msg)
 
     @override
@@ -168,7 +165,7 @@ class PredictionWriter(Callback):
         if self._ids is not None:
             named["id"] = [str(self._ids[k]) for k in kept["example_id"].tolist()]
         with replacing(self.path) as file:
-            _WRITERS[self.path.suffix.lower()](file, {**named, **kept})
+            _write_csv(file, {**named, **kept})
 
 
 def _write_csv(file: IO[bytes], columns: Mapping[str, Any]) -> None:
@@ -177,21 +174,6 @@ def _write_csv(file: IO[bytes], columns: Mapping[str, Any]) -> None:
     writer.writerow(columns)
     writer.writerows(zip(*(_texts(name, values) for name, values in columns.items()), strict=True))
     text.detach()  # it has been written, and the file is closed by who opened it
-
-
-def _write_parquet(file: IO[bytes], columns: Mapping[str, Any]) -> None:
-    pyarrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
-    arrays = {
-        name: pyarrow.array(
-            values.numpy() if isinstance(values, Tensor) else values,
-            mask=(values < 0).numpy() if name.startswith("decision") else None,
-        )
-        for name, values in columns.items()
-    }
-    parquet.write_table(pyarrow.table(arrays), file)
-
-
-_WRITERS = {".csv": _write_csv, ".parquet": _write_parquet}
 
 
 def _columns(said: Mapping[str, Tensor], keys: Sequence[str]) -> dict[str, Tensor]:
