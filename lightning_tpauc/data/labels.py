@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, Subset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from tqdm import tqdm
 
 from lightning_tpauc.data.seeding import seeded_items
@@ -395,7 +395,7 @@ def as_weights(values: NDArray[Any]) -> NDArray[np.float64]:
 # ---------------------------------------------------------------- positions
 
 
-def as_positions(indices: Any, count: int, name: str = "train_dataset", who: str = "Subset") -> Indices:
+def as_positions(indices: Any, count: int, name: str = "train_dataset") -> Indices:
     """Indices of a :class:`~torch.utils.data.Subset` as positions from 0 on; a mask and a pandas Series are refused.
 
     torch reads a mask as the items 0 and 1 over and over, and a Series by its row labels.
@@ -405,8 +405,8 @@ def as_positions(indices: Any, count: int, name: str = "train_dataset", who: str
     mask = array.dtype.kind == "b" or (2 < array.size == count and {*np.unique(array).tolist()} == {0, 1})
     if mask or hasattr(indices, "iloc"):
         msg = (
-            f"{who} in `{name}` has a {'mask' if mask else 'Series of pandas'} as indices, which would not be read as "
-            f"positions. Pass these: `{who}(..., {'np.flatnonzero(mask)' if mask else 'indices.to_numpy()'})`."
+            f"Subset in `{name}` has a {'mask' if mask else 'Series of pandas'} as indices, which would not be read as "
+            f"positions. Pass these: `Subset(..., {'np.flatnonzero(mask)' if mask else 'indices.to_numpy()'})`."
         )
         raise DataError(msg)
     positions = array.astype(np.int64)
@@ -431,10 +431,4 @@ def check_loader(loader: Any) -> None:
             "`datamodule=PosNegDataModule(predict_dataset=data)`, or `test_dataset` or `val_dataset`, with the module."
         )
         raise DataError(msg)
-    dataset = getattr(loader, "dataset", None)
-    check_positions(dataset, "the data loader")
-    # For prediction, Lightning replaces the loader's sampler. The batch sampler keeps the old one.
-    for holder in (loader, getattr(loader, "batch_sampler", None)):
-        sampler = getattr(holder, "sampler", None)
-        if isinstance(sampler, SubsetRandomSampler):
-            as_positions(sampler.indices, len(dataset), "the data loader", "SubsetRandomSampler")  # type: ignore[arg-type]
+    check_positions(getattr(loader, "dataset", None), "the data loader")

@@ -410,21 +410,13 @@ class PreparedData:
             raise DataError(msg)
 
     def _check_same_labels(self, part: Examples) -> None:
-        tasks = self.training.tasks
-        names = () if tasks is None else tasks.names
-        expected, other = len(names) or 1, 1 if part.labels.ndim == 1 else part.labels.shape[1]
-        if expected != other:
-            msg = (
-                f"Expected as many labels per example in `{part.name}` as in `train_dataset`, but it has {other}, and "
-                f"that has {expected}. Choose the same columns."
-            )
-            raise DataError(msg)
-        if part.label_names is None or names in (part.label_names, numbered(expected)):
+        names, count = self.label_names, 1 if part.labels.ndim == 1 else part.labels.shape[1]
+        if count == len(names or "1") and part.label_names in (None, names, numbered(count)):
             return
-        wrong = next(pair for pair in zip(part.label_names, names, strict=True) if pair[0] != pair[1])
+        expected, found = (enumerated(own) if own else "one label" for own in (names, part.label_names))
         msg = (
-            f"Expected the same labels in the same order in `{part.name}` and `train_dataset`, but it has {wrong[0]!r} "
-            f"where that has {wrong[1]!r}. Choose the same columns in the same order."
+            f"Expected `{part.name}` to have the labels of `train_dataset` in the same order, {expected}, but it has "
+            f"{found if part.label_names or count == 1 else f'{count} labels'}. Choose the same columns."
         )
         raise DataError(msg)
 

@@ -129,7 +129,7 @@ def test_columns_of_a_table():
     assert ready(X, targets=table).label_names == ("a", "b", "c", "d")
     assert ready(X, targets=table[["b", "d"]]).num_positives == datamodule.num_positives[1::2]
     assert ready(X, targets=table[["b"]].fillna(0)).num_labels is None
-    with pytest.raises(DataError, match="in `val_dataset` and `train_dataset`, but it has 'b' where that has 'a'"):
+    with pytest.raises(DataError, match="in the same order, a, b, c, d, but it has b, a, c, d"):
         ready((X, table), val_dataset=(X, table[["b", "a", "c", "d"]])).val_dataloader()
 
 
@@ -228,9 +228,11 @@ def test_a_task_without_a_class_is_named():
         ready((X, y), num_folds=3, fold=0)
 
 
-@pytest.mark.parametrize(("labels", "count"), [(Y[:, :2], 2), (Y[:, 0].nan_to_num(), 1)])
+@pytest.mark.parametrize(("labels", "count"), [(Y[:, :2], "2 labels"), (Y[:, 0].nan_to_num(), "one label")])
 def test_other_tasks_to_validate_on_are_refused(labels, count):
-    with pytest.raises(DataError, match=f"in `val_dataset` as in `train_dataset`, but it has {count}, and that has 4"):
+    with pytest.raises(
+        DataError, match=f"the labels of `train_dataset` in the same order, 0, 1, 2, 3, but it has {count}"
+    ):
         ready(val_dataset=(X, labels)).val_dataloader()
 
 

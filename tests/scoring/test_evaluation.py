@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from sklearn.metrics import roc_curve
 from torch import nn
-from torch.utils.data import DataLoader, Subset, SubsetRandomSampler, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 from torchmetrics import MetricCollection
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
@@ -346,10 +346,9 @@ def test_predictions_on_items_with_and_without_labels(tmp_path, labelled):
     "make",
     [
         lambda data, mask: DataLoader(Subset(data, mask), batch_size=16),
-        lambda data, mask: DataLoader(data, batch_size=16, sampler=SubsetRandomSampler(mask.tolist())),
         lambda data, mask: [DataLoader(data, batch_size=16), DataLoader(Subset(data, mask.tolist()), batch_size=16)],
     ],
-    ids=["subset", "sampler", "second loader"],
+    ids=["subset", "second loader"],
 )
 def test_masks_are_refused_in_loaders(subject, make):
     data, mask = TensorDataset(*make_problem()), torch.arange(104) >= 10
