@@ -335,20 +335,11 @@ def data_and_limits(trainer: Trainer, stage: str) -> dict[str, Any]:
 
 def training_settings(trainer: Trainer, module: ScoringModel, stages: dict[str, Any]) -> dict[str, Any]:
     """What must be the same on all ranks before the first step: algorithm, optimizer, schedules and starting point."""
-    optimizer = trainer.optimizers[0]
-    groups = [
-        {
-            name: value.tolist() if isinstance(value, Tensor) else value
-            for name, value in group.items()
-            if name != "params"
-        }
-        for group in optimizer.param_groups
-    ]
     return {
         "algorithm": module.algorithm,
         "labels": module.trained_labels,
         **{f"`{name}`": getattr(module, name, None) for name in _SETTINGS},
-        "optimizer": (type(optimizer).__name__, groups),
+        "optimizer": " ".join(repr(trainer.optimizers[0]).split()),
         "lr_scheduler": [(type(c.scheduler).__name__, c.interval, c.frequency) for c in trainer.lr_scheduler_configs],
         "stages": stages,
         "init_from": getattr(module, "init_from", None) is not None,

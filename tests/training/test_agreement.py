@@ -164,7 +164,7 @@ def step_lr(optimizer):
 MODULES = {
     "algorithm": (lambda rank: make_module([STACO(), SOTA()][rank]), "algorithm: STACO("),
     "rectangle": (lambda rank: make_module(STACO(0.5 + 0.1 * rank, 0.5)), "algorithm: STACO(min_tpr=0.5"),
-    "lr": (lambda rank: make_module(lr=0.1 * 2**rank), "'lr': 0.1"),
+    "lr": (lambda rank: make_module(lr=0.1 * 2**rank), "lr: 0.1"),
     "scheduler": (
         lambda rank: make_module(lr_scheduler=[None, step_lr][rank]),
         "lr_scheduler: [('LinearWarmup', 'step', 1)] on rank 0",
