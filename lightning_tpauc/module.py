@@ -19,6 +19,7 @@ from lightning_tpauc.algorithms import STACO, Algorithm
 from lightning_tpauc.algorithms.base import PreviousScores
 from lightning_tpauc.algorithms.pauci import RecursiveAlgorithm
 from lightning_tpauc.data.batch import EvalBatch, PosNegBatch, check_training_batch
+from lightning_tpauc.data.examples import in_known_order
 from lightning_tpauc.distributed import GatheredScores, assign, gather_scores, gather_scores_of_tasks
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import as_index, check_choice, check_count, common_dtype, is_real, require_range
@@ -229,6 +230,7 @@ class TPAUCModule(ScoringModel):
         Raises:
             ArgumentError: if the model does not return one score per example, or one per example and label.
         """
+        inputs = in_known_order(inputs, self.input_layout)
         with explained_inputs(inputs, self):
             output = call_model(self, inputs)
         scores = scores_of(output)

@@ -21,6 +21,7 @@ from lightning_tpauc.data.examples import (
     Datasets,
     Fetcher,
     columns_of,
+    enumerated,
     fetcher_for,
     names_in,
     unaugmented,
@@ -133,7 +134,7 @@ class PosNegDataModule(LightningDataModule):
         (torch.Size([8, 3]), 2, 6)
     """
 
-    _said_capped = False
+    _said_capped = _said_nameless = False
     _cursor: StreamCursor | None = None
 
     def __init__(
@@ -250,13 +251,22 @@ class PosNegDataModule(LightningDataModule):
     @property
     def _prepared(self) -> PreparedData:
         """Labels, splits and transformed data, worked out anew where data sets or arguments have changed."""
-        known = names_in(getattr(getattr(self.trainer, "lightning_module", None), "input_layout", None), "columns")
-        columns = None
+        learnt = getattr(getattr(self.trainer, "lightning_module", None), "input_layout", None)
+        known, columns, nameless = names_in(learnt, "columns"), None, learnt == "tensor"
         examples = {}
         for part, raw in self._raw._asdict().items():
             if raw is not None and part != "negatives":
                 examples[part] = self._examples_of(part, raw, known or columns)
-                columns = columns or columns_of(examples[part].dataset) if part == "train" else columns
+                found = columns_of(examples[part].dataset)
+                if part == "train":
+                    columns, nameless = columns or found, nameless or found is None
+                elif nameless and found is not None and not (known or columns) and not self._said_nameless:
+                    self._said_nameless = True
+                    rank_zero_warn(
+                        f"The model is trained on an array, whose columns have no names: those of `{part}_dataset`, "
+                        f"{enumerated(found)}, are taken in this order. Train on a table to have them taken by name.",
+                        category=TPAUCWarning,
+                    )
         split = Split(self.val_fraction, self.num_folds, self.fold, self.split_seed)
         key = (*examples.values(), self._raw.negatives, *split)
         if self._last is None or not _same(key, self._last[0]):

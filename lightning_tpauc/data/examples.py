@@ -430,7 +430,7 @@ def layout(inputs: Any, columns: tuple[str, ...] | None = None) -> Any:
     if isinstance(inputs, (Tensor, np.ndarray, np.generic, bool, int, float)):
         return "tensor" if columns is None else {"columns": list(columns)}  # Numbers are collated to tensors.
     if isinstance(inputs, Mapping):
-        return {"keys": sorted(map(str, inputs))}
+        return {"keys": list(map(str, inputs))}
     if isinstance(inputs, str):
         return "words"
     if isinstance(inputs, (tuple, list)):
@@ -443,10 +443,19 @@ def names_in(known: Any, kind: str) -> tuple[str, ...] | None:
     return tuple(known[kind]) if isinstance(known, Mapping) and kind in known else None
 
 
+def in_known_order(inputs: Any, known: Any) -> Any:
+    """Inputs that are a mapping, with the keys in the order that the model knows: it may go through their values."""
+    keys = names_in(known, "keys") if isinstance(inputs, dict) else None
+    return {key: inputs[key] for key in keys} if keys and set(keys) == set(inputs) else inputs
+
+
 def learnt_layout(known: Any, inputs: Any, columns: tuple[str, ...] | None) -> Any:
-    """The :func:`layout` of a batch to train on; an array of the same kind keeps the names that are known already."""
+    """The :func:`layout` of a batch to train on; the names of columns, and an order of keys, stay as they are known."""
     found = layout(inputs, columns)
-    return known if columns is None and found == "tensor" and names_in(known, "columns") else found
+    keys = names_in(found, "keys")
+    same_keys = keys is not None and set(keys) == set(names_in(known, "keys") or ())
+    nameless = columns is None and found == "tensor" and names_in(known, "columns") is not None
+    return known if same_keys or nameless else found
 
 
 def _kinds(known: Any) -> Any:

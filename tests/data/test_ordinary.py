@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_tpauc import PosNegDataModule, PredictionWriter, TPAUCModule
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 
-pytestmark = pytest.mark.filterwarnings("ignore::lightning_tpauc.errors.TPAUCAdvice")
+pytestmark = pytest.mark.filterwarnings("ignore::lightning_tpauc.errors.TPAUCAdvice", "ignore:86 % of the labels")
 QUIET = {
     "accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
     "enable_checkpointing": False,
@@ -251,7 +251,7 @@ def test_targets_as_values_hold_for_the_training_set_alone():
     given = [1 - label for label in train.targets]
     with pytest.raises(DataError, match=r"`targets` are the labels of `train_dataset` alone.*lambda label"):
         ready(train, val, targets=given).val_dataloader()
-    ready(train, targets=given, val_fraction=0.3).val_dataloader()
+    ready(train, targets=given, val_fraction=0.3, num_pos=4).val_dataloader()
     with pytest.warns(TPAUCWarning, match="90 %"):  # the labels that the items have
         ready(train, Images(range(60)), targets=train.targets, num_neg=4).val_dataloader()
     data = ready(train, val, targets=lambda label: label == 0)
@@ -510,3 +510,39 @@ def test_the_fingerprint_tells_features_apart():
     noise = TABLE.assign(age=np.random.default_rng(3).normal(size=400))
     one, same, other = (ready(data, targets="died").fingerprint for data in (TABLE, TABLE.copy(), noise))
     assert one == same != other
+
+
+class Concatenating(nn.Module):
+    """Goes through the values of a mapping in their order."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+
+    def forward(self, batch):
+        return self.linear(torch.stack([value.float() for value in batch.values()], 1))
+
+
+def test_keys_in_another_order_are_the_same_inputs(tmp_path):
+    def items(keys):
+        return [{key: float(row[key]) for key in keys} | {"label": int(row.died)} for _, row in TABLE.iterrows()]
+
+    trainer, module = Trainer(max_epochs=2, **QUIET), TPAUCModule(Concatenating())
+    trainer.fit(module, ready(items(["crp", "age"])))
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    with torch.no_grad():
+        expected = module.backbone({key: torch.tensor(TABLE[key]) for key in ("crp", "age")})[:, 0]
+    loaded = TPAUCModule.load_from_checkpoint(tmp_path / "a.ckpt", backbone=Concatenating())
+    for model in (module, loaded):
+        for data in (PosNegDataModule(predict_dataset=items(["age", "crp"])), DataLoader(items(["age", "crp"]), 100)):
+            scores = torch.cat([batch["score"] for batch in Trainer(**QUIET).predict(model, data)])
+            torch.testing.assert_close(scores, expected)
+
+
+def test_columns_that_an_array_did_not_name_are_taken_in_their_order_and_that_is_said():
+    trainer, module = Trainer(max_epochs=1, **QUIET), TPAUCModule(nn.Linear(3, 1))
+    trainer.fit(module, ready((TABLE[INPUTS].to_numpy(), TABLE.died.to_numpy())))
+    with pytest.warns(
+        TPAUCWarning, match=r"trained on an array.*`predict_dataset`, age, crp, pulse, are taken in this"
+    ):
+        trainer.predict(module, PosNegDataModule(predict_dataset=TABLE[["age", "crp", "pulse"]]))
