@@ -80,32 +80,10 @@ def own_imports(node):
             yield inner if inner and is_module(inner) else inner.rpartition(".")[0]
 
 
-def without(node, kinds):
-    """A copy of ``node`` without the statements of some kinds and without what only type checkers read."""
-
-    class Strip(ast.NodeTransformer):
-        def visit(self, node):
-            typing_only = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-            return ast.Pass() if typing_only or isinstance(node, kinds) else self.generic_visit(node)
-
-    return Strip().visit(ast.parse(ast.unparse(node)))
-
-
-def at_import_time(node):
-    return without(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-
-
 def violations(find):
     """What ``find(own name, tree)`` reports, by module; empty reports are left out."""
     found = {dotted(path) or "__init__": list(find(dotted(path), parse(path))) for path in MODULES}
     return {name: report for name, report in found.items() if report}
-
-
-FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
-
-
-def functions(node):
-    return [child for child in ast.walk(node) if isinstance(child, FUNCTION)]
 
 
 def wrong_edges(own, node):
@@ -145,44 +123,6 @@ def test_the_import_graph_has_no_circle():
     assert circle({room: others - {room} for room, others in rooms.items()}) == []
 
 
-def test_backward_imports_and_circles_are_noticed():
-    for own, source in (
-        ("functional.staco", "from lightning_tpauc.algorithms.base import Algorithm"),  # upwards
-        ("models.tabular", "from lightning_tpauc import distributed"),  # sideways
-        ("data.datamodule", "def f():\n    from lightning_tpauc.metrics import tpauc"),  # in a function
-        ("training.stages", "if TYPE_CHECKING:\n    from lightning_tpauc import TPAUCModule"),  # through the root
-    ):
-        assert len(list(wrong_edges(own, ast.parse(source)))) == 1
-    assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})
-
-
-def fields_of_the_state():
-    """What ``TrainingState.forget`` begins anew: the fields that a training fills."""
-    tree = parse(ROOT / PACKAGE / "training" / "state.py")
-    (forget,) = (function for function in functions(tree) if function.name == "forget")
-    targets = [t for n in ast.walk(forget) if isinstance(n, (ast.Assign, ast.AnnAssign)) for t in assigned(n)]
-    return {target.attr for target in targets}
-
-
-def assigned(node):
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    each = [t for target in targets for t in (target.elts if isinstance(target, ast.Tuple) else [target])]
-    return [target for target in each if isinstance(target, ast.Attribute)]
-
-
-def rebinds_the_state(own, tree):
-    """Assignments to a field of a training's state from outside of it."""
-    fields = fields_of_the_state()
-    for node in ast.walk(tree):
-        for target in assigned(node) if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)) else ():
-            if target.attr in fields and ast.unparse(target.value).endswith("state") and own != "training.state":
-                yield ast.unparse(target)
-
-
-def test_only_the_state_rebinds_what_a_training_remembers():
-    assert violations(rebinds_the_state) == {}
-
-
 def test_the_mathematics_does_not_know_lightning():
     def find(own, tree):
         return (
@@ -190,10 +130,6 @@ def test_the_mathematics_does_not_know_lightning():
         )
 
     assert violations(find) == {}
-
-
-def test_extras_are_imported_when_needed():
-    assert violations(lambda _, tree: {name.split(".")[0] for name in imports(at_import_time(tree))} & EXTRAS) == {}
 
 
 def wrong_exports(own, tree):

@@ -98,19 +98,6 @@ def test_a_resume_that_failed_before_training_started_leaves_nothing_to_a_new_ru
     check_that_a_new_run_starts_from(module, average)
 
 
-def test_what_is_saved_after_loading_other_weights_are_these(saved, tmp_path):
-    path, average = saved
-    module = make_module()
-    trainer = fit(module, seed=7)
-    assert not torch.equal(module.backbone.weight.detach(), average)
-    trainer.validate(module, eval_loader(), ckpt_path=path)
-    trainer.save_checkpoint(tmp_path / "second.ckpt")
-    second = torch.load(tmp_path / "second.ckpt", weights_only=True)
-    assert_close(second["state_dict"]["backbone.weight"], average, "float32")
-    with pytest.raises(CheckpointError, match="holds no state of lightning_tpauc"):
-        fit(make_module(), ckpt_path=tmp_path / "second.ckpt")
-
-
 def test_weights_that_are_changed_after_training_are_saved_as_they_are(tmp_path):
     module = make_module()
     trainer = fit(module)
@@ -142,10 +129,9 @@ def test_a_resumed_run_keeps_the_dual_step_sizes_whatever_the_factory_says(saved
             {"algorithm": staco(surrogate="logistic")},
             r"was written with another `surrogate` \(its kind, margin or scale\)",
         ),
-        ({"algorithm": staco(margin=0.6)}, r"was written with another `surrogate` \(its kind, margin or scale\)"),
         ({"score_activation": "sigmoid"}, "written with `score_activation='identity'`, but the module has 'sigmoid'"),
     ],
-    ids=["surrogate", "margin", "activation"],
+    ids=["surrogate", "activation"],
 )
 def test_other_losses_are_refused_when_training_goes_on(saved, change, words):
     path, _ = saved
@@ -181,23 +167,6 @@ def test_init_from_takes_a_state_dict(tmp_path, what):
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ([torch.ones(2)], "it holds a list instead of weights by name"),
-        ({"state_dict": [torch.ones(2)]}, r"it holds the keys \['state_dict'\] instead of weights by name"),
-        ({"epoch": 3}, r"it holds the keys \['epoch'\] instead"),
-        (torch.ones(2), "it holds a Tensor instead"),
-        (nn.Linear(2, 1), r"it can't be read \(torch.nn.modules.linear.Linear\). Save weights with"),
-    ],
-    ids=["list", "list inside", "numbers", "tensor", "module"],
-)
-def test_init_from_says_what_a_file_holds(tmp_path, content, words):
-    torch.save(content, tmp_path / "w.pt")
-    with pytest.raises(CheckpointError, match=rf"^`init_from='.*w.pt'` can't be used: {words}[^\n]*$"):
-        fit(wide(init_from=str(tmp_path / "w.pt")))
-
-
 @pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "missing"])
 def test_load_from_checkpoint_compares_check_sums(saved, tmp_path, damage):
     path, average = saved
@@ -218,12 +187,6 @@ def other_files():
     weights = nn.Linear(2, 1).state_dict()
     return {
         "weights": (lambda file: torch.save(weights, file), "is no checkpoint of Lightning: it holds the keys"),
-        "state_dict": (lambda file: torch.save({"state_dict": weights}, file), "is no checkpoint of Lightning: it hol"),
-        "tensor": (
-            lambda file: torch.save(weights["weight"], file),
-            "is no checkpoint of Lightning: it holds a Tensor",
-        ),
-        "list": (lambda file: torch.save([1], file), "is no checkpoint of Lightning: it holds a list"),
         "model": (lambda file: torch.save(nn.Linear(2, 1), file), "holds what only `weights_only=False` reads"),
         "npz": (lambda file: np.savez(file, a=1), "torch can't read .*"),
         "text": (
@@ -243,11 +206,6 @@ def test_a_file_that_is_no_checkpoint_is_one_line(tmp_path, kind, how):
         load(how, tmp_path / "other.ckpt")
 
 
-def test_errors_of_a_module_s_own_making_stay(saved):
-    with pytest.raises(TypeError, match="unheard_of"):
-        TPAUCModule.load_from_checkpoint(saved[0], backbone=LinearScore(), unheard_of=1)
-
-
 def test_another_trainer_that_evaluated_saves_weights_and_the_first_one_still_all(tmp_path):
     module = make_module()
     trained, evaluated = fit(module), make_trainer()
@@ -264,45 +222,15 @@ def test_another_trainer_that_evaluated_saves_weights_and_the_first_one_still_al
     assert torch.equal(straight.backbone.weight, resumed.backbone.weight)
 
 
-def misfits():
-    """Networks that the weights of :func:`wide` do not fit, and what is said."""
+def test_weights_that_do_not_fit_are_one_line(tmp_path):
+    path = tmp_path / "a.ckpt"
+    fit(wide()).save_checkpoint(path)
     wider = nn.Sequential(nn.Linear(DIM, 4), nn.Tanh(), nn.Linear(4, 1))
-    bare = nn.Sequential(nn.Linear(DIM, 3, bias=False), nn.Tanh(), nn.Linear(3, 1))
     deeper = nn.Sequential(nn.Linear(DIM, 3), nn.Tanh(), nn.Linear(3, 1), nn.BatchNorm1d(1))
-    return {
-        "shapes": (wider, rf"'backbone.0.weight' has shape \(3, {DIM}\) instead of \(4, {DIM}\), .*"),
-        "adds": (bare, "it adds 'backbone.0.bias'"),
-        "lacks": (deeper, "it lacks 'backbone.3.bias', 'backbone.3.num_batches_tracked', .* and 2 more"),
-    }
-
-
-@pytest.mark.parametrize(("how", "kind"), [("fit", "shapes"), ("load_from_checkpoint", "adds"), ("init_from", "lacks")])
-def test_weights_that_do_not_fit_are_one_line(tmp_path, how, kind):
-    source = wide()
-    fit(source).save_checkpoint(tmp_path / "a.ckpt")
-    backbone, words = misfits()[kind]
-    name = "TPAUCModule" if how == "init_from" else "TPAUCModule with Sequential"
-    words = rf"do not fit {name}: {words}. Use the model that wrote [^\n]*$"
-    with pytest.raises(CheckpointError, match=words):
-        load_into(backbone, how, tmp_path / "a.ckpt")
-
-
-def load_into(backbone, how, path):
-    if how == "load_from_checkpoint":
-        TPAUCModule.load_from_checkpoint(path, backbone=backbone, algorithm=staco())
-    elif how == "init_from":
-        fit(TPAUCModule(backbone, staco(), num_positives=NUM_POS, init_from=str(path)))
-    else:
-        module = TPAUCModule(backbone, staco(), num_positives=NUM_POS)
-        data = loader(make_batches(STEPS)[0]) if how == "fit" else eval_loader()
-        getattr(make_trainer(), how)(module, data, ckpt_path=path)
-
-
-def test_a_checkpoint_of_objects_is_one_line(saved, tmp_path):
-    path, _ = saved
-    content = torch.load(path, weights_only=True)
-    torch.save({**content, "mine": nn.Linear(2, 1)}, tmp_path / "objects.ckpt")
-    with pytest.raises(
-        CheckpointError, match=r"objects.ckpt' holds what only `weights_only=False` reads \(torch.nn.*Linear\)\.$"
-    ):
-        make_trainer().validate(make_module(), eval_loader(), ckpt_path=tmp_path / "objects.ckpt")
+    words = r"do not fit TPAUCModule{}: {}. Use the model that wrote [^\n]*$"
+    shapes = rf"'backbone.0.weight' has shape \(3, {DIM}\) instead of \(4, {DIM}\), .*"
+    with pytest.raises(CheckpointError, match=words.format(" with Sequential", shapes)):
+        TPAUCModule.load_from_checkpoint(path, backbone=wider, algorithm=staco())
+    lacks = "it lacks 'backbone.3.bias', 'backbone.3.num_batches_tracked', .* and 2 more"
+    with pytest.raises(CheckpointError, match=words.format("", lacks)):
+        fit(TPAUCModule(deeper, staco(), num_positives=NUM_POS, init_from=str(path)))

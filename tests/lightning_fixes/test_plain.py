@@ -5,7 +5,6 @@ import datetime
 import enum
 import io
 import pathlib
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -25,16 +24,6 @@ from tests.helpers.problems import make_trainer
 
 class Mode(str, enum.Enum):
     FAST = "fast"
-
-
-class Plain(enum.Enum):
-    A = 1
-
-
-@dataclass
-class Setting:
-    rate: float
-    folder: pathlib.Path
 
 
 Point = collections.namedtuple("Point", "x y")
@@ -94,26 +83,13 @@ def test_a_plain_equivalent_is_saved(value, expected):
     assert same(read_back(found), expected)
 
 
-def test_containers_without_a_change_are_not_copied():
-    value = {"state": [torch.ones(2), (1, {"a": 2})], "counts": collections.Counter("ab")}
-    assert plain(value, "x") is value
-
-
 @pytest.mark.parametrize(
     "value",
     [
         slice(1, 2),
         datetime.datetime(2020, 1, 1),
-        np.datetime64("2020-01-01"),
-        Plain.A,
-        Setting(0.5, pathlib.Path("c")),
-        range(3),
         nn.Linear(1, 1),
-        STACO(),
-        int,
-        len,
         lambda x: x,
-        torch.Generator(),
         object(),
     ],
     ids=lambda value: type(value).__name__,
@@ -204,7 +180,6 @@ def test_objects_are_left_out_of_hyperparameters(tmp_path):
     ("where", "words"),
     [
         ({"extra": slice(2)}, r"hold hyper_parameters\['extra'\]: slice .*save_hyperparameters\(ignore=\['extra'\]\)"),
-        ({"extra": [nn.ReLU()]}, r"hold hyper_parameters\['extra'\]\[0\]: ReLU .*ignore=\['extra'\]"),
         ({"extra": {"inner": STACO()}}, r"hold hyper_parameters\['extra'\]\['inner'\]: STACO .*ignore=\['extra'\]"),
     ],
 )

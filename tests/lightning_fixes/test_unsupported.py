@@ -71,6 +71,8 @@ def test_a_fit_leaves_the_filters_of_warnings_and_repeats_none():
         warnings.simplefilter("default")
         before = list(warnings.filters)
         fit(make_module(), Says(), max_epochs=5)
+        with pytest.raises(ArgumentError):
+            fit(TPAUCModule(LinearScore(), staco()))  # the number of positives is unknown
         assert warnings.filters == before
     said = [str(one.message) for one in caught]
     assert said.count("shown once per place") == 1
@@ -88,11 +90,9 @@ PRUNING = r"ModelPruning zeroes weights.* `torch.nn.utils.prune`"
     ("algorithm", "callback", "words"),
     [
         (staco(), Unfreeze(), FINETUNING),
-        (staco(gamma=5.0), Unfreeze(), FINETUNING),
         (SONX(gamma=0.1), Unfreeze(), FINETUNING),
         (staco(), BackboneFinetuning(), "BackboneFinetuning would train weights"),
         (staco(), ModelPruning("l1_unstructured", amount=0.5), PRUNING),
-        (staco(gamma=5.0), ModelPruning("l1_unstructured", amount=0.5), PRUNING),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
 )

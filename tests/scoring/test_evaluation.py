@@ -7,20 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.trainer.states import TrainerFn
 from sklearn.metrics import roc_curve
 from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
-from torchmetrics import MetricCollection
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.functional import two_way_partial_auroc
-from lightning_tpauc.metrics.reporting import LabelMetrics
-from lightning_tpauc.scoring.evaluation import AreaWarnings
 from lightning_tpauc.scoring.labelled_data import inputs_and_target, inputs_to_predict
 from tests.helpers.problems import make_problem, make_trainer
 from tests.helpers.tolerances import assert_close
@@ -44,13 +38,6 @@ def area_of(module, part, *rectangle):
     x, y = make_problem()
     with torch.no_grad():
         return two_way_partial_auroc(module.raw_scores(x[part]), y[part], *rectangle)
-
-
-class TwoValidations(PosNegDataModule):
-    """Validates on two halves, each with its own metrics."""
-
-    def val_dataloader(self):
-        return loaders_of(slice(0, None, 2), slice(1, None, 2))
 
 
 @pytest.mark.parametrize("subject", ["validate", "test"])
@@ -111,36 +98,6 @@ def test_a_run_says_once_that_its_area_is_zero():
     assert float(trainer.callback_metrics["val/tpr_at_max_fpr"]) > 0
 
 
-@pytest.mark.parametrize("epochs", [2, 6])
-@pytest.mark.parametrize("interval", [1.0, 0.5])
-def test_an_area_of_zero_is_no_fault_in_the_first_epochs(epochs, interval):
-    """However often they are validated."""
-    module = TPAUCModule(nn.Linear(DIM, 1), CrossEntropy(0.99, 0.1), lambda p: torch.optim.SGD(p, lr=0.05))
-    x, y = make_problem()
-    data = PosNegDataModule((x, y), (x, y), num_pos=6, num_neg=10)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        make_trainer(precision="32-true", max_epochs=epochs, val_check_interval=interval).fit(module, data)
-    said = [str(warning.message) for warning in caught if "val/tpauc is 0 for 3 epochs" in str(warning.message)]
-    assert len(said) == (epochs > 2)
-
-
-def test_only_epochs_in_a_row_count():
-    module = SimpleNamespace(
-        trainer=SimpleNamespace(state=SimpleNamespace(fn=TrainerFn.FITTING), callbacks=[]),
-        algorithm=CrossEntropy(0.9, 0.1),
-    )
-    said, areas = AreaWarnings(), [0.0, 0.0, 0.1, 0.0, 0.0, 0.0, 0.0]
-    found = []
-    for module.current_epoch, area in enumerate(areas):
-        values = {"val/tpauc": torch.tensor(area), "val/tpr_at_max_fpr": torch.tensor(0.5)}
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            said.look_at(module, LabelMetrics([MetricCollection([], prefix="val/")]), values, "")
-        found.append(len(caught))
-    assert found == [0, 0, 0, 0, 0, 1, 0]
-
-
 @pytest.mark.parametrize("stage", ["validate", "test"])
 def test_an_evaluation_says_how_far_below_the_rectangle_the_curve_passes(stage, caplog):
     """Of four positives one is above all negatives, of which every second one follows it."""
@@ -174,36 +131,6 @@ def test_one_trainer_evaluates_several_modules():
         assert results["test/tpauc"] == pytest.approx(float(area_of(module, slice(None), 0.6, 0.4)), abs=1e-6)
 
 
-class Fail(Callback):
-    """Breaks an evaluation off after its first batch."""
-
-    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
-        raise KeyError
-
-    on_test_batch_end = on_validation_batch_end
-
-
-@pytest.mark.parametrize("subject", ["validate", "test"])
-def test_an_evaluation_that_is_broken_off_leaves_nothing_to_the_next(subject):
-    module, loader = make_module(), loaders_of(slice(None))
-    expected = getattr(make_trainer(precision="32-true"), subject)(module, loader, verbose=False)
-    with pytest.raises(KeyError):
-        getattr(make_trainer(precision="32-true", callbacks=[Fail()]), subject)(module, loader, verbose=False)
-    assert getattr(make_trainer(precision="32-true"), subject)(module, loader, verbose=False) == expected
-
-
-@pytest.mark.parametrize("sanity", [0, 2])
-def test_checkpoints_can_follow_one_of_several_loaders(tmp_path, sanity):
-    data = TwoValidations(make_problem(), val_dataset=make_problem(), num_pos=4, num_neg=10)
-    saver = ModelCheckpoint(tmp_path, monitor="val/tpauc/dataloader_idx_1", mode="max")
-    trainer = make_trainer(
-        precision="32-true", callbacks=[saver], enable_checkpointing=True, num_sanity_val_steps=sanity
-    )
-    trainer.fit(module := make_module(), data)
-    assert float(saver.best_model_score) == float(trainer.callback_metrics["val/tpauc/dataloader_idx_1"])
-    assert_close(saver.best_model_score.double(), area_of(module, slice(1, None, 2), 0.6, 0.4), "float32")
-
-
 class DataBatch(SimpleNamespace):
     """Stands for a batch of PyG."""
 
@@ -216,15 +143,11 @@ X, ONES, Y = torch.zeros(2, DIM), torch.ones(2, DIM), torch.tensor([0, 1])
     [
         ({"x": X}, "batches (inputs, target) to validate and test on, but got a dict. Let the data set return"),
         (DataBatch(x=X, y=Y), "got a DataBatch. Let the data set return such pairs, or give it to PosNegDataModule"),
-        (X, "got a Tensor. Let"),
-        ([X], "got a list of Tensor. Let"),
-        ((X, [0, 1]), "got a tuple of Tensor, list. Let"),
         (
             (X, torch.tensor([0.0, 0.25])),
             "labels 0 and 1 in the batches, but found 0.25. Pass, for instance, (y > 0.5)",
         ),
         ((X, torch.tensor([0.0, torch.nan])), "labels 0 and 1 in the batches, but found nan"),
-        ((X, torch.tensor([-1, 1])), "labels 0 and 1 in the batches, but found -1. Pass, for instance, (y > 0)"),
         ((X, torch.tensor([2, 1])), "labels 0 and 1 in the batches, but found 2. Pass, for instance, (y == 2)"),
         ((X, torch.zeros(2, 3)), "one label per example as the last entry of the batches, but got shape (2, 3)"),
         ((X, Y, Y), "but got 3 entries, and what was trained on is unknown: nobody knows which of them is the label"),
@@ -233,14 +156,6 @@ X, ONES, Y = torch.zeros(2, DIM), torch.ones(2, DIM), torch.tensor([0, 1])
 def test_batches_of_another_kind(batch, words):
     with pytest.raises(ArgumentError, match=re.escape(words)):
         inputs_and_target(batch)
-
-
-def test_mappings_have_their_label_under_a_usual_name():
-    for known in (None, {"keys": ["x"]}):
-        inputs, target = inputs_and_target({"x": X, "label": Y, "z": ONES} if known else {"x": X, "label": Y}, known)
-        assert [*inputs] == ["x"]
-        assert target.tolist() == [0, 1]
-        assert [*inputs_to_predict({"x": X, "label": Y}, known)] == ["x"]
 
 
 def test_batches_of_more_entries_than_the_model_was_trained_on():
@@ -255,16 +170,6 @@ def test_batches_of_more_entries_than_the_model_was_trained_on():
     assert torch.equal(target, Y)
     with pytest.raises(ArgumentError, match="2 entries, and the model was trained on inputs"):  # there is no label
         inputs_and_target((X, Y), ["tensor", "tensor"])
-
-
-def test_a_pair_of_inputs_and_a_label_is_never_ambiguous():
-    for known in (None, ["tensor", "tensor"]):
-        for batch in ([[X, ONES], Y], ((X, ONES), Y)):
-            (a, b), target = inputs_and_target(batch, known)
-            assert a is X
-            assert b is ONES
-            assert torch.equal(target, Y)
-            assert inputs_to_predict(batch, known)[1] is ONES
 
 
 class TwoInputs(nn.Module):

@@ -41,12 +41,6 @@ def test_settings_by_name_and_by_position():
     assert Labels.from_state_dict(labels.state_dict()) == labels
 
 
-def test_a_position_from_a_command_line():
-    assert by_position({"2": {"weight": 2.0}}, ("a", "b", "c")) == {2: {"weight": 2.0}}
-    with pytest.raises(ArgumentError, match=r"options of '-1', but the data's labels are a, b, c"):
-        by_position({"-1": {"weight": 2.0}}, ("a", "b", "c"))
-
-
 @pytest.mark.parametrize(("number", "names"), [(2019, ("2019", "2020")), (1, ("1", "2"))])
 def test_a_number_that_is_a_position_and_another_labels_name(number, names):
     with pytest.raises(ArgumentError, match=f"pass the name as text, '{number}'"):

@@ -245,14 +245,6 @@ def test_another_training_begins_without(caplog):
     assert "chose no threshold: there are no validation data with both classes" in caplog.text
 
 
-def test_one_class_has_no_threshold():
-    (x, y), _ = validation_rows()
-    with pytest.warns(match="no positive example"):
-        trainer, module, data = fit(data=make_data(val_dataset=(x[y == 0], y[y == 0])))
-    assert module.threshold is None
-    assert set(trainer.predict(module, data)[0]) == {"example_id", "score"}
-
-
 def test_a_rectangle_out_of_reach_is_said_with_how_far_away_it_is(caplog):
     (x, _), _ = validation_rows()
     y = torch.zeros(len(x), dtype=torch.long)
@@ -269,31 +261,6 @@ def test_a_rectangle_out_of_reach_is_said_with_how_far_away_it_is(caplog):
     said = [r.message for r in caplog.records if "No threshold lies in the rectangle TPR >= 0.5" in r.message]
     assert len(said) == 1
     assert f"is {away:.2g} away" in said[0]
-
-
-def test_several_labels_out_of_reach_are_said_in_one_line(caplog):
-    (x, _), _ = validation_rows()
-    there = (x > 0.8).long()
-    reversed_ = (x * torch.tensor([-1.0, -1.0, 1.0]) > 0.8).long()  # all but the last label the other way round
-    data = PosNegDataModule((x, there), val_dataset=(x, reversed_))
-    torch.manual_seed(3)
-    callbacks = DecisionThreshold(calibration="sigmoid"), StageCallback(keep_best=False)
-    module = TPAUCModule(nn.Linear(3, 3), optimizer=lambda p: torch.optim.Adam(p, lr=0.1))
-    fit(*callbacks, module=module, data=data, max_epochs=40)
-    points = dict(zip(module.operating_point.names, module.operating_point.choices, strict=True))
-    missed = {
-        name: math.hypot(max(0.0, 0.5 - point.nearest[0]), max(0.0, point.nearest[1] - 0.5))
-        for name, point in points.items()
-        if point.nearest is not None
-    }
-    assert sorted(missed) == ["0", "1"]
-    said = [r.message for r in caplog.records if "No threshold lies in the rectangle" in r.message]
-    assert len(said) == 1
-    assert "of 2 of 3 labels" in said[0]
-    assert ", ".join(f"{name} by {away:.2g}" for name, away in missed.items()) in said[0]
-    uncalibrated = [r.message for r in caplog.records if "no probabilities" in r.message]
-    assert len(uncalibrated) == 1
-    assert "no probabilities of 0, 1. " in uncalibrated[0]
 
 
 def test_scores_that_a_sigmoid_can_not_calibrate_do_not_end_the_training(caplog):
@@ -331,22 +298,21 @@ def test_the_first_of_several_data_loaders_chooses():
 def test_ranks_agree_and_choose_what_one_process_does(tmp_path):
     saver = ModelCheckpoint(tmp_path / "one")
     _, module, data = fit(saver, module=make_module(nn.Linear(3, 1)), enable_checkpointing=True)
-    for world in (2, 3):
-        folder = tmp_path / str(world)
-        callbacks = [ModelCheckpoint(folder), DecisionThreshold(calibration="isotonic")]
-        several = make_trainer(
-            precision="32-true", callbacks=callbacks, devices=world, strategy="ddp_fork", enable_checkpointing=True
-        )
-        several.validate(module, data, verbose=False)
-        assert float(several.callback_metrics["val/threshold"]) == pytest.approx(module.threshold, rel=1e-6)
-        writer = PredictionWriter(str(folder / "p.csv"))
-        make_trainer(precision="32-true", callbacks=[writer], devices=world, strategy="ddp_fork").predict(
-            module, data, return_predictions=False
-        )
-        single = PredictionWriter(str(folder / "one.csv"))
-        make_trainer(precision="32-true", callbacks=[single]).predict(module, data)
-        assert (folder / "p.csv").read_text() == (folder / "one.csv").read_text()
-        assert "decision" in (folder / "p.csv").read_text()
+    folder = tmp_path / "three"
+    callbacks = [ModelCheckpoint(folder), DecisionThreshold(calibration="isotonic")]
+    several = make_trainer(
+        precision="32-true", callbacks=callbacks, devices=3, strategy="ddp_fork", enable_checkpointing=True
+    )
+    several.validate(module, data, verbose=False)
+    assert float(several.callback_metrics["val/threshold"]) == pytest.approx(module.threshold, rel=1e-6)
+    writer = PredictionWriter(str(folder / "p.csv"))
+    make_trainer(precision="32-true", callbacks=[writer], devices=3, strategy="ddp_fork").predict(
+        module, data, return_predictions=False
+    )
+    single = PredictionWriter(str(folder / "one.csv"))
+    make_trainer(precision="32-true", callbacks=[single]).predict(module, data)
+    assert (folder / "p.csv").read_text() == (folder / "one.csv").read_text()
+    assert "decision" in (folder / "p.csv").read_text()
 
 
 def test_what_it_refuses():
@@ -366,35 +332,3 @@ def test_what_it_refuses():
 
     with pytest.raises(UnsupportedError, match="a TPAUCModule, but got Other"):
         make_trainer(callbacks=[DecisionThreshold()]).validate(Other())
-
-    class Theirs(LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.threshold = 0.5
-
-    class Mixed(TPAUCModule, Theirs):
-        pass
-
-    with pytest.raises(ArgumentError, match="a class that has `threshold` already"):
-        Mixed()
-
-
-# ---------------------------------------------------------------- of which weights it is
-
-
-def test_the_step_is_that_of_the_weights_also_after_loading(tmp_path):
-    saver = ModelCheckpoint(tmp_path, monitor="val/tpauc", mode="max", filename="best")
-    trainer, module, data = fit(saver, enable_checkpointing=True, max_epochs=6)
-    best, last = module.training_state.best.step, module.training_state.batches_seen
-    assert 0 < best <= last
-    trainer.save_checkpoint(tmp_path / "end.ckpt")
-    trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
-    make_trainer(precision="32-true", callbacks=[DecisionThreshold("youden")]).validate(module, data, verbose=False)
-    assert (module.operating_point.criterion, module.operating_point.step) == ("youden", best)
-    for name in ("best", "end", "weights"):
-        net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-        loaded = TPAUCModule.load_from_checkpoint(tmp_path / f"{name}.ckpt", backbone=net)
-        assert loaded.training_state.weights_step == best
-        chooser = make_trainer(precision="32-true", callbacks=[DecisionThreshold("youden")])
-        chooser.validate(loaded, data, verbose=False)
-        assert (loaded.operating_point.criterion, loaded.operating_point.step) == ("youden", best)

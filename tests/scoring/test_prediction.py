@@ -188,22 +188,6 @@ def test_batches_of_unknown_examples_are_refused(tmp_path, make, message):
     assert not (tmp_path / "scores.csv").exists()
 
 
-class Wrapped:
-    def __init__(self, loader):
-        self.loader = loader
-
-    def __iter__(self):
-        return iter(self.loader)
-
-
-def test_batches_of_an_unknown_iterable_are_warned_of(tmp_path):
-    x, module = make_problem()
-    with pytest.warns(TPAUCWarning, match="batches of a Wrapped do not say .* wrong if it shuffles") as said:
-        predict(module, Wrapped(DataLoader(TensorDataset(x), batch_size=4)), tmp_path / "scores.csv")
-    assert sum("do not say" in str(warning.message) for warning in said) == 1
-    check(module, x, tmp_path / "scores.csv", range(NUM))
-
-
 @pytest.mark.ddp
 @pytest.mark.parametrize("own", [False, True], ids=["Lightning's sampler", "every process takes all"])
 @pytest.mark.filterwarnings("ignore:.*predictions are of examples that had one.*")
@@ -212,17 +196,6 @@ def test_several_processes_predict_on_a_plain_loader(tmp_path, own):
     loader = DataLoader(TensorDataset(x), batch_size=4, shuffle=True)
     predict(module, loader, tmp_path / "scores.csv", devices=2, strategy="ddp_fork", use_distributed_sampler=not own)
     check(module, x, tmp_path / "scores.csv", range(NUM))
-
-
-class Named(TPAUCModule):
-    def predict_step(self, batch, batch_idx, dataloader_idx=0):
-        return super().predict_step(batch, batch_idx)["score"]
-
-
-def test_another_predict_step_is_refused(tmp_path):
-    x, _ = make_problem()
-    with pytest.raises(UnsupportedError, match=r"expects `predict_step` to return .* but Named returned a Tensor"):
-        predict(Named(nn.Linear(3, 1)), make_data(x), tmp_path / "scores.csv")
 
 
 class Unasked(nn.Linear):
@@ -277,15 +250,6 @@ def test_a_full_disk_leaves_the_earlier_file_whole(tmp_path, monkeypatch):
 
 
 # ---------------------------------------------------------------- what users call the rows
-
-
-class ByName(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 1)
-
-    def forward(self, x):
-        return self.layer(x)
 
 
 def written(path):

@@ -14,8 +14,7 @@ from torch import nn
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
 from lightning_tpauc.errors import NonFiniteError, TPAUCAdvice
-from lightning_tpauc.models import Linear
-from lightning_tpauc.training.guards import Adviser, few_pairs, little_demanded, uneven_columns
+from lightning_tpauc.training.guards import Adviser, little_demanded, uneven_columns
 from tests.helpers.problems import bare_trainer, noisy_labels
 
 
@@ -28,27 +27,6 @@ def said(speak):
 
 
 # ---------------------------------------------------------------- few pairs
-
-
-@pytest.mark.parametrize(
-    ("kind", "bound", "count", "message"),
-    [
-        ("positives", 0.8, 19, r"Only 3\.8 of the 19 positives .* min_tpr=0\.8: raise `num_pos` to 20 or more\."),
-        ("negatives", 0.05, 64, r"Only 3\.2 of the 64 negatives .* max_fpr=0\.05: raise `num_neg` to 80 or more\."),
-        ("positives", 0.9, 8, r"Only 0\.8 of the 8 positives .* min_tpr=0\.9: raise `num_pos` to 40 or more\."),
-    ],
-)
-def test_few_pairs_and_how_many_are_enough(kind, bound, count, message):
-    text = few_pairs(kind, bound, count)
-    assert re.fullmatch(message, text)
-    enough = int(re.search(r"to (\d+) or", text)[1])
-    assert few_pairs(kind, bound, enough) is None
-    assert few_pairs(kind, bound, enough - 1) is not None
-
-
-@pytest.mark.parametrize("most", [1, 3, 4])
-def test_no_rectangle_holds_enough_of_hardly_any_positives(most):
-    assert few_pairs("positives", 0.5, most, most).partition(": ")[2] == "train on more positives."
 
 
 @pytest.mark.parametrize(
@@ -89,21 +67,6 @@ def test_of_few_positives_there_are_no_more_to_take():
     assert fit((x[few], y[few]), STACO(bound, 0.5), num_pos=64) == [], "the remedy that is named is one"
 
 
-@pytest.mark.parametrize(("positives", "remedy"), [(3, ": train on more"), (6, r": lower `min_tpr` to 0\.33 or less")])
-@pytest.mark.parametrize("weight", [1.0, 0.0])
-def test_of_several_labels_the_one_that_has_the_fewest_is_named(positives, remedy, weight):
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(600, 6, generator=generator)
-    y = (x[:, :2] + 0.3 * torch.randn(600, 2, generator=generator) > 0.5).float()
-    y[y[:, 1].cumsum(0) > positives, 1] = 0.0
-    tasks = {1: {"weight": weight, "min_tpr": 0.8, "max_fpr": 0.2}}
-    module = TPAUCModule(Linear(6, num_labels=2), STACO(0.5, 0.5), tasks=tasks)
-    texts = said(lambda: bare_trainer(max_epochs=1).fit(module, PosNegDataModule((x, y), (x, y))))
-    assert any(
-        re.search(rf"positives that '1' has .*{remedy}|positives of '1' .*{remedy}", text) for text in texts
-    ) is (weight > 0), texts
-
-
 def test_a_method_without_a_rectangle_to_train_is_not_judged_by_it():
     assert fit(noisy_labels(400, 4, 0.3), CrossEntropy(), num_pos=2) == []
 
@@ -140,12 +103,6 @@ def test_duals_at_a_standstill(active, training, speaks):
     """Not where enough pairs move the weights, nothing is left to learn, or the algorithm has no such pairs."""
     messages = looked([(0.9, training)] * 3, active=active)
     assert [text.startswith("Nothing moves the weights: ") and "`beta`" in text for text in messages] == [True] * speaks
-
-
-def test_a_learning_rate_that_undoes_what_was_learnt():
-    (message,) = looked([(ratio, math.nan) for ratio in (0.9, 0.31, 1.7, 2.5)])
-    assert "rose from 0.31 to 1.70" in message
-    assert "Lower the optimizer's `lr`" in message
 
 
 @pytest.mark.parametrize("ratios", [(1.5, 1.2, 0.9), (0.5, 0.7, 0.99), (0.5, math.nan), (0.9, 1.4)])

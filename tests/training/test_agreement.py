@@ -3,11 +3,10 @@
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, Subset, TensorDataset, random_split
+from torch.utils.data import TensorDataset, random_split
 
 from lightning_tpauc import NegativeStream, PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import SOTA, STACO
-from lightning_tpauc.data.parts import describe
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.training.guards import require_agreement
 from tests.helpers.ddp import RankError, run_distributed
@@ -37,11 +36,6 @@ def test_every_rank_says_who_has_what():
         assert "same" not in result.text.partition("ArgumentError")[2].partition("must share")[2].partition(".")[0]
 
 
-def test_equal_ranks_train_on():
-    """Objects count as equal wherever in memory they lie, and nan as equal to itself."""
-    assert on_ranks(lambda rank: {"a": float("nan"), "b": object(), "c": lambda: rank}) == ["agreed", "agreed"]
-
-
 def test_a_rank_that_fails_leaves_nobody_waiting():
     def fails(rank):
         if rank == 1:
@@ -54,44 +48,7 @@ def test_a_rank_that_fails_leaves_nobody_waiting():
     assert "DataError: no positives here" in second.text
 
 
-def test_one_process_describes_nothing():
-    require_agreement(lambda: pytest.fail("not asked"))
-
-
 # ---------------------------------------------------------------- what is compared
-
-
-class Items(Dataset):
-    """Items that nobody reads to describe them."""
-
-    def __init__(self, n):
-        self.n = n
-
-    def __len__(self):
-        return self.n
-
-    def __getitem__(self, row):
-        pytest.fail("read")
-
-
-def test_descriptions_tell_data_apart():
-    x, y = torch.randn(40, 3), torch.arange(40) % 4
-    noisy = x.clone()
-    noisy[0, 0] += 1e-6
-    data = [
-        TensorDataset(x, y),
-        TensorDataset(noisy, y),
-        TensorDataset(x.double(), y),
-        TensorDataset(x[:39], y[:39]),
-        TensorDataset(x, y + 1),
-        TensorDataset(x.bfloat16(), y),
-        Subset(TensorDataset(x, y), [1, 2, 3]),
-        Subset(TensorDataset(x, y), [1, 2, 4]),
-        Items(5),
-        Items(6),
-    ]
-    assert len({describe(one) for one in data}) == len(data)
-    assert describe(TensorDataset(x.clone(), y.clone())) == describe(data[0])
 
 
 def make_data(rank=0, **kwargs):
@@ -117,12 +74,6 @@ def generated(rank):
     return PosNegDataModule((torch.randn(120, 3, generator=unseeded(rank)), y), num_pos=4, num_neg=6)
 
 
-def shorter(rank):
-    data = make_data()
-    x, y = data.train_dataset
-    return PosNegDataModule((x[: 120 - 8 * rank], y[: 120 - 8 * rank]), num_pos=4, num_neg=6)
-
-
 def other_labels_to_validate(rank):
     data = make_data()
     x, y = data.train_dataset
@@ -138,11 +89,9 @@ def streamed(rank):
 
 DATA = {
     "split_seed": (lambda rank: make_data(split_seed=rank), "`split_seed`: 0 on rank 0, 1 on rank 1"),
-    "num_pos": (lambda rank: make_data(num_pos=4 + rank), "`num_pos`: 4 on rank 0, 5 on rank 1"),
     "fold": (lambda rank: make_data(val_fraction=None, num_folds=3, fold=rank), "`fold`: 0 on rank 0, 1 on rank 1"),
     "random_split": (split_at_random, "rows of the training positives"),
     "generated data": (generated, "`train_dataset`: '120 examples"),
-    "length": (shorter, "`train_dataset`: '120 examples"),
     "labels to validate": (other_labels_to_validate, "labels of `val_dataset`"),
     "a stream": (streamed, "`steps_per_epoch`: 4 on rank 0, 5 on rank 1"),
 }

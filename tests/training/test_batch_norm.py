@@ -2,14 +2,12 @@
 
 import copy
 
-import pytest
 import torch
 from lightning.pytorch import Callback
 from torch import nn
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO
-from lightning_tpauc.errors import ArgumentError
 from tests.helpers.problems import make_trainer
 from tests.helpers.tolerances import assert_close
 from tests.reference.averages import polynomial_mean
@@ -61,8 +59,3 @@ def test_recompute_averages_over_an_epoch_of_batches():
     assert (net[1].running_mean - means).abs().max() < 0.1 * variances.sqrt().min()
     assert not torch.equal(net[1].running_mean, seen[-1][0])
     assert net[1].momentum == 0.1, "the layer goes on as it was"
-
-
-def test_unknown_choice():
-    with pytest.raises(ArgumentError, match=r"`batch_norm` to be one of .*'recompute'.*, but got 'forget'"):
-        StageCallback(batch_norm="forget")

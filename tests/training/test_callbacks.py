@@ -8,7 +8,6 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_tpauc import StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.errors import UnsupportedError
-from lightning_tpauc.training.guards import FiniteGuard
 from tests.helpers.problems import NUM_POS, LinearScore, eval_loader, loader, make_batches, make_trainer
 from tests.helpers.tolerances import assert_close
 from tests.reference.averages import polynomial_mean
@@ -100,26 +99,6 @@ def test_a_validation_that_fails_leaves_the_last_iterate():
     assert torch.equal(weight(module), watch.after[-1])
 
 
-def test_a_failure_after_training_leaves_the_average():
-    module, watch, stages = make_module(), Watch(), StageCallback()
-    fit(module, watch, stages)
-    average = weight(module)
-    assert not torch.equal(average, watch.after[-1])
-
-    class FailAtOnce(Callback):
-        def on_validation_start(self, trainer, pl_module):
-            msg = "at once"
-            raise RuntimeError(msg)
-
-    for run in ("validate", "fit"):
-        trainer = make_trainer(callbacks=[stages, FailAtOnce()], num_sanity_val_steps=1)
-        # fit fails in its sanity check, before the new run has allocated anything
-        data = [eval_loader()] if run == "validate" else [loader(make_batches(1)[0]), eval_loader()]
-        with pytest.raises(RuntimeError, match="at once"):
-            getattr(trainer, run)(module, *data)
-        assert torch.equal(weight(module), average)
-
-
 # ---------------------------------------------------------------- two of them
 
 
@@ -130,10 +109,3 @@ class Own(StageCallback):
 def test_two_stage_callbacks_are_refused():
     with pytest.raises(UnsupportedError, match="The Trainer has StageCallback and Own: each would start"):
         fit(make_module(), StageCallback(), Own())
-
-
-def test_two_guards_do_no_harm():
-    one, two = Watch(), Watch()
-    fit(make_module(), one)
-    fit(make_module(), FiniteGuard(), FiniteGuard(), two)
-    assert torch.equal(torch.stack(one.after), torch.stack(two.after))

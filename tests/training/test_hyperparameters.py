@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from lightning.pytorch.loggers import CSVLogger, Logger
+from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
@@ -13,30 +13,6 @@ from lightning_tpauc.algorithms import STACO
 from tests.helpers.problems import make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
-
-
-class Named(TPAUCModule):
-    """Has hyperparameters of its own, one of them by a name of ours."""
-
-    def __init__(self, width, optimizer, shown=True):
-        super().__init__(nn.Linear(4, 1), STACO(0.4, 0.6, alpha=2.0), lambda p: torch.optim.SGD(p, lr=0.25))
-        self.save_hyperparameters("width", "optimizer", logger=shown)
-
-
-class Kept(Logger):
-    """Keeps the hyperparameters that it is given."""
-
-    name = version = None
-
-    def __init__(self):
-        super().__init__()
-        self.params = {}
-
-    def log_hyperparams(self, params, *_, **__):
-        self.params.update(params)
-
-    def log_metrics(self, metrics, step=None):
-        pass
 
 
 def data():
@@ -68,23 +44,3 @@ def test_a_run_from_python_is_described(tmp_path):
     assert (logged["lr_scheduler"], logged["score_activation"]) == ("StepLR", "sigmoid")
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     assert not torch.load(tmp_path / "a.ckpt", weights_only=True).get("hyper_parameters")
-
-
-@pytest.mark.parametrize("shown", [True, False])
-def test_what_a_module_saves_comes_first_and_may_stay_unlogged(shown):
-    logger = Kept()
-    fit(Named(3, "theirs", shown), logger)
-    assert logger.params["algorithm"]["min_tpr"] == 0.4
-    if shown:
-        assert (logger.params["width"], logger.params["optimizer"]) == (3, "theirs")
-    else:
-        assert "width" not in logger.params
-        assert logger.params["optimizer"]["lr"] == 0.25
-
-
-def test_a_second_run_is_described_anew():
-    module = TPAUCModule(nn.Linear(4, 1), STACO(0.4, 0.6), lambda p: torch.optim.SGD(p, lr=0.25))
-    fit(module, Kept())
-    module.algorithm, logger = STACO(0.2, 0.7), Kept()
-    fit(module, logger)
-    assert logger.params["algorithm"]["min_tpr"] == 0.2

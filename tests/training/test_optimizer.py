@@ -122,24 +122,6 @@ def test_values_out_of_range(options, name):
         DampedAdam([nn.Parameter(torch.zeros(1))], **options)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"lr": torch.tensor([0.1, 0.2])},
-            r"`lr` to be a number or a tensor of shape \(\), but got one of shape \(2,\)",
-        ),
-        ({"betas": 0.9}, r"`betas` to be two numbers, such as \(0.9, 0.999\), but got 0.9"),
-        ({"betas": None}, "`betas` to be two numbers"),
-        ({"betas": (0.9,)}, "`betas` to be two numbers"),
-        ({"betas": (0.9, 0.99, 0.999)}, "`betas` to be two numbers"),
-    ],
-)
-def test_values_of_another_form(options, message):
-    with pytest.raises(ArgumentError, match=message):
-        DampedAdam([nn.Parameter(torch.zeros(1))], **options)
-
-
 def test_sparse_gradients_are_refused():
     table = nn.Embedding(4, 2, sparse=True)
     table(torch.tensor([1])).sum().backward()

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.callbacks import Timer
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
-from lightning_tpauc.algorithms import STACO, Algorithm, Task, TrainingScores
+from lightning_tpauc.algorithms import STACO, Task, TrainingScores
 from lightning_tpauc.algorithms.base import TIGHTNESS_GRID
 from lightning_tpauc.functional import objective_ratio
 from lightning_tpauc.metrics import ObjectiveRatios
@@ -52,13 +52,6 @@ def test_shrinks_as_far_as_it_should_where_the_rectangle_is_in_reach():
     assert made.ratios[0] == 0.0
 
 
-def test_catches_up_at_two_moves_a_time():
-    made = schedule()
-    for reached in (0.1, 0.2):
-        made.move(1.0, separable())
-        assert made.algorithm.tightness == pytest.approx(reached)
-
-
 def test_is_held_where_the_objective_comes_near_that_of_a_constant_model():
     made = schedule()
     made.hold_at = 2.0
@@ -80,13 +73,6 @@ def test_held_out_scores_hold_it_even_where_training_scores_are_perfect():
     for k in range(1, 21):
         made.move(k / 20, separable())
     assert made.algorithm.tightness == pytest.approx(0.2)
-
-
-def test_does_not_move_where_nothing_is_known():
-    made = schedule()
-    made.move(1.0, None)
-    assert made.algorithm.tightness == 0.0
-    assert math.isnan(made.ratios[0])
 
 
 def test_what_the_last_steps_have_computed_is_measured_where_it_leaves_a_doubt():
@@ -141,16 +127,6 @@ def test_each_labels_rectangle_goes_its_own_way():
     assert not made.held[3]
 
 
-def test_state_comes_back():
-    made, other = schedule(tasks=[4, 5]), schedule(tasks=[4, 5])
-    made.held_out, made.ratios, made.held, made.decided_after = [[0.5] * 21] * 2, [0.25, 0.5], [True, False], 7
-    made.algorithm.tightness_of_tasks = (0.25, 1.0)
-    other.load_state_dict(made.state_dict())
-    other.algorithm.load_state_dict(made.algorithm.state_dict())
-    assert other.state_dict() == made.state_dict()
-    assert other.algorithm.tightness_of_tasks == (0.25, 1.0)
-
-
 # ---------------------------------------------------------------- the ratio
 
 
@@ -189,14 +165,6 @@ def test_metric_gives_the_ratio_of_each_rectangle():
 # ---------------------------------------------------------------- what is said
 
 
-def test_a_run_that_ends_before_says_so_and_not_that_it_was_held(caplog):
-    made = schedule()
-    made.move(0.05, separable())
-    with caplog.at_level("INFO"):
-        made.say_if_held()
-    assert "only 5% of the way from all pairs to it (min_tpr=0.04, max_fpr=0.96): the run ended first." in caplog.text
-
-
 @pytest.mark.parametrize(
     ("at_the_end", "held_out", "said"),
     [
@@ -215,17 +183,6 @@ def test_a_run_that_was_held_says_what_was_measured(at_the_end, held_out, said, 
     ratio = float(objective_ratio(*at_the_end()[0], 0.5, 0.5, made.algorithm.surrogate))
     assert "Your rectangle was not fully trained, only 5% of the way" in caplog.text
     assert said.format(ratio) in caplog.text
-
-
-def test_labels_that_were_held_are_named(caplog):
-    made = schedule(0.6, 0.5, tasks=[4, 5, 6])
-    made.algorithm.tightness_of_tasks, made.held = (0.25, 1.0, 0.5), [True, False, True]
-    made.held_out = [[0.9] * 21, [0.6] * 21, [1.1] * 21]
-    with caplog.at_level("INFO"):
-        made.say_if_held("abc")
-    assert "The rectangles of 2 of 3 labels were not fully trained" in caplog.text
-    assert "a 25%, c 50%: inside" in caplog.text
-    assert "is 100% on validation data." in caplog.text
 
 
 # ---------------------------------------------------------------- when it moves
@@ -279,36 +236,3 @@ def test_a_fixed_rectangle_is_trained_from_the_first_step_on():
     assert module.training_state.rectangle_schedule is None
     assert module.algorithm.tightness == 1.0
     assert "train/min_tpr" not in trainer.callback_metrics
-
-
-@pytest.mark.parametrize(("shrinks", "rectangles"), [(True, 21), (False, 2)])
-def test_validation_evaluates_only_the_rectangles_that_something_reads(shrinks, rectangles, monkeypatch):
-    evaluated = []
-
-    def count(*args):
-        evaluated.append(args)
-        return objective_ratio(*args)
-
-    monkeypatch.setattr("lightning_tpauc.metrics.objective.objective_ratio", count)
-    trainer, module = fit(*noisy_labels(600, 4, 0.05), shrink_rectangle=shrinks)
-    validations = 60 // trainer.num_training_batches
-    assert validations > 1
-    assert len(evaluated) == rectangles * validations
-    evaluated.clear()
-    trainer.validate(module, trainer.datamodule, verbose=False)
-    assert evaluated == []
-
-
-def test_any_algorithm_whose_rectangle_shrinks_keeps_how_far_it_has():
-    class Own(Algorithm):
-        can_shrink_rectangle = True
-
-        def step(self, pos_scores, neg_scores, dual_neg_scores, index):
-            return pos_scores.sum()
-
-    first, second = Own(), Own()
-    for algorithm in (first, second):
-        algorithm.setup(3)
-    first.tightness = 0.25
-    second.load_state_dict(first.state_dict())
-    assert second.tightness == 0.25

@@ -114,12 +114,6 @@ def test_metrics_of_training_need_no_validation():
     assert module.scheduler.seen == pytest.approx(values.losses[1::2])
 
 
-def test_by_steps_it_sees_the_loss_of_each_step_however_rarely_that_is_logged():
-    module = mixed(mode="min", monitor="train/loss", interval="step")
-    values = fit(module, log_every_n_steps=50)
-    assert module.scheduler.seen == pytest.approx(values.losses)
-
-
 class Plain(TPAUCModule):
     """A subclass whose optimizer and plateau scheduler never pass through our hands."""
 
@@ -181,19 +175,3 @@ def test_a_plateau_may_wait_for_a_loss_to_fall_but_not_for_an_area():
         fit(mixed(mode="min", monitor="val/auroc"))
     with pytest.raises(ArgumentError, match=r"would wait for 'val/tpauc' to fall; pass `mode='max'`"):
         fit(mixed(mode="min"))
-
-
-class Hidden(TPAUCModule):
-    """A subclass that makes its own optimizer, so that ours never sees the configuration."""
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.05)
-        self.scheduler = Seen(optimizer)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": self.scheduler, "monitor": "val/auroc"}}
-
-
-@pytest.mark.filterwarnings("ignore:.*the keys will be ignored")
-def test_what_a_subclass_hides_is_asked_for():
-    module = Hidden(LinearScore(), STACO(dual_init="zeros"), num_positives=NUM_POS)
-    with pytest.raises(ArgumentError, match=r"Hidden.configure_optimizers hides .* `scheduler.monitor = 'val/tpauc'`"):
-        fit(module)

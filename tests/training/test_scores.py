@@ -233,9 +233,3 @@ def test_the_next_batches_are_scored_and_the_training_goes_on_as_if_they_were_no
     straight, looked = train(looks=False), train(looks=True)
     for (name, a), b in zip(straight.state_dict().items(), looked.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
-
-
-def test_a_loader_of_ones_own_shows_no_next_batches():
-    module = TPAUCModule(nn.Linear(4, 1))
-    module.trainer = make_trainer()
-    assert score_next_batches(module, 4) is None

@@ -75,25 +75,6 @@ def test_a_start_that_is_beaten_is_not(tmp_path):
     assert not torch.equal(published(saver.best_model_path), published(bad))
 
 
-def test_trained_weights_compete_however_they_came(good, tmp_path):
-    path, area = good
-    loaded = TPAUCModule.load_from_checkpoint(
-        path,
-        backbone=LinearScore(),
-        algorithm=STACO(0.4, 0.7, dual_init="zeros", stage_restart="ones"),
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.5, maximize=True),
-        num_positives=NUM_POS,
-    )
-    _, saver = fit(loaded, tmp_path / "loaded")
-    assert float(saver.best_model_score) == pytest.approx(area, abs=1e-6)
-    again = make_module()
-    fit(again, tmp_path / "first", max_epochs=6)
-    start = again.backbone.weight.detach().clone()
-    again.optimizer_factory = lambda p: torch.optim.SGD(p, lr=0.5, maximize=True)
-    _, saver = fit(again, tmp_path / "again")
-    assert torch.equal(published(saver.best_model_path), start)
-
-
 def test_a_fresh_model_is_no_candidate(tmp_path):
     _, saver = fit(worse(), tmp_path)
     assert "step=0" not in saver.best_model_path
@@ -121,14 +102,6 @@ def test_the_start_that_was_saved_is_one_to_resume_from(good, tmp_path):
     assert trainer.global_step == 8
     assert trainer.current_epoch == 2
     assert torch.equal(resumed.backbone.weight, module.backbone.weight)
-
-
-def test_without_validation_there_is_none(good, tmp_path):
-    saver = ModelCheckpoint(tmp_path, monitor="val/tpauc", mode="max", save_on_train_epoch_end=False)
-    trainer = make_trainer(precision="32-true", callbacks=[saver], enable_checkpointing=True, limit_val_batches=0)
-    trainer.fit(worse(init_from=str(good[0])), loader(make_batches(4, dtype=F32)[0]), eval_loader(F32))
-    assert saver.best_model_path == ""
-    assert trainer.num_sanity_val_steps == 2
 
 
 # ---------------------------------------------------------------- and runs that end without a validation

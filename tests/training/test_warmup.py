@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback
 from torch import nn
 from torch.utils.data import IterableDataset
 
@@ -61,19 +61,6 @@ def test_the_rate_grows_in_equal_parts_and_then_is_exactly_the_optimizers(steps,
             assert rate == float(lr)
         optimizer.step()
         warmup.step()
-
-
-def test_once_it_is_over_whoever_changes_the_rate_has_it():
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    warmup = LinearWarmup(optimizer)
-    warmup.begin(2)
-    for _ in range(3):
-        optimizer.step()
-        warmup.step()
-    optimizer.param_groups[0]["lr"] = 0.125
-    optimizer.step()
-    warmup.step()
-    assert optimizer.param_groups[0]["lr"] == 0.125
 
 
 # ---------------------------------------------------------------- how long
@@ -138,17 +125,6 @@ def test_a_schedule_of_ones_own_has_no_other():
         sgd(1.0), lr_scheduler=lambda opt: torch.optim.lr_scheduler.MultiStepLR(opt, [30]), lr_scheduler_interval="step"
     )
     assert seen.rates == [*[1.0] * 30, *[0.1] * 10]
-
-
-def test_a_class_mixed_in_chooses_for_itself():
-    class Theirs(LightningModule):
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=1.0)
-
-    class Mixed(TPAUCModule, Theirs):
-        pass
-
-    assert rates_of(module=Mixed).rates == [1.0] * 40
 
 
 def test_a_step_on_all_data_needs_none():

@@ -25,19 +25,6 @@ def test_keeps_the_best_and_not_a_later_one_that_is_worse_or_nan():
     assert weight.tolist() == [2.0, 2.0]
 
 
-def test_where_the_curve_has_not_reached_the_rectangle_the_larger_auroc_counts():
-    weight = torch.zeros(1)
-    best = BestWeights([weight])
-    for step, auroc in enumerate([0.5, 0.8, 0.7]):
-        weight.fill_(float(step))
-        best.offer(0.0, auroc, step)
-    assert (best.value, best.step) == ((0.0, 0.8), 1)
-
-
-def test_nothing_is_swapped_in_before_a_validation():
-    assert not BestWeights([torch.zeros(1)]).swap_in()
-
-
 class Recorder(Callback):
     """Copies the weights that each validation sees, and its value."""
 
