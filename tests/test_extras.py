@@ -2,28 +2,7 @@ import sys
 import types
 import warnings
 
-import pytest
-
-from lightning_tpauc.errors import MissingExtraError
 from lightning_tpauc.extras import import_extra
-
-
-def test_returns_the_innermost_module():
-    import os.path
-
-    assert import_extra("os.path", "graph") is os.path
-
-
-def test_names_module_and_pip_command():
-    with pytest.raises(
-        MissingExtraError, match=r"`no_such_module` can't be imported .*pip install 'lightning-tpauc\[plot\]'"
-    ):
-        import_extra("no_such_module", "plot")
-
-
-def test_can_be_caught_as_import_error():
-    with pytest.raises(ImportError):
-        import_extra("no_such_module", "plot")
 
 
 def test_hides_deprecations_of_the_library_only_while_it_is_imported(tmp_path, monkeypatch):

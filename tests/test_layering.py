@@ -132,25 +132,6 @@ def test_the_mathematics_does_not_know_lightning():
     assert violations(find) == {}
 
 
-def wrong_exports(own, tree):
-    """Faults of ``__all__`` that ruff does not see; it holds the order (RUF022) and that every name is there (F822)."""
-    values = [
-        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets) == "__all__"
-    ]
-    if not values and own in FOLDERS and any(isinstance(node, ast.ImportFrom) for node in tree.body):
-        yield "re-exports names without saying which"
-    for value in values:
-        if not isinstance(value, ast.Tuple):
-            yield "is not a tuple"
-        names = ast.literal_eval(value)
-        if len(set(names)) < len(names):
-            yield "names something twice"
-
-
-def test_exports_are_explicit():
-    assert violations(wrong_exports) == {}
-
-
 def public_names():
     for folder in sorted(FOLDERS):
         module = importlib.import_module(f"{PACKAGE}.{folder}".rstrip("."))

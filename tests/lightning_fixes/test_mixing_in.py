@@ -97,18 +97,9 @@ def test_an_attribute_that_both_need_is_refused(name):
         Both(algorithm=algorithm())
 
 
-@pytest.mark.parametrize("theirs", [False, True], ids=["a factory", "mixed in"])
-def test_a_cycle_never_raises_the_dual_step_sizes(theirs):
+def test_a_cycle_never_raises_the_dual_step_sizes():
     def cycle(optimizer):
         return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=9)
-
-    class WithCycle(Theirs):
-        def configure_optimizers(self):
-            optimizer = torch.optim.SGD(self.parameters(), lr=0.01)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle(optimizer), "interval": "step"}}
-
-    class Mixed(TPAUCModule, WithCycle):
-        pass
 
     scales = []
 
@@ -116,17 +107,14 @@ def test_a_cycle_never_raises_the_dual_step_sizes(theirs):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             scales.append(pl_module.algorithm.step_scale)
 
-    if theirs:
-        module = Mixed(algorithm=algorithm(), num_positives=NUM_POS)
-    else:
-        module = TPAUCModule(
-            nn.Linear(DIM, 1),
-            algorithm(),
-            lambda p: torch.optim.SGD(p, lr=0.01),
-            cycle,
-            lr_scheduler_interval="step",
-            num_positives=NUM_POS,
-        )
+    module = TPAUCModule(
+        nn.Linear(DIM, 1),
+        algorithm(),
+        lambda p: torch.optim.SGD(p, lr=0.01),
+        cycle,
+        lr_scheduler_interval="step",
+        num_positives=NUM_POS,
+    )
     make_trainer(callbacks=[Watch()]).fit(module, loader(make_batches(8)[0]))
     assert len(scales) == 8
     assert 0.9 < max(scales) <= 1.0 + 1e-12

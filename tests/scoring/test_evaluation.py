@@ -123,14 +123,6 @@ def test_an_evaluation_says_how_far_below_the_rectangle_the_curve_passes(stage, 
         assert values[name.replace("tpauc", "fpr_at_min_tpr")] == (1.0 if said else 0.0)
 
 
-def test_one_trainer_evaluates_several_modules():
-    trainer, (first, second) = make_trainer(precision="32-true"), (make_module(), make_module())
-    nn.init.ones_(second.backbone.weight)
-    for module in (first, second, first):
-        (results,) = trainer.test(module, loaders_of(slice(None)), verbose=False)
-        assert results["test/tpauc"] == pytest.approx(float(area_of(module, slice(None), 0.6, 0.4)), abs=1e-6)
-
-
 class DataBatch(SimpleNamespace):
     """Stands for a batch of PyG."""
 
@@ -247,15 +239,10 @@ def test_predictions_on_items_with_and_without_labels(tmp_path, labelled):
 
 
 @pytest.mark.parametrize("subject", ["validate", "test", "predict"])
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda data, mask: DataLoader(Subset(data, mask), batch_size=16),
-        lambda data, mask: [DataLoader(data, batch_size=16), DataLoader(Subset(data, mask.tolist()), batch_size=16)],
-    ],
-    ids=["subset", "second loader"],
-)
-def test_masks_are_refused_in_loaders(subject, make):
+def test_masks_are_refused_in_loaders(subject):
+    def make(data, rows):
+        return [DataLoader(data, batch_size=16), DataLoader(Subset(data, rows), batch_size=16)]
+
     data, mask = TensorDataset(*make_problem()), torch.arange(104) >= 10
     quiet = {} if subject == "predict" else {"verbose": False}
     with pytest.raises(DataError, match=r"in `the data loader` has a mask as indices, .*np.flatnonzero\(mask\)"):

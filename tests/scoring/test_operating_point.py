@@ -7,7 +7,6 @@ from itertools import pairwise
 import pandas as pd
 import pytest
 import torch
-from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from scipy.stats import beta
 from torch import nn
@@ -21,10 +20,14 @@ from tests.helpers.problems import make_trainer
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*use of fork.*")
 
 
-def make_data(**kwargs):
+def problem():
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(240, 3, generator=generator)
-    y = (x[:, 0] + 0.5 * torch.randn(240, generator=generator) > 0.8).long()
+    return x, (x[:, 0] + 0.5 * torch.randn(240, generator=generator) > 0.8).long()
+
+
+def make_data(**kwargs):
+    x, y = problem()
     sets = {"val_dataset": (x[80:160], y[80:160]), "test_dataset": (x[160:], y[160:]), "predict_dataset": x[160:]}
     return PosNegDataModule((x[:80], y[:80]), num_pos=5, num_neg=10, batch_size=17, **{**sets, **kwargs})
 
@@ -43,9 +46,7 @@ def fit(*callbacks, module=None, data=None, **kwargs):
 
 
 def validation_rows():
-    generator = torch.Generator().manual_seed(7)
-    x = torch.randn(240, 3, generator=generator)
-    y = (x[:, 0] + 0.5 * torch.randn(240, generator=generator) > 0.8).long()
+    x, y = problem()
     return (x[80:160], y[80:160]), (x[160:], y[160:])
 
 
@@ -322,13 +323,3 @@ def test_what_it_refuses():
         DecisionThreshold(calibration="platt")
     with pytest.raises(UnsupportedError, match="several DecisionThreshold"):
         fit(DecisionThreshold(), DecisionThreshold("youden"))
-
-    class Other(LightningModule):
-        def validation_step(self, batch, batch_idx):
-            return None
-
-        def val_dataloader(self):
-            return [0]
-
-    with pytest.raises(UnsupportedError, match="a TPAUCModule, but got Other"):
-        make_trainer(callbacks=[DecisionThreshold()]).validate(Other())

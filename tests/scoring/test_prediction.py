@@ -198,17 +198,13 @@ def test_several_processes_predict_on_a_plain_loader(tmp_path, own):
     check(module, x, tmp_path / "scores.csv", range(NUM))
 
 
-class Unasked(nn.Linear):
-    def forward(self, inputs):
-        raise AssertionError
-
-
 def test_several_loaders_are_refused_before_the_first_batch(tmp_path):
-    x, _ = make_problem()
+    x, module = make_problem()
+    module.predict_step = lambda *_: pytest.fail("predicted for nothing")
     with pytest.raises(
         UnsupportedError, match=r"one data loader, but there are several. Predict on one after the othe"
     ):
-        predict(TPAUCModule(Unasked(3, 1)), [DataLoader(TensorDataset(x))] * 2, tmp_path / "scores.csv")
+        predict(module, [DataLoader(TensorDataset(x))] * 2, tmp_path / "scores.csv")
 
 
 def test_a_folder_is_refused_before_anything_is_predicted(tmp_path):

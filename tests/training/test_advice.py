@@ -105,11 +105,6 @@ def test_duals_at_a_standstill(active, training, speaks):
     assert [text.startswith("Nothing moves the weights: ") and "`beta`" in text for text in messages] == [True] * speaks
 
 
-@pytest.mark.parametrize("ratios", [(1.5, 1.2, 0.9), (0.5, 0.7, 0.99), (0.5, math.nan), (0.9, 1.4)])
-def test_losses_that_say_nothing_about_the_rate(ratios):
-    assert looked([(ratio, math.nan) for ratio in ratios]) == []
-
-
 @pytest.mark.parametrize(
     ("steps", "speaks"),
     [

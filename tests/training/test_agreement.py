@@ -13,7 +13,6 @@ from tests.helpers.ddp import RankError, run_distributed
 from tests.helpers.flows import Random
 from tests.helpers.problems import make_trainer, shifted
 
-forks = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 
 
@@ -117,11 +116,6 @@ MODULES = {
     "scheduler": (
         lambda rank: make_module(lr_scheduler=[None, step_lr][rank]),
         "lr_scheduler: [('LinearWarmup', 'step', 1)] on rank 0",
-    ),
-    "warm-up": (lambda rank: make_module(warmup=[0.1, 0.2][rank]), "`warmup`: 0.1 on rank 0, 0.2 on rank 1"),
-    "activation": (
-        lambda rank: make_module(score_activation=["identity", "sigmoid"][rank]),
-        "`score_activation`: 'identity' on rank 0, 'sigmoid' on rank 1",
     ),
 }
 

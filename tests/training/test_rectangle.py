@@ -88,17 +88,6 @@ def test_what_the_last_steps_have_computed_is_measured_where_it_leaves_a_doubt()
     made.move(0.05, stale, lambda: pytest.fail("the validation decides"))
 
 
-def test_after_several_refusals_it_waits_with_the_next_forward_pass():
-    made, asked = schedule(), []
-    for k in range(1, 14):
-        made.move(0.05, shuffled(far=0.6), lambda number=k: asked.append(number) or shuffled())
-    assert asked == [1, 2, 4, 7, 11]
-    assert made.held == [True]
-    made.waits = 0
-    made.move(0.05, shuffled(far=0.6), separable)
-    assert (made.algorithm.tightness, made.waits) == (0.05, 0)
-
-
 def test_each_labels_rectangle_goes_its_own_way():
     asked = [Task(5, min_tpr=0.8, weight=2.0), Task(5, max_fpr=0.2), Task(5), Task(5, weight=0.0)]
     made = schedule(0.6, 0.5, asked)
