@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -60,6 +61,8 @@ from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 FitTransforms = Callable[[Datasets, NDArray[np.int64]], Datasets]
 #: An entry of the items that equals the labels in so many of each class is the label.
 _CERTAIN = 64
+#: So many numbers of data in memory tell these data from others.
+_NUMBERS = 2**24
 
 
 class Given(NamedTuple):
@@ -530,20 +533,22 @@ def _say_most_are_positive(labels: NDArray[np.int8]) -> None:
 
 
 def describe(dataset: Any) -> str:
-    """Number of examples and a digest of a data set: of subsets' indices and of up to 256 rows in memory.
+    """Number of examples and a digest of a data set: of subsets' indices and of rows in memory, up to 2^24 numbers.
 
-    Other items may be expensive to read, or random.
+    Other items may be expensive to read, or random: of a :class:`RowsDataset` of another class 256 rows count.
     """
     if isinstance(dataset, Subset):
         return f"{len(dataset)} examples, {content_digest(np.asarray(dataset.indices))}, of {describe(dataset.dataset)}"
-    rows = np.unique(np.linspace(0, len(dataset) - 1, 256).astype(np.int64))
+    held = [dataset.features] if isinstance(dataset, ArrayDataset) else [dataset] if isinstance(dataset, Tensor) else []
+    held = list(dataset.tensors) if isinstance(dataset, TensorDataset) else held
+    count = max(256, _NUMBERS // max(sum(math.prod(one.shape[1:]) for one in held), 1)) if held else 256
+    rows = np.unique(np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(np.int64))
     if isinstance(dataset, ArrayDataset):
         dataset = copy.copy(dataset)
         dataset.dtype = None  # whatever the model asks for
     found: Any = None
     if isinstance(dataset, RowsDataset):
         found = dataset.rows(rows)
-    elif isinstance(dataset, (Tensor, TensorDataset)):
-        tensors = (dataset,) if isinstance(dataset, Tensor) else dataset.tensors
-        found = [tensor.index_select(0, torch.from_numpy(rows).to(tensor.device)) for tensor in tensors]
+    elif held:
+        found = [tensor.index_select(0, torch.from_numpy(rows).to(tensor.device)) for tensor in held]
     return f"{len(dataset)} examples, {content_digest(found)}"

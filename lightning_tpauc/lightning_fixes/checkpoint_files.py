@@ -129,7 +129,7 @@ def check_file(path: str | Path) -> None:
     """
     if not _is_local(path):
         return
-    if not Path(path).exists():
+    if not str(path) or not Path(path).exists():  # '': `ckpt_path="best"` of a ModelCheckpoint that kept none
         msg = f"There is no checkpoint {str(path)!r} (the current folder is {str(Path.cwd())!r})."
         raise MissingCheckpointError(msg)
     if Path(path).is_dir():
@@ -149,16 +149,20 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     return AtomicCheckpointIO().load_checkpoint(path, map_location="cpu", weights_only=True)
 
 
-def load_weights(module: nn.Module, path: str | Path) -> None:
+def load_weights(module: nn.Module, path: str | Path) -> Mapping[str, Any]:
     """Load the weights of another run's checkpoint, or of a ``state_dict``, into a module (fine-tuning).
 
-    Nothing else of a checkpoint is read. A ``state_dict`` may be the module's or its ``backbone``'s.
+    A ``state_dict`` may be the module's or its ``backbone``'s.
+
+    Returns:
+        What the file holds.
 
     Raises:
         CheckpointError: if the file can't be read or its weights do not fit the model.
     """
     try:
-        weights = own_names(module, _read_weights(path))
+        content, weights = _read_weights(path)
+        weights = own_names(module, weights)
     except CheckpointError as error:
         msg = f"`init_from={str(path)!r}` can't be used: {error}"
         raise type(error)(msg) from error
@@ -175,10 +179,11 @@ def load_weights(module: nn.Module, path: str | Path) -> None:
         raise CheckpointError(msg)
     with torch.no_grad():
         assign(own.values(), [weights[name] for name in own])
+    return content
 
 
-def _read_weights(path: str | Path) -> dict[str, Tensor]:
-    """The weights in a file: a checkpoint of Lightning, or a ``state_dict`` that ``torch.save`` wrote."""
+def _read_weights(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What a file holds, and the weights in it: a checkpoint of Lightning, or a ``state_dict`` that ``torch.save`` wrote."""
     check_file(path)
     try:
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
@@ -192,7 +197,7 @@ def _read_weights(path: str | Path) -> dict[str, Tensor]:
             "writes."
         )
         raise CheckpointError(msg)
-    return weights
+    return content, weights
 
 
 def load_state(module: nn.Module, load: Callable[[], Any], state: Any) -> Any:

@@ -29,7 +29,7 @@ from typing_extensions import override
 
 from lightning_tpauc.algorithms import TrainingScores
 from lightning_tpauc.data.batch import check_training_batch
-from lightning_tpauc.data.examples import learnt_layout
+from lightning_tpauc.data.examples import learnt_layout, names_in
 from lightning_tpauc.distributed import destroy_group_at_exit, prebuild_ddp_buckets, reshard
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_choice, check_count, is_real
@@ -40,6 +40,7 @@ from lightning_tpauc.scoring.evaluation import Evaluation, evaluation_of
 from lightning_tpauc.scoring.forward import ScoringModel, device_batches, evaluation_mode
 from lightning_tpauc.scoring.operating_point import DecisionThreshold, DefaultThreshold
 from lightning_tpauc.training.checkpoint import (
+    INPUTS,
     check_savable,
     describe_run,
     offer_hyperparameters,
@@ -184,7 +185,9 @@ class StageCallback(Callback):
         if state.phase is Phase.LOADED:
             return
         if module.init_from is not None and first:
-            load_weights(module, module.init_from)
+            written = load_weights(module, module.init_from)
+            if names_in(written.get(INPUTS), "columns"):  # the weights belong to these
+                module.input_layout = written[INPUTS]
             state.note_weights_from_file()
         module.operating_point = None
         evaluation.start.prepare(trainer, is_trained=state.is_trained or state.average is not None)
