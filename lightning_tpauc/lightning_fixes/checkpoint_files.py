@@ -183,7 +183,7 @@ def load_weights(module: nn.Module, path: str | Path) -> Mapping[str, Any]:
 
 
 def _read_weights(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What a file holds, and the weights in it: a checkpoint of Lightning, or a ``state_dict`` that ``torch.save`` wrote."""
+    """What a file holds, and the weights in it: a checkpoint, or a ``state_dict`` that ``torch.save`` wrote."""
     check_file(path)
     try:
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
