@@ -5,7 +5,7 @@ import torch
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy, FullBatch
-from lightning_tpauc.errors import ArgumentError, UnsupportedError
+from lightning_tpauc.errors import UnsupportedError
 from lightning_tpauc.functional import tpauc_objective
 from tests.helpers.loop import Loop, random_scores
 from tests.helpers.problems import NUM_NEG, NUM_POS, LinearScore, make_data, make_trainer
@@ -135,13 +135,6 @@ def test_two_processes_equal_one(name):
 def test_lbfgs_needs_a_function_that_stays_the_same():
     with pytest.raises(UnsupportedError, match=r"LBFGS evaluates the loss several times a step, but STACO.*FullBatch"):
         fit(OPTIMIZERS["lbfgs"], STACO(dual_init="zeros"))
-
-
-def test_the_rectangle_must_hold_an_example():
-    algorithm = FullBatch(min_tpr=0.9)
-    algorithm.setup(3)
-    with pytest.raises(ArgumentError, match="needs at least 10 positive scores, but got 3"):
-        algorithm(torch.zeros(3), torch.zeros(9), index=torch.arange(3))
 
 
 @pytest.mark.parametrize("rectangle", [(0.75, 0.75), (0.5, 0.5), (0.25, 0.75)])

@@ -329,7 +329,6 @@ def test_what_does_not_fit_is_one_line():
     for algorithm, p, n, i, m, message in [
         (together, pos, neg, index, None, "got no masks and a setup for 4"),
         (alone, pos[0], neg[0], index[0], masks, "got masks and a setup for one label"),
-        (together, pos[:2], neg, index, masks, r"`pos_scores` of shape \(4, number of them\), but got \(2, 6\)"),
         (together, pos, neg, None, masks, "`index` of shape"),
     ]:
         with pytest.raises(ArgumentError, match=message):
@@ -344,7 +343,6 @@ def test_what_does_not_fit_is_one_line():
         AUCM().setup([3, 4])
     for wrong, message in [
         ([3, 0], r"`num_positives` to be .* at least 1, or a list of them .* got \[3, 0\]"),
-        ([], "`num_positives` to be"),
         ([Task(3, min_tpr=1.0)], "`min_tpr`"),
         ([Task(3, weight=0.0)], "a `weight` above 0"),
     ]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lightning_tpauc.algorithms import STACO, TrainingScores
-from lightning_tpauc.errors import CheckpointError, UnsupportedError
+from lightning_tpauc.errors import UnsupportedError
 from lightning_tpauc.functional import TaskMasks, exact_duals, tpauc_objective
 from lightning_tpauc.training.weights import IterateAverage
 from tests.helpers.problems import DIM, NUM_POS, draw, make_data, paper_sonx, paper_staco
@@ -97,19 +97,6 @@ def test_trajectory_equals_the_paper(surrogate, gamma, dual_init, step_units):
         inside = inside or bool(((algorithm.y > 0) & (algorithm.y < 1)).any())
     assert moved, "a trajectory that stands still proves nothing"
     assert inside, "the dual weights must leave their bounds"
-
-
-def test_value_is_the_minmax_function_at_the_old_thresholds():
-    pos, neg = torch.tensor([0.1, 0.3], dtype=torch.float64), torch.tensor([0.2, 0.0, 0.4], dtype=torch.float64)
-    algorithm = paper_staco(0.6, 0.5, alpha=0.1, dual_init="zeros")
-    algorithm.setup(2, dtype=torch.float64)
-    y, s_prime = algorithm.y, algorithm.s_prime
-    loss = algorithm(pos, neg, neg, torch.tensor([1, 0]))
-    g = [(sum(max(0.5 + n - p, 0) ** 2 for n in neg.tolist()) / 3) / 0.5 for p in pos.tolist()]
-    y_new = [min(1.0, max(0.0, 1.0 + 0.1 * (value - 0.0) / 0.4)) for value in g]
-    assert_close(loss, sum(y * value for y, value in zip(y_new, g, strict=True)) / 2 / 0.4)
-    assert y is algorithm.y, "state is updated in place"
-    assert s_prime is algorithm.s_prime, "state is updated in place"
 
 
 def test_shared_negatives_equal_two_batches_that_happen_to_be_the_same():
@@ -275,22 +262,6 @@ def test_trajectory_of_tracked_duals_equals_the_loops(surrogate, gamma, step_uni
 
 
 @pytest.mark.parametrize("surrogate", MONOTONE)
-@pytest.mark.parametrize("rectangle", [(0.5, 0.5), (0.37, 0.61), (0.8, 0.2), (0.0, 1.0)])
-def test_on_the_whole_training_set_a_step_has_the_value_of_the_exact_duals(surrogate, rectangle):
-    generator = torch.Generator().manual_seed(0)
-    pos, neg = make_data(generator=generator)
-    w = torch.randn(DIM, generator=generator, dtype=torch.float64)
-    algorithm = STACO(*rectangle, surrogate=surrogate, duals="tracked", step_units="absolute")
-    algorithm.setup(NUM_POS, dtype=torch.float64)
-    h = (pos @ w).requires_grad_()
-    loss = algorithm(h, neg @ w, index=torch.arange(NUM_POS))
-    s, y, _ = exact_duals(h.detach(), neg @ w, *rectangle, surrogate=surrogate, margin=1.0)
-    losses = algorithm.surrogate.value((neg @ w)[None] - h.detach()[:, None])
-    risk = s + (losses - s[:, None]).clamp_min(0).mean(1) / rectangle[1]
-    assert_close(loss.detach(), (y * risk).mean() / (1.0 - rectangle[0]), "trajectory64")
-
-
-@pytest.mark.parametrize("surrogate", MONOTONE)
 def test_on_the_whole_training_set_a_step_descends_on_the_exact_objective(surrogate):
     """23 positives and 40 negatives: whole counts for theta_0 = 9/23 and theta_1 = 3/10."""
     generator = torch.Generator().manual_seed(0)
@@ -346,12 +317,3 @@ def test_nothing_is_kept_for_a_positive():
     assert set(algorithm.diagnostics()) == {"active_share", "loss_unit", "neg_border", "pos_border"}
     with pytest.raises(UnsupportedError, match="keeps no thresholds to average"):
         algorithm.averages()
-
-
-@pytest.mark.parametrize(("written", "own"), [("tracked", "per_positive"), ("per_positive", "tracked")])
-def test_a_checkpoint_of_the_other_kind_is_refused(written, own):
-    source, target = STACO(duals=written), STACO(duals=own)
-    source.setup(4)
-    target.setup(4)
-    with pytest.raises(CheckpointError, match=f"written with duals='{written}', but the algorithm has duals='{own}'"):
-        target.load_state_dict(source.state_dict())

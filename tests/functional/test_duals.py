@@ -69,34 +69,6 @@ def test_each_level_is_minimised_and_the_saddle_value_is_the_cvar_objective(
 
 
 @cases
-@rectangles
-@tied
-def test_no_other_dual_weights_or_thresholds_do_better(name, min_tpr, max_fpr, ties):
-    pos, neg = draw(9, 14, seed=2, ties=ties)
-    s, y, s_prime = (x.tolist() for x in exact_duals(pos, neg, min_tpr, max_fpr, surrogate=name, **MARGIN))
-
-    def value(s, y, s_prime):
-        return min_max_value(pos.tolist(), neg.tolist(), s, y, s_prime, min_tpr, max_fpr, name)
-
-    saddle = value(s, y, s_prime)
-    rng = torch.Generator().manual_seed(3)
-    for spread in (1e-3, 0.1, 1.0):
-        noise = torch.randn(3, 9, generator=rng, dtype=torch.float64) * spread
-        other_y = (torch.tensor(y) + noise[0]).clamp(0, 1).tolist()
-        other_s = (torch.tensor(s) + noise[1]).tolist()
-        assert value(s, other_y, s_prime) <= saddle + 1e-12
-        assert value(other_s, y, s_prime + noise[2, 0].item()) >= saddle - 1e-12
-
-
-def test_ties_share_what_is_left():
-    pos = torch.tensor([1.0, 0.0, 0.0, 0.0, -1.0])
-    duals = exact_duals(pos, torch.tensor([0.0, -5.0]), min_tpr=0.5, max_fpr=0.5)
-    assert_close(duals.y, [0.0, 0.5, 0.5, 0.5, 1.0], "float32")
-    assert_close(duals.s, [0.0, 1.0, 1.0, 1.0, 2.0], "float32")
-    assert_close(duals.s_prime, 1.0, "float32")
-
-
-@cases
 def test_equal_scores_tie_at_any_size(name):
     # 1,001 equal positives: vector and remainder loops must not break the tie.
     duals = exact_duals(torch.full((1001,), 0.1), draw(1, 333)[1].float(), 0.3, 0.45, surrogate=name)
@@ -139,11 +111,7 @@ def test_square_is_refused_with_a_remedy():
     ("args", "match"),
     [
         ((torch.zeros(3), torch.zeros(3), 1.0, 0.5), "`min_tpr`"),
-        ((torch.zeros(3), torch.zeros(3), 0.5, 0.0), "`max_fpr`"),
         ((torch.zeros(0), torch.zeros(3)), "`pos_scores` to hold at least one"),
-        ((torch.zeros(3), torch.zeros(0)), "`neg_scores` to hold at least one"),
-        ((torch.zeros(3, dtype=torch.int64), torch.zeros(3)), "`pos_scores` to be a float tensor"),
-        ((torch.zeros(3), torch.zeros(3), 0.5, 0.5, "cubic"), "`surrogate` to be one of"),
     ],
 )
 def test_bad_arguments_are_refused(args, match):

@@ -139,12 +139,6 @@ def test_dense_and_sorted_agree_at_size(name, dtype):
         assert_close(getattr(ordered, field), getattr(dense, field), "float64" if dtype == torch.float64 else "float32")
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 3, 8, 9, 1000])
-def test_running_sums_by_doubling(n):
-    rows = torch.randn(2, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
-    assert_close(pairwise._scan(rows), rows.cumsum(-1))
-
-
 @each_way
 def test_no_positives_give_empty_results(name, method):
     empty = torch.zeros(0)
@@ -365,11 +359,8 @@ def in_two_phases(weights=None, **args):
             {"pos_scores": ["a", "b"]},
             "`pos_scores` to hold numbers, as a tensor, an array, a list .* got a list",
         ),
-        ({"neg_scores": torch.zeros(0)}, "`neg_scores` to hold at least one score"),
         ({"thresholds": torch.zeros(3)}, r"`thresholds` .* shape \(2,\), but got torch.float32 of shape \(3,\)"),
         ({"weights": torch.zeros(1)}, r"`weights` to be a float tensor .* shape \(2,\)"),
-        ({"surrogate": "cubic"}, "`surrogate` to be one of"),
-        ({"margin": -1.0}, "`margin`"),
         ({"method": "fast"}, "`method` to be one of 'auto', 'dense', 'sorted', but got 'fast'"),
         ({"surrogate": "logistic", "method": "sorted"}, "can be sorted, but got 'logistic'. Use method=\"dense\""),
     ],

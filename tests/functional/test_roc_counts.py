@@ -3,10 +3,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from torchmetrics.functional.classification.precision_recall_curve import _binary_precision_recall_curve_update
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.roc import adjust_thresholds, confusion_counts
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
 from tests.helpers.tolerances import assert_close
 from tests.reference.tpauc import naive_binned_tpauc
@@ -19,29 +17,6 @@ def scored(size=500, seed=0, dtype=torch.float64):
     target = torch.randint(2, (size,), generator=generator)
     scores = torch.randn(size, generator=generator, dtype=torch.float64) + 1.2 * target
     return scores.to(dtype), target
-
-
-@pytest.mark.parametrize("on_grid", [False, True], ids=["between thresholds", "on thresholds"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_counts_equal_torchmetrics(dtype, on_grid):
-    scores, target = scored(dtype=dtype)
-    probabilities, thresholds = scores.sigmoid(), torch.linspace(0, 1, 21).to(dtype)
-    if on_grid:
-        probabilities = thresholds[(probabilities * 20).round().long()]
-    expected = _binary_precision_recall_curve_update(probabilities, target, thresholds)
-    counts = confusion_counts(probabilities, target, adjust_thresholds(thresholds))
-    assert counts.dtype == torch.int64
-    assert torch.equal(counts, expected)
-
-
-def test_counts_add_up_over_batches_and_leave_out_other_labels():
-    scores, target = scored()
-    target[::7] = -1
-    thresholds = adjust_thresholds([2.0, -1.0, 0.5])
-    parts = [confusion_counts(scores[k::3], target[k::3], thresholds) for k in range(3)]
-    whole = confusion_counts(scores, target, thresholds)
-    assert torch.equal(sum(parts), whole)
-    assert whole.sum(dim=(1, 2)).tolist() == [int((target >= 0).sum())] * 3
 
 
 @pytest.mark.parametrize(("min_tpr", "max_fpr"), RECTANGLES)

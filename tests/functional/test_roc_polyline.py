@@ -5,13 +5,9 @@ import torch
 from sklearn.metrics import auc, roc_curve
 
 from lightning_tpauc.functional.roc import (
-    count_by_score,
-    polyline_area,
     polyline_vertices,
-    roc_points,
     roc_polyline,
 )
-from lightning_tpauc.functional.tpauc import two_way_partial_auroc
 from tests.helpers.tolerances import assert_close
 from tests.reference.tpauc import roc_vertices
 
@@ -53,20 +49,6 @@ def test_corners_next_to_empty_segments_are_kept():
     assert thresholds.tolist() == [math.inf, 3.0, 1.0]
 
 
-@pytest.mark.parametrize("num_levels", [1, 4, 30, 10_000])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
-def test_every_vertex_holds_the_rates_at_its_threshold(num_levels, dtype):
-    scores, target = scored(num_levels)
-    scores = scores.to(dtype)
-    for drop_collinear in (False, True):
-        fpr, tpr, thresholds = roc_points(scores, target, drop_collinear)
-        reached = scores[None] >= thresholds[:, None]
-        assert_close(tpr, reached[:, target == 1].double().mean(1))
-        assert_close(fpr, reached[:, target == 0].double().mean(1))
-    *_, expected = roc_curve(target.numpy(), scores.numpy(), drop_intermediate=False)
-    assert roc_points(scores, target, drop_collinear=False)[2].tolist() == expected.tolist()
-
-
 def test_scores_that_are_nan_have_no_curve():
     scores, target = scored(30)
     scores[3] = math.nan
@@ -74,11 +56,3 @@ def test_scores_that_are_nan_have_no_curve():
     target[3] = -1
     kept = target >= 0
     assert torch.equal(torch.stack(roc_polyline(scores, target)), torch.stack(roc_polyline(scores[kept], target[kept])))
-
-
-@pytest.mark.parametrize(("min_tpr", "max_fpr"), RECTANGLES)
-@pytest.mark.parametrize("num_levels", [1, 4, 30, 10_000])
-def test_area_from_counts_equals_the_metric(num_levels, min_tpr, max_fpr):
-    scores, target = scored(num_levels)
-    area = polyline_area(*count_by_score(scores, target)[:2], min_tpr, max_fpr)
-    assert_close(area, two_way_partial_auroc(scores, target, min_tpr, max_fpr))

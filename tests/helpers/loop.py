@@ -59,16 +59,6 @@ class Loop:
         self.algorithm.restart()
 
 
-def finite_difference(function, x, step=1e-6):
-    """Central differences of a scalar function of a 1-D float64 tensor."""
-    columns = []
-    for k in range(x.numel()):
-        shift = torch.zeros_like(x)
-        shift[k] = step
-        columns.append((function(x + shift) - function(x - shift)) / (2 * step))
-    return torch.stack([torch.as_tensor(c, dtype=torch.float64) for c in columns])
-
-
 def random_scores(seed=0, num_pos=6, num_neg=8):
     """Leaf tensors of positive and negative scores in float64."""
     generator = torch.Generator().manual_seed(seed)

@@ -7,7 +7,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
-from lightning_tpauc.algorithms import PAUCI, SONX, SOTA, STACO, CrossEntropy
+from lightning_tpauc.algorithms import PAUCI, SONX, STACO
 from tests.helpers.problems import make_trainer
 
 pytestmark = [
@@ -16,12 +16,9 @@ pytestmark = [
 ]
 
 METHODS = {
-    "CrossEntropy": CrossEntropy,
-    "SOTA": SOTA,
     "SONX": SONX,
     "PAUCI": PAUCI,
     "STACO2": lambda: STACO(gamma=5.0),
-    "tracked": lambda: STACO(duals="tracked"),
 }
 
 

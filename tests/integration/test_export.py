@@ -44,13 +44,6 @@ def scores(module):
         return module(ROWS)
 
 
-def test_the_weights_fit_the_plain_network(trained, tmp_path):
-    torch.save(trained.backbone.state_dict(), tmp_path / "weights.pt")
-    plain = network()
-    plain.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True))
-    assert torch.equal(scores(plain.eval()), scores(trained))
-
-
 def test_so_do_those_of_a_checkpoint(trained, tmp_path):
     """Without this package: the names that `backbone.` is cut off from."""
     trained.trainer.save_checkpoint(tmp_path / "run.ckpt")

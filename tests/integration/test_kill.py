@@ -97,15 +97,6 @@ def test_a_killed_run_ends_where_the_unbroken_one_does(tmp_path, unbroken, every
     assert_same_end(tmp_path, unbroken(every), lost)
 
 
-def test_killed_again_and_again(tmp_path, unbroken):
-    lost = set()
-    for step in (5, 6, 9, 13):
-        assert in_child(end, tmp_path, NOISY, ("on_before_optimizer_step", step)) == KILLED
-        lost |= lost_points(tmp_path)
-    assert in_child(end, tmp_path, NOISY) == 0
-    assert_same_end(tmp_path, unbroken(3), lost)
-
-
 def test_saved_between_two_epochs(tmp_path, unbroken):
     """As SLURM's signal may ask for it; no epoch is counted twice."""
 

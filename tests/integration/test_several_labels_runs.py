@@ -19,12 +19,9 @@ from lightning_tpauc import (
     TPAUCModule,
 )
 from lightning_tpauc.algorithms import AUCM, PAUCI, SONX, SOTA, STACO, CrossEntropy
-from lightning_tpauc.distributed import gather_scores_of_tasks
 from lightning_tpauc.errors import ArgumentError, CheckpointError, TPAUCWarning, UnsupportedError
 from lightning_tpauc.functional import exact_duals, two_way_partial_auroc
 from lightning_tpauc.functional.duals import activate_ties
-from lightning_tpauc.functional.pairwise import TaskMasks
-from tests.helpers.ddp import run_distributed
 from tests.helpers.problems import make_trainer
 from tests.helpers.resuming import Crash, CrashError, Losses, assert_same_end
 from tests.helpers.tasks import DIM, K, make_arrays
@@ -150,36 +147,6 @@ def test_a_run_is_not_resumed_for_other_labels(tmp_path):
 
 
 # ---------------------------------------------------------------------------------------------------- several processes
-
-
-def gathered(rank, world, parts):
-    own = parts[rank]
-    leaves = [part.clone().requires_grad_() for part in own[:3]]
-    shares = tuple(tuple(p.shape[1] for p in part[:3]) for part in parts) if world % 2 else None
-    joint = gather_scores_of_tasks(tuple(leaves), own[3], TaskMasks(*own[4:]), shares)
-    (joint.pos_scores.square().sum() + 3 * joint.neg_scores.sum() + joint.dual_neg_scores.pow(3).sum()).backward()
-    return [t.detach() for t in (*joint[:4], *joint.masks)], [leaf.grad for leaf in leaves]
-
-
-@pytest.mark.ddp
-def test_scores_of_ranks_are_joined():
-    world = 3
-    generator = torch.Generator().manual_seed(0)
-    parts = []
-    for rank in range(world):
-        sizes = (2 + rank, 5 - rank, rank)
-        scores = [torch.randn(K, size, generator=generator, dtype=torch.float64) for size in sizes]
-        masks = [torch.rand(K, size, generator=generator) < 0.6 for size in sizes]
-        index = torch.randint(9, (K, sizes[0]), generator=generator).where(masks[0], 0)
-        parts.append((*scores, index, *masks))
-    expected = [torch.cat([part[k] for part in parts], 1) for k in range(7)]
-    results = run_distributed(gathered, world, parts)
-    for rank, (joint, grads) in enumerate(results):
-        for ours, theirs in zip(joint, expected, strict=True):
-            assert torch.equal(ours, theirs)
-        pos, neg, dual = parts[rank][:3]
-        for ours, theirs in zip(grads, (2 * pos, 3 * torch.ones_like(neg), 3 * dual.square()), strict=True):
-            assert_close(ours, world * theirs)  # Lightning averages gradients over ranks
 
 
 class Dump(Callback):
@@ -334,9 +301,7 @@ def test_another_order_of_the_columns_in_a_new_run_is_said():
     ("tasks", "match"),
     [
         ({"lung": {"weight": 2.0}}, r"`tasks` has options of 'lung', but the data's labels are 0, 1, 2"),
-        ({0: {"weight": 1.0}, "0": {"weight": 2.0}}, r"options of '0' twice"),
         ({"0": {"wight": 2.0}}, r"`tasks` has 'wight' for '0', but knows min_tpr, max_fpr, weight"),
-        ({"0": 0.3}, r"Expected `tasks` to hold options of labels"),
     ],
 )
 def test_wrong_options_of_labels(tasks, match):

@@ -189,21 +189,6 @@ def use(metric, case, inputs, rank=0, world_size=1):
 
 
 @EACH
-def test_copies_go_their_own_ways(case):
-    preds, target = inputs_of(case)
-    metric = case.make()
-    metric.update(preds[0], target[0])
-    copies = [metric.clone(), pickle.loads(pickle.dumps(metric))]  # noqa: S301  # our own
-    metric.update(preds[1], target[1])
-    for copied in copies:
-        assert hash(copied) != hash(metric)
-        assert copied.update_count == 1
-        copied.update(preds[2], target[2])
-        assert_close(copied.compute(), expected(case, preds[[0, 2]], target[[0, 2]]))
-    assert_close(metric.compute(), expected(case, preds[:2], target[:2]))
-
-
-@EACH
 @pytest.mark.parametrize("as_dict", [False, True])
 def test_stores_are_merged(case, as_dict):
     preds, target = inputs_of(case)
@@ -312,19 +297,6 @@ def test_the_whole_table_in_one_collection():
                 assert_close(values[name.replace(" ", "_")], expected(case, preds, target))
         collection.reset()
     assert len(collection.compute_groups) == 2  # scores for all, and counts
-
-
-@EACH
-def test_reset_while_the_states_are_merged(case):
-    """As after a computation that failed: the lists are one tensor each."""
-    metric = case.make()
-    preds, target = inputs_of(case)
-    metric.update(preds[0], target[0])
-    metric.sync(lambda tensor, group=None: [tensor], distributed_available=lambda: True)
-    assert all(isinstance(state, torch.Tensor) for state in metric.metric_state.values())
-    metric.reset()
-    metric.update(preds[1], target[1])
-    assert_close(metric.compute(), expected(case, preds[1], target[1]))
 
 
 # ---------------------------------------------------------------- two processes

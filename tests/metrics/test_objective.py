@@ -36,14 +36,6 @@ def test_mean_over_the_pairs_in_the_rectangle(surrogate, loss):
     assert metric.compute().dtype == torch.float64
 
 
-def test_float32_scores_are_summed_in_float64():
-    scores, target = scored(10, 15)
-    metric = ExactObjective()
-    metric.update(scores.float(), target)
-    exact = mean_loss(scores.float(), target, k1=5, k2=7, loss=lambda t: max(0.0, 1.0 + t))
-    assert_close(metric.compute(), exact)
-
-
 @pytest.mark.parametrize(
     ("num_pos", "num_neg"), [(1, 9), (9, 1), (0, 9), (9, 0), (0, 0)], ids=lambda count: f"{count} examples"
 )

@@ -14,11 +14,10 @@ from torchmetrics.classification import (
     MultilabelF1Score,
     MultilabelStatScores,
 )
-from torchmetrics.wrappers import MinMaxMetric
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.metrics import TPRAtMaxFPR
-from lightning_tpauc.metrics.reporting import FurtherMetric, LabelMetrics, further_metrics, split_by_kind
+from lightning_tpauc.metrics.reporting import LabelMetrics, further_metrics, split_by_kind
 
 INF = math.inf
 
@@ -84,20 +83,6 @@ def test_metrics_of_ranks_and_of_probabilities_get_the_sigmoid(cuts):
     assert collected(BinaryF1Score(threshold=0.03), scores, target, cuts) == pytest.approx(expected)
     assert collected(TPRAtMaxFPR(0.3), scores + 40, target, cuts) == pytest.approx(
         float(TPRAtMaxFPR(0.3)(scores[kept] + 40, target[kept]))
-    )
-
-
-def test_what_a_wrapper_holds_decides():
-    scores, target = scored()
-    kept = target >= 0
-    metric = FurtherMetric(MinMaxMetric(BinaryF1Score()))
-    metric.update(scores, target)
-    metric.cuts = [-2.5]
-    with pytest.raises(ArgumentError, match="one number, but MinMaxMetric gave dict"):
-        metric.compute()
-    assert metric._expected(scores).gt(0.5).tolist() == (scores >= -2.5).tolist()
-    assert collected(BinaryF1Score(), scores, target, [-2.5]) == pytest.approx(
-        f1_score(target[kept], scores[kept] >= -2.5)
     )
 
 

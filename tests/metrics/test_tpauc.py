@@ -29,53 +29,6 @@ def filled(metric, parts):
     return metric
 
 
-# ---------------------------------------------------------------- values
-
-
-# ---------------------------------------------------------------- the store
-
-
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [
-        (torch.float16, torch.float32),
-        (torch.bfloat16, torch.float32),
-        (torch.float32, torch.float32),
-        (torch.float64, torch.float64),
-        (torch.int32, torch.int64),
-    ],
-)
-def test_scores_keep_their_precision(given, kept):
-    metric = TwoWayPartialAUROC()
-    metric.update(torch.tensor([1, 2], dtype=given), torch.tensor([0, 1]))
-    assert metric.scores[0].dtype == kept
-    assert metric.classes[0].dtype == torch.int8
-
-
-def test_dtypes_may_change_between_batches():
-    metric = TwoWayPartialAUROC(0.0, 1.0)
-    metric.update(torch.tensor([2**24 + 1]), torch.tensor([1]))  # float32 would round it to 2^24
-    metric.update(torch.tensor([2.0**24]), torch.tensor([0]))
-    assert float(metric.compute()) == 1.0
-
-
-def test_casting_a_model_does_not_round_scores_or_thresholds():
-    model = torch.nn.ModuleDict(
-        {"exact": TwoWayPartialAUROC(), "binned": TwoWayPartialAUROC(0.0, 1.0, thresholds=[1.001, 1.002])}
-    )
-    model.to(torch.bfloat16).half().bfloat16()
-    scores, target = torch.tensor([1.0015, 1.0005], dtype=torch.float64), torch.tensor([1, 0])
-    for metric in model.values():
-        metric.update(scores, target)
-        assert float(metric.compute()) == 1.0
-
-
-def test_counts_have_torchmetrics_layout():
-    metric = filled(TwoWayPartialAUROC(thresholds=[0.5]), [(torch.tensor([0.2, 0.5, 0.9]), torch.tensor([0, 1, 0]))])
-    assert metric.confmat.tolist() == [[[1, 1], [0, 1]]]
-    assert TwoWayPartialAUROC().confmat is None
-
-
 # ---------------------------------------------------------------- collections
 
 
