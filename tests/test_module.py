@@ -81,12 +81,6 @@ def test_fit_equals_the_papers_loop(gamma):
     assert_close(module.algorithm.s_prime, state.s_prime, "trajectory64")
 
 
-def test_positives_without_numbers_are_refused():
-    batches = [batch._replace(index=None) for batch in make_batches(1)[0]]
-    with pytest.raises(ArgumentError, match=r"Expected `index` to hold .* but got a NoneType"):
-        make_trainer().fit(make_module(staco(), sgd(0.05)), loader(batches))
-
-
 @pytest.mark.parametrize(
     "optimizer",
     [

@@ -7,7 +7,6 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import (
-    BackboneFinetuning,
     BaseFinetuning,
     BatchSizeFinder,
     EarlyStopping,
@@ -18,8 +17,8 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.tuner.tuning import Tuner
 from torch import nn
 
-from lightning_tpauc import StageCallback, TPAUCModule
-from lightning_tpauc.algorithms import SONX, STACO, CrossEntropy
+from lightning_tpauc import TPAUCModule
+from lightning_tpauc.algorithms import STACO, CrossEntropy
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from tests.helpers.problems import DIM, NUM_POS, LinearScore, eval_loader, loader, make_batches, make_trainer
 
@@ -82,25 +81,6 @@ def test_a_fit_leaves_the_filters_of_warnings_and_repeats_none():
 # ---------------------------------------------------------------- weights that others change
 
 
-FINETUNING = r"Unfreeze would train weights that the average.* as `init_from`"
-PRUNING = r"ModelPruning zeroes weights.* `torch.nn.utils.prune`"
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "callback", "words"),
-    [
-        (staco(), Unfreeze(), FINETUNING),
-        (SONX(gamma=0.1), Unfreeze(), FINETUNING),
-        (staco(), BackboneFinetuning(), "BackboneFinetuning would train weights"),
-        (staco(), ModelPruning("l1_unstructured", amount=0.5), PRUNING),
-    ],
-    ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
-)
-def test_callbacks_that_change_what_is_averaged_are_refused(algorithm, callback, words):
-    with pytest.raises(UnsupportedError, match=words):
-        fit(make_module(algorithm, two_layers()), callback)
-
-
 def test_without_an_average_they_work():
     module = make_module(CrossEntropy(), two_layers())
     before = module.backbone[1].weight.detach().clone()
@@ -110,18 +90,6 @@ def test_without_an_average_they_work():
     assert not torch.equal(module.backbone[1].weight.double(), before.double())
     fit(module := make_module(CrossEntropy(), two_layers()), ModelPruning("l1_unstructured", amount=0.5))
     assert float((module.backbone[0].weight == 0).double().mean()) >= 0.5
-
-
-def test_the_remedy_for_finetuning(tmp_path):
-    first = make_module(backbone=two_layers())
-    first.backbone[1].requires_grad_(False)
-    trainer = fit(first)
-    trainer.save_checkpoint(tmp_path / "first.ckpt")
-    second = make_module(backbone=two_layers(), init_from=str(tmp_path / "first.ckpt"))
-    fit(second, StageCallback(keep_best=False))
-    assert second.training_state.average is not None
-    assert len(second.training_state.average.parameters) == 4
-    assert not torch.equal(second.backbone[1].weight, first.backbone[1].weight)
 
 
 # ---------------------------------------------------------------- tuners

@@ -193,16 +193,6 @@ def test_a_validation_chooses_for_the_weights_and_the_rectangle_that_the_module_
     assert strict.operating_point.is_for([(0.95, 0.04)])
 
 
-def test_a_checkpoint_between_two_validations_has_none_of_older_weights(tmp_path):
-    saver = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=4)
-    fit(saver, StageCallback(keep_best=False), enable_checkpointing=True)
-    states = [torch.load(path, weights_only=True) for path in tmp_path.glob("*.ckpt")]
-    points = [state.get("lightning_tpauc_operating_point") for state in states]
-    assert None in points
-    for state, point in zip(states, points, strict=True):
-        assert point is None or point["step"] == state["lightning_tpauc_step"]
-
-
 def test_weights_that_are_loaded_by_hand_have_no_threshold_of_others(tmp_path):
     trainer, module, data = fit()
     weights = {name: value.clone() for name, value in module.state_dict().items()}

@@ -19,7 +19,7 @@ from torch.utils.data import (
 )
 
 from lightning_tpauc import PosNegDataModule, PredictionWriter, TPAUCModule
-from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning, UnsupportedError
+from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
 from tests.helpers.problems import make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*use of fork.*")
@@ -308,17 +308,3 @@ def test_a_table_that_counts_its_rows_has_no_names(tmp_path):
     x, module = make_problem()
     predict(module, PosNegDataModule(predict_dataset=pandas.DataFrame(x.numpy())), tmp_path / "scores.csv")
     assert list(written(tmp_path / "scores.csv")[0]) == ["example_id", "score"]
-
-
-@pytest.mark.parametrize(
-    ("ids", "words"),
-    [
-        (NAMES[:-1], rf"Expected `ids` to have one value for each of the {NUM} items of `predict_dataset`"),
-        ("nobody", r"`ids='nobody'` is neither a column of the table, nor an attribute of `predict_dataset`"),
-    ],
-)
-def test_names_that_do_not_fit_are_refused_before_predictions_are_made(tmp_path, ids, words):
-    x, module = make_problem()
-    with pytest.raises(DataError, match=words):
-        predict(module, PosNegDataModule(predict_dataset=x, ids=ids), tmp_path / "scores.csv")
-    assert not (tmp_path / "scores.csv").exists()

@@ -11,7 +11,6 @@ from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO, Task, TrainingScores
 from lightning_tpauc.algorithms.base import TIGHTNESS_GRID
 from lightning_tpauc.functional import objective_ratio
-from lightning_tpauc.metrics import ObjectiveRatios
 from lightning_tpauc.training.rectangle import RectangleSchedule, shrinking_progress, shrinking_steps
 from tests.helpers.problems import bare_trainer, noisy_labels
 from tests.helpers.tolerances import TOLERANCES
@@ -42,14 +41,6 @@ def test_begins_where_every_pair_counts_and_ends_exactly_at_the_rectangle_that_w
     assert algorithm.rectangle == pytest.approx((0.4, 0.6))
     algorithm.tightness = 1.0
     assert algorithm.rectangle == (0.8, 0.2)
-
-
-def test_shrinks_as_far_as_it_should_where_the_rectangle_is_in_reach():
-    made = schedule()
-    for k in range(1, 21):
-        made.move(k / 20, separable())
-        assert made.algorithm.tightness == k / 20
-    assert made.ratios[0] == 0.0
 
 
 def test_is_held_where_the_objective_comes_near_that_of_a_constant_model():
@@ -140,15 +131,6 @@ def test_ratio_of_a_rectangle_without_an_example_is_nan():
     assert objective_ratio(torch.zeros(3), torch.zeros(3), 0.9, 0.5).isnan()
     assert objective_ratio(torch.zeros(0), torch.zeros(3), 0.5, 0.5).isnan()
     assert objective_ratio(torch.zeros(3), torch.zeros(0), 0.5, 0.5).isnan()
-
-
-def test_metric_gives_the_ratio_of_each_rectangle():
-    ((pos, neg),) = shuffled(50)
-    metric = ObjectiveRatios([(0.0, 1.0), (0.5, 0.5)], "hinge")
-    metric.update(torch.cat([pos, neg]), torch.cat([torch.ones(50), torch.zeros(50)]).long())
-    pos, neg = pos.double(), neg.double()
-    expected = [objective_ratio(pos, neg, *rectangle, metric.surrogate) for rectangle in metric.rectangles]
-    torch.testing.assert_close(metric.compute(), torch.stack(expected))
 
 
 # ---------------------------------------------------------------- what is said
