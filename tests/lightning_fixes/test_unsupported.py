@@ -81,7 +81,7 @@ def test_a_fit_leaves_the_filters_of_warnings_and_repeats_none():
 # ---------------------------------------------------------------- weights that others change
 
 
-def test_without_an_average_they_work():
+def test_finetuning_and_pruning_work_where_nothing_is_averaged():
     module = make_module(CrossEntropy(), two_layers())
     before = module.backbone[1].weight.detach().clone()
     fit(module, Unfreeze(), max_epochs=1)
