@@ -35,15 +35,6 @@ def test_scores_of_several_tasks_get_a_leading_dimension(num_dual):
     assert (dual is None) == (num_dual == 0)
 
 
-def test_every_example_of_a_uniform_batch_is_in_both_parts():
-    batch = PosNegBatch(torch.zeros(4, 3), torch.zeros(2, 4).long(), 4, 4, 0, masks=masks(4, 4))
-    scores = torch.randn(4, 2)
-    pos, neg, dual = batch.split(scores)
-    assert torch.equal(pos, scores.T)
-    assert torch.equal(neg, scores.T)
-    assert dual is None
-
-
 @pytest.mark.parametrize("shape", [(5,), (5, 3), (4, 2), (5, 2, 1)])
 def test_scores_of_another_number_of_tasks_or_examples_are_refused(shape):
     batch = PosNegBatch(torch.zeros(5, 3), torch.zeros(2, 2).long(), 2, 3, 0, masks=masks(2, 3))

@@ -1,22 +1,18 @@
 """Items that differ in size, and the other arguments of a DataLoader."""
 
-import os
 import random
-import warnings
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from jsonargparse import ArgumentParser
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_sequence
-from torch.utils.data import IterableDataset, Subset, TensorDataset, get_worker_info
+from torch.utils.data import IterableDataset, Subset, TensorDataset
 
-from lightning_tpauc import DigitsDataModule, PosNegDataModule, StageCallback, TPAUCModule
+from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.data import EvalBatch
-from lightning_tpauc.data.parts import EvaluatedPart
-from lightning_tpauc.errors import DataError, TPAUCWarning
+from lightning_tpauc.errors import DataError
 from tests.helpers.items import Items
 from tests.helpers.problems import make_trainer
 
@@ -154,17 +150,6 @@ def test_a_tuple_without_the_labels_is_refused(collate_fn):
         next(iter(ready(collate_fn=collate_fn).train_dataloader()))
 
 
-def test_labels_under_a_name_of_their_own():
-    def item(row):
-        return {"ids": words(row), "kind": TARGETS[row]}
-
-    def collate(items):
-        return pad_alone([item["ids"] for item in items]), [item["kind"] for item in items]
-
-    batch = next(iter(ready(Items(item, N), targets="kind", collate_fn=collate).train_dataloader()))
-    assert [TARGETS[row] for row in first_of(batch.inputs)] == [1] * 3 + [0] * 9
-
-
 @pytest.mark.parametrize(
     ("unlabelled", "collate_fn"),
     [
@@ -280,30 +265,6 @@ def test_a_run_on_items_of_all_sizes(negatives):
 # ---------------------------------------------------------------- how workers run
 
 
-def mark(worker):
-    """Leave a trace that items show."""
-    os.environ["MARKED"] = str(worker + 1)
-
-
-def marked(row):
-    worker = get_worker_info()
-    numbers = [row, int(os.environ.get("MARKED", "0")), -1 if worker is None else worker.id, os.getpid()]
-    return torch.tensor(numbers), TARGETS[row]
-
-
-def test_workers_are_started_as_they_are_told():
-    datamodule = ready(Items(marked, N), num_workers=2, worker_init_fn=mark, prefetch_factor=3, timeout=60)
-    loader = datamodule.train_dataloader()
-    for batch in loader:
-        assert torch.equal(batch.inputs[:, 1], batch.inputs[:, 2] + 1)
-    inner = loader._source._loader
-    assert (inner.prefetch_factor, inner.timeout, inner.worker_init_fn) == (3, 60, mark)
-    part = EvaluatedPart(datamodule.train_dataset, np.arange(N), np.array(TARGETS, dtype=np.int8))
-    for other in (datamodule.scoring_dataloaders()[0], datamodule._eval_loader(part)):
-        assert next(iter(other)).inputs[0, 1] > 0
-    datamodule.teardown("fit")
-
-
 @pytest.mark.parametrize("persistent", [True, False])
 def test_a_stream_goes_on_in_new_workers(persistent):
     class Stateful(Stream):
@@ -341,32 +302,4 @@ def test_workers_may_be_spawned():
     datamodule.teardown("fit")
 
 
-@pytest.mark.parametrize("kind", [PosNegDataModule, DigitsDataModule])
-def test_options_on_the_command_line(kind):
-    parser = ArgumentParser()
-    parser.add_subclass_arguments(PosNegDataModule, "data")
-    name = f"{kind.__module__}.{kind.__name__}"
-    words = [f"--data={name}", "--data.num_workers=2", "--data.prefetch_factor=4", "--data.persistent_workers=false"]
-    datamodule = parser.instantiate_classes(
-        parser.parse_args([*words, "--data.collate_fn=tests.data.test_collate.pad"])
-    ).data
-    assert datamodule.worker_options == {"prefetch_factor": 4, "persistent_workers": False}
-    assert datamodule.collate_fn is pad
-
-
 # ---------------------------------------------------------------- batches by hand
-
-
-@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: x.numpy()], ids=["tensors", "arrays"])
-def test_random_items_that_differ_in_size_are_noticed_when_they_validate(wrap):
-    def item(row):
-        return wrap(words(row) + torch.rand(())), TARGETS[row]
-
-    def collate(items):
-        return pad([(torch.as_tensor(x), y) for x, y in items])
-
-    with pytest.warns(TPAUCWarning, match="items of `train_dataset` are random"):
-        ready(Items(item, N), collate_fn=collate, val_fraction=0.25).val_dataloader()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ready(collate_fn=pad, val_fraction=0.25).val_dataloader()

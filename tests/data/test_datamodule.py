@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from jsonargparse import ArgumentParser
 from torch.utils.data import Subset, TensorDataset
 
 from lightning_tpauc import TPAUCModule
@@ -112,19 +111,6 @@ def test_few_positives_are_all_in_every_step_and_it_says_so_once():
     assert batch.num_pos == 12
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_ranks(size):
-    reference = list(ready(num_pos=3 * size, num_neg=5 * size).train_dataloader())
-    parts = []
-    for rank in range(size):
-        with rank_of(rank, size):
-            parts.append(list(ready().train_dataloader()))
-    assert {len(part) for part in parts} == {len(reference)}
-    for step, batch in enumerate(reference):
-        assert torch.equal(torch.cat([part[step].index for part in parts]), batch.index)
-        assert {part[step].shares for part in parts} == {((3, 5, 0),) * size}
-
-
 def test_more_ranks_than_positives():
     labels = torch.arange(N) < 2
     parts = []
@@ -153,15 +139,6 @@ def test_a_fraction_validates():
     assert batch.example_id.tolist() == list(range(15))
     other = ready(val_fraction=0.25, split_seed=1)
     assert rows_of(other.val_dataloader()) != validation
-
-
-def test_folds():
-    folds = [ready(num_folds=4, fold=fold) for fold in range(4)]
-    parts = [rows_of(datamodule.val_dataloader()) for datamodule in folds]
-    assert sorted(sum(parts[1:], parts[0])) == list(range(N))
-    assert [int(Y[part].sum()) for part in parts] == [3] * 4
-    for datamodule, part in zip(folds, parts, strict=True):
-        assert not set(part) & set(rows_of(datamodule.train_dataloader()))
 
 
 def test_no_validation_data_no_loader():
@@ -203,22 +180,6 @@ def test_only_what_a_stage_needs_is_read():
     datamodule = PosNegDataModule(Items(unreadable), test_dataset=Items(pair))
     datamodule.setup("test")
     assert sum(len(batch.target) for batch in datamodule.test_dataloader()) == N
-
-
-@pytest.mark.parametrize("subject", ["val", "test"])
-def test_labels_of_evaluated_items_are_read_once(subject):
-    asked = []
-    items = Items(lambda row: (asked.append(row), pair(row))[1])
-    datamodule = PosNegDataModule(DATA, **{f"{subject}_dataset": items})
-    for _ in range(3):
-        datamodule.setup("validate" if subject == "val" else "test")
-        loader = getattr(datamodule, f"{subject}_dataloader")()
-        assert torch.cat([batch.target for batch in loader]).tolist() == Y.int().tolist()
-    assert len(asked) == 4 * N  # one pass for the labels, three for the inputs
-    setattr(datamodule, f"{subject}_dataset", Items(lambda row: (X[row], 1 - int(Y[row]))))
-    datamodule.setup("validate" if subject == "val" else "test")
-    loader = getattr(datamodule, f"{subject}_dataloader")()  # another data set has other labels
-    assert torch.cat([batch.target for batch in loader]).tolist() == (~Y).int().tolist()
 
 
 @pytest.mark.parametrize("split", [{"val_fraction": 0.25}, {"num_folds": 4, "fold": 1}])
@@ -271,15 +232,6 @@ def test_transforms_are_fitted_on_training_rows(stage):
     held_out = sorted(set(range(N)) - set(datamodule.rows.tolist()))
     expected = X[held_out] / X[datamodule.rows].max()
     assert torch.equal(next(iter(datamodule.val_dataloader())).inputs, expected)
-
-
-def test_command_line():
-    parser = ArgumentParser()
-    parser.add_subclass_arguments(PosNegDataModule, "data")
-    arguments = ["--data=PosNegDataModule", "--data.num_pos=4", "--data.val_fraction=0.5", "--data.num_dual_neg=null"]
-    config = parser.parse_args([*arguments, "--data.targets=label"])
-    datamodule = parser.instantiate_classes(config).data
-    assert (datamodule.num_pos, datamodule.val_fraction, datamodule.targets) == (4, 0.5, "label")
 
 
 @pytest.mark.filterwarnings("ignore:The items of `train_dataset` are random")
@@ -371,19 +323,6 @@ def test_floats_of_numpy_become_the_models(precision, seen, kind):
     module = Looking().double()
     make_trainer(max_epochs=1, precision="32-true").fit(module, datamodule) if kind is np.float64 else None
     assert {*module.seen} == ({torch.float64} if kind is np.float64 else set())
-
-
-class Frame:
-    """Turns into an array when numpy asks for one, as a table of pandas does."""
-
-    def __array__(self, *args, **kwargs):
-        return X.numpy()
-
-
-@pytest.mark.parametrize("x", [X.tolist(), Frame()], ids=["list", "frame"])
-def test_a_pair_that_is_no_pair_of_arrays(x):
-    with pytest.raises(DataError, match=rf"Expected x in `train_dataset` .* got a {type(x).__name__}\. Conv"):
-        ready((x, Y.tolist()))
 
 
 def test_refuses_data():

@@ -1,21 +1,13 @@
 """Data sets as given, and their rows and labels."""
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 from lightning_tpauc.data.examples import ArrayDataset, as_dataset, fetcher_for
-from lightning_tpauc.data.parts import Examples, Given, PreparedData, TrainingPart
+from lightning_tpauc.data.parts import Examples, Given, PreparedData
 from lightning_tpauc.errors import DataError
-from tests.helpers.items import Items, N, X, Y, pair
-
-
-def test_pairs_of_arrays_become_data_sets():
-    for data in ((X, Y), (X.numpy(), Y.numpy())):
-        assert isinstance(as_dataset(data, "train_dataset"), ArrayDataset)
-    for data in (None, X, Items(pair), TensorDataset(X, Y), [(1, 0), (2, 1)]):
-        assert as_dataset(data, "train_dataset") is data
+from tests.helpers.items import N, X, Y
 
 
 def test_refuses_streams_and_emptiness():
@@ -37,26 +29,6 @@ def test_arrays_that_are_no_items():
         as_dataset({"x": X, "y": Y}, "val_dataset")
     for items in ([X[0], X[1]], [(X[0], 1), (X[1], 0)], {0: (X[0], 1)}, [X[:4], X[4:8], X[8:12]]):
         assert as_dataset(items, "train_dataset") is items
-
-
-def test_training_rows_by_class():
-    labels = Y.numpy().astype(np.int8)
-    rows = np.arange(10, N)
-    part = TrainingPart(labels, rows, np.arange(10))
-    assert part.by_class[0].tolist() == [12 + 5 * k for k in range(10)]
-    assert sorted(np.concatenate(part.by_class)) == rows.tolist()
-
-
-def test_the_fingerprint_tells_training_sets_apart():
-    labels = Y.numpy().astype(np.int8)
-    reference = TrainingPart(labels).fingerprint
-    assert reference == TrainingPart(labels.copy()).fingerprint
-    others = [
-        TrainingPart(np.append(labels, 0).astype(np.int8)),
-        TrainingPart(np.roll(labels, 1)),
-        TrainingPart(labels, np.arange(20)),
-    ]
-    assert len({reference, *(other.fingerprint for other in others)}) == 4
 
 
 def predicted(dataset, known=None):
@@ -96,19 +68,3 @@ def test_labelled_tuples_to_predict_on_lose_their_label(dataset):
     for known in (None, "tensor", ["tensor"] * 4, {"keys": ["x"]}):
         with pytest.raises(DataError, match="the 3 entries of the items"):
             predicted(dataset, known)
-
-
-def test_single_entries_are_no_labels():
-    for dataset in (TensorDataset(X), [(x,) for x in X], [[x] for x in X]):
-        assert torch.equal(predicted(dataset, "tensor")[1], X)
-        assert torch.equal(fetcher_for(dataset)(np.arange(N), 0), X)
-
-
-def test_the_layout_of_a_training_set():
-    def of(dataset):
-        return Examples(dataset, "train", Given()).first_layout(dataset)
-
-    assert of(X) == of(TensorDataset(X, Y)) == of(Items(pair)) == "tensor"
-    assert of(TensorDataset(X, X, Y)) == ["tensor", "tensor"]
-    assert of([((X[0], "word"), 1)]) == ["tensor", "words"]
-    assert of([{"x": 1, "label": 0}]) == {"keys": ["x"]}

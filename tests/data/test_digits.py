@@ -6,7 +6,6 @@ import torch
 from sklearn.datasets import load_digits
 
 from lightning_tpauc.data.digits import DigitsDataModule
-from lightning_tpauc.errors import ArgumentError
 
 
 def ready(**kwargs):
@@ -41,16 +40,3 @@ def test_the_test_part_is_fixed():
     reference = collect(ready().test_dataloader())[0]
     assert torch.equal(reference, collect(ready(seed=3, split_seed=4, val_fraction=0.1).test_dataloader())[0])
     assert torch.equal(reference, collect(ready().predict_dataloader())[0])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"positive_digit": 10}, "`positive_digit` to be one of 0 to 9, but got 10"),
-        ({"test_fraction": 0.0}, r"`test_fraction` to be a number in \(0, 1\), but got 0.0"),
-        ({"test_fraction": None}, r"`test_fraction` to be a number in \(0, 1\), but got None"),
-    ],
-)
-def test_refuses_arguments(arguments, message):
-    with pytest.raises(ArgumentError, match=message):
-        DigitsDataModule(**arguments)

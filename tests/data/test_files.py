@@ -38,14 +38,6 @@ def test_fetches_a_file_into_a_new_folder(offer, sha256, capfd):
     assert "100%" in capfd.readouterr().err
 
 
-def test_keeps_what_is_there(offer):
-    path = offer("0" * 64)
-    path.parent.mkdir(parents=True)
-    path.write_text("mine")
-    download_missing(path)
-    assert path.read_text() == "mine"
-
-
 def test_another_file_is_thrown_away(offer):
     path = offer("0" * 64)
     message = rf"data.txt could not be downloaded: .*{'0' * 64}.*Try again, or fetch file:.* yourself"

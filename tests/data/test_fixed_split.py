@@ -1,4 +1,3 @@
-import pytest
 import torch
 from torch.utils.data import TensorDataset
 
@@ -24,17 +23,7 @@ def test_loads_once_for_all_stages():
     assert datamodule.loaded == 1
 
 
-def test_predicts_on_the_test_part():
-    datasets = Counting().build_datasets("predict")
-    assert datasets.predict is datasets.test
-
-
 def test_without_folds_nothing_validates_beside_the_joint_training_part():
     datamodule = Counting(train_with_val=True, num_pos=2, num_neg=2)
     datamodule.setup("fit")
     assert datamodule.val_dataloader() == []
-
-
-def test_a_subclass_has_to_say_how_to_load():
-    with pytest.raises(NotImplementedError):
-        GivenSplitDataModule().setup("fit")

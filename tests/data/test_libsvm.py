@@ -161,17 +161,6 @@ def test_downloads_what_is_missing(root, tmp_path, monkeypatch):
     assert len(inputs_of(datamodule.test_dataloader())) == 50
 
 
-def test_nothing_is_downloaded_unless_asked_to(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "download_url_to_file", pytest.fail)
-    with pytest.raises(DataError, match=r"ijcnn1.bz2 does not exist"):
-        LIBSVMDataModule(str(tmp_path), "ijcnn1.bz2").prepare_data()
-
-
-def test_refuses_to_download_an_unknown_file(tmp_path):
-    with pytest.raises(ArgumentError, match=r"downloaded \(ijcnn1.bz2, .*but got 'a9a.txt'.*correct its name"):
-        LIBSVMDataModule(str(tmp_path), "a9a.txt", download=True).prepare_data()
-
-
 def test_ijcnn1():
     root = SHARED_DATA / "ijcnn1"
     if not root.is_dir():

@@ -6,9 +6,9 @@ import torch
 from torch.utils.data import TensorDataset
 
 from lightning_tpauc.data.examples import fetcher_for
-from lightning_tpauc.data.loader import EvalLoader, Position, PosNegLoader
+from lightning_tpauc.data.loader import EvalLoader, PosNegLoader
 from lightning_tpauc.data.sampler import BatchSizes, PosNegSampler, UniformSampler
-from tests.helpers.items import Items, N, X, Y, draw, noisy, pair
+from tests.helpers.items import Items, N, X, Y, noisy, pair
 from tests.helpers.worlds import rank_of
 
 LABELS = Y.numpy()
@@ -32,14 +32,6 @@ def same_all(first, second):
     return len(first) == len(second) and all(same(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_a_batch_holds_what_its_plan_says():
-    for batch, plan in zip(loader(), sampler().plans(0, 10), strict=True):
-        assert torch.equal(batch.inputs, X[torch.from_numpy(plan.rows)])
-        assert torch.equal(batch.index, torch.from_numpy(plan.index))
-        assert batch[2:] == (3, 5, 4, None, None)
-        assert all(type(size) is int for size in batch[2:5])
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stop", [1, 4, 10, 13])
 def test_state_dict_continues_anywhere(stop, workers):
@@ -60,35 +52,6 @@ def test_state_dict_continues_anywhere(stop, workers):
     assert same_all(seen + rest, batches)
 
 
-def test_position_is_read_when_the_first_batch_is_asked_for():
-    asked = []
-
-    def position(its_loader):
-        asked.append(its_loader)
-        return Position(step=17, done_in_epoch=7)
-
-    one = loader(position=position)
-    iterator = iter(one)
-    assert asked == []
-    batches = list(iterator)
-    assert asked == [one]
-    assert len(batches) == 3
-    expected = [plan.rows for plan in sampler().plans(17, 3)]
-    assert all(torch.equal(b.inputs, X[torch.from_numpy(rows)]) for b, rows in zip(batches, expected, strict=True))
-    assert one.state_dict() == {"step": 20, "done_in_epoch": 0}
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_whole_epoch_beside_the_iteration_that_goes_on(workers):
-    one = loader(Items(noisy), workers=workers)
-    iterator = iter(one)
-    batches = [next(iterator) for _ in range(4)]
-    expected = [batch for reference in [loader(Items(noisy))] for _ in range(2) for batch in reference]
-    assert same_all(list(one.whole_epoch()), expected[4:14])
-    assert same_all(batches + list(iterator), expected[:10])
-    one.close()
-
-
 @pytest.mark.parametrize("kind", [PosNegSampler, UniformSampler])
 def test_workers_change_nothing(kind):
     alone, helped = loader(Items(noisy), kind=kind), loader(Items(noisy), workers=2, kind=kind)
@@ -101,22 +64,6 @@ def test_workers_change_nothing(kind):
     helped.close()
     assert same_all(list(helped), list(alone))
     helped.close()
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_leaves_the_global_generators_alone(workers):
-    torch.manual_seed(0)
-    np.random.seed(0)
-    expected = draw()[1:]
-    torch.manual_seed(0)
-    np.random.seed(0)
-    train = loader(Items(noisy), workers=workers)
-    evaluation = EvalLoader(np.arange(N), LABELS, fetcher_for(Items(noisy)), 50, workers)
-    assert len(list(train)) == 10
-    assert len(list(evaluation)) == 2
-    assert draw()[1:] == expected
-    train.close()
-    evaluation.close()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

@@ -1,6 +1,5 @@
 import builtins
 import csv
-import hashlib
 import shutil
 import zipfile
 from importlib.util import find_spec
@@ -10,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_tpauc.data import molecules as module
 from lightning_tpauc.data.molecules import OGB_TASKS, OGBMoleculesDataModule, SMILESDataModule
-from lightning_tpauc.data.source_files import Source
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.models import GIN
@@ -178,18 +175,6 @@ def test_reports_smiles_that_do_not_parse_once(file):
 
 
 @needs_graph
-def test_a_part_that_is_not_wanted_is_none(file):
-    only_test = smiles_module(file, fractions=(0, 0, 1))
-    only_test.setup("test")
-    assert sum(len(batch.target) for batch in only_test.test_dataloader()) == 103
-    without_test = smiles_module(file, fractions=(0.8, 0.2, 0.0))
-    without_test.setup("fit")
-    assert without_test.num_positives > 0
-    with pytest.raises(DataError, match="There is no data set for this: pass `test_dataset`"):
-        without_test.test_dataloader()
-
-
-@needs_graph
 def test_a_scaffold_split_that_separates_the_classes_says_so(tmp_path):
     def cages(positives):
         path = tmp_path / f"cages{len(positives)}.csv"  # a scaffold each: the later ones train, the first ones test
@@ -201,44 +186,6 @@ def test_a_scaffold_split_that_separates_the_classes_says_so(tmp_path):
     with pytest.warns(TPAUCWarning, match=r"one class only of 'active' in the validation part; TPAUC is nan"):
         smiles_module(cages({1, 7, 8}), num_pos=1).setup("fit")
     smiles_module(cages({1, 3, 7, 8}), num_pos=1).setup("fit")
-
-
-@needs_graph
-def test_prepare_data_leaves_nothing_to_build(file, monkeypatch):
-    smiles_module(file).prepare_data()
-
-    def fail(*arguments):
-        pytest.fail("built the graphs again")
-
-    monkeypatch.setattr("lightning_tpauc.data.molecules._build", fail)
-    smiles_module(file).setup("fit")
-
-
-@needs_graph
-def test_names_a_missing_file(tmp_path):
-    datamodule = SMILESDataModule("none.csv", "active", root=str(tmp_path), cache_dir=str(tmp_path))
-    message = r"none.csv does not exist. Set `root` \(`--data.root DIR`\) to the folder that holds it\."
-    with pytest.raises(DataError, match=message):
-        datamodule.prepare_data()
-    with pytest.raises(DataError, match=message):
-        datamodule.setup("fit")
-    with pytest.raises(DataError, match=r"tox21.csv.gz does not exist.*or `--data.download true` to fetch it"):
-        SMILESDataModule("tox21.csv.gz", "NR-AR", root=str(tmp_path), cache_dir=str(tmp_path)).prepare_data()
-
-
-@needs_graph
-def test_downloads_a_missing_file(file, tmp_path, monkeypatch):
-    sources = {"rings.csv": Source(file.as_uri(), hashlib.sha256(file.read_bytes()).hexdigest())}
-    monkeypatch.setattr("lightning_tpauc.data.source_files.SOURCES", sources)
-    datamodule = smiles_module(file, root=str(tmp_path / "new"), download=True)
-    datamodule.prepare_data()
-    assert (tmp_path / "new" / "rings.csv").read_bytes() == file.read_bytes()
-    monkeypatch.setattr("lightning_tpauc.data.source_files.SOURCES", {})  # not looked at again
-    datamodule.prepare_data()
-    datamodule.setup("fit")
-    there = smiles_module(file)
-    there.setup("fit")
-    assert datamodule.num_positives == there.num_positives
 
 
 @pytest.mark.parametrize(
@@ -311,20 +258,6 @@ def test_ogbs_split_without_unlabelled_molecules(tmp_path, ogb, task):
 
 
 @needs_graph
-def test_training_and_validation_part_together_with_folds(tmp_path, ogb):
-    datamodule = ogb_module(tmp_path, train_with_val=True, num_folds=2, fold=0)
-    datamodule.prepare_data()
-    datamodule.setup(None)
-    train = datamodule.build_datasets(None).train
-    assert_same_molecules(train, [ogb[row] for row in SPLIT["train"] + SPLIT["valid"]], 0)
-    held_out = sum(len(batch.target) for batch in datamodule.val_dataloader())
-    assert datamodule.num_positives + datamodule.num_negatives + held_out == len(train)
-    batch = next(iter(datamodule.train_dataloader()))
-    assert batch.target.tolist() == [1, 1, 0, 0, 0]
-    assert GIN(hidden_features=8, num_layers=2, edge_features=True)(batch.inputs).shape == (5,)
-
-
-@needs_graph
 def test_never_asks_on_the_terminal(tmp_path, ogb, monkeypatch):
     monkeypatch.setattr(builtins, "input", lambda prompt="": pytest.fail(f"asked {prompt}"))
     (tmp_path / "ogbg_moltox21" / "RELEASE_v1.txt").unlink()
@@ -372,25 +305,3 @@ def test_names_and_tasks_are_ogbs():
     }
     binary.pop("ogbg-molchembl")  # not among the sets that OGB documents
     assert binary == OGB_TASKS
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"name": "ogbg-molesol"}, r"Expected `name` to be one of ogbg-molbace, .*, but got 'ogbg-molesol'"),
-        ({"task": 12}, r"Expected `task` to be in 0 .. 11 for ogbg-moltox21, but got 12"),
-        ({"task": -1}, r"Expected `task` to be in 0 .. 11 for ogbg-moltox21, but got -1"),
-    ],
-)
-def test_refuses_unknown_names_and_tasks(arguments, message):
-    with pytest.raises(ArgumentError, match=message):
-        OGBMoleculesDataModule(**arguments)
-
-
-def test_names_the_extra_when_ogb_is_missing(tmp_path, monkeypatch):
-    def missing(name, extra):
-        return import_extra(f"{name}.not_there", extra)
-
-    monkeypatch.setattr(module, "import_extra", missing)
-    with pytest.raises(ImportError, match=r"pip install 'lightning-tpauc\[graph\]'"):
-        ogb_module(tmp_path).prepare_data()

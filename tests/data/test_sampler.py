@@ -3,12 +3,10 @@
 import math
 import tracemalloc
 from collections import Counter
-from itertools import chain
 
 import numpy as np
 import pytest
 
-from lightning_tpauc.data.parts import TrainingPart
 from lightning_tpauc.data.sampler import (
     BatchSizes,
     FullSampler,
@@ -16,22 +14,11 @@ from lightning_tpauc.data.sampler import (
     PosNegSampler,
     UniformSampler,
     World,
-    sampler_of,
-    slice_of,
 )
-from lightning_tpauc.errors import ArgumentError, DataError
+from lightning_tpauc.errors import DataError
 from tests.helpers.worlds import rank_of
 
 LABELS = np.arange(500) * 7 % 10 == 3
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
-@pytest.mark.parametrize("total", [0, 1, 2, 6, 7, 100])
-def test_slices_partition_the_batch(total, size):
-    worlds = [World(rank, size) for rank in range(size)]
-    items = [list(range(total))[slice_of(total, world)] for world in worlds]
-    assert list(chain(*items)) == list(range(total))
-    assert max(map(len, items)) - min(map(len, items)) <= 1
 
 
 def make(kind=PosNegSampler, labels=LABELS, sizes=(4, 6, 5), seed=0):
@@ -143,20 +130,6 @@ def test_a_uniform_batch_is_at_most_the_training_set():
     sampler = make(UniformSampler, labels=LABELS[:10], sizes=(6, 6, 0))
     assert len(sampler) == 1
     assert all(sorted(plan.rows) == list(range(10)) for plan in sampler.plans(0, 3))
-
-
-@pytest.mark.parametrize(
-    ("name", "sizes"), [("num_pos", (0, 1, 0)), ("num_neg", (1, 0, 0)), ("num_dual_neg", (1, 1, -1))]
-)
-def test_refuses_sizes(name, sizes):
-    with pytest.raises(ArgumentError, match=f"`{name}` to be at least"):
-        make(sizes=sizes)
-
-
-@pytest.mark.parametrize(("value", "name"), [(False, "positive"), (True, "negative")])
-def test_refuses_a_missing_class(value, name):
-    with pytest.raises(DataError, match=f"got 0 {name} examples"):
-        make(labels=np.full(10, value))
 
 
 @pytest.mark.parametrize(("sizes", "name"), [((1, 6, 0), "num_neg"), ((1, 5, 6), "num_dual_neg")])
@@ -328,14 +301,6 @@ def test_ranks_take_disjoint_slices_of_a_batch_of_several_labels(kind, size):
         assert np.array_equal(rows, reference.rows)
 
 
-def test_the_seed_changes_labels_positives_and_negatives():
-    first, second = (list(make_several(seed=seed).plans(0, 50)) for seed in (0, 1))
-    for part in (slice(0, 12), slice(12, None)):
-        same = [a.rows[part] == b.rows[part] for a, b in zip(first, second, strict=True)]
-        assert np.mean(same) < 0.1
-    assert [a.masks.pos.any(1).tolist() for a in first] != [b.masks.pos.any(1).tolist() for b in second]
-
-
 def test_negatives_of_a_label_are_a_uniform_sample_of_its_measured_ones():
     sampler = make_several(sizes=(12, 10, 0))
     counts = np.zeros((N, 5))
@@ -363,18 +328,3 @@ def test_a_uniform_pass_shows_every_measured_example_once():
         for label, column in zip(*np.nonzero(plan.masks.pos), strict=True):
             mine = [r for r in ROWS if SEVERAL[r, label] == 1]
             assert mine[plan.index[label, column]] == plan.rows[column]
-
-
-@pytest.mark.parametrize("kind", [PosNegSampler, UniformSampler])
-@pytest.mark.parametrize(("value", "other", "name"), [(1, 0, "positive"), (0, -1, "negative")])
-def test_a_label_without_a_class_is_named(kind, value, other, name):
-    labels = SEVERAL.copy()
-    labels[labels[:, 3] == value, 3] = other
-    labels[0, 3] = value  # a row that does not train
-    with pytest.raises(DataError, match=f"'label 3' has no {name} among the 397 training examples. Leave out"):
-        make_several(kind, labels=labels)
-
-
-def test_a_sampler_of_one_label_is_refused():
-    with pytest.raises(ArgumentError, match=r"`sampling='full'` takes one label, but the labels have 5 columns"):
-        sampler_of(TrainingPart(SEVERAL), "full", BatchSizes(1, 1), 0)

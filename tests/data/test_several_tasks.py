@@ -93,26 +93,6 @@ def test_workers_and_stops_change_nothing(sampling):
     assert all(map(same, found, expected))
 
 
-@pytest.mark.parametrize("sampling", ["pos_neg", "uniform"])
-@pytest.mark.parametrize("size", [2, 3])
-def test_ranks_share_the_batches_of_one(sampling, size):
-    sizes = {"num_pos": 18, "num_neg": 12, "num_dual_neg": 6}
-    whole = list(ready(sampling=sampling, **sizes).train_dataloader())
-    ranks = []
-    for rank in range(size):
-        with rank_of(rank, size):
-            own = {name: count // size for name, count in sizes.items()}
-            ranks.append(list(ready(sampling=sampling, **own).train_dataloader()))
-    assert {len(batches) for batches in ranks} == {len(whole)}
-    for batch, parts in zip(whole, zip(*ranks, strict=True), strict=True):
-        assert torch.equal(torch.cat([part.index for part in parts], 1), batch.index)
-        for name in ("pos", "neg", "dual_neg"):
-            if getattr(batch.masks, name) is not None:
-                found = torch.cat([getattr(part.masks, name) for part in parts], 1)
-                assert torch.equal(found, getattr(batch.masks, name))
-        assert all(part.shares == tuple(p[2:5] for p in parts) for part in parts)
-
-
 @pytest.mark.parametrize("make", [lambda y: y.numpy(), lambda y: y.tolist(), lambda y: y])
 def test_the_kind_of_labels_changes_nothing(make):
     expected = list(ready().train_dataloader())
@@ -192,19 +172,6 @@ def test_scores_of_the_training_set_are_cut_by_task():
 
 
 # ------------------------------------------------------------------ what all processes and later runs must share
-
-
-def test_the_fingerprint_sees_every_label():
-    first = ready()
-    assert ready().fingerprint == first.fingerprint
-    for row, task, value in [(0, 1, torch.nan), (5, 3, 1.0), (17, 0, 0.0)]:
-        y = Y.clone()
-        y[row, task] = value if not torch.equal(y[row, task], torch.tensor(value)) else 1.0 - value
-        other = ready((X, y))
-        assert other.fingerprint != first.fingerprint
-        differing = {k for k, v in other.description("fit").items() if first.description("fit")[k] != v}
-        assert "rows of the training positives" in differing
-    assert ready((X, Y[:, :3])).fingerprint != first.fingerprint
 
 
 # ------------------------------------------------------------------ what can't be

@@ -72,15 +72,6 @@ def test_names_line_and_value_of_a_wrong_label(tmp_path, label):
         list(read_smiles(path, "smiles", "active"))
 
 
-@pytest.mark.parametrize(
-    ("name", "content"), [("a.csv.gz", b"smiles,active\n"), ("b.csv", b"smiles,active\n\xff\xfe,1\n")]
-)
-def test_refuses_what_is_no_text(tmp_path, name, content):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(DataError, match=r"can't be read as CSV in UTF-8, gzipped if its name ends in .gz"):
-        list(read_smiles(tmp_path / name, "smiles", "active"))
-
-
 needs_graph = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("torch_geometric", "ogb", "rdkit")),
     reason="the extra `graph` is not installed",
@@ -155,15 +146,6 @@ def test_a_damaged_cache_is_built_again(tmp_path, caplog, content):
         caplog.clear()
         assert len(load(path, tmp_path / "cache").targets) == 5
         assert "is damaged" in caplog.text
-
-
-@needs_graph
-def test_refuses_a_file_without_usable_rows(tmp_path):
-    path = write_csv(tmp_path / "few.csv", [("", "C", True), ("1", "none", False)])
-    with pytest.raises(
-        DataError, match=r"No row of .*few.csv has both a label in 'active' and a SMILES that parses \(2 rows\)"
-    ):
-        load(path, tmp_path)
 
 
 @needs_graph

@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser
 
 from lightning_tpauc.data.medmnist import LABELS, MedMNISTDataModule
 from lightning_tpauc.data.molecules import OGBMoleculesDataModule, SMILESDataModule, read_smiles
-from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
+from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.models import GIN, MLP
 from tests.data.test_molecules import needs_graph, number_of_carbons
 from tests.helpers.fake_ogb import make_molecules, write_ogb
@@ -61,21 +61,6 @@ def test_several_columns_are_read_as_one_label_each(file):
     assert np.array_equal(one, [row.labels[1] for row in found], equal_nan=True)
 
 
-@pytest.mark.parametrize(
-    ("columns", "error", "message"),
-    [
-        (["alpha", "delta"], DataError, r"has no column 'delta' \(`target_column`\); it has 'smiles', 'alpha'"),
-        ([], ArgumentError, r"`target_column` to be the name of a column, or different names, but got \[\]"),
-        (["alpha", "alpha"], ArgumentError, "different names, but got"),
-        (["alpha", 1], ArgumentError, "different names, but got"),
-    ],
-)
-@needs_graph
-def test_columns_that_are_not_there_are_named(file, columns, error, message):
-    with pytest.raises(error, match=message):
-        smiles_module(file, columns).prepare_data()
-
-
 @needs_graph
 @pytest.mark.parametrize("split", ["scaffold", "random"])
 def test_molecules_with_several_labels(file, split):
@@ -108,18 +93,6 @@ def test_a_list_of_one_column_is_one_task(file):
         datamodule.setup("fit")
         assert datamodule.num_labels is None
     assert one.fingerprint == same.fingerprint
-
-
-@needs_graph
-def test_a_task_that_a_part_lacks_is_named(file, tmp_path):
-    text = file.read_text().splitlines()
-    header, body = text[0], [line.rsplit(",", 1)[0] for line in text[1:]]
-    few = tmp_path / "few.csv"
-    # positive for gamma are only molecules with the most frequent scaffold, which train
-    lines = [f"{line},{int('c1ccccc1' in line and k % 9 == 0)}" for k, line in enumerate(body)]
-    few.write_text("\n".join([header, *lines]) + "\n")
-    with pytest.warns(TPAUCWarning, match=r"one class only of .*'gamma' in the test part; TPAUC is nan there"):
-        smiles_module(few, fractions=(0.6, 0.2, 0.2)).build_datasets(None)
 
 
 @pytest.mark.parametrize("given", ["[alpha,beta]", '["alpha", "beta"]'])
@@ -171,14 +144,6 @@ def test_names_of_ogbs_tasks(tmp_path, ogb):
         out.write(",".join([*names, "smiles", "mol_id"]) + "\n")
     datamodule = OGBMoleculesDataModule(root=str(tmp_path), task=[3, 1])
     assert datamodule.build_datasets(None).train.label_names == ["NR-3", "NR-1"]
-
-
-@needs_graph
-def test_a_list_of_one_task_is_one_task(tmp_path, ogb):
-    for task in (5, [5]):
-        datamodule = OGBMoleculesDataModule(root=str(tmp_path), task=task, num_pos=4, num_neg=10)
-        datamodule.setup("fit")
-        assert datamodule.num_labels is None
 
 
 @pytest.mark.parametrize("task", [[], [1, 1], [3, 12], [0, -1], ["a"]])

@@ -8,7 +8,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from lightning_tpauc import PosNegDataModule
 from lightning_tpauc.data.labels import as_groups
-from lightning_tpauc.data.splits import as_fraction, check_validation_source, cross_validation, holdout
+from lightning_tpauc.data.splits import cross_validation, holdout
 from lightning_tpauc.errors import ArgumentError, DataError
 
 LABELS = (np.arange(200) % 10 == 0).astype(np.int8)
@@ -55,11 +55,6 @@ def test_splits_that_had_both_classes_are_what_scikit_learn_says():
         assert np.array_equal(holdout(LABELS, 0.1, seed)[1], np.sort(held))
 
 
-@pytest.mark.parametrize("kind", [np.float16, np.float32, np.longdouble, float])
-def test_fractions_of_any_precision(kind):
-    assert as_fraction(kind(0.3)) == pytest.approx(0.3, abs=0)
-
-
 @pytest.mark.parametrize("fraction", [0.0, 1.0, 5, float("nan"), True, "0.3", [0.1]])
 def test_refuses_fractions(fraction):
     for refuse in (lambda: holdout(LABELS, fraction, 0), lambda: PosNegDataModule(val_fraction=fraction)):
@@ -74,20 +69,6 @@ def test_refuses_a_class_that_is_too_small():
         holdout(np.zeros(30, dtype=np.int8), 0.1, seed=0)
     with pytest.raises(DataError, match="Can't cut 25 folds: the smaller class has 20 examples"):
         cross_validation(LABELS, 25, 0, seed=0)
-
-
-@pytest.mark.parametrize(("num_folds", "fold"), [(1, 0), (5, 5), (5, -1), (5, 1.0), (5, "1")])
-def test_refuses_folds(num_folds, fold):
-    with pytest.raises(ArgumentError, match=f"but got fold {fold!r} of {num_folds!r}"):
-        cross_validation(LABELS, num_folds, fold, seed=0)
-
-
-def test_validation_has_one_source():
-    check_validation_source(None, None, 5, 0)
-    with pytest.raises(ArgumentError, match="one source, but got val_dataset and val_fraction"):
-        check_validation_source([1], 0.1, None, None)
-    with pytest.raises(ArgumentError, match="`num_folds` and `fold` together, but got 5 and None"):
-        check_validation_source(None, None, 5, None)
 
 
 # ---------------------------------------------------------------- groups

@@ -218,23 +218,6 @@ def test_items_tuples_and_mappings():
     assert numbers_of(batch.inputs["x"])[2:] == [5, 6, 7, 8, 9]
 
 
-def test_graphs():
-    data = pytest.importorskip("torch_geometric.data")
-
-    def graph(k):
-        return data.Data(x=torch.full((1 + k % 3, 2), float(k)), edge_index=torch.zeros(2, 0, dtype=torch.int64))
-
-    class Graphs(Plain):
-        def __iter__(self):
-            return (graph(k) for k in self.numbers())
-
-    batch = batches_of(ready(Graphs(start=100), Items(graph, 7)))[1]
-    assert batch.inputs.num_graphs == 7
-    values = [graph.x[0, 0].item() for graph in batch.inputs.to_data_list()]
-    assert values[2:] == [105, 106, 107, 108, 109]
-    assert values[:2] == batch.index.tolist()
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_global_generators(workers):
     """They are left alone, and what a stream draws from them depends on the step alone."""
@@ -377,19 +360,6 @@ def test_what_is_no_stream_is_refused():
         ready(3)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"split": "even"}, "`split` to be one of 'deal', 'shard', 'own', but got 'even'"),
-        ({"num_scored": 0}, "`num_scored` of NegativeStream to be at least 1, but got 0"),
-        ({"split": "shard"}, "but Plain has no such method. Use `split='deal'`"),
-    ],
-)
-def test_options_of_a_stream(options, message):
-    with pytest.raises(ArgumentError, match=message):
-        NegativeStream(Plain(), **options)
-
-
 def test_an_unknown_number_is_not_invented():
     with pytest.raises(DataError, match=r"number of negatives is unknown: Plain has no `__len__`\. Define it"):
         _ = ready(Plain()).num_negatives
@@ -404,10 +374,6 @@ class Always(IterableDataset):
             yield self.item
 
 
-def padded(items):
-    return torch.stack([x for x, _ in items]), torch.tensor([label for _, label in items])
-
-
 NEGATIVE = torch.zeros(WIDTH)
 
 
@@ -420,11 +386,6 @@ NEGATIVE = torch.zeros(WIDTH)
 def test_negatives_of_another_kind_are_named(train, negative):
     with pytest.raises(DataError, match=r"can't be put into one batch .*A stream of negatives yields what"):
         batches_of(ready(Always(negative), train))
-
-
-def test_errors_of_a_collate_fn_stay_as_they_are():
-    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
-        batches_of(ready(Always(torch.zeros(WIDTH + 1)), Items(lambda k: (NEGATIVE, 1), 7), collate_fn=padded))
 
 
 def test_a_loader_of_batches_is_refused():
@@ -529,17 +490,6 @@ def test_a_checkpoint_without_a_stream():
         TPAUCWarning, match="the checkpoint does not hold its place. Resume from one that was written with"
     ):
         assert negatives_of(next(iter(loader)))[0] == [0, 1, 2]
-
-
-def test_a_state_that_no_checkpoint_can_hold_is_refused_at_once():
-    class Numpy(Stateful):
-        def state_dict(self):
-            return {"at": np.arange(3)}
-
-    with pytest.raises(
-        DataError, match=r"`state_dict` of the stream of negatives \(Numpy\) .* Return numbers, strings"
-    ):
-        next(iter(ready(Numpy()).train_dataloader()))
 
 
 def test_other_streams_start_over_and_say_so_once():

@@ -61,14 +61,6 @@ def test_blocks_change_nothing(file, data, block, monkeypatch, tmp_path):
     check(read_svmlight(file, cache_dir=tmp_path / "cache"), data)
 
 
-def test_the_last_line_needs_no_newline(data, tmp_path):
-    path = tmp_path / "data.txt"
-    path.write_text("1 1:0.5\n\n-1 2:0.25 # why")
-    read = read_svmlight(path)
-    assert read.features.tolist() == [[0.5, 0.0], [0.0, 0.25]]
-    assert read.labels.tolist() == [1, -1]
-
-
 def test_wanted_columns_and_first_index(tmp_path):
     path = tmp_path / "data.txt"
     path.write_text("1 0:2 1:3\n0 1:4\n")

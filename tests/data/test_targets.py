@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from lightning_tpauc.data.examples import ArrayDataset
-from lightning_tpauc.data.labels import binary_labels, find_targets, label_names, label_of_item
+from lightning_tpauc.data.labels import binary_labels, find_targets, label_names
 from lightning_tpauc.errors import DataError
 from lightning_tpauc.extras import import_extra
 from tests.helpers.items import Items, N, X, Y, mapping, pair
@@ -158,20 +158,6 @@ def test_refuses_another_number_of_labels():
         find_targets(Items(pair), [0, 1, 1], "val_dataset")
 
 
-@pytest.mark.parametrize(
-    ("item", "key", "message"),
-    [
-        (torch.zeros(3), None, r"a Tensor, looked for any of targets, labels, y"),
-        ({"x": 1}, None, r"a dict"),
-        ({"label": 1}, ["flag"], r"looked for 'flag'"),
-        ((torch.zeros(3),), None, r"a tuple.*Pass a pair `\(x, y\)`, `targets=array_of_labels`"),
-    ],
-)
-def test_says_where_it_looked(item, key, message):
-    with pytest.raises(DataError, match=message):
-        label_of_item(item, key)
-
-
 # ------------------------------------------------------------------ labels that are kept, and those of the items
 
 
@@ -233,21 +219,6 @@ def test_items_that_do_not_contradict(make):
     assert find_targets(Items(make, targets=Y)).tolist() == LABELS.tolist()
 
 
-def test_few_items_are_compared_and_the_generators_left_alone():
-    asked = []
-
-    def noisy_pair(row):
-        asked.append(row)
-        return torch.rand(4), int(Y[row])
-
-    torch.manual_seed(3)
-    expected = torch.rand(2)
-    torch.manual_seed(3)
-    find_targets(Items(noisy_pair, targets=Y))
-    assert torch.equal(torch.rand(2), expected)
-    assert sorted(LABELS[asked]) == [0] * 4 + [1] * 4
-
-
 # ------------------------------------------------------------------ labels of several tasks
 
 NAN = float("nan")
@@ -304,12 +275,6 @@ def test_a_column_of_lists_is_several_tasks():
         binary_labels([{"a": 1}, {"a": 0}])
 
 
-def test_names_of_labels():
-    assert label_names(Items(pair), None, 3) is None
-    assert label_names(Items(pair, label_names=["a", "b"]), None, 2) == ("a", "b")
-    assert label_names(Items(pair, label_names=["no", "yes"]), None, 3) is None  # something else
-
-
 @pytest.mark.parametrize("missing", [NAN, None])
 def test_labels_of_several_tasks_are_found_where_those_of_one_are(missing):
     rows = [[NAN if label is None else label for label in row] for row in given(missing)]
@@ -350,10 +315,3 @@ def test_graphs_with_a_row_of_labels():
     assert find_targets(Graphs()).tolist() == TASKS
     assert find_targets(Graphs()[1:]).tolist() == TASKS[1:]
     assert find_targets(graphs).tolist() == TASKS
-
-
-@pytest.mark.parametrize("own", [lambda row: [1, 0, 0], lambda row: [0, 1], lambda row: 1, lambda row: "no"])
-def test_kept_labels_of_several_tasks_that_are_not_those_of_the_items(own):
-    dataset = Items(lambda row: (torch.zeros(2), own(row)), 4, targets=given(NAN))
-    with pytest.raises(DataError, match="keeps other labels than its items have"):
-        find_targets(dataset)

@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.models import CNN3D
 from tests.helpers.fitting import assert_all_gradients_flow, count_parameters, fit
 
@@ -43,14 +42,3 @@ def test_learns_to_tell_full_from_hollow_cubes():
     volumes[:, :, 3:9, 3:9, 3:9] += 1.0
     volumes[target == 0, :, 5:7, 5:7, 5:7] = 0.0
     assert fit(CNN3D(channels=(8, 16)), volumes, target, steps=40, lr=0.02) > 0.95
-
-
-@pytest.mark.parametrize("value", [(0,), (8, 1.5)])
-def test_refuses_wrong_channels(value):
-    with pytest.raises(ArgumentError, match=r"Expected `channels` to be"):
-        CNN3D(channels=value)
-
-
-def test_refuses_wrong_input_channels():
-    with pytest.raises(ArgumentError, match=r"Expected `in_channels` to be a whole number of at least 1, but got 0"):
-        CNN3D(in_channels=0)

@@ -1,13 +1,11 @@
-import sys
 from importlib.util import find_spec
 
 import pytest
 import torch
 
-from lightning_tpauc.errors import ArgumentError, MissingExtraError
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.models import GIN
-from tests.helpers.fitting import assert_all_gradients_flow, count_parameters, fit
+from tests.helpers.fitting import assert_all_gradients_flow, count_parameters
 from tests.helpers.tolerances import assert_close
 
 needs_graph = pytest.mark.skipif(
@@ -102,46 +100,3 @@ def test_gradients_flow(edge_features):
     # Enough atoms to see most entries of the embedding tables; a table of which no row is seen would get no gradient.
     batch = batch_of(random_graphs(60, torch.Generator().manual_seed(3)))
     assert_all_gradients_flow(GIN(hidden_features=8, num_layers=2, dropout=0.0, edge_features=edge_features), batch)
-
-
-@needs_graph
-def test_dropout_acts_in_training_only():
-    torch.manual_seed(0)
-    model, batch = GIN(hidden_features=16), batch_of(random_graphs(8, torch.Generator().manual_seed(4)))
-    assert not torch.equal(model(batch), model(batch))
-    model.eval()
-    assert torch.equal(model(batch), model(batch))
-
-
-@needs_graph
-def test_learns_to_find_an_element():
-    torch.manual_seed(0)
-    graphs = random_graphs(40, torch.Generator().manual_seed(5))
-    target = torch.arange(40) % 2
-    for graph, label in zip(graphs, target.tolist(), strict=True):
-        graph.x[:, 0] = 5
-        graph.x[0, 0] = 8 if label else 6
-    model = GIN(hidden_features=16, num_layers=2, dropout=0.0)
-    assert fit(model, batch_of(graphs), target, steps=60, lr=0.02) > 0.95
-
-
-@needs_graph
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"hidden_features": 0}, r"Expected `hidden_features` to be a whole number of at least 1, but got 0"),
-        ({"num_layers": 1.5}, r"Expected `num_layers` to be a whole number of at least 1, but got 1.5"),
-        ({"dropout": 1.0}, r"Expected `dropout` to be a number in \[0, 1\), but got 1.0"),
-        ({"pooling": "median"}, r"Expected `pooling` to be one of 'mean', 'sum', 'max', but got 'median'"),
-    ],
-)
-def test_refuses_wrong_arguments(arguments, message):
-    with pytest.raises(ArgumentError, match=message):
-        GIN(**arguments)
-
-
-@pytest.mark.parametrize("module", ["torch_geometric.nn", "ogb.graphproppred.mol_encoder"])
-def test_names_the_extra_when_a_library_is_missing(monkeypatch, module):
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'lightning-tpauc\[graph\]'"):
-        GIN()

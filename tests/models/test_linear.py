@@ -1,9 +1,8 @@
 import pytest
 import torch
 
-from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.models import Linear
-from tests.helpers.fitting import assert_all_gradients_flow, count_parameters, fit
+from tests.helpers.fitting import assert_all_gradients_flow, count_parameters
 from tests.helpers.tolerances import assert_close
 
 
@@ -29,15 +28,3 @@ def test_number_of_parameters(bias, count):
 
 def test_gradients_flow():
     assert_all_gradients_flow(Linear(4), torch.randn(6, 4, generator=torch.Generator().manual_seed(0)))
-
-
-def test_learns_a_linear_rule():
-    inputs = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
-    target = inputs @ torch.tensor([1.0, -1.0, 2.0, 0.0]) > 0.3
-    assert fit(Linear(4), inputs, target, steps=200, lr=0.1) > 0.97
-
-
-@pytest.mark.parametrize("value", [0, -1, 2.5, "3", None])
-def test_refuses_a_wrong_number_of_features(value):
-    with pytest.raises(ArgumentError, match=r"Expected `num_features` to be a whole number of at least 1, but got"):
-        Linear(value)

@@ -1,7 +1,6 @@
 import pytest
 import torch
 
-from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.models import MLP
 from tests.helpers.fitting import assert_all_gradients_flow, count_parameters, fit
 from tests.helpers.tolerances import assert_close
@@ -42,15 +41,3 @@ def test_learns_what_no_linear_model_can():
     inputs = torch.rand(400, 2) * 2 - 1
     target = inputs[:, 0] * inputs[:, 1] > 0
     assert fit(MLP(2, hidden_features=(32,)), inputs, target, steps=300, lr=0.02) > 0.95
-
-
-@pytest.mark.parametrize("value", [(8, 0), (8, 2.5), "64"])
-def test_refuses_wrong_widths(value):
-    with pytest.raises(ArgumentError, match=r"Expected `hidden_features` to be"):
-        MLP(3, hidden_features=value)
-
-
-@pytest.mark.parametrize("value", [-0.1, 1.0, "a"])
-def test_refuses_a_wrong_dropout(value):
-    with pytest.raises(ArgumentError, match=r"Expected `dropout` to be a number in \[0, 1\), but got"):
-        MLP(3, dropout=value)

@@ -5,7 +5,6 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.models import CNN3D, GIN, MLP, Linear, ResNet3D
 from tests.helpers.tolerances import assert_close
 from tests.models.test_gin import batch_of, needs_graph, random_graphs
@@ -39,10 +38,3 @@ def test_each_task_has_the_scores_of_a_model_of_its_own(make, draw):
             one.load_state_dict(weights)
             assert one(inputs).ndim == 1
             assert_close(scores[:, task], one(inputs), "float32")
-
-
-@pytest.mark.parametrize(("make", "draw"), MODELS)
-@pytest.mark.parametrize("value", [0, 2.5, "3"])
-def test_a_number_of_tasks_that_is_none_is_refused(make, draw, value):
-    with pytest.raises(ArgumentError, match=r"Expected `num_labels` to be a whole number of at least 1, but got"):
-        make(num_labels=value)

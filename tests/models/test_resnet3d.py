@@ -1,12 +1,10 @@
-import sys
 from importlib.util import find_spec
 
 import pytest
 import torch
 
-from lightning_tpauc.errors import ArgumentError, MissingExtraError
 from lightning_tpauc.models import ResNet3D
-from tests.helpers.fitting import assert_all_gradients_flow, count_parameters, fit
+from tests.helpers.fitting import assert_all_gradients_flow, count_parameters
 
 needs_torchvision = pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision is not installed")
 
@@ -47,34 +45,3 @@ def test_number_of_parameters(model):
 def test_gradients_flow(model):
     volumes = torch.rand(4, 1, 8, 8, 8, generator=torch.Generator().manual_seed(0))
     assert_all_gradients_flow(model, volumes)
-
-
-@needs_torchvision
-def test_seeds_decide_the_weights():
-    torch.manual_seed(5)
-    first = ResNet3D(in_channels=2, stem_stride=2).state_dict()
-    torch.manual_seed(5)
-    second = ResNet3D(in_channels=2, stem_stride=2).state_dict()
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-@pytest.mark.slow
-@needs_torchvision
-def test_learns_to_tell_bright_from_dark():
-    torch.manual_seed(0)
-    target = torch.arange(8) % 2
-    volumes = torch.rand(8, 1, 6, 6, 6) + target.view(-1, 1, 1, 1, 1)
-    assert fit(ResNet3D(), volumes, target, steps=6, lr=1e-3) == 1.0
-
-
-@needs_torchvision
-@pytest.mark.parametrize("name", ["in_channels", "stem_stride"])
-def test_refuses_wrong_sizes(name):
-    with pytest.raises(ArgumentError, match=rf"Expected `{name}` to be a whole number of at least 1, but got 0"):
-        ResNet3D(**{name: 0})
-
-
-def test_names_the_extra_when_torchvision_is_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torchvision.models.video", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'lightning-tpauc\[medical\]'"):
-        ResNet3D()
