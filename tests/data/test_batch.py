@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightning_tpauc import PosNegBatch, PosNegDataModule
-from lightning_tpauc.errors import ArgumentError, DataError
+from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional import TaskMasks
 
 
@@ -70,19 +70,3 @@ def test_labels_that_a_batch_does_not_know_are_minus_1(sampling, sizes):
         else:
             assert ((target == 1).sum(1)[: batch.num_pos] == 1).all()
             assert torch.equal(target[batch.num_pos :] == 0, true[batch.num_pos :] == 0)
-
-
-def keep_some(items):
-    return {"x": torch.tensor([x for x, _ in items if x % 7])}
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_batch_that_lost_examples_is_refused(workers):
-    """As by a `collate_fn` that leaves out what could not be read."""
-    items = [(float(k), k % 5 == 0) for k in range(60)]
-    data = PosNegDataModule(items, items, num_pos=3, num_neg=9, collate_fn=keep_some, num_workers=workers)
-    data.setup("fit")
-    for loader in (data.train_dataloader(), data.val_dataloader()):
-        with pytest.raises(DataError, match=r"`collate_fn` to make a batch of all \d+ items, but got shape"):
-            list(loader)
-    data.teardown("fit")

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy.stats import chi2
 
 from lightning_tpauc import PosNegDataModule
 from lightning_tpauc.data.sampler import (
@@ -58,18 +57,6 @@ def test_a_batch_does_not_depend_on_where_one_starts(n, size):
     assert all(np.array_equal(indices.batches(t, t + 1)[0], together[t]) for t in range(40))
     assert np.array_equal(indices.batches(13, 29), together[13:29])
     assert np.array_equal(indices.batches(0, 40, slice(1, 4)), together[:, 1:4])
-
-
-@pytest.mark.parametrize(("n", "size"), [(24, 5), (7, 5)])
-def test_examples_are_visited_alike_and_in_every_column(n, size):
-    steps = 30_000
-    batches = BatchIndices(n, size, seed=3).batches(0, steps)
-    visits = np.bincount(batches.ravel(), minlength=n)
-    expected = steps * size / n
-    assert abs(visits - expected).max() <= (1 if n >= 2 * size else 6 * np.sqrt(expected))
-    for column in batches.T:
-        counts = np.bincount(column, minlength=n)
-        assert chi2.sf(((counts - steps / n) ** 2 / (steps / n)).sum(), n - 1) > 1e-4
 
 
 POS, NEG = np.arange(0, 40), np.arange(40, 300)
@@ -201,11 +188,7 @@ def test_a_positive_that_outweighs_the_others_shortens_the_batch():
     [
         (np.ones(299), r"`sample_weight` to have one value for each of the 300 items .* got shape \(299,\)"),
         (np.where(np.arange(300) == 7, -0.5, 1.0), r"at least 0, but row 7 has -0\.5, and 1 of 300"),
-        (np.where(np.arange(300) == 9, np.nan, 1.0), r"at least 0, but row 9 has nan"),
-        (["heavy"] * 300, "at least 0, but row 0 has .*heavy"),
         ((np.arange(300) >= 40).astype(float), "got 0 positive examples with a `sample_weight` above 0"),
-        ((np.arange(300) < 40).astype(float), "got 0 negative examples with a `sample_weight` above 0"),
-        ("age", "`sample_weight='age'` is neither a column of the table"),
     ],
 )
 def test_weights_that_are_none(weights, words):

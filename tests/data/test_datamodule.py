@@ -8,13 +8,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from lightning_tpauc import TPAUCModule
 from lightning_tpauc.data.datamodule import PosNegDataModule
 from lightning_tpauc.data.examples import ArrayDataset, Datasets
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
-from tests.helpers.items import Items, N, X, Y, draw, mapping, noisy, pair
+from tests.helpers.items import BatchedItems, Items, N, X, Y, draw, mapping, noisy, pair
 from tests.helpers.recorder import Recorder, make_trainer
 from tests.helpers.worlds import rank_of
 
@@ -46,7 +46,11 @@ def rows_of(loader):
         pytest.param(X.numpy(), Y.tolist(), id="array"),
         pytest.param(ArrayDataset(X, Y), None, id="ArrayDataset"),
         pytest.param(Items(pair), None, id="items"),
+        pytest.param(BatchedItems(pair), None, id="items in batches"),
+        pytest.param([pair(row) for row in range(N)], None, id="list"),
         pytest.param(Subset(TensorDataset(X.flip(0), Y.flip(0)), range(N - 1, -1, -1)), None, id="Subset"),
+        pytest.param(Subset(Subset(Items(pair), range(N)), torch.arange(N)), None, id="Subset of a Subset"),
+        pytest.param(ConcatDataset([TensorDataset(X[:20], Y[:20]), Subset(DATA, range(20, N))]), None, id="Concat"),
     ],
 )
 def test_the_kind_of_data_set_changes_nothing(train, targets):
@@ -125,20 +129,6 @@ def test_more_ranks_than_positives():
 
 
 # ------------------------------------------------------------------ validation, test, prediction
-
-
-def test_a_fraction_validates():
-    datamodule = ready(val_fraction=0.25)
-    validation = rows_of(datamodule.val_dataloader())
-    assert len(validation) == 15
-    assert Y[validation].sum() == 3
-    assert set(validation) | set(rows_of(datamodule.train_dataloader())) == set(range(N))
-    assert not set(validation) & set(rows_of(datamodule.train_dataloader()))
-    batch = next(iter(datamodule.val_dataloader()))
-    assert torch.equal(batch.target, Y[validation].long())
-    assert batch.example_id.tolist() == list(range(15))
-    other = ready(val_fraction=0.25, split_seed=1)
-    assert rows_of(other.val_dataloader()) != validation
 
 
 def test_no_validation_data_no_loader():
@@ -275,12 +265,6 @@ def test_workers_end_with_a_run_that_fails(val_fraction):
     ("arguments", "message"),
     [
         ({"num_pos": 0}, "`num_pos` to be a whole number of at least 1, but got 0"),
-        ({"num_pos": "4"}, "`num_pos` to be a whole number of at least 1, but got '4'"),
-        ({"num_pos": 4.0}, "`num_pos` to be a whole number of at least 1, but got 4.0"),
-        ({"num_neg": 0}, "`num_neg` to be a whole number of at least 1"),
-        ({"num_dual_neg": -1}, "`num_dual_neg` to be a whole number of at least 0"),
-        ({"batch_size": 0}, "`batch_size` to be a whole number of at least 1"),
-        ({"num_workers": -1}, "`num_workers` to be a whole number of at least 0"),
         ({"sampling": "both"}, "`sampling` to be 'auto', 'pos_neg', 'uniform' or 'full', but got 'both'"),
         ({"val_fraction": 0.5, "num_folds": 3, "fold": 0}, "one source, but got val_fraction and num_folds"),
         ({"fold": 0}, "`num_folds` and `fold` together, but got None and 0"),
@@ -292,17 +276,16 @@ def test_refuses_arguments(arguments, message):
 
 
 @pytest.mark.parametrize("name", ["seed", "split_seed"])
-@pytest.mark.parametrize("value", [None, 1.5, "7", -1, 2**64, True])
+@pytest.mark.parametrize("value", [1.5, "7", -1, 2**64, True])
 def test_refuses_seeds(name, value):
     with pytest.raises(ArgumentError, match=rf"`{name}` to be a whole number in 0 .. 2\*\*\d\d - 1, but got {value!r}"):
         PosNegDataModule(DATA, **{name: value})
 
 
-@pytest.mark.parametrize("kind", [np.float64, np.float16, np.float32])
 @pytest.mark.parametrize(
     ("precision", "seen"), [("32-true", torch.float32), ("bf16-mixed", torch.float32), ("64-true", torch.float64)]
 )
-def test_floats_of_numpy_become_the_models(precision, seen, kind):
+def test_floats_of_numpy_become_the_models(precision, seen):
     """NumPy's default is float64 and torch's float32; whoever has tensors of another dtype meant it."""
 
     class Looking(Recorder):
@@ -312,7 +295,7 @@ def test_floats_of_numpy_become_the_models(precision, seen, kind):
             self.seen += (batch.inputs.dtype,)
             return super().training_step(batch, batch_idx)
 
-    x = X.numpy().astype(kind)
+    x = X.numpy().astype(np.float64)
     for train, targets in (((x, Y), None), (x, Y)):
         module = Looking()
         datamodule = PosNegDataModule(train, num_pos=3, num_neg=5, targets=targets, val_dataset=(x, Y))
@@ -321,8 +304,8 @@ def test_floats_of_numpy_become_the_models(precision, seen, kind):
         assert len(module.eval_log) == 1
     # the same data in a model of double precision: nothing is lost
     module = Looking().double()
-    make_trainer(max_epochs=1, precision="32-true").fit(module, datamodule) if kind is np.float64 else None
-    assert {*module.seen} == ({torch.float64} if kind is np.float64 else set())
+    make_trainer(max_epochs=1, precision="32-true").fit(module, datamodule)
+    assert {*module.seen} == {torch.float64}
 
 
 def test_refuses_data():
@@ -359,33 +342,6 @@ def test_a_loader_of_ones_own_validates_after_a_fit_without_validation():
 def table(order=None):
     frame = pd.DataFrame(X.numpy(), columns=[f"x{k}" for k in range(X.shape[1])]).assign(label=Y.int().numpy())
     return frame if order is None else frame.iloc[order]
-
-
-def test_targets_name_the_column_of_labels_in_each_table():
-    order = np.random.default_rng(3).permutation(N)
-    kwargs = {"val_dataset": table(order), "test_dataset": table(), "predict_dataset": table()}
-    named = ready(table(), targets="label", **kwargs)
-    assert all(
-        torch.equal(one.inputs, other.inputs) and torch.equal(one.index, other.index)
-        for one, other in zip(named.train_dataloader(), ready((X, Y)).train_dataloader(), strict=True)
-    )
-    named.setup("test")
-    named.setup("predict")
-    validated = torch.cat([batch.target for batch in named.val_dataloader()])
-    assert validated.tolist() == Y.int()[order].tolist()
-    assert torch.cat([batch.target for batch in named.test_dataloader()]).tolist() == Y.int().tolist()
-    assert torch.equal(torch.cat([batch.inputs for batch in named.predict_dataloader()]).float(), X)
-    # a table to predict on may have no labels
-    without = ready(table(), targets="label", predict_dataset=table().drop(columns="label"))
-    without.setup("predict")
-    assert torch.equal(torch.cat([batch.inputs for batch in without.predict_dataloader()]).float(), X)
-
-
-def test_a_list_of_columns_is_several_labels():
-    frame = table().assign(other=1 - Y.int().numpy())
-    named = ready(frame, targets=["label", "other"])
-    assert named.label_names == ("label", "other")
-    assert named.num_positives == (int(Y.sum()), N - int(Y.sum()))
 
 
 def test_a_table_without_named_labels_is_refused_with_both_remedies():

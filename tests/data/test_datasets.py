@@ -1,13 +1,14 @@
 """Data sets as given, and their rows and labels."""
 
+import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
 
 from lightning_tpauc.data.examples import ArrayDataset, as_dataset, fetcher_for
 from lightning_tpauc.data.parts import Examples, Given, PreparedData
 from lightning_tpauc.errors import DataError
-from tests.helpers.items import N, X, Y
+from tests.helpers.items import BatchedItems, Items, N, X, Y, pair
 
 
 def test_refuses_streams_and_emptiness():
@@ -68,3 +69,34 @@ def test_labelled_tuples_to_predict_on_lose_their_label(dataset):
     for known in (None, "tensor", ["tensor"] * 4, {"keys": ["x"]}):
         with pytest.raises(DataError, match="the 3 entries of the items"):
             predicted(dataset, known)
+
+
+# ---------------------------------------------------------------- from rows to inputs
+
+ROWS = np.array([7, 3, 50])
+EXPECTED = X[torch.from_numpy(ROWS)]
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        TensorDataset(X, 2 * X, Y),
+        Items(lambda row: (X[row], 2 * X[row], Y[row])),
+        Items(lambda row: [X[row], 2 * X[row], Y[row]]),
+        ConcatDataset([TensorDataset(X[:20], 2 * X[:20], Y[:20]), TensorDataset(X[20:], 2 * X[20:], Y[20:])]),
+    ],
+)
+def test_several_inputs(dataset):
+    inputs = fetcher_for(dataset)(ROWS, 0)
+    assert type(inputs) is tuple
+    first, second = inputs
+    assert torch.equal(first, EXPECTED)
+    assert torch.equal(second, 2 * EXPECTED)
+
+
+def test_batched_reading_is_used():
+    inner = BatchedItems(pair)
+    fetcher_for(inner)(ROWS, 0)
+    assert inner.asked == [7, 3, 50]
+    fetcher_for(Subset(inner, list(range(10, N))))(np.array([2, 0]), 0)
+    assert inner.asked == [12, 10]

@@ -7,7 +7,7 @@ import torch
 from lightning_tpauc.data import source_files as files
 from lightning_tpauc.data.libsvm import LIBSVMDataModule
 from lightning_tpauc.data.source_files import Source
-from lightning_tpauc.errors import ArgumentError, DataError
+from lightning_tpauc.errors import DataError
 from tests.helpers.paths import SHARED_DATA
 from tests.helpers.tolerances import assert_close
 
@@ -49,12 +49,6 @@ def test_two_files(root):
     assert targets.tolist() == (Y[150:] == 1).tolist()
     positives, _ = datamodule.scoring_dataloaders()
     assert_close(inputs_of(positives), X[:150][Y[:150] == 1], "float32")
-
-
-def test_the_last_rows_test(root):
-    datamodule = ready(root, "all.txt", test_fraction=0.25, standardize=False)
-    assert (datamodule.num_positives, datamodule.num_negatives) == (38, 112)
-    assert_close(inputs_of(datamodule.test_dataloader()), X[150:], "float32")
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -118,21 +112,6 @@ def test_a_test_run_alone_uses_the_training_rows_scale(root):
     alone = LIBSVMDataModule(root, "train.txt", "test.txt", val_fraction=0.2)
     alone.setup("test")
     assert torch.equal(inputs_of(alone.test_dataloader()), inputs_of(fitted.test_dataloader()))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"test_file": "b", "test_fraction": 0.2}, "`test_file` or `test_fraction`, but got both: 'b' and 0.2"),
-        ({"test_fraction": 0.0}, r"`test_fraction` to be in \(0, 1\), but got 0.0"),
-        ({"test_fraction": 1.0}, r"`test_fraction` to be in \(0, 1\)"),
-        ({"remove_positives": 1.0}, r"`remove_positives` to be in \[0, 1\), but got 1.0"),
-        ({"num_pos": 0}, "`num_pos`"),
-    ],
-)
-def test_refuses_arguments(arguments, message):
-    with pytest.raises(ArgumentError, match=message):
-        LIBSVMDataModule("root", "a", **arguments)
 
 
 def test_names_a_missing_file(tmp_path):

@@ -11,7 +11,7 @@ from lightning_tpauc.data.medmnist import (
     MedMNISTDataModule,
     shift,
 )
-from lightning_tpauc.errors import ArgumentError, DataError
+from lightning_tpauc.errors import DataError
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.models import CNN3D
 from tests.helpers.tolerances import assert_close
@@ -77,15 +77,6 @@ def test_batches_are_floats_with_the_channel_first(root):
     assert CNN3D()(batch.inputs).shape == (8,)
 
 
-@pytest.mark.parametrize("name", ["val", "test"])
-def test_evaluation_parts_in_the_order_of_the_file(root, name):
-    arrays, datamodule = make_arrays(), tiny(root, batch_size=7)
-    datamodule.setup(None)
-    batches = list(getattr(datamodule, f"{name}_dataloader")())
-    assert torch.cat([batch.target for batch in batches]).tolist() == arrays[f"{name}_labels"][:, 0].tolist()
-    assert_close(torch.cat([batch.inputs for batch in batches])[:, 0], arrays[f"{name}_images"] / 255, "float32")
-
-
 def test_positive_class_zero_swaps_the_labels(root):
     one, zero = (tiny(root, positive_class=label).build_datasets(None) for label in (1, 0))
     for name in ("train", "val", "test"):
@@ -145,14 +136,6 @@ def test_images_and_volumes_of_every_size(tmp_path, shape):
     assert training_inputs(datamodule)[0].shape == (4, 1, *shape)
 
 
-@pytest.mark.parametrize("stage", ["prepare_data", "setup"])
-def test_names_a_missing_file(tmp_path, stage):
-    datamodule = tiny(tmp_path, size=64)
-    message = r"nodulemnist3d_64.npz does not exist. Set `--data.root` to its folder, or `--data.download"
-    with pytest.raises(DataError, match=message):
-        getattr(datamodule, stage)()
-
-
 @needs_medmnist
 def test_names_and_sizes_are_medmnists():
     medmnist = import_extra("medmnist", "medical")
@@ -205,18 +188,3 @@ def test_downloads_through_medmnist_only_if_asked_and_needed(tmp_path, monkeypat
     info = import_extra("medmnist", "medical").INFO["nodulemnist3d"]
     assert calls == [(info["url"], "nodulemnist3d.npz", info["MD5"])]
     assert len(training_inputs(tiny(root, download=True))) > 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"name": "pathmnist"}, r"Expected `name` to be one of adrenalmnist3d, .*, but got 'pathmnist'"),
-        ({"size": 128}, r"Expected `size` to be one of \(28, 64\) for nodulemnist3d, but got 128"),
-        ({"positive_class": 2}, r"Expected `positive_class` to be one of \(0, 1\) for nodulemnist3d, but got 2"),
-        ({"max_shift": -1}, r"Expected `max_shift` to be at least 0, but got -1"),
-        ({"num_folds": 5, "fold": 0}, r"Got `num_folds`, but the data set has a validation part already"),
-    ],
-)
-def test_refuses_wrong_arguments(tmp_path, arguments, message):
-    with pytest.raises(ArgumentError, match=message):
-        tiny(tmp_path, **arguments)

@@ -88,16 +88,6 @@ def test_ranks_take_disjoint_slices_of_the_global_batch(size):
         assert shares == {((5, 7, 3),) * size}
 
 
-@pytest.mark.parametrize("start", [0, 1, 74, 75, 1234, 10**9])
-@pytest.mark.parametrize("kind", [PosNegSampler, UniformSampler])
-def test_a_step_is_the_same_wherever_one_starts(kind, start):
-    sampler = make(kind)
-    for plan in plans_of(sampler, 0, 1, start, 400)[::37]:
-        (alone,) = plans_of(sampler, 0, 1, plan.step, 1)
-        assert np.array_equal(alone.rows, plan.rows)
-        assert np.array_equal(alone.index, plan.index)
-
-
 def test_memory_beside_the_index_does_not_grow():
     positives, negatives = np.arange(10**7), np.arange(10**7, 10**7 + 1000)
     tracemalloc.start()
@@ -124,12 +114,6 @@ def test_uniform_batches_are_sorted_by_class_and_cover_passes():
     assert min(counts) == 0 < max(counts)
     rows = np.concatenate([plan.rows for plan in plans]).reshape(3, 500)
     assert (np.sort(rows, axis=1) == np.arange(500)).all()
-
-
-def test_a_uniform_batch_is_at_most_the_training_set():
-    sampler = make(UniformSampler, labels=LABELS[:10], sizes=(6, 6, 0))
-    assert len(sampler) == 1
-    assert all(sorted(plan.rows) == list(range(10)) for plan in sampler.plans(0, 3))
 
 
 @pytest.mark.parametrize(("sizes", "name"), [((1, 6, 0), "num_neg"), ((1, 5, 6), "num_dual_neg")])
@@ -252,14 +236,6 @@ def test_a_label_with_few_positives_gives_all_of_them():
     )
     assert sampler.cap_message(1, asked=False) is None
     assert make_several().cap_message(1, asked=True) is None
-
-
-def test_a_label_that_is_rarely_measured_is_named():
-    labels = SEVERAL.copy()
-    labels[labels[:, 1] == 0, 1] = -1
-    labels[[11, 22], 1] = 0
-    message = make_several(labels=labels, sizes=(12, 10, 0)).cap_message(1, asked=False)
-    assert "if it has none: 'label 1'. Raise `num_neg`" in message
 
 
 @pytest.mark.parametrize("sizes", [(12, 10, 6), (20, 8, 0), (90, 8, 0), (3, 50, 0)])

@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from lightning_tpauc import NegativeStream, PosNegDataModule
-from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
+from lightning_tpauc.errors import ArgumentError, DataError
 from tests.helpers.worlds import rank_of
 
 N, K = 240, 4
@@ -68,31 +68,6 @@ def test_batches_hold_what_the_masks_say():
     assert tuple(map(len, visited)) == datamodule.num_positives
 
 
-def test_uniform_batches():
-    batch = next(iter(ready(sampling="uniform").train_dataloader()))
-    rows = [row_of(x) for x in batch.inputs]
-    assert batch.num_pos == batch.num_neg == len(rows) == 28
-    assert batch.masks.pos.tolist() == (Y[rows].T == 1).tolist()
-    assert batch.masks.neg.tolist() == (Y[rows].T == 0).tolist()
-    pos, neg, _ = batch.split(batch.inputs[:, :1].expand(-1, K))
-    assert torch.equal(pos, neg)
-
-
-@pytest.mark.parametrize("sampling", ["pos_neg", "uniform"])
-def test_workers_and_stops_change_nothing(sampling):
-    straight = ready(sampling=sampling).train_dataloader()
-    expected = [batch for _ in range(2) for batch in straight]
-    interrupted = ready(sampling=sampling).train_dataloader()
-    batches = iter(interrupted)
-    found = [next(batches) for _ in range(4)]
-    resumed = ready(sampling=sampling, num_workers=2).train_dataloader()
-    resumed.load_state_dict(interrupted.state_dict())
-    found += [batch for _ in range(2) for batch in resumed]
-    resumed.close()
-    assert len(found) == len(expected)
-    assert all(map(same, found, expected))
-
-
 @pytest.mark.parametrize("make", [lambda y: y.numpy(), lambda y: y.tolist(), lambda y: y])
 def test_the_kind_of_labels_changes_nothing(make):
     expected = list(ready().train_dataloader())
@@ -128,47 +103,7 @@ def test_validation_batches_have_the_labels_of_all_tasks():
         assert (last.target == -1).all()
 
 
-@pytest.mark.parametrize("split", [{"val_fraction": 0.25}, {"num_folds": 3, "fold": 1}])
-def test_both_parts_of_a_split_have_both_classes_of_every_task(split):
-    datamodule = ready(batch_size=1000, **split)
-    (held_out,) = datamodule.val_dataloader()
-    rows = {row_of(x) for x in held_out.inputs}
-    assert ((held_out.target == 1).any(0) & (held_out.target == 0).any(0)).all()
-    kept = sorted(set(range(N)) - rows)
-    assert datamodule.num_positives == tuple(len(positives_of(k, kept)) for k in range(K))
-    drawn = {row_of(x) for batch in datamodule.train_dataloader() for x in batch.inputs}
-    assert not drawn & rows
-    again = ready(batch_size=1000, **split)
-    assert torch.equal(next(iter(again.val_dataloader())).inputs, held_out.inputs)
-    other = ready(batch_size=1000, split_seed=1, **split)
-    assert {row_of(x) for x in next(iter(other.val_dataloader())).inputs} != rows
-
-
 # ------------------------------------------------------------------ scoring
-
-
-def test_scores_of_the_training_set_are_cut_by_task():
-    datamodule = ready(batch_size=32, val_fraction=0.2)
-    loaders = datamodule.scoring_dataloaders()
-    scores = [torch.full((loader.num_examples, K), torch.nan) for loader in loaders]
-    rows = []
-    for loader, found in zip(loaders, scores, strict=True):
-        for batch in loader:
-            own = [row_of(x) for x in batch.inputs]
-            rows += own
-            # the score of a row for a task tells both
-            found[batch.example_id] = torch.tensor(own)[:, None] + torch.arange(K) * 1000.0
-    assert len(set(rows)) == len(rows)
-    held_out = {row_of(x) for batch in datamodule.val_dataloader() for x in batch.inputs}
-    kept = sorted(set(range(N)) - held_out)
-    parts = datamodule.scores_of_tasks(*scores)
-    for task, (pos, neg) in enumerate(parts):
-        assert (pos - 1000.0 * task).tolist() == positives_of(task, kept)
-        negatives = [row for row in kept if Y[row, task] == 0]
-        found = (neg - 1000.0 * task).tolist()
-        assert found == negatives
-    again = datamodule.scores_of_tasks(*scores)
-    assert all(torch.equal(a, b) for x, y in zip(parts, again, strict=True) for a, b in zip(x, y, strict=True))
 
 
 # ------------------------------------------------------------------ what all processes and later runs must share
@@ -186,21 +121,6 @@ def test_a_task_without_a_class_is_named():
         ready((X, y))
     with pytest.raises(DataError, match="'2' has no positive among the examples to split"):
         ready((X, y), val_fraction=0.2)
-    y[0, 2] = 1
-    with pytest.raises(DataError, match=r"Can't cut 2 parts .* '2' has 1 positive"):
-        ready((X, y), val_fraction=0.2)
-    y[1, 2] = 1
-    assert ready((X, y), val_fraction=0.2, num_pos=1).num_positives[2] == 1
-    with pytest.raises(DataError, match=r"Can't cut 3 parts .* '2' has 2 positive"):
-        ready((X, y), num_folds=3, fold=0)
-
-
-@pytest.mark.parametrize(("labels", "count"), [(Y[:, :2], "2 labels"), (Y[:, 0].nan_to_num(), "one label")])
-def test_other_tasks_to_validate_on_are_refused(labels, count):
-    with pytest.raises(
-        DataError, match=f"the labels of `train_dataset` in the same order, 0, 1, 2, 3, but it has {count}"
-    ):
-        ready(val_dataset=(X, labels)).val_dataloader()
 
 
 def test_full_batches_and_streams_take_one_task():
@@ -209,13 +129,6 @@ def test_full_batches_and_streams_take_one_task():
     positives = Subset(DATA, [row for row in range(N) if Y[row].nan_to_num().max() == 1])
     with pytest.raises(DataError, match=r"A stream of `negatives` goes with one task, but .* 4 columns"):
         ready(positives, negatives=NegativeStream(DataLoader(list(X), batch_size=None)))
-
-
-def test_tasks_with_few_positives_are_named_once():
-    message = r"A label gets up to 25 positives of a step\. These labels have fewer, .*: '0' \(\d+\)"
-    with pytest.warns(TPAUCWarning, match=message) as said:
-        ready(num_pos=100).train_dataloader()
-    assert len(said) == 1
 
 
 def test_as_many_positives_as_negatives_by_default():

@@ -6,10 +6,9 @@ import gzip
 import numpy as np
 import pytest
 import torch
-from jsonargparse import ArgumentParser
 
 from lightning_tpauc.data.medmnist import LABELS, MedMNISTDataModule
-from lightning_tpauc.data.molecules import OGBMoleculesDataModule, SMILESDataModule, read_smiles
+from lightning_tpauc.data.molecules import OGBMoleculesDataModule, SMILESDataModule
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.models import GIN, MLP
 from tests.data.test_molecules import needs_graph, number_of_carbons
@@ -51,16 +50,6 @@ def as_floats(labels):
 # ---------------------------------------------------------------- SMILES
 
 
-def test_several_columns_are_read_as_one_label_each(file):
-    found = list(read_smiles(file, "smiles", COLUMNS))
-    for row, (smiles, labels) in zip(found, rows(), strict=True):
-        assert row.smiles == smiles
-        assert np.array_equal(row.labels, as_floats(labels), equal_nan=True)
-        assert row.is_labelled == any(labels)
-    one = [row.labels[0] for row in read_smiles(file, "smiles", "beta")]
-    assert np.array_equal(one, [row.labels[1] for row in found], equal_nan=True)
-
-
 @needs_graph
 @pytest.mark.parametrize("split", ["scaffold", "random"])
 def test_molecules_with_several_labels(file, split):
@@ -93,16 +82,6 @@ def test_a_list_of_one_column_is_one_task(file):
         datamodule.setup("fit")
         assert datamodule.num_labels is None
     assert one.fingerprint == same.fingerprint
-
-
-@pytest.mark.parametrize("given", ["[alpha,beta]", '["alpha", "beta"]'])
-def test_columns_on_the_command_line(given):
-    parser = ArgumentParser()
-    parser.add_class_arguments(SMILESDataModule, "data")
-    arguments = ["--data.file=a.csv", f"--data.target_column={given}"]
-    assert parser.instantiate(parser.parse_args(arguments)).data.target_column == ["alpha", "beta"]
-    one = parser.parse_args(["--data.file=a.csv", "--data.target_column=NR-AR"])
-    assert parser.instantiate(one).data.target_column == "NR-AR"
 
 
 # ---------------------------------------------------------------- OGB

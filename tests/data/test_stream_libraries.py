@@ -2,14 +2,11 @@
 
 import pytest
 import torch
-from torch import nn
 
-from lightning_tpauc import NegativeStream, PosNegDataModule, TPAUCModule
-from lightning_tpauc.algorithms import STACO
+from lightning_tpauc import NegativeStream
 from tests.helpers.flows import batches_of
-from tests.helpers.problems import make_trainer
 from tests.helpers.resuming import DIM, assert_same_end
-from tests.helpers.streamed import make_datamodule, positives, run
+from tests.helpers.streamed import make_datamodule, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*Checkpoint directory.*")
 
@@ -74,7 +71,6 @@ def web_dataset(folder):
 STREAMS = {
     "torchdata": torchdata,
     "hugging face": lambda: Column(hugging_face()),
-    "hugging face, mapped": lambda: Column(hugging_face().map(lambda row: {"x": -row["x"]})),
     "hugging face, sharded": lambda: NegativeStream(Column(hugging_face()), "shard"),
 }
 
@@ -111,26 +107,3 @@ def test_web_dataset_divides_itself_among_workers(tmp_path, workers):
     read = torch.cat([batch.inputs[batch.num_pos :] for batch in batches_of(data)])
     order = [NEGATIVES.tolist().index(row) for row in read.tolist()]
     assert sorted(order) == list(range(len(NEGATIVES)))
-
-
-class FirstColumn(nn.Module):
-    """A model of mappings."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(DIM, 1)
-
-    def forward(self, inputs):
-        return self.linear(inputs["x"])
-
-
-def test_mappings_as_they_come():
-    """Without a wrapper: positives are mappings of the same keys, and the model takes one."""
-    stream = NegativeStream(hugging_face(), num_scored=64)
-    data = PosNegDataModule(
-        [{"x": row} for row in positives()], negatives=stream, num_pos=4, num_neg=8, steps_per_epoch=5
-    )
-    module = TPAUCModule(FirstColumn(), STACO(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
-    before = module.backbone.linear.weight.detach().clone()
-    make_trainer(precision="32-true", max_epochs=1).fit(module, data)
-    assert not torch.equal(before, module.backbone.linear.weight)

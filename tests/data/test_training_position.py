@@ -68,21 +68,6 @@ def test_epochs_differ_and_none_repeats():
     assert epochs[0] != epochs[1] != epochs[2]
 
 
-def test_overfitting_repeats_the_same_batches():
-    module = fit(overfit_batches=3)
-    assert data_of(module.train_log) == data_of(module.train_log[:3]) * 3
-
-
-def test_a_loader_iterated_by_hand_after_fit_is_whole():
-    torch.manual_seed(0)
-    module = Recorder()
-    datamodule = PosNegDataModule((X, Y), num_pos=2, num_neg=5)
-    trainer = make_trainer(max_epochs=1)
-    trainer.fit(module, datamodule)
-    again = datamodule.train_dataloader()
-    assert len(list(again)) == len(again) == len(module.train_log)
-
-
 class Onlooker(Recorder):
     """Iterates training batches of its own at the end of each epoch."""
 
