@@ -251,6 +251,3 @@ def test_workers_may_be_spawned():
     for batch, expected in zip(datamodule.train_dataloader(), alone.train_dataloader(), strict=True):
         assert torch.equal(batch.inputs, expected.inputs)
     datamodule.teardown("fit")
-
-
-# ---------------------------------------------------------------- batches by hand

@@ -115,19 +115,6 @@ def test_few_positives_are_all_in_every_step_and_it_says_so_once():
     assert batch.num_pos == 12
 
 
-def test_more_ranks_than_positives():
-    labels = torch.arange(N) < 2
-    parts = []
-    for rank in range(3):
-        with rank_of(rank, 3):
-            with pytest.warns(TPAUCWarning, match="fewer than the 9"):
-                datamodule = ready((X, labels))
-            parts.append(next(iter(datamodule.train_dataloader())))
-    assert [part.num_pos for part in parts] == [1, 1, 0]
-    assert sorted(torch.cat([part.index for part in parts]).tolist()) == [0, 1]
-    assert parts[2].inputs.shape == (5, 4)
-
-
 # ------------------------------------------------------------------ validation, test, prediction
 
 
@@ -197,7 +184,7 @@ def test_scoring_covers_each_class_in_the_order_of_the_index():
     assert not set(rows_of(negatives)) & set(rows_of(datamodule.val_dataloader()))
 
 
-# ------------------------------------------------------------------ subclasses, command line, randomness
+# ------------------------------------------------------------------ subclasses, randomness, workers
 
 
 class Scaled(PosNegDataModule):

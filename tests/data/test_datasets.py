@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, IterableDataset, TensorDataset
 
 from lightning_tpauc.data.examples import ArrayDataset, as_dataset, fetcher_for
 from lightning_tpauc.data.parts import Examples, Given, PreparedData
 from lightning_tpauc.errors import DataError
-from tests.helpers.items import BatchedItems, Items, N, X, Y, pair
+from tests.helpers.items import Items, N, X, Y
 
 
 def test_refuses_streams_and_emptiness():
@@ -71,8 +71,6 @@ def test_labelled_tuples_to_predict_on_lose_their_label(dataset):
             predicted(dataset, known)
 
 
-# ---------------------------------------------------------------- from rows to inputs
-
 ROWS = np.array([7, 3, 50])
 EXPECTED = X[torch.from_numpy(ROWS)]
 
@@ -92,11 +90,3 @@ def test_several_inputs(dataset):
     first, second = inputs
     assert torch.equal(first, EXPECTED)
     assert torch.equal(second, 2 * EXPECTED)
-
-
-def test_batched_reading_is_used():
-    inner = BatchedItems(pair)
-    fetcher_for(inner)(ROWS, 0)
-    assert inner.asked == [7, 3, 50]
-    fetcher_for(Subset(inner, list(range(10, N))))(np.array([2, 0]), 0)
-    assert inner.asked == [12, 10]

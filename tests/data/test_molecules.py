@@ -12,7 +12,6 @@ import torch
 from lightning_tpauc.data.molecules import OGB_TASKS, OGBMoleculesDataModule, SMILESDataModule, scaffold_split
 from lightning_tpauc.errors import DataError, TPAUCWarning
 from lightning_tpauc.extras import import_extra
-from lightning_tpauc.models import GIN
 from tests.helpers.fake_ogb import make_molecules, write_ogb
 
 needs_graph = pytest.mark.skipif(
@@ -58,9 +57,6 @@ def ring_of(graph):
 
 def number_of_carbons(graph):
     return int((graph.x[:, 0] == 5).sum())
-
-
-# ---------------------------------------------------------------- SMILES
 
 
 @needs_graph
@@ -122,45 +118,6 @@ def test_random_split_depends_on_the_split_seed_alone(file):
     labels = torch.cat([first.train.targets, first.val.targets, first.test.targets])
     assert len(labels) == sum(label != "" for label, _ in smiles_rows())
     assert int(labels.sum()) == sum(label == "1" for label, _ in smiles_rows())
-
-
-@needs_graph
-def test_training_batches_for_the_graph_network(file):
-    datamodule = smiles_module(file, fractions=(0.6, 0.2, 0.2), num_dual_neg=5)
-    datamodule.prepare_data()
-    datamodule.setup("fit")
-    train = datamodule.build_datasets("fit").train
-    assert datamodule.num_positives == int(train.targets.sum())
-    torch.manual_seed(0)
-    model = GIN(hidden_features=8, num_layers=2)
-    batches = list(datamodule.train_dataloader())
-    assert len(batches) == datamodule.steps_per_epoch > 1
-    positives = train.targets.nonzero().flatten()
-    for batch in batches:
-        assert (batch.num_pos, batch.num_neg, batch.num_dual_neg) == (4, 6, 5)
-        assert "y" not in batch.inputs
-        assert model(batch.inputs).shape == (15,)
-        expected = torch.cat([train[int(row)].x for row in positives[batch.index]])
-        assert torch.equal(batch.inputs.x[batch.inputs.batch < 4], expected)
-    assert batches[0].index.tolist() != batches[1].index.tolist()
-
-
-@needs_graph
-def test_folds_over_training_and_validation_part(file):
-    separate = smiles_module(file).build_datasets(None)
-    together = smiles_module(file, train_with_val=True).build_datasets(None)
-    assert together.val is None
-    assert torch.equal(together.train.targets, torch.cat([separate.train.targets, separate.val.targets]))
-    assert torch.equal(together.test.graphs.x, separate.test.graphs.x)
-    validated = []
-    for fold in range(3):
-        datamodule = smiles_module(file, train_with_val=True, num_folds=3, fold=fold)
-        datamodule.setup("fit")
-        held_out = torch.cat([batch.target for batch in datamodule.val_dataloader()])
-        validated.append(len(held_out))
-        assert datamodule.num_positives + datamodule.num_negatives + len(held_out) == len(together.train)
-        assert datamodule.num_positives + int(held_out.sum()) == int(together.train.targets.sum())
-    assert sum(validated) == len(together.train)
 
 
 @needs_graph
@@ -257,12 +214,6 @@ def test_never_asks_on_the_terminal(tmp_path, ogb, monkeypatch):
             DataError, match=r"ogbg_moltox21 is not complete: RELEASE_v1.txt is missing. Set `--data.root`"
         ):
             ogb_module(tmp_path, download=download).prepare_data()
-
-
-@needs_graph
-def test_finds_the_folder_under_both_of_ogbs_names(tmp_path, ogb):
-    (tmp_path / "ogbg_moltox21").rename(tmp_path / "ogbg_moltox21_pyg")
-    assert len(ogb_module(tmp_path).build_datasets(None).train) > 0
 
 
 @needs_graph

@@ -23,15 +23,6 @@ def ready(train=DATA, stage="fit", **kwargs):
     return datamodule
 
 
-def row_of(x):
-    (row,) = (x == X).all(dim=1).nonzero()[0].tolist()
-    return row
-
-
-def positives_of(task, rows=range(N)):
-    return [row for row in rows if Y[row, task] == 1]
-
-
 def same(first, second):
     parts = zip((first.index, *first.masks), (second.index, *second.masks), strict=True)
     tensors = torch.equal(first.inputs, second.inputs) and all(
@@ -41,31 +32,6 @@ def same(first, second):
 
 
 # ------------------------------------------------------------------ training batches
-
-
-def test_batches_hold_what_the_masks_say():
-    datamodule = ready(num_dual_neg=5)
-    assert datamodule.num_labels == K
-    assert datamodule.label_names == ("0", "1", "2", "3")
-    assert datamodule.num_positives == tuple(len(positives_of(k)) for k in range(K))
-    loader = datamodule.train_dataloader()
-    assert (loader.num_labels, loader.label_names) == (K, datamodule.label_names)
-    assert loader.num_positives == datamodule.num_positives
-    visited = [set() for _ in range(K)]
-    batches = list(loader)
-    assert len(batches) == datamodule.steps_per_epoch
-    for batch in batches:
-        rows = [row_of(x) for x in batch.inputs]
-        assert (batch.num_pos, batch.num_neg, batch.num_dual_neg) == (16, 12, 5)
-        assert batch.index.dtype == torch.int64
-        for task in range(K):
-            for column in batch.masks.pos[task].nonzero().flatten().tolist():
-                visited[task].add(int(batch.index[task, column]))
-                assert positives_of(task)[batch.index[task, column]] == rows[column]
-            neg, dual = rows[16:28], rows[28:]
-            assert batch.masks.neg[task].tolist() == [bool(Y[row, task] == 0) for row in neg]
-            assert batch.masks.dual_neg[task].tolist() == [bool(Y[row, task] == 0) for row in dual]
-    assert tuple(map(len, visited)) == datamodule.num_positives
 
 
 @pytest.mark.parametrize("make", [lambda y: y.numpy(), lambda y: y.tolist(), lambda y: y])
@@ -101,12 +67,6 @@ def test_validation_batches_have_the_labels_of_all_tasks():
         last = list(ready(val_dataset=DATA, batch_size=50).val_dataloader())[-1]
         assert last.target.shape == (40, K)
         assert (last.target == -1).all()
-
-
-# ------------------------------------------------------------------ scoring
-
-
-# ------------------------------------------------------------------ what all processes and later runs must share
 
 
 # ------------------------------------------------------------------ what can't be

@@ -9,7 +9,6 @@ import torch
 
 from lightning_tpauc.data.medmnist import LABELS, MedMNISTDataModule
 from lightning_tpauc.data.molecules import OGBMoleculesDataModule, SMILESDataModule
-from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.models import GIN, MLP
 from tests.data.test_molecules import needs_graph, number_of_carbons
 from tests.helpers.fake_ogb import make_molecules, write_ogb
@@ -75,15 +74,6 @@ def test_molecules_with_several_labels(file, split):
     assert number_of_carbons(datamodule.build_datasets(None).train[0]) > 0
 
 
-@needs_graph
-def test_a_list_of_one_column_is_one_task(file):
-    one, same = (smiles_module(file, columns, split="random") for columns in ("beta", ["beta"]))
-    for datamodule in (one, same):
-        datamodule.setup("fit")
-        assert datamodule.num_labels is None
-    assert one.fingerprint == same.fingerprint
-
-
 # ---------------------------------------------------------------- OGB
 
 
@@ -125,12 +115,6 @@ def test_names_of_ogbs_tasks(tmp_path, ogb):
     assert datamodule.build_datasets(None).train.label_names == ["NR-3", "NR-1"]
 
 
-@pytest.mark.parametrize("task", [[], [1, 1], [3, 12], [0, -1], ["a"]])
-def test_tasks_that_are_none_are_refused(task):
-    with pytest.raises(ArgumentError, match=r"`task` to be different numbers in 0 .. 11 for ogbg-moltox21, but got"):
-        OGBMoleculesDataModule(task=task)
-
-
 # ---------------------------------------------------------------- MedMNIST
 
 
@@ -159,13 +143,3 @@ def test_the_labels_of_chestmnist(tmp_path, augment):
     assert batch.inputs.shape == (76, 1, 28, 28)
     scores = MLP(784, num_labels=14)(batch.inputs.flatten(1))
     assert batch.split(scores)[1].shape == (14, 20)
-
-
-def test_files_with_another_number_of_labels_are_refused(tmp_path):
-    write_chest(tmp_path, num_labels=3)
-    message = r"with 14 label\(s\) in .*chestmnist.npz .*labels of shape \(120, 3\). Correct `name`"
-    with pytest.raises(DataError, match=message):
-        MedMNISTDataModule("chestmnist", str(tmp_path)).setup("fit")
-    (tmp_path / "chestmnist.npz").rename(tmp_path / "breastmnist.npz")
-    with pytest.raises(DataError, match=r"with 1 label\(s\) in .*breastmnist.npz .*labels of shape \(120, 3\)"):
-        MedMNISTDataModule("breastmnist", str(tmp_path)).setup("fit")

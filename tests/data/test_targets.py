@@ -117,7 +117,6 @@ def test_columns_are_read_in_their_order():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda pd: pd.Series([None, "no", "yes", "no"]), r"with 'no', 'yes'. .*`targets=\(y == 'yes'\)`"),
         (
             lambda pd: pd.DataFrame({"a": ["no", None, "no"], "b": [None, "no", "yes"]}),
             r"with 'no', 'yes'. .*`targets=\(y == 'yes'\).astype\(float\).mask\(y.isna\(\)\)`",
@@ -234,9 +233,3 @@ def test_columns_of_a_table_are_several_tasks():
         assert label_names(Items(pair), kind, 3) == ("a", "b", "c")
         assert label_names(Items(pair, 4, targets=kind), None, 3) == ("a", "b", "c")
         assert label_names(Items(pair, 4, flags=kind), "flags", 3) == ("a", "b", "c")
-
-
-def test_a_column_of_lists_is_several_tasks():
-    pd = pytest.importorskip("pandas")
-    assert binary_labels(pd.Series(given(None))).tolist() == TASKS
-    assert binary_labels(pd.Series([np.array(row) for row in given(NAN)])).tolist() == TASKS

@@ -61,13 +61,6 @@ def test_resume_with_workers_and_augmentation(name, tmp_path):
     assert data_of(resumed.train_log) == data_of(straight.train_log[saved_at:])
 
 
-def test_epochs_differ_and_none_repeats():
-    module = fit()
-    epochs = [data_of([entry for entry in module.train_log if entry[0] == epoch]) for epoch in range(3)]
-    assert [len(epoch) for epoch in epochs] == [8, 8, 8]
-    assert epochs[0] != epochs[1] != epochs[2]
-
-
 class Onlooker(Recorder):
     """Iterates training batches of its own at the end of each epoch."""
 
@@ -92,12 +85,3 @@ def test_a_second_fit_goes_on():
         datamodule = PosNegDataModule((X, Y), num_pos=2, num_neg=5, val_fraction=0.2)
         make_trainer(max_epochs=1).fit(module, datamodule)
     assert data_of(module.train_log) == data_of(straight.train_log)
-
-
-def test_a_loader_iterated_before_any_epoch_begins_at_zero():
-    module = Recorder(counts=False)
-    datamodule = PosNegDataModule((X, Y), num_pos=2, num_neg=5)
-    seen = []
-    module.on_train_start = lambda: seen.append(next(iter(datamodule.train_dataloader())).index.tolist())
-    make_trainer(max_epochs=1).fit(module, datamodule)
-    assert seen == [module.train_log[0][2]]
