@@ -21,6 +21,7 @@ from lightning_tpauc.data.labels import NAMES, NOTHING, as_array, as_positions, 
 from lightning_tpauc.data.seeding import ItemReader, seeded_items
 from lightning_tpauc.errors import DataError
 from lightning_tpauc.extras import import_extra
+from lightning_tpauc.functional.checks import in_other_order
 
 Indices = NDArray[np.int64]
 #: ``fetch(rows, step) -> inputs``.
@@ -132,7 +133,7 @@ class ArrayDataset(RowsDataset):
         self.shift = None if shift is None else np.asarray(shift)
         self.scale = None if scale is None else np.asarray(scale)
         self.dtype = dtype
-        self._on_host = _host_view(self.features) is not None
+        self._on_host = host_view(self.features) is not None
         if self.targets is not None and len(self.targets) != len(self):
             msg = f"Expected one label per row, but got {len(self.targets)} labels for {len(self)} rows."
             raise DataError(msg)
@@ -143,7 +144,7 @@ class ArrayDataset(RowsDataset):
     def rows(self, rows: NDArray[np.int64]) -> Tensor:
         """Features of shape ``(len(rows), ...)``."""
         # The view is made anew each time: a tensor's memory moves when it is shared with a spawned process.
-        host = _host_view(self.features) if self._on_host else None
+        host = host_view(self.features) if self._on_host else None
         if host is None:
             found: Tensor = self.features.index_select(0, torch.from_numpy(rows).to(self.features.device))
             if self.shift is not None:
@@ -177,7 +178,7 @@ class ArrayDataset(RowsDataset):
         return {name: int(count) for name, count in zip(self.columns, counts, strict=True) if count}
 
 
-def _host_view(features: Any) -> Any:
+def host_view(features: Any) -> Any:
     """A plain numpy view. On the CPU, its ``take`` fetches a small batch ten times as fast as torch's indexing."""
     if not isinstance(features, Tensor):
         return features.view(np.ndarray) if isinstance(features, np.ndarray) else features
@@ -222,13 +223,11 @@ def index_of(x: Any) -> Any:
 
 def check_order(index: Any, other: Any, what: str, name: str) -> None:
     """Raise :class:`DataError` if two columns have one index in two orders, since rows are paired by position."""
-    theirs = index_of(other)
-    if index is None or theirs is None or len(index) != len(theirs) or index.equals(theirs):
-        return
-    if index.sort_values().equals(theirs.sort_values()):
+    if in_other_order(index, index_of(other)):
         msg = (
-            f"The inputs and {what} in `{name}` have the same index in different orders, and they are paired by "
-            "position: pass `y.loc[x.index]` if the index should decide, and `y.to_numpy()` if the position should."
+            f"The inputs and {what} in `{name}` have the same index in different orders, or parts of it, and they "
+            "are paired by position: pass `y.loc[x.index]` if the index should decide, and `y.to_numpy()` if the "
+            "position should."
         )
         raise DataError(msg)
 

@@ -28,6 +28,7 @@ from lightning_tpauc.data.examples import (
     columns_of,
     enumerated,
     has_label,
+    host_view,
     is_random,
     is_table,
     layout,
@@ -56,6 +57,7 @@ from lightning_tpauc.data.sampler import LabelRows, SampleWeights
 from lightning_tpauc.data.seeding import Purpose, seeded_items
 from lightning_tpauc.data.splits import Split
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
+from lightning_tpauc.functional.checks import just_counts
 
 #: Fits preprocessing on rows of the training set, and returns transformed data sets.
 FitTransforms = Callable[[Datasets, NDArray[np.int64]], Datasets]
@@ -103,6 +105,10 @@ class Examples:
             raise DataError(msg)
         #: The data set, before any transform.
         self.dataset = aligned(as_dataset(raw, self.name, dtype), known, self.name)
+        keys = label_keys(self.targets)
+        if keys is not None and isinstance(raw, (tuple, list)) and isinstance(self.dataset, ArrayDataset):
+            called = list(getattr(raw[1], "columns", [getattr(raw[1], "name", None)]))
+            self.targets = None if called in ([None], list(keys)) else self.targets  # a pair has its labels beside it
         index = getattr(self.dataset, "index", None) if isinstance(self.dataset, ArrayDataset) else None
         for argument in ("targets", "groups", "sample_weight") if part == "train" else ():
             check_order(index, getattr(given, argument), f"`{argument}`", self.name)
@@ -127,6 +133,13 @@ class Examples:
         inputs = table[[column for column in columns if column not in dropped]] if dropped else table
         if not labels or is_column(self.given.targets) or is_table(self.given.targets) or self.part == "predict":
             return inputs if table is raw else (inputs, raw[1])
+        if table is not raw:
+            msg = (
+                f"`targets={self.given.targets!r}` names columns of the table in `{self.name}`, which is a pair "
+                "(inputs, labels) and has labels already. Pass the table alone, or the pair without `targets`; another "
+                "table is a `val_dataset` or `test_dataset`, and parts of one are joined first."
+            )
+            raise DataError(msg)
         self.targets = None
         return inputs, table[labels if isinstance(self.given.targets, (list, tuple)) else labels[0]]
 
@@ -161,7 +174,7 @@ class Examples:
         elif found is None and given_here:
             check_order(index, given, "`ids`", self.name)
             found = given
-        if found is None and index is not None and not _just_counts(index):
+        if found is None and index is not None and not just_counts(index):
             found = index
         return None if found is None else row_values(self.dataset, found, "ids", self.name)
 
@@ -188,18 +201,23 @@ class Examples:
         if labels.ndim > 1 or not 5 <= int(labels.sum()) <= len(labels) - 5:
             return
         left = []
-        if isinstance(self.dataset, ArrayDataset) and self.dataset.columns is not None:
-            x, same = self.dataset.features, labels == labels[0]
+        x = host_view(self.dataset.features) if isinstance(self.dataset, ArrayDataset) else None
+        if isinstance(x, np.ndarray) and x.ndim == 2:
+            same = labels == labels[0]
             one, other = x[0], x[int(same.argmin())]
             alike = (x[:64] == np.where(same[:64, None], one, other)).all(axis=0) & (one != other)
             alike = [k for k in np.flatnonzero(alike) if (x[:, k] == np.where(same, one[k], other[k])).all()]
-            left = [self.dataset.columns[k] for k in alike]
+            names = self.dataset.columns
+            left = [int(k) if names is None else names[k] for k in alike]
         elif are_labels(self.targets):
             left = self._entries_like_labels()
         if left:
+            what, named = f"Column {left[0]}", "Leave"
+            if isinstance(left[0], str):
+                what, named = repr(left[0]), f"Name it, `targets={left[0]!r}`, or leave"
             msg = (
-                f"{left[0]!r} in `{self.name}` equals the labels, and would be an input of the model. Name it, "
-                f"`targets={left[0]!r}`, or leave it out of the inputs."
+                f"{what} in `{self.name}` equals the labels, and would be an input of the model. {named} it out of "
+                "the inputs."
             )
             raise DataError(msg)
 
@@ -235,10 +253,6 @@ def named_columns(given: Any, table: Any) -> list[Any]:
     if not are_names or not all(name in known for name in names) or (len(names) > 1 and len(names) == len(table)):
         return []
     return names
-
-
-def _just_counts(index: Any) -> bool:
-    return getattr(index, "nlevels", 1) == 1 and np.array_equal(index.to_numpy(), np.arange(len(index)))
 
 
 class EvaluatedPart(NamedTuple):

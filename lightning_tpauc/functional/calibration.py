@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.checks import as_tensor, check_choice, eager
+from lightning_tpauc.functional.checks import as_pair, as_tensor, check_choice, eager
 from lightning_tpauc.functional.roc import split_classes
 
 CalibrationMethod = Literal["isotonic", "sigmoid"]
@@ -55,9 +55,7 @@ def fit_calibration(preds: Any, target: Any, method: CalibrationMethod = "isoton
         [0.0, 0.5, 0.5, 1.0]
     """
     check_choice(method, "calibration", ("isotonic", "sigmoid"))
-    pos, neg = (
-        scores.cpu().double() for scores in split_classes(as_tensor(preds, "preds"), as_tensor(target, "target"))
-    )
+    pos, neg = (scores.cpu().double() for scores in split_classes(*as_pair(preds, target)))
     scores = torch.cat([pos, neg])
     if not pos.numel() or not neg.numel() or not bool(scores.isfinite().all()):
         what = "a class has no example" if not pos.numel() or not neg.numel() else "some scores are not finite"

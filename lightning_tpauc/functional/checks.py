@@ -70,6 +70,37 @@ def as_tensor(values: Any, name: str, device: torch.device | None = None) -> Ten
     return torch.from_numpy(native).to(device)
 
 
+def in_other_order(index: Any, other: Any) -> bool:
+    """Whether two indices of pandas, equally long, have names in common at other positions.
+
+    One that just counts its rows, beside names that are others in part, says nothing of them.
+    """
+    if not hasattr(index, "isin") or not hasattr(other, "isin") or len(index) != len(other) or index.equals(other):
+        return False
+    if index.nlevels != other.nlevels:
+        return False
+    shared, back = index.isin(other), other.isin(index)
+    return bool(shared.all() and back.all()) or bool(shared.any() and not just_counts(index) and not just_counts(other))
+
+
+def just_counts(index: Any) -> bool:
+    """Whether an index of pandas is 0, 1, 2 and so on."""
+    return index.nlevels == 1 and np.array_equal(index.to_numpy(), np.arange(len(index)))
+
+
+def as_pair(preds: Any, target: Any, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    """Scores and labels by :func:`as_tensor`; those of pandas must not have one index, or columns, in two orders."""
+    for axis in ("index", "columns"):
+        if in_other_order(getattr(preds, axis, None), getattr(target, axis, None)):
+            msg = (
+                f"`preds` and `target` have the same {axis} at different positions, and they are paired by position: "
+                f"pass `target.reindex({axis}=preds.{axis})` if names should decide, and `.to_numpy()` of both if not."
+            )
+            raise ArgumentError(msg)
+    scores = as_tensor(preds, "preds", device)
+    return scores, as_tensor(target, "target", scores.device)
+
+
 def rankable(scores: Tensor) -> Tensor:
     """Detached scores in a dtype that every sort knows, float32, float64 or int64, never narrower than they came.
 
@@ -279,8 +310,7 @@ def checked_pair(
     Raises:
         ArgumentError: if shapes, labels or scores are others, or a score that counts is nan.
     """
-    preds = as_tensor(preds, "preds")
-    target = as_tensor(target, "target", preds.device)
+    preds, target = as_pair(preds, target)
     _check_shapes(preds, target, num_labels, num_classes)
     if not values:
         return preds, target

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import (
-    as_tensor,
+    as_pair,
     check_choice,
     check_ignore_index,
     check_rectangle,
@@ -234,7 +234,7 @@ def count_decisions(preds: Any, target: Any, threshold: float) -> Decisions:
         >>> count_decisions(torch.tensor([2.0, 0.5, 1.0]), torch.tensor([1, 1, 0]), threshold=1.0)[1:]
         (1, 1, 2, 1)
     """
-    pos, neg = split_classes(as_tensor(preds, "preds"), as_tensor(target, "target"))
+    pos, neg = split_classes(*as_pair(preds, target))
     tp, fp = (int((scores.cpu().double() >= threshold).sum()) for scores in (pos, neg))
     return Decisions(threshold, tp, fp, pos.shape[0], neg.shape[0])
 

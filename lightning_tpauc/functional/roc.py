@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import warn_on_rank_zero
-from lightning_tpauc.functional.checks import as_tensor, eager, rankable
+from lightning_tpauc.functional.checks import as_pair, as_tensor, eager, rankable
 
 
 def count_by_score(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,7 +77,7 @@ def roc_polyline(preds: Any, target: Any, drop_collinear: bool = True) -> tuple[
         >>> fpr.tolist(), tpr.tolist()
         ([0.0, 0.0, 0.5, 0.5, 1.0], [0.0, 0.5, 0.5, 1.0, 1.0])
     """
-    return roc_points(as_tensor(preds, "preds"), as_tensor(target, "target"), drop_collinear=drop_collinear)[:2]
+    return roc_points(*as_pair(preds, target), drop_collinear=drop_collinear)[:2]
 
 
 @eager

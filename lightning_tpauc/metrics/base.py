@@ -12,7 +12,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from lightning_tpauc.extras import import_extra
-from lightning_tpauc.functional.checks import as_tensor, check_ignore_index, checked_pair, eager, rankable
+from lightning_tpauc.functional.checks import as_pair, check_ignore_index, checked_pair, eager, rankable
 
 #: Processes tell each other the dtype of their scores by its place here.
 _DTYPES = (torch.float32, torch.float64, torch.int64)
@@ -83,7 +83,7 @@ class ScoreMetric(Metric):
             ArgumentError: if shapes differ or hold several scores per example; with ``validate_args`` also if
                 ``target`` has other labels or ``preds`` holds nan.
         """
-        preds = as_tensor(preds, "preds", self.device)
+        preds, target = as_pair(preds, target, self.device)
         num_labels = self._score_row[0] if self._score_row else None
         self.keep(*checked_pair(preds, target, self.ignore_index, num_labels=num_labels, values=self.validate_args))
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.extras import import_extra
-from lightning_tpauc.functional.checks import as_tensor, eager
+from lightning_tpauc.functional.checks import as_pair, eager
 from lightning_tpauc.functional.roc import binned_roc, confusion_counts, count_nan, roc_points
 from lightning_tpauc.functional.tpauc import AskedAreas, Average, LabelArea, Rates, TaskKind, Thresholds
 from lightning_tpauc.metrics.base import ScoreMetric
@@ -144,7 +144,7 @@ class TwoWayPartialAUROC(ScoreMetric):
             ArgumentError: if shapes are others; with ``validate_args`` also if ``target`` has other labels, ``preds``
                 holds nan, or ``thresholds`` is an int and a score lies outside [0, 1].
         """
-        preds, target = self._asked.checked(as_tensor(preds, "preds", self.device), target)
+        preds, target = self._asked.checked(*as_pair(preds, target, self.device))
         if self.thresholds is None:
             self.keep(preds, target)
             return

@@ -198,6 +198,26 @@ def test_labels_that_are_still_among_the_inputs_are_refused():
         with pytest.raises(DataError, match=r"'(died|alive)' in `train_dataset` equals the labels"):
             ready((x, y))
     assert ready(TABLE, targets=TABLE["died"] == 1).columns == tuple(INPUTS)  # a column names itself
+    numbers, labels = TABLE.to_numpy(), TABLE.died.to_numpy(copy=True)
+    for x, y in ((numbers, labels), (torch.from_numpy(numbers), torch.from_numpy(labels))):
+        with pytest.raises(DataError, match="Column 3 in `train_dataset` equals the labels"):
+            ready((x, y))
+
+
+@pytest.mark.parametrize("pair", [(TABLE, table(seed=1)), [TABLE[:250], TABLE[250:]], (TABLE, TABLE.crp > 0)])
+def test_the_labels_of_a_pair_are_not_replaced_by_a_column_that_targets_names(pair):
+    with pytest.raises(DataError, match=r"`targets='died'` names columns of the table .* is a pair"):
+        ready(pair, targets="died")
+
+
+def test_targets_names_the_labels_of_tables_and_leaves_those_of_pairs():
+    for y in (TABLE.died, TABLE.died.to_numpy(), TABLE[["died"]]):
+        data = ready(TABLE, targets="died", test_dataset=(TABLE[INPUTS], y), stage="test")
+        labels = torch.cat([batch.target for batch in data.test_dataloader()])
+        assert labels.ravel().tolist() == TABLE.died.tolist()
+    other = ready(TABLE, targets="died", test_dataset=(TABLE[INPUTS], TABLE.died.rename("sick")), stage="test")
+    with pytest.raises(DataError, match="looked for 'died'"):
+        other.test_dataloader()
 
 
 def test_a_graph_loses_the_attribute_that_holds_its_label():
@@ -308,6 +328,16 @@ def test_a_column_in_another_order_is_refused(argument):
     if argument != "targets":  # inputs without an index go by that of the labels
         with pytest.raises(DataError, match="have the same index in different orders"):
             ready((TABLE[INPUTS].to_numpy(), TABLE.died), **{**options, "targets": None, argument: column[::-1]})
+
+
+def test_indices_that_overlap_elsewhere_are_refused_and_counts_are_no_names():
+    x, y, mixed = TABLE[INPUTS], TABLE.died, ["a", *range(399)]
+    for one, other in ((range(7, 407), range(9, 409)), (mixed, mixed[::-1])):
+        with pytest.raises(DataError, match="have the same index in different orders, or parts of it"):
+            ready((x.set_axis(one), y.set_axis(other)))
+    drawn = TABLE.sample(400, replace=True, random_state=0)
+    for one, other in ((range(0, 800, 2), range(400)), (range(400), range(0, 800, 2)), (drawn.index, range(400))):
+        assert ready((x.set_axis(one), y.set_axis(other))).num_positives == y.sum()
 
 
 def test_ids_in_another_order_are_refused():

@@ -1,6 +1,7 @@
 import math
 import warnings
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -9,6 +10,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
+from lightning_tpauc.functional import decision_threshold, fit_calibration, roc_polyline
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
 from lightning_tpauc.metrics import TwoWayPartialAUROC
 from tests.helpers.tolerances import assert_close
@@ -295,3 +297,21 @@ def test_what_was_not_measured_may_be_missing_in_a_nullable_column():
     scores = pd.DataFrame({"a": [0.9, 0.1, 0.2, 0.3], "b": [9.0, 0.8, 0.7, 0.9]})
     found = two_way_partial_auroc(scores, table, 0.0, 1.0, task="multilabel", num_labels=2, average=None)
     assert found.tolist() == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("axis", ["index", "columns"])
+def test_scores_and_labels_of_pandas_have_their_names_at_the_same_positions(axis):
+    target = pd.DataFrame({"a": [0, 1, 0, 1], "b": [1, 1, 0, 0]}, index=[4, 5, 7, 9])
+    preds = pd.DataFrame({"a": [0.1, 0.8, 0.6, 0.4], "b": [0.3, 0.9, 0.5, 0.2]}, index=[4, 5, 7, 9])
+    turned = preds.iloc[::-1] if axis == "index" else preds[["b", "a"]]
+    several = TwoWayPartialAUROC(0.0, 1.0, task="multilabel", num_labels=2, average=None)
+    calls = [several.update]
+    if axis == "index":
+        turned, preds, target = turned.a, preds.a, target.a
+        one = partial(two_way_partial_auroc, min_tpr=0.0, max_fpr=1.0)
+        calls = [one, decision_threshold, fit_calibration, roc_polyline, TwoWayPartialAUROC(0.0, 1.0).update]
+        assert one(turned, target.reindex(index=turned.index)) == roc_auc_score(target, preds)
+    for call in calls:
+        call(preds, target)
+        with pytest.raises(ArgumentError, match=f"the same {axis} at different positions"):
+            call(turned, target)
