@@ -71,7 +71,10 @@ class TPAUCArgumentParser(LightningArgumentParser):
 
 
 class KeepGivenConfig(SaveConfigCallback):
-    """Saves the resolved configuration in the run's folder, but never over a file that was given as ``--config``."""
+    """Saves the resolved configuration in the run's folder, but never over a file that was given as ``--config``.
+
+    In a training without validation, every ``ModelCheckpoint`` that monitors one saves the last epoch.
+    """
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -79,6 +82,9 @@ class KeepGivenConfig(SaveConfigCallback):
         given = self.config.get("config") or []
         self.already_saved |= target in [Path(path.absolute).resolve() for path in given]
         super().setup(trainer, pl_module, stage)
+        for saver in trainer.checkpoint_callbacks if stage == "fit" and not trainer.enable_validation else ():
+            if isinstance(saver, ModelCheckpoint) and (saver.monitor or "").startswith("val/"):
+                saver.monitor = None
 
 
 class SaveBest(ModelCheckpoint):
@@ -91,12 +97,6 @@ class SaveBest(ModelCheckpoint):
     @override
     def state_key(self) -> str:
         return type(self).__qualname__  # whatever it monitors
-
-    @override
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit" and not trainer.enable_validation:
-            self.monitor = None
-        super().setup(trainer, pl_module, stage)
 
 
 class TPAUCCLI(LightningCLI):

@@ -259,11 +259,14 @@ def test_without_a_saver_what_validates_best_is_saved(command, plain_config, tmp
     assert len(list(tmp_cwd.rglob("*.ckpt"))) == 1
 
 
+MONITOR = [f"--trainer.callbacks{word}" for word in ("=ModelCheckpoint", ".monitor=val/tpauc", ".mode=max")]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*validation.*")
-@pytest.mark.parametrize("words", [["--trainer.max_steps=3"], ["--data.val_fraction=null", "--trainer.max_steps=3"]])
+@pytest.mark.parametrize("words", [[], ["--data.val_fraction=null"], ["--data.val_fraction=null", *MONITOR]])
 def test_a_run_without_a_validation_is_saved_at_its_end(command, plain_config, words):
-    out, _, status = command("fit", "--config", plain_config, *words)
+    out, _, status = command("fit", "--config", plain_config, "--trainer.max_steps=3", *words)
     assert status == 0
     words, checkpoint = named_checkpoint(out)
     assert checkpoint["global_step"] == 3
