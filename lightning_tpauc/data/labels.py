@@ -331,6 +331,9 @@ def _refuse(values: Any, labels: NDArray[Any], wrong: NDArray[np.bool_], name: s
 
 def row_values(dataset: Any, given: Any, argument: str, name: str = "train_dataset") -> NDArray[Any]:
     """One value for each item of a data set, ``(n,)``."""
+    index = getattr(dataset, "index", None)  # of a table
+    if isinstance(given, str) and getattr(index, "name", None) == given:
+        given = index
     if isinstance(given, str):
         with seeded_items(0, 0):  # an augmentation that draws numbers leaves the generators as they were
             stored = stored_targets(dataset, [given])

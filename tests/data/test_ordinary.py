@@ -340,6 +340,14 @@ def test_indices_that_overlap_elsewhere_are_refused_and_counts_are_no_names():
         assert ready((x.set_axis(one), y.set_axis(other))).num_positives == y.sum()
 
 
+def test_groups_may_be_the_index():
+    options = {"targets": "died", "val_fraction": 0.25}
+    by_name = ready(TABLE.set_index(pd.Index(np.arange(400) // 4, name="patient")), groups="patient", **options)
+    by_value = ready(TABLE, groups=np.arange(400) // 4, **options)
+    one, other = (torch.cat([b.inputs for b in data.val_dataloader()]) for data in (by_name, by_value))
+    assert torch.equal(one, other)
+
+
 def test_ids_in_another_order_are_refused():
     names = pd.Series([f"p{k}" for k in range(400)])
     with pytest.raises(DataError, match="`ids` in `predict_dataset` have the same index in different orders"):
