@@ -46,6 +46,10 @@ class GatheredScores(NamedTuple):
     index: Tensor  # type: ignore[assignment]  # shadows tuple.index, which nobody calls on a batch
     masks: TaskMasks | None = None
 
+    def __getattr__(self, name: str) -> Any:
+        msg = f"The scores of a step have no {name!r}: they are `scores.pos_scores` and `scores.neg_scores`, both tensors."
+        raise AttributeError(msg)
+
 
 def world_size() -> int:
     """Number of processes; 1 without a process group."""

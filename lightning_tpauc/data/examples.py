@@ -17,7 +17,16 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from lightning_tpauc.data.digest import content_digest
-from lightning_tpauc.data.labels import NAMES, NOTHING, as_array, as_positions, check_positions, entry_of, item_label
+from lightning_tpauc.data.labels import (
+    NAMES,
+    NOTHING,
+    as_array,
+    as_positions,
+    check_positions,
+    entry_of,
+    item_label,
+    numbers_of,
+)
 from lightning_tpauc.data.seeding import ItemReader, seeded_items
 from lightning_tpauc.errors import DataError
 from lightning_tpauc.extras import import_extra
@@ -556,13 +565,16 @@ class _FetchItems:
             batch = self.collate_fn(items)
         labels = [entry_of(item, self.entries.label) for item in items] if self.entries.labelled else [NOTHING]
         keys = {*items[0]} if isinstance(items[0], Mapping) else set()
+        labelled, left_out = not any(label is NOTHING for label in labels), self.entries.named | ({*NAMES} - keys)
         if type(batch) in (tuple, list):
-            if not any(label is NOTHING for label in labels):
+            if labelled:
                 _check_labels(batch, labels)
                 batch = without_label(batch)
             else:
                 batch = batch[0] if len(batch) == 1 else tuple(batch)
-        batch = without(batch, self.entries.named | ({*NAMES} - keys))
+        elif labelled and isinstance(batch, Mapping):
+            _check_entries({key: batch[key] for key in batch if key not in self.entries.others}, labels, keys, left_out)
+        batch = without(batch, left_out)
         _check_count(batch, len(items))
         return batch
 
@@ -588,6 +600,21 @@ def _check_labels(batch: Any, labels: list[Any]) -> None:
         "replace none, or return a mapping."
     )
     raise DataError(msg)
+
+
+def _check_entries(batch: Mapping[str, Any], labels: list[Any], keys: set[Any], left_out: Iterable[str]) -> None:
+    """Whether a mapping keeps the labels in the order of the items, and under a name that is no input."""
+    expected = np.array([numbers[0] if len(numbers := numbers_of(label)) == 1 else None for label in labels])
+    if expected.dtype.kind not in "buif" or not 0 < expected.mean() < 1:
+        return  # texts or several labels; or one class, which has no order
+    for key, entry in batch.items():
+        same = isinstance(entry, Tensor) and entry.numel() == len(labels) and as_array(entry).reshape(-1) == expected
+        if key in left_out and same is not False and not np.all(same):
+            msg = f"Expected `collate_fn` to keep the order of the items, but {key!r} holds the labels in another one."
+            raise DataError(msg)
+        if key not in left_out and key not in keys and len(labels) >= 16 and np.all(same):
+            msg = f"{key!r}, which `collate_fn` makes, equals the labels, and would be an input. Call it 'label'."
+            raise DataError(msg)
 
 
 def _check_count(batch: Any, count: int) -> None:
@@ -654,11 +681,16 @@ def collate_with_rows(fetch: Fetcher | None, rows: Indices | None, step: int, ot
     ``rows=None`` collates the others alone, and ``fetch=None`` stacks them.
     """
     if isinstance(fetch, _FetchItems):
+        label = fetch.entries.label
+        if any(isinstance(other, Mapping) and numbers_of(entry_of(other, label)) == [1] for other in others):
+            msg = "The stream of negatives yields an example whose label is 1. Leave positives out of the stream."
+            raise DataError(msg)
         items = [] if rows is None else fetch.items(rows.tolist(), step)
         if fetch.collate_fn is not None:
             ends = fetch.entries.labelled and isinstance((items or fetch.items([0], 0))[0], (tuple, list))
             tuples = [(*e, 0) if isinstance(e, (tuple, list)) else (e, 0) for e in others] if ends else others
             return fetch.collated(items + tuples, step, rows)
+        others = [without(other, fetch.entries.named) for other in others]
         return collate_items([fetch.entries.inputs_of(item) for item in items] + others)
     if fetch is None or rows is None:
         return collate_items(others)

@@ -209,7 +209,7 @@ class Examples:
             alike = [k for k in np.flatnonzero(alike) if (x[:, k] == np.where(same, one[k], other[k])).all()]
             names = self.dataset.columns
             left = [int(k) if names is None else names[k] for k in alike]
-        elif are_labels(self.targets):
+        else:
             left = self._entries_like_labels()
         if left:
             what, named = f"Column {left[0]}", "Leave"

@@ -336,6 +336,8 @@ class AreaWarnings:
         if metrics.keys is None:
             tpr = float(values[f"{metrics.prefix}tpr_at_max_fpr"])
             below = passes_below(tpr, module.algorithm.min_tpr, module.algorithm.max_fpr)
+            if not fits and (auroc := float(values[f"{metrics.prefix}auroc"])) < 0.3:
+                below += f"; AUROC {auroc:.3g} is far below chance: look which class is 1 here and in training"
         of = "" if metrics.keys is None else f" of {', '.join(zero)}"
         since = f" for {_EPOCHS} epochs" if fits else ""
         blind = ""

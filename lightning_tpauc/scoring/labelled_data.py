@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_tpauc.data.batch import EvalBatch
 from lightning_tpauc.data.datamodule import PosNegDataModule
-from lightning_tpauc.data.examples import Entries, has_label, is_graph, names_in, without_label
+from lightning_tpauc.data.examples import Entries, has_label, is_graph, names_in
 from lightning_tpauc.data.labels import NAMES, NOTHING, entry_of
 from lightning_tpauc.data.loader import PosNegLoader
 from lightning_tpauc.data.parts import numbered
@@ -65,7 +65,7 @@ def inputs_and_target(batch: Any, known: Any = None, num_labels: int | None = No
     labelled = has_label(batch, known)
     if labelled is False or (labelled is None and len(batch) > 2):
         _refuse_entries(batch, known, "(inputs, target)")
-    return without_label(batch), _labels(batch[-1], num_labels)
+    return _entries(known).inputs_of(batch), _labels(batch[-1], num_labels)
 
 
 def inputs_to_predict(batch: Any, known: Any = None) -> Any:
@@ -89,7 +89,7 @@ def inputs_to_predict(batch: Any, known: Any = None) -> Any:
     labelled = has_label(batch, known)
     if labelled is None and not (len(batch) == 2 and isinstance(batch[1], Tensor) and _one_per_example(batch[1])):
         _refuse_entries(batch, known, "inputs or (inputs, target)")
-    return tuple(batch) if labelled is False else without_label(batch)
+    return _entries(known)._replace(labelled=labelled is not False).inputs_of(batch)
 
 
 def _entries(known: Any) -> Entries:
