@@ -249,6 +249,9 @@ class TPAUCModule(ScoringModel):
     def joint_scores(self, batch: PosNegBatch) -> GatheredScores:
         """One forward pass over the joint batch, then the scores of all ranks."""
         scores: Tensor = self.algorithm_scores(batch.inputs)
+        if torch.is_grad_enabled() and not scores.requires_grad:
+            msg = "The scores of `forward` have no gradient: leave out `.detach()` and `torch.no_grad()` in it."
+            raise ArgumentError(msg)
         index: Any = batch.index
         if not isinstance(index, Tensor) or index.dtype != torch.int64:
             index = as_index(index, scores.device)

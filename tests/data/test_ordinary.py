@@ -220,6 +220,41 @@ def test_targets_names_the_labels_of_tables_and_leaves_those_of_pairs():
         other.test_dataloader()
 
 
+class Stored(Rows):
+    labels = TABLE.died.tolist()
+
+
+@pytest.mark.parametrize("items", [Stored(), Rows("label", labels=lambda k: int(TABLE.died[k]))])
+def test_labels_under_a_second_name_are_refused(items):
+    with pytest.raises(DataError, match=r"'(died|label)' in `train_dataset` equals the labels"):
+        ready(items, targets="labels")
+
+
+def test_a_pair_of_a_mapping_and_the_label_has_one_form_for_all_loaders():
+    """A label that is still in the mapping is no input in training, nor in loaders of the user's own."""
+
+    class Net(nn.Linear):
+        def forward(self, inputs):
+            assert set(inputs) == {"age", "crp"}
+            return super().forward(torch.cat([inputs["age"], inputs["crp"]], 1).float())
+
+    pairs = [(Rows("label")[k], int(TABLE.died[k])) for k in range(400)]
+    module, trainer = TPAUCModule(Net(2, 1)), Trainer(max_epochs=1, **QUIET)
+    trainer.fit(module, PosNegDataModule(pairs, num_pos=8, num_neg=24))
+    loader = DataLoader(pairs, batch_size=50)
+    (values,) = trainer.test(module, loader, verbose=False)
+    found = torch.cat([batch["score"] for batch in trainer.predict(module, loader)])
+    assert values["test/auroc"] == pytest.approx(roc_auc_score(TABLE.died, found))
+
+
+def test_an_area_far_below_chance_asks_for_the_class():
+    """As where `targets` turned labels round in training, and nobody does so in the test."""
+    x, module = torch.arange(20.0)[:, None], TPAUCModule(nn.Linear(1, 1))
+    nn.init.ones_(module.backbone.weight)
+    with pytest.warns(TPAUCWarning, match="; AUROC 0 is far below chance: look which class is 1 here and in training"):
+        Trainer(**QUIET).test(module, DataLoader([(row, int(row < 5)) for row in x]), verbose=False)
+
+
 def test_a_graph_loses_the_attribute_that_holds_its_label():
     data = pytest.importorskip("torch_geometric.data")
     graphs = [

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from lightning_tpauc import PosNegDataModule
 from lightning_tpauc.data.streaming import NegativeStream, Place, StreamReader, inputs_of_negatives
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from tests.helpers.flows import (
@@ -430,6 +431,23 @@ def test_labels_are_left_out_and_looked_at():
     for label in (1, torch.tensor(1), torch.tensor([0, 1])):
         with pytest.raises(DataError, match=r"tuples that end with the label 0, but got tuple .* Leave positives out"):
             inputs_of_negatives([(x, 0), (x, label)])
+
+
+@pytest.mark.parametrize("label", [0, 1, None])
+def test_the_label_of_a_mapping_is_no_input(label):
+    class Mappings(IterableDataset):
+        def __iter__(self):
+            return iter([{"x": torch.ones(2), "label": label} if label is not None else {"x": torch.ones(2)}] * 40)
+
+    data = PosNegDataModule([{"x": torch.zeros(2), "label": 1}] * 5, negatives=Mappings(), num_pos=2, num_neg=4)
+    data.setup("fit")
+    if label == 1:
+        with pytest.raises(DataError, match="yields an example whose label is 1"):
+            next(iter(data.train_dataloader()))
+        return
+    for loader in (data.train_dataloader(), *data.scoring_dataloaders()):
+        for batch in loader:
+            assert set(batch.inputs) == {"x"}
 
 
 def test_an_empty_stream_is_refused():
