@@ -47,7 +47,7 @@ class GatheredScores(NamedTuple):
     masks: TaskMasks | None = None
 
     def __getattr__(self, name: str) -> Any:
-        msg = f"The scores of a step have no {name!r}: they are `scores.pos_scores` and `scores.neg_scores`, both tensors."
+        msg = f"The scores of a step have no {name!r}: they are `scores.pos_scores` and `scores.neg_scores`, tensors."
         raise AttributeError(msg)
 
 

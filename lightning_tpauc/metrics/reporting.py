@@ -79,6 +79,10 @@ def further_metrics(given: FurtherMetrics | None) -> dict[str, FurtherMetric]:
     except (TypeError, ValueError) as error:
         msg = f"Expected `metrics` to be torchmetrics, alone, in a list or by name in a dictionary: {error}"
         raise ArgumentError(msg) from error
+    for name, metric in parsed.items(copy_state=False):
+        if getattr(metric, "num_classes", None) is not None:  # it would take a score for the number of a class
+            msg = f"Scores have no classes: for {name!r} in `metrics` take the binary metric, `task='binary'`."
+            raise ArgumentError(msg)
     return {name: FurtherMetric(metric.clone()) for name, metric in parsed.items(copy_state=False)}
 
 

@@ -109,7 +109,7 @@ def call_model(model: Callable[..., Any], inputs: Any) -> Any:
         return model(*positional, **named)
     try:
         return model(inputs)
-    except (AttributeError, LookupError, TypeError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         if isinstance(inputs, Mapping):
             function = model.forward if isinstance(model, nn.Module) else model
             entries = [key for key in inspect.signature(function).parameters if key in inputs] or list(inputs)
