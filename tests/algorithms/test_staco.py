@@ -169,19 +169,6 @@ def test_exact_start_without_training_scores_uses_the_first_batch():
     assert pos.grad.abs().min() > 0, "the weights move from the first steps on"
 
 
-def test_a_state_from_before_the_first_step_starts_from_the_first_batch_as_well():
-    original, restored = paper_staco(), paper_staco()
-    original.setup(6)
-    restored.setup(6)
-    restored.load_state_dict(original.state_dict())
-    for _ in range(2):  # the second time from a state that has been started
-        for algorithm in (original, restored):
-            algorithm(torch.zeros(3), torch.full((4,), -0.1), torch.full((4,), -0.1), torch.tensor([0, 1, 2]))
-        assert torch.equal(restored.s, original.s)
-        restored.setup(6)
-        restored.load_state_dict(original.state_dict())
-
-
 @pytest.mark.parametrize("make", [paper_staco, partial(paper_sonx, dual_init="exact")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("margin", [0.3, 0.5, 1.1])

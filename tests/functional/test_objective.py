@@ -228,13 +228,3 @@ def test_any_other_loss_has_hardest_negatives_of_its_own():
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_read_back_from_the_device(name):
     assert tail_mean_loss(torch.empty(5, device="meta"), torch.empty(700, device="meta"), surrogate=name).shape == ()
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [(torch.float16, torch.float32), (torch.float32, torch.float32), (torch.float64, torch.float64)],
-)
-def test_dtype_and_graph_of_tails(given, expected):
-    found = tail_mean_loss(torch.zeros(3, dtype=given, requires_grad=True), torch.zeros(2, dtype=given))
-    assert found.dtype == expected
-    assert not found.requires_grad

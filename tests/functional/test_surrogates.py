@@ -101,21 +101,6 @@ def test_surrogates_can_be_pickled_and_copied(name):
         assert torch.equal(twin.value(GRID), loss.value(GRID))
 
 
-@pytest.mark.parametrize(
-    ("pieces", "monotone"),
-    [
-        ((), True),
-        ((PowerForm(0.5, 1), PowerForm(0.5, 1)), True),
-        ((PowerForm(0.0, 1), PowerForm(0.5, 1)), True),
-        ((PowerForm(0.5, 1), PowerForm(0.0, 1)), False),
-        ((PowerForm(0.5, 2, two_sided=True), PowerForm(0.0, 1)), True),
-    ],
-)
-def test_only_sums_that_sorting_can_take_are_accepted(pieces, monotone):
-    with pytest.raises(ArgumentError, match="the pieces of `power` of the surrogate 'mine' to be one-sided"):
-        hinge_of(pieces, monotone)
-
-
 def test_a_surrogate_is_built_once_and_comes_back_unchanged():
     assert get_surrogate("hinge") is get_surrogate("hinge", margin=1)
     assert get_surrogate("hinge") is not get_surrogate("hinge", margin=0.5)

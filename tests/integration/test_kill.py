@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import resource
 import signal
 import time
 from functools import cache
@@ -154,23 +153,6 @@ def test_a_failed_save_leaves_the_file_that_was_there(tmp_path, monkeypatch):
         io.save_checkpoint(content, path / "a.ckpt")
     assert io.load_checkpoint(path) == content
     assert [file.name for file in path.parent.iterdir()] == ["last.ckpt"]
-
-
-def test_a_full_disk_is_one_line(tmp_path):
-    """A limit on the size of files stands for the disk's end: it fails in the middle of what torch writes."""
-
-    def save():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-        with pytest.raises(
-            CheckpointError, match=r"^The checkpoint '.*last.ckpt' can't be written: File too large\. [^\n]*$"
-        ):
-            AtomicCheckpointIO().save_checkpoint({"weights": torch.ones(200_000)}, tmp_path / "last.ckpt")
-
-    child = multiprocessing.get_context("fork").Process(target=save)
-    child.start()
-    child.join()
-    assert child.exitcode == 0
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_processes_that_save_the_same_file_do_not_write_into_each_others(tmp_path):

@@ -68,7 +68,7 @@ def broken(tmp_path_factory):
     return folder / "last.ckpt"
 
 
-@pytest.mark.parametrize(("workers", "limits"), [(0, None), (1, None), (0, {"max_steps": 27, "max_epochs": -1})])
+@pytest.mark.parametrize(("workers", "limits"), [(1, None), (0, {"max_steps": 27, "max_epochs": -1})])
 def test_resumed_equals_unbroken_where_the_number_of_steps_is_asked_for_early(tmp_path, workers, limits):
     def once(folder, **options):
         return run(folder, make_module(touch_steps=True), make_datamodule(workers), limits=limits, **options)
@@ -104,14 +104,6 @@ def test_weights_only_checkpoint_holds_the_solution_alone(tmp_path):
     assert torch.equal(saved["state_dict"]["backbone.0.weight"], module.backbone[0].weight)
     with pytest.raises(CheckpointError, match="holds no state of lightning_tpauc"):
         run(tmp_path, ckpt=tmp_path / "weights.ckpt")
-
-
-def test_saved_after_training_goes_on_from_the_last_iterate(tmp_path):
-    straight, _, _ = run(tmp_path / "a")
-    _, trainer, _ = run(tmp_path / "b", limits={"max_epochs": 2})
-    trainer.save_checkpoint(tmp_path / "half.ckpt")
-    resumed, _, _ = run(tmp_path / "b", ckpt=tmp_path / "half.ckpt")
-    assert_same_end(straight, resumed)
 
 
 # ---------------------------------------------------------------- all defaults together
@@ -186,7 +178,7 @@ def test_a_killed_run_of_all_defaults_resumes_bit_for_bit(tmp_path, gamma, duals
     rates, tightness = [step[1] for step in steps.values()], [step[2] for step in steps.values()]
     assert rates[0] < rates[3] < rates[5] == rates[-1] == 1e-2
     assert tightness[0] < max(tightness[:20])
-    for every, crash in ((3, 5), (4, 22), (14, 30), (9, 50)):
+    for every, crash in ((3, 5), (4, 22), (14, 30)):
         folder = tmp_path / f"b{every}"
         default_run(folder, gamma, duals, crash, every=every)
         torch.manual_seed(99)
@@ -226,10 +218,9 @@ def run_ranks(folder, world, net=None, *, every=3, crash=None, ckpt=None):
 
 @pytest.mark.ddp
 @forks
-@pytest.mark.parametrize("world", [2, 3])  # from three on a sum depends on the order
-def test_ranks_resume_to_the_last_bit(tmp_path, world):
-    """Dropout draws from each rank's own generator, and statistics of batch normalisation differ between ranks."""
-    assert_resumes_to_the_last_bit(partial(run_ranks, world=world), tmp_path)
+def test_three_ranks_resume_to_the_last_bit(tmp_path):
+    """Sums of three depend on the order; dropout and statistics of batch normalisation differ between ranks."""
+    assert_resumes_to_the_last_bit(partial(run_ranks, world=3), tmp_path)
 
 
 @pytest.mark.ddp

@@ -98,25 +98,6 @@ def test_the_exact_start_is_that_of_the_weighted_training_set():
     assert lower.s_prime < upper.s_prime < lower.s_prime + 0.6
 
 
-def test_the_heavier_half_of_the_data_decides():
-    """Half of the examples have the other sign; where they weigh little the model follows the rest."""
-    x, y, _, _ = problem()
-    flipped = torch.arange(160) % 8 < 4
-    for algorithm in (STACO(), CrossEntropy()):
-        directions = []
-        for heavy in (flipped, ~flipped):
-            data = PosNegDataModule(
-                (torch.where(flipped[:, None], -x, x), y),
-                num_pos=8,
-                num_neg=16,
-                sample_weight=torch.where(heavy, 20.0, 1.0),
-            )
-            module = make_module(algorithm)
-            make_trainer(max_epochs=15).fit(module, data)
-            directions.append(float(module.backbone.weight.sum()))
-        assert directions[0] < 0 < directions[1]
-
-
 def test_full_batches_refuse_weights():
     with pytest.raises(ArgumentError, match="`sample_weight` says how often an example is drawn, but FullBatch"):
         make_trainer().fit(make_module(FullBatch()), make_data())

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import Callback
 
 from lightning_tpauc import StageCallback, TPAUCModule
-from lightning_tpauc.algorithms import SOTA, STACO, CrossEntropy, SOTAs
+from lightning_tpauc.algorithms import SOTA, STACO, CrossEntropy
 from tests.helpers.problems import loader, make_trainer
 from tests.helpers.tasks import SIZES, Heads, K, OneHead, alone, eval_batches, make_arrays, make_batches
 from tests.helpers.tolerances import assert_close
@@ -33,15 +33,11 @@ def train(algorithm, net, batches, evaluated, *, lr=0.05, **options):
 
 
 METHODS = {
-    "STACO1": lambda *r: STACO(*r, dual_init="zeros"),
     "STACO1, two batches": lambda *r: STACO(*r, dual_init="zeros", share_negatives=False),
     "STACO2": lambda *r: STACO(*r, dual_init="zeros", gamma=6.0),
     "tracked": lambda *r: STACO(*r),
-    "tracked, STACO2": lambda *r: STACO(*r, gamma=6.0, duals="tracked"),
-    "SOTAs": lambda *r: SOTAs(*r),
     "SOTA": lambda *r: SOTA(*r, dual_init="zeros"),
     "cross-entropy": lambda *r: CrossEntropy(*r),
-    "balanced cross-entropy": lambda *r: CrossEntropy(*r, balanced=True),
 }
 
 

@@ -307,15 +307,3 @@ def test_another_order_of_the_columns_in_a_new_run_is_said():
 def test_wrong_options_of_labels(tasks, match):
     with pytest.raises(ArgumentError, match=match):
         fit(TPAUCModule(make_net(), tasks=tasks))
-
-
-def test_data_with_another_number_of_labels():
-    x, y = make_arrays(260)
-    alone = PosNegDataModule(test_dataset=(x, (y[:, 0] == 1).long()))
-    module = make_module()
-    fit(module, max_epochs=1)
-    with pytest.raises(ArgumentError, match=r"The data have one label, but the model was trained for 3 labels"):
-        make_trainer(precision="32-true").test(module, alone)
-    one = PosNegDataModule((x, (y[:, 0] == 1).long()), num_pos=4, num_neg=8)
-    with pytest.raises(ArgumentError, match=r"`tasks` has options of 0, 2, but the data have one label"):
-        fit(make_module(net=make_net(1)), one)

@@ -42,16 +42,8 @@ SCRIPTS = ROOT / "tests" / "helpers" / "scripts"
 
 
 def test_ddp_from_the_command_line(tmp_path, one_process):
-    command = [
-        "lightning-tpauc",
-        "fit",
-        "--config",
-        write_config(tmp_path, 2),
-        "--trainer.strategy",
-        "ddp",
-        "--trainer.devices",
-        "2",
-    ]
+    command = ["lightning-tpauc", "fit", "--config", write_config(tmp_path, 2)]
+    command += ["--trainer.strategy", "ddp", "--trainer.devices", "2"]
     finish_well(start(command, tmp_path))
     assert_same_run(tmp_path, one_process)
 

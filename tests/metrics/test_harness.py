@@ -203,18 +203,6 @@ def test_stores_are_merged(case, as_dict):
 
 
 @EACH
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_half_precision(case, dtype):
-    preds, target = inputs_of(case)
-    preds = preds.to(dtype)
-    metric = case.make().to(dtype).half().set_dtype(torch.float64)
-    for part in zip(preds, target, strict=True):
-        assert_close(metric(*part), expected(case, *part))
-        assert_close(case.functional(*part), expected(case, *part))
-    assert_close(metric.compute(), expected(case, preds, target))
-
-
-@EACH
 @pytest.mark.parametrize(
     "cast", [torch.bfloat16, torch.float16, torch.float32, torch.float64, "torch.HalfTensor"], ids=str
 )

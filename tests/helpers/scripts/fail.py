@@ -1,4 +1,4 @@
-"""Trains on two processes, of which one fails: with an exception, with scores that are not finite, or killed.
+"""Trains on two processes, of which one fails: with an exception, or with scores that are not finite.
 
 The other one then waits for it in a collective, or does not react at all.
 """
@@ -6,8 +6,6 @@ The other one then waits for it in a collective, or does not react at all.
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import time
 
 import torch
@@ -34,8 +32,6 @@ class Fail(Callback):
         if self.how == "exception":
             msg = f"rank {self.rank} is broken on purpose"
             raise ValueError(msg)
-        if self.how == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
         with torch.no_grad():
             for parameter in pl_module.parameters():
                 parameter.fill_(torch.nan)
@@ -64,13 +60,11 @@ def fit(strategy: str, rank: int, how: str, others: str = "go_on") -> None:
 def main() -> None:
     """Run what the command line says."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--strategy", default="ddp")
     parser.add_argument("--rank", type=int, default=1)
-    parser.add_argument("--how", choices=["exception", "nan", "kill"], default="exception")
     parser.add_argument("--others", choices=["go_on", "stuck"], default="go_on")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    fit(args.strategy, args.rank, args.how, args.others)
+    fit("ddp", args.rank, "exception", args.others)
 
 
 if __name__ == "__main__":
