@@ -1,4 +1,4 @@
-"""Counting, splitting and selecting scores, and how many of them a rectangle covers."""
+"""How many scores a rectangle covers, in exact arithmetic."""
 
 import math
 from fractions import Fraction

@@ -14,8 +14,6 @@ TOLERANCES: dict[str, dict[str, float]] = {
     "float32": {"rtol": 1e-5, "atol": 1e-6},
     # tens of steps in single precision, and one process against several
     "trajectory32": {"rtol": 1e-5, "atol": 1e-5},
-    # central differences in double precision
-    "finite_difference": {"rtol": 1e-5, "atol": 1e-7},
     # half-precision forward passes against float32
     "half": {"rtol": 2e-2, "atol": 2e-2},
 }

@@ -1,9 +1,8 @@
-import numpy as np
 import pytest
 import torch
 
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
-from lightning_tpauc.metrics import ExactObjective, TwoWayPartialAUROC
+from lightning_tpauc.metrics import TwoWayPartialAUROC
 from lightning_tpauc.metrics.figures import plot_scores
 
 mpl = pytest.importorskip("matplotlib", reason="matplotlib is not installed")
@@ -97,13 +96,3 @@ def test_a_curve_past_the_rectangle_and_a_missing_class_are_drawn():
         fig, ax = one_class.plot()
     fig.canvas.draw()
     assert "TPAUC = nan" in {text.get_text() for text in ax.get_legend().get_texts()}
-
-
-@pytest.mark.parametrize("metric", [TwoWayPartialAUROC(), ExactObjective()])
-@pytest.mark.parametrize(
-    "several", [torch.tensor([0.2, 0.4]), np.array([0.2, 0.4]), [0.2, 0.4], (0.2, torch.tensor(0.4))]
-)
-def test_several_values_in_any_container(metric, several):
-    _, ax = metric.plot(several)
-    drawn = [float(y) for line in ax.lines for y in line.get_ydata()]
-    assert drawn == pytest.approx([0.2, 0.4])
