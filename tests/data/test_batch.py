@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from lightning_tpauc import PosNegBatch, PosNegDataModule
-from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional import TaskMasks
 
 
@@ -33,13 +32,6 @@ def test_scores_of_several_tasks_get_a_leading_dimension(num_dual):
         if dual is not None:
             assert dual[task].tolist() == [float(scores[i, task]) for i in (5, 6)]
     assert (dual is None) == (num_dual == 0)
-
-
-@pytest.mark.parametrize("shape", [(5,), (5, 3), (4, 2), (5, 2, 1)])
-def test_scores_of_another_number_of_tasks_or_examples_are_refused(shape):
-    batch = PosNegBatch(torch.zeros(5, 3), torch.zeros(2, 2).long(), 2, 3, 0, masks=masks(2, 3))
-    with pytest.raises(ArgumentError, match=r"each of 2 labels .* 2 outputs"):
-        batch.split(torch.zeros(shape))
 
 
 def test_a_batch_says_which_examples_are_positive():

@@ -310,11 +310,6 @@ def test_what_is_no_stream_is_refused():
         ready(torch.randn(5, 3))
 
 
-def test_an_unknown_number_is_not_invented():
-    with pytest.raises(DataError, match=r"number of negatives is unknown: Plain has no `__len__`\. Define it"):
-        _ = ready(Plain()).num_negatives
-
-
 class Always(IterableDataset):
     def __init__(self, item):
         self.item = item

@@ -135,10 +135,3 @@ def test_comments_query_ids_and_gaps(tmp_path):
     read = read_svmlight(path)
     assert read.features.tolist() == [[0, 1, 0, 0, 0, 0, 0, 0, 2], [1, 0, 0, 0, 0, 0, 0, 0, 0]]
     assert read.labels.tolist() == [1, -1]
-
-
-def test_refuses_what_is_too_large_when_dense(tmp_path):
-    path = tmp_path / "data.txt"
-    path.write_text("1 300000000:1\n")
-    with pytest.raises(DataError, match=r"300000000 features, 1.1 GiB when dense, more than `max_gib`=1.0. Raise"):
-        read_svmlight(path, max_gib=1.0)
