@@ -200,7 +200,7 @@ class Examples:
         labels = self.labels
         if labels.ndim > 1 or not 5 <= int(labels.sum()) <= len(labels) - 5:
             return
-        left = []
+        left: list[Any] = []
         x = host_view(self.dataset.features) if isinstance(self.dataset, ArrayDataset) else None
         if isinstance(x, np.ndarray) and x.ndim == 2:
             same = labels == labels[0]
