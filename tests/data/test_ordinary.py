@@ -621,7 +621,10 @@ def test_keys_in_another_order_are_the_same_inputs(tmp_path):
         expected = module.backbone({key: torch.tensor(TABLE[key]) for key in ("crp", "age")})[:, 0]
     loaded = TPAUCModule.load_from_checkpoint(tmp_path / "a.ckpt", backbone=Concatenating())
     for model in (module, loaded):
-        for data in (PosNegDataModule(predict_dataset=items(["age", "crp"])), DataLoader(items(["age", "crp"]), 100)):
+        for data in (
+            PosNegDataModule(predict_dataset=items(["age", "crp"])),
+            DataLoader(items(["age", "crp"]), batch_size=100),
+        ):
             scores = torch.cat([batch["score"] for batch in Trainer(**QUIET).predict(model, data)])
             torch.testing.assert_close(scores, expected)
 
