@@ -179,11 +179,11 @@ class ArrayDataset(RowsDataset):
         return other
 
     def missing(self) -> dict[str, int]:
-        """How many entries of each column of a table are nan, without the columns that have none."""
+        """How many entries of each column of a table are nan or infinite, without the columns that have none."""
         features = self.features
         if self.columns is None or np.asarray(features[:0]).dtype.kind != "f":
             return {}
-        counts = np.isnan(np.asarray(features)).sum(axis=0)
+        counts = (~np.isfinite(np.asarray(features))).sum(axis=0)
         return {name: int(count) for name, count in zip(self.columns, counts, strict=True) if count}
 
 
@@ -257,7 +257,10 @@ def as_features(x: Any, name: str = "train_dataset") -> Any:
         remedy = f"Encode or drop these columns ({dates or texts})"
         _require(not wrong, name, f"no numbers in {enumerated(wrong)}", remedy)
         found = x.to_numpy()  # Columns of several kinds become objects. All kinds fit into float64.
-        x = found if found.dtype.kind != "O" else x.to_numpy(dtype=np.float64, na_value=np.nan)
+        if found.dtype.kind == "O":
+            found = x.to_numpy(dtype=np.float64, na_value=np.nan)
+        # a table of whole numbers alone is one of numbers, too; what is looked up by number comes as an array
+        x = found.astype(np.float64) if found.dtype.kind in "bui" else found
     _require(isinstance(x, np.ndarray), name, f"a {type(x).__name__}", "Convert it with `torch.tensor(x)`")
     _require(x.dtype.kind in "buifc", name, f"an array of dtype {x.dtype}", "Encode it as numbers")
     masked = int(np.ma.getmaskarray(x).sum()) if isinstance(x, np.ma.MaskedArray) else 0

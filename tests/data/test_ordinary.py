@@ -436,7 +436,7 @@ def test_empty_cells_are_counted_by_column():
     x.loc[7, "crp"] = np.nan
     data = ready((x, TABLE.died), predict_dataset=x)
     assert data.missing_values() == {"crp": 1, "age": 2}
-    with pytest.warns(TPAUCWarning, match=r"3 cells of `predict_dataset` are empty: crp \(1\), age \(2\)"):
+    with pytest.warns(TPAUCWarning, match=r"3 cells of `predict_dataset` are empty or infinite: crp \(1\), age \(2\)"):
         data.predict_dataloader()
 
 
@@ -636,3 +636,13 @@ def test_columns_that_an_array_did_not_name_are_taken_in_their_order_and_that_is
         TPAUCWarning, match=r"trained on an array.*`predict_dataset`, age, crp, pulse, are taken in this"
     ):
         trainer.predict(module, PosNegDataModule(predict_dataset=TABLE[["age", "crp", "pulse"]]))
+
+
+def test_a_table_of_whole_numbers_alone_is_one_of_numbers():
+    flags = pd.DataFrame({name: TABLE[name] > 0 for name in INPUTS})
+    trainer, module = Trainer(max_epochs=1, **QUIET), TPAUCModule(nn.Linear(3, 1))
+    trainer.fit(module, ready((flags, TABLE.died)))
+    for same in (flags, flags.astype(int), flags.astype(float)):
+        scores = torch.cat([b["score"] for b in trainer.predict(module, PosNegDataModule(predict_dataset=same))])
+        expected = module.backbone(torch.tensor(flags.to_numpy(), dtype=torch.float32))[:, 0].detach()
+        torch.testing.assert_close(scores, expected)
