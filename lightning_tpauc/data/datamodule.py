@@ -471,8 +471,8 @@ class PosNegDataModule(LightningDataModule):
         if missing:
             named = ", ".join(f"{name} ({count})" for name, count in list(missing.items())[:10])
             rank_zero_warn(
-                f"{sum(missing.values())} cells of `predict_dataset` are empty or infinite: {named}. A model that does not "
-                "fill them gives these rows no score of use: nan has no decision.",
+                f"{sum(missing.values())} cells of `predict_dataset` are empty or infinite: {named}. A model that does "
+                "not fill them gives these rows no score of use: nan has no decision.",
                 category=TPAUCWarning,
             )
         return self._eval_loader(part)
