@@ -20,8 +20,6 @@ import lightning_tpauc
 from lightning_tpauc import DigitsDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.cli import TPAUCCLI, main
-from lightning_tpauc.cli.errors import explain, options_of
-from lightning_tpauc.errors import TPAUCWarning
 from lightning_tpauc.functional import two_way_partial_auroc
 from lightning_tpauc.models import Linear
 from tests.helpers.paths import ROOT
@@ -330,18 +328,6 @@ def test_mistakes_on_the_command_line(command, word):
     assert line.startswith(WORDS[word])
 
 
-def test_messages_that_are_not_understood_are_passed_on():
-    for message in ("the following arguments are required: fit.data", "Problems parsing config: mapping values"):
-        assert explain(message, ["data"]) == message
-    text = 'Parser key "data":\n  Something new\n    - and more of it\n'
-    assert explain(text, ["data"]) == "data: Something new\ndata: and more of it"
-
-
-def test_options_of_a_class():
-    assert options_of("lightning_tpauc.algorithms.CrossEntropy") == ["min_tpr", "max_fpr", "balanced", "pos_weight"]
-    assert [options_of(name) for name in ("lightning_tpauc.Nothing", "no_such_package.Nothing", "Nothing")] == [[]] * 3
-
-
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -384,16 +370,6 @@ def test_a_full_disk_is_one_line(command):
     _, err, status = command("fit", "--config", QUICKSTART, *QUIET, *words)
     assert status == 1
     assert err.splitlines()[-1] == "lightning-tpauc: error: Can't read or write: No space left on device."
-
-
-def test_other_errors_keep_their_traceback(monkeypatch):
-    def broken(self, *args):
-        msg = "a defect"
-        raise RuntimeError(msg)
-
-    monkeypatch.setattr(STACO, "step", broken)
-    with pytest.raises(RuntimeError, match="a defect"):
-        main(["fit", "--config", str(QUICKSTART), *SHORT, "--trainer.logger=false"])
 
 
 # ---------------------------------------------------------------- options beside a checkpoint
@@ -440,11 +416,6 @@ def test_options_win_over_those_of_the_checkpoint(trained, subcommand):
         logged = "val/tpauc" if subcommand == "validate" else "test/tpauc"
         assert float(run.trainer.callback_metrics[logged]) == pytest.approx(float(expected), abs=1e-6)
         assert run.model.algorithm.alpha == 0.25, "not given"
-
-
-def test_evaluating_what_nobody_trained_is_said():
-    with pytest.warns(TPAUCWarning, match="No `--ckpt_path` is given: the model is evaluated as it was made"):
-        cli("test", "--config", QUICKSTART, *ALONE)
 
 
 # ---------------------------------------------------------------- environment, names, signals
@@ -562,19 +533,3 @@ def test_nothing_but_results_greets_a_newcomer(tmp_cwd):
     # Lightning's summary of the model, which is a picture where rich is installed
     summary = re.compile(r" +\| Name |\d+ +\| |-+$|[\d.]+ +(Trainable|Non-trainable|Total|Modules) ")
     assert [line for line in said if not summary.match(line)] == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("first", ["int, float", "float, int"])
-def test_a_number_of_batches_is_no_share(first):
-    """`typing` keeps the order of whichever annotation of a process comes first, also of another package's."""
-    code = f"""
-import typing
-typing.Optional[typing.Union[{first}]]
-from lightning_tpauc.cli import TPAUCCLI
-for word, flag in (("1", "limit_train_batches"), ("1.0", "limit_val_batches"), ("2", "val_check_interval")):
-    config = TPAUCCLI(["--config", {str(QUICKSTART)!r}, f"--trainer.{{flag}}={{word}}"], run=False).config
-    print(repr(config.trainer[flag]))
-"""
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert run.stdout.split() == ["1", "1.0", "2"], run.stderr

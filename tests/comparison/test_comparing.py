@@ -6,7 +6,6 @@ import functools
 import importlib.util
 import json
 import math
-import multiprocessing
 import os
 import random
 import re
@@ -30,11 +29,7 @@ from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import SOTA, STACO, CrossEntropy, FullBatch
 from lightning_tpauc.cli import main
 from lightning_tpauc.comparison import Method, compare, comparing, resampling, training
-from lightning_tpauc.comparison.pictures import draw_roc
 from lightning_tpauc.comparison.plan import Outcome, examples_per_step
-from lightning_tpauc.comparison.report import notes_of, write_report
-from lightning_tpauc.comparison.resampling import Evaluated
-from lightning_tpauc.comparison.results import Results, Row, evaluate
 from lightning_tpauc.comparison.store import Store
 from lightning_tpauc.errors import ArgumentError, DataError, UnsupportedError
 from tests.helpers.paths import ROOT
@@ -458,26 +453,6 @@ def test_another_source_of_a_network_is_trained_anew(tmp_path, trained):
 RATE = 0.1
 
 
-def test_another_value_of_a_global_name_is_trained_anew(tmp_path, trained, monkeypatch):
-    given = {"optimizer": lambda parameters: torch.optim.SGD(parameters, RATE)}
-    run(tmp_path, module=given)
-    run(tmp_path, module=given)
-    monkeypatch.setattr(sys.modules[__name__], "RATE", 0.2)
-    run(tmp_path, module=given)
-    assert len(trained) == 4
-
-
-def test_other_demands_on_labels_and_releases_are_trained_anew(tmp_path, trained, monkeypatch):
-    run_labels(tmp_path, methods=TWO)
-    run_labels(tmp_path, methods=TWO)
-    assert len(trained) == 2
-    for tasks in ({"liver": {"max_fpr": 0.2}}, {"rare": {"max_fpr": 0.2}}):
-        run_labels(tmp_path, methods=TWO, module={"tasks": tasks})
-    monkeypatch.setattr(comparing, "__version__", "0.2.0")
-    run_labels(tmp_path, methods=TWO)
-    assert len(trained) == 8
-
-
 # ---------------------------------------------------------------- side by side
 
 
@@ -491,37 +466,6 @@ def test_trainings_side_by_side_give_what_one_after_the_other_does(tmp_path, run
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "three" / "cells").glob("*.json")}
     run(tmp_path / "three", processes=2, **options)
     assert all(path.stat().st_mtime_ns == time for path, time in before.items())
-
-
-class Refused(TPAUCModule):
-    def on_train_start(self):
-        raise UnsupportedError("not today " + "x" * 300_000)  # more than a pipe holds
-
-
-class Killed(TPAUCModule):
-    def on_train_start(self):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-@forks
-@pytest.mark.parametrize(
-    ("kind", "error", "words"),
-    [(Refused, UnsupportedError, "^not today x{300000}$"), (Killed, DataError, r"A training was killed, perhaps")],
-)
-def test_what_goes_wrong_in_a_process_ends_the_comparison(tmp_path, kind, error, words):
-    with pytest.raises(error, match=words):
-        run(tmp_path, model=functools.partial(kind, model()), processes=2)
-    assert not multiprocessing.active_children()
-    assert not list((tmp_path / "cells").glob("*.json"))
-
-
-def test_processes_are_for_cpus(tmp_path, monkeypatch):
-    strategy = types.SimpleNamespace(root_device=torch.device("cuda"))
-    monkeypatch.setattr(training.Setup, "trainer", lambda *_: types.SimpleNamespace(strategy=strategy))
-    with pytest.raises(ArgumentError, match="but the Trainer takes cuda"):
-        run(tmp_path, processes=2)
-    with pytest.raises(ArgumentError, match="`processes`"):
-        run(tmp_path, processes=0)
 
 
 # ---------------------------------------------------------------- what is refused
@@ -545,15 +489,6 @@ class Plain(LightningDataModule):
         return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*part(1)))
 
 
-class Endless(torch.utils.data.IterableDataset):
-    def __init__(self, shift=0.0):
-        self.shift = shift
-
-    def __iter__(self):
-        while True:
-            yield torch.zeros(3) + self.shift
-
-
 REFUSED = {
     "on validation data, but there are none: pass `val_dataset`": {"datamodule": problem(val_dataset=None)},
     "`folds` needs a data module for each": {"folds": 2},
@@ -569,16 +504,6 @@ REFUSED = {
 def test_what_cant_be_compared_is_one_line(tmp_path, words):
     with pytest.raises((ArgumentError, DataError), match=words):
         run(tmp_path, **REFUSED[words])
-
-
-def test_streams_of_negatives_need_methods_that_draw_by_class(tmp_path, trained):
-    positives = torch.ones(9, 3), torch.ones(9)
-    streamed, other = (problem(negatives=Endless(k), train_dataset=positives, steps_per_epoch=4) for k in range(2))
-    with pytest.raises(UnsupportedError, match=r"negatives are a stream\. Leave it out"):
-        run(tmp_path, datamodule=streamed)
-    for data in (streamed, streamed, other):
-        assert "STACO" in run(tmp_path, datamodule=data, methods=["STACO", "balanced cross-entropy"]).text
-    assert len(trained) == 4
 
 
 def test_a_function_that_returns_trained_weights_is_noticed(tmp_path):
@@ -617,19 +542,6 @@ def test_a_method_of_one_label_is_refused_by_its_name(tmp_path, name):
     words = rf"^{name} of `methods` trains one label, but the data have 4: liver, lung, rare, skin\. Take cross-entropy"
     with pytest.raises(UnsupportedError, match=words):
         run_labels(tmp_path, methods=[*TWO, given])
-
-
-def test_runs_with_other_labels_are_refused(tmp_path):
-    x, y = part_of_labels(3)
-
-    def data(seed):
-        names = list(NAMES) if seed == 0 else ["a", "b", "c", "d"]
-        return PosNegDataModule((x, y.set_axis(names, axis=1)), num_pos=8, num_neg=8, val_fraction=0.5)
-
-    words = "the same labels in all runs, but the first have liver, lung, rare, skin, and others a, b, c, d"
-    with pytest.raises(ArgumentError, match=words):
-        run_labels(tmp_path, datamodule=data, seeds=2, module={})
-    assert not (tmp_path / "cells").exists()
 
 
 # ---------------------------------------------------------------- several labels
@@ -704,13 +616,6 @@ def test_the_report_says_what_the_means_are_of(finished_labels):
     assert shown[-1][1:5] == ["(0.5, 0.5)", "0", "0", "-"]
 
 
-def test_labels_that_validate_nothing_are_named(tmp_path):
-    data = problem_of_labels(val_dataset=part_of_labels(1, skin=False), test_dataset=part_of_labels(2))
-    report = run_labels(tmp_path, datamodule=data, methods=TWO)
-    line = "- skin lacks a class in validation data: the other labels alone chose weights and learning rates."
-    assert line in report.text.splitlines()
-
-
 def test_folds_and_methods_of_ones_own(tmp_path):
     x, y = part_of_labels(0)
 
@@ -724,28 +629,6 @@ def test_folds_and_methods_of_ones_own(tmp_path):
     assert report.results.baseline == "SOTA"
     counts = [(label.num_positives, label.num_negatives) for label in report.results.labels]
     assert counts == [(int((y[name] == 1).sum()), int((y[name] == 0).sum())) for name in NAMES]
-
-
-def many_labels():
-    """Label k has k + 2 positives; every third has no negative."""
-    target = torch.stack([(torch.arange(50) < k + 2).long() for k in range(30)], 1)
-    target[:, ::3] = target[:, ::3].where(target[:, ::3] == 1, -1)
-    one = Evaluated(torch.randn(50, 30, generator=torch.Generator().manual_seed(0)), target)
-    scores = {"cross-entropy": [one], "STACO": [one]}
-    labels = [(f"label {k} $^$", CORNER) for k in range(30)]  # no mathematics
-    found = evaluate(scores, "cross-entropy", [CORNER], labels)
-    rows = [Row(name, found.measured[name], found.intervals[name], [1.0]) for name in scores]
-    return Results([CORNER], rows, found.differences, "cross-entropy", "test", scores, {"STACO": []}, 9, found.labels)
-
-
-def test_of_many_labels_those_with_the_most_positives_are_drawn(tmp_path):
-    results = many_labels()
-    titles = [ax.get_title().split("\n")[0] for ax in draw_roc(results).axes if ax.axison]
-    assert titles == [f"label {k} $^$" for k in range(30) if k % 3][-12:]
-    notes = notes_of(results, 1, [])
-    assert sum(note.startswith("No value") for note in notes) == 1
-    assert write_report(results, tmp_path, "title").text.count("label 29 ") == 1
-    assert len(table(tmp_path, "runs")) == 60
 
 
 # ---------------------------------------------------------------- the page
@@ -797,14 +680,6 @@ def test_the_command(config, tmp_path, capsys):
     assert len(cells(tmp_path / "found")) == 8
     main([*words[:-2], "--methods", "[cross-entropy, balanced cross-entropy]", "--folds", "2", "--seeds", "2"])
     assert "2 folds and 2 seeds" in capsys.readouterr().out
-
-
-def test_the_command_takes_the_configuration_that_fit_saved(config, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    main(["fit", "--config", str(config), "--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "logs"])
-    (saved,) = (tmp_path / "logs").rglob("config.yaml")
-    main(["compare", "--config", str(saved), "--folder", "found", "--methods", str(TWO)])
-    assert "STACO against cross-entropy" in capsys.readouterr().out
 
 
 def test_the_command_says_what_it_cant_do(config, tmp_path):

@@ -99,11 +99,6 @@ def test_notebook_runs_cell_by_cell(capsys):
     check_predictions(pandas, capsys.readouterr().out)
 
 
-def test_notebook_is_a_notebook():
-    nbformat = pytest.importorskip("nbformat")
-    nbformat.validate(nbformat.read(EXAMPLES / "table.ipynb", as_version=nbformat.NO_CONVERT))
-
-
 @pytest.mark.slow
 def test_images(capsys, monkeypatch, tmp_cwd):
     pytest.importorskip("torchvision")
@@ -158,18 +153,6 @@ def test_tune(capsys, monkeypatch):
     pruned = states.count(optuna.trial.TrialState.PRUNED)
     assert f"val/tpauc {study.best_value:.3f}" in (printed := capsys.readouterr().out)
     assert f"{pruned} of 5 trials" in printed
-
-
-def test_a_bad_trial_is_pruned():
-    """The callback reports validations, and what it raises ends the trial and no other."""
-    optuna = pytest.importorskip("optuna")
-    example = runpy.run_path(str(EXAMPLES / "tune.py"))
-    pruner = optuna.pruners.ThresholdPruner(lower=1.1)  # nothing reaches it
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0), pruner=pruner)
-    study.optimize(lambda trial: example["objective"](trial, epochs=2), n_trials=1)
-    (trial,) = study.trials
-    assert trial.state == optuna.trial.TrialState.PRUNED
-    assert len(trial.intermediate_values) == 1
 
 
 def test_plain_loop(capsys, monkeypatch):

@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import os
 import statistics
 from dataclasses import replace
 from importlib.util import find_spec
@@ -14,24 +13,21 @@ import torch
 
 from examples.paper import recorders
 from examples.paper.build import (
-    PAPER_SETTINGS,
     Options,
     build_datamodule,
     build_module,
     build_trainer,
     stages,
 )
-from examples.paper.catalog import Experiment, Schedule, experiment_names, find_experiment
-from examples.paper.grids import settings_of, spread
+from examples.paper.catalog import Experiment, Schedule, find_experiment
+from examples.paper.grids import settings_of
 from examples.paper.methods import Method
 from examples.paper.records import results_in
 from examples.paper.report import write_report
 from examples.paper.reported import reported_tpauc
 from examples.paper.runner import Plan, choose, run_plan
 from examples.paper.tables import rows
-from examples.paper.timing import time_methods
 from examples.paper.trial import run_trial
-from lightning_tpauc import algorithms
 from lightning_tpauc.metrics.reporting import Rectangle, metric_name
 from tests.helpers.tolerances import assert_close
 from tests.reference.tpauc import naive_tpauc
@@ -93,23 +89,6 @@ def everything(store):
 
 
 # ---------------------------------------------------------------- grids
-
-
-def test_a_budget_draws_different_settings_and_the_same_ones_again():
-    grid = {"a": tuple(range(100)), "b": tuple(range(100))}
-    drawn = settings_of(grid, budget=50)
-    assert drawn == settings_of(grid, budget=50)
-    assert len({tuple(s.values()) for s in drawn}) == 50
-    assert drawn != settings_of(grid, budget=50, seed=1)
-    assert all(s in settings_of(grid) for s in drawn)
-
-
-def test_a_grid_of_several_products():
-    grid = ({"lr": (1, 2)}, {"lr": (10, 20, 30), "kind": ("a", "b")})
-    first, second = [{"lr": 1}, {"lr": 2}], [{"lr": lr, "kind": k} for lr in (10, 20, 30) for k in "ab"]
-    assert settings_of(grid) == first + second
-    drawn = [settings_of(grid, budget=7, seed=seed) for seed in range(5)]
-    assert all(len(d) == 7 and [s for s in first + second if s in d] == d for d in drawn)
 
 
 # ---------------------------------------------------------------- search and choice
@@ -175,24 +154,6 @@ def test_a_run_that_was_stopped_goes_on_without_repeating(options, tmp_path):
     before = len(calls)
     run_plan(plan, store, options, run=counted(calls))
     assert len(calls) == before
-
-
-def in_process(experiment, method, trial, num_folds, options):
-    outcome = run_trial(experiment, method, trial, num_folds, options)
-    return replace(outcome, message=str(os.getpid()))
-
-
-@pytest.mark.slow
-def test_two_processes_find_the_same(options, tmp_path):
-    plan = Plan(replace(TINY, methods=(CE,)), num_folds=2)
-    results = []
-    for processes in (1, 2):
-        store = results_in(tmp_path / str(processes))
-        run_plan(plan, store, options, processes, run=in_process)
-        results.append({key: (outcome.val, outcome.test, outcome.curve) for key, outcome in store})
-        workers = {outcome.message for _, outcome in store}
-    assert results[0] == results[1]
-    assert str(os.getpid()) not in workers
 
 
 def test_pretraining_comes_first_and_is_the_start_of_all(options, tmp_path):
@@ -290,29 +251,7 @@ def test_the_report_has_tables_and_figures(finished):
     assert low < values[0] < high
 
 
-@needs_plot
-def test_time_per_step(options, tmp_path):
-    path = time_methods(TINY, options, tmp_path, steps=2, command="the command")
-    text = path.read_text(encoding="utf-8")
-    assert (path.parent / "times.png").is_file()
-    lines = [line for line in text.splitlines() if line.startswith(("| CE", "| STACO1 ", "| STACO1, two"))]
-    assert len(lines) == 3
-    assert all(float(line.split("|")[2]) > 0 and float(line.split("|")[3]) > 0 for line in lines)
-
-
 # ---------------------------------------------------------------- catalog
-
-
-@pytest.mark.parametrize("grid", ["paper", "tuned"])
-def test_every_method_of_the_catalog_takes_its_settings(grid):
-    for name in experiment_names():
-        for method in find_experiment(name, grid).methods:
-            for settings in settings_of(method.grid, budget=3):
-                standing = PAPER_SETTINGS.get(method.algorithm, {})
-                own = {**standing, **method.fixed, **spread(settings)}
-                own = {k: v for k, v in own.items() if k not in ("lr", "score_activation")}
-                algorithm = getattr(algorithms, method.algorithm)(**own)
-                assert algorithm.needs_dual_negatives == bool(method.sizes[2])
 
 
 def test_reported_values():

@@ -6,13 +6,10 @@ import importlib.util
 import re
 import shlex
 import shutil
-from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
 import pytest
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from lightning_tpauc.errors import DataError
 from tests.helpers.paths import ROOT
 
 
@@ -80,54 +77,3 @@ def test_runs_goes_on_and_reports(plot, reproduce, words, tmp_path, capsys):
     reproduce.main([*words, "--methods", "CE", "STACO1, paper's start", "--only-report"])
     command = capsys.readouterr().out.split("Command: `")[1].partition("`")[0]
     assert shlex.split(command)[-3:] == ["CE", "STACO1, paper's start", "--only-report"]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--length", "0"], "argument --length: expected a whole number of at least 1, but got '0'"),
-        (["--processes", "0"], "argument --processes: expected a whole number of at least 1"),
-        (["--folds", "1"], "argument --folds: expected a whole number of at least 2"),
-        (["--budget", "two"], "argument --budget: expected a whole number of at least 1, but got 'two'"),
-        (["--seeds", "-1"], "argument --seeds"),
-        (["--seeds", "4294967296"], "expected a whole number of at least 0 and at most 4294967295"),
-        (["--length", "²"], "expected a whole number of at least 1, but got '²'"),
-        (["--accelerator", "tpuu"], "invalid choice: 'tpuu'"),
-        (["--model", "Linear"], "invalid choice: 'Linear'"),
-        (["--experiment", "mnist"], "invalid choice: 'mnist'"),
-        ([], "the following arguments are required: --experiment, --data-root"),
-    ],
-)
-def test_wrong_words(reproduce, words, message, capsys):
-    given = words if not words or "--experiment" in words else ["--experiment", "ijcnn1", "--data-root", "x", *words]
-    with pytest.raises(SystemExit):
-        reproduce.parse(given)
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("experiment", "model"), [("ijcnn1", "CNN3D"), ("moltox21", "CNN3D"), ("adrenalmnist3d", "GIN")]
-)
-def test_a_model_for_other_data(reproduce, experiment, model):
-    words = ["--experiment", experiment, "--data-root", "x", "--model", model]
-    with pytest.raises(SystemExit, match=f"--model {model} can't read the data of {experiment}"):
-        reproduce.main(words)
-
-
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (DataError("There is no file."), "reproduce.py: error: There is no file."),
-        (MisconfigurationException("No GPU."), "reproduce.py: error: No GPU."),
-        (PermissionError(13, "Permission denied", "/cache"), "reproduce.py: error: .*Permission denied: '/cache'"),
-        (KeyboardInterrupt(), "reproduce.py: stopped. .* the same command goes on"),
-        (BrokenProcessPool(), "a process was killed, .* give the same command again, with fewer --processes"),
-    ],
-)
-def test_errors_are_one_line(reproduce, error, message, monkeypatch):
-    def fail():
-        raise error
-
-    monkeypatch.setattr(reproduce, "main", fail)
-    with pytest.raises(SystemExit, match=message):
-        reproduce.command()
