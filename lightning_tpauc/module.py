@@ -289,7 +289,7 @@ class TPAUCModule(ScoringModel):
         state = self.training_state
         if state.average is None:
             _require_callbacks(self)
-        optimizer = _single_optimizer(self)
+        optimizer = cast(LightningOptimizer, self.optimizers())  # which counts the steps
         state.begin_step()
         self.algorithm.step_scale = self._step_scale(optimizer)
         searches = isinstance(optimizer.optimizer, torch.optim.LBFGS)
@@ -646,19 +646,6 @@ def _compile_model_alone(module: LightningModule) -> None:
 def _full_precision(kind: str) -> AbstractContextManager[Any]:
     """Context that turns mixed precision off, for the pairwise loss."""
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
-
-
-def _single_optimizer(module: TPAUCModule) -> LightningOptimizer:
-    """The optimizer; Lightning's wrapper of it counts its steps."""
-    optimizer: Any = module.optimizers()
-    if isinstance(optimizer, list):
-        names = ", ".join(type(each.optimizer).__name__ for each in optimizer) or "none"
-        msg = (
-            "Expected `configure_optimizers` to return exactly one optimizer: global_step counts every optimizer's "
-            f"step. Got {len(optimizer)} ({names}). Give one optimizer all parameters, in groups."
-        )
-        raise UnsupportedError(msg)
-    return cast(LightningOptimizer, optimizer)
 
 
 def _step_unless_infinite(inner: Any, scaler: torch.amp.GradScaler | None, step: Callable[[], None]) -> bool:

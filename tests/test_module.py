@@ -273,13 +273,14 @@ def test_number_of_positives_is_a_whole_number(number):
         TPAUCModule(LinearScore(), staco(), num_positives=number)
 
 
-def test_two_optimizers_are_refused():
-    class Two(TPAUCModule):
+@pytest.mark.parametrize(("number", "words"), [(0, r"0 \(none\)"), (2, r"2 \(SGD, SGD\)")])
+def test_no_optimizer_or_two_are_refused(number, words):
+    class Own(TPAUCModule):
         def configure_optimizers(self):
-            return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.1)]
+            return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(number)] or None
 
-    with pytest.raises(UnsupportedError, match=r"exactly one optimizer: .* Got 2 \(SGD, SGD\)\. Give one"):
-        make_trainer().fit(Two(LinearScore(), staco(), num_positives=NUM_POS), loader(make_batches(1)[0]))
+    with pytest.raises(UnsupportedError, match=rf"exactly one optimizer: .* Got {words}\. Give one"):
+        make_trainer().fit(Own(LinearScore(), staco(), num_positives=NUM_POS), loader(make_batches(1)[0]))
 
 
 def test_divergence_stops_the_run_and_names_the_step_size(tmp_path):

@@ -176,6 +176,7 @@ class StageCallback(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         module: ScoringModel = pl_module  # type: ignore[assignment]
         state, evaluation = module.training_state, evaluation_of(trainer)
+        _require_one_optimizer(trainer)
         settings = {name: getattr(self, name) for name in inspect.signature(StageCallback).parameters}
         require_agreement(lambda: training_settings(trainer, module, settings))
         check_savable(trainer)
@@ -405,6 +406,17 @@ class StageCallback(Callback):
         memory = module.training_state.memory if self.scores == "remembered" else None
         remembered = memory.of_stage() if memory is not None else None
         return remembered if remembered is not None else score_every_label(module)
+
+
+def _require_one_optimizer(trainer: Trainer) -> None:
+    given = [o for o in trainer.optimizers if o.param_groups]  # Lightning puts one without parameters in place of None
+    if len(given) != 1:
+        names = ", ".join(type(optimizer).__name__ for optimizer in given) or "none"
+        msg = (
+            "Expected `configure_optimizers` to return exactly one optimizer: global_step counts every optimizer's "
+            f"step. Got {len(given)} ({names}). Give one optimizer all parameters, in groups."
+        )
+        raise UnsupportedError(msg)
 
 
 def _give_shapes(trainer: Trainer, module: ScoringModel) -> None:
