@@ -49,7 +49,7 @@ def rows_of(loader):
         pytest.param(BatchedItems(pair), None, id="items in batches"),
         pytest.param([pair(row) for row in range(N)], None, id="list"),
         pytest.param(Subset(TensorDataset(X.flip(0), Y.flip(0)), range(N - 1, -1, -1)), None, id="Subset"),
-        pytest.param(Subset(Subset(Items(pair), range(N)), torch.arange(N)), None, id="Subset of a Subset"),
+        pytest.param(Subset(Subset(Items(pair), range(N)), torch.arange(N)), None, id="Subset of a Subset"),  # type: ignore[arg-type]  # a tensor of rows, as users pass it
         pytest.param(ConcatDataset([TensorDataset(X[:20], Y[:20]), Subset(DATA, range(20, N))]), None, id="Concat"),
     ],
 )
