@@ -25,7 +25,7 @@ from lightning_tpauc.algorithms.base import count_in_loss
 from lightning_tpauc.distributed import gather_objects, whole, world_size
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, TPAUCAdvice, TPAUCWarning
 from lightning_tpauc.scoring.forward import ScoringModel
-from lightning_tpauc.training.scores import column_name, columns_not_finite, is_table, score_next_batches
+from lightning_tpauc.training.scores import column_name, columns_not_finite, is_feature_matrix, score_next_batches
 
 # ---------------------------------------------------------------- advice on the rectangle
 
@@ -128,7 +128,7 @@ def uneven_columns(inputs: Any, model: nn.Module) -> str | None:
     """
     first = next((each for each in model.modules() if [*each.parameters(False), *each.buffers(False)]), None)
     if (
-        not is_table(inputs)
+        not is_feature_matrix(inputs)
         or len(inputs) < 2
         or not isinstance(first, nn.Linear)
         or first.in_features != inputs.shape[1]
@@ -415,7 +415,7 @@ class FiniteGuard(Callback):
             self._limit = total.abs().clamp_min(1.0) * _GROWTH
         within = total.abs() < self._limit  # false for nan, too
         inputs = getattr(batch, "inputs", None)
-        table = inputs if is_table(inputs) else None
+        table = inputs if is_feature_matrix(inputs) else None
         if total.device.type != "cuda":
             _stop_unless(bool(within), module, total, table)
             return

@@ -231,7 +231,7 @@ def score_examples(module: ScoringModel, loader: EvalLoader | ScoredStream) -> T
     return result
 
 
-def is_table(inputs: Any) -> bool:
+def is_feature_matrix(inputs: Any) -> bool:
     """Whether inputs are a dense floating tensor ``(N, D)``."""
     dense = isinstance(inputs, Tensor) and inputs.layout == torch.strided
     return bool(dense and inputs.is_floating_point() and inputs.ndim == 2)
@@ -247,7 +247,7 @@ def column_name(number: int, model: Any) -> str:
 
 def columns_not_finite(inputs: Any, model: Any) -> str:
     """Says which columns of a table are nan or infinite somewhere; empty if none is."""
-    bad = (~inputs.isfinite()).sum(0) if is_table(inputs) else torch.zeros(0)
+    bad = (~inputs.isfinite()).sum(0) if is_feature_matrix(inputs) else torch.zeros(0)
     if not bool(bad.any()):
         return ""
     shown = [f"{column_name(k, model)} has {int(bad[k])}" for k in bad.nonzero()[:3, 0].tolist()]
