@@ -90,11 +90,11 @@ class Evaluate(Callback):
         if trainer.global_step % self.every:
             return
         self.training += now() - self.resumed
-        swapped = pl_module.training_state.average.swap_in()
+        shown = pl_module.training_state.show_average()
         self.trace.seconds.append(self.training)
         self.trace.tpauc.append(tpauc(pl_module.backbone, self.test))
-        if swapped:
-            pl_module.training_state.average.swap_out()
+        if shown:
+            pl_module.training_state.restore_last_iterate()
         self.resumed = now()
 
 

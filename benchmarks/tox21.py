@@ -72,14 +72,14 @@ class Clock(Callback):
         if seconds < self.marks[len(self.trace.val)]:
             return
         self.training = seconds
-        swapped = pl_module.training_state.average.swap_in()
+        shown = pl_module.training_state.show_average()
         last = len(self.trace.val) + 1 == len(self.marks)
         self.trace.val.append(tpauc(pl_module, self.data.val_dataloader()))
         if last:
             self.trace = Trace(self.trace.val, tpauc(pl_module, self.data.test_dataloader()), trainer.global_step)
             trainer.should_stop = True
-        if swapped:
-            pl_module.training_state.average.swap_out()
+        if shown:
+            pl_module.training_state.restore_last_iterate()
         self.resumed = now()
 
 

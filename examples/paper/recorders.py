@@ -65,11 +65,10 @@ class CurveRecorder(Callback):
             self._look(module)
 
     def _look(self, module: TPAUCModule) -> None:
-        iterates = module.training_state.average
-        swapped = iterates is not None and iterates.swap_in()
+        shown = module.training_state.show_average()
         pos, neg = score_training_set(module)
-        if swapped and iterates is not None:
-            iterates.swap_out()
+        if shown:
+            module.training_state.restore_last_iterate()
         scores = torch.cat([pos, neg])
         target = torch.cat([torch.ones_like(pos), torch.zeros_like(neg)]).long()
         point = {

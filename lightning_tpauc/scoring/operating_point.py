@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -64,22 +64,6 @@ class Choice:
         (min_tpr, max_fpr), (tpr, fpr) = self.rectangle, self.nearest or self.rectangle
         return math.hypot(max(0.0, min_tpr - tpr), max(0.0, fpr - max_fpr))
 
-    def state_dict(self) -> dict[str, Any]:
-        """Numbers, text and tensors."""
-        parts = {name: getattr(self, name) for name in ("decisions", "rectangle", "nearest", "calibration")}
-        return {name: None if part is None else list(part) for name, part in parts.items()}
-
-    @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> Choice:
-        """What :meth:`state_dict` was made of."""
-        nearest, calibration = state["nearest"], state["calibration"]
-        return cls(
-            Decisions(*state["decisions"]),
-            tuple(state["rectangle"]),
-            None if nearest is None else tuple(nearest),
-            None if calibration is None else Calibration(*calibration),
-        )
-
 
 @dataclass(frozen=True)
 class OperatingPoint:
@@ -91,9 +75,11 @@ class OperatingPoint:
         step: how many training batches the weights had seen that gave the scores.
         cost_ratio: for ``"min_cost"``, what a missed positive costs, in false alarms.
         names: of the labels, in the order of the outputs; ``None`` for a model with one output.
+        threshold: an example is called positive if its raw score is at least this; of several labels a dictionary by
+            name. It follows from the choices.
 
     Example:
-        >>> import torch
+        >>> from dataclasses import asdict
         >>> choice = Choice(Decisions(0.5, tp=3, fp=1, num_pos=4, num_neg=10), rectangle=(0.5, 0.5))
         >>> point = OperatingPoint((choice,), "youden", step=7)
         >>> point.threshold, point.decide(torch.tensor([0.4, 0.5, torch.nan]))
@@ -104,7 +90,7 @@ class OperatingPoint:
         >>> points.decide(torch.tensor([[0.4, 2.0], [0.5, 1.0]]))["decision"]
         tensor([[ 0, -1],
                 [ 1, -1]])
-        >>> OperatingPoint.from_state_dict(points.state_dict()) == points
+        >>> OperatingPoint.from_dict(asdict(points)) == points
         True
     """
 
@@ -113,16 +99,15 @@ class OperatingPoint:
     step: int
     cost_ratio: float = 1.0
     names: tuple[str, ...] | None = None
+    threshold: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "threshold", self._of_each(self.thresholds))
 
     @property
     def thresholds(self) -> list[float | None]:
         """The threshold of each output."""
         return [None if choice is None else choice.decisions.threshold for choice in self.choices]
-
-    @property
-    def threshold(self) -> Any:
-        """An example is called positive if its raw score is at least this; of several labels a dictionary by name."""
-        return self._of_each(self.thresholds)
 
     @property
     def decisions(self) -> Any:
@@ -171,23 +156,16 @@ class OperatingPoint:
         known = {} if self.calibration_method is None else {"probability": probability}
         return {**known, "decision": decision.long()}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Numbers, text and tensors, among them ``threshold``."""
-        return {
-            "threshold": self.threshold,
-            "criterion": self.criterion,
-            "cost_ratio": self.cost_ratio,
-            "step": self.step,
-            "names": None if self.names is None else list(self.names),
-            "choices": [None if choice is None else choice.state_dict() for choice in self.choices],
-        }
-
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, Any]) -> OperatingPoint:
-        """What :meth:`state_dict` was made of."""
-        choices = tuple(None if choice is None else Choice.from_state_dict(choice) for choice in state["choices"])
-        names = None if state["names"] is None else tuple(state["names"])
-        return cls(choices, state["criterion"], state["step"], state["cost_ratio"], names)
+    def from_dict(cls, state: Mapping[str, Any]) -> OperatingPoint:
+        """What :func:`dataclasses.asdict` was applied to, also after a checkpoint has made tuples of its parts."""
+
+        def choice(of: Mapping[str, Any]) -> Choice:
+            calibration = None if of["calibration"] is None else Calibration(*of["calibration"])
+            return Choice(Decisions(*of["decisions"]), of["rectangle"], of["nearest"], calibration)
+
+        choices = tuple(None if each is None else choice(each) for each in state["choices"])
+        return cls(choices, **{name: state[name] for name in ("criterion", "step", "cost_ratio", "names")})
 
 
 class DecisionThreshold(Callback):
@@ -425,7 +403,7 @@ def rectangles_of(module: Any) -> list[tuple[float, float]]:
 
 def recorded_point(module: Any, state: Mapping[str, Any] | None) -> OperatingPoint | None:
     """The point that a checkpoint holds, if it was chosen for the module's rectangles; else a line says what to do."""
-    point = None if state is None else OperatingPoint.from_state_dict(state)
+    point = None if state is None else OperatingPoint.from_dict(state)
     if point is None or point.is_for(rectangles_of(module)):
         return point
     rank_zero_info(

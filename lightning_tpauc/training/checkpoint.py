@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ from lightning_tpauc.scoring.operating_point import recorded_point
 from lightning_tpauc.training.guards import diagnose
 from lightning_tpauc.training.schedules import restore_dtypes
 from lightning_tpauc.training.state import Phase, TrainingState
-from lightning_tpauc.training.weights import IterateAverage, agree_on_statistics, batch_norm_statistics
+from lightning_tpauc.training.weights import agree_on_statistics, batch_norm_statistics
 
 #: Key of the training's state; missing in a checkpoint of weights alone.
 KEY = "lightning_tpauc"
@@ -82,7 +83,8 @@ def save(module: ScoringModel, checkpoint: dict[str, Any], trainer: Trainer | No
     finite = all(bool(torch.isfinite(whole(p.detach())).all()) for p in module.parameters())
     if not finite or algorithm.non_finite_states():
         raise NonFiniteError(diagnose(module))
-    _publish_evaluation_weights(module, average, checkpoint["state_dict"])
+    if state.mean_to_publish is not None:
+        _publish(module, average.averaged, state.mean_to_publish, checkpoint["state_dict"])
     if "callbacks" not in checkpoint or not trainer.optimizers:  # weights alone, or of a Trainer that only evaluates
         return
     mark_validation_pending(trainer, checkpoint)
@@ -106,7 +108,7 @@ def _save_description(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
     if module.input_layout is not None:
         checkpoint[INPUTS] = module.input_layout
     if point is not None and point.step == state.weights_step:
-        checkpoint[OPERATING_POINT] = point.state_dict()
+        checkpoint[OPERATING_POINT] = asdict(point)
     elif point is not None and state.first_time("threshold left out"):
         rank_zero_info(
             f"The checkpoint of step {state.weights_step} has no threshold, nor have others between two validations: "
@@ -141,13 +143,10 @@ def _refresh_statistics(model: nn.Module, state: dict[str, Any]) -> None:
             state[name] = statistic.detach().to(state[name].device)
 
 
-def _publish_evaluation_weights(model: nn.Module, average: IterateAverage, state: dict[str, Any]) -> None:
-    weights = average.evaluation_weights()
-    if weights is None or average.swapped:  # once swapped in, the state_dict holds the average
-        return
+def _publish(model: nn.Module, averaged: list[Tensor], means: list[Tensor], state: dict[str, Any]) -> None:
     # either every rank holds its own shards, or rank 0 holds everything and the others hold nothing
     sharded = any(isinstance(value, DTensor) for value in state.values())
-    mean_of = {id(tensor): mean for tensor, mean in zip(average.averaged, weights, strict=True)}
+    mean_of = {id(tensor): mean for tensor, mean in zip(averaged, means, strict=True)}
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     for name, tensor in named:
         mean = mean_of.get(id(tensor))
@@ -211,15 +210,8 @@ def restore(module: ScoringModel, entry: dict[str, Any]) -> None:
     """
     state, algorithm, trainer = module.training_state, module.algorithm, module.trainer
     _check_same_run(entry["run"], state.run or {})
-    if state.average is not None and not state.average.fits(entry["iterates"]):
-        msg = (
-            "The checkpoint's run kept other anchors and averages than this one: `gamma` was changed between infinity "
-            "(STACO1) and a number (STACO2), `batch_norm` of StageCallback was, or what the optimizer trains. Restore "
-            f"the setting. {_ANEW}"
-        )
-        raise CheckpointError(msg)
-    algorithm.load_state_dict(entry["algorithm"])
     state.load_state_dict(entry)
+    algorithm.load_state_dict(entry["algorithm"])
     if state.rectangle_schedule is None:  # the checkpoint's run may have shrunk its rectangle
         algorithm.tightness = 1.0
     restore_dtypes(trainer.optimizers[0], entry["optimizer_states"])

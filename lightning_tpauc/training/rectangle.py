@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
-from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -60,6 +59,9 @@ class RectangleSchedule:
         refusals: how many forward passes in a row have refused a move.
         waits: how many moves in doubt are left out until the next forward pass.
     """
+
+    #: The tightness is part of the algorithm's state.
+    saved = ("held", "ratios", "held_out", "decided_after", "refusals", "waits")
 
     def __init__(self, algorithm: Algorithm, steps: int, hold_at: float = 0.85) -> None:
         self.algorithm, self.steps, self.hold_at = algorithm, steps, hold_at
@@ -180,17 +182,6 @@ class RectangleSchedule:
         known = [ratio for ratio in self.ratios if not math.isnan(ratio)]
         values = {"min_tpr": min_tpr, "max_fpr": max_fpr, **({"objective_ratio": fmean(known)} if known else {})}
         return {name: torch.tensor(value) for name, value in values.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The last decisions and what they were based on; the tightness is part of the algorithm's state."""
-        names = ("held", "ratios", "held_out", "decided_after", "refusals", "waits")
-        return {name: getattr(self, name) for name in names}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        self.held, self.ratios = list(state["held"]), list(state["ratios"])
-        self.held_out = [list(ratios) for ratios in state["held_out"]]
-        self.decided_after, self.refusals, self.waits = (state[name] for name in ("decided_after", "refusals", "waits"))
 
 
 def shrinking_steps(trainer: Trainer) -> int:

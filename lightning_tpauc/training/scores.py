@@ -27,7 +27,7 @@ _RECENT = 16
 _MOST_NEGATIVES = 2**20
 
 
-class _Step(NamedTuple):
+class Step(NamedTuple):
     """Scores ``(K, S)`` and ``(K, B)`` of K labels in one step, nan where a label has no such example."""
 
     pos: Tensor
@@ -53,6 +53,8 @@ class ScoreMemory:
         tensor([0.7000, 0.5000, 0.5000])
     """
 
+    saved = ("_last", "_steps", "_of_stage")
+
     def __init__(
         self,
         sizes: Sequence[int],
@@ -66,17 +68,17 @@ class ScoreMemory:
         places = sum(sizes) + 1 if whole_stages else 0
         self._last = torch.full((places,), torch.nan, device=device, dtype=dtype)
         self._first = torch.tensor([0, *self.sizes[:-1]], device=device).cumsum(0).unsqueeze(-1)
-        self._steps: deque[_Step] = deque()
-        self._of_stage = 0
+        self._steps: deque[Step] = deque()
+        self._of_stage, self.device = 0, self._last.device
 
     def add(self, scores: GatheredScores) -> None:
         """Remember one step's scores."""
         pos, neg, _, index, masks = scores
         pos, neg = pos.detach(), neg.detach()
         if masks is None:
-            step = _Step(pos.clone()[None], neg.clone()[None], index[None])
+            step = Step(pos.clone()[None], neg.clone()[None], index[None])
         else:
-            step = _Step(pos.masked_fill(~masks.pos, torch.nan), neg.masked_fill(~masks.neg, torch.nan), index)
+            step = Step(pos.masked_fill(~masks.pos, torch.nan), neg.masked_fill(~masks.neg, torch.nan), index)
         self._steps.append(step)
         self._of_stage += 1
         limit = max(1, _MOST_NEGATIVES // max(1, neg.numel()))
@@ -89,7 +91,7 @@ class ScoreMemory:
         if self.whole_stages:
             self._note(step)
 
-    def _note(self, step: _Step) -> None:
+    def _note(self, step: Step) -> None:
         place = torch.where(step.pos.isnan(), len(self._last) - 1, step.number + self._first)
         self._last.index_copy_(0, place.reshape(-1), step.pos.reshape(-1).to(self._last.dtype))
 
@@ -129,22 +131,6 @@ class ScoreMemory:
         self._of_stage = 0
         while len(self._steps) > _RECENT:
             self._drop_oldest()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The scores, and how many examples each step had."""
-        joint = [torch.cat(parts, -1) for parts in zip(*self._steps, strict=True)] if self._steps else []
-        widths = [[step.pos.shape[-1], step.neg.shape[-1]] for step in self._steps]
-        return {"last": self._last[:-1].clone(), "steps": joint, "widths": widths, "of_stage": self._of_stage}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        if self.whole_stages and len(state["last"]):
-            self._last[:-1] = state["last"]
-        self._of_stage = int(state["of_stage"])
-        joint = [part.to(self._last.device) for part in state["steps"]]
-        counts = list(zip(*state["widths"], strict=True))
-        parts = [part.split(list(count), -1) for part, count in zip(joint, [*counts, *counts[:1]], strict=True)]
-        self._steps = deque(_Step(*step) for step in zip(*parts, strict=True))
 
 
 @torch.no_grad()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import asdict
 from enum import Enum
 from typing import Any
 
@@ -12,10 +14,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from lightning_tpauc.algorithms import Algorithm
-from lightning_tpauc.distributed import GatheredScores
+from lightning_tpauc.distributed import GatheredScores, assign, whole
+from lightning_tpauc.errors import CheckpointError
 from lightning_tpauc.scoring.operating_point import OperatingPoint
 from lightning_tpauc.training.rectangle import RectangleSchedule
-from lightning_tpauc.training.scores import ScoreMemory
+from lightning_tpauc.training.scores import ScoreMemory, Step
 from lightning_tpauc.training.weights import BestWeights, IterateAverage, PreviousWeights, batch_norm_statistics
 
 
@@ -92,6 +95,9 @@ class TrainingState:
         self.held_out_ratios: list[list[float]] = []
         self.last_validated = 0
         self._sharded: list[FSDPModule] = []
+        #: All tensors that a training moves, and a copy of the last iterate while the model holds others.
+        self._tensors: list[Tensor] = []
+        self._iterate: list[Tensor] | None = None
 
     # ---------------------------------------------------------------- a run's beginning
 
@@ -135,6 +141,7 @@ class TrainingState:
         statistics = [statistic for _, statistic in batch_norm_statistics(model)]
         self.run = run
         self._sharded = [child for child in model.modules() if isinstance(child, FSDPModule)]
+        self._tensors, self._iterate = [*parameters, *statistics], None
         self.average = IterateAverage(
             parameters,
             statistics if averages_statistics and averages else [],
@@ -143,7 +150,7 @@ class TrainingState:
             is_solution=averages,
             decay=0.0 if algorithm.has_stages else decay,
         )
-        self.best = BestWeights([*parameters, *statistics]) if keeps_best else None
+        self.best = BestWeights(self._tensors) if keeps_best else None
         self.rectangle_schedule = None if shrinking_steps is None else RectangleSchedule(algorithm, shrinking_steps)
         self.previous = PreviousWeights(parameters if needed else (), recursive=needed == "gradients")
         self.memory = None
@@ -224,32 +231,49 @@ class TrainingState:
         for child in self._sharded:
             child.reshard()
 
+    @property
+    def mean_to_publish(self) -> list[Tensor] | None:
+        """The mean of the iterates where it is to be evaluated and saved in place of what the model holds."""
+        average = self.average
+        if average is None or not (average.is_solution and average.count) or self._iterate is not None:
+            return None
+        return average.mean or None
+
     def show_average(self) -> bool:
         """Put the average into the model, if the algorithm has one to evaluate; returns whether this call did."""
-        shown = self.average is not None and self.average.swap_in()
-        if shown:
-            self.reshard()
-        return shown
+        mean = self.mean_to_publish
+        if mean is None or self.average is None:
+            return False
+        self._replace(self.average.averaged, mean)
+        return True
 
     def restore_last_iterate(self) -> None:
         """Put the last iterate back where the average stands in its place; a training's result stays."""
-        if self.phase is not Phase.FINISHED and self.average is not None and self.average.swap_out():
+        if self.phase is not Phase.FINISHED and self._iterate is not None:
+            assign(self._tensors, self._iterate)
+            self._iterate = None
             self.reshard()
 
     def finish(self) -> bool:
         """Leave the result in the model, the best weights or the average; returns whether that changed the weights."""
-        changed = self.average is not None and self.average.swap_in()
-        changed = (self.best is not None and self.best.swap_in()) or changed
-        if changed:
-            self.reshard()
+        changed = self.show_average()
+        if self.best is not None and self.best.weights:
+            self._replace(self._tensors, self.best.weights)
+            changed = True
         self.phase = Phase.FINISHED
         return changed
+
+    def _replace(self, targets: list[Tensor], sources: list[Tensor]) -> None:
+        if self._iterate is None:
+            self._iterate = [tensor.detach().clone() for tensor in self._tensors]
+        assign(targets, sources)
+        self.reshard()
 
     # ---------------------------------------------------------------- results of another process
 
     def result(self) -> dict[str, Any]:
         """What is of use after training besides the weights; see :meth:`load_result`."""
-        best = None if self.best is None else {**self.best.note(), "weights": [], "last": []}
+        best = None if self.best is None else {**written(self.best), "weights": []}
         return {"batches_seen": self.batches_seen, "step_loss": self.step_loss, "best": best}
 
     def load_result(self, result: dict[str, Any]) -> None:
@@ -259,24 +283,42 @@ class TrainingState:
         self.batches_seen, self.step_loss = result["batches_seen"], result["step_loss"]
         if result["best"] is not None:
             self.best = BestWeights(())
-            self.best.load_state_dict(result["best"])
+            read(self.best, result["best"])
 
     # ---------------------------------------------------------------- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
         """All that is remembered, as whole tensors (a collective for sharded ones); needs :meth:`allocate` before."""
-        held = {name: part.state_dict() if part is not None else None for name, part in self._parts().items()}
-        return {**held, "batches_seen": self.batches_seen, "last_validated": self.last_validated}
-
-    def _parts(self) -> dict[str, Any]:
-        # the best weights come first: they know what the model held if there is no average
+        iterate = self._tensors if self.mean_to_publish is not None else self._iterate or []
         return {
-            "best": self.best,
-            "iterates": self.average,
-            "rectangle_schedule": self.rectangle_schedule,
-            "memory": self.memory,
-            "previous": self.previous,
+            **{name: written(getattr(self, name)) for name in _PARTS if getattr(self, name) is not None},
+            "iterate": [whole(tensor.detach()) for tensor in iterate],
+            "batches_seen": self.batches_seen,
+            "last_validated": self.last_validated,
         }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Fill in what :meth:`state_dict` returned; the model gets the last iterate.
+
+        What the settings do not ask for any more is left out.
+
+        Raises:
+            CheckpointError: if the run that wrote it kept other anchors and averages.
+        """
+        average = self.average
+        for name in ("anchor", "mean") if average is not None else ():
+            if [t.shape for t in getattr(average, name)] != [t.shape for t in state["average"][name]]:
+                msg = (
+                    "The checkpoint's run kept other anchors and averages: `gamma` was changed between infinity "
+                    "(STACO1) and a number (STACO2), `batch_norm` of StageCallback was, or what is trained. Restore it."
+                )
+                raise CheckpointError(msg)
+        for name in _PARTS:
+            if getattr(self, name) is not None and name in state:
+                read(getattr(self, name), state[name])
+        if state["iterate"]:
+            assign(self._tensors, state["iterate"])
+        self.batches_seen, self.last_validated = state["batches_seen"], state["last_validated"]
 
     def take_restored(self) -> dict[str, Any] | None:
         """The loaded checkpoint's content, once; ``None`` if the run is a new one."""
@@ -285,12 +327,44 @@ class TrainingState:
             self.phase = Phase.BETWEEN_STEPS
         return restored
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Fill in what :meth:`state_dict` returned; the model gets the last iterate.
 
-        What the settings do not ask for any more is left out.
-        """
-        for name, part in self._parts().items():
-            if part is not None and state.get(name) is not None:
-                part.load_state_dict(state[name])
-        self.batches_seen, self.last_validated = state["batches_seen"], state["last_validated"]
+#: Attributes of a :class:`TrainingState` whose ``saved`` names what checkpoints hold of them.
+_PARTS = ("average", "best", "previous", "memory", "rectangle_schedule")
+
+
+def written(part: Any) -> dict[str, Any]:
+    """The attributes that ``part.saved`` names, as plain values and whole tensors (a collective for sharded ones)."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, OperatingPoint):
+            return asdict(value)
+        if isinstance(value, deque):  # of a memory: one tensor, as thousands of steps would make slow files
+            joined = [torch.cat(columns, -1) for columns in zip(*value, strict=True)]
+            return {"joined": joined, "sizes": [[column.shape[-1] for column in step] for step in value]}
+        if isinstance(value, list):
+            return [plain(each) for each in value]
+        return whole(value.detach()) if isinstance(value, Tensor) else value
+
+    return {name: plain(getattr(part, name)) for name in part.saved}
+
+
+@torch.no_grad()
+def read(part: Any, state: dict[str, Any]) -> None:
+    """Restore what :func:`_written` returned; tensors that are there already are filled in place."""
+    for name in part.saved:
+        own, value = getattr(part, name), state[name]
+        if isinstance(own, Tensor):
+            value = own.copy_(value) if own.shape == value.shape else own
+        elif isinstance(own, deque):
+            columns = [joined.to(part.device) for joined in value["joined"]]
+            sizes = zip(*value["sizes"], strict=True)
+            cut = [column.split(size, -1) for column, size in zip(columns, map(list, sizes), strict=True)]
+            value = deque(Step(*step) for step in zip(*cut, strict=True))
+        elif name == "operating_point":
+            value = None if value is None else OperatingPoint.from_dict(value)
+        elif value and isinstance(value, list) and isinstance(value[0], Tensor):
+            own = own or [tensor.detach().clone() for tensor in part.tensors]
+            if own:
+                assign(own, value)
+            value = own
+        setattr(part, name, value)

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from lightning_tpauc.algorithms.base import Algorithm
 from lightning_tpauc.algorithms.pauci import RecursiveAlgorithm
-from lightning_tpauc.distributed import assign, reshard, whole, world_size
+from lightning_tpauc.distributed import assign, reshard, world_size
 from lightning_tpauc.functional.checks import common_dtype
 from lightning_tpauc.scoring.forward import call_model, device_batches
 from lightning_tpauc.scoring.operating_point import OperatingPoint
@@ -40,6 +40,8 @@ class IterateAverage:
         count: how many iterates of this stage the mean holds.
         stage: number of finished stages.
     """
+
+    saved = ("count", "stage", "anchor", "mean")
 
     def __init__(
         self,
@@ -59,12 +61,6 @@ class IterateAverage:
         self._any_sharded = any(isinstance(p, DTensor) for p in (*self.parameters, *self.averaged))
         self.count = 0
         self.stage = 0
-        self._iterate: list[Tensor] | None = None
-
-    @property
-    def swapped(self) -> bool:
-        """Whether the model currently holds the mean instead of the last iterate."""
-        return self._iterate is not None
 
     @torch.no_grad()
     def update(self) -> None:
@@ -109,53 +105,6 @@ class IterateAverage:
         self.count = 0
         self.stage += 1
 
-    @torch.no_grad()
-    def swap_in(self) -> bool:
-        """Put the mean into the model for evaluation, if there is one; returns whether this call changed the model."""
-        if self.evaluation_weights() is None or self._iterate is not None:
-            return False
-        self._iterate = [p.detach().clone() for p in self.averaged]
-        assign(self.averaged, self.mean)
-        return True
-
-    @torch.no_grad()
-    def swap_out(self) -> bool:
-        """Put the last iterate back; returns whether there was something to put back."""
-        if self._iterate is None:
-            return False
-        assign(self.averaged, self._iterate)
-        self._iterate = None
-        return True
-
-    def evaluation_weights(self) -> list[Tensor] | None:
-        """The weights to evaluate and to save, in the order of ``averaged``; ``None`` if these are the current ones."""
-        return self.mean if self.count and self.mean and self.is_solution else None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Counters, anchor, mean and last iterate as whole tensors (a collective for sharded ones)."""
-        iterate = self._iterate if self._iterate is not None else [p.detach() for p in self.averaged]
-        return {
-            "count": self.count,
-            "stage": self.stage,
-            "anchor": [whole(t) for t in self.anchor],
-            "mean": [whole(t) for t in self.mean],
-            "iterate": [whole(t) for t in iterate] if self.count else [],
-        }
-
-    def fits(self, state: dict[str, Any]) -> bool:
-        """Whether :meth:`state_dict` came from a run that kept tensors of the same shapes."""
-        pairs = [(self.anchor, state["anchor"]), (self.mean, state["mean"])]
-        return all([t.shape for t in own] == [t.shape for t in other] for own, other in pairs)
-
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore everything; the model then holds the last iterate."""
-        self.count, self.stage, self._iterate = int(state["count"]), int(state["stage"]), None
-        assign(self.anchor, state["anchor"])
-        assign(self.mean, state["mean"])
-        if state["iterate"]:
-            assign(self.averaged, state["iterate"])
-
 
 def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to(common_dtype(tensor), copy=True)
@@ -169,11 +118,13 @@ class PreviousWeights:
     scaler skipped the step.
     """
 
+    saved = ("weights", "estimates")
+
     def __init__(self, parameters: Iterable[Tensor] = (), recursive: bool = False) -> None:
-        self.parameters = list(parameters)
+        self.tensors = list(parameters)
         self.recursive = recursive
         self.weights: list[Tensor] = []
-        self.estimates = [torch.zeros_like(p, dtype=common_dtype(p)) for p in self.parameters] if recursive else []
+        self.estimates = [torch.zeros_like(p, dtype=common_dtype(p)) for p in self.tensors] if recursive else []
         self._next_weights: list[Tensor] = []
         self._next_estimates: list[Tensor] = []
 
@@ -181,8 +132,8 @@ class PreviousWeights:
         """Replace the accumulated gradients by the direction of a recursive method's step."""
         if not isinstance(algorithm, RecursiveAlgorithm):
             return
-        trained = [k for k, p in enumerate(self.parameters) if p.grad is not None]
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        trained = [k for k, p in enumerate(self.tensors) if p.grad is not None]
+        gradients = [p.grad for p in self.tensors if p.grad is not None]
         new = algorithm.estimate_(gradients, [self.estimates[k] for k in trained])
         self._next_estimates = list(self.estimates)
         for k, estimate in zip(trained, new, strict=True):
@@ -190,7 +141,7 @@ class PreviousWeights:
 
     def remember(self) -> None:
         """Copy the current weights, before the optimizer changes them."""
-        self._next_weights = [p.detach().clone() for p in self.parameters]
+        self._next_weights = [p.detach().clone() for p in self.tensors]
 
     def commit(self) -> None:
         """After a step that was taken, make the remembered weights the previous ones."""
@@ -203,32 +154,20 @@ class PreviousWeights:
         """After a step that was skipped, keep the previous weights."""
         self._next_weights, self._next_estimates = [], []
 
-    def state_dict(self) -> dict[str, Any]:
-        """Weights and estimates as whole tensors (a collective for sharded ones)."""
-        return {"weights": [whole(t) for t in self.weights], "estimates": [whole(t) for t in self.estimates]}
-
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned, if both runs need the previous weights."""
-        if self.parameters and state["weights"]:
-            self.weights = [p.detach().clone() for p in self.parameters]
-            assign(self.weights, state["weights"])
-            assign(self.estimates, state["estimates"])
-
     @contextmanager
     def swapped_in(self, model: nn.Module) -> Iterator[None]:
         """The model holds the previous weights inside; statistics and random numbers are put back afterwards."""
-        device = self.parameters[0].device
-        current = [p.detach().clone() for p in self.parameters]
+        device = self.tensors[0].device
+        current = [p.detach().clone() for p in self.tensors]
         buffers = [(b, b.clone()) for b in model.buffers()]
         random = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        assign(self.parameters, self.weights)
+        assign(self.tensors, self.weights)
         reshard(model)
         try:
             with torch.set_grad_enabled(self.recursive):
                 yield
         finally:
-            assign(self.parameters, current)
+            assign(self.tensors, current)
             assign([b for b, _ in buffers], [b for _, b in buffers])
             reshard(model)
             torch.set_rng_state(random[0])
@@ -248,13 +187,14 @@ class BestWeights:
         operating_point: the threshold that this validation gave, if any.
     """
 
+    saved = ("value", "step", "operating_point", "weights")
+
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self.tensors = list(tensors)
         self.weights: list[Tensor] = []
         self.value = (-math.inf, -math.inf)
         self.step = 0
         self.operating_point: OperatingPoint | None = None
-        self._last: list[Tensor] | None = None
 
     @torch.no_grad()
     def offer(self, tpauc: float, auroc: float, step: int, operating_point: OperatingPoint | None = None) -> None:
@@ -266,41 +206,6 @@ class BestWeights:
             assign(self.weights, [t.detach() for t in self.tensors])
         else:
             self.weights = [t.detach().clone() for t in self.tensors]
-
-    @torch.no_grad()
-    def swap_in(self) -> bool:
-        """Put the best weights into the model, if there are any; returns whether this call changed the model."""
-        if not self.weights or self._last is not None:
-            return False
-        self._last = [t.detach().clone() for t in self.tensors]
-        assign(self.tensors, self.weights)
-        return True
-
-    def note(self) -> dict[str, Any]:
-        """Value, step and operating point: what is known of the best weights."""
-        point = None if self.operating_point is None else self.operating_point.state_dict()
-        return {"value": list(self.value), "step": self.step, "operating_point": point}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The :meth:`note` and whole tensors (a collective for sharded ones)."""
-        return {
-            **self.note(),
-            "weights": [whole(t) for t in self.weights],
-            "last": [whole(t) for t in self._last or ()],
-        }
-
-    @torch.no_grad()
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned; the model then holds what training goes on from."""
-        tpauc, auroc = (float(v) for v in state["value"])
-        self.value, self.step, self._last = (tpauc, auroc), int(state["step"]), None
-        point = state.get("operating_point")
-        self.operating_point = None if point is None else OperatingPoint.from_state_dict(point)
-        if state["weights"]:
-            self.weights = [t.detach().clone() for t in self.tensors]
-            assign(self.weights, state["weights"])
-        if state["last"]:
-            assign(self.tensors, state["last"])
 
 
 def batch_norm_statistics(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -102,7 +102,7 @@ def assert_same_run(folder, expected):
     actual = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
     assert actual["global_step"] == expected["global_step"] == 30
     assert_close(actual["state_dict"]["backbone.linear.weight"], expected["state_dict"]["backbone.linear.weight"])
-    for part in ("algorithm", "iterates"):
+    for part in ("algorithm", "average"):
         ours, theirs = flat(actual[KEY][part]), flat(expected[KEY][part])
         assert ours.keys() == theirs.keys()
         for name, value in theirs.items():

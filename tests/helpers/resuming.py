@@ -104,7 +104,7 @@ class Dump(Callback):
         parts = {
             "module": pl_module.state_dict(),
             "algorithm": pl_module.algorithm.state_dict(),
-            "iterates": pl_module.training_state.average.state_dict(),
+            "average": pl_module.training_state.state_dict()["average"],
             "optimizer": trainer.optimizers[0].state_dict()["state"],
             "generator": torch.get_rng_state(),
             "losses": torch.stack(self.losses),

@@ -180,15 +180,14 @@ class Overflow(nn.Module):
 
 
 def everything(module):
-    """All that a step may change."""
+    """All that a step may change, but for what counts batches."""
+    remembered = module.training_state.state_dict()
     parts = {
         "weights": [p.detach() for p in module.parameters()],
         "buffers": list(module.buffers()),
         "schedulers": [config.scheduler.state_dict() for config in module.trainer.lr_scheduler_configs],
         "algorithm": module.algorithm.state_dict(),
-        "iterates": module.training_state.average.state_dict(),
-        "memory": module.training_state.memory.state_dict() if module.training_state.memory is not None else None,
-        "previous": module.training_state.previous.state_dict(),
+        "training": {name: remembered[name] for name in ("average", "memory", "previous") if name in remembered},
         "optimizer": module.trainer.optimizers[0].state_dict()["state"],
     }
     return flat(parts)

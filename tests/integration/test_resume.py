@@ -87,8 +87,8 @@ def test_the_published_weights_are_the_average(broken):
     ours = saved[KEY]
     assert (ours["algorithm"]["num_positives"], ours["batches_seen"]) == (NUM_POS, 12)
     weight = saved["state_dict"]["backbone.0.weight"]
-    assert torch.equal(weight, ours["iterates"]["mean"][0])
-    assert not torch.equal(weight, ours["iterates"]["iterate"][0])
+    assert torch.equal(weight, ours["average"]["mean"][0])
+    assert not torch.equal(weight, ours["iterate"][0])
     loaded = TPAUCModule.load_from_checkpoint(broken, backbone=make_module().backbone)
     assert torch.equal(loaded.backbone[0].weight, weight)
     module = make_module()

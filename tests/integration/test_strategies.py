@@ -171,8 +171,8 @@ def test_one_file_of_sharded_weights_serves_one_process(tmp_path, sharded):
     """It publishes the average, and a single process resumes from it."""
     path = sharded[0] / "staco2" / "step=10.ckpt"
     saved = torch.load(path, weights_only=True)
-    assert torch.equal(saved["state_dict"]["backbone.0.weight"], saved[KEY]["iterates"]["mean"][0])
-    assert not torch.equal(saved["state_dict"]["backbone.0.weight"], saved[KEY]["iterates"]["iterate"][0])
+    assert torch.equal(saved["state_dict"]["backbone.0.weight"], saved[KEY]["average"]["mean"][0])
+    assert not torch.equal(saved["state_dict"]["backbone.0.weight"], saved[KEY]["iterate"][0])
     script = load_script("model_parallel")
     unbroken = sharded[1][0]["staco2"]
     resumed = script.fit(sharded[0] / "staco2", script.staco2(), resume=True)

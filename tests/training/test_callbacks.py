@@ -76,7 +76,7 @@ def test_the_checkpoint_of_a_validation_is_what_it_was(tmp_path):
     for epoch, at_end in enumerate(watch.at_end, 1):
         checkpoint = torch.load(tmp_path / f"step={epoch * STEPS}.ckpt", weights_only=True)
         assert torch.equal(checkpoint["state_dict"]["backbone.weight"], at_end)
-        assert torch.equal(checkpoint["lightning_tpauc"]["iterates"]["iterate"][0], watch.after[epoch * STEPS - 1])
+        assert torch.equal(checkpoint["lightning_tpauc"]["iterate"][0], watch.after[epoch * STEPS - 1])
 
 
 # ---------------------------------------------------------------- failures

@@ -17,6 +17,7 @@ from lightning_tpauc.distributed import GatheredScores
 from lightning_tpauc.functional import TaskMasks, objective_ratio
 from lightning_tpauc.training.rectangle import RectangleSchedule
 from lightning_tpauc.training.scores import ScoreMemory, score_next_batches
+from lightning_tpauc.training.state import read, written
 from tests.helpers.paths import ROOT
 from tests.helpers.problems import bare_trainer, make_trainer
 
@@ -113,8 +114,8 @@ def test_any_sequence_equals_plain_lists(seed, sizes, dtype):
             for last, pos in zip(lists.last, scores, strict=True):
                 last.update(enumerate(pos.tolist()))
         elif what == "resume":
-            state, memory = memory.state_dict(), ScoreMemory(sizes, whole_stages=True, dtype=dtype)
-            memory.load_state_dict(through_a_file(state))
+            state, memory = written(memory), ScoreMemory(sizes, whole_stages=True, dtype=dtype)
+            read(memory, through_a_file(state))
         assert as_lists(memory.of_last_steps(), ordered=False) == lists.of_last_steps()
         assert as_lists(memory.of_stage(), ordered=True) == lists.of_stage()
 
@@ -123,8 +124,8 @@ def test_without_stages_nothing_is_kept_but_the_last_steps():
     memory = ScoreMemory([10**6], whole_stages=False)
     for k in range(100):
         memory.add(GatheredScores(torch.full((2,), float(k)), torch.zeros(3), torch.zeros(0), torch.arange(2)))
-    state = memory.state_dict()
-    assert sum(part.numel() for part in (state["last"], *state["steps"])) == RECENT * (2 + 3 + 2)
+    state = written(memory)
+    assert sum(part.numel() for part in (state["_last"], *state["_steps"]["joined"])) == RECENT * (2 + 3 + 2)
     assert memory.of_last_steps()[0].pos_scores.min() == 100 - RECENT
 
 
