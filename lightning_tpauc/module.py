@@ -58,8 +58,7 @@ from lightning_tpauc.training.checkpoint import (
 )
 from lightning_tpauc.training.checkpoint import save as save_checkpoint
 from lightning_tpauc.training.guards import is_squashed, warn_of_activation
-from lightning_tpauc.training.optimizer import DampedAdam
-from lightning_tpauc.training.schedules import LinearWarmup, keep_monitors, step_schedulers, warms_up
+from lightning_tpauc.training.optimizer import LinearWarmup, keep_monitors, make_optimizer, step_schedulers, warms_up
 from lightning_tpauc.training.stages import is_prepared, needed_callbacks
 from lightning_tpauc.training.state import TrainingState
 
@@ -674,22 +673,3 @@ def _step_unless_infinite(inner: Any, scaler: torch.amp.GradScaler | None, step:
 def _versions(optimizer: Optimizer) -> list[int]:
     """How often each weight has been changed in place, which tells of a change without reading numbers."""
     return [p._version for group in optimizer.param_groups for p in group["params"]]
-
-
-def make_optimizer(factory: Any, parameters: list[nn.Parameter], default_lr: float) -> Optimizer:
-    """The optimizer of ``factory``, or DampedAdam with learning rate ``default_lr`` if that is ``None``.
-
-    Raises:
-        ArgumentError: if ``factory`` does not map parameters to one optimizer that has a learning rate.
-    """
-    if factory is None:
-        return DampedAdam(parameters, lr=default_lr)
-    optimizer = factory(parameters) if callable(factory) else factory
-    if not callable(factory) or not isinstance(optimizer, Optimizer):
-        got = " ".join(repr(optimizer).split())  # torch shows an optimizer on twenty lines
-        msg = (
-            "Expected `optimizer` to map parameters to one torch.optim.Optimizer, such as "
-            f"`lambda p: torch.optim.SGD(p, lr=0.1)`, but got {got}."
-        )
-        raise ArgumentError(msg)
-    return optimizer

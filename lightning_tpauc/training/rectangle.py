@@ -22,7 +22,7 @@ from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, Algorithm, TrainingS
 from lightning_tpauc.functional.objective import objective_ratio
 from lightning_tpauc.scoring.forward import ScoringModel
 from lightning_tpauc.scoring.labels import listed
-from lightning_tpauc.training.schedules import steps_of_share
+from lightning_tpauc.training.optimizer import steps_of_share
 from lightning_tpauc.training.scores import ScoreMemory, score_next_batches
 
 #: Share of the run in which the rectangle shrinks. The rest of the run trains on the rectangle that was asked for.

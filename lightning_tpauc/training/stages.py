@@ -56,16 +56,13 @@ from lightning_tpauc.training.guards import (
     training_settings,
     uneven_columns,
 )
-from lightning_tpauc.training.rectangle import shrinking_steps
-from lightning_tpauc.training.schedules import (
-    MOST_WARMUP_EPOCHS,
-    WARMUP_WITHOUT_END,
+from lightning_tpauc.training.optimizer import (
     begin_warmup,
     note_rates,
     prepare_plateau_schedulers,
     step_plateau_schedulers,
-    steps_of_share,
 )
+from lightning_tpauc.training.rectangle import shrinking_steps
 from lightning_tpauc.training.scores import count_positives, score_every_label
 from lightning_tpauc.training.state import Phase, TrainingState
 from lightning_tpauc.training.weights import agree_on_statistics, recompute_statistics
@@ -370,7 +367,7 @@ class StageCallback(Callback):
     def _start(self, trainer: Trainer, module: ScoringModel) -> None:
         state, algorithm = module.training_state, module.algorithm
         # not earlier: counting the batches is a collective, and only now all ranks are known to take part
-        begin_warmup(trainer, steps_of_share(trainer, module.warmup, MOST_WARMUP_EPOCHS, WARMUP_WITHOUT_END))
+        begin_warmup(trainer, module.warmup)
         if state.rectangle_schedule is not None:
             state.rectangle_schedule.start()
         scores = score_every_label(module) if algorithm.needs_scores("start") else None

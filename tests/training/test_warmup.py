@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 from lightning_tpauc import DampedAdam, PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy, FullBatch
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.training.schedules import LinearWarmup
+from lightning_tpauc.training.optimizer import LinearWarmup
 from tests.helpers.problems import NUM_POS, LinearScore, loader, make_batches, make_trainer, paper_stages
 
 pytestmark = pytest.mark.filterwarnings(
