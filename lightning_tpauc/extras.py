@@ -1,8 +1,9 @@
-"""Imports of optional dependencies."""
+"""Optional dependencies: their import, and what comes from them."""
 
 from __future__ import annotations
 
 import importlib
+import sys
 import warnings
 from typing import Any
 
@@ -35,3 +36,9 @@ def import_extra(module: str, extra: str) -> Any:
     except ImportError as error:
         msg = f"`{module}` can't be imported ({error}). Install it with: pip install 'lightning-tpauc[{extra}]'"
         raise MissingExtraError(msg) from error
+
+
+def is_graph(item: Any) -> bool:
+    """Whether this is a graph of PyG. PyG is not imported: if nobody has imported it, there are no graphs."""
+    module = sys.modules.get("torch_geometric.data.data")
+    return module is not None and isinstance(item, module.BaseData)

@@ -19,7 +19,6 @@ from lightning_tpauc.algorithms import STACO, Algorithm
 from lightning_tpauc.algorithms.base import PreviousScores
 from lightning_tpauc.algorithms.pauci import RecursiveAlgorithm
 from lightning_tpauc.data.batch import EvalBatch, PosNegBatch, check_training_batch
-from lightning_tpauc.data.examples import in_known_order
 from lightning_tpauc.distributed import GatheredScores, assign, gather_scores, gather_scores_of_tasks
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import as_index, check_choice, check_count, common_dtype, is_real, require_range
@@ -42,6 +41,7 @@ from lightning_tpauc.scoring.forward import (
     ScoringModel,
     call_model,
     explained_inputs,
+    in_known_order,
     one_score,
     scores_of,
     scores_of_labels,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,7 +28,7 @@ from lightning_tpauc.data.labels import (
 )
 from lightning_tpauc.data.seeding import ItemReader, seeded_items
 from lightning_tpauc.errors import DataError
-from lightning_tpauc.extras import import_extra
+from lightning_tpauc.extras import import_extra, is_graph
 from lightning_tpauc.functional.checks import in_other_order
 
 Indices = NDArray[np.int64]
@@ -422,12 +421,6 @@ def without(inputs: Any, keys: Iterable[str]) -> Any:
     return inputs
 
 
-def is_graph(item: Any) -> bool:
-    """Whether this is a graph of PyG. PyG is not imported: if nobody has imported it, there are no graphs."""
-    module = sys.modules.get("torch_geometric.data.data")
-    return module is not None and isinstance(item, module.BaseData)
-
-
 def without_label(entries: Any) -> Any:
     """The inputs of entries that end with the label: ``(a, b, y)`` gives ``(a, b)``, and ``(a, y)`` gives a."""
     return entries[0] if len(entries) == 2 else tuple(entries[:-1])
@@ -452,12 +445,6 @@ def layout(inputs: Any, columns: tuple[str, ...] | None = None) -> Any:
 def names_in(known: Any, kind: str) -> tuple[str, ...] | None:
     """The names of ``"columns"`` or ``"keys"`` in a :func:`layout`; ``None`` if it has none."""
     return tuple(known[kind]) if isinstance(known, Mapping) and kind in known else None
-
-
-def in_known_order(inputs: Any, known: Any) -> Any:
-    """Inputs that are a mapping, with the keys in the order that the model knows: it may go through their values."""
-    keys = names_in(known, "keys") if isinstance(inputs, dict) else None
-    return {key: inputs[key] for key in keys} if keys and set(keys) == set(inputs) else inputs
 
 
 def learnt_layout(known: Any, inputs: Any, columns: tuple[str, ...] | None) -> Any:

@@ -16,9 +16,9 @@ from torch.nn.parameter import UninitializedParameter
 from tqdm import tqdm
 
 from lightning_tpauc.algorithms import Algorithm
-from lightning_tpauc.data.examples import is_graph
 from lightning_tpauc.data.labels import NAMES
 from lightning_tpauc.errors import ArgumentError, TPAUCError, warn_on_rank_zero
+from lightning_tpauc.extras import is_graph
 from lightning_tpauc.functional.checks import eager
 
 #: Seconds after which a pass shows how far it is.
@@ -85,6 +85,13 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
     finally:
         for child, training in modes:
             child.training = training
+
+
+def in_known_order(inputs: Any, known: Any) -> Any:
+    """Inputs that are a mapping, with the keys in the order that the model knows: it may go through their values."""
+    if not isinstance(inputs, dict) or not isinstance(known, Mapping) or inputs.keys() != set(known.get("keys", ())):
+        return inputs
+    return {key: inputs[key] for key in known["keys"]}
 
 
 def call_model(model: Callable[..., Any], inputs: Any) -> Any:

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from lightning_tpauc.data.batch import EvalBatch
 from lightning_tpauc.data.datamodule import PosNegDataModule
-from lightning_tpauc.data.examples import Entries, has_label, is_graph, names_in
+from lightning_tpauc.data.examples import Entries, has_label, names_in
 from lightning_tpauc.data.labels import NAMES, NOTHING, entry_of
 from lightning_tpauc.data.loader import PosNegLoader
 from lightning_tpauc.data.parts import numbered
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning, UnsupportedError
+from lightning_tpauc.extras import is_graph
 from lightning_tpauc.scoring.forward import ScoringModel
 from lightning_tpauc.scoring.labels import Labels, LabelSettings, by_position, listed
 
