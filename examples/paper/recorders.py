@@ -15,7 +15,7 @@ from lightning_tpauc.data.batch import EvalBatch
 from lightning_tpauc.functional import tpauc_objective, two_way_partial_auroc
 from lightning_tpauc.metrics.reporting import Rectangle, metric_name
 from lightning_tpauc.scoring.forward import device_batches
-from lightning_tpauc.training.scores import score_training_set
+from lightning_tpauc.training.rectangle import score_training_set
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,7 +66,7 @@ class CurveRecorder(Callback):
 
     def _look(self, module: TPAUCModule) -> None:
         shown = module.training_state.show_average()
-        pos, neg = score_training_set(module)
+        ((pos, neg),) = score_training_set(module) or ()
         if shown:
             module.training_state.restore_last_iterate()
         scores = torch.cat([pos, neg])

@@ -25,7 +25,7 @@ from lightning_tpauc.algorithms.base import count_in_loss
 from lightning_tpauc.distributed import gather_objects, whole, world_size
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, TPAUCAdvice, TPAUCWarning
 from lightning_tpauc.scoring.forward import ScoringModel
-from lightning_tpauc.training.scores import column_name, columns_not_finite, is_feature_matrix, score_next_batches
+from lightning_tpauc.training.rectangle import column_name, columns_not_finite, is_feature_matrix, score_next_batches
 
 # ---------------------------------------------------------------- advice on the rectangle
 

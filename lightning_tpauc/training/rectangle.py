@@ -1,4 +1,4 @@
-"""When the trained rectangle shrinks, and when it stays as it is.
+"""When the trained rectangle shrinks, and the training scores that this and the dual variables go by.
 
 A small rectangle holds few pairs, which a model that knows nothing yet would choose badly. So training begins with the
 unit square, where every pair counts, and shrinks it to the rectangle that was asked for. A rectangle that is out of
@@ -9,21 +9,30 @@ model minimises every convex surrogate. So the rectangle stops shrinking before 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from statistics import fmean
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, Algorithm, TrainingScores, count_in_loss
+from lightning_tpauc.data.batch import check_training_batch
+from lightning_tpauc.data.examples import names_in
+from lightning_tpauc.data.loader import EvalLoader, PosNegLoader
+from lightning_tpauc.data.streaming import ScoredStream, StreamedLoader
+from lightning_tpauc.distributed import GatheredScores, gather_variable
+from lightning_tpauc.errors import ArgumentError, NonFiniteError
 from lightning_tpauc.functional.objective import objective_ratio
-from lightning_tpauc.scoring.forward import ScoringModel
+from lightning_tpauc.scoring.forward import ScoringModel, device_batches, evaluation_mode
 from lightning_tpauc.scoring.labels import listed
 from lightning_tpauc.training.optimizer import steps_of_share
-from lightning_tpauc.training.scores import ScoreMemory, score_next_batches
 
 #: Share of the run in which the rectangle shrinks. The rest of the run trains on the rectangle that was asked for.
 _SHARE = 0.5
@@ -39,9 +48,242 @@ _MOVES = 20
 _IN_DOUBT = (0.6, 1.0)
 #: After repeated refusals, at most so many moves go by until the next forward pass.
 _MOST_WAITING = 3
+#: The scores of so many steps are as good as a forward pass: the weights hardly move meanwhile.
+_RECENT = 16
+#: At most so many negatives are remembered, or those of one step.
+_MOST_NEGATIVES = 2**20
 
 #: Scores of training examples of each label; ``None`` for a label whose scores are unknown.
 Scores = Sequence[TrainingScores | None]
+
+# ---------------------------------------------------------------- scores that the steps computed
+
+
+class Step(NamedTuple):
+    """Scores ``(K, S)`` and ``(K, B)`` of K labels in one step, nan where a label has no such example."""
+
+    pos: Tensor
+    neg: Tensor
+    number: Tensor
+
+
+class ScoreMemory:
+    """Scores as training steps computed them, which costs no forward pass.
+
+    The rectangle goes by those of the last steps. Older ones would mislead: positives and negatives of other weights
+    are not comparable. A stage's restart needs a score of every positive, which is as old as its last visit, and takes
+    the negatives of the whole stage.
+
+    Example:
+        >>> memory = ScoreMemory([3], whole_stages=True)
+        >>> pos, neg, index = torch.tensor([0.5, 0.7]), torch.tensor([0.1, 0.2]), torch.tensor([2, 0])
+        >>> memory.add(GatheredScores(pos, neg, neg[:0], index))
+        >>> memory.of_last_steps()[0].pos_scores, memory.of_stage()
+        (tensor([0.5000, 0.7000]), None)
+        >>> memory.add(GatheredScores(pos[:1], neg, neg[:0], torch.tensor([1])))
+        >>> memory.of_stage()[0].pos_scores
+        tensor([0.7000, 0.5000, 0.5000])
+    """
+
+    saved = ("_last", "_steps", "_of_stage")
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        *,
+        whole_stages: bool,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.sizes, self.whole_stages = tuple(sizes), whole_stages
+        # one place more than there are positives: it takes what pads a batch of several labels
+        places = sum(sizes) + 1 if whole_stages else 0
+        self._last = torch.full((places,), torch.nan, device=device, dtype=dtype)
+        self._first = torch.tensor([0, *self.sizes[:-1]], device=device).cumsum(0).unsqueeze(-1)
+        self._steps: deque[Step] = deque()
+        self._of_stage, self.device = 0, self._last.device
+
+    def add(self, scores: GatheredScores) -> None:
+        """Remember one step's scores."""
+        pos, neg, _, index, masks = scores
+        pos, neg = pos.detach(), neg.detach()
+        if masks is None:
+            step = Step(pos.clone()[None], neg.clone()[None], index[None])
+        else:
+            step = Step(pos.masked_fill(~masks.pos, torch.nan), neg.masked_fill(~masks.neg, torch.nan), index)
+        self._steps.append(step)
+        self._of_stage += 1
+        limit = max(1, _MOST_NEGATIVES // max(1, neg.numel()))
+        while len(self._steps) > (limit if self.whole_stages else min(limit, _RECENT)):
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        step = self._steps.popleft()
+        self._of_stage = min(self._of_stage, len(self._steps))
+        if self.whole_stages:
+            self._note(step)
+
+    def _note(self, step: Step) -> None:
+        place = torch.where(step.pos.isnan(), len(self._last) - 1, step.number + self._first)
+        self._last.index_copy_(0, place.reshape(-1), step.pos.reshape(-1).to(self._last.dtype))
+
+    def of_last_steps(self) -> list[TrainingScores | None]:
+        """Of each label, the scores of the last steps; ``None`` without a positive or a negative of it."""
+        return self._each(_RECENT)
+
+    def of_stage(self) -> list[TrainingScores] | None:
+        """Of each label, the last score of every positive and all negatives since the stage began.
+
+        ``None`` until every positive, and a negative of every label, was visited.
+        """
+        for step in self._steps:
+            self._note(step)
+        known = [scores for scores in self._each(self._of_stage) if scores is not None]
+        if len(known) < len(self.sizes) or bool(self._last[:-1].isnan().any()):
+            return None
+        every = self._last[:-1].clone().split_with_sizes(self.sizes)
+        return [TrainingScores(pos, own.neg_scores) for pos, own in zip(every, known, strict=True)]
+
+    def _each(self, count: int) -> list[TrainingScores | None]:
+        """Of each label, the scores of the last ``count`` steps."""
+        steps = list(islice(reversed(self._steps), count))
+        if not steps:
+            return [None] * len(self.sizes)
+        joint = torch.cat([step.pos for step in steps], -1), torch.cat([step.neg for step in steps], -1)
+        known = ((pos[~pos.isnan()], neg[~neg.isnan()]) for pos, neg in zip(*joint, strict=True))
+        return [TrainingScores(pos, neg) if pos.numel() and neg.numel() else None for pos, neg in known]
+
+    def fill(self, scores: Sequence[TrainingScores]) -> None:
+        """Take the positives' scores of a forward pass over the training set."""
+        if self.whole_stages:
+            self._last[:-1] = torch.cat([each.pos_scores for each in scores])
+
+    def begin_stage(self) -> None:
+        """Count negatives of the stage from now on."""
+        self._of_stage = 0
+        while len(self._steps) > _RECENT:
+            self._drop_oldest()
+
+
+# ---------------------------------------------------------------- scores of a forward pass
+
+
+def score_next_batches(module: ScoringModel, count: int) -> list[TrainingScores | None] | None:
+    """Scores of each label in the next training batches under the present weights, in evaluation mode; a collective.
+
+    ``None`` if the Trainer's loader can't show what comes next.
+    """
+    loader: Any = module.trainer.train_dataloader
+    if not isinstance(loader, PosNegLoader) or isinstance(loader, StreamedLoader):  # a stream may be read once only
+        return None
+    seen = ScoreMemory(module.algorithm.task_sizes or (0,), whole_stages=False, device=module.device)
+    with evaluation_mode(module):
+        for batch in islice(device_batches(module, loader.whole_epoch(count), "Scoring training batches"), count):
+            seen.add(module.joint_scores(batch))
+    return seen.of_last_steps()
+
+
+def score_training_set(module: ScoringModel) -> list[TrainingScores] | None:
+    """Scores of each label, one entry if there is one, by a forward pass over the attached data module's training set.
+
+    ``None`` if only batches of the user's own can be had, and the algorithm can start from these.
+
+    Raises:
+        ArgumentError: if the Trainer has no PosNegDataModule, and the algorithm needs the scores.
+    """
+    datamodule: Any = module.trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
+    if not hasattr(datamodule, "scoring_dataloaders"):
+        if module.algorithm.starts_from_batch:
+            return None
+        _check_first_batch(module.trainer)
+        msg = (
+            "The exact dual variables are solved from the scores of the training set, which only a PosNegDataModule "
+            "can go through: train with one, or set `dual_init='zeros'` (and `stage_restart='ones'` in stages)."
+        )
+        raise ArgumentError(msg)
+    together = [_score_examples(module, loader) for loader in datamodule.scoring_dataloaders()]
+    of_labels = [together] if module._num_labels is None else datamodule.scores_of_tasks(*together)
+    return [TrainingScores(*scores) for scores in of_labels]
+
+
+def _score_examples(module: ScoringModel, loader: EvalLoader | ScoredStream) -> Tensor:
+    """Scores of all examples of an evaluation loader, on every rank, in the order of ``example_id``."""
+    row = () if module._num_labels is None else (module._num_labels,)
+    # a rank may have no batch
+    ids = [torch.empty(0, dtype=torch.int64, device=module.device)]
+    scores = [torch.empty(0, *row, device=module.device, dtype=module._score_dtype)]
+    with evaluation_mode(module):
+        for batch in device_batches(module, loader, "Scoring the training set"):
+            scores.append(module.algorithm_scores(batch.inputs))
+            ids.append(batch.example_id)
+            if not bool(scores[-1].isfinite().all()) and (columns := columns_not_finite(batch.inputs, module)):
+                msg = f"The training set can't be scored: {columns}"
+                raise NonFiniteError(msg)
+    all_ids, all_scores = (torch.cat(gather_variable(torch.cat(own))) for own in (ids, scores))
+    real = all_ids >= 0
+    result = all_scores.new_zeros(loader.num_examples, *row)
+    result[all_ids[real]] = all_scores[real]
+    return result
+
+
+def count_positives(trainer: Trainer, given: int | Sequence[int] | None, owner: str) -> int | tuple[int, ...]:
+    """Number of training positives, with several labels of each."""
+    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set at run time, declared nowhere
+    sources = [getattr(source, "num_positives", None) for source in (datamodule, trainer.train_dataloader)]
+    found: int | tuple[int, ...] | None = next((number for number in sources if number is not None), None)
+    asked = tuple(given) if isinstance(given, Sequence) else given
+    if asked is None and found is None:
+        _check_first_batch(trainer)
+        msg = (
+            "The number of training positives is unknown: train with a PosNegDataModule, or pass `num_positives` "
+            f"to {owner}."
+        )
+        raise ArgumentError(msg)
+    if found is None:
+        return asked  # type: ignore[return-value]  # one of them is known
+    if asked not in (None, found):
+        msg = f"`num_positives={asked}` of {owner} contradicts the data, which have {found}. Leave it out."
+        raise ArgumentError(msg)
+    return found
+
+
+def _check_first_batch(trainer: Trainer) -> None:
+    """Raise :class:`ArgumentError` if the first batch is no training batch, which explains why its run fails."""
+    loader: Any = trainer.fit_loop._combined_loader
+    for batch, _, _ in islice(loader or (), 1):
+        check_training_batch(batch)
+
+
+# ---------------------------------------------------------------- columns of a table
+
+
+def is_feature_matrix(inputs: Any) -> bool:
+    """Whether inputs are a dense floating tensor ``(N, D)``."""
+    dense = isinstance(inputs, Tensor) and inputs.layout == torch.strided
+    return bool(dense and inputs.is_floating_point() and inputs.ndim == 2)
+
+
+def column_name(number: int, model: Any) -> str:
+    """What to call a column of the inputs of a model, whose ``input_layout`` may hold its name."""
+    names = names_in(getattr(model, "input_layout", None), "columns")
+    if names is None and isinstance(model, LightningModule):  # before the first batch
+        names = getattr(model.trainer.train_dataloader, "columns", None)
+    return f"Column {number}" if names is None or number >= len(names) else f"Column {names[number]!r}"
+
+
+def columns_not_finite(inputs: Any, model: Any) -> str:
+    """Says which columns of a table are nan or infinite somewhere; empty if none is."""
+    bad = (~inputs.isfinite()).sum(0) if is_feature_matrix(inputs) else torch.zeros(0)
+    if not bool(bad.any()):
+        return ""
+    shown = [f"{column_name(k, model)} has {int(bad[k])}" for k in bad.nonzero()[:3, 0].tolist()]
+    return (
+        f"the inputs of a batch are nan or infinite in {int((bad > 0).sum())} of {len(bad)} columns: "
+        f"{', '.join(shown)}. Fill these in, or leave such rows out before training."
+    )
+
+
+# ---------------------------------------------------------------- the rectangle
 
 
 class RectangleSchedule:
@@ -66,15 +308,7 @@ class RectangleSchedule:
     def __init__(self, algorithm: Algorithm, steps: int, hold_at: float = 0.85) -> None:
         self.algorithm, self.steps, self.hold_at = algorithm, steps, hold_at
         self.every = max(1, steps // _MOVES)
-        self._forget()
-
-    def start(self) -> None:
-        """Begin with the unit square."""
-        self.algorithm.tightness = 0.0
-        self._forget()
-
-    def _forget(self) -> None:
-        count = self.algorithm.num_tasks or 1
+        count = algorithm.num_tasks or 1
         self.held, self.ratios = [False] * count, [math.nan] * count
         self.held_out: list[list[float]] = []
         self.decided_after = self.refusals = self.waits = 0
@@ -131,16 +365,17 @@ class RectangleSchedule:
     def _both_ratios(self, tightness: float, scores: Scores | None, label: int) -> tuple[float, float]:
         """Of training and of held-out scores; nan if unknown."""
         known = None if scores is None else scores[label]
-        surrogate, training = getattr(self.algorithm, "surrogate", None), math.nan
+        surrogate, training, held_out = getattr(self.algorithm, "surrogate", None), math.nan, math.nan
         if known is not None and surrogate is not None:
             training = float(objective_ratio(*known, *self.algorithm.rectangle_at(tightness, label), surrogate))
-        held_out = _interpolate(TIGHTNESS_GRID, self.held_out[label], tightness) if self.held_out else math.nan
+        if self.held_out:
+            held_out = float(np.interp(tightness, TIGHTNESS_GRID, self.held_out[label]))
         return training, held_out
 
     def say_if_held(
         self, names: Sequence[str] | None = None, measure: Callable[[], Scores | None] = lambda: None
     ) -> None:
-        """Print one line at the run's end if a rectangle that was asked for was not reached."""
+        """Print one line at the run's end if a rectangle that was asked for was not reached; its loss is a mean."""
         reached = self.algorithm.tightness_of_tasks
         if min(reached) == 1.0:
             return
@@ -156,22 +391,18 @@ class RectangleSchedule:
                 f"The rectangles of {len(short)} of {len(reached)} labels were not fully trained, only part of the way "
                 f"from all pairs to them: {listed(short)}"
             )
-        rank_zero_info(f"{where}{self._why_held(measure)}")
-
-    def _why_held(self, measure: Callable[[], Scores | None]) -> str:
-        """What the model is worth in the rectangle that was asked for; the mean of the labels that were held."""
         held = [label for label, is_held in enumerate(self.held) if is_held]
         if not held:
-            return ": the run ended first. Train longer."
+            rank_zero_info(f"{where}: the run ended first. Train longer.")
+            return
         scores = measure()
-        both = [self._both_ratios(1.0, scores, label) for label in held]
-        training, held_out = (fmean(ratios[side] for ratios in both) for side in (0, 1))
-        known = ((training, "training data"), (held_out, "validation data"))
-        measured = ", ".join(f"{ratio:.0%} on {data}" for ratio, data in known if not math.isnan(ratio))
-        loss = f": inside it the model's loss, against that of one that gives all the same score, is {measured}"
-        if training < self.hold_at <= held_out:
-            return f"{loss}. It learnt few positives by heart: train on more of them, or take a smaller model."
-        return f"{loss}. Train longer, lower `lr`, or enlarge it."
+        both = zip(*(self._both_ratios(1.0, scores, label) for label in held), strict=True)
+        known = [(fmean(ratios), data) for ratios, data in zip(both, ("training", "validation"), strict=True)]
+        measured = ", ".join(f"{ratio:.0%} on {data} data" for ratio, data in known if not math.isnan(ratio))
+        rank_zero_info(
+            f"{where}: inside it the model's loss, against that of one that gives all the same score, is {measured}. "
+            "Train longer, lower `lr`, or enlarge it."
+        )
 
     def diagnostics(self) -> dict[str, Tensor]:
         """The rectangle in use, and how near its objective is to that of a constant model.
@@ -198,9 +429,3 @@ def shrinking_progress(trainer: Trainer, batches_seen: int, steps: int) -> float
             elapsed = timer.time_elapsed()
             progress = max(progress, elapsed / (_SHARE * (elapsed + left)))
     return min(1.0, progress)
-
-
-def _interpolate(grid: Sequence[float], values: Sequence[float], at: float) -> float:
-    k = min(int(at * (len(grid) - 1)), len(grid) - 2)
-    share = (at - grid[k]) / (grid[k + 1] - grid[k])
-    return (1.0 - share) * values[k] + share * values[k + 1]

@@ -62,8 +62,7 @@ from lightning_tpauc.training.optimizer import (
     prepare_plateau_schedulers,
     step_plateau_schedulers,
 )
-from lightning_tpauc.training.rectangle import shrinking_steps
-from lightning_tpauc.training.scores import count_positives, score_every_label
+from lightning_tpauc.training.rectangle import count_positives, score_training_set, shrinking_steps
 from lightning_tpauc.training.state import Phase, TrainingState
 from lightning_tpauc.training.weights import agree_on_statistics, recompute_statistics
 
@@ -369,8 +368,8 @@ class StageCallback(Callback):
         # not earlier: counting the batches is a collective, and only now all ranks are known to take part
         begin_warmup(trainer, module.warmup)
         if state.rectangle_schedule is not None:
-            state.rectangle_schedule.start()
-        scores = score_every_label(module) if algorithm.needs_scores("start") else None
+            algorithm.tightness = 0.0  # the unit square
+        scores = score_training_set(module) if algorithm.needs_scores("start") else None
         if scores is not None and state.memory is not None:
             state.memory.fill(scores)
         algorithm.start(scores)
@@ -402,7 +401,7 @@ class StageCallback(Callback):
             return None
         memory = module.training_state.memory if self.scores == "remembered" else None
         remembered = memory.of_stage() if memory is not None else None
-        return remembered if remembered is not None else score_every_label(module)
+        return remembered if remembered is not None else score_training_set(module)
 
 
 def _require_one_optimizer(trainer: Trainer) -> None:

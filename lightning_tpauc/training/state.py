@@ -17,8 +17,7 @@ from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.distributed import GatheredScores, assign, whole
 from lightning_tpauc.errors import CheckpointError
 from lightning_tpauc.scoring.operating_point import OperatingPoint
-from lightning_tpauc.training.rectangle import RectangleSchedule
-from lightning_tpauc.training.scores import ScoreMemory, Step
+from lightning_tpauc.training.rectangle import RectangleSchedule, ScoreMemory, Step
 from lightning_tpauc.training.weights import BestWeights, IterateAverage, PreviousWeights, batch_norm_statistics
 
 

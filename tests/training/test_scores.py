@@ -15,8 +15,7 @@ from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO, TrainingScores
 from lightning_tpauc.distributed import GatheredScores
 from lightning_tpauc.functional import TaskMasks, objective_ratio
-from lightning_tpauc.training.rectangle import RectangleSchedule
-from lightning_tpauc.training.scores import ScoreMemory, score_next_batches
+from lightning_tpauc.training.rectangle import RectangleSchedule, ScoreMemory, score_next_batches
 from lightning_tpauc.training.state import read, written
 from tests.helpers.paths import ROOT
 from tests.helpers.problems import bare_trainer, make_trainer
