@@ -35,8 +35,7 @@ from lightning_tpauc.lightning_fixes.mixing_in import (
     say_replaced,
 )
 from lightning_tpauc.lightning_fixes.unsupported import refuse_unsupported
-from lightning_tpauc.metrics.reporting import FurtherMetrics, as_rectangles, further_metrics
-from lightning_tpauc.scoring.evaluation import known_layout, make_metrics
+from lightning_tpauc.metrics.reporting import FurtherMetrics, Report
 from lightning_tpauc.scoring.forward import (
     ScoringModel,
     call_model,
@@ -46,8 +45,7 @@ from lightning_tpauc.scoring.forward import (
     scores_of,
     scores_of_labels,
 )
-from lightning_tpauc.scoring.labelled_data import inputs_to_predict
-from lightning_tpauc.scoring.labels import check_label_settings
+from lightning_tpauc.scoring.labels import check_label_settings, inputs_to_predict, known_layout
 from lightning_tpauc.training.checkpoint import (
     STEP,
     give_back,
@@ -188,14 +186,13 @@ class TPAUCModule(ScoringModel):
             "_activation_checked": False,
             "_inherits_forward": backbone is None and _mixed_in(self, "forward") is not None,
             "_objective_activation": None if makes_its_own else activation,
-            "_reported": (as_rectangles(rectangles), log_objective, further_metrics(metrics)),
+            "_reported": Report(rectangles, log_objective, metrics),
             **({"backbone": backbone} if backbone is not None else {}),
         }
         refuse_taken(self, (*ours, "operating_point", "threshold"))
         self.automatic_optimization = False
         for name, value in ours.items():
             setattr(self, name, value)
-        self._collected, self._collected_for = {"val": make_metrics(self, "val")}, None
         self.register_load_state_dict_pre_hook(_accept)  # type: ignore[no-untyped-call]  # torch leaves them untyped
         self.register_state_dict_post_hook(give_back)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(take_back)  # type: ignore[no-untyped-call]

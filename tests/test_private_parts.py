@@ -88,7 +88,6 @@ USED = {
 NO_SECRET = {"_asdict", "_exit", "_fields", "_replace"}
 OURS = {
     "_collected",
-    "_collected_for",
     "_num_labels",
     "_objective_activation",
     "_reported",

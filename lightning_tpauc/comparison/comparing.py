@@ -57,8 +57,7 @@ from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional.checks import check_count, check_rectangle
 from lightning_tpauc.module import TPAUCModule
-from lightning_tpauc.scoring.labelled_data import labels_of_data
-from lightning_tpauc.scoring.labels import Labels, listed
+from lightning_tpauc.scoring.labels import Labels, labels_of_data, listed
 from lightning_tpauc.version import __version__
 
 _BAR = "{desc}{percentage:3.0f}%|{bar}| {n:.1f} of {total}, {elapsed} gone, {remaining} left"

@@ -165,19 +165,20 @@ class _Scores(Callback):
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
 
-    def _keep(self, metrics: Any) -> None:
-        scores, labels = (torch.stack(own, 1).detach().cpu() for own in zip(*metrics.scores_of_each(), strict=True))
+    def _keep(self, module: Any) -> None:  # a TPAUCModule
+        scored = module._collected[0].scored
+        scores, labels = scored.raw.detach().cpu(), scored.target.cpu()
         known = (labels >= 0).any(1)
         self.tensors = Evaluated(scores[known], labels[known].long())._asdict()
 
     @override
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         if trainer.state.fn == TrainerFn.VALIDATING:
-            self._keep(pl_module._collected["val"])  # a TPAUCModule's
+            self._keep(pl_module)
 
     @override
     def on_test_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        self._keep(pl_module._collected["test"])
+        self._keep(pl_module)
 
 
 def train_cell(

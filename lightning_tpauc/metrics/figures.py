@@ -183,7 +183,7 @@ class ROCFigure(Callback):
         if self._validations % self.every_n_validations:
             return
         module: Any = pl_module  # a TPAUCModule
-        drawn = module._collected["val"].scores_of_each()
+        drawn = module._collected[0].scored.columns
         if any(map(_has_both, drawn)):  # else the metrics have said which class is missing
             self._drawn = drawn
 

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torchmetrics import MetricCollection
 
 from lightning_tpauc.functional.checks import check_choice, check_rectangle, eager
 from lightning_tpauc.functional.objective import objective_ratio, tpauc_objective
@@ -16,6 +15,16 @@ from lightning_tpauc.functional.pairwise import floor_count
 from lightning_tpauc.functional.roc import split_classes
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 from lightning_tpauc.metrics.base import ScoreMetric
+
+
+def objective_of(
+    scores: Tensor, labels: Tensor, min_tpr: float, max_fpr: float, surrogate: str | Surrogate = "hinge"
+) -> Tensor:
+    """:func:`~lightning_tpauc.functional.tpauc_objective` in float64; nan where the rectangle holds no pair."""
+    pos, neg = (own.double() for own in split_classes(scores, labels))
+    if not floor_count(1.0 - min_tpr, pos.shape[0]) or not floor_count(max_fpr, neg.shape[0]):
+        return torch.tensor(math.nan, dtype=torch.float64, device=pos.device)
+    return tpauc_objective(pos, neg, min_tpr, max_fpr, surrogate=surrogate)
 
 
 class ExactObjective(ScoreMetric):
@@ -30,8 +39,7 @@ class ExactObjective(ScoreMetric):
         surrogate: name or :class:`~lightning_tpauc.functional.Surrogate`.
         margin: m of the hinge and square surrogates.
         scale: factor inside the logistic surrogate.
-        score_activation: ``"sigmoid"`` if training sees the scores through a sigmoid, which ``preds`` lack; ``None`` if
-            ``update`` is given what training sees as ``algorithm_scores``.
+        score_activation: ``"sigmoid"`` if training sees the scores through a sigmoid, which ``preds`` lack.
         ignore_index: label of rows that count for neither class.
         validate_args: check arguments, and the values of every batch.
         kwargs: see :class:`torchmetrics.Metric`.
@@ -62,54 +70,27 @@ class ExactObjective(ScoreMetric):
         surrogate: str | Surrogate = "hinge",
         margin: float = 1.0,
         scale: float = 1.0,
-        score_activation: Literal["identity", "sigmoid"] | None = "identity",
+        score_activation: Literal["identity", "sigmoid"] = "identity",
         ignore_index: int | None = None,
         validate_args: bool = True,
         **kwargs: Any,
     ) -> None:
         if validate_args:
             min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
-            if score_activation is not None:
-                check_choice(score_activation, "score_activation", ("identity", "sigmoid"))
+            check_choice(score_activation, "score_activation", ("identity", "sigmoid"))
         super().__init__(ignore_index, validate_args, **kwargs)
         self.min_tpr, self.max_fpr, self.score_activation = min_tpr, max_fpr, score_activation
-        if score_activation is None:
-            # A MetricCollection lets metrics share a store if the names and first values of their states agree.
-            self.add_state("is_of_algorithm", default=torch.zeros(()), dist_reduce_fx="sum")
         self.surrogate = get_surrogate(surrogate, margin=margin, scale=scale)
 
-    @eager
-    def update(self, preds: Any, target: Any, algorithm_scores: Any = None) -> None:
-        """Collect one batch.
-
-        Args:
-            preds: raw scores, see :meth:`ScoreMetric.update`.
-            target: labels of the same shape.
-            algorithm_scores: what is collected in place of ``preds`` if there is no ``score_activation``.
-        """
-        if algorithm_scores is not None and self.score_activation is None:
-            preds = algorithm_scores
-        super().update(preds, target)
-
-    def _split_scores(self) -> tuple[Tensor, Tensor]:
-        """The algorithm's scores of all positives and of all negatives, in float64."""
+    def _seen(self) -> tuple[Tensor, Tensor]:
+        """The algorithm's scores, and their labels."""
         scores, labels = self.collected()
-        pos, neg = split_classes(scores.sigmoid() if self.score_activation == "sigmoid" else scores, labels)
-        return pos.double(), neg.double()
+        return scores.sigmoid() if self.score_activation == "sigmoid" else scores, labels
 
     @eager
     def compute(self) -> Tensor:
         """The objective over everything collected, on all processes."""
-        pos, neg = self._split_scores()
-        if not floor_count(1.0 - self.min_tpr, pos.shape[0]) or not floor_count(self.max_fpr, neg.shape[0]):
-            return self.result(torch.tensor(math.nan, device=pos.device))
-        return self.result(tpauc_objective(pos, neg, self.min_tpr, self.max_fpr, surrogate=self.surrogate))
-
-
-def wants_algorithm_scores(metrics: MetricCollection) -> bool:
-    """Whether updates of some of these have to be given the scores that the algorithm sees."""
-    each = metrics.values(copy_state=False)
-    return any(isinstance(metric, ExactObjective) and metric.score_activation is None for metric in each)
+        return self.result(objective_of(*self._seen(), self.min_tpr, self.max_fpr, self.surrogate))
 
 
 class ObjectiveRatios(ExactObjective):
@@ -139,6 +120,6 @@ class ObjectiveRatios(ExactObjective):
     @eager
     def compute(self) -> Tensor:
         """The ratios over everything collected, on all processes."""
-        pos, neg = self._split_scores() if self.rectangles else (torch.empty(0), torch.empty(0))
+        pos, neg = (own.double() for own in split_classes(*self._seen()))
         ratios = [objective_ratio(pos, neg, *rectangle, self.surrogate) for rectangle in self.rectangles]
         return self.result(torch.stack(ratios) if ratios else torch.empty(0, dtype=torch.float64))

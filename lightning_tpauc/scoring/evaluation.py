@@ -1,10 +1,12 @@
-"""What validation and test measure: the metrics of each data loader, and the weights that a new run starts from."""
+"""What validation and test measure: the scores of each data loader, and the weights that a new run starts from."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -12,33 +14,71 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import CombinedLoader, rank_zero_warn
 from torch import Tensor
-from torchmetrics import Metric, MetricCollection
 from typing_extensions import override
 
 from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, shrunk_rectangle
-from lightning_tpauc.data.batch import EvalBatch
 from lightning_tpauc.data.labels import check_loader
 from lightning_tpauc.errors import TPAUCWarning
+from lightning_tpauc.functional.objective import objective_ratio
+from lightning_tpauc.functional.roc import split_classes
 from lightning_tpauc.lightning_fixes.unsupported import log_replicated
-from lightning_tpauc.metrics import ObjectiveRatios
-from lightning_tpauc.metrics.objective import wants_algorithm_scores
-from lightning_tpauc.metrics.reporting import (
-    IGNORED,
-    LabelMetrics,
-    Rectangle,
-    build_metrics,
-    is_ours,
-    passes_below,
-    split_by_kind,
-    validated_areas,
-)
+from lightning_tpauc.metrics import TwoWayPartialAUROC
+from lightning_tpauc.metrics.reporting import IGNORED, is_ours, passes_below, validated_areas
 from lightning_tpauc.scoring.forward import ScoringModel
-from lightning_tpauc.scoring.labelled_data import inputs_and_target, labels_to_evaluate
-
-#: Name of the one validation metric that is no single number, and so is not logged.
-RATIOS = "objective_ratios"
+from lightning_tpauc.scoring.labels import inputs_and_target, known_layout, labels_to_evaluate, rectangles_of
 
 Stage = Literal["val", "test"]
+
+
+class Scored(NamedTuple):
+    """Scores of K labels, of all processes; one label is K = 1.
+
+    Attributes:
+        raw: raw scores ``(N, K)``.
+        target: labels of the same shape: 1, 0, or -1 for what does not count.
+        seen: the scores that the algorithm sees.
+    """
+
+    raw: Tensor
+    target: Tensor
+    seen: Tensor
+
+    @property
+    def columns(self) -> list[tuple[Tensor, Tensor]]:
+        """Raw scores and labels of each label."""
+        return list(zip(self.raw.unbind(1), self.target.unbind(1), strict=True))
+
+
+class Collected:
+    """The scores of one data loader, batch by batch.
+
+    Args:
+        module: whose scores they are.
+        suffix: what the names of this loader's values end in.
+        keeps_seen: whether to collect the algorithm's scores of a module that makes its own.
+    """
+
+    def __init__(self, module: ScoringModel, suffix: str = "", *, keeps_seen: bool = False) -> None:
+        count = len(rectangles_of(module))
+        make = lambda: TwoWayPartialAUROC(ignore_index=IGNORED, task="multilabel", num_labels=count)  # noqa: E731
+        self.suffix, self._shape, self._activation = suffix, (-1, count), module._objective_activation
+        self._raw = make().to(module.device)
+        self._seen = make().to(module.device) if keeps_seen and self._activation is None else None
+
+    def take(self, module: ScoringModel, batch: Any) -> None:
+        """Score a batch."""
+        inputs, target = inputs_and_target(batch, known_layout(module, batch), module._num_labels)
+        target = target.reshape(self._shape)
+        self._raw.update(module.raw_scores(inputs).reshape(self._shape), target)
+        if self._seen is not None:
+            self._seen.update(module.algorithm_scores(inputs).reshape(self._shape), target)
+
+    @cached_property
+    def scored(self) -> Scored:
+        """What all processes have collected: a collective when it is first asked for."""
+        raw, target = self._raw.gathered()
+        seen = raw.sigmoid() if self._activation == "sigmoid" else raw
+        return Scored(raw, target, seen if self._seen is None else self._seen.gathered()[0])
 
 
 class Evaluation(Callback):
@@ -55,7 +95,6 @@ class Evaluation(Callback):
     def __init__(self) -> None:
         self.start = StartValidation()
         self.warnings = AreaWarnings()
-        self._further: list[LabelMetrics] = []  # of all data loaders but the first
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -78,7 +117,8 @@ class Evaluation(Callback):
 
     @override
     def on_predict_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        _check_loaders(trainer.predict_dataloaders)
+        for loader in CombinedLoader(trainer.predict_dataloaders).flattened:
+            check_loader(loader)
 
     # before the steps, which may take entries out of the batch
     @override
@@ -86,81 +126,62 @@ class Evaluation(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         with trainer.precision_plugin.val_step_context():
-            self._collect(pl_module, "val", batch, dataloader_idx)  # type: ignore[arg-type]
+            _take(pl_module, batch, dataloader_idx)  # type: ignore[arg-type]
 
     @override
     def on_test_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         with trainer.precision_plugin.test_step_context():
-            self._collect(pl_module, "test", batch, dataloader_idx)  # type: ignore[arg-type]
+            _take(pl_module, batch, dataloader_idx)  # type: ignore[arg-type]
 
     @override
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._log(pl_module, self.of_loaders(pl_module, "val"))  # type: ignore[arg-type]
+        self._log(pl_module, "val")  # type: ignore[arg-type]
 
     @override
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._log(pl_module, self.of_loaders(pl_module, "test"))  # type: ignore[arg-type]
+        self._log(pl_module, "test")  # type: ignore[arg-type]
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._forget(pl_module, "val")  # type: ignore[arg-type]
+        pl_module._collected = []  # type: ignore[assignment]
 
     @override
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._forget(pl_module, "test")  # type: ignore[arg-type]
+        pl_module._collected = []  # type: ignore[assignment]
 
-    def of_loaders(self, module: ScoringModel, stage: Stage) -> list[tuple[str, LabelMetrics]]:
-        """The metrics of each data loader, with what their names end in if there are several."""
-        trainer = module.trainer
-        count = len(trainer.num_val_batches if stage == "val" else trainer.num_test_batches)
-        several = [self._of_loader(module, stage, k) for k in range(count)]
-        return [(f"/dataloader_idx_{k}" if count > 1 else "", metrics) for k, metrics in enumerate(several)]
+    def _begin(self, module: ScoringModel, stage: Stage, given: Any) -> None:
+        loaders = CombinedLoader(given).flattened
+        for loader in loaders:
+            check_loader(loader)
+        names = [f"/dataloader_idx_{number}" for number in range(len(loaders))] if len(loaders) > 1 else [""]
+        keeps_seen = module._reported.objective or (stage == "val" and module.algorithm.can_shrink_rectangle)
+        module._collected = [Collected(module, name, keeps_seen=keeps_seen) for name in names]
 
-    def _of_loader(self, module: ScoringModel, stage: Stage, number: int) -> LabelMetrics:
-        while len(self._further) < number:
-            self._further.append(make_metrics(module, stage).to(module.device))
-        return module._collected[stage] if number == 0 else self._further[number - 1]
-
-    def _begin(self, module: ScoringModel, stage: Stage, loaders: Any) -> None:
-        _check_loaders(loaders)
-        wanted = module.trained_labels, module.algorithm.min_tpr, module.algorithm.max_fpr
-        if wanted != module._collected_for:  # a checkpoint that was loaded after `setup` may change them
-            module._collected = {name: make_metrics(module, name) for name in ("val", "test")}
-            module._collected_for = wanted
-        self._forget(module, stage)
-        module._collected[stage].to(module.device)
-
-    def _forget(self, module: ScoringModel, stage: Stage) -> None:
-        module._collected[stage].reset()
-        self._further.clear()
-
-    def _collect(self, module: ScoringModel, stage: Stage, batch: Any, dataloader_idx: int) -> None:
-        inputs, target = inputs_and_target(batch, known_layout(module, batch), module._num_labels)
-        metrics = self._of_loader(module, stage, dataloader_idx)
-        asked = wants_algorithm_scores(metrics.each[0])
-        seen_by_algorithm = {"algorithm_scores": module.algorithm_scores(inputs)} if asked else {}
-        metrics.update(module.raw_scores(inputs), target, **seen_by_algorithm)
-
-    def _log(self, module: ScoringModel, of_loaders: list[tuple[str, LabelMetrics]]) -> None:
-        # every rank computes the same metrics, even if it had no batch, since computing them is a collective
-        trainer = module.trainer
-        for number, (suffix, metrics) in enumerate(of_loaders):
-            _set_tightness(module, metrics, _tightness_to_look_at(module) if number == 0 else ())
-            point, outputs = module.operating_point, module._num_labels or 1
-            metrics.judge_by([None] * outputs if point is None else point.thresholds)
-            values = metrics.compute() if not trainer.sanity_checking or self.start.is_measured else {}
-            ratios = values.pop(f"{metrics.prefix}{RATIOS}", None)
-            if number == 0 and ratios is not None:
-                of_labels = ratios if ratios.ndim > 1 else ratios[None]
-                module.training_state.note_ratios(of_labels.tolist() if ratios.numel() else [])
+    def _log(self, module: ScoringModel, stage: Stage) -> None:
+        # every rank computes the same metrics, even if it had no batch, since gathering the scores is a collective
+        trainer, labels = module.trainer, module.trained_labels
+        if trainer.sanity_checking and not self.start.is_measured:
+            return
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            module.training_state.note_ratios(_held_out_ratios(module, module._collected[0].scored))
+        rectangles, point = rectangles_of(module), module.operating_point
+        thresholds = [None] * len(rectangles) if point is None else point.thresholds
+        surrogate, keys = getattr(module.algorithm, "surrogate", None), None if labels is None else labels.keys
+        for collected in module._collected:
+            found = module._reported.values(*collected.scored, rectangles, thresholds, surrogate, keys)
+            values = {f"{stage}/{name}{collected.suffix}": value for name, value in found.items()}
             if trainer.sanity_checking:
-                self.start.note(values, suffix)
+                self.start.note(values)
                 continue
             for name, value in values.items():
-                log_replicated(module, name + suffix, value, prog_bar=name == f"{metrics.prefix}tpauc")
-            self.warnings.look_at(module, metrics, values, suffix)
+                log_replicated(module, name, value, prog_bar=name == f"{stage}/tpauc{collected.suffix}")
+            self.warnings.look_at(module, stage, found, collected.suffix)
+
+
+def _take(module: ScoringModel, batch: Any, dataloader_idx: int) -> None:
+    module._collected[dataloader_idx].take(module, batch)
 
 
 def evaluation_of(trainer: Trainer) -> Evaluation:
@@ -169,72 +190,25 @@ def evaluation_of(trainer: Trainer) -> Evaluation:
     return next(callback for callback in callbacks if isinstance(callback, Evaluation))
 
 
-def known_layout(module: ScoringModel, batch: Any) -> Any:
-    """What the inputs consist of, which tells inputs from labels in batches of other loaders than ours."""
-    datamodule: Any = getattr(module._trainer, "datamodule", None)
-    if module.input_layout is None and not isinstance(batch, EvalBatch) and hasattr(datamodule, "input_layout"):
-        module.input_layout = datamodule.input_layout()  # before the first step of a training
-    return module.input_layout
+def _held_out_ratios(module: ScoringModel, scored: Scored) -> list[list[float]]:
+    """Of each label, the objective over that of a constant model at each tightness; nan where nobody reads it.
 
-
-def _check_loaders(loaders: Any) -> None:
-    for loader in CombinedLoader(loaders).flattened:
-        check_loader(loader)
-
-
-# -------------------------------------------------------------------- which metrics
-
-
-@torch.inference_mode(False)
-def make_metrics(module: ScoringModel, stage: Stage) -> LabelMetrics:
-    """The metrics of a data loader: what the module's algorithm, labels and arguments say."""
-    labels, algorithm, further = module.trained_labels, module.algorithm, module._reported[2]
-    if labels is None:
-        only = _metrics_of_label(module, (algorithm.min_tpr, algorithm.max_fpr), f"{stage}/", further)
-        return LabelMetrics([only])
-    of_label, of_all = split_by_kind(further)
-    each = [_metrics_of_label(module, rectangle, f"{stage}/", of_label) for rectangle in labels.rectangles(algorithm)]
-    joint = MetricCollection(dict(of_all), prefix=f"{stage}/") if of_all else None
-    return LabelMetrics(each, labels.keys, joint)
-
-
-def _metrics_of_label(
-    module: ScoringModel, rectangle: tuple[float, float], prefix: str, further: Mapping[str, Metric]
-) -> MetricCollection:
-    others, log_objective, _ = module._reported
-    surrogate = getattr(module.algorithm, "surrogate", None)
-    activation = module._objective_activation
-    metrics = build_metrics(
-        Rectangle(*rectangle),
-        others,
-        log_objective,
-        surrogate if log_objective else None,
-        activation,
-        prefix,
-        further,
-    )
-    if prefix == "val/" and module.algorithm.can_shrink_rectangle:
-        metrics.add_metrics(
-            {RATIOS: ObjectiveRatios((), surrogate or "hinge", score_activation=activation, ignore_index=IGNORED)}
-        )
-    return metrics
-
-
-def _tightness_to_look_at(module: ScoringModel) -> Sequence[float]:
-    """The whole grid if the rectangle shrinks; else its ends, which the advice looks at. Nothing outside of fit."""
-    trainer = module.trainer
-    if trainer.state.fn != TrainerFn.FITTING or trainer.sanity_checking:
-        return ()
-    return TIGHTNESS_GRID if module.training_state.rectangle_schedule is not None else (0.0, 1.0)
-
-
-def _set_tightness(module: ScoringModel, metrics: LabelMetrics, grid: Sequence[float]) -> None:
-    labels, algorithm = module.trained_labels, module.algorithm
-    rectangles = [(algorithm.min_tpr, algorithm.max_fpr)] if labels is None else labels.rectangles(algorithm)
-    for rectangle, collection in zip(rectangles, metrics.each, strict=True):
-        for metric in collection.values(copy_state=False):
-            if isinstance(metric, ObjectiveRatios):
-                metric.rectangles = [shrunk_rectangle(rectangle[0], rectangle[1], tightness) for tightness in grid]
+    The advice looks at the loosest one, and the schedule at what the rectangle may still come to: it never widens.
+    """
+    algorithm = module.algorithm
+    if not algorithm.can_shrink_rectangle:
+        return []
+    surrogate, shrinks = getattr(algorithm, "surrogate", None) or "hinge", module.training_state.rectangle_schedule
+    found = []
+    for label, (asked, reached) in enumerate(zip(rectangles_of(module), algorithm.tightness_of_tasks, strict=True)):
+        pos, neg = (own.double() for own in split_classes(scored.seen[:, label], scored.target[:, label]))
+        lowest = max(1, bisect_right(TIGHTNESS_GRID, reached) - 1) if shrinks is not None else len(TIGHTNESS_GRID)
+        read = [0, *range(lowest, len(TIGHTNESS_GRID))]
+        rectangles = [shrunk_rectangle(*asked, TIGHTNESS_GRID[k]) for k in read]
+        ratios = torch.stack([objective_ratio(pos, neg, *rectangle, surrogate) for rectangle in rectangles]).tolist()
+        known = dict(zip(read, ratios, strict=True))
+        found.append([known.get(k, math.nan) for k in range(len(TIGHTNESS_GRID))])
+    return found
 
 
 # -------------------------------------------------------------------- the weights that a run starts from
@@ -252,7 +226,7 @@ class StartValidation:
     def __init__(self) -> None:
         self._metrics: dict[str, Tensor] | None = None
         self._steps: Any = None
-        self._saves = False
+        self._savers: list[ModelCheckpoint] = []
 
     @property
     def is_measured(self) -> bool:
@@ -261,19 +235,17 @@ class StartValidation:
 
     def prepare(self, trainer: Trainer, *, is_trained: bool) -> None:
         """Extend the coming sanity check to all validation data, if a callback uses the result."""
-        self._metrics = None
-        monitors = [saver.monitor for saver in trainer.checkpoint_callbacks if isinstance(saver, ModelCheckpoint)]
-        self._saves = is_trained and any(name is not None and is_ours(name) for name in monitors)
+        self._metrics, savers = None, trainer.checkpoint_callbacks if is_trained else []
+        self._savers = [s for s in savers if isinstance(s, ModelCheckpoint) and s.monitor and is_ours(s.monitor)]
         callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
-        keeps = is_trained and any(getattr(callback, "keep_best", False) for callback in callbacks)
-        if self._saves or keeps:
+        if self._savers or (is_trained and any(getattr(callback, "keep_best", False) for callback in callbacks)):
             self._metrics = {}
             self._steps, trainer.num_sanity_val_steps = trainer.num_sanity_val_steps, math.inf
 
-    def note(self, values: Mapping[str, Tensor], suffix: str) -> None:
+    def note(self, values: Mapping[str, Tensor]) -> None:
         """Store metrics of the starting weights."""
         if self._metrics is not None:
-            self._metrics.update({name + suffix: value for name, value in values.items()})
+            self._metrics.update(values)
 
     def end(self, trainer: Trainer) -> None:
         """Restore the Trainer's number of sanity steps, also after an error."""
@@ -291,8 +263,8 @@ class StartValidation:
         measured, self._metrics = self._metrics or {}, None
         if keep is not None and measured:
             keep(*validated_areas(measured), 0)
-        for saver in trainer.checkpoint_callbacks if self._saves else ():
-            if isinstance(saver, ModelCheckpoint) and saver.monitor in measured:
+        for saver in self._savers:
+            if saver.monitor in measured:
                 saver._save_topk_checkpoint(trainer, {**saver._monitor_candidates(trainer), **measured})
 
 
@@ -317,47 +289,47 @@ class AreaWarnings:
     def forget(self) -> None:
         """Begin a new training."""
         self._said: set[str] = set()
-        self._epochs: dict[str, set[int]] = {}
+        self._since: dict[str, int] = {}  # the epoch in which an area came to be 0
 
-    def look_at(self, module: ScoringModel, metrics: LabelMetrics, values: Mapping[str, Tensor], suffix: str) -> None:
+    def look_at(self, module: ScoringModel, stage: Stage, values: Mapping[str, Tensor], suffix: str) -> None:
         """Warn of one data loader's values."""
         told, self.told = self.told, False
-        fits, name = module.trainer.state.fn == TrainerFn.FITTING, f"{metrics.prefix}tpauc"
-        areas = {"": values[name]} if metrics.keys is None else {key: values[f"{name}/{key}"] for key in metrics.keys}
-        unknown = [key for key in areas if key and areas[key].isnan() and f"{name}{suffix} {key}" not in self._said]
+        fits, labels, name = (
+            module.trainer.state.fn == TrainerFn.FITTING,
+            module.trained_labels,
+            f"{stage}/tpauc{suffix}",
+        )
+        areas = {"": values["tpauc"]} if labels is None else {key: values[f"tpauc/{key}"] for key in labels.keys}
+        unknown = [key for key in areas if key and areas[key].isnan() and self._is_new(f"{name} {key} nan", fits)]
         if unknown:
-            self._said.update(f"{name}{suffix} {key}" for key in (unknown if fits else ()))
             why = "no positive or no negative example was there to rank. Means leave it out"
-            rank_zero_warn(f"{name}{suffix} of {', '.join(unknown)} is nan: {why}.", category=TPAUCWarning)
-        zero = [key for key, area in areas.items() if self._is_zero(f"{name}{suffix}/{key}", area, module)]
+            rank_zero_warn(f"{name} of {', '.join(unknown)} is nan: {why}.", category=TPAUCWarning)
+        zero = [key for key, area in areas.items() if self._stays_zero(f"{name} {key}", area, module, fits)]
         if not zero or (told and not fits):
             return
-        below = "the ROC curve passes below the rectangle"
-        if metrics.keys is None:
-            tpr = float(values[f"{metrics.prefix}tpr_at_max_fpr"])
-            below = passes_below(tpr, module.algorithm.min_tpr, module.algorithm.max_fpr)
-            if not fits and (auroc := float(values[f"{metrics.prefix}auroc"])) < 0.3:
+        below, of = "the ROC curve passes below the rectangle", f" of {', '.join(zero)}"
+        if labels is None:
+            below, of = passes_below(float(values["tpr_at_max_fpr"]), *rectangles_of(module)[0]), ""
+            if not fits and (auroc := float(values["auroc"])) < 0.3:
                 below += f"; AUROC {auroc:.3g} is far below chance: look which class is 1 here and in training"
-        of = "" if metrics.keys is None else f" of {', '.join(zero)}"
-        since = f" for {_EPOCHS} epochs" if fits else ""
-        blind = ""
         if fits and not any(areas.values()):
-            blind = (
-                ". EarlyStopping and ModelCheckpoint can't tell such epochs apart: monitor "
-                f"{metrics.prefix}tpr_at_max_fpr{suffix} or {metrics.prefix}auroc{suffix}, with mode='max'"
+            others = f"{stage}/tpr_at_max_fpr{suffix} or {stage}/auroc{suffix}"
+            below += (
+                f". EarlyStopping and ModelCheckpoint can't tell such epochs apart: monitor {others}, with mode='max'"
             )
-        rank_zero_warn(f"{name}{suffix}{of} is 0{since}: {below}{blind}.", category=TPAUCWarning)
+        since = f" for {_EPOCHS} epochs" if fits else ""
+        rank_zero_warn(f"{name}{of} is 0{since}: {below}.", category=TPAUCWarning)
 
-    def _is_zero(self, name: str, value: Tensor, module: ScoringModel) -> bool:
+    def _stays_zero(self, name: str, area: Tensor, module: ScoringModel, fits: bool) -> bool:
         """Whether an area is 0; in a training, in the last epochs in a row, and nobody has said so."""
-        if float(value) != 0:
-            self._epochs.pop(name, None)
+        if float(area) != 0:
+            self._since.pop(name, None)
             return False
-        if module.trainer.state.fn != TrainerFn.FITTING:
-            return True
-        epochs = self._epochs.setdefault(name, set())
-        epochs.add(module.current_epoch)
-        persists = len(epochs) >= _EPOCHS and name not in self._said
-        if persists:
-            self._said.add(name)
-        return persists
+        epochs = module.current_epoch - self._since.setdefault(name, module.current_epoch) + 1
+        return not fits or (epochs >= _EPOCHS and self._is_new(name, fits))
+
+    def _is_new(self, what: str, fits: bool) -> bool:
+        """Whether this was not said before in a training."""
+        new = what not in self._said
+        self._said.update({what} if fits else ())
+        return new

@@ -20,6 +20,7 @@ from lightning_tpauc.data.labels import NAMES
 from lightning_tpauc.errors import ArgumentError, TPAUCError, warn_on_rank_zero
 from lightning_tpauc.extras import is_graph
 from lightning_tpauc.functional.checks import eager
+from lightning_tpauc.metrics.reporting import Report
 
 #: Seconds after which a pass shows how far it is.
 DELAY = 2.0
@@ -38,6 +39,8 @@ class ScoringModel(LightningModule):
         knows_labels: whether data or a checkpoint have told which labels there are.
         operating_point: what the model decides by; see :class:`~lightning_tpauc.DecisionThreshold`.
         training_state: what the training remembers; see :class:`~lightning_tpauc.training.state.TrainingState`.
+        _reported: what validation and test report.
+        _collected: the scores of each data loader of a validation or test that runs.
     """
 
     algorithm: Algorithm
@@ -58,9 +61,8 @@ class ScoringModel(LightningModule):
     algorithm_scores: Callable[[Any], Tensor]
     joint_scores: Callable[[Any], Any]
     _objective_activation: Literal["identity", "sigmoid"] | None
-    _reported: Any
-    _collected: dict[str, Any]
-    _collected_for: Any
+    _reported: Report
+    _collected: Sequence[Any] = ()
 
     @property
     def _num_labels(self) -> int | None:

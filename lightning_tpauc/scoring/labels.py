@@ -1,4 +1,4 @@
-"""Several labels that one model is trained for: what they are called, and what is asked of each."""
+"""Labels: which ones the data of a run have, what is asked of each, and where those of a batch are."""
 
 from __future__ import annotations
 
@@ -6,9 +6,22 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
 from lightning_tpauc.algorithms import Algorithm, Task
-from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.data.batch import EvalBatch
+from lightning_tpauc.data.datamodule import PosNegDataModule
+from lightning_tpauc.data.examples import Entries, has_label, names_in
+from lightning_tpauc.data.labels import NAMES, NOTHING, entry_of
+from lightning_tpauc.data.loader import PosNegLoader
+from lightning_tpauc.data.parts import numbered
+from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning, UnsupportedError
+from lightning_tpauc.extras import is_graph
 from lightning_tpauc.functional.checks import check_rectangle, require_range
+from lightning_tpauc.scoring.forward import ScoringModel
 
 #: Rectangle and weight of labels by their names or positions.
 LabelSettings = Mapping[str | int, Mapping[str, float]]
@@ -59,6 +72,21 @@ class Labels(NamedTuple):
         return cls(tuple(state["names"]), {int(k): dict(own) for k, own in state["settings"].items()})
 
 
+def rectangles_of(module: Any) -> list[tuple[float, float]]:
+    """``(min_tpr, max_fpr)`` of each output of a module."""
+    labels, algorithm = module.trained_labels, module.algorithm
+    return [(algorithm.min_tpr, algorithm.max_fpr)] if labels is None else labels.rectangles(algorithm)
+
+
+def listed(names: Iterable[Any]) -> str:
+    """Up to twenty names for a sentence."""
+    names = list(map(str, names))
+    return ", ".join(names) if len(names) <= 20 else f"{', '.join(names[:20])} and {len(names) - 20} more"
+
+
+# -------------------------------------------------------------------- what is asked of each label
+
+
 def check_label_settings(given: Any) -> LabelSettings:
     """Check the argument ``tasks``; the names are compared with the data's when these are known.
 
@@ -66,8 +94,7 @@ def check_label_settings(given: Any) -> LabelSettings:
         >>> check_label_settings({"liver": {"max_fpr": 0.1, "weight": 2}})
         {'liver': {'max_fpr': 0.1, 'weight': 2.0}}
     """
-    if given is None:
-        return {}
+    given = {} if given is None else given
     example = "{'liver': {'min_tpr': 0.8, 'max_fpr': 0.2, 'weight': 2.0}}"
     if not isinstance(given, Mapping) or not all(isinstance(own, Mapping) for own in given.values()):
         msg = f"Expected `tasks` to hold options of labels by name or position, such as {example}, but got {given!r}."
@@ -87,34 +114,223 @@ def check_label_settings(given: Any) -> LabelSettings:
 
 
 def by_position(given: LabelSettings, names: tuple[str, ...]) -> dict[int, Mapping[str, float]]:
-    """Settings by the positions of their labels.
+    """Settings by the positions of their labels. Text may be a position, too: a command line's keys are text.
 
     Example:
         >>> by_position({"lung": {"weight": 2.0}}, ("liver", "lung"))
         {1: {'weight': 2.0}}
     """
-    settings: dict[int, Mapping[str, float]] = {}
-    for label, own in given.items():
-        # a command line's keys are text; the names win over positions
-        number = int(label) if label not in names and str(label).isdecimal() else None
-        if number is not None and str(label) in names and names.index(str(label)) != number:
+    places = {str(k): k for k in range(len(names))} | {name: k for k, name in enumerate(names)}
+    for label in given:
+        # a number that is a position, and the name of another label, could mean either
+        if places.get(str(label)) is None or (isinstance(label, int) and places[str(label)] != label):
+            msg = f"`tasks` has options of {label!r}, but the data's labels are {listed(names)}. Pass a name as text."
+            raise ArgumentError(msg)
+    return {places[str(label)]: own for label, own in given.items()}
+
+
+# -------------------------------------------------------------------- the labels of a run
+
+
+def labels_of_data(source: Any, given: LabelSettings, num_positives: Any = None) -> Labels | None:
+    """The labels of training data, with the settings that a user gave; ``None`` for data with one label.
+
+    Args:
+        source: a data module or a loader, ours or any other.
+        given: what came as ``tasks``, checked.
+        num_positives: what came as ``num_positives``: a sequence tells the number of labels where the data do not.
+
+    Raises:
+        ArgumentError: if settings are of labels that the data do not have.
+    """
+    names = None
+    if isinstance(source, (PosNegDataModule, PosNegLoader)):  # others may call classes labels
+        count, names = source.num_labels, source.label_names
+    else:
+        count = len(num_positives) if isinstance(num_positives, Sequence) else None
+    if count is not None:
+        names = tuple(names or map(str, range(count)))
+        return Labels(names, by_position(given, names))
+    if given:
+        msg = (
+            f"`tasks` has options of {listed(given)}, but the data have one label. Set `min_tpr` and `max_fpr` of the "
+            "algorithm, or pass data with a column of labels for each."
+        )
+        raise ArgumentError(msg)
+    return None
+
+
+def labels_to_evaluate(module: ScoringModel, trainer: Trainer, stage: str) -> Labels | None:
+    """The labels of the data that a run begins with.
+
+    Raises:
+        ArgumentError: if the data have other labels than the module.
+        UnsupportedError: if the algorithm trains one label, and the training data have several.
+    """
+    # `trainer.datamodule` may be that of an earlier run
+    source: Any = getattr(trainer, f"{TrainerFn(stage).value}_loop")._data_source.instance
+    known: Labels | None = module.trained_labels
+    settings = module.label_settings
+    if stage == TrainerFn.FITTING:
+        labels = labels_of_data(source, settings, getattr(module, "num_positives", None))
+        if labels is not None and not module.algorithm.takes_tasks:
             msg = (
-                f"`tasks` has options of the number {number}, which stands for a position, but {str(number)!r} is also "
-                f"the name of a label: pass the name as text, {str(number)!r}, or another position."
+                f"{type(module.algorithm).__name__} trains one label, but the data have {len(labels.names)}: "
+                f"{listed(labels.names)}. Take STACO, SOTA, SOTAs or CrossEntropy, or pass one column of labels."
             )
-            raise ArgumentError(msg)
-        position = names.index(str(label)) if str(label) in names and number is None else number
-        if position is None or position >= len(names):
-            msg = f"`tasks` has options of {label!r}, but the data's labels are {listed(names)}."
-            raise ArgumentError(msg)
-        if position in settings:
-            msg = f"`tasks` has options of {names[position]!r} twice, by its name and by its position {position}."
-            raise ArgumentError(msg)
-        settings[position] = own
-    return settings
+            raise UnsupportedError(msg)
+        if known and labels and known.names != labels.names and {*known.names} == {*labels.names}:
+            rank_zero_warn(
+                f"The model's outputs were trained for the labels {listed(known.names)}, but are now trained for "
+                f"{listed(labels.names)}. Pass the columns in the former order to build on what each has learnt.",
+                category=TPAUCWarning,
+            )
+        return labels
+    # a search for labels may take a pass over the data
+    if stage == TrainerFn.PREDICTING or (known is None and module.knows_labels):
+        return known
+    if not isinstance(source, PosNegDataModule):
+        return known
+    try:
+        has_several = source.num_labels is not None
+    except (ArgumentError, DataError):  # nobody needs these labels, or their loader will raise the same error
+        has_several = False
+    found = labels_of_data(source, settings) if has_several else None
+    if known is None or found is None:
+        return found or known
+    # arrays have no names: their columns stand for the labels in order, as those of a `val_dataset` do
+    if found.names not in (known.names, numbered(len(known.names))):
+        msg = (
+            f"The model was trained for the labels {listed(known.names)}, but the data's are {listed(found.names)}. "
+            "Pass the same columns in the same order."
+        )
+        raise ArgumentError(msg)
+    return known
 
 
-def listed(names: Iterable[Any]) -> str:
-    """Up to twenty names for a sentence."""
-    names = list(map(str, names))
-    return ", ".join(names) if len(names) <= 20 else f"{', '.join(names[:20])} and {len(names) - 20} more"
+# -------------------------------------------------------------------- the labels of a batch
+
+
+def known_layout(module: ScoringModel, batch: Any) -> Any:
+    """What the inputs consist of, which tells inputs from labels in batches of other loaders than ours."""
+    datamodule: Any = getattr(module._trainer, "datamodule", None)
+    if module.input_layout is None and not isinstance(batch, EvalBatch) and hasattr(datamodule, "input_layout"):
+        module.input_layout = datamodule.input_layout()  # before the first step of a training
+    return module.input_layout
+
+
+def inputs_and_target(batch: Any, known: Any = None, num_labels: int | None = None) -> tuple[Any, Tensor]:
+    """Inputs and labels of a batch for validation or test.
+
+    Args:
+        batch: an :class:`~lightning_tpauc.EvalBatch`, or what the loader of a data set gives: tuples with the label as
+            their last entry, as in the training set, ``(inputs, target)`` or ``(a, b, target)``; or mappings or graphs
+            of PyG with the label in one of the usual places. The target has N entries, which may be the floats 0.0 and
+            1.0.
+        known: the :func:`~lightning_tpauc.data.examples.layout` of the inputs that the model was trained on.
+            Without it only pairs are unambiguous.
+        num_labels: K, if there are several labels. The target is then ``(N, K)``, and holds nan or -1 where nothing was
+            measured.
+
+    Returns:
+        The inputs, several of them as a tuple, and an integer tensor ``(N,)``, or ``(N, K)`` with -1 for what was not
+        measured.
+
+    Raises:
+        ArgumentError: if the batch has another form, if it is unknown which entry is the label, or if a label is
+            neither 0 nor 1.
+
+    Example:
+        >>> import torch
+        >>> inputs_and_target([torch.zeros(2, 3), torch.tensor([[1.0], [0.0]])])[1]
+        tensor([1, 0])
+    """
+    if isinstance(batch, EvalBatch):
+        return batch.inputs, _shaped(batch.target, num_labels)
+    entries, label, kinds = _entries(known), None, ""
+    if isinstance(batch, Mapping) or is_graph(batch):
+        label = next((found for key in entries.named if (found := entry_of(batch, [key])) is not NOTHING), None)
+    elif isinstance(batch, (tuple, list)):
+        label, kinds = batch[-1] if len(batch) > 1 else None, f" of {', '.join(type(part).__name__ for part in batch)}"
+    if not isinstance(label, Tensor):
+        msg = (
+            f"Expected batches (inputs, target) to validate and test on, but got a {type(batch).__name__}{kinds}. Let "
+            "the data set return such pairs, or give it to PosNegDataModule, which takes labels under any name."
+        )
+        raise ArgumentError(msg)
+    labelled = has_label(batch, known) if kinds else True
+    if labelled is False or (labelled is None and len(batch) > 2):
+        raise _ambiguous(batch, known, "(inputs, target)")
+    return entries.inputs_of(batch), _integers(_shaped(label, num_labels), several=num_labels is not None)
+
+
+def inputs_to_predict(batch: Any, known: Any = None) -> Any:
+    """Inputs of a batch to predict on, which may hold labels or not; arguments as in :func:`inputs_and_target`.
+
+    Without ``known`` the second of two entries is a label if it holds one number per example.
+
+    Raises:
+        ArgumentError: if it is unknown whether the last entry is a label.
+
+    Example:
+        >>> import torch
+        >>> ids, mask, y = torch.zeros(2, 5), torch.ones(2, 5), torch.tensor([0, 1])
+        >>> [len(inputs_to_predict(batch, ["tensor", "tensor"])) for batch in ((ids, mask), (ids, mask, y))]
+        [2, 2]
+    """
+    entries = _entries(known)
+    if isinstance(batch, (tuple, list)) and len(batch) > 1:
+        labelled = has_label(batch, known)
+        if labelled is None and not (len(batch) == 2 and isinstance(batch[1], Tensor) and _one_per_example(batch[1])):
+            raise _ambiguous(batch, known, "inputs or (inputs, target)")
+        entries = entries._replace(labelled=labelled is not False)
+    return entries.inputs_of(batch)
+
+
+def _entries(known: Any) -> Entries:
+    keys = names_in(known, "keys")
+    return Entries(tuple(name for name in NAMES if name not in (keys or ())), known=keys)
+
+
+def _ambiguous(batch: Any, known: Any, expected: str) -> ArgumentError:
+    trained = "what was trained on is unknown" if known is None else f"the model was trained on inputs {known}"
+    return ArgumentError(
+        f"Expected batches {expected}, but got {len(batch)} entries, and {trained}: nobody knows which of them is the "
+        "label. Let the data set return pairs, several inputs as a tuple of their own: `((a, b), target)`."
+    )
+
+
+def _one_per_example(target: Tensor) -> bool:
+    return target.ndim > 0 and target.numel() == len(target)
+
+
+def _shaped(target: Tensor, num_labels: int | None) -> Tensor:
+    """Labels ``(N,)``, or ``(N, K)``."""
+    fits = _one_per_example(target) if num_labels is None else target.ndim == 2 and target.shape[1] == num_labels
+    if not fits:
+        expected = "one label" if num_labels is None else f"{num_labels} labels"
+        msg = (
+            f"Expected {expected} per example in the batches, as the model was trained for, but got shape "
+            f"{tuple(target.shape)}. Evaluate it on the same columns; an untrained model learns their number from a "
+            "PosNegDataModule."
+        )
+        raise ArgumentError(msg)
+    return target.detach().reshape(len(target), *([] if num_labels is None else [num_labels]))
+
+
+def _integers(target: Tensor, *, several: bool) -> Tensor:
+    """Labels 0 and 1 as integers; of several labels -1 where nothing was measured."""
+    known = (target == 0) | (target == 1)
+    missing = (target.isnan() | (target == -1)) & several
+    if not bool((known | missing).all()):
+        found = target[~(known | missing)][0].item()
+        chosen = (
+            "y > 0" if found < 0 else "y > 0.5" if not float(found).is_integer() else f"y == {target.max().item():g}"
+        )
+        also = ", or nan or -1 for what was not measured," if several else ""
+        msg = (
+            f"Expected labels 0 and 1{also} in the batches, but found {found:g}. Pass, for instance, ({chosen}) as "
+            "labels, and leave out unlabelled examples."
+        )
+        raise ArgumentError(msg)
+    return target.where(known, -1).long()

@@ -34,12 +34,9 @@ from lightning_tpauc.functional.operating_points import (
     exact_interval,
 )
 from lightning_tpauc.lightning_fixes.unsupported import log_replicated
-from lightning_tpauc.metrics import TwoWayPartialAUROC
-from lightning_tpauc.metrics.reporting import IGNORED
-from lightning_tpauc.scoring.evaluation import evaluation_of
+from lightning_tpauc.scoring.evaluation import Collected, evaluation_of
 from lightning_tpauc.scoring.forward import device_batches, evaluation_mode
-from lightning_tpauc.scoring.labelled_data import inputs_and_target
-from lightning_tpauc.scoring.labels import listed
+from lightning_tpauc.scoring.labels import listed, rectangles_of
 
 
 @dataclass(frozen=True)
@@ -49,20 +46,22 @@ class Choice:
     Attributes:
         decisions: the threshold, and the counts at it on validation data.
         rectangle: ``(min_tpr, max_fpr)`` that it was chosen for.
-        nearest: true and false positive rate of the threshold nearest to the rectangle; ``None`` if one lies in it.
         calibration: the map to probabilities, if it was asked for.
+        missed_by: how far the rates of the nearest threshold lie from the rectangle; 0 if those of one lie in it.
     """
 
     decisions: Decisions
     rectangle: tuple[float, float]
-    nearest: tuple[float, float] | None = None
     calibration: Calibration | None = None
+    missed_by: float = 0.0
 
-    @property
-    def distance(self) -> float:
-        """How far the nearest threshold lies from the rectangle; 0 if one lies in it."""
-        (min_tpr, max_fpr), (tpr, fpr) = self.rectangle, self.nearest or self.rectangle
-        return math.hypot(max(0.0, min_tpr - tpr), max(0.0, fpr - max_fpr))
+    def shortfall(self) -> str:
+        """What the choice does that lies outside of the rectangle, for a sentence."""
+        (min_tpr, max_fpr), used = self.rectangle, self.decisions
+        return (
+            f"TPR >= {min_tpr:g}, FPR <= {max_fpr:g} is missed by {self.missed_by:.2g}, and {used.threshold:.6g} "
+            f"decides, TPR {used.sensitivity:.3f} at FPR {1 - used.specificity:.3f}"
+        )
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class OperatingPoint:
     threshold: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "threshold", self._of_each(self.thresholds))
+        object.__setattr__(self, "threshold", self._by_name(self.thresholds))
 
     @property
     def thresholds(self) -> list[float | None]:
@@ -112,19 +111,23 @@ class OperatingPoint:
     @property
     def decisions(self) -> Any:
         """The threshold and the counts at it on validation data; of several labels a dictionary by name."""
-        return self._of_each([None if choice is None else choice.decisions for choice in self.choices])
+        return self._by_name([None if choice is None else choice.decisions for choice in self.choices])
 
     @property
     def calibration(self) -> Any:
         """The map to probabilities, or ``None``; of several labels a dictionary by name."""
-        return self._of_each([None if choice is None else choice.calibration for choice in self.choices])
+        return self._by_name(self._calibrations)
 
     @property
     def calibration_method(self) -> CalibrationMethod | None:
         """How the scores of any output become probabilities."""
-        return next((c.calibration.method for c in self.choices if c is not None and c.calibration is not None), None)
+        return next((calibration.method for calibration in self._calibrations if calibration is not None), None)
 
-    def _of_each(self, values: list[Any]) -> Any:
+    @property
+    def _calibrations(self) -> list[Calibration | None]:
+        return [None if choice is None else choice.calibration for choice in self.choices]
+
+    def _by_name(self, values: list[Any]) -> Any:
         return values[0] if self.names is None else dict(zip(self.names, values, strict=True))
 
     def is_for(self, rectangles: Sequence[tuple[float, float]]) -> bool:
@@ -144,17 +147,16 @@ class OperatingPoint:
         if scores.device.type == "mps":  # Apple's GPUs know no float64
             scores = scores.cpu()
         # in float64: the threshold lies between two scores, which float32 may not tell from it
-        scores = scores.detach().double()
-        decision, probability = torch.full_like(scores, -1.0), torch.full_like(scores, math.nan)
-        columns = [(...,)] if self.names is None else [(slice(None), k) for k in range(len(self.names))]
-        for place, choice in zip(columns, self.choices, strict=True):
+        columns = scores.detach().double().reshape(-1, len(self.choices))
+        decision, probability = torch.full_like(columns, -1.0), torch.full_like(columns, math.nan)
+        for k, choice in enumerate(self.choices):
             if choice is not None:
-                reached = (scores[place] >= choice.decisions.threshold).double()
-                decision[place] = torch.where(scores[place].isnan(), -1.0, reached)
+                reached = (columns[:, k] >= choice.decisions.threshold).double()
+                decision[:, k] = reached.masked_fill(columns[:, k].isnan(), -1.0)
                 if choice.calibration is not None:
-                    probability[place] = calibrated_probability(scores[place], choice.calibration)
-        known = {} if self.calibration_method is None else {"probability": probability}
-        return {**known, "decision": decision.long()}
+                    probability[:, k] = calibrated_probability(columns[:, k], choice.calibration)
+        known = {} if self.calibration_method is None else {"probability": probability.reshape(scores.shape)}
+        return {**known, "decision": decision.long().reshape(scores.shape)}
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> OperatingPoint:
@@ -162,7 +164,7 @@ class OperatingPoint:
 
         def choice(of: Mapping[str, Any]) -> Choice:
             calibration = None if of["calibration"] is None else Calibration(*of["calibration"])
-            return Choice(Decisions(*of["decisions"]), of["rectangle"], of["nearest"], calibration)
+            return Choice(Decisions(*of["decisions"]), of["rectangle"], calibration, of["missed_by"])
 
         choices = tuple(None if each is None else choice(each) for each in state["choices"])
         return cls(choices, **{name: state[name] for name in ("criterion", "step", "cost_ratio", "names")})
@@ -246,22 +248,25 @@ class DecisionThreshold(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Choose, before the metrics that judge decisions are computed; of several data loaders the first one's."""
         module: Any = pl_module
-        evaluation, trains = evaluation_of(trainer), trainer.state.fn == TrainerFn.FITTING
+        evaluation, first = evaluation_of(trainer), module._collected[0]
         if trainer.sanity_checking and not evaluation.start.is_measured:
             return
-        loaders = [(suffix, metrics.scores_of_each()) for suffix, metrics in evaluation.of_loaders(module, "val")]
-        module.operating_point = self.choose(module, loaders[0][1])
-        if not trains:
+        module.operating_point = self.choose(module, first.scored.columns)
+        if trainer.state.fn != TrainerFn.FITTING:
             evaluation.warnings.told = self.say_what_fell_short(module)
-            _say_lost(trainer, module)
+            if module.operating_point is not None and starts_processes(trainer):
+                rank_zero_warn(
+                    f"The threshold {module.threshold} is known to the processes of this validation alone: Lightning "
+                    "brings back nothing but metrics. Validate with `Trainer(devices=1)` to keep it.",
+                    category=TPAUCWarning,
+                )
         if not trainer.sanity_checking:
-            _report(module, "val", loaders)
+            _report(module, "val")
 
     @override
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report what the threshold does to each data loader's examples, with exact intervals."""
-        of_loaders = evaluation_of(trainer).of_loaders(pl_module, "test")  # type: ignore[arg-type]
-        _report(pl_module, "test", [(suffix, metrics.scores_of_each()) for suffix, metrics in of_loaders])
+        _report(pl_module, "test")
 
     @override
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -316,12 +321,13 @@ class DecisionThreshold(Callback):
         if not bool((labels == 1).any() and (labels == 0).any()):
             return None  # the metrics have warned of that
         choose = partial(decision_threshold, scores, labels, *rectangle, validate_args=False)
-        chosen, nearest = choose(self.criterion, self.cost_ratio), None
+        chosen, missed_by = choose(self.criterion, self.cost_ratio), 0.0
         if chosen is None:
             return None
-        if not chosen.lies_in(*rectangle) and (point := choose("youden")) is not None:
-            nearest = point.sensitivity, 1 - point.specificity
-        return Choice(chosen, rectangle, nearest, self._calibrated(scores, labels))
+        if not chosen.lies_in(*rectangle) and (nearest := choose("youden")) is not None:
+            (min_tpr, max_fpr), fpr = rectangle, 1 - nearest.specificity
+            missed_by = math.hypot(max(0.0, min_tpr - nearest.sensitivity), max(0.0, fpr - max_fpr))
+        return Choice(chosen, rectangle, self._calibrated(scores, labels), missed_by)
 
     def _calibrated(self, scores: Tensor, labels: Tensor) -> Calibration | None:
         if self.calibration is None:
@@ -341,44 +347,27 @@ class DecisionThreshold(Callback):
         point: OperatingPoint | None = module.operating_point
         if point is None:
             return False
-        names = point.names or ("",)
+        names = [""] if point.names is None else [f"{name}: " for name in point.names]
         each = [(name, choice) for name, choice in zip(names, point.choices, strict=True) if choice is not None]
-        plain = [name for name, choice in each if choice.calibration is None]
+        plain = [name.removesuffix(": ") for name, choice in each if choice.calibration is None]
         if self.calibration is not None and plain:
             of_labels = f" of {listed(plain)}" if point.names else ""
             rank_zero_info(f"Predictions will hold no probabilities{of_labels}. {self._why_uncalibrated}")
-        away = [(name, choice) for name, choice in each if choice.nearest is not None]
-        if away and point.names:
-            missed = listed(f"{name} by {choice.distance:.2g}" for name, choice in away)
-            rank_zero_info(
-                f"No threshold lies in the rectangle of {len(away)} of {len(names)} labels on the validation data. The "
-                f"nearest thresholds miss it: {missed}. `module.operating_point.decisions` says what each does."
-            )
-        elif away:
-            (_, choice), (min_tpr, max_fpr) = away[0], away[0][1].rectangle
-            (tpr, fpr), used = choice.nearest or choice.rectangle, choice.decisions
-            rank_zero_info(
-                f"No threshold lies in the rectangle TPR >= {min_tpr:g}, FPR <= {max_fpr:g} on the validation data: "
-                f"the nearest, TPR {tpr:.3f} at FPR {fpr:.3f}, is {choice.distance:.2g} away. By {point.criterion!r} "
-                f"{used.threshold:.6g} decides, TPR {used.sensitivity:.3f} at FPR {1 - used.specificity:.3f}."
-            )
+        away = [f"{name}{choice.shortfall()}" for name, choice in each if choice.missed_by]
+        if away:
+            of_labels = f" of {len(away)} of {len(names)} labels" if point.names else ""
+            rank_zero_info(f"No threshold lies in the rectangle{of_labels} on the validation data: {listed(away)}.")
         return bool(away)
 
     def choose_again(self, trainer: Trainer, module: Any) -> None:
         """Score the validation data once more, by the weights that the module holds now, and choose."""
         loader = CombinedLoader(trainer.val_dataloaders).flattened[0]
         limit = None if math.isinf(trainer.num_val_batches[0]) else int(trainer.num_val_batches[0])
-        labels = module.trained_labels
-        count = None if labels is None else len(labels.names)
-        kind: Any = "binary" if count is None else "multilabel"
-        store = TwoWayPartialAUROC(ignore_index=IGNORED, task=kind, num_labels=count).to(module.device)
+        collected = Collected(module)
         with evaluation_mode(module):
             for batch in device_batches(module, islice(loader, limit), "Choosing the threshold", limit):
-                inputs, target = inputs_and_target(batch, module.input_layout, count)
-                store.update(module.raw_scores(inputs), target)
-        scores, target = store.gathered()
-        columns = [(scores, target)] if count is None else list(zip(scores.unbind(1), target.unbind(1), strict=True))
-        module.operating_point = self.choose(module, columns)
+                collected.take(module, batch)
+        module.operating_point = self.choose(module, collected.scored.columns)
 
 
 class DefaultThreshold(DecisionThreshold):
@@ -386,19 +375,13 @@ class DefaultThreshold(DecisionThreshold):
 
     is_asked_for = False
 
+    @override
     def choose(self, module: Any, scored: Sequence[tuple[Tensor, Tensor]]) -> OperatingPoint | None:
-        """:meth:`DecisionThreshold.choose`, by the criterion and the calibration of the point that the module has."""
         before: OperatingPoint | None = module.operating_point
         if before is not None and module.trainer.state.fn != TrainerFn.FITTING:
             self.criterion, self.cost_ratio = before.criterion, before.cost_ratio
             self.calibration = before.calibration_method
         return super().choose(module, scored)
-
-
-def rectangles_of(module: Any) -> list[tuple[float, float]]:
-    """``(min_tpr, max_fpr)`` of each output of a module."""
-    labels, algorithm = module.trained_labels, module.algorithm
-    return [(algorithm.min_tpr, algorithm.max_fpr)] if labels is None else labels.rectangles(algorithm)
 
 
 def recorded_point(module: Any, state: Mapping[str, Any] | None) -> OperatingPoint | None:
@@ -413,23 +396,12 @@ def recorded_point(module: Any, state: Mapping[str, Any] | None) -> OperatingPoi
     return None
 
 
-def _say_lost(trainer: Trainer, module: Any) -> None:
-    point: OperatingPoint | None = module.operating_point
-    if point is not None and starts_processes(trainer):
-        what = "threshold of each label" if point.names else f"threshold {point.threshold:.6g}"
-        rank_zero_warn(
-            f"The {what} is known to the processes of this validation alone: "
-            "Lightning brings nothing back from them but metrics. Validate with `Trainer(devices=1)` to keep it.",
-            category=TPAUCWarning,
-        )
-
-
-def _report(module: Any, stage: str, loaders: Sequence[tuple[str, Sequence[tuple[Tensor, Tensor]]]]) -> None:
+def _report(module: Any, stage: str) -> None:
     """Log what the thresholds do to the scores of each data loader and label; a share of nothing is left out."""
     point, labels = module.operating_point, module.trained_labels
     keys = [""] if labels is None else [f"/{key}" for key in labels.keys]
-    for suffix, scored in loaders if point is not None else ():
-        for key, threshold, own in zip(keys, point.thresholds, scored, strict=True):
+    for collected in module._collected if point is not None else ():
+        for key, threshold, own in zip(keys, point.thresholds, collected.scored.columns, strict=True):
             if threshold is None:
                 continue
             _, tp, fp, num_pos, num_neg = count_decisions(*own, threshold)
@@ -440,6 +412,6 @@ def _report(module: Any, stage: str, loaders: Sequence[tuple[str, Sequence[tuple
                     values[f"{name}_at_threshold"] = count / total
                 if total and stage == "test":
                     lower, upper = exact_interval(count, total)
-                    values.update({f"{name}_at_threshold_lower": lower, f"{name}_at_threshold_upper": upper})
+                    values |= {f"{name}_at_threshold_lower": lower, f"{name}_at_threshold_upper": upper}
             for name, value in values.items():
-                log_replicated(module, f"{stage}/{name}{key}{suffix}", torch.tensor(value, device=module.device))
+                log_replicated(module, f"{stage}/{name}{key}{collected.suffix}", torch.tensor(value).to(module.device))

@@ -295,8 +295,8 @@ class RectangleSchedule:
         held: whether the last move was refused.
         ratios: the objective at the present rectangle divided by l(0), on training or on held-out scores, whichever is
             larger; nan before the first move.
-        held_out: this ratio of the last validation's scores at each tightness of :data:`TIGHTNESS_GRID`; empty before
-            the first validation.
+        held_out: this ratio of the last validation's scores at each tightness of :data:`TIGHTNESS_GRID`, nan where it
+            can't be asked for any more; empty before the first validation.
         decided_after: number of batches after which the last move was made or refused.
         refusals: how many forward passes in a row have refused a move.
         waits: how many moves in doubt are left out until the next forward pass.

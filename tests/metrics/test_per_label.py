@@ -1,7 +1,6 @@
 """Several labels, some of them unmeasured, and several classes: a value each, and their average."""
 
 import math
-import warnings
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from lightning_tpauc.functional import (
 from lightning_tpauc.metrics import (
     TwoWayPartialAUROC,
 )
-from lightning_tpauc.metrics.reporting import LabelMetrics
 from tests.helpers.tolerances import assert_close
 
 K = 4
@@ -270,20 +268,3 @@ def test_a_curve_and_a_value_for_each_label(pyplot, thresholds):
     drawn = [line.get_xydata() for line in axes.lines[1:]]
     for curve, fpr, tpr in zip(drawn, *metric.roc()[:2], strict=True):
         assert torch.equal(torch.as_tensor(curve), torch.stack([fpr, tpr], dim=1))
-
-
-def test_values_of_labels_keep_quiet_and_make_python_repeat_no_warning():
-    """A label without a positive is named by the module, not by each metric; the warnings' filters stay as they are."""
-    metrics = LabelMetrics([MetricCollection({"tpauc": TwoWayPartialAUROC()}, prefix="val/") for _ in range(2)], "ab")
-    metrics.update(torch.randn(4, 2), torch.tensor([[0, 1], [0, 0], [0, 1], [0, 0]]))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
-        for _ in range(3):
-            values = metrics.compute()
-            warnings.warn("shown once per place", FutureWarning, stacklevel=1)
-        assert [str(one.message) for one in caught] == ["shown once per place"]
-        metrics.each[0].reset()
-        with pytest.warns(TPAUCWarning, match="is nan"):
-            metrics.each[0].compute()  # alone it warns as ever
-    assert values["val/tpauc/a"].isnan()
-    assert not values["val/tpauc/b"].isnan()

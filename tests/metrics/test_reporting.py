@@ -1,11 +1,12 @@
 """Metrics of one's own beside ours: what they are fed with, and which decisions they judge."""
 
 import math
+import warnings
 
 import pytest
 import torch
 from sklearn.metrics import f1_score, roc_auc_score
-from torchmetrics import Metric, MetricCollection
+from torchmetrics import Metric
 from torchmetrics.classification import (
     BinaryAUROC,
     BinaryCalibrationError,
@@ -15,9 +16,9 @@ from torchmetrics.classification import (
     MultilabelStatScores,
 )
 
-from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.metrics import TPRAtMaxFPR
-from lightning_tpauc.metrics.reporting import LabelMetrics, further_metrics, split_by_kind
+from lightning_tpauc.metrics.reporting import Report
 
 INF = math.inf
 
@@ -44,13 +45,14 @@ def scored(columns=None):
     return scores, target.where(torch.rand(shape, generator=generator) > 0.2, -1)
 
 
+def values(metrics, scores, target, cuts=None, keys=None):
+    columns = [part.reshape(len(part), -1) for part in (scores, target, scores)]
+    count = columns[0].shape[1]
+    return Report(metrics=metrics).values(*columns, [(0.5, 0.5)] * count, cuts or [None] * count, keys=keys)
+
+
 def collected(metric, scores, target, cuts=None):
-    metrics = LabelMetrics([MetricCollection(dict(further_metrics({"it": metric})), prefix="val/")])
-    for part in zip(scores.split(17), target.split(17), strict=True):
-        metrics.update(*part)
-    if cuts is not None:
-        metrics.judge_by(cuts)
-    return float(metrics.compute()["val/it"])
+    return float(values({"it": metric}, scores, target, cuts)["it"])
 
 
 @pytest.mark.parametrize("wrap", [lambda metric: metric, lambda metric: metric.set_dtype(torch.float32)])
@@ -65,6 +67,7 @@ def test_metrics_that_decide_judge_the_threshold(cut, wrap):
     assert collected(Mine(), scores, target, [cut]) == int(decided.sum())
 
 
+@pytest.mark.filterwarnings("ignore:.*there was no negative example")
 def test_a_score_that_equals_the_threshold_is_decided_to_be_positive():
     scores, target = torch.tensor([1.0, math.nextafter(1.0, 0.0), INF, -INF, 1e-300]).double(), torch.ones(5).long()
     for cut in (*scores.tolist(), 0.1, 1e308):
@@ -89,27 +92,36 @@ def test_metrics_of_ranks_and_of_probabilities_get_the_sigmoid(cuts):
 def test_labels_have_a_threshold_each():
     scores, target = scored(3)
     given = {"f1": BinaryF1Score(), "all": MultilabelF1Score(3, ignore_index=-1, average="micro")}
-    of_label, of_all = split_by_kind(further_metrics(given))
-    each = [MetricCollection({n: m.clone() for n, m in of_label.items()}, prefix="val/") for _ in range(3)]
-    metrics = LabelMetrics(each, "abc", MetricCollection(dict(of_all), prefix="val/"))
-    metrics.update(scores, target)
     cuts = [-2.5, None, -1.0]
-    metrics.judge_by(cuts)
-    values = metrics.compute()
+    found = values(given, scores, target, cuts, "abc")
     decided = torch.stack([scores[:, k] >= (cut or 0.0) for k, cut in enumerate(cuts)], 1)
     for k, name in enumerate("abc"):
         kept = target[:, k] >= 0
-        assert values[f"val/f1/{name}"] == pytest.approx(f1_score(target[kept, k], decided[kept, k], zero_division=0))
+        assert found[f"f1/{name}"] == pytest.approx(f1_score(target[kept, k], decided[kept, k], zero_division=0))
     kept = target >= 0
-    assert values["val/all"] == pytest.approx(f1_score(target[kept], decided[kept]))
+    assert found["all"] == pytest.approx(f1_score(target[kept], decided[kept]))
     for wrong in (MultilabelF1Score(3), MultilabelStatScores(3, ignore_index=-1)):
-        (metric,) = split_by_kind(further_metrics({"all": wrong}))[1].values()
-        metric.update(scores, target)
         with pytest.raises(ArgumentError, match=r"would count .*`ignore_index=-1`|gave shape"):
-            metric.compute()
+            values({"all": wrong}, scores, target, cuts, "abc")
+
+
+def test_values_of_labels_keep_quiet_and_make_python_repeat_no_warning():
+    """A label without a positive is named by the module, not by each metric; the warnings' filters stay as they are."""
+    scores, target = torch.randn(4, 2), torch.tensor([[0, 1], [0, 0], [0, 1], [0, 0]])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            found = values({}, scores, target, keys="ab")
+            warnings.warn("shown once per place", FutureWarning, stacklevel=1)
+        assert [str(one.message) for one in caught] == ["shown once per place"]
+        with pytest.warns(TPAUCWarning, match="is nan"):
+            values({}, scores[:, 0], target[:, 0])  # alone it warns as ever
+    assert found["tpauc/a"].isnan()
+    assert found["tpauc"] == found["tpauc/b"]
 
 
 def test_no_example_is_nan_and_several_numbers_are_refused():
-    assert math.isnan(collected(BinaryF1Score(), torch.randn(3), torch.full((3,), -1)))
+    with pytest.warns(TPAUCWarning, match="no example"):
+        assert math.isnan(collected(BinaryF1Score(), torch.randn(3), torch.full((3,), -1)))
     with pytest.raises(ArgumentError, match=r"one number, but BinaryStatScores gave shape \(5,\)"):
         collected(BinaryStatScores(), *scored())

@@ -15,7 +15,7 @@ from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.functional import two_way_partial_auroc
-from lightning_tpauc.scoring.labelled_data import inputs_and_target, inputs_to_predict
+from lightning_tpauc.scoring.labels import inputs_and_target, inputs_to_predict
 from tests.helpers.problems import make_problem, make_trainer
 from tests.helpers.tolerances import assert_close
 
@@ -141,7 +141,10 @@ X, ONES, Y = torch.zeros(2, DIM), torch.ones(2, DIM), torch.tensor([0, 1])
         ),
         ((X, torch.tensor([0.0, torch.nan])), "labels 0 and 1 in the batches, but found nan"),
         ((X, torch.tensor([2, 1])), "labels 0 and 1 in the batches, but found 2. Pass, for instance, (y == 2)"),
-        ((X, torch.zeros(2, 3)), "one label per example as the last entry of the batches, but got shape (2, 3)"),
+        (
+            (X, torch.zeros(2, 3)),
+            "one label per example in the batches, as the model was trained for, but got shape (2, 3)",
+        ),
         ((X, Y, Y), "but got 3 entries, and what was trained on is unknown: nobody knows which of them is the label"),
     ],
 )

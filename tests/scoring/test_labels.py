@@ -43,6 +43,6 @@ def test_settings_by_name_and_by_position():
 
 @pytest.mark.parametrize(("number", "names"), [(2019, ("2019", "2020")), (1, ("1", "2"))])
 def test_a_number_that_is_a_position_and_another_labels_name(number, names):
-    with pytest.raises(ArgumentError, match=f"pass the name as text, '{number}'"):
+    with pytest.raises(ArgumentError, match=f"options of {number}, .* Pass a name as text"):
         by_position({number: {"weight": 2.0}}, names)
     assert by_position({str(number): {"weight": 2.0}}, names) == {0: {"weight": 2.0}}

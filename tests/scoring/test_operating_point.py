@@ -249,9 +249,9 @@ def test_a_rectangle_out_of_reach_is_said_with_how_far_away_it_is(caplog):
         )
         for called in (scores >= threshold for threshold in [math.inf, *scores.tolist()])
     )
-    said = [r.message for r in caplog.records if "No threshold lies in the rectangle TPR >= 0.5" in r.message]
+    said = [r.message for r in caplog.records if "validation data: TPR >= 0.5, FPR <= 0.5 is missed" in r.message]
     assert len(said) == 1
-    assert f"is {away:.2g} away" in said[0]
+    assert f"by {away:.2g}, and inf decides, TPR 0.000 at FPR 0.000" in said[0]
 
 
 def test_scores_that_a_sigmoid_can_not_calibrate_do_not_end_the_training(caplog):
