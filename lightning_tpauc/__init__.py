@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from lightning_tpauc.module import TPAUCModule
     from lightning_tpauc.scoring.operating_point import DecisionThreshold
     from lightning_tpauc.scoring.prediction import PredictionWriter
-    from lightning_tpauc.training.guards import FiniteGuard
     from lightning_tpauc.training.optimizer import DampedAdam
-    from lightning_tpauc.training.stages import StageCallback
+    from lightning_tpauc.training.stages import FiniteGuard, StageCallback
 
 __all__ = (
     "DampedAdam",
@@ -67,7 +66,7 @@ _MODULES = ("algorithms", "comparison", "data", "errors", "functional", "metrics
 _HOME = {
     "compare": "comparison",
     "DampedAdam": "training.optimizer",
-    "FiniteGuard": "training.guards",
+    "FiniteGuard": "training.stages",
     "StageCallback": "training.stages",
     "ExactObjective": "metrics",
     "TwoWayPartialAUROC": "metrics",

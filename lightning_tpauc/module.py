@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, cast
 
@@ -13,7 +13,6 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.model_helpers import _restricted_classmethod
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from lightning_tpauc.algorithms import STACO, Algorithm
 from lightning_tpauc.algorithms.base import PreviousScores
@@ -30,7 +29,6 @@ from lightning_tpauc.lightning_fixes.checkpoint_files import (
 )
 from lightning_tpauc.lightning_fixes.mixing_in import (
     check_order,
-    name_taken,
     refuse_taken,
     say_replaced,
 )
@@ -55,9 +53,9 @@ from lightning_tpauc.training.checkpoint import (
     take_back,
 )
 from lightning_tpauc.training.checkpoint import save as save_checkpoint
-from lightning_tpauc.training.guards import is_squashed, warn_of_activation
+from lightning_tpauc.training.guards import warn_of_activation
 from lightning_tpauc.training.optimizer import LinearWarmup, keep_monitors, make_optimizer, step_schedulers, warms_up
-from lightning_tpauc.training.stages import is_prepared, needed_callbacks
+from lightning_tpauc.training.stages import needed_callbacks
 from lightning_tpauc.training.state import TrainingState
 
 #: Attributes that are assigned in every step and never hold a tensor.
@@ -232,8 +230,7 @@ class TPAUCModule(ScoringModel):
         scores = scores_of(output)
         if not self._activation_checked and scores.requires_grad:
             self._activation_checked = True
-            squashed = is_squashed(scores, getattr(self, "backbone", None))
-            warn_of_activation(self.algorithm, self.score_activation, squashed=squashed)
+            warn_of_activation(scores, self.algorithm, self.score_activation)
         scores, labels = scores.to(common_dtype(scores)), self.trained_labels
         return one_score(scores) if labels is None else scores_of_labels(scores, labels.names)
 
@@ -265,26 +262,23 @@ class TPAUCModule(ScoringModel):
         """
         return None if self.operating_point is None else self.operating_point.threshold
 
-    @threshold.setter
-    def threshold(self, value: Any) -> None:
-        if "training_state" not in vars(self):
-            raise name_taken(self, "threshold")
-        msg = f"DecisionThreshold chooses `threshold`; it can't be set. Compare `raw_scores` with {value!r} yourself."
-        raise ArgumentError(msg)
-
     # ---------------------------------------------------------------- training
 
     def training_step(self, batch: Any, batch_idx: int = 0) -> Tensor:
         """Take one step of the algorithm and of the optimizer.
 
         A subclass that overrides it calls it once per batch, and may return something else. Only the gradient scaler of
-        ``precision="16-mixed"`` waits for the device, once per step.
+        ``precision="16-mixed"`` waits for the device.
         """
         if not isinstance(batch, PosNegBatch):
             check_training_batch(batch)
         state = self.training_state
         if state.average is None:
-            _require_callbacks(self)
+            msg = (
+                f"The callbacks that {type(self).__name__} needs are not there: let its `configure_callbacks` return "
+                "`[*super().configure_callbacks(), ...]`."
+            )
+            raise UnsupportedError(msg)
         optimizer = cast(LightningOptimizer, self.optimizers())  # which counts the steps
         state.begin_step()
         self.algorithm.step_scale = self._step_scale(optimizer)
@@ -453,45 +447,35 @@ class TPAUCModule(ScoringModel):
         self.on_before_zero_grad(inner)
         self.optimizer_zero_grad(self.current_epoch, batch_idx, inner)
 
-    def _take_step(
-        self, optimizer: LightningOptimizer, batch_idx: int, loss: Tensor, scaler: torch.amp.GradScaler | None
-    ) -> bool:
+    def _take_step(self, optimizer: LightningOptimizer, batch_idx: int, loss: Tensor, scaler: Any) -> bool:
         """Take a step by the hook ``optimizer_step``, which may change the rate; returns whether a scaler let it be."""
-        inner, steps, calls = optimizer.optimizer, self.trainer.global_step, []
-        before = _versions(inner)
+        steps, weight = self.trainer.global_step, optimizer.param_groups[0]["params"][0]
+        before, calls = weight._version, []
+        # a scaler lowers its scale in place of a step, which says so without a look at the gradients
+        scaled = None if scaler is None else scaler.scale(loss.new_ones(()))
 
         def closure() -> Tensor:  # which Lightning's closure calls before the gradients get their final values
-            calls.append(_versions(inner))
+            calls.append(weight._version)
             return loss.detach()
 
-        taken = _step_unless_infinite(
-            inner, scaler, lambda: self.optimizer_step(self.current_epoch, batch_idx, optimizer, closure)
-        )
-        if self.trainer.global_step - steps != 1:
+        self.optimizer_step(self.current_epoch, batch_idx, optimizer, closure)
+        if self.trainer.global_step - steps != 1 or calls != [before]:
             msg = (
                 f"{type(self).optimizer_step.__qualname__} took {self.trainer.global_step - steps} optimizer steps for "
-                "a batch; the dual variables and the average count on one. Call "
-                "`optimizer.step(closure=optimizer_closure)` once in it."
+                f"a batch, or {type(optimizer.optimizer).__name__} evaluates the loss by itself, as sharpness-aware "
+                "optimizers do: every evaluation is a step of the dual variables. Call "
+                "`optimizer.step(closure=optimizer_closure)` once, or use another optimizer."
             )
             raise UnsupportedError(msg)
-        if calls != [before]:
-            msg = (
-                f"{type(inner).__name__}.step has to call its closure once, before it moves the weights. Optimizers "
-                "that evaluate the loss by themselves, as sharpness-aware ones do, can't work here, since every "
-                "evaluation is a step of the dual variables. Use another optimizer."
-            )
-            raise UnsupportedError(msg)
-        return taken
+        return scaled is None or not bool(scaler.scale(torch.ones_like(scaled)) < scaled)
 
     # ---------------------------------------------------------------- evaluation, which a callback does
 
-    def validation_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> Any:  # noqa: ARG002
+    def validation_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> Any:
         """Nothing: a callback scores the batches and logs ``val/tpauc``. Override it to do more beside that."""
-        _require_callbacks(self)
 
-    def test_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> Any:  # noqa: ARG002
+    def test_step(self, batch: Any, batch_idx: int = 0, dataloader_idx: int = 0) -> Any:
         """Nothing: a callback scores the batches and logs ``test/tpauc``. Override it to do more beside that."""
-        _require_callbacks(self)
 
     def on_validation_epoch_end(self) -> None:
         """Nothing; it stands in place of a mixed-in class's, which would miss what its ``validation_step`` collects."""
@@ -603,16 +587,6 @@ def _require_model(module: TPAUCModule) -> None:
         raise ArgumentError(msg)
 
 
-def _require_callbacks(module: TPAUCModule) -> None:
-    if not is_prepared(module):
-        name = type(module).__name__
-        msg = (
-            f"The callbacks that {name} needs are not there, or did not run. Let `{name}.configure_callbacks` return "
-            "`[*super().configure_callbacks(), ...]`, and call `super()` in hooks of a StageCallback of your own."
-        )
-        raise UnsupportedError(msg)
-
-
 def _accept(module: TPAUCModule, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Before weights are loaded: check that there is a model for them, and rename them to its names."""
     if not _has_model(module) and any(name.startswith(f"{prefix}backbone.") for name in state):
@@ -642,31 +616,3 @@ def _compile_model_alone(module: LightningModule) -> None:
 def _full_precision(kind: str) -> AbstractContextManager[Any]:
     """Context that turns mixed precision off, for the pairwise loss."""
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
-
-
-def _step_unless_infinite(inner: Any, scaler: torch.amp.GradScaler | None, step: Callable[[], None]) -> bool:
-    """Take the optimizer's step, unless a gradient scaler finds infinite gradients; returns whether it was taken.
-
-    Averages, stages and schedules count the steps that were taken, so the host must know. The scaler waits for the
-    device once a step in any case. Only a fused optimizer decides on the device; then this function waits instead.
-    """
-    if scaler is None:
-        step()
-        return True
-    if getattr(inner, "_step_supports_amp_scaling", False) or not isinstance(inner, Optimizer):
-        one = torch.ones((), device=inner.param_groups[0]["params"][0].device)
-        before = scaler.scale(one)
-        step()
-        return not bool(scaler.scale(one) < before)
-    taken: list[bool] = []
-    hook = inner.register_step_post_hook(lambda *_: taken.append(True))  # runs only if the scaler lets the step run
-    try:
-        step()
-    finally:
-        hook.remove()
-    return bool(taken)
-
-
-def _versions(optimizer: Optimizer) -> list[int]:
-    """How often each weight has been changed in place, which tells of a change without reading numbers."""
-    return [p._version for group in optimizer.param_groups for p in group["params"]]

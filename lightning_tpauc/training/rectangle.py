@@ -17,14 +17,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, Algorithm, TrainingScores, count_in_loss
 from lightning_tpauc.data.batch import check_training_batch
-from lightning_tpauc.data.examples import names_in
 from lightning_tpauc.data.loader import EvalLoader, PosNegLoader
 from lightning_tpauc.data.streaming import ScoredStream, StreamedLoader
 from lightning_tpauc.distributed import GatheredScores, gather_variable
@@ -32,6 +31,7 @@ from lightning_tpauc.errors import ArgumentError, NonFiniteError
 from lightning_tpauc.functional.objective import objective_ratio
 from lightning_tpauc.scoring.forward import ScoringModel, device_batches, evaluation_mode
 from lightning_tpauc.scoring.labels import listed
+from lightning_tpauc.training.guards import columns_not_finite
 from lightning_tpauc.training.optimizer import steps_of_share
 
 #: Share of the run in which the rectangle shrinks. The rest of the run trains on the rectangle that was asked for.
@@ -252,35 +252,6 @@ def _check_first_batch(trainer: Trainer) -> None:
     loader: Any = trainer.fit_loop._combined_loader
     for batch, _, _ in islice(loader or (), 1):
         check_training_batch(batch)
-
-
-# ---------------------------------------------------------------- columns of a table
-
-
-def is_feature_matrix(inputs: Any) -> bool:
-    """Whether inputs are a dense floating tensor ``(N, D)``."""
-    dense = isinstance(inputs, Tensor) and inputs.layout == torch.strided
-    return bool(dense and inputs.is_floating_point() and inputs.ndim == 2)
-
-
-def column_name(number: int, model: Any) -> str:
-    """What to call a column of the inputs of a model, whose ``input_layout`` may hold its name."""
-    names = names_in(getattr(model, "input_layout", None), "columns")
-    if names is None and isinstance(model, LightningModule):  # before the first batch
-        names = getattr(model.trainer.train_dataloader, "columns", None)
-    return f"Column {number}" if names is None or number >= len(names) else f"Column {names[number]!r}"
-
-
-def columns_not_finite(inputs: Any, model: Any) -> str:
-    """Says which columns of a table are nan or infinite somewhere; empty if none is."""
-    bad = (~inputs.isfinite()).sum(0) if is_feature_matrix(inputs) else torch.zeros(0)
-    if not bool(bad.any()):
-        return ""
-    shown = [f"{column_name(k, model)} has {int(bad[k])}" for k in bad.nonzero()[:3, 0].tolist()]
-    return (
-        f"the inputs of a batch are nan or infinite in {int((bad > 0).sum())} of {len(bad)} columns: "
-        f"{', '.join(shown)}. Fill these in, or leave such rows out before training."
-    )
 
 
 # ---------------------------------------------------------------- the rectangle

@@ -1,9 +1,12 @@
-"""What a training does between its steps: stages, averages, the shrinking rectangle, the best weights, saving."""
+"""What a training does between its steps: stages, averages, the shrinking rectangle, the best weights, checks."""
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import math
+import subprocess
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from itertools import islice
@@ -22,7 +25,7 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from typing_extensions import override
@@ -31,7 +34,7 @@ from lightning_tpauc.algorithms import TrainingScores
 from lightning_tpauc.data.batch import check_training_batch
 from lightning_tpauc.data.examples import learnt_layout, names_in
 from lightning_tpauc.distributed import destroy_group_at_exit, prebuild_ddp_buckets, reshard
-from lightning_tpauc.errors import ArgumentError, UnsupportedError
+from lightning_tpauc.errors import ArgumentError, NonFiniteError, UnsupportedError
 from lightning_tpauc.functional.checks import check_choice, check_count, is_real
 from lightning_tpauc.lightning_fixes.checkpoint_files import load_weights
 from lightning_tpauc.lightning_fixes.unsupported import SilentSaving, log_replicated
@@ -49,11 +52,13 @@ from lightning_tpauc.training.checkpoint import (
 )
 from lightning_tpauc.training.guards import (
     Adviser,
-    FiniteGuard,
-    data_and_limits,
+    columns_not_finite,
+    diagnose,
+    is_feature_matrix,
+    lower_the_rate,
     require_agreement,
-    say_how_it_ended,
-    training_settings,
+    say_which_weights,
+    shared_settings,
     uneven_columns,
 )
 from lightning_tpauc.training.optimizer import (
@@ -62,10 +67,22 @@ from lightning_tpauc.training.optimizer import (
     prepare_plateau_schedulers,
     step_plateau_schedulers,
 )
-from lightning_tpauc.training.rectangle import count_positives, score_training_set, shrinking_steps
+from lightning_tpauc.training.rectangle import (
+    count_positives,
+    score_next_batches,
+    score_training_set,
+    shrinking_steps,
+)
 from lightning_tpauc.training.state import Phase, TrainingState
 from lightning_tpauc.training.weights import agree_on_statistics, recompute_statistics
 
+#: On an accelerator, the result of a check is read this many steps later, so that the host can run ahead. The number is
+#: the same on all ranks, so that they stop at the same step and none waits for the others.
+_LAG = 4
+#: After this many halvings of the scale in a row, every float16 gradient would be zero.
+_MOST_SKIPPED = 50
+#: A run diverges if its loss is this many times that of the first step.
+_GROWTH = 1e10
 #: Of the polynomial average: its weights have a mean age of a tenth of the run.
 _DECAY = 8.0
 #: Callbacks that change which weights are trained: a copy from before would undo it, or hold a part of the model only.
@@ -153,28 +170,26 @@ class StageCallback(Callback):
     # ---------------------------------------------------------------- hooks
 
     @override
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if not hasattr(pl_module, "algorithm"):
-            msg = f"StageCallback trains a TPAUCModule, but got {type(pl_module).__name__}."
-            raise UnsupportedError(msg)
+    def setup(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__
         stages = [type(callback).__name__ for callback in callbacks if isinstance(callback, StageCallback)]
         if len(stages) > 1:
             msg = f"The Trainer has {' and '.join(stages)}: each would start and end all stages. Keep one of them."
             raise UnsupportedError(msg)
         trainer.callbacks = in_order(callbacks)  # type: ignore[attr-defined]
+        destroy_group_at_exit()
         if stage == TrainerFn.FITTING:
             self._silent_saving.begin()
-        destroy_group_at_exit()
-        require_agreement(lambda: data_and_limits(trainer, stage))
+        else:
+            require_agreement(lambda: shared_settings(trainer, pl_module, {}))
 
     @override
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        module: ScoringModel = pl_module  # type: ignore[assignment]
+    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
+        module: ScoringModel = pl_module
         state, evaluation = module.training_state, evaluation_of(trainer)
         _require_one_optimizer(trainer)
         settings = {name: getattr(self, name) for name in inspect.signature(StageCallback).parameters}
-        require_agreement(lambda: training_settings(trainer, module, settings))
+        require_agreement(lambda: shared_settings(trainer, module, settings))
         check_savable(trainer)
         offer_hyperparameters(trainer, module)
         evaluation.warnings.forget()
@@ -190,8 +205,8 @@ class StageCallback(Callback):
         evaluation.start.prepare(trainer, is_trained=state.is_trained or state.average is not None)
 
     @override
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        module: ScoringModel = pl_module  # type: ignore[assignment]
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        module: ScoringModel = pl_module
         _give_shapes(trainer, module)
         reshard(module)
         prebuild_ddp_buckets(trainer)
@@ -205,8 +220,8 @@ class StageCallback(Callback):
             self._start(trainer, module)
 
     @override
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        state: TrainingState = pl_module.training_state  # type: ignore[assignment]
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        state: TrainingState = pl_module.training_state
         state.restore_last_iterate()  # where a validation has shown the average
         self._batches_before = state.batches_seen
         if batch_idx == 0:
@@ -214,8 +229,8 @@ class StageCallback(Callback):
             pl_module.input_layout = learnt_layout(pl_module.input_layout, getattr(batch, "inputs", None), columns)
 
     @override
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        module: ScoringModel = pl_module  # type: ignore[assignment]
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: Any, optimizer: Optimizer) -> None:
+        module: ScoringModel = pl_module
         state, coefficient = module.training_state, module.algorithm.proximal_coefficient
         clips_itself = type(module).configure_gradient_clipping is not LightningModule.configure_gradient_clipping
         clips = clips_itself or module.gradient_clip_val is not None
@@ -237,103 +252,99 @@ class StageCallback(Callback):
             state.average.add_proximal_gradient(coefficient)
 
     @override
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        module: ScoringModel = pl_module  # type: ignore[assignment]
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        module: ScoringModel = pl_module
         state = module.training_state
         taken = state.batches_seen - self._batches_before
         if taken != 1:
             msg = (
                 f"{type(module).training_step.__qualname__} took {taken} steps for a batch: it must call "
-                "`super().training_step(batch, batch_idx)` once, which takes the step. Log and return what you like "
-                "beside it; for more steps raise `max_epochs`."
+                "`super().training_step(batch, batch_idx)` once."
             )
             raise UnsupportedError(msg)
         if state.batches_seen == 1:
             self._adviser.say("columns", uneven_columns(batch.inputs, module))
-        self._end_stage_if_due(trainer, module)
+        average = state.average
+        if (
+            average is not None
+            and module.algorithm.has_stages
+            and average.count >= self.stage_length(average.stage, trainer.num_training_batches)
+        ):
+            self._end_stage(trainer, module)
         schedule = state.rectangle_schedule
         if schedule is not None and state.batches_seen % schedule.every == 0:
             schedule.move_if_due(module, state.batches_seen, state.memory)
         step_plateau_schedulers(trainer, state.batches_seen, "batch", state.step_loss)
 
     @override
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        module: ScoringModel = pl_module  # type: ignore[assignment]
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        module: ScoringModel = pl_module
         state = module.training_state
         if _ends_unvalidated(trainer, state):
             validate_amid_training(trainer)
         state.restore_last_iterate()
-        values, schedule = module.algorithm.diagnostics(), state.rectangle_schedule
-        self._adviser.look_at_duals(module, values)
+        schedule = state.rectangle_schedule
         shown = schedule.diagnostics() if schedule is not None else {}
-        for name, value in {**values, **shown}.items():
+        for name, value in {**module.algorithm.diagnostics(), **shown}.items():
             log_replicated(module, f"train/{name}", value)
         step_plateau_schedulers(trainer, state.batches_seen, "epoch")
 
     @override
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
         """Agree on batch-norm statistics over ranks, then put the average into the model, until the next step."""
-        state: TrainingState = pl_module.training_state  # type: ignore[assignment]
+        state: TrainingState = pl_module.training_state
         agree_on_statistics(pl_module, state.average)
         if _is_fitting(trainer):
             state.show_average()
 
     @override
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        module: ScoringModel = pl_module  # type: ignore[assignment]
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        module: ScoringModel = pl_module
         state = module.training_state
         if _is_fitting(trainer):
             step_plateau_schedulers(trainer, state.batches_seen, "validation")
             if state.rectangle_schedule is not None:
                 state.rectangle_schedule.held_out = state.held_out_ratios
-            self._adviser.look_at_validation(module)
+            self._adviser.look_at_losses(module)
             state.note_validation(*validated_areas(trainer.callback_metrics), module.operating_point)
 
     @override
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        state: TrainingState = pl_module.training_state  # type: ignore[assignment]
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+        state: TrainingState = pl_module.training_state
         self._silent_saving.end()
         state.restore_last_iterate()
 
     @override
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def teardown(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
         self._silent_saving.end()
 
     @override
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        module: ScoringModel = pl_module  # type: ignore[assignment]
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        module: ScoringModel = pl_module
         state = module.training_state
         agree_on_statistics(module, state.average)
         if recomputed := state.finish() and self.batch_norm == "recompute":
             recompute_statistics(module, trainer)
         _settle_threshold(module, trainer, rescore=recomputed)
-        say_how_it_ended(self._adviser, module, trainer)
+        self._adviser.look_at_losses(module, at_end=True)
+        if state.rectangle_schedule is not None:
+            names = None if module.trained_labels is None else module.trained_labels.names
+            state.rectangle_schedule.say_if_held(names, lambda: score_next_batches(module, 16))
+        say_which_weights(module)
 
     @override
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         """Restore a run that was over when it was saved, so that nothing was left to train."""
-        module: ScoringModel = pl_module  # type: ignore[assignment]
+        module: ScoringModel = pl_module
         if module.training_state.phase is Phase.LOADED:
             self._allocate(trainer, module)
             _resume(module)
             self.on_train_end(trainer, module)
 
     @override
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Save the training; the module's hook does so where callbacks are not asked, with weights alone."""
-        save(pl_module, checkpoint, trainer)  # type: ignore[arg-type]
-
-    @override
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        state: TrainingState = pl_module.training_state  # type: ignore[assignment]
-        if trainer.state.fn == TrainerFn.FITTING and state.phase is not Phase.LOADED:
-            msg = (
-                f"{type(pl_module).on_load_checkpoint.__qualname__} did not call "
-                "`super().on_load_checkpoint(checkpoint)`, which reads what the run goes on from."
-            )
-            raise UnsupportedError(msg)
+        save(pl_module, checkpoint, trainer)
 
     # ---------------------------------------------------------------- a run's beginning
 
@@ -378,13 +389,6 @@ class StageCallback(Callback):
 
     # ---------------------------------------------------------------- stages
 
-    def _end_stage_if_due(self, trainer: Trainer, module: ScoringModel) -> None:
-        average = module.training_state.average
-        if average is None or not module.algorithm.has_stages:
-            return
-        if average.count >= self.stage_length(average.stage, trainer.num_training_batches):
-            self._end_stage(trainer, module)
-
     def _end_stage(self, trainer: Trainer, module: ScoringModel) -> None:
         state, algorithm = module.training_state, module.algorithm
         agree_on_statistics(module, state.average)
@@ -402,6 +406,96 @@ class StageCallback(Callback):
         memory = module.training_state.memory if self.scores == "remembered" else None
         remembered = memory.of_stage() if memory is not None else None
         return remembered if remembered is not None else score_training_set(module)
+
+
+class FiniteGuard(Callback):
+    """Stops the run at the first step whose loss or state is not finite or far too large, and says what to change.
+
+    Far too large is 1e10 times the value at the first step of this run, new or resumed, and at least 1e10. The weights
+    diverge then, although single precision may take many more steps to overflow.
+
+    On a CPU the check is immediate. On an accelerator the result is copied to the host without blocking and read a few
+    steps later. No bad checkpoint is written meanwhile, since saving checks everything itself. A run is also stopped if
+    a gradient scaler skips every step. When rank 0 fails, the processes that it started end with it.
+
+    Raises:
+        NonFiniteError: on every rank at the same step.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> trainer = Trainer(accelerator="cpu", logger=False, callbacks=[FiniteGuard()])  # added if left out
+        >>> any(isinstance(callback, FiniteGuard) for callback in trainer.callbacks)
+        True
+    """
+
+    def __init__(self) -> None:
+        self._pending: deque[tuple[Tensor, Any, Tensor, Any]] = deque()
+        self._limit: Tensor | None = None
+        self._skipped = 0
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        """Forget an earlier run, which may have ended in an error."""
+        self._pending.clear()
+        self._limit, self._skipped = None, 0
+
+    @override
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Check the last step; a step that a gradient scaler skipped is only counted."""
+        state: TrainingState = pl_module.training_state
+        if state.step_skipped:
+            self._skipped += 1
+            if self._skipped >= _MOST_SKIPPED:
+                msg = (
+                    f"Not finite after {state.batches_seen} steps: the gradient scaler skipped {_MOST_SKIPPED} steps "
+                    "in a row, so the gradients are infinite or nan at any scale. Look for such numbers in the inputs, "
+                    "or train with precision='bf16-mixed', which has the range of float32."
+                )
+                raise NonFiniteError(msg)
+            return
+        self._skipped = 0
+        total: Tensor = state.step_loss + pl_module.algorithm.scalar_sum()  # finite only if both are
+        if self._limit is None:
+            self._limit = total.abs().clamp_min(1.0) * _GROWTH
+        within = (total.abs() < self._limit).to("cpu", non_blocking=True)  # false for nan, too
+        event: Any = None
+        if total.is_cuda:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            event.record()
+        inputs = getattr(batch, "inputs", None)
+        self._pending.append((within, event, total, inputs if is_feature_matrix(inputs) else None))
+        if len(self._pending) > (_LAG if total.is_cuda else 0):
+            self._read(pl_module)
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
+        """Read the checks that were not read yet."""
+        while self._pending:
+            self._read(pl_module)
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
+        """End the other processes when rank 0 fails.
+
+        Lightning ends all processes when one of them fails, but not when rank 0 does, which started them. They would
+        wait for rank 0 in a collective, under NCCL for minutes, and keep their GPUs. There they ignore SIGTERM.
+        """
+        for process in getattr(trainer.strategy.launcher, "procs", ()):
+            if isinstance(process, subprocess.Popen):
+                atexit.register(process.kill)
+
+    def _read(self, module: ScoringModel) -> None:
+        within, event, total, table = self._pending.popleft()
+        if event is not None:
+            event.synchronize()  # the step is _LAG steps old, so this hardly ever waits
+        if bool(within):
+            return
+        steps = module.training_state.batches_seen
+        if math.isfinite(total):
+            msg = f"Diverged after {steps} steps: loss and state have grown to {float(total):.2g}. "
+            raise NonFiniteError(msg + lower_the_rate(module))
+        columns = columns_not_finite(table, module)
+        raise NonFiniteError(f"Not finite after {steps} steps: {columns}" if columns else diagnose(module))
 
 
 def _require_one_optimizer(trainer: Trainer) -> None:
@@ -487,13 +581,6 @@ _NEEDED: tuple[tuple[type[Callback], type[Callback]], ...] = (
 def needed_callbacks(present: Sequence[Callback]) -> list[Callback]:
     """The callbacks that training and evaluation need and that ``present`` lacks, with their defaults."""
     return [make() for kind, make in _NEEDED if not any(isinstance(callback, kind) for callback in present)]
-
-
-def is_prepared(module: ScoringModel) -> bool:
-    """Whether the Trainer has the needed callbacks, and a training has begun by them."""
-    trainer: Any = module.trainer
-    trains = trainer.training and module.training_state.average is None
-    return not trains and not needed_callbacks(trainer.callbacks)
 
 
 def in_order(callbacks: Sequence[Callback]) -> list[Callback]:

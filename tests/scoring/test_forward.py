@@ -10,7 +10,7 @@ from torch.nn.functional import hardsigmoid
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import PAUCI, STACO, CrossEntropy, FullBatch
-from lightning_tpauc.errors import ArgumentError, TPAUCAdvice, TPAUCWarning
+from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional import tpauc_objective, two_way_partial_auroc
 from lightning_tpauc.scoring.forward import call_model
@@ -262,21 +262,16 @@ SQUASHED = {
 
 @pytest.mark.parametrize("end", SQUASHED.values(), ids=SQUASHED)
 def test_a_sigmoid_too_many_is_named_once(end):
-    module = module_for(Ends(end), score_activation="sigmoid")
-    with pytest.warns(TPAUCWarning, match="applies another: .* Leave out one of the two") as warned:
-        trained(module)
-    assert len([w for w in warned if w.category is TPAUCWarning]) == 1
-    with pytest.warns(
-        TPAUCAdvice, match=r"hardly ever reach it\. Leave the sigmoid out of the model, or pass `margin=0.25`"
-    ):
-        trained(module_for(Ends(end)))
+    words = "ends in a sigmoid or softmax, but {} is made for raw scores. Leave it out of the model"
+    for method, activation in ((STACO, "sigmoid"), (STACO, "identity"), (CrossEntropy, "identity")):
+        with pytest.warns(TPAUCWarning, match=words.format(method.__name__)) as warned:
+            trained(module_for(Ends(end), method, score_activation=activation))
+        assert len([w for w in warned if w.category is TPAUCWarning]) == 1
     trained(module_for(Ends(end), lambda **_: STACO(margin=0.25)))  # without a word
-    with pytest.warns(TPAUCWarning, match="CrossEntropy takes raw scores, but the model ends in a sigmoid"):
-        trained(module_for(Ends(end), CrossEntropy))
 
 
 def test_a_method_for_probabilities_warns_of_raw_scores():
-    with pytest.warns(TPAUCWarning, match=r"PAUCI is made for scores in \[0, 1\], .* Set `score_activation='sigmoid'`"):
+    with pytest.warns(TPAUCWarning, match=r"PAUCI is made for scores in \[0, 1\]: set `score_activation='sigmoid'`"):
         trained(module_for(Ends(lambda x: x[:, 0]), PAUCI))
     trained(module_for(Ends(lambda x: x[:, 0]), PAUCI, score_activation="sigmoid"))
     trained(module_for(Ends(SQUASHED["probability"]), PAUCI))
