@@ -367,7 +367,7 @@ class PosNegDataModule(LightningDataModule):
         kind = self._algorithm_says("sampling", self.sampling if self.sampling != "auto" else None) or "pos_neg"
         world_size, stream, prepared = current_world().size, self._stream(), self._prepared
         sizes = self._sizes(kind, len(prepared.training.by_class[1]) if stream is None else None)
-        sampler = sampler_of(prepared.training, kind, sizes, self.seed, stream=stream, weights=prepared.sample_weights)
+        sampler = sampler_of(prepared.training, kind, sizes, self.seed, stream=stream)
         sampler.epoch_steps = self._epoch_steps
         sampler.global_sizes(world_size)
         message = sampler.cap_message(world_size, asked=self.num_pos is not None)
@@ -379,7 +379,10 @@ class PosNegDataModule(LightningDataModule):
     @property
     def positive_weights(self) -> NDArray[np.float64] | None:
         """Weights of the training positives, float ``(n_pos,)``; ``None`` without ``sample_weight``."""
-        return None if self.sample_weight is None else getattr(self._prepared.sample_weights, "positives", None)
+        if self.sample_weight is None:
+            return None
+        training = self._prepared.training
+        return None if training.weights is None else training.weights[training.by_class[0]]
 
     def _sizes(self, kind: str, num_negatives: int | None) -> BatchSizes:
         needs_dual = self._algorithm_says("needs_dual_negatives")

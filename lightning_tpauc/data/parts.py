@@ -53,7 +53,7 @@ from lightning_tpauc.data.labels import (
     ruled,
     stored_targets,
 )
-from lightning_tpauc.data.sampler import LabelRows, SampleWeights
+from lightning_tpauc.data.sampler import LabelRows, WeightedIndices
 from lightning_tpauc.data.seeding import Purpose, seeded_items
 from lightning_tpauc.data.splits import Split
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
@@ -362,18 +362,6 @@ class PreparedData:
         return TrainingPart(labels, *parts, names, weights)
 
     @cached_property
-    def sample_weights(self) -> SampleWeights | None:
-        """The weights by which training examples are drawn; ``None`` if all count alike."""
-        if self.training.weights is None:
-            return None
-        pos, neg = (self.training.weights[rows] for rows in self.training.by_class)
-        if not len(pos) or (self.negatives is None and not len(neg)):
-            missing = "negative" if len(pos) else "positive"
-            msg = f"No {missing} training example has a `sample_weight` above 0: both classes are needed."
-            raise DataError(msg)
-        return SampleWeights(pos, neg if self.negatives is None else None)
-
-    @cached_property
     def datasets(self) -> Datasets:
         """The data sets after ``fit_transforms``, if that is given; only then labels and split are needed for them."""
         given = Datasets(
@@ -504,11 +492,11 @@ class PreparedData:
 
         With several labels, the rows that are positive for some label, and the others that are negative for some.
         """
-        training, tasks, weights = self.training, self.training.tasks, self.sample_weights
+        training, tasks = self.training, self.training.tasks
         parts = training.by_class if tasks is None else (tasks.some_positive, tasks.others)
-        if weights is not None and len(parts[1]):
-            drawn = weights.indices(len(parts[1]), seed, Purpose.SCORING).batches(0, 1)[0]
-            parts = parts[0], parts[1][drawn]
+        if training.weights is not None and len(parts[1]):
+            drawn = WeightedIndices(training.weights[parts[1]], len(parts[1]), seed, Purpose.SCORING)
+            parts = parts[0], parts[1][drawn.batches(0, 1)[0]]
         entries = self.examples["train"].entries()
         pos, neg = (EvaluatedPart(self.datasets.train, rows, training.labels[rows], entries) for rows in parts)
         return pos, neg

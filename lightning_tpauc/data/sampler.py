@@ -14,8 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,14 +74,6 @@ def usual_sizes(num_pos: int | None, num_neg: int | None, *, several: bool) -> t
     return usual[0] if num_pos is None else num_pos, usual[1] if num_neg is None else num_neg
 
 
-def shares_of(totals: BatchSizes, world: World) -> tuple[BatchSizes, ...]:
-    """The sizes on every rank of a global batch."""
-    if world.size == 1:
-        return (totals,)
-    parts = [[slice_of(total, World(rank, world.size)) for total in totals] for rank in range(world.size)]
-    return tuple(BatchSizes(*(part.stop - part.start for part in sizes)) for sizes in parts)
-
-
 class PlannedMasks(NamedTuple):
     """Which examples of a step count for which of K labels, bool ``(K, size)``; see ``PosNegBatch``."""
 
@@ -106,74 +97,50 @@ class BatchPlan(NamedTuple):
     masks: PlannedMasks | None = None
 
 
+@lru_cache(maxsize=64)
+def shares_of(totals: BatchSizes, size: int) -> tuple[BatchSizes, ...]:
+    """The sizes on each of ``size`` ranks of a global batch."""
+    parts = [[slice_of(total, World(rank, size)) for total in totals] for rank in range(size)]
+    return tuple(BatchSizes(*(part.stop - part.start for part in own)) for own in parts)
+
+
 def _plan(
-    step: int,
-    rows: Indices,
-    index: Indices,
-    shares: tuple[BatchSizes, ...],
-    world: World,
-    masks: PlannedMasks | None = None,
+    step: int, rows: Indices, index: Indices, totals: BatchSizes, world: World, masks: PlannedMasks | None = None
 ) -> BatchPlan:
+    shares = shares_of(totals, world.size)
     return BatchPlan(step, rows, index, shares[world.rank], shares if world.size > 1 else None, masks)
 
 
-@dataclass(frozen=True)
-class BatchIndices:
-    """Batches of ``size`` distinct numbers out of ``range(n)``, pass after pass, each pass in a new random order.
+# ---------------------------------------------------------------- numbers of examples
 
-    Passes follow each other without a gap, so a batch may hold the tail of one pass and the head of the next. If both
-    would hold the same example, the new pass visits it later, by less than ``size`` places. Every pass still visits
-    every example once. Where two batches do not fit into a pass (``n < 2 size``), each batch is an independent uniform
-    subset instead.
+
+def distinct_batches(
+    n: int, size: int, start: int, stop: int, own: slice = slice(None), *, seed: int = 0, purpose: int = 0
+) -> Indices:
+    """Batches ``start .. stop - 1`` of ``size`` distinct numbers out of ``range(n)``, or the columns ``own`` of each.
+
+    Pass after pass goes through all numbers, each in a new random order. Passes follow each other without a gap, so a
+    batch may hold the tail of one pass and the head of the next. If both would hold the same number, the new pass
+    visits it later, by less than ``size`` places. Where two batches do not fit into a pass (``n < 2 size``), each batch
+    is an independent uniform subset instead.
     """
-
-    n: int
-    size: int
-    seed: int = 0
-    purpose: int = 0
-
-    def batches(self, start: int, stop: int, columns: slice | None = None) -> Indices:
-        """Batches ``start .. stop - 1``, or some columns of each: int64 ``(stop - start, number of columns)``."""
-        low, high, _ = (columns or slice(None)).indices(self.size)
-        steps = np.arange(start, stop, dtype=np.int64)[:, None]
-        cols = np.arange(low, high, dtype=np.int64)
-        if steps.size == 0 or cols.size == 0:
-            return np.empty((steps.size, cols.size), dtype=np.int64)
-        if self.n < 2 * self.size:
-            return self._permute(cols, steps)
-        which_pass, slots = np.divmod(steps * self.size + cols, self.n)
-        drawn = self._permute(slots, which_pass)
-        self._separate_passes(drawn, start, stop, low, high)
-        return drawn
-
-    def _separate_passes(self, drawn: Indices, start: int, stop: int, low: int, high: int) -> None:
-        """Reorder the first ``size`` entries of each pass that begins inside a batch, in place.
-
-        Entries that the previous pass's tail holds move behind the others. The tail has fewer than ``size`` entries.
-        Because n >= 2 size, it lies outside the previous pass's own first ``size``, which alone are reordered. So both
-        windows are known without replay.
-        """
-        first = max(1, -(-(start - 1) * self.size // self.n))
-        last = (stop * self.size - 1) // self.n
-        passes = np.arange(first, last + 1, dtype=np.int64)
-        tail_length = passes * self.n % self.size
-        passes, tail_length = passes[tail_length > 0], tail_length[tail_length > 0]
-        if passes.size == 0:
-            return
-        columns = np.arange(self.size, dtype=np.int64)
-        head = self._permute(columns, passes[:, None])
-        tail = self._permute(self.n - self.size + columns, passes[:, None] - 1)
-        # Entries are tagged with their row, so that one membership test serves all passes.
-        tag = np.arange(passes.size, dtype=np.int64)[:, None] * self.n
-        in_tail = columns >= self.size - tail_length[:, None]
-        repeated = np.isin(head + tag, (tail + tag)[in_tail])
-        head = np.take_along_axis(head, np.argsort(repeated, axis=1, kind="stable"), axis=1)
-        step, column = np.divmod(passes[:, None] * self.n + columns, self.size)
-        wanted = (step >= start) & (step < stop) & (column >= low) & (column < high)
-        drawn[step[wanted] - start, column[wanted] - low] = head[wanted]
-
-    def _permute(self, slots: Indices, passes: Indices) -> Indices:
-        return permute(slots, passes, self.n, seed=self.seed, purpose=self.purpose)
+    order = partial(permute, n=n, seed=seed, purpose=purpose)
+    entries, steps = np.arange(size), np.arange(start, stop)[:, None]
+    columns = entries[own]
+    if n < 2 * size or columns.size == 0:
+        return order(columns, steps)
+    passes, slots = np.divmod(steps * size + columns, n)
+    drawn = order(slots, passes)
+    # Where a pass begins inside a batch, those of its first `size` entries that the previous pass's tail holds move
+    # behind the others. That tail lies outside the previous pass's own first `size`, so nothing has to be replayed.
+    begun = np.arange(max(1, -(-(start - 1) * size // n)), (stop * size - 1) // n + 1)[:, None]
+    head, tail, tag = order(entries, begun), order(n - size + entries, begun - 1), begun * n
+    repeated = np.isin(head + tag, (tail + tag)[entries >= size - tag % size])
+    head = np.take_along_axis(head, np.argsort(repeated, axis=1, kind="stable"), axis=1)
+    step, column = np.divmod(tag + entries, size)
+    wanted = (step >= start) & (step < stop) & (column >= columns[0]) & (column <= columns[-1])
+    drawn[step[wanted] - start, column[wanted] - columns[0]] = head[wanted]
+    return drawn
 
 
 class WeightedIndices:
@@ -189,67 +156,46 @@ class WeightedIndices:
     """
 
     def __init__(self, weights: NDArray[np.float64], size: int, seed: int = 0, purpose: int = 0) -> None:
-        self.n, self.size, self.seed, self.purpose = len(weights), size, seed, purpose
+        self.size, self.seed, self.purpose = size, seed, purpose
         # a power of two leaves the ratios of the weights as they are
         exponent = _BITS - math.frexp(math.fsum(weights.tolist()))[1]
         lengths = np.maximum(np.ldexp(weights, exponent).astype(np.int64), 1)
         #: Steps of a pass, and the distances between places of a batch and between those of batches.
-        self.steps = max(1, -(-self.n // max(1, size)))
+        self.steps = max(1, -(-len(weights) // max(1, size)))
         self.stride = int(lengths.sum()) // max(1, size)
         self.shift = self.stride // self.steps
-        if size <= most_distinct(weights):  # rounding could make one longer than the stride
-            lengths = np.minimum(lengths, self.stride)
-        self._lengths = lengths
-        self._pass: tuple[int, Indices, Indices] | None = None
+        # rounding could make one longer than the stride
+        self._lengths = np.minimum(lengths, self.stride) if size <= most_distinct(weights) else lengths
+        self._line = lru_cache(maxsize=1)(self._lay)
 
-    def batches(self, start: int, stop: int, columns: slice | None = None) -> Indices:
-        """See :meth:`BatchIndices.batches`."""
-        places = np.arange(self.size, dtype=np.int64)[columns or slice(None)] * self.stride
-        drawn = np.empty((max(0, stop - start), len(places)), dtype=np.int64)
-        if drawn.size == 0:
-            return drawn
-        for number in range(start // self.steps, (stop - 1) // self.steps + 1):
-            first, last = max(start, number * self.steps), min(stop, (number + 1) * self.steps)
-            order, ends = self._line(number)
-            which, pass_number = np.arange(first, last) - number * self.steps, np.array(number)
-            turns = permute(which, pass_number, self.steps, seed=self.seed, purpose=self.purpose + _STEPS)
-            key = random_keys(self.seed, self.purpose + _OFFSETS, pass_number.reshape(1))[0]
-            offsets = int(key) % self.shift + turns * self.shift
-            found = np.searchsorted(ends, offsets[:, None] + places, side="right")
-            drawn[first - start : last - start] = order[found]
+    def batches(self, start: int, stop: int, own: slice = slice(None)) -> Indices:
+        """Batches ``start .. stop - 1``, or the columns ``own`` of each: int64 ``(stop - start, columns)``."""
+        places = np.arange(self.size)[own] * self.stride
+        drawn = np.empty((stop - start, len(places)), dtype=np.int64)
+        for number in range(start // self.steps, (stop - 1) // self.steps + 1) if drawn.size else ():
+            steps = np.arange(max(start, number * self.steps), min(stop, (number + 1) * self.steps))
+            order, ends, beginning, turns = self._line(number)
+            offsets = beginning + turns[steps - number * self.steps] * self.shift
+            drawn[steps - start] = order[np.searchsorted(ends, offsets[:, None] + places, side="right")]
         return drawn
 
-    def _line(self, number: int) -> tuple[Indices, Indices]:
-        """The order of a pass, and where each example ends on the line. The pass that was asked for last is kept."""
-        if self._pass is None or self._pass[0] != number:
-            order = permute(np.arange(self.n), np.array(number), self.n, seed=self.seed, purpose=self.purpose)
-            self._pass = number, order, self._lengths[order].cumsum()
-        return self._pass[1:]
+    def _lay(self, number: int) -> tuple[Indices, Indices, int, Indices]:
+        """A pass: the order of the examples, where each ends, the random beginning, and the order of the batches."""
+        which = np.array(number)
+        orders = [
+            permute(np.arange(count), which, count, seed=self.seed, purpose=self.purpose + more)
+            for count, more in ((len(self._lengths), 0), (self.steps, _STEPS))
+        ]
+        beginning = int(random_keys(self.seed, self.purpose + _OFFSETS, which.reshape(1))[0]) % self.shift
+        return orders[0], self._lengths[orders[0]].cumsum(), beginning, orders[1]
 
 
 def most_distinct(weights: NDArray[np.float64]) -> int:
     """The largest batch in which no example has to occur twice to be as frequent as its weight says."""
-    return int(weights.sum() / weights.max() * (1 + 1e-9))
+    return int(weights.sum() / weights.max() * (1 + 1e-9)) if len(weights) else 0
 
 
-class SampleWeights:
-    """The weights of the training examples, which draw the parts of batches."""
-
-    def __init__(self, positives: NDArray[np.float64], negatives: NDArray[np.float64] | None) -> None:
-        self.positives = positives
-        self.negatives = np.empty(0) if negatives is None else negatives
-        self.most_positives = most_distinct(positives) if len(positives) else 0
-        self._indices: dict[tuple[int, int, Purpose], WeightedIndices] = {}
-
-    def indices(self, size: int, seed: int, purpose: Purpose) -> WeightedIndices:
-        """The object that draws one part of the batches. It is made once, since it holds its present pass."""
-        # of all examples, the positives come first
-        key = size, seed, purpose
-        if key not in self._indices:
-            parts = {Purpose.POSITIVES: [self.positives], Purpose.ALL_EXAMPLES: [self.positives, self.negatives]}
-            weights = np.concatenate(parts.get(purpose, [self.negatives]))
-            self._indices[key] = WeightedIndices(weights, size, seed, purpose)
-        return self._indices[key]
+# ---------------------------------------------------------------- samplers
 
 
 class LabelRows:
@@ -266,38 +212,27 @@ class LabelRows:
         own = labels[self.rows]
         #: For each label, rows of its positives. The algorithm's ``index`` counts them in this order.
         self.positives = tuple(self.rows[column == 1] for column in own.T)
-        #: Rows that are negative for at least one label.
-        self.negatives: Indices = self.rows[(own == 0).any(axis=1)]
-        #: How many negatives each label has.
-        self.num_negatives: tuple[int, ...] = tuple((own == 0).sum(axis=0).tolist())
-
-    @property
-    def num_positives(self) -> tuple[int, ...]:
-        """How many positives each label has."""
-        return tuple(map(len, self.positives))
-
-    @cached_property
-    def some_positive(self) -> Indices:
-        """Rows that are positive for at least one label."""
-        found: Indices = self.rows[(self.labels[self.rows] == 1).any(axis=1)]
-        return found
-
-    @cached_property
-    def measured(self) -> Indices:
-        """Rows of which at least one label is known."""
-        found: Indices = self.rows[(self.labels[self.rows] >= 0).any(axis=1)]
-        return found
+        #: How many positives each label has.
+        self.num_positives = tuple(map(len, self.positives))
+        #: Rows that are positive, that are negative, and that are known, for at least one label.
+        self.some_positive, self.negatives, self.measured = (
+            self.rows[found.any(axis=1)] for found in (own == 1, own == 0, own >= 0)
+        )
+        #: Rows that are negative for at least one label, and positive for none.
+        self.others: Indices = np.setdiff1d(self.negatives, self.some_positive, assume_unique=True)
 
     def require_both(self) -> None:
         """Raise :class:`DataError` if a label has no positive or no negative."""
-        for kind, counts in (("positive", self.num_positives), ("negative", self.num_negatives)):
-            if not all(counts):
-                raise DataError(missing_class(kind, counts, self.names, f"the {len(self.rows)} training examples"))
-
-    @cached_property
-    def others(self) -> Indices:
-        """Rows that are negative for at least one label, and positive for none."""
-        return np.setdiff1d(self.negatives, self.some_positive, assume_unique=True)
+        own = self.labels[self.rows]
+        for kind, counts in (("positive", (own == 1).sum(axis=0)), ("negative", (own == 0).sum(axis=0))):
+            lacking = [self.names[k] for k in np.flatnonzero(counts == 0)]
+            if lacking:
+                msg = (
+                    f"Expected both classes of every label, but {', '.join(map(repr, lacking))} "
+                    f"{'has' if len(lacking) == 1 else 'have'} no {kind} among the {len(own)} training examples. Leave "
+                    "out such columns of the labels, or add examples."
+                )
+                raise DataError(msg)
 
     def cut_scores(self, pos: Tensor, others: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The scores of each label's positives, in the order of ``index``, and of its negatives.
@@ -312,19 +247,6 @@ class LabelRows:
         return [(its_scores[known == 1], its_scores[known == 0]) for its_scores, known in parts]
 
 
-def missing_class(kind: str, counts: tuple[int, ...], names: tuple[str, ...], where: str) -> str:
-    """The message that labels lack positives or negatives."""
-    lacking = [repr(name) for name, count in zip(names, counts, strict=True) if not count]
-    return (
-        f"Expected both classes of every label, but {_first(lacking)} {'has' if len(lacking) == 1 else 'have'} no "
-        f"{kind} among {where}. Leave out such columns of the labels, or add examples."
-    )
-
-
-def _first(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-
-
 class BatchSampler(ABC):
     """Base of the samplers.
 
@@ -337,7 +259,7 @@ class BatchSampler(ABC):
         sizes: examples per step **on each rank**.
         seed: seed of the order; different seeds give unrelated orders.
         label_rows: the rows of each of several labels; ``None`` with one.
-        weights: what examples are drawn by; ``None`` draws all alike.
+        weights: float array ``(n,)``: what the rows of the training set are drawn by; ``None`` draws all alike.
         length: number of negatives of one pass of a stream; ``None`` if it is unknown.
     """
 
@@ -352,14 +274,9 @@ class BatchSampler(ABC):
         seed: int = 0,
         *,
         label_rows: LabelRows | None = None,
-        weights: SampleWeights | None = None,
+        weights: NDArray[np.float64] | None = None,
         length: int | None = None,
     ) -> None:
-        for name, size in zip(BatchSizes._fields, sizes, strict=True):
-            least = 0 if name == "num_dual_neg" else 1
-            if size < least:
-                msg = f"Expected `{name}` to be at least {least}, but got {size}."
-                raise ArgumentError(msg)
         if label_rows is not None:
             label_rows.require_both()
         for name, rows in (("positive", positives), ("negative", negatives)):
@@ -370,6 +287,7 @@ class BatchSampler(ABC):
         self.positives, self.sizes, self.seed = positives, sizes, seed
         self.streamed, self.negatives = negatives is None, np.empty(0, np.int64) if negatives is None else negatives
         self.label_rows, self.weights, self.length = label_rows, weights, length
+        self._weighted: dict[tuple[int, int], WeightedIndices] = {}
 
     @property
     def num_positives(self) -> int | tuple[int, ...]:
@@ -380,16 +298,6 @@ class BatchSampler(ABC):
     def label_names(self) -> tuple[str, ...] | None:
         """Names of several labels; ``None`` with one."""
         return None if self.label_rows is None else self.label_rows.names
-
-    @property
-    def most_positives(self) -> int:
-        """How many positives a step has at most."""
-        return len(self.positives) if self.weights is None else self.weights.most_positives
-
-    @property
-    def most_negatives(self) -> int | None:
-        """How many negatives a step has at most; ``None`` if that is unknown."""
-        return self.length if self.streamed else len(self.negatives)
 
     @abstractmethod
     def global_sizes(self, world_size: int) -> BatchSizes:
@@ -404,10 +312,7 @@ class BatchSampler(ABC):
         """The plans of steps ``start .. stop - 1``, computed together."""
 
     def cap_message(self, world_size: int, *, asked: bool) -> str | None:  # noqa: ARG002
-        """A message for the user if a step has fewer positives than asked for; ``None`` if it has enough.
-
-        ``asked``: whether the user gave ``num_pos``. A rare class that is smaller than the usual size is no surprise.
-        """
+        """What to say if a step has fewer positives than it should; ``asked``: whether the user gave ``num_pos``."""
         return None
 
     def __len__(self) -> int:
@@ -421,11 +326,15 @@ class BatchSampler(ABC):
         for first in range(start, start + count, steps):
             yield from self.block(first, min(first + steps, start + count), world)
 
-    def _draw(self, n: int, size: int, purpose: Purpose, steps: tuple[int, int], columns: slice | None) -> Indices:
-        """For each step, ``size`` of n examples, or some columns of them."""
-        if self.weights is not None:
-            return self.weights.indices(size, self.seed, purpose).batches(*steps, columns)
-        return BatchIndices(n, size, self.seed, purpose).batches(*steps, columns)
+    def _draw(
+        self, rows: Indices, size: int, purpose: Purpose, start: int, stop: int, own: slice = slice(None)
+    ) -> Indices:
+        """For each step, which ``size`` of these rows it takes, or some columns of them."""
+        if self.weights is None:
+            return distinct_batches(len(rows), size, start, stop, own, seed=self.seed, purpose=purpose)
+        if (size, purpose) not in self._weighted:  # it holds its present pass
+            self._weighted[size, purpose] = WeightedIndices(self.weights[rows], size, self.seed, purpose)
+        return self._weighted[size, purpose].batches(start, stop, own)
 
 
 class PosNegSampler(BatchSampler):
@@ -438,6 +347,11 @@ class PosNegSampler(BatchSampler):
     An epoch ends when every label has seen all of its positives, and not before a pass over the negatives is complete:
     n+/S or n-/B steps (global sizes), whichever is larger, rounded up.
     """
+
+    @property
+    def most_positives(self) -> int:
+        """How many positives of one label a step has at most."""
+        return len(self.positives) if self.weights is None else most_distinct(self.weights[self.positives])
 
     def in_play(self, world_size: int) -> tuple[int, Indices]:
         """How many labels are in play in a step, T, and how many positives each label gets then, ``(K,)``."""
@@ -470,60 +384,42 @@ class PosNegSampler(BatchSampler):
         counts = np.atleast_1d(self.num_positives)
         visits = int((-(-counts // each)).max())
         _, num_neg, num_dual_neg = self.global_sizes(world_size)
-        read = num_neg + num_dual_neg if self.streamed else num_neg
-        return max(-(-visits * len(counts) // chosen), -(-(self.most_negatives or 0) // read))
+        read, n_neg = (num_neg + num_dual_neg, self.length or 0) if self.streamed else (num_neg, len(self.negatives))
+        return max(-(-visits * len(counts) // chosen), -(-n_neg // read))
 
     def cap_message(self, world_size: int, *, asked: bool) -> str | None:
-        """See :meth:`BatchSampler.cap_message`; also says which labels rarely meet a negative of their own."""
+        """See :meth:`BatchSampler.cap_message`."""
         wanted, most = self.sizes.num_pos * world_size, self.most_positives
-        if self.label_rows is not None:
-            return self._message_of_labels(self.label_rows, world_size, asked)
-        size = f"(`num_pos`={self.sizes.num_pos} on {world_size} rank(s))"
-        if wanted <= most:
+        if self.label_rows is not None or wanted <= most:
             return None
+        size = f"{wanted} (`num_pos`={self.sizes.num_pos} on {world_size} rank(s))"
         if most < len(self.positives):
             return (
-                f"A step has {most} positives instead of {wanted} {size}: the largest `sample_weight` of a positive is "
-                f"1/{most} of their sum or more, so in a step of more positives it would have to come twice."
+                f"A step has {most} positives instead of {size}: the largest `sample_weight` of a positive is 1/{most} "
+                "of their sum or more, so in a step of more positives it would have to come twice."
             )
-        message = (
-            f"The training set has {most} positives, fewer than the {wanted} of one step {size}: every step takes all "
-            "of them."
+        if not asked:  # a rare class that is smaller than the usual size is no surprise
+            return None
+        return (
+            f"The training set has {most} positives, fewer than the {size} of one step: every step takes all of them."
         )
-        return message if asked else None
-
-    def _message_of_labels(self, rows: LabelRows, world_size: int, asked: bool) -> str | None:
-        chosen, each = self.in_play(world_size)
-        share, num_neg = self.sizes.num_pos * world_size // chosen, self.global_sizes(world_size).num_neg
-        few = [f"{rows.names[k]!r} ({each[k]})" for k in np.flatnonzero(each < share) if asked]
-        seen = num_neg / len(self.negatives)
-        rare = [repr(name) for name, count in zip(rows.names, rows.num_negatives, strict=True) if count * seen < 1]
-        messages = [
-            f"A label gets up to {share} positives of a step. These labels have fewer, so a step takes all of them: "
-            f"{_first(few)}.",
-            "Not every step has a known negative of these labels, and leaves them out if it has none: "
-            f"{_first(rare)}. Raise `num_neg`, or leave these columns out.",
-        ]
-        return " ".join(message for message, names in zip(messages, (few, rare), strict=True) if names) or None
 
     def block(self, start: int, stop: int, world: World) -> Iterator[BatchPlan]:
         """See :meth:`BatchSampler.block`."""
-        totals, steps = self.global_sizes(world.size), (start, stop)
-        negatives = np.empty((stop - start, 0), np.int64)
-        if not self.streamed:
-            parts = (totals.num_neg, Purpose.NEGATIVES), (totals.num_dual_neg, Purpose.DUAL_NEGATIVES)
-            n_neg = len(self.negatives)
-            drawn = [self._draw(n_neg, total, purpose, steps, slice_of(total, world)) for total, purpose in parts]
-            negatives = self.negatives[np.hstack(drawn)]
+        totals = self.global_sizes(world.size)
+        negatives = [np.empty((stop - start, 0), np.int64)]
+        for purpose, total in ((Purpose.NEGATIVES, totals.num_neg), (Purpose.DUAL_NEGATIVES, totals.num_dual_neg)):
+            if not self.streamed:
+                drawn = self._draw(self.negatives, total, purpose, start, stop, slice_of(total, world))
+                negatives.append(self.negatives[drawn])
         if self.label_rows is not None:
-            yield from self._plans_of_labels(self.label_rows, totals, negatives, start, world)
+            yield from self._plans_of_labels(self.label_rows, totals, np.hstack(negatives), start, world)
             return
         own = slice_of(totals.num_pos, world)
-        index = self._draw(len(self.positives), totals.num_pos, Purpose.POSITIVES, steps, own)
-        rows = np.hstack([self.positives[index], negatives]).astype(np.int64)
-        shares = shares_of(totals, world)
+        index = self._draw(self.positives, totals.num_pos, Purpose.POSITIVES, start, stop, own)
+        rows = np.hstack([self.positives[index], *negatives])
         for step, its_rows, its_index in zip(range(start, stop), rows, index, strict=True):
-            yield _plan(step, its_rows, its_index, shares, world)
+            yield _plan(step, its_rows, its_index, totals, world)
 
     def _plans_of_labels(
         self, rows: LabelRows, totals: BatchSizes, negatives: Indices, start: int, world: World
@@ -537,21 +433,21 @@ class PosNegSampler(BatchSampler):
         drawn = np.full((num_labels, last - first, int(each.max())), -1)
         for k, (count, size) in enumerate(zip(rows.num_positives, each.tolist(), strict=True)):
             purpose = Purpose.LABEL_POSITIVES * _MAX_LABELS + k
-            drawn[k, :, :size] = BatchIndices(count, size, self.seed, purpose).batches(first, last)
+            drawn[k, :, :size] = distinct_batches(count, size, first, last, seed=self.seed, purpose=purpose)
         ends, positives = np.cumsum([0, *rows.num_positives]), np.concatenate(rows.positives)
+        num_neg = slice_of(totals.num_neg, world)
         for step, its_labels, neg in zip(range(start, stop), labels, negatives, strict=True):
             positions = drawn[its_labels, visits[step - start] - first]
             there = positions >= 0
             label, position = np.repeat(its_labels, there.sum(axis=1)), positions[there]
-            shares = shares_of(totals._replace(num_pos=len(label)), world)
-            own, (num_pos, num_neg, _) = slice_of(len(label), world), shares[world.rank]
+            its_totals, own = totals._replace(num_pos=len(label)), slice_of(len(label), world)
             label, position = label[own], position[own]
-            index, is_drawn = np.zeros((num_labels, num_pos), np.int64), np.zeros((num_labels, num_pos), dtype=bool)
-            index[label, np.arange(num_pos)], is_drawn[label, np.arange(num_pos)] = position, True
-            is_neg = np.ascontiguousarray(rows.labels[neg].T) == 0
-            dual = is_neg[:, num_neg:] if totals.num_dual_neg else None
+            index, is_drawn = np.zeros((2, num_labels, len(label)), np.int64)
+            index[label, np.arange(len(label))], is_drawn[label, np.arange(len(label))] = position, 1
+            parts = np.split(np.ascontiguousarray(rows.labels[neg].T) == 0, [num_neg.stop - num_neg.start], axis=1)
+            masks = PlannedMasks(is_drawn == 1, parts[0], parts[1] if totals.num_dual_neg else None)
             its_rows = np.concatenate([positives[ends[label] + position], neg])
-            yield _plan(step, its_rows, index, shares, world, PlannedMasks(is_drawn, is_neg[:, :num_neg], dual))
+            yield _plan(step, its_rows, index, its_totals, world, masks)
 
 
 class UniformSampler(BatchSampler):
@@ -566,50 +462,43 @@ class UniformSampler(BatchSampler):
     subset instead.
     """
 
-    @property
-    def num_examples(self) -> int:
-        """Examples of a pass."""
-        one = len(self.positives) + len(self.negatives)
-        return one if self.label_rows is None else len(self.label_rows.measured)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        one = np.concatenate([self.positives, self.negatives])
+        #: Rows that are drawn from; of one label the positives come first.
+        self.examples = one if self.label_rows is None else self.label_rows.measured
 
     def global_sizes(self, world_size: int) -> BatchSizes:
         """Sizes of the global batch as (0, all, 0): the classes' sizes vary; at most the whole training set."""
         total = (self.sizes.num_pos + self.sizes.num_neg) * world_size
-        return BatchSizes(0, min(total, self.num_examples), 0)
+        return BatchSizes(0, min(total, len(self.examples)))
 
     def steps_per_epoch(self, world_size: int) -> int:
         """See :meth:`BatchSampler.steps_per_epoch`."""
-        return -(-self.num_examples // self.global_sizes(world_size).num_neg)
+        return -(-len(self.examples) // self.global_sizes(world_size).num_neg)
 
     def block(self, start: int, stop: int, world: World) -> Iterator[BatchPlan]:
         """See :meth:`BatchSampler.block`."""
-        total = self.global_sizes(world.size).num_neg
-        own = None if self.label_rows is None else slice_of(total, world)
-        drawn = self._draw(self.num_examples, total, Purpose.ALL_EXAMPLES, (start, stop), own)
-        for step, numbers in zip(range(start, stop), drawn, strict=True):
+        total, n_pos = self.global_sizes(world.size).num_neg, len(self.positives)
+        for step, drawn in enumerate(self._draw(self.examples, total, Purpose.ALL_EXAMPLES, start, stop), start):
             if self.label_rows is None:
-                shares, rows, index, masks = (*self._parts(numbers, world), None)
+                pos, neg = drawn[drawn < n_pos], drawn[drawn >= n_pos]
+                index = pos[slice_of(len(pos), world)]
+                rows = self.examples[np.concatenate([index, neg[slice_of(len(neg), world)]])]
+                yield _plan(step, rows, index, BatchSizes(len(pos), len(neg)), world)
             else:
-                shares = shares_of(BatchSizes(total, total), world)
-                rows, index, masks = _masked(self.label_rows, self.label_rows.measured[numbers])
-            yield _plan(step, rows, index, shares, world, masks)
-
-    def _parts(self, numbers: Indices, world: World) -> tuple[tuple[BatchSizes, ...], Indices, Indices]:
-        """Shares, rows and index of one label. Positives have the lowest numbers, so a number gives its class."""
-        n_pos = len(self.positives)
-        pos, neg = numbers[numbers < n_pos], numbers[numbers >= n_pos] - n_pos
-        index = pos[slice_of(len(pos), world)]
-        rows = np.concatenate([self.positives[index], self.negatives[neg[slice_of(len(neg), world)]]])
-        return shares_of(BatchSizes(len(pos), len(neg)), world), rows.astype(np.int64), index
+                rows = self.examples[drawn[slice_of(total, world)]]
+                index, masks = _index_and_masks(self.label_rows, rows)
+                yield _plan(step, rows, index, BatchSizes(total, total), world, masks)
 
 
-def _masked(label_rows: LabelRows, rows: Indices) -> tuple[Indices, Indices, PlannedMasks]:
-    """Some rows with their positions among the positives of each label, and which labels they count for."""
+def _index_and_masks(label_rows: LabelRows, rows: Indices) -> tuple[Indices, PlannedMasks]:
+    """Positions of some rows among the positives of each label, and which labels they count for."""
     labels = np.ascontiguousarray(label_rows.labels[rows].T)
     is_pos, index = labels == 1, np.zeros(labels.shape, dtype=np.int64)
     for label, positives in enumerate(label_rows.positives):
         index[label, is_pos[label]] = np.searchsorted(positives, rows[is_pos[label]])
-    return rows, index, PlannedMasks(is_pos, labels == 0)
+    return index, PlannedMasks(is_pos, labels == 0)
 
 
 class FullSampler(BatchSampler):
@@ -629,51 +518,32 @@ class FullSampler(BatchSampler):
     def block(self, start: int, stop: int, world: World) -> Iterator[BatchPlan]:
         """See :meth:`BatchSampler.block`."""
         totals = self.global_sizes(world.size)
-        shares, pos = shares_of(totals, world), slice_of(totals.num_pos, world)
-        rows = np.concatenate([self.positives[pos], self.negatives[slice_of(totals.num_neg, world)]]).astype(np.int64)
+        pos, neg = slice_of(totals.num_pos, world), slice_of(totals.num_neg, world)
+        rows = np.concatenate([self.positives[pos], self.negatives[neg]])
         for step in range(start, stop):
-            yield _plan(step, rows, np.arange(pos.start, pos.stop), shares, world)
+            yield _plan(step, rows, np.arange(pos.start, pos.stop), totals, world)
 
 
 #: The samplers that a data module's ``sampling`` names.
 SAMPLERS: dict[str, type[BatchSampler]] = {"pos_neg": PosNegSampler, "uniform": UniformSampler, "full": FullSampler}
-_NO_STREAM = {
-    "uniform": "draws from positives and negatives together; set `sampling='pos_neg'` to draw them apart,",
-    "full": "takes all negatives in every step; train with another algorithm, such as STACO,",
-}
 
 
-def sampler_of(
-    training: Any,
-    kind: str,
-    sizes: BatchSizes,
-    seed: int,
-    *,
-    stream: Any = None,
-    weights: SampleWeights | None = None,
-) -> BatchSampler:
-    """The sampler of a training set, by its name; ``stream`` are the negatives, unless they are in the training set.
-
-    ``training`` has ``by_class``, the rows of positives and negatives, and ``tasks``, those of several labels.
-    """
-    positives, negatives = training.by_class
-    msg = None
-    if training.tasks is not None and kind == "full":
-        msg = (
-            f"`sampling={kind!r}` takes one label, but the labels have {len(training.tasks.names)} columns. Choose one "
-            "column, or train with an algorithm that draws batches, such as STACO."
+def sampler_of(training: Any, kind: str, sizes: BatchSizes, seed: int, *, stream: Any = None) -> BatchSampler:
+    """The sampler of a training part, by its name; ``stream`` are the negatives if they are no part of it."""
+    refused = None
+    if kind == "full" and training.tasks is not None:
+        refused = f"takes one label, but the labels have {len(training.tasks.names)} columns. Choose one column"
+    elif kind == "full" and training.weights is not None:
+        refused = (
+            "takes each example once in every step, but `sample_weight` says how often each is drawn. Leave it out"
         )
-    elif weights is not None and kind == "full":
-        msg = (
-            "`sample_weight` says how often an example is drawn, but FullBatch (`sampling='full'`) takes each once in "
-            "every step. Train with another algorithm, such as STACO, or leave the weights out."
-        )
-    elif stream is not None and kind != "pos_neg":
-        msg = (
-            f"`sampling={kind!r}` {_NO_STREAM[kind]} or put the negatives into `train_dataset`: `negatives` is a "
-            "stream, which can't be indexed."
-        )
-    if msg is not None:
+    elif kind != "pos_neg" and stream is not None:
+        refused = "draws from all examples, but `negatives` is a stream. Put the negatives into `train_dataset`"
+    if refused is not None:
+        msg = f"`sampling={kind!r}` {refused}, or train with `sampling='pos_neg'` and an algorithm such as STACO."
         raise ArgumentError(msg)
+    positives, negatives = training.by_class
     own, length = (negatives, None) if stream is None else (None, stream.length)
-    return SAMPLERS[kind](positives, own, sizes, seed, label_rows=training.tasks, weights=weights, length=length)
+    return SAMPLERS[kind](
+        positives, own, sizes, seed, label_rows=training.tasks, weights=training.weights, length=length
+    )

@@ -12,7 +12,7 @@ import math
 import operator
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
@@ -38,6 +38,7 @@ _MIX_B = 0x94D049BB133111EB
 Words = NDArray[np.uint64]
 Indices = NDArray[np.int64]
 T = TypeVar("T")
+Word = TypeVar("Word", int, NDArray[np.uint64])
 
 
 class Purpose(IntEnum):
@@ -69,7 +70,9 @@ def permute(slots: Indices, passes: Indices, n: int, *, seed: int = 0, purpose: 
     keys = random_keys(seed, purpose, distinct)
     if n <= _SORTED_UP_TO:
         # Independent 64-bit keys are sorted. Equal keys, of probability n^2 / 2^65, keep their order.
-        tables = np.argsort(_mix(keys[:, None] + _words(np.arange(n)) * np.uint64(_GOLDEN)), axis=1, kind="stable")
+        tables = np.argsort(
+            _mix(keys[:, None] + np.arange(n, dtype=np.uint64) * np.uint64(_GOLDEN)), axis=1, kind="stable"
+        )
         return tables[group.reshape(shape), slots]
     # A Feistel network on Z_a x Z_b, where a = ceil(sqrt(n)) and b = ceil(n / a), so that fewer than a of the a b
     # values lie outside of range(n). These, less than one in sqrt(n), are sent through it again.
@@ -77,7 +80,7 @@ def permute(slots: Indices, passes: Indices, n: int, *, seed: int = 0, purpose: 
     sides = np.uint64(high), np.uint64(-(-n // high))
     round_keys = _mix(keys[:, None] + np.arange(1, _ROUNDS + 1, dtype=np.uint64) * np.uint64(_GOLDEN))
     which = group.ravel()
-    values = _network(_words(slots.ravel()), which, round_keys, sides)
+    values = _network(slots.ravel().astype(np.uint64), which, round_keys, sides)
     outside = np.flatnonzero(values >= n)
     while outside.size:
         values[outside] = _network(values[outside], which[outside], round_keys, sides)
@@ -103,42 +106,31 @@ def _network(x: Words, which: Indices, round_keys: Words, sides: tuple[np.uint64
 
 def _reduced_hash(x: Words, keys: Words, side: np.uint64) -> Words:
     """Hash of ``x`` under ``keys``, uniform on ``range(side)`` up to side / 2^32."""
-    word: Words = x * np.uint64(_MIX_A)
+    half, word = np.uint64(32), x * np.uint64(_MIX_A)
     word += keys
-    word ^= word >> np.uint64(32)
+    word ^= word >> half
     word *= np.uint64(_MIX_B)
-    word >>= np.uint64(32)
+    word >>= half
     word *= side
-    word >>= np.uint64(32)
+    word >>= half
     return word
 
 
 def random_keys(seed: int, purpose: int, passes: Indices) -> Words:
     """64-bit keys of shape ``passes.shape``, hashed from (seed, purpose, pass)."""
-    key = _mix_one(_mix_one(int(seed) + _GOLDEN) + int(purpose) * _GOLDEN)
-    return _mix(np.uint64(key) + _words(np.asarray(passes)) * np.uint64(_GOLDEN))
+    return _mix(np.uint64(_key_of(seed, purpose)) + passes.astype(np.uint64) * np.uint64(_GOLDEN))
 
 
-def _mix(x: Words) -> Words:
-    """Finaliser of splitmix64, a bijection of 64-bit words that spreads every input bit."""
-    x = x ^ (x >> np.uint64(30))
-    x *= np.uint64(_MIX_A)
-    x ^= x >> np.uint64(27)
-    x *= np.uint64(_MIX_B)
-    x ^= x >> np.uint64(31)
-    return x
+def _key_of(seed: int, purpose: int) -> int:
+    return _mix(_mix(int(seed) + _GOLDEN) + int(purpose) * _GOLDEN)
 
 
-def _mix_one(x: int) -> int:
-    """:func:`_mix` of one word, which is quicker than an array of one."""
-    x &= _WORD
+def _mix(x: Word) -> Word:
+    """Finaliser of splitmix64, a bijection of 64-bit words that spreads every input bit; of an integer, modulo 2^64."""
+    x = x & _WORD
     x = (x ^ (x >> 30)) * _MIX_A & _WORD
     x = (x ^ (x >> 27)) * _MIX_B & _WORD
     return x ^ (x >> 31)
-
-
-def _words(x: Indices) -> Words:
-    return x.astype(np.uint64)
 
 
 def as_seed(seed: Any, name: str, bits: int = 64) -> int:
@@ -156,8 +148,7 @@ def say_what_seeds(seed: int, split_seed: int) -> None:
     if everything != "0" and (seed, split_seed) == (0, 0):
         rank_zero_info(
             f"seed_everything({everything}) sets initial weights, but the order of the batches and the split follow "
-            f"`seed=0` and `split_seed=0` of the data module. Pass other values there for runs that are to differ in "
-            "these, too."
+            "`seed=0` and `split_seed=0` of the data module. Pass other values there for runs that are to differ."
         )
 
 
@@ -170,45 +161,42 @@ class _Generator(NamedTuple):
     same: Callable[[Any, Any], bool]
 
 
-def _same_numpy(first: Any, second: Any) -> bool:
-    return first[2:] == second[2:] and np.array_equal(first[1], second[1])
-
-
 # Only the default CPU generator of torch is seeded. torch.manual_seed would also queue seeds for every GPU.
 _TORCH = torch.default_generator
-_GENERATORS = (
-    _Generator(random.getstate, random.setstate, random.seed, operator.eq),
-    _Generator(np.random.get_state, np.random.set_state, lambda word: np.random.seed(word & 0xFFFFFFFF), _same_numpy),
-    _Generator(_TORCH.get_state, _TORCH.set_state, _TORCH.manual_seed, torch.equal),
-)
+_GENERATORS = {
+    "random": _Generator(random.getstate, random.setstate, random.seed, operator.eq),
+    "numpy": _Generator(
+        np.random.get_state,
+        np.random.set_state,
+        lambda word: np.random.seed(word & 0xFFFFFFFF),
+        lambda one, other: one[2:] == other[2:] and np.array_equal(one[1], other[1]),
+    ),
+    "torch": _Generator(_TORCH.get_state, _TORCH.set_state, _TORCH.manual_seed, torch.equal),
+}
 
 
 @contextmanager
-def seeded_items(seed: int, step: int) -> Iterator[Callable[[int], None]]:
+def seeded_items(seed: int, step: int, names: Iterable[str] = tuple(_GENERATORS)) -> Iterator[Callable[[int], None]]:
     """Seed the global generators for each item, and restore their state afterwards.
 
     An augmentation that draws from ``random``, ``numpy.random`` or ``torch`` (on the CPU) then depends on (seed, step,
     row) only. It does not depend on earlier draws, on the number of workers or ranks, or on a resume. What is yielded
     is to be called with the row of each item before the item is read.
     """
-    key, states = _step_key(seed, step), [generator.get() for generator in _GENERATORS]
+    generators = [_GENERATORS[name] for name in names]
+    states = [generator.get() for generator in generators]
+    key = _key_of(_mix(_key_of(seed, Purpose.AUGMENTATION) + step * _GOLDEN), Purpose.AUGMENTATION)
 
     def reseed(row: int) -> None:
-        word = _mix_one(key + row * _GOLDEN)
-        for generator in _GENERATORS:
+        word = _mix(key + row * _GOLDEN)
+        for generator in generators:
             generator.seed(word)
 
     try:
         yield reseed
     finally:
-        for generator, state in zip(_GENERATORS, states, strict=True):
+        for generator, state in zip(generators, states, strict=True):
             generator.set(state)
-
-
-def _step_key(seed: int, step: int) -> int:
-    purpose = int(Purpose.AUGMENTATION) * _GOLDEN
-    step_key = _mix_one(_mix_one(_mix_one(seed + _GOLDEN) + purpose) + step * _GOLDEN)
-    return _mix_one(_mix_one(step_key + _GOLDEN) + purpose)
 
 
 class ItemReader:
@@ -220,32 +208,22 @@ class ItemReader:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self._drawn: set[int] = set()
+        self._drawn: set[str] = set()
 
     def read(self, get: Callable[[int], T], rows: list[int], step: int) -> list[T]:
         """``get(row)`` of each row, as it is in this step."""
-        key = _step_key(self.seed, step)
-        while True:
-            items, moved = self._once(get, rows, key)
-            if not moved:
-                return items
-            self._drawn |= moved
-
-    def _once(self, get: Callable[[int], T], rows: list[int], key: int) -> tuple[list[T], set[int]]:
-        """The items, and which of the generators that were not seeded have moved."""
-        states = [generator.get() for generator in _GENERATORS]
-        _TORCH.manual_seed(key)  # a generator of the data set's own may be made from this seed
-        before = [*states[:2], _TORCH.get_state()]
-        seeds, items, moved = [_GENERATORS[k].seed for k in sorted(self._drawn)], [], set(self._drawn)
+        before = {name: generator.get() for name, generator in _GENERATORS.items() if name not in self._drawn}
+        moved, items = set(), []
         try:
-            for row in rows:
-                if seeds:
-                    word = _mix_one(key + row * _GOLDEN)
-                    for seed in seeds:
-                        seed(word)
-                items.append(get(row))
+            with seeded_items(self.seed, step, self._drawn) as reseed:
+                for row in rows:
+                    if self._drawn:
+                        reseed(row)
+                    items.append(get(row))
         finally:
-            moved |= {k for k, g in enumerate(_GENERATORS) if k not in moved and not g.same(g.get(), before[k])}
-            for k in moved | {2}:
-                _GENERATORS[k].set(states[k])
-        return items, moved - self._drawn
+            for name, state in before.items():
+                if not _GENERATORS[name].same(_GENERATORS[name].get(), state):
+                    _GENERATORS[name].set(state)
+                    moved.add(name)
+        self._drawn |= moved
+        return self.read(get, rows, step) if moved else items

@@ -10,13 +10,13 @@ the stratification of multi-label data", 2011). Every class goes to the parts in
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_tpauc.data.sampler import missing_class
 from lightning_tpauc.errors import ArgumentError, DataError
 from lightning_tpauc.functional.checks import is_real, is_whole
 
@@ -24,7 +24,7 @@ Indices = NDArray[np.int64]
 #: Random orders of the groups that are tried for a holdout.
 _ORDERS = 32
 # Random orders that are tried for several labels: where rare classes share examples, one may leave a part without.
-_ATTEMPTS = 20
+_ATTEMPTS = 100
 
 
 class Split(NamedTuple):
@@ -78,11 +78,11 @@ def check_validation_source(
 
 
 def as_fraction(fraction: Any) -> float:
-    """A share as a Python float. A numpy float32 is taken as the decimal number that it prints."""
+    """A share as a Python float."""
     if not is_real(fraction) or not 0.0 < fraction < 1.0:
         msg = f"Expected the fraction to hold out, `val_fraction`, to be a number in (0, 1), but got {fraction!r}."
         raise ArgumentError(msg)
-    return float(str(fraction)) if isinstance(fraction, np.floating) else float(fraction)
+    return float(fraction)
 
 
 def holdout(
@@ -105,30 +105,19 @@ def holdout(
         return kept, held_out
     from sklearn.model_selection import train_test_split
 
-    positives = int(labels.sum())
-    asked = f"{fraction} of {len(labels)} examples, {positives} of them positive, with both classes in both parts"
-    if not 0 < positives < len(labels):
-        msg = f"Can't hold out {asked}: there is only one class."
-        raise DataError(msg)
+    size = math.ceil(fraction * len(labels))
+    if min(int(labels.sum()), int((labels == 0).sum()), size, len(labels) - size) < 2:
+        raise DataError(_impossible(f"hold out {fraction} of {len(labels)} examples", labels))
     rows = np.arange(len(labels))
-    try:
-        kept, held_out = train_test_split(rows, test_size=fraction, random_state=seed, stratify=labels, shuffle=True)
-    except ValueError as error:
-        msg = f"Can't hold out {asked} ({error}). Choose another fraction, or pass separate data sets."
-        raise DataError(msg) from error
-    _exchange(labels, kept, held_out, seed)
-    return np.sort(kept), np.sort(held_out)
-
-
-def _exchange(labels: NDArray[np.int8], kept: Indices, held_out: Indices, seed: int) -> None:
-    """If a part lacks a class, swap one of its examples, in place, for one of that class."""
+    kept, held_out = train_test_split(rows, test_size=fraction, random_state=seed, stratify=labels, shuffle=True)
     generator = np.random.default_rng(seed)
     for part, other in ((held_out, kept), (kept, held_out)):
         for value in (0, 1):
-            if (labels[part] != value).all():
+            if (labels[part] != value).all():  # swap one of its examples for one of the class that it lacks
                 source = generator.choice(np.flatnonzero(labels[other] == value))
                 sink = generator.integers(len(part))
                 part[sink], other[source] = other[source], part[sink]
+    return np.sort(kept), np.sort(held_out)
 
 
 def _group_holdout(labels: NDArray[np.int8], groups: Indices, fraction: float, seed: int) -> tuple[Indices, Indices]:
@@ -144,11 +133,7 @@ def _group_holdout(labels: NDArray[np.int8], groups: Indices, fraction: float, s
         if distance[end] < best:
             best, held_out = distance[end], order[: end + 1]
     if not held_out.size:
-        msg = (
-            f"Can't hold out {fraction} of {len(labels)} examples by `groups`, with both classes in both parts: "
-            f"{_with_class(counts)}. Pass finer groups, or a `val_dataset`."
-        )
-        raise DataError(msg)
+        raise DataError(_impossible(f"hold out {fraction} of {len(labels)} examples", labels, groups))
     is_held = np.isin(groups, held_out)
     return np.flatnonzero(~is_held), np.flatnonzero(is_held)
 
@@ -162,56 +147,36 @@ def cross_validation(
     names: tuple[str, ...] | None = None,
 ) -> tuple[Indices, Indices]:
     """Rows of one fold, as (training, validation): scikit-learn's stratified folds where there is one label."""
-    from sklearn.model_selection import StratifiedKFold
+    from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
     if not (is_whole(num_folds) and is_whole(fold)) or num_folds < 2 or not 0 <= fold < num_folds:
         msg = f"Expected `fold` in 0 .. `num_folds` - 1 and at least 2 folds, but got fold {fold!r} of {num_folds!r}."
         raise ArgumentError(msg)
-    if groups is not None:
-        train, val = _group_folds(labels, groups, num_folds, seed)[fold]
-    elif labels.ndim == 2:
+    if groups is None and labels.ndim == 2:
         val = label_parts(labels, np.full(num_folds, 1.0 / num_folds), seed, names)[fold]
         return np.setdiff1d(np.arange(len(labels)), val, assume_unique=True), val
-    else:
-        smallest = int(min(labels.sum(), len(labels) - labels.sum()))
-        if smallest < num_folds:
-            msg = (
-                f"Can't cut {num_folds} folds: the smaller class has {smallest} examples. Set `num_folds` to at most "
-                "that."
-            )
-            raise DataError(msg)
-        folds = StratifiedKFold(num_folds, shuffle=True, random_state=seed).split(np.zeros(len(labels)), labels)
-        train, val = list(folds)[fold]
-    return np.sort(train), np.sort(val)
-
-
-def _group_folds(labels: NDArray[np.int8], groups: Indices, num_folds: int, seed: int) -> list[Any]:
-    from sklearn.model_selection import StratifiedGroupKFold
-
-    counts = _counts_of_groups(labels, groups)
+    folds = (StratifiedKFold if groups is None else StratifiedGroupKFold)(num_folds, shuffle=True, random_state=seed)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of classes with fewer examples than folds: checked below
-            folds = StratifiedGroupKFold(num_folds, shuffle=True, random_state=seed)
-            parts = list(folds.split(np.zeros(len(labels)), _strata(labels), groups))
-    except ValueError:  # a class with fewer examples than folds
+            parts = list(folds.split(labels, _strata(labels), groups))
+    except ValueError:
         parts = []
-    totals = counts.sum(axis=0)
-    held = [counts[np.unique(groups[val])].sum(axis=0) for _, val in parts]
-    if not parts or any(((count == 0) | (count == totals)).any() for count in held):
-        msg = (
-            f"Can't cut {num_folds} folds by `groups`, with both classes in both parts of each: {_with_class(counts)}. "
-            "Set `num_folds` lower, or pass finer groups."
-        )
-        raise DataError(msg)
-    return parts
+    classes = _classes(labels)
+    if not parts or not all(classes[rows].any(axis=0).all() for part in parts for rows in part):
+        raise DataError(_impossible(f"cut {num_folds} folds", labels, groups))
+    return np.sort(parts[fold][0]), np.sort(parts[fold][1])
+
+
+def _classes(labels: NDArray[np.int8]) -> NDArray[np.bool_]:
+    """Which rows are positive, and which are negative, for each of K labels: ``(n, 2 K)``."""
+    columns = labels.reshape(len(labels), -1)
+    return np.hstack([columns == 1, columns == 0])
 
 
 def _counts_of_groups(labels: NDArray[np.int8], groups: Indices) -> Indices:
-    """Negatives and positives of each group, of one label after the other: ``(number of groups, 2 K)``."""
-    columns, size = labels.reshape(len(labels), -1).T, int(groups.max()) + 1
-    of_class = [np.bincount(groups[column == value], minlength=size) for column in columns for value in (0, 1)]
-    return np.stack(of_class, axis=1)
+    """How many rows of each class each group has, ``(number of groups, 2 K)``."""
+    return np.stack([np.bincount(groups, of_class) for of_class in _classes(labels).T], axis=1).astype(np.int64)
 
 
 def _strata(labels: NDArray[np.int8]) -> Indices:
@@ -223,65 +188,55 @@ def _strata(labels: NDArray[np.int8]) -> Indices:
     return strata
 
 
-def _with_class(counts: Indices) -> str:
-    """How many groups have examples of each class; of several labels, of the one where they are fewest."""
-    having = (counts > 0).sum(axis=0).reshape(-1, 2)
-    neg, pos = having[having.min(axis=1).argmin()].tolist()
-    which = "" if len(having) == 1 else f" of label {int(having.min(axis=1).argmin())}"
-    return f"{pos} of {len(counts)} groups have positives{which}, and {neg} have negatives"
+def _impossible(asked: str, labels: NDArray[np.int8], groups: Indices | None = None) -> str:
+    """The message that says how many groups or rows have each class; of several labels, of the rarest."""
+    counts = _classes(labels) if groups is None else _counts_of_groups(labels, groups)
+    having = (counts > 0).sum(axis=0).reshape(2, -1)
+    label = int(having.min(axis=0).argmin())
+    by, unit = (" by `groups`", "groups") if groups is not None else ("", "rows")
+    which = "" if labels.ndim == 1 else f" of label {label}"
+    return (
+        f"Can't {asked}{by}, with both classes in both parts: {having[0, label]} of {len(counts)} {unit} have "
+        f"positives{which}, and {having[1, label]} have negatives. Choose larger parts, pass finer groups, or a "
+        "`val_dataset`."
+    )
 
 
 def label_parts(
     labels: NDArray[np.int8], shares: NDArray[np.float64], seed: int, names: tuple[str, ...] | None = None
 ) -> list[Indices]:
     """Cut rows into parts of given shares, stratified by all of several labels."""
-    names = names or tuple(map(str, range(labels.shape[1])))
-    filled = np.flatnonzero(shares)
-    parts = filled[_deal(labels, shares[filled], seed, names)]
-    return [np.flatnonzero(parts == part) for part in range(len(shares))]
-
-
-def _deal(labels: NDArray[np.int8], shares: NDArray[np.float64], seed: int, names: tuple[str, ...]) -> Indices:
-    """The part of each row, ``(n,)``."""
-    classes = np.hstack([labels == 1, labels == 0])
-    _check_counts(classes.sum(axis=0), len(shares), names)
-    for attempt in range(_ATTEMPTS):
-        generator = np.random.default_rng([seed, attempt])
-        parts = _deal_once(classes, shares, generator)
-        _repair(parts, classes, len(shares), generator)
-        lacking = [int(counts.argmin()) for counts in _counts(parts, classes, len(shares)) if not counts.all()]
-        if not lacking:
-            return parts
-    kind = "positive" if lacking[0] < len(names) else "negative"
+    classes, filled = _classes(labels), np.flatnonzero(shares)
+    counts = classes.sum(axis=0)
+    lacking = int(counts.argmin())
+    for attempt in range(_ATTEMPTS if counts[lacking] >= len(filled) else 0):
+        parts = filled[_deal(classes, shares[filled], np.random.default_rng([seed, attempt]))]
+        fewest = np.stack([classes[parts == part].sum(axis=0) for part in filled]).min(axis=0)
+        lacking = int(fewest.argmin())
+        if fewest[lacking]:
+            return [np.flatnonzero(parts == part) for part in range(len(shares))]
+    label, kind = lacking % labels.shape[1], "positive" if lacking < labels.shape[1] else "negative"
     msg = (
-        f"Found no {len(shares)} parts with both classes of every label: {names[lacking[0] % len(names)]!r} is left "
-        f"without a {kind} in one. Leave out that column of the labels, or pass separate data sets."
+        f"Can't cut {len(filled)} parts with both classes of every label: {names[label] if names else label!r} has "
+        f"{counts[lacking]} {kind}(s), and a part is left without. Leave out that column of the labels, cut fewer "
+        "parts, or pass separate data sets."
     )
     raise DataError(msg)
 
 
-def _deal_once(classes: NDArray[np.bool_], shares: NDArray[np.float64], generator: np.random.Generator) -> Indices:
-    count = len(classes)
+def _deal(classes: NDArray[np.bool_], shares: NDArray[np.float64], generator: np.random.Generator) -> Indices:
+    """The part of each row, ``(n,)``."""
     # the last column stands for all examples: it deals out those that are in no class
-    groups = np.column_stack([classes, np.ones(count, dtype=bool)])
-    parts, wanted = np.full(count, -1), groups.sum(axis=0)[:, None] * shares
-    left = groups.sum(axis=0)
-    while left[-1]:
-        chosen = int(np.where(left > 0, left, count + 1).argmin())
-        rows = np.flatnonzero((parts < 0) & groups[:, chosen])
-        lacks = _counts(parts, groups, len(shares))[:, chosen] == 0
-        parts[generator.permutation(rows)] = np.repeat(
-            np.arange(len(shares)), _quota(wanted[chosen], len(rows), lacks, generator)
-        )
-        dealt = _counts(np.where(np.isin(np.arange(count), rows), parts, -1), groups, len(shares))
-        wanted -= dealt.T
-        left = left - dealt.sum(axis=0)
+    groups = np.column_stack([classes, np.ones(len(classes), dtype=bool)])
+    parts, totals = np.full(len(classes), -1), groups.sum(axis=0)
+    while (parts < 0).any():
+        dealt = np.stack([groups[parts == part].sum(axis=0) for part in range(len(shares))], axis=1)
+        left = totals - dealt.sum(axis=1)
+        rarest = int(np.where(left > 0, left, len(parts) + 1).argmin())
+        rows = np.flatnonzero((parts < 0) & groups[:, rarest])
+        quota = _quota(totals[rarest] * shares - dealt[rarest], len(rows), dealt[rarest] == 0, generator)
+        parts[generator.permutation(rows)] = np.repeat(np.arange(len(shares)), quota)
     return parts
-
-
-def _counts(parts: Indices, classes: NDArray[np.bool_], num_parts: int) -> Indices:
-    """How many examples of each class each part has, ``(num_parts, classes)``."""
-    return np.stack([classes[parts == part].sum(axis=0) for part in range(num_parts)])
 
 
 def _quota(
@@ -292,38 +247,9 @@ def _quota(
     tie = generator.random(len(wanted)) * 1e-6
     needy = np.flatnonzero(lacks)
     quota[needy[np.argsort(-(wanted + tie)[needy])][:count]] = 1
-    rest = count - int(quota.sum())
     missed = np.maximum(wanted - quota, 0.0)
-    missed = missed if missed.sum() > 0 else np.full(len(wanted), 1.0)
-    exact = rest * missed / missed.sum()
+    missed = missed if missed.sum() > 0 else np.ones(len(wanted))
+    exact = (count - int(quota.sum())) * missed / missed.sum()
     quota += exact.astype(np.int64)
-    spare = count - int(quota.sum())
-    quota[np.argsort(-(exact % 1.0 + tie))[:spare]] += 1
+    quota[np.argsort(-(exact % 1.0 + tie))[: count - int(quota.sum())]] += 1
     return quota
-
-
-def _repair(parts: Indices, classes: NDArray[np.bool_], num_parts: int, generator: np.random.Generator) -> None:
-    """If a part lacks a class, move an example to it, in place, that another part can spare."""
-    counts = _counts(parts, classes, num_parts)
-    for column in np.argsort(counts.sum(axis=0), kind="stable"):
-        for part in np.flatnonzero(counts[:, column] == 0):
-            for row in generator.permutation(np.flatnonzero(classes[:, column])):
-                other = parts[row]
-                if (counts[other][classes[row]] > 1).all():
-                    counts[other] -= classes[row]
-                    counts[part] += classes[row]
-                    parts[row] = part
-                    break
-
-
-def _check_counts(counts: Indices, num_parts: int, names: tuple[str, ...]) -> None:
-    for kind, own in zip(("positive", "negative"), counts.reshape(2, -1).tolist(), strict=True):
-        if not all(own):
-            raise DataError(missing_class(kind, tuple(own), names, "the examples to split"))
-        if min(own) < num_parts:
-            task = own.index(min(own))
-            msg = (
-                f"Can't cut {num_parts} parts with both classes of every label: {names[task]!r} has {own[task]} "
-                f"{kind}(s). Leave out that column of the labels, cut fewer folds, or pass separate data sets."
-            )
-            raise DataError(msg)

@@ -231,11 +231,6 @@ def test_a_label_with_few_positives_gives_all_of_them():
     sampler = make_several(labels=labels, sizes=(40, 5, 0))
     for plan in sampler.plans(0, 20):
         assert Counter(k for k, _, _ in drawn(plan)) == {0: 8, 1: 8, 2: 3, 3: 8, 4: 8}
-    assert sampler.cap_message(1, asked=True) == (
-        "A label gets up to 8 positives of a step. These labels have fewer, so a step takes all of them: 'label 2' (3)."
-    )
-    assert sampler.cap_message(1, asked=False) is None
-    assert make_several().cap_message(1, asked=True) is None
 
 
 @pytest.mark.parametrize("sizes", [(12, 10, 6), (20, 8, 0), (90, 8, 0), (3, 50, 0)])

@@ -127,8 +127,3 @@ def test_items_that_are_read_draw_what_seeded_items_say(draws):
         assert [reader.read(item, [row], step)[0] for row in batch] == expected
     assert random.getstate() == state
     assert torch.initial_seed() == 1
-
-
-def test_a_seed_that_an_item_reads_depends_on_the_step_alone():
-    seeds = [[ItemReader(0).read(lambda _: torch.initial_seed(), [row], step)[0] for row in (3, 4)] for step in (0, 1)]
-    assert seeds[0][0] == seeds[0][1] != seeds[1][0]

@@ -79,7 +79,7 @@ def test_a_task_without_a_class_is_named():
         DataError, match=r"'2' has no positive among the 240 training examples\. Leave out such columns"
     ):
         ready((X, y))
-    with pytest.raises(DataError, match="'2' has no positive among the examples to split"):
+    with pytest.raises(DataError, match=r"'2' has 0 positive\(s\), and a part is left without"):
         ready((X, y), val_fraction=0.2)
 
 

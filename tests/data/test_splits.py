@@ -47,11 +47,11 @@ def test_refuses_fractions(fraction):
 
 
 def test_refuses_a_class_that_is_too_small():
-    with pytest.raises(DataError, match=r"0.1 of 30 examples, 1 of them positive.*Choose another fraction"):
+    with pytest.raises(DataError, match=r"0.1 of 30 examples, .*: 1 of 30 rows have positives, and 29 have negatives"):
         holdout(np.eye(1, 30, dtype=np.int8)[0], 0.1, seed=0)
-    with pytest.raises(DataError, match=r"0.1 of 30 examples, 0 of them positive.*: there is only one class"):
+    with pytest.raises(DataError, match=r"0.1 of 30 examples, .*: 0 of 30 rows have positives"):
         holdout(np.zeros(30, dtype=np.int8), 0.1, seed=0)
-    with pytest.raises(DataError, match="Can't cut 25 folds: the smaller class has 20 examples"):
+    with pytest.raises(DataError, match=r"Can't cut 25 folds, .*: 20 of 200 rows have positives"):
         cross_validation(LABELS, 25, 0, seed=0)
 
 
@@ -143,7 +143,7 @@ def test_where_groups_come_from(form):
     [
         (
             {"groups": np.zeros(400), "val_fraction": 0.2},
-            "of 1 groups have positives, and 1 have negatives. Pass finer",
+            "of 1 groups have positives, and 1 have negatives. .* finer groups",
         ),
         ({"groups": np.arange(400) % 3, "num_folds": 5, "fold": 1}, "Can't cut 5 folds by `groups`, .*: 3 of 3 groups"),
         ({"groups": "who", "val_fraction": 0.2}, "`groups='who'` is neither a column of the table, nor an attribute"),
@@ -218,15 +218,17 @@ def test_two_of_a_class_are_enough_where_that_is_possible_at_all(seed):
             for part in holdout(labels, fraction, seed, names=NAMES):
                 assert classes(labels[part]).any(0).all()
         else:
-            with pytest.raises(DataError, match=r"Found no 2 parts .* is left without a positive in one"):
+            with pytest.raises(
+                DataError, match=r"Can't cut 2 parts .* has 2 positive\(s\), and a part is left without"
+            ):
                 holdout(labels, fraction, seed, names=NAMES)
 
 
 def test_too_few_of_a_class_are_named():
     labels = SEVERAL.copy()
     labels[labels[:, 3] == 0, 3] = -1
-    with pytest.raises(DataError, match=r"'d' has no negative among the examples to split\. Leave out"):
+    with pytest.raises(DataError, match=r"'d' has 0 negative\(s\), .* Leave out"):
         holdout(labels, 0.5, 0, names=NAMES)
     labels[:4, 3] = 0
-    with pytest.raises(DataError, match=r"Can't cut 5 parts .* 'd' has 4 negative\(s\)\. Leave out"):
+    with pytest.raises(DataError, match=r"Can't cut 5 parts .* 'd' has 4 negative\(s\), .* Leave out"):
         cross_validation(labels, 5, 0, 0, names=NAMES)
