@@ -20,7 +20,7 @@ from lightning_tpauc.algorithms.pauci import RecursiveAlgorithm
 from lightning_tpauc.data.batch import EvalBatch, PosNegBatch, check_training_batch
 from lightning_tpauc.distributed import GatheredScores, assign, gather_scores, gather_scores_of_tasks
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
-from lightning_tpauc.functional.checks import as_index, check_choice, check_count, common_dtype, is_real, require_range
+from lightning_tpauc.functional.checks import as_index, check_choice, check_count, common_dtype, require_range
 from lightning_tpauc.lightning_fixes.checkpoint_files import (
     explained_reading,
     load_state,
@@ -57,9 +57,6 @@ from lightning_tpauc.training.guards import warn_of_activation
 from lightning_tpauc.training.optimizer import LinearWarmup, keep_monitors, make_optimizer, step_schedulers, warms_up
 from lightning_tpauc.training.stages import needed_callbacks
 from lightning_tpauc.training.state import TrainingState
-
-#: Attributes that are assigned in every step and never hold a tensor.
-_PLAIN = frozenset({"_current_fx_name", "_activation_checked"})
 
 
 class TPAUCModule(ScoringModel):
@@ -156,17 +153,22 @@ class TPAUCModule(ScoringModel):
         super().__init__(**kwargs)
         check_choice(score_activation, "score_activation", ("identity", "sigmoid"))
         check_choice(lr_scheduler_interval, "lr_scheduler_interval", ("epoch", "step"))
-        _check_arguments(algorithm, backbone, gradient_clip_val, num_positives)
-        algorithm_is_default = algorithm is None
-        # a copy, since it keeps this model's state
-        algorithm = STACO() if algorithm is None else copy.deepcopy(algorithm)
-        # by how much a score grows when the model's output grows by one from 0
-        algorithm.score_slope = 0.25 if score_activation == "sigmoid" and not algorithm.takes_logits else 1.0
-        activation = "identity" if algorithm.takes_logits else score_activation
+        for name, value, kind in (("algorithm", algorithm, Algorithm), ("backbone", backbone, nn.Module)):
+            if value is not None and not isinstance(value, kind):
+                msg = f"Expected `{name}` to be a {kind.__name__}, as in TPAUCModule(net, STACO()), but got {value!r}."
+                raise ArgumentError(msg)
+        if gradient_clip_val is not None:
+            require_range("gradient_clip_val", gradient_clip_val, 0.0, open_low=True)
+        for count in num_positives if isinstance(num_positives, (list, tuple)) else (num_positives,):
+            if count is not None:
+                check_count(count, "num_positives", 1)
+        own = STACO() if algorithm is None else copy.deepcopy(algorithm)  # which keeps the state of one model
+        activation = "identity" if own.takes_logits else score_activation
+        own.score_slope = 0.25 if activation == "sigmoid" else 1.0  # of the score where the model's output is 0
         makes_its_own = type(self).algorithm_scores is not TPAUCModule.algorithm_scores
         ours = {
-            "algorithm": algorithm,
-            "algorithm_is_default": algorithm_is_default,
+            "algorithm": own,
+            "algorithm_is_default": algorithm is None,
             "base_lr": (0, None),
             "gradient_clip_val": gradient_clip_val,
             "init_from": init_from,
@@ -199,7 +201,7 @@ class TPAUCModule(ScoringModel):
     def __setattr__(self, name: str, value: Any) -> None:
         # nn.Module looks for parameters, modules and buffers in whatever is assigned, and Lightning assigns the name of
         # the hook that it enters or leaves some thirty times a step.
-        if name in _PLAIN:
+        if name == "_current_fx_name":
             object.__setattr__(self, name, value)
         else:
             super().__setattr__(name, value)
@@ -212,11 +214,9 @@ class TPAUCModule(ScoringModel):
         Raises:
             ArgumentError: if there is no model.
         """
-        if self._inherits_forward:
-            return cast(Tensor, call_model(super().forward, inputs))
-        if not hasattr(self, "backbone"):
+        if not self._inherits_forward:
             _require_model(self)
-        return cast(Tensor, call_model(self.backbone, inputs))
+        return cast(Tensor, call_model(super().forward if self._inherits_forward else self.backbone, inputs))
 
     def raw_scores(self, inputs: Any) -> Tensor:
         """Scores ``(N,)``, or ``(N, K)`` of K labels, in float32 or better, whatever precision the model computes in.
@@ -245,9 +245,7 @@ class TPAUCModule(ScoringModel):
         if torch.is_grad_enabled() and not scores.requires_grad:
             msg = "The scores of `forward` have no gradient: leave out `.detach()` and `torch.no_grad()` in it."
             raise ArgumentError(msg)
-        index: Any = batch.index
-        if not isinstance(index, Tensor) or index.dtype != torch.int64:
-            index = as_index(index, scores.device)
+        index = as_index(batch.index, scores.device)
         if batch.masks is not None:
             return gather_scores_of_tasks(batch.split(scores), index, batch.masks, batch.shares)
         return gather_scores(scores, index, (batch.num_pos, batch.num_neg, batch.num_dual_neg), batch.shares)
@@ -285,7 +283,12 @@ class TPAUCModule(ScoringModel):
         searches = isinstance(optimizer.optimizer, torch.optim.LBFGS)
         joint = (self._line_search if searches else self._gradient_step)(optimizer, batch, batch_idx)
         step_schedulers(self.trainer, state.batches_seen, skipped=state.step_skipped)
-        if self._loss_is_due():
+        # Logging a value takes Lightning as long as a step of a small model, and loggers get only every n-th value. The
+        # first value tells callbacks that the metric exists, and the last one is what they find at the epoch's end.
+        every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]  # Trainer sets it at run time
+        due = every and self.trainer.global_step % every == 0
+        if due or not state.loss_was_logged or self.trainer.is_last_batch:
+            state.loss_was_logged = True
             size = joint.pos_scores.shape[-1] + joint.neg_scores.shape[-1] + joint.dual_neg_scores.shape[-1]
             self.log("train/loss", state.step_loss, batch_size=size)
         return state.step_loss
@@ -300,8 +303,7 @@ class TPAUCModule(ScoringModel):
         if scaler is not None:
             place = joint.index if joint.masks is None else algorithm.place(joint.index, joint.masks.pos)
             before = algorithm.snapshot(place)
-        with _full_precision(self.device.type):
-            loss = self._with_auxiliary(algorithm(*joint[:4], previous=previous, masks=joint.masks), batch, joint)
+        loss = self._loss(batch, joint, previous)
         self.manual_backward(loss)
         state.previous.remember()
         if self._take_step(optimizer, batch_idx, loss, scaler):
@@ -316,26 +318,37 @@ class TPAUCModule(ScoringModel):
     def _line_search(self, optimizer: LightningOptimizer, batch: PosNegBatch, batch_idx: int) -> GatheredScores:
         """A step of L-BFGS, which evaluates one function several times."""
         if self.algorithm.sampling != "full":
-            msg = (
-                f"LBFGS evaluates the loss several times a step, but {type(self.algorithm).__name__} changes its state "
-                "or its samples with each of them. Use `FullBatch`, or another optimizer."
-            )
+            msg = f"LBFGS needs one function for all steps, as `FullBatch` has: not {type(self.algorithm).__name__}."
             raise UnsupportedError(msg)
-        seen: list[GatheredScores] = []
-        losses: list[Tensor] = []
+        evaluated: list[tuple[Tensor, GatheredScores]] = []
 
         def evaluate() -> Tensor:
             self._forget_gradients(optimizer, batch_idx)
-            seen[:] = [self.joint_scores(batch)]
-            with _full_precision(self.device.type):
-                loss = self._with_auxiliary(self.algorithm(*seen[0][:4], masks=seen[0].masks), batch, seen[0])
+            joint = self.joint_scores(batch)
+            loss = self._loss(batch, joint)
             self.manual_backward(loss)
-            losses.append(loss.detach())
+            evaluated.append((loss.detach(), joint))
             return loss
 
         self.optimizer_step(self.current_epoch, batch_idx, optimizer, evaluate)
-        self.training_state.commit_step(losses[0], None)  # the loss at the step's start, as torch's `step` returns it
-        return seen[0]
+        loss, joint = evaluated[0]  # at the step's start, as torch's `step` returns it
+        self.training_state.commit_step(loss, None)
+        return joint
+
+    def _loss(self, batch: PosNegBatch, joint: GatheredScores, previous: PreviousScores | None = None) -> Tensor:
+        """The algorithm's loss and an auxiliary one, without mixed precision."""
+        with _full_precision(self.device.type):
+            loss = self.algorithm(*joint[:4], previous=previous, masks=joint.masks)
+            further: Any = self.auxiliary_loss(batch, joint)
+            if further is None:
+                return loss
+            if isinstance(self.algorithm, RecursiveAlgorithm):
+                msg = (
+                    f"{type(self.algorithm).__name__} corrects its gradient by that of the previous step, which an "
+                    "`auxiliary_loss` does not have. Use STACO, or leave it out."
+                )
+                raise UnsupportedError(msg)
+            return cast(Tensor, loss + further)
 
     def _previous_scores(self, batch: PosNegBatch) -> PreviousScores | None:
         """Scores of ``batch`` under the weights before the last update, for algorithms that need them.
@@ -371,45 +384,17 @@ class TPAUCModule(ScoringModel):
         mixed_in = getattr(super(), "auxiliary_loss", None)
         return cast("Tensor | None", mixed_in(batch, scores)) if mixed_in is not None else None
 
-    def _with_auxiliary(self, loss: Tensor, batch: PosNegBatch, scores: GatheredScores) -> Tensor:
-        further: Any = self.auxiliary_loss(batch, scores)
-        if further is None:
-            return loss
-        if isinstance(self.algorithm, RecursiveAlgorithm):
-            msg = (
-                f"{type(self.algorithm).__name__} corrects its gradient by that of the previous step, which an "
-                "`auxiliary_loss` does not have: the sum would be another loss's. Use STACO, or leave it out."
-            )
-            raise UnsupportedError(msg)
-        if not isinstance(further, Tensor) or further.numel() != 1:
-            got = f"shape {tuple(further.shape)}" if isinstance(further, Tensor) else repr(further)
-            msg = f"Expected `{type(self).__name__}.auxiliary_loss` to return one number as a tensor, but got {got}."
-            raise ArgumentError(msg)
-        total: Tensor = loss + further.reshape(())
-        return total
-
-    def _loss_is_due(self) -> bool:
-        # Logging a value takes Lightning as long as a step of a small model, and loggers get only every n-th value. The
-        # first value tells callbacks that the metric exists, and the last one is what they find at the epoch's end.
-        first = not self.training_state.loss_was_logged
-        self.training_state.note_logged_loss()
-        every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]  # Trainer sets it at run time
-        return first or self.trainer.is_last_batch or bool(every and self.trainer.global_step % every == 0)
-
     # ---------------------------------------------------------------- the optimizer
 
     def configure_optimizers(self) -> Any:
         """The injected optimizer and scheduler, or those of the class mixed in."""
         _require_model(self)
         mixed_in = _mixed_in(self, "configure_optimizers")
+        self.base_lr = (0, None)
         if self.optimizer_factory is None and mixed_in is not None:
             if self.scheduler_factory is not None:
-                msg = (
-                    "`lr_scheduler` needs `optimizer`: without it the optimizer, and its scheduler, are those of the "
-                    f"`configure_optimizers` that {type(self).__name__} inherits. Pass both, or neither."
-                )
+                msg = "Pass `optimizer` beside `lr_scheduler`, or neither: another class makes the optimizer by itself."
                 raise ArgumentError(msg)
-            self.base_lr = (0, None)
             return keep_monitors(mixed_in())
         parameters = [p for p in self.parameters() if p.requires_grad]
         if not parameters:
@@ -418,15 +403,14 @@ class TPAUCModule(ScoringModel):
         optimizer = make_optimizer(self.optimizer_factory, parameters, self.algorithm.default_lr)
         rates = [float(group["lr"]) for group in optimizer.param_groups]
         number = next((k for k, rate in enumerate(rates) if rate > 0), 0)
-        scheduler = self.scheduler_factory(optimizer) if self.scheduler_factory is not None else None
+        scheduler: Any = None
+        if self.scheduler_factory is not None:
+            scheduler = {"scheduler": self.scheduler_factory(optimizer), "interval": self.lr_scheduler_interval}
+        elif self.warmup > 0 and self._trainer is not None and self.algorithm.sampling != "full":
+            scheduler = {"scheduler": LinearWarmup(optimizer), "interval": "step"}
         # the rate from before the scheduler, which may have changed it by now; of a cycle, its top
         self.base_lr = (number, optimizer.param_groups[number].get("max_lr", rates[number]))
-        if scheduler is not None:
-            config = {"scheduler": scheduler, "interval": self.lr_scheduler_interval}
-            return keep_monitors({"optimizer": optimizer, "lr_scheduler": config})
-        if self.warmup == 0 or self._trainer is None or self.algorithm.sampling == "full":
-            return optimizer
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": LinearWarmup(optimizer), "interval": "step"}}
+        return keep_monitors({"optimizer": optimizer, **({} if scheduler is None else {"lr_scheduler": scheduler})})
 
     def _step_scale(self, optimizer: LightningOptimizer) -> float:
         """The current learning rate divided by the one before any schedule; the algorithm's step sizes follow it."""
@@ -547,24 +531,6 @@ class TPAUCModule(ScoringModel):
 
 
 # -------------------------------------------------------------------- checks
-
-
-def _check_arguments(algorithm: Any, backbone: Any, gradient_clip_val: Any, num_positives: Any) -> None:
-    if algorithm is not None and not isinstance(algorithm, Algorithm):
-        msg = f"Expected `algorithm` to be an Algorithm such as STACO(min_tpr=0.5, max_fpr=0.5), but got {algorithm!r}."
-        raise ArgumentError(msg)
-    if backbone is not None and not isinstance(backbone, nn.Module):
-        msg = (
-            f"Expected `backbone` to be a torch.nn.Module, but got {backbone!r}. "
-            "Arguments of a class that is mixed in are passed by keyword."
-        )
-        raise ArgumentError(msg)
-    if gradient_clip_val is not None and not (is_real(gradient_clip_val) and gradient_clip_val > 0):
-        msg = f"Expected `gradient_clip_val` to be a number above 0, or None, but got {gradient_clip_val!r}."
-        raise ArgumentError(msg)
-    for count in num_positives if isinstance(num_positives, (list, tuple)) else [num_positives]:
-        if count is not None:
-            check_count(count, "num_positives", 1)
 
 
 def _mixed_in(module: TPAUCModule, name: str) -> Any:

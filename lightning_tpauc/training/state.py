@@ -205,10 +205,6 @@ class TrainingState:
         """Keep the ratios of objectives that a validation has measured."""
         self.held_out_ratios = ratios
 
-    def note_logged_loss(self) -> None:
-        """Note that callbacks know ``train/loss`` from now on."""
-        self.loss_was_logged = True
-
     def finish_stage(self, *, adopt: bool) -> None:
         """End a stage: the average is the next anchor and, with ``adopt``, the current weights."""
         if self.average is not None:
