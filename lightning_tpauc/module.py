@@ -39,9 +39,8 @@ from lightning_tpauc.scoring.forward import (
     call_model,
     explained_inputs,
     in_known_order,
-    one_score,
     scores_of,
-    scores_of_labels,
+    shaped_scores,
 )
 from lightning_tpauc.scoring.labels import check_label_settings, inputs_to_predict, known_layout
 from lightning_tpauc.training.checkpoint import (
@@ -232,7 +231,7 @@ class TPAUCModule(ScoringModel):
             self._activation_checked = True
             warn_of_activation(scores, self.algorithm, self.score_activation)
         scores, labels = scores.to(common_dtype(scores)), self.trained_labels
-        return one_score(scores) if labels is None else scores_of_labels(scores, labels.names)
+        return shaped_scores(scores, None if labels is None else labels.names)
 
     def algorithm_scores(self, inputs: Any) -> Tensor:
         """Scores for the algorithm: :meth:`raw_scores`, to which ``score_activation`` is applied."""

@@ -183,7 +183,8 @@ class ROCFigure(Callback):
         if self._validations % self.every_n_validations:
             return
         module: Any = pl_module  # a TPAUCModule
-        drawn = module._collected[0].scored.columns
+        raw, target, _ = module._collected[0].scored
+        drawn = [(own, of_own) for own, of_own in zip(raw.unbind(1), target.unbind(1), strict=True)]
         if any(map(_has_both, drawn)):  # else the metrics have said which class is missing
             self._drawn = drawn
 

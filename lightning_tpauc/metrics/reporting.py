@@ -13,7 +13,12 @@ from torchmetrics import Metric, MetricCollection
 
 from lightning_tpauc.errors import ArgumentError, silent
 from lightning_tpauc.functional.checks import check_rectangle, widest_float
-from lightning_tpauc.functional.operating_points import fpr_at_min_tpr, tpr_at_max_fpr
+from lightning_tpauc.functional.operating_points import (
+    count_decisions,
+    exact_interval,
+    fpr_at_min_tpr,
+    tpr_at_max_fpr,
+)
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
 from lightning_tpauc.metrics.base import ScoreMetric
@@ -139,6 +144,8 @@ class Report:
         thresholds: Sequence[float | None],
         surrogate: Surrogate | None = None,
         keys: Sequence[str] | None = None,
+        *,
+        intervals: bool = False,
     ) -> dict[str, Tensor]:
         """All values by their names.
 
@@ -150,22 +157,25 @@ class Report:
             target: labels of the same shape: 1, 0, or -1 for what does not count.
             seen: the scores that the algorithm sees, of the same shape.
             rectangles: ``(min_tpr, max_fpr)`` of each label.
-            thresholds: at which thresholds of the raw scores the user's metrics judge decisions.
+            thresholds: of the raw scores, at which decisions are judged; ``None`` where there is none.
             surrogate: of the objective; hinge if ``None``.
             keys: what the labels are called; ``None`` for a model of one label.
+            intervals: whether to report the exact intervals of the shares at the thresholds.
         """
-        columns = zip(scores.unbind(1), target.unbind(1), seen.unbind(1), rectangles, thresholds, strict=True)
+        columns = list(zip(scores.unbind(1), target.unbind(1), seen.unbind(1), rectangles, thresholds, strict=True))
         joint = [n for n, metric in self.metrics.items() if getattr(metric, "num_labels", None) and keys is not None]
         alone = {name: metric for name, metric in self.metrics.items() if name not in joint}
+        decided = [_at_threshold(own, of_own, cut, intervals=intervals) for own, of_own, _, _, cut in columns]
         if keys is None:
-            return self._of_label(alone, surrogate, *next(columns))
+            return self._of_label(alone, surrogate, *columns[0]) | decided[0]
         with silent():  # else K times the same, without the label's name
             each = [self._of_label(alone, surrogate, *column) for column in columns]
         values: dict[str, Tensor] = {}
         for name in each[0]:
             of_labels = torch.stack([found[name] for found in each])
             values[name] = of_labels.to(torch.promote_types(of_labels.dtype, torch.float32)).nanmean()
-            values.update({f"{name}/{key}": value for key, value in zip(keys, of_labels, strict=True)})
+        for key, found, at_threshold in zip(keys, each, decided, strict=True):
+            values.update({f"{name}/{key}": value for name, value in {**found, **at_threshold}.items()})
         return values | {name: further_value(self.metrics[name], scores, target, thresholds) for name in joint}
 
     def _of_label(
@@ -185,6 +195,24 @@ class Report:
         if self.objective:
             values["objective"] = objective_of(seen, target, *rectangle, surrogate or "hinge")
         return values | {name: further_value(metric, scores, target, [threshold]) for name, metric in further.items()}
+
+
+def _at_threshold(scores: Tensor, target: Tensor, cut: float | None, *, intervals: bool) -> dict[str, Tensor]:
+    """What a threshold does; a share of nothing is left out, as is everything without a threshold."""
+    if cut is None:
+        return {}
+    _, tp, fp, num_pos, num_neg = count_decisions(scores, target, cut)
+    shares, values = (
+        {"sensitivity": (tp, num_pos), "specificity": (num_neg - fp, num_neg), "precision": (tp, tp + fp)},
+        {},
+    )
+    for name, (count, total) in shares.items():
+        if total:
+            values[f"{name}_at_threshold"] = count / total
+        if total and intervals:
+            lower, upper = exact_interval(count, total)
+            values |= {f"{name}_at_threshold_lower": lower, f"{name}_at_threshold_upper": upper}
+    return {name: torch.tensor(value, device=scores.device) for name, value in {"threshold": cut, **values}.items()}
 
 
 # -------------------------------------------------------------------- a user's metrics

@@ -31,39 +31,23 @@ Stage = Literal["val", "test"]
 
 
 class Scored(NamedTuple):
-    """Scores of K labels, of all processes; one label is K = 1.
-
-    Attributes:
-        raw: raw scores ``(N, K)``.
-        target: labels of the same shape: 1, 0, or -1 for what does not count.
-        seen: the scores that the algorithm sees.
-    """
+    """Scores of K labels, of all processes, each ``(N, K)``; one label is K = 1."""
 
     raw: Tensor
+    #: 1, 0, or -1 for what does not count.
     target: Tensor
+    #: The scores that the algorithm sees.
     seen: Tensor
-
-    @property
-    def columns(self) -> list[tuple[Tensor, Tensor]]:
-        """Raw scores and labels of each label."""
-        return list(zip(self.raw.unbind(1), self.target.unbind(1), strict=True))
 
 
 class Collected:
-    """The scores of one data loader, batch by batch.
-
-    Args:
-        module: whose scores they are.
-        suffix: what the names of this loader's values end in.
-        keeps_seen: whether to collect the algorithm's scores of a module that makes its own.
-    """
+    """The scores of one data loader, whose values' names end in ``suffix``."""
 
     def __init__(self, module: ScoringModel, suffix: str = "", *, keeps_seen: bool = False) -> None:
-        count = len(rectangles_of(module))
-        make = lambda: TwoWayPartialAUROC(ignore_index=IGNORED, task="multilabel", num_labels=count)  # noqa: E731
-        self.suffix, self._shape, self._activation = suffix, (-1, count), module._objective_activation
-        self._raw = make().to(module.device)
-        self._seen = make().to(module.device) if keeps_seen and self._activation is None else None
+        count, self.suffix, self._activation = len(rectangles_of(module)), suffix, module._objective_activation
+        store = TwoWayPartialAUROC(ignore_index=IGNORED, task="multilabel", num_labels=count).to(module.device)
+        self._shape, self._raw = (-1, count), store
+        self._seen = store.clone() if keeps_seen and self._activation is None else None
 
     def take(self, module: ScoringModel, batch: Any) -> None:
         """Score a batch."""
@@ -86,20 +70,17 @@ class Evaluation(Callback):
 
     A module adds this callback by itself. A ``validation_step`` or ``test_step`` of the module's class runs beside it.
     The values of the second of several data loaders are named ``val/tpauc/dataloader_idx_1``, and so on.
-
-    Attributes:
-        start: validates the weights that a new run starts from.
-        warnings: warns of areas that are 0 or nan.
     """
 
     def __init__(self) -> None:
+        #: Validates the weights that a new run starts from.
         self.start = StartValidation()
-        self.warnings = AreaWarnings()
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Learn from the data which labels there are."""
         module: ScoringModel = pl_module  # type: ignore[assignment]
+        self._warnings = AreaWarnings()
         module.trained_labels = labels_to_evaluate(module, trainer, stage)
         module.knows_labels = module.knows_labels or stage == TrainerFn.FITTING
 
@@ -108,80 +89,67 @@ class Evaluation(Callback):
         self.start.end(trainer)
 
     @override
-    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin(pl_module, "val", trainer.val_dataloaders)  # type: ignore[arg-type]
-
-    @override
-    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin(pl_module, "test", trainer.test_dataloaders)  # type: ignore[arg-type]
-
-    @override
     def on_predict_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for loader in CombinedLoader(trainer.predict_dataloaders).flattened:
-            check_loader(loader)
+        _checked_loaders(trainer.predict_dataloaders)
+
+    @override
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        module: ScoringModel = pl_module  # type: ignore[assignment]
+        loaders = _checked_loaders(trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders)
+        names = [f"/dataloader_idx_{number}" for number in range(len(loaders))] if len(loaders) > 1 else [""]
+        keeps_seen = module._reported.objective or (module.algorithm.can_shrink_rectangle and not trainer.testing)
+        module._collected = [Collected(module, name, keeps_seen=keeps_seen) for name in names]
 
     # before the steps, which may take entries out of the batch
     @override
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        with trainer.precision_plugin.val_step_context():
-            _take(pl_module, batch, dataloader_idx)  # type: ignore[arg-type]
-
-    @override
-    def on_test_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        with trainer.precision_plugin.test_step_context():
-            _take(pl_module, batch, dataloader_idx)  # type: ignore[arg-type]
+        module: ScoringModel = pl_module  # type: ignore[assignment]
+        with trainer.precision_plugin.forward_context():
+            module._collected[dataloader_idx].take(module, batch)
 
     @override
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._log(pl_module, "val")  # type: ignore[arg-type]
-
-    @override
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._log(pl_module, "test")  # type: ignore[arg-type]
-
-    @override
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        pl_module._collected = []  # type: ignore[assignment]
-
-    @override
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        pl_module._collected = []  # type: ignore[assignment]
-
-    def _begin(self, module: ScoringModel, stage: Stage, given: Any) -> None:
-        loaders = CombinedLoader(given).flattened
-        for loader in loaders:
-            check_loader(loader)
-        names = [f"/dataloader_idx_{number}" for number in range(len(loaders))] if len(loaders) > 1 else [""]
-        keeps_seen = module._reported.objective or (stage == "val" and module.algorithm.can_shrink_rectangle)
-        module._collected = [Collected(module, name, keeps_seen=keeps_seen) for name in names]
-
-    def _log(self, module: ScoringModel, stage: Stage) -> None:
         # every rank computes the same metrics, even if it had no batch, since gathering the scores is a collective
-        trainer, labels = module.trainer, module.trained_labels
+        module: ScoringModel = pl_module  # type: ignore[assignment]
+        stage: Stage = "test" if trainer.testing else "val"
         if trainer.sanity_checking and not self.start.is_measured:
             return
-        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
-            module.training_state.note_ratios(_held_out_ratios(module, module._collected[0].scored))
-        rectangles, point = rectangles_of(module), module.operating_point
-        thresholds = [None] * len(rectangles) if point is None else point.thresholds
-        surrogate, keys = getattr(module.algorithm, "surrogate", None), None if labels is None else labels.keys
         for collected in module._collected:
-            found = module._reported.values(*collected.scored, rectangles, thresholds, surrogate, keys)
+            found = _values(module, stage, collected.scored)
             values = {f"{stage}/{name}{collected.suffix}": value for name, value in found.items()}
             if trainer.sanity_checking:
                 self.start.note(values)
                 continue
             for name, value in values.items():
                 log_replicated(module, name, value, prog_bar=name == f"{stage}/tpauc{collected.suffix}")
-            self.warnings.look_at(module, stage, found, collected.suffix)
+            self._warnings.look_at(module, stage, found, collected.suffix)
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            module.training_state.note_ratios(_held_out_ratios(module, module._collected[0].scored))
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        pl_module._collected = []  # type: ignore[assignment]
+
+    on_test_epoch_start, on_test_batch_start = on_validation_epoch_start, on_validation_batch_start
+    on_test_epoch_end, on_test_end = on_validation_epoch_end, on_validation_end
 
 
-def _take(module: ScoringModel, batch: Any, dataloader_idx: int) -> None:
-    module._collected[dataloader_idx].take(module, batch)
+def _checked_loaders(given: Any) -> list[Any]:
+    loaders = CombinedLoader(given).flattened
+    for loader in loaders:
+        check_loader(loader)
+    return loaders
+
+
+def _values(module: ScoringModel, stage: Stage, scored: Scored) -> dict[str, Tensor]:
+    """What a data loader's scores are worth."""
+    rectangles, point, labels = rectangles_of(module), module.operating_point, module.trained_labels
+    thresholds = [None] * len(rectangles) if point is None else point.thresholds
+    surrogate, keys = getattr(module.algorithm, "surrogate", None), None if labels is None else labels.keys
+    intervals = stage == "test"
+    return module._reported.values(*scored, rectangles, thresholds, surrogate, keys, intervals=intervals)
 
 
 def evaluation_of(trainer: Trainer) -> Evaluation:
@@ -275,37 +243,24 @@ _EPOCHS = 3
 
 
 class AreaWarnings:
-    """Warns of areas of 0, and of labels that have none: in every evaluation, and once in a training.
-
-    Attributes:
-        told: whether the first data loader of this evaluation was said to have no threshold in the rectangle, which
-            says as much as an area of 0.
-    """
+    """Warns, once in a run, of areas of 0 and of labels that have none."""
 
     def __init__(self) -> None:
-        self.told = False
-        self.forget()
-
-    def forget(self) -> None:
-        """Begin a new training."""
         self._said: set[str] = set()
         self._since: dict[str, int] = {}  # the epoch in which an area came to be 0
 
     def look_at(self, module: ScoringModel, stage: Stage, values: Mapping[str, Tensor], suffix: str) -> None:
         """Warn of one data loader's values."""
-        told, self.told = self.told, False
-        fits, labels, name = (
-            module.trainer.state.fn == TrainerFn.FITTING,
-            module.trained_labels,
-            f"{stage}/tpauc{suffix}",
-        )
+        fits, labels, name = stage == "val", module.trained_labels, f"{stage}/tpauc{suffix}"
         areas = {"": values["tpauc"]} if labels is None else {key: values[f"tpauc/{key}"] for key in labels.keys}
-        unknown = [key for key in areas if key and areas[key].isnan() and self._is_new(f"{name} {key} nan", fits)]
+        unknown = [key for key, area in areas.items() if key and area.isnan() and self._is_new(f"nan {name} {key}")]
         if unknown:
             why = "no positive or no negative example was there to rank. Means leave it out"
             rank_zero_warn(f"{name} of {', '.join(unknown)} is nan: {why}.", category=TPAUCWarning)
-        zero = [key for key, area in areas.items() if self._stays_zero(f"{name} {key}", area, module, fits)]
-        if not zero or (told and not fits):
+        if module.trainer.state.fn == TrainerFn.VALIDATING:  # the line on the threshold says so
+            return
+        zero = [key for key, area in areas.items() if self._stays_zero(f"{name} {key}", area, module)]
+        if not zero:
             return
         below, of = "the ROC curve passes below the rectangle", f" of {', '.join(zero)}"
         if labels is None:
@@ -313,23 +268,22 @@ class AreaWarnings:
             if not fits and (auroc := float(values["auroc"])) < 0.3:
                 below += f"; AUROC {auroc:.3g} is far below chance: look which class is 1 here and in training"
         if fits and not any(areas.values()):
-            others = f"{stage}/tpr_at_max_fpr{suffix} or {stage}/auroc{suffix}"
+            others = f"val/tpr_at_max_fpr{suffix} or val/auroc{suffix}"
             below += (
                 f". EarlyStopping and ModelCheckpoint can't tell such epochs apart: monitor {others}, with mode='max'"
             )
         since = f" for {_EPOCHS} epochs" if fits else ""
         rank_zero_warn(f"{name}{of} is 0{since}: {below}.", category=TPAUCWarning)
 
-    def _stays_zero(self, name: str, area: Tensor, module: ScoringModel, fits: bool) -> bool:
-        """Whether an area is 0; in a training, in the last epochs in a row, and nobody has said so."""
+    def _stays_zero(self, name: str, area: Tensor, module: ScoringModel) -> bool:
+        """Whether an area is 0, and nobody has said so; in a training, in the last epochs in a row."""
         if float(area) != 0:
             self._since.pop(name, None)
             return False
         epochs = module.current_epoch - self._since.setdefault(name, module.current_epoch) + 1
-        return not fits or (epochs >= _EPOCHS and self._is_new(name, fits))
+        return (module.trainer.testing or epochs >= _EPOCHS) and self._is_new(name)
 
-    def _is_new(self, what: str, fits: bool) -> bool:
-        """Whether this was not said before in a training."""
+    def _is_new(self, what: str) -> bool:
         new = what not in self._said
-        self._said.update({what} if fits else ())
+        self._said.add(what)
         return new

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,41 +28,36 @@ DELAY = 2.0
 
 
 class ScoringModel(LightningModule):
-    """What the layers below :class:`~lightning_tpauc.TPAUCModule` know of it.
-
-    Attributes:
-        algorithm: the training method, a copy of what was given.
-        algorithm_is_default: whether the user left it to us, so that a checkpoint sets the rectangle to evaluate.
-        base_lr: which parameter group leads the algorithm's step sizes, and its learning rate before any schedule.
-        input_layout: what the inputs in training consist of; ``None`` before data or a checkpoint tell.
-        label_settings: what came as ``tasks``, checked.
-        trained_labels: the labels of a model with several outputs; ``None`` for one label, and before data tell.
-        knows_labels: whether data or a checkpoint have told which labels there are.
-        operating_point: what the model decides by; see :class:`~lightning_tpauc.DecisionThreshold`.
-        training_state: what the training remembers; see :class:`~lightning_tpauc.training.state.TrainingState`.
-        _reported: what validation and test report.
-        _collected: the scores of each data loader of a validation or test that runs.
-    """
+    """What the layers below :class:`~lightning_tpauc.TPAUCModule` know of it."""
 
     algorithm: Algorithm
+    #: Whether the user left the algorithm to us, so that a checkpoint sets the rectangle to evaluate.
     algorithm_is_default: bool
     score_activation: Literal["identity", "sigmoid"]
     gradient_clip_val: float | None
     num_positives: int | list[int] | None
     init_from: str | None
     warmup: float
+    #: Which parameter group leads the algorithm's step sizes, and its learning rate before any schedule.
     base_lr: tuple[int, float | None]
+    #: What the inputs in training consist of; ``None`` before data or a checkpoint tell.
     input_layout: Any
+    #: What came as ``tasks``, checked.
     label_settings: Any
+    #: The labels of a model with several outputs; ``None`` for one label, and before data tell.
     trained_labels: Any
+    #: Whether data or a checkpoint have told which labels there are.
     knows_labels: bool
     operating_point: Any = None
     training_state: Any
     raw_scores: Callable[[Any], Tensor]
     algorithm_scores: Callable[[Any], Tensor]
     joint_scores: Callable[[Any], Any]
+    #: What turns raw scores into those that the algorithm sees; ``None`` if a subclass makes them.
     _objective_activation: Literal["identity", "sigmoid"] | None
+    #: What validation and test report.
     _reported: Report
+    #: The scores of each data loader of a validation or test that runs.
     _collected: Sequence[Any] = ()
 
     @property
@@ -119,95 +115,73 @@ def call_model(model: Callable[..., Any], inputs: Any) -> Any:
     try:
         return model(inputs)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
+        what = " (without its label)"
         if isinstance(inputs, Mapping):
-            function = model.forward if isinstance(model, nn.Module) else model
-            entries = [key for key in inspect.signature(function).parameters if key in inputs] or list(inputs)
+            entries, signature = list(inputs), _signature(model)
+            entries = [name for name in (signature.parameters if signature else ()) if name in inputs] or entries
             if len(entries) == 1:  # the model takes this entry, and not the mapping
                 return model(inputs[entries[0]])
-        names = f"the {len(inputs)} entries of an item"
-        names += f" ({', '.join(map(str, inputs))})" if isinstance(inputs, Mapping) else " (without its label)"
+            what = f" ({', '.join(map(str, inputs))})"
         msg = (
-            f"The model can't compute with these inputs: {error!r}. It got {names} as one {type(inputs).__name__}. Let "
-            "`forward` take one argument for each; leave out of the data set's items what is no input, such as a "
-            "number of the row, and name it with `ids` where items are dictionaries."
+            f"The model can't compute with these inputs: {error!r}. It got the {len(inputs)} entries of an item{what} "
+            f"as one {type(inputs).__name__}. Let `forward` take one argument for each; leave out what is no input."
         )
         raise ArgumentError(msg) from error
 
 
+def _signature(model: Callable[..., Any]) -> inspect.Signature | None:
+    function = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    try:
+        return inspect.signature(function.forward if isinstance(function, nn.Module) else function)
+    except (TypeError, ValueError):  # functions that are not written in Python may have none
+        return None
+
+
 @eager
 def _arguments(model: Callable[..., Any], inputs: Any) -> tuple[list[Any], dict[str, Any]]:
-    function = getattr(model, "_orig_mod", model)  # what torch.compile wraps
-    function = function.forward if isinstance(function, nn.Module) else function
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # functions that are not written in Python may have no signature
+    """What to pass by position, and by keyword."""
+    signature, is_mapping = _signature(model), isinstance(inputs, Mapping)
+    if signature is not None and isinstance(inputs, (tuple, list)):
+        several = not _binds(signature, inputs) and _binds(signature, *inputs)
+        return (list(inputs) if several else [inputs]), {}
+    if signature is None or not (is_mapping or is_graph(inputs)):
         return [inputs], {}
-    if isinstance(inputs, Mapping):
-        return _of_mapping(signature, inputs)
-    if is_graph(inputs):
-        return _of_graph(signature, inputs)
-    several = isinstance(inputs, (tuple, list)) and not _binds(signature, inputs) and _binds(signature, *inputs)
-    return (list(inputs) if several else [inputs]), {}
-
-
-def _of_mapping(signature: inspect.Signature, inputs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    parameters = _named(signature)
-    known = [p for p in parameters if p.name in inputs]
-    alone = len(parameters) == 1 and len(inputs.keys() - set(NAMES)) > 1  # which may be the mapping's name
-    if _binds(signature, inputs) and (not known or (alone and not _takes_any(signature))):
+    kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    required = {p.name: p.default is Parameter.empty for p in signature.parameters.values() if p.kind in kinds}
+    takes_any = any(p.kind is Parameter.VAR_KEYWORD for p in signature.parameters.values())
+    if is_mapping:
+        offered = inputs
+        given = {n: inputs[n] for n in required if n in inputs and (required[n] or n not in NAMES)}
+        others = {name: value for name, value in inputs.items() if name not in given and name not in NAMES}
+        # the only parameter's name may be the mapping's own
+        alone = len(required) == 1 and len(given) + len(others) > 1 and not takes_any
+        as_one = _binds(signature, inputs) and (not given or alone)
+    else:
+        offered, others = sorted({*inputs.keys()} - {*NAMES}), {}
+        # a heterogeneous graph keeps x_dict and edge_index_dict under other names
+        named = {n: getattr(inputs, n, None) for n in required if n in offered or required[n]}
+        given = {name: value for name, value in named.items() if value is not None}
+        as_one = len(given) < 2
+    if as_one:
         return [inputs], {}
-    given = {p.name: inputs[p.name] for p in known if p.name not in NAMES or _required(p)}
-    others = {name: value for name, value in inputs.items() if name not in given and name not in NAMES}
-    _check_complete(parameters, given, inputs)
-    if _takes_any(signature):
-        return [], {**given, **others}
-    if others:
-        warn_on_rank_zero(
-            f"`forward` of the model takes no {' and no '.join(f'`{name}`' for name in others)}, which the batches "
-            "hold: left out. Leave them out of the data set's items, or write a `forward(batch)`."
-        )
-    return [], given
-
-
-def _of_graph(signature: inspect.Signature, inputs: Any) -> tuple[list[Any], dict[str, Any]]:
-    parameters = _named(signature)
-    stored = set(inputs.keys()) - set(NAMES)
-    # a heterogeneous graph keeps x_dict and edge_index_dict under other names
-    given = [
-        p.name for p in parameters if p.name in stored or (_required(p) and getattr(inputs, p.name, None) is not None)
-    ]
-    if len(given) < 2:
-        return [inputs], {}
-    _check_complete(parameters, given, sorted(stored))
-    return [], {name: getattr(inputs, name) for name in given}
-
-
-def _check_complete(parameters: list[Parameter], given: Iterable[str], offered: Iterable[str]) -> None:
-    missing = [p.name for p in parameters if _required(p) and p.name not in given]
+    missing = [name for name in required if required[name] and name not in given]
     if missing:
         msg = (
             f"`forward` of the model requires {' and '.join(f'`{name}`' for name in missing)}, but the batches hold "
             f"{', '.join(offered)}. Let the data set's items hold them, or write a `forward(batch)`."
         )
         raise ArgumentError(msg)
+    if others and not takes_any:
+        warn_on_rank_zero(
+            f"`forward` of the model takes no {' and no '.join(f'`{name}`' for name in others)}, which the batches "
+            "hold: left out. Leave them out of the data set's items, or write a `forward(batch)`."
+        )
+    return [], {**given, **(others if takes_any else {})}
 
 
-def _takes_any(signature: inspect.Signature) -> bool:
-    return any(p.kind is Parameter.VAR_KEYWORD for p in signature.parameters.values())
-
-
-def _named(signature: inspect.Signature) -> list[Parameter]:
-    kinds = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    return [p for p in signature.parameters.values() if p.kind in kinds]
-
-
-def _required(parameter: Parameter) -> bool:
-    return parameter.default is Parameter.empty
-
-
-def _binds(signature: inspect.Signature, *positional: Any, **named: Any) -> bool:
+def _binds(signature: inspect.Signature, *positional: Any) -> bool:
     try:
-        signature.bind(*positional, **named)
+        signature.bind(*positional)
     except TypeError:
         return False
     return True
@@ -215,65 +189,53 @@ def _binds(signature: inspect.Signature, *positional: Any, **named: Any) -> bool
 
 def scores_of(output: Any) -> Tensor:
     """The scores in a model's output: the output itself, or its ``logits``, as models of Hugging Face call them."""
-    if isinstance(output, Mapping):
-        output = output.get("logits", output)
-    scores = output if isinstance(output, Tensor) else getattr(output, "logits", None)
-    if not isinstance(scores, Tensor):
-        msg = (
-            f"Expected `forward` to return one score per example, a tensor of shape (N,) or (N, 1), but got "
-            f"{_described(output)}. Wrap the model in one whose `forward` returns the scores alone."
-        )
-        raise ArgumentError(msg)
-    if not scores.is_floating_point():
-        msg = (
-            f"Expected `forward` to return one score per example, but got {scores.dtype}, which has no gradient: "
-            "return what the classes are decided from, before any `argmax` or threshold."
-        )
-        raise ArgumentError(msg)
-    return scores
+    named = output.get("logits", output) if isinstance(output, Mapping) else output
+    scores = named if isinstance(named, Tensor) else getattr(named, "logits", None)
+    if isinstance(scores, Tensor) and scores.is_floating_point():
+        return scores
+    got = f"a {type(output).__name__}" if scores is None else f"{scores.dtype}, which has no gradient"
+    if isinstance(output, (Mapping, tuple, list)):
+        parts = map(repr, output) if isinstance(output, Mapping) else (type(part).__name__ for part in output)
+        got += f" of {', '.join(parts)}"
+    msg = (
+        f"Expected `forward` to return one score per example, a float tensor (N,) or (N, 1), but got {got}. Return the "
+        "scores alone, from before any `argmax` or threshold."
+    )
+    raise ArgumentError(msg)
 
 
-def one_score(scores: Tensor) -> Tensor:
-    """One score per example, ``(N,)``, from ``(N,)``, ``(N, 1, ...)``, or two logits: the second less the first.
+def shaped_scores(scores: Tensor, names: Sequence[str] | None = None) -> Tensor:
+    """Scores ``(N,)``, or ``(N, K)`` of K labels, without further axes of length 1.
+
+    Of one label the logits of two classes become one score, the second less the first.
 
     Example:
         >>> import torch
-        >>> one_score(torch.tensor([[1.0, 3.0], [2.0, 0.5]]))
+        >>> shaped_scores(torch.tensor([[1.0, 3.0], [2.0, 0.5]]))
         tensor([ 2.0000, -1.5000])
     """
-    if scores.ndim == 2 and scores.shape[1] == 2:
-        return scores[:, 1] - scores[:, 0]
-    if scores.ndim < 2 or all(size == 1 for size in scores.shape[1:]):
-        return scores.reshape(-1)
-    msg = (
-        "Expected `forward` to return one score per example, shape (N,) or (N, 1), or the logits of two classes, "
-        f"(N, 2), but got {tuple(scores.shape)}. Return the score of the class that counts as positive, or train on "
-        "data with a column of labels for each output."
-    )
-    raise ArgumentError(msg)
-
-
-def scores_of_labels(scores: Tensor, names: Sequence[str]) -> Tensor:
-    """Scores ``(N, K)`` of K labels, also from ``(N, K, 1, ...)``, or from ``(N,)`` of one."""
-    rows = scores.shape[0] if scores.ndim else 0
-    if scores.numel() == rows * len(names) and scores.shape[1:2] in ((len(names),), *([()] if len(names) == 1 else [])):
-        return scores.reshape(rows, len(names))
-    outputs = "one output" if scores.ndim < 2 or scores.shape[1] == 1 else f"{scores.shape[1]} outputs"
+    wide = math.prod(scores.shape[1:]) != 1
+    if names is None:
+        if not wide:
+            return scores.reshape(-1)
+        if scores.ndim == 2 and scores.shape[1] == 2:
+            return scores[:, 1] - scores[:, 0]
+        msg = (
+            "Expected `forward` to return one score per example, shape (N,) or (N, 1), or the logits of two classes, "
+            f"(N, 2), but got {tuple(scores.shape)}. Return the score of the class that counts as positive, or train "
+            "on data with a column of labels for each output."
+        )
+        raise ArgumentError(msg)
+    columns = scores.shape[1] if wide else 1
+    if columns == len(names) == math.prod(scores.shape[1:]):
+        return scores.reshape(-1, columns)
     shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
     msg = (
-        f"The model has {outputs}, shape {tuple(scores.shape)}, but there are {len(names)} labels: {shown}. Give it an "
-        f"output for each, as `num_labels={len(names)}` does for the models of this package."
+        f"The model has {'one output' if columns == 1 else f'{columns} outputs'}, shape {tuple(scores.shape)}, but "
+        f"there are {len(names)} labels: {shown}. Give it an output for each, as `num_labels={len(names)}` does for "
+        "the models of this package."
     )
     raise ArgumentError(msg)
-
-
-def _described(output: Any) -> str:
-    kind = type(output).__name__
-    if isinstance(output, Mapping):
-        return f"a {kind} of {', '.join(map(repr, output))}"
-    if isinstance(output, (tuple, list)):
-        return f"a {kind} of {', '.join(type(part).__name__ for part in output)}"
-    return f"a {kind}"
 
 
 def device_batches(
@@ -296,10 +258,10 @@ def device_batches(
             yield batch
 
 
-#: What torch says of inputs that a layer has not been made for.
-_SHAPES = (
-    r"shapes cannot be multiplied|size mismatch|must match the size|expected input|should contain \d+ elements|"
-    r"input to (batch|conv)|[Ee]xpected \d?-?D|input\.size|invalid for input|index out of range in self"
+#: What torch says of inputs whose dtype or shape a layer was not made for.
+_MISFITS = (
+    r"dtype|[a-z] type|implemented for '|shapes cannot be multiplied|size mismatch|must match the size|expected input|"
+    r"should contain \d+ elements|input to (batch|conv)|[Ee]xpected \d?-?D|input\.size|invalid for input|out of range"
 )
 
 
@@ -309,41 +271,24 @@ def explained_inputs(inputs: Any, model: nn.Module) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, IndexError, ValueError) as error:
-        if isinstance(error, TPAUCError):
+        tensors, named = list(_tensors(inputs)), model.named_parameters()
+        if isinstance(error, TPAUCError) or not tensors or not re.search(_MISFITS, str(error)):
             raise
-        msg = _about_dtypes(error, inputs, model) or _about_shapes(error, inputs, model)
-        if msg is None:
-            raise
+        found = ", ".join(_described(tensor) for tensor in tensors[:3])
+        made = ((name, p) for name, p in named if not isinstance(p, UninitializedParameter))
+        weight = next((f", and the model's first weight, `{name}`, is {_described(p)}" for name, p in made), "")
+        numbers = tensors[0].aminmax() if isinstance(error, IndexError) and tensors[0].numel() else ()
+        values = f" Its numbers lie in {' .. '.join(str(x.item()) for x in numbers)}." if numbers else ""
+        msg = (
+            f"The model can't compute with these inputs: {error}. A batch of them is {found}{weight}.{values} "
+            "Convert a dtype with, for instance, `x.float()`. If shapes of these two fit, a later layer does not take "
+            "what the one before it gives."
+        )
         raise ArgumentError(msg) from error
 
 
-def _about_dtypes(error: Exception, inputs: Any, model: nn.Module) -> str | None:
-    dtypes = {tensor.dtype for tensor in _tensors(inputs)}
-    weights = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
-    if dtypes <= {weights} or not re.search(r"dtype|[a-z] type|implemented for '", str(error)):
-        return None
-    found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-    wider = ", or train with `Trainer(precision='64-true')`" if dtypes == {torch.float64} else ""
-    return (
-        f"The model can't compute with these inputs: {error}. They are {found} and its weights "
-        f"{str(weights).removeprefix('torch.')}. Convert them, for instance with `x.float()`{wider}."
-    )
-
-
-def _about_shapes(error: Exception, inputs: Any, model: nn.Module) -> str | None:
-    """Explain an error about shapes with those of a batch and of the first weight, which most often do not fit."""
-    tensors = list(_tensors(inputs))
-    if not tensors or not re.search(_SHAPES, str(error)):
-        return None
-    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors[:3])
-    weights = ((n, p) for n, p in model.named_parameters() if not isinstance(p, UninitializedParameter))
-    weight = next((f", and the model's first weight, `{n}`, has {tuple(p.shape)}" for n, p in weights), "")
-    whole = [t for t in tensors if not t.is_floating_point() and t.numel()] if isinstance(error, IndexError) else []
-    values = f" Its numbers lie in {int(whole[0].min())} .. {int(whole[0].max())}." if whole else ""
-    return (
-        f"The model can't compute with these inputs: {error}. A batch of them has shape {shapes}{weight}.{values} If "
-        "these two fit, a later layer does not take what the one before it gives."
-    )
+def _described(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
 def _tensors(inputs: Any) -> Iterator[Tensor]:

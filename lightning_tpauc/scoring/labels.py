@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from lightning.pytorch import Trainer
@@ -29,21 +30,16 @@ _OPTIONS = ("min_tpr", "max_fpr", "weight")
 
 
 class Labels(NamedTuple):
-    """The K labels of a model with K outputs.
-
-    Attributes:
-        names: what the data call them.
-        settings: ``min_tpr``, ``max_fpr`` and ``weight`` of labels by position, where not the algorithm's and 1.
+    """The K labels of a model with K outputs: what the data call them, and what is asked of each.
 
     Example:
         >>> labels = Labels(("liver", "x/y"), {0: {"max_fpr": 0.1}})
-        >>> labels.keys
-        ('liver', 'x_y')
-        >>> labels.tasks([3, 5])
-        [Task(num_positives=3, min_tpr=None, max_fpr=0.1, weight=1.0), Task(num_positives=5, min_tpr=None, max_fpr=None, weight=1.0)]
-    """  # noqa: E501  # a line of output
+        >>> labels.keys, labels.tasks([3, 5])[0].max_fpr
+        (('liver', 'x_y'), 0.1)
+    """
 
     names: tuple[str, ...]
+    #: ``min_tpr``, ``max_fpr`` and ``weight`` of labels by position, where not the algorithm's and 1.
     settings: Mapping[int, Mapping[str, float]] = {}
 
     @property
@@ -61,15 +57,6 @@ class Labels(NamedTuple):
         """``(min_tpr, max_fpr)`` of each: its own, or the algorithm's."""
         own = [self.settings.get(k, {}) for k in range(len(self.names))]
         return [(o.get("min_tpr", algorithm.min_tpr), o.get("max_fpr", algorithm.max_fpr)) for o in own]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Primitives, for checkpoints."""
-        return {"names": list(self.names), "settings": {str(k): dict(own) for k, own in self.settings.items()}}
-
-    @classmethod
-    def from_state_dict(cls, state: dict[str, Any]) -> Labels:
-        """What :meth:`state_dict` was made of."""
-        return cls(tuple(state["names"]), {int(k): dict(own) for k, own in state["settings"].items()})
 
 
 def rectangles_of(module: Any) -> list[tuple[float, float]]:
@@ -133,15 +120,9 @@ def by_position(given: LabelSettings, names: tuple[str, ...]) -> dict[int, Mappi
 
 
 def labels_of_data(source: Any, given: LabelSettings, num_positives: Any = None) -> Labels | None:
-    """The labels of training data, with the settings that a user gave; ``None`` for data with one label.
+    """The labels of a data module or loader, with the settings that a user gave; ``None`` for data with one label.
 
-    Args:
-        source: a data module or a loader, ours or any other.
-        given: what came as ``tasks``, checked.
-        num_positives: what came as ``num_positives``: a sequence tells the number of labels where the data do not.
-
-    Raises:
-        ArgumentError: if settings are of labels that the data do not have.
+    ``num_positives`` tells by its length how many there are where the data do not.
     """
     names = None
     if isinstance(source, (PosNegDataModule, PosNegLoader)):  # others may call classes labels
@@ -161,12 +142,7 @@ def labels_of_data(source: Any, given: LabelSettings, num_positives: Any = None)
 
 
 def labels_to_evaluate(module: ScoringModel, trainer: Trainer, stage: str) -> Labels | None:
-    """The labels of the data that a run begins with.
-
-    Raises:
-        ArgumentError: if the data have other labels than the module.
-        UnsupportedError: if the algorithm trains one label, and the training data have several.
-    """
+    """The labels of the data that a run begins with; refused where the module, or its algorithm, can't have them."""
     # `trainer.datamodule` may be that of an earlier run
     source: Any = getattr(trainer, f"{TrainerFn(stage).value}_loop")._data_source.instance
     known: Labels | None = module.trained_labels
@@ -189,13 +165,11 @@ def labels_to_evaluate(module: ScoringModel, trainer: Trainer, stage: str) -> La
     # a search for labels may take a pass over the data
     if stage == TrainerFn.PREDICTING or (known is None and module.knows_labels):
         return known
-    if not isinstance(source, PosNegDataModule):
-        return known
-    try:
-        has_several = source.num_labels is not None
-    except (ArgumentError, DataError):  # nobody needs these labels, or their loader will raise the same error
-        has_several = False
-    found = labels_of_data(source, settings) if has_several else None
+    found = None
+    if isinstance(source, PosNegDataModule):
+        with suppress(ArgumentError, DataError):  # nobody needs these labels, or their loader raises the same error
+            found = source.num_labels
+    found = None if found is None else labels_of_data(source, settings)
     if known is None or found is None:
         return found or known
     # arrays have no names: their columns stand for the labels in order, as those of a `val_dataset` do
@@ -220,25 +194,11 @@ def known_layout(module: ScoringModel, batch: Any) -> Any:
 
 
 def inputs_and_target(batch: Any, known: Any = None, num_labels: int | None = None) -> tuple[Any, Tensor]:
-    """Inputs and labels of a batch for validation or test.
+    """Inputs and integer labels, ``(N,)`` or ``(N, K)`` with -1 for what was not measured, of a batch to evaluate.
 
-    Args:
-        batch: an :class:`~lightning_tpauc.EvalBatch`, or what the loader of a data set gives: tuples with the label as
-            their last entry, as in the training set, ``(inputs, target)`` or ``(a, b, target)``; or mappings or graphs
-            of PyG with the label in one of the usual places. The target has N entries, which may be the floats 0.0 and
-            1.0.
-        known: the :func:`~lightning_tpauc.data.examples.layout` of the inputs that the model was trained on.
-            Without it only pairs are unambiguous.
-        num_labels: K, if there are several labels. The target is then ``(N, K)``, and holds nan or -1 where nothing was
-            measured.
-
-    Returns:
-        The inputs, several of them as a tuple, and an integer tensor ``(N,)``, or ``(N, K)`` with -1 for what was not
-        measured.
-
-    Raises:
-        ArgumentError: if the batch has another form, if it is unknown which entry is the label, or if a label is
-            neither 0 nor 1.
+    Batches are an :class:`~lightning_tpauc.EvalBatch`, or what the loader of a data set gives: tuples with the label as
+    their last entry, or mappings or graphs of PyG with the label in one of the usual places. Without ``known``, the
+    layout of the inputs that the model was trained on, only pairs are unambiguous.
 
     Example:
         >>> import torch
@@ -246,7 +206,7 @@ def inputs_and_target(batch: Any, known: Any = None, num_labels: int | None = No
         tensor([1, 0])
     """
     if isinstance(batch, EvalBatch):
-        return batch.inputs, _shaped(batch.target, num_labels)
+        return batch.inputs, _integers(batch.target, num_labels, may_miss=True)
     entries, label, kinds = _entries(known), None, ""
     if isinstance(batch, Mapping) or is_graph(batch):
         label = next((found for key in entries.named if (found := entry_of(batch, [key])) is not NOTHING), None)
@@ -261,16 +221,13 @@ def inputs_and_target(batch: Any, known: Any = None, num_labels: int | None = No
     labelled = has_label(batch, known) if kinds else True
     if labelled is False or (labelled is None and len(batch) > 2):
         raise _ambiguous(batch, known, "(inputs, target)")
-    return entries.inputs_of(batch), _integers(_shaped(label, num_labels), several=num_labels is not None)
+    return entries.inputs_of(batch), _integers(label, num_labels, may_miss=num_labels is not None)
 
 
 def inputs_to_predict(batch: Any, known: Any = None) -> Any:
-    """Inputs of a batch to predict on, which may hold labels or not; arguments as in :func:`inputs_and_target`.
+    """Inputs of a batch to predict on, which may hold labels or not.
 
     Without ``known`` the second of two entries is a label if it holds one number per example.
-
-    Raises:
-        ArgumentError: if it is unknown whether the last entry is a label.
 
     Example:
         >>> import torch
@@ -304,30 +261,23 @@ def _one_per_example(target: Tensor) -> bool:
     return target.ndim > 0 and target.numel() == len(target)
 
 
-def _shaped(target: Tensor, num_labels: int | None) -> Tensor:
-    """Labels ``(N,)``, or ``(N, K)``."""
+def _integers(target: Tensor, num_labels: int | None, *, may_miss: bool) -> Tensor:
+    """Labels 0 and 1, ``(N,)`` or ``(N, K)``, as integers; -1 where nothing was measured."""
     fits = _one_per_example(target) if num_labels is None else target.ndim == 2 and target.shape[1] == num_labels
     if not fits:
         expected = "one label" if num_labels is None else f"{num_labels} labels"
         msg = (
             f"Expected {expected} per example in the batches, as the model was trained for, but got shape "
-            f"{tuple(target.shape)}. Evaluate it on the same columns; an untrained model learns their number from a "
-            "PosNegDataModule."
+            f"{tuple(target.shape)}. Evaluate on the same columns; before a training, on a PosNegDataModule."
         )
         raise ArgumentError(msg)
-    return target.detach().reshape(len(target), *([] if num_labels is None else [num_labels]))
-
-
-def _integers(target: Tensor, *, several: bool) -> Tensor:
-    """Labels 0 and 1 as integers; of several labels -1 where nothing was measured."""
+    target = target.detach().reshape(len(target), *([] if num_labels is None else [num_labels]))
     known = (target == 0) | (target == 1)
-    missing = (target.isnan() | (target == -1)) & several
-    if not bool((known | missing).all()):
-        found = target[~(known | missing)][0].item()
-        chosen = (
-            "y > 0" if found < 0 else "y > 0.5" if not float(found).is_integer() else f"y == {target.max().item():g}"
-        )
-        also = ", or nan or -1 for what was not measured," if several else ""
+    wrong = ~known & ~((target.isnan() | (target == -1)) & may_miss)
+    if bool(wrong.any()):
+        found, highest = target[wrong][0].item(), target.max().item()
+        chosen = f"y == {highest:g}" if float(found).is_integer() else "y > 0.5"
+        also = ", or nan or -1 for what was not measured," if may_miss else ""
         msg = (
             f"Expected labels 0 and 1{also} in the batches, but found {found:g}. Pass, for instance, ({chosen}) as "
             "labels, and leave out unlabelled examples."

@@ -29,39 +29,22 @@ from lightning_tpauc.functional.operating_points import (
     Criterion,
     Decisions,
     check_criterion,
-    count_decisions,
     decision_threshold,
-    exact_interval,
 )
-from lightning_tpauc.lightning_fixes.unsupported import log_replicated
-from lightning_tpauc.scoring.evaluation import Collected, evaluation_of
+from lightning_tpauc.scoring.evaluation import Collected, Scored, evaluation_of
 from lightning_tpauc.scoring.forward import device_batches, evaluation_mode
 from lightning_tpauc.scoring.labels import listed, rectangles_of
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen for one output of a model.
-
-    Attributes:
-        decisions: the threshold, and the counts at it on validation data.
-        rectangle: ``(min_tpr, max_fpr)`` that it was chosen for.
-        calibration: the map to probabilities, if it was asked for.
-        missed_by: how far the rates of the nearest threshold lie from the rectangle; 0 if those of one lie in it.
-    """
+    """What was chosen for one output of a model."""
 
     decisions: Decisions
     rectangle: tuple[float, float]
     calibration: Calibration | None = None
+    #: How far the rates of the nearest threshold lie from the rectangle; 0 if those of one lie in it.
     missed_by: float = 0.0
-
-    def shortfall(self) -> str:
-        """What the choice does that lies outside of the rectangle, for a sentence."""
-        (min_tpr, max_fpr), used = self.rectangle, self.decisions
-        return (
-            f"TPR >= {min_tpr:g}, FPR <= {max_fpr:g} is missed by {self.missed_by:.2g}, and {used.threshold:.6g} "
-            f"decides, TPR {used.sensitivity:.3f} at FPR {1 - used.specificity:.3f}"
-        )
 
 
 @dataclass(frozen=True)
@@ -74,8 +57,8 @@ class OperatingPoint:
         step: how many training batches the weights had seen that gave the scores.
         cost_ratio: for ``"min_cost"``, what a missed positive costs, in false alarms.
         names: of the labels, in the order of the outputs; ``None`` for a model with one output.
-        threshold: an example is called positive if its raw score is at least this; of several labels a dictionary by
-            name. It follows from the choices.
+        threshold: an example is called positive if its raw score is at least this. It follows from the choices; of
+            several labels it is a dictionary by name, as ``decisions`` and ``calibration`` are.
 
     Example:
         >>> from dataclasses import asdict
@@ -86,9 +69,6 @@ class OperatingPoint:
         >>> points = OperatingPoint((choice, None), "youden", step=7, names=("liver", "lung"))
         >>> points.threshold
         {'liver': 0.5, 'lung': None}
-        >>> points.decide(torch.tensor([[0.4, 2.0], [0.5, 1.0]]))["decision"]
-        tensor([[ 0, -1],
-                [ 1, -1]])
         >>> OperatingPoint.from_dict(asdict(points)) == points
         True
     """
@@ -110,31 +90,28 @@ class OperatingPoint:
 
     @property
     def decisions(self) -> Any:
-        """The threshold and the counts at it on validation data; of several labels a dictionary by name."""
+        """The threshold and the counts at it on validation data."""
         return self._by_name([None if choice is None else choice.decisions for choice in self.choices])
 
     @property
     def calibration(self) -> Any:
-        """The map to probabilities, or ``None``; of several labels a dictionary by name."""
-        return self._by_name(self._calibrations)
+        """The map to probabilities, or ``None``."""
+        return self._by_name([None if choice is None else choice.calibration for choice in self.choices])
 
     @property
     def calibration_method(self) -> CalibrationMethod | None:
         """How the scores of any output become probabilities."""
-        return next((calibration.method for calibration in self._calibrations if calibration is not None), None)
-
-    @property
-    def _calibrations(self) -> list[Calibration | None]:
-        return [None if choice is None else choice.calibration for choice in self.choices]
+        return next((c.calibration.method for c in self.choices if c is not None and c.calibration is not None), None)
 
     def _by_name(self, values: list[Any]) -> Any:
         return values[0] if self.names is None else dict(zip(self.names, values, strict=True))
 
     def is_for(self, rectangles: Sequence[tuple[float, float]]) -> bool:
         """Whether every threshold was chosen for the rectangle of its output."""
-        pairs = zip(self.choices, rectangles, strict=False)
-        same = all(choice is None or choice.rectangle == tuple(rectangle) for choice, rectangle in pairs)
-        return same and len(self.choices) == len(rectangles)
+        if len(self.choices) != len(rectangles):
+            return False
+        pairs = zip(self.choices, rectangles, strict=True)
+        return all(choice is None or choice.rectangle == tuple(rectangle) for choice, rectangle in pairs)
 
     def decide(self, scores: Tensor) -> dict[str, Tensor]:
         """``decision``, int64: 1 for positive, 0 for negative, -1 where there is no score or no threshold.
@@ -236,10 +213,10 @@ class DecisionThreshold(Callback):
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check that the module is one of ours, and that there is one such callback."""
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
         if not hasattr(pl_module, "operating_point"):
             msg = f"DecisionThreshold needs the scores of a TPAUCModule, but got {type(pl_module).__name__}."
             raise UnsupportedError(msg)
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
         if sum(isinstance(callback, DecisionThreshold) for callback in callbacks) > 1:
             msg = "The Trainer has several DecisionThreshold: a module has one threshold. Keep one of them."
             raise UnsupportedError(msg)
@@ -248,25 +225,18 @@ class DecisionThreshold(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Choose, before the metrics that judge decisions are computed; of several data loaders the first one's."""
         module: Any = pl_module
-        evaluation, first = evaluation_of(trainer), module._collected[0]
-        if trainer.sanity_checking and not evaluation.start.is_measured:
+        if trainer.sanity_checking and not evaluation_of(trainer).start.is_measured:
             return
-        module.operating_point = self.choose(module, first.scored.columns)
-        if trainer.state.fn != TrainerFn.FITTING:
-            evaluation.warnings.told = self.say_what_fell_short(module)
-            if module.operating_point is not None and starts_processes(trainer):
-                rank_zero_warn(
-                    f"The threshold {module.threshold} is known to the processes of this validation alone: Lightning "
-                    "brings back nothing but metrics. Validate with `Trainer(devices=1)` to keep it.",
-                    category=TPAUCWarning,
-                )
-        if not trainer.sanity_checking:
-            _report(module, "val")
-
-    @override
-    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Report what the threshold does to each data loader's examples, with exact intervals."""
-        _report(pl_module, "test")
+        module.operating_point = self.choose(module, module._collected[0].scored)
+        if trainer.state.fn == TrainerFn.FITTING:
+            return
+        self.say_what_fell_short(module)
+        if module.operating_point is not None and starts_processes(trainer):
+            rank_zero_warn(
+                f"The threshold {module.threshold} is known to the processes of this validation alone: Lightning "
+                "brings back nothing but metrics. Validate with `Trainer(devices=1)` to keep it.",
+                category=TPAUCWarning,
+            )
 
     @override
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -275,13 +245,7 @@ class DecisionThreshold(Callback):
 
     @override
     def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any, **__: Any
     ) -> None:
         """Count examples whose score is nan."""
         scores = outputs.get("score") if isinstance(outputs, Mapping) else None
@@ -302,16 +266,12 @@ class DecisionThreshold(Callback):
                 category=TPAUCWarning,
             )
 
-    def choose(self, module: Any, scored: Sequence[tuple[Tensor, Tensor]]) -> OperatingPoint | None:
-        """The operating point of scores, the same on every rank that has the same; ``None`` if no label has one.
-
-        Args:
-            module: whose rectangles it is for.
-            scored: raw scores ``(N,)`` of each label, and the labels: 1, 0, or anything else for rows to leave out.
-        """
+    def choose(self, module: Any, scored: Scored) -> OperatingPoint | None:
+        """The operating point of scores, the same on every rank that has the same; ``None`` if no label has one."""
         labels, rectangles, step = module.trained_labels, rectangles_of(module), module.training_state.weights_step
-        choices = tuple(self._choice(*own, rectangle) for own, rectangle in zip(scored, rectangles, strict=True))
-        if any(choice is not None for choice in choices):
+        columns = zip(scored.raw.unbind(1), scored.target.unbind(1), rectangles, strict=True)
+        choices = tuple(self._choice(*column) for column in columns)
+        if any(choices):
             names = None if labels is None else labels.names
             return OperatingPoint(choices, self.criterion, step, self.cost_ratio, names)
         before = module.operating_point
@@ -321,43 +281,41 @@ class DecisionThreshold(Callback):
         if not bool((labels == 1).any() and (labels == 0).any()):
             return None  # the metrics have warned of that
         choose = partial(decision_threshold, scores, labels, *rectangle, validate_args=False)
-        chosen, missed_by = choose(self.criterion, self.cost_ratio), 0.0
+        chosen, calibration, missed_by = choose(self.criterion, self.cost_ratio), None, 0.0
         if chosen is None:
             return None
         if not chosen.lies_in(*rectangle) and (nearest := choose("youden")) is not None:
             (min_tpr, max_fpr), fpr = rectangle, 1 - nearest.specificity
             missed_by = math.hypot(max(0.0, min_tpr - nearest.sensitivity), max(0.0, fpr - max_fpr))
-        return Choice(chosen, rectangle, self._calibrated(scores, labels), missed_by)
+        if self.calibration is not None:
+            try:
+                calibration = fit_calibration(scores, labels, self.calibration)
+            except ArgumentError as error:  # a model that has just begun may rank the wrong way round
+                self._why_uncalibrated = str(error)
+        return Choice(chosen, rectangle, calibration, missed_by)
 
-    def _calibrated(self, scores: Tensor, labels: Tensor) -> Calibration | None:
-        if self.calibration is None:
-            return None
-        try:
-            return fit_calibration(scores, labels, self.calibration)
-        except ArgumentError as error:  # a model that has just begun may rank the wrong way round
-            self._why_uncalibrated = str(error)
-            return None
-
-    def say_what_fell_short(self, module: Any) -> bool:
-        """Say if no threshold lies in the rectangle, with how far away the nearest is, or if nothing is calibrated.
-
-        Returns:
-            Whether a rectangle was said to hold no threshold.
-        """
+    def say_what_fell_short(self, module: Any) -> None:
+        """Say if no threshold lies in the rectangle, with how far away the nearest is, or if nothing is calibrated."""
         point: OperatingPoint | None = module.operating_point
         if point is None:
-            return False
-        names = [""] if point.names is None else [f"{name}: " for name in point.names]
+            return
+        names = point.names or ("",)
         each = [(name, choice) for name, choice in zip(names, point.choices, strict=True) if choice is not None]
-        plain = [name.removesuffix(": ") for name, choice in each if choice.calibration is None]
+        plain = [name for name, choice in each if choice.calibration is None]
         if self.calibration is not None and plain:
             of_labels = f" of {listed(plain)}" if point.names else ""
             rank_zero_info(f"Predictions will hold no probabilities{of_labels}. {self._why_uncalibrated}")
-        away = [f"{name}{choice.shortfall()}" for name, choice in each if choice.missed_by]
+        away = []
+        for name, choice in each:
+            (min_tpr, max_fpr), used = choice.rectangle, choice.decisions
+            text = (
+                f"TPR >= {min_tpr:g}, FPR <= {max_fpr:g} is missed by {choice.missed_by:.2g}, and {used.threshold:.6g} "
+                f"decides, TPR {used.sensitivity:.3f} at FPR {1 - used.specificity:.3f}"
+            )
+            away += [f"{name}: {text}" if name else text] if choice.missed_by else []
         if away:
             of_labels = f" of {len(away)} of {len(names)} labels" if point.names else ""
             rank_zero_info(f"No threshold lies in the rectangle{of_labels} on the validation data: {listed(away)}.")
-        return bool(away)
 
     def choose_again(self, trainer: Trainer, module: Any) -> None:
         """Score the validation data once more, by the weights that the module holds now, and choose."""
@@ -367,7 +325,7 @@ class DecisionThreshold(Callback):
         with evaluation_mode(module):
             for batch in device_batches(module, islice(loader, limit), "Choosing the threshold", limit):
                 collected.take(module, batch)
-        module.operating_point = self.choose(module, collected.scored.columns)
+        module.operating_point = self.choose(module, collected.scored)
 
 
 class DefaultThreshold(DecisionThreshold):
@@ -376,7 +334,7 @@ class DefaultThreshold(DecisionThreshold):
     is_asked_for = False
 
     @override
-    def choose(self, module: Any, scored: Sequence[tuple[Tensor, Tensor]]) -> OperatingPoint | None:
+    def choose(self, module: Any, scored: Scored) -> OperatingPoint | None:
         before: OperatingPoint | None = module.operating_point
         if before is not None and module.trainer.state.fn != TrainerFn.FITTING:
             self.criterion, self.cost_ratio = before.criterion, before.cost_ratio
@@ -394,24 +352,3 @@ def recorded_point(module: Any, state: Mapping[str, Any] | None) -> OperatingPoi
         "`Trainer.validate` chooses one."
     )
     return None
-
-
-def _report(module: Any, stage: str) -> None:
-    """Log what the thresholds do to the scores of each data loader and label; a share of nothing is left out."""
-    point, labels = module.operating_point, module.trained_labels
-    keys = [""] if labels is None else [f"/{key}" for key in labels.keys]
-    for collected in module._collected if point is not None else ():
-        for key, threshold, own in zip(keys, point.thresholds, collected.scored.columns, strict=True):
-            if threshold is None:
-                continue
-            _, tp, fp, num_pos, num_neg = count_decisions(*own, threshold)
-            values = {"threshold": threshold}
-            shares = {"sensitivity": (tp, num_pos), "specificity": (num_neg - fp, num_neg), "precision": (tp, tp + fp)}
-            for name, (count, total) in shares.items():
-                if total:
-                    values[f"{name}_at_threshold"] = count / total
-                if total and stage == "test":
-                    lower, upper = exact_interval(count, total)
-                    values |= {f"{name}_at_threshold_lower": lower, f"{name}_at_threshold_upper": upper}
-            for name, value in values.items():
-                log_replicated(module, f"{stage}/{name}{key}{collected.suffix}", torch.tensor(value).to(module.device))

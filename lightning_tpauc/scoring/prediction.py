@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from operator import index
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -20,9 +20,8 @@ from lightning_tpauc.distributed import gather_objects, rank, world_size
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
 from lightning_tpauc.files import replacing
 
-#: Entries of the result of ``predict_step`` that are written beside the score.
-_FURTHER = ("probability", "decision")
-_REMEDY = "Predict on a PosNegDataModule, whose batches say it"
+#: Entries of the result of ``predict_step`` that are written.
+_WRITTEN = ("score", "probability", "decision")
 
 
 class PredictionWriter(Callback):
@@ -116,27 +115,25 @@ class PredictionWriter(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Keep the batch's scores in the host's memory."""
-        score = outputs.get("score") if isinstance(outputs, Mapping) else None
         labels = getattr(pl_module, "trained_labels", None)
-        if not isinstance(score, Tensor) or score.shape[1:] != (() if labels is None else (len(labels.names),)):
-            shape = "(N,)" if labels is None else f"(N, {len(labels.names)})"
+        keys = [""] if labels is None else [f"_{key}" for key in labels.keys]
+        score = outputs.get("score") if isinstance(outputs, Mapping) else None
+        if not isinstance(score, Tensor) or score.shape[1:] != (() if labels is None else (len(keys),)):
+            shape = "(N,)" if labels is None else f"(N, {len(keys)})"
             got = f"a {type(outputs).__name__}" if not isinstance(score, Tensor) else f"shape {tuple(score.shape)}"
             msg = (
                 f"PredictionWriter expects `predict_step` to return {{'score': tensor of shape {shape}}}, but "
                 f"{type(pl_module).__name__} returned {got}."
             )
             raise UnsupportedError(msg)
-        score = score.detach().cpu()
-        if "example_id" in outputs:
-            ids = outputs["example_id"].cpu()
-        else:
+        ids = outputs.get("example_id")
+        if ids is None:
             (loader,) = CombinedLoader(trainer.predict_dataloaders).flattened
-            ids = _positions(loader, batch_idx, len(score))
-            if ids is None:
-                first = sum(len(part["example_id"]) for part in self._parts)
-                ids = torch.arange(first, first + len(score))
-        said = {"score": score, **{name: outputs[name].detach().cpu() for name in _FURTHER if name in outputs}}
-        self._parts.append({"example_id": ids, **(said if labels is None else _columns(said, labels.keys))})
+            first = sum(len(part["example_id"]) for part in self._parts)
+            ids = _positions(loader, batch_idx, len(score), first)
+        said = {name: outputs[name].detach().cpu().reshape(-1, len(keys)) for name in _WRITTEN if name in outputs}
+        columns = {f"{name}{key}": values[:, k] for k, key in enumerate(keys) for name, values in said.items()}
+        self._parts.append({"example_id": ids.cpu(), **columns})
 
     @override
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -144,9 +141,8 @@ class PredictionWriter(Callback):
         own = {name: torch.cat([part[name] for part in self._parts]) for name in (self._parts or [{}])[0]}
         ranks = [part for part in gather_objects(own) if part]  # without those that had no batch
         if rank() == 0:
-            nothing = {"example_id": torch.empty(0, dtype=torch.int64), "score": torch.empty(0)}
-            names = ranks[0] if ranks else nothing
-            self._write({name: torch.cat([part[name] for part in ranks or [nothing]]) for name in names})
+            ranks = ranks or [{"example_id": torch.empty(0, dtype=torch.int64), "score": torch.empty(0)}]
+            self._write({name: torch.cat([part[name] for part in ranks]) for name in ranks[0]})
             rank_zero_info(f"Predictions written to {self.path}")
         self._parts = []
 
@@ -155,79 +151,57 @@ class PredictionWriter(Callback):
         first = torch.ones_like(ids, dtype=torch.bool)
         first[1:] = ids[1:] != ids[:-1]
         if not first.all():
-            text = (
-                f"{int((~first).sum())} predictions are of examples that had one already; the first one of each is "
-                "written."
-            )
+            text = f"{int((~first).sum())} predictions are of examples that had one already: the first is written."
             rank_zero_warn(text, category=TPAUCWarning)
-        kept: dict[str, Any] = {name: column[order][first] for name, column in columns.items()}
-        named: dict[str, Any] = {"example_id": kept["example_id"]}
+        texts = {name: _texts(name, column[order][first].tolist(), column.dtype) for name, column in columns.items()}
         if self._ids is not None:
-            named["id"] = [str(self._ids[k]) for k in kept["example_id"].tolist()]
+            names = [str(self._ids[k]) for k in ids[first].tolist()]
+            texts = {"example_id": texts.pop("example_id"), "id": names, **texts}
         with replacing(self.path) as file:
-            _write_csv(file, {**named, **kept})
+            text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+            writer = csv.writer(text, lineterminator="\n")
+            writer.writerow(texts)
+            writer.writerows(zip(*texts.values(), strict=True))
+            text.detach()  # it has been written, and the file is closed by who opened it
 
 
-def _write_csv(file: IO[bytes], columns: Mapping[str, Any]) -> None:
-    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*(_texts(name, values) for name, values in columns.items()), strict=True))
-    text.detach()  # it has been written, and the file is closed by who opened it
-
-
-def _columns(said: Mapping[str, Tensor], keys: Sequence[str]) -> dict[str, Tensor]:
-    """Columns named by entry and label, label after label."""
-    return {f"{name}_{key}": values[:, k] for k, key in enumerate(keys) for name, values in said.items()}
-
-
-def _texts(name: str, values: Tensor | list[str]) -> list[str]:
+def _texts(name: str, values: list[Any], dtype: torch.dtype) -> list[str]:
     """Numbers with all their digits; nothing for a decision that was not made."""
-    if not isinstance(values, Tensor):
-        return values
     if name.startswith("decision"):
-        return [str(value) if value >= 0 else "" for value in values.tolist()]
-    kind = ".17g" if values.dtype == torch.float64 else ".9g" if values.dtype.is_floating_point else "d"
-    return [format(value, kind) for value in values.tolist()]
+        return [str(value) if value >= 0 else "" for value in values]
+    kind = ".17g" if dtype == torch.float64 else ".9g" if dtype.is_floating_point else "d"
+    return [format(value, kind) for value in values]
 
 
-def _positions(loader: Any, batch_idx: int, num_scores: int) -> Tensor | None:
-    """Positions of a batch's examples in the data set; ``None`` if one process reads all examples in order.
+def _positions(loader: Any, batch_idx: int, count: int, first: int) -> Tensor:
+    """Positions of a batch's examples in the data set; from ``first`` on if one process reads all examples in order.
 
     Raises:
         UnsupportedError: if they are unknown.
     """
+    why = ""
     # Lightning wraps the batch samplers of loaders to predict on
     batches = getattr(getattr(loader, "batch_sampler", None), "seen_batch_indices", None)
     if batches is not None:
-        positions = list(batches[batch_idx])
-        if len(positions) != num_scores or not all(hasattr(position, "__index__") for position in positions):
-            msg = (
-                f"A batch holds {num_scores} scores, but the batch sampler took {len(positions)} examples, as "
-                f"{positions[:3]}. Let it yield lists of positions, and `collate_fn` keep every example."
-            )
-            raise UnsupportedError(msg)
-        return torch.tensor([index(position) for position in positions])
-    if world_size() > 1:
-        msg = (
-            f"Several processes predict, and the batches do not say which examples they hold. {_REMEDY}, or in one "
-            "process."
-        )
+        taken = list(batches[batch_idx])
+        if len(taken) == count and all(hasattr(position, "__index__") for position in taken):
+            return torch.tensor([index(position) for position in taken])
+        why = f": one holds {count} scores, but the batch sampler took {len(taken)} examples, as {taken[:3]}"
+    elif world_size() > 1:
+        why = ", and several processes predict"
+    elif isinstance(loader, DataLoader) and not _in_order(loader):
+        how = f"`sampler={type(loader.sampler).__name__}`, `num_workers={loader.num_workers}`"
+        why = f", and the loader does not take them in order ({how})"
+    if why:
+        msg = f"The batches do not say which examples they hold{why}. Predict on a PosNegDataModule, or in order."
         raise UnsupportedError(msg)
-    if not isinstance(loader, DataLoader):
-        if batch_idx == 0:
-            text = (
-                f"The batches of a {type(loader).__name__} do not say which examples they hold: `example_id` numbers "
-                f"them as they come, which is wrong if it shuffles or takes a part. {_REMEDY}, or on a DataLoader."
-            )
-            rank_zero_warn(text, category=TPAUCWarning)
-    elif not _in_order(loader):
-        msg = (
-            f"The batches do not say which examples they hold, and the loader does not take them in order "
-            f"(`sampler={type(loader.sampler).__name__}`, `num_workers={loader.num_workers}`). {_REMEDY}, or in order."
+    if not isinstance(loader, DataLoader) and batch_idx == 0:
+        text = (
+            f"The batches of a {type(loader).__name__} do not say which examples they hold: `example_id` numbers them "
+            "as they come, which is wrong if it shuffles. Predict on a PosNegDataModule or a DataLoader."
         )
-        raise UnsupportedError(msg)
-    return None
+        rank_zero_warn(text, category=TPAUCWarning)
+    return torch.arange(first, first + count)
 
 
 def _in_order(loader: DataLoader[Any]) -> bool:

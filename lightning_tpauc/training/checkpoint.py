@@ -104,7 +104,7 @@ def _save_description(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
     checkpoint[RECTANGLE] = [float(module.algorithm.min_tpr), float(module.algorithm.max_fpr)]
     checkpoint[STEP] = state.weights_step
     if module.trained_labels is not None:
-        checkpoint[LABELS] = module.trained_labels.state_dict()
+        checkpoint[LABELS] = module.trained_labels._asdict()
     if module.input_layout is not None:
         checkpoint[INPUTS] = module.input_layout
     if point is not None and point.step == state.weights_step:
@@ -319,7 +319,7 @@ def _take_rectangle(module: ScoringModel, min_tpr: float, max_fpr: float, *, res
 
 def _take_labels(module: ScoringModel, written: dict[str, Any] | None, *, resumes: bool) -> None:
     """Compare a checkpoint's labels with the data's where these are known, or evaluate the checkpoint's."""
-    of_file, known = None if written is None else Labels.from_state_dict(written), module.trained_labels
+    of_file, known = None if written is None else Labels(**written), module.trained_labels
     names = ["one label" if labels is None else f"the labels {listed(labels.names)}" for labels in (of_file, known)]
     if (resumes or (of_file is not None and known is not None)) and names[0] != names[1]:
         msg = f"The checkpoint was trained for {names[0]}, but the data have {names[1]}: pass the same columns."
@@ -402,7 +402,7 @@ def take_back(module: ScoringModel, state: dict[str, Any], prefix: str, *_: Any)
     if len(dtypes) == 1:  # a Trainer in double or half precision converted the whole module that it trained
         module.to(dtypes.pop())
     module.trained_labels, module.knows_labels = (
-        Labels.from_state_dict(entry[LABELS]) if LABELS in entry else None,
+        Labels(**entry[LABELS]) if LABELS in entry else None,
         True,
     )
     module.training_state.load_result(entry["training"])

@@ -192,7 +192,6 @@ class StageCallback(Callback):
         require_agreement(lambda: shared_settings(trainer, module, settings))
         check_savable(trainer)
         offer_hyperparameters(trainer, module)
-        evaluation.warnings.forget()
         first = state.begin_run()
         if state.phase is Phase.LOADED:
             return

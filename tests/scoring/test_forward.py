@@ -153,10 +153,10 @@ def test_two_logits_are_what_softmax_ranks():
     ("output", "words"),
     [
         (torch.zeros(3, 3), r"shape \(N,\) or \(N, 1\), or the logits of two classes, \(N, 2\), but got \(3, 3\)"),
-        ((torch.zeros(3), torch.zeros(3)), r"a tuple of Tensor, Tensor. Wrap the model"),
-        ({"scores": torch.zeros(3)}, r"a dict of 'scores'\. Wrap the model"),
-        (None, "a NoneType. Wrap the model"),
-        (torch.zeros(3).long(), r"torch\.int64, which has no gradient: .* before any `argmax`"),
+        ((torch.zeros(3), torch.zeros(3)), "a tuple of Tensor, Tensor. Return the scores alone"),
+        ({"scores": torch.zeros(3)}, "a dict of 'scores'. Return the scores alone"),
+        (None, "a NoneType. Return the scores alone"),
+        (torch.zeros(3).long(), r"torch\.int64, which has no gradient\. .* before any `argmax`"),
     ],
 )
 def test_other_outputs_are_refused(output, words):
@@ -375,12 +375,24 @@ def test_an_ordinary_loader_gets_one_answer(arguments):
 @pytest.mark.parametrize(
     ("net", "inputs", "words"),
     [
-        (nn.Linear(5, 1), torch.zeros(2, 7), r"shape \(2, 7\), .*first weight, `backbone\.weight`, has \(1, 5\)"),
+        (
+            nn.Linear(5, 1),
+            torch.zeros(2, 7),
+            r"is float32 \(2, 7\), .*first weight, `backbone\.weight`, is float32 \(1, 5\)",
+        ),
         (nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 1)), torch.zeros(2, 7), r"\(2, 7\), .*`backbone\.0\.weight`"),
-        (nn.Conv2d(3, 1, 1), torch.zeros(2, 7), r"\(2, 7\), .* has \(1, 3, 1, 1\)"),
-        (nn.Embedding(10, 1), torch.tensor([[3, 19]]), r"\(1, 2\), .* has \(10, 1\)\. Its numbers lie in 3 \.\. 19"),
+        (nn.Conv2d(3, 1, 1), torch.zeros(2, 7), r"\(2, 7\), .* is float32 \(1, 3, 1, 1\)"),
+        (
+            nn.Embedding(10, 1),
+            torch.tensor([[3, 19]]),
+            r"int64 \(1, 2\), .* is float32 \(10, 1\)\. Its numbers lie in 3 \.\. 19",
+        ),
         (nn.Unflatten(1, (3, 4)), torch.zeros(2, 7), None),
-        (nn.Sequential(nn.LazyLinear(4), nn.Linear(5, 1)), torch.zeros(2, 7), r"\(2, 7\), .*0\.weight`, has \(4, 7\)"),
+        (
+            nn.Sequential(nn.LazyLinear(4), nn.Linear(5, 1)),
+            torch.zeros(2, 7),
+            r"\(2, 7\), .*0\.weight`, is float32 \(4, 7\)",
+        ),
     ],
 )
 def test_inputs_of_another_shape_are_shown_beside_the_weights(net, inputs, words):
