@@ -9,40 +9,33 @@ import importlib.metadata
 import json
 import logging
 import math
-import pickle
-import warnings
 import zlib
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 from tqdm import tqdm
 
 from lightning_tpauc.data.examples import Datasets
 from lightning_tpauc.data.labels import binary_labels
-from lightning_tpauc.data.source_files import (
-    GivenSplitDataModule,
-    default_cache_dir,
-    download_missing,
-    require_file,
-)
+from lightning_tpauc.data.source_files import GivenSplitDataModule, default_cache_dir, require_file
 from lightning_tpauc.data.splits import label_parts
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.files import replacing
-from lightning_tpauc.functional.checks import check_choice, is_whole
+from lightning_tpauc.functional.checks import check_choice, require_range
 
 _log = logging.getLogger(__name__)
 # Part of the cache's key. Raise it when the cached content changes.
-_CACHE_FORMAT = 2
-_UNLABELLED = ("", "nan", "na", "none")
+_CACHE_FORMAT = 3
+_LABELS = {"0": 0.0, "0.0": 0.0, "1": 1.0, "1.0": 1.0, **dict.fromkeys(("", "nan", "na", "none"), math.nan)}
 
 #: OGB's sets of molecules with 0/1 labels, and how many tasks (columns of labels) each has.
 OGB_TASKS = {
@@ -56,6 +49,8 @@ OGB_TASKS = {
     "ogbg-moltox21": 12,
     "ogbg-moltoxcast": 617,
 }
+# Where one of these is missing, ogb asks on the terminal, or downloads without being asked.
+_OGB_FILES = ("RELEASE_v1.txt", "raw/edge.csv.gz", "raw/node-feat.csv.gz", "raw/edge-feat.csv.gz")
 
 
 class SMILESDataModule(GivenSplitDataModule):
@@ -66,17 +61,16 @@ class SMILESDataModule(GivenSplitDataModule):
     :class:`~lightning_tpauc.models.GIN`. After ``setup``, :attr:`molecules` holds the line of each molecule.
 
     Args:
-        file: CSV file with a header, possibly gzipped (``.gz``), relative to ``root``.
+        file: CSV file with a header, possibly gzipped (``.gz``), relative to ``root``; cells are separated by commas,
+            tabs or semicolons.
         target_column: name of the column of labels, or names of several, which are trained as several tasks at once.
+            Labels are 0, 1 or 1.0, or nothing, ``nan``, ``NA`` or ``None`` where none was measured.
         smiles_column: name of the column of SMILES.
         root: folder of the file.
         split: ``"scaffold"`` keeps molecules of one Bemis-Murcko scaffold together, so that the test set holds rarer
-            scaffolds, see :func:`~lightning_tpauc.data.molecules.scaffold_split`; ``"random"`` shuffles each
-            class by ``split_seed``.
+            scaffolds, see :func:`~lightning_tpauc.data.molecules.scaffold_split`; as with OGB, molecules without a
+            label count. Rare positives may all end in one part. ``"random"`` shuffles each class by ``split_seed``.
         fractions: shares of training, validation and test part.
-        split_over: the molecules that the scaffold split is made over: ``"all"`` molecules of the file, as OGB does, or
-            only the ``"labelled"`` ones. Finding all scaffolds takes about a minute for the 93,127 molecules of MUV,
-            once.
         max_invalid: share of labelled rows whose SMILES may fail to parse, in [0, 1].
         cache_dir: where to cache graphs; ``None``: ``$XDG_CACHE_HOME/lightning_tpauc`` or
             ``~/.cache/lightning_tpauc``.
@@ -85,7 +79,7 @@ class SMILESDataModule(GivenSplitDataModule):
         **kwargs: arguments of :class:`~lightning_tpauc.PosNegDataModule`.
 
     Raises:
-        ArgumentError: an argument is out of range; in ``prepare_data``: ``download`` of a file without a known source.
+        ArgumentError: an argument is out of range.
         DataError: in ``prepare_data`` and ``setup``: the file is missing or not as described, or too many SMILES don't
             parse.
         MissingExtraError: there, too: rdkit, ogb or torch_geometric is not installed.
@@ -111,7 +105,6 @@ class SMILESDataModule(GivenSplitDataModule):
         *,
         split: Literal["scaffold", "random"] = "scaffold",
         fractions: tuple[float, float, float] = (0.8, 0.1, 0.1),
-        split_over: Literal["all", "labelled"] = "all",
         max_invalid: float = 0.01,
         cache_dir: str | None = None,
         download: bool = False,
@@ -119,83 +112,71 @@ class SMILESDataModule(GivenSplitDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(train_with_val=train_with_val, **kwargs)
-        self.path = Path(root) / file
-        self.target_column, self.smiles_column = _columns(target_column), smiles_column
-        self.split, self.fractions, self.split_over = split, fractions, split_over
-        self.max_invalid, self.download = max_invalid, download
+        self.path, self.download = Path(root) / file, download
+        #: Names of the columns of labels.
+        self.label_columns = [target_column] if isinstance(target_column, str) else list(target_column)
+        self.smiles_column, self.split, self.fractions = smiles_column, split, fractions
+        self.max_invalid = require_range("max_invalid", max_invalid, 0.0, 1.0)
         self.cache_dir = default_cache_dir() if cache_dir is None else Path(cache_dir)
         #: What was read, after ``setup``.
         self.molecules: Molecules | None = None
-        check_fractions(fractions)
         check_choice(split, "split", ("scaffold", "random"))
-        check_choice(split_over, "split_over", ("all", "labelled"))
-        if not 0.0 <= max_invalid <= 1.0:
-            msg = f"Expected `max_invalid` to be in [0, 1], but got {max_invalid!r}."
+        if len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1.0) > 1e-6:
+            msg = f"Expected `fractions` to be three numbers >= 0 that add up to 1, but got {tuple(fractions)!r}."
             raise ArgumentError(msg)
 
     def prepare_data(self) -> None:
         """Download if asked to and needed, build and cache the graphs, in one process."""
-        if self.download:
-            download_missing(self.path)
-        self._read()
+        require_file(self.path, download=self.download)
+        self._content()
 
     def load(self) -> Datasets:
         """Read the cache and split."""
-        self.molecules = molecules = self._read()
-        self._report_invalid(molecules)
-        columns = None if isinstance(self.target_column, str) else self.target_column
+        content = self._content()
+        self._report(content["invalid"], len(content["num_nodes"]))
+        lines, scaffolds, labels = (content[name] for name in ("lines", "scaffolds", "labels"))
+        labelled = ~labels.isnan().all(dim=1)
+        targets = labels[labelled] if len(self.label_columns) > 1 else labels[labelled, 0].long()
+        self.molecules = Molecules(_unpacked(content), targets, lines[labelled], scaffolds[labelled].numpy())
         if self.split == "random":
-            names = tuple(columns or (self.target_column,))
-            labels = binary_labels(molecules.targets).reshape(-1, len(names))
-            rows_of_parts = label_parts(labels, np.array(self.fractions), self.split_seed, names)
-            parts = [torch.from_numpy(part) for part in rows_of_parts]
+            of_both = binary_labels(targets).reshape(len(targets), -1)
+            dealt = label_parts(of_both, np.array(self.fractions), self.split_seed, tuple(self.label_columns))
+            parts = [part.tolist() for part in dealt]
         else:
-            row_of_line = {line: row for row, line in enumerate(molecules.lines.tolist())}
-            lines = molecules.scaffold_lines.tolist()
-            dealt = scaffold_split(molecules.scaffolds.tolist(), self.fractions)
-            rows = ([row_of_line[lines[k]] for k in part if lines[k] in row_of_line] for part in dealt)
-            parts = [torch.tensor(sorted(part), dtype=torch.int64) for part in rows]
-        self._check_parts([molecules.targets[part] for part in parts])
-        of_line = dict(zip(molecules.scaffold_lines.tolist(), molecules.scaffolds.tolist(), strict=True))
-        scaffolds = np.array([of_line[line] for line in molecules.lines.tolist()])
-        everything = GraphDataset(molecules.graphs, molecules.targets, None, columns, scaffolds)
+            row = dict(zip(labelled.nonzero().flatten().tolist(), range(len(targets)), strict=True))
+            split = scaffold_split(scaffolds.tolist(), self.fractions)
+            parts = [[row[k] for k in sorted(part) if k in row] for part in split]
+        names = self.label_columns if len(self.label_columns) > 1 else None
+        everything = GraphDataset(self.molecules.graphs, targets, names, self.molecules.scaffolds)
         return _datasets(everything, parts, self.train_with_val)
 
-    def _read(self) -> Molecules:
+    def _content(self) -> dict[str, Any]:
+        """What :func:`_build` makes of the file, or made of the same content, columns and libraries before."""
         require_file(self.path)
-        everything = self.split == "scaffold" and self.split_over == "all"
-        return load_molecules(
-            self.path, self.smiles_column, self.target_column, scaffolds_of_all=everything, cache_dir=self.cache_dir
-        )
+        versions = [import_extra("rdkit", "graph").__version__]
+        with suppress(importlib.metadata.PackageNotFoundError):  # graphs from the cache need no ogb
+            versions.append(importlib.metadata.version("ogb"))
+        # The scaffolds of what has no label count in the split by scaffolds alone; those of MUV take a minute.
+        options = self.smiles_column, self.label_columns, self.split == "scaffold"
+        key = hashlib.sha256(
+            self.path.read_bytes() + json.dumps([_CACHE_FORMAT, versions, options]).encode()
+        ).hexdigest()
+        cached = self.cache_dir / f"{self.path.name.split('.')[0]}-{key[:20]}.pt"
+        if not cached.is_file():
+            _log.info("Building graphs of the molecules in %s; later runs read %s.", self.path, cached)
+            content = _build(self.path, *options)
+            with replacing(cached) as file:
+                torch.save(content, file)
+        return torch.load(cached, weights_only=True)
 
-    def _check_parts(self, targets: Sequence[Tensor]) -> None:
-        """Refuse a split without positives to train on; say which labels lack a class in a part that is evaluated."""
-        names = [self.target_column] if isinstance(self.target_column, str) else self.target_column
-        remedy = f"Set {'' if self.split == 'random' else '`split=random` or '}other `fractions`, or other columns."
-        train = torch.cat(list(targets[:2])) if self.train_with_val else targets[0]
-        if self.fractions[0] > 0 and not bool((train == 1).any()):
-            msg = f"The {self.split} split of {self.path} leaves no positive of {names} to train on. {remedy}"
-            raise DataError(msg)
-        lacking = []
-        for part, labels in (("validation", targets[1]), ("test", targets[2])):
-            of_each = labels if labels.ndim == 2 else labels[:, None]
-            both = ((of_each == 1).any(0) & (of_each == 0).any(0)).tolist()
-            if len(labels) and not (part == "validation" and self.train_with_val):
-                lacking += [f"{name!r} in the {part} part" for name, fits in zip(names, both, strict=True) if not fits]
-        if lacking:
-            rank_zero_warn(
-                f"The {self.split} split of {self.path} leaves one class only of {', '.join(lacking)}; TPAUC is nan "
-                f"there. {remedy}",
-                category=TPAUCWarning,
-            )
-
-    def _report_invalid(self, molecules: Molecules) -> None:
-        count, total = len(molecules.invalid), len(molecules.invalid) + len(molecules.targets)
-        if count == 0:
+    def _report(self, invalid: list[tuple[int, str]], valid: int) -> None:
+        if not invalid:
             return
-        shown = ", ".join(f"line {line}: {smiles!r}" for line, smiles in molecules.invalid[:5])
-        found = f"{count} of {total} labelled SMILES of {self.path} don't parse ({shown}{', ...' if count > 5 else ''})"
-        if count > self.max_invalid * total:
+        shown = ", ".join(f"line {line}: {smiles!r}" for line, smiles in invalid[:5])
+        also = ", ..." if len(invalid) > 5 else ""
+        total = len(invalid) + valid
+        found = f"{len(invalid)} of {total} labelled SMILES of {self.path} don't parse ({shown}{also})"
+        if len(invalid) > self.max_invalid * total:
             msg = (
                 f"{found}, more than `max_invalid`={self.max_invalid} allows. Check `smiles_column`="
                 f"{self.smiles_column!r}, repair the file, or raise `max_invalid`."
@@ -242,65 +223,51 @@ class OGBMoleculesDataModule(GivenSplitDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(train_with_val=train_with_val, **kwargs)
-        if name not in OGB_TASKS:
-            msg = f"Expected `name` to be one of {', '.join(OGB_TASKS)}, but got {name!r}."
-            raise ArgumentError(msg)
-        self.dataset_name, self.task = name, task
+        check_choice(name, "name", tuple(OGB_TASKS))
         #: Numbers of the columns of labels.
-        self.tasks = list(range(OGB_TASKS[name])) if task is None else _as_list(task)
-        wrong = [number for number in self.tasks if not is_whole(number) or not 0 <= number < OGB_TASKS[name]]
-        if wrong or not self.tasks or len(set(self.tasks)) < len(self.tasks):
-            what = "different numbers " if isinstance(task, (list, tuple)) else ""
-            msg = f"Expected `task` to be {what}in 0 .. {OGB_TASKS[name] - 1} for {name}, but got {task!r}."
+        self.tasks = [task] if isinstance(task, int) else list(range(OGB_TASKS[name]) if task is None else task)
+        if not self.tasks or not set(self.tasks) <= set(range(OGB_TASKS[name])):
+            msg = f"Expected `task` to be in 0 .. {OGB_TASKS[name] - 1} for {name}, but got {task!r}."
             raise ArgumentError(msg)
-        self.root, self.download = Path(root), download
-
-    @property
-    def folder(self) -> Path:
-        """The data set's folder; OGB prefers one whose name ends in ``_pyg``."""
-        folder = self.root / self.dataset_name.replace("-", "_")
-        variant = folder.with_name(f"{folder.name}_pyg")
-        return variant if variant.exists() else folder
+        self.dataset_name, self.download = name, download
+        self.folder = Path(root) / name.replace("-", "_")
 
     def prepare_data(self) -> None:
         """Download if asked to, and let OGB process the files, in one process."""
         self._open()
 
     def load(self) -> Datasets:
-        """Pack the molecules with a label."""
+        """The molecules with a label."""
         dataset, split = self._open()
-        with warnings.catch_warnings():
-            # PyG warns about reading the joint storage instead of single graphs. Here, that is intended.
-            warnings.simplefilter("ignore", UserWarning)
-            storage = dataset.data
-        slices = dataset.slices
-        graphs = Graphs(
-            storage.x, storage.edge_index, storage.edge_attr, slices["x"].diff(), slices["edge_index"].diff()
-        )
-        labels = storage.y[:, self.tasks]
+        labels = dataset.y[:, self.tasks]
         labelled = ~labels.isnan().all(dim=1)
-        parts = [split[part][labelled[split[part]]] for part in ("train", "valid", "test")]
+        parts = [split[part][labelled[split[part]]].tolist() for part in ("train", "valid", "test")]
         if len(self.tasks) == 1:
-            everything = GraphDataset(graphs, labels[:, 0])
-        else:
-            names = ogb_label_names(self.folder, OGB_TASKS[self.dataset_name])
-            everything = GraphDataset(graphs, labels, None, [names[task] for task in self.tasks])
-        return _datasets(everything, parts, self.train_with_val)
+            return _datasets(GraphDataset(dataset, labels[:, 0]), parts, self.train_with_val)
+        known = [str(task) for task in range(OGB_TASKS[self.dataset_name])]
+        with suppress(OSError), gzip.open(self.folder / "mapping" / "mol.csv.gz", "rt", encoding="utf-8") as file:
+            found = [name for name in next(csv.reader(file), []) if name not in ("smiles", "mol_id")]
+            known = found if len(found) == len(known) else known
+        return _datasets(
+            GraphDataset(dataset, labels, [known[task] for task in self.tasks]), parts, self.train_with_val
+        )
 
     def _open(self) -> tuple[Any, dict[str, Tensor]]:
-        """OGB's data set and its split. Raises an error where ogb would ask on the terminal."""
+        """OGB's data set and its split."""
         graphproppred = import_extra("ogb.graphproppred", "graph")
         if not self.download or self.folder.exists():
-            check_ogb_folder(self.folder)
+            for name in _OGB_FILES:
+                require_file(self.folder / name)
         data = import_extra("torch_geometric.data.data", "graph")
         storage = import_extra("torch_geometric.data.storage", "graph")
+        # ogb 1.3.6 passes no `weights_only` to torch.load; see snap-stanford/ogb#497
         allowed = [data.DataEdgeAttr, data.DataTensorAttr, storage.GlobalStorage]
+        where = {"root": str(self.folder.parent), "transform": _without_label}
         try:
-            # ogb 1.3.6 passes no `weights_only` to torch.load; see snap-stanford/ogb#497
             with torch.serialization.safe_globals(allowed):
-                dataset = graphproppred.PygGraphPropPredDataset(self.dataset_name, root=str(self.root))
+                dataset = graphproppred.PygGraphPropPredDataset(self.dataset_name, **where)
                 return dataset, dataset.get_idx_split()
-        except (EOFError, LookupError, OSError, RuntimeError, ValueError, pickle.UnpicklingError, zlib.error) as error:
+        except Exception as error:  # of torch's reader, pandas or ogb, where a file is damaged
             msg = (
                 f"{self.folder} can't be read ({type(error).__name__}: {error}). Remove {self.folder / 'processed'}, "
                 "which is then made again from the raw files; if those are damaged, get the whole folder again."
@@ -308,121 +275,43 @@ class OGBMoleculesDataModule(GivenSplitDataModule):
             raise DataError(msg) from error
 
 
-def check_ogb_folder(folder: Path) -> None:
-    """Refuse a folder for which ogb would ask on the terminal or download files without being asked.
-
-    Raises:
-        DataError: if one of its files is missing.
-    """
-    files = ("RELEASE_v1.txt", *(f"raw/{name}.csv.gz" for name in ("edge", "node-feat", "edge-feat")))
-    missing = next((name for name in files if not (folder / name).is_file()), None)
-    if missing is not None:
-        msg = (
-            f"{folder} is not complete: {missing} is missing. Set `--data.root` to the folder that holds it, copy the "
-            "whole folder, or remove it and set `--data.download true`."
-        )
-        raise DataError(msg)
-
-
-def ogb_label_names(folder: Path, count: int) -> list[str]:
-    """The names of a data set's labels from the table of its molecules, or numbers if it does not have it.
-
-    Example:
-        >>> ogb_label_names(Path("nowhere"), 3)
-        ['0', '1', '2']
-    """
-    header: list[str] = []
-    with suppress(OSError), gzip.open(folder / "mapping" / "mol.csv.gz", "rt", encoding="utf-8") as file:
-        header = next(csv.reader(file), [])
-    names = [name for name in header if name not in ("smiles", "mol_id")]
-    return names if len(set(names)) == count == len(names) else list(map(str, range(count)))
-
-
-def _as_list(task: int | Sequence[int]) -> list[int]:
-    return list(task) if isinstance(task, (list, tuple)) else [cast(int, task)]
-
-
-def _columns(target_column: Any) -> Any:
-    """The name of a column, or names of several; a list of one is that one."""
-    names = [target_column] if isinstance(target_column, str) else list(target_column)
-    if not names or not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
-        msg = f"Expected `target_column` to be the name of a column, or different names, but got {target_column!r}."
-        raise ArgumentError(msg)
-    return names if len(names) > 1 else names[0]
-
-
-def _datasets(everything: GraphDataset, parts: Sequence[Tensor], train_with_val: bool) -> Datasets:
-    """Training, validation and test set from positions in one data set; ``None`` where a part is empty."""
-    train, val, test = parts
-    if train_with_val:
-        train, val = torch.cat([train, val]), val[:0]
-    return Datasets(*(everything.subset(part) if len(part) else None for part in (train, val, test)))
-
-
-class Graphs(NamedTuple):
-    """All graphs of a set: the nodes one after the other, and the same for the edges.
-
-    Attributes:
-        x: node features ``(nodes, F)``.
-        edge_index: int64 ``(2, edges)``; nodes are numbered from 0 within their graph.
-        edge_attr: edge features ``(edges, G)``.
-        num_nodes: int64 ``(N,)``, nodes of each graph.
-        num_edges: int64 ``(N,)``, edges of each graph.
-    """
-
-    x: Tensor
-    edge_index: Tensor
-    edge_attr: Tensor
-    num_nodes: Tensor
-    num_edges: Tensor
+def _without_label(graph: Any) -> Any:
+    del graph.y
+    return graph
 
 
 class GraphDataset(Dataset[Any]):
-    """Labelled graphs; items are PyG graphs without their label, which is in ``targets``.
+    """Graphs of PyG whose labels are kept apart, in ``targets``.
 
     Args:
-        graphs: all graphs.
-        targets: labels of the chosen graphs: int64 ``(n,)``, 0 or 1, or float ``(n, K)``, nan where not measured.
-        rows: int64 ``(n,)``: the chosen graphs; all if ``None``.
+        graphs: N graphs without an attribute ``y``.
+        targets: their labels: ``(N,)``, or float ``(N, K)``, nan where not measured.
         label_names: names of several labels.
-        scaffolds: number of each chosen molecule's scaffold, where known.
-
-    Example:
-        >>> graphs = Graphs(torch.arange(3)[:, None], torch.tensor([[0, 1], [1, 0]]), torch.zeros(2, 1),
-        ...                 torch.tensor([2, 1]), torch.tensor([2, 0]))
-        >>> GraphDataset(graphs, torch.tensor([1, 0]))[0]
-        Data(x=[2, 1], edge_index=[2, 2], edge_attr=[2, 1])
+        scaffolds: number of each molecule's scaffold, where known.
     """
 
     def __init__(
         self,
-        graphs: Graphs,
+        graphs: Sequence[Any],
         targets: Tensor,
-        rows: Tensor | None = None,
         label_names: Sequence[str] | None = None,
         scaffolds: NDArray[np.int64] | None = None,
     ) -> None:
-        self.graphs, self.label_names, self.scaffolds = graphs, label_names, scaffolds
-        self.targets = targets
-        self._rows = torch.arange(len(targets)) if rows is None else rows
-        self._nodes = torch.cat([torch.zeros(1, dtype=torch.int64), graphs.num_nodes.cumsum(0)])
-        self._edges = torch.cat([torch.zeros(1, dtype=torch.int64), graphs.num_edges.cumsum(0)])
-        self._item_type = import_extra("torch_geometric.data", "graph").Data
+        self.graphs, self.targets, self.label_names, self.scaffolds = graphs, targets, label_names, scaffolds
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.targets)
 
     def __getitem__(self, row: int) -> Any:
-        graph = int(self._rows[row])
-        nodes, edges = (slice(int(ends[graph]), int(ends[graph + 1])) for ends in (self._nodes, self._edges))
-        return self._item_type(
-            x=self.graphs.x[nodes], edge_index=self.graphs.edge_index[:, edges], edge_attr=self.graphs.edge_attr[edges]
-        )
+        return self.graphs[row]
 
-    def subset(self, index: Tensor) -> GraphDataset:
-        """The graphs at the positions ``index`` (int64, ``(M,)``) alone."""
-        scaffolds = None if self.scaffolds is None else self.scaffolds[index.numpy()]
-        return GraphDataset(self.graphs, self.targets[index], self._rows[index], self.label_names, scaffolds)
+
+def _datasets(everything: GraphDataset, parts: Sequence[list[int]], train_with_val: bool) -> Datasets:
+    """Training, validation and test set from positions in one data set; ``None`` where a part is empty."""
+    train, val, test = parts
+    if train_with_val:
+        train, val = train + val, []
+    return Datasets(*(Subset(everything, part) if part else None for part in (train, val, test)))
 
 
 def scaffold_split(
@@ -442,14 +331,10 @@ def scaffold_split(
     Returns:
         Positions ``0 .. n - 1`` of the three parts, in the order in which they were dealt.
 
-    Raises:
-        ArgumentError: a fraction is negative, or they don't add up to 1.
-
     Example:
         >>> scaffold_split(["ring", "chain", "ring", "cage", "ring"], (0.6, 0.2, 0.2))
         ([0, 2, 4], [3], [1])
     """
-    check_fractions(fractions)
     groups: dict[Hashable, list[int]] = {}
     for position, scaffold in enumerate(scaffolds):
         groups.setdefault(scaffold, []).append(position)
@@ -469,190 +354,92 @@ def scaffold_split(
     return train, val, test
 
 
-def check_fractions(fractions: Sequence[float]) -> None:
-    """Raise :class:`ArgumentError` unless ``fractions`` are three numbers >= 0 that add up to 1."""
-    if len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1.0) > 1e-6:
-        msg = f"Expected `fractions` to be three numbers >= 0 that add up to 1, but got {tuple(fractions)!r}."
-        raise ArgumentError(msg)
+class Molecules(NamedTuple):
+    """The labelled molecules of a file.
 
-
-class SMILESRow(NamedTuple):
-    """One row: its line in the file (from 2), SMILES, and labels as floats, nan where not measured."""
-
-    line: int
-    smiles: str
-    labels: tuple[float, ...]
-
-    @property
-    def is_labelled(self) -> bool:
-        """Whether a label was measured."""
-        return not all(map(math.isnan, self.labels))
-
-
-def read_smiles(path: Path, smiles_column: str, target_column: str | Sequence[str]) -> Iterator[SMILESRow]:
-    r"""Read a CSV file with a header, plain or with a name that ends in ``.gz``.
-
-    The separator is that of the header: commas, tabs or semicolons. Blank lines are skipped.
-
-    Args:
-        path: the file.
-        smiles_column: name of the column of SMILES.
-        target_column: name of the column of labels: 0, 1 (also as ``1.0``), or nothing, ``nan``, ``NA``, ``None`` where
-            there is no label; or names of several.
-
-    Raises:
-        DataError: the file is no such text, a column is missing or there twice, a row is longer than the header, or a
-            label is something else; the message names the line.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "few.csv"
-        >>> _ = path.write_text("smiles,active\nCCO,1\nC,\n")
-        >>> [tuple(row) for row in read_smiles(path, "smiles", "active")]
-        [(2, 'CCO', (1.0,)), (3, 'C', (nan,))]
+    Attributes:
+        graphs: N graphs of PyG.
+        targets: int64 ``(N,)``, 0 or 1; with several labels float32 ``(N, K)``, nan where nothing was measured.
+        lines: int64 ``(N,)``: line of each in the file; the header is line 1.
+        scaffolds: int64 ``(N,)``: number of the scaffold of each.
     """
-    targets = [target_column] if isinstance(target_column, str) else list(target_column)
+
+    graphs: list[Any]
+    targets: Tensor
+    lines: Tensor
+    scaffolds: NDArray[np.int64]
+
+
+def read_smiles(path: Path, smiles_column: str, columns: Sequence[str]) -> Iterator[tuple[int, str, list[float]]]:
+    """The line (the header is line 1), the SMILES and the labels, nan where not measured, of each row of a CSV file."""
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         # spreadsheets write a byte order mark before the first column's name, which utf-8-sig skips
         with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
             header = file.readline()
             separator = max(",\t;", key=header.count)
-            columns = [name.strip() for name in next(csv.reader([header], delimiter=separator), [])]
-            for argument, name in (("smiles_column", smiles_column), *(("target_column", name) for name in targets)):
-                if columns.count(name) != 1:
-                    found = "no column" if name not in columns else f"{columns.count(name)} columns"
-                    msg = f"{path} has {found} {name!r} (`{argument}`); it has {', '.join(map(repr, columns))}."
+            names = [name.strip() for name in next(csv.reader([header], delimiter=separator), [])]
+            for column in (smiles_column, *columns):
+                if names.count(column) != 1:
+                    msg = f"{path} has {names.count(column) or 'no'} columns {column!r}; it has {names}."
                     raise DataError(msg)
-            places = columns.index(smiles_column), [columns.index(name) for name in targets]
-            reader = csv.reader(file, delimiter=separator, strict=True)  # strict: a quote that is never closed
+            # strict: a quote that is never closed
+            reader = csv.DictReader(file, names, delimiter=separator, strict=True)
             for row in reader:
-                if row:
-                    yield _row(row, places, columns, path, reader.line_num + 1)
+                line = reader.line_num + 1
+                if None in row or None in row.values():
+                    msg = f"Line {line} of {path} has not {len(names)} cells, as the header has. Put text in quotes."
+                    raise DataError(msg)
+                labels = [_LABELS.get(row[column].strip().lower()) for column in columns]
+                if None in labels:
+                    wrong = columns[labels.index(None)]
+                    msg = f"Expected 0, 1 or nothing in column {wrong!r} of {path}, but line {line} has {row[wrong]!r}."
+                    raise DataError(msg)
+                yield line, row[smiles_column].strip(), labels
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         msg = f"{path} can't be read as CSV in UTF-8, gzipped if its name ends in .gz: {error}."
         raise DataError(msg) from error
 
 
-def _row(row: list[str], places: tuple[int, list[int]], columns: list[str], path: Path, line: int) -> SMILESRow:
-    if len(row) != len(columns):
-        msg = (
-            f"Line {line} of {path} has {len(row)} cells, but the header has {len(columns)}. Put text that holds the "
-            "separator in quotes."
-        )
-        raise DataError(msg)
-    labels = []
-    for place in places[1]:
-        text = row[place].strip()
-        if text.lower() not in (*_UNLABELLED, "0", "1", "0.0", "1.0"):
-            msg = f"Expected 0, 1 or nothing in column {columns[place]!r} of {path}, but line {line} has {text!r}."
-            raise DataError(msg)
-        labels.append(math.nan if text.lower() in _UNLABELLED else float(text))
-    return SMILESRow(line, row[places[0]].strip(), tuple(labels))
-
-
-class Molecules(NamedTuple):
-    """The labelled molecules of a file, and the scaffolds of those that a split is made over.
-
-    Attributes:
-        graphs: N labelled molecules.
-        targets: int64 ``(N,)``, 0 or 1; with several labels float32 ``(N, K)``, nan where nothing was measured.
-        lines: int64 ``(N,)``: line of each in the file; the header is line 1.
-        scaffold_lines: int64 ``(M,)``: lines of the molecules that the scaffold split is made over.
-        scaffolds: int64 ``(M,)``: number of the scaffold of each.
-        num_unlabelled: rows without a label.
-        invalid: line and SMILES of labelled rows that don't parse.
-    """
-
-    graphs: Graphs
-    targets: Tensor
-    lines: Tensor
-    scaffold_lines: Tensor
-    scaffolds: Tensor
-    num_unlabelled: int
-    invalid: tuple[tuple[int, str], ...]
-
-
-def load_molecules(
-    path: Path, smiles_column: str, target_column: str | list[str], *, scaffolds_of_all: bool, cache_dir: Path
-) -> Molecules:
-    """Read, parse and featurise a file, or load what an earlier call with the same content and columns stored.
-
-    Unlabelled rows are dropped before graphs are built. The cache's key is a hash of the file's bytes, the columns and
-    the versions of the libraries that determine the result. A damaged cache is built again.
-
-    Args:
-        path: the file; see :func:`~lightning_tpauc.data.molecules.read_smiles`.
-        smiles_column: name of the column of SMILES.
-        target_column: name of the column of labels, or names of several.
-        scaffolds_of_all: also find the scaffolds of unlabelled molecules.
-        cache_dir: where to store the result.
-
-    Raises:
-        DataError: the file is missing, can't be read as such, or holds no labelled molecule that parses.
-        MissingExtraError: rdkit, ogb or torch_geometric is not installed.
-    """
-    versions = [import_extra("rdkit", "graph").__version__]
-    with suppress(importlib.metadata.PackageNotFoundError):  # graphs from the cache need no ogb
-        versions.append(importlib.metadata.version("ogb"))
-    options = [_CACHE_FORMAT, versions, smiles_column, target_column, scaffolds_of_all]
-    key = hashlib.sha256(path.read_bytes() + json.dumps(options).encode()).hexdigest()
-    cached = cache_dir / f"{path.name.split('.')[0]}-{key[:20]}.pt"
-    content: dict[str, Any] | None = None
-    if cached.is_file():
-        try:
-            content = torch.load(cached, weights_only=True)
-        except Exception:  # torch's reader fails with anything where a file is damaged
-            _log.warning("The cache %s is damaged and is built again.", cached)
-    if content is None:
-        _log.info("Building graphs of the molecules in %s; later runs read %s.", path, cached)
-        content = _build(path, smiles_column, target_column, scaffolds_of_all)
-        with replacing(cached) as file:
-            torch.save(content, file)
-    return Molecules(Graphs(*content.pop("graphs")), **content)
-
-
-def _build(path: Path, smiles_column: str, target_column: str | list[str], scaffolds_of_all: bool) -> dict[str, Any]:
-    """Everything that the cache holds: tensors, numbers and tuples of strings."""
-    rows = list(read_smiles(path, smiles_column, target_column))
+def _build(path: Path, smiles_column: str, columns: Sequence[str], unlabelled: bool) -> dict[str, Any]:
+    """Lines, labels and scaffolds of the molecules that parse, and the packed graphs of those with a label."""
     chem = import_extra("rdkit.Chem", "graph")
     murcko = import_extra("rdkit.Chem.Scaffolds.MurckoScaffold", "graph")
     smiles2graph = import_extra("ogb.utils.mol", "graph").smiles2graph
+    rows = list(read_smiles(path, smiles_column, columns))
+    found: list[tuple[int, list[float], str]] = []
     graphs: list[dict[str, Any]] = []
-    labelled: list[SMILESRow] = []
-    scaffolds: dict[int, str] = {}
     invalid: list[tuple[int, str]] = []
     # rdkit writes every SMILES that does not parse to stderr. Here, they are counted instead.
     with import_extra("rdkit.rdBase", "graph").BlockLogs():
-        wanted = rows if scaffolds_of_all else [row for row in rows if row.is_labelled]
-        for row in tqdm(wanted, f"Building graphs of {path.name}", leave=False, disable=None):  # on terminals
-            molecule = chem.MolFromSmiles(row.smiles)
-            parses = molecule is not None and molecule.GetNumAtoms() > 0
-            if parses:  # OGB's splits were made with chirality
-                scaffolds[row.line] = murcko.MurckoScaffoldSmiles(mol=molecule, includeChirality=True)
-            if row.is_labelled and parses:
-                graphs.append(smiles2graph(row.smiles))
-                labelled.append(row)
-            elif row.is_labelled:
-                invalid.append((row.line, row.smiles))
-    if not labelled:
-        msg = f"No row of {path} has both a label in {target_column!r} and a SMILES that parses ({len(rows)} rows)."
+        for line, smiles, labels in tqdm(rows, f"Building graphs of {path.name}", leave=False, disable=None):
+            measured = not all(map(math.isnan, labels))
+            molecule = chem.MolFromSmiles(smiles) if measured or unlabelled else None
+            if molecule is not None and molecule.GetNumAtoms() > 0:  # OGB's splits were made with chirality
+                found.append((line, labels, murcko.MurckoScaffoldSmiles(mol=molecule, includeChirality=True)))
+                graphs += [smiles2graph(smiles)] if measured else []
+            elif measured:
+                invalid.append((line, smiles))
+    if not graphs:
+        msg = f"No row of {path} has both a label in {columns} and a SMILES that parses ({len(rows)} rows)."
         raise DataError(msg)
-    numbers = {scaffold: number for number, scaffold in enumerate(dict.fromkeys(scaffolds.values()))}
-    targets = torch.tensor([row.labels for row in labelled])
-    packed = Graphs(
-        torch.from_numpy(np.concatenate([graph["node_feat"] for graph in graphs])),
-        torch.from_numpy(np.concatenate([graph["edge_index"] for graph in graphs], axis=1)),
-        torch.from_numpy(np.concatenate([graph["edge_feat"] for graph in graphs])),
-        torch.tensor([graph["num_nodes"] for graph in graphs]),
-        torch.tensor([graph["edge_index"].shape[1] for graph in graphs]),
-    )
+    numbers = {scaffold: number for number, scaffold in enumerate(dict.fromkeys(scaffold for *_, scaffold in found))}
     return {
-        "graphs": tuple(packed),
-        "targets": targets if targets.shape[1] > 1 else targets[:, 0].long(),
-        "lines": torch.tensor([row.line for row in labelled]),
-        "scaffold_lines": torch.tensor(list(scaffolds)),
-        "scaffolds": torch.tensor([numbers[scaffold] for scaffold in scaffolds.values()]),
-        "num_unlabelled": sum(not row.is_labelled for row in rows),
-        "invalid": tuple(invalid),
+        "x": torch.from_numpy(np.concatenate([graph["node_feat"] for graph in graphs])),
+        "edge_index": torch.from_numpy(np.concatenate([graph["edge_index"] for graph in graphs], axis=1)),
+        "edge_attr": torch.from_numpy(np.concatenate([graph["edge_feat"] for graph in graphs])),
+        "num_nodes": [graph["num_nodes"] for graph in graphs],
+        "num_edges": [graph["edge_index"].shape[1] for graph in graphs],
+        "lines": torch.tensor([line for line, *_ in found]),
+        "labels": torch.tensor([labels for _, labels, _ in found]),
+        "scaffolds": torch.tensor([numbers[scaffold] for *_, scaffold in found]),
+        "invalid": invalid,
     }
+
+
+def _unpacked(content: dict[str, Any]) -> list[Any]:
+    """Graphs of PyG, which share the memory of the packed ones."""
+    data = import_extra("torch_geometric.data", "graph").Data
+    nodes, edges = content["x"].split(content["num_nodes"]), content["num_edges"]
+    parts = zip(nodes, content["edge_index"].split(edges, dim=1), content["edge_attr"].split(edges), strict=True)
+    return [data(x=x, edge_index=edge_index, edge_attr=edge_attr) for x, edge_index, edge_attr in parts]

@@ -1,4 +1,4 @@
-"""What the data modules of files share: where the files come from, and a given split."""
+"""What the data modules of known data share: where files come from, what was read, and a given split."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Source(NamedTuple):
     sha256: str | None
 
 
-#: The files that :func:`download_missing` can fetch, by name.
+#: The files that :func:`require_file` can fetch, by name.
 SOURCES = {
     "ijcnn1.bz2": Source(f"{_LIBSVM}/ijcnn1.bz2", "b38a4198ce142d43e96fb86d17b87211feec1f909ac344fa057455c69de29de3"),
     "ijcnn1.t.bz2": Source(
@@ -39,34 +39,30 @@ SOURCES = {
 }
 
 
-def download_missing(path: Path) -> None:
-    """Download a file of :data:`SOURCES` unless it exists; a bar shows the progress.
+def require_file(path: Path, *, download: bool = False) -> None:
+    """Make sure that a file or folder is there; one of :data:`SOURCES` is downloaded if that is asked for.
 
-    The file appears under its name when it is complete and its hash is right. An existing file is not checked.
-
-    Args:
-        path: where to save the file. Its name is looked up in :data:`SOURCES`. Its folder is made if necessary.
+    A download appears under its name when it is complete and its hash is right. An existing file is not checked.
 
     Raises:
-        ArgumentError: no source is known for this name.
-        DataError: the file can't be downloaded or written, or its hash is wrong.
+        DataError: there is no such file, or it can't be downloaded or written, or its hash is wrong.
 
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "there.txt"
         >>> _ = path.write_text("mine")
-        >>> download_missing(path)
+        >>> require_file(path, download=True)
         >>> path.read_text()
         'mine'
     """
     if path.exists():
         return
-    if path.name not in SOURCES:
+    if not download or path.name not in SOURCES:
         msg = (
-            f"Expected a file that can be downloaded ({', '.join(SOURCES)}), but got {path.name!r}, and {path} does "
-            "not exist. Save the file there, or correct its name or `--data.root`."
+            f"{path} does not exist. Set `root` (`--data.root DIR`) to the folder that holds it, or `--data.download "
+            "true` to fetch a set with a known source."
         )
-        raise ArgumentError(msg)
+        raise DataError(msg)
     url, sha256 = SOURCES[path.name]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,53 +72,55 @@ def download_missing(path: Path) -> None:
         raise DataError(msg) from error
 
 
-def require_file(path: Path) -> None:
-    """Raise :class:`DataError` unless the file or folder exists; the message says where it was looked for."""
-    if not path.exists():
-        remedy = ", or `--data.download true` to fetch it" if path.name in SOURCES else ""
-        msg = f"{path} does not exist. Set `root` (`--data.root DIR`) to the folder that holds it{remedy}."
-        raise DataError(msg)
-
-
 def default_cache_dir() -> Path:
     """Folder of parsed data: ``lightning_tpauc`` in ``$XDG_CACHE_HOME``, or in ``~/.cache``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lightning_tpauc"
 
 
-class GivenSplitDataModule(PosNegDataModule):
-    """Base of data modules of a data set with a fixed split; subclasses define :meth:`load`.
+class SourceDataModule(PosNegDataModule):
+    """Base of data modules that read their own data sets; subclasses define :meth:`load`.
+
+    Args:
+        **kwargs: arguments of :class:`~lightning_tpauc.PosNegDataModule`, without its data sets.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        # Named, so that the command line does not offer data sets as arguments.
+        super().__init__(
+            train_dataset=None, val_dataset=None, test_dataset=None, predict_dataset=None, negatives=None, **kwargs
+        )
+        self._loaded: Datasets | None = None
+
+    def load(self) -> Datasets:
+        """Read training, validation and test set."""
+        raise NotImplementedError
+
+    def build_datasets(self, stage: str | None) -> Datasets:  # noqa: ARG002  # the parts share their files
+        """Read at the first call; predictions are made on the test part."""
+        if self._loaded is None:
+            loaded = self.load()
+            self._loaded = loaded._replace(predict=loaded.test)
+        return self._loaded
+
+
+class GivenSplitDataModule(SourceDataModule):
+    """Base of data modules of a data set with a fixed split.
 
     Args:
         train_with_val: whether to join the validation part to the training part. ``val_fraction`` or ``num_folds`` can
             then split off validation rows (cross-validation, as in the paper).
-        **kwargs: arguments of :class:`~lightning_tpauc.PosNegDataModule`.
+        **kwargs: arguments of :class:`~lightning_tpauc.PosNegDataModule`, without its data sets.
 
     Raises:
         ArgumentError: validation has two sources: the given part, and ``val_fraction`` or ``num_folds``.
     """
 
     def __init__(self, *, train_with_val: bool = False, **kwargs: Any) -> None:
-        # Named, so that the command line does not offer data sets as arguments.
-        super().__init__(
-            train_dataset=None, val_dataset=None, test_dataset=None, predict_dataset=None, negatives=None, **kwargs
-        )
+        super().__init__(**kwargs)
         self.train_with_val = train_with_val
-        self._loaded: Datasets | None = None
-        splits = [name for name in ("val_fraction", "num_folds") if getattr(self, name) is not None]
-        if splits and not train_with_val:
+        if not train_with_val and (self.val_fraction is not None or self.num_folds is not None):
             msg = (
-                f"Got `{splits[0]}`, but the data set has a validation part already. Set `train_with_val=True` to join "
-                f"it to the training part and split both, or leave `{splits[0]}` out."
+                "The data set has a validation part already. Set `train_with_val=True` to join it to the training part "
+                "and split both, or leave `val_fraction` and `num_folds` out."
             )
             raise ArgumentError(msg)
-
-    def load(self) -> Datasets:
-        """Read the files; if ``train_with_val``, ``train`` holds both parts and ``val`` is ``None``."""
-        raise NotImplementedError
-
-    def build_datasets(self, stage: str | None) -> Datasets:  # noqa: ARG002  # the parts share their files
-        """The parts; predictions are made on the test part."""
-        if self._loaded is None:
-            loaded = self.load()
-            self._loaded = loaded._replace(predict=loaded.test)
-        return self._loaded

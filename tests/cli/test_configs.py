@@ -47,7 +47,7 @@ def write_libsvm(folder, arguments, num_features):
             with openers.get(suffix, open)(folder / name, "wt") as file:
                 for label, (a, b, c) in zip(labels, values, strict=True):
                     file.write(f"{label:+d} 1:{a:.3f} 2:{b:.3f} {num_features}:{c:.3f}\n")
-    return []
+    return [f"--data.cache_dir={folder}"]
 
 
 def write_medmnist(folder, arguments, num_features):

@@ -1,17 +1,12 @@
 """Downloads, without a network: urllib reads ``file://`` addresses and those of a server on this machine."""
 
 import hashlib
-import re
 
 import pytest
 
 from lightning_tpauc.data import source_files as files
-from lightning_tpauc.data.source_files import (
-    SOURCES,
-    Source,
-    download_missing,
-)
-from lightning_tpauc.errors import ArgumentError, DataError
+from lightning_tpauc.data.source_files import SOURCES, Source, require_file
+from lightning_tpauc.errors import DataError
 
 CONTENT = b"+1 1:0.5\n-1 1:0.25\n" * 100
 
@@ -32,7 +27,7 @@ def offer(tmp_path, monkeypatch):
 @pytest.mark.parametrize("sha256", [hashlib.sha256(CONTENT).hexdigest(), None], ids=["hash", "no hash"])
 def test_fetches_a_file_into_a_new_folder(offer, sha256, capfd):
     path = offer(sha256)
-    download_missing(path)
+    require_file(path, download=True)
     assert path.read_bytes() == CONTENT
     assert [file.name for file in path.parent.iterdir()] == ["data.txt"]
     assert "100%" in capfd.readouterr().err
@@ -42,17 +37,13 @@ def test_another_file_is_thrown_away(offer):
     path = offer("0" * 64)
     message = rf"data.txt could not be downloaded: .*{'0' * 64}.*Try again, or fetch file:.* yourself"
     with pytest.raises(DataError, match=message):
-        download_missing(path)
+        require_file(path, download=True)
     assert list(path.parent.iterdir()) == []
 
 
 def test_an_unknown_file(tmp_path):
-    known = re.escape(", ".join(SOURCES))
-    message = (
-        rf"downloaded \({known}\), but got 'a9a', and .*/a9a does not exist. Save the file there, or correct its name"
-    )
-    with pytest.raises(ArgumentError, match=message):
-        download_missing(tmp_path / "a9a")
+    with pytest.raises(DataError, match=r"/a9a does not exist. Set `root` \(`--data.root DIR`\) to the folder"):
+        require_file(tmp_path / "a9a", download=True)
 
 
 @pytest.mark.parametrize("name", [name for name, source in SOURCES.items() if source.sha256 is not None])

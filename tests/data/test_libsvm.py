@@ -34,8 +34,12 @@ def inputs_of(loader):
     return torch.cat([batch.inputs for batch in loader])
 
 
+def module(root, *files, **kwargs):
+    return LIBSVMDataModule(root, *files, **{"num_pos": 4, "num_neg": 6, "cache_dir": f"{root}/cache", **kwargs})
+
+
 def ready(root, *files, **kwargs):
-    datamodule = LIBSVMDataModule(root, *files, **{"num_pos": 4, "num_neg": 6, **kwargs})
+    datamodule = module(root, *files, **kwargs)
     datamodule.setup()
     return datamodule
 
@@ -51,10 +55,8 @@ def test_two_files(root):
     assert_close(inputs_of(positives), X[:150][Y[:150] == 1], "float32")
 
 
-@pytest.mark.parametrize("cached", [False, True])
-def test_standardised_by_the_rows_that_train(root, cached, tmp_path):
-    cache = str(tmp_path / "cache") if cached else None
-    datamodule = ready(root, "train.txt", "test.txt", val_fraction=0.2, cache_dir=cache)
+def test_standardised_by_the_rows_that_train(root):
+    datamodule = ready(root, "train.txt", "test.txt", val_fraction=0.2)
     positives, negatives = datamodule.scoring_dataloaders()
     train = torch.cat([inputs_of(positives), inputs_of(negatives)]).double()
     assert len(train) == 120
@@ -109,7 +111,7 @@ def test_files_of_different_width(root, wide, tmp_path):
 
 def test_a_test_run_alone_uses_the_training_rows_scale(root):
     fitted = ready(root, "train.txt", "test.txt", val_fraction=0.2)
-    alone = LIBSVMDataModule(root, "train.txt", "test.txt", val_fraction=0.2)
+    alone = module(root, "train.txt", "test.txt", val_fraction=0.2)
     alone.setup("test")
     assert torch.equal(inputs_of(alone.test_dataloader()), inputs_of(fitted.test_dataloader()))
 
@@ -117,7 +119,7 @@ def test_a_test_run_alone_uses_the_training_rows_scale(root):
 def test_names_a_missing_file(tmp_path):
     with pytest.raises(DataError, match=r"own.txt does not exist. Set `root` \(`--data.root DIR`\)"):
         ready(str(tmp_path), "own.txt")
-    with pytest.raises(DataError, match=r"/ijcnn1.bz2 does not exist. .*or `--data.download true` to fetch it"):
+    with pytest.raises(DataError, match=r"/ijcnn1.bz2 does not exist. .*or `--data.download true` to fetch"):
         ready(str(tmp_path), "ijcnn1.bz2")
 
 
@@ -131,7 +133,7 @@ def test_downloads_what_is_missing(root, tmp_path, monkeypatch):
     folder = tmp_path / "new" / "data"
     folder.mkdir(parents=True)
     write(folder / "train.txt", X[:50], Y[:50])
-    datamodule = LIBSVMDataModule(str(folder), "train.txt", "test.txt", download=True, num_pos=4, num_neg=6)
+    datamodule = module(str(folder), "train.txt", "test.txt", download=True)
     with pytest.raises(DataError, match=r"test.txt does not exist. Set `root`"):
         datamodule.setup()
     datamodule.prepare_data()
@@ -140,11 +142,11 @@ def test_downloads_what_is_missing(root, tmp_path, monkeypatch):
     assert len(inputs_of(datamodule.test_dataloader())) == 50
 
 
-def test_ijcnn1():
+def test_ijcnn1(tmp_path):
     root = SHARED_DATA / "ijcnn1"
     if not root.is_dir():
         pytest.skip(f"needs the LIBSVM files of ijcnn1 in {root}")
-    datamodule = ready(str(root), "ijcnn1.bz2", "ijcnn1.t.bz2")
+    datamodule = ready(str(root), "ijcnn1.bz2", "ijcnn1.t.bz2", cache_dir=str(tmp_path))
     assert (datamodule.num_positives, datamodule.num_negatives) == (4853, 49_990 - 4853)
     targets = torch.cat([batch.target for batch in datamodule.test_dataloader()])
     assert (int(targets.sum()), len(targets)) == (8712, 91_701)

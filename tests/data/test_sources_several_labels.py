@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_tpauc.data.medmnist import LABELS, MedMNISTDataModule
+from lightning_tpauc.data.medmnist import CHEST_LABELS, MedMNISTDataModule
 from lightning_tpauc.data.molecules import OGBMoleculesDataModule, SMILESDataModule
 from lightning_tpauc.models import GIN, MLP
-from tests.data.test_molecules import needs_graph, number_of_carbons
+from tests.data.test_molecules import needs_graph, number_of_carbons, targets_of
 from tests.helpers.fake_ogb import make_molecules, write_ogb
 
 RINGS = ["c1ccccc1", "c1ccncc1", "C1CCCCC1", "c1ccoc1"]
@@ -58,13 +58,13 @@ def test_molecules_with_several_labels(file, split):
     assert datamodule.label_names == tuple(COLUMNS)
     labelled = [labels for _, labels in rows() if any(labels)]
     assert len(datamodule.molecules.targets) == len(labelled)
-    assert datamodule.molecules.num_unlabelled == 240 - len(labelled)
     by_line = {line: as_floats(labels) for line, (_, labels) in enumerate(rows(), 2)}
     for line, own in zip(datamodule.molecules.lines.tolist(), datamodule.molecules.targets, strict=True):
         assert torch.equal(own.nan_to_num(nan=-1.0), torch.tensor(by_line[line]).nan_to_num(nan=-1.0))
     (val,), (test,) = datamodule.val_dataloader(), datamodule.test_dataloader()
     for name, batch in (("val", val), ("test", test)):
-        y = getattr(datamodule.build_datasets(None), name).targets
+        part = getattr(datamodule.build_datasets(None), name)
+        y = part.dataset.targets[part.indices]
         assert torch.equal(batch.target, torch.where(y.isnan(), -1.0, y).long())
         assert ((batch.target == 1).any(0) & (batch.target == 0).any(0)).all() or split == "scaffold"
     batch = next(iter(datamodule.train_dataloader()))
@@ -99,7 +99,7 @@ def test_several_tasks_of_ogb(tmp_path, ogb, task):
     for name, part in (("train", "train"), ("val", "valid"), ("test", "test")):
         expected = np.array([ogb[row]["y"] for row in SPLIT[part]])[:, list(columns)]
         expected = expected[~np.isnan(expected).all(axis=1)]
-        assert np.array_equal(getattr(datamodule.build_datasets(None), name).targets, expected, equal_nan=True)
+        assert np.array_equal(targets_of(getattr(datamodule.build_datasets(None), name)), expected, equal_nan=True)
     counts = [sum(ogb[row]["y"][k] == 1 for row in SPLIT["train"]) for k in columns]
     assert datamodule.num_positives == tuple(counts)
 
@@ -112,7 +112,7 @@ def test_names_of_ogbs_tasks(tmp_path, ogb):
     with gzip.open(mapping, "wt") as out:
         out.write(",".join([*names, "smiles", "mol_id"]) + "\n")
     datamodule = OGBMoleculesDataModule(root=str(tmp_path), task=[3, 1])
-    assert datamodule.build_datasets(None).train.label_names == ["NR-3", "NR-1"]
+    assert datamodule.build_datasets(None).train.dataset.label_names == ["NR-3", "NR-1"]
 
 
 # ---------------------------------------------------------------- MedMNIST
@@ -135,7 +135,7 @@ def test_the_labels_of_chestmnist(tmp_path, augment):
         "chestmnist", str(tmp_path), augment=augment, num_pos=56, num_neg=20, batch_size=500
     )
     datamodule.setup("fit")
-    assert datamodule.label_names == LABELS["chestmnist"]
+    assert datamodule.label_names == CHEST_LABELS
     assert datamodule.num_positives == tuple(arrays["train_labels"].sum(0).tolist())
     (batch,) = datamodule.val_dataloader()
     assert np.array_equal(batch.target, arrays["val_labels"])
