@@ -298,7 +298,8 @@ def _share_device(rank: int, folder: str) -> None:
     own = scores[rank].clone().requires_grad_()
     sizes = (3, 5, 4)
     index = torch.arange(3, device="cuda") + 3 * rank
-    joint = gather_scores(own, index, sizes, (sizes, sizes))
+    pos, neg, dual = torch.split(own, list(sizes))
+    joint = gather_scores((pos, neg, dual), index, None, (sizes, sizes))
     loss = (joint.pos_scores[:, None] * joint.neg_scores[None, :].sin()).mean() + joint.dual_neg_scores.square().sum()
     loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     whole = scores.clone().requires_grad_()

@@ -46,10 +46,6 @@ class GatheredScores(NamedTuple):
     index: Tensor  # type: ignore[assignment]  # shadows tuple.index, which nobody calls on a batch
     masks: TaskMasks | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        msg = f"The scores of a step have no {name!r}: they are `scores.pos_scores` and `scores.neg_scores`, tensors."
-        raise AttributeError(msg)
-
 
 def world_size() -> int:
     """Number of processes; 1 without a process group."""
@@ -104,66 +100,45 @@ def split_scores(scores: Tensor, sizes: tuple[int, int, int]) -> tuple[Tensor, T
     return pos, neg, dual
 
 
-def gather_scores(scores: Tensor, index: Tensor, sizes: tuple[int, int, int], shares: Shares | None) -> GatheredScores:
-    """Scores and index of all ranks, rank after rank within each class; differentiable.
-
-    Args:
-        scores: float32 or float64 tensor ``(num_pos + num_neg + num_dual_neg,)`` of this rank.
-        index: int64 tensor ``(num_pos,)`` of this rank.
-        sizes: the three sizes on this rank.
-        shares: the sizes on all ranks; ``None`` lets the ranks exchange them, which synchronises the device.
-    """
-    world = world_size()
-    if world == 1:
-        return GatheredScores(*split_scores(scores, sizes), index)
-    if shares is None:
-        shares = _exchange_sizes(sizes, scores.device)
-    _check_shares(shares, sizes, world)
-    gathered, joint_index = _exchange(scores.detach(), index, shares, [share[0] for share in shares])
-    joint: Tensor = _Joint.apply(scores, gathered, shares, rank())
-    totals = [sum(share[k] for share in shares) for k in range(3)]
-    pos, neg, dual = torch.split(joint, totals)
-    return GatheredScores(pos, neg, dual, joint_index)
-
-
-def gather_scores_of_tasks(
-    parts: tuple[Tensor, Tensor, Tensor | None], index: Tensor, masks: TaskMasks, shares: Shares | None
+def gather_scores(
+    parts: tuple[Tensor, Tensor, Tensor | None], index: Tensor, masks: TaskMasks | None, shares: Shares | None
 ) -> GatheredScores:
-    """Scores, index and masks of several tasks on all ranks, rank after rank within each class; differentiable.
+    """Scores, index and masks of all ranks, rank after rank within each class; differentiable in the scores.
 
     Args:
-        parts: float32 or float64 tensors ``(K, num_pos)``, ``(K, num_neg)`` and ``(K, num_dual_neg)`` of this rank.
-        index: int64 tensor ``(K, num_pos)`` of this rank, at least 0.
-        masks: of the shapes of the parts.
-        shares: the three numbers on all ranks; ``None`` as in :func:`gather_scores`.
+        parts: float32 or float64 scores of this rank's positives ``(num_pos,)``, negatives and dual negatives; of K
+            tasks with a leading dimension.
+        index: int64 tensor ``(num_pos,)`` or ``(K, num_pos)`` of this rank, at least 0.
+        masks: of several tasks, of the shapes of the parts.
+        shares: the three sizes on all ranks; ``None`` lets the ranks exchange them, which synchronises the device.
     """
     pos, neg = parts[:2]
-    dual = pos[:, :0] if parts[2] is None else parts[2]
-    world, num_tasks = world_size(), len(pos)
+    dual = pos[..., :0] if parts[2] is None else parts[2]
+    world = world_size()
     if world == 1:
         return GatheredScores(pos, neg, dual, index, masks)
-    sizes = pos.shape[1], neg.shape[1], dual.shape[1]
+    sizes = pos.shape[-1], neg.shape[-1], dual.shape[-1]
     shares = _exchange_sizes(sizes, pos.device) if shares is None else shares
-    _check_shares(shares, sizes, world)
+    if len(shares) != world or shares[rank()] != sizes:
+        msg = (
+            f"Expected `shares` to hold the sizes of {world} ranks with {sizes} at rank {rank()}, but got {shares}: "
+            "the batch was made for another number of processes. Build its loader after the process group."
+        )
+        raise ArgumentError(msg)
     # an example's scores lie together, so that those of all tasks are cut like those of one
-    scores = torch.cat([pos.T, neg.T, dual.T]).reshape(-1)
-    dual_mask = masks.pos[:, :0] if masks.dual_neg is None else masks.dual_neg
-    there = torch.cat([masks.pos.T, masks.neg.T, dual_mask.T])
-    place = torch.cat([index.T, index.new_zeros(sizes[1] + sizes[2], num_tasks)])
-    widened = tuple((p * num_tasks, n * num_tasks, d * num_tasks) for p, n, d in shares)
-    # where a score is not there, its place is -1
-    gathered, places = _exchange(
-        scores.detach(), place.where(there, -1).reshape(-1), widened, [sum(share) for share in widened]
-    )
-    joint: Tensor = _Joint.apply(scores, gathered, widened, rank())
+    scores = torch.cat([pos, neg, dual], -1).movedim(-1, 0)
+    places = torch.cat([index, index.new_zeros(*index.shape[:-1], sizes[1] + sizes[2])], -1)
+    if masks is not None:  # where a score is not there, its place is -1
+        dual_mask = masks.pos[:, :0] if masks.dual_neg is None else masks.dual_neg
+        places = places.where(torch.cat([masks.pos, masks.neg, dual_mask], -1), -1)
+    gathered, every_place = _exchange(scores.detach(), places.movedim(-1, 0), shares)
+    joint: Tensor = _Joint.apply(scores, gathered, shares, rank())
     totals = [sum(share[k] for share in shares) for k in range(3)]
-    every = torch.split(joint.view(-1, num_tasks), totals)
-    # places come rank after rank, not class after class
-    of_ranks = torch.split(places.view(-1, num_tasks), [sum(share) for share in shares])
-    by_class = zip(*(torch.split(own, list(share)) for own, share in zip(of_ranks, shares, strict=True)), strict=True)
-    placed = [torch.cat(parts).T for parts in by_class]
-    found = TaskMasks(placed[0] >= 0, placed[1] >= 0, placed[2] >= 0 if parts[2] is not None else None)
-    return GatheredScores(every[0].T, every[1].T, every[2].T, placed[0].clamp_min(0), found)
+    every = [part.movedim(0, -1) for part in torch.split(joint, totals)]
+    placed = [part.movedim(0, -1) for part in torch.split(every_place, totals)]
+    if masks is not None:
+        masks = TaskMasks(placed[0] >= 0, placed[1] >= 0, placed[2] >= 0 if parts[2] is not None else None)
+    return GatheredScores(every[0], every[1], every[2], placed[0].clamp_min(0), masks)
 
 
 def gather_variable(values: Tensor) -> list[Tensor]:
@@ -201,33 +176,34 @@ class _Joint(torch.autograd.Function):
         return own * ctx.world_size, None, None, None
 
 
-def _exchange(scores: Tensor, index: Tensor, shares: Shares, num_index: list[int]) -> tuple[Tensor, Tensor]:
-    """One collective for scores and index together: both travel as raw 32-bit words, padded to the largest share.
+def _exchange(scores: Tensor, places: Tensor, shares: Shares) -> tuple[Tensor, Tensor]:
+    """Scores and places of all ranks, class after class, by one collective.
 
-    Scores come class after class, the index rank after rank; ``num_index`` says how long it is on each rank.
+    Both travel as raw 32-bit words, padded to the largest share.
     """
-    message = torch.cat([_words(scores), _words(index)])
-    per_score, per_index = scores.element_size() // 4, index.element_size() // 4
-    lengths = [sum(share) * per_score + own * per_index for share, own in zip(shares, num_index, strict=True)]
-    width = max(lengths)
+    kinds = scores, places
+    per_example = [kind[:1].numel() * kind.element_size() // 4 for kind in kinds]
+    message = torch.cat([_words(kind) for kind in kinds])
+    width = max(sum(share) for share in shares) * sum(per_example)
     padded = message.new_zeros(width)
     padded[: message.numel()] = message
     received = message.new_empty(len(shares) * width)
     _all_gather(received, padded)
-    score_parts: list[list[Tensor]] = [[], [], []]
-    index_parts: list[Tensor] = []
-    for row, share, own in zip(torch.split(received, width), shares, num_index, strict=True):
-        cut = sum(share) * per_score
-        rank_scores = row[:cut].clone().view(scores.dtype)
-        for k, part in enumerate(torch.split(rank_scores, list(share))):
-            score_parts[k].append(part)
-        index_parts.append(row[cut : cut + own * per_index].clone().view(index.dtype))
-    return torch.cat([part for parts in score_parts for part in parts]), torch.cat(index_parts)
+    joint = []
+    for kind, begin, words in zip(kinds, (0, per_example[0]), per_example, strict=True):
+        ranks = [
+            row[begin * sum(share) : (begin + words) * sum(share)].clone().view(kind.dtype).view(-1, *kind.shape[1:])
+            for row, share in zip(torch.split(received, width), shares, strict=True)
+        ]
+        cut = [torch.split(part, list(share)) for part, share in zip(ranks, shares, strict=True)]
+        joint.append(torch.cat([part for of_class in zip(*cut, strict=True) for part in of_class]))
+    return joint[0], joint[1]
 
 
 def _words(tensor: Tensor) -> Tensor:
     # a fresh copy: tensors of one entry count as contiguous with any stride, and view() looks at the stride
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format).copy_(tensor).view(torch.int32)
+    copied = torch.empty_like(tensor, memory_format=torch.contiguous_format).copy_(tensor)
+    return copied.view(-1).view(torch.int32)
 
 
 def _own_slices(shares: Shares, rank: int) -> list[slice]:
@@ -243,15 +219,6 @@ def _exchange_sizes(sizes: tuple[int, int, int], device: torch.device) -> Shares
     received = torch.empty(3 * world_size(), dtype=torch.int64, device=device)
     _all_gather(received, torch.tensor(sizes, device=device))
     return tuple((int(p), int(n), int(d)) for p, n, d in received.view(-1, 3).tolist())
-
-
-def _check_shares(shares: Shares, sizes: tuple[int, int, int], world: int) -> None:
-    if len(shares) != world or shares[rank()] != tuple(sizes):
-        msg = (
-            f"Expected `shares` to hold the sizes of {world} ranks with {tuple(sizes)} at rank {rank()}, but got "
-            f"{shares}: the batch was made for another number of processes. Build its loader after the process group."
-        )
-        raise ArgumentError(msg)
 
 
 def prebuild_ddp_buckets(trainer: Trainer) -> None:

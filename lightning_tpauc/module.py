@@ -18,7 +18,7 @@ from lightning_tpauc.algorithms import STACO, Algorithm
 from lightning_tpauc.algorithms.base import PreviousScores
 from lightning_tpauc.algorithms.pauci import RecursiveAlgorithm
 from lightning_tpauc.data.batch import EvalBatch, PosNegBatch, check_training_batch
-from lightning_tpauc.distributed import GatheredScores, assign, gather_scores, gather_scores_of_tasks
+from lightning_tpauc.distributed import GatheredScores, assign, gather_scores
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import as_index, check_choice, check_count, common_dtype, require_range
 from lightning_tpauc.lightning_fixes.checkpoint_files import (
@@ -27,12 +27,12 @@ from lightning_tpauc.lightning_fixes.checkpoint_files import (
     own_names,
     use_atomic_files,
 )
-from lightning_tpauc.lightning_fixes.mixing_in import (
+from lightning_tpauc.lightning_fixes.unsupported import (
     check_order,
     refuse_taken,
+    refuse_unsupported,
     say_replaced,
 )
-from lightning_tpauc.lightning_fixes.unsupported import refuse_unsupported
 from lightning_tpauc.metrics.reporting import FurtherMetrics, Report
 from lightning_tpauc.scoring.forward import (
     ScoringModel,
@@ -245,9 +245,7 @@ class TPAUCModule(ScoringModel):
             msg = "The scores of `forward` have no gradient: leave out `.detach()` and `torch.no_grad()` in it."
             raise ArgumentError(msg)
         index = as_index(batch.index, scores.device)
-        if batch.masks is not None:
-            return gather_scores_of_tasks(batch.split(scores), index, batch.masks, batch.shares)
-        return gather_scores(scores, index, (batch.num_pos, batch.num_neg, batch.num_dual_neg), batch.shares)
+        return gather_scores(batch.split(scores), index, batch.masks, batch.shares)
 
     @property
     def threshold(self) -> float | dict[str, float | None] | None:

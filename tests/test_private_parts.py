@@ -62,7 +62,6 @@ USED = {
     "_restarting": (lambda t: t.fit_loop, "a run with max_steps stops an epoch early when resumed"),
     "_restricted_classmethod": (lambda _: model_helpers, "modules that are called to load stay as they are"),
     "_results": (lambda t: t, "ReduceLROnPlateau does not see what training and validation log"),
-    "_save_distributed_checkpoint": (lambda _: ModelParallelStrategy(), "nobody warns of folders that are overwritten"),
     "_save_topk_checkpoint": (lambda _: ModelCheckpoint(), "a run saves something worse than its start"),
     "_should_check_val_fx": (
         lambda t: t.fit_loop.epoch_loop,

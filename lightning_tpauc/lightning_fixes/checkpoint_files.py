@@ -1,31 +1,111 @@
-"""Checkpoint files: writes them whole or not at all, and says in one line why one can't be read or does not fit."""
+"""Checkpoint files: written whole or not at all, readable with ``weights_only=True``, and refused in one line.
+
+Lightning reads checkpoints with ``torch.load(weights_only=True)``, but writes whatever it is given. Without a check,
+nobody would notice an unreadable file until it is needed.
+"""
 
 from __future__ import annotations
 
+import io
 import pickle
 import re
 import zipfile
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 from typing_extensions import override
 
 from lightning_tpauc.distributed import assign
 from lightning_tpauc.errors import CheckpointError, MissingCheckpointError
 from lightning_tpauc.files import replacing
-from lightning_tpauc.lightning_fixes.plain_values import make_plain
 
 #: How torch names the class that ``weights_only=True`` refuses.
 _UNSAFE = re.compile(r"(?:GLOBAL |class )([\w.]+)")
+_READ_BACK = frozenset({type(None), bool, int, float, complex, str, bytes, Tensor, nn.Parameter, DTensor, torch.dtype})
 
 T = TypeVar("T")
+
+# ---------------------------------------------------------------- plain values
+
+
+def make_plain(checkpoint: dict[str, Any]) -> None:
+    """Replace the entries of a checkpoint by their plain equivalents, in place.
+
+    Raises:
+        CheckpointError: if an entry has no plain equivalent; the message names it.
+
+    Example:
+        >>> from pathlib import PurePosixPath
+        >>> checkpoint = {"callbacks": {"Mine": {"best": np.float64(0.5), "file": PurePosixPath("a/b")}}}
+        >>> make_plain(checkpoint)
+        >>> checkpoint
+        {'callbacks': {'Mine': {'best': 0.5, 'file': 'a/b'}}}
+    """
+    checkpoint.pop("hparams_type", None)  # the class of configurations of omegaconf, which are saved as dictionaries
+    for name in list(checkpoint):
+        checkpoint[name] = plain(checkpoint[name], name)
+
+
+def plain(value: Any, place: str) -> Any:
+    """The plain equivalent of a value, which ``torch.load(weights_only=True)`` reads.
+
+    NumPy's numbers and arrays become numbers and tensors, paths text. Instances of subclasses of numbers, text and
+    containers become instances of the base class.
+
+    Raises:
+        CheckpointError: if the value, or something that it contains, has no plain equivalent.
+    """
+    if type(value) in _READ_BACK:
+        return value
+    if isinstance(value, Mapping):
+        kind: Any = type(value) if type(value) in (OrderedDict, Counter) else dict
+        pairs = [(plain(key, f"{place}, key"), plain(part, f"{place}[{key!r}]")) for key, part in value.items()]
+        same = type(value) is kind and all(
+            k is old and v is value[old] for (k, v), old in zip(pairs, value, strict=True)
+        )
+        return value if same else kind(dict(pairs))  # a `state_dict` has metadata of its own
+    if isinstance(value, (list, tuple, set, frozenset)) and not isinstance(value, torch.Size):
+        kind = next((base for base in (list, tuple) if isinstance(value, base)), set)
+        return kind(plain(part, f"{place}[{k}]") for k, part in enumerate(value))
+    if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
+        numeric = value.dtype.kind in "biufc"  # else text or objects; the copy is in the machine's byte order
+        return (
+            torch.from_numpy(value.astype(value.dtype.newbyteorder("="))) if numeric else plain(value.tolist(), place)
+        )
+    if isinstance(value, (np.number, np.bool_)):
+        return value.item()
+    bases: tuple[tuple[type, Any], ...] = (int, int), (float, float), (str, str.__str__), (PurePath, str)
+    for base, converted in bases:
+        if isinstance(value, base):
+            return converted(value)
+    file = io.BytesIO()
+    try:  # torch allows some more types, and the user may have allowed others
+        torch.save(value, file)
+        torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+    except Exception as error:  # pickling runs code of others, which may fail in any way
+        remedy = "Save numbers, text, tensors, or lists and dictionaries of these"
+        if "hyper_parameters['" in place:
+            remedy = f"Leave it out with `self.save_hyperparameters(ignore=[{place.split(chr(39))[1]!r}])`"
+        shown = " ".join(repr(value).split())[:60]
+        msg = (
+            f"A checkpoint can't hold {place}: {type(value).__name__} ({shown}) is not read back by "
+            f"`torch.load(weights_only=True)`. {remedy}."
+        )
+        raise CheckpointError(msg) from error
+    return value
+
+
+# ---------------------------------------------------------------- files
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -35,7 +115,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     lies on another file system, so moving means copying, and a process that is killed meanwhile leaves half a
     ``last.ckpt`` in place of the previous one. The module replaces Lightning's default plugin by this one, and no
     other. Object stores never show a file before it is complete, so these files are written as Lightning does. What
-    could not be read back is refused; see :func:`~lightning_tpauc.lightning_fixes.plain_values.make_plain`.
+    could not be read back is refused; see :func:`make_plain`.
 
     Example:
         >>> import tempfile
@@ -60,15 +140,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         try:
             with replacing(Path(path)) as file:
                 torch.save(checkpoint, file)
-        except (OSError, RuntimeError) as error:
-            cause: BaseException | None = error
-            while cause is not None and not isinstance(cause, OSError):
-                cause = cause.__context__  # torch's writer makes another error of a full disk
-            if cause is None:
-                raise
+        except (OSError, RuntimeError) as error:  # torch's writer makes another error of a full disk
             msg = (
-                f"The checkpoint {str(path)!r} can't be written: {cause.strerror or cause}. What was there has "
-                "not changed. Make room, or save elsewhere: `dirpath` of ModelCheckpoint, or another path."
+                f"The checkpoint {str(path)!r} can't be written ({str(error).partition(chr(10))[0]}). What was there "
+                "has not changed. Make room, or save elsewhere: `dirpath` of ModelCheckpoint, or another path."
             )
             raise CheckpointError(msg) from error
 
@@ -84,11 +159,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         check_file(path)
         try:
             checkpoint: Any = super().load_checkpoint(path, *args, **kwargs)
-        except pickle.UnpicklingError as error:
-            msg = f"The checkpoint {str(path)!r} holds what only `weights_only=False` reads ({_reason(error)})."
-            raise CheckpointError(msg) from error
-        except RuntimeError as error:  # such as any other zip file
-            msg = f"torch can't read {str(path)!r} as a checkpoint: {str(error).partition(chr(10))[0]}"
+        except (pickle.UnpicklingError, RuntimeError) as error:  # the latter for any other zip file
+            msg = f"torch can't read {str(path)!r} as a checkpoint: {_reason(error)}."
             raise CheckpointError(msg) from error
         if isinstance(checkpoint, dict) and {"state_dict", "pytorch-lightning_version"} <= checkpoint.keys():
             return checkpoint
@@ -121,7 +193,7 @@ def explained_reading(source: Any, weights_only: bool | None) -> Iterator[None]:
 
 
 def check_file(path: str | Path) -> None:
-    """Verify the check sums of a file on a local disk; others are not looked at.
+    """Verify the check sums of a file on a local disk, which torch does not; others are not looked at.
 
     Raises:
         MissingCheckpointError: if there is no such file.
@@ -138,7 +210,15 @@ def check_file(path: str | Path) -> None:
             "Resume it with that strategy, or pass it `save_distributed_checkpoint=False` for one file."
         )
         raise CheckpointError(msg)
-    damage = _damage(Path(path))
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                part = archive.testzip()
+            damage = part and f"its part {part!r} has changed since it was written"
+        else:
+            damage = f"its {Path(path).stat().st_size} bytes end too early or were never a checkpoint"
+    except Exception as error:  # zipfile fails with anything where a field has changed, such as the code of a name
+        damage = f"it can't be read ({error})"
     if damage:
         msg = f"The checkpoint {str(path)!r} is not whole: {damage}. Take an earlier one, or copy it again."
         raise CheckpointError(msg)
@@ -147,6 +227,23 @@ def check_file(path: str | Path) -> None:
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint of Lightning and verify its check sums; see :meth:`AtomicCheckpointIO.load_checkpoint`."""
     return AtomicCheckpointIO().load_checkpoint(path, map_location="cpu", weights_only=True)
+
+
+def _is_local(path: str | Path) -> bool:
+    return "://" not in str(path)
+
+
+def _held(content: Any) -> str:
+    return f"the keys {list(content)[:5]}" if isinstance(content, dict) else f"a {type(content).__name__}"
+
+
+def _reason(error: Exception) -> str:
+    """Why torch does not read a file, without torch's advice."""
+    unsafe = _UNSAFE.search(str(error))
+    return f"it holds {unsafe[1]}, which only `weights_only=False` reads" if unsafe else str(error).partition("\n")[0]
+
+
+# ---------------------------------------------------------------- weights of other runs
 
 
 def load_weights(module: nn.Module, path: str | Path) -> Mapping[str, Any]:
@@ -160,44 +257,31 @@ def load_weights(module: nn.Module, path: str | Path) -> Mapping[str, Any]:
     Raises:
         CheckpointError: if the file can't be read or its weights do not fit the model.
     """
+    start = f"`init_from={str(path)!r}` can't be used:"
     try:
-        content, weights = _read_weights(path)
-        weights = own_names(module, weights)
-    except CheckpointError as error:
-        msg = f"`init_from={str(path)!r}` can't be used: {error}"
-        raise type(error)(msg) from error
-    own = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
-    of_backbone = own_names(module, {f"backbone.{name}": value for name, value in weights.items()})
-    if not own.keys() & weights.keys() and own.keys() & of_backbone.keys():
-        weights = of_backbone
-    misfit = describe_misfit(own, weights)
-    if misfit:
-        msg = (
-            f"The weights of `init_from={str(path)!r}` do not fit {type(module).__name__}: {misfit}. Use the model "
-            "that wrote the file."
-        )
-        raise CheckpointError(msg)
-    with torch.no_grad():
-        assign(own.values(), [weights[name] for name in own])
-    return content
-
-
-def _read_weights(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What a file holds, and the weights in it: a checkpoint, or a ``state_dict`` that ``torch.save`` wrote."""
-    check_file(path)
-    try:
+        check_file(path)
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except CheckpointError as error:
+        msg = f"{start} {error}"
+        raise type(error)(msg) from error
     except Exception as error:  # torch's readers fail with anything
-        msg = f"it can't be read ({_reason(error)}). Save weights with `torch.save(model.state_dict(), path)`."
+        msg = f"{start} {_reason(error)}. Save weights with `torch.save(model.state_dict(), path)`."
         raise CheckpointError(msg) from error
     weights = content.get("state_dict", content) if isinstance(content, dict) else content
     if not isinstance(weights, dict) or not any(isinstance(value, Tensor) for value in weights.values()):
-        msg = (
-            f"it holds {_held(content)} instead of weights by name, such as `torch.save(model.state_dict(), path)` "
-            "writes."
-        )
+        msg = f"{start} it holds {_held(content)} instead of weights by name, as `model.state_dict()` does."
         raise CheckpointError(msg)
-    return content, weights
+    own = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+    of_module = own_names(module, weights)
+    of_backbone = own_names(module, {f"backbone.{name}": value for name, value in weights.items()})
+    found = of_module if own.keys() & of_module.keys() or not own.keys() & of_backbone.keys() else of_backbone
+    misfit = describe_misfit(own, found)
+    if misfit:
+        msg = f"{start} its weights do not fit {type(module).__name__}: {misfit}. Use the model that wrote the file."
+        raise CheckpointError(msg)
+    with torch.no_grad():
+        assign(own.values(), [found[name] for name in own])
+    return content  # type: ignore[no-any-return]  # a dictionary
 
 
 def load_state(module: nn.Module, load: Callable[[], Any], state: Any) -> Any:
@@ -208,17 +292,14 @@ def load_state(module: nn.Module, load: Callable[[], Any], state: Any) -> Any:
     """
     try:
         return load()
-    except (RuntimeError, TypeError) as error:
-        if isinstance(state, Mapping):
-            what = describe_misfit(module.state_dict(), own_names(module, dict(state)))
-        else:
-            what = f"expected weights by name, but got a {type(state).__name__}"
+    except RuntimeError as error:
+        what = describe_misfit(module.state_dict(), own_names(module, dict(state)))
         if not what:
             raise
-        backbone = getattr(module, "backbone", None)
-        backbone = getattr(backbone, "_orig_mod", backbone)  # compiled
-        name = type(module).__name__ + (f" with {type(backbone).__name__}" if backbone is not None else "")
-        msg = f"The checkpoint's weights do not fit {name}: {what}. Use the model that wrote the checkpoint."
+        msg = (
+            f"The checkpoint's weights do not fit {type(module).__name__}: {what}. Use the model that wrote the "
+            "checkpoint."
+        )
         raise CheckpointError(msg) from error
 
 
@@ -229,22 +310,18 @@ def describe_misfit(own: Mapping[str, Any], weights: Mapping[str, Any]) -> str:
         >>> describe_misfit({"w": torch.zeros(2), "b": torch.zeros(1)}, {"w": torch.zeros(3), "c": torch.zeros(1)})
         "it lacks 'b'; it adds 'c'; 'w' has shape (3,) instead of (2,)"
     """
-    lacks, adds = (sorted(map(repr, one.keys() - other.keys())) for one, other in ((own, weights), (weights, own)))
-    kinds = [kind for name in own if name in weights if (kind := _other_kind(name, own[name], weights[name]))]
-    findings = ("it lacks ", lacks), ("it adds ", adds), ("", kinds)
+    sized = [name for name in own if name in weights and isinstance(own[name], Tensor) and not is_lazy(own[name])]
+    shapes = [(name, tuple(own[name].shape), tuple(getattr(weights[name], "shape", ()))) for name in sized]
+    findings = (
+        ("it lacks ", sorted(map(repr, own.keys() - weights.keys()))),
+        ("it adds ", sorted(map(repr, weights.keys() - own.keys()))),
+        ("", [f"{name!r} has shape {other} instead of {shape}" for name, shape, other in shapes if other != shape]),
+    )
     return "; ".join(
         text + ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         for text, names in findings
         if names
     )
-
-
-def _other_kind(name: str, own: Any, value: Any) -> str:
-    if not isinstance(own, Tensor) or is_lazy(own):
-        return ""
-    if not isinstance(value, Tensor):
-        return f"{name!r} is a {type(value).__name__}"
-    return f"{name!r} has shape {tuple(value.shape)} instead of {tuple(own.shape)}" if own.shape != value.shape else ""
 
 
 def own_names(module: nn.Module, state: dict[str, T]) -> dict[str, T]:
@@ -254,47 +331,9 @@ def own_names(module: nn.Module, state: dict[str, T]) -> dict[str, T]:
         >>> own_names(nn.Sequential(nn.Linear(3, 1)), {"0._orig_mod.weight": 5})
         {'0.weight': 5}
     """
-    paths = {_plain(name): name for name, _ in module.named_modules(remove_duplicate=False)}
 
-    def renamed(name: str) -> str:
-        path, _, leaf = _plain(name).rpartition(".")
-        known = paths.get(path)
-        return name if known is None else f"{known}.{leaf}" if known else leaf
+    def shortened(name: str) -> str:  # `torch.compile` keeps the module under this name
+        return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
-    return {renamed(name): value for name, value in state.items()}
-
-
-def _plain(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")  # where `torch.compile` keeps the module
-
-
-def _damage(path: Path) -> str | None:
-    """What is wrong with a file, if anything; torch itself does not compare check sums when it reads."""
-    try:
-        if not zipfile.is_zipfile(path):
-            return f"its {path.stat().st_size} bytes end too early or were never a checkpoint"
-        has_sums = getattr(torch.serialization, "get_crc32_options", lambda: True)  # they can be turned off
-        if not has_sums():
-            return None
-        with zipfile.ZipFile(path) as archive:
-            part = archive.testzip()
-    except Exception as error:  # zipfile fails with anything where a field has changed, such as the code of a name
-        return f"it can't be read ({error})"
-    return f"its part {part!r} has changed since it was written" if part else None
-
-
-def _held(content: Any) -> str:
-    return f"the keys {list(content)[:5]}" if isinstance(content, dict) else f"a {type(content).__name__}"
-
-
-def _reason(error: Exception) -> str:
-    """Why torch does not read a file, without torch's advice."""
-    text = str(error)
-    unsafe = _UNSAFE.search(text)
-    if unsafe:
-        return unsafe[1]
-    return text.strip().partition("\n")[0] if isinstance(error, pickle.UnpicklingError) else "it is damaged"
-
-
-def _is_local(path: str | Path) -> bool:
-    return "://" not in str(path)
+    own = {shortened(name): name for name in module.state_dict()}
+    return {own.get(shortened(name), name): value for name, value in state.items()}

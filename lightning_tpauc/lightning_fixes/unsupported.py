@@ -1,13 +1,11 @@
-"""What a Trainer may not do here: flags, strategies and callbacks that would give wrong results are refused.
-
-Three helpers are for what it may do: start processes, log values that are the same on all ranks, and save in silence.
-"""
+"""What can't work here is refused by name: flags, strategies and callbacks of a Trainer, and wrongly mixed classes."""
 
 from __future__ import annotations
 
 import re
 import warnings
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -29,41 +27,52 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
-from lightning_tpauc.lightning_fixes.mixing_in import refuse_twin
+from lightning_tpauc.errors import ArgumentError, TPAUCAdvice, TPAUCWarning, UnsupportedError
 from lightning_tpauc.metrics.reporting import better_mode
 
-_HIDDEN_PARAMETERS = (
-    "{} is not supported: it hides or flattens the parameters that the proximal term and the average work on. Use "
-    "'ddp', or ModelParallelStrategy (FSDP2) for sharded parameters."
-)
+# It advises to save the weights from before the step. Our checkpoints hold the state after it.
+warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
+
 _ACCUMULATION = (
-    "{} can't work here: every batch is one step of the dual variables. Raise `num_pos` and `num_neg` of the data "
-    "module instead."
+    "every batch is one step of the dual variables. Raise `num_pos` and `num_neg` of the data module instead."
 )
-_AVERAGING = (
-    "{} does not work with manual optimization, and the iterates are averaged already. Remove it; StageCallback "
-    "decides what is averaged."
+_STRATEGY = (
+    "it hides or flattens the parameters that the proximal term and the average work on. Use 'ddp', or "
+    "ModelParallelStrategy (FSDP2) for sharded parameters."
 )
-_FINETUNING = (
-    "{} would train weights that the average, the anchor and the weights of the step before do not hold: the result "
-    "would be half an average and half the last iterate. Train twice: first with `requires_grad_(False)` on what is "
-    "frozen, then everything, with the first run's checkpoint as `init_from`; or give what should move slowly a "
-    "parameter group with a lower `lr`."
-)
-_PRUNING = (
-    "{} zeroes weights of the iterate, but the result is an average of iterates, in which they are not zero. Prune the "
-    "trained model with `torch.nn.utils.prune`."
-)
-_TUNER_LEFT = "If a Tuner put the callback there, it stays in that Trainer: make a new one."
-_LR_FINDER = (
-    "{} can't work here: it looks for the rate at which the loss falls fastest, but this loss is one of weights and "
-    "dual variables, and the rate also scales the steps of the latter, which raise it. Compare `val/tpauc` of short "
-    f"runs with `lr` of 1e-3, 1e-2, ... {_TUNER_LEFT}"
-)
-_BATCH_SIZE_FINDER = (
-    "{} can't work here: it looks for `batch_size`, but a batch has `num_pos`, `num_neg` and `num_dual_neg` examples. "
-    f"Raise those of the data module until the memory is full. {_TUNER_LEFT}"
+_NEW_TRAINER = "If a Tuner put the callback there, make a new Trainer."
+
+#: Callbacks, when they are refused (in every run, while fitting, or where weights are averaged), and why.
+_CALLBACKS: tuple[tuple[Any, str, str], ...] = (
+    (
+        (StochasticWeightAveraging, WeightAveraging),
+        "always",
+        "the optimization is manual, and the iterates are averaged already. Remove it.",
+    ),
+    (
+        BaseFinetuning,
+        "averages",
+        "it would train weights that the average does not hold. Train twice: first with `requires_grad_(False)` on "
+        "what is frozen, then everything, with the first run's checkpoint as `init_from`.",
+    ),
+    (
+        ModelPruning,
+        "averages",
+        "the result is an average of iterates, in which their zeros are none. Prune the trained model with "
+        "`torch.nn.utils.prune`.",
+    ),
+    (
+        LearningRateFinder,
+        "fits",
+        "it looks for the rate at which the loss falls fastest, but this loss is one of weights and dual variables. "
+        f"Compare `val/tpauc` of short runs with `lr` of 1e-3, 1e-2, ... {_NEW_TRAINER}",
+    ),
+    (
+        BatchSizeFinder,
+        "fits",
+        "it looks for `batch_size`, but a batch has `num_pos`, `num_neg` and `num_dual_neg` examples. Raise those of "
+        f"the data module until the memory is full. {_NEW_TRAINER}",
+    ),
 )
 
 
@@ -74,40 +83,50 @@ def refuse_unsupported(trainer: Trainer, further: Iterable[Callback] = ()) -> No
         UnsupportedError: with the reason and the remedy.
         ArgumentError: if a callback waits for a metric to get worse.
     """
-    datamodule: Any = getattr(trainer, "datamodule", None)  # set at run time, declared nowhere
-    validation = trainer.fit_loop.epoch_loop.val_loop
-    loops = trainer.fit_loop, validation, trainer.validate_loop, trainer.test_loop, trainer.predict_loop
-    own: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
-    callbacks = [*own, *further]
-    # Lightning takes a data module of the other package for a data loader if it is passed by position.
-    for part in (datamodule, *(loop._data_source.instance for loop in loops), *callbacks):
+    strategy, clip, accumulate = trainer.strategy, trainer.gradient_clip_val, trainer.accumulate_grad_batches
+    callbacks: list[Any] = [*trainer.callbacks, *further]  # type: ignore[attr-defined]  # set in Trainer.__init__
+    for part in (getattr(trainer, "datamodule", None), *callbacks):
         refuse_twin(type(part), type(part).__name__)
-    if trainer.gradient_clip_val:
-        msg = (
-            f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) can't work here: the optimization is manual. "
-            "Pass `gradient_clip_val` to TPAUCModule instead."
-        )
-        raise UnsupportedError(msg)
-    if trainer.accumulate_grad_batches != 1:
-        flag = f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches})"
-        raise UnsupportedError(_ACCUMULATION.format(flag))
-    strategy = trainer.strategy
-    if isinstance(strategy, (FSDPStrategy, DeepSpeedStrategy, XLAStrategy)):
-        raise UnsupportedError(_HIDDEN_PARAMETERS.format(type(strategy).__name__))
-    if isinstance(strategy, ModelParallelStrategy) and strategy._tensor_parallel_size != 1:
-        msg = (
-            f"ModelParallelStrategy(tensor_parallel_size={strategy._tensor_parallel_size!r}) is not supported: ranks "
-            "of one tensor-parallel group would draw different examples. Pass `tensor_parallel_size=1` and the number "
-            "of processes as `data_parallel_size`."
-        )
-        raise UnsupportedError(msg)
+    tensor_parallel = isinstance(strategy, ModelParallelStrategy) and strategy._tensor_parallel_size != 1
+    table = (
+        (
+            bool(clip),
+            f"Trainer(gradient_clip_val={clip})",
+            "the optimization is manual. Pass it to TPAUCModule instead.",
+        ),
+        (accumulate != 1, f"Trainer(accumulate_grad_batches={accumulate})", _ACCUMULATION),
+        (isinstance(strategy, (FSDPStrategy, DeepSpeedStrategy, XLAStrategy)), type(strategy).__name__, _STRATEGY),
+        (
+            tensor_parallel,
+            "ModelParallelStrategy with tensor parallelism",
+            "ranks of one group would draw different examples. Pass `tensor_parallel_size=1` and the number of "
+            "processes as `data_parallel_size`.",
+        ),
+        *((True, type(callback).__name__, reason) for callback in callbacks for reason in _reasons(trainer, callback)),
+    )
+    for holds, what, reason in table:
+        if holds:
+            msg = f"{what} can't work here: {reason}"
+            raise UnsupportedError(msg)
     for callback in callbacks:
-        for reason in _reasons_against(trainer, callback):
-            raise UnsupportedError(reason.format(type(callback).__name__))
-        if isinstance(callback, ModelCheckpoint):
-            _check_saving(trainer, callback)
         if isinstance(callback, (EarlyStopping, ModelCheckpoint)) and trainer.state.fn == TrainerFn.FITTING:
             _refuse_wrong_mode(callback)
+
+
+def _reasons(trainer: Trainer, callback: Callback) -> list[str]:
+    algorithm: Any = trainer.lightning_module.algorithm
+    fits = trainer.state.fn == TrainerFn.FITTING
+    keeps = algorithm.averages_iterates or algorithm.has_stages or algorithm.needs_previous
+    now = {"always": True, "fits": fits, "averages": fits and keeps}
+    reasons = [reason for kind, when, reason in _CALLBACKS if now[when] and isinstance(callback, kind)]
+    if isinstance(callback, GradientAccumulationScheduler) and callback.going_to_accumulate_grad_batches():
+        reasons.append(_ACCUMULATION)
+    if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
+        reasons.append(
+            "`train_time_interval` never saves under manual optimization. Pass `every_n_train_steps` or "
+            "`every_n_epochs`."
+        )
+    return reasons
 
 
 def refuse_strategy_name(name: object) -> None:
@@ -117,58 +136,19 @@ def refuse_strategy_name(name: object) -> None:
         UnsupportedError: with the reason and the remedy.
     """
     if isinstance(name, str) and re.match("fsdp|deepspeed|xla", name):
-        raise UnsupportedError(_HIDDEN_PARAMETERS.format(f"strategy={name!r}"))
-
-
-def _reasons_against(trainer: Trainer, callback: Callback) -> list[str]:
-    algorithm: Any = trainer.lightning_module.algorithm
-    fits, averages = trainer.state.fn == TrainerFn.FITTING, algorithm.averages_iterates or algorithm.has_stages
-    accumulates = isinstance(callback, GradientAccumulationScheduler) and callback.going_to_accumulate_grad_batches()
-    reasons = {
-        _AVERAGING: isinstance(callback, (StochasticWeightAveraging, WeightAveraging)),
-        _ACCUMULATION: accumulates,
-        _FINETUNING: fits and isinstance(callback, BaseFinetuning) and bool(averages or algorithm.needs_previous),
-        _PRUNING: fits and isinstance(callback, ModelPruning) and averages,
-        _LR_FINDER: fits and isinstance(callback, LearningRateFinder),
-        _BATCH_SIZE_FINDER: fits and isinstance(callback, BatchSizeFinder),
-    }
-    return [reason for reason, holds in reasons.items() if holds]
+        msg = f"strategy={name!r} can't work here: {_STRATEGY}"
+        raise UnsupportedError(msg)
 
 
 def _refuse_wrong_mode(callback: EarlyStopping | ModelCheckpoint) -> None:
-    name = callback.monitor
-    better = better_mode(name) if name is not None else None
+    better = better_mode(callback.monitor) if callback.monitor is not None else None
     if better is not None and callback.mode != better:
-        given = "`mode='min'`, Lightning's default," if better == "max" else "`mode='max'`"
-        worst = {"max": "smallest", "min": "largest"}[better] + (" area" if "au" in str(name) else " value")
+        worst = {"max": "smallest", "min": "largest"}[better]
         msg = (
-            f"{type(callback).__name__}(monitor={name!r}) has {given} and would take the {worst} for the best; pass "
-            f"`mode={better!r}`."
+            f"{type(callback).__name__}(monitor={callback.monitor!r}) has `mode={callback.mode!r}` and would take the "
+            f"{worst} value for the best; pass `mode={better!r}`."
         )
         raise ArgumentError(msg)
-
-
-def _check_saving(trainer: Trainer, callback: ModelCheckpoint) -> None:
-    strategy, texts = trainer.strategy, []
-    if callback._train_time_interval is not None:
-        texts.append(
-            "ModelCheckpoint(train_time_interval=...) never saves under manual optimization; "
-            "use every_n_train_steps or every_n_epochs."
-        )
-    if callback.auto_insert_metric_name and re.search(r"\{[^}]*/", callback.filename or ""):
-        texts.append(
-            f"ModelCheckpoint(filename={callback.filename!r}) writes the metrics' names into the path, where each '/' "
-            "opens a folder. Pass `auto_insert_metric_name=False` and write the names yourself, such as "
-            "filename='epoch={epoch}-tpauc={val/tpauc:.3f}'."
-        )
-    if isinstance(strategy, ModelParallelStrategy) and strategy._save_distributed_checkpoint and callback.save_last:
-        texts.append(
-            "ModelCheckpoint(save_last=True) overwrites a folder with a file per process, and a kill meanwhile leaves "
-            "a mixture of two checkpoints. Pass `save_distributed_checkpoint=False` to ModelParallelStrategy for one "
-            "file that is replaced at once, or save under a new name each time (`save_top_k=-1`)."
-        )
-    for text in texts:
-        rank_zero_warn(text, category=TPAUCWarning)
 
 
 def log_replicated(module: LightningModule, name: str, value: Tensor, *, prog_bar: bool = False) -> None:
@@ -185,24 +165,70 @@ def log_replicated(module: LightningModule, name: str, value: Tensor, *, prog_ba
     module.log(name, value, prog_bar=prog_bar, batch_size=1, add_dataloader_idx=False)
 
 
-class SilentSaving:
-    """Ignores, during a fit, what Lightning says on every save under manual optimization.
+# ---------------------------------------------------------------- classes that are mixed with TPAUCModule
 
-    It advises to store the weights from before the step in an attribute, to be saved instead of the current ones. Our
-    checkpoints hold the state after the step.
-    """
+#: Lightning is published as two packages, whose classes do not know each other.
+_TWINS = {"lightning": "pytorch_lightning", "pytorch_lightning": "lightning"}
+_PACKAGE, _OURS = LightningModule.__module__.split(".")[0], __name__.split(".")[0]
+#: Hooks that ours replace. What is said of ``training_step`` alone is no warning: replacing it is the purpose.
+_REPLACED = (
+    *("training_step", "validation_step", "test_step", "predict_step"),
+    *("on_validation_epoch_end", "on_test_epoch_end"),
+)
 
-    def __init__(self) -> None:
-        self._filter: Any = None
 
-    def begin(self) -> None:
-        """Ignore it from now on."""
-        self.end()
-        warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")
-        self._filter = warnings.filters[0]
+def refuse_twin(cls: type, what: str) -> None:
+    """Raise :class:`UnsupportedError` if a class was made with the other one of Lightning's two packages."""
+    twin = _TWINS[_PACKAGE]
+    if any(_root(base) == twin for base in cls.__mro__):
+        msg = (
+            f"{what} comes from the package `{twin}`, but TPAUCModule from `{_PACKAGE}`: neither knows the other's "
+            f"classes. Import it from `{_PACKAGE}.pytorch`, and nothing from `{twin}`."
+        )
+        raise UnsupportedError(msg)
 
-    def end(self) -> None:
-        """Leave the filters of warnings as they were."""
-        if self._filter in warnings.filters:
-            warnings.filters.remove(self._filter)  # type: ignore[attr-defined]  # a list, declared as a sequence
-        self._filter = None
+
+def check_order(cls: type, ours: type) -> None:
+    """Raise :class:`UnsupportedError` if a class has another LightningModule in front of ours, or one of the twin."""
+    refuse_twin(cls, f"A base of {cls.__name__}")
+    for base in cls.__mro__[: cls.__mro__.index(ours)]:
+        if issubclass(base, LightningModule) and not issubclass(base, ours):
+            msg = (
+                f"In class {cls.__name__} {base.__name__} comes before {ours.__name__}, so its hooks would stand in "
+                f"place of ours. Put ours in front: class {cls.__name__}({ours.__name__}, {base.__name__})."
+            )
+            raise UnsupportedError(msg)
+
+
+def refuse_taken(module: LightningModule, names: Iterable[str]) -> None:
+    """Raise :class:`ArgumentError` if a class that is mixed in uses one of our attributes' names for its own."""
+    held = {*vars(module), *module._modules, *module._parameters, *module._buffers}
+    held |= {name for base in type(module).__mro__ if _root(base) != _OURS for name in vars(base)}
+    for name in names:
+        if name in held:
+            msg = (
+                f"{type(module).__name__} mixes TPAUCModule into a class that has `{name}` already, which would be "
+                "overwritten. Give it another name there."
+            )
+            raise ArgumentError(msg)
+
+
+@cache
+def say_replaced(cls: type, ours: type) -> None:
+    """Say once which hooks of a class mixed in never run, because ours stand in their place."""
+    later = cls.__mro__[cls.__mro__.index(ours) + 1 :]
+    theirs = [base for base in later if _root(base) not in (_OURS, *_TWINS, "torch")]
+    kept = [name for name in _REPLACED if getattr(cls, name) is getattr(ours, name)]
+    owners = [(name, next((base.__name__ for base in theirs if name in vars(base)), None)) for name in kept]
+    replaced = [f"{owner}.{name}" for name, owner in owners if owner is not None]
+    if replaced:
+        rank_zero_warn(
+            f"{cls.__name__} does not call {', '.join(replaced)}, nor logs what they log: TPAUCModule trains and "
+            f"evaluates in their place. To have one as well, override it in {cls.__name__} and call it there, "
+            f"`{replaced[-1]}(self, ...)`, with `(batch.inputs, batch.target)`. A loss goes into `auxiliary_loss`.",
+            category=TPAUCAdvice if replaced[-1].endswith(".training_step") else TPAUCWarning,
+        )
+
+
+def _root(cls: type) -> str:
+    return cls.__module__.split(".")[0]

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
 from lightning.fabric.utilities.data import AttributeDict
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.core.mixins import hparams_mixin
 from lightning.pytorch.plugins.precision import DoublePrecision
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
@@ -24,24 +24,21 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset
+from typing_extensions import override
 
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.data.datamodule import SAMPLING_ARGUMENTS
 from lightning_tpauc.distributed import gather_objects, rank, reshard, starts_processes, whole, world_size
-from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning
+from lightning_tpauc.errors import CheckpointError, NonFiniteError, TPAUCWarning, UnsupportedError
 from lightning_tpauc.functional.surrogates import Surrogate
-from lightning_tpauc.lightning_fixes.plain_values import make_plain
-from lightning_tpauc.lightning_fixes.resuming import (
-    amid_validation,
-    continue_loops,
-    mark_validation_pending,
-)
+from lightning_tpauc.lightning_fixes.checkpoint_files import make_plain
+from lightning_tpauc.lightning_fixes.resuming import amid_validation, continue_loops, mark_validation_pending
 from lightning_tpauc.scoring.forward import ScoringModel
 from lightning_tpauc.scoring.labels import Labels, by_position, listed
 from lightning_tpauc.scoring.operating_point import recorded_point
 from lightning_tpauc.training.guards import diagnose
 from lightning_tpauc.training.optimizer import restore_dtypes
-from lightning_tpauc.training.state import Phase, TrainingState
+from lightning_tpauc.training.state import Phase
 from lightning_tpauc.training.weights import agree_on_statistics, batch_norm_statistics
 
 #: Key of the training's state; missing in a checkpoint of weights alone.
@@ -58,6 +55,25 @@ _ANEW = "Pass the checkpoint as `init_from` to start a new run from its weights.
 # ---------------------------------------------------------------- saving
 
 
+class SavesTraining(Callback):
+    """The hooks that save a training and load it; :class:`~lightning_tpauc.StageCallback` has them."""
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Save the training; the module's hook does so where callbacks are not asked, with weights alone."""
+        save(pl_module, checkpoint, trainer)
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        """Refuse a module whose own hook has not read what the run goes on from."""
+        if trainer.state.fn == TrainerFn.FITTING and pl_module.training_state.phase is not Phase.LOADED:
+            name = type(pl_module).on_load_checkpoint.__qualname__
+            msg = (
+                f"{name} did not call `super().on_load_checkpoint(checkpoint)`, which reads what the run goes on from."
+            )
+            raise UnsupportedError(msg)
+
+
 def save(module: ScoringModel, checkpoint: dict[str, Any], trainer: Trainer | None = None) -> None:
     """Fill ``checkpoint``, which ``trainer`` saves; runs on all ranks. The module may have another Trainer since then.
 
@@ -66,36 +82,37 @@ def save(module: ScoringModel, checkpoint: dict[str, Any], trainer: Trainer | No
         CheckpointError: if a signal asks for it during a step of several ranks, or if an entry could not be read back.
     """
     state, algorithm, trainer = module.training_state, module.algorithm, trainer or module.trainer
-    average = state.average
     leave_out_objects(checkpoint)
-    make_plain(checkpoint)
     _save_description(module, checkpoint)
-    if average is None:
-        return
-    # a run that has failed is saved by each rank for itself: others may never come to a collective
-    alone = world_size() > 1 and trainer.state.status is TrainerStatus.INTERRUPTED
-    if state.phase is Phase.IN_STEP:
-        _check_not_mid_step(alone=alone)
-    reshard(module)
-    if not alone:
-        agree_on_statistics(module, average)  # the file holds rank 0's statistics for all ranks
-        _refresh_statistics(module, checkpoint["state_dict"])
-    finite = all(bool(torch.isfinite(whole(p.detach())).all()) for p in module.parameters())
-    if not finite or algorithm.non_finite_states():
-        raise NonFiniteError(diagnose(module))
-    if state.mean_to_publish is not None:
-        _publish(module, average.averaged, state.mean_to_publish, checkpoint["state_dict"])
-    if "callbacks" not in checkpoint or not trainer.optimizers:  # weights alone, or of a Trainer that only evaluates
-        return
-    mark_validation_pending(trainer, checkpoint)
-    checkpoint[KEY] = {
-        "run": state.run,
-        "algorithm": algorithm.state_dict(),
-        **state.state_dict(),
-        "base_lr": module.base_lr[1],
-        "random_state": gather_objects(_random_state_to_resume(trainer, state), alone=alone),
-        "negatives": _negatives(trainer, state.batches_seen, alone=alone),
-    }
+    if state.average is not None:
+        # a run that has failed is saved by each rank for itself: others may never come to a collective
+        alone = world_size() > 1 and trainer.state.status is TrainerStatus.INTERRUPTED
+        if state.phase is Phase.IN_STEP:
+            _check_not_mid_step(alone=alone)
+        reshard(module)
+        if world_size() > 1 and not alone:
+            agree_on_statistics(module, state.average)  # the file holds rank 0's statistics for all ranks
+            for name, statistic in batch_norm_statistics(module):
+                if name in checkpoint["state_dict"]:  # some strategies copy the state_dict
+                    checkpoint["state_dict"][name].copy_(statistic.detach())
+        finite = all(bool(torch.isfinite(whole(p.detach())).all()) for p in module.parameters())
+        if not finite or algorithm.non_finite_states():
+            raise NonFiniteError(diagnose(module))
+        if state.mean_to_publish is not None:
+            _publish(module, state.average.averaged, state.mean_to_publish, checkpoint["state_dict"])
+        if "callbacks" in checkpoint and trainer.optimizers:  # else weights alone, or a Trainer that only evaluates
+            mark_validation_pending(trainer, checkpoint)
+            # a validation that is resumed begins anew
+            before = state.random_before_validation if amid_validation(trainer) else None
+            checkpoint[KEY] = {
+                "run": state.run,
+                "algorithm": algorithm.state_dict(),
+                **state.state_dict(),
+                "base_lr": module.base_lr[1],
+                "random_state": gather_objects(before or own_random_state(), alone=alone),
+                "negatives": _negatives(trainer, state.batches_seen, alone=alone),
+            }
+    make_plain(checkpoint)
 
 
 def _save_description(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
@@ -116,34 +133,23 @@ def _save_description(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
         )
 
 
-def _load_description(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
-    module.input_layout = checkpoint.get(INPUTS, module.input_layout)
-    module.operating_point = recorded_point(module, checkpoint.get(OPERATING_POINT))
-
-
 def _check_not_mid_step(*, alone: bool) -> None:
     """Refuse, or warn of, a checkpoint that a signal handler or an exception asks for in the middle of a step."""
     if world_size() > 1 and not alone:
         msg = (
-            "A checkpoint was asked for amid a training step, where the other ranks can't take part in saving it. "
-            "Save between steps (ModelCheckpoint) and resume from the last one; under SLURM, requeue by yourself: "
-            "`Trainer(plugins=[SLURMEnvironment(auto_requeue=False)])`."
+            "A checkpoint was asked for amid a training step, where the other ranks can't take part in saving it. Save "
+            "between steps (ModelCheckpoint); under SLURM, pass `plugins=[SLURMEnvironment(auto_requeue=False)]`."
         )
         raise CheckpointError(msg)
     rank_zero_warn(
-        "This checkpoint is saved amid a training step: a run resumed from it takes half a step twice, so it will not "
-        "equal the unbroken run to the last bit.",
+        "This checkpoint is saved amid a training step, which a resumed run takes once more: it will not equal the "
+        "unbroken run to the last bit.",
         category=TPAUCWarning,
     )
 
 
-def _refresh_statistics(model: nn.Module, state: dict[str, Any]) -> None:
-    for name, statistic in batch_norm_statistics(model):
-        if name in state:  # some strategies copy the state_dict
-            state[name] = statistic.detach().to(state[name].device)
-
-
 def _publish(model: nn.Module, averaged: list[Tensor], means: list[Tensor], state: dict[str, Any]) -> None:
+    """Put the means of the averaged tensors into a ``state_dict`` of ``model``."""
     # either every rank holds its own shards, or rank 0 holds everything and the others hold nothing
     sharded = any(isinstance(value, DTensor) for value in state.values())
     mean_of = {id(tensor): mean for tensor, mean in zip(averaged, means, strict=True)}
@@ -159,9 +165,9 @@ def _publish(model: nn.Module, averaged: list[Tensor], means: list[Tensor], stat
 def _negatives(trainer: Trainer, batches_seen: int, *, alone: bool) -> list[Any] | None:
     """The position of each rank in its part of a stream of negatives; ``None`` if there is no stream."""
     datamodule: Any = getattr(trainer, "datamodule", None)
-    streams = getattr(datamodule, "negatives", None) is not None and hasattr(datamodule, "negatives_state")
-    own = datamodule.negatives_state(batches_seen) if streams else None
-    return None if own is None else gather_objects(own, alone=alone)
+    if getattr(datamodule, "negatives", None) is None or not hasattr(datamodule, "negatives_state"):
+        return None
+    return gather_objects(datamodule.negatives_state(batches_seen), alone=alone)
 
 
 # ---------------------------------------------------------------- loading
@@ -171,11 +177,11 @@ def prepare_loading(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
     """Keep what a loaded checkpoint holds of a training, before Lightning loads its weights into the module.
 
     A Trainer in double precision converts the module only after that, which would round the weights to float32. So the
-    module is converted here already. A module that was made without an algorithm evaluates the checkpoint's rectangle.
+    module is converted here already.
 
     Raises:
-        CheckpointError: if training is to resume from it, and it holds weights alone, or was trained for another
-            rectangle or with other options of the optimizer or the schedule.
+        CheckpointError: if training is to resume from it, and it holds weights alone or has other options of the
+            optimizer or the schedule; or if it is to be evaluated on other labels.
     """
     entry: dict[str, Any] | None = checkpoint.get(KEY)
     trainer = module._trainer
@@ -183,23 +189,53 @@ def prepare_loading(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
     if entry is None and resumes:
         msg = (
             "The checkpoint to resume from holds no state of lightning_tpauc: it was saved with save_weights_only=True "
-            "or by another module. Pass its path as `init_from` of TPAUCModule to start a new run from its weights."
+            f"or by another module. {_ANEW}"
         )
         raise CheckpointError(msg)
     if resumes:
         _check_options(module.hparams, checkpoint.get("hyper_parameters") or {})
     if RECTANGLE in checkpoint:
-        _take_rectangle(module, *checkpoint[RECTANGLE], resumes=resumes)
-        _take_labels(module, checkpoint.get(LABELS), resumes=resumes)
-        module.knows_labels = True
-    _load_description(module, checkpoint)
+        _take_rectangle(module, checkpoint, resumes=resumes)
+    _take_layout(module, checkpoint)
     if trainer is not None and isinstance(trainer.precision_plugin, DoublePrecision):
         trainer.precision_plugin.convert_module(module)
-    if entry is not None and trainer is not None and resumes:
+    if entry is not None and resumes:
         module.training_state.load_checkpoint({**entry, "optimizer_states": checkpoint.get("optimizer_states")})
     else:
         module.training_state.forget()
         module.training_state.note_weights_from_file(checkpoint.get(STEP, 0))
+
+
+def _check_options(given: Mapping[str, Any], written: Mapping[str, Any]) -> None:
+    """Refuse other options of optimizer and schedule, which resume with their own. Only the command line has them."""
+    for name in ("optimizer", "lr_scheduler") if "_class_path" in given and "_class_path" in written else ():
+        before, now = written.get(name), given.get(name)
+        if before != now:
+            msg = f"A resumed run goes on with the `{name}` of its checkpoint, {before}, but now it is {now}. {_ANEW}"
+            raise CheckpointError(msg)
+
+
+def _take_rectangle(module: ScoringModel, checkpoint: dict[str, Any], *, resumes: bool) -> None:
+    """Evaluate the rectangle and the labels of the checkpoint, unless the module was given its own."""
+    known, labels = module.trained_labels, None
+    if LABELS in checkpoint:
+        labels = Labels(**checkpoint[LABELS])
+    names = ["one label" if each is None else f"the labels {listed(each.names)}" for each in (labels, known)]
+    if names[0] != names[1] and (resumes or known is not None):
+        msg = f"The checkpoint was trained for {names[0]}, but the data have {names[1]}: pass the same columns."
+        raise CheckpointError(msg)
+    if resumes:
+        return
+    if module.algorithm_is_default:
+        module.algorithm.min_tpr, module.algorithm.max_fpr = checkpoint[RECTANGLE]
+    if labels is not None and module.label_settings:
+        labels = labels._replace(settings=by_position(module.label_settings, labels.names))
+    module.trained_labels, module.knows_labels = labels, True
+
+
+def _take_layout(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
+    module.input_layout = checkpoint.get(INPUTS, module.input_layout)
+    module.operating_point = recorded_point(module, checkpoint.get(OPERATING_POINT))
 
 
 def restore(module: ScoringModel, entry: dict[str, Any]) -> None:
@@ -226,9 +262,9 @@ def restore(module: ScoringModel, entry: dict[str, Any]) -> None:
 
 def describe_run(module: ScoringModel, trainer: Trainer) -> dict[str, Any]:
     """What the state of a training belongs to, and what its batches depend on besides the data."""
-    surrogate: Surrogate | None = getattr(module.algorithm, "surrogate", None)
+    algorithm, labels = module.algorithm, module.trained_labels
+    surrogate: Surrogate | None = getattr(algorithm, "surrogate", None)
     values = [] if surrogate is None else surrogate.value(torch.tensor(_POINTS, dtype=torch.float64)).tolist()
-    fingerprint = getattr(getattr(trainer, "datamodule", None), "fingerprint", None)
     plans: Any = getattr(trainer.train_dataloader, "batch_plans", None)
     batches = None
     if plans is not None:  # else they are not a PosNegDataModule's
@@ -236,105 +272,34 @@ def describe_run(module: ScoringModel, trainer: Trainer) -> dict[str, Any]:
         own = {"sampling": type(plans).__name__, "seed": plans.seed, "steps_per_epoch": plans.epoch_steps}
         batches = {**sizes, **own}
     return {
-        "algorithm": type(module.algorithm).__name__,
+        "algorithm": type(algorithm).__name__,
+        "min_tpr and max_fpr": [float(algorithm.min_tpr), float(algorithm.max_fpr)],
+        "tasks": None if labels is None else labels.settings,
         "score_activation": module.score_activation,
-        "surrogate": [f"{value:.9g}" for value in values],  # processors round exp differently
+        "surrogate (its values)": [f"{value:.6g}" for value in values],  # processors round exp differently
         "optimizer": type(trainer.optimizers[0]).__name__,
-        "num_positives": module.algorithm.num_positives,
-        "data": None if fingerprint is None else str(fingerprint),
+        "number of positives": algorithm.num_positives,
+        "training data (their fingerprint)": str(getattr(getattr(trainer, "datamodule", None), "fingerprint", None)),
         "batches": batches,
     }
 
 
 def _check_same_run(written: dict[str, Any], now: dict[str, Any]) -> None:
     """Refuse to go on from a checkpoint of another run; warn if the batches will be others."""
-    others = {
-        "algorithm": "The checkpoint was written by {}, but the module trains with {}.",
-        "score_activation": "The checkpoint was written with `score_activation={!r}`, but the module has {!r}.",
-        "surrogate": "The checkpoint was written with another `surrogate` (its kind, margin or scale).",
-        "optimizer": "The checkpoint was written with the optimizer {}, but the module trains with {}.",
-        "num_positives": "The checkpoint was written for {} positive examples, but the training set has {}.",
-        "data": "The checkpoint was written on other training data (fingerprint {}, now {}).",
-    }
-    for name, words in others.items():
-        before, present = written[name], now[name]
-        if before != present and (name != "data" or None not in (before, present)):
-            msg = f"{words.format(before, present)} {_ANEW}"
+    for name, present in now.items():
+        before = written.get(name)
+        if name != "batches" and before != present and "None" not in (before, present):  # loaders have no fingerprint
+            msg = f"The checkpoint was written with another {name}: {before}, but now {present}. {_ANEW}"
             raise CheckpointError(msg)
-    before, present = written["batches"], now["batches"]
-    if before is None or present is None:
-        return
-    names = ["sampling"] if before["sampling"] != present["sampling"] else list(present)  # which has sizes of its own
+    before, present = written["batches"] or {}, now["batches"] or {}
+    names = ["sampling"] if before.get("sampling") != present.get("sampling") else present  # which has its own sizes
     changes = [f"`{name}` from {before[name]} to {present[name]}" for name in names if before[name] != present[name]]
     if changes:
         rank_zero_warn(
             f"This run draws other batches than the one that wrote the checkpoint ({', '.join(changes)}; sizes are "
-            "those of all processes together). It goes on from the checkpoint's state, but will not end as that run "
-            "would have. Restore the arguments of the data module, if that was not meant.",
+            "those of all processes together), and will not end as that run would have.",
             category=TPAUCWarning,
         )
-
-
-def _check_options(given: Mapping[str, Any], written: Mapping[str, Any]) -> None:
-    """Refuse changed options of optimizer and schedule: both resume with the options in their saved state.
-
-    Only the command line stores these options.
-    """
-    if "_class_path" not in given or "_class_path" not in written:
-        return
-    changes = [line for name in ("optimizer", "lr_scheduler") for line in _changes(name, written, given)]
-    if changes:
-        msg = (
-            f"A resumed run goes on with the optimizer and the schedule of its checkpoint, but {'; '.join(changes)}. "
-            f"Leave that option as it was. {_ANEW}"
-        )
-        raise CheckpointError(msg)
-
-
-def _changes(path: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Describe what differs below a dotted path."""
-    old, new = (options.get(path.rpartition(".")[2]) for options in (before, now))
-    if isinstance(old, Mapping) and isinstance(new, Mapping) and old.get("class_path") == new.get("class_path"):
-        for key in sorted({*old, *new}):
-            yield from _changes(f"{path}.{key}", old, new)
-    elif old != new:
-        shown = [value.get("class_path") if isinstance(value, Mapping) else value for value in (old, new)]
-        yield f"`{path.replace('.init_args', '')}` was changed from {shown[0]!r} to {shown[1]!r}"
-
-
-def _take_rectangle(module: ScoringModel, min_tpr: float, max_fpr: float, *, resumes: bool) -> None:
-    algorithm = module.algorithm
-    if (min_tpr, max_fpr) == (algorithm.min_tpr, algorithm.max_fpr):
-        return
-    if resumes:
-        msg = (
-            f"The checkpoint was trained for min_tpr={min_tpr:g} and max_fpr={max_fpr:g}, but the module's "
-            f"{type(algorithm).__name__} for {algorithm.min_tpr:g} and {algorithm.max_fpr:g}: the dual variables "
-            f"belong to another objective. Pass an algorithm for the same rectangle. {_ANEW}"
-        )
-        raise CheckpointError(msg)
-    if module.algorithm_is_default:  # one that is given evaluates its own rectangle
-        algorithm.min_tpr, algorithm.max_fpr = min_tpr, max_fpr
-
-
-def _take_labels(module: ScoringModel, written: dict[str, Any] | None, *, resumes: bool) -> None:
-    """Compare a checkpoint's labels with the data's where these are known, or evaluate the checkpoint's."""
-    of_file, known = None if written is None else Labels(**written), module.trained_labels
-    names = ["one label" if labels is None else f"the labels {listed(labels.names)}" for labels in (of_file, known)]
-    if (resumes or (of_file is not None and known is not None)) and names[0] != names[1]:
-        msg = f"The checkpoint was trained for {names[0]}, but the data have {names[1]}: pass the same columns."
-        raise CheckpointError(msg)
-    if of_file is None:
-        return
-    if not resumes:
-        given = by_position(module.label_settings, of_file.names) if module.label_settings else of_file.settings
-        module.trained_labels = of_file._replace(settings=given)
-    elif of_file != known:
-        before, now = ({k: dict(own) for k, own in labels.settings.items()} for labels in (of_file, known) if labels)
-        msg = (
-            f"The checkpoint was trained with `tasks={before}`, but the module has `tasks={now}`. Restore them. {_ANEW}"
-        )
-        raise CheckpointError(msg)
 
 
 # ---------------------------------------------------------------- the random state of a process
@@ -342,34 +307,25 @@ def _take_labels(module: ScoringModel, written: dict[str, Any] | None, *, resume
 
 def restore_random_states(states: list[dict[str, Any]]) -> None:
     """Restore this rank's state; ranks that did not exist when the state was written keep theirs."""
-    if rank() >= len(states):
-        return
-    state = states[rank()]
-    torch.set_rng_state(state["torch"])
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
-    kind, keys, *rest = state["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+    if rank() < len(states):
+        state = states[rank()]
+        torch.set_rng_state(state["torch"])
+        random.setstate(state["python"])
+        kind, keys, *rest = state["numpy"]
+        np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+        if state["cuda"] is not None and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state["cuda"])
 
 
 def own_random_state() -> dict[str, Any]:
     """The state of this rank's generators: torch's, Python's, NumPy's and that of its CUDA device."""
-    version, words, gauss = random.getstate()
     kind, keys, *rest = np.random.get_state()
     return {
         "torch": torch.get_rng_state(),
-        "python": (version, list(words), gauss),
-        "numpy": (str(kind), torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
+        "python": random.getstate(),
+        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
         "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
     }
-
-
-def _random_state_to_resume(trainer: Trainer, state: TrainingState) -> dict[str, Any]:
-    """This rank's random state; that of a validation's start during a validation, which a resumed run begins anew."""
-    before = state.random_before_validation
-    return before if before is not None and amid_validation(trainer) else own_random_state()
 
 
 # ---------------------------------------------------------------- results of processes that a Trainer starts
@@ -385,12 +341,11 @@ def give_back(module: ScoringModel, state: dict[str, Any], prefix: str, _: Any) 
     # only the launcher asks for it in this state: after all hooks of the run
     if prefix or trainer is None or not starts_processes(trainer):
         return
-    if (trainer.state.fn, trainer.state.status) != (TrainerFn.FITTING, TrainerStatus.FINISHED):
-        return
-    entry: dict[str, Any] = {"training": module.training_state.result()}
-    _save_description(module, entry)
-    make_plain(entry)
-    state[KEY] = entry
+    if (trainer.state.fn, trainer.state.status) == (TrainerFn.FITTING, TrainerStatus.FINISHED):
+        entry: dict[str, Any] = {"training": module.training_state.result()}
+        _save_description(module, entry)
+        make_plain(entry)
+        state[KEY] = entry
 
 
 def take_back(module: ScoringModel, state: dict[str, Any], prefix: str, *_: Any) -> None:
@@ -401,12 +356,10 @@ def take_back(module: ScoringModel, state: dict[str, Any], prefix: str, *_: Any)
     dtypes = {state[name].dtype for name, _ in module.named_parameters() if name in state}
     if len(dtypes) == 1:  # a Trainer in double or half precision converted the whole module that it trained
         module.to(dtypes.pop())
-    module.trained_labels, module.knows_labels = (
-        Labels(**entry[LABELS]) if LABELS in entry else None,
-        True,
-    )
+    module.trained_labels = Labels(**entry[LABELS]) if LABELS in entry else None
+    module.knows_labels = True
     module.training_state.load_result(entry["training"])
-    _load_description(module, entry)
+    _take_layout(module, entry)
 
 
 # ---------------------------------------------------------------- hyperparameters
@@ -429,32 +382,34 @@ def offer_hyperparameters(trainer: Trainer, module: Any) -> None:
     Hyperparameters of the module or the data module with the same names win. Checkpoints do not change.
     """
     datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
-    own, offered = getattr(module, "offered_hparams", ({}, None))
-    if offered is None or module._hparams_initial is not offered:  # not what an earlier run put there
-        own = dict(module.hparams_initial) if module._log_hyperparams else {}
     algorithm, optimizer = module.algorithm, trainer.optimizers[0]
-    arguments = inspect.signature(type(algorithm)).parameters
     described: dict[str, Any] = {
-        "algorithm": {"name": type(algorithm).__name__, **_simple(algorithm, arguments)},
+        "algorithm": {
+            "name": type(algorithm).__name__,
+            **_shown(algorithm, inspect.signature(type(algorithm)).parameters),
+        },
         "optimizer": {"name": type(optimizer).__name__, **_simple(optimizer.param_groups[0])},
-        "sampler": _simple(datamodule, SAMPLING_ARGUMENTS),
-        **_simple(module, ("score_activation", "gradient_clip_val", "lr_scheduler_interval")),
+        "sampler": _shown(datamodule, SAMPLING_ARGUMENTS),
+        **_shown(module, ("score_activation", "gradient_clip_val", "lr_scheduler_interval")),
         "tasks": {str(label): dict(settings) for label, settings in module.label_settings.items()},
     }
     if trainer.lr_scheduler_configs:
         described["lr_scheduler"] = type(trainer.lr_scheduler_configs[0].scheduler).__name__
     elsewhere = getattr(datamodule, "hparams_initial", None) or {}
     new = {name: value for name, value in described.items() if value != {} and name not in elsewhere}
-    module._hparams_initial = AttributeDict({**new, **own})
+    module._hparams_initial = AttributeDict({**new, **(module.hparams if module._log_hyperparams else {})})
     module._log_hyperparams = True
-    module.offered_hparams = (own, module._hparams_initial)
 
 
-def _simple(owner: Any, names: Any = ()) -> dict[str, Any]:
-    """The entries of a mapping, or the named attributes, that loggers can show: numbers, words, and lists of them."""
+def _shown(owner: Any, names: Iterable[str]) -> dict[str, Any]:
+    return _simple({name: getattr(owner, name, None) for name in names})
+
+
+def _simple(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries that loggers can show: numbers, words, and lists of them."""
     shown: dict[str, Any] = {}
     simple = (bool, int, float, str)
-    for name, value in owner.items() if isinstance(owner, Mapping) else ((n, getattr(owner, n, None)) for n in names):
+    for name, value in values.items():
         plain = value.name if isinstance(value, Surrogate) else value
         if isinstance(plain, np.generic) or (isinstance(plain, Tensor) and plain.numel() == 1):
             plain = plain.item()
@@ -467,15 +422,11 @@ def _simple(owner: Any, names: Any = ()) -> dict[str, Any]:
 
 def check_savable(trainer: Trainer) -> None:
     """Refuse hyperparameters that can't be read back before training, if any checkpoint will be saved."""
-    if not trainer.checkpoint_callbacks:
-        return
-    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
-    held = {
-        "hyper_parameters": dict(trainer.lightning_module.hparams),
-        "datamodule_hyper_parameters": dict(getattr(datamodule, "hparams", None) or {}),
-    }
-    leave_out_objects(held)
-    make_plain(held)
+    owners = {"hyper_parameters": trainer.lightning_module, "datamodule_hyper_parameters": trainer.datamodule}  # type: ignore[attr-defined]
+    if trainer.checkpoint_callbacks:
+        held = {name: dict(getattr(owner, "hparams", None) or {}) for name, owner in owners.items()}
+        leave_out_objects(held)
+        make_plain(held)
 
 
 def leave_out_objects(checkpoint: dict[str, Any]) -> None:
@@ -486,18 +437,17 @@ def leave_out_objects(checkpoint: dict[str, Any]) -> None:
     is warned of, since the default in its place may compute something else; not one that makes the optimizer.
     """
     for key in ("hyper_parameters", "datamodule_hyper_parameters"):
-        given = checkpoint.get(key)
-        if not isinstance(given, dict):
-            continue
-        objects = {n: v for n, v in given.items() if isinstance(v, (Algorithm, nn.Module, Dataset, DataLoader))}
-        functions = {n: v for n, v in given.items() if callable(v) and n not in objects}
-        lost = functions.keys() - {"optimizer", "lr_scheduler"} if key == "hyper_parameters" else set()
-        if lost:
-            named = ", ".join(f"`{n}` ({getattr(given[n], '__name__', type(given[n]).__name__)})" for n in sorted(lost))
+        given = checkpoint.get(key) or {}
+        objects = [n for n, v in given.items() if isinstance(v, (Algorithm, nn.Module, Dataset, DataLoader))]
+        functions = [n for n, v in given.items() if callable(v) and n not in objects]
+        lost = [
+            f"`{n}` ({getattr(given[n], '__name__', '')})" for n in functions if n not in ("optimizer", "lr_scheduler")
+        ]
+        if lost and key == "hyper_parameters":
             rank_zero_warn(
-                f"Checkpoints can't hold functions or classes, so they leave out the hyperparameter {named}: "
-                "`load_from_checkpoint` would take its default. Pass it there again, or make it a name, such as "
-                "'relu'.",
+                f"Checkpoints can't hold functions or classes, so they leave out the hyperparameter {', '.join(lost)}: "
+                "`load_from_checkpoint` would take its default. Pass it there again, or make it a name, as in 'relu'.",
                 category=TPAUCWarning,
             )
-        checkpoint[key] = {n: v for n, v in given.items() if n not in objects and n not in functions}
+        if key in checkpoint:
+            checkpoint[key] = {n: v for n, v in given.items() if n not in objects and n not in functions}

@@ -99,6 +99,7 @@ class ScoreMemory:
         # one place more than there are positives: it takes what pads a batch of several labels
         places = sum(sizes) + 1 if whole_stages else 0
         self._last = torch.full((places,), torch.nan, device=device, dtype=dtype)
+        self._last[-1:] = 0.0
         self._first = torch.tensor([0, *self.sizes[:-1]], device=device).cumsum(0).unsqueeze(-1)
         self._steps: deque[Step] = deque()
         self._of_stage, self.device = 0, self._last.device
@@ -124,8 +125,9 @@ class ScoreMemory:
             self._note(step)
 
     def _note(self, step: Step) -> None:
-        place = torch.where(step.pos.isnan(), len(self._last) - 1, step.number + self._first)
-        self._last.index_copy_(0, place.reshape(-1), step.pos.reshape(-1).to(self._last.dtype))
+        absent = step.pos.isnan()
+        place = torch.where(absent, len(self._last) - 1, step.number + self._first)
+        self._last.index_copy_(0, place.reshape(-1), step.pos.masked_fill(absent, 0.0).reshape(-1).to(self._last.dtype))
 
     def of_last_steps(self) -> list[TrainingScores | None]:
         """Of each label, the scores of the last steps; ``None`` without a positive or a negative of it."""

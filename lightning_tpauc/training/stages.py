@@ -37,18 +37,18 @@ from lightning_tpauc.distributed import destroy_group_at_exit, prebuild_ddp_buck
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, UnsupportedError
 from lightning_tpauc.functional.checks import check_choice, check_count, is_real
 from lightning_tpauc.lightning_fixes.checkpoint_files import load_weights
-from lightning_tpauc.lightning_fixes.unsupported import SilentSaving, log_replicated
+from lightning_tpauc.lightning_fixes.unsupported import log_replicated
 from lightning_tpauc.metrics.reporting import validated_areas
 from lightning_tpauc.scoring.evaluation import Evaluation, evaluation_of
 from lightning_tpauc.scoring.forward import ScoringModel, device_batches, evaluation_mode
 from lightning_tpauc.scoring.operating_point import DecisionThreshold, DefaultThreshold
 from lightning_tpauc.training.checkpoint import (
     INPUTS,
+    SavesTraining,
     check_savable,
     describe_run,
     offer_hyperparameters,
     restore,
-    save,
 )
 from lightning_tpauc.training.guards import (
     Adviser,
@@ -89,7 +89,7 @@ _DECAY = 8.0
 _CHANGERS = (BaseFinetuning, ModelPruning)
 
 
-class StageCallback(Callback):
+class StageCallback(SavesTraining):
     r"""Runs the stages of STACO2 and the average of STACO1.
 
     When training starts, it sets the dual variables. At a stage's end the weights and the thresholds become their
@@ -152,7 +152,6 @@ class StageCallback(Callback):
         self.scores, self.batch_norm = scores, batch_norm
         self._adviser = Adviser()
         self._batches_before = 0
-        self._silent_saving = SilentSaving()
 
     def stage_length(self, stage: int, steps_per_epoch: float) -> int:
         """Number of steps of a stage; override for another policy.
@@ -178,9 +177,7 @@ class StageCallback(Callback):
             raise UnsupportedError(msg)
         trainer.callbacks = in_order(callbacks)  # type: ignore[attr-defined]
         destroy_group_at_exit()
-        if stage == TrainerFn.FITTING:
-            self._silent_saving.begin()
-        else:
+        if stage != TrainerFn.FITTING:
             require_agreement(lambda: shared_settings(trainer, pl_module, {}))
 
     @override
@@ -310,12 +307,7 @@ class StageCallback(Callback):
     @override
     def on_exception(self, trainer: Trainer, pl_module: Any, exception: BaseException) -> None:
         state: TrainingState = pl_module.training_state
-        self._silent_saving.end()
         state.restore_last_iterate()
-
-    @override
-    def teardown(self, trainer: Trainer, pl_module: Any, stage: str) -> None:
-        self._silent_saving.end()
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -339,11 +331,6 @@ class StageCallback(Callback):
             self._allocate(trainer, module)
             _resume(module)
             self.on_train_end(trainer, module)
-
-    @override
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Save the training; the module's hook does so where callbacks are not asked, with weights alone."""
-        save(pl_module, checkpoint, trainer)
 
     # ---------------------------------------------------------------- a run's beginning
 

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import AUCM, PAUCI, SONX, SOTA, STACO
 from lightning_tpauc.errors import ArgumentError, NonFiniteError
+from lightning_tpauc.training.state import written
 from tests.helpers.problems import make_trainer, paper_staco, paper_stages, shifted
 from tests.helpers.tensors import flat
 from tests.helpers.tolerances import assert_close
@@ -112,7 +113,7 @@ def test_state_and_pairwise_work_are_float32_or_better(precision, method):
     assert seen == {wide, False}
     average, previous = module.training_state.average, module.training_state.previous
     memory = module.training_state.memory
-    kept = flat([module.algorithm.state_dict(), None if memory is None else memory.state_dict()]).values()
+    kept = flat([module.algorithm.state_dict(), None if memory is None else written(memory)]).values()
     kept = [*kept, *average.anchor, *average.mean, *previous.estimates]
     assert {t.dtype for t in kept if t.is_floating_point() and t.ndim} == {wide}
     parameters = {"64-true": torch.float64, "bf16-true": torch.bfloat16}.get(precision, torch.float32)

@@ -127,9 +127,9 @@ def test_a_resumed_run_keeps_the_dual_step_sizes_whatever_the_factory_says(saved
     [
         (
             {"algorithm": staco(surrogate="logistic")},
-            r"was written with another `surrogate` \(its kind, margin or scale\)",
+            "was written with another surrogate",
         ),
-        ({"score_activation": "sigmoid"}, "written with `score_activation='identity'`, but the module has 'sigmoid'"),
+        ({"score_activation": "sigmoid"}, "written with another score_activation: identity, but now sigmoid"),
     ],
     ids=["surrogate", "activation"],
 )
@@ -187,7 +187,7 @@ def other_files():
     weights = nn.Linear(2, 1).state_dict()
     return {
         "weights": (lambda file: torch.save(weights, file), "is no checkpoint of Lightning: it holds the keys"),
-        "model": (lambda file: torch.save(nn.Linear(2, 1), file), "holds what only `weights_only=False` reads"),
+        "model": (lambda file: torch.save(nn.Linear(2, 1), file), "which only `weights_only=False` reads"),
         "npz": (lambda file: np.savez(file, a=1), "torch can't read .*"),
         "text": (
             lambda file: file.write(b"text"),
@@ -227,10 +227,10 @@ def test_weights_that_do_not_fit_are_one_line(tmp_path):
     fit(wide()).save_checkpoint(path)
     wider = nn.Sequential(nn.Linear(DIM, 4), nn.Tanh(), nn.Linear(4, 1))
     deeper = nn.Sequential(nn.Linear(DIM, 3), nn.Tanh(), nn.Linear(3, 1), nn.BatchNorm1d(1))
-    words = r"do not fit TPAUCModule{}: {}. Use the model that wrote [^\n]*$"
+    words = r"do not fit TPAUCModule: {}. Use the model that wrote [^\n]*$"
     shapes = rf"'backbone.0.weight' has shape \(3, {DIM}\) instead of \(4, {DIM}\), .*"
-    with pytest.raises(CheckpointError, match=words.format(" with Sequential", shapes)):
+    with pytest.raises(CheckpointError, match=words.format(shapes)):
         TPAUCModule.load_from_checkpoint(path, backbone=wider, algorithm=staco())
     lacks = "it lacks 'backbone.3.bias', 'backbone.3.num_batches_tracked', .* and 2 more"
-    with pytest.raises(CheckpointError, match=words.format("", lacks)):
+    with pytest.raises(CheckpointError, match=words.format(lacks)):
         fit(TPAUCModule(deeper, staco(), num_positives=NUM_POS, init_from=str(path)))

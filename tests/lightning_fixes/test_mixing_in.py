@@ -321,7 +321,7 @@ def test_a_checkpoint_is_whole_though_the_module_adds_to_it_without_super(tmp_pa
 
 
 def test_the_other_order_is_refused():
-    words = r"In class Both\(Theirs, TPAUCModule\) Theirs comes before TPAUCModule.* class Both\(TPAUCModule, Theirs\)"
+    words = r"In class Both Theirs comes before TPAUCModule.* class Both\(TPAUCModule, Theirs\)"
     with pytest.raises(UnsupportedError, match=words):
 
         class Both(Theirs, TPAUCModule):
@@ -338,7 +338,7 @@ def test_classes_of_the_twin_package_are_refused(twin):
         def forward(self, inputs):
             return inputs.sum(1)
 
-    with pytest.raises(UnsupportedError, match=r"A base of Both comes from the package `pytorch_lightning` .*Import"):
+    with pytest.raises(UnsupportedError, match=r"A base of Both comes from the package `pytorch_lightning`, .*Import"):
 
         class Both(TPAUCModule, TwinModule):
             pass
@@ -348,7 +348,7 @@ def test_classes_of_the_twin_package_are_refused(twin):
 
     for callback in (twin.callbacks.EarlyStopping("val/tpauc"), OwnCallback()):
         name = type(callback).__name__
-        words = rf"{name} comes from the package `pytorch_lightning` .* from `lightning.pytorch`, and nothing from"
+        words = rf"{name} comes from the package `pytorch_lightning`, .* from `lightning.pytorch`, and nothing from"
         with pytest.raises(UnsupportedError, match=words):
             make_trainer(callbacks=[callback]).fit(
                 TPAUCModule(nn.Linear(DIM, 1), algorithm(), num_positives=NUM_POS), loader(make_batches(1)[0])

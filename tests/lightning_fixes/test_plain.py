@@ -18,7 +18,7 @@ from torch import nn
 from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO
 from lightning_tpauc.errors import CheckpointError, TPAUCWarning
-from lightning_tpauc.lightning_fixes.plain_values import plain
+from lightning_tpauc.lightning_fixes.checkpoint_files import plain
 from tests.helpers.problems import make_trainer
 
 
