@@ -23,9 +23,8 @@ class ScoreMetric(Metric):
 
     All subclasses update in the same way, whatever they compute and whichever rows they leave out, so a
     :class:`~torchmetrics.MetricCollection` keeps one store for any number of them. It never shares that store with
-    torchmetrics' own curves, which squash scores: the states have other names.
-
-    Memory is O(N): 5 bytes per example for float32 scores, on each process for the examples of all when it computes.
+    torchmetrics' own curves, which squash scores: the states have other names. Memory is 5 bytes per example for
+    float32 scores, on each process for the examples of all when it computes.
 
     Args:
         ignore_index: label of rows that count for neither class.
@@ -34,11 +33,11 @@ class ScoreMetric(Metric):
         row: shape of the scores, and of the labels, of one example.
         keeps_scores: whether to collect scores; not where something else is kept of them.
         kwargs: see :class:`torchmetrics.Metric`.
-
-    Raises:
-        ArgumentError: if ``ignore_index`` is neither ``None`` nor an integer other than 0 and 1.
     """
 
+    is_differentiable = False
+    full_state_update = False
+    plot_lower_bound = 0.0
     scores: list[Tensor]
     classes: list[Tensor]
 
@@ -61,9 +60,8 @@ class ScoreMetric(Metric):
         self._result_dtype = torch.float64
         #: Shape of the scores, and of the labels, of one example.
         self._score_row = self._label_row = row
-        if keeps_scores:
-            self.add_state("scores", default=[], dist_reduce_fx="cat")
-            self.add_state("classes", default=[], dist_reduce_fx="cat")
+        for name in ("scores", "classes") if keeps_scores else ():
+            self.add_state(name, default=[], dist_reduce_fx="cat")
 
     @eager
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -102,18 +100,20 @@ class ScoreMetric(Metric):
     def collected(self) -> tuple[Tensor, Tensor]:
         """All scores and labels so far, each ``(N,)``; labels are 1, 0, or -1 for rows that count for neither class."""
         empty = torch.empty(0, *self._score_row, device=self.device)
-        return (
-            concatenate(self.scores, empty),
-            concatenate(self.classes, self.encode(empty.new_empty(0, *self._label_row))),
-        )
+        return _joined(self.scores, empty), _joined(self.classes, self.encode(empty.new_empty(0, *self._label_row)))
 
-    @eager
     def gathered(self) -> tuple[Tensor, Tensor]:
         """:meth:`collected` of all processes, all of which have to call this."""
+        found: tuple[Tensor, Tensor] = self._of_all(self.collected)
+        return found
+
+    @eager
+    def _of_all(self, call: Callable[[], Any]) -> Any:
+        """What ``call`` gives while this process has the states of all."""
         with self.sync_context(
             dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync, should_unsync=self._should_unsync
         ):
-            return self.collected()
+            return call()
 
     def result(self, value: Tensor) -> Tensor:
         """What ``compute`` returns: ``value`` in the dtype that :meth:`set_dtype` asks for."""
@@ -127,13 +127,9 @@ class ScoreMetric(Metric):
         super().reset()
 
     def set_dtype(self, dst_type: str | torch.dtype) -> ScoreMetric:
-        """Return values in another dtype than float64, in float32 at least.
+        """Return values in another dtype than float64, in float32 at least; what was collected keeps its dtype.
 
-        What was collected keeps its dtype, here and when a model is cast: in a narrower one scores would tie, and
-        counts be rounded.
-
-        torchmetrics' ``BootStrapper`` needs it, whose tensor of quantiles has to have the dtype of the values:
-        ``BootStrapper(metric.set_dtype(torch.float32), quantile=torch.tensor([0.05, 0.95]))``.
+        torchmetrics' ``BootStrapper`` needs it, whose tensor of quantiles has to have the dtype of the values.
         """
         asked = torch.empty(0).type(dst_type).dtype
         self._result_dtype = torch.promote_types(torch.float32, asked)
@@ -154,18 +150,7 @@ class ScoreMetric(Metric):
         super()._reduce_states(joined)
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:
-        """Plot one or several values; see :meth:`torchmetrics.Metric.plot`.
-
-        Args:
-            val: value, or several in a sequence, tensor or array; computed if ``None``.
-            ax: matplotlib axes to draw into; a new figure if ``None``.
-
-        Returns:
-            The figure and the axes.
-
-        Raises:
-            MissingExtraError: if matplotlib is not installed.
-        """
+        """Plot one or several values, in a sequence, tensor or array; see :meth:`torchmetrics.Metric.plot`."""
         import_extra("matplotlib", "plot")
         if isinstance(val, Sequence):
             val = [torch.as_tensor(single) for single in val]
@@ -190,21 +175,19 @@ class ScoreMetric(Metric):
             scores, classes = scores.to(self.device), classes.to(self.device)
         own = torch.tensor(_DTYPES.index(scores.dtype) if scores.numel() else -1, device=scores.device)
         used = {int(code) for code in dist_sync_fn(own, group=group)} - {-1}
-        self.scores = [scores.to(agreed_dtype(_DTYPES[code] for code in used or {0}))]
+        self.scores = [scores.to(_agreed(_DTYPES[code] for code in used or {0}))]
         self.classes = [classes]
 
 
-def concatenate(chunks: list[Tensor] | Tensor, empty: Tensor) -> Tensor:
+def _joined(chunks: list[Tensor] | Tensor, empty: Tensor) -> Tensor:
     """Chunks as one tensor whose dtype holds all their numbers; ``empty`` if there are none."""
     if isinstance(chunks, Tensor):  # as the states are after processes have merged theirs
         return chunks
-    if not chunks:
-        return empty
-    dtype = agreed_dtype(chunk.dtype for chunk in chunks)
-    return torch.cat([chunk.to(dtype) for chunk in chunks])
+    dtype = _agreed(chunk.dtype for chunk in chunks or [empty])
+    return torch.cat([chunk.to(dtype) for chunk in chunks or [empty]])
 
 
-def agreed_dtype(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+def _agreed(dtypes: Iterable[torch.dtype]) -> torch.dtype:
     """One dtype for scores in ``dtypes``: float64 for integers next to floats, as float32 merges those above 2^24."""
     distinct = set(dtypes)
     return distinct.pop() if len(distinct) == 1 else torch.float64

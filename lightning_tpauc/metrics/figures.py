@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
@@ -18,13 +17,7 @@ from lightning_tpauc.functional.operating_points import count_decisions
 from lightning_tpauc.functional.roc import roc_polyline
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
 
-CURVE = "#1f3b57"
-RECTANGLE = "#f2a33a"
-AREA = "#a4c8e4"
-NEUTRAL = "#8a8f98"
-POSITIVE = "#c8452f"
-
-_NUM_BINS = 60
+CURVE, POSITIVE, RECTANGLE, AREA, NEUTRAL = "#1f3b57", "#c8452f", "#f2a33a", "#a4c8e4", "#8a8f98"
 
 
 def plot_rocs(
@@ -44,35 +37,30 @@ def plot_rocs(
         ax: matplotlib axes to draw into; a new figure if ``None``.
         filled: what the legend says of the area under the only curve inside its rectangle, which is filled then.
         point: false and true positive rate that decisions have, to mark.
-
-    Raises:
-        MissingExtraError: if matplotlib is not installed.
     """
-    colormaps = import_extra("matplotlib", "plot").colormaps
+    matplotlib, ax = import_extra("matplotlib", "plot"), _axes(ax, (5.2, 5.2))
     box = import_extra("matplotlib.patches", "plot").Rectangle
-    if ax is None:
-        _, ax = import_extra("matplotlib.pyplot", "plot").subplots(figsize=(5.2, 5.2), layout="constrained")
     ax.plot([0, 1], [0, 1], color=NEUTRAL, linewidth=1, linestyle=(0, (4, 4)), zorder=1)  # guessing
-    colors = colormaps["tab10"].colors if len(curves) <= 10 else colormaps["viridis"].resampled(len(curves)).colors
+    many = matplotlib.colormaps["viridis"].resampled(len(curves)).colors
+    colors = [CURVE] if filled else matplotlib.colormaps["tab10"].colors if len(curves) <= 10 else many
     shared = len(set(rectangles)) == 1
     for (min_tpr, max_fpr), color in zip(rectangles[:1] if shared else rectangles, colors, strict=False):
-        edge, region = RECTANGLE if shared else color, f"TPR ≥ {min_tpr:g}, FPR ≤ {max_fpr:g}" if shared else None
+        edge, region = (RECTANGLE, f"TPR ≥ {min_tpr:g}, FPR ≤ {max_fpr:g}") if shared else (color, None)
+        face = (*matplotlib.colors.to_rgb(RECTANGLE), 0.14 if shared else 0.0)
         place = (0, min_tpr), max_fpr, 1 - min_tpr
-        if shared:
-            ax.add_patch(box(*place, facecolor=RECTANGLE, alpha=0.14, linewidth=0, zorder=0))
-        ax.add_patch(box(*place, fill=False, label=region, edgecolor=edge, linewidth=1.4, zorder=3))
+        ax.add_patch(box(*place, label=region, facecolor=face, edgecolor=edge, linewidth=1.4, zorder=3))
     arrays = [(fpr.numpy(force=True), tpr.numpy(force=True)) for fpr, tpr in curves]
     if filled is not None:
         fpr, tpr = _inside(*arrays[0], *rectangles[0])
         ax.fill_between(fpr, rectangles[0][0], tpr, color=AREA, linewidth=0, zorder=2, label=filled)
-    for (fpr, tpr), color, label in zip(arrays, colors if filled is None else [CURVE], labels, strict=False):
+    for (fpr, tpr), color, label in zip(arrays, colors, labels, strict=False):
         ax.plot(fpr, tpr, color=color, linewidth=1.8, solid_joinstyle="round", zorder=4, label=label)
     if point is not None:
         text = f"decisions: TPR {point[1]:.3f}, FPR {point[0]:.3f}"
         ax.plot(*point, "o", color=POSITIVE, markersize=7, markeredgecolor="white", zorder=5, label=text)
     ax.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal")
     ax.set(xlabel="False positive rate", ylabel="True positive rate")
-    _dress(ax, loc="lower right", reverse=True)
+    ax.legend(loc="lower right", reverse=True)
     return ax.figure, ax
 
 
@@ -93,36 +81,27 @@ def plot_scores(scores: Tensor, labels: Tensor, threshold: float | None = None, 
         labels: 1, 0, or anything else for rows to leave out, tensor ``(N,)``.
         threshold: what decides, to mark.
         ax: matplotlib axes to draw into; a new figure if ``None``.
-
-    Raises:
-        MissingExtraError: if matplotlib is not installed.
     """
-    if ax is None:
-        _, ax = import_extra("matplotlib.pyplot", "plot").subplots(figsize=(6.4, 4.0), layout="constrained")
-    scores, labels = scores.detach().double().cpu(), labels.detach().cpu()
-    kept = scores.isfinite()
-    low, high = (float(x) for x in scores[kept & ((labels == 0) | (labels == 1))].aminmax())
-    margin = 0.5 if low == high else 0.0
-    bins = torch.linspace(low - margin, high + margin, _NUM_BINS + 1, dtype=torch.float64).numpy()
-    for label, color, name in ((0, CURVE, "negatives"), (1, POSITIVE, "positives")):
-        values = scores[kept & (labels == label)]
-        weights = torch.full_like(values, 1 / max(1, len(values)))
-        shown = {"color": color, "alpha": 0.55, "label": f"{len(values):,} {name}", "zorder": 2 + label}
-        ax.hist(values.numpy(), bins=bins, weights=weights.numpy(), **shown)
+    ax, finite = _axes(ax, (6.4, 4.0)), scores.isfinite()
+    negatives, positives = (scores[finite & (labels == label)].numpy(force=True) for label in (0, 1))
+    bins = np.histogram_bin_edges(np.concatenate([negatives, positives]).astype(np.float64), 60)
+    for values, color, name in ((negatives, CURVE, "negatives"), (positives, POSITIVE, "positives")):
+        weights, label = np.full(len(values), 1 / max(1, len(values))), f"{len(values):,} {name}"
+        ax.hist(values, bins=bins, weights=weights, color=color, alpha=0.55, label=label, zorder=2)
     if threshold is not None and math.isfinite(threshold):
         ax.axvline(threshold, color="#222222", linewidth=1.4, linestyle=(0, (4, 3)), zorder=4, label="threshold")
     ax.set(xlabel="Score", ylabel="Share of the class", ylim=(0.0, 1.3 * ax.get_ylim()[1]))  # the legend hides no bar
-    _dress(ax, loc="upper right")
+    ax.legend(loc="upper right")
     return ax.figure, ax
 
 
-def _dress(ax: Any, **legend: Any) -> None:
+def _axes(ax: Any, size: tuple[float, float]) -> Any:
+    if ax is None:
+        _, ax = import_extra("matplotlib.pyplot", "plot").subplots(figsize=size, layout="constrained")
     ax.grid(visible=True, color=NEUTRAL, alpha=0.18, linewidth=0.8)
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
-    ax.spines[["left", "bottom"]].set_color(NEUTRAL)
-    ax.tick_params(colors="#4a4f57")
-    ax.legend(frameon=True, framealpha=0.9, edgecolor="none", **legend)
+    return ax
 
 
 #: How a logger shows a figure by its name, by the name of its class: the classes of ``pytorch_lightning`` are others.
@@ -184,9 +163,7 @@ class ROCFigure(Callback):
             return
         module: Any = pl_module  # a TPAUCModule
         raw, target, _ = module._collected[0].scored
-        drawn = [(own, of_own) for own, of_own in zip(raw.unbind(1), target.unbind(1), strict=True)]
-        if any(map(_has_both, drawn)):  # else the metrics have said which class is missing
-            self._drawn = drawn
+        self._drawn = list(zip(raw.unbind(1), target.unbind(1), strict=True))
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -203,31 +180,26 @@ class ROCFigure(Callback):
 
 
 def _figures(module: Any, drawn: list[tuple[Tensor, Tensor]]) -> Iterator[tuple[str, Any]]:
-    """The pictures of a validation, by their names; of several labels one that lacks a class is left out."""
-    labels, algorithm = module.trained_labels, module.algorithm
-    if labels is None:
-        rectangle, threshold = (algorithm.min_tpr, algorithm.max_fpr), module.threshold
-        found = None if threshold is None else count_decisions(*drawn[0], threshold)
-        point = None if found is None else (1 - found.specificity, found.sensitivity)
-        area = f"TPAUC = {_area(drawn[0], rectangle):.3f}"
-        yield "val/roc", plot_rocs([roc_polyline(*drawn[0])], ["ROC curve"], [rectangle], None, area, point)[0]
-        yield "val/scores", plot_scores(*drawn[0], threshold)[0]
+    """The pictures of a validation, by their names; one that lacks a class is left out: the metrics have named it."""
+    labels, algorithm, point = module.trained_labels, module.algorithm, module.operating_point
+    rectangles = [(algorithm.min_tpr, algorithm.max_fpr)] if labels is None else labels.rectangles(algorithm)
+    names = [("", "")] if labels is None else list(zip(labels.names, labels.keys, strict=True))
+    thresholds = [None] * len(names) if point is None else point.thresholds
+    each = zip(names, drawn, rectangles, thresholds, strict=True)
+    known = [one for one in each if {0, 1} <= {*one[1][1].unique().tolist()}]
+    if not known:
         return
-    each = zip(labels.names, labels.keys, drawn, labels.rectangles(algorithm), strict=True)
-    known = [(name, key, scored, rectangle) for name, key, scored, rectangle in each if _has_both(scored)]
-    curves = [roc_polyline(*scored) for _, _, scored, _ in known]
-    shown = [f"{name}: {_area(scored, rectangle):.3f}" for name, _, scored, rectangle in known]
-    yield "val/roc", plot_rocs(curves, shown, [rectangle for *_, rectangle in known])[0]
-    for name, key, scored, _ in known:
-        yield f"val/scores/{key}", plot_scores(*scored, (module.threshold or {}).get(name))[0]
-
-
-def _area(scored: tuple[Tensor, Tensor], rectangle: tuple[float, float]) -> float:
-    return float(two_way_partial_auroc(*scored, *rectangle, ignore_index=-1, validate_args=False))
-
-
-def _has_both(scored: tuple[Tensor, Tensor]) -> bool:
-    return bool((scored[1] == 1).any() and (scored[1] == 0).any())
+    curves, shown, decided = [roc_polyline(*scored) for _, scored, _, _ in known], [], None
+    for (name, _), scored, rectangle, threshold in known:
+        area = float(two_way_partial_auroc(*scored, *rectangle, ignore_index=-1, validate_args=False))
+        shown.append(f"{name}: {area:.3f}" if name else f"TPAUC = {area:.3f}")
+        if labels is None and threshold is not None:
+            found = count_decisions(*scored, threshold)
+            decided = (1 - found.specificity, found.sensitivity)
+    legend, filled = (["ROC curve"], shown[0]) if labels is None else (shown, None)
+    yield "val/roc", plot_rocs(curves, legend, [rectangle for _, _, rectangle, _ in known], None, filled, decided)[0]
+    for (_, key), scored, _, threshold in known:
+        yield f"val/scores{'/' + key if key else ''}", plot_scores(*scored, threshold)[0]
 
 
 def _able(trainer: Trainer) -> list[tuple[Any, Callable[[Any, str, Any, int], object]]]:

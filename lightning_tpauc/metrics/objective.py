@@ -58,10 +58,7 @@ class ExactObjective(ScoreMetric):
         tensor(1.5000, dtype=torch.float64)
     """
 
-    is_differentiable = False
     higher_is_better = False
-    full_state_update = False
-    plot_lower_bound = 0.0
 
     def __init__(
         self,

@@ -36,11 +36,8 @@ class TPRAtMaxFPR(ScoreMetric):
         tensor(0.3333, dtype=torch.float64)
     """
 
-    is_differentiable = False
-    full_state_update = False
-    plot_lower_bound = 0.0
-    plot_upper_bound = 1.0
     higher_is_better = True
+    plot_upper_bound = 1.0
 
     def __init__(
         self, max_fpr: float = 0.5, ignore_index: int | None = None, validate_args: bool = True, **kwargs: Any
@@ -80,11 +77,8 @@ class FPRAtMinTPR(ScoreMetric):
         tensor(0.5000, dtype=torch.float64)
     """
 
-    is_differentiable = False
-    full_state_update = False
-    plot_lower_bound = 0.0
-    plot_upper_bound = 1.0
     higher_is_better = False
+    plot_upper_bound = 1.0
 
     def __init__(
         self, min_tpr: float = 0.5, ignore_index: int | None = None, validate_args: bool = True, **kwargs: Any

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
@@ -67,10 +67,7 @@ class TwoWayPartialAUROC(ScoreMetric):
         tensor([0.5000, 1.0000], dtype=torch.float64)
     """
 
-    is_differentiable = False
     higher_is_better = True
-    full_state_update = False
-    plot_lower_bound = 0.0
     plot_upper_bound = 1.0
     num_nan: Tensor
     min_tpr: float
@@ -118,10 +115,8 @@ class TwoWayPartialAUROC(ScoreMetric):
 
     def extra_repr(self) -> str:
         """The rectangle, or the number of labels or classes, for ``print``."""
-        if self.num_labels is not None or self.num_classes is not None:
-            name = "num_classes" if self.num_labels is None else "num_labels"
-            return f"{name}={getattr(self, name)}"
-        return f"min_tpr={self.min_tpr!r}, max_fpr={self.max_fpr!r}"
+        names = [name for name in ("num_labels", "num_classes") if getattr(self, name) is not None]
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names or ("min_tpr", "max_fpr"))
 
     @property
     def confmat(self) -> Tensor | None:
@@ -173,7 +168,6 @@ class TwoWayPartialAUROC(ScoreMetric):
         scores, labels = self.collected()
         return self._asked.exact(scores, self._asked.columns(labels))
 
-    @eager
     def roc(self) -> tuple[Any, Any, Any]:
         """The whole ROC polyline over all examples, on all processes: ``(fpr, tpr, thresholds)``, each ``(V,)``.
 
@@ -183,15 +177,8 @@ class TwoWayPartialAUROC(ScoreMetric):
 
         Under several processes all of them have to call this.
         """
-        fpr, tpr, thresholds = zip(*self._on_all(self._curves), strict=True)
-        return (list(fpr), list(tpr), list(thresholds)) if self._score_row else (fpr[0], tpr[0], thresholds[0])
-
-    def _on_all(self, call: Callable[[], Any]) -> Any:
-        """What ``call`` gives while this process has the states of all."""
-        with self.sync_context(
-            dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync, should_unsync=self._should_unsync
-        ):
-            return call()
+        fpr, tpr, thresholds = map(list, zip(*self._of_all(self._curves), strict=True))
+        return (fpr, tpr, thresholds) if self._score_row else (fpr[0], tpr[0], thresholds[0])
 
     def _curves(self) -> list[Curve]:
         if self.confmat is not None and self.thresholds is not None:
@@ -199,10 +186,9 @@ class TwoWayPartialAUROC(ScoreMetric):
             broken = self.num_nan.reshape(-1).tolist()
             return [binned_roc(own, num_nan, self.thresholds) for own, num_nan in zip(counts, broken, strict=True)]
         scores, labels = self.collected()
-        labels = self._asked.columns(labels)
-        if not self._score_row:
-            return [roc_points(scores, labels)]
-        return [roc_points(*column) for column in zip(scores.unbind(1), labels.unbind(1), strict=True)]
+        shape = (-1, len(self.rectangles))
+        columns = zip(scores.reshape(shape).T, self._asked.columns(labels).reshape(shape).T, strict=True)
+        return [roc_points(*column) for column in columns]
 
     def plot(
         self,
@@ -235,30 +221,24 @@ class TwoWayPartialAUROC(ScoreMetric):
             plot_rocs,
         )
 
-        if others:
-            return plot_rocs(*self._beside(others, label, val), ax)
-        one_number = isinstance(val, Real) or (isinstance(val, Tensor) and val.numel() == 1)
-        if val is not None and (self._score_row or not one_number):
-            return super().plot(val, ax)
-        if self._score_row:
-            areas, curves = self._on_all(lambda: (self._areas(), self._curves()))
-            kind = "Class" if self.num_labels is None else "Label"
-            named = [f"{kind} {k}: {area.value:.3f}" for k, area in enumerate(areas)]
-            return plot_rocs([curve[:2] for curve in curves], named, self.rectangles, ax)
-        area = f"TPAUC = {float(self.compute() if val is None else val):.3f}"
-        return plot_rocs([self.roc()[:2]], ["ROC curve"], self.rectangles, ax, area)
-
-    def _beside(
-        self, others: Mapping[str, TwoWayPartialAUROC], label: str, val: Any
-    ) -> tuple[list[Any], list[str], list[tuple[float, float]]]:
-        """Curves, what the legend says, and rectangles of several metrics."""
-        named = {label: self, **others}
-        if val is not None or any(metric._score_row for metric in named.values()):
+        named = {label: self, **(others or {})}
+        if others and (val is not None or any(metric._score_row for metric in named.values())):
             msg = (
                 "`plot(others=...)` draws a curve of each metric and computes its value: leave out `val`, and pass "
                 "metrics of one score per example."
             )
             raise ArgumentError(msg)
-        values = [f"{name}: TPAUC = {float(metric.compute()):.3f}" for name, metric in named.items()]
-        curves = [metric.roc()[:2] for metric in named.values()]
-        return curves, values, [metric.rectangles[0] for metric in named.values()]
+        one_number = isinstance(val, Real) or (isinstance(val, Tensor) and val.numel() == 1)
+        if val is not None and (self._score_row or not one_number):
+            return super().plot(val, ax)
+        if not others and not self._score_row:
+            area = f"TPAUC = {float(self.compute() if val is None else val):.3f}"
+            return plot_rocs([self.roc()[:2]], ["ROC curve"], self.rectangles, ax, area)
+        if others:
+            curves = [metric.roc()[:2] for metric in named.values()]
+            texts = [f"{name}: TPAUC = {float(metric.compute()):.3f}" for name, metric in named.items()]
+            return plot_rocs(curves, texts, [metric.rectangles[0] for metric in named.values()], ax)
+        areas, whole = self._of_all(lambda: (self._areas(), self._curves()))
+        kind = "Class" if self.num_labels is None else "Label"
+        texts = [f"{kind} {k}: {area.value:.3f}" for k, area in enumerate(areas)]
+        return plot_rocs([curve[:2] for curve in whole], texts, self.rectangles, ax)
