@@ -162,8 +162,7 @@ class ROCFigure(Callback):
         if self._validations % self.every_n_validations:
             return
         module: Any = pl_module  # a TPAUCModule
-        raw, target, _ = module._collected[0].scored
-        self._drawn = list(zip(raw.unbind(1), target.unbind(1), strict=True))
+        self._drawn = [(own.raw, own.target) for own in module._collected[0].scored.columns()]
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -112,19 +113,26 @@ def metric_name(rectangle: Rectangle) -> str:
 # -------------------------------------------------------------------- values
 
 
+class Scored(NamedTuple):
+    """Scores of K labels, each ``(N, K)``, one label being K = 1; or those of one of the labels, each ``(N,)``."""
+
+    raw: Tensor
+    #: 1, 0, or -1 for what does not count.
+    target: Tensor
+    #: The scores that the algorithm sees.
+    seen: Tensor
+
+    def columns(self) -> list[Scored]:
+        """Those of each label."""
+        return [Scored(*column) for column in zip(*(part.unbind(1) for part in self), strict=True)]
+
+
 class Report:
     """What a module reports of scores.
 
-    These are ``tpauc``, the area in the trained rectangle, ``auroc``, and the points at which the ROC curve crosses the
-    borders of the rectangle, ``tpr_at_max_fpr`` and ``fpr_at_min_tpr``; and what a user asks for besides.
-
-    Args:
-        rectangles: pairs ``(min_tpr, max_fpr)``, whose areas have the names that :func:`metric_name` gives.
-        objective: whether to report the exact training objective, ``objective``.
-        metrics: a user's own, alone, in a sequence, where they have their classes' names, or by name.
-
-    Raises:
-        ArgumentError: if a rectangle is none, ``metrics`` holds something else, two of one name, or a name of ours.
+    These are ``tpauc``, the area in the trained rectangle, ``auroc``, the points at which the ROC curve crosses the
+    borders of the rectangle, ``tpr_at_max_fpr`` and ``fpr_at_min_tpr``, and what the threshold does; the areas in
+    further ``rectangles``, the exact training ``objective``, and a user's own ``metrics``, where these are asked for.
     """
 
     def __init__(self, rectangles: Any = (), objective: bool = False, metrics: FurtherMetrics | None = None) -> None:
@@ -137,82 +145,59 @@ class Report:
 
     def values(
         self,
-        scores: Tensor,
-        target: Tensor,
-        seen: Tensor,
+        scored: Scored,
         rectangles: Sequence[tuple[float, float]],
         thresholds: Sequence[float | None],
-        surrogate: Surrogate | None = None,
         keys: Sequence[str] | None = None,
+        surrogate: Surrogate | None = None,
         *,
         intervals: bool = False,
     ) -> dict[str, Tensor]:
         """All values by their names.
 
-        Of several labels nothing is pooled: each value is of one label, named ``metric/label``, and ``metric`` is the
-        mean of those that are not nan. A user's metric that has ``num_labels`` is of all labels at once.
-
-        Args:
-            scores: raw scores ``(N, K)`` of K labels.
-            target: labels of the same shape: 1, 0, or -1 for what does not count.
-            seen: the scores that the algorithm sees, of the same shape.
-            rectangles: ``(min_tpr, max_fpr)`` of each label.
-            thresholds: of the raw scores, at which decisions are judged; ``None`` where there is none.
-            surrogate: of the objective; hinge if ``None``.
-            keys: what the labels are called; ``None`` for a model of one label.
-            intervals: whether to report the exact intervals of the shares at the thresholds.
+        Of several labels, called ``keys``, nothing is pooled: each value is of one label, named ``metric/label``, and
+        ``metric`` is the mean of those that are not nan. A user's metric that has ``num_labels`` is of all at once.
         """
-        columns = list(zip(scores.unbind(1), target.unbind(1), seen.unbind(1), rectangles, thresholds, strict=True))
-        joint = [n for n, metric in self.metrics.items() if getattr(metric, "num_labels", None) and keys is not None]
-        alone = {name: metric for name, metric in self.metrics.items() if name not in joint}
-        decided = [_at_threshold(own, of_own, cut, intervals=intervals) for own, of_own, _, _, cut in columns]
+        joint = [name for name, metric in self.metrics.items() if keys and getattr(metric, "num_labels", None)]
+        measured, decided = [], []
+        with silent() if keys else nullcontext():  # else K times the same, without the label's name
+            for own, rectangle, cut in zip(scored.columns(), rectangles, thresholds, strict=True):
+                further = {n: further_value(m, own, [cut]) for n, m in self.metrics.items() if n not in joint}
+                measured.append({**self._measured(own, rectangle, surrogate), **further})
+                decided.append({} if cut is None else _decided(own, cut, intervals=intervals))
         if keys is None:
-            return self._of_label(alone, surrogate, *columns[0]) | decided[0]
-        with silent():  # else K times the same, without the label's name
-            each = [self._of_label(alone, surrogate, *column) for column in columns]
-        values: dict[str, Tensor] = {}
-        for name in each[0]:
-            of_labels = torch.stack([found[name] for found in each])
+            return {**measured[0], **decided[0]}
+        values = {name: further_value(self.metrics[name], scored, thresholds) for name in joint}
+        for name in measured[0]:
+            of_labels = torch.stack([found[name] for found in measured])
             values[name] = of_labels.to(torch.promote_types(of_labels.dtype, torch.float32)).nanmean()
-        for key, found, at_threshold in zip(keys, each, decided, strict=True):
+        for key, found, at_threshold in zip(keys, measured, decided, strict=True):
             values.update({f"{name}/{key}": value for name, value in {**found, **at_threshold}.items()})
-        return values | {name: further_value(self.metrics[name], scores, target, thresholds) for name in joint}
+        return values
 
-    def _of_label(
-        self,
-        further: Mapping[str, Metric],
-        surrogate: Surrogate | None,
-        scores: Tensor,
-        target: Tensor,
-        seen: Tensor,
-        rectangle: tuple[float, float],
-        threshold: float | None,
-    ) -> dict[str, Tensor]:
+    def _measured(self, own: Scored, rectangle: tuple[float, float], surrogate: Surrogate | None) -> dict[str, Tensor]:
         areas = {"tpauc": rectangle, "auroc": (0.0, 1.0), **{metric_name(other): other for other in self.rectangles}}
-        values = {name: two_way_partial_auroc(scores, target, *own, validate_args=False) for name, own in areas.items()}
-        values["tpr_at_max_fpr"] = tpr_at_max_fpr(scores, target, rectangle[1], validate_args=False)
-        values["fpr_at_min_tpr"] = fpr_at_min_tpr(scores, target, rectangle[0], validate_args=False)
+        raw, target, seen = own
+        values = {name: two_way_partial_auroc(raw, target, *area, validate_args=False) for name, area in areas.items()}
+        values["tpr_at_max_fpr"] = tpr_at_max_fpr(raw, target, rectangle[1], validate_args=False)
+        values["fpr_at_min_tpr"] = fpr_at_min_tpr(raw, target, rectangle[0], validate_args=False)
         if self.objective:
             values["objective"] = objective_of(seen, target, *rectangle, surrogate or "hinge")
-        return values | {name: further_value(metric, scores, target, [threshold]) for name, metric in further.items()}
+        return values
 
 
-def _at_threshold(scores: Tensor, target: Tensor, cut: float | None, *, intervals: bool) -> dict[str, Tensor]:
-    """What a threshold does; a share of nothing is left out, as is everything without a threshold."""
-    if cut is None:
-        return {}
-    _, tp, fp, num_pos, num_neg = count_decisions(scores, target, cut)
-    shares, values = (
-        {"sensitivity": (tp, num_pos), "specificity": (num_neg - fp, num_neg), "precision": (tp, tp + fp)},
-        {},
-    )
+def _decided(own: Scored, threshold: float, *, intervals: bool) -> dict[str, Tensor]:
+    """What a threshold does; a share of nothing is left out."""
+    _, tp, fp, num_pos, num_neg = count_decisions(own.raw, own.target, threshold)
+    shares = {"sensitivity": (tp, num_pos), "specificity": (num_neg - fp, num_neg), "precision": (tp, tp + fp)}
+    values = {"threshold": threshold}
     for name, (count, total) in shares.items():
         if total:
             values[f"{name}_at_threshold"] = count / total
         if total and intervals:
             lower, upper = exact_interval(count, total)
             values |= {f"{name}_at_threshold_lower": lower, f"{name}_at_threshold_upper": upper}
-    return {name: torch.tensor(value, device=scores.device) for name, value in {"threshold": cut, **values}.items()}
+    return {name: torch.tensor(value, device=own.raw.device) for name, value in values.items()}
 
 
 # -------------------------------------------------------------------- a user's metrics
@@ -244,25 +229,16 @@ def _parts(metric: Metric) -> list[Metric]:
     return [part for part in metric.modules() if isinstance(part, Metric)]
 
 
-def further_value(metric: Metric, scores: Tensor, target: Tensor, thresholds: Sequence[float | None]) -> Tensor:
-    """The value of a user's metric, over the examples that count; nan if none does.
+def further_value(metric: Metric, scored: Scored, thresholds: Sequence[float | None]) -> Tensor:
+    """The value of a user's metric, one number, over the examples that count; nan if none does.
 
     Ours get raw scores. Those that decide, which have ``threshold = 0.5`` or are not torchmetrics' own, get numbers
     above 0.5 exactly for the examples that the module decides to be positive: the sigmoid of the scores less the
-    module's threshold. All others, and while there is no threshold, get the plain sigmoid: it is in float64, where it
-    keeps the order up to a score of 36, and also applied where all scores happen to lie in [0, 1].
-
-    Args:
-        metric: takes ``(preds, target)``, both ``(N,)`` or ``(N, K)``, and computes one number.
-        scores: raw scores ``(N,)``, or ``(N, K)`` of several labels.
-        target: labels of the same shape: 1, 0, or -1 for what does not count.
-        thresholds: those of the raw scores that decide, one of each label; ``None`` is none.
-
-    Raises:
-        ArgumentError: if it is not one number, which is what loggers take, or counts what was not measured.
+    module's threshold, one of each label. All others, and while there is no threshold, get the plain sigmoid: it is in
+    float64, where it keeps the order up to a score of 36, and also applied where all scores happen to lie in [0, 1].
     """
-    counted = (target >= 0).reshape(len(target), -1).any(1)
-    scores, target, kind = scores[counted], target[counted].long(), type(metric).__name__
+    counted = (scored.target >= 0).reshape(len(scored.target), -1).any(1)
+    scores, target, kind = scored.raw[counted], scored.target[counted].long(), type(metric).__name__
     if bool((target < 0).any()) and getattr(metric, "ignore_index", None) != IGNORED:
         msg = f"{kind} of `metrics` would count entries that were not measured: pass `ignore_index=-1` to it."
         raise ArgumentError(msg)

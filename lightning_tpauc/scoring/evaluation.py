@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -23,21 +23,11 @@ from lightning_tpauc.functional.objective import objective_ratio
 from lightning_tpauc.functional.roc import split_classes
 from lightning_tpauc.lightning_fixes.unsupported import log_replicated
 from lightning_tpauc.metrics import TwoWayPartialAUROC
-from lightning_tpauc.metrics.reporting import IGNORED, is_ours, passes_below, validated_areas
+from lightning_tpauc.metrics.reporting import IGNORED, Scored, is_ours, passes_below, validated_areas
 from lightning_tpauc.scoring.forward import ScoringModel
 from lightning_tpauc.scoring.labels import inputs_and_target, known_layout, labels_to_evaluate, rectangles_of
 
 Stage = Literal["val", "test"]
-
-
-class Scored(NamedTuple):
-    """Scores of K labels, of all processes, each ``(N, K)``; one label is K = 1."""
-
-    raw: Tensor
-    #: 1, 0, or -1 for what does not count.
-    target: Tensor
-    #: The scores that the algorithm sees.
-    seen: Tensor
 
 
 class Collected:
@@ -116,8 +106,12 @@ class Evaluation(Callback):
         stage: Stage = "test" if trainer.testing else "val"
         if trainer.sanity_checking and not self.start.is_measured:
             return
+        rectangles, point, labels = rectangles_of(module), module.operating_point, module.trained_labels
+        thresholds = [None] * len(rectangles) if point is None else point.thresholds
+        keys, surrogate = None if labels is None else labels.keys, getattr(module.algorithm, "surrogate", None)
+        arguments = rectangles, thresholds, keys, surrogate
         for collected in module._collected:
-            found = _values(module, stage, collected.scored)
+            found = module._reported.values(collected.scored, *arguments, intervals=trainer.testing)
             values = {f"{stage}/{name}{collected.suffix}": value for name, value in found.items()}
             if trainer.sanity_checking:
                 self.start.note(values)
@@ -143,15 +137,6 @@ def _checked_loaders(given: Any) -> list[Any]:
     return loaders
 
 
-def _values(module: ScoringModel, stage: Stage, scored: Scored) -> dict[str, Tensor]:
-    """What a data loader's scores are worth."""
-    rectangles, point, labels = rectangles_of(module), module.operating_point, module.trained_labels
-    thresholds = [None] * len(rectangles) if point is None else point.thresholds
-    surrogate, keys = getattr(module.algorithm, "surrogate", None), None if labels is None else labels.keys
-    intervals = stage == "test"
-    return module._reported.values(*scored, rectangles, thresholds, surrogate, keys, intervals=intervals)
-
-
 def evaluation_of(trainer: Trainer) -> Evaluation:
     """The Trainer's :class:`Evaluation`."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
@@ -168,8 +153,9 @@ def _held_out_ratios(module: ScoringModel, scored: Scored) -> list[list[float]]:
         return []
     surrogate, shrinks = getattr(algorithm, "surrogate", None) or "hinge", module.training_state.rectangle_schedule
     found = []
-    for label, (asked, reached) in enumerate(zip(rectangles_of(module), algorithm.tightness_of_tasks, strict=True)):
-        pos, neg = (own.double() for own in split_classes(scored.seen[:, label], scored.target[:, label]))
+    each = zip(scored.columns(), rectangles_of(module), algorithm.tightness_of_tasks, strict=True)
+    for (_, target, seen), asked, reached in each:
+        pos, neg = (own.double() for own in split_classes(seen, target))
         lowest = max(1, bisect_right(TIGHTNESS_GRID, reached) - 1) if shrinks is not None else len(TIGHTNESS_GRID)
         read = [0, *range(lowest, len(TIGHTNESS_GRID))]
         rectangles = [shrunk_rectangle(*asked, TIGHTNESS_GRID[k]) for k in read]

@@ -31,7 +31,8 @@ from lightning_tpauc.functional.operating_points import (
     check_criterion,
     decision_threshold,
 )
-from lightning_tpauc.scoring.evaluation import Collected, Scored, evaluation_of
+from lightning_tpauc.metrics.reporting import Scored
+from lightning_tpauc.scoring.evaluation import Collected, evaluation_of
 from lightning_tpauc.scoring.forward import device_batches, evaluation_mode
 from lightning_tpauc.scoring.labels import listed, rectangles_of
 
@@ -269,8 +270,8 @@ class DecisionThreshold(Callback):
     def choose(self, module: Any, scored: Scored) -> OperatingPoint | None:
         """The operating point of scores, the same on every rank that has the same; ``None`` if no label has one."""
         labels, rectangles, step = module.trained_labels, rectangles_of(module), module.training_state.weights_step
-        columns = zip(scored.raw.unbind(1), scored.target.unbind(1), rectangles, strict=True)
-        choices = tuple(self._choice(*column) for column in columns)
+        columns = zip(scored.columns(), rectangles, strict=True)
+        choices = tuple(self._choice(own.raw, own.target, rectangle) for own, rectangle in columns)
         if any(choices):
             names = None if labels is None else labels.names
             return OperatingPoint(choices, self.criterion, step, self.cost_ratio, names)

@@ -18,7 +18,7 @@ from torchmetrics.classification import (
 
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
 from lightning_tpauc.metrics import TPRAtMaxFPR
-from lightning_tpauc.metrics.reporting import Report
+from lightning_tpauc.metrics.reporting import Report, Scored
 
 INF = math.inf
 
@@ -46,9 +46,9 @@ def scored(columns=None):
 
 
 def values(metrics, scores, target, cuts=None, keys=None):
-    columns = [part.reshape(len(part), -1) for part in (scores, target, scores)]
-    count = columns[0].shape[1]
-    return Report(metrics=metrics).values(*columns, [(0.5, 0.5)] * count, cuts or [None] * count, keys=keys)
+    scored = Scored(*(part.reshape(len(part), -1) for part in (scores, target, scores)))
+    count = scored.raw.shape[1]
+    return Report(metrics=metrics).values(scored, [(0.5, 0.5)] * count, cuts or [None] * count, keys)
 
 
 def collected(metric, scores, target, cuts=None):
