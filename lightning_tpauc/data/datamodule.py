@@ -33,7 +33,7 @@ from lightning_tpauc.data.seeding import as_seed, say_what_seeds
 from lightning_tpauc.data.splits import Split, as_fraction, check_validation_source
 from lightning_tpauc.data.streaming import NegativeStream, ScoredStream, StreamCursor, StreamedLoader, as_stream
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
-from lightning_tpauc.functional.checks import check_count
+from lightning_tpauc.functional.checks import check_choice, check_count
 
 #: Arguments that change what is trained on or how it is divided.
 SAMPLING_ARGUMENTS = (
@@ -134,7 +134,7 @@ class PosNegDataModule(LightningDataModule):
         (torch.Size([8, 3]), 2, 6)
     """
 
-    _said_capped = _said_nameless = False
+    _said_capped = False
     _cursor: StreamCursor | None = None
 
     def __init__(
@@ -174,7 +174,7 @@ class PosNegDataModule(LightningDataModule):
         self.predict_dataset, self.negatives, self.batch_size = predict_dataset, negatives, batch_size
         self.num_pos, self.num_neg, self.num_dual_neg, self.sampling = num_pos, num_neg, num_dual_neg, sampling
         self.targets, self.groups, self.sample_weight, self.ids = targets, groups, sample_weight, ids
-        self.val_fraction, self.num_folds, self.fold = val_fraction, num_folds, fold
+        self.num_folds, self.fold = num_folds, fold
         self.split_seed, self.seed = as_seed(split_seed, "split_seed", bits=32), as_seed(seed, "seed")
         self.num_workers, self.pin_memory, self._epoch_steps = num_workers, pin_memory, steps_per_epoch
         self.collate_fn = collate_fn
@@ -186,25 +186,17 @@ class PosNegDataModule(LightningDataModule):
             "multiprocessing_context": multiprocessing_context,
         }
         self.worker_options = {name: value for name, value in options.items() if value is not None}
-        self._check_arguments()
-        self._raw = Datasets()
-        self._dtype: type[np.floating[Any]] | None = None
-        self._examples: dict[str, tuple[tuple[Any, ...], Examples]] = {}
+        self._raw, self._dtype = Datasets(), None
+        self._examples: tuple[tuple[Any, ...], tuple[str, ...] | None, dict[str, Examples]] = ((), None, {})
         self._last: tuple[tuple[Any, ...], PreparedData] | None = None
         self._loaders: list[PosNegLoader | EvalLoader] = []
-
-    def _check_arguments(self) -> None:
-        for name in ("batch_size", "num_workers"):
-            check_count(getattr(self, name), name, 0 if name == "num_workers" else 1)
-        optional = {name: getattr(self, name) for name in ("num_pos", "num_neg", "num_dual_neg")}
-        for name, value in {**optional, "steps_per_epoch": self._epoch_steps}.items():
+        counts = {"num_pos": num_pos, "num_neg": num_neg, "steps_per_epoch": steps_per_epoch, "batch_size": batch_size}
+        for name, value in {**counts, "num_dual_neg": num_dual_neg, "num_workers": num_workers}.items():
             if value is not None:
-                check_count(value, name, 0 if name == "num_dual_neg" else 1)
-        if self.sampling not in ("auto", *SAMPLERS):
-            msg = f"Expected `sampling` to be 'auto', 'pos_neg', 'uniform' or 'full', but got {self.sampling!r}."
-            raise ArgumentError(msg)
-        check_validation_source(self.val_dataset, self.val_fraction, self.num_folds, self.fold)
-        self.val_fraction = None if self.val_fraction is None else as_fraction(self.val_fraction)
+                check_count(value, name, 0 if name in ("num_dual_neg", "num_workers") else 1)
+        check_choice(sampling, "sampling", ("auto", *SAMPLERS))
+        check_validation_source(val_dataset, val_fraction, num_folds, fold)
+        self.val_fraction = None if val_fraction is None else as_fraction(val_fraction)
 
     def __str__(self) -> str:
         """The name of its class. Lightning's own text would go through all batches of loaders that are not torch's."""
@@ -238,52 +230,47 @@ class PosNegDataModule(LightningDataModule):
         if raw.negatives is not self._raw.negatives:
             self._cursor = None
         self._raw, self._dtype = raw, float_dtype(self.trainer)
-        prepared = self._prepared
         if stage in ("fit", None) and raw.train is not None:
             self.batch_sampler()
             say_what_seeds(self.seed, self.split_seed)
         # or by loaders of a subclass's own
-        validates = prepared.has_validation or type(self).val_dataloader is not PosNegDataModule.val_dataloader
+        validates = self._prepared.validates or type(self).val_dataloader is not PosNegDataModule.val_dataloader
         if stage == "fit" and self.trainer is not None and not validates:
             # Lightning warns of an empty list of loaders. It takes a hook that is not overridden for "no validation".
             self.__dict__["val_dataloader"] = MethodType(LightningDataModule.val_dataloader, self)
 
     @property
+    def _module(self) -> Any:
+        return getattr(self.trainer, "lightning_module", None)
+
+    @property
     def _prepared(self) -> PreparedData:
         """Labels, splits and transformed data, worked out anew where data sets or arguments have changed."""
-        learnt = getattr(getattr(self.trainer, "lightning_module", None), "input_layout", None)
-        known, columns, nameless = names_in(learnt, "columns"), None, learnt == "tensor"
-        examples = {}
-        for part, raw in self._raw._asdict().items():
-            if raw is not None and part != "negatives":
-                examples[part] = self._examples_of(part, raw, known or columns)
-                found = columns_of(examples[part].dataset)
+        learnt = getattr(self._module, "input_layout", None)
+        given = Given(self.targets, self.groups, self.sample_weight, self.ids)
+        known, key = names_in(learnt, "columns"), (*self._raw, self._dtype, *given)
+        if not _same(key, self._examples[0]) or known not in (None, self._examples[1]):
+            raw = {part: data for part, data in self._raw._asdict().items() if data is not None and part != "negatives"}
+            made, nameless = {}, learnt == "tensor"
+            for part, data in raw.items():
+                has_ids = part == ("predict" if "predict" in raw else "train")
+                made[part] = Examples(data, part, given, has_ids=has_ids, dtype=self._dtype, known=known)
+                columns = columns_of(made[part].dataset)
                 if part == "train":
-                    columns, nameless = columns or found, nameless or found is None
-                elif nameless and found is not None and not (known or columns) and not self._said_nameless:
-                    self._said_nameless = True
+                    known, nameless = known or columns, nameless or columns is None
+                elif nameless and columns is not None and known is None:
                     rank_zero_warn(
                         f"The model is trained on an array, whose columns have no names: those of `{part}_dataset`, "
-                        f"{enumerated(found)}, are taken in this order. Train on a table to have them taken by name.",
+                        f"{enumerated(columns)}, are taken in this order. Train on a table to have them taken by name.",
                         category=TPAUCWarning,
                     )
-        split = Split(self.val_fraction, self.num_folds, self.fold, self.split_seed)
-        key = (*examples.values(), self._raw.negatives, *split)
+            self._examples = key, known, made
+        made, split = self._examples[2], Split(self.val_fraction, self.num_folds, self.fold, self.split_seed)
+        key = (*made.values(), self._raw.negatives, *split)
         if self._last is None or not _same(key, self._last[0]):
             transforms = None if type(self).fit_transforms is PosNegDataModule.fit_transforms else self.fit_transforms
-            self._last = key, PreparedData(examples, self._raw.negatives, split, transforms)
+            self._last = key, PreparedData(made, self._raw.negatives, split, transforms)
         return self._last[1]
-
-    def _examples_of(self, part: str, raw: Any, known: tuple[str, ...] | None) -> Examples:
-        given = Given(self.targets, self.groups, self.sample_weight, self.ids)
-        key = (raw, self._dtype, *given)
-        if part in self._examples and _same(key, self._examples[part][0]):
-            made = self._examples[part][1]
-            if known is None or columns_of(made.dataset) in (None, known):
-                return made
-        made = Examples(raw, part, given, self._dtype, known)
-        self._examples[part] = key, made
-        return made
 
     def teardown(self, stage: str) -> None:  # noqa: ARG002
         """Stop worker processes."""
@@ -364,9 +351,15 @@ class PosNegDataModule(LightningDataModule):
         Raises:
             DataError: if a class is missing, or one step takes more negatives than there are.
         """
-        kind = self._algorithm_says("sampling", self.sampling if self.sampling != "auto" else None) or "pos_neg"
-        world_size, stream, prepared = current_world().size, self._stream(), self._prepared
-        sizes = self._sizes(kind, len(prepared.training.by_class[1]) if stream is None else None)
+        algorithm, world_size = getattr(self._module, "algorithm", None), current_world().size
+        kind = self.sampling if self.sampling != "auto" else getattr(algorithm, "sampling", "pos_neg")
+        stream, prepared, needs_dual = self._stream(), self._prepared, getattr(algorithm, "needs_dual_negatives", None)
+        num_pos, num_neg = usual_sizes(self.num_pos, self.num_neg, several=self.num_labels is not None)
+        if self.num_neg is None and stream is None:
+            num_neg = min(num_neg, max(1, len(prepared.training.by_class[1]) // world_size))
+        num_dual_neg = (num_neg if needs_dual else 0) if self.num_dual_neg is None else self.num_dual_neg
+        reads_dual = kind == "pos_neg" and needs_dual is not False  # None: no algorithm says
+        sizes = BatchSizes(num_pos, num_neg, num_dual_neg if reads_dual else 0)
         sampler = sampler_of(prepared.training, kind, sizes, self.seed, stream=stream)
         sampler.epoch_steps = self._epoch_steps
         sampler.global_sizes(world_size)
@@ -384,31 +377,19 @@ class PosNegDataModule(LightningDataModule):
         training = self._prepared.training
         return None if training.weights is None else training.weights[training.by_class[0]]
 
-    def _sizes(self, kind: str, num_negatives: int | None) -> BatchSizes:
-        needs_dual = self._algorithm_says("needs_dual_negatives")
-        num_pos, num_neg = usual_sizes(self.num_pos, self.num_neg, several=self.num_labels is not None)
-        if self.num_neg is None and num_negatives is not None:
-            num_neg = min(num_neg, max(1, num_negatives // current_world().size))
-        num_dual_neg = (num_neg if needs_dual else 0) if self.num_dual_neg is None else self.num_dual_neg
-        reads_dual = kind == "pos_neg" and needs_dual is not False  # None: no algorithm says
-        return BatchSizes(num_pos, num_neg, num_dual_neg if reads_dual else 0)
-
-    def _algorithm_says(self, attribute: str, explicit: Any = None) -> Any:
-        algorithm = getattr(getattr(self.trainer, "lightning_module", None), "algorithm", None)
-        return explicit if explicit is not None else getattr(algorithm, attribute, None)
-
     def input_layout(self) -> Any:
         """The :func:`~lightning_tpauc.data.examples.layout` of the model's inputs; ``None`` if it is unknown.
 
         The module knows it from its training. Otherwise the first item of the training set shows it.
         """
-        known, train = self._learnt_layout(), self._prepared.examples.get("train")
+        train = self._prepared.examples.get("train")
+        known = self._layout_of_items
         return train.first_layout(self._prepared.datasets.train) if known is None and train is not None else known
 
-    def _learnt_layout(self) -> Any:
-        module = getattr(self.trainer, "lightning_module", None)
-        # With a `collate_fn` the layout of items is asked for. The model sees another one.
-        return getattr(module, "input_layout", None) if self.collate_fn is None else None
+    @property
+    def _layout_of_items(self) -> Any:
+        """What the module has learnt of its inputs; nothing with a ``collate_fn``, behind which it sees others."""
+        return None if self.collate_fn is not None else getattr(self._module, "input_layout", None)
 
     def description(self, stage: str) -> dict[str, Any]:
         """What all processes of a run must have in common: arguments, and short descriptions of the data.
@@ -418,20 +399,15 @@ class PosNegDataModule(LightningDataModule):
         """
         prepared, found = self._prepared, {f"`{name}`": getattr(self, name) for name in SAMPLING_ARGUMENTS}
         found["`steps_per_epoch`"] = self._epoch_steps
-        splits = "train" in prepared.examples and (
-            stage == "fit" or (stage == "validate" and prepared.splits_validation)
-        )
-        for part in (*(["train"] if splits else []), "val" if stage in ("fit", "validate") else stage):
-            examples, loader = prepared.examples.get(part), f"{part}_dataloader"
-            found[f"`{part}_dataset`"] = None if examples is None else describe(examples.dataset)
-            # A subclass with a loader of its own need not have labels that can be found.
-            is_ours = getattr(type(self), loader) is getattr(PosNegDataModule, loader)
-            if examples is not None and part in ("val", "test") and is_ours:
-                found[f"labels of `{part}_dataset`"] = content_digest(examples.labels)
-        if splits:
-            training = prepared.training
-            found["rows of the training positives"] = training.fingerprint
-            found["rows that validate"] = content_digest(training.held_out)
+        part, examples = "val" if stage in ("fit", "validate") else stage, prepared.examples
+        if "train" in examples and (stage == "fit" or (part == "val" and prepared.splits_validation)):
+            found["`train_dataset`"] = describe(examples["train"].dataset)
+            found["rows of the training positives"] = prepared.training.fingerprint
+        found[f"`{part}_dataset`"] = describe(examples[part].dataset) if part in examples else None
+        # A subclass with a loader of its own need not have labels that can be found.
+        is_ours = getattr(type(self), f"{part}_dataloader") is getattr(PosNegDataModule, f"{part}_dataloader")
+        if part in examples and part != "predict" and is_ours:
+            found[f"labels of `{part}_dataset`"] = content_digest(examples[part].labels)
         return found
 
     # ---------------------------------------------------------------- loaders
@@ -440,7 +416,7 @@ class PosNegDataModule(LightningDataModule):
         """Joint batches, from the position of the attached Trainer on."""
         sampler = self.batch_sampler()
         position = None if self.trainer is None else partial(training_position, self.trainer)
-        fetch = self._fetcher(self._prepared.datasets.train, self._prepared.examples["train"].entries())
+        fetch = self._fetcher(self._prepared.datasets.train, self._prepared.examples["train"].entries)
         cursor = self._stream_cursor()
         kind = PosNegLoader if cursor is None else partial(StreamedLoader, cursor=cursor, seed=self.seed)
         loader = kind(sampler, fetch, position, self.num_workers, self._pins_memory(), **self.worker_options)
@@ -451,25 +427,25 @@ class PosNegDataModule(LightningDataModule):
     def val_dataloader(self) -> EvalLoader | list[Any]:
         """Batches of the validation set, or of the part split off from the training set; no loader without either."""
         prepared = self._prepared
-        if not prepared.has_validation:
+        if not prepared.validates:
             if self.trainer is not None and self.trainer.validating:
                 msg = "There is no validation set: pass `val_dataset`, `val_fraction` or `num_folds`."
                 raise DataError(msg)
             return []
         return self._eval_loader(
-            prepared.held_out if prepared.splits_validation else prepared.labelled("val", self._learnt_layout)
+            prepared.held_out if prepared.splits_validation else prepared.labelled("val", self._layout_of_items)
         )
 
     def test_dataloader(self) -> EvalLoader:
         """Batches of the test set."""
-        return self._eval_loader(self._prepared.labelled("test", self._learnt_layout))
+        return self._eval_loader(self._prepared.labelled("test", self._layout_of_items))
 
     def predict_dataloader(self) -> EvalLoader:
         """Batches of the data to predict on; the target is -1 where there are no labels.
 
         Without such data, it is the part that ``val_fraction`` or ``num_folds`` splits off from the training set.
         """
-        part = self._prepared.predicted(self.input_layout)
+        part = self._prepared.predicted(self.input_layout())
         missing = self.missing_values("predict")
         if missing:
             named = ", ".join(f"{name} ({count})" for name, count in list(missing.items())[:10])

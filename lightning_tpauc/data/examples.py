@@ -25,6 +25,7 @@ from lightning_tpauc.data.labels import (
     entry_of,
     item_label,
     numbers_of,
+    same_numbers,
 )
 from lightning_tpauc.data.seeding import ItemReader, seeded_items
 from lightning_tpauc.errors import DataError
@@ -85,7 +86,7 @@ class RowsDataset(Dataset[Any], ABC):
         """Collated inputs, without labels, of the rows (int64 array)."""
 
     def __getitem__(self, row: int) -> Any:
-        inputs, targets = _mapped(self.rows(np.array([row])), itemgetter(0)), getattr(self, "targets", None)
+        inputs, targets = _of_each(self.rows(np.array([row])), itemgetter(0)), getattr(self, "targets", None)
         entries = inputs if isinstance(inputs, tuple) else (inputs,)
         return inputs if targets is None else (*entries, item_label(targets[row]))
 
@@ -138,10 +139,8 @@ class ArrayDataset(RowsDataset):
         self.targets = targets if is_array else as_array(targets)
         #: Names of the columns of a table of labels.
         self.label_names: Any = getattr(targets, "columns", None)
-        self.shift = None if shift is None else np.asarray(shift)
-        self.scale = None if scale is None else np.asarray(scale)
+        self.shift, self.scale = (None if value is None else np.asarray(value) for value in (shift, scale))
         self.dtype = dtype
-        self._on_host = host_view(self.features) is not None
         if self.targets is not None and len(self.targets) != len(self):
             msg = f"Expected one label per row, but got {len(self.targets)} labels for {len(self)} rows."
             raise DataError(msg)
@@ -151,24 +150,24 @@ class ArrayDataset(RowsDataset):
 
     def rows(self, rows: NDArray[np.int64]) -> Tensor:
         """Features of shape ``(len(rows), ...)``."""
-        # The view is made anew each time: a tensor's memory moves when it is shared with a spawned process.
-        host = host_view(self.features) if self._on_host else None
+        host, change = host_view(self.features), (self.shift, self.scale)
         if host is None:
-            found: Tensor = self.features.index_select(0, torch.from_numpy(rows).to(self.features.device))
-            if self.shift is not None:
-                found = found - torch.from_numpy(self.shift).to(found.device)
-            return found if self.scale is None else found * torch.from_numpy(self.scale).to(found.device)
-        if hasattr(host, "toarray"):
-            array = host[rows].toarray()
+            device = self.features.device
+            found = self.features.index_select(0, torch.from_numpy(rows).to(device))
+            change = tuple(None if value is None else torch.from_numpy(value).to(device) for value in change)
+        elif hasattr(host, "toarray"):
+            found = host[rows].toarray()
         else:
-            array = host.take(rows, axis=0) if host.flags.c_contiguous else host[rows]
-        if self.shift is not None:
-            array = array - self.shift
-        if self.scale is not None:
-            array = array * self.scale
-        if self.dtype is not None and array.dtype.kind == "f":
-            array = array.astype(self.dtype, copy=False)
-        return torch.from_numpy(_native(array))
+            found = host.take(rows, axis=0) if host.flags.c_contiguous else host[rows]
+        if change[0] is not None:
+            found = found - change[0]
+        if change[1] is not None:
+            found = found * change[1]
+        if isinstance(found, Tensor):
+            return found
+        if self.dtype is not None and found.dtype.kind == "f":
+            found = found.astype(self.dtype, copy=False)
+        return torch.from_numpy(found)
 
     def in_order(self, columns: Sequence[int]) -> ArrayDataset:
         """A copy with these columns, by position."""
@@ -179,15 +178,17 @@ class ArrayDataset(RowsDataset):
 
     def missing(self) -> dict[str, int]:
         """How many entries of each column of a table are nan or infinite, without the columns that have none."""
-        features = self.features
-        if self.columns is None or np.asarray(features[:0]).dtype.kind != "f":
+        if self.columns is None or self.features.dtype.kind != "f":
             return {}
-        counts = (~np.isfinite(np.asarray(features))).sum(axis=0)
+        counts = (~np.isfinite(self.features)).sum(axis=0)
         return {name: int(count) for name, count in zip(self.columns, counts, strict=True) if count}
 
 
 def host_view(features: Any) -> Any:
-    """A plain numpy view. On the CPU, its ``take`` fetches a small batch ten times as fast as torch's indexing."""
+    """A plain numpy view. On the CPU, its ``take`` fetches a small batch ten times as fast as torch's indexing.
+
+    It is made anew for each batch: a tensor's memory moves when it is shared with a spawned process.
+    """
     if not isinstance(features, Tensor):
         return features.view(np.ndarray) if isinstance(features, np.ndarray) else features
     try:
@@ -195,12 +196,6 @@ def host_view(features: Any) -> Any:
     except TypeError:  # on a GPU, or a dtype or layout that numpy does not have
         return None
     return array
-
-
-def _native(array: Any) -> Any:
-    """The array in the machine's byte order, which torch asks for."""
-    foreign = isinstance(array, np.ndarray) and not array.dtype.isnative
-    return array.astype(array.dtype.newbyteorder("=")) if foreign else array
 
 
 # ---------------------------------------------------------------- tables
@@ -242,43 +237,47 @@ def check_order(index: Any, other: Any, what: str, name: str) -> None:
 
 def as_features(x: Any, name: str = "train_dataset") -> Any:
     """Features in a form that :class:`ArrayDataset` takes; tables become arrays."""
-    if isinstance(x, Tensor):
-        _require(x.layout == torch.strided, name, f"a tensor of layout {x.layout}", "Pass `x.to_dense()`")
-        return x
-    if hasattr(x, "tocsr"):
-        return x
+    wrong = ""
     if hasattr(x, "to_numpy"):
-        columns = [(str(column), x[column]) for column in x.columns] if is_table(x) else [("x", x)]
-        kinds = {column: _kind(values) for column, values in columns}
-        wrong = [column for column, kind in kinds.items() if kind not in "buif"]
-        dates = "dates become numbers by `(t - t.min()).dt.days`" if {*kinds.values()} & {"M", "m"} else ""
-        texts = "texts by `pd.get_dummies` of all rows together, or scikit-learn's ColumnTransformer"
-        remedy = f"Encode or drop these columns ({dates or texts})"
-        _require(not wrong, name, f"no numbers in {enumerated(wrong)}", remedy)
-        found = x.to_numpy()  # Columns of several kinds become objects. All kinds fit into float64.
-        if found.dtype.kind == "O":
-            found = x.to_numpy(dtype=np.float64, na_value=np.nan)
-        # a table of whole numbers alone is one of numbers, too; what is looked up by number comes as an array
-        x = found.astype(np.float64) if found.dtype.kind in "bui" else found
-    _require(isinstance(x, np.ndarray), name, f"a {type(x).__name__}", "Convert it with `torch.tensor(x)`")
-    _require(x.dtype.kind in "buifc", name, f"an array of dtype {x.dtype}", "Encode it as numbers")
-    masked = int(np.ma.getmaskarray(x).sum()) if isinstance(x, np.ma.MaskedArray) else 0
-    _require(not masked, name, f"{masked} masked entries", "Fill them, for instance with `x.filled(0)`")
+        wrong = _without_numbers(x)
+        x = x if wrong else _numbers_of_table(x)
+    elif isinstance(x, np.ndarray):
+        if x.dtype.kind not in "buifc":
+            wrong = f"an array of dtype {x.dtype}. Encode it as numbers"
+        elif np.ma.is_masked(x):
+            wrong = "masked entries. Fill them, for instance with `x.filled(0)`"
+        elif not x.dtype.isnative:  # torch asks for the machine's byte order
+            x = x.astype(x.dtype.newbyteorder("="))
+    elif isinstance(x, Tensor):
+        wrong = "" if x.layout == torch.strided else f"a tensor of layout {x.layout}. Pass `x.to_dense()`"
+    elif not hasattr(x, "tocsr"):
+        wrong = f"a {type(x).__name__}. Convert it with `torch.tensor(x)`"
+    if wrong:
+        msg = (
+            f"Expected x in `{name}` to be a tensor, a numpy array, a sparse matrix or a table, all of numbers, but "
+            f"got {wrong}, or pass a data set."
+        )
+        raise DataError(msg)
     return x
 
 
-def _kind(column: Any) -> str:
-    """The kind of a column's dtype, as numpy calls it; those of polars have none and are converted."""
-    return str(getattr(column.dtype, "kind", None) or np.asarray(column.to_numpy()).dtype.kind)
+def _without_numbers(table: Any) -> str:
+    """Which columns are no numbers, and how they become some; empty if all are."""
+    columns = [(str(column), table[column]) for column in table.columns] if is_table(table) else [("x", table)]
+    # as numpy calls them; dtypes of polars have no kind, so their columns are converted
+    kinds = {c: getattr(v.dtype, "kind", None) or np.asarray(v.to_numpy()).dtype.kind for c, v in columns}
+    others = [column for column, kind in kinds.items() if kind not in "buif"]
+    dates = "dates become numbers by `(t - t.min()).dt.days`" if {*kinds.values()} & {"M", "m"} else ""
+    remedy = dates or "texts by `pd.get_dummies` of all rows together, or scikit-learn's ColumnTransformer"
+    return f"no numbers in {enumerated(others)}. Encode or drop these columns ({remedy})" if others else ""
 
 
-def _require(fits: bool, name: str, found: str, remedy: str) -> None:
-    if not fits:
-        msg = (
-            f"Expected x in `{name}` to be a tensor, a numpy array, a sparse matrix or a table, all of numbers, but "
-            f"got {found}. {remedy}, or pass a data set."
-        )
-        raise DataError(msg)
+def _numbers_of_table(table: Any) -> NDArray[Any]:
+    array = table.to_numpy()
+    if array.dtype.kind == "O":  # columns of several kinds, which all fit into float64
+        array = table.to_numpy(dtype=np.float64, na_value=np.nan)
+    # a table of whole numbers alone is one of numbers, too; what is looked up by number comes as an array
+    return array if array.dtype.kind == "f" else array.astype(np.float64)
 
 
 def enumerated(columns: Sequence[Any]) -> str:
@@ -299,13 +298,12 @@ def aligned(dataset: Any, known: tuple[str, ...] | None, name: str) -> Any:
     found = columns_of(dataset)
     if known is None or found is None or found == known:
         return dataset
-    lacking, others = [c for c in known if c not in found], [c for c in found if c not in known]
-    if lacking or others:
-        also = f" and lacks {enumerated(lacking)}" if others and lacking else f" lacks {enumerated(lacking)}"
-        has = f" has {enumerated(others)} besides" if others else ""
+    if set(found) != set(known):
+        lacking, others = [c for c in known if c not in found], [c for c in found if c not in known]
+        has = [f"has {enumerated(others)} besides"] * bool(others) + [f"lacks {enumerated(lacking)}"] * bool(lacking)
         msg = (
-            f"`{name}` has other columns than the model is trained on: it{has}{also if lacking else ''}. Pass the "
-            f"columns {enumerated(known)}, in any order; name those that are no inputs with `targets`, `groups`, "
+            f"`{name}` has other columns than the model is trained on: it {' and '.join(has)}. Pass the columns "
+            f"{enumerated(known)}, in any order; name those that are no inputs with `targets`, `groups`, "
             "`sample_weight` or `ids`; encode categories of all tables together."
         )
         raise DataError(msg)
@@ -319,32 +317,30 @@ def aligned(dataset: Any, known: tuple[str, ...] | None, name: str) -> Any:
 
 def as_dataset(dataset: Any, name: str, dtype: type[np.floating[Any]] | None = None) -> Any:
     """Turn arrays, tables and pairs ``(x, y)`` of them into a data set; refuse what is no map-style data set."""
-    if dataset is None:
-        return None
+    msg, kind = "", type(dataset).__name__
     if isinstance(dataset, (tuple, list)) and _are_columns(dataset):
         if len(dataset) > 2:
             msg = (
-                f"`{name}` is a {type(dataset).__name__} of {len(dataset)} arrays. Pass a data set: "
+                f"`{name}` is a {kind} of {len(dataset)} arrays. Pass a data set: "
                 "`TensorDataset(*map(torch.as_tensor, arrays))`, whose last array is the label."
             )
-            raise DataError(msg)
-        dataset = ArrayDataset(*dataset, dtype=None if isinstance(dataset[0], Tensor) else dtype, name=name)
-    elif isinstance(dataset, Mapping) and 0 not in dataset:
-        msg = (
-            f"`{name}` is a {type(dataset).__name__} with {', '.join(map(repr, list(dataset)[:5]))}, not a data set. "
-            "Pass one of its data sets, or a pair of arrays (x, y)."
-        )
-        raise DataError(msg)
+        else:
+            dataset = ArrayDataset(*dataset, dtype=None if isinstance(dataset[0], Tensor) else dtype, name=name)
     elif isinstance(dataset, np.ndarray) or (not isinstance(dataset, Dataset) and _has(dataset, "to_numpy", "tocsr")):
         dataset = ArrayDataset(dataset, None, dtype=dtype, name=name)
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+    elif isinstance(dataset, Mapping) and 0 not in dataset:
         msg = (
-            f"Expected `{name}` to be a map-style data set (`__len__` and `__getitem__`), but got a "
-            f"{type(dataset).__name__}. Sampling by class needs access by row; only `negatives` may be a stream."
+            f"`{name}` is a {kind} with {', '.join(map(repr, list(dataset)[:5]))}, not a data set. Pass one of its "
+            "data sets, or a pair of arrays (x, y)."
         )
-        raise DataError(msg)
-    if len(dataset) == 0:
+    elif not _has(dataset, "__len__") or not _has(dataset, "__getitem__"):
+        msg = (
+            f"Expected `{name}` to be a map-style data set (`__len__` and `__getitem__`), but got a {kind}. Sampling "
+            "by class needs access by row; only `negatives` may be a stream."
+        )
+    if not msg and len(dataset) == 0:
         msg = f"Expected `{name}` to have examples, but got 0. Pass None where there is no data."
+    if msg:
         raise DataError(msg)
     check_positions(dataset, name)
     return dataset
@@ -352,15 +348,26 @@ def as_dataset(dataset: Any, name: str, dtype: type[np.floating[Any]] | None = N
 
 def _are_columns(arrays: Any) -> bool:
     """Whether entries are whole arrays and not items: a tuple of two, or a matrix and a vector of labels."""
-    entries = list(arrays)
-    if isinstance(arrays, tuple) and len(entries) == 2:
-        return isinstance(entries[0], (Tensor, list)) or _has(entries[0], "__array__", "to_numpy", "tocsr")
-    shapes: list[Any] = [getattr(array, "shape", ()) for array in (*entries[:1], *entries[-1:])]
-    return len(entries) > 1 and len(shapes[0]) > 1 and len(shapes[1]) == 1 and shapes[0][0] == shapes[1][0]
+    if isinstance(arrays, tuple) and len(arrays) == 2:
+        return isinstance(arrays[0], (Tensor, list)) or _has(arrays[0], "__array__", "to_numpy", "tocsr")
+    shapes: list[Any] = [getattr(array, "shape", ()) for array in (*arrays[:1], *arrays[-1:])]
+    return len(arrays) > 1 and len(shapes[0]) > 1 and len(shapes[1]) == 1 and shapes[0][0] == shapes[1][0]
 
 
 def _has(x: Any, *names: str) -> bool:
     return any(hasattr(x, name) for name in names)
+
+
+def unaugmented(dataset: Any) -> Any:
+    """The data set without its random augmentations, for evaluation and scoring.
+
+    This is its attribute ``without_augmentation``, a data set with the same rows, also inside a
+    :class:`~torch.utils.data.Subset`. Without that attribute, it is the data set itself.
+    """
+    if isinstance(dataset, Subset):
+        inner = unaugmented(dataset.dataset)
+        return dataset if inner is dataset.dataset else Subset(inner, dataset.indices)
+    return getattr(dataset, "without_augmentation", dataset)
 
 
 # ---------------------------------------------------------------- what is an input
@@ -384,15 +391,13 @@ class Entries(NamedTuple):
     @property
     def named(self) -> frozenset[str]:
         """Keys that are no inputs."""
-        return self.others | frozenset(NAMES if self.label is None else self.label)
+        return self.others.union(NAMES if self.label is None else self.label)
 
     def inputs_of(self, item: Any) -> Any:
         """The inputs in an item or in collated items: a tuple loses its label, a mapping or graph what is named."""
         if isinstance(item, (tuple, list)) and len(item):
             item = item[0] if len(item) == 1 else without_label(item) if self.labelled else tuple(item)
-        return self._known(without(item, self.named))
-
-    def _known(self, item: Any) -> Any:
+        item = without(item, self.named)
         if self.known is None or not isinstance(item, Mapping):
             return item
         lacking = [key for key in self.known if key not in item]
@@ -405,20 +410,15 @@ class Entries(NamedTuple):
 def without(inputs: Any, keys: Iterable[str]) -> Any:
     """A mapping without some keys, or a graph of PyG without some attributes; anything else as it is."""
     if isinstance(inputs, Mapping):
-        dropped = [key for key in inputs if key in keys]
-        if not dropped or type(inputs) is dict:
-            return {key: value for key, value in inputs.items() if key not in keys} if dropped else inputs
-        kept: Any = copy.copy(inputs)
-        for key in dropped:
-            del kept[key]
-        return kept
-    if is_graph(inputs):
-        dropped = [key for key in keys if getattr(inputs, key, None) is not None]
-        kept = copy.copy(inputs) if dropped else inputs
-        for key in dropped:
-            delattr(kept, key)
-        return kept
-    return inputs
+        dropped, drop = [key for key in inputs if key in keys], type(inputs).__delitem__
+    elif is_graph(inputs):
+        dropped, drop = [key for key in keys if getattr(inputs, key, None) is not None], delattr
+    else:
+        return inputs
+    kept = copy.copy(inputs) if dropped else inputs
+    for key in dropped:
+        drop(kept, key)
+    return kept
 
 
 def without_label(entries: Any) -> Any:
@@ -431,14 +431,12 @@ def layout(inputs: Any, columns: tuple[str, ...] | None = None) -> Any:
 
     For instance ``{"columns": ["age", "dose"]}`` of a table, or ``["tensor", {"keys": ["mask"]}]`` of two inputs.
     """
-    if isinstance(inputs, (Tensor, np.ndarray, np.generic, bool, int, float)):
-        return "tensor" if columns is None else {"columns": list(columns)}  # Numbers are collated to tensors.
     if isinstance(inputs, Mapping):
         return {"keys": list(map(str, inputs))}
-    if isinstance(inputs, str):
-        return "words"
-    if isinstance(inputs, (tuple, list)):
-        return "words" if inputs and all(isinstance(entry, str) for entry in inputs) else [layout(e) for e in inputs]
+    if isinstance(inputs, (tuple, list)) and not all(isinstance(entry, str) for entry in inputs):
+        return [layout(entry) for entry in inputs]
+    if isinstance(inputs, (Tensor, np.ndarray, np.generic, bool, int, float)):
+        return "tensor" if columns is None else {"columns": list(columns)}  # Numbers are collated to tensors.
     return type(inputs).__name__.removesuffix("Batch")  # PyG collates Data to a DataBatch.
 
 
@@ -452,25 +450,16 @@ def learnt_layout(known: Any, inputs: Any, columns: tuple[str, ...] | None) -> A
     found = layout(inputs, columns)
     keys = names_in(found, "keys")
     same_keys = keys is not None and set(keys) == set(names_in(known, "keys") or ())
-    nameless = columns is None and found == "tensor" and names_in(known, "columns") is not None
-    return known if same_keys or nameless else found
-
-
-def _kinds(known: Any) -> Any:
-    if isinstance(known, list):
-        return [_kinds(entry) for entry in known]
-    return known if not isinstance(known, Mapping) else "tensor" if "columns" in known else "mapping"
+    return known if same_keys or (found == "tensor" and names_in(known, "columns")) else found
 
 
 def has_label(entries: Any, known: Any) -> bool | None:
-    """Whether the last of several entries is a label; ``None`` if it is unknown."""
-    if known is None:
-        return None
-    kinds, whole = _kinds(known), _kinds(layout(entries))
-    if len(entries) > 1 and _kinds(layout(without_label(entries))) == kinds:
-        return True
-    alone = len(entries) == 1 and _kinds(layout(entries[0])) == kinds
-    return False if whole == kinds or alone else None
+    """Whether the last of several entries is a label, by the inputs that the model knows; ``None`` if it is unknown."""
+    several = isinstance(known, list)
+    if several and len(entries) == 2 and isinstance(entries[0], (tuple, list)):  # ((a, b), label)
+        return isinstance(known[0], list) is False
+    count = len(known) if several else 1
+    return None if known is None else {count: False, count + 1: True}.get(len(entries))
 
 
 # ---------------------------------------------------------------- fetching rows
@@ -485,46 +474,43 @@ def fetcher_for(dataset: Any, seed: int = 0, collate_fn: Any = None, entries: En
     :func:`~lightning_tpauc.data.seeding.seeded_items` says: once per batch for ``__getitems__``, else per item.
     """
     entries = entries or Entries()
-    if collate_fn is None:
-        inner, indices = dataset, None
-        while isinstance(inner, Subset):
-            rows = as_positions(inner.indices, len(inner.dataset))  # type: ignore[arg-type]  # those of torch have one
-            indices, inner = rows if indices is None else rows[indices], inner.dataset
-        arrays = _arrays_of(inner, entries)
-        if arrays is not None:
-            return _FetchArrays(arrays, indices, entries)
-    return _FetchItems(dataset, seed, collate_fn, entries)
-
-
-def _arrays_of(dataset: Any, entries: Entries) -> list[RowsDataset] | None:
-    """The arrays that are indexed once per batch; ``None`` if items have to be read."""
-    if isinstance(dataset, RowsDataset):
-        return [dataset]
-    if isinstance(dataset, (Tensor, np.ndarray)):
-        return [ArrayDataset(dataset, None)]
-    if isinstance(dataset, TensorDataset):
-        tensors = dataset.tensors[:-1] if entries.labelled and len(dataset.tensors) > 1 else dataset.tensors
-        return [ArrayDataset(tensor, None) for tensor in tensors]
-    return None
+    inner, indices, arrays = dataset, None, None
+    while isinstance(inner, Subset):
+        rows = as_positions(inner.indices, len(inner.dataset))  # type: ignore[arg-type]  # those of torch have one
+        indices, inner = rows if indices is None else rows[indices], inner.dataset
+    if isinstance(inner, RowsDataset):
+        arrays = [inner]
+    elif isinstance(inner, (Tensor, np.ndarray)):
+        arrays = [ArrayDataset(inner, None)]
+    elif isinstance(inner, TensorDataset):
+        ends = entries.labelled and len(inner.tensors) > 1
+        arrays = [ArrayDataset(tensor, None) for tensor in (inner.tensors[:-1] if ends else inner.tensors)]
+    if arrays is None or collate_fn is not None:
+        return _FetchItems(dataset, seed, collate_fn, entries)
+    return _FetchArrays(arrays, indices, entries)
 
 
 class _FetchArrays:
     """Fetches rows of one array, or a tuple of rows of several arrays."""
 
     def __init__(self, arrays: Sequence[RowsDataset], indices: Indices | None, entries: Entries) -> None:
-        self.arrays, self.indices, self.entries = arrays, indices, entries
+        self.arrays, self.indices = arrays, indices
+        self.named = entries.others.union(entries.label or ())  # `rows` has left out labels in the usual places
 
     def __call__(self, rows: Indices, step: int) -> Any:  # noqa: ARG002  # one signature for all fetchers
         rows = rows if self.indices is None else self.indices[rows]
         found = [array.rows(rows) for array in self.arrays]
-        named = self.entries.others.union(self.entries.label or ())  # `rows` has left out labels in the usual places
-        return without(found[0], named) if len(found) == 1 else tuple(found)
+        return without(found[0], self.named) if len(found) == 1 else tuple(found)
 
 
 class _FetchItems:
     def __init__(self, dataset: Any, seed: int, collate_fn: Any, entries: Entries) -> None:
         self.dataset, self.seed, self.collate_fn, self.entries = dataset, seed, collate_fn, entries
         self.reader = ItemReader(seed)
+        inner = dataset  # a Subset has the method even if the data set inside has not
+        while isinstance(inner, Subset):
+            inner = inner.dataset
+        self.reads_batches = hasattr(inner, "__getitems__")
 
     def __call__(self, rows: Indices, step: int) -> Any:
         items = self.items(rows.tolist(), step)
@@ -532,8 +518,21 @@ class _FetchItems:
             return collate_items([self.entries.inputs_of(item) for item in items])
         return self.collated(items, step, rows)
 
+    def beside(self, rows: Indices | None, step: int, others: list[Any]) -> Any:
+        """A batch of some rows, followed by examples of a stream of negatives."""
+        if any(isinstance(other, Mapping) and same_numbers(entry_of(other, self.entries.label), 1) for other in others):
+            msg = "The stream of negatives yields an example whose label is 1. Leave positives out of the stream."
+            raise DataError(msg)
+        items = [] if rows is None else self.items(rows.tolist(), step)
+        if self.collate_fn is None:
+            others = [without(other, self.entries.named) for other in others]
+            return collate_items([self.entries.inputs_of(item) for item in items] + others)
+        if self.entries.labelled and isinstance((items or self.items([0], 0))[0], (tuple, list)):
+            others = [(*other, 0) if isinstance(other, (tuple, list)) else (other, 0) for other in others]
+        return self.collated(items + others, step, rows)
+
     def items(self, rows: list[int], step: int) -> list[Any]:
-        if _reads_batches(self.dataset):
+        if self.reads_batches:
             with seeded_items(self.seed, step) as reseed:
                 reseed(rows[0])
                 items = list(self.dataset.__getitems__(rows))
@@ -553,58 +552,26 @@ class _FetchItems:
         with seeded_items(self.seed, step) as reseed:
             reseed(-1 if rows is None else -1 - int(rows[0]))
             batch = self.collate_fn(items)
-        labels = [entry_of(item, self.entries.label) for item in items] if self.entries.labelled else [NOTHING]
-        keys = {*items[0]} if isinstance(items[0], Mapping) else set()
-        labelled, left_out = not any(label is NOTHING for label in labels), self.entries.named | ({*NAMES} - keys)
+        labels = [entry_of(item, self.entries.label) if self.entries.labelled else NOTHING for item in items]
+        labelled = not any(label is NOTHING for label in labels)
+        keys = items[0] if isinstance(items[0], Mapping) else ()
+        left_out = self.entries.named.union(name for name in NAMES if name not in keys)
         if type(batch) in (tuple, list):
-            if labelled:
-                _check_labels(batch, labels)
-                batch = without_label(batch)
-            else:
-                batch = batch[0] if len(batch) == 1 else tuple(batch)
+            if labelled and not (len(batch) > 1 and same_numbers(batch[-1], labels)):
+                msg = (
+                    f"Expected `collate_fn` to return (inputs, labels), but the last of {len(batch)} entries does not "
+                    f"hold the {len(labels)} labels of the {len(labels)} items. It may drop and replace none."
+                )
+                raise DataError(msg)
+            batch = without_label(batch) if labelled else batch[0] if len(batch) == 1 else tuple(batch)
         elif labelled and isinstance(batch, Mapping):
-            _check_entries({key: batch[key] for key in batch if key not in self.entries.others}, labels, keys, left_out)
+            own = [batch[key] for key in batch if key in left_out - self.entries.others]
+            if any(len(numbers_of(entry)) == len(labels) and not same_numbers(entry, labels) for entry in own):
+                msg = "Expected `collate_fn` to keep the order of the items, but its labels are in another one."
+                raise DataError(msg)
         batch = without(batch, left_out)
         _check_count(batch, len(items))
         return batch
-
-
-def _reads_batches(dataset: Any) -> bool:
-    # A Subset has the method even if the data set inside has not.
-    return _reads_batches(dataset.dataset) if isinstance(dataset, Subset) else hasattr(dataset, "__getitems__")
-
-
-def _check_labels(batch: Any, labels: list[Any]) -> None:
-    try:
-        found, expected = (as_array(v).reshape(-1) for v in (batch[-1] if len(batch) > 1 else None, labels))
-        if found.dtype.kind != expected.dtype.kind:
-            found, expected = found.astype(np.float64), expected.astype(np.float64)
-        if np.array_equal(found, expected, equal_nan=found.dtype.kind == "f"):
-            return
-        count = f", but {found.size}" if found.size != len(labels) else ""
-    except (DataError, TypeError, ValueError):
-        count = ""
-    msg = (
-        f"Expected `collate_fn` to return (inputs, labels) for items with labels, but the last of {len(batch)} entries "
-        f"does not hold the {len(labels)} labels of the {len(labels)} items{count}. Let it end with them, drop and "
-        "replace none, or return a mapping."
-    )
-    raise DataError(msg)
-
-
-def _check_entries(batch: Mapping[str, Any], labels: list[Any], keys: set[Any], left_out: Iterable[str]) -> None:
-    """Whether a mapping keeps the labels in the order of the items, and under a name that is no input."""
-    expected = np.array([numbers[0] if len(numbers := numbers_of(label)) == 1 else None for label in labels])
-    if expected.dtype.kind not in "buif" or not 0 < expected.mean() < 1:
-        return  # texts or several labels; or one class, which has no order
-    for key, entry in batch.items():
-        same = isinstance(entry, Tensor) and entry.numel() == len(labels) and as_array(entry).reshape(-1) == expected
-        if key in left_out and same is not False and not np.all(same):
-            msg = f"Expected `collate_fn` to keep the order of the items, but {key!r} holds the labels in another one."
-            raise DataError(msg)
-        if key not in left_out and key not in keys and len(labels) >= 16 and np.all(same):
-            msg = f"{key!r}, which `collate_fn` makes, equals the labels, and would be an input. Call it 'label'."
-            raise DataError(msg)
 
 
 def _check_count(batch: Any, count: int) -> None:
@@ -613,22 +580,10 @@ def _check_count(batch: Any, count: int) -> None:
     shapes = [tuple(part.shape) for part in parts if isinstance(part, Tensor) and part.ndim]
     if shapes and len(parts) != count and not any(count in shape[:2] for shape in shapes):
         msg = (
-            f"Expected `collate_fn` to make a batch of all {count} items, but got shape {shapes[0]}. It may not drop "
-            "items: leave them out before, for instance with torch.utils.data.Subset."
+            f"Expected `collate_fn` to make a batch of all {count} items, but got shape {shapes[0]}. Leave items out "
+            "before, for instance with torch.utils.data.Subset."
         )
         raise DataError(msg)
-
-
-def unaugmented(dataset: Any) -> Any:
-    """The data set without its random augmentations, for evaluation and scoring.
-
-    This is its attribute ``without_augmentation``, a data set with the same rows. Without that attribute, it is the
-    data set itself. A :class:`~torch.utils.data.Subset` of such a data set becomes a subset of the attribute.
-    """
-    if isinstance(dataset, Subset):
-        inner = unaugmented(dataset.dataset)
-        return dataset if inner is dataset.dataset else Subset(inner, dataset.indices)
-    return getattr(dataset, "without_augmentation", dataset)
 
 
 def is_random(dataset: Any, rows: Indices) -> bool:
@@ -650,15 +605,11 @@ def collate_items(items: list[Any]) -> Any:
         if any(map(is_graph, parts)):
             collated = import_extra("torch_geometric.loader.dataloader", "graph").Collater(items)(items)
         else:
-            try:
-                collated = default_collate(items)
-            except ValueError:  # of arrays in another byte order than the machine's
-                collated = default_collate([_mapped(item, _native) for item in items])
-    except (AttributeError, LookupError, RuntimeError, TypeError) as error:
+            collated = default_collate(items)
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         msg = (
             f"Items of type {type(first).__name__} can't be put into one batch ({str(error).splitlines()[0]}). Pass a "
-            "`collate_fn` that can, as to a DataLoader: it may pad items that differ in size. A stream of negatives "
-            "yields what `train_dataset` has as inputs."
+            "`collate_fn` that can; a stream of negatives yields what `train_dataset` has as inputs."
         )
         raise DataError(msg) from error
     # torch and PyG collate tuples into a list. Arrays give a tuple, and the model should see no difference.
@@ -671,27 +622,17 @@ def collate_with_rows(fetch: Fetcher | None, rows: Indices | None, step: int, ot
     ``rows=None`` collates the others alone, and ``fetch=None`` stacks them.
     """
     if isinstance(fetch, _FetchItems):
-        label = fetch.entries.label
-        if any(isinstance(other, Mapping) and numbers_of(entry_of(other, label)) == [1] for other in others):
-            msg = "The stream of negatives yields an example whose label is 1. Leave positives out of the stream."
-            raise DataError(msg)
-        items = [] if rows is None else fetch.items(rows.tolist(), step)
-        if fetch.collate_fn is not None:
-            ends = fetch.entries.labelled and isinstance((items or fetch.items([0], 0))[0], (tuple, list))
-            tuples = [(*e, 0) if isinstance(e, (tuple, list)) else (e, 0) for e in others] if ends else others
-            return fetch.collated(items + tuples, step, rows)
-        others = [without(other, fetch.entries.named) for other in others]
-        return collate_items([fetch.entries.inputs_of(item) for item in items] + others)
+        return fetch.beside(rows, step, others)
     if fetch is None or rows is None:
         return collate_items(others)
     together = fetch(rows, step)
-    return collate_items([_mapped(together, itemgetter(k)) for k in range(len(rows))] + others)
+    return collate_items([_of_each(together, itemgetter(k)) for k in range(len(rows))] + others)
 
 
-def _mapped(inputs: Any, change: Callable[[Any], Any]) -> Any:
+def _of_each(inputs: Any, change: Callable[[Any], Any]) -> Any:
     """Collated inputs with a function applied to all tensors and arrays in them."""
     if isinstance(inputs, Mapping):
-        return {key: _mapped(value, change) for key, value in inputs.items()}
+        return {key: _of_each(value, change) for key, value in inputs.items()}
     if isinstance(inputs, (tuple, list)):
-        return tuple(_mapped(value, change) for value in inputs)
+        return tuple(_of_each(value, change) for value in inputs)
     return change(inputs) if isinstance(inputs, (Tensor, np.ndarray)) else inputs

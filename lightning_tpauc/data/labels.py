@@ -41,8 +41,8 @@ def find_targets(dataset: Any, targets: Any = None, name: str = "train_dataset")
     5. the labels of all items, read in one pass with a progress bar.
 
     A function as ``targets`` makes the label of each of those that 3 to 5 find. The data sets inside
-    :class:`~torch.utils.data.Subset` and :class:`~torch.utils.data.ConcatDataset` are searched, too. Stored labels are
-    compared with those of a few items.
+    :class:`~torch.utils.data.Subset` and :class:`~torch.utils.data.ConcatDataset` are searched, too. Labels that were
+    found are compared with those of a few items.
 
     Args:
         dataset: map-style data set with n items.
@@ -62,20 +62,19 @@ def find_targets(dataset: Any, targets: Any = None, name: str = "train_dataset")
         >>> find_targets([("words", "dead"), ("words", "alive")], lambda label: label == "dead")
         array([1, 0], dtype=int8)
     """
-    keys, given, stored = label_keys(targets), are_labels(targets), None
+    keys, given = label_keys(targets), are_labels(targets)
+    absent = (
+        f"Found no label in the items of `{name}` (looked for {', '.join(map(repr, keys or NAMES))}). Pass a pair "
+        "`(x, y)`, `targets=array_of_labels`, or `targets='name'` of the attribute or key that holds them."
+    )
     # Augmentations and target transforms may draw random numbers here. The state of the generators is restored.
     with seeded_items(0, 0):
-        if not given:
-            stored = stored_targets(dataset, keys)
-        found = targets if given else stored
-        if found is None:
-            rows = tqdm(range(len(dataset)), f"Reading the labels of {name}", leave=False, disable=None)  # on terminals
-            found = [label_of_item(dataset[row], keys, name) for row in rows]
-        labels = binary_labels(found if given else ruled(found, targets), name)
+        found = targets if given else ruled(find_values(dataset, keys, f"the labels of {name}", absent), targets)
+        labels = binary_labels(found, name)
         if len(labels) != len(dataset):
             msg = f"Expected one label for each of the {len(dataset)} items of `{name}`, but got {len(labels)} labels."
             raise DataError(msg)
-        differing = None if stored is None else disagreement(dataset, labels, targets)
+        differing = None if given else disagreement(dataset, labels, targets)
     if differing:
         msg = (
             f"`{name}` keeps other labels than its items have: {differing}. Pass the right ones as "
@@ -112,28 +111,32 @@ def disagreement(dataset: Any, labels: NDArray[np.int8], targets: Any) -> str | 
     entries = [entry_of(dataset[int(row)], None if keys and keys[0] in NAMES else keys) for row in rows]
     if not entries or any(entry is NOTHING for entry in entries):
         return None
-    pairs = [
-        (numbers_of(ruled([entry], targets)[0]), labels[row].tolist()) for entry, row in zip(entries, rows, strict=True)
+    has = [numbers_of(ruled([entry], targets)[0]) for entry in entries]
+    # An item may have several numbers: several labels, or a one-hot code. One of them must always agree.
+    agree = [
+        [same_numbers(own, np.where(labels[row] < 0, np.nan, labels[row]))] if labels.ndim == 2 else own == labels[row]
+        for own, row in zip(has, rows, strict=True)
     ]
-    if labels.ndim == 2:  # a missing number counts as -1, not measured
-        agree = [[[-1 if _is_missing(number) else number for number in entry] == label] for entry, label in pairs]
-    else:
-        # An item may have several numbers: several labels, or a one-hot code. One of them must always agree.
-        agree = [[number == label for number in entry] for entry, label in pairs]
     if any(all(column) for column in zip(*agree, strict=False)):
         return None
     wrong = next((k for k, numbers in enumerate(agree) if not any(numbers)), 0)
-    has = pairs[wrong][0]
-    shown = repr(has[0]) if len(has) == 1 else str(has) if len(has) == labels[0].size else f"{len(has)} numbers"
+    own = has[wrong].tolist()
+    shown = repr(own[0]) if len(own) == 1 else str(own) if len(own) == labels[0].size else f"{len(own)} numbers"
     return f"{labels[rows[wrong]]} for item {rows[wrong]}, which itself has {shown}"
 
 
-def numbers_of(entry: Any) -> list[Any]:
-    """The numbers in an entry of an item; its type where it holds none."""
+def numbers_of(entry: Any) -> NDArray[Any]:
+    """The numbers in an entry of an item, flat; its type where it holds none."""
     try:
-        return list(_as_numbers(as_array(entry).reshape(-1)).tolist())
+        return _as_numbers(as_array(entry).reshape(-1))
     except DataError:
-        return [type(entry).__name__]
+        return np.array([type(entry).__name__])
+
+
+def same_numbers(one: Any, other: Any) -> bool:
+    """Whether two entries hold the same numbers or texts in the same order; what is missing counts as equal."""
+    one, other = numbers_of(one), numbers_of(other)
+    return one.shape == other.shape and bool(((one == other) | (_missing(one) & _missing(other))).all())
 
 
 def rows_of_both_classes(labels: NDArray[np.int8], count: int) -> Indices:
@@ -143,22 +146,35 @@ def rows_of_both_classes(labels: NDArray[np.int8], count: int) -> Indices:
     return np.concatenate([c[np.linspace(0, len(c) - 1, min(count, len(c)), dtype=np.int64)] for c in classes])
 
 
-def stored_targets(dataset: Any, keys: Sequence[str] | None = None) -> Any:
+def find_values(dataset: Any, keys: Sequence[str] | None, what: str, absent: str) -> Any:
+    """What a data set stores under names, or else what its items have there; refused by ``absent`` if one has none."""
+    stored = stored_values(dataset, keys)
+    if stored is not None:
+        return stored
+    found = []
+    for row in tqdm(range(len(dataset)), f"Reading {what}", leave=False, disable=None):  # on terminals
+        found.append(entry_of(dataset[row], keys))
+        if found[-1] is NOTHING:
+            raise DataError(absent)
+    return found
+
+
+def stored_values(dataset: Any, keys: Sequence[str] | None = None) -> Any:
     """Values that a data set stores under names, unchecked; ``None`` if it stores none. ``keys=None``: its labels."""
     if isinstance(dataset, Subset):
-        inner = stored_targets(dataset.dataset, keys)
+        inner = stored_values(dataset.dataset, keys)
         return None if inner is None else as_array(inner)[as_positions(dataset.indices, len(inner))]
     if isinstance(dataset, ConcatDataset):
-        parts = [stored_targets(part, keys) for part in dataset.datasets]
-        columns = [_in_columns(as_array(part), "targets") for part in parts if part is not None]
-        return np.concatenate(columns) if len(columns) == len(parts) else None
+        parts = [stored_values(part, keys) for part in dataset.datasets]
+        return None if any(p is None for p in parts) else np.concatenate([_in_columns(as_array(p), "") for p in parts])
     if keys is not None and len(keys) > 1:
-        columns = [stored_targets(dataset, [key]) for key in keys]
+        columns = [stored_values(dataset, [key]) for key in keys]
         return None if any(column is None for column in columns) else np.stack([as_array(c) for c in columns], axis=1)
     for attribute in keys or NAMES:
         found = getattr(dataset, attribute, None)
+        is_array = isinstance(found, (list, tuple)) or hasattr(found, "to_numpy") or getattr(found, "ndim", 0)
         # `y` of a data set of graphs may hold one value per node.
-        if found is not None and _is_array(found) and len(found) == len(dataset):
+        if is_array and len(found) == len(dataset):
             # as the items have them: data sets like torchvision's transform a label when an item is read
             transform = getattr(dataset, "target_transform", None) if attribute in NAMES else None
             plain = found.tolist() if isinstance(found, Tensor) and found.ndim == 1 else found
@@ -166,16 +182,10 @@ def stored_targets(dataset: Any, keys: Sequence[str] | None = None) -> Any:
     return dataset.tensors[-1] if isinstance(dataset, TensorDataset) and keys is None and dataset.tensors[1:] else None
 
 
-def _is_array(found: Any) -> bool:
-    # Columns and tables of pandas and polars have `to_numpy`. A 0-d array has no length.
-    is_column = hasattr(found, "to_numpy") and not isinstance(found, type) and getattr(found, "ndim", 1) in (1, 2)
-    return isinstance(found, (list, tuple)) or (isinstance(found, (Tensor, np.ndarray)) and found.ndim > 0) or is_column
+def label_names(dataset: Any, targets: Any, count: int) -> tuple[str, ...]:
+    """The names of several labels: the keys that ``targets`` lists, columns of a table, the data set's ``label_names``.
 
-
-def label_names(dataset: Any, targets: Any, count: int) -> tuple[str, ...] | None:
-    """The names of several labels, where they have any.
-
-    These are the keys that ``targets`` lists, the columns of a table of labels, or the data set's ``label_names``.
+    Labels without names are called by their numbers.
     """
     keys = label_keys(targets)
     found: Any = getattr(targets, "columns", keys if keys is not None and len(keys) > 1 else None)
@@ -183,25 +193,9 @@ def label_names(dataset: Any, targets: Any, count: int) -> tuple[str, ...] | Non
         dataset = dataset.dataset if isinstance(dataset, Subset) else dataset.datasets[0]
     if found is None:
         tables = [getattr(dataset, name, None) for name in keys or NAMES]
-        of_table = next((getattr(table, "columns", None) for table in tables if table is not None), None)
-        found = getattr(dataset, "label_names", None)
-        found = of_table if found is None else found
-    if found is None or isinstance(found, str) or len(found) != count:
-        return None
-    return tuple(map(str, found))
-
-
-def label_of_item(item: Any, keys: Sequence[str] | None = None, name: str = "train_dataset") -> Any:
-    """Label of one item: under ``keys`` or one of :data:`NAMES`, or the last entry of a tuple; refused without."""
-    label = entry_of(item, keys)
-    if label is NOTHING:
-        what = ", ".join(map(repr, keys)) if keys is not None else "any of " + ", ".join(NAMES)
-        msg = (
-            f"Found no label in the items of `{name}` (a {type(item).__name__}, looked for {what}). Pass "
-            "a pair `(x, y)`, `targets=array_of_labels`, or `targets='name'` of the attribute or key that holds them."
-        )
-        raise DataError(msg)
-    return label
+        of_table = next((table.columns for table in tables if hasattr(table, "columns")), None)
+        found = getattr(dataset, "label_names", None) if of_table is None else of_table
+    return tuple(map(str, range(count) if found is None or len(found) != count else found))
 
 
 def entry_of(item: Any, keys: Sequence[str] | None) -> Any:
@@ -227,21 +221,14 @@ def as_array(values: Any, name: str = "targets") -> NDArray[Any]:
     """Labels of any container as an array, in their order. Masked entries become nan."""
     if isinstance(values, Tensor):
         dense = values.detach().cpu().to_dense()
-        return (dense.float() if dense.is_floating_point() and dense.dtype != torch.float64 else dense).numpy()
-    if hasattr(values, "tocsr"):  # a sparse column of scipy
-        return np.asarray(values.toarray())
-    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
-        return np.where(np.ma.getmaskarray(values), np.nan, values.data.astype(np.float64))
+        return (dense.float() if dense.dtype is torch.bfloat16 else dense).numpy()
+    if isinstance(values, np.ma.MaskedArray):
+        return np.where(np.ma.getmaskarray(values), np.nan, values.data)
     try:
         if isinstance(values, (list, tuple)) and any(isinstance(value, (Tensor, np.ndarray)) for value in values):
             parts = [as_array(value) for value in values]
-            single = all(part.size == 1 for part in parts)
-            return np.stack([part.reshape(()) for part in parts] if single else parts)
-        array = np.asarray(values)
-        holds_rows = array.dtype.kind == "O" and array.ndim == 1 and array.size
-        if holds_rows and isinstance(array[0], (list, tuple, np.ndarray)):
-            return as_array(array.tolist(), name)  # a column of lists
-        return array
+            return np.stack([part.squeeze() for part in parts] if all(part.size == 1 for part in parts) else parts)
+        return np.asarray(values)
     except (RuntimeError, TypeError, ValueError) as error:  # rows of different lengths
         msg = f"Expected one label per example in `{name}`, but it makes no array: {error}"
         raise DataError(msg) from error
@@ -260,41 +247,34 @@ def _as_numbers(values: NDArray[Any]) -> NDArray[Any]:
     if values.dtype.kind != "O" or any(isinstance(value, (str, bytes)) for value in values):
         return values  # text is no number, even if it looks like one
     try:
-        return np.array([np.nan if _is_missing(value) else float(value) for value in values.tolist()])
+        return np.where(_missing(values), np.nan, values).astype(np.float64)
     except (TypeError, ValueError):
         return values
 
 
-def _is_missing(value: Any) -> bool:
-    if value is None or type(value).__name__ == "NAType":  # pandas' NA has no truth value when compared
-        return True
-    return bool(value != value)  # nan, and pandas' NaT
+def _missing(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which entries are nan, None, or pandas' NA, which has no truth value, or NaT."""
+    if values.dtype.kind != "O":
+        return values != values
+    missing = [v is None or type(v).__name__ == "NAType" or bool(v != v) for v in values.ravel().tolist()]
+    return np.array(missing, dtype=bool).reshape(values.shape)
 
 
 def binary_labels(values: Any, name: str = "targets") -> NDArray[np.int8]:
     """Check labels: int8 ``(n,)`` of 0 and 1; of several labels ``(n, K)``, -1 for nan, None and masked entries."""
     labels = _in_columns(as_array(values, name), name)
     labels = _as_numbers(labels.ravel()).reshape(labels.shape)
-    if labels.dtype.kind not in "buif":
-        counts = Counter(repr(label) for label in labels.ravel().tolist() if not _is_missing(label))
-        rarest = min(counts, key=counts.__getitem__)
-        remedy = f"(y == {rarest})` with an array y, or `targets=lambda label: label == {rarest}"
-        if labels.ndim == 2:  # a comparison would make negatives of what is missing
-            remedy = f"(y == {rarest}).astype(float).mask(y.isna())"
+    missing = _missing(labels)
+    if labels.ndim == 1 and missing.any():
         msg = (
-            f"Expected numbers as labels in `{name}`, but got dtype {labels.dtype} with {', '.join(list(counts)[:5])}. "
-            f"Map them to 0 and 1 first, for instance `targets={remedy}`."
+            f"Expected labels 0 and 1 in `{name}`, but {int(missing.sum())} of {labels.size} are nan. Drop unlabelled "
+            "examples first, for instance with torch.utils.data.Subset."
         )
         raise DataError(msg)
-    missing = np.isnan(labels) if labels.dtype.kind == "f" else np.zeros(labels.shape, dtype=bool)
-    if labels.ndim == 1 and missing.any():
-        some = "Drop unlabelled examples first, for instance with torch.utils.data.Subset."
-        remedy = "Look at how they were read, or pass another column as labels." if missing.all() else some
-        msg = f"Expected labels 0 and 1 in `{name}`, but {int(missing.sum())} of {labels.size} are nan. {remedy}"
-        raise DataError(msg)
-    wrong = ~missing & (labels != 0) & (labels != 1)
+    numbers = labels.dtype.kind in "buif"
+    wrong = ~missing & (labels != 0) & (labels != 1) if numbers else ~missing
     if wrong.any():
-        _refuse(values, labels, wrong, name)
+        _refuse(labels, wrong, getattr(values, "columns", None), name, numbers=numbers)
     return np.where(missing, -1, labels).astype(np.int8)
 
 
@@ -310,19 +290,23 @@ def _in_columns(labels: NDArray[Any], name: str) -> NDArray[Any]:
     return labels.reshape(len(labels), *wide)
 
 
-def _refuse(values: Any, labels: NDArray[Any], wrong: NDArray[np.bool_], name: str) -> None:
-    found, also, remedy = np.unique(labels), "", "Choose the positive class, for instance `targets=(y == 1)`."
+def _refuse(labels: NDArray[Any], wrong: NDArray[np.bool_], columns: Any, name: str, *, numbers: bool) -> None:
+    """Say which labels are neither 0 nor 1, and how to make these."""
+    where, remedy, kind = "", "Pass 0 and 1, and nan where a label was not measured.", "" if numbers else labels.dtype
     if labels.ndim == 2:
-        column = int(wrong.any(axis=0).argmax())
-        found, names = np.unique(labels[wrong[:, column], column]), getattr(values, "columns", None)
-        also = f" in column {column if names is None else repr(names[column])}"
-        rule = "np.where(y < 0, np.nan, y)" if found[0] < 0 else "(y > 0.5)"
-        remedy = f"Pass, for instance, `{rule}` as labels, nan where a label was not measured, or choose columns."
-    elif found.size == 2:
-        split = "0" if found[0] < 0 < found[1] else str(found[0].item())
-        remedy = f"Pass 0/1 labels, for instance `targets=(y > {split})`."
-    shown = ", ".join(str(value) for value in found[:5].tolist()) + (", ..." if found.size > 5 else "")
-    msg = f"Expected labels 0 and 1 in `{name}`, but found {shown}{also}. {remedy}"
+        number = int(wrong.any(axis=0).argmax())
+        where = f" in column {number if columns is None else repr(columns[number])}"
+        labels = labels[wrong[:, number], number]
+    counts = Counter(labels.tolist())
+    found = [*map(repr, sorted(counts) if numbers else counts)]
+    if not where:
+        one = found[-1] if numbers else repr(min(counts, key=counts.__getitem__))
+        remedy = (
+            f"Choose the positive class: `targets=(y == {one})` with an array y, or "
+            f"`targets=lambda label: label == {one}`."
+        )
+    shown = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
+    msg = f"Expected labels 0 and 1 in `{name}`, but found {f'{kind} ' if kind else ''}{shown}{where}. {remedy}"
     raise DataError(msg)
 
 
@@ -330,19 +314,19 @@ def _refuse(values: Any, labels: NDArray[Any], wrong: NDArray[np.bool_], name: s
 
 
 def row_values(dataset: Any, given: Any, argument: str, name: str = "train_dataset") -> NDArray[Any]:
-    """One value for each item of a data set, ``(n,)``."""
-    index = getattr(dataset, "index", None)  # of a table
-    if isinstance(given, str) and getattr(index, "name", None) == given:
-        given = index
+    """One value for each item of a data set, ``(n,)``: those given, or those that it or its items have under a name."""
     if isinstance(given, str):
+        absent = (
+            f"`{argument}={given!r}` is neither a column of the table, nor an attribute of `{name}`, nor a key of its "
+            f"items. Pass an array with one value for each of the {len(dataset)} items."
+        )
         with seeded_items(0, 0):  # an augmentation that draws numbers leaves the generators as they were
-            stored = stored_targets(dataset, [given])
-            given = _of_items(dataset, given, argument, name) if stored is None else stored
-    entries = given.tolist() if hasattr(given, "levels") or isinstance(given, np.ndarray) else given
-    if isinstance(entries, list) and entries and isinstance(entries[0], tuple):  # an index of several levels
+            given = find_values(dataset, [given], f"{given!r} of {name}", absent)
+    entries = given.tolist() if hasattr(given, "tolist") else given
+    if len(entries) and isinstance(entries[0], tuple):  # an index of several levels
         given = [f"({', '.join(map(str, entry))})" for entry in entries]
     values = as_array(given, argument)
-    if values.ndim == 0 or values.size != len(values) or len(values) != len(dataset):
+    if values.size != len(values) or len(values) != len(dataset):
         msg = (
             f"Expected `{argument}` to have one value for each of the {len(dataset)} items of `{name}`, but got shape "
             f"{values.shape}."
@@ -351,31 +335,18 @@ def row_values(dataset: Any, given: Any, argument: str, name: str = "train_datas
     return values.reshape(-1)
 
 
-def _of_items(dataset: Any, key: str, argument: str, name: str) -> list[Any]:
-    rows = tqdm(range(len(dataset)), f"Reading {key!r} of {name}", leave=False, disable=None)  # on terminals
-    found = [entry_of(dataset[row], [key]) for row in rows]
-    if any(value is NOTHING for value in found):
-        msg = (
-            f"`{argument}={key!r}` is neither a column of the table, nor an attribute of `{name}`, nor a key of "
-            f"its items. Pass an array with one value for each of the {len(dataset)} items."
-        )
-        raise DataError(msg)
-    return found
-
-
 def as_groups(values: NDArray[Any]) -> Indices:
     """Groups as numbers from 0 on; refused if a group is missing."""
-    entries = values.tolist()
-    missing = [_is_missing(value) for value in entries]
-    if any(missing):
+    missing = _missing(values)
+    if missing.any():
         msg = (
-            f"`groups` has no value for row {missing.index(True)}, and for {sum(missing)} of {len(values)} rows in "
-            "all: give each of them a group of its own, or drop them."
+            f"`groups` has no value for row {missing.argmax()}, and for {missing.sum()} of {len(values)} rows in all: "
+            "give each of them a group of its own, or drop them."
         )
         raise DataError(msg)
     if values.dtype.kind == "O":
-        numbers = {value: number for number, value in enumerate(dict.fromkeys(entries))}
-        return np.array([numbers[value] for value in entries], dtype=np.int64)
+        numbers = {value: number for number, value in enumerate(dict.fromkeys(values.tolist()))}
+        return np.array([numbers[value] for value in values.tolist()], dtype=np.int64)
     return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
@@ -389,7 +360,7 @@ def as_weights(values: NDArray[Any]) -> NDArray[np.float64]:
     if wrong.size:
         msg = (
             f"Expected `sample_weight` to be finite numbers of at least 0, but row {wrong[0]} has "
-            f"{values[wrong[0] :][:1].tolist()[0]!r}, and {wrong.size} of {len(values)} rows are wrong."
+            f"{values.tolist()[wrong[0]]!r}, and {wrong.size} of {len(values)} rows are wrong."
         )
         raise DataError(msg)
     return weights

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -29,6 +28,7 @@ from lightning_tpauc.data.examples import (
     enumerated,
     has_label,
     host_view,
+    index_of,
     is_random,
     is_table,
     layout,
@@ -47,11 +47,11 @@ from lightning_tpauc.data.labels import (
     find_targets,
     label_keys,
     label_names,
-    numbers_of,
     row_values,
     rows_of_both_classes,
     ruled,
-    stored_targets,
+    same_numbers,
+    stored_values,
 )
 from lightning_tpauc.data.sampler import LabelRows, WeightedIndices
 from lightning_tpauc.data.seeding import Purpose, seeded_items
@@ -68,7 +68,7 @@ _NUMBERS = 2**24
 
 
 class Given(NamedTuple):
-    """What the arguments of a data module say of rows: where labels are, or their values; see there."""
+    """What the arguments of a data module say of rows: where it is, or the values; see there."""
 
     targets: Any = None
     groups: Any = None
@@ -82,66 +82,85 @@ class Examples:
     Args:
         raw: what the user gave. Columns of a table that an argument names are taken out: they are no inputs.
         part: ``"train"``, ``"val"``, ``"test"`` or ``"predict"``.
-        given: the arguments. Labels as values belong to the training set.
+        given: the arguments. Values belong to the training set, but for ids.
+        has_ids: whether ids that are given as values belong to this data set.
         dtype: see :func:`~lightning_tpauc.data.examples.as_dataset`.
         known: names of the columns that the model takes, in its order; ``None`` takes those of the table.
     """
 
     def __init__(
-        self, raw: Any, part: str, given: Given, dtype: Any = None, known: tuple[str, ...] | None = None
+        self,
+        raw: Any,
+        part: str,
+        given: Given,
+        *,
+        has_ids: bool = True,
+        dtype: Any = None,
+        known: tuple[str, ...] | None = None,
     ) -> None:
-        self.part, self.name, self.given = part, f"{part}_dataset", given
-        self.values: dict[str, Any] = {}
-        #: What finds the labels in this data set.
-        self.targets = given.targets if part == "train" or not are_labels(given.targets) else None
-        table = raw[0] if isinstance(raw, (tuple, list)) and len(raw) == 2 else raw
-        if is_table(table):
-            raw = self._without_named_columns(raw, table)
-        if is_table(raw) and part != "predict" and not are_labels(self.targets):
-            msg = (
-                f"`{self.name}` is a {type(raw).__name__}, and it is unknown which column is the label. Name it, "
-                "`targets='label'`, or pass a pair: `(table.drop(columns='label'), table['label'])`."
-            )
-            raise DataError(msg)
+        self.part, self.name = part, f"{part}_dataset"
+        trains = part == "train"
+        own = Given(
+            given.targets if trains or not are_labels(given.targets) else None,
+            *(value if trains or isinstance(value, str) else None for value in given[1:3]),
+            given.ids if has_ids or isinstance(given.ids, str) else None,
+        )
+        pair = isinstance(raw, (tuple, list)) and len(raw) == 2
+        if is_table(raw[0] if pair else raw):
+            raw, own = self._taken_apart(raw[0] if pair else raw, raw[1] if pair else None, given, own)
         #: The data set, before any transform.
         self.dataset = aligned(as_dataset(raw, self.name, dtype), known, self.name)
-        keys = label_keys(self.targets)
-        if keys is not None and isinstance(raw, (tuple, list)) and isinstance(self.dataset, ArrayDataset):
+        if isinstance(self.dataset, ArrayDataset) and isinstance(raw, (tuple, list)):
             called = list(getattr(raw[1], "columns", [getattr(raw[1], "name", None)]))
-            self.targets = None if called in ([None], list(keys)) else self.targets  # a pair has its labels beside it
-        index = getattr(self.dataset, "index", None) if isinstance(self.dataset, ArrayDataset) else None
-        for argument in ("targets", "groups", "sample_weight") if part == "train" else ():
-            check_order(index, getattr(given, argument), f"`{argument}`", self.name)
+            if called in ([None], list(label_keys(own.targets) or ())):  # a pair has its labels beside it
+                own = own._replace(targets=None) if label_keys(own.targets) else own
+        #: What is said of the rows of this data set: values, or names under which it or its items hold them.
+        self.given = own
+        others = frozenset(value for value in own[1:] if isinstance(value, str))
+        #: Which entries of the items are no inputs.
+        self.entries = Entries(label_keys(own.targets), others)
+        self.index = self.dataset.index if isinstance(self.dataset, ArrayDataset) else None
+        for argument, value in own._asdict().items():
+            check_order(self.index, value, f"`{argument}`", self.name)
 
-    def _without_named_columns(self, raw: Any, table: Any) -> Any:
+    def _taken_apart(self, table: Any, labels: Any, given: Given, own: Given) -> tuple[Any, Given]:
+        """The inputs and labels of a table, and the values of the columns that arguments name."""
         column_names(table, self.name)
-        columns, labels = list(table.columns), named_columns(self.given.targets, table)
-        keys = label_keys(self.given.targets)
-        if table is raw and keys is not None and self.part != "predict" and not labels:
-            absent = next(key for key in keys if key not in columns)
-            msg = (
-                f"`targets={self.given.targets!r}` names columns of labels, but `{self.name}` has no {absent!r}: "
-                f"it has {enumerated(columns)}."
-            )
-            raise DataError(msg)
-        dropped = set(labels)
+        named = {argument: named_columns(value, table) for argument, value in given._asdict().items()}
+        index = index_of(table)
         for argument in ("groups", "sample_weight", "ids"):
-            named = named_columns(getattr(self.given, argument), table)
-            dropped |= {*named}
-            if named and not is_column(getattr(self.given, argument)):
-                self.values[argument] = table[named[0]].to_numpy()
-        inputs = table[[column for column in columns if column not in dropped]] if dropped else table
-        if not labels or is_column(self.given.targets) or is_table(self.given.targets) or self.part == "predict":
-            return inputs if table is raw else (inputs, raw[1])
-        if table is not raw:
+            value = getattr(given, argument)
+            if named[argument] and not hasattr(value, "to_numpy"):
+                own = own._replace(**{argument: table[named[argument][0]].to_numpy()})
+            elif isinstance(value, str) and value == getattr(index, "name", None):
+                own = own._replace(**{argument: index})
+        dropped, targets = {name for names in named.values() for name in names}, given.targets
+        inputs = table[[column for column in table.columns if column not in dropped]] if dropped else table
+        msg = ""
+        if self.part == "predict":
+            return inputs if labels is None else (inputs, labels), own
+        if named["targets"] and not hasattr(targets, "to_numpy"):
+            if labels is not None:
+                msg = (
+                    f"`targets={targets!r}` names columns of the table in `{self.name}`, which is a pair (inputs, "
+                    "labels) and has labels already. Pass the table alone, or the pair without `targets`."
+                )
+            labels = table[named["targets"] if isinstance(targets, (list, tuple)) else named["targets"][0]]
+            own = own._replace(targets=None)
+        elif labels is None and label_keys(targets):
+            absent = next(key for key in label_keys(targets) or () if key not in table.columns)
             msg = (
-                f"`targets={self.given.targets!r}` names columns of the table in `{self.name}`, which is a pair "
-                "(inputs, labels) and has labels already. Pass the table alone, or the pair without `targets`; another "
-                "table is a `val_dataset` or `test_dataset`, and parts of one are joined first."
+                f"`targets={targets!r}` names columns of labels, but `{self.name}` has no {absent!r}: it has "
+                f"{enumerated(table.columns)}."
             )
+        elif labels is None and not are_labels(own.targets):
+            msg = (
+                f"`{self.name}` is a {type(table).__name__}, and it is unknown which column is the label. Name it, "
+                "`targets='label'`, or pass a pair: `(table.drop(columns='label'), table['label'])`."
+            )
+        if msg:
             raise DataError(msg)
-        self.targets = None
-        return inputs, table[labels if isinstance(self.given.targets, (list, tuple)) else labels[0]]
+        return inputs if labels is None else (inputs, labels), own
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -149,110 +168,73 @@ class Examples:
     @cached_property
     def labels(self) -> NDArray[np.int8]:
         """Labels, int8 ``(n,)``, or ``(n, K)`` of several. Finding them may take a pass over all items."""
-        return find_targets(self.dataset, self.targets, self.name)
+        return find_targets(self.dataset, self.given.targets, self.name)
 
     @cached_property
     def label_names(self) -> tuple[str, ...] | None:
-        """Names of several labels, where they have any."""
-        return None if self.labels.ndim == 1 else label_names(self.dataset, self.targets, self.labels.shape[1])
+        """Names of several labels; their numbers where they have none."""
+        return None if self.labels.ndim == 1 else label_names(self.dataset, self.given.targets, self.labels.shape[1])
 
     def values_of(self, argument: str) -> NDArray[Any] | None:
         """What ``groups`` or ``sample_weight`` say of each row; ``None`` if they say nothing."""
-        given = self.values.get(argument, getattr(self.given, argument))
+        given = getattr(self.given, argument)
         return None if given is None else row_values(self.dataset, given, argument, self.name)
 
-    def ids(self, *, search: bool, given_here: bool) -> NDArray[Any] | None:
+    def ids(self, *, search: bool) -> NDArray[Any] | None:
         """What each row is called: what ``ids`` says, or an index that does not just count the rows."""
-        given, index = self.given.ids, getattr(self.dataset, "index", None)
-        index = index if isinstance(self.dataset, ArrayDataset) else None
-        found = self.values.get("ids")
-        if found is None and isinstance(given, str):
-            named = index is not None and index.name == given
-            if not (named or search) and stored_targets(self.dataset, [given]) is None:
-                return None
-            found = index if named else given
-        elif found is None and given_here:
-            check_order(index, given, "`ids`", self.name)
-            found = given
-        if found is None and index is not None and not just_counts(index):
-            found = index
-        return None if found is None else row_values(self.dataset, found, "ids", self.name)
-
-    def entries(self, known: Callable[[], Any] | None = None) -> Entries:
-        """Which entries of items are no inputs; ``known()`` is the layout of those that the model takes."""
-        others = [v for v in (self.given.groups, self.given.sample_weight, self.given.ids) if isinstance(v, str)]
-        in_memory = isinstance(self.dataset, (Tensor, TensorDataset, RowsDataset))
-        keys = None if known is None or in_memory else names_in(known(), "keys")
-        return Entries(label_keys(self.targets), frozenset(others), known=keys)
+        if isinstance(self.given.ids, str) and not search and stored_values(self.dataset, [self.given.ids]) is None:
+            return None
+        if self.given.ids is None and self.index is not None and not just_counts(self.index):
+            return row_values(self.dataset, self.index, "ids", self.name)
+        return self.values_of("ids")
 
     def first_layout(self, dataset: Any) -> Any:
         """The :func:`~lightning_tpauc.data.examples.layout` of inputs, from the first item of a data set."""
-        if isinstance(dataset, (Tensor, RowsDataset)):
-            return layout(0.0, columns_of(self.dataset))
         with seeded_items(0, 0):
-            return layout(self.entries().inputs_of(dataset[0]), columns_of(self.dataset))
+            return layout(self.entries.inputs_of(dataset[0]), columns_of(self.dataset))
 
     def refuse_label_among_inputs(self) -> None:
         """Raise :class:`DataError` if a column of a table, or an entry of the items, equals the labels.
 
         That is so where labels are passed beside a table that still holds them.
         """
-        labels = self.labels
+        labels, some = self.labels, rows_of_both_classes(self.labels, _CERTAIN)
         if labels.ndim > 1 or not 5 <= int(labels.sum()) <= len(labels) - 5:
             return
         left: list[Any] = []
         x = host_view(self.dataset.features) if isinstance(self.dataset, ArrayDataset) else None
         if isinstance(x, np.ndarray) and x.ndim == 2:
-            same = labels == labels[0]
-            one, other = x[0], x[int(same.argmin())]
-            alike = (x[:64] == np.where(same[:64, None], one, other)).all(axis=0) & (one != other)
-            alike = [k for k in np.flatnonzero(alike) if (x[:, k] == np.where(same, one[k], other[k])).all()]
-            names = self.dataset.columns
-            left = [int(k) if names is None else names[k] for k in alike]
-        else:
-            left = self._entries_like_labels()
+            alike = [k for k in np.flatnonzero(_tells(x[some], labels[some])) if _tells(x[:, [k]], labels)]
+            left = [repr(self.dataset.columns[k]) if self.dataset.columns else f"Column {k}" for k in alike]
+        elif x is None:
+            with seeded_items(0, 0):
+                first = self.dataset[int(some[0])]
+                for key in first.keys() - self.entries.named if isinstance(first, Mapping) else ():
+                    if all(same_numbers(self.dataset[int(row)].get(key), labels[row]) for row in some):
+                        left.append(repr(key))
         if left:
-            what, named = f"Column {left[0]}", "Leave"
-            if isinstance(left[0], str):
-                what, named = repr(left[0]), f"Name it, `targets={left[0]!r}`, or leave"
             msg = (
-                f"{what} in `{self.name}` equals the labels, and would be an input of the model. {named} it out of "
-                "the inputs."
+                f"{left[0]} in `{self.name}` equals the labels, and would be an input of the model. Name it as "
+                "`targets`, or leave it out of the inputs."
             )
             raise DataError(msg)
 
-    def _entries_like_labels(self) -> list[str]:
-        left: list[str] | None = None
-        named = self.entries().named
-        with seeded_items(0, 0):
-            for row in rows_of_both_classes(self.labels, _CERTAIN):
-                item = self.dataset[int(row)]
-                if not isinstance(item, Mapping):
-                    return []
-                keys = [key for key in item if key not in named] if left is None else left
-                left = [key for key in keys if numbers_of(item[key]) == [self.labels[row]]]
-                if not left:
-                    break
-        return left or []
 
-
-def is_column(given: Any) -> bool:
-    """Whether this is a column of pandas or polars."""
-    return hasattr(given, "to_numpy") and hasattr(given, "name")
+def _tells(x: NDArray[Any], labels: NDArray[np.int8]) -> NDArray[np.bool_]:
+    """Which columns have one number where labels are 1, and another one where they are 0."""
+    pos, neg = x[labels == 1], x[labels == 0]
+    return (pos == pos[0]).all(axis=0) & (neg == neg[0]).all(axis=0) & (pos[0] != neg[0])
 
 
 def named_columns(given: Any, table: Any) -> list[Any]:
     """The columns of a table that an argument names: by name, or as a column or table with these names."""
     known = list(table.columns)
-    if is_table(given):
-        return [name for name in given.columns if name in known]
-    if is_column(given):
-        return [given.name] if given.name in known else []
+    if hasattr(given, "to_numpy"):
+        names = list(given.columns) if is_table(given) else [getattr(given, "name", None)]
+        return [name for name in names if name in known]
     names = list(given) if isinstance(given, (list, tuple)) else [given]
-    are_names = all(isinstance(name, (str, int)) and not isinstance(name, bool) for name in names)
-    if not are_names or not all(name in known for name in names) or (len(names) > 1 and len(names) == len(table)):
-        return []
-    return names
+    are_names = all(isinstance(name, (str, int)) and not isinstance(name, bool) and name in known for name in names)
+    return [] if not are_names or (len(names) > 1 and len(names) == len(table)) else names
 
 
 class EvaluatedPart(NamedTuple):
@@ -262,7 +244,6 @@ class EvaluatedPart(NamedTuple):
     rows: NDArray[np.int64]
     labels: NDArray[np.int8]
     entries: Entries = Entries()
-    label_names: tuple[str, ...] | None = None
     ids: NDArray[Any] | None = None
 
 
@@ -271,29 +252,26 @@ class TrainingPart:
 
     Args:
         labels: int8 array ``(n,)`` of 0 and 1; ``(n, K)`` with several labels, with -1 where nothing was measured.
-        rows: int64 array of the rows that train; all if ``None``.
+        rows: int64 array of the rows that train.
         held_out: int64 array of the rows that validate.
-        names: names of several labels; their numbers from 0 on if ``None``.
+        names: names of several labels.
         weights: float array ``(n,)``: the weight of each row. Rows of weight 0 do not train. ``None`` weighs all alike.
     """
 
     def __init__(
         self,
         labels: NDArray[np.int8],
-        rows: NDArray[np.int64] | None = None,
-        held_out: NDArray[np.int64] | None = None,
+        rows: NDArray[np.int64],
+        held_out: NDArray[np.int64],
         names: tuple[str, ...] | None = None,
         weights: NDArray[np.float64] | None = None,
     ) -> None:
-        self.labels, self.weights = labels, weights
-        self.rows = np.arange(len(labels), dtype=np.int64) if rows is None else rows
-        if weights is not None:
-            self.rows = self.rows[weights[self.rows] > 0]
-        self.held_out = np.empty(0, dtype=np.int64) if held_out is None else held_out
+        self.labels, self.weights, self.held_out = labels, weights, held_out
+        self.rows = rows if weights is None else rows[weights[rows] > 0]
         #: What is known of several labels; ``None`` with one.
         self.tasks: LabelRows | None = None
-        if labels.ndim == 2:
-            self.tasks = LabelRows(labels, self.rows, names or numbered(labels.shape[1]))
+        if names is not None:
+            self.tasks = LabelRows(labels, self.rows, names)
             self.by_class = self.tasks.some_positive, self.tasks.negatives
         else:
             #: Training rows of the positives and of the negatives. ``index`` counts the positives in this order. With
@@ -310,11 +288,6 @@ class TrainingPart:
         """16 hex digits that identify which examples the positives 0 .. n+ - 1 are, with all labels and weights."""
         weights = None if self.weights is None else self.weights[self.rows]
         return content_digest(len(self.labels), self.rows, self.labels[self.rows], weights)
-
-
-def numbered(count: int) -> tuple[str, ...]:
-    """The names of labels that have none: ``("0", "1", ...)``."""
-    return tuple(map(str, range(count)))
 
 
 class PreparedData:
@@ -337,36 +310,26 @@ class PreparedData:
         if train is None:
             msg = "There is no training set: pass `train_dataset`, and call `setup('fit')` first."
             raise DataError(msg)
-        weights = train.values_of("sample_weight")
+        weights, groups = train.values_of("sample_weight"), train.values_of("groups")
         weights = None if weights is None else as_weights(weights)
-        if self.negatives is not None:
-            if self.split.parts is not None:
-                msg = (
-                    f"`{self.split.parts}` can't split a stream of `negatives`. Pass a `val_dataset` with both classes "
-                    "instead."
-                )
-                raise ArgumentError(msg)
-            return TrainingPart(_labels_of_positives(train), weights=weights)
-        labels = train.labels
-        train.refuse_label_among_inputs()
-        _say_most_are_positive(labels)
-        if weights is not None and labels.ndim == 2:
-            msg = (
-                f"`sample_weight` weighs the examples of one task, but the labels have {labels.shape[1]} columns. "
-                "Leave it out, or pass one column of labels."
-            )
+        labels = train.labels if self.negatives is None else _labels_of_positives(train)
+        if self.negatives is None:
+            train.refuse_label_among_inputs()
+            _say_most_are_positive(labels)
+        elif self.split.parts is not None:
+            msg = f"`{self.split.parts}` can't split a stream of `negatives`. Pass a `val_dataset` with both classes."
             raise ArgumentError(msg)
-        groups = train.values_of("groups")
-        names = None if labels.ndim == 1 else train.label_names or numbered(labels.shape[1])
+        if weights is not None and labels.ndim == 2:
+            msg = "`sample_weight` weighs the examples of one label. Leave it out, or pass one column of labels."
+            raise ArgumentError(msg)
+        names = None if labels.ndim == 1 else train.label_names
         parts = self.split.cut(labels, None if groups is None else as_groups(groups), names)
         return TrainingPart(labels, *parts, names, weights)
 
     @cached_property
     def datasets(self) -> Datasets:
         """The data sets after ``fit_transforms``, if that is given; only then labels and split are needed for them."""
-        given = Datasets(
-            **{part: examples.dataset for part, examples in self.examples.items()}, negatives=self.negatives
-        )
+        given = Datasets(**{part: own.dataset for part, own in self.examples.items()}, negatives=self.negatives)
         if self._fit_transforms is None or given.train is None:
             return given
         return self._fit_transforms(given, self.training.rows)
@@ -377,7 +340,7 @@ class PreparedData:
         return "val" not in self.examples and "train" in self.examples and self.split.parts is not None
 
     @property
-    def has_validation(self) -> bool:
+    def validates(self) -> bool:
         """Whether there is a validation set, of its own or split off."""
         return "val" in self.examples or self.splits_validation
 
@@ -388,40 +351,39 @@ class PreparedData:
             raise DataError(msg)
         return self.examples[part]
 
-    def labelled(self, part: str, known: Callable[[], Any]) -> EvaluatedPart:
-        """The validation or test set with its labels; ``known`` as in :meth:`predicted`."""
+    def labelled(self, part: str, known: Any) -> EvaluatedPart:
+        """The validation or test set with its labels; ``known`` is the layout of the inputs that the model takes."""
         examples = self.require(part)
         self._refuse_another_rule(examples.name)
-        if "training" in self.__dict__:
-            self._check_same_labels(examples)
-        dataset, rows = getattr(self.datasets, part), np.arange(len(examples), dtype=np.int64)
-        ids = examples.ids(search=False, given_here=False)
-        return EvaluatedPart(dataset, rows, examples.labels, examples.entries(known), examples.label_names, ids)
+        if "training" in self.__dict__ and examples.label_names != self.label_names:
+            self._refuse_other_labels(examples)
+        rows, entries = np.arange(len(examples)), examples.entries._replace(known=names_in(known, "keys"))
+        return EvaluatedPart(getattr(self.datasets, part), rows, examples.labels, entries, examples.ids(search=False))
 
     def _refuse_another_rule(self, name: str) -> None:
         """Raise :class:`DataError` if labels given for the training set are not those that its items have."""
         train = self.examples.get("train")
-        if train is None or not are_labels(train.targets) or self.negatives is not None:
+        if train is None or not are_labels(train.given.targets) or self.negatives is not None:
             return
         with seeded_items(0, 0):
             differing = disagreement(train.dataset, train.labels, None)
         if differing:
             msg = (
                 f"`targets` are the labels of `train_dataset` alone, and they are not what its items have: "
-                f"{differing}. `{name}` would be judged by the labels of its items. Pass `targets` as a name, or as a "
-                "function of one label, such as `targets=lambda label: label == 1`, which hold for all data sets; or "
-                "give each data set its labels in the same way, as a pair (x, y)."
+                f"{differing}. `{name}` would be judged by the labels of its items. Pass a name, or a function such as "
+                "`targets=lambda label: label == 1`, which hold for all data sets, or pairs (x, y)."
             )
             raise DataError(msg)
 
-    def _check_same_labels(self, part: Examples) -> None:
-        names, count = self.label_names, 1 if part.labels.ndim == 1 else part.labels.shape[1]
-        if count == len(names or "1") and part.label_names in (None, names, numbered(count)):
+    def _refuse_other_labels(self, part: Examples) -> None:
+        numbers = label_names(None, None, part.labels.shape[-1]) if part.labels.ndim > 1 else None
+        names, found = self.label_names, part.label_names
+        if names is not None and found == numbers and len(found or ()) == len(names):
             return
-        expected, found = (enumerated(own) if own else "one label" for own in (names, part.label_names))
+        expected, has = (enumerated(own) if own else "one label" for own in (names, found))
         msg = (
             f"Expected `{part.name}` to have the labels of `train_dataset` in the same order, {expected}, but it has "
-            f"{found if part.label_names or count == 1 else f'{count} labels'}. Choose the same columns."
+            f"{has}. Choose the same columns."
         )
         raise DataError(msg)
 
@@ -436,56 +398,39 @@ class PreparedData:
                 "`val_dataset`.",
                 category=TPAUCWarning,
             )
-        tasks = self.training.tasks
-        ids = train.ids(search=False, given_here="predict" not in self.examples)
-        names = None if tasks is None else tasks.names
-        ids = rows if ids is None else ids[rows]
-        return EvaluatedPart(dataset, rows, self.training.labels[rows], train.entries(), names, ids)
+        ids = train.ids(search=False)
+        return EvaluatedPart(
+            dataset, rows, self.training.labels[rows], train.entries, rows if ids is None else ids[rows]
+        )
 
     def predicted(self, known: Any) -> EvaluatedPart:
         """The data to predict on, with or without labels; without them, the part that is split off for validation."""
         if "predict" not in self.examples and self.splits_validation:
-            ids = self.examples["train"].ids(search=True, given_here=True)
+            ids = self.examples["train"].ids(search=True)
             return self.held_out if ids is None else self.held_out._replace(ids=ids[self.held_out.rows])
-        examples = self.require("predict")
-        dataset = unaugmented(self.datasets.predict)
-        rows, unknown = np.arange(len(dataset), dtype=np.int64), np.full(len(dataset), -1, dtype=np.int8)
-        ids = examples.ids(search=True, given_here=True)
-        labelled: bool | None = True
-        entries = examples.entries(known)
+        examples, dataset = self.require("predict"), unaugmented(self.datasets.predict)
+        labels, labelled = np.full(len(dataset), -1, dtype=np.int8), True
         if not isinstance(dataset, (Tensor, RowsDataset)):
             with seeded_items(0, 0):
-                item = dataset[0]
-            if isinstance(item, (tuple, list)) and len(item) > 1:
-                labelled = has_label(item, known())
-                if labelled is None and not (len(item) == 2 and np.size(as_array(item[1])) == 1):
-                    msg = (
-                        f"Nobody knows whether the last of the {len(item)} entries of the items of `predict_dataset` "
-                        "is a label: pass `train_dataset`, too, or predict with a module that was trained or loaded "
-                        "from a checkpoint; or let the items be `((a, b), label)`."
-                    )
-                    raise DataError(msg)
-        if labelled is False:
-            return EvaluatedPart(dataset, rows, unknown, entries._replace(labelled=False), ids=ids)
-        labels = unknown
-        try:
-            stored = stored_targets(examples.dataset, entries.label)
-            labels = unknown if stored is None else binary_labels(ruled(stored, examples.targets), examples.name)
-        except DataError:  # placeholders, such as nan or zeros of another shape
-            pass
-        return EvaluatedPart(dataset, rows, labels, entries, ids=ids)
+                labelled = _ends_with_label(dataset[0], known)
+        if labelled:
+            try:
+                stored = stored_values(examples.dataset, examples.entries.label)
+                labels = labels if stored is None else binary_labels(ruled(stored, examples.given.targets))
+            except DataError:  # placeholders, such as nan or zeros of another shape
+                pass
+        entries = examples.entries._replace(known=names_in(known, "keys"), labelled=labelled)
+        return EvaluatedPart(dataset, np.arange(len(dataset)), labels, entries, examples.ids(search=True))
 
     @property
     def label_names(self) -> tuple[str, ...] | None:
         """Names of several labels; ``None`` with one. Labels that were found already come before the training set's."""
-        if "training" in self.__dict__:
-            return None if self.training.tasks is None else self.training.tasks.names
-        others = [self.examples[part] for part in ("val", "test") if part in self.examples]
-        found = [part for part in others if "labels" in part.__dict__]
-        if not found and "train" in self.examples:
-            return None if self.training.tasks is None else self.training.tasks.names
-        first = next(iter(found or others), None)
-        return None if first is None or first.labels.ndim == 1 else first.label_names or numbered(first.labels.shape[1])
+        if "training" not in self.__dict__:
+            others = [self.examples[part] for part in ("val", "test") if part in self.examples]
+            known = [part for part in others if "labels" in part.__dict__]
+            if known or "train" not in self.examples:
+                return next((part.label_names for part in known or others), None)
+        return None if self.training.tasks is None else self.training.tasks.names
 
     def scored(self, seed: int) -> tuple[EvaluatedPart, EvaluatedPart]:
         """The training positives and negatives; these as often as their weights say, if there are some.
@@ -497,27 +442,36 @@ class PreparedData:
         if training.weights is not None and len(parts[1]):
             drawn = WeightedIndices(training.weights[parts[1]], len(parts[1]), seed, Purpose.SCORING)
             parts = parts[0], parts[1][drawn.batches(0, 1)[0]]
-        entries = self.examples["train"].entries()
-        pos, neg = (EvaluatedPart(self.datasets.train, rows, training.labels[rows], entries) for rows in parts)
+        dataset, entries = self.datasets.train, self.examples["train"].entries
+        pos, neg = (EvaluatedPart(dataset, rows, training.labels[rows], entries) for rows in parts)
         return pos, neg
+
+
+def _ends_with_label(item: Any, known: Any) -> bool:
+    """Whether items to predict on hold a label, by the layout that the model knows, or else by what they look like."""
+    if not isinstance(item, (tuple, list)) or len(item) < 2:
+        return True
+    labelled = has_label(item, known)
+    if labelled is None and not (len(item) == 2 and np.size(as_array(item[1])) == 1):
+        msg = (
+            f"Nobody knows whether the last of the {len(item)} entries of the items of `predict_dataset` is a label: "
+            "pass `train_dataset`, too, or predict with a trained module; or let the items be `((a, b), label)`."
+        )
+        raise DataError(msg)
+    return labelled is not False
 
 
 def _labels_of_positives(train: Examples) -> NDArray[np.int8]:
     """Labels of a training set whose negatives are a stream: all 1, with or without stored labels."""
-    if train.targets is None and stored_targets(train.dataset) is None and entry_of(train.dataset[0], None) is NOTHING:
+    stored = train.given.targets is not None or stored_values(train.dataset) is not None
+    if not stored and entry_of(train.dataset[0], None) is NOTHING:
         return np.ones(len(train), dtype=np.int8)
     labels = train.labels
-    if labels.ndim == 2:
+    if labels.ndim == 2 or not labels.all():
+        found = f"its labels have {labels.shape[1]} columns" if labels.ndim == 2 else f"{(labels == 0).sum()} are 0"
         msg = (
-            f"A stream of `negatives` goes with one task, but the labels of `train_dataset` have {labels.shape[1]} "
-            "columns. Choose one column, or put the negatives into `train_dataset`."
-        )
-        raise DataError(msg)
-    count = int((labels == 0).sum())
-    if count:
-        msg = (
-            f"Expected positives only in `train_dataset` beside a stream of `negatives`, but {count} of its "
-            f"{len(labels)} labels are 0. Put them into the stream, and take the others with torch.utils.data.Subset."
+            "Expected `train_dataset` to hold positives of one label beside a stream of `negatives`, but "
+            f"{found}. Choose one column, and put the negatives into the stream."
         )
         raise DataError(msg)
     return labels
@@ -541,16 +495,11 @@ def describe(dataset: Any) -> str:
     """
     if isinstance(dataset, Subset):
         return f"{len(dataset)} examples, {content_digest(np.asarray(dataset.indices))}, of {describe(dataset.dataset)}"
-    held = [dataset.features] if isinstance(dataset, ArrayDataset) else [dataset] if isinstance(dataset, Tensor) else []
-    held = list(dataset.tensors) if isinstance(dataset, TensorDataset) else held
-    count = max(256, _NUMBERS // max(sum(math.prod(one.shape[1:]) for one in held), 1)) if held else 256
-    rows = np.unique(np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(np.int64))
-    if isinstance(dataset, ArrayDataset):
-        dataset = copy.copy(dataset)
-        dataset.dtype = None  # whatever the model asks for
-    found: Any = None
-    if isinstance(dataset, RowsDataset):
-        found = dataset.rows(rows)
-    elif held:
-        found = [tensor.index_select(0, torch.from_numpy(rows).to(tensor.device)) for tensor in held]
-    return f"{len(dataset)} examples, {content_digest(found)}"
+    held = dataset.tensors if isinstance(dataset, TensorDataset) else [dataset] if isinstance(dataset, Tensor) else []
+    held = [dataset.features] if isinstance(dataset, ArrayDataset) else held
+    size = sum(math.prod(array.shape[1:]) for array in held)
+    count = min(len(dataset), max(256, _NUMBERS // max(size, 1)) if held else 256)
+    rows = np.unique(np.linspace(0, len(dataset) - 1, count).astype(np.int64))
+    read: Any = dataset.rows(rows) if isinstance(dataset, RowsDataset) and not held else None
+    read = [x[torch.from_numpy(rows).to(x.device) if isinstance(x, Tensor) else rows] for x in held] or read
+    return f"{len(dataset)} examples, {content_digest(read)}"

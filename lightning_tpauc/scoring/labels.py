@@ -18,7 +18,6 @@ from lightning_tpauc.data.datamodule import PosNegDataModule
 from lightning_tpauc.data.examples import Entries, has_label, names_in
 from lightning_tpauc.data.labels import NAMES, NOTHING, entry_of
 from lightning_tpauc.data.loader import PosNegLoader
-from lightning_tpauc.data.parts import numbered
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning, UnsupportedError
 from lightning_tpauc.extras import is_graph
 from lightning_tpauc.functional.checks import check_rectangle, require_range
@@ -173,7 +172,7 @@ def labels_to_evaluate(module: ScoringModel, trainer: Trainer, stage: str) -> La
     if known is None or found is None:
         return found or known
     # arrays have no names: their columns stand for the labels in order, as those of a `val_dataset` do
-    if found.names not in (known.names, numbered(len(known.names))):
+    if found.names not in (known.names, tuple(map(str, range(len(known.names))))):
         msg = (
             f"The model was trained for the labels {listed(known.names)}, but the data's are {listed(found.names)}. "
             "Pass the same columns in the same order."

@@ -254,7 +254,7 @@ def test_workers_end_with_a_run_that_fails(val_fraction):
     ("arguments", "message"),
     [
         ({"num_pos": 0}, "`num_pos` to be a whole number of at least 1, but got 0"),
-        ({"sampling": "both"}, "`sampling` to be 'auto', 'pos_neg', 'uniform' or 'full', but got 'both'"),
+        ({"sampling": "both"}, "`sampling` to be one of 'auto', 'pos_neg', 'uniform', 'full', but got 'both'"),
         ({"val_fraction": 0.5, "num_folds": 3, "fold": 0}, "one source, but got val_fraction and num_folds"),
         ({"fold": 0}, "`num_folds` and `fold` together, but got None and 0"),
     ],
@@ -302,7 +302,7 @@ def test_refuses_data():
         ready((X, torch.zeros(N)))
     with pytest.raises(DataError, match=r"One step takes 50 negatives .*only 48. Set `num_neg` to at most 48"):
         ready(num_neg=50)
-    with pytest.raises(DataError, match=r"`train_dataset`, but found -1, 1.*y > 0"):
+    with pytest.raises(DataError, match=r"`train_dataset`, but found -1, 1.*y == 1"):
         ready((X, 2 * Y.int() - 1))
     with pytest.raises(DataError, match=r"`val_dataset`, but found 1, 2"):
         ready(val_dataset=(X, Y.int() + 1)).val_dataloader()

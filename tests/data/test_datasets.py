@@ -34,7 +34,7 @@ def test_arrays_that_are_no_items():
 
 def predicted(dataset, known=None):
     """Labels, and inputs as a model gets them."""
-    part = PreparedData({"predict": Examples(dataset, "predict", Given())}).predicted(lambda: known)
+    part = PreparedData({"predict": Examples(dataset, "predict", Given())}).predicted(known)
     return part.labels.tolist(), fetcher_for(part.dataset, entries=part.entries)(part.rows, 0)
 
 

@@ -578,12 +578,8 @@ def test_items_that_are_none_are_refused():
 
 def test_numbers_in_any_byte_order():
     x, y = TABLE[INPUTS].to_numpy(), TABLE.died.to_numpy()
-    expected = next(iter(ready((x, y)).train_dataloader())).inputs
-    for data in (
-        (x.astype(">f8"), y.astype(">i8")),
-        [(row, int(label)) for row, label in zip(x.astype(">f8"), y, strict=True)],
-    ):
-        assert torch.equal(next(iter(ready(data).train_dataloader())).inputs, expected)
+    one, other = (next(iter(ready((x.astype(kind), y)).train_dataloader())).inputs for kind in ("f8", ">f8"))
+    assert torch.equal(one, other)
 
 
 def test_a_table_in_place_of_a_loader_is_one_line():

@@ -87,7 +87,9 @@ def test_full_batches_and_streams_take_one_task():
     with pytest.raises(ArgumentError, match=r"`sampling='full'` takes one label, but the labels have 4 columns"):
         ready(sampling="full")
     positives = Subset(DATA, [row for row in range(N) if Y[row].nan_to_num().max() == 1])
-    with pytest.raises(DataError, match=r"A stream of `negatives` goes with one task, but .* 4 columns"):
+    with pytest.raises(
+        DataError, match="positives of one label beside a stream of `negatives`, but its labels have 4 columns"
+    ):
         ready(positives, negatives=NegativeStream(DataLoader(list(X), batch_size=None)))
 
 

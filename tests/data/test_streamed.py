@@ -298,7 +298,7 @@ def test_splits_are_refused(name, options):
 def test_negatives_beside_the_stream_are_refused():
     labels = torch.arange(7) % 3 == 0
     with pytest.raises(
-        DataError, match=r"positives only in `train_dataset` .* but 4 of its 7 labels are 0\. Put them into"
+        DataError, match=r"`train_dataset` to hold positives .* but 4 are 0\. .*put the negatives into the stream"
     ):
         ready(Plain(), (POSITIVES, labels))
 

@@ -76,22 +76,12 @@ def test_accepted_labels(values):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([-1, 1, 1], r"`labels`, but found -1, 1. Pass 0/1 labels, for instance `targets=\(y > 0\)`"),
-        ([1, 2, 2], r"found 1, 2. Pass 0/1 labels, for instance `targets=\(y > 1\)`"),
-        (
-            [0, 1, 2, 3, 4, 5, 6],
-            r"found 0, 1, 2, 3, 4, .... Choose the positive class, for instance `targets=\(y == 1\)`",
-        ),
+        ([-1, 1, 1], r"`labels`, but found -1, 1. Choose the positive class: `targets=\(y == 1\)`"),
+        ([0, 1, 2, 3, 4, 5, 6], r"found 0, 1, 2, 3, 4, .... Choose the positive class: `targets=\(y == 6\)`"),
         ([0.0, float("nan"), 1.0], r"1 of 3 are nan. Drop unlabelled examples first, .*Subset"),
         (np.zeros((3, 2, 2)), r"one label per example in `labels`, .* but got shape \(3, 2, 2\). .*labels\[:, 0\]"),
-        (
-            np.array([[0, 1], [-1, 2]]),
-            r"in `labels`, but found -1 in column 0. .*np.nan",
-        ),
-        (
-            ["b", "a", "b"],
-            r"numbers as labels .* got dtype <U1 with 'b', 'a'. Map them to 0 and 1 first, .*\(y == 'a'\)",
-        ),
+        (np.array([[0, 1], [-1, 2]]), r"in `labels`, but found -1 in column 0. Pass 0 and 1, and nan where"),
+        (["b", "a", "b"], r"found <U1 'b', 'a'. Choose the positive class: `targets=\(y == 'a'\)`"),
     ],
 )
 def test_refused_labels(values, message):
@@ -119,11 +109,11 @@ def test_columns_are_read_in_their_order():
     [
         (
             lambda pd: pd.DataFrame({"a": ["no", None, "no"], "b": [None, "no", "yes"]}),
-            r"with 'no', 'yes'. .*`targets=\(y == 'yes'\).astype\(float\).mask\(y.isna\(\)\)`",
+            r"found object 'no' in column 'a'. Pass 0 and 1, and nan where a label was not measured",
         ),
         (lambda pd: pd.Series([0, None, 1], dtype="Int64"), "1 of 3 are nan"),
-        (lambda pd: pd.Series(pd.to_datetime(["2020-01-01", "2020-01-02"])), "got dtype datetime64"),
-        (lambda pd: pd.DataFrame({"a": [0, 1], "b": [1, -1]}), r"-1 in column 'b'\. .*np.where\(y < 0, np.nan, y\)"),
+        (lambda pd: pd.Series(pd.to_datetime(["2020-01-01", "2020-01-02"])), "found datetime64"),
+        (lambda pd: pd.DataFrame({"a": [0, 1], "b": [1, -1]}), r"-1 in column 'b'\. Pass 0 and 1, and nan"),
     ],
 )
 def test_refused_columns(make, message):
