@@ -433,8 +433,8 @@ def layout(inputs: Any, columns: tuple[str, ...] | None = None) -> Any:
     """
     if isinstance(inputs, Mapping):
         return {"keys": list(map(str, inputs))}
-    if isinstance(inputs, (tuple, list)) and not all(isinstance(entry, str) for entry in inputs):
-        return [layout(entry) for entry in inputs]
+    if isinstance(inputs, (str, tuple, list)):
+        return "words" if all(isinstance(e, str) for e in inputs) else [layout(e) for e in inputs]
     if isinstance(inputs, (Tensor, np.ndarray, np.generic, bool, int, float)):
         return "tensor" if columns is None else {"columns": list(columns)}  # Numbers are collated to tensors.
     return type(inputs).__name__.removesuffix("Batch")  # PyG collates Data to a DataBatch.
@@ -455,11 +455,17 @@ def learnt_layout(known: Any, inputs: Any, columns: tuple[str, ...] | None) -> A
 
 def has_label(entries: Any, known: Any) -> bool | None:
     """Whether the last of several entries is a label, by the inputs that the model knows; ``None`` if it is unknown."""
-    several = isinstance(known, list)
-    if several and len(entries) == 2 and isinstance(entries[0], (tuple, list)):  # ((a, b), label)
-        return isinstance(known[0], list) is False
-    count = len(known) if several else 1
-    return None if known is None else {count: False, count + 1: True}.get(len(entries))
+    if known is None:
+        return None
+    if len(entries) > 1 and _kinds(layout(without_label(entries))) == _kinds(known):
+        return True
+    return False if _kinds(layout(entries if len(entries) > 1 else entries[0])) == _kinds(known) else None
+
+
+def _kinds(known: Any) -> Any:
+    if isinstance(known, list):
+        return [_kinds(entry) for entry in known]
+    return known if not isinstance(known, Mapping) else "tensor" if "columns" in known else "mapping"
 
 
 # ---------------------------------------------------------------- fetching rows
@@ -609,7 +615,7 @@ def collate_items(items: list[Any]) -> Any:
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         msg = (
             f"Items of type {type(first).__name__} can't be put into one batch ({str(error).splitlines()[0]}). Pass a "
-            "`collate_fn` that can; a stream of negatives yields what `train_dataset` has as inputs."
+            "`collate_fn` that can. A stream of negatives yields what `train_dataset` has as inputs."
         )
         raise DataError(msg) from error
     # torch and PyG collate tuples into a list. Arrays give a tuple, and the model should see no difference.
