@@ -55,7 +55,7 @@ from lightning_tpauc.training.checkpoint import save as save_checkpoint
 from lightning_tpauc.training.guards import warn_of_activation
 from lightning_tpauc.training.optimizer import LinearWarmup, keep_monitors, make_optimizer, step_schedulers, warms_up
 from lightning_tpauc.training.stages import needed_callbacks
-from lightning_tpauc.training.state import TrainingState
+from lightning_tpauc.training.state import Phase, TrainingState
 
 
 class TPAUCModule(ScoringModel):
@@ -275,7 +275,7 @@ class TPAUCModule(ScoringModel):
             )
             raise UnsupportedError(msg)
         optimizer = cast(LightningOptimizer, self.optimizers())  # which counts the steps
-        state.begin_step()
+        state.phase = Phase.IN_STEP
         self.algorithm.step_scale = self._step_scale(optimizer)
         searches = isinstance(optimizer.optimizer, torch.optim.LBFGS)
         joint = (self._line_search if searches else self._gradient_step)(optimizer, batch, batch_idx)
@@ -478,7 +478,7 @@ class TPAUCModule(ScoringModel):
     def on_validation_model_zero_grad(self) -> None:
         """Note the random state before the validation's loader begins, which takes some of its numbers."""
         super().on_validation_model_zero_grad()
-        self.training_state.note_random_state(own_random_state())
+        self.training_state.random_before_validation = own_random_state()
 
     # ---------------------------------------------------------------- callbacks and checkpoints
 
@@ -486,7 +486,8 @@ class TPAUCModule(ScoringModel):
         """Add the callbacks that training and evaluation need, unless the Trainer has them; call ``super()``."""
         given: Any = super().configure_callbacks() or ()
         given = [given] if isinstance(given, Callback) else list(given)
-        self.training_state.drop_unused_checkpoint()
+        if self.training_state.phase is Phase.LOADED:  # of a run that failed before its training started
+            self.training_state.forget()
         _compile_model_alone(self)
         refuse_unsupported(self.trainer, given)
         say_replaced(type(self), TPAUCModule)

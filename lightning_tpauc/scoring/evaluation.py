@@ -120,7 +120,7 @@ class Evaluation(Callback):
                 log_replicated(module, name, value, prog_bar=name == f"{stage}/tpauc{collected.suffix}")
             self._warnings.look_at(module, stage, found, collected.suffix)
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
-            module.training_state.note_ratios(_held_out_ratios(module, module._collected[0].scored))
+            module.training_state.held_out_ratios = _held_out_ratios(module, module._collected[0].scored)
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

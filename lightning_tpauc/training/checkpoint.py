@@ -238,13 +238,14 @@ def _take_layout(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
     module.operating_point = recorded_point(module, checkpoint.get(OPERATING_POINT))
 
 
-def restore(module: ScoringModel, entry: dict[str, Any]) -> None:
+def restore(module: ScoringModel) -> None:
     """Put back what :func:`save` wrote, when training starts and everything is allocated.
 
     Raises:
         CheckpointError: if the checkpoint belongs to another algorithm or other data.
     """
     state, algorithm, trainer = module.training_state, module.algorithm, module.trainer
+    entry, state.restored, state.phase = state.restored, None, Phase.BETWEEN_STEPS
     _check_same_run(entry["run"], state.run or {})
     state.load_state_dict(entry)
     algorithm.load_state_dict(entry["algorithm"])

@@ -32,14 +32,14 @@ _WIDE = 100.0
 _FAR = 20.0
 
 
-def few_pairs(kind: Literal["positives", "negatives"], bound: float, count: int, most: int) -> str | None:
+def few_pairs(kind: Literal["positives", "negatives"], bound: float, count: int, most: float) -> str | None:
     """Advice if the rectangle holds too few examples of a batch; ``None`` if it holds enough.
 
     Args:
         kind: which class.
         bound: ``min_tpr`` or ``max_fpr``.
         count: how many a step has, over all ranks.
-        most: how many a step could have, since the training set has no more.
+        most: how many a step could have, since the training set has no more; infinite for a stream.
 
     Example:
         >>> few_pairs("positives", 0.8, 32, 90) is None
@@ -55,7 +55,7 @@ def few_pairs(kind: Literal["positives", "negatives"], bound: float, count: int,
         return None
     where, remedy = "a step", f"raise `{argument}` to {needed} or more"
     if needed > most:
-        where, count, remedy = "to train on", most, f"ask for a larger rectangle, or train on more {kind}"
+        where, count, remedy = "to train on", int(most), f"ask for a larger rectangle, or train on more {kind}"
     return (
         f"Only {share * count:.2g} of the {count} {kind} {where} lie in the rectangle with {name}={bound:g}: {remedy}."
     )
@@ -120,10 +120,10 @@ class Adviser:
         """Warn if it holds too few examples of a PosNegDataModule's batch, or if its bounds seem to be swapped."""
         low, high = algorithm.min_tpr, algorithm.max_fpr
         plans: Any = getattr(trainer.train_dataloader, "batch_plans", None)
-        if algorithm.can_shrink_rectangle and algorithm.task_sizes is None and hasattr(plans, "most_negatives"):
+        if algorithm.can_shrink_rectangle and algorithm.task_sizes is None and hasattr(plans, "most_positives"):
             sizes = plans.global_sizes(trainer.world_size)
             few = few_pairs("positives", low, sizes.num_pos, plans.most_positives)
-            self.say("pairs", few or few_pairs("negatives", high, sizes.num_neg, plans.most_negatives))
+            self.say("pairs", few or few_pairs("negatives", high, sizes.num_neg, len(plans.negatives) or math.inf))
         if 0.0 < low <= 0.2 and 0.8 <= high < 1.0:
             self.say(
                 "demand",

@@ -189,7 +189,7 @@ class StageCallback(SavesTraining):
         require_agreement(lambda: shared_settings(trainer, module, settings))
         check_savable(trainer)
         offer_hyperparameters(trainer, module)
-        first = state.begin_run()
+        first, state.has_started, state.loss_was_logged = not state.has_started, True, False
         if state.phase is Phase.LOADED:
             return
         if module.init_from is not None and first:
@@ -212,7 +212,9 @@ class StageCallback(SavesTraining):
         self._allocate(trainer, module)
         self._adviser = Adviser()
         self._adviser.look_at_rectangle(module.algorithm, trainer)
-        if not _resume(module):
+        if module.training_state.phase is Phase.LOADED:
+            restore(module)
+        else:
             self._start(trainer, module)
 
     @override
@@ -329,7 +331,7 @@ class StageCallback(SavesTraining):
         module: ScoringModel = pl_module
         if module.training_state.phase is Phase.LOADED:
             self._allocate(trainer, module)
-            _resume(module)
+            restore(module)
             self.on_train_end(trainer, module)
 
     # ---------------------------------------------------------------- a run's beginning
@@ -510,14 +512,6 @@ def _give_shapes(trainer: Trainer, module: ScoringModel) -> None:
 def _is_fitting(trainer: Trainer) -> bool:
     """Whether this validation belongs to training; the sanity check does not."""
     return trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
-
-
-def _resume(module: ScoringModel) -> bool:
-    """Go on from the loaded checkpoint; returns whether there was one."""
-    entry = module.training_state.take_restored()
-    if entry is not None:
-        restore(module, entry)
-    return entry is not None
 
 
 def _ends_unvalidated(trainer: Trainer, state: TrainingState) -> bool:

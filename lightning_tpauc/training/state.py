@@ -37,11 +37,11 @@ class Phase(Enum):
 
 
 class TrainingState:
-    """Owns what a training remembers: only its methods rebind the attributes.
+    """Owns what a training remembers.
 
-    A training calls :meth:`allocate` when it starts, then :meth:`begin_step` and either :meth:`commit_step` or
-    :meth:`skip_step` for every batch, and :meth:`finish` at its end. What it remembers stays in place after that, so
-    that a checkpoint can still be saved, until :meth:`forget`.
+    A training calls :meth:`allocate` when it starts, :meth:`commit_step` or :meth:`skip_step` for every batch, and
+    :meth:`finish` at its end. What it remembers stays in place after that, so that a checkpoint can still be saved,
+    until :meth:`forget`.
 
     Attributes:
         phase: how far the training has come.
@@ -100,21 +100,10 @@ class TrainingState:
 
     # ---------------------------------------------------------------- a run's beginning
 
-    def begin_run(self) -> bool:
-        """Note that a run begins, new or resumed; returns whether it is the module's first."""
-        first, self.has_started = not self.has_started, True
-        self.loss_was_logged = False
-        return first
-
     def load_checkpoint(self, content: dict[str, Any]) -> None:
         """Keep a checkpoint's content until training starts; the sampler asks for its position before that."""
         self.forget()
         self.phase, self.restored, self.batches_seen = Phase.LOADED, content, content["batches_seen"]
-
-    def drop_unused_checkpoint(self) -> None:
-        """Forget a loaded checkpoint whose run failed before its training started, since another run begins."""
-        if self.phase is Phase.LOADED:
-            self.forget()
 
     def note_weights_from_file(self, step: int = 0) -> None:
         """Note that the model holds weights from a file, which were trained for ``step`` batches."""
@@ -162,10 +151,6 @@ class TrainingState:
 
     # ---------------------------------------------------------------- steps
 
-    def begin_step(self) -> None:
-        """Note that a training step begins; a checkpoint that is saved before its end holds half of it."""
-        self.phase = Phase.IN_STEP
-
     def commit_step(self, loss: Tensor, scores: GatheredScores | None) -> None:
         """Take in a step that was taken: the weights that it led to, and its scores unless a line search took it."""
         if self.memory is not None and scores is not None:
@@ -185,10 +170,6 @@ class TrainingState:
         self.step_loss, self.step_skipped = loss.detach(), skipped
         self.phase = Phase.BETWEEN_STEPS
 
-    def note_random_state(self, random: dict[str, Any]) -> None:
-        """Keep the random state of a validation's start: many loaders draw from it when they begin."""
-        self.random_before_validation = random
-
     def first_time(self, what: str) -> bool:
         """Whether this is asked for the first time since other weights were loaded, so that it is said once."""
         first = what not in self._said
@@ -200,10 +181,6 @@ class TrainingState:
         self.last_validated = self.batches_seen
         if self.best is not None:
             self.best.offer(tpauc, auroc, self.batches_seen, operating_point)
-
-    def note_ratios(self, ratios: list[list[float]]) -> None:
-        """Keep the ratios of objectives that a validation has measured."""
-        self.held_out_ratios = ratios
 
     def finish_stage(self, *, adopt: bool) -> None:
         """End a stage: the average is the next anchor and, with ``adopt``, the current weights."""
@@ -314,13 +291,6 @@ class TrainingState:
         if state["iterate"]:
             assign(self._tensors, state["iterate"])
         self.batches_seen, self.last_validated = state["batches_seen"], state["last_validated"]
-
-    def take_restored(self) -> dict[str, Any] | None:
-        """The loaded checkpoint's content, once; ``None`` if the run is a new one."""
-        restored, self.restored = self.restored, None
-        if restored is not None:
-            self.phase = Phase.BETWEEN_STEPS
-        return restored
 
 
 #: Attributes of a :class:`TrainingState` whose ``saved`` names what checkpoints hold of them.

@@ -20,12 +20,13 @@ import torch.distributed as dist
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.random import fork_rng
 
 from lightning_tpauc.algorithms.base import Algorithm
 from lightning_tpauc.algorithms.pauci import RecursiveAlgorithm
 from lightning_tpauc.distributed import assign, reshard, world_size
 from lightning_tpauc.functional.checks import common_dtype
-from lightning_tpauc.scoring.forward import call_model, device_batches
+from lightning_tpauc.scoring.forward import call_model, device_batches, evaluation_mode
 from lightning_tpauc.scoring.operating_point import OperatingPoint
 
 
@@ -58,40 +59,26 @@ class IterateAverage:
         self.averaged = [*self.parameters, *buffers] if averaged else []
         self.anchor = [_copy(p) for p in self.parameters] if anchored else []
         self.mean = [_copy(p) for p in self.averaged]
-        self._any_sharded = any(isinstance(p, DTensor) for p in (*self.parameters, *self.averaged))
-        self.count = 0
-        self.stage = 0
+        self.count = self.stage = 0
 
     @torch.no_grad()
     def update(self) -> None:
         r"""Add the current weights to the mean, after a step."""
         self.count += 1
-        for means, values in self._by_layout(self.mean, self.averaged):
-            if means:
-                iterate = [value.to(mean.dtype) for mean, value in zip(means, values, strict=True)]
-                torch._foreach_lerp_(list(means), iterate, (1.0 + self.decay) / (self.count + self.decay))
+        if self.mean:
+            means = _local(self.mean)
+            iterate = [value.to(mean.dtype) for mean, value in zip(means, _local(self.averaged), strict=True)]
+            torch._foreach_lerp_(means, iterate, (1.0 + self.decay) / (self.count + self.decay))
 
     @torch.no_grad()
     def add_proximal_gradient(self, coefficient: float) -> None:
         r"""Add :math:`c\,(w - w_0)` to the gradients, as (eqn:ww) has it."""
-        pairs = [(p, w0) for p, w0 in zip(self.parameters, self.anchor, strict=True) if p.grad is not None]
-        for parameters, anchors in self._by_layout([p for p, _ in pairs], [w0 for _, w0 in pairs]):
-            gradients = [p.grad for p in parameters if p.grad is not None]
-            if gradients:
-                displacement = torch._foreach_sub(
-                    [p.to(w0.dtype) for p, w0 in zip(parameters, anchors, strict=True)], anchors
-                )
-                scaled = [d.to(g.dtype) for d, g in zip(displacement, gradients, strict=True)]
-                torch._foreach_add_(gradients, scaled, alpha=coefficient)
-
-    def _by_layout(self, first: list[Tensor], second: list[Tensor]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-        """Pairs of sharded, then of ordinary tensors: torch's operations on lists refuse to mix them."""
-        if not self._any_sharded:
-            yield first, second
-            return
-        for sharded in (True, False):
-            pairs = [pair for pair in zip(first, second, strict=True) if isinstance(pair[0], DTensor) == sharded]
-            yield [a for a, _ in pairs], [b for _, b in pairs]
+        trained = [(p, w0) for p, w0 in zip(self.parameters, self.anchor, strict=True) if p.grad is not None]
+        if trained:
+            gradients, anchors = _local([p.grad for p, _ in trained]), _local([w0 for _, w0 in trained])
+            current = [p.to(w0.dtype) for p, w0 in zip(_local([p for p, _ in trained]), anchors, strict=True)]
+            pulls = [d.to(g.dtype) for d, g in zip(torch._foreach_sub(current, anchors), gradients, strict=True)]
+            torch._foreach_add_(gradients, pulls, alpha=coefficient)
 
     @torch.no_grad()
     def finish_stage(self, adopt: bool = True) -> None:
@@ -108,6 +95,11 @@ class IterateAverage:
 
 def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to(common_dtype(tensor), copy=True)
+
+
+def _local(tensors: Iterable[Any]) -> list[Tensor]:
+    """This rank's shards: torch's operations on lists refuse to mix sharded and ordinary tensors."""
+    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
 
 
 class PreviousWeights:
@@ -159,20 +151,16 @@ class PreviousWeights:
         """The model holds the previous weights inside; statistics and random numbers are put back afterwards."""
         device = self.tensors[0].device
         current = [p.detach().clone() for p in self.tensors]
-        buffers = [(b, b.clone()) for b in model.buffers()]
-        random = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        buffers = [b.clone() for b in model.buffers()]
         assign(self.tensors, self.weights)
         reshard(model)
         try:
-            with torch.set_grad_enabled(self.recursive):
+            with torch.set_grad_enabled(self.recursive), fork_rng([device] if device.type == "cuda" else []):
                 yield
         finally:
             assign(self.tensors, current)
-            assign([b for b, _ in buffers], [b for _, b in buffers])
+            assign(model.buffers(), buffers)
             reshard(model)
-            torch.set_rng_state(random[0])
-            if random[1] is not None:
-                torch.cuda.set_rng_state(random[1], device)
 
 
 class BestWeights:
@@ -219,8 +207,8 @@ def batch_norm_statistics(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 @torch.no_grad()
-def average_over_ranks(statistics: Iterable[Tensor]) -> None:
-    """Replace each tensor by its mean over ranks, in place; a collective.
+def agree_on_statistics(model: nn.Module, average: IterateAverage | None = None) -> None:
+    """Average over ranks the statistics of the last iterate, and their averages over the stage; a collective.
 
     Under manual optimization DDP does not synchronise buffers after the first forward pass. The ranks' statistics drift
     apart, and without this the ranks would validate different models.
@@ -228,19 +216,12 @@ def average_over_ranks(statistics: Iterable[Tensor]) -> None:
     world = world_size()
     if world == 1:
         return
-    for statistic in statistics:
+    averaged = average.mean[len(average.parameters) :] if average is not None else []
+    for statistic in (*(statistic for _, statistic in batch_norm_statistics(model)), *averaged):
         dist.all_reduce(statistic)
         statistic.div_(world)
 
 
-def agree_on_statistics(model: nn.Module, average: IterateAverage | None = None) -> None:
-    """Average over ranks the statistics of the last iterate, and their averages over the stage; a collective."""
-    average_over_ranks(statistic for _, statistic in batch_norm_statistics(model))
-    if average is not None:
-        average_over_ranks(average.mean[len(average.parameters) :])
-
-
-@torch.no_grad()
 def recompute_statistics(module: LightningModule, trainer: Trainer) -> None:
     """Estimate the statistics of the current weights as cumulative averages over one epoch of training batches."""
     layers = [child for child in module.modules() if isinstance(child, nn.modules.batchnorm._NormBase)]
@@ -248,19 +229,17 @@ def recompute_statistics(module: LightningModule, trainer: Trainer) -> None:
     if not layers:
         return
     momenta = [layer.momentum for layer in layers]
-    modes = [(child, child.training) for child in module.modules()]
-    module.train()
-    for layer in layers:
-        layer.reset_running_stats()
-        layer.momentum = None  # cumulative moving average
     loader: Any = trainer.train_dataloader
     # the fit loop's own iteration over the loader must not be disturbed
     batches = loader.whole_epoch() if hasattr(loader, "whole_epoch") else loader
     length = int(trainer.num_training_batches) if math.isfinite(trainer.num_training_batches) else None
-    for batch in device_batches(module, batches, "Recomputing batch-norm statistics", length):
-        call_model(module, batch.inputs)
+    with evaluation_mode(module):  # which puts every layer's mode back
+        module.train()
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.momentum = None  # cumulative moving average
+        for batch in device_batches(module, batches, "Recomputing batch-norm statistics", length):
+            call_model(module, batch.inputs)
     for layer, momentum in zip(layers, momenta, strict=True):
         layer.momentum = momentum
-    for child, training in modes:
-        child.training = training
-    average_over_ranks(statistic for _, statistic in batch_norm_statistics(module))
+    agree_on_statistics(module)
