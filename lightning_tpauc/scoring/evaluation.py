@@ -104,7 +104,8 @@ class Evaluation(Callback):
         # every rank computes the same metrics, even if it had no batch, since gathering the scores is a collective
         module: ScoringModel = pl_module  # type: ignore[assignment]
         stage: Stage = "test" if trainer.testing else "val"
-        if trainer.sanity_checking and not self.start.is_measured:
+        start = self.start.metrics if trainer.sanity_checking else None
+        if trainer.sanity_checking and start is None:
             return
         rectangles, point, labels = rectangles_of(module), module.operating_point, module.trained_labels
         thresholds = [None] * len(rectangles) if point is None else point.thresholds
@@ -113,8 +114,8 @@ class Evaluation(Callback):
         for collected in module._collected:
             found = module._reported.values(collected.scored, *arguments, intervals=trainer.testing)
             values = {f"{stage}/{name}{collected.suffix}": value for name, value in found.items()}
-            if trainer.sanity_checking:
-                self.start.note(values)
+            if start is not None:
+                start.update(values)
                 continue
             for name, value in values.items():
                 log_replicated(module, name, value, prog_bar=name == f"{stage}/tpauc{collected.suffix}")
@@ -178,28 +179,19 @@ class StartValidation:
     """
 
     def __init__(self) -> None:
-        self._metrics: dict[str, Tensor] | None = None
+        #: What the starting weights reach; ``None`` where the sanity check does not measure it.
+        self.metrics: dict[str, Tensor] | None = None
         self._steps: Any = None
         self._savers: list[ModelCheckpoint] = []
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether the present sanity check measures the start."""
-        return self._metrics is not None
-
     def prepare(self, trainer: Trainer, *, is_trained: bool) -> None:
         """Extend the coming sanity check to all validation data, if a callback uses the result."""
-        self._metrics, savers = None, trainer.checkpoint_callbacks if is_trained else []
+        self.metrics, savers = None, trainer.checkpoint_callbacks if is_trained else []
         self._savers = [s for s in savers if isinstance(s, ModelCheckpoint) and s.monitor and is_ours(s.monitor)]
         callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
         if self._savers or (is_trained and any(getattr(callback, "keep_best", False) for callback in callbacks)):
-            self._metrics = {}
+            self.metrics = {}
             self._steps, trainer.num_sanity_val_steps = trainer.num_sanity_val_steps, math.inf
-
-    def note(self, values: Mapping[str, Tensor]) -> None:
-        """Store metrics of the starting weights."""
-        if self._metrics is not None:
-            self._metrics.update(values)
 
     def end(self, trainer: Trainer) -> None:
         """Restore the Trainer's number of sanity steps, also after an error."""
@@ -209,12 +201,10 @@ class StartValidation:
     def offer(self, trainer: Trainer, keep: Callable[[float, float, int], None] | None) -> None:
         """Keep and save the starting weights, once everything that a checkpoint holds is ready.
 
-        Args:
-            trainer: whose callbacks save.
-            keep: is called with ``val/tpauc``, ``val/auroc`` and the number of steps, 0; ``None`` for nobody.
+        ``keep`` is called with ``val/tpauc``, ``val/auroc`` and the number of steps, 0; ``None`` for nobody.
         """
         self.end(trainer)
-        measured, self._metrics = self._metrics or {}, None
+        measured, self.metrics = self.metrics or {}, None
         if keep is not None and measured:
             keep(*validated_areas(measured), 0)
         for saver in self._savers:

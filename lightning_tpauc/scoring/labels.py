@@ -110,7 +110,10 @@ def by_position(given: LabelSettings, names: tuple[str, ...]) -> dict[int, Mappi
     for label in given:
         # a number that is a position, and the name of another label, could mean either
         if places.get(str(label)) is None or (isinstance(label, int) and places[str(label)] != label):
-            msg = f"`tasks` has options of {label!r}, but the data's labels are {listed(names)}. Pass a name as text."
+            there = (
+                f"the data's labels are {listed(names)}. Pass a name as text" if names else "the data have one label"
+            )
+            msg = f"`tasks` has options of {label!r}, but {there}."
             raise ArgumentError(msg)
     return {places[str(label)]: own for label, own in given.items()}
 
@@ -123,21 +126,14 @@ def labels_of_data(source: Any, given: LabelSettings, num_positives: Any = None)
 
     ``num_positives`` tells by its length how many there are where the data do not.
     """
-    names = None
     if isinstance(source, (PosNegDataModule, PosNegLoader)):  # others may call classes labels
         count, names = source.num_labels, source.label_names
     else:
-        count = len(num_positives) if isinstance(num_positives, Sequence) else None
-    if count is not None:
-        names = tuple(names or map(str, range(count)))
-        return Labels(names, by_position(given, names))
-    if given:
-        msg = (
-            f"`tasks` has options of {listed(given)}, but the data have one label. Set `min_tpr` and `max_fpr` of the "
-            "algorithm, or pass data with a column of labels for each."
-        )
-        raise ArgumentError(msg)
-    return None
+        count, names = len(num_positives) if isinstance(num_positives, Sequence) else None, None
+    if count is None and not given:
+        return None
+    names = tuple(names or map(str, range(count or 0)))
+    return Labels(names, by_position(given, names))
 
 
 def labels_to_evaluate(module: ScoringModel, trainer: Trainer, stage: str) -> Labels | None:

@@ -226,7 +226,7 @@ class DecisionThreshold(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Choose, before the metrics that judge decisions are computed; of several data loaders the first one's."""
         module: Any = pl_module
-        if trainer.sanity_checking and not evaluation_of(trainer).start.is_measured:
+        if trainer.sanity_checking and evaluation_of(trainer).start.metrics is None:
             return
         module.operating_point = self.choose(module, module._collected[0].scored)
         if trainer.state.fn == TrainerFn.FITTING:

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import CombinedLoader, rank_zero_info, rank_zero_warn
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset
 from typing_extensions import override
 
 from lightning_tpauc.distributed import gather_objects, rank, world_size
@@ -94,15 +94,14 @@ class PredictionWriter(Callback):
         folder = trainer.log_dir  # collective: rank 0 says
         if self._given is None:
             self.path = Path(folder or ".", "predictions.csv")
-        # refused before the predictions are made, not after
-        if self.path.is_dir():
-            msg = f"Expected `path` to be a file, but {str(self.path)!r} is a folder. Add the name of a file."
-            raise ArgumentError(msg)
-        try:
+        try:  # before the predictions are made, not after
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            why = "it is a folder" if self.path.is_dir() else None
         except OSError as error:
-            msg = f"Predictions can't be written to {str(self.path)!r}: {error.strerror}. Choose another `path`."
-            raise ArgumentError(msg) from error
+            why = error.strerror
+        if why is not None:
+            msg = f"Predictions can't be written to `path`, {str(self.path)!r}: {why}. Choose another file."
+            raise ArgumentError(msg)
 
     @override
     def on_predict_batch_end(
@@ -179,21 +178,22 @@ def _positions(loader: Any, batch_idx: int, count: int, first: int) -> Tensor:
     Raises:
         UnsupportedError: if they are unknown.
     """
-    why = ""
+    why, is_stream = None, not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset)
     # Lightning wraps the batch samplers of loaders to predict on
     batches = getattr(getattr(loader, "batch_sampler", None), "seen_batch_indices", None)
     if batches is not None:
         taken = list(batches[batch_idx])
         if len(taken) == count and all(hasattr(position, "__index__") for position in taken):
             return torch.tensor([index(position) for position in taken])
-        why = f": one holds {count} scores, but the batch sampler took {len(taken)} examples, as {taken[:3]}"
+        why = f"one holds {count} scores, but the batch sampler took {len(taken)} examples, as {taken[:3]}"
     elif world_size() > 1:
-        why = ", and several processes predict"
-    elif isinstance(loader, DataLoader) and not _in_order(loader):
-        how = f"`sampler={type(loader.sampler).__name__}`, `num_workers={loader.num_workers}`"
-        why = f", and the loader does not take them in order ({how})"
-    if why:
-        msg = f"The batches do not say which examples they hold{why}. Predict on a PosNegDataModule, or in order."
+        why = "several processes predict"
+    elif not is_stream:
+        why = "the loader makes no batches"
+    elif getattr(loader, "num_workers", 0) > 1:
+        why = "several workers take turns"
+    if why is not None:
+        msg = f"It is unknown which examples the batches hold: {why}. Predict on a PosNegDataModule, or in order."
         raise UnsupportedError(msg)
     if not isinstance(loader, DataLoader) and batch_idx == 0:
         text = (
@@ -202,12 +202,3 @@ def _positions(loader: Any, batch_idx: int, count: int, first: int) -> Tensor:
         )
         rank_zero_warn(text, category=TPAUCWarning)
     return torch.arange(first, first + count)
-
-
-def _in_order(loader: DataLoader[Any]) -> bool:
-    """Whether a loader yields the examples in order; for loaders of streams and those with ``batch_size=None``."""
-    if isinstance(loader.dataset, IterableDataset):
-        return loader.num_workers < 2  # several workers take turns
-    sampler = loader.sampler
-    inner = sampler.sampler if isinstance(sampler, BatchSampler) else sampler
-    return isinstance(inner, SequentialSampler)

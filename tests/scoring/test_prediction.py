@@ -12,7 +12,6 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
-    SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
     default_collate,
@@ -133,8 +132,6 @@ SOME = [17, 3, 22, 8, 9]
         ({"batch_sampler": BatchSampler(SubsetRandomSampler(SOME), 2, drop_last=True)}, range(NUM)),
         ({"batch_sampler": ByLength([[5, 1, 9], [2], [20, 3]])}, [5, 1, 9, 2, 20, 3]),
         ({"batch_sampler": ByLength([torch.tensor([5, 1]), torch.tensor([2])])}, [5, 1, 2]),
-        ({"batch_size": None}, range(NUM)),
-        ({"batch_size": None, "sampler": BatchSampler(SequentialSampler(range(NUM)), 4, drop_last=False)}, range(NUM)),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
@@ -171,8 +168,8 @@ def keep_two(items):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda x: DataLoader(Stream(x), batch_size=4, num_workers=2), "does not take them in order .*`num_workers=2`"),
-        (lambda x: DataLoader(TensorDataset(x), batch_size=None, shuffle=True), "`sampler=RandomSampler`"),
+        (lambda x: DataLoader(Stream(x), batch_size=4, num_workers=2), "several workers take turns"),
+        (lambda x: DataLoader(TensorDataset(x), batch_size=None, shuffle=True), "the loader makes no batches"),
         (
             lambda x: DataLoader(TensorDataset(x), batch_size=4, collate_fn=keep_two),
             "holds 2 scores, but .* 4 examples",
@@ -211,10 +208,12 @@ def test_a_folder_is_refused_before_anything_is_predicted(tmp_path):
     x, module = make_problem()
     module.predict_step = lambda *_: pytest.fail("predicted for nothing")
     (tmp_path / "folder.csv").mkdir()
-    with pytest.raises(ArgumentError, match=r"`path` to be a file, but '.*' is a folder\. Add the name"):
+    with pytest.raises(ArgumentError, match=r"can't be written to `path`, '.*folder.csv': it is a folder"):
         predict(module, make_data(x), tmp_path / "folder.csv")
     (tmp_path / "file").write_text("")
-    with pytest.raises(ArgumentError, match=r"can't be written to '.*file/p.csv': Not a directory|File exists"):
+    with pytest.raises(
+        ArgumentError, match=r"can't be written to `path`, '.*file/p.csv': (Not a directory|File exists)"
+    ):
         predict(module, make_data(x), tmp_path / "file" / "p.csv")
     for name in ("p.parquet", "p.csv.gz", "p", str(tmp_path)):
         with pytest.raises(ArgumentError, match=r"`path` to end in \.csv, .* but got"):
