@@ -17,7 +17,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lightning_tpauc.distributed import gather_objects, starts_processes
-from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError
+from lightning_tpauc.errors import ArgumentError, TPAUCWarning, UnsupportedError, silent
 from lightning_tpauc.functional.calibration import (
     Calibration,
     CalibrationMethod,
@@ -209,15 +209,12 @@ class DecisionThreshold(Callback):
             check_choice(calibration, "calibration", ("isotonic", "sigmoid"))
         self.criterion, self.cost_ratio, self.calibration = criterion, float(cost_ratio), calibration
         self._why_uncalibrated = ""
-        self._predicted = self._without_score = 0
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check that the module is one of ours, and that there is one such callback."""
+        """Check that there is one such callback, and begin to count predictions."""
+        self._predicted = self._without_score = 0
         callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
-        if not hasattr(pl_module, "operating_point"):
-            msg = f"DecisionThreshold needs the scores of a TPAUCModule, but got {type(pl_module).__name__}."
-            raise UnsupportedError(msg)
         if sum(isinstance(callback, DecisionThreshold) for callback in callbacks) > 1:
             msg = "The Trainer has several DecisionThreshold: a module has one threshold. Keep one of them."
             raise UnsupportedError(msg)
@@ -238,11 +235,6 @@ class DecisionThreshold(Callback):
                 "brings back nothing but metrics. Validate with `Trainer(devices=1)` to keep it.",
                 category=TPAUCWarning,
             )
-
-    @override
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to count."""
-        self._predicted = self._without_score = 0
 
     @override
     def on_predict_batch_end(
@@ -279,15 +271,14 @@ class DecisionThreshold(Callback):
         return before if before is not None and before.step == step and before.is_for(rectangles) else None
 
     def _choice(self, scores: Tensor, labels: Tensor, rectangle: tuple[float, float]) -> Choice | None:
-        if not bool((labels == 1).any() and (labels == 0).any()):
-            return None  # the metrics have warned of that
         choose = partial(decision_threshold, scores, labels, *rectangle, validate_args=False)
-        chosen, calibration, missed_by = choose(self.criterion, self.cost_ratio), None, 0.0
+        with silent():  # the metrics warn of a missing class
+            chosen = choose(self.criterion, self.cost_ratio)
         if chosen is None:
             return None
-        if not chosen.lies_in(*rectangle) and (nearest := choose("youden")) is not None:
-            (min_tpr, max_fpr), fpr = rectangle, 1 - nearest.specificity
-            missed_by = math.hypot(max(0.0, min_tpr - nearest.sensitivity), max(0.0, fpr - max_fpr))
+        (min_tpr, max_fpr), calibration, missed_by = rectangle, None, 0.0
+        if not chosen.lies_in(min_tpr, max_fpr) and (nearest := choose("youden")) is not None:
+            missed_by = math.hypot(max(0, min_tpr - nearest.sensitivity), max(0, 1 - nearest.specificity - max_fpr))
         if self.calibration is not None:
             try:
                 calibration = fit_calibration(scores, labels, self.calibration)
@@ -300,22 +291,21 @@ class DecisionThreshold(Callback):
         point: OperatingPoint | None = module.operating_point
         if point is None:
             return
-        names = point.names or ("",)
-        each = [(name, choice) for name, choice in zip(names, point.choices, strict=True) if choice is not None]
-        plain = [name for name, choice in each if choice.calibration is None]
+        each = [pair for pair in zip(point.names or ("",), point.choices, strict=True) if pair[1] is not None]
+        plain, away = [name for name, choice in each if choice.calibration is None], []
         if self.calibration is not None and plain:
             of_labels = f" of {listed(plain)}" if point.names else ""
             rank_zero_info(f"Predictions will hold no probabilities{of_labels}. {self._why_uncalibrated}")
-        away = []
         for name, choice in each:
             (min_tpr, max_fpr), used = choice.rectangle, choice.decisions
-            text = (
-                f"TPR >= {min_tpr:g}, FPR <= {max_fpr:g} is missed by {choice.missed_by:.2g}, and {used.threshold:.6g} "
-                f"decides, TPR {used.sensitivity:.3f} at FPR {1 - used.specificity:.3f}"
-            )
-            away += [f"{name}: {text}" if name else text] if choice.missed_by else []
+            if choice.missed_by:
+                away.append(
+                    f"{name}{': ' if name else ''}TPR >= {min_tpr:g}, FPR <= {max_fpr:g} is missed by "
+                    f"{choice.missed_by:.2g}, and {used.threshold:.6g} decides, TPR {used.sensitivity:.3f} at FPR "
+                    f"{1 - used.specificity:.3f}"
+                )
         if away:
-            of_labels = f" of {len(away)} of {len(names)} labels" if point.names else ""
+            of_labels = f" of {len(away)} of {len(point.choices)} labels" if point.names else ""
             rank_zero_info(f"No threshold lies in the rectangle{of_labels} on the validation data: {listed(away)}.")
 
     def choose_again(self, trainer: Trainer, module: Any) -> None:
