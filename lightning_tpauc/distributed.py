@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import math
 import threading
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -62,10 +63,6 @@ def starts_processes(trainer: Trainer) -> bool:
     return isinstance(getattr(trainer.strategy, "launcher", None), _MultiProcessingLauncher)
 
 
-#: Seconds that a process waits at its end for collectives that another rank may never join.
-_PATIENCE = 5.0
-
-
 @functools.cache
 def destroy_group_at_exit() -> None:
     """Destroy the process group before the interpreter shuts down, as Lightning does for NCCL only.
@@ -79,7 +76,7 @@ def destroy_group_at_exit() -> None:
         if dist.is_available() and dist.is_initialized() and dist.get_backend() != "nccl":
             thread = threading.Thread(target=dist.destroy_process_group, daemon=True)
             thread.start()
-            thread.join(_PATIENCE)
+            thread.join(5.0)
 
     atexit.register(destroy)
 
@@ -165,15 +162,18 @@ class _Joint(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, gathered: Tensor, shares: Shares, rank: int) -> Tensor:  # noqa: ARG004
-        ctx.slices = _own_slices(shares, rank)
-        ctx.world_size = len(shares)
+        ctx.shares, ctx.rank = shares, rank
         return gathered.view_as(gathered)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        own = torch.cat([grad[s] for s in ctx.slices])
-        return own * ctx.world_size, None, None, None
+        own, start = [], 0
+        for k, size in enumerate(ctx.shares[ctx.rank]):
+            begin = start + sum(share[k] for share in ctx.shares[: ctx.rank])
+            own.append(grad[begin : begin + size])
+            start += sum(share[k] for share in ctx.shares)
+        return torch.cat(own) * len(ctx.shares), None, None, None
 
 
 def _exchange(scores: Tensor, places: Tensor, shares: Shares) -> tuple[Tensor, Tensor]:
@@ -182,7 +182,7 @@ def _exchange(scores: Tensor, places: Tensor, shares: Shares) -> tuple[Tensor, T
     Both travel as raw 32-bit words, padded to the largest share.
     """
     kinds = scores, places
-    per_example = [kind[:1].numel() * kind.element_size() // 4 for kind in kinds]
+    per_example = [math.prod(kind.shape[1:]) * kind.element_size() // 4 for kind in kinds]
     message = torch.cat([_words(kind) for kind in kinds])
     width = max(sum(share) for share in shares) * sum(per_example)
     padded = message.new_zeros(width)
@@ -204,15 +204,6 @@ def _words(tensor: Tensor) -> Tensor:
     # a fresh copy: tensors of one entry count as contiguous with any stride, and view() looks at the stride
     copied = torch.empty_like(tensor, memory_format=torch.contiguous_format).copy_(tensor)
     return copied.view(-1).view(torch.int32)
-
-
-def _own_slices(shares: Shares, rank: int) -> list[slice]:
-    slices, start = [], 0
-    for k in range(3):
-        begin = start + sum(share[k] for share in shares[:rank])
-        slices.append(slice(begin, begin + shares[rank][k]))
-        start += sum(share[k] for share in shares)
-    return slices
 
 
 def _exchange_sizes(sizes: tuple[int, int, int], device: torch.device) -> Shares:

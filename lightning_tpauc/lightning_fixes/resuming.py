@@ -26,28 +26,31 @@ def mark_validation_pending(trainer: Trainer, checkpoint: dict[str, Any]) -> Non
     """
     loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
     state: dict[str, Any] = checkpoint["loops"]["fit_loop"]
-    if _at_epoch_start(trainer):  # a signal may ask for a checkpoint here: Lightning would count this epoch as finished
+    epoch: Any = trainer.fit_loop.epoch_progress.current
+    batch: Any = loop.batch_progress.current
+    if trainer.training and epoch.started == epoch.processed == epoch.completed == epoch.ready - 1 >= 1:
+        # between two epochs a signal may ask for a checkpoint: Lightning would count the next one as finished
         for counters in _counters(state["epoch_progress"]):
             counters["ready"] = counters["processed"]
             counters["completed"] = counters["processed"] - 1
-    if _amid_batch(trainer):  # the resumed run takes this batch again, but Lightning would count it twice
+    if trainer.training and batch.processed == batch.ready - 1:
+        # amid a step: the resumed run takes this batch again, but Lightning would count it twice
         state["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
     if amid_validation(trainer):
         _take_up_validation(state)
-    if not _at_batch_end(trainer) or fetcher is None:
+    if not trainer.training or not batch.completed == batch.processed - 1 == batch.ready - 1 or fetcher is None:
         return
     # A run that is asked to stop validates at once, but the resumed run is not asked to stop.
     stops, trainer.should_stop = trainer.should_stop, False
     validation_due = bool(trainer.enable_validation and loop._should_check_val_fx(fetcher))
     trainer.should_stop = stops
-    if not validation_due and not loop._num_ready_batches_reached():
-        return
-    for counters in _counters(state["epoch_loop.batch_progress"]):
-        counters["completed"] = counters["processed"]
-    if validation_due:
-        _take_up_validation(state)
-    else:  # nothing is pending, so Lightning does not count the batch again when it resumes
-        state["epoch_loop.state_dict"]["_batches_that_stepped"] += 1
+    if validation_due or loop._num_ready_batches_reached():
+        for counters in _counters(state["epoch_loop.batch_progress"]):
+            counters["completed"] = counters["processed"]
+        if validation_due:
+            _take_up_validation(state)
+        else:  # nothing is pending, so Lightning does not count the batch again when it resumes
+            state["epoch_loop.state_dict"]["_batches_that_stepped"] += 1
 
 
 def continue_loops(trainer: Trainer) -> None:
@@ -88,30 +91,12 @@ def _take_up_validation(state: dict[str, Any]) -> None:
         counters["ready"] = counters["started"] = counters["completed"] + 1
 
 
-def _amid_batch(trainer: Trainer) -> bool:
-    """Whether a training batch was fetched and its step is not over."""
-    progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current
-    return bool(trainer.training and progress.processed == progress.ready - 1)
-
-
-def _at_epoch_start(trainer: Trainer) -> bool:
-    """Whether an epoch is over, including its end, and the next one has not begun."""
-    progress: Any = trainer.fit_loop.epoch_progress.current
-    over = progress.started == progress.processed == progress.completed == progress.ready - 1
-    return bool(trainer.training and over and progress.completed > 0)
-
-
 def amid_validation(trainer: Trainer) -> bool:
     """Whether a validation of the training has begun and has not logged its results yet."""
     loop = trainer.fit_loop.epoch_loop.val_loop
     progress: Any = loop.batch_progress.current
     over = loop.batch_progress.is_last_batch and progress.completed == progress.ready and not loop._logged_outputs
     return bool(trainer.validating and trainer.state.fn == TrainerFn.FITTING and not over)
-
-
-def _at_batch_end(trainer: Trainer) -> bool:
-    progress: Any = trainer.fit_loop.epoch_loop.batch_progress.current
-    return bool(trainer.training and progress.completed == progress.processed - 1 == progress.ready - 1)
 
 
 def _counters(progress: dict[str, Any]) -> tuple[dict[str, int], dict[str, int]]:

@@ -20,7 +20,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.core.mixins import hparams_mixin
 from lightning.pytorch.plugins.precision import DoublePrecision
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset
@@ -87,8 +87,17 @@ def save(module: ScoringModel, checkpoint: dict[str, Any], trainer: Trainer | No
     if state.average is not None:
         # a run that has failed is saved by each rank for itself: others may never come to a collective
         alone = world_size() > 1 and trainer.state.status is TrainerStatus.INTERRUPTED
+        if state.phase is Phase.IN_STEP and world_size() > 1 and not alone:
+            msg = (
+                "A checkpoint was asked for amid a training step, where the other ranks can't take part in saving it. "
+                "Save between steps; under SLURM, pass `plugins=[SLURMEnvironment(auto_requeue=False)]`."
+            )
+            raise CheckpointError(msg)
         if state.phase is Phase.IN_STEP:
-            _check_not_mid_step(alone=alone)
+            what = (
+                "This checkpoint is saved amid a training step, which a resumed run takes once more: not bit for bit."
+            )
+            rank_zero_warn(what, category=TPAUCWarning)
         reshard(module)
         if world_size() > 1 and not alone:
             agree_on_statistics(module, state.average)  # the file holds rank 0's statistics for all ranks
@@ -126,26 +135,6 @@ def _save_description(module: ScoringModel, checkpoint: dict[str, Any]) -> None:
         checkpoint[INPUTS] = module.input_layout
     if point is not None and point.step == state.weights_step:
         checkpoint[OPERATING_POINT] = asdict(point)
-    elif point is not None and state.first_time("threshold left out"):
-        rank_zero_info(
-            f"The checkpoint of step {state.weights_step} has no threshold, nor have others between two validations: "
-            f"that of the last validation belongs to the weights of step {point.step}. `Trainer.validate` chooses one."
-        )
-
-
-def _check_not_mid_step(*, alone: bool) -> None:
-    """Refuse, or warn of, a checkpoint that a signal handler or an exception asks for in the middle of a step."""
-    if world_size() > 1 and not alone:
-        msg = (
-            "A checkpoint was asked for amid a training step, where the other ranks can't take part in saving it. Save "
-            "between steps (ModelCheckpoint); under SLURM, pass `plugins=[SLURMEnvironment(auto_requeue=False)]`."
-        )
-        raise CheckpointError(msg)
-    rank_zero_warn(
-        "This checkpoint is saved amid a training step, which a resumed run takes once more: it will not equal the "
-        "unbroken run to the last bit.",
-        category=TPAUCWarning,
-    )
 
 
 def _publish(model: nn.Module, averaged: list[Tensor], means: list[Tensor], state: dict[str, Any]) -> None:
@@ -378,10 +367,7 @@ def save_cli_hyperparameters(module: LightningModule) -> None:
 
 
 def offer_hyperparameters(trainer: Trainer, module: Any) -> None:
-    """Add algorithm, optimizer and sampling to the hyperparameters that Lightning is about to log.
-
-    Hyperparameters of the module or the data module with the same names win. Checkpoints do not change.
-    """
+    """Add algorithm, optimizer and sampling to the hyperparameters that Lightning is about to log; a user's own win."""
     datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
     algorithm, optimizer = module.algorithm, trainer.optimizers[0]
     described: dict[str, Any] = {

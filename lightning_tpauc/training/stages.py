@@ -315,10 +315,7 @@ class StageCallback(SavesTraining):
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         module: ScoringModel = pl_module
         state = module.training_state
-        agree_on_statistics(module, state.average)
-        if recomputed := state.finish() and self.batch_norm == "recompute":
-            recompute_statistics(module, trainer)
-        _settle_threshold(module, trainer, rescore=recomputed)
+        self._leave_result(trainer, module)
         self._adviser.look_at_losses(module, at_end=True)
         if state.rectangle_schedule is not None:
             names = None if module.trained_labels is None else module.trained_labels.names
@@ -332,7 +329,14 @@ class StageCallback(SavesTraining):
         if module.training_state.phase is Phase.LOADED:
             self._allocate(trainer, module)
             restore(module)
-            self.on_train_end(trainer, module)
+            self._leave_result(trainer, module)
+
+    def _leave_result(self, trainer: Trainer, module: ScoringModel) -> None:
+        state = module.training_state
+        agree_on_statistics(module, state.average)
+        if recomputed := state.finish() and self.batch_norm == "recompute":
+            recompute_statistics(module, trainer)
+        _settle_threshold(module, trainer, rescore=recomputed)
 
     # ---------------------------------------------------------------- a run's beginning
 

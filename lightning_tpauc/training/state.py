@@ -89,7 +89,6 @@ class TrainingState:
         self.rectangle_schedule: RectangleSchedule | None = None
         self.restored: dict[str, Any] | None = None
         self.run: dict[str, Any] | None = None
-        self._said: set[str] = set()
         self.random_before_validation: dict[str, Any] | None = None
         self.held_out_ratios: list[list[float]] = []
         self.last_validated = 0
@@ -169,12 +168,6 @@ class TrainingState:
         self.batches_seen += 1
         self.step_loss, self.step_skipped = loss.detach(), skipped
         self.phase = Phase.BETWEEN_STEPS
-
-    def first_time(self, what: str) -> bool:
-        """Whether this is asked for the first time since other weights were loaded, so that it is said once."""
-        first = what not in self._said
-        self._said.add(what)
-        return first
 
     def note_validation(self, tpauc: float, auroc: float, operating_point: OperatingPoint | None) -> None:
         """Keep the weights that were validated if they are the best so far."""

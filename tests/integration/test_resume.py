@@ -340,18 +340,14 @@ def test_a_module_without_an_algorithm_evaluates_the_checkpoints_rectangle(tmp_p
     assert chosen[0] != expected[0]
 
 
-def test_a_checkpoint_has_the_threshold_of_its_own_weights_or_none(tmp_path, caplog):
-    """Between validations it is left out, with one line; the others have what validation scores give."""
+def test_a_checkpoint_has_the_threshold_of_its_own_weights_or_none(tmp_path):
+    """Between validations it is left out; the others have what validation scores give."""
     x, y = make_problem()
     saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=5, save_top_k=-1)
     trainer = make_trainer(precision="32-true", max_epochs=5, callbacks=[saver], enable_checkpointing=True)
     module = make_module()
-    with caplog.at_level("INFO", logger="lightning.pytorch"):
-        trainer.fit(module, make_datamodule())
-        trainer.save_checkpoint(tmp_path / "end.ckpt")
-    said = [record.getMessage() for record in caplog.records if "has no threshold" in record.getMessage()]
-    assert len(said) == 1
-    assert "\n" not in said[0]
+    trainer.fit(module, make_datamodule())
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
     held = 0
     for path in sorted(tmp_path.glob("*.ckpt")):
         loaded = TPAUCModule.load_from_checkpoint(path, backbone=make_net(), algorithm=STACO(0.6, 0.4)).eval()
