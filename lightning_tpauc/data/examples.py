@@ -317,23 +317,21 @@ def aligned(dataset: Any, known: tuple[str, ...] | None, name: str) -> Any:
 
 def as_dataset(dataset: Any, name: str, dtype: type[np.floating[Any]] | None = None) -> Any:
     """Turn arrays, tables and pairs ``(x, y)`` of them into a data set; refuse what is no map-style data set."""
-    msg, kind = "", type(dataset).__name__
+    kind, msg = type(dataset).__name__, ""
     if isinstance(dataset, (tuple, list)) and _are_columns(dataset):
         if len(dataset) > 2:
-            msg = (
-                f"`{name}` is a {kind} of {len(dataset)} arrays. Pass a data set: "
-                "`TensorDataset(*map(torch.as_tensor, arrays))`, whose last array is the label."
-            )
+            remedy = "Pass a data set: `TensorDataset(*map(torch.as_tensor, arrays))`."
+            msg = f"`{name}` is a {kind} of {len(dataset)} arrays. {remedy}"
         else:
             dataset = ArrayDataset(*dataset, dtype=None if isinstance(dataset[0], Tensor) else dtype, name=name)
     elif isinstance(dataset, np.ndarray) or (not isinstance(dataset, Dataset) and _has(dataset, "to_numpy", "tocsr")):
         dataset = ArrayDataset(dataset, None, dtype=dtype, name=name)
     elif isinstance(dataset, Mapping) and 0 not in dataset:
+        keys = ", ".join(map(repr, list(dataset)[:5]))
         msg = (
-            f"`{name}` is a {kind} with {', '.join(map(repr, list(dataset)[:5]))}, not a data set. Pass one of its "
-            "data sets, or a pair of arrays (x, y)."
+            f"`{name}` is a {kind} with {keys}, not a data set. Pass one of its data sets, or a pair of arrays (x, y)."
         )
-    elif not _has(dataset, "__len__") or not _has(dataset, "__getitem__"):
+    elif not (_has(dataset, "__len__") and _has(dataset, "__getitem__")):
         msg = (
             f"Expected `{name}` to be a map-style data set (`__len__` and `__getitem__`), but got a {kind}. Sampling "
             "by class needs access by row; only `negatives` may be a stream."

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from tqdm import tqdm
 
 from lightning_tpauc.data.seeding import seeded_items
@@ -322,14 +322,12 @@ def row_values(dataset: Any, given: Any, argument: str, name: str = "train_datas
         )
         with seeded_items(0, 0):  # an augmentation that draws numbers leaves the generators as they were
             given = find_values(dataset, [given], f"{given!r} of {name}", absent)
-    entries = given.tolist() if hasattr(given, "tolist") else given
-    if len(entries) and isinstance(entries[0], tuple):  # an index of several levels
-        given = [f"({', '.join(map(str, entry))})" for entry in entries]
+    if getattr(given, "nlevels", 1) > 1:  # an index of pandas
+        given = [f"({', '.join(map(str, entry))})" for entry in given]
     values = as_array(given, argument)
-    if values.size != len(values) or len(values) != len(dataset):
+    if values.shape not in ((len(dataset),), (len(dataset), 1)):
         msg = (
-            f"Expected `{argument}` to have one value for each of the {len(dataset)} items of `{name}`, but got shape "
-            f"{values.shape}."
+            f"Expected `{argument}` to have {len(dataset)} values, one per item of `{name}`, not shape {values.shape}."
         )
         raise DataError(msg)
     return values.reshape(-1)
@@ -352,15 +350,14 @@ def as_groups(values: NDArray[Any]) -> Indices:
 
 def as_weights(values: NDArray[Any]) -> NDArray[np.float64]:
     """Weights as float64; refused if one is below 0, not finite or no number."""
-    try:
-        weights = values.astype(np.float64)
-    except (TypeError, ValueError):
-        weights = np.full(len(values), np.nan)
-    wrong = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
-    if wrong.size:
+    weights = _as_numbers(values.astype(object))
+    wrong = np.ones(len(values), dtype=bool)
+    if weights.dtype.kind == "f":
+        wrong = ~(np.isfinite(weights) & (weights >= 0))
+    if wrong.any():
         msg = (
-            f"Expected `sample_weight` to be finite numbers of at least 0, but row {wrong[0]} has "
-            f"{values.tolist()[wrong[0]]!r}, and {wrong.size} of {len(values)} rows are wrong."
+            f"Expected `sample_weight` to be finite numbers of at least 0, but row {wrong.argmax()} has "
+            f"{values.tolist()[wrong.argmax()]!r}, and {wrong.sum()} of {len(values)} rows are wrong."
         )
         raise DataError(msg)
     return weights
@@ -388,13 +385,12 @@ def as_positions(indices: Any, count: int, name: str = "train_dataset") -> Indic
 
 
 def check_positions(dataset: Any, name: str = "train_dataset") -> None:
-    """Check the indices of subsets by :func:`as_positions`: those inside an attribute ``dataset``, too."""
+    """Check the indices of subsets, also of those inside, by :func:`as_positions`."""
     if isinstance(dataset, Subset):
         as_positions(dataset.indices, len(dataset.dataset), name)  # type: ignore[arg-type]  # those of torch have one
-    inner = [getattr(dataset, "dataset", None)] if isinstance(dataset, Dataset) else []
-    for part in dataset.datasets if isinstance(dataset, ConcatDataset) else inner:
-        if isinstance(part, Dataset):
-            check_positions(part, name)
+        check_positions(dataset.dataset, name)
+    for part in dataset.datasets if isinstance(dataset, ConcatDataset) else ():
+        check_positions(part, name)
 
 
 def check_loader(loader: Any) -> None:

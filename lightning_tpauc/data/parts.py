@@ -79,13 +79,8 @@ class Given(NamedTuple):
 class Examples:
     """One data set of a run, with its labels and what arguments say of its rows.
 
-    Args:
-        raw: what the user gave. Columns of a table that an argument names are taken out: they are no inputs.
-        part: ``"train"``, ``"val"``, ``"test"`` or ``"predict"``.
-        given: the arguments. Values belong to the training set, but for ids.
-        has_ids: whether ids that are given as values belong to this data set.
-        dtype: see :func:`~lightning_tpauc.data.examples.as_dataset`.
-        known: names of the columns that the model takes, in its order; ``None`` takes those of the table.
+    ``known`` are the columns that the model takes, in its order. ``has_ids`` says whether ids that came as values
+    belong to this data set; other values belong to the training set, and names to all.
     """
 
     def __init__(
@@ -98,69 +93,65 @@ class Examples:
         dtype: Any = None,
         known: tuple[str, ...] | None = None,
     ) -> None:
-        self.part, self.name = part, f"{part}_dataset"
-        trains = part == "train"
-        own = Given(
+        self.part, self.name, trains = part, f"{part}_dataset", part == "train"
+        #: What is said of the rows of this data set: values, or names under which it or its items hold them.
+        self.given = Given(
             given.targets if trains or not are_labels(given.targets) else None,
             *(value if trains or isinstance(value, str) else None for value in given[1:3]),
             given.ids if has_ids or isinstance(given.ids, str) else None,
         )
-        pair = isinstance(raw, (tuple, list)) and len(raw) == 2
-        if is_table(raw[0] if pair else raw):
-            raw, own = self._taken_apart(raw[0] if pair else raw, raw[1] if pair else None, given, own)
+        x, y = raw if isinstance(raw, (tuple, list)) and len(raw) == 2 else (raw, None)
+        if is_table(x):
+            x, y = self._without_named_columns(x, y, given)
+            raw = x if y is None else (x, y)
         #: The data set, before any transform.
         self.dataset = aligned(as_dataset(raw, self.name, dtype), known, self.name)
-        if isinstance(self.dataset, ArrayDataset) and isinstance(raw, (tuple, list)):
-            called = list(getattr(raw[1], "columns", [getattr(raw[1], "name", None)]))
-            if called in ([None], list(label_keys(own.targets) or ())):  # a pair has its labels beside it
-                own = own._replace(targets=None) if label_keys(own.targets) else own
-        #: What is said of the rows of this data set: values, or names under which it or its items hold them.
-        self.given = own
-        others = frozenset(value for value in own[1:] if isinstance(value, str))
-        #: Which entries of the items are no inputs.
-        self.entries = Entries(label_keys(own.targets), others)
         self.index = self.dataset.index if isinstance(self.dataset, ArrayDataset) else None
-        for argument, value in own._asdict().items():
+        keys = label_keys(self.given.targets)
+        if isinstance(self.dataset, ArrayDataset) and y is not None and keys:
+            called = list(getattr(y, "columns", [getattr(y, "name", None)]))
+            if called in ([None], list(keys)):  # a pair has its labels beside it
+                self.given = self.given._replace(targets=None)
+        #: Which entries of the items are no inputs.
+        others = frozenset(value for value in self.given[1:] if isinstance(value, str))
+        self.entries = Entries(label_keys(self.given.targets), others)
+        for argument, value in self.given._asdict().items():
             check_order(self.index, value, f"`{argument}`", self.name)
 
-    def _taken_apart(self, table: Any, labels: Any, given: Given, own: Given) -> tuple[Any, Given]:
-        """The inputs and labels of a table, and the values of the columns that arguments name."""
+    def _without_named_columns(self, table: Any, labels: Any, given: Given) -> tuple[Any, Any]:
+        """Inputs and labels of a table; the values of columns that arguments name take the place of the names."""
         column_names(table, self.name)
         named = {argument: named_columns(value, table) for argument, value in given._asdict().items()}
-        index = index_of(table)
-        for argument in ("groups", "sample_weight", "ids"):
+        values: dict[str, Any] = {}
+        for argument, names in named.items():
             value = getattr(given, argument)
-            if named[argument] and not hasattr(value, "to_numpy"):
-                own = own._replace(**{argument: table[named[argument][0]].to_numpy()})
-            elif isinstance(value, str) and value == getattr(index, "name", None):
-                own = own._replace(**{argument: index})
-        dropped, targets = {name for names in named.values() for name in names}, given.targets
+            if names and not hasattr(value, "to_numpy") and argument != "targets":
+                values[argument] = table[names[0]].to_numpy()
+            elif isinstance(value, str) and value == getattr(index_of(table), "name", None):
+                values[argument] = index_of(table)
+        dropped = {name for names in named.values() for name in names}
         inputs = table[[column for column in table.columns if column not in dropped]] if dropped else table
-        msg = ""
-        if self.part == "predict":
-            return inputs if labels is None else (inputs, labels), own
-        if named["targets"] and not hasattr(targets, "to_numpy"):
-            if labels is not None:
+        if self.part != "predict":
+            if named["targets"] and not hasattr(given.targets, "to_numpy"):
+                if labels is not None:
+                    msg = (
+                        f"`targets={given.targets!r}` names columns of the table in `{self.name}`, which is a pair "
+                        "(inputs, labels) and has labels already. Pass the table alone, or the pair without `targets`."
+                    )
+                    raise DataError(msg)
+                labels = table[given.targets if isinstance(given.targets, (str, int)) else named["targets"]]
+                values["targets"] = None
+            elif labels is None and not are_labels(self.given.targets):
+                absent = [repr(key) for key in label_keys(given.targets) or () if key not in table.columns]
+                what = f"It is unknown which column of `{self.name}` is the label"
+                if absent:
+                    what = f"`targets={given.targets!r}` names columns of labels, but `{self.name}` has no {absent[0]}"
                 msg = (
-                    f"`targets={targets!r}` names columns of the table in `{self.name}`, which is a pair (inputs, "
-                    "labels) and has labels already. Pass the table alone, or the pair without `targets`."
+                    f"{what}: name one of {enumerated(table.columns)} by `targets`, or pass a pair `(inputs, labels)`."
                 )
-            labels = table[named["targets"] if isinstance(targets, (list, tuple)) else named["targets"][0]]
-            own = own._replace(targets=None)
-        elif labels is None and label_keys(targets):
-            absent = next(key for key in label_keys(targets) or () if key not in table.columns)
-            msg = (
-                f"`targets={targets!r}` names columns of labels, but `{self.name}` has no {absent!r}: it has "
-                f"{enumerated(table.columns)}."
-            )
-        elif labels is None and not are_labels(own.targets):
-            msg = (
-                f"`{self.name}` is a {type(table).__name__}, and it is unknown which column is the label. Name it, "
-                "`targets='label'`, or pass a pair: `(table.drop(columns='label'), table['label'])`."
-            )
-        if msg:
-            raise DataError(msg)
-        return inputs if labels is None else (inputs, labels), own
+                raise DataError(msg)
+        self.given = self.given._replace(**values)
+        return inputs, labels
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -248,15 +239,7 @@ class EvaluatedPart(NamedTuple):
 
 
 class TrainingPart:
-    """Labels of the training set; the rows that train, and the rows that validate.
-
-    Args:
-        labels: int8 array ``(n,)`` of 0 and 1; ``(n, K)`` with several labels, with -1 where nothing was measured.
-        rows: int64 array of the rows that train.
-        held_out: int64 array of the rows that validate.
-        names: names of several labels.
-        weights: float array ``(n,)``: the weight of each row. Rows of weight 0 do not train. ``None`` weighs all alike.
-    """
+    """Labels of the training set, ``(n,)`` or ``(n, K)``; the rows that train, those of weight 0 left out."""
 
     def __init__(
         self,
@@ -354,38 +337,30 @@ class PreparedData:
     def labelled(self, part: str, known: Any) -> EvaluatedPart:
         """The validation or test set with its labels; ``known`` is the layout of the inputs that the model takes."""
         examples = self.require(part)
-        self._refuse_another_rule(examples.name)
-        if "training" in self.__dict__ and examples.label_names != self.label_names:
-            self._refuse_other_labels(examples)
+        self._refuse_other_labels(examples)
         rows, entries = np.arange(len(examples)), examples.entries._replace(known=names_in(known, "keys"))
         return EvaluatedPart(getattr(self.datasets, part), rows, examples.labels, entries, examples.ids(search=False))
 
-    def _refuse_another_rule(self, name: str) -> None:
-        """Raise :class:`DataError` if labels given for the training set are not those that its items have."""
-        train = self.examples.get("train")
-        if train is None or not are_labels(train.given.targets) or self.negatives is not None:
-            return
-        with seeded_items(0, 0):
-            differing = disagreement(train.dataset, train.labels, None)
-        if differing:
-            msg = (
-                f"`targets` are the labels of `train_dataset` alone, and they are not what its items have: "
-                f"{differing}. `{name}` would be judged by the labels of its items. Pass a name, or a function such as "
-                "`targets=lambda label: label == 1`, which hold for all data sets, or pairs (x, y)."
-            )
-            raise DataError(msg)
-
     def _refuse_other_labels(self, part: Examples) -> None:
-        numbers = label_names(None, None, part.labels.shape[-1]) if part.labels.ndim > 1 else None
-        names, found = self.label_names, part.label_names
-        if names is not None and found == numbers and len(found or ()) == len(names):
-            return
-        expected, has = (enumerated(own) if own else "one label" for own in (names, found))
-        msg = (
-            f"Expected `{part.name}` to have the labels of `train_dataset` in the same order, {expected}, but it has "
-            f"{has}. Choose the same columns."
-        )
-        raise DataError(msg)
+        """Raise :class:`DataError` if a part is judged by other labels than those that train, or in another order."""
+        train, msg = self.examples.get("train"), None
+        if train is not None and are_labels(train.given.targets) and self.negatives is None:
+            with seeded_items(0, 0):
+                differing = disagreement(train.dataset, train.labels, None)
+            msg = differing and (
+                "`targets` are the labels of `train_dataset` alone, and they are not what its items have: "
+                f"{differing}. `{part.name}` would be judged by the labels of its items. Pass a name, or a function "
+                "such as `targets=lambda label: label == 1`, which hold for all data sets, or pairs (x, y)."
+            )
+        if "training" in self.__dict__ and part.label_names != self.label_names:
+            names, found = self.label_names or ("one label",), part.label_names or ("one label",)
+            if found != tuple(map(str, range(len(names)))):  # labels without names stand in their order
+                msg = (
+                    f"Expected `{part.name}` to have the labels of `train_dataset` in the same order, "
+                    f"{enumerated(names)}, but it has {enumerated(found)}. Choose the same columns."
+                )
+        if msg:
+            raise DataError(msg)
 
     @cached_property
     def held_out(self) -> EvaluatedPart:

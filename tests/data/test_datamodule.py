@@ -334,18 +334,16 @@ def table(order=None):
 
 
 def test_a_table_without_named_labels_is_refused_with_both_remedies():
-    with pytest.raises(
-        DataError, match=r"it is unknown which column is the label\. Name it, `targets='label'`, or pass a"
-    ):
+    with pytest.raises(DataError, match=r"unknown which column of `train_dataset` is the label: name .* or pass a pair"):
         ready(table())
 
 
 @pytest.mark.parametrize("targets", ["lable", ["label", "lable"]])
 def test_a_name_that_is_no_column_is_shown_beside_those_there_are(targets):
-    with pytest.raises(DataError, match=r"`train_dataset` has no 'lable': it has .*\blabel\b"):
+    with pytest.raises(DataError, match=r"`train_dataset` has no 'lable': name one of .*\blabel\b"):
         ready(table(), targets=targets)
     part = table().drop(columns="label")
-    with pytest.raises(DataError, match="`val_dataset` has no 'label': it has "):
+    with pytest.raises(DataError, match="`val_dataset` has no 'label': name one of "):
         ready(table(), val_dataset=part, targets="label")
     ready(table(), predict_dataset=part, targets="label")
 
