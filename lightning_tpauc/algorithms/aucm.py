@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from lightning_tpauc.algorithms.base import Algorithm
-from lightning_tpauc.functional.checks import common_dtype, require_positive, require_range
+from lightning_tpauc.functional.checks import require_positive, require_range
+from lightning_tpauc.functional.pairwise import common_dtype
 
 
 class AUCM(Algorithm):
@@ -51,6 +53,7 @@ class AUCM(Algorithm):
 
     #: The weights go on from the last iterate.
     stage_iterate = "last"
+    step_sizes: ClassVar[dict[str, str]] = dict.fromkeys(("centres", "velocity", "anchor", "mean", "c"), "eta")
 
     centres: Tensor
     c: Tensor
@@ -74,6 +77,7 @@ class AUCM(Algorithm):
         self.margin = require_range("margin", margin, 0.0)
         self.eta = require_range("eta", eta, 0.0)
         self.gamma = require_positive("gamma", gamma, "no proximal term")
+        self.has_stages = math.isfinite(self.gamma)
         self.momentum = require_range("momentum", momentum, 0.0, 1.0, open_high=True)
         self.weight_decay = require_range("weight_decay", weight_decay, 0.0)
         for name in ("centres", "velocity", "anchor", "mean"):
@@ -92,24 +96,9 @@ class AUCM(Algorithm):
         return self.centres[1]
 
     @property
-    def has_stages(self) -> bool:
-        """Whether there is a proximal term."""
-        return math.isfinite(self.gamma)
-
-    @property
-    def averages_iterates(self) -> bool:
-        """False: averages are references only, the solution is the last iterate."""
-        return False
-
-    @property
     def proximal_coefficient(self) -> float:
         r""":math:`\lambda_0 = 1 / \gamma`."""
         return 1.0 / self.gamma
-
-    @property
-    def step_sizes(self) -> dict[str, str]:
-        """All steps have the size ``eta``."""
-        return dict.fromkeys(("centres", "velocity", "anchor", "mean", "c"), "eta")
 
     def diagnostics(self) -> dict[str, Tensor]:
         """The centres and the dual variable."""

@@ -1,4 +1,9 @@
-"""What every training method shares: declared state, one calling convention, rectangles, stages, unit of the loss."""
+"""What every training method shares: declared state, one calling convention, rectangles, stages, unit of the loss.
+
+An algorithm is a plain object, not an :class:`torch.nn.Module`: its state (dual weights, thresholds) belongs to
+training and must be touched neither by precision plugins, which cast buffers to bfloat16, nor by
+DistributedDataParallel, which overwrites them with rank 0's.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +16,12 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
-from lightning_tpauc.algorithms.state import DeclaredState
-from lightning_tpauc.errors import ArgumentError, UnsupportedError
-from lightning_tpauc.functional.checks import (
-    as_index,
-    check_choice,
-    check_range,
-    check_rectangle,
-    eager,
-    require_range,
-    widest_float,
-)
-from lightning_tpauc.functional.pairwise import TaskMasks, in_play, there
-from lightning_tpauc.functional.staco import bounded_loss_unit, loss_unit_step, tail_mean_loss
+from lightning_tpauc.errors import ArgumentError, CheckpointError, UnsupportedError
+from lightning_tpauc.functional.checks import as_index, check_choice, check_rectangle, eager, is_whole, require_range
+from lightning_tpauc.functional.pairwise import TaskMasks, in_play, put_, there, widest_float
+from lightning_tpauc.functional.staco import bounded_loss_unit, loss_unit_step, tail_loss
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 
 #: Values of :attr:`Algorithm.tightness` at which validation evaluates the objective.
@@ -88,7 +85,15 @@ def count_in_loss(tasks: Sequence[Task] | None) -> list[bool]:
     return [True] if tasks is None else [task.weight > 0.0 for task in tasks]
 
 
-class Algorithm(DeclaredState, ABC):
+class StateSpec(NamedTuple):
+    """Declaration of one state tensor."""
+
+    kind: Literal["positive", "dense", "scalar", "vector"]
+    fill: float | tuple[float, ...]
+    dtype: torch.dtype | None
+
+
+class Algorithm(ABC):
     r"""Base class of all training methods.
 
     A subclass declares its state in ``__init__`` with :meth:`add_state` and implements :meth:`step`. Calling the
@@ -115,11 +120,27 @@ class Algorithm(DeclaredState, ABC):
     can_shrink_rectangle: ClassVar[bool] = False
     #: Whether a step takes several labels at once; then :meth:`step` takes ``masks``.
     takes_tasks: ClassVar[bool] = False
+    #: Which argument is the step size of which state; an error about that state names it.
+    step_sizes: ClassVar[dict[str, str]] = {}
+
+    #: How batches are drawn: positives and negatives apart, uniformly from the training set, or all of it.
+    sampling: Literal["pos_neg", "uniform", "full"] = "pos_neg"
+    #: Whether a step uses a second, independent batch of negatives.
+    needs_dual_negatives: bool = False
+    #: What a step needs under the weights before the last update, on the same batch; see ``previous``.
+    needs_previous: Literal["scores", "gradients"] | None = None
+    #: Whether training restarts from averaged iterates after every stage.
+    has_stages: bool = False
+    #: Whether the returned solution is an average of the iterates.
+    averages_iterates: bool = False
+    #: Whether the next batch will do where :meth:`needs_scores` asks for scores that can't be had.
+    starts_from_batch: bool = False
 
     def __init__(self, min_tpr: float = 0.5, max_fpr: float = 0.5) -> None:
-        super().__init__()
         self.min_tpr, self.max_fpr = check_rectangle(min_tpr, max_fpr)
-        #: What :meth:`setup` was told about each of several labels.
+        #: Number of positives of all labels together; ``None`` before :meth:`setup`.
+        self.num_positives: int | None = None
+        #: What :meth:`setup` was told about each of several labels; ``None`` for one label.
         self.tasks: tuple[Task, ...] | None = None
         #: Weight of each training positive, float ``(n_pos,)``; ``None`` unless batches draw by weights.
         self.positive_weights: Tensor | None = None
@@ -128,6 +149,11 @@ class Algorithm(DeclaredState, ABC):
         #: By how much a score grows when the model's output grows by one from 0: 1, or 0.25 behind a sigmoid.
         self.score_slope = 1.0
         self._tightness: tuple[float, ...] = (1.0,)
+        self._specs: dict[str, StateSpec] = {}
+        #: Tensors with an entry for each of several labels that no step changes, and that are not saved.
+        self._per_task: dict[str, Tensor] = {}
+        #: Attributes that are lists of numbers and saved as well, by what a checkpoint calls them.
+        self._saved_lists = {"tightness": "tightness_of_tasks"} if self.can_shrink_rectangle else {}
 
     def __repr__(self) -> str:
         """The class, its rectangle, and the other arguments that are not at their defaults."""
@@ -139,43 +165,52 @@ class Algorithm(DeclaredState, ABC):
                 shown[name] = text
         return f"{type(self).__name__}({', '.join(f'{name}={text}' for name, text in shown.items())})"
 
+    @property
+    def proximal_coefficient(self) -> float:
+        """The c of the term c (w - w0) in the weights' gradient; w0 are the weights at the stage's start."""
+        return 0.0
+
+    def needs_scores(self, event: Literal["start", "restart"]) -> bool:  # noqa: ARG002
+        """Whether :meth:`start` or :meth:`restart` solves the dual variables from the training scores."""
+        return False
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Scalars that tell how the run goes; may cost O(n_pos)."""
+        return {}
+
     # ---------------------------------------------------------------- rectangles
 
     @property
-    def tightness(self) -> float:
-        """How far the trained rectangle has shrunk from the unit square, 0, to the one that was asked for, 1.
+    def asked_rectangles(self) -> list[tuple[float, float]]:
+        """``(min_tpr, max_fpr)`` that was asked for, for each label."""
+        return self._asked(self.tasks or (Task(0),))
 
-        For several labels this is the mean. Setting it sets the tightness of every label.
-        """
-        return self._tightness[0] if len(set(self._tightness)) == 1 else fmean(self._tightness)
-
-    @tightness.setter
-    def tightness(self, value: float) -> None:
-        self.tightness_of_tasks = (value,) * (self.num_tasks or 1)
+    def _asked(self, tasks: Sequence[Task]) -> list[tuple[float, float]]:
+        return [
+            (self.min_tpr if low is None else low, self.max_fpr if high is None else high)
+            for _, low, high, _ in tasks
+        ]
 
     @property
     def tightness_of_tasks(self) -> tuple[float, ...]:
         """:attr:`tightness` of each label."""
         return self._tightness
 
-    @tightness_of_tasks.setter
-    def tightness_of_tasks(self, values: Sequence[float]) -> None:
-        self._tightness = tuple(values)
-        if self.tasks is not None:  # on the device already, so that no step has to send them there
-            weights = self._per_task["weights"]
-            exact = torch.tensor(self.rectangles, dtype=widest_float(weights.device), device=weights.device)
-            self._per_task["thetas"] = torch.stack([1.0 - exact[:, 0], exact[:, 1]])
-
     @property
-    def asked_rectangles(self) -> list[tuple[float, float]]:
-        """``(min_tpr, max_fpr)`` that was asked for, for each label."""
-        return [(self.min_tpr, self.max_fpr)] if self.tasks is None else [self._asked(task) for task in self.tasks]
+    def tightness(self) -> float:
+        """How far the trained rectangle has shrunk from the unit square, 0, to the one that was asked for, 1.
 
-    def _asked(self, task: Task) -> tuple[float, float]:
-        return check_rectangle(
-            self.min_tpr if task.min_tpr is None else task.min_tpr,
-            self.max_fpr if task.max_fpr is None else task.max_fpr,
-        )
+        For several labels this is the mean. It may be set to one number for all, or to one for each.
+        """
+        return self._tightness[0] if len(set(self._tightness)) == 1 else fmean(self._tightness)
+
+    @tightness.setter
+    def tightness(self, value: float | Sequence[float]) -> None:
+        self._tightness = tuple(value) if isinstance(value, Sequence) else (value,) * (self.num_tasks or 1)
+        if self.tasks is not None:  # on the device already, so that no step has to send them there
+            device = self._per_task["weights"].device
+            exact = torch.tensor(self.rectangles, dtype=widest_float(device), device=device)
+            self._per_task["thetas"] = torch.stack([1.0 - exact[:, 0], exact[:, 1]])
 
     @property
     def rectangles(self) -> list[tuple[float, float]]:
@@ -188,88 +223,39 @@ class Algorithm(DeclaredState, ABC):
 
         For several labels this is the rectangle of one that has none of its own, at the mean ``tightness``.
         """
-        return self.rectangle_at(self.tightness)
+        return shrunk_rectangle(self.min_tpr, self.max_fpr, self.tightness)
 
-    def rectangle_at(self, tightness: float, task: int | None = None) -> tuple[float, float]:
-        """The rectangle on the line from (0, 1), where every pair counts, to ``(min_tpr, max_fpr)``.
-
-        Args:
-            tightness: how far along that line, in [0, 1].
-            task: which of several labels, for one that has a rectangle of its own.
-        """
-        asked = (self.min_tpr, self.max_fpr) if task is None else self.asked_rectangles[task if self.tasks else 0]
-        return shrunk_rectangle(*asked, tightness)
-
-    @property
-    def thetas(self) -> tuple[float | Tensor, float | Tensor]:
+    def thetas(self, dtype: torch.dtype | None = None) -> tuple[float | Tensor, float | Tensor]:
         r""":math:`(\theta_0, \theta_1)` of the trained rectangle.
 
-        Numbers for one label; for several, tensors ``(K,)`` of the device's most precise dtype.
+        Numbers for one label; for several, tensors ``(K,)`` of ``dtype`` or the device's most precise one.
         """
-        if self.tasks is not None:
-            theta0, theta1 = self._per_task["thetas"].unbind()
-            return theta0, theta1
-        min_tpr, max_fpr = shrunk_rectangle(self.min_tpr, self.max_fpr, self._tightness[0])
-        return 1.0 - min_tpr, max_fpr
-
-    def thetas_of(self, state: Tensor) -> tuple[float | Tensor, float | Tensor]:
-        """:attr:`thetas`, tensors in the dtype of ``state``."""
         if self.tasks is None:
-            return self.thetas
-        theta0, theta1 = self._per_task["thetas"].to(state).unbind()
+            min_tpr, max_fpr = self.rectangle
+            return 1.0 - min_tpr, max_fpr
+        theta0, theta1 = self._per_task["thetas"].to(dtype=dtype).unbind()
         return theta0, theta1
 
-    # ---------------------------------------------------------------- capabilities
-
-    @property
-    def sampling(self) -> Literal["pos_neg", "uniform", "full"]:
-        """How batches are drawn: positives and negatives apart, uniformly from the training set, or all of it."""
-        return "pos_neg"
-
-    @property
-    def needs_dual_negatives(self) -> bool:
-        """Whether a step uses a second, independent batch of negatives."""
-        return False
-
-    @property
-    def has_stages(self) -> bool:
-        """Whether training restarts from averaged iterates after every stage."""
-        return False
-
-    @property
-    def averages_iterates(self) -> bool:
-        """Whether the returned solution is an average of the iterates."""
-        return self.has_stages
-
-    @property
-    def proximal_coefficient(self) -> float:
-        """The c of the term c (w - w0) in the weights' gradient; w0 are the weights at the stage's start."""
-        return 0.0
-
-    @property
-    def needs_previous(self) -> Literal["scores", "gradients"] | None:
-        """What a step needs under the weights before the last update, on the same batch; see ``previous``."""
-        return None
-
-    @property
-    def step_sizes(self) -> dict[str, str]:
-        """Which argument is the step size of which state; an error about that state names it."""
-        return {}
-
-    @property
-    def starts_from_batch(self) -> bool:
-        """Whether the next batch will do where :meth:`needs_scores` asks for scores that can't be had."""
-        return False
-
-    def needs_scores(self, event: Literal["start", "restart"]) -> bool:  # noqa: ARG002
-        """Whether :meth:`start` or :meth:`restart` solves the dual variables from the training scores."""
-        return False
-
-    def diagnostics(self) -> dict[str, Tensor]:
-        """Scalars that tell how the run goes; may cost O(n_pos)."""
-        return {}
-
     # ---------------------------------------------------------------- state
+
+    def add_state(
+        self,
+        name: str,
+        kind: Literal["positive", "dense", "scalar", "vector"],
+        fill: float | tuple[float, ...] = 0.0,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Declare a state tensor that :meth:`setup` allocates as an attribute.
+
+        Args:
+            name: attribute name and key in :meth:`state_dict`.
+            kind: ``"positive"`` for one entry per positive example, of which a step changes those in ``index`` only;
+                ``"dense"`` for one entry per positive, all of which a step may change; ``"scalar"`` for a tensor of
+                shape ``()``, or ``(K,)`` for K labels; ``"vector"`` for a short tensor with the entries of ``fill``.
+            fill: initial value; one per entry for a vector.
+            dtype: fixed dtype, for counters; ``None`` takes the dtype given to :meth:`setup`.
+        """
+        self._specs[name] = StateSpec(kind, fill, dtype)
 
     def setup(
         self,
@@ -280,9 +266,12 @@ class Algorithm(DeclaredState, ABC):
     ) -> None:
         """Allocate the declared state, for one label or for several.
 
+        Per-positive state of K labels holds the labels one after the other. One spare entry at its end takes the values
+        that pad a batch.
+
         Args:
-            num_positives: number of positive training examples, or a sequence of these numbers for several labels. A
-                label with a rectangle or a weight of its own is given as a :class:`Task` instead of a number.
+            num_positives: number of positive training examples, or a sequence of these numbers for several labels, also
+                if it holds one. A label with a rectangle or a weight of its own is given as a :class:`Task`.
             device: where the state lives; the default device if ``None``.
             dtype: ``torch.float32`` or ``torch.float64``.
 
@@ -291,50 +280,155 @@ class Algorithm(DeclaredState, ABC):
                 of range.
             UnsupportedError: if several labels are given to a method that takes one.
         """
-        counts: Any = num_positives
-        if isinstance(counts, (Tensor, np.ndarray)):
-            counts = counts.tolist()
-        tasks = None
-        if isinstance(counts, Sequence) and not isinstance(counts, str):
-            if not self.takes_tasks:
-                msg = f"{type(self).__name__} trains one label: pass one number as `num_positives`."
-                raise UnsupportedError(msg)
-            tasks = tuple(task if isinstance(task, Task) else Task(task) for task in counts)
-            counts = [task.num_positives for task in tasks]
-            shares = self._shares_of_loss(tasks)
-        super().setup(counts, device=device, dtype=dtype)
-        self.tasks = tasks
-        if tasks is not None:
-            self._per_task["weights"] = torch.tensor(shares, device=device, dtype=dtype)
+        given: Any = num_positives.tolist() if isinstance(num_positives, (Tensor, np.ndarray)) else num_positives
+        several = isinstance(given, Sequence) and not isinstance(given, str)
+        if several and not self.takes_tasks:
+            msg = f"{type(self).__name__} trains one label: pass one number as `num_positives`."
+            raise UnsupportedError(msg)
+        tasks = [task if isinstance(task, Task) else Task(task) for task in (given if several else [given])]
+        if not tasks or not all(is_whole(task.num_positives) and task.num_positives >= 1 for task in tasks):
+            msg = (
+                "Expected `num_positives` to be the number of positive training examples, at least 1, or a list of "
+                f"them for several labels, but got {given!r}. Count them: `int((labels == 1).sum())`."
+            )
+            raise ArgumentError(msg)
+        if dtype not in (torch.float32, torch.float64):
+            msg = (
+                f"Expected `dtype` to be torch.float32 or torch.float64, but got {dtype}: "
+                "a running mean in half precision stops moving."
+            )
+            raise ArgumentError(msg)
+        for rectangle in self._asked(tasks):
+            check_rectangle(*rectangle)
+        weights = [require_range("weight", task.weight, 0.0) for task in tasks]
+        if not any(weights):
+            msg = f"Expected a `weight` above 0 of one label at least, but got {weights}."
+            raise ArgumentError(msg)
+        sizes = [int(task.num_positives) for task in tasks]
+        self.num_positives, self.tasks, self._per_task = sum(sizes), tuple(tasks) if several else None, {}
+        if several:
+            ends = torch.tensor([0, *sizes], device=device).cumsum(0)
+            shares = torch.tensor([weight / sum(weights) for weight in weights], device=device, dtype=dtype)
+            self._per_task = {"offsets": ends[:-1], "counts": ends.diff(), "weights": shares}
+        for name, spec in self._specs.items():
+            values = torch.tensor(spec.fill, device=device, dtype=spec.dtype or dtype)
+            if spec.kind in ("positive", "dense"):
+                values = values.repeat(self.num_positives + several)
+            elif several:
+                values = values.repeat(len(sizes))
+            setattr(self, name, values)
         self.positive_weights = None
         self.tightness = self.tightness  # the mean, for as many labels as there are now
 
-    def _shares_of_loss(self, tasks: Sequence[Task]) -> list[float]:
-        """The weights of labels, divided by their sum; checks these and the rectangles."""
-        for task in tasks:
-            self._asked(task)
-        weights = [require_range("weight", task.weight, 0.0) for task in tasks]
-        if tasks and not any(weights):
-            msg = f"Expected a `weight` above 0 of one label at least, but got {weights}."
-            raise ArgumentError(msg)
-        return [weight / sum(weights) for weight in weights]
+    def to(self, device: torch.device | str) -> Self:
+        """Move the state; returns itself."""
+        for name in self._specs:
+            if hasattr(self, name):
+                setattr(self, name, getattr(self, name).to(device))
+        self._per_task = {name: value.to(device) for name, value in self._per_task.items()}
+        return self
+
+    @property
+    def task_sizes(self) -> tuple[int, ...] | None:
+        """Number of positives of each of several labels; ``None`` for one label."""
+        return None if self.tasks is None else tuple(int(task.num_positives) for task in self.tasks)
+
+    @property
+    def num_tasks(self) -> int | None:
+        """K if :meth:`setup` was given a sequence of K numbers; ``None`` if it was given one number."""
+        return None if self.tasks is None else len(self.tasks)
+
+    def of_each_positive(self, values: float | Tensor) -> Any:
+        """Values of the labels, ``(K,)``, repeated for all entries of per-positive state; one number as it is."""
+        if self.tasks is None or not isinstance(values, Tensor):
+            return values
+        repeated = values.repeat_interleave(self._per_task["counts"], output_size=self.num_positives)
+        return torch.cat([repeated, values[-1:]])  # the spare entry
+
+    def entries(self, state: Tensor, task: int | None = None) -> Tensor:
+        """A view of per-positive state: all entries but the spare one, or those of one label."""
+        if self.task_sizes is None:
+            return state
+        start = 0 if task is None else sum(self.task_sizes[:task])
+        return state[start : -1 if task is None else start + self.task_sizes[task]]
+
+    def place(self, index: Tensor, pos_mask: Tensor) -> Tensor:
+        """Where the state of K labels keeps the positives that are ``index`` ``(K, S)`` of their label."""
+        spare = torch.full_like(index, self.num_positives or 0)
+        return torch.where(pos_mask, index + self._per_task["offsets"].unsqueeze(-1), spare)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the algorithm remembers, with its ``tightness`` if the rectangle can shrink."""
-        tightness = self.tightness if self.tasks is None else list(self.tightness_of_tasks)
-        return {**super().state_dict(), **({"tightness": tightness} if self.can_shrink_rectangle else {})}
+        """All that the algorithm remembers, as tensors and primitives (loadable with ``weights_only=True``)."""
+        self._require_setup()
+        lists = {name: list(getattr(self, attribute)) for name, attribute in self._saved_lists.items()}
+        return {"num_positives": self._counts(), **{name: getattr(self, name) for name in self._specs}, **lists}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned, in place; see :meth:`DeclaredState.load_state_dict`."""
-        super().load_state_dict({name: value for name, value in state.items() if name != "tightness"})
-        tightness = state.get("tightness", 1.0)
-        self.tightness_of_tasks = tightness if isinstance(tightness, list) else (tightness,) * (self.num_tasks or 1)
+        """Restore what :meth:`state_dict` returned, in place.
 
-    def scores_of_tasks(self, scores: TrainingScores | Sequence[TrainingScores]) -> Sequence[TrainingScores]:
-        """Scores of each label; a sequence of one if there is one label."""
-        return [scores] if isinstance(scores, TrainingScores) else scores
+        Raises:
+            CheckpointError: if the state belongs to another number of positives or another algorithm.
+        """
+        self._require_setup()
+        if state.get("num_positives") != self._counts():
+            msg = (
+                f"The checkpoint was written for {state.get('num_positives')} positive examples, but the training set "
+                f"has {self._counts()}. Resume on the same data, or pass the checkpoint as `init_from` to start a new "
+                "run from its weights."
+            )
+            raise CheckpointError(msg)
+        names = set(state) - {"num_positives", *self._saved_lists}
+        if names != set(self._specs):
+            msg = (
+                f"The checkpoint holds the state {sorted(names)}, but {type(self).__name__} remembers "
+                f"{sorted(self._specs)}: it was written by another algorithm, or with other arguments, such as `duals`."
+            )
+            raise CheckpointError(msg)
+        for name in self._specs:
+            getattr(self, name).copy_(state[name])
+        for name, attribute in self._saved_lists.items():
+            setattr(self, attribute, state[name])
 
-    # ---------------------------------------------------------------- training
+    def snapshot(self, index: Tensor) -> dict[str, Tensor]:
+        """Copy what a step on ``index``, of several labels a :meth:`place`, may change; for :meth:`rollback`."""
+        return {
+            name: getattr(self, name)[as_index(index)] if spec.kind == "positive" else getattr(self, name).clone()
+            for name, spec in self._specs.items()
+        }
+
+    def rollback(self, index: Tensor, snapshot: dict[str, Tensor]) -> None:
+        """Undo a step on ``index``, as if it had not been taken."""
+        for name, spec in self._specs.items():
+            state: Tensor = getattr(self, name)
+            if spec.kind == "positive":
+                put_(state, as_index(index, state.device), snapshot[name])
+            else:
+                state.copy_(snapshot[name])
+
+    def scalar_sum(self) -> Tensor | float:
+        """Sum of the scalar state, shape ``()``; 0.0 if there is none. Costs nothing in the number of positives.
+
+        It is not finite where a summand is not, or where one is about to overflow: one test of it stands for all.
+        """
+        self._require_setup()
+        small: list[Tensor] = [getattr(self, n) for n, spec in self._specs.items() if spec.kind in ("scalar", "vector")]
+        sums = [state.sum() if state.ndim else state for state in small if state.is_floating_point()]
+        return sum(sums[1:], start=sums[0]) if sums else 0.0
+
+    def non_finite_states(self) -> list[str]:
+        """Names of states that hold nan or infinity; looks at all entries and waits for the device."""
+        states = {name: getattr(self, name) for name in self._specs}
+        return [n for n, s in states.items() if s.is_floating_point() and not bool(torch.isfinite(s).all())]
+
+    def _counts(self) -> int | list[int] | None:
+        return self.num_positives if self.task_sizes is None else list(self.task_sizes)
+
+    def _require_setup(self) -> None:
+        if self.num_positives is None:
+            msg = f"{type(self).__name__} has no state yet: call `setup(num_positives)` first."
+            raise ArgumentError(msg)
+
+    # ---------------------------------------------------------------- one step
 
     @eager
     def __call__(
@@ -372,71 +466,68 @@ class Algorithm(DeclaredState, ABC):
             UnsupportedError: if ``previous`` is given to an algorithm without :attr:`needs_previous`.
         """
         self._require_setup()
-        index = None if index is None else as_index(index, getattr(pos_scores, "device", None))
-        second = dual_neg_scores if self.needs_dual_negatives else neg_scores
         if previous is not None and self.needs_previous is None:
             msg = f"{type(self).__name__} does not use the previous weights: leave out `previous`."
             raise UnsupportedError(msg)
-        scores = self._checked(pos_scores, neg_scores, second, index, masks)
+        second: Any = dual_neg_scores if self.needs_dual_negatives else neg_scores
+        places: Any = index
+        if index is not None and getattr(index, "dtype", None) != torch.int64:
+            places = as_index(index, getattr(pos_scores, "device", None))
+        self._check_shapes(pos_scores, neg_scores, second, places, masks)
+        self._check_range(places, masks)
         if masks is not None:
-            return self._joint_loss(*scores, masks)
+            return self._joint_loss(pos_scores, neg_scores, second, places, masks)
         step: Any = self.step  # takes `previous` where `needs_previous` says so
-        loss: Tensor = step(*scores) if previous is None else step(*scores, previous=previous)
+        loss: Tensor = step(pos_scores, neg_scores, second, places, **({} if previous is None else {"previous": previous}))
         return loss
 
-    def _checked(
-        self, pos: Tensor, neg: Tensor, second: Tensor | None, index: Tensor | None, masks: TaskMasks | None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The arguments of a step, whose shapes fit together."""
-        if (masks is None) != (self.num_tasks is None):
-            msg = (
-                "Expected `masks` where `setup` was given a number of positives for each of several labels, and only "
-                f"there, but got {'no masks' if masks is None else 'masks'} and a setup for "
-                f"{self.num_tasks or 'one label'}."
-            )
+    def _check_shapes(self, pos: Any, neg: Any, second: Any, index: Any, masks: TaskMasks | None) -> None:
+        """Raise :class:`ArgumentError` unless the arguments of a step fit together."""
+        if (masks is None) != (self.tasks is None):
+            msg = f"Expected `masks` for several labels and only for these, but `setup` was for {self._counts()}."
             raise ArgumentError(msg)
-        leading = () if self.num_tasks is None else (self.num_tasks,)
-        named: dict[str, Any] = {"pos_scores": pos, "neg_scores": neg, "dual_neg_scores": second, "index": index}
-        for name, scores in named.items():
-            if not isinstance(scores, Tensor) or scores.ndim != 1 + len(leading) or scores.shape[:-1] != leading:
-                raise ArgumentError(self._shape_message(name, scores, leading))
-        assert second is not None and index is not None  # noqa: S101, PT018  # just checked
-        if index.shape != pos.shape:
-            raise ArgumentError(self._shape_message("index", index, tuple(pos.shape)))
-        if masks is not None:
-            self._check_places(index, masks)
-            return pos, neg, second, index
-        check_range(index, self.num_positives or 0)
-        if self.sampling != "uniform" and not (pos.numel() and neg.numel() and second.numel()):
+        leading = () if self.tasks is None else (len(self.tasks),)
+        for name, values in {"pos_scores": pos, "neg_scores": neg, "dual_neg_scores": second, "index": index}.items():
+            shape = tuple(values.shape) if isinstance(values, Tensor) else None
+            if shape is None or shape[:-1] != leading or not shape or (values is index and shape != tuple(pos.shape)):
+                remedy = "Drop a trailing dimension with `.squeeze(-1)`."
+                if name == "index":
+                    remedy = "Number the training positives from 0, and pass the numbers of those in `pos_scores`."
+                elif values is None:
+                    remedy = "Draw a second batch of negatives (`num_dual_neg`), or set `share_negatives=True`."
+                wanted = "".join(f"{size}, " for size in leading)
+                msg = f"Expected `{name}` of shape ({wanted}number of them), but got {shape or values}. {remedy}"
+                raise ArgumentError(msg)
+        if masks is None and self.sampling != "uniform" and not (pos.numel() and neg.numel() and second.numel()):
             msg = (
                 f"{type(self).__name__} needs positives and negatives in every batch, but got {pos.numel()} and "
                 f"{min(neg.numel(), second.numel())}. Draw the classes apart, as PosNegDataModule does."
             )
             raise ArgumentError(msg)
-        return pos, neg, second, index
 
-    @staticmethod
-    def _shape_message(name: str, value: object, leading: tuple[int, ...]) -> str:
-        got = tuple(value.shape) if isinstance(value, Tensor) else value
-        remedy = "Drop a trailing dimension with `.squeeze(-1)`."
-        if name == "dual_neg_scores" and value is None:
-            remedy = "Draw a second batch of negatives (`num_dual_neg`), or set `share_negatives=True`."
-        elif name == "index":
-            remedy = "Number the training positives from 0, and pass the numbers of those in `pos_scores`."
-        shape = "".join(f"{size}, " for size in leading)
-        return f"Expected `{name}` of shape ({shape}number of them), but got {got}. {remedy}"
-
-    def _check_places(self, index: Tensor, masks: TaskMasks) -> None:
-        """A position beyond its label would be one of the next; looks on the CPU only, where nobody has to wait."""
-        if index.device.type == "cpu":
+    def _check_range(self, index: Tensor, masks: TaskMasks | None) -> None:
+        """Raise :class:`ArgumentError` if a positive is none of its label's; on the CPU, where nobody has to wait."""
+        if index.device.type != "cpu":
+            return
+        if masks is None:
+            try:
+                # no value is read, so that a training step waits for none
+                torch.zeros(()).expand(self.num_positives or 0).index_select(0, index)
+                return
+            except IndexError:
+                wrong = (index < 0) | (index >= (self.num_positives or 0))
+        else:
             wrong = masks.pos & ((index < 0) | (index >= torch.tensor(self.task_sizes).unsqueeze(-1)))
-            if bool(wrong.any()):
-                label, place = wrong.nonzero()[0].tolist()
-                msg = (
-                    "Expected `index` to number the positives of each label from 0, below "
-                    f"{(self.task_sizes or ())[label]} for label {label}, but got {int(index[label, place])}."
-                )
-                raise ArgumentError(msg)
+        if bool(wrong.any()):
+            label, count = "", self.num_positives or 0
+            if self.task_sizes is not None:
+                place = int(wrong.nonzero()[0, 0])
+                label, count = f" for label {place}", self.task_sizes[place]
+            msg = (
+                f"Expected `index` to be in 0 .. {count - 1}{label}, since `setup(num_positives={self._counts()})` was "
+                f"called, but got {int(index[wrong][0])}. Count the training positives, and number them from 0."
+            )
+            raise ArgumentError(msg)
 
     def _joint_loss(self, pos: Tensor, neg: Tensor, second: Tensor, index: Tensor, masks: TaskMasks) -> Tensor:
         """One step of all labels; the loss is their weighted mean, in which those that are not in play count as 0."""
@@ -461,6 +552,8 @@ class Algorithm(DeclaredState, ABC):
         Methods with :attr:`needs_previous` take ``previous``, those with :attr:`takes_tasks` take ``masks`` as well.
         """
 
+    # ---------------------------------------------------------------- stages
+
     def start(self, scores: TrainingScores | Sequence[TrainingScores] | None = None) -> None:
         """Called once before the first step, with training scores (of each label) if :meth:`needs_scores` says so."""
 
@@ -469,6 +562,11 @@ class Algorithm(DeclaredState, ABC):
 
     def restart(self, scores: TrainingScores | Sequence[TrainingScores] | None = None) -> None:
         """Begin the next stage, with scores as in :meth:`start`."""
+
+
+def scores_of_tasks(scores: TrainingScores | Sequence[TrainingScores]) -> Sequence[TrainingScores]:
+    """Scores of each label; a sequence of one if there is one label."""
+    return [scores] if isinstance(scores, TrainingScores) else scores
 
 
 class PairwiseAlgorithm(Algorithm):
@@ -532,13 +630,9 @@ class PairwiseAlgorithm(Algorithm):
         if self.step_units == "absolute":
             return 1.0, 1.0
         negatives = None if masks is None else masks.with_dual_negatives
-        batch_loss = tail_mean_loss(pos_scores, neg_scores, self.thetas[1], surrogate=self.surrogate, masks=negatives)
+        batch_loss = tail_loss(pos_scores, neg_scores, self.thetas()[1], self.surrogate, negatives)
         unit = in_play(loss_unit_step(self.loss_unit, batch_loss, self._constant_loss), self.loss_unit, masks)
         self.loss_unit.copy_(unit)
         least = self._constant_loss if bounded else 0.0
         of_loss = in_play(bounded_loss_unit(unit, batch_loss, least), 1.0, masks)
         return (of_loss if bounded else in_play(unit, 1.0, masks)), of_loss
-
-    def per_unit(self, loss: Tensor, unit: Tensor | float) -> Tensor:
-        """The loss for the weights over its unit, so that a learning rate suits any score and surrogate."""
-        return loss if self.step_units == "absolute" else loss / unit

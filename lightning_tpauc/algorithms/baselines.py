@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
+import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from lightning_tpauc.algorithms.base import Algorithm, PairwiseAlgorithm
-from lightning_tpauc.functional.checks import common_dtype, require_range
-from lightning_tpauc.functional.objective import tpauc_objective
-from lightning_tpauc.functional.pairwise import TaskMasks, there
+from lightning_tpauc.functional.checks import require_range
+from lightning_tpauc.functional.pairwise import TaskMasks, common_dtype, number, there
+from lightning_tpauc.functional.staco import tpauc_objective
 from lightning_tpauc.functional.surrogates import Surrogate
 
 
@@ -54,12 +53,8 @@ class CrossEntropy(Algorithm):
     ) -> None:
         super().__init__(min_tpr, max_fpr)
         self.balanced = balanced
+        self.sampling = "pos_neg" if balanced else "uniform"
         self.pos_weight = require_range("pos_weight", pos_weight, 0.0, open_low=True)
-
-    @property
-    def sampling(self) -> Literal["pos_neg", "uniform", "full"]:
-        """``"pos_neg"`` for the class-balanced variant, ``"uniform"`` otherwise."""
-        return "pos_neg" if self.balanced else "uniform"
 
     def step(
         self,
@@ -72,16 +67,13 @@ class CrossEntropy(Algorithm):
         """The mean cross-entropy of the batch; either class may be missing from a uniform batch."""
         dtype = common_dtype(pos_scores, neg_scores)
         pos_losses, neg_losses = softplus(-pos_scores.to(dtype)), softplus(neg_scores.to(dtype))
-        if masks is None:
-            num_pos: int | Tensor = pos_scores.numel()
-            num_neg: int | Tensor = neg_scores.numel()
-        else:
-            num_pos, num_neg = masks.pos.sum(-1), masks.neg.sum(-1)
-            pos_losses, neg_losses = there(pos_losses, masks.pos), there(neg_losses, masks.neg)
-        pos_sum, neg_sum = self.pos_weight * pos_losses.sum(-1), neg_losses.sum(-1)
+        pos_mask, neg_mask = (None, None) if masks is None else (masks.pos, masks.neg)
+        pos_sum = self.pos_weight * there(pos_losses, pos_mask).sum(-1)
+        neg_sum = there(neg_losses, neg_mask).sum(-1)
         if self.balanced:
-            return 0.5 * (pos_sum / _at_least_one(num_pos) + neg_sum / _at_least_one(num_neg))
-        return (pos_sum + neg_sum) / _at_least_one(num_pos + num_neg)
+            return 0.5 * (pos_sum / number(pos_losses, pos_mask) + neg_sum / number(neg_losses, neg_mask))
+        both = None if masks is None else torch.cat(masks[:2], -1)
+        return (pos_sum + neg_sum) / number(torch.cat([pos_losses, neg_losses], -1), both)
 
 
 class FullBatch(PairwiseAlgorithm):
@@ -119,6 +111,8 @@ class FullBatch(PairwiseAlgorithm):
         (tensor(1.5000), tensor([-1.,  0.]))
     """
 
+    sampling = "full"
+
     def __init__(
         self,
         min_tpr: float = 0.5,
@@ -130,11 +124,6 @@ class FullBatch(PairwiseAlgorithm):
     ) -> None:
         super().__init__(min_tpr, max_fpr, surrogate, margin, scale, "absolute")
 
-    @property
-    def sampling(self) -> Literal["pos_neg", "uniform", "full"]:
-        """``"full"``."""
-        return "full"
-
     def diagnostics(self) -> dict[str, Tensor]:
         """None: nothing is remembered."""
         return {}
@@ -142,7 +131,3 @@ class FullBatch(PairwiseAlgorithm):
     def step(self, pos_scores: Tensor, neg_scores: Tensor, dual_neg_scores: Tensor, index: Tensor) -> Tensor:  # noqa: ARG002
         """The exact objective of all scores."""
         return tpauc_objective(pos_scores, neg_scores, self.min_tpr, self.max_fpr, self.surrogate)
-
-
-def _at_least_one(count: int | Tensor) -> int | Tensor:
-    return count.clamp_min(1) if isinstance(count, Tensor) else max(count, 1)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from lightning_tpauc.algorithms.base import Algorithm, PreviousScores
-from lightning_tpauc.functional.checks import common_dtype, eager, require_range
+from lightning_tpauc.functional.checks import eager, require_range
+from lightning_tpauc.functional.pairwise import common_dtype
 
 #: Names of the entries of ``PAUCI.variables``.
 VARIABLES = ("a", "b", "s_pos", "s_neg", "lambda_a", "lambda_b", "gamma")
@@ -32,10 +33,7 @@ class RecursiveAlgorithm(Algorithm):
     At the first step, part 1 and ``previous`` are left out and the estimates are zeros.
     """
 
-    @property
-    def needs_previous(self) -> Literal["scores", "gradients"] | None:
-        """``"gradients"``."""
-        return "gradients"
+    needs_previous = "gradients"
 
     @abstractmethod
     def previous_loss(self, pos_scores: Tensor, neg_scores: Tensor) -> Tensor:
@@ -113,6 +111,7 @@ class PAUCI(RecursiveAlgorithm):
     takes_probabilities = True
     #: At a higher rate networks collapse, since the steps do not shrink as the source's do.
     default_lr = 0.002
+    step_sizes: ClassVar[dict[str, str]] = dict.fromkeys(("variables", "previous_variables", "estimate"), "nu")
 
     variables: Tensor
     previous_variables: Tensor
@@ -143,11 +142,6 @@ class PAUCI(RecursiveAlgorithm):
         self.add_state("previous_variables", "vector", fill=start)
         self.add_state("estimate", "vector", fill=(0.0,) * len(VARIABLES))
         self.add_state("steps", "scalar", fill=0, dtype=torch.int32)
-
-    @property
-    def step_sizes(self) -> dict[str, str]:
-        """The step size of each variable."""
-        return dict.fromkeys(("variables", "previous_variables", "estimate"), "nu")
 
     def diagnostics(self) -> dict[str, Tensor]:
         """The seven variables."""
@@ -203,7 +197,7 @@ class PAUCI(RecursiveAlgorithm):
     def _saddle(self, pos_scores: Tensor, neg_scores: Tensor, variables: Tensor) -> Tensor:
         """The saddle function, differentiable with respect to the scores."""
         a, b, s_pos, s_neg, lambda_a, lambda_b, gamma = variables.unbind()
-        (theta0, theta1), kappa = self.thetas, self.kappa
+        (theta0, theta1), kappa = self.thetas(), self.kappa
         pos_risk = softplus(kappa * _pos_excess(pos_scores, variables), threshold=40.0).mean() / (kappa * theta0)
         neg_risk = softplus(kappa * _neg_excess(neg_scores, variables), threshold=40.0).mean() / (kappa * theta1)
         constraint = lambda_a * (a + gamma) - lambda_b * (b - 1.0 - gamma)
@@ -213,7 +207,7 @@ class PAUCI(RecursiveAlgorithm):
     def _gradient(self, pos_scores: Tensor, neg_scores: Tensor, variables: Tensor) -> Tensor:
         """The derivatives of the saddle function with respect to the variables, in closed form."""
         a, b, _, _, lambda_a, lambda_b, gamma = variables.unbind()
-        theta0, theta1 = self.thetas
+        theta0, theta1 = self.thetas()
         pos_slope = torch.sigmoid(self.kappa * _pos_excess(pos_scores, variables)) / theta0
         neg_slope = torch.sigmoid(self.kappa * _neg_excess(neg_scores, variables)) / theta1
         grad_gamma = 2.0 * ((neg_slope * neg_scores).mean() - (pos_slope * pos_scores).mean() - gamma)

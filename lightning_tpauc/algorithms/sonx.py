@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from lightning_tpauc.algorithms.base import PairwiseAlgorithm, PreviousScores, TrainingScores
+from lightning_tpauc.algorithms.base import PairwiseAlgorithm, PreviousScores, TrainingScores, scores_of_tasks
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import check_choice, require_range
 from lightning_tpauc.functional.duals import activate_ties, exact_duals, nudge_down
-from lightning_tpauc.functional.pairwise import evaluate_pairs, put_
+from lightning_tpauc.functional.pairwise import Pairs, put_
 from lightning_tpauc.functional.staco import (
     excess_weights,
     global_threshold_step,
@@ -74,6 +74,8 @@ class SONX(PairwiseAlgorithm):
         tensor([-1.6000, -1.6000])
     """
 
+    step_sizes: ClassVar[dict[str, str]] = {"s": "beta", "s_replaced": "beta", "s_prime": "beta_prime"}
+
     u: Tensor
     s: Tensor
     s_prime: Tensor
@@ -109,6 +111,7 @@ class SONX(PairwiseAlgorithm):
             )
             raise ArgumentError(msg)
         self.dual_init = dual_init
+        self.needs_previous = "scores" if self.gamma > 0 else None
         start = 1.0 if dual_init == "ones" else 0.0
         self.add_state("u", "positive")
         self.add_state("s", "positive", fill=start)
@@ -116,16 +119,6 @@ class SONX(PairwiseAlgorithm):
         self.add_state("s_replaced", "positive")
         self.add_state("s_changed_at", "positive", fill=-1, dtype=torch.int32)
         self.add_state("steps", "scalar", fill=0, dtype=torch.int32)
-
-    @property
-    def needs_previous(self) -> Literal["scores", "gradients"] | None:
-        r"""``"scores"`` for :math:`\gamma > 0`."""
-        return "scores" if self.gamma > 0 else None
-
-    @property
-    def step_sizes(self) -> dict[str, str]:
-        """The step size of each variable."""
-        return {"s": "beta", "s_replaced": "beta", "s_prime": "beta_prime"}
 
     def diagnostics(self) -> dict[str, Tensor]:
         r""":math:`s'`, the mean threshold, the share of positives above :math:`s'`, and the unit of the loss."""
@@ -143,7 +136,7 @@ class SONX(PairwiseAlgorithm):
     def start(self, scores: TrainingScores | Sequence[TrainingScores] | None = None) -> None:
         """Set s and s' to the minimisers for the initial weights, if asked for."""
         if scores is not None and self.dual_init == "exact":
-            (scores,) = self.scores_of_tasks(scores)
+            (scores,) = scores_of_tasks(scores)
             rectangle, weight = (self.min_tpr, self.max_fpr), self.positive_weights
             duals = exact_duals(*scores, *rectangle, surrogate=self.surrogate, pos_weight=weight)
             self.s.copy_(activate_ties(duals.s, scores.pos_scores, self.surrogate))
@@ -159,19 +152,19 @@ class SONX(PairwiseAlgorithm):
         previous: PreviousScores | None = None,
     ) -> Tensor:
         r"""One step; the correction is left out for :math:`\gamma = 0`, and where nothing is known of ``previous``."""
-        s, (theta0, theta1) = self.s[index], self.thetas
+        s, (theta0, theta1) = self.s[index], self.thetas()
         unit, _ = self.update_units(pos_scores, neg_scores, bounded=True)
-        pairs = evaluate_pairs(pos_scores, neg_scores, s, surrogate=self.surrogate)
+        pairs = Pairs(pos_scores, neg_scores, s, self.surrogate)
         risk = per_positive_risk(s, pairs.excess, theta1)
         u = self.u[index].where(self.s_changed_at[index] >= 0, risk)
         selected = (u > self.s_prime).to(u.dtype)  # theta_0 q_i
         weighted = pairs.weighted_sum(excess_weights(selected, theta0, theta1))
-        loss = self.per_unit(minmax_loss(weighted, selected, s, self.s_prime, theta0), unit)
+        loss = minmax_loss(weighted, selected, s, self.s_prime, theta0) / unit
         u = (1.0 - self.tau) * u + self.tau * risk
         if previous is not None:
             before = self.s_replaced[index].where(self.s_changed_at[index] == self.steps - 1, s)
             pos, neg = (scores.detach() for scores in previous)
-            excess = evaluate_pairs(pos, neg, before, surrogate=self.surrogate).excess
+            excess = Pairs(pos, neg, before, self.surrogate).excess
             u = u + self.gamma * (risk - per_positive_risk(before, excess, theta1))
         beta = self.step_scale * self.beta * unit / selected.numel()
         new = threshold_step(s, selected, pairs.active, beta, theta0, theta1)

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.algorithms.base import PairwiseAlgorithm
-from lightning_tpauc.algorithms.duals import Batch, PerPositiveDuals
-from lightning_tpauc.algorithms.staco import STACO
-from lightning_tpauc.functional.checks import common_dtype, require_range
-from lightning_tpauc.functional.pairwise import TaskMasks, column, in_play, number, put_, take, with_gradients
+from lightning_tpauc.algorithms.staco import STACO, Batch, PerPositiveDuals
+from lightning_tpauc.functional.checks import require_range
+from lightning_tpauc.functional.pairwise import TaskMasks, column, common_dtype, in_play, number, put_, with_gradients
 from lightning_tpauc.functional.surrogates import Surrogate
 
 # Pairs per block: 32 MB for a temporary in double precision.
@@ -26,9 +25,9 @@ _LOG_ZERO = -1e30
 class _FullVectorDuals(PerPositiveDuals):
     """Every step changes all thresholds."""
 
-    _threshold_kind = "dense"
+    threshold_kind = "dense"
 
-    def _descend_thresholds(
+    def descend_thresholds(
         self,
         batch: Batch,
         s: Tensor,  # noqa: ARG002
@@ -37,14 +36,14 @@ class _FullVectorDuals(PerPositiveDuals):
         beta: float | Tensor,
         gamma: float | Tensor,
     ) -> None:
-        own = self.algorithm
-        masks, (theta0, theta1) = batch.masks, own.thetas_of(own.s)
+        """All thresholds, by the proximal step of :class:`SOTA`."""
+        own, masks, (theta0, theta1) = self.own, batch.masks, batch.thetas
         sampled, gradient = number(y, batch.pos_mask), torch.zeros_like(own.s)
         put_(gradient, batch.index, y * (1.0 - active / column(theta1)) / column(theta0 * sampled))
         beta, gamma = own.of_each_positive(beta), own.of_each_positive(gamma)
         count: float | Tensor = own.s.numel()
         if masks is not None:
-            count = own.of_each_positive(own.task_counts.to(own.s.dtype))
+            count = own.of_each_positive(own._per_task["counts"].to(own.s.dtype))
         ratio = beta / (gamma * count)
         new = (own.s + ratio * own.s_anchor - beta * gradient) / (1.0 + ratio)
         if masks is not None:
@@ -213,7 +212,7 @@ class SOTAs(PairwiseAlgorithm):
         lam = self.lam * unit
         pos_mask = None if masks is None else masks.pos
         inner = _log_mean_exp_loss(pos, neg, self.surrogate, lam, masks)
-        log_u = _log_moving_average(take(self.log_u, index).to(dtype), inner, self.gamma0)
+        log_u = _log_moving_average(self.log_u.take(index).to(dtype), inner, self.gamma0)
         if pos_mask is not None:
             log_u = torch.where(pos_mask, log_u, _LOG_ZERO)
         ratio = self.lam / self.lam_prime
@@ -224,7 +223,7 @@ class SOTAs(PairwiseAlgorithm):
         self.log_v.copy_(log_v)
         log_weights = (ratio - 1.0) * log_u - column(log_v)  # log p_ij - l_ij / lambda
         value = _weighted_pair_loss(pos.detach(), neg.detach(), log_weights, self.surrogate, lam, masks)
-        return self.per_unit(with_gradients(value[0], pos, neg, *value[1:]), unit)
+        return with_gradients(value[0], pos, neg, *value[1:]) / unit
 
 
 def _log_number(scores: Tensor, mask: Tensor | None) -> float | Tensor:

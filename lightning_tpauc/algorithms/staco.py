@@ -1,21 +1,329 @@
-"""STACO1 and STACO2 (Zhou, Wang, Thai, Yang: TMLR 2025)."""
+"""STACO1 and STACO2 (Zhou, Wang, Thai, Yang: TMLR 2025), and where their dual variables come from."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_tpauc.algorithms.base import Task, TrainingScores
-from lightning_tpauc.algorithms.duals import Batch, DualAlgorithm, PerPositiveDuals, TrackedDuals
-from lightning_tpauc.errors import CheckpointError
+from lightning_tpauc.algorithms.base import PairwiseAlgorithm, Task, TrainingScores, scores_of_tasks
+from lightning_tpauc.errors import ArgumentError, UnsupportedError
 from lightning_tpauc.functional.checks import check_choice, require_positive, require_range
-from lightning_tpauc.functional.pairwise import TaskMasks, evaluate_pairs, in_play, masked_mean
-from lightning_tpauc.functional.staco import excess_weights, minmax_loss, per_positive_risk
+from lightning_tpauc.functional.duals import (
+    activate_ties,
+    border_scores,
+    border_step,
+    border_thresholds,
+    border_weights,
+    exact_duals,
+)
+from lightning_tpauc.functional.pairwise import (
+    Pairs,
+    TaskMasks,
+    add_,
+    column,
+    in_play,
+    masked_mean,
+    put_,
+    there,
+)
+from lightning_tpauc.functional.staco import (
+    dual_weight_step,
+    excess_weights,
+    global_threshold_step,
+    minmax_loss,
+    per_positive_risk,
+    threshold_step,
+)
 from lightning_tpauc.functional.surrogates import Surrogate
+
+
+class Batch(NamedTuple):
+    r"""What a step knows of its batch, without a graph.
+
+    Attributes:
+        pos: float tensor ``(S,)``, scores of the positives.
+        dual_neg: float tensor ``(B,)``, scores of the negatives that the dual variables follow.
+        index: which positives these are; of several labels their places.
+        unit: L, in which step sizes are measured.
+        thetas: :math:`(\theta_0, \theta_1)`.
+        masks: which scores of K labels are there.
+    """
+
+    pos: Tensor
+    dual_neg: Tensor
+    index: Tensor  # type: ignore[assignment]  # shadows tuple.index, which nobody calls on a batch
+    unit: Tensor | float
+    thetas: tuple[float | Tensor, float | Tensor]
+    masks: TaskMasks | None
+
+    @property
+    def pos_mask(self) -> Tensor | None:
+        """Which positives are there; ``None`` for one label."""
+        return None if self.masks is None else self.masks.pos
+
+    @property
+    def dual_masks(self) -> TaskMasks | None:
+        """The masks of ``pos`` and ``dual_neg``."""
+        return None if self.masks is None else self.masks.with_dual_negatives
+
+
+class PerPositiveDuals:
+    r"""The paper's variables, which follow gradients: :math:`y_i` and :math:`s_i` of each positive, and :math:`s'`.
+
+    They are part of the algorithm's declared state, from which checkpoints, device moves and roll-back follow. The
+    average of s over a stage costs O(S) a step, since only the S sampled entries change. With the change
+    :math:`\Delta_{k,i}` of entry i in step k, the moment :math:`M_i = \sum_k (k - 1) \Delta_{k,i}` gives the mean of
+    the K iterates as :math:`s_{K,i} - M_i / K`: the change of step k is missing from the k - 1 iterates before it.
+
+    Args:
+        algorithm: whose variables these are; its settings are complete.
+
+    Raises:
+        ArgumentError: if its settings do not suit the kind.
+    """
+
+    #: Kind of the thresholds' state: whether a step changes those of its positives, or all.
+    threshold_kind: Literal["positive", "dense"] = "positive"
+    #: Whether any batch gives the variables their start.
+    starts_from_batch: ClassVar[bool] = False
+
+    def __init__(self, algorithm: STACO) -> None:
+        if (msg := self.misfit(algorithm)) is not None:
+            raise ArgumentError(msg)
+        others = set(algorithm._specs)
+        self.own = algorithm
+        self.declare()
+        self.names = set(algorithm._specs) - others
+        algorithm.starts_from_batch = self.starts_from_batch
+
+    @staticmethod
+    def misfit(algorithm: STACO) -> str | None:
+        """Why an algorithm with these arguments can't have such variables; ``None`` if it can."""
+        used = ("dual_init", "stage_restart") if algorithm.has_stages else ("dual_init",)
+        exact = [name for name in used if getattr(algorithm, name) == "exact"]
+        if not exact or algorithm.surrogate.monotone:
+            return None
+        return (
+            f"`{exact[0]}='exact'` needs a non-decreasing surrogate, but {algorithm.surrogate.name!r} falls again on "
+            "the left of -margin, so the hardest negatives differ between positives. "
+            "Set `dual_init='zeros'` and `stage_restart='ones'`, or use 'squared_hinge'."
+        )
+
+    def declare(self) -> None:
+        """Add the variables to the algorithm's state."""
+        start = 0.0 if self.own.dual_init == "zeros" else 1.0
+        self.own.add_state("y", "positive", fill=1.0)
+        self.own.add_state("s", self.threshold_kind, fill=start)
+        self.own.add_state("s_prime", "scalar", fill=start)
+        self.own.add_state("s_anchor", "positive", fill=start)
+        self.own.add_state("s_moments", self.threshold_kind)
+        self.own.add_state("s_prime_sum", "scalar")
+        self.own.add_state("stage_steps", "scalar", dtype=torch.int32)
+
+    @property
+    def global_threshold(self) -> Tensor:
+        """:math:`s'`, shape ``()``."""
+        return self.own.s_prime
+
+    def thresholds(self, batch: Batch) -> Tensor:
+        """The thresholds ``(S,)`` of the sampled positives that the step goes by."""
+        return self.own.s.take(batch.index)
+
+    def ascend(self, batch: Batch, risk: Tensor) -> Tensor:
+        """Line 1: the new dual weights ``(S,)`` of the sampled positives, given their risks."""
+        alpha, y = self.own.step_scale * self.own.alpha / batch.unit, self.own.y.take(batch.index)
+        y = there(dual_weight_step(y, risk, self.own.s_prime, alpha, batch.thetas[0]), batch.pos_mask)
+        put_(self.own.y, batch.index, y)
+        return y
+
+    def descend(self, batch: Batch, s: Tensor, y: Tensor, active: Tensor) -> None:
+        """Lines 2 and 4, given the thresholds, the new dual weights and the share of active pairs, all ``(S,)``."""
+        unit, masks = batch.unit, batch.masks
+        # the proximal term divides s by gamma, and has no unit where gamma has that of s; STACO1 has no such term
+        gamma = self.own.gamma * unit if self.own.has_stages else self.own.gamma
+        self.descend_thresholds(batch, s, y, active, self.own.step_scale * self.own.beta * unit, gamma)
+        mean = masked_mean(y, batch.pos_mask)
+        beta_prime = self.own.step_scale * self.own.beta_prime * unit
+        s_prime = global_threshold_step(self.own.s_prime, mean, beta_prime, batch.thetas[0])
+        self.own.s_prime.copy_(in_play(s_prime, self.own.s_prime, masks))
+        self.own.stage_steps.add_(1 if masks is None else masks.pos.any(-1))
+        self.own.s_prime_sum.add_(in_play(self.own.s_prime, 0.0, masks))
+
+    def descend_thresholds(
+        self, batch: Batch, s: Tensor, y: Tensor, active: Tensor, beta: float | Tensor, gamma: float | Tensor
+    ) -> None:
+        anchor = self.own.s_anchor.take(batch.index) if self.own.has_stages else None
+        new = threshold_step(s, y, active, beta, *batch.thetas, anchor=anchor, gamma=gamma)
+        new = new if batch.masks is None else torch.where(batch.masks.pos, new, s)
+        put_(self.own.s, batch.index, new)
+        add_(self.own.s_moments, batch.index, (new - s) * column(self.own.stage_steps))
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        r""":math:`s'`, and the means of :math:`s_i` and :math:`y_i`."""
+        return {
+            "s_prime": self.own.s_prime.mean(),
+            "mean_s": self.own.entries(self.own.s).mean(),
+            "mean_y": self.own.entries(self.own.y).mean(),
+        }
+
+    def averages(self) -> tuple[Tensor, Tensor]:
+        r""":math:`(\bar s, \bar s')` over the stage's iterates so far; O(n_pos)."""
+        own, steps = self.own, self.own.stage_steps.clamp(min=1)
+        s_bar = own.s - own.s_moments / own.of_each_positive(steps)
+        return s_bar, torch.where(own.stage_steps > 0, own.s_prime_sum / steps, own.s_prime)
+
+    def start_from_batch(self, batch: Batch, started: list[bool]) -> None:
+        """Start each label, if it has no start, from the first batch that it is in; set its entry of ``started``.
+
+        The start is exact on the batch's own positives. The others get its mean threshold, which keeps them out of the
+        dead zone of a start from ones.
+        """
+        each = [(batch.index, batch.pos, batch.dual_neg)]
+        if batch.dual_masks is not None:
+            rows = zip(batch.index, batch.pos, batch.dual_neg, *batch.dual_masks[:2], strict=True)
+            each = [(places[is_pos], pos[is_pos], neg[is_neg]) for places, pos, neg, is_pos, is_neg in rows]
+        for label, (places, pos, neg) in enumerate(each):
+            if not started[label] and pos.numel() and neg.numel():
+                self._solve(label, TrainingScores(pos, neg), places)
+                self.own.entries(self.own.s_anchor, label).copy_(self.own.entries(self.own.s, label))
+                started[label] = True
+
+    def start(self, scores: TrainingScores | Sequence[TrainingScores] | None) -> None:
+        """The exact solution, or what the state was filled with."""
+        for label, of_label in enumerate([] if scores is None else scores_of_tasks(scores)):
+            self._solve(label, of_label)
+        self._anchor()
+
+    def finish_stage(self) -> None:
+        r""":math:`(s, s') \leftarrow (\bar s, \bar s')`; these are the next anchors."""
+        s_bar, s_prime_bar = self.averages()
+        self.own.s.copy_(s_bar)
+        self.own.s_prime.copy_(s_prime_bar)
+        self._anchor()
+
+    def restart(self, scores: TrainingScores | Sequence[TrainingScores] | None) -> None:
+        r""":math:`y \leftarrow 1`, or the exact solution."""
+        self.own.y.fill_(1.0)
+        if scores is not None:
+            self.start(scores)
+
+    def _anchor(self) -> None:
+        self.own.s_anchor.copy_(self.own.s)
+        for accumulator in (self.own.s_moments, self.own.s_prime_sum, self.own.stage_steps):
+            accumulator.zero_()
+
+    def _solve(self, label: int, scores: TrainingScores, places: Tensor | None = None) -> None:
+        """The exact solution of one label; ``places`` say which positives the scores belong to, if not to all."""
+        min_tpr, max_fpr = self.own.rectangles[label]
+        weight = self.own.positive_weights if places is None else None
+        s, y, s_prime = exact_duals(*scores, min_tpr, max_fpr, surrogate=self.own.surrogate, pos_weight=weight)
+        s = activate_ties(s, scores.pos_scores, self.own.surrogate)
+        if places is None:
+            self.own.entries(self.own.s, label).copy_(s)
+            self.own.entries(self.own.y, label).copy_(y)
+        else:
+            self.own.entries(self.own.s, label).copy_(s.mean())
+            self.own.entries(self.own.y, label).fill_(1.0 - min_tpr)
+            put_(self.own.s, places, s)
+            put_(self.own.y, places, y)
+        (self.own.s_prime if self.own.num_tasks is None else self.own.s_prime[label]).copy_(s_prime)
+
+
+# What steers the variables of each positive, and what STACO has where nobody says otherwise.
+_STEERING = {"alpha": 1.0, "beta": 1.0, "beta_prime": 1.0, "dual_init": "exact", "stage_restart": "exact"}
+
+
+class TrackedDuals(PerPositiveDuals):
+    r"""The optimal dual variables, given two scores on the rectangle's borders: running means over the batches.
+
+    See :mod:`lightning_tpauc.functional.duals`. Nothing is kept for a positive, and nothing has a step size.
+    """
+
+    starts_from_batch = True
+
+    @staticmethod
+    def misfit(algorithm: STACO) -> str | None:
+        """They need a monotone surrogate, and have nothing that steers the other kind."""
+        if not algorithm.surrogate.monotone:
+            return (
+                f"`duals='tracked'` needs a non-decreasing surrogate, but {algorithm.surrogate.name!r} falls again on "
+                "the left of -margin, so no one score is the border for all. Set `duals='per_positive'` with "
+                "`dual_init='zeros'` and `stage_restart='ones'`, or use 'squared_hinge'."
+            )
+        for name, default in _STEERING.items():
+            value = getattr(algorithm, name)
+            if value != default:
+                return (
+                    f"`{name}={value!r}` is for dual variables that each positive has of its own, which "
+                    f"duals='tracked' does without. Leave out `{name}`, or set `duals='per_positive'`."
+                )
+        return None
+
+    def declare(self) -> None:
+        """Two borders, and how many steps they have followed."""
+        self.own.add_state("neg_border", "scalar")
+        self.own.add_state("pos_border", "scalar")
+        self.own.add_state("border_steps", "scalar", dtype=torch.int32)
+
+    @property
+    def global_threshold(self) -> Tensor:
+        r"""0: :math:`s'` cancels where the mean of y is :math:`\theta_0`, and no gradient depends on it."""
+        return torch.zeros_like(self.own.neg_border)
+
+    def thresholds(self, batch: Batch) -> Tensor:
+        r"""The borders take in the batch; then :math:`s_i = \ell(c - h_i)`."""
+        self._move(*border_scores(batch.pos, batch.dual_neg, *self.own.thetas(), batch.dual_masks), batch.masks)
+        return border_thresholds(batch.pos, self.own.neg_border, self.own.surrogate)
+
+    def ascend(self, batch: Batch, risk: Tensor) -> Tensor:  # noqa: ARG002
+        r""":math:`y_i = 1[h_i \le p]`."""
+        return border_weights(batch.pos, self.own.pos_border, batch.thetas[0], batch.pos_mask)
+
+    def descend(self, batch: Batch, s: Tensor, y: Tensor, active: Tensor) -> None:
+        """Nothing is left to do."""
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """The two borders."""
+        return {name: getattr(self.own, name).mean() for name in ("neg_border", "pos_border")}
+
+    def averages(self) -> tuple[Tensor, Tensor]:
+        """Raise :class:`UnsupportedError`."""
+        msg = "`duals='tracked'` keeps no thresholds to average. Set `duals='per_positive'`."
+        raise UnsupportedError(msg)
+
+    def start(self, scores: TrainingScores | Sequence[TrainingScores] | None) -> None:
+        """The borders of ``scores``, or of the next batch."""
+        self.own.border_steps.zero_()
+        if scores is None:
+            return
+        borders = []
+        for (pos, neg), (min_tpr, max_fpr) in zip(scores_of_tasks(scores), self.own.rectangles, strict=True):
+            counted = pos if self.own.positive_weights is None else _copies(pos, self.own.positive_weights)
+            borders.append(border_scores(counted, neg, 1.0 - min_tpr, max_fpr))
+        pos_border, neg_border = (torch.stack(each).view_as(self.own.pos_border) for each in zip(*borders, strict=True))
+        self._move(pos_border, neg_border, None)
+
+    def finish_stage(self) -> None:
+        """The averaged weights have other scores: begin anew."""
+        self.own.border_steps.zero_()
+
+    restart = start
+
+    def _move(self, pos: Tensor, neg: Tensor, masks: TaskMasks | None) -> None:
+        for border, of_batch in ((self.own.pos_border, pos), (self.own.neg_border, neg)):
+            border.copy_(in_play(border_step(border, of_batch, self.own.border_steps), border, masks))
+        self.own.border_steps.add_(1 if masks is None else masks.pos.any(-1))
+
+
+def _copies(scores: Tensor, weight: Tensor) -> Tensor:
+    """Ten times as many scores, in which each is as frequent as its weight says, give or take one copy."""
+    ends, count = weight.cumsum(0), 10 * scores.numel()
+    places = (torch.arange(count, device=weight.device, dtype=weight.dtype) + 0.5) / count * ends[-1]
+    return scores[torch.searchsorted(ends, places).clamp(max=scores.numel() - 1)]
 
 
 class STACO(DualAlgorithm):
@@ -91,7 +399,26 @@ class STACO(DualAlgorithm):
         "tracked": TrackedDuals,
     }
 
+    step_sizes: ClassVar[dict[str, str]] = {
+        "y": "alpha",
+        "s": "beta",
+        "s_moments": "beta",
+        "s_prime": "beta_prime",
+        "s_prime_sum": "beta_prime",
+    }
+    averages_iterates = True
+
     active_share: Tensor
+    y: Tensor
+    s: Tensor
+    s_prime: Tensor
+    s_anchor: Tensor
+    s_moments: Tensor
+    s_prime_sum: Tensor
+    stage_steps: Tensor
+    neg_border: Tensor
+    pos_border: Tensor
+    border_steps: Tensor
 
     def __init__(
         self,
@@ -122,25 +449,12 @@ class STACO(DualAlgorithm):
         check_choice(stage_restart, "stage_restart", ("exact", "ones"))
         self.duals, self.dual_init, self.stage_restart = duals, dual_init, stage_restart
         self.share_negatives = share_negatives
+        self.needs_dual_negatives, self.has_stages = not share_negatives, math.isfinite(self.gamma)
         self.add_state("active_share", "scalar", fill=1.0)
         self._duals: PerPositiveDuals = self.kinds_of_duals[duals or "per_positive"](self)
         #: Whether the dual variables of each task have their start.
         self._started = [False]
-
-    @property
-    def needs_dual_negatives(self) -> bool:
-        """Whether a step uses a second, independent batch of negatives."""
-        return not self.share_negatives
-
-    @property
-    def has_stages(self) -> bool:
-        """Whether this is STACO2."""
-        return math.isfinite(self.gamma)
-
-    @property
-    def averages_iterates(self) -> bool:
-        """True: both variants return an average."""
-        return True
+        self._saved_lists["started"] = "_started"
 
     @property
     def proximal_coefficient(self) -> float:
@@ -148,11 +462,6 @@ class STACO(DualAlgorithm):
         each = [1.0 / (self.gamma * (1.0 - low)) for low, _ in self.rectangles]
         weights = [1.0] if self.tasks is None else [task.weight for task in self.tasks]
         return sum(w * c for w, c in zip(weights, each, strict=True)) / sum(weights)
-
-    @property
-    def step_sizes(self) -> dict[str, str]:
-        """The step size of each variable."""
-        return self._duals.step_sizes
 
     def diagnostics(self) -> dict[str, Tensor]:
         r"""The unit of the loss, ``active_share``, and what the kind of dual variables has to report.
@@ -163,11 +472,6 @@ class STACO(DualAlgorithm):
         :math:`\theta_0` at the optimum; tracked ones report the two borders.
         """
         return {**super().diagnostics(), "active_share": self.active_share.mean(), **self._duals.diagnostics()}
-
-    @property
-    def starts_from_batch(self) -> bool:
-        """Whether the dual variables are tracked: a batch has borders of its own."""
-        return self._duals.starts_from_batch
 
     def needs_scores(self, event: Literal["start", "restart"]) -> bool:
         """Whether the exact solution is asked for."""
@@ -183,34 +487,14 @@ class STACO(DualAlgorithm):
         """Allocate 16 bytes a positive in single precision, none if tracked; see :meth:`Algorithm.setup`."""
         several = isinstance(num_positives, Sequence) and len(num_positives) > 1
         tracks = several and "tracked" in self.kinds_of_duals and TrackedDuals.misfit(self) is None
-        kind = self.duals or ("tracked" if tracks else "per_positive")
-        if kind != self._duals.kind:
-            self._duals.withdraw()
-            self._duals = self.kinds_of_duals[kind](self)
+        kind = self.kinds_of_duals[self.duals or ("tracked" if tracks else "per_positive")]
+        if type(self._duals) is not kind:
+            for name in self._duals.names:
+                del self._specs[name]
+            self._duals = kind(self)
         super().setup(num_positives, device=device, dtype=dtype)
         from_scores = self.dual_init == "exact" and not self.starts_from_batch
         self._started = [not from_scores] * (self.num_tasks or 1)
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that the algorithm remembers, with whether the dual variables (of each task) have had their start."""
-        return {**super().state_dict(), "started": list(self._started)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned, in place.
-
-        Raises:
-            CheckpointError: if the state belongs to other data, another algorithm or the other kind of duals.
-        """
-        self.check_num_positives(state)
-        written = "tracked" if "neg_border" in state else "per_positive"
-        if written != self._duals.kind:
-            msg = (
-                f"The checkpoint was written with duals={written!r}, but the algorithm has duals={self._duals.kind!r}. "
-                f"Set `duals={written!r}`, or pass the checkpoint as `init_from` to start a new run from its weights."
-            )
-            raise CheckpointError(msg)
-        super().load_state_dict({name: value for name, value in state.items() if name != "started"})
-        self._started = list(state["started"])
 
     # ---------------------------------------------------------------- one step
 
@@ -225,18 +509,18 @@ class STACO(DualAlgorithm):
         """Lines 1 to 4, all with the values from before the step except the new dual weights."""
         pos, dual_neg = pos_scores.detach(), dual_neg_scores.detach()
         unit, of_loss = self.update_units(pos, dual_neg, masks=masks)
-        batch = Batch(pos, dual_neg, index, unit, masks)
-        pos_mask, (theta0, theta1) = batch.pos_mask, self.thetas_of(self.active_share)
+        batch = Batch(pos, dual_neg, index, unit, self.thetas(self.active_share.dtype), masks)
+        (theta0, theta1), pos_mask = batch.thetas, batch.pos_mask
         if not all(self._started):
             self._duals.start_from_batch(batch, self._started)
         s = self._duals.thresholds(batch)
         dual = None if self.share_negatives else dual_neg_scores
-        pairs = evaluate_pairs(pos_scores, neg_scores, s, surrogate=self.surrogate, dual_neg_scores=dual, masks=masks)
+        pairs = Pairs(pos_scores, neg_scores, s, self.surrogate, masks, dual)
         # line 1, on the dual negatives
         y = self._duals.ascend(batch, per_positive_risk(s, pairs.dual_excess, theta1))
         # line 3, the loss for the weights, on the other negatives
         weighted = pairs.weighted_sum(excess_weights(y, theta0, theta1, pos_mask))
-        loss = self.per_unit(minmax_loss(weighted, y, s, self._duals.global_threshold, theta0, pos_mask), of_loss)
+        loss = minmax_loss(weighted, y, s, self._duals.global_threshold, theta0, pos_mask) / of_loss
         # lines 2 and 4
         self._duals.descend(batch, s, y, pairs.active)
         share = in_play(masked_mean(pairs.active * y, pos_mask), self.active_share, masks)

@@ -3,7 +3,6 @@
 from lightning_tpauc.functional.bootstrap import BootstrapInterval, bootstrap_interval
 from lightning_tpauc.functional.calibration import Calibration, calibrated_probability, fit_calibration
 from lightning_tpauc.functional.duals import ExactDuals, exact_duals
-from lightning_tpauc.functional.objective import objective_ratio, tpauc_objective
 from lightning_tpauc.functional.operating_points import (
     Decisions,
     count_decisions,
@@ -19,7 +18,7 @@ from lightning_tpauc.functional.pairwise import (
     pairwise_terms,
 )
 from lightning_tpauc.functional.roc import roc_polyline
-from lightning_tpauc.functional.staco import tail_mean_loss
+from lightning_tpauc.functional.staco import objective_ratio, tail_mean_loss, tpauc_objective
 from lightning_tpauc.functional.surrogates import (
     PowerForm,
     Surrogate,

@@ -27,16 +27,6 @@ def eager(function: F) -> F:
     return kept
 
 
-def widest_float(device: torch.device) -> torch.dtype:
-    """The most precise dtype of a device: float64, which Apple's GPUs do not have.
-
-    Example:
-        >>> widest_float(torch.device("cpu")), widest_float(torch.device("mps"))
-        (torch.float64, torch.float32)
-    """
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
 def as_tensor(values: Any, name: str, device: torch.device | None = None) -> Tensor:
     """Numbers or bools as a tensor: one as it is, a NumPy array, a list, or a column of pandas or polars converted.
 
@@ -176,24 +166,6 @@ def as_index(index: Any, device: torch.device | None = None) -> Tensor:
     return positions.long()
 
 
-def check_range(index: Tensor, count: int) -> None:
-    """Raise :class:`ArgumentError` unless all of ``index`` is in ``0 .. count - 1``.
-
-    Only on the CPU: on a GPU, looking would wait for the device, which refuses such an index by itself.
-    """
-    if index.device.type != "cpu":
-        return
-    try:
-        torch.zeros(()).expand(count).index_select(0, index)  # no value is read, so that a training step waits for none
-    except IndexError as error:
-        low, high = (int(value) for value in index.aminmax())
-        msg = (
-            f"Expected `index` to be in 0 .. {count - 1}, since `setup(num_positives={count})` was called, but got "
-            f"{low if low < 0 else high}. Count the training positives, and number them from 0."
-        )
-        raise ArgumentError(msg) from error
-
-
 def check_choice(value: Any, name: str, choices: Sequence[str]) -> None:
     """Raise :class:`ArgumentError` unless ``value`` is one of ``choices``."""
     if value not in choices:
@@ -206,25 +178,6 @@ def check_count(value: Any, name: str, least: int) -> None:
     if not is_whole(value) or int(value) < least:
         msg = f"Expected `{name}` to be a whole number of at least {least}, but got {value!r}."
         raise ArgumentError(msg)
-
-
-def check_per_positive(values: Any, name: str, pos_scores: Tensor) -> None:
-    """Raise :class:`ArgumentError` unless ``values`` is a float tensor with one entry per positive score."""
-    if not isinstance(values, Tensor) or not values.is_floating_point() or values.shape != pos_scores.shape:
-        got = f"{values.dtype} of shape {tuple(values.shape)}" if isinstance(values, Tensor) else repr(values)
-        msg = (
-            f"Expected `{name}` to be a float tensor with one entry per positive, shape {tuple(pos_scores.shape)}, "
-            f"but got {got}."
-        )
-        raise ArgumentError(msg)
-
-
-def common_dtype(*tensors: Tensor) -> torch.dtype:
-    """The widest dtype of ``tensors``, at least float32: sums over pairs lose too much in half precision."""
-    dtype = torch.float32
-    for tensor in tensors:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return dtype
 
 
 def is_real(value: Any) -> bool:

@@ -22,14 +22,8 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError
-from lightning_tpauc.functional.checks import (
-    as_float_tensor,
-    check_finite,
-    check_rectangle,
-    check_scores,
-    common_dtype,
-)
-from lightning_tpauc.functional.pairwise import TaskMasks, ceil_count, column, highest, number
+from lightning_tpauc.functional.checks import as_float_tensor, check_finite, check_rectangle, check_scores
+from lightning_tpauc.functional.pairwise import TaskMasks, ceil_count, column, common_dtype, highest, number
 from lightning_tpauc.functional.staco import in_double, tail_risk
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 

@@ -17,22 +17,18 @@ several labels leave out what pads a row and what was not measured; masked score
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
-from lightning_tpauc.functional.checks import (
-    as_float_tensor,
-    check_choice,
-    check_per_positive,
-    check_scores,
-    common_dtype,
-    widest_float,
-)
+from lightning_tpauc.functional.checks import as_float_tensor, check_choice, check_scores
 from lightning_tpauc.functional.surrogates import PowerForm, Surrogate, get_surrogate
+
+Number = TypeVar("Number", bound="float | Tensor")
 
 # ---------------------------------------------------------------- one label and several
 
@@ -56,13 +52,9 @@ class TaskMasks(NamedTuple):
         return self if self.dual_neg is None else self._replace(neg=self.dual_neg)
 
 
-@overload
-def column(x: Tensor) -> Tensor: ...
-@overload
-def column(x: float | Tensor) -> float | Tensor: ...
-def column(x: float | Tensor) -> float | Tensor:
+def column(x: Number) -> Number:
     """One number for each label, ``(K,)``, as a column that broadcasts over its scores; a single number unchanged."""
-    return x.unsqueeze(-1) if isinstance(x, Tensor) and x.ndim else x
+    return x.unsqueeze(-1) if isinstance(x, Tensor) and x.ndim else x  # type: ignore[return-value]  # a tensor for one
 
 
 def add_scaled(x: Tensor, y: Tensor, factor: float | Tensor) -> Tensor:
@@ -126,27 +118,32 @@ def highest(scores: Tensor, share: float | Tensor, mask: Tensor | None) -> Tenso
     return down.gather(-1, place.unsqueeze(-1)).squeeze(-1)
 
 
-def take(state: Tensor, index: Tensor) -> Tensor:
-    """The entries ``index`` of per-positive state, in the shape of ``index``."""
-    return state.index_select(0, index) if index.ndim == 1 else state[index]
-
-
 def put_(state: Tensor, index: Tensor, values: Tensor) -> None:
     """Write ``values`` into the entries ``index`` of per-positive state; those that come twice have equal values."""
-    values = values.to(state.dtype)
-    if index.ndim == 1:  # one label: a step of a small batch costs by the operation
-        state.index_copy_(0, index, values)
-    else:
-        state.index_copy_(0, index.reshape(-1), values.reshape(-1))
+    state.index_copy_(0, index.reshape(-1), values.to(state.dtype).reshape(-1))
 
 
 def add_(state: Tensor, index: Tensor, values: Tensor) -> None:
     """Add ``values`` to the entries ``index`` of per-positive state; to those that come twice, 0 is added."""
-    values = values.to(state.dtype)
-    if index.ndim == 1:
-        state.index_add_(0, index, values)
-    else:
-        state.index_add_(0, index.reshape(-1), values.reshape(-1))
+    state.index_add_(0, index.reshape(-1), values.to(state.dtype).reshape(-1))
+
+
+def common_dtype(*tensors: Tensor) -> torch.dtype:
+    """The widest dtype of ``tensors``, at least float32: sums over pairs lose too much in half precision."""
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+def widest_float(device: torch.device) -> torch.dtype:
+    """The most precise dtype of a device: float64, which Apple's GPUs do not have.
+
+    Example:
+        >>> widest_float(torch.device("cpu")), widest_float(torch.device("mps"))
+        (torch.float64, torch.float32)
+    """
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 # ---------------------------------------------------------------- what is asked for
@@ -214,14 +211,12 @@ def pairwise_terms(
         >>> terms.pos_grad, terms.neg_grad
         (tensor([-1., -0.]), tensor([1., 0.]))
     """
-    loss, neg_mask = get_surrogate(surrogate, margin, scale), None if masks is None else masks.neg
-    pos, neg, s = _checked(pos_scores, neg_scores, thresholds, masks)
-    y = torch.ones_like(s) if weights is None else as_float_tensor(weights, "weights")
-    check_per_positive(y, "weights", pos)
-    pos, neg, s, y = _in_one_dtype(pos, neg, s, y)
-    sums, num_neg = _sums(pos, neg, s, loss, method, neg_mask), column(number(neg, neg_mask))
-    pos_grad, neg_grad = _gradients(sums, y, num_neg)  # first: see BlockSums
-    return PairwiseTerms(sums.excess / num_neg, sums.active / num_neg, pos_grad, neg_grad)
+    loss = get_surrogate(surrogate, margin, scale)
+    pos, neg, s = _checked(pos_scores, neg_scores, thresholds, loss, method, masks)
+    y = torch.ones_like(s) if weights is None else _per_positive(weights, "weights", pos)
+    pairs = Pairs(pos, neg, s.to(common_dtype(s, y)), loss, masks, method=method)
+    gradients = pairs.gradients(y)  # first: see DenseSums
+    return PairwiseTerms(pairs.excess, pairs.active, *gradients)
 
 
 class Pairs:
@@ -240,22 +235,42 @@ class Pairs:
         self,
         pos: Tensor,
         neg: Tensor,
-        sums: PairSums,
-        dual_excess: Tensor | None = None,
-        neg_mask: Tensor | None = None,
+        thresholds: Tensor,
+        loss: Surrogate,
+        masks: TaskMasks | None = None,
+        dual_neg: Tensor | None = None,
+        method: str = "auto",
     ) -> None:
-        self._pos, self._neg, self._sums, self._dual_excess = pos, neg, sums, dual_excess
-        self.num_neg = column(number(neg, neg_mask))
+        tensors = [pos, neg, thresholds] if dual_neg is None else [pos, neg, thresholds, dual_neg]
+        if any(x.dtype != torch.float32 for x in tensors):
+            dtype = common_dtype(*tensors)
+            pos, neg, thresholds, *_ = tensors = [x.to(dtype) for x in tensors]
+        neg_mask, self._dual_excess = None if masks is None else masks.neg, None
+        self._pos, self._neg, self.num_neg = pos, neg, column(number(neg, neg_mask))
+        # Detached scores instead of torch.no_grad(), which costs a step of a small batch two per cent.
+        constants = pos.detach(), neg.detach(), thresholds.detach()
+        if dual_neg is not None:
+            dual_masks = None if masks is None else masks.with_dual_negatives
+            dual_neg = tensors[3].detach()
+            self._dual_excess = mean_excess(constants[0], dual_neg, constants[2], loss, dual_masks, method)
+        kind = SortedSums if _sorts(pos, neg, loss, method) else DenseSums
+        self._sums: SortedSums | DenseSums = kind(*constants, loss, neg_mask)
 
     @cached_property
     def excess(self) -> Tensor:
         r"""``(S,)``, :math:`\frac1B \sum_j (\ell_{ij} - s_i)_+`."""
-        return _without_graph(self._sums.excess) / self.num_neg
+        return self._sums.totals[0] / self.num_neg
 
     @cached_property
     def active(self) -> Tensor:
         r"""``(S,)``, the share of negatives with :math:`\ell_{ij} > s_i`."""
-        return _without_graph(self._sums.active) / self.num_neg
+        return self._sums.totals[1] / self.num_neg
+
+    def gradients(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        r"""The gradients of :math:`\sum_i y_i\,\mathrm{excess}_i` by the positives' and the negatives' scores."""
+        y = y.to(self._pos.dtype)
+        of_pos, of_neg = self._sums.grad_sums(y)
+        return of_pos * y / -self.num_neg, of_neg / self.num_neg
 
     @property
     def dual_excess(self) -> Tensor:
@@ -278,12 +293,13 @@ class Pairs:
         Raises:
             ArgumentError: unless there is one weight for every positive.
         """
-        weights = as_float_tensor(weights, "weights")
-        check_per_positive(weights, "weights", self._pos)
+        if weights.shape != self._pos.shape:
+            msg = f"Expected a weight for every positive, {tuple(self._pos.shape)}, but got {tuple(weights.shape)}."
+            raise ArgumentError(msg)
         y = weights.detach().to(self._pos.dtype)
         if not torch.is_grad_enabled() or not (self._pos.requires_grad or self._neg.requires_grad):
             return (self.excess * y).sum(-1)
-        gradients = _gradients(self._sums, y, self.num_neg)  # first: see BlockSums
+        gradients = self.gradients(y)  # first: see DenseSums
         return with_gradients((self.excess * y).sum(-1), self._pos, self._neg, *gradients)
 
 
@@ -326,19 +342,40 @@ def evaluate_pairs(
         >>> value.item(), pos.grad
         (0.875, tensor([-0.5000, -0.2500]))
     """
-    loss, neg_mask = get_surrogate(surrogate, margin, scale), None if masks is None else masks.neg
-    pos, neg, s = _checked(pos_scores, neg_scores, thresholds, masks)
-    dual_neg = neg if dual_neg_scores is None else dual_neg_scores
-    dual_neg = check_scores(dual_neg, "dual_neg_scores") if masks is None else dual_neg
-    pos, neg, s, dual_neg = _in_one_dtype(pos, neg, s, dual_neg)
-    # Detached scores instead of torch.no_grad(), which costs a step of a small batch two per cent.
-    constants, dual_excess = (pos.detach(), neg.detach(), _without_graph(s)), None
-    if dual_neg_scores is not None:
-        dual_masks = None if masks is None else masks.with_dual_negatives
-        dual_excess = _without_graph(
-            mean_excess(constants[0], dual_neg.detach(), constants[2], loss, dual_masks, method)
+    loss = get_surrogate(surrogate, margin, scale)
+    pos, neg, s = _checked(pos_scores, neg_scores, thresholds, loss, method, masks)
+    if dual_neg_scores is not None and masks is None:
+        dual_neg_scores = check_scores(dual_neg_scores, "dual_neg_scores")
+    return Pairs(pos, neg, s, loss, masks, dual_neg_scores, method)
+
+
+def _checked(
+    pos: Any, neg: Any, thresholds: Any, loss: Surrogate, method: str, masks: TaskMasks | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    check_choice(method, "method", ("auto", "dense", "sorted"))
+    if method == "sorted" and loss.power is None:
+        msg = f'Expected a surrogate that can be sorted, but got {loss.name!r}. Use method="dense" or "auto".'
+        raise ArgumentError(msg)
+    if masks is None:
+        pos, neg = check_scores(pos, "pos_scores", allow_empty=True), check_scores(neg, "neg_scores")
+    elif (masks.pos.shape, masks.neg.shape) != (pos.shape, neg.shape):
+        msg = (
+            f"Expected `masks` of the scores' shapes, {tuple(pos.shape)} and {tuple(neg.shape)}, but got "
+            f"{tuple(masks.pos.shape)} and {tuple(masks.neg.shape)}."
         )
-    return Pairs(pos, neg, _sums(*constants, loss, method, neg_mask), dual_excess, neg_mask)
+        raise ArgumentError(msg)
+    return pos, neg, _per_positive(thresholds, "thresholds", pos)
+
+
+def _per_positive(values: Any, name: str, pos: Tensor) -> Tensor:
+    found = as_float_tensor(values, name)
+    if not found.is_floating_point() or found.shape != pos.shape:
+        msg = (
+            f"Expected `{name}` to be a float tensor with one entry per positive, shape {tuple(pos.shape)}, but got "
+            f"{found.dtype} of shape {tuple(found.shape)}."
+        )
+        raise ArgumentError(msg)
+    return found
 
 
 def mean_excess(
@@ -346,12 +383,12 @@ def mean_excess(
 ) -> Tensor:
     """``excess`` of :func:`pairwise_terms` alone, of checked scores of one dtype; the caller switches gradients off."""
     neg_mask = None if masks is None else masks.neg
-    if _choose(pos, neg, loss, method) == "sorted":
-        excess = sorted_sums(pos, neg, s, loss, neg_mask).excess
-    elif _in_one_block(pos, neg.shape[-1]):
+    if _sorts(pos, neg, loss, method):
+        excess = SortedSums(pos, neg, s, loss, neg_mask).totals[0]
+    elif _is_one_block(pos, neg):
         excess = _pairs(pos, neg, s, loss, neg_mask)[1].clamp_min_(0.0).sum(-1)
     else:
-        excess = BlockSums(pos, neg, s, loss, neg_mask).excess
+        excess = DenseSums(pos, neg, s, loss, neg_mask).totals[0]
     return excess / column(number(neg, neg_mask))
 
 
@@ -403,153 +440,91 @@ def _balanced(pos_grad: Tensor, neg_grad: Tensor) -> tuple[Tensor, Tensor]:
     return balanced[..., :num_pos], balanced[..., num_pos:]
 
 
-def _checked(pos: Any, neg: Any, s: Any, masks: TaskMasks | None) -> tuple[Tensor, Tensor, Tensor]:
-    if masks is None:
-        pos, neg = check_scores(pos, "pos_scores", allow_empty=True), check_scores(neg, "neg_scores")
-    elif (masks.pos.shape, masks.neg.shape) != (pos.shape, neg.shape):
-        msg = (
-            f"Expected `masks` of the scores' shapes, {tuple(pos.shape)} and {tuple(neg.shape)}, but got "
-            f"{tuple(masks.pos.shape)} and {tuple(masks.neg.shape)}."
-        )
-        raise ArgumentError(msg)
-    s = as_float_tensor(s, "thresholds")
-    check_per_positive(s, "thresholds", pos)
-    return pos, neg, s
-
-
-def _in_one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
-    if {x.dtype for x in tensors} == {torch.float32}:
-        return tensors  # the usual case, in every step
-    dtype = common_dtype(*tensors)
-    return tuple(x.to(dtype) for x in tensors)
-
-
-def _without_graph(x: Tensor) -> Tensor:
-    """A surrogate with parameters of its own leaves a graph even where the scores have none."""
-    return x.detach() if x.requires_grad else x
-
-
-def _gradients(sums: PairSums, y: Tensor, num_neg: float | Tensor) -> tuple[Tensor, Tensor]:
-    pos_grad_sum, neg_grad_sum = (_without_graph(x) for x in sums.grad_sums(y))
-    return pos_grad_sum * y / -num_neg, neg_grad_sum / num_neg
-
-
 # ---------------------------------------------------------------- dense or sorted
 
 # Pairs above which sorting wins. Median ms on one core, squared hinge with gradients, dense / sorted:
 # 32 x 32 0.09 / 0.24, 128 x 128 0.15 / 0.25, 128 x 256 0.20 / 0.27, 256 x 256 0.31 / 0.28, 1024 x 8192 80 / 1.9.
 # On the H200 0.35 / 1.0 up to 2048 x 4096, 1.2 / 1.1 at 4096 x 8192, so there the block decides.
-_CROSSOVER = {"cpu": 2**15, "other": 2**22}
+_CROSSOVER = {"cpu": 2**15}
 # Elements of the largest temporary of the dense evaluation. On a CPU, larger ones leave the cache and come from fresh
 # pages: one core took 9 ns a pair at 2^16, 20 to 40 ns at 2^22. On a GPU smaller ones wait for launches: an H200 took
 # 13 ms for 4096 x 65536 logistic pairs at 2^22, 53 ms at 2^20, 9 ms and 3.5 times the memory at 2^24.
-_BLOCK = {"cpu": 2**16, "other": 2**22}
+_BLOCK = {"cpu": 2**16}
+_ON_GPUS = 2**22
 
 
-def _kind(scores: Tensor) -> str:
-    return "cpu" if scores.device.type == "cpu" else "other"
+def _is_one_block(pos: Tensor, neg: Tensor) -> bool:
+    return pos.numel() * neg.shape[-1] <= _BLOCK.get(pos.device.type, _ON_GPUS)
 
 
-def _in_one_block(pos: Tensor, num_neg: int) -> bool:
-    return pos.numel() * num_neg <= _BLOCK[_kind(pos)]
-
-
-def _choose(pos: Tensor, neg: Tensor, loss: Surrogate, method: str) -> str:
-    check_choice(method, "method", ("auto", "dense", "sorted"))
-    if method == "sorted" and loss.power is None:
-        msg = f'Expected a surrogate that can be sorted, but got {loss.name!r}. Use method="dense" or "auto".'
-        raise ArgumentError(msg)
-    if method != "auto":
-        return method
+def _sorts(pos: Tensor, neg: Tensor, loss: Surrogate, method: str) -> bool:
+    """Whether pairs are evaluated by sorting."""
+    if method != "auto" or loss.power is None:
+        return method == "sorted"
     # Apple's GPUs have no float64, which the prefix sums need.
-    small = pos.numel() * neg.shape[-1] <= _CROSSOVER[_kind(neg)]
-    return "dense" if loss.power is None or small or neg.device.type == "mps" else "sorted"
-
-
-def _sums(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, method: str, neg_mask: Tensor | None) -> PairSums:
-    if _choose(pos, neg, loss, method) == "sorted":
-        return sorted_sums(pos, neg, s, loss, neg_mask)
-    if _in_one_block(pos, neg.shape[-1]):
-        return _reduce(*_pairs(pos, neg, s, loss, neg_mask), loss)
-    return BlockSums(pos, neg, s, loss, neg_mask)
+    few = pos.numel() * neg.shape[-1] <= _CROSSOVER.get(neg.device.type, _ON_GPUS)
+    return not few and neg.device.type != "mps"
 
 
 # ---------------------------------------------------------------- dense
 
 
-class DenseSums(NamedTuple):
-    r"""Sums over the negatives j of each positive i, with the pairs that they were taken from.
+class DenseSums:
+    r"""Sums over the negatives j of each positive i, by forming the pairs.
 
-    ``excess`` ``(S,)`` is the sum of :math:`(\ell_{ij} - s_i)_+` and ``active`` the number of pairs with
-    :math:`\ell_{ij} > s_i`; ``differences`` ``(S, B)`` are :math:`h_j - h_i`, and ``is_active`` 1 for active pairs.
+    ``totals`` are the sums ``(S,)`` of :math:`(\ell_{ij} - s_i)_+` and the numbers of pairs with
+    :math:`\ell_{ij} > s_i`. Pairs that fit into one block are kept. More are formed, block by block, when a sum is asked
+    for: :meth:`grad_sums` finds ``totals`` on its way, and who asks for these before pays for two rounds.
     """
 
-    excess: Tensor
-    active: Tensor
-    differences: Tensor
-    is_active: Tensor
-    loss: Surrogate
+    def __init__(self, pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None) -> None:
+        self._scores, self._loss, self._neg_mask = (pos, neg, s), loss, neg_mask
+        self._kept: tuple[Tensor, Tensor] | None = None
+        if _is_one_block(pos, neg):
+            # Small batches cost what their number of operations costs, so temporaries are overwritten.
+            t, over = _pairs(pos, neg, s, loss, neg_mask)
+            is_active = over.sign().clamp_min_(0.0)
+            self._kept = t, is_active
+            self.totals = over.clamp_min_(0.0).sum(-1), is_active.sum(-1)
+
+    @cached_property
+    def totals(self) -> tuple[Tensor, Tensor]:
+        """Sums of the excess, and numbers of active pairs."""
+        return self._over_blocks(None)[:2]
 
     def grad_sums(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         r"""Sums over active pairs: ``(S,)`` over j of :math:`\ell'_{ij}`, ``(B,)`` over i of :math:`y_i \ell'_{ij}`."""
-        slopes = self.is_active * self.loss.derivative(self.differences)
+        if self._kept is None:
+            excess, active, of_pos, of_neg = self._over_blocks(weights)
+            self.totals = excess, active
+            return of_pos, of_neg
+        differences, is_active = self._kept
+        slopes = is_active * self._loss.derivative(differences)
         # No matrix product: autocast would run it in half precision.
         return slopes.sum(-1), slopes.mul_(weights.unsqueeze(-1)).sum(-2)
 
-
-class BlockSums:
-    """As :class:`DenseSums`, of more pairs than are kept: they are formed when a sum is asked for.
-
-    :meth:`grad_sums` finds ``excess`` and ``active`` on its way; only who asks for these before pays for two rounds.
-    """
-
-    def __init__(self, pos: Tensor, neg: Tensor, thresholds: Tensor, loss: Surrogate, neg_mask: Tensor | None) -> None:
-        self._pairs = pos, neg, thresholds, loss, neg_mask
-
-    @cached_property
-    def _totals(self) -> tuple[Tensor, Tensor]:
-        return _sums_over_blocks(*self._pairs, None)[:2]
-
-    @property
-    def excess(self) -> Tensor:
-        """See :class:`DenseSums`."""
-        return self._totals[0]
-
-    @property
-    def active(self) -> Tensor:
-        """See :class:`DenseSums`."""
-        return self._totals[1]
-
-    def grad_sums(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """See :meth:`DenseSums.grad_sums`."""
-        excess, active, pos_grad_sum, neg_grad_sum = _sums_over_blocks(*self._pairs, weights)
-        self._totals = excess, active
-        return pos_grad_sum, neg_grad_sum
-
-
-@torch.no_grad()
-def _sums_over_blocks(
-    pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None, weights: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """``excess``, ``active``, ``pos_grad_sum`` and ``neg_grad_sum``; the last two stay 0 without weights."""
-    num_pos, num_neg, limit = pos.shape[-1], neg.shape[-1], _BLOCK[_kind(neg)]
-    per_row = neg.numel()  # pairs of one positive of each label
-    rows, cols = max(1, limit // per_row), max(1, min(num_neg, limit * num_neg // per_row))
-    excess, active, pos_grad_sum = pos.new_zeros(3, *pos.shape)
-    neg_grad_sum = torch.zeros_like(neg)
-    for i in range(0, num_pos, rows):
-        row = (..., slice(i, i + rows))
-        for j in range(0, num_neg, cols):
-            col = (..., slice(j, j + cols))
-            mask = None if neg_mask is None else neg_mask[col]
-            block = _reduce(*_pairs(pos[row], neg[col], s[row], loss, mask), loss)
-            excess[row] += block.excess
-            active[row] += block.active
-            if weights is not None:
-                of_pos, of_neg = block.grad_sums(weights[row])
-                pos_grad_sum[row] += of_pos
-                neg_grad_sum[col] += of_neg
-    return excess, active, pos_grad_sum, neg_grad_sum
+    @torch.no_grad()
+    def _over_blocks(self, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """``totals`` and ``grad_sums``; the latter stay 0 without weights."""
+        pos, neg, s = self._scores
+        num_neg, limit = neg.shape[-1], _BLOCK.get(neg.device.type, _ON_GPUS)
+        per_row = neg.numel()  # pairs of one positive of each label
+        rows, cols = max(1, limit // per_row), max(1, min(num_neg, limit * num_neg // per_row))
+        excess, active, of_pos = pos.new_zeros(3, *pos.shape)
+        of_neg = torch.zeros_like(neg)
+        for i in range(0, pos.shape[-1], rows):
+            row = (..., slice(i, i + rows))
+            for j in range(0, num_neg, cols):
+                col = (..., slice(j, j + cols))
+                mask = None if self._neg_mask is None else self._neg_mask[col]
+                block = DenseSums(pos[row], neg[col], s[row], self._loss, mask)
+                excess[row] += block.totals[0]
+                active[row] += block.totals[1]
+                if weights is not None:
+                    block_pos, block_neg = block.grad_sums(weights[row])
+                    of_pos[row] += block_pos
+                    of_neg[col] += block_neg
+        return excess, active, of_pos, of_neg
 
 
 def _pairs(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -561,98 +536,66 @@ def _pairs(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tenso
     return t, over
 
 
-def _reduce(t: Tensor, over: Tensor, loss: Surrogate) -> DenseSums:
-    # Small batches cost what their number of operations costs, so temporaries are overwritten where they are ours.
-    is_active = over.sign().clamp_min_(0.0)
-    return DenseSums(over.clamp_min_(0.0).sum(-1), is_active.sum(-1), t, is_active, loss)
-
-
 # ---------------------------------------------------------------- sorted
 
 
-class SortedSums(NamedTuple):
-    r"""Sums over the negatives j of each positive i, and what the sums over the positives need.
-
-    ``pos_grad_sum`` is the sum of :math:`\ell'` over the active pairs; ``pos`` and ``neg`` are centred scores in
-    float64, and the active pairs lie above ``edge``.
-    """
-
-    excess: Tensor
-    active: Tensor
-    pos_grad_sum: Tensor
-    pos: Tensor
-    neg: Tensor
-    edge: Tensor
-    pieces: tuple[PowerForm, ...]
-    neg_mask: Tensor | None
-
-    def grad_sums(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """See :meth:`DenseSums.grad_sums`."""
-        pos, neg, y = self.pos, self.neg, weights.double()
-        first, *others = self.pieces
-        sums = _one_sided_grad_sums(pos, neg, self.edge, y, first)
-        if first.two_sided:
-            mirrored_edge, mirror = _mirrored(pos, self.edge, first)
-            sums = sums - _one_sided_grad_sums(-pos, -neg, mirrored_edge, y, mirror)
-        for piece in others:
-            sums = sums + _one_sided_grad_sums(pos, neg, _edge_of(piece, pos, self.edge), y, piece)
-        if self.neg_mask is not None:
-            sums = sums * self.neg_mask
-        return self.pos_grad_sum, sums.to(self.excess.dtype)
-
-
-#: Sums of the excess and of active pairs, and ``grad_sums(weights)``.
-PairSums = DenseSums | BlockSums | SortedSums
-
-
-def sorted_sums(pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None) -> SortedSums:
-    """Sums over all pairs by sorting, for a surrogate with a power form.
+class SortedSums:
+    r"""As :class:`DenseSums`, by sorting, for a surrogate with a power form.
 
     Pieces that cancel each other, as those of a ramp, leave an error of about 1e-16 (range of the scores / m) to the
     power of their degree.
     """
-    assert loss.inverse is not None  # noqa: S101 - Surrogate has checked it
-    dtype, (first, *others) = pos.dtype, loss.pieces
-    pos, neg, s = pos.double(), neg.double(), s.double()
-    if neg_mask is not None:
-        neg = torch.where(neg_mask, neg, masked_mean(neg, neg_mask).unsqueeze(-1))
-    if others and pos.shape[-1] and _is_bounded(loss.pieces):
-        pos, neg = _within_reach(pos, neg, first.margin, others[-1].margin)
-    # Squares of uncentred scores cancel. The mean also carries a nan of any score into all results.
-    centre = masked_mean(neg, neg_mask).unsqueeze(-1)
-    pos, neg = pos - centre, neg - centre
-    if neg_mask is not None:
-        neg = neg * neg_mask  # what is not there adds 0 to every sum but that of the number
-    # Below threshold 0 every pair counts as active, but pairs left of the hinge still add nothing but -s_i.
-    edge = pos + loss.inverse(s.clamp_min(0.0))
-    down, order = (-neg).sort()
-    counted = None if neg_mask is None else neg_mask.gather(-1, order).double()
-    total, active, pos_grad_sum = _one_sided_sums(pos, down, edge, first, counted)
-    if first.two_sided:
-        mirrored_edge, mirror = _mirrored(pos, edge, first)
-        mirrored_counted = None if counted is None else counted.flip(-1)
-        left = _one_sided_sums(-pos, -down.flip(-1), mirrored_edge, mirror, mirrored_counted)
-        total, active, pos_grad_sum = total + left[0], active + left[1], pos_grad_sum - left[2]
-    for piece in others:
-        more = _one_sided_sums(pos, down, _edge_of(piece, pos, edge), piece, counted)
-        total, pos_grad_sum = total + more[0], pos_grad_sum + more[2]
-    every = float(neg.shape[-1]) if neg_mask is None else neg_mask.sum(-1, keepdim=True, dtype=neg.dtype)
-    active = torch.where(s < 0, every, active)
-    excess = (total - s * active).clamp_min(0.0)  # rounding may leave -1e-17
-    return SortedSums(excess.to(dtype), active.to(dtype), pos_grad_sum.to(dtype), pos, neg, edge, loss.pieces, neg_mask)
 
+    def __init__(self, pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None) -> None:
+        assert loss.inverse is not None  # noqa: S101 - Surrogate has checked it
+        self._dtype, self._neg_mask, (first, *others) = pos.dtype, neg_mask, loss.pieces
+        pos, neg, s = pos.double(), neg.double(), s.double()
+        if neg_mask is not None:
+            neg = torch.where(neg_mask, neg, masked_mean(neg, neg_mask).unsqueeze(-1))
+        if others and pos.shape[-1] and _is_bounded(loss.pieces):
+            pos, neg = _within_reach(pos, neg, first.margin, others[-1].margin)
+        # Squares of uncentred scores cancel. The mean also carries a nan of any score into all results.
+        centre = masked_mean(neg, neg_mask).unsqueeze(-1)
+        pos, neg = pos - centre, neg - centre
+        if neg_mask is not None:
+            neg = neg * neg_mask  # what is not there adds 0 to every sum but that of the number
+        down, order = (-neg).sort()
+        counted = None if neg_mask is None else neg_mask.gather(-1, order).double()
+        # Below threshold 0 every pair counts as active, but pairs left of the hinge still add nothing but -s_i.
+        edge = pos + loss.inverse(s.clamp_min(0.0))
+        self._parts = [(pos, neg, edge, first)]
+        sums = [_one_sided_sums(pos, down, edge, first, counted)]
+        if first.two_sided:
+            # Left of -m, (m + t)^2 is the same polynomial of the mirrored scores with margin -m; the active pairs are
+            # those below the mirror image of the edge.
+            mirror = PowerForm(-first.margin, 2, coefficient=first.coefficient)
+            self._parts.append((-pos, -neg, edge - 2.0 * pos + 2.0 * first.margin, mirror))
+            mirrored = None if counted is None else counted.flip(-1)
+            sums.append(_one_sided_sums(-pos, -down.flip(-1), self._parts[1][2], mirror, mirrored))
+        for piece in others:
+            # Active pairs left of where a piece starts add nothing to it; the first piece starts before them all.
+            self._parts.append((pos, neg, torch.maximum(edge, pos - piece.margin), piece))
+            sums.append(_one_sided_sums(pos, down, self._parts[-1][2], piece, counted))
+        totals, numbers, slopes = zip(*sums, strict=True)
+        every = float(neg.shape[-1]) if neg_mask is None else neg_mask.sum(-1, keepdim=True, dtype=neg.dtype)
+        active = torch.where(s < 0, every, numbers[0] + numbers[1] if first.two_sided else numbers[0])
+        excess = (sum(totals[1:], totals[0]) - s * active).clamp_min(0.0)  # rounding may leave -1e-17
+        self.totals = excess.to(self._dtype), active.to(self._dtype)
+        self._of_pos = self._joined(slopes).to(self._dtype)
 
-def _mirrored(pos: Tensor, edge: Tensor, power: PowerForm) -> tuple[Tensor, PowerForm]:
-    """Left of -m, (m + t)^2 is the same polynomial of the mirrored scores with margin -m.
+    def grad_sums(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`DenseSums.grad_sums`."""
+        y = weights.double()
+        sums = self._joined([_one_sided_grad_sums(pos, neg, edge, y, piece) for pos, neg, edge, piece in self._parts])
+        if self._neg_mask is not None:
+            sums = sums * self._neg_mask
+        return self._of_pos, sums.to(self._dtype)
 
-    The active pairs are those below the mirror image of the edge.
-    """
-    return edge - 2.0 * pos + 2.0 * power.margin, PowerForm(-power.margin, 2, coefficient=power.coefficient)
-
-
-def _edge_of(piece: PowerForm, pos: Tensor, edge: Tensor) -> Tensor:
-    """Active pairs to the left of where a piece starts add nothing to it; the first piece starts before them all."""
-    return torch.maximum(edge, pos - piece.margin)
+    def _joined(self, slopes: Sequence[Tensor]) -> Tensor:
+        """The sum of the pieces' derivatives; that of a mirrored side falls."""
+        if self._parts[0][3].two_sided:
+            return slopes[0] - slopes[1]
+        return sum(slopes[1:], slopes[0])
 
 
 def _is_bounded(pieces: tuple[PowerForm, ...]) -> bool:
@@ -717,16 +660,4 @@ def _entries(rows: Tensor, places: Tensor) -> Tensor:
 
 def _prefix_sums(rows: Tensor) -> Tensor:
     """Running sums along each row, ``(..., n + 1)``, starting from 0."""
-    if rows.is_cuda and torch.are_deterministic_algorithms_enabled():
-        # Older releases of torch refuse cumsum there, because its order of summation varied.
-        return torch.nn.functional.pad(_scan(rows), (1, 0))
     return torch.nn.functional.pad(rows.cumsum(-1), (1, 0))
-
-
-def _scan(rows: Tensor) -> Tensor:
-    """Running sums by doubling: after the k-th pass each entry holds the sum of up to 2^k entries ending there."""
-    shift = 1
-    while shift < rows.shape[-1]:
-        rows = rows + torch.nn.functional.pad(rows[..., :-shift], (shift, 0))
-        shift *= 2
-    return rows

@@ -1,4 +1,4 @@
-r"""STACO, one function per line of the algorithm.
+r"""The exact objective, and STACO, which approximates it: one function per line of the algorithm.
 
 Symbols, with the names used here: :math:`y` ``dual_weights``, :math:`s` ``thresholds`` (one per positive), :math:`s'`
 ``global_threshold``, :math:`\theta_0 = 1 -` ``min_tpr``, :math:`\theta_1 =` ``max_fpr``. Labels such as (eqn:y) are
@@ -18,19 +18,27 @@ import math
 import torch
 from torch import Tensor
 
-from lightning_tpauc.functional.checks import check_rectangle, check_scores, common_dtype, widest_float
+from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional.checks import check_rectangle, check_scores, rankable
 from lightning_tpauc.functional.pairwise import (
+    Pairs,
     TaskMasks,
     add_scaled,
     ceil_count,
     column,
+    common_dtype,
+    floor_count,
     highest,
     masked_mean,
     mean_excess,
     number,
+    widest_float,
 )
+from lightning_tpauc.functional.roc import sorted_ranks
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 
+# Scores of a class that tell enough of a ratio; more would take longer than the steps between two of its evaluations.
+_MOST_SORTED, _MOST_PAIRED = 2**16, 2**10
 #: How fast the unit of the loss follows the batches: it forgets all but e^-1 of a value in 20 steps.
 _UNIT_RATE = 0.05
 #: The unit stays above this share of a constant model's loss: below it there is nothing left to learn, and a unit that
@@ -40,7 +48,134 @@ _LEAST_UNIT = 1e-3
 _BLOCK = 1 << 22
 
 
+
+def tpauc_objective(
+    pos_scores: Tensor,
+    neg_scores: Tensor,
+    min_tpr: float = 0.5,
+    max_fpr: float = 0.5,
+    surrogate: str | Surrogate = "hinge",
+    margin: float = 1.0,
+    scale: float = 1.0,
+) -> Tensor:
+    r"""Mean surrogate loss over the hardest positives and negatives: the surrogate of 1 - TPAUC.
+
+    .. math::
+        F = \frac{1}{k_1 k_2} \sum_{i \in S^\uparrow_+[1, k_1]} \sum_{j \in S^\downarrow_-[1, k_2]} \ell(h_j - h_i),
+        \qquad k_1 = \lfloor \theta_0 n_+ \rfloor, \; k_2 = \lfloor \theta_1 n_- \rfloor
+
+    (eq. ``tpauc-o``, normalised) with the :math:`k_1` lowest positives and the :math:`k_2` highest negatives. They are
+    chosen by score for every surrogate, so for ``square``, which falls left of -m, this is not the CVaR form.
+    Differentiable with respect to all scores, which may come as arrays or lists as well; where ties straddle the border
+    of the selection, they share the gradient alike. At equal scores of all examples, as of weights that are zero, any
+    choice among them could point uphill.
+
+    Args:
+        pos_scores: float tensor ``(n_pos,)``, larger means more positive.
+        neg_scores: float tensor ``(n_neg,)``.
+        min_tpr: lower bound of the true positive rate, :math:`1 - \theta_0`, in [0, 1).
+        max_fpr: upper bound of the false positive rate, :math:`\theta_1`, in (0, 1].
+        surrogate: name or :class:`~lightning_tpauc.functional.Surrogate`.
+        margin: m of the hinge and square surrogates.
+        scale: factor inside the logistic surrogate.
+
+    Returns:
+        Scalar tensor, at least 0. Time and memory are O(n log n) for all surrogates but ``logistic`` and registered
+        ones without a :class:`~lightning_tpauc.functional.PowerForm`, which take :math:`k_1 k_2` evaluations in blocks.
+        nan if any score is, selected or not: it may belong to the rectangle.
+
+    Raises:
+        ArgumentError: if the rectangle holds no positive or no negative, or an argument is malformed.
+
+    Example:
+        >>> pos, neg = torch.tensor([0.0, 1.0]), torch.tensor([0.5, -2.0])
+        >>> tpauc_objective(pos, neg, min_tpr=0.5, max_fpr=0.5)  # one pair: 1 + 0.5 - 0
+        tensor(1.5000)
+    """
+    min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
+    pos_scores, neg_scores = check_scores(pos_scores, "pos_scores"), check_scores(neg_scores, "neg_scores")
+    num_pos = _selected(1.0 - min_tpr, pos_scores.shape[0], f"min_tpr={min_tpr}", "positive")
+    num_neg = _selected(max_fpr, neg_scores.shape[0], f"max_fpr={max_fpr}", "negative")
+    return _mean_of_hardest(pos_scores, neg_scores, num_pos, num_neg, get_surrogate(surrogate, margin, scale))
+
+
+def _mean_of_hardest(pos: Tensor, neg: Tensor, num_pos: int, num_neg: int, loss: Surrogate) -> Tensor:
+    lowest, highest = _hardest(pos, num_pos, largest=False), _hardest(neg, num_neg, largest=True)
+    # Surrogates are never negative, so the excess over a threshold of 0 is the loss itself.
+    value = Pairs(lowest, highest, torch.zeros_like(lowest), loss).weighted_sum(torch.ones_like(lowest))
+    # By a factor, since asking for the truth would wait for the device.
+    broken = pos.isnan().any() | neg.isnan().any()
+    return value / num_pos * torch.where(broken, math.nan, 1.0).to(value.dtype)
+
+
 @torch.no_grad()
+def objective_ratio(
+    pos_scores: Tensor,
+    neg_scores: Tensor,
+    min_tpr: float = 0.5,
+    max_fpr: float = 0.5,
+    surrogate: str | Surrogate = "hinge",
+    margin: float = 1.0,
+    scale: float = 1.0,
+) -> Tensor:
+    r"""The objective F over :math:`\ell(0)`, that of a model that scores all examples alike.
+
+    Near 1 the rectangle is out of reach: there the constant model minimises F, whatever convex surrogate is taken.
+
+    Arguments and errors are those of :func:`tpauc_objective`.
+
+    Returns:
+        Scalar tensor, at least 0; of a class with more than 65,536 scores, or 1,024 where the surrogate can't be
+        sorted, evenly spaced quantiles stand for all. nan where the rectangle holds no positive or no negative, and 0
+        where :math:`\ell(0) = 0`, since no model is worse than a constant one then.
+
+    Example:
+        >>> pos, neg = torch.tensor([0.5, 1.0]), torch.tensor([0.0, -2.0])
+        >>> objective_ratio(pos, neg, min_tpr=0.0, max_fpr=1.0, surrogate="hinge", margin=1.0)
+        tensor(0.1250)
+    """
+    loss = get_surrogate(surrogate, margin, scale)
+    most = _MOST_SORTED if loss.power is not None else _MOST_PAIRED
+    pos_scores = _thinned(check_scores(pos_scores, "pos_scores", allow_empty=True), most)
+    neg_scores = _thinned(check_scores(neg_scores, "neg_scores", allow_empty=True), most)
+    constant = loss.value(pos_scores.new_zeros(()))
+    num_pos, num_neg = floor_count(1.0 - min_tpr, pos_scores.shape[0]), floor_count(max_fpr, neg_scores.shape[0])
+    if not num_pos or not num_neg:
+        return torch.full_like(constant, torch.nan)
+    objective = _mean_of_hardest(pos_scores, neg_scores, num_pos, num_neg, loss)
+    return torch.where(constant > 0, objective / constant, torch.zeros_like(objective))
+
+
+def _thinned(scores: Tensor, most: int) -> Tensor:
+    every = -(-scores.numel() // most)
+    return scores if every <= 1 else sorted_ranks(rankable(scores), 0, scores.numel())[every // 2 :: every]
+
+
+def _hardest(scores: Tensor, count: int, largest: bool) -> Tensor:
+    """The ``count`` largest or smallest scores; those equal to the last of them share its gradient, nan spoils all."""
+    chosen = torch.topk(scores, count, largest=largest, sorted=False).values
+    last = chosen.detach().amin() if largest else chosen.detach().amax()
+    tied = scores == last
+    shared = last + torch.where((tied & last.isfinite()) | scores.isnan(), scores - last, 0.0).sum() / tied.sum()
+    return torch.where(chosen == last, shared, chosen)
+
+
+def _selected(theta: float, n: int, bound: str, kind: str) -> int:
+    count = floor_count(theta, n)
+    if count < 1:
+        # ceil(1 / theta) examples make theta n reach 1.
+        needed = next(m for m in range(max(1, int(1.0 / theta)), int(1.0 / theta) + 3) if floor_count(theta, m) >= 1)
+        msg = (
+            f"The rectangle with {bound} needs at least {needed} {kind} scores, but got {n}. "
+            "Widen the rectangle, or evaluate on more examples."
+        )
+        raise ArgumentError(msg)
+    return count
+
+
+# ---------------------------------------------------------------- the unit of the loss
+
+
 def tail_mean_loss(
     pos_scores: Tensor,
     neg_scores: Tensor,
@@ -84,9 +219,14 @@ def tail_mean_loss(
         _, max_fpr = check_rectangle(0.0, max_fpr)  # type: ignore[arg-type]  # a number, where there is one label
         pos_scores = check_scores(pos_scores, "pos_scores")
         neg_scores = check_scores(neg_scores, "neg_scores")
-    loss = get_surrogate(surrogate, margin, scale)
-    _, risk = tail_risk(in_double(pos_scores), in_double(neg_scores), max_fpr, loss, masks)
-    return masked_mean(risk, None if masks is None else masks.pos).to(common_dtype(pos_scores, neg_scores))
+    return tail_loss(pos_scores, neg_scores, max_fpr, get_surrogate(surrogate, margin, scale), masks)
+
+
+@torch.no_grad()
+def tail_loss(pos: Tensor, neg: Tensor, theta: float | Tensor, loss: Surrogate, masks: TaskMasks | None) -> Tensor:
+    """:func:`tail_mean_loss` of checked arguments."""
+    _, risk = tail_risk(in_double(pos), in_double(neg), theta, loss, masks)
+    return masked_mean(risk, None if masks is None else masks.pos).to(common_dtype(pos, neg))
 
 
 def tail_risk(
@@ -149,6 +289,9 @@ def bounded_loss_unit(unit: Tensor, batch_loss: Tensor, constant_loss: float = 0
     well, whose loss is far below that of a constant one, makes smaller steps.
     """
     return torch.maximum(unit, batch_loss.to(unit.dtype)).clamp_min(constant_loss)
+
+
+# ---------------------------------------------------------------- the lines of the algorithm
 
 
 def per_positive_risk(thresholds: Tensor, excess: Tensor, theta1: float | Tensor) -> Tensor:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from lightning_tpauc.functional.checks import check_choice, check_rectangle, eager
-from lightning_tpauc.functional.objective import objective_ratio, tpauc_objective
 from lightning_tpauc.functional.pairwise import floor_count
 from lightning_tpauc.functional.roc import split_classes
+from lightning_tpauc.functional.staco import objective_ratio, tpauc_objective
 from lightning_tpauc.functional.surrogates import Surrogate, get_surrogate
 from lightning_tpauc.metrics.base import ScoreMetric
 

@@ -22,13 +22,13 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, Algorithm, TrainingScores, count_in_loss
+from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, Algorithm, TrainingScores, count_in_loss, shrunk_rectangle
 from lightning_tpauc.data.batch import check_training_batch
 from lightning_tpauc.data.loader import EvalLoader, PosNegLoader
 from lightning_tpauc.data.streaming import ScoredStream, StreamedLoader
 from lightning_tpauc.distributed import GatheredScores, gather_variable
 from lightning_tpauc.errors import ArgumentError, NonFiniteError
-from lightning_tpauc.functional.objective import objective_ratio
+from lightning_tpauc.functional.staco import objective_ratio
 from lightning_tpauc.scoring.forward import ScoringModel, device_batches, evaluation_mode
 from lightning_tpauc.scoring.labels import listed
 from lightning_tpauc.training.guards import columns_not_finite
@@ -320,7 +320,7 @@ class RectangleSchedule:
             if not counted[label] or ratio < self.hold_at:  # false for nan, where nothing is known
                 reached[label] = candidates[label]
             self.ratios[label] = ratio if reached[label] > now else self._ratio(now, scores, label)
-        self.algorithm.tightness_of_tasks = reached
+        self.algorithm.tightness = reached
         if fresh is not None:
             self.refusals = self.refusals + 1 if any(self.held[label] for label in doubtful) else 0
             self.waits = min(_MOST_WAITING, max(0, self.refusals - 1))
@@ -340,7 +340,8 @@ class RectangleSchedule:
         known = None if scores is None else scores[label]
         surrogate, training, held_out = getattr(self.algorithm, "surrogate", None), math.nan, math.nan
         if known is not None and surrogate is not None:
-            training = float(objective_ratio(*known, *self.algorithm.rectangle_at(tightness, label), surrogate))
+            rectangle = shrunk_rectangle(*self.algorithm.asked_rectangles[label], tightness)
+            training = float(objective_ratio(*known, *rectangle, surrogate))
         if self.held_out:
             held_out = float(np.interp(tightness, TIGHTNESS_GRID, self.held_out[label]))
         return training, held_out
