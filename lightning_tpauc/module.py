@@ -20,7 +20,8 @@ from lightning_tpauc.algorithms.pauci import RecursiveAlgorithm
 from lightning_tpauc.data.batch import EvalBatch, PosNegBatch, check_training_batch
 from lightning_tpauc.distributed import GatheredScores, assign, gather_scores
 from lightning_tpauc.errors import ArgumentError, UnsupportedError
-from lightning_tpauc.functional.checks import as_index, check_choice, check_count, common_dtype, require_range
+from lightning_tpauc.functional.checks import as_index, check_choice, check_count, require_range
+from lightning_tpauc.functional.pairwise import common_dtype
 from lightning_tpauc.lightning_fixes.checkpoint_files import (
     explained_reading,
     load_state,

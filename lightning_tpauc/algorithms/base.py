@@ -187,26 +187,29 @@ class Algorithm(ABC):
 
     def _asked(self, tasks: Sequence[Task]) -> list[tuple[float, float]]:
         return [
-            (self.min_tpr if low is None else low, self.max_fpr if high is None else high)
-            for _, low, high, _ in tasks
+            (self.min_tpr if low is None else low, self.max_fpr if high is None else high) for _, low, high, _ in tasks
         ]
+
+    @property
+    def tightness(self) -> float:
+        """How far the trained rectangle has shrunk from the unit square, 0, to the one that was asked for, 1.
+
+        For several labels this is the mean. Setting it sets the tightness of every label.
+        """
+        return self._tightness[0] if len(set(self._tightness)) == 1 else fmean(self._tightness)
+
+    @tightness.setter
+    def tightness(self, value: float) -> None:
+        self.tightness_of_tasks = (value,) * (self.num_tasks or 1)
 
     @property
     def tightness_of_tasks(self) -> tuple[float, ...]:
         """:attr:`tightness` of each label."""
         return self._tightness
 
-    @property
-    def tightness(self) -> float:
-        """How far the trained rectangle has shrunk from the unit square, 0, to the one that was asked for, 1.
-
-        For several labels this is the mean. It may be set to one number for all, or to one for each.
-        """
-        return self._tightness[0] if len(set(self._tightness)) == 1 else fmean(self._tightness)
-
-    @tightness.setter
-    def tightness(self, value: float | Sequence[float]) -> None:
-        self._tightness = tuple(value) if isinstance(value, Sequence) else (value,) * (self.num_tasks or 1)
+    @tightness_of_tasks.setter
+    def tightness_of_tasks(self, values: Sequence[float]) -> None:
+        self._tightness = tuple(values)
         if self.tasks is not None:  # on the device already, so that no step has to send them there
             device = self._per_task["weights"].device
             exact = torch.tensor(self.rectangles, dtype=widest_float(device), device=device)
@@ -387,7 +390,7 @@ class Algorithm(ABC):
         for name in self._specs:
             getattr(self, name).copy_(state[name])
         for name, attribute in self._saved_lists.items():
-            setattr(self, attribute, state[name])
+            setattr(self, attribute, list(state[name]))
 
     def snapshot(self, index: Tensor) -> dict[str, Tensor]:
         """Copy what a step on ``index``, of several labels a :meth:`place`, may change; for :meth:`rollback`."""
@@ -478,7 +481,9 @@ class Algorithm(ABC):
         if masks is not None:
             return self._joint_loss(pos_scores, neg_scores, second, places, masks)
         step: Any = self.step  # takes `previous` where `needs_previous` says so
-        loss: Tensor = step(pos_scores, neg_scores, second, places, **({} if previous is None else {"previous": previous}))
+        loss: Tensor = step(
+            pos_scores, neg_scores, second, places, **({} if previous is None else {"previous": previous})
+        )
         return loss
 
     def _check_shapes(self, pos: Any, neg: Any, second: Any, index: Any, masks: TaskMasks | None) -> None:

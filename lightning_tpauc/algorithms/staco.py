@@ -156,6 +156,7 @@ class PerPositiveDuals:
     def descend_thresholds(
         self, batch: Batch, s: Tensor, y: Tensor, active: Tensor, beta: float | Tensor, gamma: float | Tensor
     ) -> None:
+        """Line 2."""
         anchor = self.own.s_anchor.take(batch.index) if self.own.has_stages else None
         new = threshold_step(s, y, active, beta, *batch.thetas, anchor=anchor, gamma=gamma)
         new = new if batch.masks is None else torch.where(batch.masks.pos, new, s)
@@ -326,7 +327,7 @@ def _copies(scores: Tensor, weight: Tensor) -> Tensor:
     return scores[torch.searchsorted(ends, places).clamp(max=scores.numel() - 1)]
 
 
-class STACO(DualAlgorithm):
+class STACO(PairwiseAlgorithm):
     r"""Stochastic primal-dual double block-coordinate algorithm for two-way partial AUC.
 
     Solves the min-max form of the CVaR-CVaR objective, with :math:`\theta_0 = 1 -` ``min_tpr``,

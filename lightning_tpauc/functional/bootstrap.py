@@ -8,15 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import (
     check_count,
     check_ignore_index,
     check_rectangle,
     checked_pair,
     eager,
-    is_real,
-    is_whole,
+    require_range,
 )
 from lightning_tpauc.functional.roc import exact_area, split_classes, unrankable
 
@@ -86,36 +84,23 @@ def bootstrap_interval(
     if validate_args:
         min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
         check_ignore_index(ignore_index)
-        _check_bootstrap(confidence, num_resamples, seed)
-    preds, target = checked_pair(preds, target, ignore_index, values=validate_args)
-    pos, neg = (scores.cpu() for scores in split_classes(preds, target))
+        require_range("confidence", confidence, 0.0, 1.0, open_low=True, open_high=True)
+        check_count(num_resamples, "num_resamples", 1)
+        check_count(seed, "seed", 0)
+    classes = split_classes(*checked_pair(preds, target, ignore_index, values=validate_args))
+    pos, neg = (scores.cpu() for scores in classes)
     if unrankable(pos, neg):
         return BootstrapInterval(*torch.full((3,), math.nan, dtype=torch.float64))
-    values = _resampled(pos, neg, min_tpr, max_fpr, int(num_resamples), int(seed))
+    # Sorted, so that equal draws mean equal resamples in whatever order the samples came.
+    pos, neg = pos.sort().values, neg.sort().values
+    generator = torch.Generator().manual_seed(int(seed))
+
+    def draw(scores: Tensor) -> Tensor:
+        return scores[torch.randint(scores.shape[0], scores.shape, generator=generator)]
+
+    # One at a time: sorting a resample takes less than the dozen passes over it that many at once would share.
+    areas = [exact_area(draw(pos), draw(neg), min_tpr, max_fpr) for _ in range(int(num_resamples))]
+    values = torch.tensor(areas, dtype=torch.float64)
     tail = (1.0 - confidence) / 2
     lower, upper = values.quantile(torch.tensor([tail, 1.0 - tail], dtype=torch.float64))
     return BootstrapInterval(torch.tensor(exact_area(pos, neg, min_tpr, max_fpr), dtype=torch.float64), lower, upper)
-
-
-def _check_bootstrap(confidence: Any, num_resamples: Any, seed: Any) -> None:
-    if not is_real(confidence) or not 0.0 < confidence < 1.0:
-        msg = f"Expected `confidence` to be a number in (0, 1), but got {confidence!r}."
-        raise ArgumentError(msg)
-    check_count(num_resamples, "num_resamples", 1)
-    if not is_whole(seed) or not 0 <= seed < 2**63:
-        msg = f"Expected `seed` to be an integer in 0 .. 2^63 - 1, but got {seed!r}."
-        raise ArgumentError(msg)
-
-
-def _resampled(pos: Tensor, neg: Tensor, min_tpr: float, max_fpr: float, num_resamples: int, seed: int) -> Tensor:
-    """The metric of ``num_resamples`` resamples, float64 ``(num_resamples,)``."""
-    # Sorted, so that equal draws mean equal resamples in whatever order the samples came.
-    pos, neg = pos.sort().values, neg.sort().values
-    generator = torch.Generator().manual_seed(seed)
-    # One at a time: sorting a resample takes less than the dozen passes over it that many at once would share.
-    areas = [exact_area(_draw(pos, generator), _draw(neg, generator), min_tpr, max_fpr) for _ in range(num_resamples)]
-    return torch.tensor(areas, dtype=torch.float64)
-
-
-def _draw(scores: Tensor, generator: torch.Generator) -> Tensor:
-    return scores[torch.randint(scores.shape[0], scores.shape, generator=generator)]

@@ -109,13 +109,8 @@ def rankable(scores: Tensor) -> Tensor:
 
 def check_rectangle(min_tpr: float, max_fpr: float) -> tuple[float, float]:
     """Both as Python floats (NumPy's round what they are multiplied with) in [0, 1) and (0, 1], or an error."""
-    if not is_real(min_tpr) or not 0.0 <= min_tpr < 1.0:
-        msg = f"Expected `min_tpr` to be a number in [0, 1), but got {min_tpr!r}."
-        raise ArgumentError(msg)
-    if not is_real(max_fpr) or not 0.0 < max_fpr <= 1.0:
-        msg = f"Expected `max_fpr` to be a number in (0, 1], but got {max_fpr!r}."
-        raise ArgumentError(msg)
-    return float(min_tpr), float(max_fpr)
+    low = require_range("min_tpr", min_tpr, 0.0, 1.0, open_high=True)
+    return low, require_range("max_fpr", max_fpr, 0.0, 1.0, open_low=True)
 
 
 def as_float_tensor(values: Any, name: str) -> Tensor:
@@ -131,17 +126,15 @@ def check_scores(scores: Any, name: str, *, allow_empty: bool = False) -> Tensor
         ArgumentError: if it is none.
     """
     found = as_float_tensor(scores, name)
+    msg = ""
     if not found.is_floating_point():
-        msg = f"Expected `{name}` to be a float tensor, but got a tensor of {found.dtype}. Convert it with `.float()`."
-        raise ArgumentError(msg)
-    if found.ndim != 1:
-        msg = (
-            f"Expected `{name}` to have one dimension, but got shape {tuple(found.shape)}. "
-            "Drop a trailing one with `.squeeze(-1)`."
-        )
-        raise ArgumentError(msg)
-    if not allow_empty and found.shape[0] == 0:
-        msg = f"Expected `{name}` to hold at least one score, but got shape (0,): no pair can be formed."
+        msg = f"to be a float tensor, but got a tensor of {found.dtype}. Convert it with `.float()`."
+    elif found.ndim != 1:
+        msg = f"to have one dimension, but got shape {tuple(found.shape)}. Drop a trailing one with `.squeeze(-1)`."
+    elif found.shape[0] == 0 and not allow_empty:
+        msg = "to hold at least one score, but got shape (0,): no pair can be formed."
+    if msg:
+        msg = f"Expected `{name}` {msg}"
         raise ArgumentError(msg)
     return found
 
@@ -213,16 +206,14 @@ def require_positive(name: str, value: Any, meaning_of_infinity: str) -> float:
 def check_thresholds(thresholds: Any) -> None:
     """Raise :class:`ArgumentError` unless ``thresholds`` is an integer above 1, or holds numbers in one dimension."""
     if is_whole(thresholds):
-        if thresholds < 2:
-            msg = f"Expected `thresholds` to be at least 2 if it is an integer, but got {thresholds}."
-            raise ArgumentError(msg)
+        check_count(thresholds, "thresholds", 2)
         return
     try:
         values = as_tensor(thresholds, "thresholds")
-    except ArgumentError:
-        values = torch.empty(0)
-    unordered = values.is_complex() or values.dtype == torch.bool or values.device.type == "meta"
-    if unordered or values.ndim != 1 or values.numel() == 0 or bool(rankable(values).isnan().any()):
+        wrong = values.dtype == torch.bool or values.ndim != 1 or not values.numel() or bool(values.isnan().any())
+    except (ArgumentError, NotImplementedError):  # text; on the meta device
+        wrong = True
+    if wrong:
         msg = (
             "Expected `thresholds` to be `None`, an integer, or numbers in one dimension, at least one and no nan, but "
             f"got {thresholds!r}."
@@ -264,42 +255,38 @@ def checked_pair(
         ArgumentError: if shapes, labels or scores are others, or a score that counts is nan.
     """
     preds, target = as_pair(preds, target)
-    _check_shapes(preds, target, num_labels, num_classes)
-    if not values:
-        return preds, target
-    for name, tensor in (("preds", preds), ("target", target)):
-        if tensor.is_complex():
-            msg = f"Expected `{name}` to hold real numbers, but got a tensor of {tensor.dtype}."
-            raise ArgumentError(msg)
-    counted = _check_labels(target, ignore_index, num_classes, may_be_missing=num_labels is not None)
-    _check_values(preds, counted if num_classes is None else counted[:, None].expand_as(preds), unit_range)
+    if msg := _misshapen(preds, target, num_labels, num_classes):
+        msg = f"Expected {msg[0]}, but got {tuple(preds.shape)} and {tuple(target.shape)}. {msg[1]}"
+        raise ArgumentError(msg)
+    if values:
+        counted = _check_labels(target, ignore_index, num_classes, may_be_missing=num_labels is not None)
+        _check_values(preds, counted if num_classes is None else counted[:, None].expand_as(preds), unit_range)
     return preds, target
 
 
-def _check_shapes(preds: Tensor, target: Tensor, num_labels: int | None, num_classes: int | None) -> None:
-    got = f"but got {tuple(preds.shape)} and {tuple(target.shape)}."
+def _misshapen(
+    preds: Tensor, target: Tensor, num_labels: int | None, num_classes: int | None
+) -> tuple[str, str] | None:
+    """What was expected, and what to do, where shapes do not fit."""
     if num_classes is not None:
-        if preds.ndim != 2 or preds.shape[1] != num_classes or target.shape != preds.shape[:1]:
-            shape = f"(N, num_classes), here (N, {num_classes})"
-            msg = f"Expected `preds` of shape {shape}, and `target` of shape (N,), {got}"
-            raise ArgumentError(msg)
-    elif num_labels is not None:
-        if preds.ndim != 2 or preds.shape[1] != num_labels or preds.shape != target.shape:
-            msg = (
-                f"Expected `preds` and `target` to have shape (N, num_labels), here (N, {num_labels}), {got} Other "
-                "dimensions hold examples too once they are moved to the front and flattened."
-            )
-            raise ArgumentError(msg)
-    elif preds.shape != target.shape:
-        msg = f"Expected `preds` and `target` to have the same shape, {got} Drop a trailing one with `.squeeze(-1)`."
-        raise ArgumentError(msg)
-    elif any(size != 1 for size in preds.shape[1:]):
-        msg = (
-            f"Expected `preds` to hold one score per example, shape (N,) or (N, 1), but got {tuple(preds.shape)}. "
-            "Columns have a value each: name `task='multilabel'` and `num_labels`, for other metrics torchmetrics' "
-            "`MultioutputWrapper`. If every entry is an example, pass `.flatten()` of both."
-        )
-        raise ArgumentError(msg)
+        if preds.shape == (len(target), num_classes) and target.ndim == 1:
+            return None
+        wanted = f"(N, num_classes), here (N, {num_classes}), and `target` of shape (N,)"
+        return f"`preds` of shape {wanted}", "Each class has a column of scores."
+    if num_labels is not None:
+        if preds.ndim == 2 and preds.shape[1] == num_labels and preds.shape == target.shape:
+            return None
+        remedy = "Other dimensions hold examples too once they are moved to the front and flattened."
+        return f"`preds` and `target` to have shape (N, num_labels), here (N, {num_labels})", remedy
+    if preds.shape != target.shape:
+        return "`preds` and `target` to have the same shape", "Drop a trailing one with `.squeeze(-1)`."
+    if all(size == 1 for size in preds.shape[1:]):
+        return None
+    remedy = (
+        "Columns have a value each: name `task='multilabel'` and `num_labels`. If every entry is an example, pass "
+        "`.flatten()` of both."
+    )
+    return "one score per example, shape (N,) or (N, 1)", remedy
 
 
 def _check_labels(target: Tensor, ignore_index: int | None, num_classes: int | None, *, may_be_missing: bool) -> Tensor:

@@ -61,15 +61,13 @@ def tpr_at_max_fpr(
     if validate_args:
         _, max_fpr = check_rectangle(0.0, max_fpr)
         check_ignore_index(ignore_index)
-    preds, target = checked_pair(preds, target, ignore_index, values=validate_args)
-    pos, neg = split_classes(preds, target)
-    if unrankable(pos, neg, "TPR at `max_fpr`"):
-        return torch.tensor(math.nan, dtype=torch.float64, device=pos.device)
+    pos, neg = split_classes(*checked_pair(preds, target, ignore_index, values=validate_args))
     n_pos, n_neg = pos.shape[0], neg.shape[0]
     # The bound lies on the segment of the next negative's score, or at its start, above what rises straight there.
-    whole = floor_count(max_fpr, n_neg)
-    tpr = 1.0
-    if whole < n_neg:
+    whole, tpr = floor_count(max_fpr, n_neg), 1.0
+    if unrankable(pos, neg, "TPR at `max_fpr`"):
+        tpr = math.nan
+    elif whole < n_neg:
         segment = segment_at(sorted_ranks(neg, n_neg - whole - 1, n_neg - whole)[0], pos, neg)
         share = (max(max_fpr * n_neg, whole) - segment.fp) / segment.num_neg
         tpr = (segment.tp + segment.num_pos * share) / n_pos
@@ -105,15 +103,13 @@ def fpr_at_min_tpr(
     if validate_args:
         min_tpr, _ = check_rectangle(min_tpr, 1.0)
         check_ignore_index(ignore_index)
-    preds, target = checked_pair(preds, target, ignore_index, values=validate_args)
-    pos, neg = split_classes(preds, target)
-    if unrankable(pos, neg, "FPR at `min_tpr`"):
-        return torch.tensor(math.nan, dtype=torch.float64, device=pos.device)
+    pos, neg = split_classes(*checked_pair(preds, target, ignore_index, values=validate_args))
     n_pos, n_neg = pos.shape[0], neg.shape[0]
     # The bound lies on the segment of the last positive that it asks for, or at its end, before what runs right there.
-    whole = ceil_count(min_tpr, n_pos) if min_tpr else 0
-    fpr = 0.0
-    if whole > 0:
+    whole, fpr = _least(min_tpr, n_pos), 0.0
+    if unrankable(pos, neg, "FPR at `min_tpr`"):
+        fpr = math.nan
+    elif whole > 0:
         segment = segment_at(sorted_ranks(pos, n_pos - whole, n_pos - whole + 1)[0], pos, neg)
         share = (min(min_tpr * n_pos, whole) - segment.tp) / segment.num_pos
         fpr = (segment.fp + segment.num_neg * share) / n_neg
@@ -208,17 +204,34 @@ def decision_threshold(
         min_tpr, max_fpr = check_rectangle(min_tpr, max_fpr)
         check_criterion(criterion, cost_ratio)
         check_ignore_index(ignore_index)
-    preds, target = checked_pair(preds, target, ignore_index, values=validate_args)
+    classes = split_classes(*checked_pair(preds, target, ignore_index, values=validate_args))
     # in float64, which tells the threshold from its neighbours in float32
-    pos, neg = (scores.cpu().double() for scores in split_classes(preds, target))
+    pos, neg = (scores.cpu().double() for scores in classes)
     if unrankable(pos, neg, "threshold"):
         return None
-    curve = _candidates(pos, neg)
-    gain = _gain(curve, criterion, cost_ratio)
+    n_pos, n_neg = pos.shape[0], neg.shape[0]
+    # Candidates are infinity, then each distinct score of a positive, falling. A score that negatives alone have is
+    # none: the next higher one finds as many positives with fewer alarms.
+    values = torch.unique(torch.cat([pos, pos.new_tensor([math.inf])]))
+    # how many of the values an example reaches; infinity is reached by infinite scores alone
+    reached = [torch.bucketize(scores, values, right=True) for scores in (pos, neg)]
+    tp, fp = (each.bincount(minlength=values.shape[0] + 1)[1:].flip(0).cumsum(0).double() for each in reached)
+    few_alarms, enough_found = fp <= floor_count(max_fpr, n_neg), tp >= _least(min_tpr, n_pos)
+    # what the criterion maximises, and which candidates compete: of those with few alarms the best one finds enough
+    # positives if any does, and the other way round
+    gain, competing = {
+        "max_sensitivity": (tp, few_alarms),
+        "max_specificity": (tp - fp * (n_pos + 1), enough_found),
+        "youden": (tp * n_neg - fp * n_pos, few_alarms & enough_found),
+        "min_cost": (cost_ratio * tp - fp, few_alarms & enough_found),
+    }[criterion]
+    if not competing.any():
+        away = torch.hypot((min_tpr - tp / n_pos).clamp(min=0), (fp / n_neg - max_fpr).clamp(min=0))
+        competing = away <= away.min() + 1e-12  # equal but for rounding
     # candidates come with growing counts: the first of the best has the fewest false alarms
-    best = int(torch.where(_competing(curve, criterion, min_tpr, max_fpr), gain, -math.inf).argmax())
-    threshold = _widened(float(curve.thresholds[best]), pos, neg)
-    return Decisions(threshold, int(curve.tp[best]), int(curve.fp[best]), curve.num_pos, curve.num_neg)
+    best = int(torch.where(competing, gain, -math.inf).argmax())
+    threshold = _widened(float(values.flip(0)[best]), pos, neg)
+    return Decisions(threshold, int(tp[best]), int(fp[best]), n_pos, n_neg)
 
 
 @eager
@@ -276,54 +289,6 @@ def check_criterion(criterion: Any, cost_ratio: Any) -> None:
 
 def _least(min_tpr: float, num_pos: int) -> int:
     return ceil_count(min_tpr, num_pos) if min_tpr and num_pos else 0
-
-
-class _Curve(NamedTuple):
-    thresholds: Tensor
-    tp: Tensor
-    fp: Tensor
-    num_pos: int
-    num_neg: int
-
-
-def _candidates(pos: Tensor, neg: Tensor) -> _Curve:
-    """Thresholds, and how many of each class reach them: infinity, then each distinct score of a positive, falling.
-
-    A score that negatives alone have is no candidate: the next higher one finds as many positives with fewer alarms.
-    """
-    values = torch.unique(torch.cat([pos, pos.new_tensor([math.inf])]))
-    # how many of the values an example reaches; infinity is reached by infinite scores alone
-    reached = [torch.bucketize(scores, values, right=True) for scores in (pos, neg)]
-    tp, fp = (each.bincount(minlength=values.shape[0] + 1)[1:].flip(0).cumsum(0) for each in reached)
-    return _Curve(values.flip(0), tp, fp, pos.shape[0], neg.shape[0])
-
-
-def _competing(curve: _Curve, criterion: Criterion, min_tpr: float, max_fpr: float) -> Tensor:
-    """Which candidates compete; at least one does."""
-    few_alarms = curve.fp <= floor_count(max_fpr, curve.num_neg)
-    enough_found = curve.tp >= _least(min_tpr, curve.num_pos)
-    # of few alarms the best one finds enough positives if any does, and the other way round
-    preferred = {"max_sensitivity": few_alarms, "max_specificity": enough_found}.get(
-        criterion, few_alarms & enough_found
-    )
-    if preferred.any():
-        return preferred
-    missed = (min_tpr - curve.tp.double() / curve.num_pos).clamp(min=0)
-    alarms = (curve.fp.double() / curve.num_neg - max_fpr).clamp(min=0)
-    away = torch.hypot(missed, alarms)
-    return away <= away.min() + 1e-12  # equal but for rounding
-
-
-def _gain(curve: _Curve, criterion: Criterion, cost_ratio: float) -> Tensor:
-    """What the criterion maximises; whole numbers in float64, but for a cost that is none."""
-    tp, fp = curve.tp.double(), curve.fp.double()
-    if criterion == "max_sensitivity":
-        return tp
-    if criterion == "max_specificity":
-        return tp - fp * (curve.num_pos + 1)
-    if criterion == "youden":
-        return tp * curve.num_neg - fp * curve.num_pos
-    return cost_ratio * tp - fp
 
 
 def _widened(threshold: float, pos: Tensor, neg: Tensor) -> float:

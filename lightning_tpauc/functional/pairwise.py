@@ -473,8 +473,8 @@ class DenseSums:
     r"""Sums over the negatives j of each positive i, by forming the pairs.
 
     ``totals`` are the sums ``(S,)`` of :math:`(\ell_{ij} - s_i)_+` and the numbers of pairs with
-    :math:`\ell_{ij} > s_i`. Pairs that fit into one block are kept. More are formed, block by block, when a sum is asked
-    for: :meth:`grad_sums` finds ``totals`` on its way, and who asks for these before pays for two rounds.
+    :math:`\ell_{ij} > s_i`. Pairs that fit into one block are kept. More are formed, block by block, when a sum is
+    asked for: :meth:`grad_sums` finds ``totals`` on its way, and who asks for these before pays for two rounds.
     """
 
     def __init__(self, pos: Tensor, neg: Tensor, s: Tensor, loss: Surrogate, neg_mask: Tensor | None) -> None:

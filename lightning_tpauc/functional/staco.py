@@ -48,7 +48,6 @@ _LEAST_UNIT = 1e-3
 _BLOCK = 1 << 22
 
 
-
 def tpauc_objective(
     pos_scores: Tensor,
     neg_scores: Tensor,

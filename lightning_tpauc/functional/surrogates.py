@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,10 +31,7 @@ class PowerForm:
 
     def __post_init__(self) -> None:
         if self.degree not in (1, 2) or (self.two_sided and self.degree != 2):
-            msg = (
-                f"Expected `degree` to be 1 or 2, and 2 if `two_sided`, but got degree={self.degree!r} and "
-                f"two_sided={self.two_sided!r}. Leave `power` out: the dense evaluation takes any surrogate."
-            )
+            msg = f"Expected `degree` to be 1 or 2, and 2 if `two_sided`, but got {self}. Leave `power` out."
             raise ArgumentError(msg)
 
 
@@ -72,15 +68,14 @@ class Surrogate:
         if self.power is not None and self.inverse is None:
             msg = f"Expected `inverse` of the surrogate {self.name!r}, because it has a `power` form, but got None."
             raise ArgumentError(msg)
-        if isinstance(self.power, tuple):
-            margins = [piece.margin for piece in self.power]
-            falling = margins == sorted(set(margins), reverse=True)
-            if not (self.power and self.monotone and falling) or any(piece.two_sided for piece in self.power):
-                msg = (
-                    f"Expected the pieces of `power` of the surrogate {self.name!r} to be one-sided, with falling "
-                    f"margins and a sum that is `monotone`, but got {self.power!r} with monotone={self.monotone!r}."
-                )
-                raise ArgumentError(msg)
+        margins = [piece.margin for piece in self.pieces]
+        falling = self.monotone and margins == sorted(set(margins), reverse=True)
+        if isinstance(self.power, tuple) and (not margins or not falling or any(p.two_sided for p in self.power)):
+            msg = (
+                f"Expected the pieces of `power` of the surrogate {self.name!r} to be one-sided, with falling margins "
+                f"and a sum that is `monotone`, but got {self.power!r} with monotone={self.monotone!r}."
+            )
+            raise ArgumentError(msg)
 
     @property
     def pieces(self) -> tuple[PowerForm, ...]:
@@ -172,64 +167,37 @@ def _smooth_ramp_inverse(v: Tensor, margin: float) -> Tensor:
     return torch.where(v < 1.0, torch.where(v < 0, -torch.inf, u * margin), torch.inf)
 
 
-def _bound(
-    name: str,
-    functions: tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., Tensor]],
-    power: PowerForm | tuple[PowerForm, ...] | None,
-    monotone: bool = True,
-    **constants: float,
-) -> Surrogate:
-    """A surrogate of (value, derivative, inverse) with their margin or scale."""
-    value, derivative, inverse = (partial(function, **constants) for function in functions)
-    return Surrogate(name, value, derivative, inverse, monotone, power)
+_FUNCTIONS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., Tensor]]] = {
+    "squared_hinge": (_squared_hinge_value, _squared_hinge_derivative, _root_inverse),
+    "hinge": (_hinge_value, _hinge_derivative, _hinge_inverse),
+    "square": (_square_value, _square_derivative, _root_inverse),
+    "logistic": (_logistic_value, _logistic_derivative, _logistic_inverse),
+    "ramp": (_ramp_value, _ramp_derivative, _ramp_inverse),
+    "smooth_ramp": (_smooth_ramp_value, _smooth_ramp_derivative, _smooth_ramp_inverse),
+}
 
 
-def _squared_hinge(margin: float, scale: float) -> Surrogate:  # noqa: ARG001
-    functions = _squared_hinge_value, _squared_hinge_derivative, _root_inverse
-    return _bound("squared_hinge", functions, PowerForm(margin, 2), margin=margin)
+def _power_form(name: str, m: float) -> PowerForm | tuple[PowerForm, ...] | None:
+    if name == "ramp":
+        return PowerForm(m, 1, coefficient=1.0 / m), PowerForm(0.0, 1, coefficient=-1.0 / m)
+    if name == "smooth_ramp":
+        c = 0.5 / m**2
+        return tuple(PowerForm(at, 2, coefficient=k * c) for at, k in ((m, 1.0), (0.0, -2.0), (-m, 1.0)))
+    return None if name == "logistic" else PowerForm(m, 1 if name == "hinge" else 2, two_sided=name == "square")
 
 
-def _hinge(margin: float, scale: float) -> Surrogate:  # noqa: ARG001
-    return _bound("hinge", (_hinge_value, _hinge_derivative, _hinge_inverse), PowerForm(margin, 1), margin=margin)
-
-
-def _square(margin: float, scale: float) -> Surrogate:  # noqa: ARG001
-    functions = _square_value, _square_derivative, _root_inverse
-    return _bound("square", functions, PowerForm(margin, 2, two_sided=True), monotone=False, margin=margin)
-
-
-def _logistic(margin: float, scale: float) -> Surrogate:  # noqa: ARG001
-    return _bound("logistic", (_logistic_value, _logistic_derivative, _logistic_inverse), None, scale=scale)
-
-
-def _ramp(margin: float, scale: float) -> Surrogate:  # noqa: ARG001
-    _check_width(margin, "ramp")
-    power = PowerForm(margin, 1, coefficient=1.0 / margin), PowerForm(0.0, 1, coefficient=-1.0 / margin)
-    return _bound("ramp", (_ramp_value, _ramp_derivative, _ramp_inverse), power, margin=margin)
-
-
-def _smooth_ramp(margin: float, scale: float) -> Surrogate:  # noqa: ARG001
-    _check_width(margin, "smooth_ramp")
-    c = 0.5 / margin**2
-    power = tuple(PowerForm(m, 2, coefficient=k * c) for m, k in ((margin, 1.0), (0.0, -2.0), (-margin, 1.0)))
-    functions = _smooth_ramp_value, _smooth_ramp_derivative, _smooth_ramp_inverse
-    return _bound("smooth_ramp", functions, power, margin=margin)
-
-
-def _check_width(margin: float, name: str) -> None:
-    if margin == 0.0:
+def _built_in(name: str, margin: float, scale: float) -> Surrogate:
+    if "ramp" in name and margin == 0.0:
         msg = f"Expected `margin` to be above 0 for {name!r}, which rises over that width, but got {margin!r}."
         raise ArgumentError(msg)
+    constant = {"scale": scale} if name == "logistic" else {"margin": margin}
+    value, derivative, inverse = (partial(function, **constant) for function in _FUNCTIONS[name])
+    return Surrogate(name, value, derivative, inverse, name != "square", _power_form(name, margin))
 
 
-# Each remembers what it built: a training step looks its surrogate up by name.
+# Each remembers what it built, so that equal arguments give one object.
 _FACTORIES: dict[str, SurrogateFactory] = {
-    "squared_hinge": lru_cache(_squared_hinge),
-    "hinge": lru_cache(_hinge),
-    "square": lru_cache(_square),
-    "logistic": lru_cache(_logistic),
-    "ramp": lru_cache(_ramp),
-    "smooth_ramp": lru_cache(_smooth_ramp),
+    **{name: lru_cache(partial(_built_in, name)) for name in _FUNCTIONS},
 }
 
 
@@ -283,7 +251,7 @@ def get_surrogate(surrogate: str | Surrogate, margin: float = 1.0, scale: float 
         msg = f"Expected `surrogate` to be one of {', '.join(surrogate_names())} or a Surrogate, but got {surrogate!r}."
         raise ArgumentError(msg)
     margin, scale = require_range("margin", margin, 0.0), require_range("scale", scale, 0.0, open_low=True)
-    return _call(_FACTORIES[surrogate], margin, scale)
+    return _FACTORIES[surrogate](margin, scale)
 
 
 def register_surrogate(name: str, factory: SurrogateFactory) -> None:
@@ -307,39 +275,29 @@ def register_surrogate(name: str, factory: SurrogateFactory) -> None:
         >>> get_surrogate("exponential", scale=2.0).value(torch.zeros(1))
         tensor([1.])
     """
-    given: object = name
-    if not isinstance(given, str) or not given:
-        msg = f"Expected `name` to be a non-empty string, but got {name!r}."
+    if not name or name in _FACTORIES:
+        msg = f"Expected `name` to be a non-empty string of your own, but {name!r} is taken or empty."
         raise ArgumentError(msg)
-    if name in _FACTORIES:
-        msg = f"Expected `name` to be a new surrogate, but {name!r} is taken. Choose another name."
+    built: object = factory(0.5, 1.0) if callable(factory) else factory
+    if not isinstance(built, Surrogate):
+        msg = f"Expected `factory` to be a function of (margin, scale) that returns a Surrogate, but got {built!r}."
         raise ArgumentError(msg)
-    _check_loss(_call(factory, 0.5, 1.0))
+    _check_loss(built)
     _FACTORIES[name] = lru_cache(factory)
 
 
-def _call(factory: Any, margin: float, scale: float) -> Surrogate:
-    built = factory(margin, scale) if callable(factory) else factory
-    if not callable(factory) or not isinstance(built, Surrogate):
-        msg = f"Expected `factory` to be a function of (margin, scale) that returns a Surrogate, but got {built!r}."
-        raise ArgumentError(msg)
-    return built
-
-
 def _check_loss(loss: Surrogate) -> None:
-    grid = torch.linspace(-4.0, 4.0, 65, dtype=torch.float64)
-    values = loss.value(grid)
+    t = torch.linspace(-4.0, 4.0, 65, dtype=torch.float64)
+    values, summed = loss.value(t), torch.zeros_like(t)
+    for piece in loss.pieces:
+        base = t + piece.margin
+        summed += piece.coefficient * (base if piece.two_sided else base.clamp_min(0.0)) ** piece.degree
+    msg = None
     if not bool((values >= 0).all()):
         msg = f"Expected the surrogate {loss.name!r} to be non-negative, but it falls to {values.min()} on [-4, 4]."
-        raise ArgumentError(msg)
-    if loss.monotone and not bool((values.diff() >= 0).all()):
+    elif loss.monotone and not bool((values.diff() >= 0).all()):
         msg = f"Expected the surrogate {loss.name!r} to be non-decreasing, as it says, but it falls on [-4, 4]."
-        raise ArgumentError(msg)
-    if loss.pieces and not torch.allclose(sum((_power(grid, p) for p in loss.pieces), 0.0 * grid), values):
+    elif loss.pieces and not torch.allclose(summed, values):
         msg = f"Expected the `power` form of the surrogate {loss.name!r} to equal its value, but it differs on [-4, 4]."
+    if msg is not None:
         raise ArgumentError(msg)
-
-
-def _power(t: Tensor, piece: PowerForm) -> Tensor:
-    base = t + piece.margin
-    return piece.coefficient * (base if piece.two_sided else base.clamp_min(0.0)) ** piece.degree

@@ -171,11 +171,10 @@ class AskedAreas:
         _check_task(task, min_tpr, num_classes, num_labels, average)
         count = num_classes if num_labels is None else num_labels
         if validate_args:
-            if count is not None:
-                check_count(
-                    count, f"num_{'labels' if num_classes is None else 'classes'}", 2 if num_labels is None else 1
-                )
-            _check_average(average)
+            if num_classes is not None:
+                check_count(num_classes, "num_classes", 2)
+            elif num_labels is not None:
+                check_count(num_labels, "num_labels", 1)
             check_ignore_index(ignore_index, of_classes=num_classes is not None)
             if thresholds is not None:
                 check_thresholds(thresholds)
@@ -213,8 +212,12 @@ class AskedAreas:
 
     def exact(self, scores: Tensor, labels: Tensor) -> list[LabelArea]:
         """The area of every column of ``scores``, ``(N,)`` or ``(N, K)``, for labels of the same shape."""
-        columns = zip(_by_column(scores), _by_column(labels), self.rectangles, strict=True)
-        return [_exact(*split_classes(column, label), rectangle) for column, label, rectangle in columns]
+        areas = []
+        for column, label, rectangle in zip(_by_column(scores), _by_column(labels), self.rectangles, strict=True):
+            pos, neg = split_classes(column, label)
+            reason = why_undefined(len(pos), len(neg), has_nan(pos) or has_nan(neg))
+            areas.append(LabelArea(math.nan if reason else exact_area(pos, neg, *rectangle), len(pos), reason))
+        return areas
 
     def binned(self, counts: Tensor, num_nan: Tensor) -> list[LabelArea]:
         """The same from confusion counts ``(T, 2, 2)`` or ``(T, K, 2, 2)``, ``num_nan`` of them of nan scores."""
@@ -247,11 +250,6 @@ def _by_column(values: Tensor) -> Tensor:
     return values.detach().reshape(len(values), math.prod(values.shape[1:])).T.contiguous()
 
 
-def _exact(pos: Tensor, neg: Tensor, rectangle: tuple[float, float]) -> LabelArea:
-    reason = why_undefined(pos.shape[0], neg.shape[0], has_nan(pos) or has_nan(neg))
-    return LabelArea(math.nan if reason else exact_area(pos, neg, *rectangle), pos.shape[0], reason)
-
-
 def _check_task(task: Any, min_tpr: Any, num_classes: Any, num_labels: Any, average: Any) -> None:
     if isinstance(min_tpr, str):
         msg = f"Expected `min_tpr` to be a number in [0, 1), but got {min_tpr!r}. Name the task: `task={min_tpr!r}`."
@@ -267,13 +265,11 @@ def _check_task(task: Any, min_tpr: Any, num_classes: Any, num_labels: Any, aver
     if task == "binary" and average != "macro":
         msg = f"Expected `average` only with several labels or classes, but got {average!r} with `task='binary'`."
         raise ArgumentError(msg)
-
-
-def _check_average(average: Any) -> None:
     if average not in ("macro", "weighted", "none", None):
-        pool = " To pool the scores of all labels, pass `.flatten()` of both to the binary metric."
-        remedy = pool if average == "micro" else ""
-        msg = f"Expected `average` to be 'macro', 'weighted', 'none' or `None`, but got {average!r}.{remedy}"
+        msg = (
+            f"Expected `average` to be 'macro', 'weighted', 'none' or `None`, but got {average!r}. To pool scores of "
+            "all labels, pass `.flatten()` of both to the binary metric."
+        )
         raise ArgumentError(msg)
 
 

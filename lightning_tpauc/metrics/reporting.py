@@ -13,13 +13,14 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from lightning_tpauc.errors import ArgumentError, silent
-from lightning_tpauc.functional.checks import check_rectangle, widest_float
+from lightning_tpauc.functional.checks import check_rectangle
 from lightning_tpauc.functional.operating_points import (
     count_decisions,
     exact_interval,
     fpr_at_min_tpr,
     tpr_at_max_fpr,
 )
+from lightning_tpauc.functional.pairwise import widest_float
 from lightning_tpauc.functional.surrogates import Surrogate
 from lightning_tpauc.functional.tpauc import two_way_partial_auroc
 from lightning_tpauc.metrics.base import ScoreMetric

@@ -19,8 +19,8 @@ from typing_extensions import override
 from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, shrunk_rectangle
 from lightning_tpauc.data.labels import check_loader
 from lightning_tpauc.errors import TPAUCWarning
-from lightning_tpauc.functional.objective import objective_ratio
 from lightning_tpauc.functional.roc import split_classes
+from lightning_tpauc.functional.staco import objective_ratio
 from lightning_tpauc.lightning_fixes.unsupported import log_replicated
 from lightning_tpauc.metrics import TwoWayPartialAUROC
 from lightning_tpauc.metrics.reporting import IGNORED, Scored, is_ours, passes_below, validated_areas

@@ -320,7 +320,7 @@ class RectangleSchedule:
             if not counted[label] or ratio < self.hold_at:  # false for nan, where nothing is known
                 reached[label] = candidates[label]
             self.ratios[label] = ratio if reached[label] > now else self._ratio(now, scores, label)
-        self.algorithm.tightness = reached
+        self.algorithm.tightness_of_tasks = reached
         if fresh is not None:
             self.refusals = self.refusals + 1 if any(self.held[label] for label in doubtful) else 0
             self.waits = min(_MOST_WAITING, max(0, self.refusals - 1))

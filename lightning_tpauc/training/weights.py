@@ -25,7 +25,7 @@ from torch.random import fork_rng
 from lightning_tpauc.algorithms.base import Algorithm
 from lightning_tpauc.algorithms.pauci import RecursiveAlgorithm
 from lightning_tpauc.distributed import assign, reshard, world_size
-from lightning_tpauc.functional.checks import common_dtype
+from lightning_tpauc.functional.pairwise import common_dtype
 from lightning_tpauc.scoring.forward import call_model, device_batches, evaluation_mode
 from lightning_tpauc.scoring.operating_point import OperatingPoint
 

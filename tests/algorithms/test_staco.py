@@ -300,7 +300,6 @@ def test_nothing_is_kept_for_a_positive():
     algorithm = STACO(duals="tracked")
     algorithm.setup(1000)
     assert sum(v.numel() for v in algorithm.state_dict().values() if torch.is_tensor(v)) == 5
-    assert algorithm.step_sizes == {}
     assert set(algorithm.diagnostics()) == {"active_share", "loss_unit", "neg_border", "pos_border"}
     with pytest.raises(UnsupportedError, match="keeps no thresholds to average"):
         algorithm.averages()

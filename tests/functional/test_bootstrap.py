@@ -94,7 +94,7 @@ def test_unchecked_nan_gives_nan_and_a_warning():
     [
         ("confidence", 95, r"`confidence` to be a number in \(0, 1\), but got 95"),
         ("num_resamples", 0, "`num_resamples` to be a whole number of at least 1, but got 0"),
-        ("seed", -1, "`seed` to be an integer"),
+        ("seed", -1, "`seed` to be a whole number of at least 0"),
     ],
 )
 def test_arguments_out_of_range(argument, value, message):

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import Timer
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import STACO, Task, TrainingScores
-from lightning_tpauc.algorithms.base import TIGHTNESS_GRID
+from lightning_tpauc.algorithms.base import TIGHTNESS_GRID, shrunk_rectangle
 from lightning_tpauc.functional import objective_ratio
 from lightning_tpauc.training.rectangle import RectangleSchedule, shrinking_progress, shrinking_steps
 from tests.helpers.problems import bare_trainer, noisy_labels
@@ -51,7 +51,7 @@ def test_is_held_where_the_objective_comes_near_that_of_a_constant_model():
     reached, surrogate = made.algorithm.tightness, made.algorithm.surrogate
     assert 0.0 < reached < 1.0
     held, beyond = (
-        objective_ratio(*shuffled()[0], *made.algorithm.rectangle_at(tightness), surrogate)
+        objective_ratio(*shuffled()[0], *shrunk_rectangle(*made.algorithm.asked_rectangles[0], tightness), surrogate)
         for tightness in (reached, reached + 0.1)
     )
     assert held < 2.0 <= beyond

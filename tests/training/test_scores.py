@@ -13,6 +13,7 @@ from torch import nn
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO, TrainingScores
+from lightning_tpauc.algorithms.base import shrunk_rectangle
 from lightning_tpauc.distributed import GatheredScores
 from lightning_tpauc.functional import TaskMasks, objective_ratio
 from lightning_tpauc.training.rectangle import RectangleSchedule, ScoreMemory, score_next_batches
@@ -178,7 +179,7 @@ class Passes(RectangleSchedule):
         candidate = min(progress, before + 0.1)
         if before < 1.0:
             pos, neg = self.whole_pass()
-            rectangle = self.algorithm.rectangle_at(candidate, 0)
+            rectangle = shrunk_rectangle(*self.algorithm.asked_rectangles[0], candidate)
             true = float(objective_ratio(pos, neg, *rectangle, self.algorithm.surrogate))
             self.seen.append((true, self._both_ratios(candidate, (fresh or [scores])[0], 0)[0], bool(fresh)))
 
