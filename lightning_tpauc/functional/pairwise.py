@@ -63,8 +63,8 @@ def add_scaled(x: Tensor, y: Tensor, factor: float | Tensor) -> Tensor:
 
 
 def number(scores: Tensor, mask: Tensor | None) -> int | Tensor:
-    """How many scores there are; with a mask of each label, ``(K,)``, at least 1: sums over none are 0 anyway."""
-    return scores.shape[-1] if mask is None else mask.sum(-1, dtype=scores.dtype).clamp_min(1.0)
+    """How many scores there are, at least 1: sums over none are 0 anyway; with a mask those of each label, ``(K,)``."""
+    return max(1, scores.shape[-1]) if mask is None else mask.sum(-1, dtype=scores.dtype).clamp_min(1.0)
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
@@ -294,8 +294,7 @@ class Pairs:
             ArgumentError: unless there is one weight for every positive.
         """
         if weights.shape != self._pos.shape:
-            msg = f"Expected a weight for every positive, {tuple(self._pos.shape)}, but got {tuple(weights.shape)}."
-            raise ArgumentError(msg)
+            raise ArgumentError(_not_per_positive(weights, "weights", self._pos))
         y = weights.detach().to(self._pos.dtype)
         if not torch.is_grad_enabled() or not (self._pos.requires_grad or self._neg.requires_grad):
             return (self.excess * y).sum(-1)
@@ -370,12 +369,13 @@ def _checked(
 def _per_positive(values: Any, name: str, pos: Tensor) -> Tensor:
     found = as_float_tensor(values, name)
     if not found.is_floating_point() or found.shape != pos.shape:
-        msg = (
-            f"Expected `{name}` to be a float tensor with one entry per positive, shape {tuple(pos.shape)}, but got "
-            f"{found.dtype} of shape {tuple(found.shape)}."
-        )
-        raise ArgumentError(msg)
+        raise ArgumentError(_not_per_positive(found, name, pos))
     return found
+
+
+def _not_per_positive(found: Tensor, name: str, pos: Tensor) -> str:
+    wanted = f"a float tensor with one entry per positive, shape {tuple(pos.shape)}"
+    return f"Expected `{name}` to be {wanted}, but got {found.dtype} of shape {tuple(found.shape)}."
 
 
 def mean_excess(

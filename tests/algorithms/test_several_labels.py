@@ -329,15 +329,22 @@ def test_what_does_not_fit_is_one_line():
     scores, index, masks = draw(torch.Generator().manual_seed(0), 0)
     pos, neg = scores[:, :S], scores[:, S : S + B]
     for algorithm, p, n, i, m, message in [
-        (together, pos, neg, index, None, "got no masks and a setup for 4"),
-        (alone, pos[0], neg[0], index[0], masks, "got masks and a setup for one label"),
+        (together, pos, neg, index, None, "Expected `masks` for several labels .* `setup` was for \\[9, 5"),
+        (
+            alone,
+            pos[0],
+            neg[0],
+            index[0],
+            masks,
+            "Expected `masks` for several labels and only for these, but `setup` was for 9",
+        ),
         (together, pos, neg, None, masks, "`index` of shape"),
     ]:
         with pytest.raises(ArgumentError, match=message):
             algorithm(p, n, None, i, masks=m)
     for wrong in (SIZES[1], -1):
         beyond = index.masked_scatter(masks.pos & (torch.arange(K) == 1)[:, None], torch.full((S,), wrong))
-        with pytest.raises(ArgumentError, match=f"from 0, below 5 for label 1, but got {wrong}"):
+        with pytest.raises(ArgumentError, match=f"`index` to be in 0 .. 4 for label 1, .* but got {wrong}"):
             together(pos, neg, None, beyond, masks=masks)
     with pytest.raises(UnsupportedError, match="does not use the previous weights"):
         together(pos, neg, None, index, masks=masks, previous=PreviousScores(pos, neg))
