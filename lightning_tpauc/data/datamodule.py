@@ -32,7 +32,7 @@ from lightning_tpauc.data.sampler import SAMPLERS, BatchSampler, BatchSizes, cur
 from lightning_tpauc.data.seeding import as_seed, say_what_seeds
 from lightning_tpauc.data.splits import Split, as_fraction, check_validation_source
 from lightning_tpauc.data.streaming import NegativeStream, ScoredStream, StreamCursor, StreamedLoader, as_stream
-from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
+from lightning_tpauc.errors import DataError, TPAUCWarning
 from lightning_tpauc.functional.checks import check_choice, check_count
 
 #: Arguments that change what is trained on or how it is divided.
@@ -372,16 +372,11 @@ class PosNegDataModule(LightningDataModule):
     @property
     def positive_weights(self) -> NDArray[np.float64] | None:
         """Weights of the training positives, float ``(n_pos,)``; ``None`` without ``sample_weight``."""
-        if self.sample_weight is None:
-            return None
         training = self._prepared.training
         return None if training.weights is None else training.weights[training.by_class[0]]
 
     def input_layout(self) -> Any:
-        """The :func:`~lightning_tpauc.data.examples.layout` of the model's inputs; ``None`` if it is unknown.
-
-        The module knows it from its training. Otherwise the first item of the training set shows it.
-        """
+        """The layout of the model's inputs: what the module has learnt, else what the first training item shows."""
         train = self._prepared.examples.get("train")
         known = self._layout_of_items
         return train.first_layout(self._prepared.datasets.train) if known is None and train is not None else known
@@ -392,11 +387,7 @@ class PosNegDataModule(LightningDataModule):
         return None if self.collate_fn is not None else getattr(self._module, "input_layout", None)
 
     def description(self, stage: str) -> dict[str, Any]:
-        """What all processes of a run must have in common: arguments, and short descriptions of the data.
-
-        Args:
-            stage: ``"fit"``, ``"validate"``, ``"test"`` or ``"predict"``.
-        """
+        """What all processes of a run must have in common: arguments, and short descriptions of the data of a stage."""
         prepared, found = self._prepared, {f"`{name}`": getattr(self, name) for name in SAMPLING_ARGUMENTS}
         found["`steps_per_epoch`"] = self._epoch_steps
         part, examples = "val" if stage in ("fit", "validate") else stage, prepared.examples
@@ -476,20 +467,13 @@ class PosNegDataModule(LightningDataModule):
         return first, self._eval_loader(neg, persistent=False)
 
     def scores_of_tasks(self, pos_scores: Tensor, other_scores: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """For each of several labels, the scores of its positives and negatives, from those of the two scoring loaders.
+        """Scores of each label's positives ``(n+_k,)``, in the order of ``index``, and of its negatives.
 
-        Args:
-            pos_scores: tensor ``(num_examples, K)`` of the first of :meth:`scoring_dataloaders`.
-            other_scores: tensor ``(num_examples, K)`` of the second.
-
-        Returns:
-            Pairs of tensors ``(n+_k,)``, in the order of ``index``, and ``(number of negatives,)``.
+        They are taken from those of the two :meth:`scoring_dataloaders`, each ``(num_examples, K)``.
         """
-        tasks = self._prepared.training.tasks
-        if tasks is None:
-            msg = "The labels are those of one task: the scores of the two loaders are those of its two classes."
-            raise ArgumentError(msg)
-        return tasks.cut_scores(pos_scores, other_scores)
+        tasks: Any = self._prepared.training.tasks
+        scores: list[tuple[Tensor, Tensor]] = tasks.cut_scores(pos_scores, other_scores)
+        return scores
 
     def _eval_loader(self, part: EvaluatedPart, *, persistent: bool = True) -> EvalLoader:
         how = self.batch_size, self.num_workers, self._pins_memory()
@@ -541,10 +525,9 @@ def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
 
 
 def float_dtype(trainer: Trainer | None) -> type[np.floating[Any]] | None:
-    """The dtype that floats of numpy are fetched as: numpy's default is float64, most models are float32.
+    """``np.float32`` where floats of numpy, mostly float64, are to become the model's; ``None`` to keep them.
 
-    Returns:
-        ``np.float32``, or ``None`` to keep the dtype. Precisions such as ``"64-true"`` convert inputs themselves.
+    Precisions such as ``"64-true"`` convert inputs themselves.
     """
     module = getattr(trainer, "lightning_module", None)
     if trainer is None or module is None or str(trainer.precision) in ("64-true", "16-true", "bf16-true"):

@@ -357,11 +357,7 @@ def _has(x: Any, *names: str) -> bool:
 
 
 def unaugmented(dataset: Any) -> Any:
-    """The data set without its random augmentations, for evaluation and scoring.
-
-    This is its attribute ``without_augmentation``, a data set with the same rows, also inside a
-    :class:`~torch.utils.data.Subset`. Without that attribute, it is the data set itself.
-    """
+    """The attribute ``without_augmentation`` of a data set, also inside subsets; without it, the data set itself."""
     if isinstance(dataset, Subset):
         inner = unaugmented(dataset.dataset)
         return dataset if inner is dataset.dataset else Subset(inner, dataset.indices)
@@ -425,10 +421,7 @@ def without_label(entries: Any) -> Any:
 
 
 def layout(inputs: Any, columns: tuple[str, ...] | None = None) -> Any:
-    """What inputs consist of, as strings, lists and dictionaries, which a checkpoint can hold.
-
-    For instance ``{"columns": ["age", "dose"]}`` of a table, or ``["tensor", {"keys": ["mask"]}]`` of two inputs.
-    """
+    """What inputs consist of, for a checkpoint: ``{"columns": ["age"]}``, ``["tensor", {"keys": ["mask"]}]``."""
     if isinstance(inputs, Mapping):
         return {"keys": list(map(str, inputs))}
     if isinstance(inputs, (str, tuple, list)):
@@ -472,10 +465,8 @@ def _kinds(known: Any) -> Any:
 def fetcher_for(dataset: Any, seed: int = 0, collate_fn: Any = None, entries: Entries | None = None) -> Fetcher:
     """The quickest way to load the inputs of a batch of a data set.
 
-    Tensors, arrays, :class:`~torch.utils.data.TensorDataset` and any :class:`~lightning_tpauc.data.RowsDataset` (also
-    inside a :class:`~torch.utils.data.Subset`) are indexed once per batch. Other data sets are read by their
-    ``__getitems__`` if they have one, else item by item. The random generators are then seeded as
-    :func:`~lightning_tpauc.data.seeding.seeded_items` says: once per batch for ``__getitems__``, else per item.
+    What holds arrays (also inside a :class:`~torch.utils.data.Subset`) is indexed once per batch. Other data sets are
+    read by their ``__getitems__``, seeded once per batch, or else item by item, with a seed for each.
     """
     entries = entries or Entries()
     inner, indices, arrays = dataset, None, None
@@ -621,10 +612,7 @@ def collate_items(items: list[Any]) -> Any:
 
 
 def collate_with_rows(fetch: Fetcher | None, rows: Indices | None, step: int, others: list[Any]) -> Any:
-    """Collate the inputs of some rows, followed by inputs of another source, as the data set of ``fetch`` does.
-
-    ``rows=None`` collates the others alone, and ``fetch=None`` stacks them.
-    """
+    """Collate the inputs of some rows, or of none, followed by others, as ``fetch`` does; ``None`` stacks them."""
     if isinstance(fetch, _FetchItems):
         return fetch.beside(rows, step, others)
     if fetch is None or rows is None:

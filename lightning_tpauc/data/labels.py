@@ -30,9 +30,7 @@ Indices = NDArray[np.int64]
 
 
 def find_targets(dataset: Any, targets: Any = None, name: str = "train_dataset") -> NDArray[np.int8]:
-    """Labels of all items of a map-style data set.
-
-    The first of these is taken:
+    """Labels of all items of a map-style data set: the first of these that there are.
 
     1. ``targets``, if it is an array;
     2. ``targets``, if it is the name of an attribute of the data set or of a key of its items, or a list of such names;
@@ -41,20 +39,13 @@ def find_targets(dataset: Any, targets: Any = None, name: str = "train_dataset")
     5. the labels of all items, read in one pass with a progress bar.
 
     A function as ``targets`` makes the label of each of those that 3 to 5 find. The data sets inside
-    :class:`~torch.utils.data.Subset` and :class:`~torch.utils.data.ConcatDataset` are searched, too. Labels that were
-    found are compared with those of a few items.
-
-    Args:
-        dataset: map-style data set with n items.
-        targets: n labels, the name under which the data set keeps them, or a function of one label.
-        name: name of the data set in messages.
+    :class:`~torch.utils.data.Subset` and :class:`~torch.utils.data.ConcatDataset` are searched, too.
 
     Returns:
         int8 array ``(n,)`` of 0 and 1, or ``(n, K)`` of 0, 1 and -1; see :func:`binary_labels`.
 
     Raises:
-        DataError: if no labels are found, if they are not 0 and 1 (see :func:`binary_labels`), or if stored labels
-            differ from those of the items.
+        DataError: if no labels are found, if they are not 0 and 1, or if they differ from those of a few items.
 
     Example:
         >>> find_targets(TensorDataset(torch.zeros(3, 2), torch.tensor([0.0, 1.0, 0.0])))

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from numpy.typing import NDArray
 from torch import Tensor
@@ -400,12 +399,9 @@ class PreparedData:
     @property
     def label_names(self) -> tuple[str, ...] | None:
         """Names of several labels; ``None`` with one. Labels that were found already come before the training set's."""
-        if "training" not in self.__dict__:
-            others = [self.examples[part] for part in ("val", "test") if part in self.examples]
-            known = [part for part in others if "labels" in part.__dict__]
-            if known or "train" not in self.examples:
-                return next((part.label_names for part in known or others), None)
-        return None if self.training.tasks is None else self.training.tasks.names
+        parts = [self.examples[part] for part in ("train", "val", "test") if part in self.examples]
+        known = [part for part in parts if "labels" in part.__dict__] or parts
+        return known[0].label_names if known and self.negatives is None else None
 
     def scored(self, seed: int) -> tuple[EvaluatedPart, EvaluatedPart]:
         """The training positives and negatives; these as often as their weights say, if there are some.
@@ -466,15 +462,11 @@ def _say_most_are_positive(labels: NDArray[np.int8]) -> None:
 def describe(dataset: Any) -> str:
     """Number of examples and a digest of a data set: of subsets' indices and of rows in memory, up to 2^24 numbers.
 
-    Other items may be expensive to read, or random: of a :class:`RowsDataset` of another class 256 rows count.
+    Other items may be expensive to read, or random.
     """
     if isinstance(dataset, Subset):
         return f"{len(dataset)} examples, {content_digest(np.asarray(dataset.indices))}, of {describe(dataset.dataset)}"
     held = dataset.tensors if isinstance(dataset, TensorDataset) else [dataset] if isinstance(dataset, Tensor) else []
     held = [dataset.features] if isinstance(dataset, ArrayDataset) else held
-    size = sum(math.prod(array.shape[1:]) for array in held)
-    count = min(len(dataset), max(256, _NUMBERS // max(size, 1)) if held else 256)
-    rows = np.unique(np.linspace(0, len(dataset) - 1, count).astype(np.int64))
-    read: Any = dataset.rows(rows) if isinstance(dataset, RowsDataset) and not held else None
-    read = [x[torch.from_numpy(rows).to(x.device) if isinstance(x, Tensor) else rows] for x in held] or read
-    return f"{len(dataset)} examples, {content_digest(read)}"
+    step = 1 + sum(math.prod(array.shape) for array in held) // _NUMBERS
+    return f"{len(dataset)} examples, {content_digest([array[::step] for array in held])}"

@@ -328,13 +328,14 @@ def test_a_loader_of_ones_own_validates_after_a_fit_without_validation():
     assert sum(len(entry[0]) for entry in module.eval_log) == N
 
 
-def table(order=None):
-    frame = pd.DataFrame(X.numpy(), columns=[f"x{k}" for k in range(X.shape[1])]).assign(label=Y.int().numpy())
-    return frame if order is None else frame.iloc[order]
+def table():
+    return pd.DataFrame(X.numpy(), columns=[f"x{k}" for k in range(X.shape[1])]).assign(label=Y.int().numpy())
 
 
 def test_a_table_without_named_labels_is_refused_with_both_remedies():
-    with pytest.raises(DataError, match=r"unknown which column of `train_dataset` is the label: name .* or pass a pair"):
+    with pytest.raises(
+        DataError, match=r"unknown which column of `train_dataset` is the label: name .* or pass a pair"
+    ):
         ready(table())
 
 
@@ -346,17 +347,6 @@ def test_a_name_that_is_no_column_is_shown_beside_those_there_are(targets):
     with pytest.raises(DataError, match="`val_dataset` has no 'label': name one of "):
         ready(table(), val_dataset=part, targets="label")
     ready(table(), predict_dataset=part, targets="label")
-
-
-def test_inputs_and_labels_with_one_index_in_two_orders_are_refused():
-    x, y = table().drop(columns="label"), table()["label"]
-    shuffled = x.sample(frac=1.0, random_state=1)
-    with pytest.raises(
-        DataError, match=r"`train_dataset` have the same index in different orders.*`y\.loc\[x\.index\]`"
-    ):
-        ready((shuffled, y))
-    for labels in (y.loc[shuffled.index], y.to_numpy(), list(y)):  # warnings are errors here
-        ready((shuffled, labels))
 
 
 def test_labels_in_place_of_a_validation_set_are_recognised():
