@@ -18,12 +18,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where `examples.
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
-from examples.paper.build import Options, build_datamodule
-from examples.paper.catalog import Experiment, experiment_names, find_experiment
-from examples.paper.records import results_in
+from examples.paper.catalog import Experiment, experiments
 from examples.paper.report import write_report
-from examples.paper.runner import Plan, run_plan
+from examples.paper.runner import Plan, Results, run_plan
 from examples.paper.timing import time_methods
+from examples.paper.trial import Options, build_datamodule
 from lightning_tpauc.errors import TPAUCError
 from lightning_tpauc.extras import import_extra
 
@@ -46,7 +45,7 @@ def at_least(least: int, most: float = math.inf) -> Callable[[str], int]:
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [*experiment_names(), *(f"{name}-{TIMING}" for name in experiment_names() if "-" not in name)]
+    names = [*experiments(), *(f"{name}-{TIMING}" for name in experiments() if "-" not in name)]
     parser.add_argument("--experiment", required=True, choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--data-root", required=True, help="folder of the data set's files")
     parser.add_argument("--download", action="store_true", help="download them to that folder if they are not there")
@@ -103,7 +102,7 @@ def main(arguments: list[str] | None = None) -> None:
     cache = str(Path(args.cache).expanduser())
     options = Options(args.data_root, cache, args.accelerator, args.threads, download=args.download)
     timing = args.experiment.endswith(TIMING)
-    experiment = selected(find_experiment(args.experiment.removesuffix(f"-{TIMING}"), args.grid), args)
+    experiment = selected(experiments(args.grid)[args.experiment.removesuffix(f"-{TIMING}")], args)
     if args.download and not args.only_report:  # here, before several processes want the files
         build_datamodule(experiment, options, None, args.folds, (1, 1, 1)).prepare_data()
     import_extra("matplotlib.figure", "plot")  # reports have figures: found out now, not when everything is trained
@@ -123,7 +122,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     suffix = "" if args.grid == "tuned" else "-paper-grid"
     folder = args.results / f"{experiment.name}{suffix}"
-    store = results_in(folder)
+    store = Results(folder)
     if not args.only_report:
         run_plan(plan, store, options, args.processes)
     print(write_report(plan, store, folder, command).read_text())

@@ -6,18 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from examples.paper.grids import with_values
 from examples.paper.methods import (
     Method,
     deep_methods,
     linear_methods,
+    parts_of,
     tuned_deep_methods,
     tuned_linear_methods,
 )
-from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.metrics.reporting import Rectangle
-
-__all__ = ("Experiment", "Schedule", "experiment_names", "find_experiment")
 
 _RECTANGLES = (Rectangle(0.5, 0.5), Rectangle(0.25, 0.75))
 
@@ -160,15 +157,21 @@ def _gammas(base: Experiment) -> Experiment:
     method = next(m for m in reversed(base.methods) if m.name in ("STACO1", "STACO2"))
     fixed = {name: value for name, value in method.fixed.items() if name != "gamma"}
     method = replace(method, fixed=fixed, reported_as=None)
-    methods = [
-        replace(method, name=f"STACO2, gamma = {gamma:g}", grid=with_values(method.grid, gamma=(gamma,)))
-        for gamma in (300.0, 500.0, 1000.0, 1e7)
-    ]
+    methods = []
+    for gamma in (300.0, 500.0, 1000.0, 1e7):
+        grid = tuple({**part, "gamma": (gamma,)} for part in parts_of(method.grid))
+        methods.append(replace(method, name=f"STACO2, gamma = {gamma:g}", grid=grid))
     return replace(base, name=f"{base.name}-gamma", methods=tuple(methods), rectangles=_RECTANGLES[:1])
 
 
-def _everything(tuned: bool) -> dict[str, Experiment]:
-    base = _catalog(tuned)
+def experiments(grid: Literal["paper", "tuned"] = "tuned") -> dict[str, Experiment]:
+    """All experiments by name, with the paper's grids or ours.
+
+    Example:
+        >>> {"ijcnn1", "surrogates", "molmuv-batch-size", "nodulemnist3d-gamma"} <= set(experiments())
+        True
+    """
+    base = _catalog(tuned=grid == "tuned")
     found = dict(base)
     for experiment in base.values():
         studies = [_batch_sizes(experiment), _gammas(experiment)]
@@ -176,38 +179,3 @@ def _everything(tuned: bool) -> dict[str, Experiment]:
             studies.append(_surrogates(experiment))
         found.update({study.name: study for study in studies})
     return found
-
-
-def experiment_names() -> list[str]:
-    """All names that :func:`find_experiment` knows.
-
-    Example:
-        >>> {"ijcnn1", "surrogates", "molmuv-batch-size", "nodulemnist3d-gamma"} <= set(experiment_names())
-        True
-    """
-    return list(_everything(tuned=True))
-
-
-def find_experiment(name: str, grid: Literal["paper", "tuned"] = "tuned") -> Experiment:
-    """The experiment of this name.
-
-    Args:
-        name: one of :func:`experiment_names`.
-        grid: ``"paper"``: the paper's methods and grids to the letter, its start and restart of the dual variables
-            included; ``"tuned"``: ours, with as many settings for every method and exact dual variables.
-
-    Raises:
-        ArgumentError: if there is no such experiment or grid.
-
-    Example:
-        >>> find_experiment("ijcnn1").schedule.steps
-        3000
-    """
-    if grid not in ("paper", "tuned"):
-        msg = f"Expected `grid` to be 'paper' or 'tuned', but got {grid!r}."
-        raise ArgumentError(msg)
-    known = _everything(grid == "tuned")
-    if name not in known:
-        msg = f"Expected the experiment to be one of {', '.join(known)}, but got {name!r}."
-        raise ArgumentError(msg)
-    return known[name]

@@ -1,14 +1,19 @@
-"""The compared methods and the settings that are tried for each."""
+"""The compared methods, and grids of the settings that are tried for each."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from examples.paper.grids import Grid, Values
+import numpy as np
 
-__all__ = ("WEIGHT_DECAY", "Method", "deep_methods", "linear_methods", "tuned_deep_methods", "tuned_linear_methods")
+#: Values to try for each argument; ``"alpha+beta"`` gives one value to both.
+Values = Mapping[str, Sequence[Any]]
+#: All combinations of the values; or several such products, for values that go together (step sizes and score scales).
+Grid = Values | tuple[Values, ...]
+Settings = dict[str, Any]
 
 #: The paper's, for all methods.
 WEIGHT_DECAY = 2e-4
@@ -113,7 +118,6 @@ def tuned_linear_methods() -> tuple[Method, ...]:
     All but cross-entropy try raw scores and sigmoids, each with step sizes of its own scale; PAUCI needs sigmoids.
 
     Example:
-        >>> from examples.paper.grids import settings_of
         >>> {len(settings_of(method.grid)) for method in tuned_linear_methods()}
         {8}
     """
@@ -154,7 +158,6 @@ def tuned_deep_methods() -> tuple[Method, ...]:
     so that each list has a middle.
 
     Example:
-        >>> from examples.paper.grids import settings_of
         >>> {len(settings_of(method.grid)) for method in tuned_deep_methods()}
         {6}
     """
@@ -184,3 +187,57 @@ def tuned_deep_methods() -> tuple[Method, ...]:
 def _cross(rate: str, rates: tuple[float, ...], at: float, other: str, values: tuple[float, ...], base: float) -> Grid:
     """``rates`` with ``other=base``, and the further ``values`` with ``rate=at``."""
     return {rate: rates, other: (base,)}, {rate: (at,), other: tuple(value for value in values if value != base)}
+
+
+# ---------------------------------------------------------------- grids
+
+
+def parts_of(grid: Grid) -> tuple[Values, ...]:
+    """The products that a grid consists of."""
+    return grid if isinstance(grid, tuple) else (grid,)
+
+
+def settings_of(grid: Grid, budget: int | None = None) -> list[Settings]:
+    """All combinations of the grid's values in order, or ``budget`` of them, always the same.
+
+    Example:
+        >>> settings_of({"lr": (0.1, 1.0), "gamma": (300,)})
+        [{'lr': 0.1, 'gamma': 300}, {'lr': 1.0, 'gamma': 300}]
+    """
+    found = [dict(zip(p, values, strict=True)) for p in parts_of(grid) for values in itertools.product(*p.values())]
+    if budget is None or budget >= len(found):
+        return found
+    chosen: set[int] = set()
+    generator = np.random.default_rng(0)
+    while len(chosen) < budget:
+        chosen.add(int(generator.integers(len(found))))
+    return [found[k] for k in sorted(chosen)]
+
+
+def at_edge(grid: Grid, settings: Settings, tried: Sequence[Settings]) -> list[str]:
+    """Arguments whose chosen value is the smallest or the largest number that was tried: the list may be too short.
+
+    Example:
+        >>> at_edge({"lr": (0.01, 0.1, 1.0)}, {"lr": 0.1}, tried=[{"lr": 0.01}, {"lr": 0.1}])
+        ['lr']
+    """
+    own = next(p for p in parts_of(grid) if p.keys() == settings.keys() and all(settings[n] in v for n, v in p.items()))
+    rows = [s for s in tried if s.keys() == own.keys() and all(s[n] in v for n, v in own.items())]
+    found = []
+    for name, values in own.items():
+        seen = [row[name] for row in rows]
+        # the rectangle that is trained on is no step size: a value at the end of its list says nothing about the list
+        numbers = name not in ("min_tpr", "max_fpr") and all(isinstance(value, (int, float)) for value in values)
+        if numbers and len(values) > 1 and settings[name] in (min(seen), max(seen)):
+            found.append(name)
+    return found
+
+
+def spread(settings: Settings) -> Settings:
+    """Give each of the arguments that a joint name holds its value.
+
+    Example:
+        >>> spread({"lr+eta": 0.1, "gamma": 500})
+        {'lr': 0.1, 'eta': 0.1, 'gamma': 500}
+    """
+    return {name: value for joint, value in settings.items() for name in joint.split("+")}

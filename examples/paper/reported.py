@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from lightning_tpauc.metrics.reporting import Rectangle
 
-__all__ = ("SECONDS_PER_ITERATION", "SURROGATES", "TPAUC", "reported_tpauc")
-
 _DATA = ("higgs", "susy", "ijcnn1", "molmuv", "moltox21", "nodulemnist3d", "adrenalmnist3d")
 
 #: Table "TPAUC on the test data": rectangle -> method -> one (mean, std) per data set.

@@ -1,30 +1,50 @@
-"""Runs what is missing: in several processes, one result at a time into the store."""
+"""What is to be run of an experiment, and running what is missing: one file of results for each trial."""
 
 from __future__ import annotations
 
-import itertools
+import json
 import multiprocessing
-import os
-import threading
-from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
-from examples.paper.build import Options
+from tqdm import tqdm
+
 from examples.paper.catalog import Experiment, Schedule
-from examples.paper.grids import Settings, settings_of
-from examples.paper.methods import Method
-from examples.paper.records import Outcome, Results, Trial
-from examples.paper.trial import pretrained_path, run_trial
-from lightning_tpauc.comparison.comparing import progress_bar
+from examples.paper.methods import Method, Settings, settings_of
+from examples.paper.trial import Options, Outcome, Trial, pretrained_path, run_trial
+from lightning_tpauc.files import replacing
 from lightning_tpauc.metrics.reporting import Rectangle, metric_name
 
-__all__ = ("Plan", "choose", "chosen_settings", "run_missing", "run_plan")
-
-Job = tuple[Experiment, Method | None, Trial, int, Options]
 RunTrial = Callable[[Experiment, Method | None, Trial, int, Options], Outcome]
+
+
+class Results:
+    """Finished trials, a JSON file each in ``cells``, which is written once, whole or not at all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cells = folder / "cells"
+
+    def add(self, trial: Trial, outcome: Outcome) -> None:
+        """Write an outcome."""
+        with replacing(self._path(trial)) as file:
+            file.write((json.dumps({"key": asdict(trial), "outcome": asdict(outcome)}, indent=1) + "\n").encode())
+
+    def get(self, trial: Trial) -> Outcome | None:
+        """The outcome of a trial; ``None`` if it hasn't finished."""
+        path = self._path(trial)
+        return Outcome(**json.loads(path.read_text(encoding="utf-8"))["outcome"]) if path.is_file() else None
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Any], Outcome]]:
+        """All (fields of the trial, outcome)."""
+        for path in sorted(self.cells.glob("*.json")):
+            record = json.loads(path.read_text(encoding="utf-8"))
+            yield record["key"], Outcome(**record["outcome"])
+
+    def _path(self, trial: Trial) -> Path:
+        return self.cells / f"{trial.digest}.json"
 
 
 @dataclass(frozen=True)
@@ -50,11 +70,11 @@ class Plan:
     schedule: Schedule | None = None
     one_search: bool = False
 
-    def folds(self, *, searching: bool = False) -> list[int | None]:
+    def folds(self, *, searching: bool = False) -> Sequence[int | None]:
         """Folds to train on; ``[None]`` where the data have a validation part."""
         if not self.experiment.folds:
             return [None]
-        return list(range(min(self.search_folds, self.num_folds) if searching else self.num_folds))
+        return range(min(self.search_folds, self.num_folds) if searching else self.num_folds)
 
     def pretraining(self) -> list[Trial]:
         """The shared starts."""
@@ -62,41 +82,26 @@ class Plan:
             return []
         return [self._pretraining(fold, seed) for fold in self.folds() for seed in self.seeds]
 
-    def search(self, method: Method, rectangle: tuple[float, float] | None, settings: Settings) -> list[Trial]:
-        """The trials that a setting is judged by."""
-        return [
-            self.trial(method, rectangle, settings, fold, seed)
-            for fold in self.folds(searching=True)
-            for seed in self.seeds
-        ]
+    def search(self, method: Method, rectangle: Rectangle, settings: Settings) -> list[Trial]:
+        """The trials that a setting is judged by for a rectangle that is searched."""
+        return self._trials("search", method, rectangle, settings, self.folds(searching=True))
 
-    def final(self, method: Method, rectangle: tuple[float, float] | None, settings: Settings) -> list[Trial]:
-        """The trials that the chosen setting is reported by."""
-        return [
-            self.trial(method, rectangle, settings, fold, seed, final=True)
-            for fold in self.folds()
-            for seed in self.seeds
-        ]
-
-    def trained(self, method: Method, rectangle: Rectangle) -> tuple[float, float] | None:
-        """The rectangle that a method trains on for one that is reported."""
-        return (rectangle.min_tpr, rectangle.max_fpr) if method.by_rectangle else None
+    def final(self, method: Method, rectangle: Rectangle, settings: Settings) -> list[Trial]:
+        """The trials that the chosen setting of a rectangle is reported by."""
+        return self._trials("final", method, rectangle, settings, self.folds())
 
     def searched(self, rectangle: Rectangle) -> Rectangle:
         """The rectangle whose search chooses the setting for one that is reported."""
         return self.experiment.rectangles[0] if self.one_search else rectangle
 
-    def trial(
+    def _trials(
         self,
+        kind: Literal["search", "final"],
         method: Method,
-        rectangle: tuple[float, float] | None,
+        rectangle: Rectangle,
         settings: Settings,
-        fold: int | None,
-        seed: int,
-        *,
-        final: bool = False,
-    ) -> Trial:
-        """One trial; its protocol holds everything else that changes the result."""
+        folds: Sequence[int | None],
+    ) -> list[Trial]:
         protocol: dict[str, object] = {
             "schedule": asdict(self.schedule or self.experiment.schedule),
             "algorithm": method.algorithm,
@@ -106,16 +111,20 @@ class Plan:
         }
         if method.epoch_sizes is not None:
             protocol["epoch_sizes"] = list(method.epoch_sizes)
-        if self.experiment.pretrain is not None:
-            protocol["pretrained"] = asdict(self._pretraining(fold, seed))
-        kind: Literal["final", "search"] = "final" if final else "search"
-        return Trial(self.experiment.name, method.name, settings, fold, seed, rectangle, kind, protocol)
+        trained = (rectangle.min_tpr, rectangle.max_fpr) if method.by_rectangle else None
+        found = []
+        for fold in folds:
+            for seed in self.seeds:
+                own = {} if self.experiment.pretrain is None else {"pretrained": asdict(self._pretraining(fold, seed))}
+                about = self.experiment.name, method.name, settings, fold, seed, trained, kind
+                found.append(Trial(*about, {**protocol, **own}))
+        return found
 
     def _pretraining(self, fold: int | None, seed: int) -> Trial:
-        schedule = self.experiment.pretrain
-        if schedule is not None and self.schedule is not None and self.schedule.epochs is not None:
+        schedule = self.experiment.pretrain or Schedule()
+        if self.schedule is not None and self.schedule.epochs is not None:
             schedule = schedule.scaled(self.schedule.epochs)
-        protocol = {"schedule": asdict(schedule or Schedule()), **self._setup()}
+        protocol = {"schedule": asdict(schedule), **self._setup()}
         return Trial(self.experiment.name, "pre-training", {}, fold, seed, None, "pretrain", protocol)
 
     def _setup(self) -> dict[str, object]:
@@ -124,52 +133,15 @@ class Plan:
 
 
 def choose(plan: Plan, method: Method, reported: Rectangle, store: Results) -> Settings | None:
-    """The setting with the best mean validation value; ``None`` if all failed or none is complete.
-
-    Args:
-        plan: what is run.
-        method: the method.
-        reported: the rectangle that is reported.
-        store: the results.
-    """
+    """The setting with the best mean validation value; ``None`` if all failed or none is complete."""
     best, chosen = -1.0, None
-    counts = plan.searched(reported)
-    rectangle, name = plan.trained(method, counts), metric_name(counts)
+    rectangle = plan.searched(reported)
     for settings in settings_of(method.grid, plan.budget):
         outcomes = [store.get(trial) for trial in plan.search(method, rectangle, settings)]
-        values = [o.val[name] for o in outcomes if o is not None and o.status == "finished"]
+        values = [o.val[metric_name(rectangle)] for o in outcomes if o is not None and o.status == "finished"]
         if len(values) == len(outcomes) and sum(values) / len(values) > best:
             best, chosen = sum(values) / len(values), settings
     return chosen
-
-
-def run_plan(plan: Plan, store: Results, options: Options, processes: int = 1, run: RunTrial = run_trial) -> None:
-    """Pre-train, search, then train the chosen settings again with test values; skips what the store has.
-
-    Args:
-        plan: what to run.
-        store: where results lie and go.
-        options: where to read and how to run.
-        processes: number of processes; 1 runs in this one.
-        run: runs one trial.
-    """
-    methods = {method.name: method for method in plan.experiment.methods}
-    common = (plan, methods, store, options, processes, run)
-    run_missing(plan.pretraining(), "pre-training", *common)
-    search = [
-        trial
-        for method in methods.values()
-        for rectangle in dict.fromkeys(plan.trained(method, plan.searched(r)) for r in plan.experiment.rectangles)
-        for settings in settings_of(method.grid, plan.budget)
-        for trial in plan.search(method, rectangle, settings)
-    ]
-    search.sort(key=lambda trial: (trial.fold or 0, trial.seed))  # whole folds first: a table may be made of them
-    run_missing(search, "search", *common)
-    final: dict[str, Trial] = {}
-    for method, reported, settings in chosen_settings(plan, store):
-        trials = plan.final(method, plan.trained(method, reported), settings)
-        final.update({trial.key: trial for trial in trials})
-    run_missing(sorted(final.values(), key=lambda t: (t.fold or 0, t.seed)), "final runs", *common)
 
 
 def chosen_settings(plan: Plan, store: Results) -> Iterator[tuple[Method, Rectangle, Settings]]:
@@ -181,84 +153,52 @@ def chosen_settings(plan: Plan, store: Results) -> Iterator[tuple[Method, Rectan
                 yield method, reported, settings
 
 
-def run_missing(
-    trials: Iterable[Trial],
-    title: str,
-    plan: Plan,
-    methods: dict[str, Method],
-    store: Results,
-    options: Options,
-    processes: int,
-    run: RunTrial,
+def run_plan(plan: Plan, store: Results, options: Options, processes: int = 1, run: RunTrial = run_trial) -> None:
+    """Pre-train, search, then train the chosen settings again with test values; skips what the store has."""
+    search = [
+        trial
+        for method in plan.experiment.methods
+        for rectangle in dict.fromkeys(map(plan.searched, plan.experiment.rectangles))
+        for settings in settings_of(method.grid, plan.budget)
+        for trial in plan.search(method, rectangle, settings)
+    ]
+    _run_missing(plan.pretraining(), "pre-training", plan, store, options, processes, run)
+    _run_missing(search, "search", plan, store, options, processes, run)
+    final = [trial for chosen in chosen_settings(plan, store) for trial in plan.final(*chosen)]
+    _run_missing(final, "final runs", plan, store, options, processes, run)
+
+
+def _run_missing(
+    trials: Iterable[Trial], title: str, plan: Plan, store: Results, options: Options, processes: int, run: RunTrial
 ) -> None:
-    """Run the trials that the store doesn't have, with a progress bar that says how long the rest will take."""
-    trials = list(trials)
-    missing = [trial for trial in trials if store.get(trial) is None]
-    lost = _lost_starts(missing, options)
-    for part, total, name in ((lost, len(lost), "pre-training, whose weights are gone"), (missing, len(trials), title)):
-        if part:
-            with progress_bar(f"{plan.experiment.name}: {name}", total - len(part), total) as bar:
-                jobs = _jobs(part, plan, methods, store, options, bar.update)
-                with closing(_outcomes(jobs, run, processes)) as outcomes:
-                    for trial, outcome in outcomes:
-                        store.add(trial, outcome)
-                        bar.update()
-
-
-def _jobs(
-    trials: list[Trial],
-    plan: Plan,
-    methods: dict[str, Method],
-    store: Results,
-    options: Options,
-    skip: Callable[[], object],
-) -> Iterator[Job]:
-    """The work, looked up when it is handed out: another runner of the same results may have done it by then."""
-    for trial in trials:
-        there = trial.kind != "pretrain" or pretrained_path(trial, options).is_file()
-        if there and store.get(trial) is not None:
-            skip()
-        else:
-            yield plan.experiment, methods.get(trial.method), trial, plan.num_folds, options
-
-
-def _lost_starts(trials: list[Trial], options: Options) -> list[Trial]:
-    """Shared starts that these trials need, but whose weights aren't in the cache: emptied, or on another machine."""
-    starts = [Trial(**trial.protocol["pretrained"]) for trial in trials if "pretrained" in trial.protocol]
-    unique = {start.key: start for start in starts}
-    return [start for start in unique.values() if not pretrained_path(start, options).is_file()]
-
-
-def _outcomes(jobs: Iterable[Job], run: RunTrial, processes: int) -> Generator[tuple[Trial, Outcome]]:
-    if processes == 1:
-        for job in jobs:
-            yield job[2], run(*job)
+    unique = list({trial.digest: trial for trial in trials}.values())
+    unique.sort(key=lambda trial: (trial.fold or 0, trial.seed))  # whole folds first: a table may be made of them
+    missing = [trial for trial in unique if not _is_done(trial, store, options)]
+    if not missing:
         return
-    waiting = iter(jobs)
-    running: dict[Future[Outcome], Trial] = {}
-    # spawn: a forked copy of a process that has used torch's threads may hang
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context, initializer=_end_with_parent) as pool:
-        try:
-            while True:
-                for job in itertools.islice(waiting, 2 * processes - len(running)):
-                    running[pool.submit(run, *job)] = job[2]
-                if not running:
-                    return
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    yield running.pop(future), future.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    methods = {method.name: method for method in plan.experiment.methods}
+    jobs = [(plan, methods.get(trial.method), trial, store, options, run) for trial in missing]
+    title, done = f"{plan.experiment.name}: {title}", len(unique) - len(missing)
+    with tqdm(desc=title, initial=done, total=len(unique), smoothing=0) as bar:
+        if processes == 1:
+            for job in jobs:
+                _run_one(job)
+                bar.update()
+            return
+        # spawn: a forked copy of a process that has used torch's threads may hang
+        with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+            for _ in pool.map(_run_one, jobs):
+                bar.update()
 
 
-def _end_with_parent() -> None:
-    """Let a worker end when the process that handed out its work was killed; it would wait for more forever."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
+def _is_done(trial: Trial, store: Results, options: Options) -> bool:
+    outcome = store.get(trial)
+    if outcome is None or outcome.status == "failed" or trial.kind != "pretrain":
+        return outcome is not None
+    return pretrained_path(trial, options).is_file()  # the cache may have been emptied, or be on another machine
 
-    def wait_and_exit() -> None:
-        parent.join()
-        os._exit(1)
 
-    threading.Thread(target=wait_and_exit, daemon=True).start()
+def _run_one(job: tuple[Plan, Method | None, Trial, Results, Options, RunTrial]) -> None:
+    plan, method, trial, store, options, run = job
+    if not _is_done(trial, store, options):  # another runner of the same results may have done it by now
+        store.add(trial, run(plan.experiment, method, trial, plan.num_folds, options))

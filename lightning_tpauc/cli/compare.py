@@ -14,8 +14,7 @@ from lightning.pytorch import LightningDataModule, Trainer
 from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.cli.errors import options_of
 from lightning_tpauc.comparison import Comparison
-from lightning_tpauc.comparison.plan import Run
-from lightning_tpauc.comparison.training import Setup
+from lightning_tpauc.comparison.training import Run, Setup
 from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.module import TPAUCModule
 

@@ -1,68 +1,56 @@
-"""Runs a comparison: trains what is missing, chooses on validation data, tests at the end, writes the report."""
+"""Runs a comparison: trains what is missing, chooses on validation data, and writes the report."""
 
 from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import logging
 import multiprocessing
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import nn
 from tqdm import tqdm
 
 from lightning_tpauc.algorithms import Algorithm, CrossEntropy
-from lightning_tpauc.comparison.plan import (
-    BASELINE,
-    Budget,
+from lightning_tpauc.comparison.methods import BASELINE, Method, chosen_methods
+from lightning_tpauc.comparison.report import Report, notes_of, write_report
+from lightning_tpauc.comparison.results import Evaluated, Results, Trained, evaluate, have_both
+from lightning_tpauc.comparison.training import (
     Cell,
-    Method,
+    Length,
     Outcome,
     Run,
-    as_budget,
-    best_factor,
-    chosen_methods,
-    examples_per_step,
-    methods_for,
-    rate_factors,
-)
-from lightning_tpauc.comparison.report import Report, notes_of, title_of, write_report
-from lightning_tpauc.comparison.resampling import Evaluated, have_both
-from lightning_tpauc.comparison.results import Results, Row, evaluate
-from lightning_tpauc.comparison.store import Store
-from lightning_tpauc.comparison.training import (
     Setup,
+    cell_path,
     description,
-    named,
-    score_test_set,
-    structure,
+    examples_per_step,
+    length_of,
+    load_cell,
+    save_cell,
     train_cell,
-    weights_digest,
 )
+from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.data.digest import content_digest
-from lightning_tpauc.errors import ArgumentError, DataError
+from lightning_tpauc.errors import ArgumentError, DataError, UnsupportedError
 from lightning_tpauc.extras import import_extra
 from lightning_tpauc.functional.checks import check_count, check_rectangle
 from lightning_tpauc.module import TPAUCModule
 from lightning_tpauc.scoring.labels import Labels, labels_of_data, listed
-from lightning_tpauc.version import __version__
 
-_BAR = "{desc}{percentage:3.0f}%|{bar}| {n:.1f} of {total}, {elapsed} gone, {remaining} left"
 #: What a process of its own works on: inherited through the fork.
-_work: Sequence[Callable[[], object]] = ()
+_train_one: Callable[[Cell], None]
 
 
 def compare(
@@ -102,8 +90,8 @@ def compare(
             and PAUCI, which is left out where data have several labels.
         trials: number of learning rates to try for each method: its default, and others around it, half a power of ten
             apart. Validation data choose the best.
-        seeds: number of repetitions with other initial weights and batches. Each makes its network anew, so more than
-            one need a function as ``model``, or a class. Where it loads trained weights, only the batches differ.
+        seeds: number of repetitions with other initial weights and batches. Where ``model`` is a network, or loads
+            trained weights, only the batches differ: pass a function that makes one.
         folds: number of folds of a cross-validation; each is a repetition.
         processes: how many trainings run side by side, each in a process and a thread of its own, on CPUs. The results
             equal those of one after the other, up to rounding that depends on the number of threads.
@@ -132,7 +120,18 @@ def compare(
         >>> sorted(report.verdicts)
         ['STACO']
     """
-    _check_objects(model, datamodule, trainer, seeds, folds)
+    if isinstance(model, TPAUCModule):
+        msg = (
+            "Expected `model` to be a backbone, a function that makes one, or a subclass of TPAUCModule, but got an "
+            f"object with an algorithm of its own. Pass `partial({type(model).__name__}, ...)` with its arguments."
+        )
+        raise ArgumentError(msg)
+    if folds is not None and isinstance(datamodule, LightningDataModule):
+        msg = (
+            "`folds` needs a data module for each of them: pass a function, such as `datamodule=lambda seed, fold, "
+            "num_folds: PosNegDataModule(data, seed=seed, fold=fold, num_folds=num_folds)`."
+        )
+        raise ArgumentError(msg)
     options = dict(module or {})
     seed = getattr(datamodule, "seed", None) if isinstance(datamodule, LightningDataModule) else None
     make_data = functools.partial(_datamodule, datamodule, seed, folds)
@@ -145,54 +144,26 @@ def compare(
             datamodule.seed = seed  # type: ignore[union-attr]  # a data module that has one
 
 
-def _check_objects(model: Any, datamodule: Any, trainer: Mapping[str, Any], seeds: int, folds: int | None) -> None:
-    unknown = sorted(set(trainer) - set(inspect.signature(Trainer).parameters))
-    msg = ""
-    if unknown:
-        msg = f"Expected arguments of `compare` or of lightning's Trainer, but got {', '.join(map(repr, unknown))}."
-    elif isinstance(model, TPAUCModule):
-        msg = (
-            "Expected `model` to be a backbone, a function that makes one, or a subclass of TPAUCModule, but got an "
-            f"object with an algorithm of its own. Pass its class, or `partial({type(model).__name__}, ...)` with its "
-            "other arguments."
-        )
-    elif not callable(datamodule) and not isinstance(datamodule, LightningDataModule):
-        msg = f"Expected `datamodule` to be a LightningDataModule or a function that makes one, but got {datamodule!r}."
-    elif folds is not None and isinstance(datamodule, LightningDataModule):
-        msg = (
-            "`folds` needs a data module for each of them: pass a function, such as `datamodule=lambda seed, fold, "
-            "num_folds: PosNegDataModule(data, seed=seed, fold=fold, num_folds=num_folds)`."
-        )
-    given = [*model.args, *model.keywords.values()] if isinstance(model, functools.partial) else [model]
-    if not msg and seeds != 1 and any(isinstance(entry, nn.Module) for entry in given):
-        msg = (
-            f"`seeds={seeds}` repeats with other initial weights, but the network was made before. Pass a function "
-            "that makes it, such as `model=lambda: Net()`; one that loads trained weights repeats with other batches."
-        )
-    if msg:
-        raise ArgumentError(msg)
-
-
 def _module(model: Any, given: Mapping[str, Any], algorithm: Algorithm, options: Mapping[str, Any]) -> TPAUCModule:
-    own = {**given, **options}
-    made = model.func if isinstance(model, functools.partial) else model
+    own, made = {**given, **options}, model.func if isinstance(model, functools.partial) else model
     if isinstance(made, type) and issubclass(made, TPAUCModule):
         module: TPAUCModule = copy.deepcopy(model)(algorithm=algorithm, **own)
         return module
-    return TPAUCModule(copy.deepcopy(model) if isinstance(model, nn.Module) else model(), algorithm, **own)
+    # copied: a function may return the same network again
+    return TPAUCModule(copy.deepcopy(model if isinstance(model, nn.Module) else model()), algorithm, **own)
 
 
 def _datamodule(given: Any, seed: int | None, folds: int | None, run: Run) -> LightningDataModule:
-    if not isinstance(given, LightningDataModule):
-        made: LightningDataModule = given(
-            seed=run.seed, **({} if folds is None else {"fold": run.fold, "num_folds": folds})
-        )
+    if callable(given):
+        fold = {} if folds is None else {"fold": run.fold, "num_folds": folds}
+        made: LightningDataModule = given(seed=run.seed, **fold)
         return made
     if seed is not None:
         given.seed = seed + run.seed  # type: ignore[attr-defined]  # it has one
     return given
 
 
+@dataclass
 class Comparison:
     """Methods x learning rates x runs on one problem. What was stopped goes on when it is run in the same folder again.
 
@@ -215,50 +186,46 @@ class Comparison:
 
     Example:
         >>> comparison = Comparison(Setup(None, None, {"max_steps": 5}), "somewhere", (0.5, 0.5), trials=3)
-        >>> [method.name for method in comparison.methods][:2]
-        ['cross-entropy', 'balanced cross-entropy']
+        >>> comparison.factors
+        [1.0, 3.1622776601683795, 0.31622776601683794]
     """
 
-    def __init__(
-        self,
-        setup: Setup,
-        folder: str | Path,
-        rectangle: tuple[float, float],
-        *,
-        methods: Sequence[str | Method] | None = None,
-        trials: int = 1,
-        seeds: int = 1,
-        folds: int | None = None,
-        rectangles: Sequence[tuple[float, float]] = (),
-        first_seed: int = 0,
-        processes: int = 1,
-    ) -> None:
-        check_count(seeds, "seeds", 1)
-        check_count(processes, "processes", 1)
-        if folds is not None:
-            check_count(folds, "folds", 2)
-        self.setup, self.folder, self.folds, self.processes = setup, Path(folder), folds, processes
-        self.methods, self.factors = chosen_methods(methods), rate_factors(trials)
-        self.rectangles = list(dict.fromkeys(check_rectangle(*r) for r in (rectangle, *rectangles)))
-        parts = [None] if folds is None else list(range(folds))
-        self.runs = [Run(first_seed + k, fold) for k in range(seeds) for fold in parts]
-        self.store = Store(self.folder / "cells", Outcome)
-        #: Of data with several labels; ``None`` for one label.
-        self.labels: Labels | None = None
-        self._methods_were_chosen = bool(methods)
-        self._identities: dict[Run, dict[str, Any]] = {}
-        self._budget = Budget(0, 1)
-        self._per_step: dict[str, int] = {}
-        self._notes: dict[str, None] = {}
+    setup: Setup
+    folder: str | Path
+    rectangle: tuple[float, float]
+    methods: Sequence[str | Method] | None = None
+    trials: int = 1
+    seeds: int = 1
+    folds: int | None = None
+    rectangles: Sequence[tuple[float, float]] = ()
+    first_seed: int = 0
+    processes: int = 1
 
-    @property
-    def baseline(self) -> str:
-        """Cross-entropy if it takes part, else the first method."""
-        names = [method.name for method in self.methods]
-        return BASELINE if BASELINE in names else names[0]
+    def __post_init__(self) -> None:
+        for name in ("trials", "seeds", "processes"):
+            check_count(getattr(self, name), name, 1)
+        if self.folds is not None:
+            check_count(self.folds, "folds", 2)
+        if all(self.setup.options.get(name) in (None, -1) for name in ("max_epochs", "max_steps")):
+            msg = (
+                "Methods are compared on the same number of examples: pass `max_epochs` or `max_steps` of the Trainer."
+            )
+            raise ArgumentError(msg)
+        self.folder = Path(self.folder)
+        self._methods = chosen_methods(self.methods)
+        #: Of the default learning rate: half a power of ten apart, the default itself first.
+        self.factors = [10.0 ** ((k + 1) // 2 / (2 if k % 2 else -2)) for k in range(self.trials)]
+        self._rectangles = list(dict.fromkeys(check_rectangle(*r) for r in (self.rectangle, *self.rectangles)))
+        folds = [None] if self.folds is None else range(self.folds)
+        self.runs = [Run(self.first_seed + k, fold) for k in range(self.seeds) for fold in folds]
+        self._labels: Labels | None = None  # of data with several
+        self._has_test = True
+        self._lengths: dict[str, Length] = {}
+        self._identities: dict[Run, str] = {}
+        self._notes: list[str] = []
 
     def run(self) -> Report:
-        """Train what is missing, choose, test, and write the report.
+        """Train what is missing, choose, and write the report.
 
         Raises:
             DataError: if there is no validation set.
@@ -266,243 +233,180 @@ class Comparison:
         """
         import_extra("matplotlib.figure", "plot")  # found out now, not when everything is trained
         with _undisturbed():
-            if self.processes > 1:
-                kind = self.setup.trainer([]).strategy.root_device.type
-                if kind != "cpu":
-                    msg = f"`processes` trains on CPUs, but the Trainer takes {kind}. Pass `accelerator='cpu'`."
-                    raise ArgumentError(msg)
-            part = "test" if self._prepare() else "validation"
-            self._train()
-            chosen = {m: best_factor({f: self._outcomes(m, f) for f in self.factors}) for m in self.methods}
-            known = {method: factor for method, factor in chosen.items() if factor is not None}
-            if part == "test":
-                self._test(known)
-            results = self._results(chosen, known, part)
-            return write_report(results, self.folder, title_of(results, self.runs))
+            self._prepare()
+            cells = [self._cell(m, factor, run) for run in self.runs for m in self._methods for factor in self.factors]
+            missing = [cell for cell in cells if not cell_path(self.folder, cell).is_file()]
+            if missing:
+                done = len(cells) - len(missing)
+                for _ in tqdm(self._train(missing), "training", len(cells), initial=done, smoothing=0):
+                    pass
+            return write_report(self._results(), self.folder, self._repetitions())
 
     # ---------------------------------------------------------------- what is to be done
 
-    def _prepare(self) -> bool:
-        """Look at the data and the initial weights of each run; returns whether there is a test set."""
-        tests = True
+    def _prepare(self) -> None:
+        """Look at the data and the initial weights of each run."""
+        starts = set()
         for run in self.runs:
             datamodule: Any = self.setup.datamodule(run)
+            if not isinstance(datamodule, PosNegDataModule):
+                kind = type(datamodule).__name__
+                msg = f"Expected `datamodule` to be a PosNegDataModule, but got a {kind}: pass its data sets to one."
+                raise ArgumentError(msg)
             datamodule.prepare_data()
             datamodule.setup("fit")
-            module = self.setup.build(self.methods[0], self.rectangles[0], run)
-            labels = labels_of_data(datamodule, module.label_settings)
-            lacking = _require_both_classes(datamodule.val_dataloader(), "validation", labels)
-            if not self._per_step:
-                self._measure(datamodule, labels)
-            elif self.labels != labels:
-                names = [None if own is None else listed(own.names) for own in (self.labels, labels)]
-                msg = f"Expected the same labels in all runs, but the first have {names[0]}, and others {names[1]}."
-                raise ArgumentError(msg)
-            tests = _has_test(datamodule, labels) and tests
-            if lacking:
-                lack = f"{listed(lacking)} {'lacks' if len(lacking) == 1 else 'lack'} a class in validation data"
-                self._notes[f"{lack}: the other labels alone chose weights and learning rates."] = None
-            self._identities[run] = {
-                "version": __version__,
-                "weights": weights_digest(module),
-                "model": content_digest(structure(module), description(self.setup.settings)),
-                "trainer": self.setup.described(),
-                "data": _data_digest(datamodule),
-                "rectangle": list(self.rectangles[0]),
-                "budget": self._budget._asdict(),
-                "num_folds": self.folds,
-                **({} if labels is None else {"labels": labels.state_dict()}),
-            }
-        return tests
+            module = self.setup.build(self._methods[0], self._rectangles[0], run)
+            self._labels = labels_of_data(datamodule, module.label_settings)
+            _require_both_classes(datamodule.val_dataloader(), "validation")
+            self._has_test = _has_test(datamodule) and self._has_test
+            if not self._lengths:
+                self._measure(datamodule)
+            starts.add(content_digest(dict(module.state_dict())))
+            self._identities[run] = self.setup.identity(module, datamodule, repr((self._rectangles[0], self._labels)))
+        if self.seeds > 1 and len(starts) == 1:
+            self._notes.append("All seeds start from the same weights: they differ by their batches alone.")
 
-    def _measure(self, datamodule: Any, labels: Labels | None) -> None:
-        self.labels = labels
-        chosen, first = self._methods_were_chosen, self.rectangles[0]
-        self.methods, left_out = methods_for(self.methods, labels, first, chosen=chosen)
+    def _measure(self, datamodule: PosNegDataModule) -> None:
+        """Choose the methods that can train these labels, and how long each trains."""
+        algorithms = {method.name: method.algorithm(*self._rectangles[0]) for method in self._methods}
+        left_out = [name for name, own in algorithms.items() if self._labels is not None and not own.takes_tasks]
+        if left_out and self.methods:
+            msg = (
+                f"{listed(left_out)} of `methods` can train one label only, but the data have several: take "
+                "cross-entropy, balanced cross-entropy, STACO or SOTAs, or pass one column of labels."
+            )
+            raise UnsupportedError(msg)
         if left_out:
-            they_train = "it trains" if len(left_out) == 1 else "they train"
-            self._notes[f"Without {listed(left_out)}: {they_train} one label."] = None
-        self._per_step = {m.name: examples_per_step(datamodule, m.algorithm(*first)) for m in self.methods}
+            self._notes.append(f"Without {listed(left_out)}, for one label only.")
+        self._methods = [method for method in self._methods if method.name not in left_out]
+        trainer = self.setup.trainer()
+        if self.processes > 1 and (kind := trainer.strategy.root_device.type) != "cpu":
+            msg = f"`processes` trains on CPUs, but the Trainer takes {kind}. Pass `accelerator='cpu'`."
+            raise ArgumentError(msg)
         usual = sum(datamodule.batch_sampler().global_sizes(1)[:2])
-        self._budget = as_budget(self.setup.options, datamodule.steps_per_epoch, usual)
+        for method in self._methods:
+            per_step = examples_per_step(datamodule, algorithms[method.name])
+            self._lengths[method.name] = length_of(trainer, datamodule.steps_per_epoch, usual, per_step)
 
-    def _cells(self, method: Method, factor: float, kind: Any = "train") -> list[Cell]:
-        algorithm = method.algorithm(*self.rectangles[0])
-        own = {
-            "algorithm": f"{named(type(algorithm))} {algorithm!r}",
-            "options": description(method.options),
-            "per_step": self._per_step[method.name],
-        }
-        return [Cell(method.name, factor, run, kind, {**self._identities[run], **own}) for run in self.runs]
+    def _cell(self, method: Method, factor: float, run: Run) -> Cell:
+        algorithm = method.algorithm(*self._rectangles[0])
+        own = [algorithm, repr(algorithm), method.options, self._lengths[method.name], self._has_test]
+        return Cell(method.name, factor, run, content_digest(self._identities[run], description(own)))
 
-    def _outcomes(self, method: Method, factor: float) -> list[Outcome | None]:
-        return [self.store.get(cell) for cell in self._cells(method, factor)]
+    def _outcomes(self, method: Method, factor: float) -> list[Outcome]:
+        return [load_cell(self.folder, self._cell(method, factor, run)) for run in self.runs]
 
     # ---------------------------------------------------------------- doing it
 
-    def _train(self) -> None:
-        methods = {method.name: method for method in self.methods}
-        cells = [cell for m in self.methods for factor in self.factors for cell in self._cells(m, factor)]
-        # all methods of a run first, so that a comparison that is stopped has whole runs
-        cells.sort(key=lambda cell: self.runs.index(cell.run))
-
-        def train(cell: Cell, advance: Callable[[float], object]) -> None:
-            common = methods[cell.method], cell, self.rectangles[0], self._budget
-            self.store.add(cell, *train_cell(self.setup, *common, advance))
-
-        self._each(cells, "training", train)
-
-    def _test(self, chosen: Mapping[Method, float]) -> None:
-        trained = {
-            tested.key: (tested, method, source)
-            for method, factor in chosen.items()
-            for tested, source in zip(self._cells(method, factor, "test"), self._cells(method, factor), strict=True)
-        }
-
-        def test(cell: Cell, _: Callable[[float], object]) -> None:
-            method, source = trained[cell.key][1:]
-            weights = self.store.tensors(source)["weights"]
-            self.store.add(cell, *score_test_set(self.setup, method, cell, self.rectangles[0], weights))
-
-        self._each([tested for tested, _, _ in trained.values()], "testing", test)
-
-    def _each(self, cells: Sequence[Cell], what: str, do: Callable[[Cell, Callable[[float], object]], object]) -> None:
-        """Do what is missing, one after the other or side by side."""
-        missing = [cell for cell in cells if self.store.get(cell) is None]
-        if not missing:
+    def _train(self, cells: Sequence[Cell]) -> Iterable[None]:
+        """Train one after the other, or side by side in forks of this process, each in one thread."""
+        if self.processes == 1:
+            yield from map(self._train_cell, cells)
             return
-        before = len(cells) - len(missing)
-        with progress_bar(what, before, len(cells), bar_format=_BAR) as bar:
-            if self.processes > 1:
-                work = [functools.partial(do, cell, lambda _: None) for cell in missing]
-                run_side_by_side(work, self.processes, lambda: bar.update(1))
-                return
-            for done, cell in enumerate(missing, start=before):
-                bar.set_description(f"{what} {cell.method}")
-                do(cell, bar.update)
-                bar.update(done + 1 - bar.n)
+        fork = multiprocessing.get_context("fork")
+        with ProcessPoolExecutor(min(self.processes, len(cells)), fork, _begin, (self._train_cell,)) as pool:
+            try:
+                yield from pool.map(_train, cells)
+            except BrokenProcessPool:
+                msg = (
+                    "A training was killed, perhaps for want of memory. What has finished is kept: give the same "
+                    "command again, with fewer `processes`."
+                )
+                raise DataError(msg) from None
+
+    def _train_cell(self, cell: Cell) -> None:
+        method = next(method for method in self._methods if method.name == cell.method)
+        common = cell, self._rectangles[0], self._lengths[cell.method]
+        save_cell(self.folder, cell, train_cell(self.setup, method, *common, test=self._has_test))
 
     # ---------------------------------------------------------------- what came out
 
-    def _results(self, chosen: Mapping[Method, float | None], known: Mapping[Method, float], part: str) -> Results:
-        first = self.rectangles[0]
-        kind: Any = "test" if part == "test" else "train"
-        stored = {m.name: map(self.store.tensors, self._cells(m, factor, kind)) for m, factor in known.items()}
-        scores = {name: [Evaluated(own["scores"], own["target"]) for own in runs] for name, runs in stored.items()}
+    def _results(self) -> Results:
+        scores, trained = {}, {}
+        for method in self._methods:
+            tried = {factor: self._outcomes(method, factor) for factor in self.factors}
+            best = best_factor(tried)
+            if best is None:
+                failed = next(outcome.failed for outcomes in tried.values() for outcome in outcomes if outcome.failed)
+                trained[method.name] = Trained(failed)
+                continue
+            runs, length = tried[best], self._lengths[method.name]
+            scores[method.name] = [Evaluated(run.scores, run.target) for run in runs]
+            trained[method.name] = Trained(
+                seconds=[run.seconds for run in runs],
+                examples=length.steps * length.per_step,
+                optimizer=runs[0].optimizer,
+                kept_start=any(run.kept_start for run in runs),
+                curves=[
+                    [{**point, "examples": length.per_step * point["step"]} for point in run.curve] for run in runs
+                ],
+            )
+        first = self._rectangles[0]
         labels = [("", first)]
-        if self.labels is not None:
-            labels = list(zip(self.labels.names, self.labels.rectangles(CrossEntropy(*first)), strict=True))
-        found = evaluate(scores, self.baseline, self.rectangles, labels, self.folds or 1)
-        rows = [self._row(m, f, found.measured.get(m.name), found.intervals.get(m.name)) for m, f in chosen.items()]
-        curves = {m.name: [o.curve for o in self._outcomes(m, f) if o is not None] for m, f in known.items()}
-        shown = (self.rectangles, rows, found.differences, self.baseline, part, scores, curves, found.num_resamples)
-        results = Results(*shown, found.labels)
-        same_start = len({own["weights"] for own in self._identities.values()}) == 1
-        if same_start and len({run.seed for run in self.runs}) > 1:
-            self._notes["All seeds start from the same weights: they differ by their batches alone."] = None
-        return replace(results, notes=notes_of(results, len(self.runs), [*self._notes, *self.setup.notes()]))
+        if self._labels is not None:
+            labels = list(zip(self._labels.names, self._labels.rectangles(CrossEntropy(*first)), strict=True))
+        names = [method.name for method in self._methods]
+        baseline = BASELINE if BASELINE in names else names[0]
+        results = evaluate(scores, baseline, self._rectangles, labels, self.folds or 1)
+        results = replace(results, part="test" if self._has_test else "validation", trained=trained)
+        notes = notes_of(results, self.trials, len(self.runs), [*self._notes, *self.setup.notes()])
+        return replace(results, notes=notes)
 
-    def _row(self, method: Method, factor: float | None, measured: Any, interval: Any) -> Row:
-        tried = len(self.factors)
-        if factor is None:
-            outcomes = [outcome for f in self.factors for outcome in self._outcomes(method, f)]
-            why = next((o.message for o in outcomes if o is not None and o.message), "did not finish")
-            return Row(method.name, {}, failed=why, tried=tried)
-        found = [outcome for outcome in self._outcomes(method, factor) if outcome is not None]
-        about = [outcome.seconds for outcome in found], found[0].examples, found[0].optimizer, tried
-        at_edge = tried > 1 and factor in (min(self.factors), max(self.factors))
-        return Row(method.name, measured, interval, *about, at_edge, any(outcome.kept_start for outcome in found))
+    def _repetitions(self) -> str:
+        seeds = "one seed" if self.seeds == 1 else f"{self.seeds} seeds"
+        return seeds if self.folds is None else f"{self.folds} folds" + f" and {seeds}" * (self.seeds > 1)
+
+
+def best_factor(outcomes: Mapping[float, Sequence[Outcome]]) -> float | None:
+    """The learning rate with the best mean areas on validation data, the first of equals; ``None`` if all failed."""
+    means = {
+        factor: torch.tensor([run.validation for run in runs], dtype=torch.float64).mean(0).tolist()
+        for factor, runs in outcomes.items()
+        if not any(run.failed for run in runs)
+    }
+    return max(means, key=means.__getitem__, default=None)
 
 
 # ---------------------------------------------------------------- what a comparison asks of data
 
 
-def _require_both_classes(loader: Any, name: str, labels: Labels | None) -> list[str]:
-    """Refuse data without both classes, which have no area; returns the names of the labels that lack one.
-
-    A loader of one's own does not say what its labels are.
-    """
+def _require_both_classes(loader: Any, name: str) -> None:
     if isinstance(loader, list) and not loader:
         msg = (
             "A comparison chooses weights and settings on validation data, but there are none: pass `val_dataset`, or "
             "split a part off with `val_fraction` or `folds`."
         )
         raise DataError(msg)
-    if getattr(loader, "targets", None) is None:
-        return []
-    targets = torch.as_tensor(loader.targets).reshape(len(loader.targets), -1)
-    both = have_both(targets)
-    if not both.any():
-        kind = "negative" if (targets == 1).any() else "positive"
-        has = f"there is no {kind}" if labels is None else f"none of the {len(both)} labels has both classes"
+    targets = getattr(loader, "targets", None)  # a loader of one's own does not say what its labels are
+    if targets is not None and not have_both(torch.as_tensor(targets)).any():
         msg = (
-            f"A comparison measures areas, which need both classes, but {has} among the {len(targets)} examples of the "
-            f"{name} set. Pass one that has, or split it off stratified (`val_fraction`, `folds`)."
+            f"A comparison measures areas, which need positives and negatives, but the {name} set has examples of one "
+            "class alone. Pass one that has both, or split it off stratified (`val_fraction`, `folds`)."
         )
         raise DataError(msg)
-    return [] if labels is None else [name for name, there in zip(labels.names, both, strict=True) if not there]
 
 
-def _has_test(datamodule: Any, labels: Labels | None) -> bool:
+def _has_test(datamodule: PosNegDataModule) -> bool:
     datamodule.setup("test")
     try:
         loader = datamodule.test_dataloader()
     except (DataError, MisconfigurationException):
         return False
-    _require_both_classes(loader, "test", labels)
-    return loader is not None
+    _require_both_classes(loader, "test")
+    return True
 
 
-def _data_digest(datamodule: Any) -> str:
-    """What the data are: all that the data module was given, and what it reads of files, by their first batch."""
-    names = {*inspect.signature(type(datamodule).__init__).parameters, *vars(datamodule)} - {"self", "trainer", "seed"}
-    given = {name: getattr(datamodule, name, None) for name in sorted(names) if not name.startswith("_")}
-    functions = {name: value for name, value in given.items() if callable(value) or name == "negatives"}
-    read = [getattr(datamodule, "fingerprint", None)]
-    if given.get("train_dataset") is None:
-        read.append(next(iter(datamodule.val_dataloader())))
-    settings = named(type(datamodule)), description(functions)
-    return content_digest({n: v for n, v in given.items() if n not in functions}, *settings, *read)
+# ---------------------------------------------------------------- processes
 
 
-# ---------------------------------------------------------------- trainings side by side
-
-
-def progress_bar(title: str, done: int, total: int, **options: Any) -> tqdm[Any]:
-    """A bar that says how long the rest will take, by the speed of all that has been done in this run."""
-    return tqdm(desc=title, initial=done, total=total, smoothing=0, **options)
-
-
-def run_side_by_side(work: Sequence[Callable[[], object]], processes: int, done: Callable[[], object]) -> None:
-    """Run functions in forks of this process, some at a time, each in one thread; ``done`` is called after each.
-
-    After an error what has begun is finished, and nothing more is begun. The first error is raised.
-    """
-    fork = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(min(processes, len(work)), fork, _begin, (work,)) as pool:
-        futures = [pool.submit(_do, number) for number in range(len(work))]
-        try:
-            for future in as_completed(futures):
-                future.result()
-                done()
-        except BrokenProcessPool:
-            msg = (
-                "A training was killed, perhaps for want of memory. What has finished is kept: give the same command "
-                "again, with fewer `processes`."
-            )
-            raise DataError(msg) from None
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _begin(work: Sequence[Callable[[], object]]) -> None:
-    global _work  # of this process alone
-    _work = work
+def _begin(train: Callable[[Cell], None]) -> None:
+    global _train_one  # of this process alone
+    _train_one = train
     torch.set_num_threads(1)  # the parent's pool of threads does not survive the fork
 
 
-def _do(number: int) -> None:
-    _work[number]()
+def _train(cell: Cell) -> None:
+    _train_one(cell)
 
 
 @contextmanager

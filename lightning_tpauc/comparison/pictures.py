@@ -6,37 +6,28 @@ import io
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from lightning_tpauc.comparison.results import LabelResults, Results
+from lightning_tpauc.comparison.results import Results, have_both
 from lightning_tpauc.extras import import_extra
-from lightning_tpauc.files import replacing
 from lightning_tpauc.functional import roc_polyline
 
 COLOURS = ("#1f3b57", "#f2a33a", "#4c9a6a", "#b0413e", "#7b6ba8", "#5aa5c8", "#8a8f98", "#c77fb0", "#9a7b4f", "#2f7f7a")
-#: Neighbouring methods have different lines, so that both show where one lies on the other.
-_LINES = ("-", (0, (6, 2)), (0, (3, 2)), (0, (1, 1.5)))
 #: At most so many labels have ROC curves of their own.
 PANELS = 12
 
 
 def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
-    """A figure and its axes."""
+    """A figure and its axes, with a light grid."""
     # a figure without pyplot: no window system, no global state to clean up
-    module = import_extra("matplotlib.figure", "plot")
-    figure = module.Figure(figsize=size, layout="constrained")
-    return figure, list(np.ravel(figure.subplots(rows, columns)))
-
-
-def dress(ax: Any) -> None:
-    """A light grid, and no frame on top and on the right."""
-    ax.grid(visible=True, color="#8a8f98", alpha=0.18, linewidth=0.8)
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
+    figure = import_extra("matplotlib.figure", "plot").Figure(figsize=size, layout="constrained")
+    axes = list(np.ravel(figure.subplots(rows, columns)))
+    for ax in axes:
+        ax.grid(alpha=0.2)
+        ax.spines[["top", "right"]].set_visible(False)
+    return figure, axes
 
 
 def as_png(figure: Any) -> bytes:
@@ -44,12 +35,6 @@ def as_png(figure: Any) -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=110, metadata={"Software": None})
     return file.getvalue()
-
-
-def save(figure: Any, path: Path) -> None:
-    """Write the picture."""
-    with replacing(path) as file:
-        file.write(as_png(figure))
 
 
 def draw_band(
@@ -74,61 +59,43 @@ def draw_roc(results: Results) -> Any:
     panels = sorted(sorted(panels, key=lambda k: -results.labels[k].num_positives)[:PANELS])
     columns = min(len(panels), 4)
     rows = math.ceil(len(panels) / columns)
-    size = 6.5 if columns == 1 else 2.75
-    figure, axes = new_figure(rows, columns, (max(5.5, size * columns), size * rows + 1.2))
+    size = 5.5 if columns == 1 else 2.75
+    figure, axes = new_figure(rows, columns, (size * columns, size * rows + 1.2))
     for ax, k in zip(axes, panels, strict=False):
-        label = results.labels[k]
-        _draw_curves(ax, {n: [run.of_labels()[k] for run in runs] for n, runs in results.scores.items()}, label)
-        if label.rectangle[1] < 0.2:  # else it can't be seen
-            ax.set(xlim=(-0.05 * label.rectangle[1], 5 * label.rectangle[1]), aspect="auto")
+        _draw_label(ax, results, k)
     for ax in axes[len(panels) :]:
         ax.set_axis_off()
     handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(names)), fontsize=8, frameon=False)
+    figure.legend(handles, names, loc="outside lower center", ncols=min(3, len(names)), fontsize=8, frameon=False)
     figure.suptitle(f"ROC on {results.part} data", fontsize=11)
     return figure
 
 
-def _draw_curves(ax: Any, methods: Mapping[str, Sequence[tuple[Tensor, Tensor]]], label: LabelResults) -> None:
-    patches = import_extra("matplotlib.patches", "plot")
+def _draw_label(ax: Any, results: Results, number: int) -> None:
+    label = results.labels[number]
     min_tpr, max_fpr = label.rectangle
-    shaded = {"facecolor": "#f2a33a", "alpha": 0.18, "linewidth": 0, "zorder": 0}
-    ax.add_patch(patches.Rectangle((0, min_tpr), max_fpr, 1 - min_tpr, label="rectangle", **shaded))
+    ax.fill_between([0, max_fpr], min_tpr, 1, color="#f2a33a", alpha=0.18, linewidth=0, label="rectangle")
     grid = np.linspace(0, 1, 2001) ** 2  # dense where rectangles are
-    for k, (name, runs) in enumerate(methods.items()):
-        curves = [roc_polyline(*run) for run in runs if 0 < int((run[1] == 1).sum()) < len(run[1])]
-        height = np.mean([np.interp(grid, fpr.numpy(force=True), tpr.numpy(force=True)) for fpr, tpr in curves], axis=0)
-        look = {"color": COLOURS[k % len(COLOURS)], "linestyle": _LINES[k % len(_LINES)], "linewidth": 1.8}
-        ax.plot(np.insert(grid, 0, 0), np.insert(height, 0, 0), label=name, **look)
-    ax.plot([0, 1], [0, 1], color="#8a8f98", linewidth=1, linestyle=(0, (4, 4)), zorder=1)  # chance
-    ax.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal")
-    number = f"{label.num_positives:,} of {label.num_positives + label.num_negatives:,} positive"
-    ax.set_title(f"{textwrap.fill(label.name, 34)}\n{number}".strip(), fontsize=9, parse_math=False)
+    for k, (name, runs) in enumerate(results.scores.items()):
+        of_label = [run.of_labels()[number] for run in runs]
+        curves = [roc_polyline(*own) for own in of_label if have_both(own[1])]
+        height = np.mean([np.interp(grid, fpr.numpy(), tpr.numpy()) for fpr, tpr in curves], axis=0)
+        look = {"color": COLOURS[k % len(COLOURS)], "linestyle": ("-", "--")[k % 2], "linewidth": 1.8}
+        ax.plot([0, *grid], [0, *height], label=name, **look)
+    ax.plot([0, 1], [0, 1], color="#8a8f98", linewidth=1, linestyle=":")  # chance
+    right = 1.0 if max_fpr >= 0.2 else 5 * max_fpr  # else it can't be seen
+    ax.set(xlim=(-0.01 * right, 1.01 * right), ylim=(-0.01, 1.01))
+    counts = f"{label.num_positives:,} of {label.num_positives + label.num_negatives:,} positive"
+    ax.set_title(f"{textwrap.fill(label.name, 34)}\n{counts}".strip(), fontsize=9, parse_math=False)
     ax.set_xlabel("False positive rate", fontsize=8)
     ax.set_ylabel("True positive rate", fontsize=8)
-    ax.tick_params(labelsize=7)
-    dress(ax)
 
 
-def draw_progress(curves: Mapping[str, Sequence[Sequence[Mapping[str, float]]]]) -> Any:
-    """Validation TPAUC of all methods against the examples that were seen, and each method's own training loss."""
-    columns = min(4, max(2, len(curves)))
-    rows = math.ceil(len(curves) / columns)
-    figure = import_extra("matplotlib.figure", "plot").Figure(figsize=(11, 3.6 + 2.2 * rows), layout="constrained")
-    grid = figure.add_gridspec(rows + 1, columns, height_ratios=[1.7, *([1] * rows)])
-    top = figure.add_subplot(grid[0, :])
-    for k, (name, runs) in enumerate(curves.items()):
-        colour = COLOURS[k % len(COLOURS)]
-        draw_band(top, runs, "tpauc", name, colour, x="examples")
-        ax = figure.add_subplot(grid[1 + k // columns, k % columns])
-        draw_band(ax, runs, "loss", name, colour, x="examples")
-        ax.set_title(f"{name}: own training loss", fontsize=8)
-        ax.set_xlabel("examples", fontsize=8)
-        ax.tick_params(labelsize=7)
-        dress(ax)
-    top.set(xlabel="examples that were trained on", ylabel="validation TPAUC")
-    dress(top)
-    if top.has_data():
-        top.legend(fontsize=8, frameon=False, loc="best")
-    figure.suptitle("Training: mean over runs, lowest to highest", fontsize=11)
+def draw_progress(results: Results) -> Any:
+    """Validation TPAUC of all methods against the examples that were seen."""
+    figure, (ax,) = new_figure(1, 1, (8, 4.2))
+    for k, (name, trained) in enumerate(results.trained.items()):
+        draw_band(ax, trained.curves, "tpauc", name, COLOURS[k % len(COLOURS)], x="examples")
+    ax.set(xlabel="examples that were trained on", ylabel="validation TPAUC: mean, lowest to highest run")
+    ax.legend(fontsize=8, frameon=False)
     return figure

@@ -1,10 +1,9 @@
-"""What came out: values, paired differences, and a verdict."""
+"""Compares scores: values, areas of resamples that are the same for all methods, paired differences, and a verdict."""
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,11 +11,39 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lightning_tpauc.comparison.resampling import Evaluated, Rectangle, num_resamples_for, paired, resampled_areas
+from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional import fpr_at_min_tpr, tpr_at_max_fpr, two_way_partial_auroc
+from lightning_tpauc.functional.checks import rankable
+from lightning_tpauc.functional.roc import exact_area
 
 #: Methods are level where the whole interval of their difference lies within this.
 MARGIN = 0.01
+#: All resamples together draw at most this many scores. Of 1000, larger sets get fewer, since theirs differ less.
+_DRAWS = 1_000_000_000
+
+Rectangle = tuple[float, float]
+
+
+class Evaluated(NamedTuple):
+    """Scores of one method in one run.
+
+    Attributes:
+        scores: float tensor ``(N, K)`` of K labels.
+        target: integer tensor ``(N, K)``: 1, 0, and -1 for what was not measured.
+    """
+
+    scores: Tensor
+    target: Tensor
+
+    def of_labels(self) -> list[tuple[Tensor, Tensor]]:
+        """Scores and targets of the examples of each label that were measured."""
+        columns = zip(self.scores.unbind(1), self.target.unbind(1), strict=True)
+        return [(scores[target >= 0], target[target >= 0]) for scores, target in columns]
+
+
+def have_both(target: Tensor) -> Tensor:
+    """Of each of K labels, whether a positive and a negative were measured; bool tensor ``(K,)``."""
+    return (target == 1).any(0) & (target == 0).any(0)
 
 
 class Difference(NamedTuple):
@@ -33,55 +60,280 @@ class Difference(NamedTuple):
     upper: float
 
 
-def measured_names(num_rectangles: int) -> tuple[list[str], list[str]]:
-    """Names of the areas in rectangles, and of all else that is measured."""
-    areas = [f"tpauc {k}" for k in range(num_rectangles)]
-    return areas, ["auroc", "average_precision", "tpr_at_max_fpr", "fpr_at_min_tpr"]
+@dataclass(frozen=True)
+class LabelResults:
+    """One of several labels.
+
+    Attributes:
+        name: what the data call it.
+        rectangle: the (min_tpr, max_fpr) that it was trained for.
+        num_positives: of the evaluated examples, those of all folds together.
+        num_negatives: the same of the examples that were measured negative.
+        tpauc: by method, the mean in ``rectangle`` over the runs that have both classes; nan if none has.
+        differences: by method, the difference of TPAUC to the baseline in ``rectangle``; empty if there is none.
+    """
+
+    name: str
+    rectangle: Rectangle
+    num_positives: int
+    num_negatives: int
+    tpauc: Mapping[str, float]
+    differences: Mapping[str, Difference]
+
+    @property
+    def has_value(self) -> bool:
+        """Whether some run has both classes."""
+        return not any(map(math.isnan, self.tpauc.values()))
 
 
-def measures(scores: Tensor, target: Tensor, rectangles: Sequence[Rectangle]) -> dict[str, float]:
-    """All that a table shows of one run's scores of one label."""
+@dataclass(frozen=True)
+class Trained:
+    """How the runs of one method were trained.
+
+    Attributes:
+        failed: why it has no values.
+        seconds: of each run.
+        examples: that each run was trained on.
+        optimizer: that trained the weights.
+        kept_start: whether, in some run, nothing validated better than the first weights.
+        curves: ``examples`` and ``tpauc`` of the validations of each run.
+    """
+
+    failed: str = ""
+    seconds: Sequence[float] = ()
+    examples: int = 0
+    optimizer: str = ""
+    kept_start: bool = False
+    curves: Sequence[Sequence[Mapping[str, float]]] = ()
+
+
+@dataclass(frozen=True)
+class Results:
+    """All that a report shows; a method that failed is in ``trained`` alone.
+
+    Attributes:
+        rectangles: (min_tpr, max_fpr) pairs; the first one was trained for.
+        baseline: name of the method that the others are compared with.
+        scores: by method, the scores of its runs: all other values are made of them.
+        values: by method, float64 ``(runs, K, M)``: the M :func:`measures` of each run and label, nan where a label
+            lacks a class.
+        intervals: by method, the 95% bootstrap interval of TPAUC in the first rectangle.
+        differences: by method, the difference of TPAUC to the baseline, one for each rectangle.
+        num_resamples: number of bootstrap resamples that the intervals are made of.
+        labels: what came out for each label; of several, all else shows the mean.
+        part: ``"test"`` or ``"validation"``: what was scored in the end.
+        trained: by method, how it was trained.
+        notes: what a reader has to know.
+    """
+
+    rectangles: Sequence[Rectangle]
+    baseline: str
+    scores: Mapping[str, Sequence[Evaluated]]
+    values: Mapping[str, Tensor] = field(default_factory=dict)
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    differences: Mapping[str, Sequence[Difference]] = field(default_factory=dict)
+    num_resamples: int = 0
+    labels: Sequence[LabelResults] = ()
+    part: str = "test"
+    trained: Mapping[str, Trained] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+    @property
+    def valued(self) -> list[LabelResults]:
+        """The labels that the means are of."""
+        return [label for label in self.labels if label.has_value]
+
+    def verdict(self, method: str, rectangle: int = 0) -> str:
+        """In plain words whether a method is ahead of the baseline in a rectangle, by its number."""
+        untrained = [name for name, own in self.trained.items() if own.kept_start and name in (method, self.baseline)]
+        return verdict(self.differences[method][rectangle], self.baseline, untrained)
+
+
+# ---------------------------------------------------------------- values
+
+
+def evaluate(
+    scores: Mapping[str, Sequence[Evaluated]],
+    baseline: str,
+    rectangles: Sequence[Rectangle],
+    labels: Sequence[tuple[str, Rectangle]],
+    folds: int = 1,
+) -> Results:
+    """Values, intervals and differences of scores.
+
+    Args:
+        scores: by method, its runs; run k of all methods has the same examples in the same order.
+        baseline: name of the method that the others are compared with.
+        rectangles: what is measured; the first one was trained for.
+        labels: name of each label, and the rectangle that it was trained for.
+        folds: how many runs have examples of their own; the others repeat them.
+    """
+    if not scores:
+        return Results(rectangles, baseline, scores)
+    wanted = [[own, *rectangles[1:]] for _, own in labels]
+    values = {name: torch.stack([_measured(run, wanted) for run in runs]) for name, runs in scores.items()}
+    num_scores = sum(run.scores.numel() for runs in scores.values() for run in runs) * len(rectangles)
+    num_resamples = max(200, min(1000, _DRAWS // max(1, num_scores)))
+    areas = resampled_areas(scores, wanted, num_resamples)
+
+    # as `resampled_areas`: by rectangle, the mean over the labels, and each label
+    means = {name: torch.cat([own.nanmean(1).mean(0)[:, None], own.nanmean(0).T], 1) for name, own in values.items()}
+    ahead: dict[str, list[list[Difference]]] = {}
+    for name in scores if baseline in scores else ():
+        if name != baseline:
+            lower, upper = _ends(areas[name] - areas[baseline])
+            shown = torch.stack([(means[name] - means[baseline])[: len(rectangles)], lower, upper], 2)
+            ahead[name] = [[Difference(*numbers) for numbers in row] for row in shown.tolist()]
+
+    targets = paired(scores)
+    target = torch.cat(targets[: 1 if all(torch.equal(own, targets[0]) for own in targets) else folds])
+    of_labels = []
+    for k, (label, own) in enumerate(labels):
+        counts = int((target[:, k] == 1).sum()), int((target[:, k] == 0).sum())
+        tpauc = {name: float(found[0, 1 + k]) for name, found in means.items()}
+        there = {name: found[0][1 + k] for name, found in ahead.items() if not math.isnan(tpauc[name])}
+        of_labels.append(LabelResults(label, own, *counts, tpauc, there))
+    intervals = {name: tuple(_ends(own[:, 0, 0]).tolist()) for name, own in areas.items()}
+    differences = {name: [row[0] for row in found] for name, found in ahead.items()}
+    return Results(rectangles, baseline, scores, values, intervals, differences, num_resamples, of_labels)
+
+
+def measures(rectangles: Sequence[Rectangle]) -> list[str]:
+    """Names of all that is measured of a label: the areas in the rectangles, and four others."""
+    areas = [f"tpauc_{min_tpr:g}_{max_fpr:g}" for min_tpr, max_fpr in rectangles[1:]]
+    return ["tpauc", *areas, "auroc", "average_precision", "tpr_at_max_fpr", "fpr_at_min_tpr"]
+
+
+def _measured(run: Evaluated, wanted: Sequence[Sequence[Rectangle]]) -> Tensor:
+    """The :func:`measures` of each label, float64 ``(K, M)``."""
     from sklearn.metrics import average_precision_score
 
-    areas, others = measured_names(len(rectangles))
-    if not (target == 1).any() or not (target == 0).any():
-        return dict.fromkeys((*areas, *others), math.nan)
-    min_tpr, max_fpr = rectangles[0]
-    given = scores, target
-    values = [two_way_partial_auroc(*given, *rectangle) for rectangle in (*rectangles, (0.0, 1.0))]
-    values.append(average_precision_score(target.numpy(), scores.double().numpy()))
-    values += [tpr_at_max_fpr(*given, max_fpr), fpr_at_min_tpr(*given, min_tpr)]
-    return dict(zip((*areas, *others), map(float, values), strict=True))
+    rows = []
+    for own, rectangles in zip(run.of_labels(), wanted, strict=True):
+        if not have_both(own[1]):
+            rows.append([math.nan] * len(measures(rectangles)))
+            continue
+        scores, target = own
+        min_tpr, max_fpr = rectangles[0]
+        values = [float(two_way_partial_auroc(*own, *rectangle)) for rectangle in (*rectangles, (0.0, 1.0))]
+        values.append(average_precision_score(target.numpy(), scores.double().numpy()))
+        rows.append([*values, float(tpr_at_max_fpr(*own, max_fpr)), float(fpr_at_min_tpr(*own, min_tpr))])
+    return torch.tensor(rows, dtype=torch.float64)
 
 
-def difference(estimate: float, ours: Tensor, theirs: Tensor) -> Difference:
-    """The difference with its 95% percentile interval, over the resamples that have it."""
-    ends = (ours - theirs).double().nanquantile(torch.tensor([0.025, 0.975], dtype=torch.float64))
-    return Difference(estimate, *ends.tolist())
+def _ends(values: Tensor) -> Tensor:
+    """The ends of 95% percentile intervals, first of two, over the resamples, those that have a value."""
+    return values.nanquantile(torch.tensor([0.025, 0.975], dtype=torch.float64), 0)
+
+
+# ---------------------------------------------------------------- resamples
+
+
+def resampled_areas(
+    methods: Mapping[str, Sequence[Evaluated]],
+    rectangles: Sequence[Sequence[Rectangle]],
+    num_resamples: int = 1000,
+    seed: int = 0,
+) -> dict[str, Tensor]:
+    r"""TPAUC of every method in stratified resamples that are the same for all of them.
+
+    A resample draws runs (seeds or folds) with replacement, and examples with replacement, in the strata of
+    :func:`strata`: with one label as many of each class as there are. An example is drawn with all its labels, as it
+    was measured. Runs that were evaluated on the same examples share their draw. So the spread includes the error of
+    the finite data. With R runs it also includes a part of the error of training, :math:`(R - 1) / R` of its variance;
+    with one run it includes nothing of that.
+
+    Args:
+        methods: by method, its runs; run k of all methods has the same examples in the same order.
+        rectangles: (min_tpr, max_fpr) pairs of each label, as many for each.
+        num_resamples: number of resamples.
+        seed: of the draws.
+
+    Returns:
+        By method, a float64 tensor ``(num_resamples, R, 1 + K)`` for R rectangles of K labels: means over the drawn
+        runs, first of the mean over the labels, then of each. A label that lacks a class in a resample has no value
+        there, which is nan, and counts in no mean.
+
+    Raises:
+        ArgumentError: if the runs are not paired, or all labels lack a class.
+    """
+    targets = paired(methods)
+    shared = all(torch.equal(target, targets[0]) for target in targets)
+    scores = {name: [rankable(run.scores).cpu() for run in runs] for name, runs in methods.items()}
+    if not all(have_both(target).any() for target in targets):
+        msg = "Methods can't be compared on data that lack a class."
+        raise ArgumentError(msg)
+    groups = [strata(target) for target in targets]
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[str, list[Tensor]] = {name: [] for name in methods}
+    for _ in tqdm(range(num_resamples), desc="resampling", delay=2):
+        drawn = torch.randint(len(targets), (len(targets),), generator=generator).tolist()
+        rows = [_draw(groups[0], generator)] * len(drawn) if shared else [_draw(groups[r], generator) for r in drawn]
+        for name, runs in scores.items():
+            areas = [_areas(runs[r][own], targets[r][own], rectangles) for r, own in zip(drawn, rows, strict=True)]
+            found[name].append(torch.stack(areas).nanmean(0))
+    return {name: torch.stack(areas) for name, areas in found.items()}
+
+
+def paired(methods: Mapping[str, Sequence[Evaluated]]) -> list[Tensor]:
+    """The targets of the runs, which are the same for all methods."""
+    first = [run.target for run in next(iter(methods.values()))]
+    for name, runs in methods.items():
+        same = len(runs) == len(first) and all(torch.equal(r.target, t) for r, t in zip(runs, first, strict=True))
+        if not same:
+            msg = f"The runs of {name!r} were evaluated on other examples than those of the other methods."
+            raise ArgumentError(msg)
+    return first
+
+
+def strata(target: Tensor) -> list[Tensor]:
+    """Rows that resamples draw apart: with one label the positives and the negatives.
+
+    Each example belongs to the rarest label that it is positive for, the first of equally rare ones; those that are
+    positive for none come last. So each resample has as many positives of the rarest label as the data, and of the
+    others nearly as many. A stratum for each combination of labels would often be a single example, which never varies.
+
+    Args:
+        target: integer tensor ``(N, K)`` of 1, 0 and -1.
+
+    Example:
+        >>> [rows.tolist() for rows in strata(torch.tensor([[1, 0], [1, 1], [0, -1], [1, -1]]))]
+        [[0, 3], [1], [2]]
+    """
+    positive = target == 1
+    rarest_first = positive.sum(0).argsort(stable=True)
+    rarest = rarest_first[positive[:, rarest_first].int().argmax(1)].where(positive.any(1), positive.shape[1])
+    rows = [(rarest == label).nonzero().squeeze(1) for label in range(positive.shape[1] + 1)]
+    return [own for own in rows if len(own)]
+
+
+def _draw(groups: Sequence[Tensor], generator: torch.Generator) -> Tensor:
+    return torch.cat([rows[torch.randint(len(rows), (len(rows),), generator=generator)] for rows in groups])
+
+
+def _areas(scores: Tensor, target: Tensor, wanted: Sequence[Sequence[Rectangle]]) -> Tensor:
+    """Areas by rectangle, ``(R, 1 + K)``: the mean over the labels, and each."""
+    values = []
+    for own, label, rectangles in zip(scores.T, target.T, wanted, strict=True):
+        pos, neg = own[label == 1], own[label == 0]
+        there = len(pos) > 0 and len(neg) > 0
+        values.append([exact_area(pos, neg, *r) if there else math.nan for r in rectangles])
+    areas = torch.tensor(values, dtype=torch.float64).T
+    return torch.cat([areas.nanmean(1, keepdim=True), areas], 1)
+
+
+# ---------------------------------------------------------------- words
 
 
 def verdict(found: Difference, baseline: str, untrained: Sequence[str] = ()) -> str:
     """In plain words whether a method is ahead of the baseline.
 
     They are level where the whole interval lies within .010 of 0. Else one is ahead if the interval leaves 0 out, and
-    if it does not, the data can't tell.
-
-    Args:
-        found: how far it is ahead.
-        baseline: name of the method that it is compared with.
-        untrained: which of the two methods validated best with its first weights, so that nothing can be said of it.
+    if it does not, the data can't tell. Nothing can be said where one of them, in ``untrained``, has learnt nothing.
 
     Example:
         >>> verdict(Difference(0.04, 0.02, 0.06), "cross-entropy")
         'ahead by .040, 95% interval .020 to .060'
-        >>> verdict(Difference(-0.04, -0.06, -0.02), "cross-entropy")
-        'behind by .040, 95% interval .020 to .060: keep cross-entropy'
-        >>> verdict(Difference(0.001, -0.004, 0.006), "cross-entropy")
-        'level within .010: keep cross-entropy (+.001, 95% interval -.004 to .006)'
-        >>> verdict(Difference(0.035, -0.012, 0.083), "cross-entropy")
-        "can't tell: +.035, 95% interval -.012 to .083"
-        >>> verdict(Difference(0.4, 0.3, 0.5), "cross-entropy", ["cross-entropy"])
-        'open (+.400, 95% interval .300 to .500): cross-entropy never validated better than its first weights'
     """
     estimate, lower, upper = found
     interval = f"{short(estimate, sign='+')}, 95% interval {short(lower)} to {short(upper)}"
@@ -101,182 +353,3 @@ def short(value: float, sign: str = "") -> str:
     """Three decimals, without the zero before the point."""
     text = f"{value:{sign}.3f}".replace("-0.000", "0.000")
     return text.replace("0.", ".", 1) if abs(value) < 0.9995 else text
-
-
-@dataclass(frozen=True)
-class Row:
-    """One method.
-
-    Attributes:
-        method: its name.
-        measured: the values of all runs, by the names of :func:`~lightning_tpauc.comparison.results.measures`, of
-            several labels their means; empty if it failed.
-        interval: 95% bootstrap interval of its TPAUC in the rectangle that was trained for.
-        seconds: of the trainings.
-        examples: that each run was trained on.
-        optimizer: that trained the weights.
-        tried: learning rates that were tried.
-        at_edge: whether the best of several learning rates is the smallest or the largest of them.
-        kept_start: whether, in some run, nothing validated better than the first weights.
-        failed: why it has no values.
-    """
-
-    method: str
-    measured: Mapping[str, Sequence[float]]
-    interval: tuple[float, float] | None = None
-    seconds: Sequence[float] = ()
-    examples: int = 0
-    optimizer: str = ""
-    tried: int = 1
-    at_edge: bool = False
-    kept_start: bool = False
-    failed: str = ""
-
-
-@dataclass(frozen=True)
-class LabelResults:
-    """One of several labels.
-
-    Attributes:
-        name: what the data call it.
-        rectangle: the (min_tpr, max_fpr) that it was trained for.
-        num_positives: of the evaluated examples, those of all folds together.
-        num_negatives: the same of the examples that were measured negative.
-        measured: by method, means over the runs that have both classes, by the names of
-            :func:`~lightning_tpauc.comparison.results.measures`; nan if none has.
-        differences: by method, the difference of TPAUC to the baseline in ``rectangle``; empty if there is none.
-    """
-
-    name: str
-    rectangle: Rectangle
-    num_positives: int
-    num_negatives: int
-    measured: Mapping[str, Mapping[str, float]]
-    differences: Mapping[str, Difference]
-
-    @property
-    def has_value(self) -> bool:
-        """Whether some run has both classes."""
-        return not any(math.isnan(values["tpauc 0"]) for values in self.measured.values())
-
-
-@dataclass(frozen=True)
-class Results:
-    """All that a report shows.
-
-    Attributes:
-        rectangles: (min_tpr, max_fpr) pairs; the first one was trained for.
-        rows: a row per method.
-        differences: by method, the difference of TPAUC to the baseline, one for each rectangle.
-        baseline: name of the method that the others are compared with.
-        part: ``"test"`` or ``"validation"``: what was scored in the end.
-        scores: by method, the scores of its runs.
-        curves: by method, the points of its runs.
-        num_resamples: number of bootstrap resamples that the intervals are made of.
-        labels: what came out for each label; of several, all else shows the mean.
-        notes: what a reader has to know.
-    """
-
-    rectangles: Sequence[Rectangle]
-    rows: Sequence[Row]
-    differences: Mapping[str, Sequence[Difference]]
-    baseline: str
-    part: str
-    scores: Mapping[str, Sequence[Evaluated]]
-    curves: Mapping[str, Sequence[Sequence[Mapping[str, float]]]]
-    num_resamples: int
-    labels: Sequence[LabelResults] = ()
-    notes: Sequence[str] = field(default_factory=tuple)
-
-    @property
-    def valued(self) -> list[LabelResults]:
-        """The labels that the means are of."""
-        return [label for label in self.labels if label.has_value]
-
-    def verdict(self, method: str, rectangle: int = 0) -> str:
-        """In plain words whether a method is ahead of the baseline.
-
-        Args:
-            method: name of another method than the baseline.
-            rectangle: number of the rectangle.
-        """
-        untrained = [row.method for row in self.rows if row.kept_start and row.method in (method, self.baseline)]
-        return verdict(self.differences[method][rectangle], self.baseline, untrained)
-
-
-class Evaluation(NamedTuple):
-    """By method: values of runs by name, interval in the first rectangle, differences; number of resamples; labels."""
-
-    measured: dict[str, dict[str, list[float]]]
-    intervals: dict[str, tuple[float, float]]
-    differences: dict[str, list[Difference]]
-    num_resamples: int
-    labels: list[LabelResults]
-
-
-def evaluate(
-    scores: Mapping[str, Sequence[Evaluated]],
-    baseline: str,
-    rectangles: Sequence[Rectangle],
-    labels: Sequence[tuple[str, Rectangle]],
-    folds: int = 1,
-) -> Evaluation:
-    """Values, intervals and differences of what was scored."""
-    if not scores:
-        return Evaluation({}, {}, {}, 0, [])
-    wanted = [[own, *rectangles[1:]] for _, own in labels]
-    # by method, run, label and name
-    each = {
-        name: [[measures(*own, r) for own, r in zip(run.of_labels(), wanted, strict=True)] for run in runs]
-        for name, runs in scores.items()
-    }
-    measured = {name: _by_name([_mean_of(run) for run in runs]) for name, runs in each.items()}
-    count = num_resamples_for(sum(run.scores.numel() for runs in scores.values() for run in runs) * len(rectangles))
-    areas = resampled_areas(scores, wanted, count, progress=_shown)
-    intervals, differences = {}, {}
-    for name, ours in areas.items():
-        means = [statistics.fmean(measured[name][f"tpauc {k}"]) for k in range(len(rectangles))]
-        intervals[name] = difference(means[0], ours[:, 0, 0], torch.zeros(()))[1:]
-        if baseline in areas and name != baseline:
-            theirs = [statistics.fmean(measured[baseline][f"tpauc {k}"]) for k in range(len(rectangles))]
-            differences[name] = [
-                difference(mean - theirs[k], ours[:, k, 0], areas[baseline][:, k, 0]) for k, mean in enumerate(means)
-            ]
-    targets = paired(scores)
-    target = torch.cat(targets[: 1 if all(torch.equal(own, targets[0]) for own in targets) else folds])
-    of_labels = []
-    for k, (name, own) in enumerate(labels):
-        values = {method: _mean_of([run[k] for run in runs]) for method, runs in each.items()}
-        sampled = {method: found[:, 0, 1 + k] for method, found in areas.items()}
-        counts = int((target[:, k] == 1).sum()), int((target[:, k] == 0).sum())
-        of_labels.append(LabelResults(name, own, *counts, values, _differences_of_label(values, sampled, baseline)))
-    return Evaluation(measured, intervals, differences, count, of_labels)
-
-
-def _by_name(values: Sequence[Mapping[str, float]]) -> dict[str, list[float]]:
-    return {name: [found[name] for found in values] for name in values[0]}
-
-
-def _mean_of(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of each name, the mean of what is not nan; nan if all are."""
-    there = {name: [v for v in own if not math.isnan(v)] for name, own in _by_name(values).items()}
-    return {name: statistics.fmean(own) if own else math.nan for name, own in there.items()}
-
-
-def _differences_of_label(
-    measured: Mapping[str, Mapping[str, float]], areas: Mapping[str, Tensor], baseline: str
-) -> dict[str, Difference]:
-    theirs = measured.get(baseline, {}).get("tpauc 0", math.nan)
-    if math.isnan(theirs):
-        return {}
-    return {
-        method: difference(measured[method]["tpauc 0"] - theirs, own, areas[baseline])
-        for method, own in areas.items()
-        if method != baseline
-    }
-
-
-def _shown(numbers: Iterable[int]) -> Iterable[int]:
-    """With a bar, if it takes more than two seconds."""
-    bar: Iterable[int] = tqdm(numbers, desc="resampling", delay=2)
-    return bar

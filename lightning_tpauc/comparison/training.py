@@ -1,15 +1,17 @@
-"""Makes the module, the data and the Trainer of a cell of a comparison, trains it, and scores its data."""
+"""Trains one method once, scores its data, and keeps what came out in a file named by all that it depends on."""
 
 from __future__ import annotations
 
 import copy
 import functools
-import hashlib
 import inspect
+import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
@@ -20,22 +22,87 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lightning_tpauc.algorithms import Algorithm
-from lightning_tpauc.comparison.plan import Budget, Cell, Method, Outcome, Run, sampling_of
-from lightning_tpauc.comparison.resampling import Evaluated
+from lightning_tpauc.comparison.methods import Method
+from lightning_tpauc.comparison.results import Evaluated
+from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.data.digest import content_digest
-from lightning_tpauc.errors import ArgumentError, NonFiniteError, UnsupportedError
+from lightning_tpauc.errors import NonFiniteError, UnsupportedError
+from lightning_tpauc.files import replacing
 from lightning_tpauc.metrics.figures import ROCFigure
 from lightning_tpauc.metrics.reporting import validated_areas
 from lightning_tpauc.module import TPAUCModule, make_optimizer
 from lightning_tpauc.scoring.prediction import PredictionWriter
+from lightning_tpauc.version import __version__
 
 #: Callbacks that end, save or show a training; a comparison does these things itself.
 _REPLACED = (Checkpoint, EarlyStopping, ProgressBar, LearningRateMonitor, ROCFigure, PredictionWriter)
-#: Arguments of the Trainer that a comparison replaces.
-_UNUSED = {"devices", "num_nodes", "max_time", "fast_dev_run", "logger", "default_root_dir", "enable_checkpointing"}
-_UNUSED |= {"enable_progress_bar", "enable_model_summary"}
-#: Their classes are named in keys; of other packages' the source counts as well, which users change.
-_LIBRARIES = {"builtins", "torch", "torchvision", "torch_geometric", "lightning", "lightning_tpauc", "torchmetrics"}
+#: Arguments of the Trainer that a comparison sets: one device, to the end of the budget, without messages and files.
+_SET = {"devices": 1, "num_nodes": 1, "max_time": None, "fast_dev_run": False, "default_root_dir": None}
+_SET |= dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+#: A release changes their classes and not a user, so that names say enough of them.
+_LIBRARIES = {"torch", "torchvision", "torch_geometric", "lightning", "lightning_tpauc", "torchmetrics"}
+_LIBRARIES |= sys.stdlib_module_names
+
+
+class Run(NamedTuple):
+    """A repetition: a seed of weights and batches, and the fold that validates; ``None`` for the data's own split."""
+
+    seed: int
+    fold: int | None
+
+
+class Cell(NamedTuple):
+    """One training: the method's name, the factor of its learning rate, the repetition, and a digest of all else."""
+
+    method: str
+    factor: float
+    run: Run
+    identity: str
+
+
+@dataclass
+class Outcome:
+    """What a training yields.
+
+    Attributes:
+        failed: why there is no more, if the numbers became infinite: a result about the setting, no fault of the run.
+        seconds: wall-clock time of the training, validations included.
+        optimizer: what the weights were trained by.
+        validation: TPAUC and AUROC on validation data of the weights that are kept, those that validated best.
+        kept_start: whether nothing validated better than the first weights.
+        curve: ``step`` and ``tpauc`` of each validation.
+        scores: float tensor ``(N, K)`` of the test data, or where there are none of the validation data.
+        target: their labels, ``(N, K)``.
+        weights: the weights that are kept.
+    """
+
+    failed: str = ""
+    seconds: float = 0.0
+    optimizer: str = ""
+    validation: tuple[float, float] = (-1.0, -1.0)
+    kept_start: bool = False
+    curve: list[dict[str, float]] = field(default_factory=list)
+    scores: Tensor = field(default_factory=torch.Tensor)
+    target: Tensor = field(default_factory=torch.Tensor)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+
+def cell_path(folder: Path, cell: Cell) -> Path:
+    """The file of a training."""
+    return folder / "cells" / f"{content_digest(cell)}.pt"
+
+
+def save_cell(folder: Path, cell: Cell, outcome: Outcome) -> None:
+    """Write what a training yields, whole or not at all, so that it outlives a kill."""
+    record = {"cell": [cell.method, cell.factor, *cell.run], **vars(outcome)}
+    with replacing(cell_path(folder, cell)) as file:
+        torch.save(record, file)
+
+
+def load_cell(folder: Path, cell: Cell) -> Outcome:
+    """What a finished training yields."""
+    record = torch.load(cell_path(folder, cell), map_location="cpu", weights_only=True)
+    return Outcome(**{name: value for name, value in record.items() if name != "cell"})
 
 
 @dataclass
@@ -46,7 +113,7 @@ class Setup:
         module: ``module(algorithm, options)`` makes a module, whose initial weights depend on the global seed alone.
         datamodule: ``datamodule(run)`` makes or finds the data of a repetition.
         options: arguments of the Trainer.
-        settings: whatever else changes the results and is not seen in weights and data; its description is in the keys.
+        settings: whatever else changes the results and is not seen in weights and data.
     """
 
     module: Callable[[Algorithm, Mapping[str, Any]], TPAUCModule]
@@ -54,35 +121,36 @@ class Setup:
     options: Mapping[str, Any]
     settings: Any = None
 
-    def trainer(self, callbacks: list[Callback], **options: Any) -> Trainer:
+    def trainer(self, *callbacks: Callback, **options: Any) -> Trainer:
         """A Trainer on one device, without callbacks that end, save or show a training."""
-        alone = {"devices": 1, "num_nodes": 1, "max_time": None, "fast_dev_run": False}
-        silent = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-        kept = copy.deepcopy([c for c in as_list(self.options.get("callbacks")) if not isinstance(c, _REPLACED)])
-        return Trainer(**{**self.options, **options, **alone, **silent, "callbacks": [*kept, *callbacks]})
+        kept = copy.deepcopy(self._callbacks(replaced=False))
+        return Trainer(**{**self.options, **options, **_SET, "callbacks": [*kept, *callbacks]})
+
+    def _callbacks(self, *, replaced: bool) -> list[Callback]:
+        return [c for c in as_list(self.options.get("callbacks")) if isinstance(c, _REPLACED) == replaced]
 
     def build(self, method: Method, rectangle: tuple[float, float], run: Run, factor: float = 1.0) -> TPAUCModule:
-        """The module of a method, with the initial weights of a run and its learning rate times ``factor``."""
+        """The module of a method, with the initial weights of a run and its learning rate times ``factor``.
+
+        Raises:
+            UnsupportedError: if the module's class makes its optimizer, whose rate can't be changed.
+        """
         seed_everything(run.seed, workers=True, verbose=False)
         module = self.module(method.algorithm(*rectangle), method.options)
         if factor != 1:
             _scale_rate(module, factor)
         return module
 
-    def described(self) -> str:
-        """The arguments of the Trainer that change results."""
-        kept = {name: value for name, value in self.options.items() if name not in _UNUSED}
-        kept["callbacks"] = [c for c in as_list(kept.get("callbacks")) if not isinstance(c, _REPLACED)]
-        return description(kept)
+    def identity(self, module: TPAUCModule, datamodule: Any, *others: Any) -> str:
+        """16 hex digits of all that changes the results of a run, whatever the method, and of ``others``."""
+        options = {name: value for name, value in self.options.items() if name not in _SET}
+        described = description([module, self.settings, {**options, "callbacks": self._callbacks(replaced=False)}])
+        return content_digest(__version__, described, _data_digest(datamodule), *others)
 
     def notes(self) -> list[str]:
         """What a comparison leaves out of the given objects, for the report."""
-        left_out = [type(c).__name__ for c in as_list(self.options.get("callbacks")) if isinstance(c, _REPLACED)]
-        left_out += ["max_time"] if self.options.get("max_time") is not None else []
-        notes = [f"Without {', '.join(left_out)}: all methods train to the end of the budget."] if left_out else []
-        if self.options.get("devices", "auto") not in (1, "1", "auto") or self.options.get("num_nodes", 1) != 1:
-            notes.append("Trained on one device, whatever the Trainer's arguments say.")
-        return notes
+        names = [type(callback).__name__ for callback in self._callbacks(replaced=True)]
+        return [f"Without {', '.join(names)}: all train on one device, to the end."] if names else []
 
 
 def as_list(value: Any) -> list[Any]:
@@ -93,83 +161,76 @@ def as_list(value: Any) -> list[Any]:
 
 
 def _scale_rate(module: TPAUCModule, factor: float) -> None:
-    given: Any = module.optimizer_factory
-    kind = type(module)
-    if given is None and any("configure_optimizers" in vars(k) for k in kind.__mro__ if k not in TPAUCModule.__mro__):
-        _refuse_trials(kind)
+    given, kind = module.optimizer_factory, type(module)
+    own = [k for k in kind.__mro__ if k not in TPAUCModule.__mro__ and "configure_optimizers" in vars(k)]
+    if own and (given is None or kind.configure_optimizers is not TPAUCModule.configure_optimizers):
+        msg = (
+            f"`trials` varies the learning rate of the module's `optimizer`, but {kind.__name__} makes its own in "
+            "`configure_optimizers`. Pass `optimizer` in its place, or compare with one trial."
+        )
+        raise UnsupportedError(msg)
 
     def scaled(parameters: Any) -> torch.optim.Optimizer:
         optimizer = make_optimizer(given, list(parameters), module.algorithm.default_lr)
         for group in optimizer.param_groups:
             group["lr"] *= factor
-        scaled.rates = [group["lr"] for group in optimizer.param_groups]  # type: ignore[attr-defined]  # see _Recorder
         return optimizer
 
-    scaled.rates = []  # type: ignore[attr-defined]
     module.optimizer_factory = scaled
 
 
-def _refuse_trials(kind: type) -> None:
-    msg = (
-        f"`trials` varies the learning rate of the module's `optimizer`, but {kind.__name__} makes its own in "
-        "`configure_optimizers`, or its schedule sets the rate. Pass `optimizer` alone, or compare with one trial."
-    )
-    raise UnsupportedError(msg)
+# ---------------------------------------------------------------- how long methods train
+
+
+class Length(NamedTuple):
+    """Number of steps of a training, of steps between two validations, and of examples in a step."""
+
+    steps: int
+    between: int
+    per_step: int
+
+
+def length_of(trainer: Trainer, steps_per_epoch: int, usual: int, per_step: int) -> Length:
+    """How long a method trains that takes ``per_step`` examples a step.
+
+    It sees as many examples as the Trainer, whose length is bounded, would train on with ``usual`` of them a step. It
+    validates as often, and at its end.
+    """
+    limit, interval = trainer.limit_train_batches, trainer.val_check_interval
+    epoch = min(steps_per_epoch, limit) if isinstance(limit, int) else max(1, int((limit or 1.0) * steps_per_epoch))
+    ends = [] if trainer.max_epochs in (None, -1) else [int(trainer.max_epochs or 0) * epoch]
+    steps = max(1, min([*ends, *([] if trainer.max_steps == -1 else [trainer.max_steps])]))
+    if not isinstance(interval, int):
+        interval = epoch * (trainer.check_val_every_n_epoch or 1) * (interval or 1.0)
+    validations = max(1, min(steps, round(steps / interval)))
+    between = max(1, round(steps * usual / per_step / validations))
+    return Length(between * validations, between, per_step)
+
+
+def examples_per_step(datamodule: PosNegDataModule, algorithm: Algorithm) -> int:
+    """How many examples a method trains on in a step, on data that are set up."""
+    datamodule.trainer = SimpleNamespace(lightning_module=SimpleNamespace(algorithm=algorithm))  # type: ignore[assignment]
+    try:
+        return sum(datamodule.batch_sampler().global_sizes(1))
+    finally:
+        datamodule.trainer = None
+
+
+# ---------------------------------------------------------------- one training
 
 
 class _Recorder(Callback):
-    """Points of the training curve, and steps for a bar."""
+    """Points of the training curve, and the scores of what is validated or tested after it."""
 
-    def __init__(self, advance: Callable[[float], object], steps: int) -> None:
+    def __init__(self) -> None:
         self.curve: list[dict[str, float]] = []
-        self.examples = 0
-        self.optimizer = ""
-        self._advance, self._steps = advance, steps
-        self._losses: list[Tensor] = []
-
-    @override
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        if (rates := getattr(pl_module.optimizer_factory, "rates", None)) is not None:
-            groups = trainer.optimizers[0].param_groups
-            if rates != [group.get("initial_lr", group["lr"]) for group in groups]:  # a schedule may have set it
-                _refuse_trials(type(pl_module))
-        rate = pl_module.base_lr[1]
-        shown_rate = "" if rate is None else f", lr {rate:.3g}"
-        self.optimizer = f"{type(trainer.optimizers[0]).__name__}{shown_rate}"
-
-    @override
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        # of the step itself: a subclass's `training_step` may return anything
-        self._losses.append(pl_module.training_state.step_loss.detach().clone())
-        self.examples += int(batch.num_pos + batch.num_neg + batch.num_dual_neg)
-        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # set by `fit`
-        if batch.masks is not None and sampling_of(datamodule, pl_module.algorithm) == "uniform":
-            self.examples -= int(batch.num_pos)  # such a batch has all examples in both parts
-        self._advance(1 / self._steps)
+        self.scores = Evaluated(torch.Tensor(), torch.Tensor())
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING:
-            return
-        tpauc, auroc = validated_areas(trainer.callback_metrics)
-        point = {"step": float(trainer.global_step), "examples": float(self.examples), "tpauc": tpauc, "auroc": auroc}
-        if self._losses:
-            point["loss"] = float(torch.stack(self._losses).mean())
-        self._losses = []
-        self.curve.append(point)
-
-
-class _Scores(Callback):
-    """The scores that a validation or a test has collected."""
-
-    def __init__(self) -> None:
-        self.tensors: dict[str, Tensor] = {}
-
-    def _keep(self, module: Any) -> None:  # a TPAUCModule
-        scored = module._collected[0].scored
-        scores, labels = scored.raw.detach().cpu(), scored.target.cpu()
-        known = (labels >= 0).any(1)
-        self.tensors = Evaluated(scores[known], labels[known].long())._asdict()
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            tpauc, _ = validated_areas(trainer.callback_metrics)
+            self.curve.append({"step": float(trainer.global_step), "tpauc": tpauc})
 
     @override
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
@@ -180,62 +241,56 @@ class _Scores(Callback):
     def on_test_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         self._keep(pl_module)
 
+    def _keep(self, module: Any) -> None:  # a TPAUCModule
+        scored = module._collected[0].scored
+        scores, target = scored.raw.detach().cpu(), scored.target.cpu()
+        known = (target >= 0).any(1)
+        self.scores = Evaluated(scores[known], target[known].long())
+
 
 def train_cell(
-    setup: Setup,
-    method: Method,
-    cell: Cell,
-    rectangle: tuple[float, float],
-    budget: Budget,
-    advance: Callable[[float], object],
-) -> tuple[Outcome, dict[str, Any]]:
-    """Train, and score the validation data with the weights that validated best."""
+    setup: Setup, method: Method, cell: Cell, rectangle: tuple[float, float], length: Length, *, test: bool
+) -> Outcome:
+    """Train, and score the test data, or the validation data, with the weights that validated best.
+
+    Args:
+        setup: makes the objects.
+        method: what to train.
+        cell: its repetition and learning rate.
+        rectangle: what to train for.
+        length: how long to train.
+        test: whether there are test data.
+    """
     datamodule = setup.datamodule(cell.run)
     module = setup.build(method, rectangle, cell.run, cell.factor)
-    if weights_digest(module) != cell.identity["weights"]:
-        msg = (
-            "The model's initial weights are not those of the other methods: `model` must make a new one in each call, "
-            "from the global random numbers alone."
-        )
-        raise ArgumentError(msg)
     with isolate_rng():  # what the first weights reach tells whether training has changed anything for the better
-        first = validated_areas(setup.trainer([]).validate(module, datamodule, verbose=False)[0])
-    steps, between = budget.steps(cell.identity["per_step"])
-    recorder, scores = _Recorder(advance, steps), _Scores()
-    length = {"max_epochs": -1, "max_steps": steps, "check_val_every_n_epoch": None, "val_check_interval": between}
-    trainer = setup.trainer([recorder, scores], **length)
-    started = time.perf_counter()
+        first = validated_areas(setup.trainer().validate(module, datamodule, verbose=False)[0])
+    recorder, started = _Recorder(), time.perf_counter()
+    ends = {"max_epochs": -1, "max_steps": length.steps}
+    trainer = setup.trainer(recorder, **ends, check_val_every_n_epoch=None, val_check_interval=length.between)
     try:
         trainer.fit(module, datamodule)
     except NonFiniteError as error:
-        return Outcome("failed", str(error), time.perf_counter() - started, optimizer=recorder.optimizer), {}
-    seconds = time.perf_counter() - started
-    (values,) = trainer.validate(module, datamodule, verbose=False)[:1]
-    tpauc, auroc = validated_areas(values)
-    outcome = Outcome("finished", "", seconds, recorder.examples, recorder.optimizer, curve=recorder.curve)
-    outcome.validation = {"tpauc": tpauc, "auroc": auroc}
-    outcome.kept_start = first >= (tpauc, auroc)
+        return Outcome(failed=str(error))
+    seconds, rate = time.perf_counter() - started, module.base_lr[1]
+    optimizer = type(trainer.optimizers[0]).__name__ + ("" if rate is None else f", lr {rate:.3g}")
+    areas = validated_areas(trainer.validate(module, datamodule, verbose=False)[0])
+    if test:
+        trainer.test(module, datamodule, verbose=False)
     weights = {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
-    return outcome, {"weights": weights, **scores.tensors}
-
-
-def score_test_set(
-    setup: Setup, method: Method, cell: Cell, rectangle: tuple[float, float], weights: Any
-) -> tuple[Outcome, dict[str, Any]]:
-    """Score the test data with the weights of a training."""
-    datamodule, module, scores = setup.datamodule(cell.run), setup.build(method, rectangle, cell.run), _Scores()
-    module.load_state_dict(weights)
-    started = time.perf_counter()
-    setup.trainer([scores]).test(module, datamodule, verbose=False)
-    return Outcome("finished", seconds=time.perf_counter() - started), dict(scores.tensors)
+    return Outcome("", seconds, optimizer, areas, first >= areas, recorder.curve, *recorder.scores, weights)
 
 
 # ---------------------------------------------------------------- what a result depends on
 
 
-def weights_digest(module: nn.Module) -> str:
-    """16 hex digits of all weights and their names."""
-    return content_digest(dict(module.state_dict()))
+def _data_digest(datamodule: Any) -> str:
+    """What the data are: all that the data module was given, and what it reads of files, by their first batch."""
+    names = {*inspect.signature(type(datamodule).__init__).parameters, *vars(datamodule)} - {"self", "trainer", "seed"}
+    given = {name: getattr(datamodule, name, None) for name in sorted(names) if not name.startswith("_")}
+    functions = {name: given.pop(name) for name in list(given) if callable(given[name]) or name == "negatives"}
+    read = [] if given.get("train_dataset") is not None else [next(iter(datamodule.val_dataloader()))]
+    return content_digest(given, description([type(datamodule), functions]), datamodule.fingerprint, *read)
 
 
 def description(value: Any, depth: int = 4) -> str:
@@ -245,57 +300,44 @@ def description(value: Any, depth: int = 4) -> str:
 
     Example:
         >>> description([1, "a", nn.Linear]), description(functools.partial(int, base=2))
-        ("[1, 'a', Linear]", "int{'args': [], 'keywords': {'base': 2}}")
+        ("[1, 'a', Linear]", "partial[int, [], {'base': 2}]")
     """
     inner = functools.partial(description, depth=depth)
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return repr(value)
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{name!r}: {inner(entry)}' for name, entry in value.items())}}}"
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(inner, value))}]"
-    if isinstance(value, functools.partial):
-        return inner(value.func) + inner({"args": value.args, "keywords": value.keywords})
     if isinstance(value, nn.Module):
-        return structure(value)
-    return _described_object(value, depth - 1)
-
-
-def _described_object(value: Any, depth: int) -> str:
-    if inspect.ismodule(value):
-        return value.__name__
+        classes = sorted({_named(type(part)) for part in value.modules()})
+        return f"{content_digest(dict(value.state_dict()))} {value!r} {classes}"
     if isinstance(value, Tensor) or hasattr(value, "__array__"):
         return content_digest(value)
-    if isinstance(value, type) or inspect.isbuiltin(value) or depth < 0:
-        return named(value if isinstance(value, type) or inspect.isroutine(value) else type(value))
-    if inspect.isfunction(value):
+    if inspect.ismodule(value) or inspect.isbuiltin(value) or isinstance(value, type):
+        return _named(value)
+    held: Any = getattr(value, "__dict__", None)
+    if isinstance(value, functools.partial):
+        held = [value.func, value.args, value.keywords]
+    elif inspect.isfunction(value):
         seen = inspect.getclosurevars(value)
-        held = {**seen.nonlocals, **seen.globals, "defaults": value.__defaults__}
-        return named(value) + description(held, depth)
-    own = not is_of_library(type(value))
-    held = {k: v for k, v in getattr(value, "__dict__", {}).items() if own or not k.startswith("_")}
-    text = "" if held or " at 0x" in repr(value) else repr(value)
-    return named(type(value)) + (text or description(held, depth))
+        held = [seen.nonlocals, seen.globals, value.__defaults__]
+    elif held and _is_of_library(type(value)):
+        held = {name: entry for name, entry in held.items() if not name.startswith("_")}
+    if not held and " at 0x" not in repr(value):
+        return repr(value)
+    name = _named(value if inspect.isfunction(value) else type(value))
+    return name + description(held, depth - 1) if depth else name
 
 
-def is_of_library(kind: Any) -> bool:
-    """Whether a class or function is of a library, which a release changes and not its user."""
+def _is_of_library(kind: Any) -> bool:
     return str(getattr(kind, "__module__", "")).partition(".")[0] in _LIBRARIES
 
 
-def structure(module: nn.Module) -> str:
-    """Layers with their settings, and the source of classes that are no library's."""
-    own = sorted({named(type(part)) for part in module.modules()})
-    return f"{weights_digest(module)} {module!r} {own}"
-
-
-def named(thing: Any) -> str:
+def _named(thing: Any) -> str:
     """The name of a class or function, and of one that is no library's the digest of its source."""
-    name = str(getattr(thing, "__qualname__", type(thing).__qualname__))
-    if is_of_library(thing):
+    name = str(getattr(thing, "__qualname__", getattr(thing, "__name__", thing)))
+    if _is_of_library(thing) or inspect.ismodule(thing):
         return name
     try:
-        source = inspect.getsource(thing)
+        return f"{name}#{content_digest(inspect.getsource(thing))}"
     except (OSError, TypeError):
         return name
-    return f"{name}#{hashlib.blake2b(source.encode(), digest_size=8).hexdigest()}"

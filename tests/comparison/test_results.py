@@ -1,17 +1,24 @@
-"""Values against scikit-learn and loops, intervals against scipy's bootstrap and loops, verdicts by their words."""
+"""Values against scikit-learn and loops, intervals against loops, verdicts by their words."""
 
-import itertools
 import math
 
 import numpy as np
 import pytest
 import torch
-from scipy.stats import bootstrap
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from lightning_tpauc.comparison.resampling import Evaluated, num_resamples_for, resampled_areas, strata
-from lightning_tpauc.comparison.results import Difference, difference, evaluate, measures, short, verdict
+from lightning_tpauc.comparison.results import (
+    Difference,
+    Evaluated,
+    evaluate,
+    measures,
+    resampled_areas,
+    short,
+    strata,
+    verdict,
+)
 from lightning_tpauc.errors import ArgumentError
+from lightning_tpauc.functional import fpr_at_min_tpr, tpr_at_max_fpr
 from tests.reference.tpauc import naive_tpauc
 
 CORNER, WIDE, OWN = (0.5, 0.4), (0.25, 0.75), (0.5, 0.2)
@@ -40,57 +47,45 @@ def naive_value(scores, target, rectangle):
     return naive_tpauc(pos, neg, *rectangle) if len(pos) and len(neg) else math.nan
 
 
-def reached(scores, target, min_tpr, max_fpr):
-    """(TPR at max_fpr, FPR at min_tpr) by walking the vertices of the polyline."""
-    points = [(0.0, 0.0)]
-    for t in sorted(set(scores.tolist()), reverse=True):
-        above = scores >= t
-        points.append(tuple(float(above[target == k].float().mean(dtype=torch.float64)) for k in (0, 1)))
-    tpr, fpr = 0.0, math.inf
-    for (f0, t0), (f1, t1) in itertools.pairwise(points):
-        if f1 <= max_fpr:
-            tpr = max(tpr, t1)
-        elif f0 <= max_fpr:
-            tpr = max(tpr, t0 + (t1 - t0) * (max_fpr - f0) / (f1 - f0))
-        if t0 < min_tpr <= t1:
-            fpr = min(fpr, f0 + (f1 - f0) * (min_tpr - t0) / (t1 - t0))
-    return tpr, fpr
-
-
 # ---------------------------------------------------------------- values
 
 
 @pytest.mark.parametrize("digits", [None, 0])
 def test_values(digits):
-    ((scores, target),) = scored(0, digits=digits).of_labels()
-    found = measures(scores, target, [CORNER, WIDE])
-    tpr, fpr = reached(scores, target, *CORNER)
+    run = scored(0, digits=digits)
+    ((scores, target),) = run.of_labels()
+    found = evaluate({"x": [run]}, "x", [CORNER, WIDE], [("", CORNER)]).values["x"]
+    assert found.shape == (1, 1, 6)
+    tpr, fpr = tpr_at_max_fpr(scores, target, CORNER[1]), fpr_at_min_tpr(scores, target, CORNER[0])
     expected = {
-        "tpauc 0": naive_value(scores.double().numpy(), target.numpy(), CORNER),
-        "tpauc 1": naive_value(scores.double().numpy(), target.numpy(), WIDE),
+        "tpauc": naive_value(scores.double().numpy(), target.numpy(), CORNER),
+        "tpauc_0.25_0.75": naive_value(scores.double().numpy(), target.numpy(), WIDE),
         "auroc": roc_auc_score(target, scores),
         "average_precision": average_precision_score(target, scores),
         "tpr_at_max_fpr": tpr,
         "fpr_at_min_tpr": fpr,
     }
-    assert found == pytest.approx({name: float(value) for name, value in expected.items()}, abs=1e-9)
+    named = dict(zip(measures([CORNER, WIDE]), found[0, 0].tolist(), strict=True))
+    assert named == pytest.approx({name: float(value) for name, value in expected.items()}, abs=1e-9)
 
 
 def test_values_of_labels_are_means_of_each():
     runs = [scored_labels(5), scored_labels(6)]
     labels = list(zip("abc", (OWN, CORNER, CORNER), strict=True))
     found = evaluate({"x": runs, "y": runs[::-1]}, "y", [CORNER, WIDE], labels)
-    for number, one in enumerate(runs):
-        known = [(scores.double().numpy(), target.numpy()) for scores, target in one.of_labels()]
-        expected = {
-            "tpauc 0": np.mean([naive_value(*own, r) for own, (_, r) in zip(known, labels, strict=True)]),
-            "tpauc 1": np.mean([naive_value(*own, WIDE) for own in known]),
-            "auroc": np.mean([roc_auc_score(target, scores) for scores, target in known]),
-        }
-        assert {name: found.measured["x"][name][number] for name in expected} == pytest.approx(expected)
+    areas = np.array(
+        [
+            [
+                naive_value(scores.double().numpy(), target.numpy(), r)
+                for (scores, target), (_, r) in zip(run.of_labels(), labels, strict=True)
+            ]
+            for run in runs
+        ]
+    )
+    np.testing.assert_allclose(found.values["x"][..., 0], areas)
+    assert found.differences["x"][0].estimate == pytest.approx(0.0, abs=1e-12)
     for k, label in enumerate(found.labels):
-        values = [measures(*one.of_labels()[k], [label.rectangle, WIDE]) for one in runs]
-        assert label.measured["x"] == pytest.approx({n: np.mean([v[n] for v in values]) for n in values[0]})
+        assert label.tpauc["x"] == pytest.approx(areas[:, k].mean())
         counts = tuple(int((runs[0].target[:, k] == value).sum()) for value in (1, 0))
         assert (label.num_positives, label.num_negatives) == counts
         assert label.differences["x"].estimate == pytest.approx(0.0, abs=1e-12)
@@ -102,36 +97,18 @@ def test_folds_in_which_a_label_lacks_a_class():
     first, second = (Evaluated(whole.scores[rows], whole.target[rows].clone()) for rows in (slice(80), slice(80, 160)))
     second.target[second.target[:, 2] == 1, 2] = 0  # no positive of the last label here
     labels = list(zip("abc", [CORNER] * 3, strict=True))
-    found = evaluate({"x": [first, second], "y": [first, second]}, "y", [CORNER], labels, folds=2)
-    by_run = [[measures(*label, [CORNER])["tpauc 0"] for label in fold.of_labels()] for fold in (first, second)]
-    assert math.isnan(by_run[1][2])
-    assert found.measured["x"]["tpauc 0"] == pytest.approx([np.mean(by_run[0]), np.mean(by_run[1][:2])])
-    assert [label.measured["x"]["tpauc 0"] for label in found.labels] == pytest.approx(np.nanmean(by_run, axis=0))
+    worse = [Evaluated(-fold.scores, fold.target) for fold in (first, second)]
+    found = evaluate({"x": [first, second], "y": worse}, "y", [CORNER], labels, folds=2)
+    areas = {name: own[..., 0] for name, own in found.values.items()}
+    assert areas["x"].isnan().tolist() == [[False] * 3, [False, False, True]]
+    means = {name: np.mean([own[0].mean(), own[1, :2].mean()]) for name, own in areas.items()}
+    assert found.differences["x"][0].estimate == pytest.approx(means["x"] - means["y"])
+    assert [label.tpauc["x"] for label in found.labels] == pytest.approx(np.nanmean(areas["x"], axis=0))
     counts = [sum(int((fold.target[:, k] == 1).sum()) for fold in (first, second)) for k in range(3)]
     assert [label.num_positives for label in found.labels] == counts
 
 
 # ---------------------------------------------------------------- resamples
-
-
-@pytest.mark.slow
-def test_paired_intervals_are_those_of_scipy():
-    """scipy draws rows of each class with replacement, the same rows for both methods."""
-    ours, theirs = scored(1, shift=1.5), scored(2, shift=1.0)
-    scores = [run.scores[:, 0].double().numpy() for run in (ours, theirs)]
-
-    def statistic(pos, neg):
-        areas = [naive_tpauc(own[:30][pos], own[30:][neg], *CORNER) for own in scores]
-        return float(areas[0] - areas[1])
-
-    rows = np.arange(30), np.arange(80)
-    drawn = {"vectorized": False, "method": "percentile", "n_resamples": 600, "rng": np.random.default_rng(0)}
-    expected = bootstrap(rows, statistic, **drawn).confidence_interval
-    found = evaluate({"ours": [ours], "theirs": [theirs]}, "theirs", [CORNER], [("", CORNER)])
-    (got,) = found.differences["ours"]
-    assert got.estimate == pytest.approx(statistic(*rows))
-    width = expected.high - expected.low
-    assert (got.lower, got.upper) == pytest.approx((expected.low, expected.high), abs=0.12 * width)
 
 
 def naive_strata(target):
@@ -219,9 +196,6 @@ def test_a_label_that_lacks_a_class_in_a_resample_counts_in_no_mean_there():
     lost = areas[:, 2].isnan()
     assert float(lost.double().mean()) == pytest.approx((1 - 1 / 45) ** 45, abs=0.04)
     assert torch.equal(areas[lost, 0], areas[lost, 1])
-    found = difference(0.0, areas[:, 2], 0 * areas[:, 2])
-    kept = areas[~lost, 2].numpy()
-    assert (found.lower, found.upper) == pytest.approx(tuple(np.quantile(kept, [0.025, 0.975])))
 
 
 def test_what_cant_be_compared_is_refused():
@@ -231,10 +205,6 @@ def test_what_cant_be_compared_is_refused():
     for target in (torch.zeros(3, 1).long(), torch.tensor([[1, 0], [1, -1], [-1, 0]])):
         with pytest.raises(ArgumentError, match="lack a class"):
             resampled_areas({"a": [Evaluated(torch.zeros(target.shape), target)]}, [[CORNER]] * 2, 2)
-
-
-def test_huge_data_get_fewer_resamples():
-    assert [num_resamples_for(n) for n in (0, 10**6, 2 * 10**6, 10**9)] == [1000, 1000, 500, 200]
 
 
 # ---------------------------------------------------------------- words

@@ -137,6 +137,19 @@ def test_finetune(capsys, monkeypatch):
     assert after >= before, "the start is a candidate for the weights that are left"
 
 
+def test_custom_algorithm(capsys, monkeypatch):
+    example = run("custom_algorithm.py", monkeypatch=monkeypatch)
+    before, after = map(float, re.search(r"([\d.]+) before, ([\d.]+) after training", capsys.readouterr().out).groups())
+    assert after > before + 0.1
+    algorithm = example["QuantileHinge"](max_fpr=0.3, rate=0.2)
+    algorithm.setup(4, dtype=torch.float64)
+    neg = torch.linspace(0.0, 1.0, 11, dtype=torch.float64)
+    for _ in range(200):
+        algorithm(torch.zeros(1), neg, index=torch.tensor([0]))
+    assert float(algorithm.threshold) == pytest.approx(0.7)
+    assert set(algorithm.state_dict()) == {"num_positives", "threshold"}
+
+
 def test_mixin(capsys, monkeypatch):
     run("mixin.py", monkeypatch=monkeypatch)
     found = dict(re.findall(r"'([\w/]+)': '([\d.]+)'", capsys.readouterr().out))

@@ -1,7 +1,6 @@
 """The runner of the paper's experiments on a tiny one: search, choice, resuming, tables, figures."""
 
 import csv
-import json
 import math
 import statistics
 from dataclasses import replace
@@ -11,23 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from examples.paper import recorders
-from examples.paper.build import (
-    Options,
-    build_datamodule,
-    build_module,
-    build_trainer,
-    stages,
-)
-from examples.paper.catalog import Experiment, Schedule, find_experiment
-from examples.paper.grids import settings_of
-from examples.paper.methods import Method
-from examples.paper.records import results_in
-from examples.paper.report import write_report
+from examples.paper import trial as trials
+from examples.paper.catalog import Experiment, Schedule, experiments
+from examples.paper.methods import Method, settings_of
+from examples.paper.report import rows, write_report
 from examples.paper.reported import reported_tpauc
-from examples.paper.runner import Plan, choose, run_plan
-from examples.paper.tables import rows
-from examples.paper.trial import run_trial
+from examples.paper.runner import Plan, Results, choose, run_plan
+from examples.paper.trial import Options, build_datamodule, build_module, build_trainer, run_trial, stages
 from lightning_tpauc.metrics.reporting import Rectangle, metric_name
 from tests.helpers.tolerances import assert_close
 from tests.reference.tpauc import naive_tpauc
@@ -79,16 +68,13 @@ def finished(options, tmp_path_factory):
     """A finished plan: two folds to search on, three to report."""
     folder = tmp_path_factory.mktemp("results")
     plan = Plan(replace(TINY, methods=(CE, STACO, BROKEN)), num_folds=3, search_folds=2)
-    store = results_in(folder)
+    store = Results(folder)
     run_plan(plan, store, options)
     return plan, store, folder
 
 
 def everything(store):
-    return [(json.loads(key), outcome) for key, outcome in store]
-
-
-# ---------------------------------------------------------------- grids
+    return list(store)
 
 
 # ---------------------------------------------------------------- search and choice
@@ -135,7 +121,7 @@ def counted(calls, stop_at=None):
     def run(experiment, method, trial, num_folds, options):
         if stop_at is not None and len(calls) == stop_at:
             raise KeyboardInterrupt
-        calls.append(trial.key)
+        calls.append(trial.digest)
         return run_trial(experiment, method, trial, num_folds, options)
 
     return run
@@ -144,11 +130,11 @@ def counted(calls, stop_at=None):
 @pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_without_repeating(options, tmp_path):
     plan, calls = Plan(TINY, num_folds=2), []
-    store = results_in(tmp_path)
+    store = Results(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         run_plan(plan, store, options, run=counted(calls, stop_at=5))
     assert len(calls) == 5
-    store = results_in(tmp_path)
+    store = Results(tmp_path)
     run_plan(plan, store, options, run=counted(calls))
     assert len(calls) == len(set(calls)) == len(list(store))
     before = len(calls)
@@ -167,7 +153,7 @@ def test_pretraining_comes_first_and_is_the_start_of_all(options, tmp_path):
         methods=(staco2,),
     )
     plan = Plan(experiment, num_folds=2, search_folds=1)
-    store = results_in(tmp_path)
+    store = Results(tmp_path)
     run_plan(plan, store, options)
     found = everything(store)
     assert not list(tmp_path.glob("*.[0-9]*"))
@@ -185,14 +171,14 @@ def test_curves_end_at_the_solution(options):
     schedule = Schedule(steps=8)
     datamodule = build_datamodule(TINY, options, 0, 3, SIZES)
     module = build_module(TINY, STACO, {"lr": 0.1, "alpha+beta": 0.1}, (0.5, 0.5), schedule)
-    recorder = recorders.CurveRecorder([0, 8], Rectangle(0.5, 0.5), [WIDE])
+    recorder = trials.CurveRecorder([0, 8], [WIDE])
     build_trainer(schedule, options, [recorder], validates=False).fit(module, datamodule)
     assert [point["step"] for point in recorder.curve] == [0, 8]
-    pos, neg = (recorders.raw_scores(module, part)[0] for part in datamodule.scoring_dataloaders())
+    pos, neg = (trials.raw_scores(module, part)[0] for part in datamodule.scoring_dataloaders())
     expected = naive_tpauc(pos.double().numpy(), neg.double().numpy(), *WIDE)
     assert_close(recorder.curve[-1][metric_name(WIDE)], float(expected), "float32")
     expected = naive_objective(pos.double().tolist(), neg.double().tolist(), 0.75, 0.75)
-    assert_close(recorder.curve[-1][recorders.objective_name(WIDE)], expected, "float32")
+    assert_close(recorder.curve[-1][trials.objective_name(WIDE)], expected, "float32")
 
 
 def naive_objective(pos, neg, theta0, theta1):
@@ -210,12 +196,12 @@ def test_the_weights_that_are_kept_are_those_that_were_validated(options, first)
     datamodule = build_datamodule(TINY, options, 0, 3, SIZES)
     torch.manual_seed(0)
     module = build_module(TINY, STACO, {"lr": 0.1, "alpha+beta": 0.1}, (0.5, 0.5), schedule)
-    best = recorders.BestWeights([Rectangle(0.5, 0.5), WIDE])
+    best = trials.BestWeights([Rectangle(0.5, 0.5), WIDE])
     callbacks = [best, stages(STACO)] if first else [stages(STACO), best]
     build_trainer(schedule, options, callbacks, validates=True).fit(module, datamodule)
     for rectangle, value in best.values.items():
         module.load_state_dict(best.weights[rectangle])
-        scores, target = recorders.raw_scores(module, datamodule.val_dataloader())
+        scores, target = trials.raw_scores(module, datamodule.val_dataloader())
         pos, neg = scores[target == 1].double().numpy(), scores[target == 0].double().numpy()
         assert_close(value, float(naive_tpauc(pos, neg, *rectangle)), "float32")
 
@@ -270,4 +256,4 @@ def test_reported_values():
 
 def test_the_tuned_grids_give_every_method_the_same_budget():
     for name in ("ijcnn1", "higgs", "susy", "moltox21", "molmuv", "nodulemnist3d", "adrenalmnist3d"):
-        assert len({len(settings_of(method.grid)) for method in find_experiment(name).methods}) == 1
+        assert len({len(settings_of(method.grid)) for method in experiments()[name].methods}) == 1

@@ -5,9 +5,9 @@ import inspect
 import pytest
 import yaml
 
-from examples.paper.build import PAPER_SETTINGS
-from examples.paper.catalog import find_experiment
-from examples.paper.grids import spread
+from examples.paper.catalog import experiments
+from examples.paper.methods import spread
+from examples.paper.trial import PAPER_SETTINGS
 from lightning_tpauc import algorithms, models
 from tests.helpers.paths import ROOT
 from tests.helpers.problems import PAPER_TRAINING
@@ -60,7 +60,7 @@ def test_the_runner_runs_the_same(path):
     model, data, trainer = read(path)
     data_name, _, short = path.stem.partition("_")
     name = f"{data_name}-ogb" if data_name.startswith("mol") else data_name
-    experiment = find_experiment(name, "paper")
+    experiment = experiments("paper")[name]
     kind, values = arguments(model["backbone"], models)
     assert (kind, values) == (experiment.model[0], {**values, **experiment.model[1]})
     own = {k: v for k, v in experiment.data[1].items() if k != "batch_size"}  # of evaluation

@@ -1,49 +1,38 @@
+"""The README's Python blocks and commands, run as they are printed."""
+
 import re
 import subprocess
-import sys
 
 import pytest
 
 from tests.helpers.paths import ROOT
-from tests.helpers.readme import README, commands
+from tests.helpers.readme import README, commands, runnable
+from tests.helpers.shown_commands import run_command
 
-EXAMPLE = """# Title
-<!-- ci: first -->
-```bash
-pip install .
-run --all
-```
-text
-```bash
-not marked
-```
-<!-- ci: second -->
-
-```bash
-test
-```
-"""
+TEXT = README.read_text(encoding="utf-8")
+PYTHON = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+COMMANDS = runnable(TEXT)
 
 
-def test_marked_blocks_are_found():
-    assert commands(EXAMPLE) == {"first": "pip install .\nrun --all\n", "second": "test\n"}
+def test_every_bash_block_is_marked_to_be_run():
+    assert TEXT.count("```bash") == len(COMMANDS) + TEXT.count("<!-- ci: ")
+    assert PYTHON
+    assert COMMANDS
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param("<!-- ci: a -->\ntext\n```bash\nx\n```\n", id="text between"),
-        pytest.param("<!-- ci: a -->\n```python\nx\n```\n", id="not bash"),
-        pytest.param(EXAMPLE + EXAMPLE, id="twice"),
-    ],
-)
-def test_unusable_marks_are_refused(text):
-    with pytest.raises(ValueError, match="needs a name of its own and a bash block"):
-        commands(text)
+@pytest.mark.parametrize("number", range(len(PYTHON)))
+def test_python_block_runs(number, tmp_cwd):
+    exec(compile(PYTHON[number], f"README block {number}", "exec"), {"__name__": "readme"})  # noqa: S102
 
 
-def test_readme_has_the_two_commands_that_ci_runs():
-    named = commands(README.read_text(encoding="utf-8"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_command_runs(name, tmp_path):
+    run_command(COMMANDS[name], tmp_path)
+
+
+def test_it_has_the_two_commands_that_ci_runs():
+    named = commands(TEXT)
     assert set(named) == {"quickstart", "tests"}
     assert "--config configs/quickstart.yaml" in named["quickstart"]
     assert "pytest" in named["tests"]
@@ -53,13 +42,6 @@ def test_readme_has_the_two_commands_that_ci_runs():
         assert subprocess.run(["bash", "-n"], input=command, text=True, check=False).returncode == 0
 
 
-def test_command_line_prints_one_command():
-    script = [sys.executable, "tests/helpers/readme.py", "tests"]
-    printed = subprocess.run(script, capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    assert printed == commands(README.read_text(encoding="utf-8"))["tests"]
-
-
-def test_readme_links_point_to_files_that_exist():
-    links = re.findall(r"\]\((?!https?://|#)([^)#]+)", README.read_text(encoding="utf-8"))
-    missing = [link for link in links if not (ROOT / link).exists()]
-    assert not missing
+def test_links_point_to_files_that_exist():
+    links = re.findall(r"\]\((?!https?://|#)([^)#]+)", TEXT)
+    assert [link for link in links if not (ROOT / link).exists()] == []

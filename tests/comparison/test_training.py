@@ -1,7 +1,6 @@
 """How long methods train, and which learning rate is chosen."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -9,18 +8,11 @@ from lightning.pytorch import Callback
 
 from lightning_tpauc import PosNegDataModule, TPAUCModule
 from lightning_tpauc.algorithms import STACO, CrossEntropy, FullBatch
-from lightning_tpauc.comparison.plan import (
-    Cell,
-    Outcome,
-    Run,
-    as_budget,
-    best_factor,
-    chosen_methods,
-    examples_per_step,
-    rate_factors,
-)
-from lightning_tpauc.comparison.store import Store
-from lightning_tpauc.errors import ArgumentError, DataError
+from lightning_tpauc.comparison import Comparison
+from lightning_tpauc.comparison.comparing import best_factor
+from lightning_tpauc.comparison.methods import chosen_methods
+from lightning_tpauc.comparison.training import Outcome, Setup, examples_per_step, length_of
+from lightning_tpauc.errors import ArgumentError
 from tests.helpers.problems import bare_trainer
 
 
@@ -70,22 +62,16 @@ def test_the_budget_is_what_lightning_would_train(trainer):
     counts = counted(datamodule, STACO(), **trainer)
     alone = problem(num_pos=4, num_neg=6)
     alone.setup("fit")
-    budget = as_budget(trainer, alone.steps_per_epoch, 10)
-    assert budget.examples == counts.examples == 10 * counts.steps
-    assert budget.validations == max(1, counts.validations)  # weights are chosen by one at least
+    length = length_of(bare_trainer(**trainer), alone.steps_per_epoch, 10, 10)
+    assert (length.steps, 10 * length.steps) == (counts.steps, counts.examples)
+    assert length.steps == length.between * max(1, counts.validations)  # weights are chosen by one at least
 
 
-def test_a_training_without_end_is_refused():
-    for trainer in ({}, {"max_epochs": -1}, {"max_time": "00:01:00:00"}):
-        with pytest.raises(ArgumentError, match="`max_epochs` or `max_steps`"):
-            as_budget(trainer, 10, 10)
-
-
-def test_steps_come_near_the_budget_and_end_with_a_validation():
-    budget = as_budget({"max_steps": 1003}, 100, 256)
-    steps, between = budget.steps(256)
-    assert steps % between == 0
-    assert steps == pytest.approx(1003, rel=0.01)
+@pytest.mark.parametrize("per_step", [256, 384])
+def test_steps_come_near_the_number_of_examples_and_end_with_a_validation(per_step):
+    found = length_of(bare_trainer(max_steps=1003), 100, 256, per_step)
+    assert found.steps % found.between == 0
+    assert found.steps * per_step == pytest.approx(256 * 1003, rel=0.01)
 
 
 @pytest.mark.filterwarnings("ignore:The training set has 12 positives")
@@ -100,12 +86,22 @@ def test_examples_per_step_are_those_of_a_real_step(algorithm, sizes):
     assert examples_per_step(datamodule, algorithm) * counts.steps == counts.examples
 
 
+def comparison(trials=1, **trainer):
+    return Comparison(Setup(None, None, trainer), "somewhere", (0.5, 0.5), trials=trials)
+
+
 def test_learning_rates_lie_around_the_default():
-    assert rate_factors(1) == (1.0,)
-    found = [math.log10(factor) for factor in rate_factors(6)]
+    assert comparison(max_steps=5).factors == [1.0]
+    found = [math.log10(factor) for factor in comparison(6, max_steps=5).factors]
     assert found == pytest.approx([0, 0.5, -0.5, 1, -1, 1.5])
     with pytest.raises(ArgumentError, match="`trials`"):
-        rate_factors(0)
+        comparison(0, max_steps=5)
+
+
+def test_a_training_without_end_is_refused():
+    for trainer in ({}, {"max_epochs": -1}, {"max_time": "00:01:00:00"}):
+        with pytest.raises(ArgumentError, match="`max_epochs` or `max_steps`"):
+            comparison(**trainer)
 
 
 def test_methods_by_name():
@@ -118,40 +114,10 @@ def test_methods_by_name():
 
 
 def test_the_best_mean_on_validation_data_is_chosen():
-    values = {1.0: (0.2, 0.4), 2.0: (0.5, 0.3), 3.0: (0.9, None), 4.0: (0.5, 0.3)}
-    outcomes = {
-        factor: [
-            Outcome("failed", "Not finite")
-            if value is None
-            else Outcome("finished", validation={"tpauc": value, "auroc": 0.1 * factor})
-            for value in found
-        ]
-        for factor, found in values.items()
-    }
-    assert best_factor(outcomes) == 4.0  # of two with equal areas the one with the larger AUROC
-    assert best_factor({3.0: outcomes[3.0]}) is None
-    assert best_factor({1.0: [None, None]}) is None
+    def runs(*areas, auroc=0.5):
+        return [Outcome("Not finite") if tpauc is None else Outcome(validation=(tpauc, auroc)) for tpauc in areas]
 
-
-def test_the_store_keeps_what_it_got(tmp_path):
-    store, cell = Store(tmp_path / "cells", Outcome), Cell("a", 1.0, Run(0, 2), "train", {"x": 1})
-    assert store.get(cell) is None
-    outcome = Outcome("finished", seconds=1.5, curve=[{"step": 1.0}])
-    store.add(cell, outcome, {"scores": torch.arange(3)})
-    again = Store(tmp_path / "cells", Outcome)
-    assert again.get(cell) == outcome
-    assert again.tensors(cell)["scores"].tolist() == [0, 1, 2]
-    assert again.get(replace(cell, identity={"x": 2})) is None
-    assert [key for key, _ in again] == [cell.key]
-
-
-def test_what_cant_be_written_or_read_is_one_line(tmp_path):
-    cell = Cell("a", 1.0, Run(0, None), "train")
-    (tmp_path / "file").touch()
-    with pytest.raises(DataError, match=r"Can't write results to .*file"):
-        Store(tmp_path / "file" / "cells", Outcome).add(cell, Outcome("finished"))
-    store = Store(tmp_path, Outcome)
-    for text in ("{", "[]", '{"key": {}, "outcome": {"colour": 1}}'):
-        store.path(cell).write_text(text)
-        with pytest.raises(DataError, match=r"is not a file of results .*Remove it"):
-            store.get(cell)
+    tried = {1.0: runs(0.2, 0.4), 2.0: runs(0.5, 0.3), 3.0: runs(0.9, None), 4.0: runs(0.3, 0.5, auroc=0.6)}
+    assert best_factor(tried) == 4.0  # of two with equal areas the one with the larger AUROC
+    assert best_factor({1.0: runs(0.5), 2.0: runs(0.5)}) == 1.0
+    assert best_factor({3.0: tried[3.0]}) is None
