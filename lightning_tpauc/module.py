@@ -520,7 +520,7 @@ class TPAUCModule(ScoringModel):
         if not self.__dict__.pop("_awaits_weights", False):
             self.operating_point = None
         load = super().load_state_dict
-        return load_state(self, lambda: load(state_dict, strict=strict, assign=assign), state_dict)
+        return load_state(self, lambda: load(state_dict, strict=strict, assign=assign))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check that the checkpoint fits; the state of a run to resume is restored when training starts."""

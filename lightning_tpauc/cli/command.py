@@ -28,7 +28,7 @@ from lightning_tpauc.cli.words import as_yaml, full_names, given_checkpoint, wit
 from lightning_tpauc.comparison.training import as_list
 from lightning_tpauc.data import PosNegDataModule
 from lightning_tpauc.errors import ArgumentError, TPAUCWarning
-from lightning_tpauc.lightning_fixes.checkpoint_files import read_checkpoint
+from lightning_tpauc.lightning_fixes.checkpoint_files import AtomicCheckpointIO
 from lightning_tpauc.lightning_fixes.unsupported import refuse_strategy_name
 from lightning_tpauc.metrics.figures import ROCFigure
 from lightning_tpauc.module import TPAUCModule
@@ -162,7 +162,8 @@ class TPAUCCLI(LightningCLI):
             raise ArgumentError(msg)
         if not path or path in ("last", "hpc") or "://" in path or Path(path).is_dir():
             return
-        options = read_checkpoint(path).get("hyper_parameters", {})
+        saved = AtomicCheckpointIO().load_checkpoint(path, map_location="cpu", weights_only=True)
+        options = saved.get("hyper_parameters", {})
         class_path = options.pop("_class_path", None)  # missing unless the command line wrote it
         if class_path is None:
             return

@@ -224,11 +224,6 @@ def check_file(path: str | Path) -> None:
         raise CheckpointError(msg)
 
 
-def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Read a checkpoint of Lightning and verify its check sums; see :meth:`AtomicCheckpointIO.load_checkpoint`."""
-    return AtomicCheckpointIO().load_checkpoint(path, map_location="cpu", weights_only=True)
-
-
 def _is_local(path: str | Path) -> bool:
     return "://" not in str(path)
 
@@ -249,10 +244,7 @@ def _reason(error: Exception) -> str:
 def load_weights(module: nn.Module, path: str | Path) -> Mapping[str, Any]:
     """Load the weights of another run's checkpoint, or of a ``state_dict``, into a module (fine-tuning).
 
-    A ``state_dict`` may be the module's or its ``backbone``'s.
-
-    Returns:
-        What the file holds.
+    A ``state_dict`` may be the module's or its ``backbone``'s. Returns what the file holds.
 
     Raises:
         CheckpointError: if the file can't be read or its weights do not fit the model.
@@ -272,19 +264,23 @@ def load_weights(module: nn.Module, path: str | Path) -> Mapping[str, Any]:
         msg = f"{start} it holds {_held(content)} instead of weights by name, as `model.state_dict()` does."
         raise CheckpointError(msg)
     own = {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
-    of_module = own_names(module, weights)
-    of_backbone = own_names(module, {f"backbone.{name}": value for name, value in weights.items()})
-    found = of_module if own.keys() & of_module.keys() or not own.keys() & of_backbone.keys() else of_backbone
-    misfit = describe_misfit(own, found)
-    if misfit:
-        msg = f"{start} its weights do not fit {type(module).__name__}: {misfit}. Use the model that wrote the file."
+    tensors = {name: value for name, value in weights.items() if isinstance(value, Tensor)}
+    both = [
+        own_names(module, {prefix + name: value for name, value in tensors.items()}) for prefix in ("", "backbone.")
+    ]
+    found = max(both, key=lambda renamed: len(own.keys() & renamed.keys()))
+    names, sized = sorted(own.keys() ^ found.keys()), [name for name in own if not is_lazy(own[name])]
+    shapes = [name for name in sized if name in found and own[name].shape != found[name].shape]
+    if names or shapes:
+        what = f"one of them lacks {names[:3]}" if names else f"{shapes[:3]} have other shapes"
+        msg = f"{start} its weights do not fit {type(module).__name__}, {what}. Use the model that wrote the file."
         raise CheckpointError(msg)
     with torch.no_grad():
         assign(own.values(), [found[name] for name in own])
     return content  # type: ignore[no-any-return]  # a dictionary
 
 
-def load_state(module: nn.Module, load: Callable[[], Any], state: Any) -> Any:
+def load_state(module: nn.Module, load: Callable[[], Any]) -> Any:
     """Let torch load a ``state_dict``, and turn its error into one line.
 
     Raises:
@@ -293,35 +289,12 @@ def load_state(module: nn.Module, load: Callable[[], Any], state: Any) -> Any:
     try:
         return load()
     except RuntimeError as error:
-        what = describe_misfit(module.state_dict(), own_names(module, dict(state)))
+        _, _, what = " ".join(str(error).split()).partition(f"state_dict for {type(module).__name__}: ")
         if not what:
             raise
-        msg = (
-            f"The checkpoint's weights do not fit {type(module).__name__}: {what}. Use the model that wrote the "
-            "checkpoint."
-        )
+        shown = what if len(what) < 300 else f"{what[:300]} ..."
+        msg = f"The checkpoint's weights do not fit {type(module).__name__}: {shown} Use the model that wrote it."
         raise CheckpointError(msg) from error
-
-
-def describe_misfit(own: Mapping[str, Any], weights: Mapping[str, Any]) -> str:
-    """Describe how weights differ from a model's own ``state_dict``; empty if they fit.
-
-    Example:
-        >>> describe_misfit({"w": torch.zeros(2), "b": torch.zeros(1)}, {"w": torch.zeros(3), "c": torch.zeros(1)})
-        "it lacks 'b'; it adds 'c'; 'w' has shape (3,) instead of (2,)"
-    """
-    sized = [name for name in own if name in weights and isinstance(own[name], Tensor) and not is_lazy(own[name])]
-    shapes = [(name, tuple(own[name].shape), tuple(getattr(weights[name], "shape", ()))) for name in sized]
-    findings = (
-        ("it lacks ", sorted(map(repr, own.keys() - weights.keys()))),
-        ("it adds ", sorted(map(repr, weights.keys() - own.keys()))),
-        ("", [f"{name!r} has shape {other} instead of {shape}" for name, shape, other in shapes if other != shape]),
-    )
-    return "; ".join(
-        text + ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        for text, names in findings
-        if names
-    )
 
 
 def own_names(module: nn.Module, state: dict[str, T]) -> dict[str, T]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -370,41 +370,25 @@ def offer_hyperparameters(trainer: Trainer, module: Any) -> None:
     """Add algorithm, optimizer and sampling to the hyperparameters that Lightning is about to log; a user's own win."""
     datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # Trainer sets it at run time
     algorithm, optimizer = module.algorithm, trainer.optimizers[0]
+
+    def shown(name: str, values: dict[str, Any]) -> dict[str, Any]:
+        return {"name": name, **{key: value for key, value in values.items() if isinstance(value, (int, float, str))}}
+
+    arguments = {name: getattr(algorithm, name, None) for name in inspect.signature(type(algorithm)).parameters}
+    surrogate = {"surrogate": algorithm.surrogate.name} if hasattr(algorithm, "surrogate") else {}
     described: dict[str, Any] = {
-        "algorithm": {
-            "name": type(algorithm).__name__,
-            **_shown(algorithm, inspect.signature(type(algorithm)).parameters),
-        },
-        "optimizer": {"name": type(optimizer).__name__, **_simple(optimizer.param_groups[0])},
-        "sampler": _shown(datamodule, SAMPLING_ARGUMENTS),
-        **_shown(module, ("score_activation", "gradient_clip_val", "lr_scheduler_interval")),
+        "algorithm": shown(type(algorithm).__name__, {**arguments, **surrogate}),
+        "optimizer": shown(type(optimizer).__name__, optimizer.param_groups[0]),
+        "sampler": shown(type(datamodule).__name__, {n: getattr(datamodule, n, None) for n in SAMPLING_ARGUMENTS}),
+        "score_activation": module.score_activation,
         "tasks": {str(label): dict(settings) for label, settings in module.label_settings.items()},
     }
     if trainer.lr_scheduler_configs:
         described["lr_scheduler"] = type(trainer.lr_scheduler_configs[0].scheduler).__name__
-    elsewhere = getattr(datamodule, "hparams_initial", None) or {}
-    new = {name: value for name, value in described.items() if value != {} and name not in elsewhere}
+    elsewhere = getattr(datamodule, "hparams_initial", None) or {}  # Lightning refuses a name that both have
+    new = {name: value for name, value in described.items() if value and name not in elsewhere}
     module._hparams_initial = AttributeDict({**new, **(module.hparams if module._log_hyperparams else {})})
     module._log_hyperparams = True
-
-
-def _shown(owner: Any, names: Iterable[str]) -> dict[str, Any]:
-    return _simple({name: getattr(owner, name, None) for name in names})
-
-
-def _simple(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries that loggers can show: numbers, words, and lists of them."""
-    shown: dict[str, Any] = {}
-    simple = (bool, int, float, str)
-    for name, value in values.items():
-        plain = value.name if isinstance(value, Surrogate) else value
-        if isinstance(plain, np.generic) or (isinstance(plain, Tensor) and plain.numel() == 1):
-            plain = plain.item()
-        if isinstance(plain, simple):
-            shown[name] = plain
-        elif isinstance(plain, (tuple, list)) and all(isinstance(part, simple) for part in plain):
-            shown[name] = [*plain]
-    return shown
 
 
 def check_savable(trainer: Trainer) -> None:
