@@ -341,17 +341,17 @@ def as_groups(values: NDArray[Any]) -> Indices:
 
 def as_weights(values: NDArray[Any]) -> NDArray[np.float64]:
     """Weights as float64; refused if one is below 0, not finite or no number."""
-    weights = _as_numbers(values.astype(object))
-    wrong = np.ones(len(values), dtype=bool)
-    if weights.dtype.kind == "f":
-        wrong = ~(np.isfinite(weights) & (weights >= 0))
+    weights = _as_numbers(values)
+    if weights.dtype.kind not in "buif":
+        weights = np.full(len(values), np.nan)
+    wrong = ~(np.isfinite(weights) & (weights >= 0))
     if wrong.any():
         msg = (
             f"Expected `sample_weight` to be finite numbers of at least 0, but row {wrong.argmax()} has "
             f"{values.tolist()[wrong.argmax()]!r}, and {wrong.sum()} of {len(values)} rows are wrong."
         )
         raise DataError(msg)
-    return weights
+    return weights.astype(np.float64)
 
 
 # ---------------------------------------------------------------- positions

@@ -389,6 +389,20 @@ def test_ids_in_another_order_are_refused():
         ready(predict_dataset=TABLE[INPUTS], ids=names[::-1], stage="predict").predict_dataloader()
 
 
+@pytest.mark.parametrize(
+    ("argument", "value", "words"),
+    [
+        ("sample_weight", -1.0, "finite numbers of at least 0, but row 7 has -1.0, and 1 of 400"),
+        ("sample_weight", np.nan, "row 7 has nan"),
+        ("groups", None, "no value for row 7, and for 1 of 400 rows"),
+    ],
+)
+def test_a_row_without_a_weight_or_a_group_is_named(argument, value, words):
+    values = [1.0] * 7 + [value] + [1.0] * 392
+    with pytest.raises(DataError, match=words):
+        ready(TABLE, targets="died", val_fraction=0.25, **{argument: values})
+
+
 def test_arguments_that_change_take_effect():
     data = ready(TABLE, targets="died", num_folds=4, fold=0)
     held_out = []
