@@ -432,7 +432,7 @@ class PosNegDataModule(LightningDataModule):
         return self._eval_loader(self._prepared.labelled("test", self._layout_of_items))
 
     def predict_dataloader(self) -> EvalLoader:
-        """Batches of the data to predict on; the target is -1 where there are no labels.
+        """Batches of the data to predict on; the target is -1, whether there are labels or not.
 
         Without such data, it is the part that ``val_fraction`` or ``num_folds`` splits off from the training set.
         """

@@ -40,7 +40,6 @@ from lightning_tpauc.data.labels import (
     as_array,
     as_groups,
     as_weights,
-    binary_labels,
     disagreement,
     entry_of,
     find_targets,
@@ -48,7 +47,6 @@ from lightning_tpauc.data.labels import (
     label_names,
     row_values,
     rows_of_both_classes,
-    ruled,
     same_numbers,
     stored_values,
 )
@@ -378,23 +376,16 @@ class PreparedData:
         )
 
     def predicted(self, known: Any) -> EvaluatedPart:
-        """The data to predict on, with or without labels; without them, the part that is split off for validation."""
+        """The data to predict on, or the part that is split off for validation; labels are left out and not read."""
         if "predict" not in self.examples and self.splits_validation:
             ids = self.examples["train"].ids(search=True)
             return self.held_out if ids is None else self.held_out._replace(ids=ids[self.held_out.rows])
         examples, dataset = self.require("predict"), unaugmented(self.datasets.predict)
-        labels, labelled = np.full(len(dataset), -1, dtype=np.int8), True
-        if not isinstance(dataset, (Tensor, RowsDataset)):
-            with seeded_items(0, 0):
-                labelled = _ends_with_label(dataset[0], known)
-        if labelled:
-            try:
-                stored = stored_values(examples.dataset, examples.entries.label)
-                labels = labels if stored is None else binary_labels(ruled(stored, examples.given.targets))
-            except DataError:  # placeholders, such as nan or zeros of another shape
-                pass
+        with seeded_items(0, 0):
+            labelled = isinstance(dataset, (Tensor, RowsDataset)) or _ends_with_label(dataset[0], known)
         entries = examples.entries._replace(known=names_in(known, "keys"), labelled=labelled)
-        return EvaluatedPart(dataset, np.arange(len(dataset)), labels, entries, examples.ids(search=True))
+        rows, unknown = np.arange(len(dataset)), np.full(len(dataset), -1, dtype=np.int8)
+        return EvaluatedPart(dataset, rows, unknown, entries, examples.ids(search=True))
 
     @property
     def label_names(self) -> tuple[str, ...] | None:
