@@ -195,9 +195,6 @@ class DecisionThreshold(Callback):
         ['decision', 'example_id', 'probability', 'score']
     """
 
-    #: Whether a user passed it; see :class:`DefaultThreshold`.
-    is_asked_for = True
-
     def __init__(
         self,
         criterion: Criterion = "max_sensitivity",
@@ -321,8 +318,6 @@ class DecisionThreshold(Callback):
 
 class DefaultThreshold(DecisionThreshold):
     """What a module adds by itself: outside of training it chooses as the module's threshold was chosen before."""
-
-    is_asked_for = False
 
     @override
     def choose(self, module: Any, scored: Scored) -> OperatingPoint | None:

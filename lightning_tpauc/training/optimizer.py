@@ -244,12 +244,6 @@ def step_schedulers(trainer: Trainer, batches_seen: int, *, skipped: bool = Fals
             trainer.lightning_module.lr_scheduler_step(config.scheduler, None)
 
 
-def note_rates(optimizer: Optimizer) -> None:
-    """Store the learning rates from before any schedule as ``initial_lr``, as other schedulers do."""
-    for group in optimizer.param_groups:
-        group.setdefault("initial_lr", float(group["lr"]))
-
-
 def keep_monitors(configured: Any, monitor: str | None = None, *, strict: bool = True) -> Any:
     """Store in every ``ReduceLROnPlateau`` what it follows, since Lightning drops that in manual optimization."""
     if isinstance(configured, (list, tuple)):
@@ -274,12 +268,14 @@ def keep_monitors(configured: Any, monitor: str | None = None, *, strict: bool =
     return configured
 
 
-def prepare_plateau_schedulers(trainer: Trainer) -> None:
+def prepare_schedulers(trainer: Trainer) -> None:
     """Check, before training, that every ``ReduceLROnPlateau`` will find the metric that it follows.
 
-    Also stores the learning rates that it starts from. The algorithm's step sizes fall by the same factor, also in a
-    resumed run.
+    Also stores the learning rates from before any schedule as ``initial_lr``, as other schedulers do. The algorithm's
+    step sizes fall by the same factor, also in a resumed run.
     """
+    for group in trainer.optimizers[0].param_groups:
+        group.setdefault("initial_lr", float(group["lr"]))
     for config in _plateaus(trainer):
         name = getattr(config.scheduler, "monitor", None)
         if name is None:
@@ -294,7 +290,6 @@ def prepare_plateau_schedulers(trainer: Trainer) -> None:
                 "`monitor` to a metric of training such as 'train/loss'."
             )
             raise ArgumentError(msg)
-        note_rates(config.scheduler.optimizer)
 
 
 def step_plateau_schedulers(

@@ -14,28 +14,19 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import (
-    BaseFinetuning,
-    BatchSizeFinder,
-    Checkpoint,
-    EarlyStopping,
-    LearningRateFinder,
-    ModelPruning,
-)
+from lightning.pytorch.callbacks import BaseFinetuning, Checkpoint, EarlyStopping, ModelPruning
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lightning_tpauc.algorithms import TrainingScores
 from lightning_tpauc.data.batch import check_training_batch
 from lightning_tpauc.data.examples import learnt_layout, names_in
 from lightning_tpauc.distributed import destroy_group_at_exit, prebuild_ddp_buckets, reshard
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, UnsupportedError
-from lightning_tpauc.functional.checks import check_choice, check_count, is_real
+from lightning_tpauc.functional.checks import check_choice, check_count, require_range
 from lightning_tpauc.lightning_fixes.checkpoint_files import load_weights
 from lightning_tpauc.lightning_fixes.unsupported import log_replicated
 from lightning_tpauc.metrics.reporting import validated_areas
@@ -61,20 +52,24 @@ from lightning_tpauc.training.guards import (
     shared_settings,
     uneven_columns,
 )
-from lightning_tpauc.training.optimizer import (
-    begin_warmup,
-    note_rates,
-    prepare_plateau_schedulers,
-    step_plateau_schedulers,
-)
+from lightning_tpauc.training.optimizer import begin_warmup, prepare_schedulers, step_plateau_schedulers
 from lightning_tpauc.training.rectangle import (
+    RectangleSchedule,
+    ScoreMemory,
     count_positives,
     score_next_batches,
     score_training_set,
     shrinking_steps,
 )
 from lightning_tpauc.training.state import Phase, TrainingState
-from lightning_tpauc.training.weights import agree_on_statistics, recompute_statistics
+from lightning_tpauc.training.weights import (
+    BestWeights,
+    IterateAverage,
+    PreviousWeights,
+    agree_on_statistics,
+    batch_norm_statistics,
+    recompute_statistics,
+)
 
 #: On an accelerator, the result of a check is read this many steps later, so that the host can run ahead. The number is
 #: the same on all ranks, so that they stop at the same step and none waits for the others.
@@ -141,9 +136,7 @@ class StageCallback(SavesTraining):
         check_count(every_n_epochs, "every_n_epochs", 1)
         if every_n_steps is not None:
             check_count(every_n_steps, "every_n_steps", 1)
-        if not is_real(growth) or not growth >= 1:
-            msg = f"Expected `growth` to be a number of at least 1, but got {growth!r}."
-            raise ArgumentError(msg)
+        require_range("growth", growth, 1.0)
         check_choice(scores, "scores", ("remembered", "forward"))
         check_choice(averaging, "averaging", ("polynomial", "uniform"))
         check_choice(batch_norm, "batch_norm", ("average", "keep", "recompute"))
@@ -206,9 +199,7 @@ class StageCallback(SavesTraining):
         _give_shapes(trainer, module)
         reshard(module)
         prebuild_ddp_buckets(trainer)
-        if module.base_lr[1] is None:  # another class made the optimizer, and may schedule it by its hooks
-            note_rates(trainer.optimizers[0])
-        prepare_plateau_schedulers(trainer)
+        prepare_schedulers(trainer)
         self._allocate(trainer, module)
         self._adviser = Adviser()
         self._adviser.look_at_rectangle(module.algorithm, trainer)
@@ -262,13 +253,10 @@ class StageCallback(SavesTraining):
             raise UnsupportedError(msg)
         if state.batches_seen == 1:
             self._adviser.say("columns", uneven_columns(batch.inputs, module))
-        average = state.average
-        if (
-            average is not None
-            and module.algorithm.has_stages
-            and average.count >= self.stage_length(average.stage, trainer.num_training_batches)
-        ):
-            self._end_stage(trainer, module)
+        if module.algorithm.has_stages:
+            average: IterateAverage = state.average
+            if average.count >= self.stage_length(average.stage, trainer.num_training_batches):
+                self._end_stage(trainer, module)
         schedule = state.rectangle_schedule
         if schedule is not None and state.batches_seen % schedule.every == 0:
             schedule.move_if_due(module, state.batches_seen, state.memory)
@@ -278,7 +266,9 @@ class StageCallback(SavesTraining):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         module: ScoringModel = pl_module
         state = module.training_state
-        if _ends_unvalidated(trainer, state):
+        steps, epochs = trainer.max_steps, trainer.max_epochs
+        over = 0 <= steps <= trainer.global_step or (epochs is not None and 0 <= epochs <= trainer.current_epoch + 1)
+        if (over or trainer.should_stop) and trainer.enable_validation and state.last_validated == 0:
             validate_amid_training(trainer)
         state.restore_last_iterate()
         schedule = state.rectangle_schedule
@@ -292,14 +282,14 @@ class StageCallback(SavesTraining):
         """Agree on batch-norm statistics over ranks, then put the average into the model, until the next step."""
         state: TrainingState = pl_module.training_state
         agree_on_statistics(pl_module, state.average)
-        if _is_fitting(trainer):
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             state.show_average()
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
         module: ScoringModel = pl_module
         state = module.training_state
-        if _is_fitting(trainer):
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
             step_plateau_schedulers(trainer, state.batches_seen, "validation")
             if state.rectangle_schedule is not None:
                 state.rectangle_schedule.held_out = state.held_out_ratios
@@ -349,22 +339,30 @@ class StageCallback(SavesTraining):
         if weights is not None:
             algorithm.positive_weights = torch.from_numpy(weights).to(device, dtype)
         algorithm.tightness = 1.0  # an earlier training may have left another one
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set in Trainer.__init__, declared nowhere
-        changes = any(isinstance(callback, _CHANGERS) for callback in callbacks)
-        shrinks = self.shrink_rectangle and algorithm.can_shrink_rectangle
-        module.training_state.allocate(
-            module,
-            algorithm,
-            [p for group in trainer.optimizers[0].param_groups for p in group["params"]],
-            run=describe_run(module, trainer),
-            decay=_DECAY if self.averaging == "polynomial" else 0.0,
-            averages_statistics=self.batch_norm == "average",
-            keeps_best=self.keep_best and trainer.enable_validation and not changes,
-            shrinking_steps=shrinking_steps(trainer) if shrinks else None,
-            remembers_stages=self.scores == "remembered" and algorithm.needs_scores("restart"),
-            device=device,
-            dtype=dtype,
+        parameters = [p for group in trainer.optimizers[0].param_groups for p in group["params"]]
+        statistics = [statistic for _, statistic in batch_norm_statistics(module)]
+        averages, staged, needed = algorithm.averages_iterates, algorithm.has_stages, algorithm.needs_previous
+        state: TrainingState = module.training_state
+        state.begin(module, [*parameters, *statistics], describe_run(module, trainer))
+        state.average = IterateAverage(
+            parameters,
+            statistics if self.batch_norm == "average" and averages else [],
+            anchored=algorithm.proximal_coefficient != 0,
+            averaged=averages or staged,
+            is_solution=averages,
+            decay=_DECAY if self.averaging == "polynomial" and not staged else 0.0,
         )
+        state.previous = PreviousWeights(parameters if needed else (), recursive=needed == "gradients")
+        changes = any(isinstance(callback, _CHANGERS) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        if self.keep_best and trainer.enable_validation and not changes:
+            state.best = BestWeights([*parameters, *statistics])
+        shrinks = self.shrink_rectangle and algorithm.can_shrink_rectangle
+        if shrinks:
+            state.rectangle_schedule = RectangleSchedule(algorithm, shrinking_steps(trainer))
+        remembers = self.scores == "remembered" and algorithm.needs_scores("restart")
+        if shrinks or remembers:
+            sizes = algorithm.task_sizes or (num_positives,)
+            state.memory = ScoreMemory(sizes, whole_stages=remembers, device=device, dtype=dtype)
 
     def _start(self, trainer: Trainer, module: ScoringModel) -> None:
         state, algorithm = module.training_state, module.algorithm
@@ -388,16 +386,13 @@ class StageCallback(SavesTraining):
         if self.batch_norm == "recompute":
             recompute_statistics(module, trainer)
         algorithm.finish_stage()
-        algorithm.restart(self._restart_scores(module))
+        scores = None
+        if algorithm.needs_scores("restart"):
+            remembered = state.memory.of_stage() if self.scores == "remembered" and state.memory is not None else None
+            scores = remembered or score_training_set(module)
+        algorithm.restart(scores)
         if state.memory is not None:
             state.memory.begin_stage()
-
-    def _restart_scores(self, module: ScoringModel) -> list[TrainingScores] | None:
-        if not module.algorithm.needs_scores("restart"):
-            return None
-        memory = module.training_state.memory if self.scores == "remembered" else None
-        remembered = memory.of_stage() if memory is not None else None
-        return remembered if remembered is not None else score_training_set(module)
 
 
 class FiniteGuard(Callback):
@@ -513,18 +508,6 @@ def _give_shapes(trainer: Trainer, module: ScoringModel) -> None:
             module.raw_scores(batch.inputs)
 
 
-def _is_fitting(trainer: Trainer) -> bool:
-    """Whether this validation belongs to training; the sanity check does not."""
-    return trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
-
-
-def _ends_unvalidated(trainer: Trainer, state: TrainingState) -> bool:
-    """Whether the run ends with this epoch, has validation data, and has had no validation."""
-    steps, epochs = trainer.max_steps, trainer.max_epochs
-    over = 0 <= steps <= trainer.global_step or (epochs is not None and 0 <= epochs <= trainer.current_epoch + 1)
-    return trainer.enable_validation and state.last_validated == 0 and bool(over or trainer.should_stop)
-
-
 def validate_amid_training(trainer: Trainer) -> None:
     """Run the validation loop as Lightning does within an epoch; the random numbers of the training do not change."""
     trainer.validating = True
@@ -544,11 +527,6 @@ def _settle_threshold(module: ScoringModel, trainer: Trainer, *, rescore: bool) 
         if rescore or point is None or point.step != step:  # the last steps were not validated
             choosers[0].choose_again(trainer, module)
         choosers[0].say_what_fell_short(module)
-    if choosers and choosers[0].is_asked_for and module.operating_point is None:
-        rank_zero_info(
-            "DecisionThreshold chose no threshold: there are no validation data with both classes. Pass `val_dataset` "
-            "or `val_fraction` to PosNegDataModule, or run `Trainer.validate` on such data."
-        )
 
 
 # -------------------------------------------------------------------- callbacks that every module needs
@@ -571,13 +549,13 @@ def in_order(callbacks: Sequence[Callback]) -> list[Callback]:
     """The Trainer's callbacks in the order in which they are called: the needed ones, ``EarlyStopping``, all others.
 
     A checkpoint that another callback saves in a hook of its own then holds what that hook does for the training.
-    Lightning's tuners stay in front, and its checkpoints at the end.
+    Lightning's checkpoints stay at the end.
 
     Example:
         >>> [type(callback).__name__ for callback in in_order([Callback(), EarlyStopping("val/tpauc"), FiniteGuard()])]
         ['FiniteGuard', 'EarlyStopping', 'Callback']
     """
-    first: tuple[Any, ...] = ((BatchSizeFinder, LearningRateFinder), *(kind for kind, _ in _NEEDED), EarlyStopping)
+    first = (*(kind for kind, _ in _NEEDED), EarlyStopping)
 
     def place(callback: Callback) -> int:
         number = next((k for k, kind in enumerate(first) if isinstance(callback, kind)), len(first))

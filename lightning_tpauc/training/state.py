@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import asdict
 from enum import Enum
 from typing import Any
@@ -13,12 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from lightning_tpauc.algorithms import Algorithm
 from lightning_tpauc.distributed import GatheredScores, assign, whole
 from lightning_tpauc.errors import CheckpointError
 from lightning_tpauc.scoring.operating_point import OperatingPoint
 from lightning_tpauc.training.rectangle import RectangleSchedule, ScoreMemory, Step
-from lightning_tpauc.training.weights import BestWeights, IterateAverage, PreviousWeights, batch_norm_statistics
+from lightning_tpauc.training.weights import BestWeights, IterateAverage, PreviousWeights
 
 
 class Phase(Enum):
@@ -39,7 +37,7 @@ class Phase(Enum):
 class TrainingState:
     """Owns what a training remembers.
 
-    A training calls :meth:`allocate` when it starts, :meth:`commit_step` or :meth:`skip_step` for every batch, and
+    A training calls :meth:`begin` when it starts, :meth:`commit_step` or :meth:`skip_step` for every batch, and
     :meth:`finish` at its end. What it remembers stays in place after that, so that a checkpoint can still be saved,
     until :meth:`forget`.
 
@@ -64,12 +62,11 @@ class TrainingState:
         is_trained: whether the weights were trained elsewhere: they came from a file or from another process.
 
     Example:
-        >>> from lightning_tpauc.algorithms import STACO
-        >>> net, algorithm, state = nn.Linear(3, 1), STACO(), TrainingState()
-        >>> algorithm.setup(num_positives=5)
-        >>> state.allocate(net, algorithm, list(net.parameters()), remembers_stages=True)
-        >>> state.phase, state.memory.sizes
-        (<Phase.BETWEEN_STEPS: 'between steps'>, (5,))
+        >>> net, state = nn.Linear(3, 1), TrainingState()
+        >>> state.begin(net, list(net.parameters()))
+        >>> state.commit_step(torch.tensor(0.5), None)
+        >>> state.phase, state.batches_seen
+        (<Phase.BETWEEN_STEPS: 'between steps'>, 1)
     """
 
     def __init__(self) -> None:
@@ -108,42 +105,11 @@ class TrainingState:
         """Note that the model holds weights from a file, which were trained for ``step`` batches."""
         self.is_trained, self._step_of_file = True, step
 
-    def allocate(
-        self,
-        model: nn.Module,
-        algorithm: Algorithm,
-        parameters: Sequence[Tensor],
-        *,
-        run: dict[str, Any] | None = None,
-        decay: float = 0.0,
-        averages_statistics: bool = False,
-        keeps_best: bool = False,
-        shrinking_steps: int | None = None,
-        remembers_stages: bool = False,
-        device: torch.device | None = None,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
-        """Make room for all that the algorithm and the stages' settings need."""
-        averages, needed = algorithm.averages_iterates, algorithm.needs_previous
-        statistics = [statistic for _, statistic in batch_norm_statistics(model)]
-        self.run = run
+    def begin(self, model: nn.Module, tensors: list[Tensor], run: dict[str, Any] | None = None) -> None:
+        """Begin a training that moves these tensors; the caller sets the parts that it needs."""
+        self.run, self._tensors, self._iterate = run, tensors, None
         self._sharded = [child for child in model.modules() if isinstance(child, FSDPModule)]
-        self._tensors, self._iterate = [*parameters, *statistics], None
-        self.average = IterateAverage(
-            parameters,
-            statistics if averages_statistics and averages else [],
-            anchored=algorithm.proximal_coefficient != 0,
-            averaged=averages or algorithm.has_stages,
-            is_solution=averages,
-            decay=0.0 if algorithm.has_stages else decay,
-        )
-        self.best = BestWeights(self._tensors) if keeps_best else None
-        self.rectangle_schedule = None if shrinking_steps is None else RectangleSchedule(algorithm, shrinking_steps)
-        self.previous = PreviousWeights(parameters if needed else (), recursive=needed == "gradients")
-        self.memory = None
-        if (shrinking_steps is not None or remembers_stages) and algorithm.num_positives is not None:
-            sizes = algorithm.task_sizes or (algorithm.num_positives,)
-            self.memory = ScoreMemory(sizes, whole_stages=remembers_stages, device=device, dtype=dtype)
+        self.memory = self.best = self.rectangle_schedule = None
         self.held_out_ratios = []
         if self.phase is not Phase.LOADED:
             self.phase = Phase.BETWEEN_STEPS
@@ -253,7 +219,7 @@ class TrainingState:
     # ---------------------------------------------------------------- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is remembered, as whole tensors (a collective for sharded ones); needs :meth:`allocate` before."""
+        """All that is remembered, as whole tensors (a collective for sharded ones); needs :meth:`begin` before."""
         iterate = self._tensors if self.mean_to_publish is not None else self._iterate or []
         return {
             **{name: written(getattr(self, name)) for name in _PARTS if getattr(self, name) is not None},
