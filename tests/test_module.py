@@ -334,14 +334,3 @@ def test_scores_without_a_gradient_are_refused():
     data = PosNegDataModule((x, (x[:, 0] > 30).long()), num_pos=4, num_neg=8)
     with pytest.raises(ArgumentError, match="scores of `forward` have no gradient"):
         make_trainer(max_epochs=1).fit(TPAUCModule(Detached(1, 1)), data)
-
-
-def test_a_second_loss_is_told_which_scores_there_are():
-    class Second(TPAUCModule):
-        def auxiliary_loss(self, batch, scores):
-            return scores.mean()
-
-    x = torch.arange(40.0)[:, None]
-    data = PosNegDataModule((x, (x[:, 0] > 30).long()), num_pos=4, num_neg=8)
-    with pytest.raises(AttributeError, match=r"no 'mean': they are `scores\.pos_scores` and `scores\.neg_scores`"):
-        make_trainer(max_epochs=1).fit(Second(nn.Linear(1, 1)), data)

@@ -8,12 +8,11 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from lightning_tpauc.errors import ArgumentError, TPAUCWarning
+from lightning_tpauc.errors import ArgumentError
 from lightning_tpauc.functional.checks import require_range
 from lightning_tpauc.metrics.reporting import better_mode, is_ours
 
@@ -244,19 +243,17 @@ def step_schedulers(trainer: Trainer, batches_seen: int, *, skipped: bool = Fals
             trainer.lightning_module.lr_scheduler_step(config.scheduler, None)
 
 
-def keep_monitors(configured: Any, monitor: str | None = None, *, strict: bool = True) -> Any:
+def keep_monitors(configured: Any, monitor: str | None = None) -> Any:
     """Store in every ``ReduceLROnPlateau`` what it follows, since Lightning drops that in manual optimization."""
     if isinstance(configured, (list, tuple)):
-        return type(configured)(keep_monitors(one, monitor, strict=strict) for one in configured)
+        return type(configured)(keep_monitors(one, monitor) for one in configured)
     if isinstance(configured, dict):
-        monitor, strict = configured.get("monitor") or monitor, configured.get("strict", strict)
+        monitor = configured.get("monitor") or monitor
         dropped = ("monitor", "strict", "reduce_on_plateau")
-        kept = {name: value for name, value in configured.items() if name not in dropped}
-        return {name: keep_monitors(value, monitor, strict=strict) for name, value in kept.items()}
+        return {name: keep_monitors(value, monitor) for name, value in configured.items() if name not in dropped}
     if isinstance(configured, ReduceLROnPlateau):
         scheduler: Any = configured  # LightningCLI's class has a `monitor` already
         scheduler.monitor = monitor or getattr(scheduler, "monitor", "val/tpauc")
-        scheduler.strict = strict
         better = better_mode(scheduler.monitor)
         if better is not None and scheduler.mode != better:
             moves = "fall" if better == "max" else "rise"
@@ -284,7 +281,7 @@ def prepare_schedulers(trainer: Trainer) -> None:
                 "in `configure_optimizers`, `scheduler.monitor = 'val/tpauc'`."
             )
             raise ArgumentError(msg)
-        if is_ours(name) and not trainer.enable_validation and getattr(config.scheduler, "strict", True):
+        if is_ours(name) and not trainer.enable_validation:
             msg = (
                 f"ReduceLROnPlateau follows {name!r}, but this run has no validation. Give it validation data, or set "
                 "`monitor` to a metric of training such as 'train/loss'."
@@ -331,12 +328,10 @@ def _refuse_missing(trainer: Trainer, scheduler: Any) -> None:
     logged, every = trainer.callback_metrics, trainer.check_val_every_n_epoch
     due = every is not None and (trainer.current_epoch + 1) % every == 0
     validated = due or not trainer.enable_validation or "val/tpauc" in logged
-    if scheduler.monitor in logged or "train/loss" not in logged or not validated:
+    if scheduler.monitor in logged or not validated:
         return
     msg = (
         f"ReduceLROnPlateau follows {scheduler.monitor!r}, which nothing has logged. Set `monitor` to one of "
         f"{sorted(logged)}, or log it before a module's own `on_train_epoch_end`, which comes too late."
     )
-    if getattr(scheduler, "strict", True):
-        raise ArgumentError(msg)
-    rank_zero_warn(msg, category=TPAUCWarning)
+    raise ArgumentError(msg)

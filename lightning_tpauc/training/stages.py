@@ -45,7 +45,6 @@ from lightning_tpauc.training.guards import (
     Adviser,
     columns_not_finite,
     diagnose,
-    is_feature_matrix,
     lower_the_rate,
     require_agreement,
     say_which_weights,
@@ -450,7 +449,8 @@ class FiniteGuard(Callback):
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             event.record()
         inputs = getattr(batch, "inputs", None)
-        self._pending.append((within, event, total, inputs if is_feature_matrix(inputs) else None))
+        table = inputs if isinstance(inputs, Tensor) and inputs.ndim == 2 else None  # nothing larger is kept so long
+        self._pending.append((within, event, total, table))
         if len(self._pending) > (_LAG if total.is_cuda else 0):
             self._read(pl_module)
 

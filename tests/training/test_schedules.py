@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_tpauc import TPAUCModule
 from lightning_tpauc.algorithms import STACO
-from lightning_tpauc.errors import ArgumentError, TPAUCWarning
+from lightning_tpauc.errors import ArgumentError
 from tests.helpers.problems import NUM_POS, LinearScore, eval_loader, loader, make_batches, make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*`val_dataloader`.*")
@@ -156,12 +156,8 @@ def test_a_metric_that_nothing_logs():
         ArgumentError, match=r"follows 'val/tpauk', which nothing has logged.*'val/auroc', .*'val/tpauc'"
     ):
         fit(mixed(monitor="val/tpauk"))
-    with pytest.warns(TPAUCWarning, match="follows 'val/tpauk', which nothing has logged"):
-        fit(mixed(monitor="val/tpauk", strict=False), epochs=1)
     with pytest.raises(ArgumentError, match=r"follows 'val/tpauc', but this run has no validation.*'train/loss'"):
         fit(mixed(), validates=False)
-    with pytest.warns(TPAUCWarning, match="follows 'val/tpauc', which nothing has logged"):
-        fit(mixed(strict=False), epochs=1, validates=False)
 
 
 def test_a_validation_that_is_yet_to_come_is_waited_for():
