@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
@@ -21,9 +19,7 @@ class PosNegBatch(NamedTuple):
     The model sees ``inputs`` in a single forward pass. Its scores are then split by the three sizes.
 
     With several labels, masks say which of the K scores of an example count. The first part then holds, for each label
-    in play, positives that were drawn for it. The others hold examples that are negative for at least one label. In a
-    uniform batch of several labels, which cross-entropy takes, every example is in the first and in the second part:
-    ``num_pos`` and ``num_neg`` are both the number of examples.
+    in play, positives that were drawn for it. The others hold examples that are negative for at least one label.
 
     Attributes:
         inputs: the collated items. The first axis, or the graphs of a PyG batch, are ``num_pos + num_neg +
@@ -38,6 +34,8 @@ class PosNegBatch(NamedTuple):
             process and in hand-made batches.
         masks: with several labels, which examples count for each, of shapes ``(K, num_pos)``, ``(K, num_neg)`` and
             ``(K, num_dual_neg)``: positives that were drawn for it, and measured negatives; ``None`` with one label.
+        is_uniform: whether this is a uniform batch of several labels, which cross-entropy takes. Every example is then
+            in the first and in the second part: ``num_pos`` and ``num_neg`` are both the number of examples.
 
     Example:
         >>> index, masks = torch.tensor([[4], [0]]), TaskMasks(torch.tensor([[True], [False]]), torch.ones(2, 2) > 0)
@@ -55,6 +53,7 @@ class PosNegBatch(NamedTuple):
     num_dual_neg: int
     shares: tuple[tuple[int, int, int], ...] | None = None
     masks: TaskMasks | None = None
+    is_uniform: bool = False
 
     @property
     def target(self) -> Tensor:
@@ -70,11 +69,6 @@ class PosNegBatch(NamedTuple):
             return torch.where(pos, 1, torch.where(neg, 0, -1)).T
         known = [torch.where(pos, 1, -1), torch.where(neg, 0, -1)]
         return torch.cat(known if dual is None else [*known, torch.where(dual, 0, -1)], dim=1).T
-
-    @property
-    def is_uniform(self) -> bool:
-        """Whether this is a uniform batch of several labels: every example is in the first and in the second part."""
-        return self.masks is not None and self.num_pos == self.num_neg and number_of(self.inputs) == self.num_pos
 
     def to(self, device: torch.device | str) -> PosNegBatch:
         """The batch on ``device``. Lightning calls this method, so it does not search the sizes for tensors."""
@@ -99,19 +93,17 @@ class PosNegBatch(NamedTuple):
         if self.masks is None:
             pos, neg, dual = split_scores(scores, sizes)
             return pos, neg, dual if self.num_dual_neg else None
-        num_labels = len(self.masks.pos)
-        if scores.ndim == 2 and scores.shape[1] == num_labels:
-            columns = scores.T
-            if len(scores) == self.num_pos == self.num_neg:  # uniform: the masks alone tell the parts apart
-                return columns, columns, None
-            if len(scores) == sum(sizes):
-                pos, neg, dual = columns.split_with_sizes(sizes, 1)
-                return pos, neg, dual if self.num_dual_neg else None
-        msg = (
-            f"Expected a score of each of {num_labels} labels for every example, shape (examples, {num_labels}), but "
-            f"`forward` returned shape {tuple(scores.shape)}. Let the model have {num_labels} outputs."
-        )
-        raise ArgumentError(msg)
+        expected = (self.num_pos if self.is_uniform else sum(sizes), len(self.masks.pos))
+        if scores.shape != expected:
+            msg = (
+                f"Expected a score of each of {expected[1]} labels for every example, shape {expected}, but `forward` "
+                f"returned shape {tuple(scores.shape)}. Let the model have {expected[1]} outputs."
+            )
+            raise ArgumentError(msg)
+        if self.is_uniform:  # the masks alone tell the parts apart
+            return scores.T, scores.T, None
+        pos, neg, dual = scores.T.split_with_sizes(sizes, 1)
+        return pos, neg, dual if self.num_dual_neg else None
 
 
 class EvalBatch(NamedTuple):
@@ -134,25 +126,12 @@ class EvalBatch(NamedTuple):
         return EvalBatch(*move_data_to_device(tuple(self), device))
 
 
-def number_of(inputs: Any) -> int | None:
-    """Number of examples of collated inputs; ``None`` where it is unknown."""
-    if isinstance(inputs, (Tensor, np.ndarray)):
-        return len(inputs) if inputs.ndim else None
-    if isinstance(getattr(inputs, "num_graphs", None), int):
-        return int(inputs.num_graphs)
-    parts = [*inputs.values()] if isinstance(inputs, Mapping) else inputs if type(inputs) in (tuple, list) else ()
-    # Parts of different lengths, such as the edges of a graph or words in a row, say nothing.
-    found = {len(part) for part in parts if isinstance(part, Tensor) and part.ndim}
-    return found.pop() if len(found) == 1 else None
-
-
 def check_training_batch(batch: Any) -> None:
     """Raise :class:`ArgumentError` unless ``batch`` is a :class:`PosNegBatch`."""
     if isinstance(batch, PosNegBatch):
         return
     msg = (
-        f"Expected training batches of type PosNegBatch, which name their positives, but got a {type(batch).__name__}. "
-        "Pass the data set instead of a DataLoader of it: "
-        "`trainer.fit(module, datamodule=PosNegDataModule(train_set, val_set, num_pos=32, num_neg=32))`."
+        f"Expected training batches of type PosNegBatch, but got a {type(batch).__name__}. Pass the data set instead "
+        "of a DataLoader: `trainer.fit(module, datamodule=PosNegDataModule(train_set, val_set))`."
     )
     raise ArgumentError(msg)

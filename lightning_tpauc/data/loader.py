@@ -9,6 +9,7 @@ first batch afterwards, so the position is read with the first batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +43,9 @@ class PosNegLoader:
     workers, which stay alive between iterations unless ``persistent_workers`` is ``False``.
     """
 
+    #: Names of the columns of a table; ``None`` for everything else.
+    columns: tuple[str, ...] | None = None
+
     def __init__(
         self,
         sampler: BatchSampler,
@@ -52,37 +56,22 @@ class PosNegLoader:
         **options: Any,
     ) -> None:
         self.batch_plans, self.fetch, self.position = sampler, fetch, position
+        #: Number of training positives, n+, and names of the labels; with several, the numbers of each, else ``None``.
+        self.num_positives, self.label_names = sampler.num_positives, sampler.label_names
         self._handed_out = Position(0)
-        self._source = BatchSource(_TrainBatches(fetch), num_workers, pin_memory, **options)
+        self._source = BatchSource(self._maker(), num_workers, pin_memory, **options)
+
+    def _maker(self) -> Callable[[Any], Any]:
+        """What makes a batch of a plan."""
+        return partial(_training_batch, self.fetch)
 
     def __len__(self) -> int:
         return len(self.batch_plans)
 
-    #: Names of the columns of a table; ``None`` for everything else.
-    columns: tuple[str, ...] | None = None
-
-    @property
-    def num_positives(self) -> Any:
-        """Number of training positives, n+; with several labels, a tuple with the number of each label."""
-        return self.batch_plans.num_positives
-
-    @property
-    def label_names(self) -> tuple[str, ...] | None:
-        """Names of several labels; ``None`` with one."""
-        return self.batch_plans.label_names
-
-    @property
-    def num_labels(self) -> int | None:
-        """Number of labels; ``None`` with one."""
-        return None if self.label_names is None else len(self.label_names)
-
     def __iter__(self) -> Iterator[PosNegBatch]:
-        start = self._where()
-        length = len(self)
-        remaining = max(0, length - start.done_in_epoch)
-        for batch in self._batches(start.step, remaining):
-            step, done = self._handed_out if self.position is None else start
-            start = self._handed_out = Position(step + 1, (done + 1) % length)
+        (step, done), length = self._where(), len(self)
+        for batch in self._batches(step, max(0, length - done)):
+            step, done = self._handed_out = Position(step + 1, (done + 1) % length)
             yield batch
         self._handed_out = self._handed_out._replace(done_in_epoch=0)
 
@@ -111,6 +100,20 @@ class PosNegLoader:
         self._source.close()
 
 
+def _training_batch(fetch: Fetcher, plan: BatchPlan) -> PosNegBatch:
+    return batch_of(plan, fetch(plan.rows, plan.step))
+
+
+def batch_of(plan: BatchPlan, inputs: Any) -> PosNegBatch:
+    """The batch of a plan, whose inputs were read."""
+    sizes, masks = plan.sizes, None
+    if plan.masks is not None:
+        pos, neg, dual = (None if mask is None else torch.from_numpy(mask) for mask in plan.masks)
+        masks = TaskMasks(pos, neg, dual)  # type: ignore[arg-type]  # the first two are there
+    is_uniform = masks is not None and len(plan.rows) == sizes.num_pos == sizes.num_neg
+    return PosNegBatch(inputs, torch.from_numpy(plan.index), *sizes, plan.shares, masks, is_uniform)
+
+
 class EvalLoader:
     """Evaluation batches. Rank r gets batches r, r + W, r + 2 W, ...
 
@@ -120,6 +123,9 @@ class EvalLoader:
     ``rows`` ``(n,)`` are the rows of the data set to evaluate; the k-th of them has ``example_id`` k. ``targets`` are 0
     and 1, or -1 where metrics ignore them, ``(n,)``, or ``(n, K)`` with several labels.
     """
+
+    #: The user's ids of the examples, array ``(n,)``; ``None`` if there are none.
+    ids: NDArray[Any] | None = None
 
     def __init__(
         self,
@@ -131,84 +137,42 @@ class EvalLoader:
         pin_memory: bool = False,
         **options: Any,
     ) -> None:
-        self.rows, self.targets = rows, targets
-        #: The user's ids of the examples, array ``(n,)``; ``None`` if there are none.
-        self.ids: NDArray[Any] | None = None
-        self.batch_size = batch_size
-        self._source = BatchSource(_EvalBatches(fetch, rows, targets), num_workers, pin_memory, **options)
-
-    @property
-    def num_examples(self) -> int:
-        """Examples over all ranks."""
-        return len(self.rows)
+        self.rows, self.targets, self.batch_size = rows, targets, batch_size
+        #: Examples and batches over all ranks.
+        self.num_examples, self._total = len(rows), -(-len(rows) // batch_size)
+        make = partial(_evaluation_batch, fetch, rows, targets, batch_size)
+        self._source = BatchSource(make, num_workers, pin_memory, **options)
 
     def __len__(self) -> int:
         """Batches on each rank."""
-        return -(-self._num_batches() // current_world().size)
+        return -(-self._total // current_world().size)
 
     def __iter__(self) -> Iterator[EvalBatch]:
         # In a generator, workers start when the first batch is asked for.
-        yield from self._source.run(self._plans())
-
-    def _num_batches(self) -> int:
-        return -(-len(self.rows) // self.batch_size)
-
-    def _plans(self) -> Iterator[_EvalPlan]:
-        world = current_world()
-        total = self._num_batches()
-        for batch in range(world.rank, world.size * len(self), world.size):
-            # The last batch, which is the smallest, is repeated.
-            start = min(batch, total - 1) * self.batch_size
-            yield _EvalPlan(start, min(start + self.batch_size, len(self.rows)), batch >= total)
+        rank, size = current_world()
+        yield from self._source.run(iter(range(rank, size * len(self), size)))
 
     def close(self) -> None:
         """Stop the worker processes; the next iteration starts new ones."""
         self._source.close()
 
 
-class _EvalPlan(NamedTuple):
-    start: int
-    stop: int
-    repeated: bool
-
-
-class _TrainBatches(Dataset[PosNegBatch]):
-    """Makes batches of plans. The "items" of the inner DataLoader are whole batches."""
-
-    def __init__(self, fetch: Fetcher) -> None:
-        self.fetch = fetch
-
-    def __getitem__(self, plan: BatchPlan) -> PosNegBatch:
-        return batch_of(plan, self.fetch(plan.rows, plan.step))
-
-
-def batch_of(plan: BatchPlan, inputs: Any) -> PosNegBatch:
-    """The batch of a plan, whose inputs were read."""
-    masks: TaskMasks | None = None
-    if plan.masks is not None:
-        pos, neg, dual = plan.masks
-        dual_neg = None if dual is None else torch.from_numpy(dual)
-        masks = TaskMasks(torch.from_numpy(pos), torch.from_numpy(neg), dual_neg)
-    return PosNegBatch(inputs, torch.from_numpy(plan.index), *plan.sizes, shares=plan.shares, masks=masks)
-
-
-class _EvalBatches(Dataset[EvalBatch]):
-    def __init__(self, fetch: Fetcher, rows: Indices, targets: NDArray[Any]) -> None:
-        self.fetch, self.rows, self.targets = fetch, rows, targets
-
-    def __getitem__(self, plan: _EvalPlan) -> EvalBatch:
-        inputs = self.fetch(np.asarray(self.rows[plan.start : plan.stop], dtype=np.int64), 0)
-        ids, target = torch.arange(plan.start, plan.stop), torch.from_numpy(self.targets[plan.start : plan.stop]).long()
-        if plan.repeated:
-            return EvalBatch(inputs, torch.full_like(target, -1), torch.full_like(ids, -1))
-        return EvalBatch(inputs, target, ids)
+def _evaluation_batch(fetch: Fetcher, rows: Indices, targets: NDArray[Any], batch_size: int, number: int) -> EvalBatch:
+    """Batch ``number``; behind the last one, that is repeated, since it is the smallest."""
+    start = min(number, (len(rows) - 1) // batch_size) * batch_size
+    target = torch.from_numpy(targets[start : start + batch_size]).long()
+    ids = torch.arange(start, start + len(target))
+    inputs = fetch(np.asarray(rows[start : start + batch_size], dtype=np.int64), 0)
+    if number * batch_size >= len(rows):
+        return EvalBatch(inputs, torch.full_like(target, -1), torch.full_like(ids, -1))
+    return EvalBatch(inputs, target, ids)
 
 
 class BatchSource:
     """Makes batches of plans, in this process or in workers."""
 
-    def __init__(self, batches: Dataset[Any], num_workers: int, pin_memory: bool, **options: Any) -> None:
-        self.batches, self.num_workers, self.pin_memory = batches, num_workers, pin_memory
+    def __init__(self, make: Callable[[Any], Any], num_workers: int, pin_memory: bool, **options: Any) -> None:
+        self.make, self.num_workers, self.pin_memory = make, num_workers, pin_memory
         self.options = {"persistent_workers": True, **options} if num_workers else {}
         self._plans = _Plans()
         self._loader: DataLoader[Any] | None = None
@@ -221,16 +185,16 @@ class BatchSource:
     def aside(self) -> BatchSource:
         """A second source with workers of its own, for one iteration."""
         options = self.options | {"persistent_workers": False}
-        return BatchSource(self.batches, self.num_workers, self.pin_memory, **options)
+        return BatchSource(self.make, self.num_workers, self.pin_memory, **options)
 
     def run(self, plans: Iterator[Any]) -> Iterator[Any]:
         """The batches of these plans, in order."""
         if not self.num_workers and not self.pin_memory:
-            return map(self.batches.__getitem__, plans)
+            return map(self.make, plans)
         self._plans.plans = plans
         if self._loader is None:
             self._loader = DataLoader(
-                self.batches,
+                _Made(self.make),
                 batch_size=None,
                 sampler=self._plans,
                 collate_fn=_unchanged,
@@ -252,6 +216,16 @@ class BatchSource:
         self._loader = None
         if hasattr(iterator, "_shutdown_workers"):
             iterator._shutdown_workers()
+
+
+class _Made(Dataset[Any]):
+    """The "items" of the inner DataLoader are whole batches."""
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self.make = make
+
+    def __getitem__(self, plan: Any) -> Any:
+        return self.make(plan)
 
 
 class _Plans(Iterable[Any]):

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import io
-import pickle
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, Literal, NamedTuple, cast
 
+import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, _utils
+from torch.utils.data import DataLoader, IterableDataset, _utils
 
 from lightning_tpauc.data.batch import EvalBatch, PosNegBatch
 from lightning_tpauc.data.examples import Fetcher, collate_with_rows
@@ -27,7 +25,7 @@ from lightning_tpauc.data.sampler import BatchPlan, World, current_world
 from lightning_tpauc.data.seeding import seeded_items
 from lightning_tpauc.distributed import gather_objects
 from lightning_tpauc.errors import ArgumentError, DataError, TPAUCWarning
-from lightning_tpauc.functional.checks import check_choice
+from lightning_tpauc.functional.checks import check_choice, check_count
 
 # Number of skipped examples that are read at once.
 _CHUNK = 4096
@@ -55,7 +53,7 @@ class NegativeStream:
         num_scored: number of negatives that are scored for the exact start of the dual variables.
 
     Raises:
-        ArgumentError: if an argument is out of range or the data set can't be iterated, or yields batches.
+        ArgumentError: if an argument is out of range, or the data set yields batches.
         DataError: if the data set can be indexed.
 
     Example:
@@ -73,20 +71,24 @@ class NegativeStream:
         *,
         num_scored: int = 2**16,
     ) -> None:
-        _check_dataset(dataset)
-        check_choice(split, "split", ("deal", "shard", "own"))
-        if num_scored < 1:
-            msg = f"Expected `num_scored` of NegativeStream to be at least 1, but got {num_scored}."
-            raise ArgumentError(msg)
-        if split == "shard" and not hasattr(dataset, "shard"):
+        kind = type(dataset).__name__
+        if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset):
             msg = (
-                f"`split='shard'` calls `shard(num_shards=..., index=...)`, but {type(dataset).__name__} has no such "
-                "method. Use `split='deal'`."
+                f"Expected `negatives` to be a stream, but got a {kind}, which can be indexed. Put positives and "
+                "negatives into one `train_dataset` with labels."
+            )
+            raise DataError(msg)
+        if isinstance(dataset, DataLoader) and dataset.batch_sampler is not None:
+            msg = (
+                f"`negatives` is a {kind} that yields batches, but single examples are wanted. Make it with "
+                "`batch_size=None`, or pass its data set if that is a stream."
             )
             raise ArgumentError(msg)
+        check_choice(split, "split", ("deal", "shard", "own"))
+        check_count(num_scored, "num_scored", 1)
         self.dataset, self.split, self.num_scored = cast(Any, dataset), split, num_scored
-        #: The state before the first read. States are copied: a data set may change the object that it returned.
-        self.initial = copy.deepcopy(self.dataset.state_dict()) if _is_stateful(dataset) else None
+        #: The state before the first read; ``None`` if the data set has no state.
+        self.initial = _state_of(dataset)
         if self.initial is not None:
             # torchdata's loaders make an iterator when they are asked for the state, and return it at the next `iter`,
             # which would ignore a state that is loaded before.
@@ -95,8 +97,7 @@ class NegativeStream:
         self.owner: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # A reader's iterator can't be sent to a worker. The worker only needs to know that there was a reader.
-        return self.__dict__ | {"owner": self.owner and "in another process"}
+        return self.__dict__ | {"owner": None}  # a reader's iterator can't be sent to a worker
 
     def num_substreams(self, num_workers: int) -> int:
         """Number of substreams that one process reads: one, or one for each worker."""
@@ -127,36 +128,10 @@ def as_stream(negatives: Any) -> NegativeStream:
     return negatives if isinstance(negatives, NegativeStream) else NegativeStream(negatives)
 
 
-def _is_stateful(source: Any) -> bool:
-    return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
-
-
-def _check_dataset(dataset: Any) -> None:
-    kind = type(dataset).__name__
-    indexed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-    if isinstance(dataset, Tensor) or (indexed and not isinstance(dataset, IterableDataset)):
-        msg = (
-            f"Expected `negatives` to be a stream, but got a {kind}, which can be indexed. Put positives and negatives "
-            "into one `train_dataset` with labels."
-        )
-        raise DataError(msg)
-    if not hasattr(dataset, "__iter__"):
-        msg = (
-            f"Expected `negatives` to be an iterable data set, but got a {kind}. Pass a "
-            "torch.utils.data.IterableDataset, or a NegativeStream of one."
-        )
-        raise ArgumentError(msg)
-    if isinstance(dataset, DataLoader) and dataset.batch_sampler is not None:
-        msg = (
-            f"`negatives` is a {kind} that yields batches, but single examples are wanted. Make it with "
-            "`batch_size=None`, or pass its data set if that is a stream."
-        )
-        raise ArgumentError(msg)
-
-
-def least_of_ranks(value: int) -> int:
-    """The smallest value of all ranks; a collective where there are several."""
-    return min(int(own) for own in gather_objects(value))
+def _state_of(source: Any) -> Any:
+    """A copy of the state of a data set or an iterator, which may go on changing it; ``None`` if it has none."""
+    stateful = hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
+    return copy.deepcopy(source.state_dict()) if stateful else None
 
 
 class Place(NamedTuple):
@@ -165,8 +140,6 @@ class Place(NamedTuple):
     #: Number of examples that the run has read, over all passes.
     position: int = 0
     passes: int = 0
-    #: Number of examples read in the current pass.
-    index: int = 0  # type: ignore[assignment]  # shadows tuple.index, which nobody calls on a place
     #: States of data set and iterator; ``None`` if they have none.
     state: tuple[Any, Any] | None = None
 
@@ -175,91 +148,83 @@ class StreamReader:
     """Reads part ``index`` of ``count`` of a stream, in the training process or in a worker."""
 
     def __init__(self, stream: NegativeStream, index: int = 0, count: int = 1) -> None:
-        self.stream, self.which, self.place = stream, (index, count), Place()
+        self.stream, self.index, self.place = stream, index, Place()
         shard = stream.split == "shard"
         self._dataset = stream.dataset.shard(num_shards=count, index=index) if shard else stream.dataset
+        self._shares_object = stream.initial is not None and not shard
         self._iterator: Iterator[Any] | None = None
+
+    @classmethod
+    def of_rank(cls, stream: NegativeStream, world: World, substream: int = 0, num_substreams: int = 1) -> StreamReader:
+        """The reader of one of a process's substreams. All processes read the same stream if it is dealt."""
+        if stream.split == "deal":
+            return cls(stream)
+        return cls(stream, world.rank * num_substreams + substream, world.size * num_substreams)
 
     def seek(self, place: Place | None, target: int) -> None:
         """Go to the place behind ``target`` examples, from ``place`` if the reader has not begun or is past them."""
         with self._as_split():
             if place is not None and (self._iterator is None or self.place.position > target):
                 self._open(place)
-            elif self._iterator is None or (self._shares_object() and self.stream.owner is not self):
+            elif self._iterator is None or (self._shares_object and self.stream.owner is not self):
                 self._open(self.place)  # another reader has moved the data set in the meantime
-            self._read(target - self.place.position, _CHUNK)
+            while self.place.position < target:
+                self._read(min(_CHUNK, target - self.place.position))
 
     def share(self, count: int, world: World, seed: int, step: int, *, once: bool = False) -> list[Any]:
         """This rank's next examples, without their labels; what the stream draws for them depends on the step alone.
 
         ``once``: fewer, but as many on all ranks, where the first pass ends; none behind its end.
         """
-        dealt = world.size if self.stream.split == "deal" else 1
+        rank, size = world if self.stream.split == "deal" else (0, 1)
         with seeded_items(seed, step) as reseed:
-            # Positives are seeded by their rows, which are not negative.
-            reseed(-1 - (0 if self.stream.split == "deal" else self.which[0]))
-            taken = self.take(count * dealt, within_pass=once)
-            if once and self.place.index == len(taken) < dealt:  # a stream of fewer examples than ranks begins again
-                taken += self.take(dealt - len(taken))
+            reseed(-1 - self.index)  # positives are seeded by their rows, which are not negative
+            taken = self.take(count * size, once=once)
         if once:
-            taken = taken[: len(taken) // dealt * dealt if dealt > 1 else least_of_ranks(len(taken))]
-        return taken[world.rank if dealt > 1 else 0 :: dealt]
+            taken = taken[: min(gather_objects(len(taken))) // size * size]
+        return taken[rank::size]
 
-    def take(self, count: int, *, within_pass: bool = False) -> list[Any]:
-        """The next examples, without their labels; ``within_pass``: fewer, where the pass ends behind some of them."""
+    def take(self, count: int, *, once: bool = False) -> list[Any]:
+        """The next examples, without their labels; ``once``: fewer, where the first pass ends."""
         with self._as_split():
-            taken = self._read(count, None, within_pass=within_pass)
-            own = self._dataset.state_dict() if _is_stateful(self._dataset) else None
-            separate: Any = self._iterator if self._iterator is not self._dataset else None
-            inner = separate.state_dict() if _is_stateful(separate) else None
-        stateless = own is None and inner is None
-        self.place = self.place._replace(state=None if stateless else copy.deepcopy((own, inner)))
+            taken = self._read(count, once=once)
+            own = _state_of(self._dataset)
+            inner = _state_of(self._iterator) if self._iterator is not self._dataset else None
+        self.place = self.place._replace(state=None if own is None and inner is None else (own, inner))
         return inputs_of_negatives(taken)
 
-    def _read(self, count: int, at_once: int | None, *, within_pass: bool = False) -> list[Any]:
-        """The next ``count`` examples; those that are read ``at_once`` are thrown away."""
+    def _read(self, count: int, *, once: bool = False) -> list[Any]:
         taken: list[Any] = []
-        while count > 0:
-            # an iterator with a length is False at its end, so it is compared with None
-            source = () if self._iterator is None else self._iterator
-            items = list(islice(source, count if at_once is None else min(count, at_once)))
-            if not items and within_pass and self.place.index:
+        begun = False
+        while len(taken) < count:
+            items = list(islice(cast(Iterator[Any], self._iterator), count - len(taken)))
+            if begun and not items:
+                msg = (
+                    f"Part {self.index} of the stream of negatives yields no example. Check its source, and let "
+                    "`__iter__` begin anew each time (a generator can be read only once)."
+                )
+                raise DataError(msg)
+            taken += items
+            self.place = self.place._replace(position=self.place.position + len(items))
+            begun = not items
+            if begun and once and self.place.position:
                 break
-            if not items:
-                self._begin_pass()
-            elif at_once is None:
-                taken += items
-            count -= len(items)
-            position, index = self.place.position + len(items), self.place.index + len(items)
-            self.place = self.place._replace(position=position, index=index)
+            if begun:
+                self._open(Place(self.place.position, self.place.passes + 1))
         return taken
-
-    def _begin_pass(self) -> None:
-        if self.place.index == 0:
-            part = "" if self.stream.split == "deal" or self.which[1] == 1 else " in part {} of {}".format(*self.which)
-            msg = (
-                f"The stream of negatives yields no example{part}. Check its source, and let `__iter__` begin anew "
-                "each time (a generator can be read only once)."
-            )
-            raise DataError(msg)
-        self._open(Place(self.place.position, self.place.passes + 1))
 
     def _open(self, place: Place) -> None:
         """Start a new iteration from a place; one without a state is the beginning of a pass."""
+        state = (self.stream.initial, None) if place == Place() and self._shares_object else place.state
+        dataset_state, iterator_state = copy.deepcopy(state) or (None, None)
         if hasattr(self._dataset, "set_epoch"):
             self._dataset.set_epoch(place.passes)
-        dataset_state, iterator_state = copy.deepcopy(place.state) or (None, None)
         if dataset_state is not None:
             self._dataset.load_state_dict(dataset_state)
-        elif place.passes == place.index == 0 and self._shares_object() and self.stream.owner is not None:
-            self._dataset.load_state_dict(copy.deepcopy(self.stream.initial))
         iterator: Any = iter(self._dataset)
         if iterator_state is not None:
             iterator.load_state_dict(iterator_state)
         self._iterator, self.place, self.stream.owner = iterator, place, self
-
-    def _shares_object(self) -> bool:
-        return self.stream.initial is not None and self._dataset is self.stream.dataset
 
     @contextlib.contextmanager
     def _as_split(self) -> Iterator[None]:
@@ -276,25 +241,21 @@ class StreamReader:
 
 def inputs_of_negatives(items: list[Any]) -> list[Any]:
     """Items without their labels: inputs, or tuples whose last entry is the label 0. A single entry is an input."""
-    if not items or not isinstance(items[0], (tuple, list)) or len(items[0]) == 0:
+    if not items or not isinstance(items[0], (tuple, list)):
         return items
-    if len(items[0]) == 1:
-        return [item[0] for item in items]
     for item in items:
-        label = item[-1]
-        wrong = label != 0
-        if bool(wrong.any()) if hasattr(wrong, "any") else wrong:
+        if len(item) > 1 and np.any(np.asarray(item[-1]) != 0):
             msg = (
                 f"Expected the stream of negatives to yield inputs, or tuples that end with the label 0, but got "
-                f"{type(item).__name__} ending with {label!r}. Leave positives out of the stream; inputs of several "
+                f"{type(item).__name__} ending with {item[-1]!r}. Leave positives out of the stream; inputs of several "
                 "parts can be a mapping."
             )
             raise DataError(msg)
-    return [item[0] if len(item) == 2 else tuple(item[:-1]) for item in items]
+    return [item[0] if len(item) <= 2 else tuple(item[:-1]) for item in items]
 
 
-#: The place of each substream. Substreams are the parts of the stream that this process or its workers read.
-Places = dict[int, Place]
+#: The places of the substreams, the parts of the stream that this process or its workers read.
+Places = tuple[Place, ...]
 
 
 class StreamCursor:
@@ -304,94 +265,55 @@ class StreamCursor:
         self.stream = stream
         # A batch may be handed out before training on the previous one has ended.
         self._history: deque[tuple[int, Places]] = deque(maxlen=4)
-        self._loaded: tuple[int, list[Any]] | None = None
         #: How many examples of each substream readers were asked for.
-        self.requested: dict[int, int] = {}
-        self._checked = False
+        self.requested: list[int] = []
 
     def begin(self, step: int, num_substreams: int, *, fresh: bool) -> Places:
         """Where the substreams continue after ``step`` batches; ``fresh``: whether readers have read nothing yet."""
-        if self._loaded is not None:
-            fresh, saved, self._loaded = True, (self._loaded[0], self._own_loaded()), None
-            self._history.clear()
-            if saved[1] is not None:
-                self._history.append((saved[0], {k: Place(*entries) for k, entries in enumerate(saved[1]["places"])}))
-        start = dict.fromkeys(range(num_substreams), Place())
-        places = start if step == 0 else self._at(step)
-        if places is None or set(places) != set(start):
+        start, why = (Place(),) * num_substreams, None
+        places = self._at(step) if step else start
+        if places is None or len(places) != num_substreams:
             places = start
-            if self.stream.split == "deal":
-                _say_starts_over(
-                    "the checkpoint does not hold its place. Resume from one that was written with this stream"
-                )
-            else:
-                _say_starts_over(
-                    "its places were saved for other numbers of processes or workers, or not at all. Resume with the "
-                    "same numbers, or use NegativeStream(..., split='deal')"
-                )
-        elif any(place.state is None and place.position for place in places.values()):
+            why = (
+                "the checkpoint holds no place for this stream and these numbers of processes and workers. Resume with "
+                "the same, or use NegativeStream(..., split='deal')"
+            )
+        elif any(place.state is None and place.position for place in places):
             if fresh:
-                name = type(self.stream.dataset).__name__
-                _say_starts_over(f"{name} has no `state_dict` and `load_state_dict`. Give it both")
-                places = {k: Place(place.position) for k, place in places.items()}
+                places = tuple(Place(place.position) for place in places)
+                why = f"{type(self.stream.dataset).__name__} has no `state_dict` and `load_state_dict`. Give it both"
             else:  # An epoch cut short leaves prefetched examples unused, and the stream can't go back to them.
-                behind = self.requested
-                places = {k: p._replace(position=max(p.position, behind[k])) for k, p in places.items()}
+                read = zip(places, self.requested, strict=True)
+                places = tuple(p._replace(position=max(p.position, behind)) for p, behind in read)
+        if why is not None:
+            msg = f"The stream of negatives starts over while training goes on: {why}."
+            rank_zero_warn(msg, category=TPAUCWarning)
         self._history.append((step, places))
-        self.requested = {substream: place.position for substream, place in places.items()}
-        return dict(places)
+        self.requested = [place.position for place in places]
+        return places
 
     def record(self, step: int, substream: int, place: Place) -> None:
         """Note that ``step`` batches were handed out, and the substream's place behind the last one."""
-        if place.state is not None and not self._checked:
-            _check_can_be_saved(self.stream, place.state)
-            self._checked = True
-        latest = self._history[-1][1] if self._history else {}
-        self._history.append((step, latest | {substream: place}))
+        places = self._history[-1][1]
+        self._history.append((step, (*places[:substream], place, *places[substream + 1 :])))
 
     def state(self, step: int) -> dict[str, Any] | None:
         """This process's part of a checkpoint after ``step`` steps."""
-        if self._loaded is not None and self._loaded[0] == step:  # nothing was read since
-            return self._own_loaded()
         places = self._at(step)
-        return {"places": [list(place) for _, place in sorted(places.items())]} if places else None
+        return None if places is None else {"places": [list(place) for place in places]}
 
     def load(self, step: int, states: list[dict[str, Any] | None]) -> None:
         """Continue from a checkpoint that holds the :meth:`state` of each process."""
-        self._loaded = step, states
-
-    def _own_loaded(self) -> dict[str, Any] | None:
-        """What the checkpoint holds for this process."""
-        if self._loaded is None:
-            return None
-        world, states = current_world(), self._loaded[1]
-        if self.stream.split == "deal":  # all processes have read the same examples
-            own: dict[str, Any] | None = states[min(world.rank, len(states) - 1)]
-        else:
-            own = states[world.rank] if len(states) == world.size else None
-        return own
+        self._history.clear()
+        rank, size = current_world()
+        # where the stream is dealt, all processes have read the same examples
+        known = self.stream.split == "deal" or len(states) == size
+        own = states[min(rank, len(states) - 1)] if known else None
+        if own is not None:
+            self._history.append((step, tuple(Place(*entries) for entries in own["places"])))
 
     def _at(self, step: int) -> Places | None:
         return next((places for at, places in reversed(self._history) if at == step), None)
-
-
-def _say_starts_over(why: str) -> None:
-    rank_zero_warn(f"The stream of negatives starts over while training goes on: {why}.", category=TPAUCWarning)
-
-
-def _check_can_be_saved(stream: NegativeStream, state: Any) -> None:
-    """Raise now if a checkpoint with this state could not be read later."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    try:
-        torch.load(file, weights_only=True)
-    except pickle.UnpicklingError as error:
-        msg = (
-            f"The `state_dict` of the stream of negatives ({type(stream.dataset).__name__}) holds what a checkpoint "
-            f"can't: {str(error).splitlines()[0]} Return numbers, strings, tensors, lists and dictionaries of these."
-        )
-        raise DataError(msg) from error
 
 
 class StreamPlan(NamedTuple):
@@ -400,51 +322,41 @@ class StreamPlan(NamedTuple):
     plan: BatchPlan
     world: World
     #: Number of the substream that the negatives come from, and how many this process has.
-    substream: tuple[int, int]
+    substream: int
+    num_substreams: int
     #: Number of examples that the substream's reader has read before.
     target: int
     #: Where the reader begins if it has not begun yet, or is past the target.
     place: Place | None
 
 
-class _StreamBatches(Dataset[Any]):
+class _StreamBatches:
     """Makes batches of plans; each comes with its substream and the place behind it."""
 
     def __init__(self, stream: NegativeStream, fetch: Fetcher, seed: int) -> None:
         self.stream, self.fetch, self.seed = stream, fetch, seed
         self._reader: StreamReader | None = None
 
-    def __getitem__(self, step: StreamPlan | None) -> tuple[PosNegBatch, int, Place] | None:
+    def __call__(self, step: StreamPlan | None) -> tuple[PosNegBatch, int, Place] | None:
         if step is None:
             return None
-        plan, world, (substream, num_substreams) = step.plan, step.world, step.substream
+        plan, world = step.plan, step.world
         if self._reader is None:
-            count = world.size * num_substreams
-            self._reader = StreamReader(self.stream, world.rank * num_substreams + substream, count)
+            self._reader = StreamReader.of_rank(self.stream, world, step.substream, step.num_substreams)
         self._reader.seek(step.place, step.target)
         own = self._reader.share(plan.sizes.num_neg + plan.sizes.num_dual_neg, world, self.seed, plan.step)
         inputs = collate_with_rows(self.fetch, plan.rows, plan.step, own)
-        return batch_of(plan, inputs), substream, self._reader.place
+        return batch_of(plan, inputs), step.substream, self._reader.place
 
 
 class StreamedLoader(PosNegLoader):
     """Training batches whose negatives come from a stream. ``cursor`` knows its place; ``seed`` seeds what it draws."""
 
     def __init__(self, *args: Any, cursor: StreamCursor, seed: int = 0, **options: Any) -> None:
+        self.cursor, self.seed, self._fresh = cursor, seed, True
         super().__init__(*args, **options)
-        stream, num_workers = cursor.stream, self._source.num_workers
-        inner = getattr(stream.dataset, "num_workers", 0)
-        if num_workers > 0 and isinstance(inner, int) and inner > 0:
-            msg = (
-                f"`negatives` is a {type(stream.dataset).__name__} with `num_workers={inner}`, but the data module's "
-                f"own workers (`num_workers={num_workers}`), which read it, can't start others. Set one of both to 0."
-            )
-            raise ArgumentError(msg)
-        self.cursor, self.seed = cursor, seed
-        self._source.batches = self._make()
-        self._fresh = True
 
-    def _make(self) -> _StreamBatches:
+    def _maker(self) -> Callable[[Any], Any]:
         return _StreamBatches(self.cursor.stream, self.fetch, self.seed)
 
     def _batches(self, step: int, count: int) -> Iterator[PosNegBatch]:
@@ -469,13 +381,13 @@ class StreamedLoader(PosNegLoader):
             target = self.cursor.requested[substream]
             self.cursor.requested[substream] += own * (world.size if self.cursor.stream.split == "deal" else 1)
             place = places[substream] if k < readers else None
-            yield StreamPlan(plan, world, (substream, num_substreams), target, place)
+            yield StreamPlan(plan, world, substream, num_substreams, target, place)
 
     def whole_epoch(self, most: int | None = None) -> Iterator[PosNegBatch]:
         """The positives of the next epoch, with the first negatives of the stream, read in this process."""
-        batches, world, place = self._make(), current_world(), Place()
+        make, world, place = self._maker(), current_world(), Place()
         for plan in self.batch_plans.plans(self._where().step, len(self) if most is None else min(most, len(self))):
-            batch, _, place = cast(Any, batches[StreamPlan(plan, world, (0, 1), place.position, place)])
+            batch, _, place = make(StreamPlan(plan, world, 0, 1, place.position, place))
             yield batch
 
     def close(self) -> None:
@@ -494,29 +406,28 @@ class ScoredStream:
 
     def __init__(self, stream: NegativeStream, batch_size: int, fetch: Fetcher | None = None) -> None:
         self.stream, self.batch_size, self._fetch = stream, batch_size, fetch
-        self._count = stream.num_scored if stream.length is None else min(stream.num_scored, stream.length)
+        self._most = stream.num_scored if stream.length is None else min(stream.num_scored, stream.length)
         self._read: int | None = None
 
     @property
     def num_examples(self) -> int:
         """Number of negatives over all ranks, a multiple of the number of ranks; an upper bound until they are read."""
-        own = max(1, self._count // current_world().size) if self._read is None else self._read
-        return own * current_world().size
+        size = current_world().size
+        return size * (max(1, self._most // size) if self._read is None else self._read)
 
     def __len__(self) -> int:
         return -(-self.num_examples // current_world().size // self.batch_size)
 
     def __iter__(self) -> Iterator[EvalBatch]:
-        self._read = None
-        world, own = current_world(), self.num_examples // current_world().size
-        reader = StreamReader(self.stream, world.rank, world.size)
+        world = current_world()
+        own, done = self.num_examples // world.size, 0
+        reader = StreamReader.of_rank(self.stream, world)
         reader.seek(Place(), 0)
-        start = 0
-        while start < own:
-            negatives = reader.share(min(self.batch_size, own - start), world, 0, start, once=True)
+        while done < own:
+            negatives = reader.share(min(self.batch_size, own - done), world, 0, done, once=True)
             if not negatives:
                 break
-            ids = torch.arange(start, start + len(negatives)) * world.size + world.rank
-            yield EvalBatch(collate_with_rows(self._fetch, None, start, negatives), torch.zeros_like(ids), ids)
-            start += len(negatives)
-        self._read = start
+            ids = torch.arange(done, done + len(negatives)) * world.size + world.rank
+            yield EvalBatch(collate_with_rows(self._fetch, None, done, negatives), torch.zeros_like(ids), ids)
+            done += len(negatives)
+        self._read = done

@@ -127,7 +127,8 @@ def labels_of_data(source: Any, given: LabelSettings, num_positives: Any = None)
     ``num_positives`` tells by its length how many there are where the data do not.
     """
     if isinstance(source, (PosNegDataModule, PosNegLoader)):  # others may call classes labels
-        count, names = source.num_labels, source.label_names
+        names = source.label_names
+        count = None if names is None else len(names)
     else:
         count, names = len(num_positives) if isinstance(num_positives, Sequence) else None, None
     if count is None and not given:
