@@ -28,7 +28,7 @@ from lightning_tpauc.distributed import destroy_group_at_exit, prebuild_ddp_buck
 from lightning_tpauc.errors import ArgumentError, NonFiniteError, UnsupportedError
 from lightning_tpauc.functional.checks import check_choice, check_count, require_range
 from lightning_tpauc.lightning_fixes.checkpoint_files import load_weights
-from lightning_tpauc.lightning_fixes.unsupported import log_replicated
+from lightning_tpauc.lightning_fixes.unsupported import log_replicated, refuse_vanishing_eps
 from lightning_tpauc.metrics.reporting import validated_areas
 from lightning_tpauc.scoring.evaluation import Evaluation, evaluation_of
 from lightning_tpauc.scoring.forward import ScoringModel, device_batches, evaluation_mode
@@ -177,6 +177,7 @@ class StageCallback(SavesTraining):
         module: ScoringModel = pl_module
         state, evaluation = module.training_state, evaluation_of(trainer)
         _require_one_optimizer(trainer)
+        refuse_vanishing_eps(trainer)
         settings = {name: getattr(self, name) for name in inspect.signature(StageCallback).parameters}
         require_agreement(lambda: shared_settings(trainer, module, settings))
         check_savable(trainer)

@@ -146,10 +146,10 @@ def test_a_failed_save_leaves_the_file_that_was_there(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", Mock(side_effect=OSError(28, "No space left on device")))
         with pytest.raises(
-            CheckpointError, match=r"^The checkpoint '.*last.ckpt' can't be written: No space left [^\n]*$"
+            CheckpointError, match=r"^The checkpoint '.*last.ckpt' can't be written \(.*No space left [^\n]*$"
         ):
             io.save_checkpoint({"other": 1}, path)
-    with pytest.raises(CheckpointError, match=r"^The checkpoint '.*' can't be written: File exists\. [^\n]*$"):
+    with pytest.raises(CheckpointError, match=r"^The checkpoint '.*' can't be written \(.*File exists[^\n]*$"):
         io.save_checkpoint(content, path / "a.ckpt")
     assert io.load_checkpoint(path) == content
     assert [file.name for file in path.parent.iterdir()] == ["last.ckpt"]
@@ -223,7 +223,7 @@ class SaveAmidStep(Callback):
 
 def test_saving_amid_a_step_warns(tmp_path):
     module, trainer, data = tiny(callbacks=[SaveAmidStep(tmp_path / "amid.ckpt")])
-    with pytest.warns(TPAUCWarning, match="saved amid a training step: a run resumed from it takes half a step twice"):
+    with pytest.warns(TPAUCWarning, match="saved amid a training step: a resumed run takes half of it twice"):
         trainer.fit(module, data)
     module, trainer, data = tiny()
     trainer.fit(module, data, ckpt_path=tmp_path / "amid.ckpt")

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_tpauc import PosNegDataModule, StageCallback, TPAUCModule
 from lightning_tpauc.algorithms import AUCM, PAUCI, SONX, SOTA, STACO
-from lightning_tpauc.errors import ArgumentError, NonFiniteError
+from lightning_tpauc.errors import ArgumentError, NonFiniteError, UnsupportedError
 from lightning_tpauc.training.state import written
 from tests.helpers.problems import make_trainer, paper_staco, paper_stages, shifted
 from tests.helpers.tensors import flat
@@ -333,8 +333,8 @@ def test_a_gradient_scaler_waits_once_a_step(fused, monkeypatch):
     assert seen == [["bool"] if fused else ["item"]] * 4
 
 
-def test_float16_weights_name_what_breaks_them():
-    with pytest.raises(NonFiniteError, match=r"float16 \(precision='16-true'\) end at 65504, and an optimizer's `eps`"):
+def test_float16_weights_want_an_eps_that_they_can_hold():
+    with pytest.raises(UnsupportedError, match=r"`eps=1e-08` of AdamW is 0 in float16. Pass `eps=1e-4`"):
         fit("16-true", staco2(), lambda p: torch.optim.AdamW(p, lr=1e-3))
     module, trainer = fit("16-true", staco2(), lambda p: torch.optim.AdamW(p, lr=1e-3, eps=1e-4))
     assert trainer.global_step == 12
